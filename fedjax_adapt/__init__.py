@@ -1,0 +1,71 @@
+"""A vectorised simulator for adaptive federated learning in JAX.
+
+    import fedjax_adapt as fa
+
+Names are loaded when they are first used, so that the command line answers before JAX
+has been imported.
+"""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+# every public name, by the module it lives in
+_PUBLIC = {
+    "core": (
+        "Algorithm",
+        "Batch",
+        "Cohort",
+        "Info",
+        "LocalRule",
+        "LocalRun",
+        "LocalView",
+        "Metrics",
+        "Outcome",
+        "Outputs",
+        "Participation",
+        "Plan",
+        "Probe",
+        "RoundView",
+        "ServerRule",
+        "Setting",
+        "State",
+        "StepPolicy",
+        "Task",
+        "Upload",
+        "by_examples",
+        "constant_steps",
+        "epochs",
+        "mean",
+        "num_parameters",
+        "uniformly",
+        "with_refinement",
+        "with_steps",
+    ),
+    "data.dataset": ("FederatedDataset",),
+    "engine.debug": ("debug_round",),
+    "engine.evaluate": ("evaluate",),
+    "engine.round": ("init_state", "make_round"),
+    "engine.train": ("train", "train_and_evaluate"),
+    "models.adapter": ("classification",),
+    "participation": ("bernoulli", "everyone", "uniform"),
+}
+_MODULES = ("algorithms", "data", "models")
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
+
+__all__ = sorted([*_HOME, *_MODULES])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

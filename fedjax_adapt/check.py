@@ -1,0 +1,86 @@
+"""Argument checks: sentences for people, no-ops on tracers.
+
+A value that JAX is tracing has no number to look at, so it passes: that is what lets
+`jax.vmap(lambda mu: run(fedprox(mu)))` build its algorithm inside the traced function.
+"""
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+
+def is_tracer(value: Any) -> bool:
+    """Whether JAX is tracing `value`, so that it has no number yet."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def _number(name: str, value: Any, wanted: str) -> float | None:
+    """`value` as a float, or None for what cannot be looked at: a tracer, a vector."""
+    if is_tracer(value) or getattr(value, "ndim", 0) > 0:
+        return None
+    if isinstance(value, (bool, str)):
+        raise ValueError(f"{name}={value!r} is not a number; write {wanted}.")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={value!r} is not a number; write {wanted}.") from None
+
+
+def nonnegative(name: str, value: Any) -> None:
+    """Raises ValueError unless `value` is a finite number >= 0."""
+    number = _number(name, value, "a number of at least 0")
+    if number is not None and not 0 <= number < math.inf:
+        raise ValueError(f"{name}={value} must be a finite number of at least 0.")
+
+
+def positive(name: str, value: Any) -> None:
+    """Raises ValueError unless `value` is a finite number > 0."""
+    number = _number(name, value, "a number above 0")
+    if number is not None and not 0 < number < math.inf:
+        raise ValueError(f"{name}={value} must be a finite number above 0.")
+
+
+def between(
+    name: str, value: Any, low: float, high: float, closed: str = "both"
+) -> None:
+    """Raises ValueError unless low <= value <= high; `closed`: both, left or right."""
+    brackets = {"both": "[]", "left": "[)", "right": "(]"}[closed]
+    span = f"{brackets[0]}{low}, {high}{brackets[1]}"
+    number = _number(name, value, f"a number in {span}")
+    if number is None:
+        return
+    above = number >= low if brackets[0] == "[" else number > low
+    below = number <= high if brackets[1] == "]" else number < high
+    if not (above and below):
+        raise ValueError(f"{name}={value} must lie in {span}.")
+
+
+def at_least(name: str, value: Any, low: int, none: str | None = None) -> None:
+    """Raises ValueError unless `value` is an integer >= low.
+
+    `none` says what None means to this argument; without it None is refused.
+    """
+    if is_tracer(value) or (value is None and none is not None):
+        return
+    hint = f", or None for {none}" if none else ""
+    number = None if value is None else _number(name, value, f"an integer >= {low}")
+    if number is None or number != int(number) or number < low:
+        raise ValueError(f"{name}={value} must be an integer >= {low}{hint}.")
+
+
+def nearest(value: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest one, and all of them."""
+    known = list(known)
+    close = difflib.get_close_matches(str(value), known, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}There are {', '.join(known)}."
+
+
+def one_of(name: str, value: Any, known: Iterable[str]) -> None:
+    """Raises ValueError unless `value` is one of `known`; names the nearest."""
+    known = list(known)
+    if value not in known:
+        raise ValueError(f"{name}={value!r} is unknown; {nearest(value, known)}")

@@ -1,0 +1,491 @@
+"""The contracts: what a federated algorithm is made of, and what a round is.
+
+    Algorithm = local rule x step policy x server rule x refinement
+
+Every default is FedAvg's, so `Algorithm()` is FedAvg. What concerns a client is
+written for ONE client: the engine adds the cohort axis with `jax.vmap` and the round
+axis with `jax.lax.scan`. Only step policies and server rules see the axis `cohort`,
+and their annotations say so.
+
+State is what the next round needs; Info is what a person wants to see.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from . import check
+
+Array = jax.Array
+PyTree = Any
+Key = jax.Array
+Params = PyTree
+ClientState = PyTree  # kept by one client between rounds
+ServerExtra = PyTree  # kept by the server beside the parameters
+PolicyState = PyTree  # kept by a step policy between rounds
+Measurement = PyTree  # taken by one client at the broadcast model, before training
+
+
+# --- the task ----------------------------------------------------------------------
+
+
+class Outputs(NamedTuple):
+    """What a model says about a batch."""
+
+    logits: Array  # [batch, classes]
+    features: Array | None = None  # [batch, width], the input of the last layer
+
+
+class Batch(NamedTuple):
+    """Examples of one client. A partial batch is padded and the padding weighs 0."""
+
+    x: Array  # [batch, ...]
+    y: Array  # [batch, ...]
+    weight: Array  # [batch], 1 for an example, 0 for padding
+
+
+class Task(NamedTuple):
+    """What is being learnt: a model and a loss, as pure functions."""
+
+    init: Callable[[Key], Params]
+    apply: Callable[[Params, Array], Outputs]
+    loss: Callable[[Array, Array], Array]  # (logits, y) -> per-example loss [batch]
+    apply_train: Callable[[Params, Array, Key], Outputs] | None = None
+
+
+# --- what the parts of an algorithm are shown ----------------------------------------
+
+
+class Setting(NamedTuple):
+    """What is the same for every client of a round. All scalars."""
+
+    round: Array  # int32, zero based
+    lr: Array  # this round's local learning rate, lr * lr_decay**round
+    base_lr: Array  # the learning rate of round 0
+    weight_decay: Array
+    mean_steps: Array  # Kbar: the local steps of a client of average size
+    share: Array  # m / N: clients that train this round over all clients
+    num_clients: int
+
+
+class LocalView(NamedTuple):
+    """Where a client stands when it takes one local step."""
+
+    task: Task
+    params: Params
+    anchor: Params  # parameters the server broadcast this round
+    client: ClientState
+    server: ServerExtra
+    batch: Batch
+    step: Array  # zero based
+    size_ratio: Array  # n_i over the mean client size; 1 when balanced
+    setting: Setting
+
+
+class LocalRun(NamedTuple):
+    """What one client did this round."""
+
+    params: Params
+    anchor: Params
+    client: ClientState
+    server: ServerExtra
+    num_steps: Array
+    loss: Array  # mean objective over the steps taken
+    probe: PyTree
+    size_ratio: Array
+    setting: Setting
+    full_gradient: Callable[[Params], Params] | None = None  # over all the client's data
+
+    @property
+    def lr(self) -> Array:
+        """The local learning rate of this round."""
+        return self.setting.lr
+
+
+class Upload(NamedTuple):
+    """What a client sends: its displacement, and whatever its rule adds.
+
+    `delta` and `extra` are averaged by `ServerRule.combine`; `info` is not sent, it is
+    shown per client in `Info.clients`.
+    """
+
+    delta: Params
+    extra: PyTree = ()
+    info: PyTree = ()
+
+
+class Cohort(NamedTuple):
+    """The clients of one round, as the server knows them.
+
+    Slots that hold no client (a Bernoulli cohort is padded) have `ids == num_clients`;
+    they and clients that take no step are not `active`: they are not averaged.
+    """
+
+    ids: Array  # [cohort] int32
+    num_examples: Array  # [cohort] int32
+    epoch_steps: Array  # [cohort] int32, batches in one epoch: ceil(n_i / B)
+    num_steps: Array  # [cohort] int32; zeros until the policy has spoken
+    active: Array  # [cohort] bool
+    round: Array  # int32
+    num_clients: int
+    mean_examples: Array  # mean size of all clients, float
+
+    @property
+    def num_active(self) -> Array:
+        """The number of clients that train this round, int32."""
+        return self.active.sum()
+
+
+class Outcome(NamedTuple):
+    """What the server made of a round, for policies that learn from it."""
+
+    anchor: Params  # before
+    params: Params  # after
+    server: ServerExtra
+    upload: Upload  # combined
+    setting: Setting
+
+
+class RoundView(NamedTuple):
+    """Where the server stands after averaging. Leading axis of `runs`: cohort."""
+
+    task: Task
+    cohort: Cohort
+    runs: LocalRun
+    public: PyTree
+
+
+# --- defaults: together they are FedAvg ----------------------------------------------
+
+
+def no_state(params: Params) -> tuple[()]:
+    """Keeps nothing."""
+    del params
+    return ()
+
+
+def weighted_loss(task: Task, outputs: Outputs, batch: Batch) -> Array:
+    """Mean loss over the examples of a batch; padding does not count. A scalar."""
+    losses = task.loss(outputs.logits, batch.y)
+    return (losses * batch.weight).sum() / batch.weight.sum()
+
+
+def predict_train(task: Task, params: Params, x: Array, key: Key) -> Outputs:
+    """The model in training mode (dropout, augmentation) where it has one."""
+    if task.apply_train is None:
+        return task.apply(params, x)
+    return task.apply_train(params, x, key)
+
+
+def task_loss(params: Params, view: LocalView, key: Key) -> Array:
+    """The task's mean loss over the batch: FedAvg's local objective."""
+    outputs = predict_train(view.task, params, view.batch.x, key)
+    return weighted_loss(view.task, outputs, view.batch)
+
+
+def keep(grads: Params, view: LocalView) -> Params:
+    """Adds nothing to the gradient."""
+    del view
+    return grads
+
+
+def send_delta(run: LocalRun) -> tuple[Upload, ClientState]:
+    """Sends the displacement; the client's state stays as it was."""
+    return Upload(optax.tree.sub(run.params, run.anchor)), run.client
+
+
+def by_examples(cohort: Cohort) -> Array:
+    """Weights n_i / sum n over the active clients, [cohort]. All zero if none is."""
+    n = jnp.where(cohort.active, cohort.num_examples, 0)
+    return n / jnp.maximum(n.sum(), 1)
+
+
+def uniformly(cohort: Cohort) -> Array:
+    """Weights 1 / m over the active clients, [cohort]. All zero if none is."""
+    return cohort.active / jnp.maximum(cohort.num_active, 1)
+
+
+WEIGHTS = {"data": by_examples, "uniform": uniformly}
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A weighted mean of uploads: a combine rule the engine may sum as clients end."""
+
+    delta: Callable[[Cohort], Array]
+    extra: Callable[[Cohort], Array]
+
+    def weights(self, cohort: Cohort) -> Upload:
+        """The weights [cohort] of `Upload.delta` and of `Upload.extra`."""
+        return Upload(self.delta(cohort), self.extra(cohort))
+
+    def __call__(self, uploads: Upload, cohort: Cohort) -> Upload:
+        """Averages the leading axis `cohort` of every leaf."""
+
+        def average(weights, tree):
+            return jax.tree.map(
+                lambda leaf: weighted_sum(weights, cohort.active, leaf), tree
+            )
+
+        weights = self.weights(cohort)
+        return Upload(
+            delta=average(weights.delta, uploads.delta),
+            extra=average(weights.extra, uploads.extra),
+        )
+
+
+def weighted_sum(weights: Array, active: Array, leaf: Array) -> Array:
+    """Sums weights [cohort] x leaf [cohort, ...] over the active clients."""
+    shape = (-1, *(1,) * (leaf.ndim - 1))
+    # an idle slot may hold NaN, and 0 x NaN is NaN
+    leaf = jnp.where(active.reshape(shape), leaf, 0)
+    return (weights.reshape(shape).astype(leaf.dtype) * leaf).sum(0)
+
+
+def mean(
+    weights: Callable[[Cohort], Array] = by_examples,
+    extra: Callable[[Cohort], Array] | None = None,
+) -> Mean:
+    """Averages uploads: `Upload.delta` with `weights(cohort)`, `Upload.extra` with
+    `extra(cohort)` or, by default, the same. See `by_examples` and `uniformly`."""
+    return Mean(weights, weights if extra is None else extra)
+
+
+def add_delta(
+    params: Params, extra: ServerExtra, upload: Upload, cohort: Cohort
+) -> tuple[Params, ServerExtra]:
+    """The new global model is the old one plus the mean displacement."""
+    del cohort
+    return optax.tree.add(params, upload.delta), extra
+
+
+def no_policy_state(params: Params, num_clients: int) -> tuple[()]:
+    """Keeps nothing."""
+    del params, num_clients
+    return ()
+
+
+def no_probe_update(probe: PyTree, grads: Params, view: LocalView) -> PyTree:
+    """Measures nothing."""
+    del grads, view
+    return probe
+
+
+def unchanged(
+    state: PolicyState, cohort: Cohort, runs: LocalRun, outcome: Outcome
+) -> PolicyState:
+    """The policy's state stays as it was."""
+    del cohort, runs, outcome
+    return state
+
+
+# --- the four parts --------------------------------------------------------------------
+
+
+class LocalRule(NamedTuple):
+    """What one client minimises, adds to its gradient, remembers and sends."""
+
+    init: Callable[[Params], ClientState] = no_state
+    objective: Callable[[Params, LocalView, Key], Array] = task_loss
+    correct: Callable[[Params, LocalView], Params] = keep  # before clipping
+    finish: Callable[[LocalRun], tuple[Upload, ClientState]] = send_delta
+
+
+class Probe(NamedTuple):
+    """A measurement along the local steps: a fold, `init(anchor)` then `update`.
+
+    `update(probe, grads, view)` sees the corrected gradient of each step. A probe as
+    large as the parameters costs lanes x params of memory.
+    """
+
+    init: Callable[[Params], PyTree] = no_state
+    update: Callable[[PyTree, Params, LocalView], PyTree] = no_probe_update
+
+
+no_probe = Probe()
+
+
+class StepPolicy(NamedTuple):
+    """How many local steps each client takes. Leading axis: cohort.
+
+    `steps(state, cohort, measurement) -> [cohort] int`; 0 = this client sits the round
+    out and is not averaged. `mean_steps(epoch_steps)` answers the same question for a
+    client of average size (Kbar of SCAFFOLD's descendants); None: the cohort's mean.
+    """
+
+    steps: Callable[[PolicyState, Cohort, Measurement], Array]
+    init: Callable[[Params, int], PolicyState] = no_policy_state
+    measure: Callable[[LocalView, Key], Measurement] | None = None
+    probe: Probe = no_probe
+    update: Callable[[PolicyState, Cohort, LocalRun, Outcome], PolicyState] = unchanged
+    mean_steps: Callable[[Array], Array] | None = None
+
+
+class ServerRule(NamedTuple):
+    """How uploads become the next global model. `combine` sees the cohort axis."""
+
+    init: Callable[[Params], ServerExtra] = no_state
+    combine: Callable[[Upload, Cohort], Upload] = mean(by_examples)
+    update: Callable[
+        [Params, ServerExtra, Upload, Cohort], tuple[Params, ServerExtra]
+    ] = add_delta
+
+
+Refine = Callable[[Params, RoundView, Key], Params]
+
+
+def constant_steps(num_steps: int) -> StepPolicy:
+    """Every client takes `num_steps` local steps, whatever it holds."""
+    check.at_least("num_steps", num_steps, 1)
+
+    def steps(state, cohort, measurement):
+        del state, measurement
+        return jnp.full(cohort.ids.shape, num_steps, jnp.int32)
+
+    return StepPolicy(
+        steps, mean_steps=lambda epoch_steps: jnp.full_like(epoch_steps, num_steps)
+    )
+
+
+def epochs(num_epochs: float = 1) -> StepPolicy:
+    """Every client passes `num_epochs` times over its data.
+
+    That is ceil(num_epochs * ceil(n_i / B)) local steps: the last partial batch counts.
+    """
+    check.positive("num_epochs", num_epochs)
+
+    def of(epoch_steps):
+        return jnp.ceil(num_epochs * epoch_steps).astype(jnp.int32)
+
+    def steps(state, cohort, measurement):
+        del state, measurement
+        return of(cohort.epoch_steps)
+
+    return StepPolicy(steps, mean_steps=of)
+
+
+class Algorithm(NamedTuple):
+    """Four independent parts; the default of every part is FedAvg's."""
+
+    local: LocalRule = LocalRule()
+    policy: StepPolicy = epochs(1)
+    server: ServerRule = ServerRule()
+    refine: Refine | None = None  # None lets the engine drop the client models
+
+
+def with_steps(algorithm: Algorithm, policy: StepPolicy) -> Algorithm:
+    """The same algorithm, with another answer to "how many local steps?"."""
+    return algorithm._replace(policy=policy)
+
+
+def with_refinement(algorithm: Algorithm, refine: Refine | None) -> Algorithm:
+    """The same algorithm, followed by `refine` on the public set."""
+    return algorithm._replace(refine=refine)
+
+
+# --- a round ---------------------------------------------------------------------------
+
+
+class Participation(NamedTuple):
+    """Who takes part in a round.
+
+    `slots(num_clients)` is the static size of a cohort; `sample(key, num_clients)` fills
+    it with client ids [slots] int32, each at most once, empty slots = num_clients.
+    """
+
+    slots: Callable[[int], int]
+    sample: Callable[[Key, int], Array]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How clients train: what is the same for every algorithm compared.
+
+    Attributes:
+      cohort_size: clients per round, drawn uniformly without replacement; None means
+        everyone, in client order.
+      batch_size: examples per local step; None means full-batch steps.
+      lr: local learning rate of round 0 (may be a tracer, as may the next three).
+      lr_decay: the learning rate of round t is lr * lr_decay**t.
+      momentum: of local SGD, buffer zeroed at the start of every round.
+      weight_decay: added to the gradient after clipping.
+      clip_norm: the global norm to which gradient plus correction is clipped; None: no.
+      max_steps: cap on the local steps of a client in a round; None: no cap.
+      lanes: how many clients run side by side; "auto" chooses by backend and model.
+      shuffle: "epoch" (without replacement, the last partial batch kept),
+        "replacement", or "none" (in order, for comparisons).
+      participation: who takes part, e.g. `bernoulli(0.15)`; None: `cohort_size` decides.
+    """
+
+    cohort_size: int | None = None
+    batch_size: int | None = 50
+    lr: float | Array = 0.1
+    lr_decay: float | Array = 1.0
+    momentum: float | Array = 0.0
+    weight_decay: float | Array = 0.0
+    clip_norm: float | Array | None = None
+    max_steps: int | None = None
+    lanes: int | str = "auto"
+    shuffle: str = "epoch"
+    participation: Participation | None = None
+
+    def __post_init__(self):
+        check.at_least("cohort_size", self.cohort_size, 1, none="everyone")
+        check.at_least("batch_size", self.batch_size, 1, none="full-batch steps")
+        check.positive("lr", self.lr)
+        check.positive("lr_decay", self.lr_decay)
+        check.between("momentum", self.momentum, 0, 1, closed="left")
+        check.nonnegative("weight_decay", self.weight_decay)
+        if self.clip_norm is not None:
+            check.positive("clip_norm", self.clip_norm)
+        check.at_least("max_steps", self.max_steps, 1, none="no cap")
+        if self.lanes != "auto":
+            check.at_least("lanes", self.lanes, 1)
+        check.one_of("shuffle", self.shuffle, ("epoch", "replacement", "none"))
+        if self.cohort_size is not None and self.participation is not None:
+            raise ValueError(
+                f"Plan got both cohort_size={self.cohort_size} and participation; "
+                "write one of them."
+            )
+
+
+class State(NamedTuple):
+    """What the next round needs."""
+
+    params: Params
+    server: ServerExtra
+    policy: PolicyState
+    clients: ClientState  # stacked: leading axis num_clients
+    round: Array  # int32, rounds done
+
+
+class Info(NamedTuple):
+    """What a person wants to see of a round. Leading axis: cohort, unless said."""
+
+    cohort: Array  # [cohort] int32 client ids; an empty slot holds num_clients
+    num_steps: Array  # [cohort] int32; 0 in an empty slot
+    loss: Array  # [cohort] mean local objective; 0 for a client that took no step
+    clipped: Array  # [cohort] share of the local steps whose gradient was clipped
+    num_active: Array  # scalar int32, clients that trained
+    delta_norm: Array  # scalar, norm of the global model's move
+    clients: PyTree = ()  # the local rule's diagnostics (`Upload.info`), [cohort, ...]
+
+
+RoundFn = Callable[[State, Key], tuple[State, Info]]
+
+
+class Metrics(NamedTuple):
+    """What a model is worth on a data set. Both scalars."""
+
+    accuracy: Array  # share of examples whose largest logit is the label
+    loss: Array  # mean per-example loss
+
+
+def num_parameters(params: Params) -> int:
+    """The number of scalars in `params`; works on shapes alone too."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))

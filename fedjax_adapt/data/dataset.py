@@ -1,0 +1,150 @@
+"""A federated data set: every pixel once, clients are rows of an index matrix."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class FederatedDataset:
+    """Examples and who holds them. A pytree; `num_classes` is static.
+
+    Attributes:
+      x: inputs of all clients, [examples, ...], in the dtype they came in (uint8 pixels
+        stay uint8; the task normalises them in the step).
+      y: labels, [examples, ...].
+      index: the rows of `x` each client holds, [clients, longest] int32, padded with the
+        client's own first row.
+      size: how many of them count, [clients] int32.
+      test: (x, y) for evaluation, or None.
+      public: what refinements may train on, or None; never the test set.
+      num_classes: number of labels.
+    """
+
+    x: Array
+    y: Array
+    index: Array
+    size: Array
+    test: tuple[Array, Array] | None = None
+    public: Any = None
+    num_classes: int = field(default=0, metadata={"static": True})
+
+    @property
+    def num_clients(self) -> int:
+        """How many clients there are."""
+        return self.index.shape[0]
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Sequence[tuple[Any, Any]],
+        test: tuple[Any, Any] | None = None,
+        public: Any = None,
+        num_classes: int | None = None,
+    ) -> "FederatedDataset":
+        """Builds a data set from one (x, y) per client; keeps the dtypes given.
+
+        Args:
+          clients: (x [n_i, ...], y [n_i, ...]) of each client; n_i may be 0.
+          test: (x, y) for evaluation.
+          public: arrays for refinements.
+          num_classes: number of labels; None: the largest integer label plus 1.
+
+        Raises:
+          ValueError: a client's x and y differ in length, the clients' shapes differ, or
+            a label lies outside [0, num_classes).
+        """
+        clients = [(np.asarray(x), np.asarray(y)) for x, y in clients]
+        if not clients:
+            raise ValueError("from_clients got no clients; give one (x, y) per client.")
+        for i, (x, y) in enumerate(clients):
+            if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+                raise ValueError(
+                    f"client {i} has x of shape {x.shape} and y of shape {y.shape}; "
+                    "their first axes must be equal."
+                )
+            if x.shape[1:] != clients[0][0].shape[1:] or x.dtype != clients[0][0].dtype:
+                raise ValueError(
+                    f"client {i} has inputs {x.dtype}{list(x.shape[1:])} but client 0 has "
+                    f"{clients[0][0].dtype}{list(clients[0][0].shape[1:])}; give every "
+                    "client the same."
+                )
+        sizes = [len(y) for _, y in clients]
+        ends = np.cumsum(sizes)
+        rows = [np.arange(end - n, end) for n, end in zip(sizes, ends, strict=True)]
+        x = np.concatenate([x for x, _ in clients])
+        y = np.concatenate([y for _, y in clients])
+        return cls.from_rows(
+            x, y, rows, test=test, public=public, num_classes=num_classes
+        )
+
+    @classmethod
+    def from_rows(
+        cls,
+        x: Any,
+        y: Any,
+        rows: Sequence[Any],
+        test: tuple[Any, Any] | None = None,
+        public: Any = None,
+        num_classes: int | None = None,
+    ) -> "FederatedDataset":
+        """Builds a data set from central arrays and the rows each client holds.
+
+        Args:
+          x: all inputs, [examples, ...].
+          y: all labels, [examples, ...].
+          rows: for each client, the rows of x and y it holds (a partition; clients may
+            share rows).
+          test: (x, y) for evaluation.
+          public: arrays for refinements.
+          num_classes: number of labels; None: the largest integer label plus 1.
+
+        Raises:
+          ValueError: nobody holds a row, or a label lies outside [0, num_classes).
+        """
+        x, y = np.asarray(x), np.asarray(y)
+        size = np.array([len(r) for r in rows], np.int32)
+        if not len(size) or size.max() == 0:
+            raise ValueError(f"{len(size)} clients hold no example; give them some.")
+        num_classes = _num_classes(y, num_classes)
+        if test is not None:
+            _num_classes(np.asarray(test[1]), num_classes)
+        index = np.zeros((len(size), size.max()), np.int32)
+        for i, r in enumerate(rows):
+            if len(r):
+                index[i] = r[0]
+                index[i, : len(r)] = r
+        on_device = lambda tree: jax.tree.map(jnp.asarray, tree)
+        return cls(
+            x=jnp.asarray(x),
+            y=jnp.asarray(y),
+            index=jnp.asarray(index),
+            size=jnp.asarray(size),
+            test=None if test is None else on_device(tuple(test)),
+            public=on_device(public),
+            num_classes=num_classes,
+        )
+
+
+def _num_classes(y: np.ndarray, num_classes: int | None) -> int:
+    """Checks integer labels against `num_classes`, or counts them."""
+    if not np.issubdtype(y.dtype, np.integer) or y.size == 0:
+        return num_classes or 0  # regression targets, or no labels to look at
+    low, high = int(y.min()), int(y.max())
+    if num_classes is None:
+        num_classes = high + 1
+    if low < 0 or high >= num_classes:
+        bad = low if low < 0 else high
+        row = int(np.argmax(y.reshape(-1) == bad))
+        raise ValueError(
+            f"label {bad} (example {row}) is out of range: num_classes={num_classes} "
+            f"allows 0 to {num_classes - 1}."
+        )
+    return num_classes

@@ -1,0 +1,84 @@
+"""The batch of a local step, from nothing but the client, the step and a key.
+
+No permutation is stored: the position of an example in a shuffled epoch is computed
+where it is needed, so step counts may be traced, lanes of unequal length never wait for
+each other to reshuffle, and memory does not grow with the number of epochs.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from ..core import Batch, Key, Plan
+from ..data.dataset import FederatedDataset
+
+Array = jax.Array
+
+# Each round halves the chance that an example has not moved; 32 make it 2e-10.
+SWAP_ROUNDS = 32
+
+
+def batch_size(data: FederatedDataset, plan: Plan) -> int:
+    """Examples per local step: the plan's, or all that the largest client has."""
+    longest = data.index.shape[1]
+    return longest if plan.batch_size is None else min(plan.batch_size, longest)
+
+
+def epoch_steps(size: Array, batch: int) -> Array:
+    """Local steps in one epoch, ceil(n_i / B); 0 for a client without examples."""
+    return -(-size // batch)
+
+
+def permuted(key: Key, positions: Array, size: Array) -> Array:
+    """Where a random permutation of range(size) sends `positions` (all < size).
+
+    A swap-or-not shuffle: in each round position p and its mirror image K - p (mod size)
+    change places if a random bit of the pair says so. `size` may be traced.
+
+    References:
+      Hoang, Morris & Rogaway, "An Enciphering Scheme Based on a Card Shuffle",
+      CRYPTO 2012, https://arxiv.org/abs/1208.1176. Figure 1.
+    """
+    bits = jax.random.bits(key, (2, SWAP_ROUNDS), jnp.uint32)
+    n = size.astype(jnp.uint32)
+
+    def swap(p, mirror_and_salt):
+        mirror, salt = mirror_and_salt
+        q = jnp.where(p <= mirror, mirror - p, mirror + n - p)
+        # the finaliser of MurmurHash3 (A. Appleby, public domain); its top bit decides
+        h = (jnp.maximum(p, q) ^ salt) * jnp.uint32(0x85EBCA6B)
+        h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
+        return jnp.where(h >> 31, q, p), None
+
+    p, _ = jax.lax.scan(swap, positions.astype(jnp.uint32), (bits[0] % n, bits[1]))
+    return p.astype(jnp.int32)
+
+
+def batch_at(
+    data: FederatedDataset, plan: Plan, client: Array, key: Key, step: Array
+) -> Batch:
+    """The batch of local step `step` of one client.
+
+    Args:
+      data: the federated data set.
+      plan: its `batch_size` and `shuffle` say how.
+      client: client id, scalar.
+      key: the client's key for this round.
+      step: zero-based local step, scalar.
+
+    Returns:
+      `batch_size` examples; in the last partial batch of an epoch the rest weighs 0.
+    """
+    width, size = batch_size(data, plan), jnp.maximum(data.size[client], 1)
+    per_epoch = epoch_steps(size, width)
+    positions = (step % per_epoch) * width + jnp.arange(width, dtype=jnp.int32)
+    real = positions < size
+    positions = jnp.minimum(positions, size - 1)
+    if plan.shuffle == "replacement":
+        key_step = jax.random.fold_in(key, step)
+        positions = jax.random.randint(key_step, (width,), 0, size)
+        real = jnp.ones_like(real)
+    elif plan.shuffle == "epoch" and plan.batch_size is not None:
+        key_epoch = jax.random.fold_in(key, step // per_epoch)
+        positions = permuted(key_epoch, positions, size)
+    rows = data.index[client, positions]
+    return Batch(data.x[rows], data.y[rows], real.astype(jnp.result_type(float)))

@@ -1,0 +1,137 @@
+"""The slow twin: the same round as plain Python loops over clients and steps, no jit.
+
+It shares with the fast path only what a client does in one step and which batch it gets;
+cohort, loops, masks, sums, tables and lanes are written again the obvious way. Use it to
+step through a round, and as the oracle of every engine trick.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core import (
+    Algorithm,
+    Info,
+    Key,
+    Outcome,
+    Plan,
+    RoundFn,
+    RoundView,
+    State,
+    Task,
+    unchanged,
+)
+from ..data.dataset import FederatedDataset
+from .batches import batch_size
+from .local import Broadcast, Client, advance, finished, start, view_of
+from .round import gather_cohort, participation_of, setting_of, with_num_steps
+
+
+def debug_round(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+) -> RoundFn:
+    """A round function like `make_round`'s, slow and easy to look into.
+
+    Raises (when the round runs):
+      FloatingPointError: a loss or parameter is not finite; names client and step.
+      RuntimeError: the task or algorithm raised; names client and step.
+    """
+    policy, server_rule = algorithm.policy, algorithm.server
+
+    def round_fn(state: State, key: Key) -> tuple[State, Info]:
+        with jax.disable_jit():
+            return slow_round(state, key)
+
+    def slow_round(state, key):
+        key_cohort, key_local, key_refine = jax.random.split(key, 3)
+        key_train, key_measure = jax.random.split(key_local)
+        width = batch_size(data, plan)
+        ids = participation_of(plan).sample(key_cohort, data.num_clients)
+        cohort = gather_cohort(data, ids, state.round, width)
+        broadcast = Broadcast(
+            state.params, state.server, setting_of(plan, policy, cohort, width)
+        )
+
+        def client(slot, key, num_steps):
+            i = int(ids[slot])
+            row = jax.tree.map(lambda leaf: leaf[min(i, data.num_clients - 1)], state.clients)
+            return Client(jnp.int32(i), row, num_steps, jax.random.fold_in(key, i))
+
+        slots = range(len(ids))
+        measured = ()
+        if policy.measure is not None:
+            rows = []
+            for slot in slots:
+                view = view_of(
+                    task, data, plan, broadcast, client(slot, key_measure, jnp.int32(0))
+                )
+                rows.append(policy.measure(*view(state.params, jnp.int32(0))))
+            measured = _stack(rows)
+        num_steps = policy.steps(state.policy, cohort, measured)
+        cohort = with_num_steps(cohort, num_steps, plan)
+        setting = setting_of(plan, policy, cohort, width)
+        broadcast = broadcast._replace(setting=setting)
+
+        runs, uploads, clipped, table = [], [], [], state.clients
+        for slot in slots:
+            member = client(slot, key_train, cohort.num_steps[slot])
+            run, share = _slow_client(algorithm, task, data, plan, broadcast, member)
+            upload, row = algorithm.local.finish(run)
+            if cohort.active[slot]:
+                put = lambda all_, one: all_.at[int(member.id)].set(one)
+                table = jax.tree.map(put, table, row)
+            runs.append(run)
+            uploads.append(upload)
+            clipped.append(share)
+
+        stacked = _stack(uploads)
+        upload = server_rule.combine(stacked._replace(info=()), cohort)
+        params, server = server_rule.update(state.params, state.server, upload, cohort)
+        losses = jnp.stack([run.loss for run in runs])
+        if algorithm.refine is not None or policy.update is not unchanged:
+            apart = dict(anchor=(), server=(), setting=(), full_gradient=None)
+            runs = _stack([run._replace(**apart) for run in runs])._replace(
+                anchor=state.params, server=state.server, setting=setting
+            )
+        if algorithm.refine is not None:
+            view = RoundView(task, cohort, runs, data.public)
+            params = algorithm.refine(params, view, key_refine)
+        outcome = Outcome(state.params, params, server, upload, setting)
+        policy_state = policy.update(state.policy, cohort, runs, outcome)
+        moved = jax.tree.map(jnp.subtract, params, state.params)
+        squares = [float((leaf**2).sum()) for leaf in jax.tree.leaves(moved)]
+        return State(params, server, policy_state, table, state.round + 1), Info(
+            cohort=ids,
+            num_steps=cohort.num_steps,
+            loss=losses,
+            clipped=jnp.stack(clipped),
+            num_active=cohort.num_active,
+            delta_norm=jnp.asarray(np.sqrt(sum(squares))),
+            clients=stacked.info,
+        )
+
+    return round_fn
+
+
+def _slow_client(algorithm, task, data, plan, broadcast, client):
+    view = view_of(task, data, plan, broadcast, client)
+    progress = start(algorithm, plan, broadcast.params)
+    for i in range(int(client.num_steps)):
+        where = f"client {int(client.id)}, local step {i}"
+        try:
+            step = view(progress.params, jnp.int32(i))
+            progress = advance(algorithm, plan, progress, *step)
+        except Exception as error:
+            raise RuntimeError(f"{where}: {error}") from error
+        if not np.isfinite(progress.loss):
+            raise FloatingPointError(f"{where}: the loss is {progress.loss}.")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(progress.params):
+            if not np.isfinite(leaf).all():
+                name = jax.tree_util.keystr(path)
+                raise FloatingPointError(f"{where}: params{name} is not finite.")
+    run = finished(task, data, plan, broadcast, client, progress)
+    return run, progress.clipped / max(int(client.num_steps), 1)
+
+
+def _stack(trees):
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

@@ -1,0 +1,33 @@
+"""What a model is worth on a data set."""
+
+import jax
+import jax.numpy as jnp
+
+from ..core import Array, Metrics, Params, Task
+
+
+def evaluate(
+    task: Task, params: Params, test: tuple[Array, Array], batch_size: int = 500
+) -> Metrics:
+    """Accuracy and mean loss over all examples, in evaluation mode.
+
+    Args:
+      task: the task.
+      params: parameters of its model.
+      test: (x [n, ...], y [n]).
+      batch_size: examples at a time; it bounds memory and changes no result.
+    """
+    x, y = test
+    n = x.shape[0]
+    width = min(batch_size, n)
+    rows = jnp.arange(-(-n // width) * width).reshape(-1, width)
+
+    def block(rows):
+        real, rows = rows < n, jnp.minimum(rows, n - 1)
+        logits = task.apply(params, x[rows]).logits
+        right = logits.argmax(-1) == y[rows]
+        losses = task.loss(logits, y[rows])
+        return (right & real).sum(), jnp.where(real, losses, 0).sum()
+
+    right, losses = jax.lax.map(block, rows)
+    return Metrics(accuracy=right.sum() / n, loss=losses.sum() / n)

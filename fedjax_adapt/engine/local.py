@@ -1,0 +1,219 @@
+"""One client's round: as many local steps as it was given, from the broadcast model.
+
+    G     <- grad objective(theta; batch) + correction
+    G     <- G min(1, C / (||G|| + 1e-6))                 one norm over all tensors
+    theta <- theta - lr (G + weight_decay theta)
+
+The loop runs to the client's own step count. Under `vmap` it runs to the longest of the
+lane group and JAX masks the clients that are done: unequal step counts are exact.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ..core import (
+    Algorithm,
+    Array,
+    Batch,
+    ClientState,
+    Key,
+    LocalRun,
+    LocalView,
+    Params,
+    Plan,
+    PyTree,
+    ServerExtra,
+    Setting,
+    Task,
+    weighted_loss,
+)
+from ..data.dataset import FederatedDataset
+from .batches import batch_at, batch_size, epoch_steps
+
+
+class Broadcast(NamedTuple):
+    """What every client of a round receives."""
+
+    params: Params
+    server: ServerExtra
+    setting: Setting
+
+
+class Client(NamedTuple):
+    """What one client brings to a round. No client axis anywhere."""
+
+    id: Array
+    state: ClientState
+    num_steps: Array
+    key: Key
+
+
+class Progress(NamedTuple):
+    """What a client carries from one local step to the next."""
+
+    params: Params
+    optimizer: PyTree
+    probe: PyTree
+    loss: Array  # sums over the steps taken
+    clipped: Array
+
+
+def is_zero(value) -> bool:
+    """Whether a number is known to be 0 now, so that its term can be left out."""
+    return not isinstance(value, jax.Array) and value == 0
+
+
+def optimizer(plan: Plan) -> optax.GradientTransformation:
+    """Weight decay, then momentum: what comes after the clip (spec of torch's SGD)."""
+    parts = []
+    if not is_zero(plan.weight_decay):
+        parts.append(optax.add_decayed_weights(plan.weight_decay))
+    if not is_zero(plan.momentum):
+        parts.append(optax.trace(plan.momentum))
+    return optax.chain(*parts) if parts else optax.identity()
+
+
+def clip(grads: Params, norm_limit) -> tuple[Params, Array]:
+    """Scales `grads` to a global norm of at most `norm_limit`; says whether it did."""
+    if norm_limit is None:
+        return grads, jnp.zeros(())
+    norm = optax.tree.norm(grads)
+    # 1e-6 as torch.nn.utils.clip_grad_norm_ has it, which the papers' codes call
+    factor = jnp.minimum(1, norm_limit / (norm + 1e-6))
+    return optax.tree.scale(factor, grads), (factor < 1).astype(float)
+
+
+def start(algorithm: Algorithm, plan: Plan, params: Params) -> Progress:
+    """Where a client stands before its first local step."""
+    zero = jnp.zeros((), jnp.result_type(float))
+    return Progress(
+        params=params,
+        optimizer=optimizer(plan).init(params),
+        probe=algorithm.policy.probe.init(params),
+        loss=zero,
+        clipped=zero,
+    )
+
+
+def advance(
+    algorithm: Algorithm, plan: Plan, progress: Progress, view: LocalView, key: Key
+) -> Progress:
+    """Takes one local step."""
+    params = progress.params
+    loss, grads = jax.value_and_grad(algorithm.local.objective)(params, view, key)
+    grads = algorithm.local.correct(grads, view)
+    probe = algorithm.policy.probe.update(progress.probe, grads, view)
+    grads, clipped = clip(grads, plan.clip_norm)
+    updates, state = optimizer(plan).update(grads, progress.optimizer, params)
+    moved = jax.tree.map(
+        lambda p, u: (p - view.setting.lr * u).astype(p.dtype), params, updates
+    )
+    return Progress(
+        params=moved,
+        optimizer=state,
+        probe=probe,
+        loss=progress.loss + loss.astype(progress.loss.dtype),
+        clipped=progress.clipped + clipped.astype(progress.clipped.dtype),
+    )
+
+
+def view_of(
+    task: Task, data: FederatedDataset, plan: Plan, broadcast: Broadcast, client: Client
+):
+    """A function (params, step) -> (LocalView, key for the objective) of one client."""
+    key_batch, key_objective = jax.random.split(client.key)
+
+    def view(params, step):
+        local_view = LocalView(
+            task=task,
+            params=params,
+            anchor=broadcast.params,
+            client=client.state,
+            server=broadcast.server,
+            batch=batch_at(data, plan, client.id, key_batch, step),
+            step=step,
+            size_ratio=size_ratio(data, client.id),
+            setting=broadcast.setting,
+        )
+        return local_view, jax.random.fold_in(key_objective, step)
+
+    return view
+
+
+def size_ratio(data: FederatedDataset, client: Array) -> Array:
+    """n_i over the mean client size, N n_i / n."""
+    return data.size[client] * (data.num_clients / data.size.sum())
+
+
+def full_gradient(
+    task: Task, data: FederatedDataset, plan: Plan, client: Client, setting: Setting
+):
+    """A function params -> gradient of the client's mean loss plus weight decay.
+
+    It passes once over all the client's examples, in order, in evaluation mode.
+    """
+    in_order = Plan(batch_size=plan.batch_size, shuffle="none")
+    size = jnp.maximum(data.size[client.id], 1)
+    steps = epoch_steps(size, batch_size(data, plan))
+
+    def gradient(params):
+        def batch_loss(params, batch: Batch):
+            outputs = task.apply(params, batch.x)
+            return weighted_loss(task, outputs, batch) * batch.weight.sum() / size
+
+        def add(step, total):
+            batch = batch_at(data, in_order, client.id, client.key, step)
+            return optax.tree.add(total, jax.grad(batch_loss)(params, batch))
+
+        total = jax.lax.fori_loop(0, steps, add, optax.tree.zeros_like(params))
+        return optax.tree.add_scale(total, setting.weight_decay, params)
+
+    return gradient
+
+
+def finished(
+    task: Task,
+    data: FederatedDataset,
+    plan: Plan,
+    broadcast: Broadcast,
+    client: Client,
+    progress: Progress,
+) -> LocalRun:
+    """What `LocalRule.finish` and the policies see of a client's round."""
+    taken = jnp.maximum(client.num_steps, 1)  # an idle client's mean loss is 0, not NaN
+    return LocalRun(
+        params=progress.params,
+        anchor=broadcast.params,
+        client=client.state,
+        server=broadcast.server,
+        num_steps=client.num_steps,
+        loss=progress.loss / taken,
+        probe=progress.probe,
+        size_ratio=size_ratio(data, client.id),
+        setting=broadcast.setting,
+        full_gradient=full_gradient(task, data, plan, client, broadcast.setting),
+    )
+
+
+def train_client(
+    algorithm: Algorithm,
+    task: Task,
+    data: FederatedDataset,
+    plan: Plan,
+    broadcast: Broadcast,
+    client: Client,
+) -> tuple[LocalRun, Array]:
+    """Trains one client; returns its run and the share of its steps that were clipped."""
+    view = view_of(task, data, plan, broadcast, client)
+
+    def step(i, progress):
+        return advance(algorithm, plan, progress, *view(progress.params, i))
+
+    progress = jax.lax.fori_loop(
+        0, client.num_steps, step, start(algorithm, plan, broadcast.params)
+    )
+    run = finished(task, data, plan, broadcast, client, progress)
+    return run, progress.clipped / jnp.maximum(client.num_steps, 1)

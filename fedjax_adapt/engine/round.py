@@ -1,0 +1,338 @@
+"""One round: choose the cohort, train it, combine the uploads, keep the states.
+
+    (state, key) -> (state, info)
+
+Clients are independent within a round: they read the round-start model and server state
+only, so the order in which lanes take them cannot change a result. A weighted mean is
+summed as clients end and the client tables are updated in place, so that no copy of the
+cohort's models is ever held, unless a refinement asks for them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ..core import (
+    Algorithm,
+    Array,
+    ClientState,
+    Cohort,
+    Info,
+    Key,
+    LocalRun,
+    Mean,
+    Outcome,
+    Participation,
+    Plan,
+    PyTree,
+    RoundView,
+    Setting,
+    State,
+    Task,
+    Upload,
+    unchanged,
+    weighted_sum,
+)
+from ..data.dataset import FederatedDataset
+from ..participation import everyone, uniform
+from . import lanes
+from .batches import batch_size, epoch_steps
+from .local import Broadcast, Client, train_client, view_of
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Round:
+    """A round as a pure function (state, key) -> (state, info).
+
+    It is also a pytree whose leaves are the data, so a jitted function that takes it as
+    an argument does not bake the data into its program.
+    """
+
+    data: FederatedDataset
+    step: Callable[..., tuple[State, Info]] = field(metadata={"static": True})
+
+    def __call__(self, state: State, key: Key) -> tuple[State, Info]:
+        """Runs one round."""
+        return self.step(self.data, state, key)
+
+
+def participation_of(plan: Plan) -> Participation:
+    """Who takes part under this plan."""
+    if plan.participation is not None:
+        return plan.participation
+    return everyone() if plan.cohort_size is None else uniform(plan.cohort_size)
+
+
+def init_state(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan, key: Key
+) -> State:
+    """The state before round 0. Works under `jax.eval_shape`.
+
+    The client table is `algorithm.local.init(params)` repeated `num_clients` times.
+    """
+    del plan
+    params = jax.tree.map(_strong, task.init(key))
+    client = jax.tree.map(_strong, algorithm.local.init(params))
+    num_clients = data.num_clients
+    repeat = lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape))
+    return State(
+        params=params,
+        server=jax.tree.map(_strong, algorithm.server.init(params)),
+        policy=jax.tree.map(_strong, algorithm.policy.init(params, num_clients)),
+        clients=jax.tree.map(repeat, client),
+        round=jnp.zeros((), jnp.int32),
+    )
+
+
+def make_round(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+) -> Round:
+    """Builds the round function: pure, so jit, vmap and scan it as you like.
+
+    Raises:
+      ValueError: the plan asks for more clients than the data set has.
+    """
+    participation_of(plan).slots(data.num_clients)
+    return Round(data, partial(_round, algorithm, task, plan))
+
+
+def setting_of(plan: Plan, policy, cohort: Cohort, width: int) -> Setting:
+    """What all clients of the round share; `width` is the batch size."""
+    average = jnp.maximum(jnp.ceil(cohort.mean_examples / width), 1).astype(jnp.int32)
+    if policy.mean_steps is not None:
+        mean_steps = policy.mean_steps(average)
+    else:
+        mean_steps = cohort.num_steps.sum() / jnp.maximum(cohort.num_active, 1)
+    return Setting(
+        round=cohort.round,
+        lr=plan.lr * plan.lr_decay**cohort.round,
+        base_lr=jnp.asarray(plan.lr),
+        weight_decay=jnp.asarray(plan.weight_decay),
+        mean_steps=mean_steps,
+        share=cohort.num_active / cohort.num_clients,
+        num_clients=cohort.num_clients,
+    )
+
+
+def gather_cohort(data: FederatedDataset, ids: Array, round: Array, width: int) -> Cohort:
+    """What the server knows of the clients `ids`, before the policy has spoken."""
+    present = ids < data.num_clients
+    num_examples = jnp.where(present, data.size[_safe(ids, data)], 0)
+    return Cohort(
+        ids=ids,
+        num_examples=num_examples,
+        epoch_steps=epoch_steps(num_examples, width),
+        num_steps=jnp.zeros_like(num_examples),
+        active=num_examples > 0,
+        round=round,
+        num_clients=data.num_clients,
+        mean_examples=data.size.sum() / data.num_clients,
+    )
+
+
+def with_num_steps(cohort: Cohort, num_steps: Array, plan: Plan) -> Cohort:
+    """The cohort, once the policy has said how many steps each client takes."""
+    num_steps = jnp.clip(num_steps, 0, plan.max_steps).astype(jnp.int32)
+    num_steps = jnp.where(cohort.num_examples > 0, num_steps, 0)
+    return cohort._replace(num_steps=num_steps, active=num_steps > 0)
+
+
+class _Total(NamedTuple):
+    """What the walk over the cohort sums up: uploads, and the client table."""
+
+    upload: Upload | None
+    clients: ClientState
+
+
+class _Slot(NamedTuple):
+    """One slot of the cohort, as the walk takes it."""
+
+    id: Array
+    num_steps: Array
+    weight: PyTree
+    key: Key
+
+
+class _Result(NamedTuple):
+    """What one client leaves behind."""
+
+    upload: Upload
+    state: ClientState
+    loss: Array
+    clipped: Array
+    run: Any
+
+
+def _round(
+    algorithm: Algorithm,
+    task: Task,
+    plan: Plan,
+    data: FederatedDataset,
+    state: State,
+    key: Key,
+) -> tuple[State, Info]:
+    key_cohort, key_local, key_refine = jax.random.split(key, 3)
+    key_train, key_measure = jax.random.split(key_local)
+    num_clients, width = data.num_clients, batch_size(data, plan)
+    ids = participation_of(plan).sample(key_cohort, num_clients)
+    num_lanes = lanes.choose(plan.lanes, ids.shape[0], state.params)
+
+    # the step policy says how long everyone trains
+    cohort = gather_cohort(data, ids, state.round, width)
+    before = Broadcast(
+        state.params, state.server, setting_of(plan, algorithm.policy, cohort, width)
+    )
+    measured = _measure(
+        algorithm, task, data, plan, before, cohort, state.clients, key_measure, num_lanes
+    )
+    num_steps = algorithm.policy.steps(state.policy, cohort, measured)
+    cohort = with_num_steps(cohort, num_steps, plan)
+    setting = setting_of(plan, algorithm.policy, cohort, width)
+    broadcast = Broadcast(state.params, state.server, setting)
+
+    # the cohort trains
+    keep_runs = algorithm.refine is not None or algorithm.policy.update is not unchanged
+    total, kept = _train(
+        algorithm, task, data, plan, broadcast, cohort, state.clients, key_train,
+        num_lanes, keep_runs,
+    )  # fmt: skip
+    losses, clipped, infos, uploads, runs = kept
+
+    # the server speaks
+    if total.upload is None:
+        upload = algorithm.server.combine(uploads, cohort)
+    else:
+        upload = total.upload
+    params, server = algorithm.server.update(state.params, state.server, upload, cohort)
+    if algorithm.refine is not None:
+        view = RoundView(task, cohort, runs, data.public)
+        params = algorithm.refine(params, view, key_refine)
+    outcome = Outcome(state.params, params, server, upload, setting)
+    policy = algorithm.policy.update(state.policy, cohort, runs, outcome)
+
+    new = State(params, server, policy, total.clients, state.round + 1)
+    info = Info(
+        cohort=cohort.ids,
+        num_steps=cohort.num_steps,
+        loss=losses,
+        clipped=clipped,
+        num_active=cohort.num_active,
+        delta_norm=optax.tree.norm(optax.tree.sub(params, state.params)),
+        clients=infos,
+    )
+    return jax.tree.map(_like, new, state), info
+
+
+def _train(
+    algorithm, task, data, plan, broadcast, cohort, table, key, num_lanes, keep_runs
+):
+    """Trains the cohort; returns totals, and per client [cohort, ...] what is kept."""
+    combine = algorithm.server.combine
+    streams = isinstance(combine, Mean)
+    weights = combine.weights(cohort) if streams else ()
+    slots = _slots(cohort, key, num_lanes, weights)
+
+    def train(total: _Total, slot: _Slot) -> _Result:
+        row = jax.tree.map(lambda leaf: leaf[_safe(slot.id, data)], total.clients)
+        client = Client(slot.id, row, slot.num_steps, slot.key)
+        run, clipped = train_client(algorithm, task, data, plan, broadcast, client)
+        upload, new = algorithm.local.finish(run)
+        run = run._replace(anchor=(), server=(), setting=(), full_gradient=None)
+        return _Result(upload, new, run.loss, clipped, run if keep_runs else ())
+
+    def collect(total: _Total, slots: _Slot, results: _Result):
+        active = slots.num_steps > 0
+        # idle clients keep their rows to the bit
+        ids = jnp.where(active, slots.id, data.num_clients)
+        clients = jax.tree.map(
+            lambda all_, some: all_.at[ids].set(some.astype(all_.dtype), mode="drop"),
+            total.clients,
+            results.state,
+        )
+        sent = results.upload._replace(info=())
+        kept = (results.loss, results.clipped, results.upload.info)
+        if not streams:
+            return _Total(None, clients), (*kept, sent, results.run)
+        grown = _add_weighted(slots.weight, active, total.upload, sent)
+        return _Total(grown, clients), (*kept, (), results.run)
+
+    upload = None
+    if streams:
+        one = jax.tree.map(lambda leaf: leaf[0], slots)
+        result = jax.eval_shape(train, _Total(None, table), one)
+        sent = result.upload._replace(info=())
+        upload = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sent)
+    total, kept = lanes.fold(train, collect, _Total(upload, table), slots, num_lanes)
+    losses, clipped, infos, uploads, runs = jax.tree.map(
+        lambda leaf: leaf[: cohort.ids.shape[0]], kept
+    )
+    if keep_runs:
+        runs = runs._replace(
+            anchor=broadcast.params, server=broadcast.server, setting=broadcast.setting
+        )
+    return total, (losses, clipped, infos, uploads, runs)
+
+
+def _measure(algorithm, task, data, plan, broadcast, cohort, table, key, num_lanes):
+    """What each client measures at the broadcast model, [cohort, ...]."""
+    measure = algorithm.policy.measure
+    if measure is None:
+        return ()
+    slots = _slots(cohort, key, num_lanes)
+
+    def one(carry, slot):
+        row = jax.tree.map(lambda leaf: leaf[_safe(slot.id, data)], table)
+        client = Client(slot.id, row, slot.num_steps, slot.key)
+        view = view_of(task, data, plan, broadcast, client)
+        return measure(*view(broadcast.params, jnp.zeros((), jnp.int32)))
+
+    _, measured = lanes.fold(one, lambda c, s, r: (c, r), (), slots, num_lanes)
+    return jax.tree.map(lambda leaf: leaf[: cohort.ids.shape[0]], measured)
+
+
+def _slots(cohort: Cohort, key: Key, num_lanes: int, weights: PyTree = ()) -> _Slot:
+    """The cohort as the walk takes it, its last group of lanes filled with empty slots."""
+    extra = -cohort.ids.shape[0] % num_lanes
+    pad = lambda leaf, value=0: jnp.pad(leaf, (0, extra), constant_values=value)
+    ids = pad(cohort.ids, cohort.num_clients)
+    return _Slot(
+        id=ids,
+        num_steps=pad(cohort.num_steps),
+        weight=jax.tree.map(pad, weights),
+        # the same key whoever else is in the cohort, and wherever the client runs
+        key=jax.vmap(lambda i: jax.random.fold_in(key, i))(ids),
+    )
+
+
+def _add_weighted(weights: Upload, active: Array, total: Upload, sent: Upload) -> Upload:
+    """Adds a group of uploads to the running weighted sum."""
+
+    def add(weights, total, tree):
+        grow = lambda t, leaf: t + weighted_sum(weights, active, leaf)
+        return jax.tree.map(grow, total, tree)
+
+    return Upload(
+        delta=add(weights.delta, total.delta, sent.delta),
+        extra=add(weights.extra, total.extra, sent.extra),
+    )
+
+
+def _safe(ids: Array, data: FederatedDataset) -> Array:
+    """Ids that can be looked up: an empty slot reads the last client, and ignores it."""
+    return jnp.minimum(ids, data.num_clients - 1)
+
+
+def _strong(leaf) -> Array:
+    """An array with a dtype of its own: a weak type would trace the round twice."""
+    return _like(leaf, jnp.asarray(leaf))
+
+
+def _like(new, old) -> Array:
+    """`new` in the dtype of `old`, strongly typed, so that rounds can be scanned."""
+    return jax.lax.convert_element_type(new, old.dtype)

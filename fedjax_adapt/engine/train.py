@@ -1,0 +1,106 @@
+"""Many rounds on the device: a scan, in chunks, with the state donated from one to the
+next and evaluation inside the program."""
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from ..core import Info, Key, PyTree, RoundFn, State
+
+
+def no_measure(state: State) -> tuple[()]:
+    """Measures nothing."""
+    del state
+    return ()
+
+
+def train(
+    round_fn: RoundFn, state: State, keys: Key, chunk_size: int = 100
+) -> tuple[State, Info]:
+    """Runs one round per key.
+
+    Args:
+      round_fn: from `make_round`, or any (state, key) -> (state, info).
+      state: the state before the first round; it stays valid.
+      keys: one key per round, [rounds].
+      chunk_size: rounds per dispatch. Chunks change no result.
+
+    Returns:
+      The state after the last round, and the infos of all rounds, [rounds, ...].
+    """
+    state, infos, _ = train_and_evaluate(
+        round_fn, state, keys, no_measure, every=1, chunk_size=chunk_size
+    )
+    return state, infos
+
+
+def train_and_evaluate(
+    round_fn: RoundFn,
+    state: State,
+    keys: Key,
+    measure: Callable[[State], PyTree],
+    every: int = 1,
+    chunk_size: int = 100,
+) -> tuple[State, Info, PyTree]:
+    """Runs one round per key and measures the state after each `every` rounds.
+
+    Args:
+      round_fn: from `make_round`, or any (state, key) -> (state, info).
+      state: the state before the first round; it stays valid.
+      keys: one key per round, [rounds]; rounds is a multiple of `every`.
+      measure: what to take down, e.g. `jax.tree_util.Partial(f, test_set)`, whose arrays
+        become arguments of the program rather than constants in it.
+      every: rounds between measurements.
+      chunk_size: rounds per dispatch, rounded down to a multiple of `every`.
+
+    Returns:
+      The last state, infos [rounds, ...] and measures [rounds / every, ...].
+
+    Raises:
+      ValueError: the number of keys is no multiple of `every`.
+    """
+    rounds = keys.shape[0]
+    if rounds % every or not rounds:
+        raise ValueError(
+            f"got {rounds} round keys with every={every}; give a multiple of {every}."
+        )
+    chunk = max(chunk_size // every, 1) * every
+    round_fn, measure = _as_pytree(round_fn), _as_pytree(measure)
+    state = jax.tree.map(jnp.copy, state)  # the chunks below donate it
+    parts = []
+    for begin in range(0, rounds, chunk):
+        with warnings.catch_warnings():
+            # under an outer vmap the state may be shared, and is copied instead
+            warnings.filterwarnings("ignore", message="Some donated buffers")
+            state, *part = _chunk(
+                round_fn, measure, every, state, keys[begin : begin + chunk]
+            )
+        parts.append(part)
+    if len(parts) == 1:
+        infos, measures = parts[0]
+    else:
+        infos, measures = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+    return state, infos, measures
+
+
+@partial(jax.jit, static_argnums=2, donate_argnums=3)
+def _chunk(round_fn, measure, every, state, keys):
+    def block(state, keys):
+        state, infos = jax.lax.scan(round_fn, state, keys)
+        return state, (infos, measure(state))
+
+    grouped = keys.reshape(-1, every)
+    state, (infos, measures) = jax.lax.scan(block, state, grouped)
+    infos = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), infos)
+    return state, infos, measures
+
+
+def _as_pytree(function: Callable) -> Callable:
+    """A callable that jit takes as an argument: its arrays are leaves, its code static."""
+    leaves = jax.tree.leaves(function)
+    if len(leaves) == 1 and leaves[0] is function:
+        return jax.tree_util.Partial(function)
+    return function

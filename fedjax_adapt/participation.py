@@ -1,0 +1,102 @@
+"""Who takes part in a round: everyone, a uniform draw, or a coin per client.
+
+A cohort has a static number of slots so that a round compiles once. A Bernoulli cohort
+varies in size: its empty slots hold the id `num_clients`, and the engine passes over them.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from . import check
+from .core import Participation
+
+# A Bernoulli cohort larger than its slots would be cut; slots are chosen so that this
+# happens less than once in a billion rounds.
+OVERFLOW = 1e-9
+
+
+def everyone() -> Participation:
+    """All clients, in client order."""
+    return Participation(
+        slots=lambda num_clients: num_clients,
+        sample=lambda key, num_clients: jnp.arange(num_clients, dtype=jnp.int32),
+    )
+
+
+def uniform(cohort_size: int) -> Participation:
+    """`cohort_size` clients, drawn uniformly without replacement.
+
+    Raises:
+      ValueError: `cohort_size` is no positive integer or exceeds the number of clients.
+    """
+    check.at_least("cohort_size", cohort_size, 1)
+
+    def slots(num_clients):
+        if cohort_size > num_clients:
+            raise ValueError(
+                f"cohort_size={cohort_size} but the data set has {num_clients} clients; "
+                f"write Plan(cohort_size={num_clients}) for full participation."
+            )
+        return cohort_size
+
+    def sample(key, num_clients):
+        order = jax.random.permutation(key, num_clients)
+        return order[:cohort_size].astype(jnp.int32)
+
+    return Participation(slots, sample)
+
+
+def bernoulli(probability: float) -> Participation:
+    """Each client takes part with `probability`; at least one does.
+
+    The cohort has the distribution of independent coins given that they are not all
+    tails (FedDyn, FedDC and FedSSG draw until that holds). It is drawn without drawing
+    again: the first participant J has P(J = j) = q (1-q)^j / (1 - (1-q)^N), the clients
+    after it toss their own coins.
+
+    Raises:
+      ValueError: `probability` is outside (0, 1].
+    """
+    check.between("participation", probability, 0, 1, closed="right")
+    q = float(probability)
+
+    def slots(num_clients):
+        return _binomial_quantile(num_clients, q, OVERFLOW)
+
+    def sample(key, num_clients):
+        key_first, key_coins = jax.random.split(key)
+        ids = jnp.arange(num_clients, dtype=jnp.int32)
+        coins = jax.random.uniform(key_coins, (num_clients,)) < q
+        if q < 1:
+            # the inverse distribution function of J, in logarithms: q may be tiny
+            some = -math.expm1(num_clients * math.log1p(-q))
+            u = jax.random.uniform(key_first)
+            first = jnp.floor(jnp.log1p(-u * some) / math.log1p(-q)).astype(jnp.int32)
+            first = jnp.clip(first, 0, num_clients - 1)
+        else:
+            first = 0
+        taken = (ids == first) | ((ids > first) & coins)
+        chosen = jnp.nonzero(taken, size=slots(num_clients), fill_value=num_clients)[0]
+        return chosen.astype(jnp.int32)
+
+    return Participation(slots, sample)
+
+
+def _binomial_quantile(n: int, q: float, tail: float) -> int:
+    """The smallest c >= 1 with P(Binomial(n, q) > c) < tail."""
+    if q == 1:
+        return n
+
+    def log_pmf(k):
+        choose = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+        return choose + k * math.log(q) + (n - k) * math.log1p(-q)
+
+    above, c = 0.0, n
+    while c > 1:
+        above += math.exp(log_pmf(c))
+        if above >= tail:
+            break
+        c -= 1
+    return c
