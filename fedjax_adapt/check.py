@@ -67,7 +67,7 @@ def at_least(name: str, value: Any, low: int, none: str | None = None) -> None:
         return
     hint = f", or None for {none}" if none else ""
     number = None if value is None else _number(name, value, f"an integer >= {low}")
-    if number is None or number != int(number) or number < low:
+    if number is None or number % 1 != 0 or number < low:  # NaN and inf: x % 1 is NaN
         raise ValueError(f"{name}={value} must be an integer >= {low}{hint}.")
 
 

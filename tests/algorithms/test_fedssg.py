@@ -1,0 +1,227 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from comparison import PLAN, ROUNDS, assert_follows, distance_to_optimum, run
+from helpers import close, keys, linear_task, make_data, same, start
+
+from fedjax_adapt import Plan, bernoulli, constant_steps, train, with_steps
+from fedjax_adapt.algorithms import fedavg, fedssg, scaffold
+from fedjax_adapt.core import add_delta
+
+KBAR = oracle.num_batches(8, PLAN.batch_size, 2)  # 48 examples, 6 clients: mean size 8
+ALPHA, T, Q = 0.4, 10, 0.5
+
+OPTIONS = {
+    "authors' code": {},
+    "beta": {"beta": 0.0},
+    "gate": {"gate": "current"},
+    "gate map logistic": {"gate_map": "alpha_logistic"},
+    "gate map clip": {"gate_map": "clip01", "total_rounds": 3},
+    "rate": {"rate": "realised"},
+    "align": {"align": "prox", "gate_alignment": True},
+    "no alignment": {"align": "none", "aggregate": "literal_sum_over_n"},
+    "correction": {"correction": "last_diff", "correction_gated": False},
+    "no correction": {"correction": "none", "aggregate": "cohort_theta_plus_h"},
+    "correction scale": {"correction_lr": "round", "correction_steps": "actual"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_follows_the_numpy_oracle(x64, options):
+    o = {"alpha": ALPHA, "total_rounds": T, "participation": Q, **options}
+    clients, theta, history = run(fedssg(**o))
+    gates = [np.asarray(info.clients["gate"]) for _, info in history]
+    ratio, d, n = oracle.size_ratios(clients), theta.size, len(clients)
+    h, s, s_g, cnt = np.zeros((n, d)), np.zeros((n, d)), np.zeros(d), np.zeros(n)
+
+    def gate(i, t, m):
+        q = m / n if o.get("rate") == "realised" else Q
+        if o.get("gate") == "current":
+            r = cnt[i] / (q * (t + 1) + 1e-6)
+        else:
+            r = cnt[i] / (o["total_rounds"] * q)
+        if o.get("gate_map") == "alpha_logistic":
+            r = ALPHA / (1 + np.exp(-r))
+        if o.get("gate_map") == "clip01":
+            r = min(max(r, 0), 1)
+        return r + o.get("beta", 1.0)
+
+    def follow(t, cohort):
+        nonlocal theta, s_g
+        w, ends, new_s, raw = theta, [], {}, o.get("correction", "scaffold2")
+        for slot, i in enumerate(cohort):
+            cnt[i] += 1
+            p = gate(i, t, len(cohort))
+            np.testing.assert_allclose(gates[t][slot], p, rtol=1e-12)
+            weight = ALPHA / ratio[i] * (p if o.get("gate_alignment") else 1)
+            weight = 0 if o.get("align") == "none" else weight
+            pull = 1 if o.get("align") == "prox" else 0
+            bias = {
+                "scaffold2": -s[i] + s_g / ratio[i],
+                "last_diff": -s[i] + s_g,
+                "none": 0,
+            }[raw]
+            fixed = weight * h[i] + bias
+
+            def correct(theta, fixed=fixed, weight=weight, pull=pull):
+                return fixed + pull * weight * (theta - w)
+
+            end = oracle.sgd(w, clients[i], PLAN, t, correct)
+            gated = p * (end - w)
+            h[i] += gated
+            moved = gated if o.get("correction_gated", True) else end - w
+            lr, k = PLAN.lr, KBAR
+            if o.get("correction_lr") == "round":
+                lr = PLAN.lr * PLAN.lr_decay**t
+            if o.get("correction_steps") == "actual":
+                k = oracle.num_batches(len(clients[i][1]), PLAN.batch_size, 2)
+            kept = s[i] - s_g / ratio[i] if raw == "scaffold2" else 0
+            new_s[i] = kept - moved / (k * lr)
+            ends.append(end)
+        if raw == "scaffold2":
+            s_g = s_g + sum(ratio[i] * (v - s[i]) for i, v in new_s.items()) / n
+        else:
+            s_g = np.mean(list(new_s.values()), 0)
+        for i, v in new_s.items():
+            s[i] = v
+        theta = {
+            "sel_plus_allh": np.mean(ends, 0) + h.mean(0),
+            "cohort_theta_plus_h": np.mean(ends, 0) + h[cohort].mean(0),
+            "literal_sum_over_n": (np.sum(ends, 0) + h[cohort].sum(0)) / n,
+        }[o.get("aggregate", "sel_plus_allh")]
+        return theta
+
+    assert_follows(history, follow)
+
+
+@pytest.fixture(scope="module")
+def trained(task, data):
+    """The default, five rounds of Bernoulli cohorts: (data, [(before, after, info)])."""
+    plan = Plan(participation=bernoulli(0.5), batch_size=4)
+    round_fn, state = start(fedssg(0.1, T, Q), task, data, plan)
+    step, history = jax.jit(round_fn), []
+    for key in keys(5):
+        before = state
+        state, info = step(state, key)
+        history.append((before, state, info))
+    return data, history
+
+
+def test_server_memory_and_control_are_means_over_all_clients(trained):
+    data, history = trained
+    ratio = np.asarray(data.size) / 8
+    for _, state, _ in history:
+        over_all = lambda weights, tree: jax.tree.map(
+            lambda leaf: np.tensordot(weights, leaf, 1) / 6, tree
+        )
+        memory = over_all(np.ones(6), state.clients.memory)
+        close(state.server.memory, memory, atol=1e-5)
+        close(state.server.control, over_all(ratio, state.clients.control), atol=1e-5)
+
+
+def test_counts_are_visits_and_set_the_gate(trained):
+    _, history = trained
+    visits = np.zeros(6)
+    for _, state, info in history:
+        cohort = np.asarray(info.cohort)
+        present = cohort < 6
+        visits[cohort[present]] += 1
+        np.testing.assert_array_equal(state.clients.count, visits)
+        gates = np.asarray(info.clients["gate"])[present]
+        np.testing.assert_allclose(gates, visits[cohort[present]] / (T * Q) + 1, 1e-6)
+
+
+def test_clients_that_sit_out_keep_all_their_rows_to_the_bit(trained):
+    _, history = trained
+    for before, after, info in history:
+        visited = set(np.asarray(info.cohort).tolist())
+        for i in range(6):
+            row = lambda tree, i=i: jax.tree.map(lambda leaf: leaf[i], tree)
+            unchanged = same(row(before.clients), row(after.clients))
+            assert unchanged == (i not in visited)
+
+
+def test_a_closed_gate_makes_it_uniform_fedavg(task, data):
+    def end(total_rounds):
+        algorithm = fedssg(0.3, total_rounds, Q, beta=0.0)
+        round_fn, state = start(algorithm, task, data)
+        return train(round_fn, state, keys(3))[0]
+
+    closed = jax.vmap(end)(jnp.array([jnp.inf]))  # p = cnt / inf = 0, exactly
+    closed = jax.tree.map(lambda leaf: leaf[0], closed)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(closed.server))
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(closed.clients.memory))
+    round_fn, state = start(fedavg("uniform"), task, data)
+    close(closed.params, train(round_fn, state, keys(3))[0].params)
+
+
+def test_with_an_open_gate_and_no_memory_it_is_scaffold(task, data):
+    # p = 1 up to 1e-12, alpha = 0, h kept out of the server's update
+    rule = fedssg(alpha=0.0, total_rounds=10**12, participation=Q)
+
+    def no_memory(params, server, upload, cohort):
+        own = rule.server.update(params, server, upload, cohort)[1]
+        return add_delta(params, server, upload, cohort)[0], own
+
+    ssg = rule._replace(server=rule.server._replace(update=no_memory))
+    plan = Plan(cohort_size=3, batch_size=4, lr_decay=0.9)
+    ends = []
+    for algorithm in (ssg, scaffold(control_lr="base", control_steps="mean")):
+        round_fn, state = start(algorithm, task, data, plan)
+        ends.append(train(round_fn, state, keys(4))[0].params)
+    close(*ends, atol=1e-5)
+
+
+def test_kappa_identity_pins_the_bookkeeping(x64):
+    """Without clipping s_i' = (1 - k)(s_i - s_g / w_i) + k (mean local gradient)."""
+    data = make_data(dtype=np.float64)
+    plan = Plan(cohort_size=3, batch_size=None, lr=0.1, lr_decay=0.8)
+    steps, alpha = 3, 0.4
+    algorithm = with_steps(fedssg(alpha, T, Q), constant_steps(steps))
+    round_fn, state = start(algorithm, linear_task(jnp.float64), data, plan)
+    ratio = np.asarray(data.size) / 8
+    ends = np.cumsum(data.size)
+    gradients = [
+        np.asarray(data.x)[end - n : end].mean(0)
+        for n, end in zip(data.size, ends, strict=True)
+    ]
+    for t, key in enumerate(keys(ROUNDS)):
+        before = state
+        state, info = round_fn(state, key)
+        for slot, i in enumerate(np.asarray(info.cohort)):
+            k = info.clients["gate"][slot] * 0.8**t  # tau_i = Kbar here
+            kept = before.clients.control[i] - before.server.control / ratio[i]
+            mean = gradients[i] + alpha / ratio[i] * before.clients.memory[i]
+            expected = (1 - k) * kept + k * mean
+            close(state.clients.control[i], expected, atol=1e-12)
+
+
+def test_half_participation_reaches_the_weighted_optimum(x64):
+    assert distance_to_optimum(fedssg(0.1, 600, 0.5)) < 1e-5
+
+
+def test_without_correction_there_is_no_second_table(task, data):
+    _, state = start(fedssg(correction="none"), task, data)
+    assert state.clients.control == ()
+    assert state.server.control == ()
+
+
+def test_every_wrong_option_is_refused():
+    for name in (
+        "gate",
+        "gate_map",
+        "rate",
+        "align",
+        "correction",
+        "correction_lr",
+        "correction_steps",
+        "aggregate",
+    ):
+        with pytest.raises(ValueError, match=f"{name}='wrong' is unknown"):
+            fedssg(**{name: "wrong"})
+    with pytest.raises(ValueError, match=r"participation=1.5 must lie in \(0, 1\]"):
+        fedssg(participation=1.5)
+    with pytest.raises(ValueError, match="total_rounds=0 must be an integer >= 1"):
+        fedssg(total_rounds=0)

@@ -1,0 +1,86 @@
+"""A tiny task on which everything compiles fast, and comparisons of pytrees."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_adapt import FederatedDataset, Outputs, Plan, Task, init_state, make_round
+
+WIDTH, CLASSES = 4, 3
+SIZES = (12, 5, 9, 12, 3, 7)
+
+
+def make_clients(sizes=SIZES, dtype=np.float32, seed=0):
+    """One (x, y) per client: linearly separable but for noise, labels skewed."""
+    rng = np.random.default_rng(seed)
+    teacher = rng.normal(size=(WIDTH, CLASSES))
+    clients = []
+    for i, n in enumerate(sizes):
+        x = rng.normal(size=(n, WIDTH)) + 0.5 * i
+        y = (x @ teacher + 0.3 * rng.normal(size=(n, CLASSES))).argmax(1)
+        clients.append((x.astype(dtype), y.astype(np.int32)))
+    return clients
+
+
+def make_data(sizes=SIZES, dtype=np.float32, seed=0):
+    clients = make_clients(sizes, dtype, seed)
+    test = tuple(np.concatenate(part) for part in zip(*clients, strict=True))
+    return FederatedDataset.from_clients(clients, test=test, num_classes=CLASSES)
+
+
+def make_task(dtype=jnp.float32):
+    """Softmax regression."""
+
+    def init(key):
+        w = 0.1 * jax.random.normal(key, (WIDTH, CLASSES), dtype)
+        return {"w": w, "b": jnp.zeros(CLASSES, dtype)}
+
+    def apply(params, x):
+        return Outputs(x @ params["w"] + params["b"][None], x)
+
+    return Task(init, apply, optax.softmax_cross_entropy_with_integer_labels)
+
+
+def linear_task(dtype=jnp.float32):
+    """Loss <theta, x>: each client's gradient is the mean of its x, everywhere."""
+    return Task(
+        init=lambda key: jax.random.normal(key, (WIDTH,), dtype),
+        apply=lambda params, x: Outputs((x @ params)[:, None]),
+        loss=lambda logits, y: logits[:, 0],
+    )
+
+
+def quadratic_task(dtype=jnp.float32):
+    """Loss curvature/2 ||theta - x||^2, curvature = y: optima differ between clients."""
+    return Task(
+        init=lambda key: jax.random.normal(key, (WIDTH,), dtype),
+        apply=lambda params, x: Outputs(params[None] - x),
+        loss=lambda logits, y: 0.5 * y * (logits**2).sum(1),
+    )
+
+
+def start(algorithm, task, data, plan=None, seed=1):
+    """(round function, state before round 0)."""
+    plan = plan or Plan(cohort_size=3, batch_size=4)
+    state = init_state(algorithm, task, data, plan, jax.random.key(seed))
+    return make_round(algorithm, task, data, plan), state
+
+
+def keys(rounds, seed=2):
+    return jax.random.split(jax.random.key(seed), rounds)
+
+
+def same(a, b):
+    """Equal to the bit, structure included."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.array_equal(u, v, equal_nan=True) for u, v in pairs)
+
+
+def close(a, b, atol=1e-6, rtol=1e-6):
+    """Equal within float error, structure included."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(u, v, atol=atol, rtol=rtol)
+    return True

@@ -1,0 +1,111 @@
+"""Who may import whom, and that what the project names exists."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import fedjax_adapt as fa
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "fedjax_adapt"
+
+# part -> what of ours it may import (a part may always import itself)
+ALLOWED = {
+    "check": set(),
+    "core": {"check"},
+    "participation": {"check", "core"},
+    "data": {"check"},
+    "algorithms": {"check", "core"},
+    "models": {"check", "core"},
+    "engine": {"check", "core", "data", "participation"},
+    "report": {"experiment"},  # experiment.store only, see below
+    "experiment": {
+        "check", "core", "data", "algorithms", "models", "engine", "participation",
+    },
+}  # fmt: skip
+HEAVY = ("tensorflow_datasets", "sklearn", "matplotlib", "orbax", "pyarrow", "tyro")
+
+
+def part_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path):
+    """(module of ours as a dotted path below the package) of every import in a file."""
+    package = path.relative_to(PACKAGE).parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = package[: len(package) - node.level + 1]
+                module = [*base, *(node.module or "").split(".")]
+                module = [name for name in module if name]
+                if module:
+                    yield ".".join(module)
+                else:
+                    yield from (alias.name for alias in node.names)
+            elif node.module and node.module.split(".")[0] == "fedjax_adapt":
+                yield ".".join(node.module.split(".")[1:]) or "__init__"
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                assert not alias.name.startswith("fedjax_adapt"), path
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_follow_the_layers(path):
+    part = part_of(path)
+    for module in imports(path):
+        other = module.split(".")[0]
+        if part in ("cli", "__main__", "__init__") or other in (part, "__init__"):
+            continue
+        assert other in ALLOWED[part], f"{path.name} imports {module}"
+        if part == "engine" and other == "data":
+            assert module == "data.dataset", f"{path.name} imports {module}"
+        if part == "report":
+            assert module == "experiment.store", f"{path.name} imports {module}"
+
+
+def test_algorithms_never_import_each_other():
+    for path in (PACKAGE / "algorithms").glob("*.py"):
+        if path.name != "__init__.py":
+            assert all(not m.startswith("algorithms") for m in imports(path)), path
+
+
+def test_importing_the_package_pulls_in_nothing_heavy():
+    code = (
+        "import sys, fedjax_adapt as fa\n"
+        "[getattr(fa, name) for name in fa.__all__]\n"
+        f"print([m for m in {HEAVY} if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_exists_and_is_documented():
+    for name in fa.__all__:
+        assert getattr(fa, name).__doc__, name
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        fa.nothing  # noqa: B018
+
+
+def test_paths_named_in_pyproject_exist():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    tools = project["tool"]
+    named = [
+        *tools["pytest"]["ini_options"]["testpaths"],
+        *tools["basedpyright"]["include"],
+        *tools["hatch"]["build"]["targets"]["wheel"]["packages"],
+        *(p.strip("/") for p in tools["hatch"]["build"]["targets"]["sdist"]["include"]),
+        *project["project"]["license-files"],
+        project["project"]["readme"],
+    ]
+    for path in named:
+        assert (ROOT / path).exists(), path

@@ -1,0 +1,171 @@
+"""One contract for everything in the export list (and for the template to copy)."""
+
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import SIZES, close, keys, same, start
+
+import fedjax_adapt as fa
+from fedjax_adapt.algorithms import ALGORITHMS
+from fedjax_adapt.algorithms._template import template
+from fedjax_adapt.core import Participation
+
+CONSTRUCTORS = {**ALGORITHMS, "template": template}
+PLAN = fa.Plan(cohort_size=4, batch_size=4, lr=0.2, clip_norm=5.0, weight_decay=1e-3)
+
+
+class Case:
+    """An algorithm on the tiny task, its round compiled once for all tests here."""
+
+    def __init__(self, constructor, task, data):
+        self.constructor, self.task, self.data = constructor, task, data
+        self.algorithm = constructor()
+        self.round_fn, self.state = start(self.algorithm, task, data, PLAN)
+        self.traces = 0
+        self.step = jax.jit(self._counted)
+
+    def _counted(self, state, key):
+        self.traces += 1  # Python runs when JAX traces, and only then
+        return self.round_fn(state, key)
+
+    def after(self, rounds):
+        state, infos = self.state, []
+        for key in keys(rounds):
+            state, info = self.step(state, key)
+            infos.append(info)
+        return state, infos
+
+    def with_plan(self, **changes):
+        plan = fa.Plan(**{**vars(PLAN), **changes})
+        return fa.make_round(self.algorithm, self.task, self.data, plan)
+
+
+@pytest.fixture(scope="module", params=CONSTRUCTORS.values(), ids=CONSTRUCTORS)
+def case(request, task, data):
+    return Case(request.param, task, data)
+
+
+def test_init_works_on_shapes_alone(case):
+    shapes = jax.eval_shape(
+        lambda key: fa.init_state(case.algorithm, case.task, case.data, PLAN, key),
+        jax.random.key(0),
+    )
+    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, case.state)
+    for leaf in jax.tree.leaves(shapes.clients):
+        assert leaf.shape[0] == len(SIZES)
+
+
+def test_a_round_keeps_structure_shapes_dtypes_and_strong_types(case):
+    after, _ = jax.eval_shape(case.round_fn, case.state, keys(1)[0])
+    assert jax.tree.structure(after) == jax.tree.structure(case.state)
+    for new, old in zip(
+        jax.tree.leaves(after), jax.tree.leaves(case.state), strict=True
+    ):
+        assert (new.shape, new.dtype) == (old.shape, old.dtype)
+        assert not new.weak_type and not old.weak_type
+
+
+def test_rounds_are_traced_once_stay_finite_and_improve(case):
+    state, _ = case.after(20)
+    assert case.traces == 1
+    for leaf in jax.tree.leaves(state):
+        assert np.isfinite(leaf).all()
+    before = fa.evaluate(case.task, case.state.params, case.data.test)
+    after = fa.evaluate(case.task, state.params, case.data.test)
+    assert after.loss < 0.8 * before.loss
+    assert int(state.round) == 20
+
+
+def test_a_round_moves_the_model_and_says_who_trained(case):
+    state, (info,) = case.after(1)
+    assert not same(state.params, case.state.params)
+    moved = jax.tree.map(jnp.subtract, state.params, case.state.params)
+    norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(moved)))
+    np.testing.assert_allclose(info.delta_norm, norm, rtol=1e-5)
+    cohort = np.asarray(info.cohort)
+    assert len(set(cohort.tolist())) == PLAN.cohort_size
+    steps = -(-np.array(SIZES)[cohort] // PLAN.batch_size)
+    np.testing.assert_array_equal(info.num_steps, steps)
+    assert (np.asarray(info.loss) > 0).all()
+
+
+def test_a_scan_over_rounds_equals_the_loop(case):
+    looped, infos = case.after(3)
+    scanned, stacked = fa.train(case.round_fn, case.state, keys(3))
+    close(scanned, looped)
+    close(jax.tree.map(lambda leaf: leaf[2], stacked), infos[2])
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_lanes_do_not_change_a_round(case, lanes):
+    assert lanes != PLAN.cohort_size
+    state, (info,) = case.after(1)
+    chunked, chunked_info = jax.jit(case.with_plan(lanes=lanes))(
+        case.state, keys(1)[0]
+    )
+    close(chunked, state)
+    close(chunked_info, info)
+
+
+def test_the_slow_twin_agrees(case):
+    slow = fa.debug_round(case.algorithm, case.task, case.data, PLAN)
+    state, infos = case.after(2)
+    before, _ = case.after(1)
+    slow_state, slow_info = slow(before, keys(2)[1])
+    close(slow_state, state)
+    close(slow_info, infos[1])
+
+
+def test_the_order_of_the_cohort_does_not_change_the_round(case):
+    uniform = fa.uniform(4)
+    backwards = Participation(
+        uniform.slots, lambda key, n: uniform.sample(key, n)[::-1]
+    )
+    state, (info,) = case.after(1)
+    plan = dict(cohort_size=None, participation=backwards)
+    other, other_info = jax.jit(case.with_plan(**plan))(case.state, keys(1)[0])
+    close(other, state)
+    np.testing.assert_array_equal(other_info.cohort, info.cohort[::-1])
+
+
+def test_a_cohort_nobody_can_train_in_leaves_the_model_finite(case):
+    nobody = fa.StepPolicy(
+        steps=lambda state, cohort, measurement: jnp.zeros_like(cohort.ids)
+    )
+    idle = fa.with_steps(case.algorithm, nobody)
+    round_fn = jax.jit(fa.make_round(idle, case.task, case.data, PLAN))
+    state, info = round_fn(case.state, keys(1)[0])
+    assert same(state.params, case.state.params)
+    assert same(state.clients, case.state.clients)
+    assert int(info.num_active) == 0
+
+
+def test_module_docstring_has_title_equations_and_reference(case):
+    text = sys.modules[case.constructor.__module__].__doc__
+    first = text.splitlines()[0]
+    assert re.match(r"\w+: .+\.?", first), first
+    assert re.search(r"^    .*(<-|=)", text, re.MULTILINE)
+    assert "https://" in text
+    assert "Departs from the paper:" in text
+
+
+def test_every_argument_is_documented(case):
+    import inspect
+
+    for name in inspect.signature(case.constructor).parameters:
+        assert f"  {name}: " in case.constructor.__doc__, name
+
+
+def test_hyper_parameters_may_be_traced(task, data):
+    def loss(mu):
+        round_fn, state = start(ALGORITHMS["fedprox"](mu), task, data)
+        state, _ = fa.train(round_fn, state, keys(2))
+        return state.params
+
+    together = jax.jit(jax.vmap(loss))(jnp.array([0.0, 1.0]))
+    for row, mu in enumerate((0.0, 1.0)):
+        close(jax.tree.map(lambda leaf, row=row: leaf[row], together), loss(mu))
