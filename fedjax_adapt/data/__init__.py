@@ -1,0 +1,11 @@
+"""Data: where it comes from, who holds it, and how it lies on the device."""
+
+from .dataset import FederatedDataset as FederatedDataset
+from .measure import Skew as Skew
+from .measure import skew as skew
+from .partition import PARTITIONS as PARTITIONS
+from .partition import split as split
+from .source import Source as Source
+from .sources import SOURCES as SOURCES
+from .sources import SourceSpec as SourceSpec
+from .sources import load as load

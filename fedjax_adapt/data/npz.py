@@ -1,0 +1,149 @@
+"""Your own arrays in one .npz file; never unpickled."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from .. import check
+from .formats import check_labels, data_folder, one_line
+from .source import Source, moments
+
+NAMES = ("x_train", "y_train", "x_test", "y_test")
+EXAMPLE = f"np.savez(FILE, {', '.join(f'{name}={name}' for name in NAMES)})"
+
+
+def npz(
+    path: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    num_classes: int | None = None,
+) -> Source:
+    """Reads x_train, y_train, x_test and y_test from an .npz file.
+
+    Args:
+      path: the file; a relative path is looked up in the working folder, then in the
+        data folder. Inputs [n, ...] may be bytes, integers or floats (uint8 stays, the
+        rest becomes float32); labels [n] are integers from 0. An optional array
+        `clients` [n] says who owns each training row, for the partition "natural".
+      data_dir: the data folder; None: the environment variable FEDJAX_ADAPT_DATA.
+      num_classes: number of labels; None: the largest label plus 1.
+
+    Returns:
+      A source whose mean and deviation are those of x_train.
+
+    Raises:
+      ValueError: one sentence that names the file and the array: it is missing or
+        damaged, shapes do not fit, a label is out of range, an input is not finite.
+    """
+    check.at_least("num_classes", num_classes, 1, none="the largest label plus 1")
+    path = _find(Path(path).expanduser(), data_dir)
+    arrays = _read(path)
+    x_train, y_train = _examples(path, arrays, "train")
+    x_test, y_test = _examples(path, arrays, "test")
+    if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
+        raise ValueError(
+            f"{path}: an example of x_train is {x_train.dtype}{list(x_train.shape[1:])}"
+            f" but one of x_test is {x_test.dtype}{list(x_test.shape[1:])}; make them "
+            "equal."
+        )
+    if num_classes is None:
+        # More labels than examples is a mistake, and so large a model would not fit.
+        check_labels(f"{path}: y_train", y_train, max(len(y_train), 2))
+        num_classes = int(y_train.max()) + 1
+    check_labels(f"{path}: y_train", y_train, num_classes)
+    check_labels(f"{path}: y_test", y_test, num_classes)
+    clients = arrays.get("clients")
+    if clients is not None:
+        clients = _integers(path, "clients", clients)
+        if len(clients) != len(y_train):
+            raise ValueError(
+                f"{path}: clients has {len(clients)} owners but y_train has "
+                f"{len(y_train)} rows; give every training row one owner."
+            )
+        clients = np.unique(clients, return_inverse=True)[1].astype(np.int32)
+    mean, std = moments(x_train)
+    return Source(
+        name=str(path),
+        x_train=x_train,
+        y_train=y_train.astype(np.int32),
+        x_test=x_test,
+        y_test=y_test.astype(np.int32),
+        num_classes=int(num_classes),
+        mean=mean,
+        std=std,
+        clients=clients,
+    )
+
+
+def _find(path: Path, data_dir: str | Path | None) -> Path:
+    places = [path]
+    if not path.is_absolute() and (folder := data_folder(data_dir)) is not None:
+        places.append(folder / path)
+    for place in places:
+        if place.is_file():
+            return place
+    came = " and ".join(str(place) for place in places)
+    raise ValueError(f"dataset={path}: {came} not found; write one with {EXAMPLE}.")
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    if not zipfile.is_zipfile(path):
+        raise ValueError(
+            f"{path} is not an .npz file (a zip of arrays), or it is truncated; write "
+            f"one with {EXAMPLE}."
+        )
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            missing = [name for name in NAMES if name not in stored]
+            if not missing:
+                extra = [name for name in ("clients",) if name in stored]
+                return {name: stored[name] for name in [*NAMES, *extra]}
+            reason = f"it has no {', '.join(missing)}, only {', '.join(stored.files)}"
+    except Exception as error:  # zipfile, zlib, numpy and its tokenizer: many kinds
+        reason = one_line(error)
+    raise ValueError(f"{path} cannot be used: {reason}; write one with {EXAMPLE}.")
+
+
+def _examples(path, arrays, part) -> tuple[np.ndarray, np.ndarray]:
+    """The inputs and labels of "train" or "test", checked but for the labels' range."""
+    x_name, y_name = f"x_{part}", f"y_{part}"
+    y = _integers(path, y_name, arrays[y_name])
+    x = _inputs(path, x_name, arrays[x_name])
+    if len(x) != len(y):
+        raise ValueError(
+            f"{path}: {x_name} has {len(x)} examples but {y_name} has {len(y)}; give "
+            "them the same number."
+        )
+    return x, y
+
+
+def _integers(path, name, values) -> np.ndarray:
+    if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(
+            f"{path}: {name} is {values.dtype}{list(values.shape)} but must be "
+            f"integers, one per row; write {name}.reshape(-1).astype(np.int32)."
+        )
+    return values
+
+
+def _inputs(path, name, x) -> np.ndarray:
+    kinds = (np.floating, np.integer, np.bool_)
+    real = any(np.issubdtype(x.dtype, kind) for kind in kinds)
+    if not real or x.ndim < 2 or x.size == 0:
+        raise ValueError(
+            f"{path}: {name} is {x.dtype}{list(x.shape)} but must be real numbers "
+            "[n, ...] with at least two axes, none of length 0."
+        )
+    if x.dtype == np.uint8:
+        return x
+    with np.errstate(over="ignore"):  # what overflows is named below
+        x = x.astype(np.float32)
+    finite = np.isfinite(x)
+    if not finite.all():
+        first = np.unravel_index(np.argmin(finite), x.shape)
+        raise ValueError(
+            f"{path}: {name}[{', '.join(map(str, first))}] is {x[first]} in float32 "
+            f"({np.sum(~finite)} such values in all); inputs must be finite."
+        )
+    return x

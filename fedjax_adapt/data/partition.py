@@ -1,0 +1,122 @@
+"""Who holds which rows: partitions of a training set among clients.
+
+A partition is a function `f(labels, num_clients, *, seed, ...) -> rows`: for each
+client an int64 array of row numbers in random order. Clients share no row, each gets at
+least `min_size` of them, the same seed gives the same split, and all of them end.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import check
+from .dirichlet import dirichlet, dirichlet_classes
+from .options import check_options, option_names
+from .rows import Rows, check_ids, check_split, generator, group
+
+
+def iid(
+    labels: np.ndarray, num_clients: int, *, seed: int = 0, min_size: int = 1
+) -> Rows:
+    """Shuffles and deals: sizes differ by at most 1, every row is held.
+
+    Args:
+      labels: of the training set, [n] integers.
+      num_clients: how many clients.
+      seed: of the shuffle.
+      min_size: rows every client must get; only checked, since sizes are equal.
+    """
+    labels = check_split(labels, num_clients, seed, min_size)
+    return np.array_split(generator(seed).permutation(len(labels)), num_clients)
+
+
+def natural(
+    labels: np.ndarray,
+    num_clients: int | None = None,
+    *,
+    clients: np.ndarray | None = None,
+    seed: int = 0,
+    min_size: int = 1,
+) -> Rows:
+    """Every client holds the rows it owns in the source (`Source.clients`).
+
+    Args:
+      labels: of the training set, [n] integers.
+      num_clients: how many clients; None: every owner. Less than there are owners: so
+        many of them, drawn at random; the rows of the others are nobody's.
+      clients: the owner of each row, [n] integers >= 0.
+      seed: of the choice of owners and of the order of rows.
+      min_size: rows an owner must have to become a client; at least 1.
+    """
+    if clients is None:
+        raise ValueError(
+            "partition=natural needs data whose rows have owners (synthetic, or an "
+            ".npz file with an array clients); write partition=iid or dirichlet."
+        )
+    labels, clients = check_ids("labels", labels), check_ids("clients", clients)
+    if len(clients) != len(labels):
+        raise ValueError(
+            f"clients has {len(clients)} owners but labels has {len(labels)} rows; "
+            "give every row one owner."
+        )
+    check.at_least("min_size", min_size, 1)
+    check.at_least("seed", seed, 0)
+    owners = np.flatnonzero(np.bincount(clients) >= min_size)
+    check.at_least("num_clients", num_clients, 1, none="every owner")
+    if num_clients is None:
+        num_clients = len(owners)
+    if num_clients > len(owners) or not len(owners):
+        raise ValueError(
+            f"num_clients={num_clients} but {len(owners)} owners have at least "
+            f"min_size={min_size} rows; write num_clients={len(owners)} or fewer, or a "
+            "smaller min_size."
+        )
+    rng = generator(seed)
+    if num_clients < len(owners):
+        owners = np.sort(rng.choice(owners, num_clients, replace=False))
+    order = rng.permutation(len(labels))
+    order = order[np.isin(clients[order], owners)]
+    return group(order, np.searchsorted(owners, clients[order]), num_clients)
+
+
+PARTITIONS: dict[str, Callable[..., Rows]] = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "dirichlet_classes": dirichlet_classes,
+    "natural": natural,
+}
+
+
+def split(
+    partition: str,
+    labels: np.ndarray,
+    num_clients: int | None,
+    *,
+    seed: int = 0,
+    clients: np.ndarray | None = None,
+    **options: Any,
+) -> Rows:
+    """Splits a training set by the name of a partition.
+
+    Args:
+      partition: one of `PARTITIONS`.
+      labels: of the training set, [n] integers.
+      num_clients: how many clients; None only for "natural".
+      seed: of the split.
+      clients: `Source.clients`; only a partition that takes it sees it.
+      **options: keyword options of the partition, e.g. concentration=0.3.
+
+    Returns:
+      For each client the rows it holds.
+
+    Raises:
+      ValueError: one sentence: an unknown name or option (with the nearest), a value
+        out of range, or too few rows for so many clients.
+    """
+    check.one_of("partition", partition, PARTITIONS)
+    function = PARTITIONS[partition]
+    check_options(f"partition={partition}", function, options)
+    if "clients" in option_names(function):
+        options["clients"] = clients
+    return function(labels, num_clients, seed=seed, **options)

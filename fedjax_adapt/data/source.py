@@ -1,0 +1,55 @@
+"""Central arrays, before anyone is a client."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+Moment = float | tuple[float, ...]
+
+
+class Source(NamedTuple):
+    """A data set as its authors give it: a training set and a test set.
+
+    Attributes:
+      name: what it was loaded by.
+      x_train: inputs [n, ...]; images are [n, height, width, channels], uint8 pixels
+        are left as they are.
+      y_train: labels [n] int32 in [0, num_classes).
+      x_test: inputs [m, ...], in the dtype and the shape of an example of `x_train`.
+      y_test: labels [m] int32.
+      num_classes: number of labels.
+      mean: of the training inputs, a number or one per channel, in the units of
+        `x_train` (0 to 255 for pixels); the task computes (x - mean) / std in the step.
+      std: their standard deviation, likewise; never 0.
+      clients: the owner of each training row, [n] int32 in [0, number of owners), where
+        the data are federated by nature; else None.
+    """
+
+    name: str
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    num_classes: int
+    mean: Moment
+    std: Moment
+    clients: np.ndarray | None = None
+
+
+def moments(x: np.ndarray) -> tuple[Moment, Moment]:
+    """Mean and standard deviation of `x`, in its own units.
+
+    One number per channel for colour images [n, height, width, channels > 1], else one
+    number. A deviation of 0 is given as 1, so that dividing by it is safe.
+    """
+    colour = x.ndim == 4 and x.shape[-1] > 1
+    flat = x.reshape(-1, x.shape[-1] if colour else 1)
+    # Blocks: a float64 copy of all the pixels would be eight times their size.
+    blocks = [flat[i : i + 2**20] for i in range(0, len(flat), 2**20)]
+    mean = sum(b.sum(0, dtype=np.float64) for b in blocks) / len(flat)
+    variance = sum(np.square(b - mean).sum(0) for b in blocks) / len(flat)
+    std = np.sqrt(variance)
+    std = np.where(std > 0, std, 1.0)
+    if colour:
+        return tuple(mean.tolist()), tuple(std.tolist())
+    return float(mean[0]), float(std[0])

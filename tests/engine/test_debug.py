@@ -1,0 +1,53 @@
+import jax.numpy as jnp
+import pytest
+from helpers import close, keys, make_data, start
+
+import fedjax_adapt as fa
+from fedjax_adapt.algorithms import fedavg
+
+
+def test_a_loss_that_is_not_finite_names_client_and_step(task):
+    data = make_data(sizes=(4, 8))
+    poisoned = data.x.at[10].set(jnp.inf)  # the second client's second batch, in order
+    data = fa.FederatedDataset.from_rows(
+        poisoned, data.y, [range(4), range(4, 12)], num_classes=3
+    )
+    plan = fa.Plan(batch_size=4, shuffle="none")
+    round_fn = fa.debug_round(fedavg(), task, data, plan)
+    _, state = start(fedavg(), task, data, plan)
+    with pytest.raises(FloatingPointError, match="client 1, local step 1: the loss is"):
+        round_fn(state, keys(1)[0])
+
+
+def test_an_exception_in_the_task_names_client_and_step(task, data):
+    def loss(logits, y):
+        raise TypeError("labels are strings")
+
+    broken = task._replace(loss=loss)
+    round_fn = fa.debug_round(fedavg(), broken, data, fa.Plan(batch_size=4))
+    _, state = start(fedavg(), task, data)
+    with pytest.raises(RuntimeError, match="client 0, local step 0: labels are strings"):
+        round_fn(state, keys(1)[0])
+
+
+def test_it_agrees_on_policies_refinements_and_padded_cohorts(task, data):
+    policy = fa.StepPolicy(
+        steps=lambda state, cohort, measured: (state[cohort.ids % 6] + measured).astype(
+            int
+        ),
+        init=lambda params, num_clients: jnp.ones(num_clients),
+        measure=lambda view, key: (view.batch.y[0] + 1).astype(float),
+        update=lambda state, cohort, runs, outcome: state.at[cohort.ids].add(
+            runs.loss, mode="drop"
+        ),
+    )
+    refine = lambda params, view, key: {**params, "b": view.runs.params["b"].sum(0)}
+    algorithm = fa.with_refinement(fa.with_steps(fedavg(), policy), refine)
+    plan = fa.Plan(participation=fa.bernoulli(0.4), batch_size=4, lanes=2)
+    round_fn, state = start(algorithm, task, data, plan)
+    slow = fa.debug_round(algorithm, task, data, plan)
+    for key in keys(2):
+        expected, expected_info = slow(state, key)
+        state, info = round_fn(state, key)
+        close(state, expected)
+        close(info, expected_info)

@@ -1,0 +1,192 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import SIZES, close, keys, linear_task, make_data, same, start
+
+import fedjax_adapt as fa
+from fedjax_adapt.algorithms import fedavg, scaffold
+from fedjax_adapt.core import Probe, StepPolicy, task_loss
+
+FULL = fa.Plan(batch_size=4, lr=0.1)
+
+
+def steps_by_id(*num_steps):
+    """A policy that gives client i num_steps[i] local steps."""
+    table = jnp.array(num_steps)
+    return StepPolicy(steps=lambda state, cohort, measurement: table[cohort.ids])
+
+
+def test_unequal_steps_are_exact_for_any_number_of_lanes(x64):
+    data = make_data(dtype=np.float64)
+    steps = np.array([7, 0, 2, 5, 1, 3])
+    algorithm = fa.with_steps(fedavg("uniform"), steps_by_id(*steps))
+    ends = np.cumsum(SIZES)
+    gradients = np.stack(
+        [
+            np.asarray(data.x)[e - n : e].mean(0)
+            for n, e in zip(SIZES, ends, strict=True)
+        ]
+    )
+    for lanes in (1, 4, 6):
+        plan = fa.Plan(batch_size=None, lr=0.1, lanes=lanes)
+        round_fn, state = start(algorithm, linear_task(jnp.float64), data, plan)
+        after, info = round_fn(state, keys(1)[0])
+        moved = -0.1 * (steps[:, None] * gradients)[steps > 0].mean(0)
+        close(after.params, np.asarray(state.params) + moved, atol=1e-12)
+        np.testing.assert_array_equal(info.num_steps, steps)
+
+
+def test_a_client_without_steps_is_neither_averaged_nor_changed(task, data):
+    rest = fa.with_steps(scaffold(), steps_by_id(2, 0, 2, 0, 2, 2))
+    round_fn, state = start(rest, task, data, FULL)
+    after, info = jax.jit(round_fn)(state, keys(1)[0])
+    for i in range(6):
+        row = lambda tree, i=i: jax.tree.map(lambda leaf: leaf[i], tree)
+        assert same(row(after.clients), row(state.clients)) == (i in (1, 3))
+    assert int(info.num_active) == 4
+    np.testing.assert_array_equal(info.loss[jnp.array([1, 3])], 0)
+
+
+def test_max_steps_caps_the_policy(task, data):
+    plan = fa.Plan(batch_size=4, max_steps=2)
+    greedy = fa.with_steps(fedavg(), fa.constant_steps(9))
+    capped = fa.with_steps(fedavg(), fa.constant_steps(2))
+    ends = []
+    for algorithm in (greedy, capped):
+        round_fn, state = start(algorithm, task, data, plan)
+        after, info = jax.jit(round_fn)(state, keys(1)[0])
+        assert set(np.asarray(info.num_steps).tolist()) == {2}
+        ends.append(after.params)
+    assert same(*ends)
+
+
+def test_clients_without_examples_never_train(task):
+    data = make_data(sizes=(8, 8, 8))
+    holes = fa.FederatedDataset.from_rows(
+        data.x, data.y, [np.arange(8), [], np.arange(8, 24)], num_classes=3
+    )
+    round_fn, state = start(scaffold(), task, holes, FULL)
+    after, info = jax.jit(round_fn)(state, keys(1)[0])
+    np.testing.assert_array_equal(info.num_steps, [2, 0, 4])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
+
+
+def test_a_combine_rule_that_is_no_mean_sees_all_uploads(task, data):
+    def by_hand(uploads, cohort):
+        n = np.array(SIZES) / sum(SIZES)
+        return jax.tree.map(lambda leaf: jnp.tensordot(n, leaf, 1), uploads)
+
+    rule = fedavg()
+    hand = rule._replace(server=rule.server._replace(combine=by_hand))
+    ends = []
+    for algorithm in (rule, hand):
+        round_fn, state = start(algorithm, task, data, FULL)
+        ends.append(jax.jit(round_fn)(state, keys(1)[0])[0].params)
+    close(*ends)
+
+
+def test_the_learning_rate_decays_by_round(x64):
+    data = make_data(dtype=np.float64, sizes=(8,))
+    plan = fa.Plan(batch_size=None, lr=0.2, lr_decay=0.5)
+    algorithm = fa.with_steps(fedavg(), fa.constant_steps(3))
+    round_fn, state = start(algorithm, linear_task(jnp.float64), data, plan)
+    gradient = np.asarray(data.x).mean(0)
+    for t, key in enumerate(keys(3)):
+        after, _ = round_fn(state, key)
+        moved = np.asarray(after.params) - np.asarray(state.params)
+        np.testing.assert_allclose(moved, -3 * 0.2 * 0.5**t * gradient, atol=1e-12)
+        state = after
+
+
+def test_policies_measure_probe_and_learn(x64):
+    """A policy sees each client's gradient at the broadcast model, folds over its steps,
+    and keeps a state per client."""
+    data = make_data(dtype=np.float64)
+
+    def measure(view, key):
+        return jax.grad(task_loss)(view.params, view, key)
+
+    def update(state, cohort, runs, outcome):
+        moved = jnp.abs(outcome.params - outcome.anchor).sum()
+        return state.at[cohort.ids].add(runs.probe * (moved > 0))
+
+    policy = StepPolicy(
+        steps=lambda state, cohort, measured: 1 + (measured[:, 0] > 1).astype(int),
+        init=lambda params, num_clients: jnp.zeros(num_clients),
+        measure=measure,
+        probe=Probe(
+            lambda params: jnp.zeros(()), lambda total, grads, view: total + grads[0]
+        ),
+        update=update,
+    )
+    plan = fa.Plan(batch_size=None, lr=0.1, lanes=4)
+    algorithm = fa.with_steps(fedavg(), policy)
+    round_fn, state = start(algorithm, linear_task(jnp.float64), data, plan)
+    first = np.array(
+        [
+            np.asarray(data.x)[e - n : e, 0].mean()
+            for n, e in zip(SIZES, np.cumsum(SIZES), strict=True)
+        ]
+    )
+    after, info = round_fn(state, keys(1)[0])
+    steps = 1 + (first > 1)
+    assert set(steps) == {1, 2}
+    np.testing.assert_array_equal(info.num_steps, steps)
+    np.testing.assert_allclose(after.policy, steps * first, atol=1e-12)
+
+
+def test_refinements_see_the_clients_models_and_the_public_set(task, data):
+    public = {"x": jnp.ones((5, 4))}
+    with_public = fa.FederatedDataset.from_rows(
+        data.x,
+        data.y,
+        [data.index[i, :n] for i, n in enumerate(SIZES)],
+        public=public,
+        num_classes=3,
+    )
+
+    def refine(params, view, key):
+        assert view.runs.params["w"].shape == (6, 4, 3)
+        assert view.public["x"].shape == (5, 4)
+        return jax.tree.map(lambda leaf: leaf.mean(0), view.runs.params)
+
+    plain = fedavg("uniform")
+    ends = []
+    for algorithm in (plain, fa.with_refinement(plain, refine)):
+        round_fn, state = start(algorithm, task, with_public, FULL)
+        ends.append(jax.jit(round_fn)(state, keys(1)[0])[0].params)
+    close(*ends)
+
+
+def test_more_clients_per_round_than_there_are_is_refused(task, data):
+    with pytest.raises(
+        ValueError,
+        match=r"cohort_size=7 but the data set has 6 clients; write Plan\(cohort_size=6\)",
+    ):
+        fa.make_round(fedavg(), task, data, fa.Plan(cohort_size=7))
+
+
+@pytest.mark.parametrize(
+    "wrong, sentence",
+    [
+        (dict(cohort_size=0), "cohort_size=0 must be an integer >= 1, or None for every"),
+        (dict(batch_size=2.5), "batch_size=2.5 must be an integer >= 1, or None for"),
+        (dict(lr=0.0), "lr=0.0 must be a finite number above 0"),
+        (dict(lr=float("nan")), "lr=nan must be a finite number above 0"),
+        (dict(lr="fast"), "lr='fast' is not a number"),
+        (dict(momentum=1.0), r"momentum=1.0 must lie in \[0, 1\)"),
+        (dict(weight_decay=-1e-3), "weight_decay=-0.001 must be a finite number of at"),
+        (dict(clip_norm=0), "clip_norm=0 must be a finite number above 0"),
+        (dict(max_steps=float("inf")), "max_steps=inf must be an integer >= 1"),
+        (dict(lanes="all"), "lanes='all' is not a number; write an integer >= 1"),
+        (dict(shuffle="epochs"), "shuffle='epochs' is unknown; did you mean 'epoch'"),
+        (
+            dict(cohort_size=2, participation=fa.bernoulli(0.5)),
+            "both cohort_size=2 and participation",
+        ),
+    ],
+)
+def test_a_wrong_plan_says_what_to_write(wrong, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        fa.Plan(**wrong)

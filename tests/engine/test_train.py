@@ -1,0 +1,70 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import close, keys, same, start
+
+import fedjax_adapt as fa
+from fedjax_adapt.algorithms import scaffold
+
+
+@pytest.fixture(scope="module")
+def ready(task, data):
+    return start(scaffold(), task, data)
+
+
+def test_chunks_change_nothing_and_the_first_state_stays_valid(ready):
+    round_fn, state = ready
+    kept = jax.tree.map(np.array, state)
+    whole = fa.train(round_fn, state, keys(6))
+    chunked = fa.train(round_fn, state, keys(6), chunk_size=3)
+    assert same(whole, chunked)
+    assert same(jax.tree.map(np.array, state), kept)
+
+
+def test_measurements_are_taken_after_every_so_many_rounds(ready, task, data):
+    round_fn, state = ready
+    measure = jax.tree_util.Partial(
+        lambda test, state: fa.evaluate(task, state.params, test), data.test
+    )
+    end, infos, metrics = fa.train_and_evaluate(
+        round_fn, state, keys(6), measure, every=3
+    )
+    assert infos.num_steps.shape[0] == 6
+    assert metrics.accuracy.shape == (2,)
+    halfway, _ = fa.train(round_fn, state, keys(6)[:3])
+    close(metrics.loss[0], fa.evaluate(task, halfway.params, data.test).loss)
+    close(metrics.loss[1], fa.evaluate(task, end.params, data.test).loss)
+
+
+def test_the_data_is_an_argument_of_the_program_not_a_constant(ready):
+    round_fn, _ = ready
+    leaves = jax.tree.leaves(round_fn)
+    assert any(leaf is round_fn.data.x for leaf in leaves)
+
+
+def test_any_function_of_state_and_key_can_be_trained():
+    def round_fn(state, key):
+        return state + 1, jax.random.uniform(key)
+
+    end, infos = fa.train(round_fn, jnp.zeros(()), keys(4))
+    assert float(end) == 4
+    assert len(set(np.asarray(infos).tolist())) == 4
+
+
+def test_rounds_must_fill_the_interval():
+    with pytest.raises(ValueError, match="got 5 round keys with every=2; give a mult"):
+        fa.train_and_evaluate(lambda s, k: (s, ()), 0.0, keys(5), lambda s: s, every=2)
+
+
+def test_evaluation_counts_every_example_once(task, data):
+    params = task.init(jax.random.key(0))
+    x, y = data.test
+    logits = np.asarray(task.apply(params, x).logits)
+    expected = (logits.argmax(1) == np.asarray(y)).mean()
+    for batch_size in (1, 7, len(y), 10_000):
+        metrics = fa.evaluate(task, params, data.test, batch_size=batch_size)
+        np.testing.assert_allclose(metrics.accuracy, expected, rtol=1e-6)
+        np.testing.assert_allclose(
+            metrics.loss, task.loss(logits, y).mean(), rtol=1e-5
+        )
