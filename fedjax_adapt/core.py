@@ -81,10 +81,11 @@ class LocalView(NamedTuple):
     anchor: Params  # parameters the server broadcast this round
     client: ClientState
     server: ServerExtra
-    batch: Batch
+    batch: Batch | None  # None before the first step
     step: Array  # zero based
     size_ratio: Array  # n_i over the mean client size; 1 when balanced
     setting: Setting
+    prepared: PyTree = ()  # what `LocalRule.prepare` made, once
 
 
 class LocalRun(NamedTuple):
@@ -99,7 +100,9 @@ class LocalRun(NamedTuple):
     probe: PyTree
     size_ratio: Array
     setting: Setting
-    full_gradient: Callable[[Params], Params] | None = None  # over all the client's data
+    full_gradient: Callable[[Params], Params] | None = (
+        None  # over all the client's data
+    )
 
     @property
     def lr(self) -> Array:
@@ -186,6 +189,12 @@ def task_loss(params: Params, view: LocalView, key: Key) -> Array:
     """The task's mean loss over the batch: FedAvg's local objective."""
     outputs = predict_train(view.task, params, view.batch.x, key)
     return weighted_loss(view.task, outputs, view.batch)
+
+
+def prepare_nothing(view: LocalView) -> tuple[()]:
+    """Needs nothing but the view."""
+    del view
+    return ()
 
 
 def keep(grads: Params, view: LocalView) -> Params:
@@ -288,12 +297,18 @@ def unchanged(
 
 
 class LocalRule(NamedTuple):
-    """What one client minimises, adds to its gradient, remembers and sends."""
+    """What one client minimises, adds to its gradient, remembers and sends.
+
+    `prepare(view)` runs once before the first step; the steps find its result in
+    `view.prepared`. A correction that is constant over the round belongs there: one
+    vector then streams through memory at every step instead of all it is made of.
+    """
 
     init: Callable[[Params], ClientState] = no_state
     objective: Callable[[Params, LocalView, Key], Array] = task_loss
     correct: Callable[[Params, LocalView], Params] = keep  # before clipping
     finish: Callable[[LocalRun], tuple[Upload, ClientState]] = send_delta
+    prepare: Callable[[LocalView], PyTree] = prepare_nothing
 
 
 class Probe(NamedTuple):

@@ -104,9 +104,7 @@ def test_a_scan_over_rounds_equals_the_loop(case):
 def test_lanes_do_not_change_a_round(case, lanes):
     assert lanes != PLAN.cohort_size
     state, (info,) = case.after(1)
-    chunked, chunked_info = jax.jit(case.with_plan(lanes=lanes))(
-        case.state, keys(1)[0]
-    )
+    chunked, chunked_info = jax.jit(case.with_plan(lanes=lanes))(case.state, keys(1)[0])
     close(chunked, state)
     close(chunked_info, info)
 

@@ -121,26 +121,27 @@ def fedssg(
         control = () if correction == "none" else zeros
         return FedSSGClient(zeros, control, jnp.zeros(()))
 
-    def correct(grads, view):
-        inverse = 1 / view.size_ratio
-        if correction == "scaffold2":
-            bias = optax.tree.add_scale(
-                optax.tree.scale(-1, view.client.control), inverse, view.server.control
-            )
-            grads = optax.tree.add(grads, bias)
-        elif correction == "last_diff":
-            bias = optax.tree.sub(view.server.control, view.client.control)
-            grads = optax.tree.add(grads, bias)
+    def strength(view):  # of the alignment
         if align == "none":
+            return 0.0
+        gated = opened(view.client.count + 1, view.setting) if gate_alignment else 1
+        return alpha / view.size_ratio * gated
+
+    def prepare(view):  # u_i
+        u = optax.tree.scale(strength(view), view.client.memory)
+        if correction == "none":
+            return u
+        u = optax.tree.sub(u, view.client.control)
+        # the last difference is the cohort's, which the paper does not weigh by size
+        weight = 1 / view.size_ratio if correction == "scaffold2" else 1
+        return optax.tree.add_scale(u, weight, view.server.control)
+
+    def correct(grads, view):
+        grads = optax.tree.add(grads, view.prepared)
+        if align != "prox":
             return grads
-        strength = alpha * inverse
-        if gate_alignment:
-            strength = strength * opened(view.client.count + 1, view.setting)
-        grads = optax.tree.add_scale(grads, strength, view.client.memory)
-        if align == "prox":
-            drift = optax.tree.sub(view.params, view.anchor)
-            grads = optax.tree.add_scale(grads, strength, drift)
-        return grads
+        drift = optax.tree.sub(view.params, view.anchor)
+        return optax.tree.add_scale(grads, strength(view), drift)
 
     def renewed(run, delta, gated):  # s_i'
         moved = gated if correction_gated else delta
@@ -160,16 +161,13 @@ def fedssg(
         delta = optax.tree.sub(run.params, run.anchor)
         gated = optax.tree.scale(opening, delta)  # D
         memory = optax.tree.add(run.client.memory, gated)
-        control, change = (), ()
-        if correction != "none":
-            control = renewed(run, delta, gated)
-            # last_diff replaces s_g, scaffold2 moves it
-            kept = run.client.control if correction == "scaffold2" else None
-            change = control
-            if kept is not None:
-                change = optax.tree.scale(
-                    run.size_ratio, optax.tree.sub(control, kept)
-                )
+        control = () if correction == "none" else renewed(run, delta, gated)
+        change = (
+            control  # last_diff replaces s_g by the cohort's mean, scaffold2 moves it
+        )
+        if correction == "scaffold2":
+            change = optax.tree.sub(control, run.client.control)
+            change = optax.tree.scale(run.size_ratio, change)
         sent = gated if aggregate == "sel_plus_allh" else memory
         upload = Upload(delta, FedSSGServer(sent, change), info={"gate": opening})
         return upload, FedSSGClient(memory, control, count)
@@ -196,6 +194,6 @@ def fedssg(
         return params, FedSSGServer((), control)
 
     return Algorithm(
-        local=LocalRule(init=init, correct=correct, finish=finish),
+        local=LocalRule(init=init, prepare=prepare, correct=correct, finish=finish),
         server=ServerRule(init_server, mean(uniformly), update),
     )

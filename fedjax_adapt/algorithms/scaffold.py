@@ -59,11 +59,12 @@ def scaffold(
     def ratio(view_or_run):
         return 1.0 if scale == "none" else view_or_run.size_ratio
 
+    def prepare(view):  # c / w_i - c_i
+        own = optax.tree.scale(-1, view.client)
+        return optax.tree.add_scale(own, 1 / ratio(view), view.server)
+
     def correct(grads, view):
-        bias = optax.tree.add_scale(
-            optax.tree.scale(-1, view.client), 1 / ratio(view), view.server
-        )
-        return optax.tree.add(grads, bias)
+        return optax.tree.add(grads, view.prepared)
 
     def renewed(run):  # c_i'
         if option == "I":
@@ -87,7 +88,9 @@ def scaffold(
         return params, optax.tree.add_scale(control, share, upload.extra)
 
     return Algorithm(
-        local=LocalRule(init=optax.tree.zeros_like, correct=correct, finish=finish),
+        local=LocalRule(
+            init=optax.tree.zeros_like, prepare=prepare, correct=correct, finish=finish
+        ),
         server=ServerRule(
             init=optax.tree.zeros_like,
             combine=mean(WEIGHTS[weights], extra=uniformly),

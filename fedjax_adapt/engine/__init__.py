@@ -1,0 +1,1 @@
+"""Runs an algorithm: one client, one round, many rounds."""

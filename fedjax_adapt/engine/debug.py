@@ -54,7 +54,9 @@ def debug_round(
 
         def client(slot, key, num_steps):
             i = int(ids[slot])
-            row = jax.tree.map(lambda leaf: leaf[min(i, data.num_clients - 1)], state.clients)
+            row = jax.tree.map(
+                lambda leaf: leaf[min(i, data.num_clients - 1)], state.clients
+            )
             return Client(jnp.int32(i), row, num_steps, jax.random.fold_in(key, i))
 
         slots = range(len(ids))
@@ -62,9 +64,8 @@ def debug_round(
         if policy.measure is not None:
             rows = []
             for slot in slots:
-                view = view_of(
-                    task, data, plan, broadcast, client(slot, key_measure, jnp.int32(0))
-                )
+                idle = client(slot, key_measure, jnp.int32(0))
+                view = view_of(algorithm, task, data, plan, broadcast, idle)
                 rows.append(policy.measure(*view(state.params, jnp.int32(0))))
             measured = _stack(rows)
         num_steps = policy.steps(state.policy, cohort, measured)
@@ -78,7 +79,8 @@ def debug_round(
             run, share = _slow_client(algorithm, task, data, plan, broadcast, member)
             upload, row = algorithm.local.finish(run)
             if cohort.active[slot]:
-                put = lambda all_, one: all_.at[int(member.id)].set(one)
+                i = int(member.id)
+                put = lambda all_, one, i=i: all_.at[i].set(one)
                 table = jax.tree.map(put, table, row)
             runs.append(run)
             uploads.append(upload)
@@ -114,7 +116,7 @@ def debug_round(
 
 
 def _slow_client(algorithm, task, data, plan, broadcast, client):
-    view = view_of(task, data, plan, broadcast, client)
+    view = view_of(algorithm, task, data, plan, broadcast, client)
     progress = start(algorithm, plan, broadcast.params)
     for i in range(int(client.num_steps)):
         where = f"client {int(client.id)}, local step {i}"

@@ -121,23 +121,31 @@ def advance(
 
 
 def view_of(
-    task: Task, data: FederatedDataset, plan: Plan, broadcast: Broadcast, client: Client
+    algorithm: Algorithm,
+    task: Task,
+    data: FederatedDataset,
+    plan: Plan,
+    broadcast: Broadcast,
+    client: Client,
 ):
     """A function (params, step) -> (LocalView, key for the objective) of one client."""
     key_batch, key_objective = jax.random.split(client.key)
+    before = LocalView(
+        task=task,
+        params=broadcast.params,
+        anchor=broadcast.params,
+        client=client.state,
+        server=broadcast.server,
+        batch=None,
+        step=jnp.zeros((), jnp.int32),
+        size_ratio=size_ratio(data, client.id),
+        setting=broadcast.setting,
+    )
+    before = before._replace(prepared=algorithm.local.prepare(before))
 
     def view(params, step):
-        local_view = LocalView(
-            task=task,
-            params=params,
-            anchor=broadcast.params,
-            client=client.state,
-            server=broadcast.server,
-            batch=batch_at(data, plan, client.id, key_batch, step),
-            step=step,
-            size_ratio=size_ratio(data, client.id),
-            setting=broadcast.setting,
-        )
+        batch = batch_at(data, plan, client.id, key_batch, step)
+        local_view = before._replace(params=params, batch=batch, step=step)
         return local_view, jax.random.fold_in(key_objective, step)
 
     return view
@@ -207,7 +215,7 @@ def train_client(
     client: Client,
 ) -> tuple[LocalRun, Array]:
     """Trains one client; returns its run and the share of its steps that were clipped."""
-    view = view_of(task, data, plan, broadcast, client)
+    view = view_of(algorithm, task, data, plan, broadcast, client)
 
     def step(i, progress):
         return advance(algorithm, plan, progress, *view(progress.params, i))

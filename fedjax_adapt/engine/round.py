@@ -24,7 +24,6 @@ from ..core import (
     Cohort,
     Info,
     Key,
-    LocalRun,
     Mean,
     Outcome,
     Participation,
@@ -120,7 +119,9 @@ def setting_of(plan: Plan, policy, cohort: Cohort, width: int) -> Setting:
     )
 
 
-def gather_cohort(data: FederatedDataset, ids: Array, round: Array, width: int) -> Cohort:
+def gather_cohort(
+    data: FederatedDataset, ids: Array, round: Array, width: int
+) -> Cohort:
     """What the server knows of the clients `ids`, before the policy has spoken."""
     present = ids < data.num_clients
     num_examples = jnp.where(present, data.size[_safe(ids, data)], 0)
@@ -189,7 +190,15 @@ def _round(
         state.params, state.server, setting_of(plan, algorithm.policy, cohort, width)
     )
     measured = _measure(
-        algorithm, task, data, plan, before, cohort, state.clients, key_measure, num_lanes
+        algorithm,
+        task,
+        data,
+        plan,
+        before,
+        cohort,
+        state.clients,
+        key_measure,
+        num_lanes,
     )
     num_steps = algorithm.policy.steps(state.policy, cohort, measured)
     cohort = with_num_steps(cohort, num_steps, plan)
@@ -289,7 +298,7 @@ def _measure(algorithm, task, data, plan, broadcast, cohort, table, key, num_lan
     def one(carry, slot):
         row = jax.tree.map(lambda leaf: leaf[_safe(slot.id, data)], table)
         client = Client(slot.id, row, slot.num_steps, slot.key)
-        view = view_of(task, data, plan, broadcast, client)
+        view = view_of(algorithm, task, data, plan, broadcast, client)
         return measure(*view(broadcast.params, jnp.zeros((), jnp.int32)))
 
     _, measured = lanes.fold(one, lambda c, s, r: (c, r), (), slots, num_lanes)
@@ -310,7 +319,9 @@ def _slots(cohort: Cohort, key: Key, num_lanes: int, weights: PyTree = ()) -> _S
     )
 
 
-def _add_weighted(weights: Upload, active: Array, total: Upload, sent: Upload) -> Upload:
+def _add_weighted(
+    weights: Upload, active: Array, total: Upload, sent: Upload
+) -> Upload:
     """Adds a group of uploads to the running weighted sum."""
 
     def add(weights, total, tree):

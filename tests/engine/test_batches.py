@@ -67,9 +67,7 @@ def test_an_epoch_takes_every_example_once(data, shuffle, client):
     held = np.asarray(data.x[data.index[client, : SIZES[client]]])
     epochs = []
     for epoch in range(2):
-        rows = [
-            row for i in range(steps) for row in rows_of(batch(epoch * steps + i))
-        ]
+        rows = [row for i in range(steps) for row in rows_of(batch(epoch * steps + i))]
         assert sorted(rows) == sorted(map(tuple, held))
         epochs.append(rows)
     if client == 0:  # 12! orders: two shuffles do not agree by chance
@@ -78,9 +76,7 @@ def test_an_epoch_takes_every_example_once(data, shuffle, client):
 
 def test_batches_carry_the_labels_of_their_rows(data):
     batch = batch_at(data, Plan(batch_size=4), 3, jax.random.key(1), 2)
-    labels = {
-        tuple(x): int(y) for x, y in zip(np.asarray(data.x), data.y, strict=True)
-    }
+    labels = {tuple(x): int(y) for x, y in zip(np.asarray(data.x), data.y, strict=True)}
     assert [labels[tuple(x)] for x in np.asarray(batch.x)] == list(np.asarray(batch.y))
 
 

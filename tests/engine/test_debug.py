@@ -26,7 +26,9 @@ def test_an_exception_in_the_task_names_client_and_step(task, data):
     broken = task._replace(loss=loss)
     round_fn = fa.debug_round(fedavg(), broken, data, fa.Plan(batch_size=4))
     _, state = start(fedavg(), task, data)
-    with pytest.raises(RuntimeError, match="client 0, local step 0: labels are strings"):
+    with pytest.raises(
+        RuntimeError, match="client 0, local step 0: labels are strings"
+    ):
         round_fn(state, keys(1)[0])
 
 

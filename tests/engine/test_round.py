@@ -170,7 +170,10 @@ def test_more_clients_per_round_than_there_are_is_refused(task, data):
 @pytest.mark.parametrize(
     "wrong, sentence",
     [
-        (dict(cohort_size=0), "cohort_size=0 must be an integer >= 1, or None for every"),
+        (
+            dict(cohort_size=0),
+            "cohort_size=0 must be an integer >= 1, or None for every",
+        ),
         (dict(batch_size=2.5), "batch_size=2.5 must be an integer >= 1, or None for"),
         (dict(lr=0.0), "lr=0.0 must be a finite number above 0"),
         (dict(lr=float("nan")), "lr=nan must be a finite number above 0"),

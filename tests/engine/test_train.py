@@ -65,6 +65,4 @@ def test_evaluation_counts_every_example_once(task, data):
     for batch_size in (1, 7, len(y), 10_000):
         metrics = fa.evaluate(task, params, data.test, batch_size=batch_size)
         np.testing.assert_allclose(metrics.accuracy, expected, rtol=1e-6)
-        np.testing.assert_allclose(
-            metrics.loss, task.loss(logits, y).mean(), rtol=1e-5
-        )
+        np.testing.assert_allclose(metrics.loss, task.loss(logits, y).mean(), rtol=1e-5)

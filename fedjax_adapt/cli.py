@@ -1,0 +1,152 @@
+"""The command line: `fedjax-adapt run` and `fedjax-adapt list`.
+
+A mistake of the user is one sentence on stderr and exit code 2; training that diverges
+is exit code 1; Ctrl-C is 130. JAX is imported only where it is needed.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+USAGE = """\
+usage: fedjax-adapt COMMAND [OPTIONS]
+
+A vectorised simulator for adaptive federated learning in JAX.
+
+commands:
+  run     train a federation; without options: FedSSG on the digits, under a minute
+  list    algorithms, data sets, partitions and models, one line each
+
+options:
+  -h, --help    this text; fedjax-adapt run --help shows what a run can be told
+  --version     the version
+
+examples:
+  fedjax-adapt run
+  fedjax-adapt run --algorithm fedavg --rounds 100 --seed 1
+  fedjax-adapt run --dataset mnist --data-dir DIR --num-clients 100 --participation 0.15
+  fedjax-adapt run --config run.toml --lr 0.05
+  fedjax-adapt run --folder runs/mine --resume
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _main(arguments)
+    except ValueError as error:
+        return _fail(str(error), 2)
+    except KeyboardInterrupt:
+        return _fail("interrupted.", 130)
+    except BrokenPipeError:  # the reader of a pipe has left, as in `list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _main(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    command, *rest = arguments
+    if command == "--version":
+        from . import __version__
+
+        print(f"fedjax-adapt {__version__}")
+        return 0
+    commands = {"run": run, "list": list_choices}
+    if command not in commands:
+        from . import check
+
+        known = check.nearest(command, commands)
+        raise ValueError(f"{command!r} is no command; {known}")
+    return commands[command](rest)
+
+
+def run(arguments: list[str]) -> int:
+    """`fedjax-adapt run`: trains, draws the curve, prints a table."""
+    _prepare_jax()
+    from .experiment.config import from_settings
+    from .experiment.folder import run_folder
+    from .flags import parse
+
+    try:
+        request = parse(arguments)
+    except SystemExit:  # --help has been printed
+        return 0
+    config = from_settings(request.settings)
+    folder = run_folder(config)
+    try:
+        return _train(config, folder, request.resume)
+    except KeyboardInterrupt:
+        return _interrupted(folder)
+
+
+def _train(config, folder: Path, resume: bool) -> int:
+    from rich.console import Console
+
+    from .experiment.rows import Diverged
+    from .experiment.run import run as train
+    from .report.live import live
+    from .report.plots import learning_curve
+    from .report.tables import summary_table
+
+    console = Console()
+    try:
+        with live(console) as show:
+            train(config, resume, show)
+    except Diverged as error:
+        return _fail(str(error), 1)
+    picture = learning_curve(folder)
+    console.print(summary_table(folder))
+    console.print(f"run      {folder}", highlight=False, soft_wrap=True)
+    console.print(f"picture  {picture}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _interrupted(folder: Path) -> int:
+    from .experiment.checkpoint import rounds
+
+    if not folder.exists():
+        return _fail("interrupted before the first round; nothing is written.", 130)
+    saved = rounds(folder / "checkpoints")
+    upto = f"saved up to round {saved[-1]}" if saved else "no round is saved yet"
+    goes_on = f"fedjax-adapt run --folder {folder} --resume"
+    return _fail(f"interrupted, {upto}; write {goes_on} to go on.", 130)
+
+
+def list_choices(arguments: list[str]) -> int:
+    """`fedjax-adapt list`: everything that can be chosen by name."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        print("usage: fedjax-adapt list\n\nEverything a run can be told by name.")
+        return 0
+    if arguments:
+        raise ValueError(f"list takes no arguments, so leave {arguments[0]!r} out.")
+    from .experiment.options import catalogue
+
+    for title, lines in catalogue().items():
+        print(title)
+        for name, summary in lines.items():
+            print(f"  {name:<18} {summary}")
+    return 0
+
+
+def _prepare_jax() -> None:
+    """Keeps compiled programs for the next run, and XLA's own log to itself."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import warnings
+
+    import jax
+
+    # a cache that cannot be written costs time, nothing else
+    warnings.filterwarnings("ignore", message=".*persistent compilation cache.*")
+    if jax.config.jax_compilation_cache_dir is None:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        cache = home / "fedjax-adapt" / "xla"
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+
+
+def _fail(sentence: str, code: int) -> int:
+    print(f"fedjax-adapt: {sentence}", file=sys.stderr)
+    return code

@@ -1,0 +1,205 @@
+"""The flags of `fedjax-adapt run`, which follow from the choices made.
+
+tyro turns a dataclass into flags; here the dataclass is made from the settings of
+`experiment.config`, so that an algorithm's options are flags the day it is added. What
+tyro refuses is said again in one sentence.
+"""
+
+import contextlib
+import io
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import field, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from .experiment.config import (
+    all_options,
+    choices_in,
+    common_options,
+    kind_options,
+    read_settings,
+)
+from .experiment.options import KINDS, Option, convert, find, suggestion, wanted
+
+PROGRAM = "fedjax-adapt run"
+DESCRIPTION = """\
+Trains a federation and leaves a run folder behind.
+
+The last groups are the options of the chosen algorithm, model, partition and data set:
+fedjax-adapt run --algorithm NAME --help shows those of another."""
+GROUPS = {  # of flags in the help; what is not named here comes after them
+    "choices": KINDS,
+    "clients": ("num_clients", "participation", "sampler"),
+    "training": (
+        *("rounds", "epochs", "num_steps", "batch_size", "lr", "lr_decay", "momentum"),
+        *("weight_decay", "clip_norm", "lanes", "seed", "partition_seed"),
+    ),
+}
+ABOUT_THE_RUN = {
+    "config": Option(str | None, None, "a TOML file of settings; flags win over it"),
+    "resume": Option(bool, False, "go on with the half-finished run in the folder"),
+}
+
+
+class Request(NamedTuple):
+    """What a command line asks for."""
+
+    settings: dict[str, Any]  # flat; see `experiment.config`
+    resume: bool
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """Reads the arguments of `fedjax-adapt run`.
+
+    Flags win over the file of --config. With --resume and --folder, and no --config,
+    the file is the one in the folder: that alone goes on with a run.
+
+    Raises:
+      ValueError: one sentence on the first mistake.
+      SystemExit: --help was asked for and has been printed.
+    """
+    words = _words(arguments)
+    settings = _settings_file(words)
+    chosen = {kind: words[kind][0] for kind in KINDS if words.get(kind)}
+    for kind, name in chosen.items():
+        find(kind, name)
+    for kind, name in choices_in(settings).items():
+        if chosen.get(kind, name) != name:  # the file's options are another's
+            for flat, _ in kind_options(kind, name).values():
+                settings.pop(flat, None)
+    choices = choices_in({**settings, **chosen})
+    options = {**ABOUT_THE_RUN, **all_options(choices)}
+    values = _tyro(arguments, choices, options, settings)
+    resume = values.pop("resume")
+    del values["config"]
+    return Request(values, resume)
+
+
+def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
+    """The settings of --config, or of the run to resume."""
+    if words.get("config"):
+        return read_settings(Path(words["config"][0]).expanduser())
+    if "resume" in words and words.get("folder"):
+        path = Path(words["folder"][0]).expanduser() / "config.toml"
+        return read_settings(path) if path.is_file() else {}
+    return {}
+
+
+def _words(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """The words after each flag, before anything is known of their types."""
+    words, name = {}, None
+    for token in arguments:
+        if token.startswith("--"):
+            name, equals, word = token[2:].partition("=")
+            name = name.replace("-", "_")
+            words[name] = [word] if equals else []
+        elif name is not None:
+            words[name].append(token)
+    return words
+
+
+def _tyro(
+    arguments: Sequence[str],
+    choices: Mapping[str, str],
+    options: Mapping[str, Option],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """All values, flat, by tyro; `settings` are the defaults that a file gives."""
+    import tyro
+
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            parsed = tyro.cli(
+                _arguments_class(choices, settings),
+                prog=PROGRAM,
+                description=DESCRIPTION,
+                args=["None" if word == "none" else word for word in arguments],
+                config=(tyro.conf.OmitArgPrefixes,),
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ValueError(explain(arguments, options, errors.getvalue())) from None
+    groups = vars(parsed).values()
+    return {name: value for group in groups for name, value in vars(group).items()}
+
+
+def _arguments_class(choices: Mapping[str, str], settings: Mapping[str, Any]) -> type:
+    """A dataclass of dataclasses: one group of flags each."""
+    common = common_options()
+    grouped = {name for names in GROUPS.values() for name in names}
+    groups = {t: {name: common[name] for name in names} for t, names in GROUPS.items()}
+    groups["record"] = {n: o for n, o in common.items() if n not in grouped}
+    groups["record"].update(ABOUT_THE_RUN)
+    for kind, name in choices.items():
+        flags = dict(kind_options(kind, name).values())
+        if flags:
+            groups[re.sub(r"\W", "_", name)] = flags
+    members = []
+    for title, flags in groups.items():
+        flags = [_flag(name, option, settings) for name, option in flags.items()]
+        group = make_dataclass(title, flags, namespace={"__doc__": ""})
+        members.append((title, group, field(default_factory=group)))
+    return make_dataclass("Run", members, namespace={"__doc__": ""})
+
+
+def _flag(name: str, option: Option, settings: Mapping[str, Any]) -> tuple:
+    import tyro
+
+    about = tyro.conf.arg(
+        help=option.help.removesuffix("."), metavar="NAME" if name in KINDS else None
+    )
+    annotation = Annotated[option.annotation, about]
+    if name == "resume":
+        annotation = tyro.conf.FlagCreatePairsOff[annotation]
+    return name, annotation, field(default=settings.get(name, option.default))
+
+
+def explain(
+    arguments: Sequence[str], options: Mapping[str, Option], said: str = ""
+) -> str:
+    """One sentence on the first mistake among the arguments; failing that, tyro's."""
+    flags = [f"--{name.replace('_', '-')}" for name in options]
+    for token in arguments[:1] + [a for a in arguments if re.match(r"-[^-\d.]", a)]:
+        if not token.startswith("--"):
+            return f"{token} is no flag; {suggestion(f'--{token}', flags)}"
+    for name, words in _words(arguments).items():
+        flag = "--" + name.replace("_", "-")
+        positive = name.removeprefix("no_")
+        if positive in options and options[positive].annotation is bool:
+            name = positive
+        if name not in options:
+            return f"{flag} is no flag of this run; {suggestion(flag, flags)}"
+        problem = _problem(options[name].annotation, words)
+        if problem:
+            return f"{' '.join([flag, *words])}: {problem}."
+    rest = " ".join(said.translate(dict.fromkeys(map(ord, "╭╮╰╯│─"))).split())
+    return rest or "the command line cannot be read; see --help."
+
+
+def _problem(annotation: Any, values: list[str]) -> str | None:
+    """What is wrong with the values of a flag, or None."""
+    wish = wanted(annotation)
+    if annotation is bool:
+        return f"it takes no value, so leave {values[0]!r} out" if values else None
+    many = typing.get_origin(annotation) is tuple
+    if not values and not many:
+        return f"it needs a value; write {wish}"
+    if len(values) > 1 and not many:
+        return f"it takes one value; write {wish}"
+    try:
+        parsed = [_parse_word(value) for value in values]
+        convert(annotation, parsed if many else parsed[0])
+    except TypeError:
+        return f"write {wish}"
+    return None
+
+
+def _parse_word(word: str) -> Any:
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(word)
+    return word

@@ -1,0 +1,203 @@
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from fedjax_adapt import __version__, cli
+from fedjax_adapt.experiment import read_run
+from fedjax_adapt.flags import parse
+
+# the run of experiment/conftest.py, so that it is compiled once
+QUICK = (
+    "run --algorithm scaffold --model linear --num-clients 6 --participation 0.5 "
+    "--rounds 7 --epochs 1 --batch-size 100 --checkpoint-every 2"
+)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, tmp_path_factory, monkeypatch):
+    """An empty working folder, and compiled programs shared with experiment/."""
+    before = jax.config.jax_compilation_cache_dir
+    cache = str(tmp_path_factory.getbasetemp() / "xla")
+    jax.config.update("jax_compilation_cache_dir", cache)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def fedjax_adapt(capsys, line):
+    code = cli.main(line.split())
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("rn", "'rn' is no command; did you mean 'run'?"),
+        ("list all", "list takes no arguments, so leave 'all' out."),
+        ("run --num-cliens 3", "--num-cliens is no flag of this run; did you mean"),
+        ("run --num-clients x", "--num-clients x: write an integer."),
+        ("run --rounds 1e3", "--rounds 1e3: write an integer."),
+        ("run --num_clients", "--num-clients: it needs a value; write an integer."),
+        ("run --lr 1 2", "--lr 1 2: it takes one value; write a number."),
+        ("run --gate totl", "--gate totl: write one of 'total', 'current'."),
+        ("run --widths 3 x", "--widths 3 x: write integers."),
+        ("run --clip-norm off", "--clip-norm off: write a number or none."),
+        ("run --resume 3", "--resume 3: it takes no value, so leave '3' out."),
+        ("run digits", "digits is no flag;"),
+        ("run -lr 3", "-lr is no flag; did you mean --lr?"),
+        ("run --algorithm fedavg --alpha 1", "--alpha is no flag of this run;"),
+        ("run --algorithm", "--algorithm: it needs a value"),
+        (
+            "run --algorithm fedsg",
+            "algorithm='fedsg' is unknown; did you mean 'fedssg'",
+        ),
+        ("run --dataset minst", "dataset='minst' is unknown; did you mean 'mnist'?"),
+        ("run --partition dirichle", "partition='dirichle' is unknown; did you mean"),
+        ("run --model mpl", "model='mpl' is unknown; did you mean 'mlp'?"),
+        ("run --participation 1.5", "participation=1.5 must lie in (0, 1]."),
+        ("run --lr -0.1", "lr=-0.1 must be a finite number above 0."),
+        ("run --num-clients 5000", "num_clients=5000 but there are only 1437"),
+        ("run --dataset mnist --data-dir nowhere", "data_dir=nowhere does not exist"),
+        ("run --config none.toml", "config=none.toml cannot be read"),
+    ],
+)
+def test_a_mistake_is_one_sentence_exit_code_2_and_nothing_written(
+    capsys, elsewhere, line, says
+):
+    code, out, err = fedjax_adapt(capsys, line)
+    assert (code, out) == (2, "")
+    assert err.startswith("fedjax-adapt: " + says)
+    assert err.count("\n") == 1 and err.endswith("\n")
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_mistake_in_the_file_names_file_and_line(capsys, elsewhere):
+    (elsewhere / "run.toml").write_text("seed = 1\nround = 3\n")
+    code, _, err = fedjax_adapt(capsys, "run --config run.toml")
+    sentence = "run.toml, line 2: round is unknown; did you mean rounds?"
+    assert (code, err) == (2, f"fedjax-adapt: {sentence}\n")
+
+
+def settings(line):
+    return parse(line.split()).settings
+
+
+def test_flags_may_be_written_with_dashes_or_underscores():
+    assert settings("--num_clients 3") == settings("--num-clients=3")
+    assert settings("--num-clients 3")["num_clients"] == 3
+
+
+def test_the_command_line_wins_over_the_file(elsewhere):
+    (elsewhere / "a.toml").write_text("algorithm = 'fedprox'\nmu = 0.5\nrounds = 3\n")
+    both = settings("--config a.toml --rounds 4")
+    assert (both["algorithm"], both["mu"], both["rounds"]) == ("fedprox", 0.5, 4)
+    other = settings("--config a.toml --algorithm fedssg")
+    assert "mu" not in other and other["rounds"] == 3
+
+
+def test_a_file_may_set_what_a_flag_takes_back(elsewhere):
+    (elsewhere / "a.toml").write_text("gate_alignment = true\nclip_norm = 'none'\n")
+    assert settings("--config a.toml")["gate_alignment"] is True
+    assert settings("--config a.toml")["clip_norm"] is None
+    taken_back = settings("--config a.toml --no-gate-alignment --clip-norm 5")
+    assert (taken_back["gate_alignment"], taken_back["clip_norm"]) == (False, 5.0)
+    assert settings("--clip-norm none --widths 3 4")["clip_norm"] is None
+
+
+def test_a_run_writes_a_folder_and_prints_where_it_lies(capsys, elsewhere):
+    code, out, err = fedjax_adapt(capsys, f"{QUICK} --folder here/mine --seed 5")
+    assert (code, err) == (0, "")
+    record = read_run("here/mine")
+    assert record.config["seed"] == 5 and record.summary["rounds"] == 7
+    assert "round 7/7  accuracy" in out and "here/mine" in out
+    assert f"{100 * record.summary['accuracy']:.2f} % after 7 rounds" in out
+    assert (elsewhere / "here/mine/learning_curve.png").exists()
+
+    again = "run --config here/mine/config.toml --folder twin"
+    assert fedjax_adapt(capsys, again)[0] == 0
+    assert read_run("twin").metrics["loss"] == record.metrics["loss"]
+    assert read_run("twin").summary["config_hash"] == record.summary["config_hash"]
+
+    code, _, err = fedjax_adapt(capsys, again)
+    assert code == 2 and "finished; a finished run is never overwritten" in err
+
+
+def test_ctrl_c_says_how_to_go_on_and_going_on_works(capsys, monkeypatch):
+    from fedjax_adapt.experiment import checkpoint
+
+    save = checkpoint.save
+
+    def interrupted(folder, state, round):
+        if round == 4:
+            raise KeyboardInterrupt
+        save(folder, state, round)
+
+    monkeypatch.setattr(checkpoint, "save", interrupted)
+    line = f"{QUICK} --folder mine"
+    code, _, err = fedjax_adapt(capsys, line)
+    assert code == 130
+    command = "fedjax-adapt run --folder mine --resume"
+    assert err == (
+        f"fedjax-adapt: interrupted, saved up to round 2; write {command} to go on.\n"
+    )
+    monkeypatch.setattr(checkpoint, "save", save)
+    code, _, err = fedjax_adapt(capsys, line)
+    assert code == 2 and "half finished; write --resume" in err
+    code, _, err = fedjax_adapt(capsys, f"{line} --resume --lr 0.3")
+    assert code == 2 and "holds a run with lr=0.1, not lr=0.3" in err
+    assert fedjax_adapt(capsys, command.removeprefix("fedjax-adapt "))[0] == 0
+    assert read_run("mine").metrics["round"].to_pylist() == [*range(1, 8)]
+
+
+def test_a_run_that_diverges_is_exit_code_1_and_one_sentence(capsys, monkeypatch):
+    from fedjax_adapt.experiment import rows
+
+    monkeypatch.setattr(rows, "first_diverged", lambda infos, metrics, first: first)
+    code, _, err = fedjax_adapt(capsys, f"{QUICK} --folder mine")
+    assert code == 1
+    assert err.startswith("fedjax-adapt: training diverged in round 1: the loss is")
+    assert err.count("\n") == 1
+    assert read_run("mine").summary is None
+
+
+def test_list_has_one_line_for_each_choice(capsys):
+    code, out, _ = fedjax_adapt(capsys, "list")
+    lines = out.splitlines()
+    assert code == 0
+    for name in ("fedavg", "fedssg", "digits", "tfds:NAME", "dirichlet", "mlp"):
+        (line,) = (line for line in lines if line.startswith(f"  {name} "))
+        assert len(line.split()) > 1
+
+
+def test_help_of_a_run_shows_defaults_and_the_options_of_the_choice(capsys):
+    code, out, err = fedjax_adapt(capsys, "run --algorithm fedprox --help")
+    assert (code, err) == (0, "")
+    assert "--mu" in out and "--alpha" not in out
+    assert "clients in all (default: 30)" in out
+
+
+def test_help_and_version_answer_before_jax_is_imported():
+    code = (
+        "import sys; from fedjax_adapt.cli import main; "
+        "main(['--help']); main(['--version']); "
+        "sys.exit(sum(name in sys.modules for name in ('jax', 'numpy', 'tyro')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "usage: fedjax-adapt" in done.stdout
+    assert f"fedjax-adapt {__version__}" in done.stdout
+
+
+def test_compiled_programs_are_kept_per_user_unless_told_otherwise(
+    tmp_path, monkeypatch
+):
+    ours = jax.config.jax_compilation_cache_dir
+    cli._prepare_jax()
+    assert jax.config.jax_compilation_cache_dir == ours
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jax.config.update("jax_compilation_cache_dir", None)
+    cli._prepare_jax()
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "fedjax-adapt/xla")
