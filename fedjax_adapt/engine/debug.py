@@ -23,7 +23,7 @@ from ..core import (
 )
 from ..data.dataset import FederatedDataset
 from .batches import batch_size
-from .local import Broadcast, Client, advance, finished, start, view_of
+from .local import Broadcast, Client, Setup, advance, finished, start, view_of
 from .round import gather_cohort, participation_of, setting_of, with_num_steps
 
 
@@ -36,6 +36,7 @@ def debug_round(
       FloatingPointError: a loss or parameter is not finite; names client and step.
       RuntimeError: the task or algorithm raised; names client and step.
     """
+    setup = Setup(algorithm, task, plan, data)
     policy, server_rule = algorithm.policy, algorithm.server
 
     def round_fn(state: State, key: Key) -> tuple[State, Info]:
@@ -65,7 +66,7 @@ def debug_round(
             rows = []
             for slot in slots:
                 idle = client(slot, key_measure, jnp.int32(0))
-                view = view_of(algorithm, task, data, plan, broadcast, idle)
+                view = view_of(setup, broadcast, idle)
                 rows.append(policy.measure(*view(state.params, jnp.int32(0))))
             measured = _stack(rows)
         num_steps = policy.steps(state.policy, cohort, measured)
@@ -76,7 +77,7 @@ def debug_round(
         runs, uploads, clipped, table = [], [], [], state.clients
         for slot in slots:
             member = client(slot, key_train, cohort.num_steps[slot])
-            run, share = _slow_client(algorithm, task, data, plan, broadcast, member)
+            run, share = _slow_client(setup, broadcast, member)
             upload, row = algorithm.local.finish(run)
             if cohort.active[slot]:
                 i = int(member.id)
@@ -115,14 +116,13 @@ def debug_round(
     return round_fn
 
 
-def _slow_client(algorithm, task, data, plan, broadcast, client):
-    view = view_of(algorithm, task, data, plan, broadcast, client)
-    progress = start(algorithm, plan, broadcast.params)
+def _slow_client(setup, broadcast, client):
+    view = view_of(setup, broadcast, client)
+    progress = start(setup, broadcast.params)
     for i in range(int(client.num_steps)):
         where = f"client {int(client.id)}, local step {i}"
         try:
-            step = view(progress.params, jnp.int32(i))
-            progress = advance(algorithm, plan, progress, *step)
+            progress = advance(setup, progress, *view(progress.params, jnp.int32(i)))
         except Exception as error:
             raise RuntimeError(f"{where}: {error}") from error
         if not np.isfinite(progress.loss):
@@ -131,7 +131,7 @@ def _slow_client(algorithm, task, data, plan, broadcast, client):
             if not np.isfinite(leaf).all():
                 name = jax.tree_util.keystr(path)
                 raise FloatingPointError(f"{where}: params{name} is not finite.")
-    run = finished(task, data, plan, broadcast, client, progress)
+    run = finished(setup, broadcast, client, progress)
     return run, progress.clipped / max(int(client.num_steps), 1)
 
 

@@ -31,10 +31,10 @@ def fold(
     """Walks over a cohort `lanes` clients at a time, summing up as clients end.
 
     Args:
-      train: (carry, client) -> result of one client; no client axis.
+      train: client -> its result; no client axis.
       combine: (carry, clients, results) -> (carry, kept), all but the carry with a
         leading axis `lanes`.
-      carry: what `combine` sums up, and what `train` may read.
+      carry: what `combine` sums up.
       clients: leading axis cohort, a multiple of `lanes`.
       lanes: how many clients at a time.
 
@@ -44,10 +44,10 @@ def fold(
 
     def group(carry, some):
         if lanes == 1:  # no vmap: a plain matmul beats a batched one of batch 1
-            result = train(carry, jax.tree.map(lambda leaf: leaf[0], some))
+            result = train(jax.tree.map(lambda leaf: leaf[0], some))
             results = jax.tree.map(lambda leaf: leaf[None], result)
         else:
-            results = jax.vmap(train, in_axes=(None, 0))(carry, some)
+            results = jax.vmap(train)(some)
         return combine(carry, some, results)
 
     split = lambda leaf: leaf.reshape(-1, lanes, *leaf.shape[1:])

@@ -34,6 +34,15 @@ from ..data.dataset import FederatedDataset
 from .batches import batch_at, batch_size, epoch_steps
 
 
+class Setup(NamedTuple):
+    """What is fixed for a whole run."""
+
+    algorithm: Algorithm
+    task: Task
+    plan: Plan
+    data: FederatedDataset
+
+
 class Broadcast(NamedTuple):
     """What every client of a round receives."""
 
@@ -86,23 +95,21 @@ def clip(grads: Params, norm_limit) -> tuple[Params, Array]:
     return optax.tree.scale(factor, grads), (factor < 1).astype(float)
 
 
-def start(algorithm: Algorithm, plan: Plan, params: Params) -> Progress:
+def start(setup: Setup, params: Params) -> Progress:
     """Where a client stands before its first local step."""
     zero = jnp.zeros((), jnp.result_type(float))
     return Progress(
         params=params,
-        optimizer=optimizer(plan).init(params),
-        probe=algorithm.policy.probe.init(params),
+        optimizer=optimizer(setup.plan).init(params),
+        probe=setup.algorithm.policy.probe.init(params),
         loss=zero,
         clipped=zero,
     )
 
 
-def advance(
-    algorithm: Algorithm, plan: Plan, progress: Progress, view: LocalView, key: Key
-) -> Progress:
+def advance(setup: Setup, progress: Progress, view: LocalView, key: Key) -> Progress:
     """Takes one local step."""
-    params = progress.params
+    algorithm, plan, params = setup.algorithm, setup.plan, progress.params
     loss, grads = jax.value_and_grad(algorithm.local.objective)(params, view, key)
     grads = algorithm.local.correct(grads, view)
     probe = algorithm.policy.probe.update(progress.probe, grads, view)
@@ -120,31 +127,24 @@ def advance(
     )
 
 
-def view_of(
-    algorithm: Algorithm,
-    task: Task,
-    data: FederatedDataset,
-    plan: Plan,
-    broadcast: Broadcast,
-    client: Client,
-):
+def view_of(setup: Setup, broadcast: Broadcast, client: Client):
     """A function (params, step) -> (LocalView, key for the objective) of one client."""
     key_batch, key_objective = jax.random.split(client.key)
     before = LocalView(
-        task=task,
+        task=setup.task,
         params=broadcast.params,
         anchor=broadcast.params,
         client=client.state,
         server=broadcast.server,
         batch=None,
         step=jnp.zeros((), jnp.int32),
-        size_ratio=size_ratio(data, client.id),
+        size_ratio=size_ratio(setup.data, client.id),
         setting=broadcast.setting,
     )
-    before = before._replace(prepared=algorithm.local.prepare(before))
+    before = before._replace(prepared=setup.algorithm.local.prepare(before))
 
     def view(params, step):
-        batch = batch_at(data, plan, client.id, key_batch, step)
+        batch = batch_at(setup.data, setup.plan, client.id, key_batch, step)
         local_view = before._replace(params=params, batch=batch, step=step)
         return local_view, jax.random.fold_in(key_objective, step)
 
@@ -156,16 +156,15 @@ def size_ratio(data: FederatedDataset, client: Array) -> Array:
     return data.size[client] * (data.num_clients / data.size.sum())
 
 
-def full_gradient(
-    task: Task, data: FederatedDataset, plan: Plan, client: Client, setting: Setting
-):
+def full_gradient(setup: Setup, client: Client, setting: Setting):
     """A function params -> gradient of the client's mean loss plus weight decay.
 
     It passes once over all the client's examples, in order, in evaluation mode.
     """
-    in_order = Plan(batch_size=plan.batch_size, shuffle="none")
+    task, data = setup.task, setup.data
+    in_order = Plan(batch_size=setup.plan.batch_size, shuffle="none")
     size = jnp.maximum(data.size[client.id], 1)
-    steps = epoch_steps(size, batch_size(data, plan))
+    steps = epoch_steps(size, batch_size(data, in_order))
 
     def gradient(params):
         def batch_loss(params, batch: Batch):
@@ -183,12 +182,7 @@ def full_gradient(
 
 
 def finished(
-    task: Task,
-    data: FederatedDataset,
-    plan: Plan,
-    broadcast: Broadcast,
-    client: Client,
-    progress: Progress,
+    setup: Setup, broadcast: Broadcast, client: Client, progress: Progress
 ) -> LocalRun:
     """What `LocalRule.finish` and the policies see of a client's round."""
     taken = jnp.maximum(client.num_steps, 1)  # an idle client's mean loss is 0, not NaN
@@ -200,28 +194,23 @@ def finished(
         num_steps=client.num_steps,
         loss=progress.loss / taken,
         probe=progress.probe,
-        size_ratio=size_ratio(data, client.id),
+        size_ratio=size_ratio(setup.data, client.id),
         setting=broadcast.setting,
-        full_gradient=full_gradient(task, data, plan, client, broadcast.setting),
+        full_gradient=full_gradient(setup, client, broadcast.setting),
     )
 
 
 def train_client(
-    algorithm: Algorithm,
-    task: Task,
-    data: FederatedDataset,
-    plan: Plan,
-    broadcast: Broadcast,
-    client: Client,
+    setup: Setup, broadcast: Broadcast, client: Client
 ) -> tuple[LocalRun, Array]:
     """Trains one client; returns its run and the share of its steps that were clipped."""
-    view = view_of(algorithm, task, data, plan, broadcast, client)
+    view = view_of(setup, broadcast, client)
 
     def step(i, progress):
-        return advance(algorithm, plan, progress, *view(progress.params, i))
+        return advance(setup, progress, *view(progress.params, i))
 
     progress = jax.lax.fori_loop(
-        0, client.num_steps, step, start(algorithm, plan, broadcast.params)
+        0, client.num_steps, step, start(setup, broadcast.params)
     )
-    run = finished(task, data, plan, broadcast, client, progress)
+    run = finished(setup, broadcast, client, progress)
     return run, progress.clipped / jnp.maximum(client.num_steps, 1)

@@ -41,7 +41,7 @@ from ..data.dataset import FederatedDataset
 from ..participation import everyone, uniform
 from . import lanes
 from .batches import batch_size, epoch_steps
-from .local import Broadcast, Client, train_client, view_of
+from .local import Broadcast, Client, Setup, train_client, view_of
 
 
 @jax.tree_util.register_dataclass
@@ -76,17 +76,19 @@ def init_state(
     The client table is `algorithm.local.init(params)` repeated `num_clients` times.
     """
     del plan
-    params = jax.tree.map(_strong, task.init(key))
-    client = jax.tree.map(_strong, algorithm.local.init(params))
+    params = task.init(key)
+    client = algorithm.local.init(params)
     num_clients = data.num_clients
-    repeat = lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape))
-    return State(
+    repeat = lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf)))
+    state = State(
         params=params,
-        server=jax.tree.map(_strong, algorithm.server.init(params)),
-        policy=jax.tree.map(_strong, algorithm.policy.init(params, num_clients)),
+        server=algorithm.server.init(params),
+        policy=algorithm.policy.init(params, num_clients),
         clients=jax.tree.map(repeat, client),
         round=jnp.zeros((), jnp.int32),
     )
+    # a buffer of its own for every leaf, so that the state can be donated
+    return jax.tree.map(lambda leaf: _like(jnp.array(leaf), jnp.asarray(leaf)), state)
 
 
 def make_round(
@@ -124,7 +126,9 @@ def gather_cohort(
 ) -> Cohort:
     """What the server knows of the clients `ids`, before the policy has spoken."""
     present = ids < data.num_clients
-    num_examples = jnp.where(present, data.size[_safe(ids, data)], 0)
+    num_examples = jnp.where(
+        present, data.size[jnp.minimum(ids, data.num_clients - 1)], 0
+    )
     return Cohort(
         ids=ids,
         num_examples=num_examples,
@@ -154,10 +158,8 @@ class _Total(NamedTuple):
 class _Slot(NamedTuple):
     """One slot of the cohort, as the walk takes it."""
 
-    id: Array
-    num_steps: Array
-    weight: PyTree
-    key: Key
+    client: Client
+    weight: Upload | tuple[()]
 
 
 class _Result(NamedTuple):
@@ -178,39 +180,25 @@ def _round(
     state: State,
     key: Key,
 ) -> tuple[State, Info]:
+    setup = Setup(algorithm, task, plan, data)
     key_cohort, key_local, key_refine = jax.random.split(key, 3)
     key_train, key_measure = jax.random.split(key_local)
-    num_clients, width = data.num_clients, batch_size(data, plan)
-    ids = participation_of(plan).sample(key_cohort, num_clients)
-    num_lanes = lanes.choose(plan.lanes, ids.shape[0], state.params)
+    width = batch_size(data, plan)
+    ids = participation_of(plan).sample(key_cohort, data.num_clients)
 
     # the step policy says how long everyone trains
     cohort = gather_cohort(data, ids, state.round, width)
-    before = Broadcast(
+    broadcast = Broadcast(
         state.params, state.server, setting_of(plan, algorithm.policy, cohort, width)
     )
-    measured = _measure(
-        algorithm,
-        task,
-        data,
-        plan,
-        before,
-        cohort,
-        state.clients,
-        key_measure,
-        num_lanes,
-    )
+    measured = _measure(setup, broadcast, cohort, state.clients, key_measure)
     num_steps = algorithm.policy.steps(state.policy, cohort, measured)
     cohort = with_num_steps(cohort, num_steps, plan)
     setting = setting_of(plan, algorithm.policy, cohort, width)
-    broadcast = Broadcast(state.params, state.server, setting)
 
     # the cohort trains
-    keep_runs = algorithm.refine is not None or algorithm.policy.update is not unchanged
-    total, kept = _train(
-        algorithm, task, data, plan, broadcast, cohort, state.clients, key_train,
-        num_lanes, keep_runs,
-    )  # fmt: skip
+    broadcast = Broadcast(state.params, state.server, setting)
+    total, kept = _train(setup, broadcast, cohort, state.clients, key_train)
     losses, clipped, infos, uploads, runs = kept
 
     # the server speaks
@@ -238,27 +226,26 @@ def _round(
     return jax.tree.map(_like, new, state), info
 
 
-def _train(
-    algorithm, task, data, plan, broadcast, cohort, table, key, num_lanes, keep_runs
-):
+def _train(setup, broadcast, cohort, table, key):
     """Trains the cohort; returns totals, and per client [cohort, ...] what is kept."""
+    algorithm, num_clients = setup.algorithm, setup.data.num_clients
     combine = algorithm.server.combine
     streams = isinstance(combine, Mean)
+    keep_runs = algorithm.refine is not None or algorithm.policy.update is not unchanged
+    num_lanes = lanes.choose(setup.plan.lanes, cohort.ids.shape[0], broadcast.params)
     weights = combine.weights(cohort) if streams else ()
-    slots = _slots(cohort, key, num_lanes, weights)
+    slots = _slots(cohort, table, key, num_lanes, weights)
 
-    def train(total: _Total, slot: _Slot) -> _Result:
-        row = jax.tree.map(lambda leaf: leaf[_safe(slot.id, data)], total.clients)
-        client = Client(slot.id, row, slot.num_steps, slot.key)
-        run, clipped = train_client(algorithm, task, data, plan, broadcast, client)
+    def train(slot: _Slot) -> _Result:
+        run, clipped = train_client(setup, broadcast, slot.client)
         upload, new = algorithm.local.finish(run)
         run = run._replace(anchor=(), server=(), setting=(), full_gradient=None)
         return _Result(upload, new, run.loss, clipped, run if keep_runs else ())
 
     def collect(total: _Total, slots: _Slot, results: _Result):
-        active = slots.num_steps > 0
+        active = slots.client.num_steps > 0
         # idle clients keep their rows to the bit
-        ids = jnp.where(active, slots.id, data.num_clients)
+        ids = jnp.where(active, slots.client.id, num_clients)
         clients = jax.tree.map(
             lambda all_, some: all_.at[ids].set(some.astype(all_.dtype), mode="drop"),
             total.clients,
@@ -274,8 +261,7 @@ def _train(
     upload = None
     if streams:
         one = jax.tree.map(lambda leaf: leaf[0], slots)
-        result = jax.eval_shape(train, _Total(None, table), one)
-        sent = result.upload._replace(info=())
+        sent = jax.eval_shape(train, one).upload._replace(info=())
         upload = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sent)
     total, kept = lanes.fold(train, collect, _Total(upload, table), slots, num_lanes)
     losses, clipped, infos, uploads, runs = jax.tree.map(
@@ -288,35 +274,44 @@ def _train(
     return total, (losses, clipped, infos, uploads, runs)
 
 
-def _measure(algorithm, task, data, plan, broadcast, cohort, table, key, num_lanes):
+def _measure(setup, broadcast, cohort, table, key):
     """What each client measures at the broadcast model, [cohort, ...]."""
-    measure = algorithm.policy.measure
+    measure = setup.algorithm.policy.measure
     if measure is None:
         return ()
-    slots = _slots(cohort, key, num_lanes)
+    num_lanes = lanes.choose(setup.plan.lanes, cohort.ids.shape[0], broadcast.params)
+    slots = _slots(cohort, table, key, num_lanes)
 
-    def one(carry, slot):
-        row = jax.tree.map(lambda leaf: leaf[_safe(slot.id, data)], table)
-        client = Client(slot.id, row, slot.num_steps, slot.key)
-        view = view_of(algorithm, task, data, plan, broadcast, client)
+    def one(slot: _Slot):
+        view = view_of(setup, broadcast, slot.client)
         return measure(*view(broadcast.params, jnp.zeros((), jnp.int32)))
 
-    _, measured = lanes.fold(one, lambda c, s, r: (c, r), (), slots, num_lanes)
+    keep = lambda carry, slots, results: (carry, results)
+    _, measured = lanes.fold(one, keep, (), slots, num_lanes)
     return jax.tree.map(lambda leaf: leaf[: cohort.ids.shape[0]], measured)
 
 
-def _slots(cohort: Cohort, key: Key, num_lanes: int, weights: PyTree = ()) -> _Slot:
-    """The cohort as the walk takes it, its last group of lanes filled with empty slots."""
+def _slots(
+    cohort: Cohort, table: ClientState, key: Key, num_lanes: int, weights: PyTree = ()
+) -> _Slot:
+    """The cohort as the walk takes it, the last group of lanes filled with empty slots.
+
+    The rows of the client table are gathered here, all before the first is written: a
+    read inside the walk would make XLA copy the whole table for every client.
+    """
     extra = -cohort.ids.shape[0] % num_lanes
     pad = lambda leaf, value=0: jnp.pad(leaf, (0, extra), constant_values=value)
     ids = pad(cohort.ids, cohort.num_clients)
-    return _Slot(
+    # an empty slot reads the last client, and nothing comes of it
+    rows = jnp.minimum(ids, cohort.num_clients - 1)
+    client = Client(
         id=ids,
+        state=jax.tree.map(lambda leaf: leaf[rows], table),
         num_steps=pad(cohort.num_steps),
-        weight=jax.tree.map(pad, weights),
         # the same key whoever else is in the cohort, and wherever the client runs
         key=jax.vmap(lambda i: jax.random.fold_in(key, i))(ids),
     )
+    return _Slot(client, jax.tree.map(pad, weights))
 
 
 def _add_weighted(
@@ -332,16 +327,6 @@ def _add_weighted(
         delta=add(weights.delta, total.delta, sent.delta),
         extra=add(weights.extra, total.extra, sent.extra),
     )
-
-
-def _safe(ids: Array, data: FederatedDataset) -> Array:
-    """Ids that can be looked up: an empty slot reads the last client, and ignores it."""
-    return jnp.minimum(ids, data.num_clients - 1)
-
-
-def _strong(leaf) -> Array:
-    """An array with a dtype of its own: a weak type would trace the round twice."""
-    return _like(leaf, jnp.asarray(leaf))
 
 
 def _like(new, old) -> Array:

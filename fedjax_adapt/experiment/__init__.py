@@ -1,0 +1,17 @@
+"""Runs: a config in, a run folder out.
+
+from fedjax_adapt.experiment import Config, read_run, run
+
+summary = run(Config(algorithm="fedavg", rounds=20, folder="runs/first"))
+read_run("runs/first").metrics.to_pandas()
+"""
+
+from .build import Federation as Federation
+from .build import build as build
+from .config import Config as Config
+from .rows import Diverged as Diverged
+from .run import Progress as Progress
+from .run import run as run
+from .store import Record as Record
+from .store import read_run as read_run
+from .summary import Summary as Summary

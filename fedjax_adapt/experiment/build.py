@@ -1,0 +1,101 @@
+"""From a config to the parts the engine takes: the one place that wires them."""
+
+import inspect
+from typing import NamedTuple
+
+from ..core import Algorithm, Plan, Task, constant_steps, epochs, with_steps
+from ..data import FederatedDataset, Skew, Source, load, skew, split
+from ..models import MODELS, classification
+from ..participation import bernoulli, uniform
+from .config import DERIVED, Config, partition_seed
+from .options import find, options_of
+
+
+class Federation(NamedTuple):
+    """What `init_state` and `make_round` take, and how skewed the clients are."""
+
+    algorithm: Algorithm
+    task: Task
+    data: FederatedDataset
+    plan: Plan
+    source: Source
+    skew: Skew
+
+
+def build(config: Config) -> Federation:
+    """Loads the data, splits it among the clients and builds the rest.
+
+    Raises:
+      ValueError: one sentence on what does not fit: a missing or damaged file, more
+        clients than examples, an option out of range.
+    """
+    algorithm, plan = build_algorithm(config), build_plan(config)
+    source = load_source(config)
+    rows = split(
+        config.partition,
+        source.y_train,
+        config.num_clients,
+        seed=partition_seed(config),
+        clients=source.clients,
+        **config.partition_options,
+    )
+    data = FederatedDataset.from_rows(
+        source.x_train,
+        source.y_train,
+        rows,
+        test=(source.x_test, source.y_test),
+        num_classes=source.num_classes,
+    )
+    shape = source.x_train.shape[1:]
+    model = MODELS[config.model](shape, source.num_classes, **config.model_options)
+    task = classification(model, shape, mean=source.mean, std=source.std)
+    measured = skew(rows, source.y_train, source.num_classes)
+    return Federation(algorithm, task, data, plan, source, measured)
+
+
+def build_algorithm(config: Config) -> Algorithm:
+    """The algorithm, told of the run what it asks for.
+
+    One that brings its own step policy keeps it; else `num_steps` or `epochs` decide.
+    """
+    constructor = find("algorithm", config.algorithm)
+    known = options_of("algorithm", constructor)
+    told = {own: getattr(config, ours) for own, ours in DERIVED.items() if own in known}
+    given = {n: v for n, v in config.algorithm_options.items() if v is not None}
+    algorithm = constructor(**told | given)
+    if algorithm.policy is not Algorithm().policy:
+        return algorithm
+    if config.num_steps is not None:
+        return with_steps(algorithm, constant_steps(config.num_steps))
+    return with_steps(algorithm, epochs(config.epochs))
+
+
+def build_plan(config: Config) -> Plan:
+    """How the clients of a round train, and who they are."""
+    if config.participation == 1:
+        participation = None  # everyone, in client order
+    elif config.sampler == "bernoulli":
+        participation = bernoulli(config.participation)
+    else:
+        participation = uniform(
+            max(round(config.participation * config.num_clients), 1)
+        )
+    return Plan(
+        batch_size=config.batch_size,
+        lr=config.lr,
+        lr_decay=config.lr_decay,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        clip_norm=config.clip_norm,
+        lanes=config.lanes,
+        participation=participation,
+    )
+
+
+def load_source(config: Config) -> Source:
+    """The data set; a generated one gets the run's clients and seed."""
+    options = dict(config.dataset_options)
+    told = {"seed": partition_seed(config), "num_clients": config.num_clients}
+    accepted = inspect.signature(find("dataset", config.dataset)).parameters
+    options.update({name: v for name, v in told.items() if name in accepted})
+    return load(config.dataset, config.data_dir, **options)

@@ -1,0 +1,102 @@
+"""State to folder and back, whole or not at all: orbax, the last two kept."""
+
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+
+KEEP = 2  # the newest, and the one before it should the newest be damaged
+
+
+def save(folder: Path, state: PyTree, round: int) -> None:
+    """Writes `state` to `folder/<round>` and drops all but the last two.
+
+    Orbax writes beside it and renames, so a process killed meanwhile leaves the
+    checkpoints that were there.
+
+    Raises:
+      OSError: the disk is full or read-only.
+    """
+    with _orbax() as checkpointer:
+        # A checkpoint of the same round is one that could not be read back.
+        checkpointer.save(_path(folder, round), _solid(state), force=True)
+    for old in rounds(folder)[:-KEEP]:
+        shutil.rmtree(_path(folder, old))
+    for left_over in folder.glob("*.orbax-checkpoint-tmp*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+
+
+def restore(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
+    """The newest state that can be read, and its round; None if none was saved.
+
+    Args:
+      folder: where `save` wrote.
+      abstract: `jax.eval_shape` of the state: structure, shapes and dtypes.
+
+    Raises:
+      ValueError: there are checkpoints and none of them can be read.
+    """
+    saved = rounds(folder)
+    for round in reversed(saved):
+        # A damaged file may surface as almost any exception of orbax or tensorstore.
+        try:
+            with _orbax() as checkpointer:
+                state = checkpointer.restore(_path(folder, round), _solid(abstract))
+        except Exception:
+            continue
+        return _filled(abstract, state), round
+    if saved:
+        raise ValueError(
+            f"no checkpoint in {folder} can be read (rounds "
+            f"{', '.join(map(str, saved))}); delete the run folder and start again."
+        )
+    return None
+
+
+def rounds(folder: Path) -> list[int]:
+    """The rounds whose checkpoints are complete, oldest first."""
+    return sorted(int(p.name) for p in folder.glob("*") if p.name.isdigit())
+
+
+def _path(folder: Path, round: int) -> Path:
+    return folder.absolute() / f"{round:09d}"
+
+
+def _solid(tree: PyTree) -> PyTree:
+    """Without leaves that hold no number, which tensorstore cannot write."""
+    return jax.tree.map(lambda leaf: leaf if leaf.size else None, tree)
+
+
+def _filled(abstract: PyTree, tree: PyTree) -> PyTree:
+    """Undoes `_solid`."""
+    leaves, structure = jax.tree.flatten(abstract)
+    solid = iter(jax.tree.leaves(tree))
+    return structure.unflatten(
+        next(solid) if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
+        for leaf in leaves
+    )
+
+
+@contextmanager
+def _orbax() -> Iterator[Any]:
+    """A checkpointer that keeps its log to itself."""
+    import orbax.checkpoint as ocp
+
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with ocp.StandardCheckpointer() as checkpointer:
+                yield checkpointer
+    finally:
+        logger.setLevel(level)

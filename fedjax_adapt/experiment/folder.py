@@ -1,0 +1,81 @@
+"""Who may write into a run folder, and what it already holds."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from . import store
+from .config import (
+    INCIDENTAL,
+    Config,
+    config_hash,
+    from_settings,
+    read_settings,
+    to_settings,
+)
+
+
+def run_folder(config: Config) -> Path:
+    """Where a run lies: as told, or runs/DATASET-ALGORITHM-HASH."""
+    if config.folder is not None:
+        return Path(config.folder).expanduser()
+    dataset = re.sub(r"[^\w.-]+", "_", Path(config.dataset).name.removesuffix(".npz"))
+    return Path("runs") / f"{dataset}-{config.algorithm}-{config_hash(config)}"
+
+
+def check_folder(folder: Path, config: Config, resume: bool) -> None:
+    """Raises ValueError unless this run may start, or go on, in `folder`."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ValueError(f"folder={folder} is a file; give the path of a folder.")
+    if not (folder / store.CONFIG).exists():
+        if any(path.name != store.LOCK for path in folder.iterdir()):
+            raise ValueError(
+                f"folder={folder} holds files that are no run; give a new folder."
+            )
+        return
+    change = first_change(folder, config)
+    if change is not None:
+        name, old, new = change
+        if resume:
+            raise ValueError(
+                f"folder={folder} holds a run with {name}={old}, not {name}={new}; "
+                f"resume it with {name}={old}, or give another folder."
+            )
+        raise ValueError(
+            f"folder={folder} holds another run ({name}={old}, here {name}={new}); "
+            "give another folder."
+        )
+    if (folder / store.SUMMARY).exists():
+        raise ValueError(
+            f"folder={folder} holds this run, finished; a finished run is never "
+            "overwritten, so give another folder."
+        )
+    if not resume:
+        raise ValueError(
+            f"folder={folder} holds this run, half finished; write --resume "
+            "(run(config, resume=True) in Python), or give another folder."
+        )
+
+
+def first_change(folder: Path, config: Config) -> tuple[str, Any, Any] | None:
+    """The first setting in which the run in `folder` differs: its name, then, now."""
+    old = to_settings(from_settings(read_settings(folder / store.CONFIG)))
+    new = to_settings(config)
+    for name in [*new, *(n for n in old if n not in new)]:
+        if name not in INCIDENTAL and old.get(name) != new.get(name):
+            return name, old.get(name), new.get(name)
+    return None
+
+
+def create(folder: Path) -> None:
+    """Makes the folder, or raises a ValueError that says why it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / store.LOCK).touch()
+    except OSError as error:
+        raise ValueError(
+            f"folder={folder} cannot be written ({error.strerror}); "
+            "give another folder."
+        ) from None

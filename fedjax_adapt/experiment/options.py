@@ -1,0 +1,205 @@
+"""What can be chosen by name, and the options each choice takes, from its signature.
+
+An algorithm, model, partition or data set is a function; its arguments that have plain
+types (numbers, strings, lists of them) and a default are its options. So a new one
+brings along its command-line flags, its TOML keys and its line in `fedjax-adapt list`.
+"""
+
+import difflib
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from .. import check
+
+KINDS = ("algorithm", "model", "partition", "dataset")
+PLAIN = (bool, int, float, str)
+
+# Arguments the run itself gives to partitions and data sets: no options of theirs.
+FROM_RUN = {
+    "partition": {"num_clients", "seed"},
+    "dataset": {"data_dir", "num_clients", "seed"},
+}
+
+
+class Option(NamedTuple):
+    """A setting: its type, its default and what it is for."""
+
+    annotation: Any
+    default: Any
+    help: str = ""
+
+
+def registry(kind: str) -> Mapping[str, Callable]:
+    """The functions of one kind by name; data sets also have patterns, see `find`."""
+    if kind == "algorithm":
+        from ..algorithms import ALGORITHMS
+
+        return ALGORITHMS
+    if kind == "model":
+        from ..models import MODELS
+
+        return MODELS
+    if kind == "partition":
+        from ..data import PARTITIONS
+
+        return PARTITIONS
+    from ..data import SOURCES
+
+    return {name: spec.load for name, spec in SOURCES.items()}
+
+
+def find(kind: str, name: str) -> Callable:
+    """The function called `name`; data sets may also be "tfds:NAME" or "FILE.npz".
+
+    Raises:
+      ValueError: there is none; the sentence gives the nearest name.
+    """
+    if kind == "dataset" and name.startswith("tfds:"):
+        from ..data.tfds import tfds
+
+        return tfds
+    if kind == "dataset" and name.endswith(".npz"):
+        from ..data.npz import npz
+
+        return npz
+    known = registry(kind)
+    patterns = ["tfds:NAME", "FILE.npz"] if kind == "dataset" else []
+    if name not in known:
+        known = check.nearest(name, [*known, *patterns])
+        raise ValueError(f"{kind}={name!r} is unknown; {known}")
+    return known[name]
+
+
+def summary(documented: Any) -> str:
+    """The first line a function or a module says of itself."""
+    return (inspect.getdoc(documented) or "").partition("\n")[0]
+
+
+def catalogue() -> dict[str, dict[str, str]]:
+    """What can be chosen, with one line each: title -> name -> line."""
+    from ..data import SOURCES
+
+    algorithms = {
+        name: summary(inspect.getmodule(f)) for name, f in registry("algorithm").items()
+    }
+    lines = {
+        kind: {name: summary(f) for name, f in registry(kind).items()}
+        for kind in ("model", "partition")
+    }
+    return {
+        "algorithms": algorithms,
+        "data sets": {
+            **{name: spec.summary for name, spec in SOURCES.items()},
+            "tfds:NAME": summary(find("dataset", "tfds:")),
+            "FILE.npz": summary(find("dataset", ".npz")),
+        },
+        "partitions": lines["partition"],
+        "models": lines["model"],
+    }
+
+
+def options_of(kind: str, function: Callable) -> dict[str, Option]:
+    """The options of a function by name."""
+    hints = typing.get_type_hints(function)
+    helps = argument_help(inspect.getdoc(function) or "")
+    options = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        annotation = plain(hints.get(name))
+        if name in FROM_RUN.get(kind, ()) or annotation is None:
+            continue
+        if parameter.default is not parameter.empty:
+            options[name] = Option(annotation, parameter.default, helps.get(name, ""))
+    return options
+
+
+def argument_help(doc: str) -> dict[str, str]:
+    """What a docstring says of each argument or attribute ("  name: text")."""
+    section = re.search(r"^(?:Args|Attributes):\n((?:[ \t]+.*\n?|\n)+)", doc, re.M)
+    if section is None:
+        return {}
+    entries = re.split(r"^ {2}(\w+): ", inspect.cleandoc(section[1]), flags=re.M)
+    if not section[1].startswith("    "):  # cleandoc took the margin away
+        entries = re.split(r"^(\w+): ", inspect.cleandoc(section[1]), flags=re.M)
+    return {
+        name: " ".join(text.split())
+        for name, text in zip(entries[1::2], entries[2::2], strict=True)
+    }
+
+
+def plain(annotation: Any) -> Any:
+    """The part of a type that a person can write down; None if there is none."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in PLAIN or origin is Literal:
+        return annotation
+    if origin in (tuple, list) or annotation in (tuple, list):
+        inner = plain(arguments[0]) if arguments else None
+        return None if inner is None else tuple[inner, ...]
+    if origin in (typing.Union, types.UnionType):
+        members = [m for m in arguments if m is type(None) or plain(m) is not None]
+        if all(m is type(None) for m in members):
+            return None
+        return typing.Union[tuple(plain(m) or m for m in members)]  # noqa: UP007
+    return None
+
+
+def convert(annotation: Any, value: Any) -> Any:
+    """`value` as the plain type `annotation` asks for.
+
+    An integer passes for a float, a list for a tuple, "none" for None.
+
+    Raises:
+      TypeError: it is of another type.
+    """
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal and value in arguments:
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(convert(arguments[0], item) for item in value)
+    if origin in (typing.Union, types.UnionType):
+        if type(None) in arguments and value in (None, "none", "None"):
+            return None
+        for member in arguments:
+            try:
+                return convert(member, value)
+            except TypeError:
+                continue
+    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if annotation in PLAIN and type(value) is annotation:
+        return value
+    raise TypeError(f"{value!r} is not {wanted(annotation)}")
+
+
+def wanted(annotation: Any) -> str:
+    """What to write for a plain type: "an integer", "one of 'I', 'II'"."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    words = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
+    if annotation in words:
+        return words[annotation]
+    if annotation is type(None):
+        return "none"
+    if origin is Literal:
+        choices = ", ".join(map(repr, arguments))
+        return choices if len(arguments) == 1 else f"one of {choices}"
+    if origin is tuple:
+        return wanted(arguments[0]).removeprefix("an ").removeprefix("a ") + "s"
+    return " or ".join(map(wanted, arguments))
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown setting, of which there are too many."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    end = "fedjax-adapt run --help shows what there is."
+    return f"did you mean {close[0]}?" if close else end
+
+
+def checked(sentence: str, annotation: Any, value: Any) -> Any:
+    """`convert`, with a ValueError that begins with `sentence`."""
+    try:
+        return convert(annotation, value)
+    except TypeError:
+        raise ValueError(f"{sentence}; write {wanted(annotation)}.") from None

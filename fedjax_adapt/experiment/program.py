@@ -1,0 +1,75 @@
+"""The compiled heart of a run: some rounds and an evaluation, as one program."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..core import Key, Metrics, RoundFn, State
+from ..engine.evaluate import evaluate
+from ..engine.round import init_state, make_round
+from ..engine.train import train_and_evaluate
+from .build import Federation
+from .config import Config
+
+Group = Callable[[State], tuple[State, Any, Any]]
+
+
+class Program(NamedTuple):
+    """What a run calls on the device. A group gives up the memory of its argument.
+
+    `group(state) -> (state, infos [rounds, cohort, ...], metrics [1])` runs the rounds
+    up to the next evaluation; `last` those left over where `evaluate_every` does not
+    divide the rounds.
+    """
+
+    init: Callable[[], State]
+    abstract: State  # shapes and dtypes
+    group: Group | None
+    last: Group | None
+    seconds: float  # to trace and compile
+
+
+def compile_program(config: Config, federation: Federation) -> Program:
+    """Traces and compiles; a model or an option that does not fit is found here."""
+    algorithm, task, data, plan = federation[:4]
+    began = time.perf_counter()
+    key_init, key_train = run_keys(config.seed)
+    init = partial(init_state, algorithm, task, data, plan, key_init)
+    abstract = jax.eval_shape(init)
+    round_fn = make_round(algorithm, task, data, plan)
+    # a Partial's arrays are arguments of the program, not constants in it
+    measure = jax.tree_util.Partial(partial(_measure, task), data.test)
+
+    def compiled(num_rounds: int) -> Group:
+        arguments = (round_fn, measure, key_train)
+        program = _group.lower(num_rounds, abstract, *arguments).compile()
+        return lambda state: program(state, *arguments)
+
+    every, left_over = config.evaluate_every, config.rounds % config.evaluate_every
+    group = compiled(every) if config.rounds >= every else None
+    last = compiled(left_over) if left_over else None
+    seconds = time.perf_counter() - began
+    return Program(jax.jit(init), abstract, group, last, seconds)
+
+
+def run_keys(seed: int) -> tuple[Key, Key]:
+    """The keys of the initial model and of the rounds; round t folds in t."""
+    key = jax.random.key(seed)
+    return jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _group(
+    num_rounds: int, state: State, round_fn: RoundFn, measure: Callable, key_train: Key
+):
+    rounds = state.round + jnp.arange(num_rounds)
+    keys = jax.vmap(partial(jax.random.fold_in, key_train))(rounds)
+    return train_and_evaluate(round_fn, state, keys, measure, num_rounds, num_rounds)
+
+
+def _measure(task, test, state: State) -> Metrics:
+    return evaluate(task, state.params, test)

@@ -1,0 +1,142 @@
+"""What the device hands back, as the rows of the two tables of a run.
+
+A group is the rounds from one evaluation to the next: `infos` [rounds, cohort, ...] and
+the `Metrics` of the model after the last of them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..core import Info, Metrics
+from . import store
+
+
+class Diverged(ArithmeticError):
+    """Training met a number that is not finite; the message names the round."""
+
+
+class Log:
+    """The rows since the last checkpoint, waiting to be written with the next."""
+
+    def __init__(self, folder: Path, num_clients: int):
+        """Goes on from the rows that the run in `folder` already has."""
+        self.folder, self.num_clients = folder, num_clients
+        written = store.read_table(folder, "metrics")
+        last = written.slice(len(written) - 1).to_pylist() if len(written) else [{}]
+        self.local_steps = last[0].get("local_steps", 0)
+        self.seconds = last[0].get("seconds", 0.0)
+        self.metrics, self.clients = [], []
+
+    def add(
+        self, done: int, parts: list[tuple[Info, Metrics]], spent: float
+    ) -> tuple[int, tuple[float, float]]:
+        """Takes the results of groups that ran for `spent` seconds after `done` rounds.
+
+        Returns:
+          The rounds done now, and the accuracy and loss of the last evaluation.
+
+        Raises:
+          Diverged: a number is not finite; the rows before it have been written.
+        """
+        for infos, metrics in parts:
+            metrics = jax.tree.map(lambda leaf: leaf[0], metrics)
+            diverged = first_diverged(infos, metrics, done + 1)
+            if diverged is not None:
+                self.write(done)
+                raise Diverged(
+                    f"training diverged in round {diverged}: the loss is not finite; "
+                    f"lower lr or set clip_norm (earlier rows are in {self.folder})."
+                )
+            self.clients.append(client_rows(infos, done + 1, self.num_clients))
+            done += len(infos.delta_norm)
+            row = metrics_row(infos, metrics, done, self.local_steps)
+            self.local_steps = row["local_steps"]
+            self.seconds += spent / len(parts)
+            self.metrics.append({**row, "seconds": self.seconds})
+        return done, (row["accuracy"], row["loss"])
+
+    def write(self, done: int) -> None:
+        """Appends the rows to the tables of the run."""
+        if self.metrics:
+            store.append(self.folder, "metrics", concatenate(self.metrics), done)
+            store.append(self.folder, "clients", concatenate(self.clients), done)
+        self.metrics, self.clients = [], []
+
+
+def metrics_row(
+    infos: Info, metrics: Metrics, last_round: int, steps_before: int
+) -> dict[str, Any]:
+    """One row of the table `metrics`, without its seconds; see `store.Record`.
+
+    Args:
+      infos: of the group, NumPy arrays [rounds, cohort, ...].
+      metrics: after the group.
+      last_round: rounds done after the group.
+      steps_before: local steps of all clients before the group.
+    """
+    active = infos.num_steps > 0
+    steps = int(infos.num_steps.sum(dtype=np.int64))
+    losses = infos.loss[active].astype(np.float64)
+    clipped = (infos.clipped * infos.num_steps)[active].sum(dtype=np.float64)
+    return {
+        "round": last_round,
+        "accuracy": float(metrics.accuracy),
+        "loss": float(metrics.loss),
+        "train_loss": float(losses.mean()) if losses.size else 0.0,
+        "cohort": float(infos.num_active.mean(dtype=np.float64)),
+        "local_steps": steps_before + steps,
+        "clipped": float(clipped / max(steps, 1)),
+        "delta_norm": float(infos.delta_norm[-1]),
+    }
+
+
+def client_rows(infos: Info, first_round: int, num_clients: int) -> dict[str, Any]:
+    """The group's rows of the table `clients`, as columns; see `store.Record`.
+
+    Args:
+      infos: of the group, NumPy arrays [rounds, cohort, ...].
+      first_round: the number of the group's first round; a run's first round is 1.
+      num_clients: the id an empty slot holds; it gives no row.
+    """
+    present = infos.cohort < num_clients
+    rounds = np.arange(first_round, first_round + len(present))
+    columns = {
+        "round": np.broadcast_to(rounds[:, None], present.shape)[present],
+        "client": infos.cohort[present],
+        "num_steps": infos.num_steps[present],
+        "loss": infos.loss[present],
+        "clipped": infos.clipped[present],
+    }
+    for path, leaf in jax.tree_util.tree_leaves_with_path(infos.clients):
+        name = jax.tree_util.keystr(path, simple=True, separator=".") or "info"
+        values = leaf[present]
+        # a vector per client becomes a list per row
+        vectors = values.reshape(len(values), -1)
+        columns[name] = values if values.ndim == 1 else list(vectors)
+    return columns
+
+
+def first_diverged(infos: Info, metrics: Metrics, first_round: int) -> int | None:
+    """The round in which a number stopped being finite, or None.
+
+    That is a client's loss, the model's move, or the loss on the test set afterwards.
+    """
+    idle = infos.num_steps == 0
+    finite = (np.isfinite(infos.loss) | idle).all(1) & np.isfinite(infos.delta_norm)
+    if not finite.all():
+        return first_round + int(np.argmin(finite))
+    return None if np.isfinite(metrics.loss) else first_round + len(finite) - 1
+
+
+def concatenate(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Columns of several groups below one another; a number counts as one row."""
+    return {
+        name: [item for part in parts for item in np.atleast_1d(part[name])]
+        if isinstance(parts[0][name], list)
+        else np.concatenate([np.atleast_1d(part[name]) for part in parts])
+        for name in parts[0]
+    }

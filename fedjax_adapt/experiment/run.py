@@ -1,0 +1,173 @@
+"""A run: build, train on the device, write down what happens, end with a summary.
+
+The device runs groups: the rounds from one evaluation to the next, and the evaluation,
+in one compiled program. Rows are written before each checkpoint, and a resumed run goes
+on from the newest checkpoint with the rows cut back to it. Round t's key is folded in
+from the seed by t, and every group is the same program, so a resumed run gives the
+numbers of one that was never interrupted, to the bit.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from ..core import State
+from . import checkpoint, store, summary
+from .build import Federation, build
+from .config import Config, config_hash, partition_seed, to_toml
+from .folder import check_folder, create, run_folder
+from .program import Program, compile_program
+from .rows import Log
+from .summary import Summary
+
+UPDATE = 0.7  # seconds between two reports of progress, about
+
+
+class Progress(NamedTuple):
+    """How far a run is; the figures are None until the first evaluation."""
+
+    round: int
+    rounds: int
+    accuracy: float | None = None
+    loss: float | None = None
+    rounds_per_second: float | None = None
+
+
+Report = Callable[[Progress], None]
+
+
+def silent(progress: Progress) -> None:
+    """Reports nothing."""
+    del progress
+
+
+def run(config: Config, resume: bool = False, progress: Report = silent) -> Summary:
+    """Trains, or goes on training, and leaves a run folder behind.
+
+    Args:
+      config: every setting.
+      resume: go on with the run that lies in the folder, if there is one.
+      progress: called about every second.
+
+    Returns:
+      What summary.json holds.
+
+    Raises:
+      ValueError: a setting, a data file or the folder is not as it must be; nothing has
+        been written.
+      Diverged: the loss is no longer finite; the rows so far are written.
+    """
+    folder = run_folder(config)
+    check_folder(folder, config, resume)
+    federation = build(config)
+    program = compile_program(config, federation)
+    create(folder)
+    with store.locked(folder):
+        check_folder(folder, config, resume)
+        if not (folder / store.CONFIG).exists():
+            store.write_text(folder / store.CONFIG, to_toml(config))
+        _train(config, program, folder, progress)
+        result = _summarise(config, federation, program, folder)
+        store.finish(folder, result.to_dict())
+    return result
+
+
+def _train(config: Config, program: Program, folder: Path, progress: Report) -> None:
+    """From the newest checkpoint to the last round."""
+    checkpoints = folder / "checkpoints"
+    restored = checkpoint.restore(checkpoints, program.abstract)
+    state, done = restored if restored is not None else (program.init(), 0)
+    store.truncate(folder, done)
+    log, schedule = Log(folder, config.num_clients), Schedule(config, done)
+    progress(Progress(done, config.rounds))
+    first, seconds, groups = done, 0.0, 1
+    while done < config.rounds:
+        began = time.perf_counter()
+        stop = schedule.next_stop()
+        state, parts = _dispatch(config, program, state, done, stop, groups)
+        spent = time.perf_counter() - began
+        done, latest = log.add(done, parts, spent)
+        seconds += spent
+        # as many groups as fit between two reports, found by trying
+        groups = max(1, min(int(len(parts) * UPDATE / spent), 4 * len(parts)))
+        rate = (done - first) / seconds
+        progress(Progress(done, config.rounds, *latest, rate))
+        if schedule.due(done):
+            began = time.perf_counter()
+            log.write(done)
+            checkpoint.save(checkpoints, state, done)
+            schedule.saved(done, time.perf_counter() - began)
+
+
+def _dispatch(
+    config: Config, program: Program, state: State, done: int, stop: int, groups: int
+) -> tuple[State, list]:
+    """Runs up to `groups` groups, not beyond `stop`, without waiting for each."""
+    parts = []
+    while len(parts) < groups and done < stop:
+        whole = config.rounds - done >= config.evaluate_every
+        state, *part = (program.group if whole else program.last)(state)
+        parts.append(part)
+        done += config.evaluate_every
+    return state, jax.device_get(parts)
+
+
+@dataclass
+class Schedule:
+    """When to take a checkpoint: every so many rounds, or by the clock."""
+
+    config: Config
+    last: int  # the round of the newest checkpoint
+    cost: float = 0.0  # seconds the newest took
+    time: float = field(default_factory=time.monotonic)
+
+    # Without checkpoint_every: every 20 s, or less often where writing takes more than
+    # a twentieth of the time.
+    SECONDS, SHARE = 20.0, 0.05
+
+    def next_stop(self) -> int:
+        """The round at which the device must hand back its state, at the latest."""
+        every = self.config.checkpoint_every
+        end = self.config.rounds
+        return end if every is None else min(self.last + every, end)
+
+    def due(self, done: int) -> bool:
+        """Whether a checkpoint is due after `done` rounds."""
+        waited = time.monotonic() - self.time
+        by_clock = waited > max(self.SECONDS, self.cost / self.SHARE)
+        clocked = self.config.checkpoint_every is None and by_clock
+        return clocked or done >= self.next_stop()
+
+    def saved(self, done: int, cost: float) -> None:
+        """Takes note of a checkpoint."""
+        self.last, self.cost, self.time = done, cost, time.monotonic()
+
+
+def _summarise(
+    config: Config, federation: Federation, program: Program, folder: Path
+) -> Summary:
+    source, sizes = federation.source, federation.skew.sizes
+    return Summary(
+        folder=str(folder),
+        compile_seconds=program.seconds,
+        config_hash=config_hash(config),
+        seeds={"seed": config.seed, "partition_seed": partition_seed(config)},
+        data={
+            "name": config.dataset,
+            "train": len(source.y_train),
+            "test": len(source.y_test),
+            "classes": source.num_classes,
+            "clients": len(sizes),
+            "smallest_client": int(sizes.min()),
+            "largest_client": int(sizes.max()),
+            "label_entropy": float(federation.skew.label_entropy.mean()),
+        },
+        hardware=summary.hardware(),
+        versions=summary.versions(),
+        commit=summary.commit(),
+        **summary.results(store.read_table(folder, "metrics"), config.targets),
+    )

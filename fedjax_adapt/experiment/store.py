@@ -1,0 +1,174 @@
+"""A run is a folder: what lies in it, written so that a kill loses nothing written.
+
+    config.toml               every setting, resolved; `--config` reads it back
+    metrics/part-*.parquet    one row per evaluation
+    clients/part-*.parquet    one row per client that took part in a round
+    checkpoints/<round>/      the last two states (orbax)
+    summary.json              the result; a folder that has one is finished
+    learning_curve.png
+
+A part is named after its last round and appears whole or not at all, so cutting a run
+back to a checkpoint is deleting files. `pyarrow.parquet.read_table(folder / "metrics")`
+reads the parts as one table, and so does pandas.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import toml
+
+if TYPE_CHECKING:
+    import pyarrow
+
+CONFIG, SUMMARY, LOCK = "config.toml", "summary.json", ".lock"
+TABLES = ("metrics", "clients")
+
+
+class Record(NamedTuple):
+    """What a run folder says.
+
+    `metrics` has one row per evaluation: round (rounds done), accuracy and loss on the
+    test set, train_loss (mean local objective of the rounds since the last row, over
+    clients that trained), cohort (clients that trained, mean per round), local_steps
+    (of all clients since the start), clipped (share of the local steps whose gradient
+    was clipped), delta_norm (of the last round) and seconds (of training since the
+    start, compilation apart).
+
+    `clients` has one row per client and round: round (1 is the first), client,
+    num_steps, loss, clipped, and what the algorithm's local rule shows of itself.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    metrics: "pyarrow.Table"
+    clients: "pyarrow.Table"
+    summary: dict[str, Any] | None  # None: not finished
+
+
+def read_run(folder: str | Path) -> Record:
+    """Reads a run folder, finished or not, at any moment of the run.
+
+    Raises:
+      ValueError: the folder holds no run, or a file in it is broken.
+    """
+    folder = Path(folder)
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} holds no run: it has no {CONFIG}.")
+    return Record(
+        folder=folder,
+        config=toml.read(folder / CONFIG),
+        metrics=read_table(folder, "metrics"),
+        clients=read_table(folder, "clients"),
+        summary=read_summary(folder),
+    )
+
+
+def read_table(folder: Path, name: str) -> "pyarrow.Table":
+    """The rows of `metrics` or `clients`, by round; no columns if none is written."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = []
+    for part in _parts(folder, name):
+        try:
+            tables.append(pq.read_table(part, partitioning=None))
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{part} is broken ({_first_line(error)}).") from None
+    return pa.concat_tables(tables) if tables else pa.table({})
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """The summary of a finished run, None for one that is not finished."""
+    path = folder / SUMMARY
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is broken ({_first_line(error)}).") from None
+
+
+def append(folder: Path, name: str, rows: Mapping[str, Any], last_round: int) -> None:
+    """Adds rows to `metrics` or `clients` as one part, whole or not at all.
+
+    Args:
+      folder: the run.
+      name: one of `TABLES`.
+      rows: columns of equal length, arrays or lists.
+      last_round: the rounds done when the last row was taken; parts never straddle one.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = _part(folder, name, last_round)
+    path.parent.mkdir(exist_ok=True)
+    with _replacing(path) as temporary:
+        pq.write_table(pa.table(dict(rows)), temporary)
+
+
+def truncate(folder: Path, last_round: int) -> None:
+    """Drops the rows of rounds after `last_round`, where a checkpoint was taken."""
+    for name in TABLES:
+        for part in _parts(folder, name):
+            if part > _part(folder, name, last_round):
+                part.unlink()
+
+
+def finish(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Writes the summary, which marks the run as finished, and drops the lock."""
+    write_text(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    (folder / LOCK).unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    with _replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the folder for this process; the lock dies with the process.
+
+    Raises:
+      ValueError: another process holds it.
+    """
+    with open(folder / LOCK, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"folder={folder} is in use by another process; wait for it, or give "
+                "another folder."
+            ) from None
+        yield
+
+
+def _part(folder: Path, name: str, last_round: int) -> Path:
+    return folder / name / f"part-{last_round:09d}.parquet"
+
+
+def _parts(folder: Path, name: str) -> list[Path]:
+    return sorted((folder / name).glob("part-*.parquet"))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A path to write to; it becomes `path` when the block ends well."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,155 @@
+"""What came out of a run, and on what: the evidence beside every number."""
+
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pyarrow
+
+LAST = 50  # evaluations in the mean at the end, as FedSSG's tables have it
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result of a finished run, as summary.json holds it.
+
+    Attributes:
+      folder: where the run lies.
+      rounds: rounds done.
+      accuracy: on the test set, after the last round.
+      loss: likewise.
+      best_accuracy: the highest of all evaluations.
+      best_round: the first round that reached it.
+      last_mean: mean accuracy of the last evaluations.
+      last_std: their standard deviation (over evaluations, not over seeds).
+      last_count: how many they were: 50, or all if there are fewer.
+      rounds_to: for each target accuracy, the first evaluated round that reached it.
+      local_steps: of all clients over all rounds.
+      seconds: of training and evaluation; compilation and files apart.
+      compile_seconds: to compile the round.
+      rounds_per_second: rounds over seconds.
+      config_hash: which numbers the run produces; runs with equal hashes agree.
+      seeds: of training and of the partition.
+      data: the data set, and what the partition made of it.
+      hardware: what it ran on.
+      versions: of Python and of the packages that decide the numbers.
+      commit: of the git checkout the package was run from; None if it was installed.
+    """
+
+    folder: str
+    rounds: int
+    accuracy: float
+    loss: float
+    best_accuracy: float
+    best_round: int
+    last_mean: float
+    last_std: float
+    last_count: int
+    rounds_to: dict[str, int | None]
+    local_steps: int
+    seconds: float
+    compile_seconds: float
+    rounds_per_second: float
+    config_hash: str
+    seeds: dict[str, int]
+    data: dict[str, Any]
+    hardware: dict[str, Any]
+    versions: dict[str, str]
+    commit: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as plain values."""
+        return asdict(self)
+
+
+def results(metrics: "pyarrow.Table", targets: tuple[float, ...]) -> dict[str, Any]:
+    """The fields of a summary that follow from the table `metrics`."""
+    column = {name: metrics[name].to_numpy() for name in metrics.column_names}
+    rounds, accuracy = column["round"], column["accuracy"]
+    last = accuracy[-LAST:]
+    best = int(np.argmax(accuracy))
+    seconds = float(column["seconds"][-1])
+    return {
+        "rounds": int(rounds[-1]),
+        "accuracy": float(accuracy[-1]),
+        "loss": float(column["loss"][-1]),
+        "best_accuracy": float(accuracy[best]),
+        "best_round": int(rounds[best]),
+        "last_mean": float(last.mean()),
+        "last_std": float(last.std()),
+        "last_count": len(last),
+        "rounds_to": {f"{t:g}": first_reaching(rounds, accuracy, t) for t in targets},
+        "local_steps": int(column["local_steps"][-1]),
+        "seconds": seconds,
+        "rounds_per_second": int(rounds[-1]) / max(seconds, 1e-9),
+    }
+
+
+def first_reaching(rounds: Any, accuracy: Any, target: float) -> int | None:
+    """The first of `rounds` whose accuracy is at least `target`."""
+    reached = np.flatnonzero(np.asarray(accuracy) >= target)
+    return int(rounds[reached[0]]) if len(reached) else None
+
+
+def hardware() -> dict[str, Any]:
+    """The accelerator, and the processor it hangs on."""
+    import jax
+
+    devices = jax.devices()
+    return {
+        "platform": devices[0].platform,
+        "device": devices[0].device_kind,
+        "devices": len(devices),
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that decide the numbers."""
+    from .. import __version__
+
+    packages = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
+    return {
+        "fedjax-adapt": __version__,
+        "python": platform.python_version(),
+        **packages,
+    }
+
+
+def commit() -> str | None:
+    """The commit of the checkout this package lies in, with "+" if it is changed."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _cpu_model() -> str:
+    """The processor by name, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,1 @@
+"""Reports: pictures and tables, from run folders alone."""

@@ -1,0 +1,51 @@
+"""Runs that take a second: a linear model on the digits."""
+
+import jax
+import pytest
+
+from fedjax_adapt.experiment import Config, run
+
+TINY = {
+    "algorithm": "scaffold",
+    "model": "linear",
+    "partition": "dirichlet",
+    "num_clients": 6,
+    "participation": 0.5,
+    "rounds": 7,
+    "epochs": 1.0,
+    "batch_size": 100,
+    "checkpoint_every": 2,
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_programs(tmp_path_factory):
+    """Equal runs compile once for the whole session; test_cli shares the folder."""
+    names = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "xla"),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    before = {name: getattr(jax.config, name) for name in names}
+    for name, value in names.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory, compiled_programs):
+    """A finished run of the tiny config, never interrupted; only to be read."""
+    config = Config(folder=str(tmp_path_factory.mktemp("runs") / "whole"), **TINY)
+    run(config)
+    return config
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A config that runs in a second; keywords change it."""
+
+    def make(folder="run", **changes):
+        return Config(folder=str(tmp_path / folder), **{**TINY, **changes})
+
+    return make

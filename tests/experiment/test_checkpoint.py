@@ -1,0 +1,88 @@
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers import same
+
+from fedjax_adapt.experiment import checkpoint
+
+
+class Pair(NamedTuple):
+    params: Any
+    rest: Any
+
+
+def state(value: float):
+    return Pair(
+        params={"w": jnp.full((3, 2), value), "none": jnp.zeros((0, 4))},
+        rest=((), None, (jnp.int32(7), jnp.arange(3, dtype=jnp.uint8))),
+    )
+
+
+ABSTRACT = jax.eval_shape(lambda: state(0.0))
+
+
+def test_a_state_comes_back_to_the_bit(tmp_path):
+    checkpoint.save(tmp_path, state(1 / 3), 5)
+    restored, round = checkpoint.restore(tmp_path, ABSTRACT)
+    assert round == 5
+    assert same(restored, state(1 / 3))
+    assert [leaf.dtype for leaf in jax.tree.leaves(restored)] == [
+        leaf.dtype for leaf in jax.tree.leaves(ABSTRACT)
+    ]
+
+
+def test_the_last_two_are_kept_and_the_newest_is_read(tmp_path):
+    for round in (1, 2, 10):
+        checkpoint.save(tmp_path, state(round), round)
+    assert checkpoint.rounds(tmp_path) == [2, 10]
+    assert checkpoint.restore(tmp_path, ABSTRACT)[1] == 10
+
+
+def test_no_checkpoint_is_none(tmp_path):
+    assert checkpoint.restore(tmp_path / "nothing", ABSTRACT) is None
+
+
+def test_a_half_written_checkpoint_is_none_and_is_swept_away(tmp_path):
+    left_over = tmp_path / "000000003.orbax-checkpoint-tmp"
+    left_over.mkdir(parents=True)
+    assert checkpoint.restore(tmp_path, ABSTRACT) is None
+    checkpoint.save(tmp_path, state(4.0), 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["000000004"]
+
+
+def damage(folder):
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capfd):
+    checkpoint.save(tmp_path, state(1.0), 1)
+    checkpoint.save(tmp_path, state(2.0), 2)
+    damage(tmp_path / "000000002")
+    restored, round = checkpoint.restore(tmp_path, ABSTRACT)
+    assert round == 1 and same(restored, state(1.0))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_damaged_checkpoint_can_be_written_again(tmp_path):
+    checkpoint.save(tmp_path, state(1.0), 1)
+    damage(tmp_path / "000000001")
+    checkpoint.save(tmp_path, state(3.0), 1)
+    assert same(checkpoint.restore(tmp_path, ABSTRACT)[0], state(3.0))
+
+
+def test_only_damaged_checkpoints_are_one_sentence(tmp_path):
+    checkpoint.save(tmp_path, state(1.0), 1)
+    damage(tmp_path / "000000001")
+    with pytest.raises(ValueError, match=r"no checkpoint .* be read \(rounds 1\)"):
+        checkpoint.restore(tmp_path, ABSTRACT)
+
+
+def test_another_models_checkpoint_is_not_taken_for_ours(tmp_path):
+    checkpoint.save(tmp_path, state(1.0), 1)
+    other = ABSTRACT._replace(params={"v": jax.ShapeDtypeStruct((3, 2), jnp.float32)})
+    with pytest.raises(ValueError, match="can be read"):
+        checkpoint.restore(tmp_path, other)

@@ -1,0 +1,241 @@
+import dataclasses
+import inspect
+from typing import Literal
+
+import pytest
+
+from fedjax_adapt.algorithms import ALGORITHMS
+from fedjax_adapt.experiment.build import build_algorithm, build_plan
+from fedjax_adapt.experiment.config import (
+    Config,
+    all_options,
+    choices_in,
+    common_options,
+    config_hash,
+    from_settings,
+    kind_options,
+    read_settings,
+    to_settings,
+    to_toml,
+)
+from fedjax_adapt.experiment.options import (
+    KINDS,
+    argument_help,
+    catalogue,
+    convert,
+    plain,
+    registry,
+    wanted,
+)
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text):
+        path = tmp_path / "run.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"algorithm": "fedprox", "mu": 0.25, "batch_size": None, "clip_norm": None},
+        {"algorithm": "fedssg", "total_rounds": 12, "gate": "current"},
+        {"dataset": "synthetic", "partition": "natural", "dataset_alpha": 0.5},
+        {"model": "mlp", "widths": (3, 5), "targets": (), "lanes": 3, "seed": 9},
+        {"dataset": 'a "b"\\.npz', "num_steps": 4, "sampler": "uniform"},
+    ],
+)
+def test_a_config_survives_its_own_toml(settings, written):
+    config = from_settings(settings)
+    again = from_settings(read_settings(written(to_toml(config))))
+    assert to_settings(again) == to_settings(config)
+    assert config_hash(again) == config_hash(config)
+
+
+def test_every_common_option_says_what_it_is_for():
+    assert all(option.help for option in common_options().values())
+
+
+def test_flat_names_are_unique_for_every_pair_of_choices():
+    for kind in KINDS:
+        for name in registry(kind):
+            settings = {kind: name}
+            flat = [
+                flat
+                for k, n in choices_in(settings).items()
+                for flat, _ in kind_options(k, n).values()
+            ]
+            assert len(flat + [*common_options()]) == len(
+                all_options(choices_in(settings))
+            )
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_number_and_choice_of_a_constructor_is_an_option(name):
+    simple = {
+        parameter.name
+        for parameter in inspect.signature(ALGORITHMS[name]).parameters.values()
+        if isinstance(parameter.default, bool | int | float | str)
+    }
+    assert simple <= set(kind_options("algorithm", name))
+
+
+def test_an_option_whose_name_is_taken_is_prefixed_with_its_kind():
+    config = from_settings(
+        {"dataset": "synthetic", "dataset_alpha": 0.5, "alpha": 0.25, "beta": 0.0}
+    )
+    assert config.dataset_options["alpha"] == 0.5
+    assert dict(config.algorithm_options) == {"alpha": 0.25, "beta": 0.0}
+
+
+def test_the_hash_sees_numbers_and_not_places():
+    base = Config()
+    moved = dataclasses.replace(
+        base, folder="x", data_dir="y", targets=(), checkpoint_every=3
+    )
+    assert config_hash(moved) == config_hash(base)
+    for change in (
+        {"seed": 1},
+        {"lr": 0.2},
+        {"rounds": 61},
+        {"algorithm_options": {"alpha": 0.06}},
+    ):
+        assert config_hash(dataclasses.replace(base, **change)) != config_hash(base)
+
+
+def test_writing_a_default_out_does_not_change_the_hash():
+    assert config_hash(Config(algorithm_options={"beta": 1.0})) == config_hash(Config())
+
+
+def test_options_of_a_config_cannot_be_changed():
+    given = {"alpha": 0.1}
+    config = Config(algorithm_options=given)
+    given["alpha"] = 0.2
+    assert config.algorithm_options["alpha"] == 0.1
+    with pytest.raises(TypeError):
+        config.algorithm_options["alpha"] = 0.3
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (
+            "rounds = 3\n\nnum_cliens = 4\n",
+            r"line 3: num_cliens .*mean num_clients\?",
+        ),
+        ("rounds = 3\nlr = 'x'\n", r"line 2: lr='x'; write a number\."),
+        ("rounds = 2.5\n", r"line 1: rounds=2.5; write an integer\."),
+        ("rounds = true\n", r"line 1: rounds=True; write an integer\."),
+        ("algorithm = 'fedsg'\n", r"line 1: algorithm='fedsg' .*did you mean 'fedssg'"),
+        ("dataset = 3\n", r"line 1: dataset=3; write a text\."),
+        ("gate = 'totl'\n", r"line 1: gate='totl'; write one of 'total', 'current'\."),
+        ("model = 'mlp'\nwidths = [1, 'a']\n", r"line 2: widths=.*; write integers\."),
+        ("algorithm = 'fedavg'\nmu = 1.0\n", r"line 2: mu is unknown"),
+        ("a = 1\n[rounds]\nx = 1\n", r"line 1: a is unknown"),
+        ("[rounds]\nx = 1\n", r"line 1: rounds=.*; write an integer\."),
+    ],
+)
+def test_a_wrong_key_is_named_with_file_and_line(written, text, says):
+    path = written(text)
+    with pytest.raises(ValueError, match=rf"{path}, {says}"):
+        read_settings(path)
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"participation": 1.5}, r"participation=1.5 must lie in \(0, 1\]"),
+        ({"participation": 0.0}, r"participation=0.0 must lie in \(0, 1\]"),
+        ({"rounds": 0}, "rounds=0 must be an integer >= 1"),
+        ({"rounds": 2.5}, r"rounds=2.5; write an integer\."),
+        ({"evaluate_every": 0}, "evaluate_every=0 must be an integer >= 1"),
+        ({"targets": (0.9, 97.0)}, r"targets=97.0 must lie in \[0, 1\]"),
+        ({"seed": -1}, "seed=-1 must lie in"),
+        ({"sampler": "coin"}, "sampler='coin'; write one of 'bernoulli', 'uniform'"),
+        ({"algorithm": "fedsg"}, "algorithm='fedsg' is unknown; did you mean 'fedssg'"),
+        ({"dataset": "minst"}, "dataset='minst' is unknown; did you mean 'mnist'"),
+        ({"partition": "dirichle"}, "partition='dirichle' is unknown; .*'dirichlet'"),
+        ({"model": "mpl"}, "model='mpl' is unknown; did you mean 'mlp'"),
+        ({"algorithm_options": {"alpa": 1.0}}, "alpa.*did you mean 'alpha'"),
+        ({"algorithm_options": {"alpha": "x"}}, r"alpha='x'; write a number\."),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(changes, says):
+    with pytest.raises(ValueError, match=says) as error:
+        Config(**changes)
+    assert "\n" not in str(error.value)
+
+
+def test_fedssg_is_told_the_rounds_and_the_participation(monkeypatch):
+    told = {}
+
+    def fake(total_rounds: int = 300, participation: float = 0.15, mu: float = 0.0):
+        told.update(total_rounds=total_rounds, participation=participation, mu=mu)
+        return ALGORITHMS["fedavg"]()
+
+    monkeypatch.setitem(ALGORITHMS, "fedssg", fake)
+    build_algorithm(Config(rounds=12, participation=0.25))
+    assert told == {"total_rounds": 12, "participation": 0.25, "mu": 0.0}
+    options = {"total_rounds": 99, "mu": 1.0}
+    build_algorithm(Config(rounds=12, participation=0.25, algorithm_options=options))
+    assert told == {"total_rounds": 99, "participation": 0.25, "mu": 1.0}
+
+
+@pytest.mark.parametrize(
+    "sampler, participation, slots",
+    [("uniform", 0.3, 3), ("uniform", 0.01, 1), ("uniform", 1.0, None)],
+)
+def test_uniform_participation_is_a_rounded_number_of_clients(
+    sampler, participation, slots
+):
+    config = Config(num_clients=10, sampler=sampler, participation=participation)
+    chosen = build_plan(config).participation
+    assert (chosen and chosen.slots(10)) == slots
+
+
+def test_conversion_promotes_integers_and_lists_but_nothing_else():
+    assert convert(float, 3) == 3.0 and isinstance(convert(float, 3), float)
+    assert convert(tuple[int, ...], [1, 2]) == (1, 2)
+    assert convert(float | None, "none") is None
+    for annotation, value in [
+        (int, True),
+        (int, 1.0),
+        (float, "1"),
+        (bool, 1),
+        (str, 1),
+        (Literal["a"], "b"),
+        (tuple[int, ...], 3),
+        (int | None, "x"),
+    ]:
+        with pytest.raises(TypeError):
+            convert(annotation, value)
+
+
+def test_what_to_write_is_said_in_words():
+    assert wanted(float | None) == "a number or none"
+    assert wanted(tuple[int, ...]) == "integers"
+    assert wanted(int | Literal["auto"]) == "an integer or 'auto'"
+
+
+def test_only_plain_types_become_options():
+    import jax
+
+    assert plain(float | jax.Array) is float
+    assert plain(jax.Array) is None
+    assert plain(list[int]) == tuple[int, ...]
+
+
+def test_argument_help_reads_entries_of_several_lines():
+    doc = "Does.\n\nArgs:\n  a: one\n    more.\n  b_c: two: three\n\nReturns:\n  x: no"
+    assert argument_help(doc) == {"a": "one more.", "b_c": "two: three"}
+
+
+def test_the_catalogue_has_a_line_for_everything():
+    lines = catalogue()
+    assert set(lines["algorithms"]) == set(ALGORITHMS)
+    assert all(line for group in lines.values() for line in group.values())

@@ -1,0 +1,95 @@
+import io
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from fedjax_adapt.experiment import run, store
+from fedjax_adapt.report import live as live_module
+from fedjax_adapt.report.live import live
+from fedjax_adapt.report.plots import learning_curve
+from fedjax_adapt.report.tables import summary_table
+
+
+def test_a_run_has_a_picture(whole, tmp_path):
+    picture = learning_curve(whole.folder, tmp_path / "curve.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 5000
+
+
+def test_a_finished_run_has_a_table(tiny):
+    config = tiny(rounds=1, targets=(0.01, 1.0))
+    result = run(config)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(summary_table(config.folder))
+    text = console.file.getvalue()
+    assert f"{100 * result.accuracy:.2f} % after 1 rounds" in text
+    assert "1 %: 1, 100 %: not reached" in text
+    assert "6 with 239 to 240 of 1437 examples" in text
+
+
+def test_the_curve_of_an_unfinished_run_can_be_drawn_and_its_table_cannot(tiny):
+    config = tiny()
+    with pytest.raises(KeyboardInterrupt):
+        run(config, progress=interrupt_after(3))
+    assert learning_curve(config.folder).exists()
+    with pytest.raises(ValueError, match="is not finished; resume it first"):
+        summary_table(config.folder)
+
+
+def interrupt_after(round):
+    def progress(now):
+        if now.round >= round:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def test_a_run_without_rows_has_no_curve(tmp_path):
+    store.write_text(tmp_path / store.CONFIG, "")
+    with pytest.raises(ValueError, match="no evaluation yet"):
+        learning_curve(tmp_path)
+
+
+def test_drawing_leaves_pyplot_alone(whole, tmp_path):
+    import matplotlib.pyplot as plt
+
+    learning_curve(whole.folder, tmp_path / "curve.png")
+    assert plt.get_fignums() == []
+
+
+def at(round, rounds=100):
+    return SimpleNamespace(
+        round=round, rounds=rounds, accuracy=0.5, loss=1.0, rounds_per_second=0.01
+    )
+
+
+def test_away_from_a_terminal_every_tenth_of_the_rounds_is_a_line():
+    console = Console(file=io.StringIO(), width=100)
+    with live(console) as show:
+        show(SimpleNamespace(round=0, rounds=100, accuracy=None))
+        for round in range(1, 101):
+            show(at(round))
+    lines = console.file.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == [
+        f"{r}/100" for r in range(10, 101, 10)
+    ]
+    assert "accuracy 50.00 %  loss 1.0000  0.01 rounds/s  2:30:00 left" in lines[0]
+
+
+def test_away_from_a_terminal_slow_rounds_are_lines_too(monkeypatch):
+    clock = iter(range(0, 1000, 6))
+    monkeypatch.setattr(live_module.time, "monotonic", lambda: next(clock))
+    console = Console(file=io.StringIO(), width=100)
+    with live(console) as show:
+        show(at(1))
+        show(at(2))
+    assert len(console.file.getvalue().splitlines()) == 2
+
+
+def test_in_a_terminal_there_is_a_bar():
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    with live(console) as show:
+        show(SimpleNamespace(round=0, rounds=100, accuracy=None))
+        show(at(40))
+    assert "round 40/100" in console.file.getvalue()

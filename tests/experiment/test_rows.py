@@ -1,0 +1,86 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_adapt.core import Info, Metrics
+from fedjax_adapt.experiment import rows
+
+# two rounds, three slots, five clients: round 1 has an empty slot, in round 2 client 4
+# sits out
+INFOS = Info(
+    cohort=np.array([[2, 0, 5], [1, 4, 3]], np.int32),
+    num_steps=np.array([[4, 2, 0], [3, 0, 1]], np.int32),
+    loss=np.array([[1.0, 2.0, 0.0], [3.0, 0.0, 4.0]], np.float32),
+    clipped=np.array([[0.5, 0.0, 0.0], [1.0, 0.0, 0.0]], np.float32),
+    num_active=np.array([2, 2], np.int32),
+    delta_norm=np.array([0.5, 0.25], np.float32),
+    clients={"gate": np.arange(6.0).reshape(2, 3), "pair": np.zeros((2, 3, 2))},
+)
+METRICS = Metrics(np.float32(0.75), np.float32(0.5))
+
+
+def test_a_metrics_row_counts_only_clients_that_trained():
+    assert rows.metrics_row(INFOS, METRICS, last_round=12, steps_before=100) == {
+        "round": 12,
+        "accuracy": 0.75,
+        "loss": 0.5,
+        "train_loss": 2.5,
+        "cohort": 2.0,
+        "local_steps": 110,
+        "clipped": 0.5,  # 2 of 4, none of 2, 3 of 3, none of 1
+        "delta_norm": 0.25,
+    }
+
+
+def test_client_rows_leave_empty_slots_out_and_keep_who_sat_out():
+    columns = rows.client_rows(INFOS, first_round=11, num_clients=5)
+    assert columns["round"].tolist() == [11, 11, 12, 12, 12]
+    assert columns["client"].tolist() == [2, 0, 1, 4, 3]
+    assert columns["num_steps"].tolist() == [4, 2, 3, 0, 1]
+    assert columns["gate"].tolist() == [0, 1, 3, 4, 5]
+    assert [len(row) for row in columns["pair"]] == [2] * 5
+
+
+def test_concatenating_keeps_the_order_of_groups():
+    columns = [rows.client_rows(INFOS, first, 5) for first in (1, 3)]
+    both = rows.concatenate(columns)
+    assert both["round"].tolist() == [1, 1, 2, 2, 2, 3, 3, 4, 4, 4]
+    assert len(both["pair"]) == 10
+    assert rows.concatenate([{"a": 1}, {"a": 2}])["a"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "change, round",
+    [
+        ({}, None),
+        ({"loss": np.array([[1, 2, np.nan], [3, np.nan, 4]], np.float32)}, None),
+        ({"loss": np.array([[1, 2, 0], [np.inf, 0, 4]], np.float32)}, 12),
+        ({"loss": np.array([[np.nan, 2, 0], [np.nan, 0, 4]], np.float32)}, 11),
+        ({"delta_norm": np.array([0.5, np.nan], np.float32)}, 12),
+    ],
+)
+def test_the_first_round_that_is_not_finite_is_named(change, round):
+    assert rows.first_diverged(INFOS._replace(**change), METRICS, 11) == round
+
+
+def test_an_infinite_test_loss_is_divergence_after_the_last_round():
+    metrics = METRICS._replace(loss=np.float32(np.inf))
+    assert rows.first_diverged(INFOS, metrics, 11) == 12
+
+
+def test_a_round_nobody_trained_in_has_a_row():
+    idle = INFOS._replace(
+        num_steps=np.zeros_like(INFOS.num_steps), num_active=np.zeros(2, np.int32)
+    )
+    row = rows.metrics_row(idle, METRICS, 2, 0)
+    assert (row["train_loss"], row["clipped"], row["local_steps"]) == (0.0, 0.0, 0)
+
+
+def test_a_diverged_group_leaves_the_rows_before_it(tmp_path):
+    log = rows.Log(tmp_path, num_clients=5)
+    bad = INFOS._replace(delta_norm=jnp.array([np.nan, 1.0]))
+    after = Metrics(np.ones(1, np.float32), np.ones(1, np.float32))
+    with pytest.raises(rows.Diverged, match="diverged in round 3: the loss is not"):
+        log.add(0, [(INFOS, after), (bad, after)], spent=2.0)
+    again = rows.Log(tmp_path, num_clients=5)
+    assert (again.local_steps, again.seconds) == (10, 1.0)

@@ -1,0 +1,305 @@
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from helpers import same
+
+from fedjax_adapt import evaluate, init_state, make_round
+from fedjax_adapt.experiment import Config, Diverged, build, read_run, run
+from fedjax_adapt.experiment import checkpoint as checkpoints
+from fedjax_adapt.experiment.folder import run_folder
+from fedjax_adapt.experiment.program import run_keys
+from fedjax_adapt.experiment.store import locked
+
+# what two equal runs need not share; somebody may edit the checkout meanwhile
+CIRCUMSTANCES = {"seconds", "compile_seconds", "rounds_per_second", "folder", "commit"}
+
+
+def final_state(config):
+    f = build(config)
+    key, _ = run_keys(config.seed)
+    abstract = jax.eval_shape(
+        lambda: init_state(f.algorithm, f.task, f.data, f.plan, key)
+    )
+    return checkpoints.restore(Path(config.folder) / "checkpoints", abstract)
+
+
+def numbers(folder):
+    """Everything a run says, without clocks and places."""
+    record = read_run(folder)
+    summary = {k: v for k, v in record.summary.items() if k not in CIRCUMSTANCES}
+    metrics = record.metrics.drop_columns(["seconds"]).to_pydict()
+    return summary, metrics, record.clients.to_pydict()
+
+
+def files(folder):
+    return sorted(str(p.relative_to(folder)) for p in Path(folder).rglob("*"))
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(round):
+    def progress(now):
+        if now.round >= round:
+            raise Stop
+
+    return progress
+
+
+def test_a_run_equals_a_loop_over_its_rounds(tiny):
+    config = tiny(rounds=4, evaluate_every=2)
+    result = run(config)
+    f = build(config)
+    key_init, key_train = run_keys(config.seed)
+    state = init_state(f.algorithm, f.task, f.data, f.plan, key_init)
+    round_fn = jax.jit(make_round(f.algorithm, f.task, f.data, f.plan))
+    accuracies, steps, clients = [], 0, []
+    for t in range(4):
+        state, info = round_fn(state, jax.random.fold_in(key_train, t))
+        steps += int(info.num_steps.sum())
+        clients += [(t + 1, int(i)) for i in info.cohort if i < config.num_clients]
+        if t % 2:
+            accuracies.append(
+                float(evaluate(f.task, state.params, f.data.test).accuracy)
+            )
+    record = read_run(config.folder)
+    np.testing.assert_allclose(record.metrics["accuracy"], accuracies, atol=1e-6)
+    assert record.metrics["round"].to_pylist() == [2, 4]
+    assert record.metrics["local_steps"].to_pylist()[-1] == result.local_steps == steps
+    table = record.clients.to_pydict()
+    assert list(zip(table["round"], table["client"], strict=True)) == clients
+    restored, round = final_state(config)
+    assert round == restored.round == 4
+    for ours, theirs in zip(
+        jax.tree.leaves(restored), jax.tree.leaves(state), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_finished_folder_holds_what_it_should(tiny):
+    config = tiny(rounds=3)
+    result = run(config)
+    assert {p.name for p in Path(config.folder).iterdir()} == {
+        *("config.toml", "metrics", "clients", "checkpoints", "summary.json")
+    }
+    assert read_run(config.folder).summary == json.loads(json.dumps(result.to_dict()))
+    assert checkpoints.rounds(Path(config.folder) / "checkpoints") == [2, 3]
+    assert result.data["clients"] == 6
+    assert result.last_count == result.rounds == 3
+
+
+@pytest.mark.parametrize("stop", [1, 3, 6])
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tiny, whole, stop):
+    broken = tiny()
+    with pytest.raises(Stop):
+        run(broken, progress=stop_after(stop))
+    assert read_run(broken.folder).summary is None
+    run(broken, resume=True)
+    assert same(final_state(broken), final_state(whole))
+    assert numbers(broken.folder) == numbers(whole.folder)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from fedjax_adapt.experiment import checkpoint, run
+from fedjax_adapt.experiment.config import from_settings, read_settings
+
+save = checkpoint.save
+
+def save_or_die(folder, state, round):
+    if round == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(folder, state, round)
+
+checkpoint.save = save_or_die
+run(from_settings(read_settings(Path(sys.argv[1])) | {"folder": sys.argv[2]}))
+"""
+
+
+def test_a_killed_run_resumes_to_the_bit_without_doubled_rows(tiny, whole):
+    """SIGKILL between the rows of round 4 and its checkpoint."""
+    killed = tiny()
+    settings = Path(whole.folder) / "config.toml"
+    command = [sys.executable, "-c", KILLED, settings, killed.folder]
+    assert subprocess.run(command).returncode == -signal.SIGKILL
+    assert read_run(killed.folder).metrics["round"].to_pylist() == [1, 2, 3, 4]
+    assert checkpoints.rounds(Path(killed.folder) / "checkpoints") == [2]
+    run(killed, resume=True)
+    assert same(final_state(killed), final_state(whole))
+    assert numbers(killed.folder) == numbers(whole.folder)
+
+
+def test_a_damaged_newest_checkpoint_costs_rounds_and_not_the_run(tiny, whole):
+    broken = tiny()
+    with pytest.raises(Stop):
+        run(broken, progress=stop_after(5))
+    for path in (Path(broken.folder) / "checkpoints" / "000000004").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    run(broken, resume=True)
+    assert numbers(broken.folder) == numbers(whole.folder)
+
+
+def test_how_often_a_run_is_saved_or_evaluated_changes_no_result(tiny, whole):
+    seldom = tiny("seldom", checkpoint_every=None)
+    run(seldom)
+    assert same(final_state(seldom), final_state(whole))
+    rare = tiny("rare", evaluate_every=2)
+    run(rare)
+    assert read_run(rare.folder).metrics["round"].to_pylist() == [2, 4, 6, 7]
+    leaves = jax.tree.leaves(final_state(rare)), jax.tree.leaves(final_state(whole))
+    for ours, theirs in zip(*leaves, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_fewer_rounds_than_an_evaluation_takes_are_evaluated_once(tiny):
+    config = tiny(rounds=1, evaluate_every=5)
+    assert run(config).rounds == 1
+    assert read_run(config.folder).metrics["round"].to_pylist() == [1]
+
+
+def test_progress_counts_up_to_the_last_round(tiny):
+    seen = []
+    run(tiny(), progress=seen.append)
+    rounds = [now.round for now in seen]
+    assert rounds[0] == 0 and rounds[-1] == 7 and rounds == sorted(set(rounds))
+    assert seen[0].accuracy is None and all(
+        now.accuracy is not None for now in seen[1:]
+    )
+
+
+def test_a_run_that_diverges_names_the_round_and_stays_readable(tiny):
+    config = tiny(lr=1e30, clip_norm=None, checkpoint_every=1)
+    with pytest.raises(Diverged, match=r"diverged in round \d: .*lower lr") as error:
+        run(config)
+    round = int(str(error.value).split("round ")[1][0])
+    record = read_run(config.folder)
+    assert record.summary is None
+    assert len(record.metrics) == round - 1
+
+
+def test_a_finished_run_is_never_overwritten(whole):
+    before = files(whole.folder)
+    for resume in (False, True):
+        with pytest.raises(ValueError, match="finished; a finished run is never over"):
+            run(whole, resume=resume)
+    assert files(whole.folder) == before
+
+
+@pytest.fixture
+def half(tiny):
+    config = tiny()
+    with pytest.raises(Stop):
+        run(config, progress=stop_after(3))
+    return config
+
+
+def test_a_folder_with_a_half_finished_run_asks_for_resume(half):
+    with pytest.raises(ValueError, match="half finished; write --resume"):
+        run(half)
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"lr": 0.2}, r"with lr=0.1, not lr=0.2; resume it with lr=0.1"),
+        ({"rounds": 9}, r"with rounds=7, not rounds=9"),
+        ({"algorithm": "fedavg"}, r"with algorithm=scaffold, not algorithm=fedavg"),
+        ({"algorithm_options": {"option": "I"}}, r"with option=II, not option=I;"),
+        ({"partition_options": {"concentration": 9.0}}, r"concentration=0.3, not"),
+    ],
+)
+def test_resuming_with_a_changed_setting_says_which(half, changes, says):
+    changed = dataclasses.replace(half, **changes)
+    before = files(half.folder)
+    with pytest.raises(ValueError, match=says):
+        run(changed, resume=True)
+    with pytest.raises(ValueError, match="holds another run"):
+        run(changed)
+    assert files(half.folder) == before
+
+
+def test_a_run_may_be_resumed_with_other_targets_and_checkpoints(half):
+    other = dataclasses.replace(half, targets=(0.5,), checkpoint_every=5)
+    assert list(run(other, resume=True).rounds_to) == ["0.5"]
+
+
+def test_resuming_where_nothing_lies_starts_afresh(tiny):
+    assert run(tiny(rounds=1), resume=True).rounds == 1
+
+
+def test_a_folder_in_use_is_refused(half):
+    with locked(Path(half.folder)), pytest.raises(ValueError, match="is in use"):
+        run(half, resume=True)
+    run(half, resume=True)
+
+
+def test_a_folder_that_is_no_run_is_refused(tiny, tmp_path):
+    path = tmp_path / "run"
+    path.write_text("")
+    with pytest.raises(ValueError, match=r"run is a file; give the path of a folder"):
+        run(tiny())
+    path.unlink()
+    path.mkdir()
+    (path / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="holds files that are no run"):
+        run(tiny())
+    assert files(path) == ["thesis.tex"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tiny, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"file/run cannot be written \(Not a dir"):
+        run(tiny("file/run"))
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"num_clients": 5000}, "num_clients=5000 but there are only 1437"),
+        ({"partition": "natural"}, "needs data whose rows have owners"),
+        ({"dataset": "mnist", "data_dir": "/none"}, "data_dir=/none does not exist"),
+        ({"dataset": "none.npz"}, "none.npz not found"),
+        ({"lanes": 0}, "lanes=0 must be an integer >= 1"),
+    ],
+)
+def test_a_mistake_leaves_nothing_behind(tiny, tmp_path, changes, says):
+    with pytest.raises(ValueError, match=says):
+        run(tiny(**changes))
+    assert files(tmp_path) == []
+
+
+def test_the_default_folder_is_named_after_the_run():
+    config = Config(dataset="some/where/my set.npz", algorithm="fedavg")
+    assert str(run_folder(config)).startswith("runs/my_set-fedavg-")
+    assert run_folder(config) == run_folder(dataclasses.replace(config, data_dir="x"))
+    assert run_folder(config) != run_folder(dataclasses.replace(config, seed=1))
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_ends_the_same(tiny):
+    """SIGKILL from outside, at whatever it is doing."""
+    whole, killed = (tiny(f, rounds=400, checkpoint_every=3) for f in ("a", "b"))
+    run(whole)
+    settings = Path(whole.folder) / "config.toml"
+    command = [sys.executable, "-m", "fedjax_adapt", "run", "--config", settings]
+    command += ["--folder", killed.folder, "--checkpoint-every", "3", "--resume"]
+    for seconds in np.linspace(4, 9, 12):
+        try:
+            subprocess.run(command, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            continue
+        break
+    if read_run(killed.folder).summary is None:
+        run(killed, resume=True)
+    assert same(final_state(killed), final_state(whole))
+    assert numbers(killed.folder) == numbers(whole.folder)

@@ -1,0 +1,99 @@
+import json
+
+import numpy as np
+import pytest
+
+from fedjax_adapt.experiment import store
+
+
+@pytest.fixture
+def folder(tmp_path):
+    store.write_text(tmp_path / store.CONFIG, "rounds = 4\n")
+    store.append(tmp_path, "metrics", {"round": [1, 2], "loss": [0.5, 0.25]}, 2)
+    store.append(tmp_path, "metrics", {"round": [3], "loss": [0.125]}, 3)
+    store.append(tmp_path, "clients", {"round": [1, 1, 2], "client": [4, 0, 1]}, 2)
+    return tmp_path
+
+
+def test_parts_read_as_one_table(folder):
+    record = store.read_run(folder)
+    assert record.metrics.to_pydict() == {
+        "round": [1, 2, 3],
+        "loss": [0.5, 0.25, 0.125],
+    }
+    assert record.clients["client"].to_pylist() == [4, 0, 1]
+    assert record.config == {"rounds": 4}
+    assert record.summary is None
+
+
+def test_the_folder_of_parts_is_a_table_to_pyarrow_itself(folder):
+    import pyarrow.parquet as pq
+
+    assert pq.read_table(folder / "metrics")["round"].to_pylist() == [1, 2, 3]
+
+
+def test_truncating_drops_what_lies_after_the_checkpoint_and_only_that(folder):
+    store.truncate(folder, 2)
+    record = store.read_run(folder)
+    assert record.metrics["round"].to_pylist() == [1, 2]
+    assert record.clients["round"].to_pylist() == [1, 1, 2]
+    store.truncate(folder, 0)
+    assert store.read_run(folder).metrics.num_rows == 0
+
+
+def test_parts_sort_by_number_and_not_by_text(folder):
+    store.append(folder, "metrics", {"round": [10], "loss": [0.1]}, 10)
+    store.append(folder, "metrics", {"round": [100], "loss": [0.1]}, 100)
+    assert store.read_run(folder).metrics["round"].to_pylist() == [1, 2, 3, 10, 100]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "a.txt"
+    store.write_text(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        store.write_text(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_what_a_killed_write_leaves_behind_is_not_read(folder):
+    (folder / "metrics" / ".part-000000009.parquet.tmp").write_bytes(b"PAR1")
+    assert store.read_run(folder).metrics.num_rows == 3
+
+
+def test_vectors_per_client_are_lists(tmp_path):
+    rows = {"client": [0, 1], "gate": list(np.ones((2, 3), np.float32))}
+    store.append(tmp_path, "clients", rows, 1)
+    assert store.read_table(tmp_path, "clients")["gate"].to_pylist() == [[1, 1, 1]] * 2
+
+
+def test_finishing_writes_the_summary_and_drops_the_lock(folder):
+    with store.locked(folder):
+        store.finish(folder, {"accuracy": 0.5})
+    assert store.read_run(folder).summary == {"accuracy": 0.5}
+    assert json.loads((folder / store.SUMMARY).read_text()) == {"accuracy": 0.5}
+    assert not (folder / store.LOCK).exists()
+
+
+def test_a_second_holder_is_refused_until_the_first_has_gone(tmp_path):
+    with store.locked(tmp_path):
+        with pytest.raises(ValueError, match=r"folder=.* is in use by another process"):
+            with store.locked(tmp_path):
+                pass
+    with store.locked(tmp_path):
+        pass
+
+
+def test_a_folder_without_a_run_is_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no run: it has no config.toml\."):
+        store.read_run(tmp_path)
+
+
+def test_broken_files_are_named(folder):
+    (folder / "metrics" / "part-000000003.parquet").write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match=r"part-000000003.parquet is broken"):
+        store.read_run(folder)
+    (folder / "metrics" / "part-000000003.parquet").unlink()
+    (folder / store.SUMMARY).write_text("{")
+    with pytest.raises(ValueError, match=r"summary.json is broken"):
+        store.read_run(folder)

@@ -1,0 +1,53 @@
+import math
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedjax_adapt.experiment import toml
+
+scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text()
+numbers = st.floats(allow_nan=False)
+
+
+@given(st.dictionaries(st.text(), scalars | numbers | st.lists(numbers)))
+def test_what_is_written_reads_back_equal(values):
+    assert tomllib.loads(toml.dumps(values)) == values
+
+
+def test_none_is_left_out_and_infinity_is_kept():
+    text = toml.dumps({"a": None, "b": math.inf})
+    assert tomllib.loads(text) == {"b": math.inf}
+
+
+def test_comments_stand_above_their_key():
+    text = toml.dumps({"a": 1, "b": (2, 3)}, {"b": "two"})
+    assert text == "a = 1\n\n# two\nb = [2, 3]\n"
+
+
+def test_the_line_of_a_key_is_found_however_it_is_written(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text('# b = 0\n\na = 1\n"b"=2\n  cc = 3\nc = 4\n[table]\n[[many]]\n')
+    lines = [toml.line_of(path, key) for key in ("a", "b", "cc", "c", "table", "many")]
+    assert lines == [3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        (b"a = 1\nb = \n", r"bad.toml is not valid TOML: .*line 2"),
+        (b"a = 1\na = 2\n", r"bad.toml is not valid TOML: .*line 2"),
+        (b"a = '\xff'\n", r"bad.toml is not valid TOML: it is not UTF-8 text"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path, content, says):
+    path = tmp_path / "bad.toml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=says):
+        toml.read(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"config=.*none.toml cannot be read"):
+        toml.read(tmp_path / "none.toml")
