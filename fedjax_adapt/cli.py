@@ -5,8 +5,11 @@ is exit code 1; Ctrl-C is 130. JAX is imported only where it is needed.
 """
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 USAGE = """\
@@ -43,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe has left, as in `list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a disk that is full, a folder that has gone
+        return _fail(f"{error}.", 1)
 
 
 def _main(arguments: list[str]) -> int:
@@ -66,17 +71,21 @@ def _main(arguments: list[str]) -> int:
 
 def run(arguments: list[str]) -> int:
     """`fedjax-adapt run`: trains, draws the curve, prints a table."""
-    _prepare_jax()
-    from .experiment.config import from_settings
-    from .experiment.folder import run_folder
-    from .flags import parse
+    with _importing():
+        _prepare_jax()
+        from .experiment.config import from_settings
+        from .experiment.flags import parse
+        from .experiment.folder import run_folder
 
-    try:
-        request = parse(arguments)
-    except SystemExit:  # --help has been printed
-        return 0
-    config = from_settings(request.settings)
-    folder = run_folder(config)
+        try:
+            request = parse(arguments)
+        except SystemExit:  # --help has been printed
+            return 0
+        config = from_settings(request.settings)
+        folder = run_folder(config)
+        # needed by the first checkpoint; see `_importing`
+        import orbax.checkpoint  # noqa: F401
+        import pyarrow.parquet  # noqa: F401
     try:
         return _train(config, folder, request.resume)
     except KeyboardInterrupt:
@@ -132,6 +141,20 @@ def list_choices(arguments: list[str]) -> int:
     return 0
 
 
+@contextmanager
+def _importing() -> Iterator[None]:
+    """Ctrl-C leaves at once: an exception inside a native import crashes Python."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where signals cannot be handled
+        return
+    leave = lambda *_: os._exit(_fail("interrupted; nothing is written.", 130))
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _prepare_jax() -> None:
     """Keeps compiled programs for the next run, and XLA's own log to itself."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -141,12 +164,13 @@ def _prepare_jax() -> None:
 
     # a cache that cannot be written costs time, nothing else
     warnings.filterwarnings("ignore", message=".*persistent compilation cache.*")
-    if jax.config.jax_compilation_cache_dir is None:
+    told = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    if told is None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         cache = home / "fedjax-adapt" / "xla"
         jax.config.update("jax_compilation_cache_dir", str(cache))
 
 
 def _fail(sentence: str, code: int) -> int:
-    print(f"fedjax-adapt: {sentence}", file=sys.stderr)
+    print(f"fedjax-adapt: {sentence}", file=sys.stderr, flush=True)
     return code

@@ -56,19 +56,9 @@ plt.show()
 # round keys mean the same cohorts, so the comparison is paired.
 
 # %%
-data = fa.FederatedDataset.from_rows(
-    digits.x_train,
-    digits.y_train,
-    rows,
-    test=(digits.x_test, digits.y_test),
-    num_classes=digits.num_classes,
-)
-task = fa.classification(
-    mlp(digits.x_train.shape[1:], digits.num_classes, widths=(64,)),
-    digits.x_train.shape[1:],
-    mean=digits.mean,
-    std=digits.std,
-)
+data = digits.federated(rows)
+model = mlp(digits.shape, digits.num_classes, widths=(64,))
+task = fa.classification(model, digits.shape, mean=digits.mean, std=digits.std)
 plan = fa.Plan(
     participation=fa.bernoulli(0.3), batch_size=20, lr=0.1, lr_decay=0.998, clip_norm=10
 )

@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_adapt import __version__, cli
 from fedjax_adapt.experiment import read_run
-from fedjax_adapt.flags import parse
+from fedjax_adapt.experiment.flags import parse
 
 # the run of experiment/conftest.py, so that it is compiled once
 QUICK = (

@@ -1,8 +1,11 @@
 """Central arrays, before anyone is a client."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from .dataset import FederatedDataset
 
 Moment = float | tuple[float, ...]
 
@@ -34,6 +37,21 @@ class Source(NamedTuple):
     mean: Moment
     std: Moment
     clients: np.ndarray | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example."""
+        return self.x_train.shape[1:]
+
+    def federated(self, rows: Sequence[Any]) -> FederatedDataset:
+        """The data set on the device, with `rows[i]` of the training set at client i."""
+        return FederatedDataset.from_rows(
+            self.x_train,
+            self.y_train,
+            rows,
+            test=(self.x_test, self.y_test),
+            num_classes=self.num_classes,
+        )
 
 
 def moments(x: np.ndarray) -> tuple[Moment, Moment]:

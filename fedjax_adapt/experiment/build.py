@@ -39,16 +39,11 @@ def build(config: Config) -> Federation:
         clients=source.clients,
         **config.partition_options,
     )
-    data = FederatedDataset.from_rows(
-        source.x_train,
-        source.y_train,
-        rows,
-        test=(source.x_test, source.y_test),
-        num_classes=source.num_classes,
+    data = source.federated(rows)
+    model = MODELS[config.model](
+        source.shape, source.num_classes, **config.model_options
     )
-    shape = source.x_train.shape[1:]
-    model = MODELS[config.model](shape, source.num_classes, **config.model_options)
-    task = classification(model, shape, mean=source.mean, std=source.std)
+    task = classification(model, source.shape, mean=source.mean, std=source.std)
     measured = skew(rows, source.y_train, source.num_classes)
     return Federation(algorithm, task, data, plan, source, measured)
 

@@ -113,7 +113,7 @@ class Config:
 def common_options() -> dict[str, Option]:
     """The settings every run has."""
     hints = get_type_hints(Config)
-    helps = argument_help(Config.__doc__.replace("\n    ", "\n"))
+    helps = argument_help((Config.__doc__ or "").replace("\n    ", "\n"))
     return {
         f.name: Option(hints[f.name], f.default, helps[f.name])
         for f in fields(Config)
@@ -162,7 +162,7 @@ def from_settings(settings: Mapping[str, Any]) -> Config:
         if name not in known:
             raise ValueError(f"setting {name} is unknown; {suggestion(name, known)}")
     common = {n: v for n, v in settings.items() if n in common_options()}
-    nested = {
+    nested: dict[str, Any] = {
         f"{kind}_options": {
             own: settings[flat]
             for own, (flat, _) in kind_options(kind, choices[kind]).items()

@@ -110,7 +110,9 @@ def _dispatch(
     parts = []
     while len(parts) < groups and done < stop:
         whole = config.rounds - done >= config.evaluate_every
-        state, *part = (program.group if whole else program.last)(state)
+        group = program.group if whole else program.last
+        assert group is not None
+        state, *part = group(state)
         parts.append(part)
         done += config.evaluate_every
     return state, jax.device_get(parts)
@@ -123,7 +125,7 @@ class Schedule:
     config: Config
     last: int  # the round of the newest checkpoint
     cost: float = 0.0  # seconds the newest took
-    time: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=time.monotonic)
 
     # Without checkpoint_every: every 20 s, or less often where writing takes more than
     # a twentieth of the time.
@@ -137,14 +139,14 @@ class Schedule:
 
     def due(self, done: int) -> bool:
         """Whether a checkpoint is due after `done` rounds."""
-        waited = time.monotonic() - self.time
+        waited = time.monotonic() - self.since
         by_clock = waited > max(self.SECONDS, self.cost / self.SHARE)
         clocked = self.config.checkpoint_every is None and by_clock
         return clocked or done >= self.next_stop()
 
     def saved(self, done: int, cost: float) -> None:
         """Takes note of a checkpoint."""
-        self.last, self.cost, self.time = done, cost, time.monotonic()
+        self.last, self.cost, self.since = done, cost, time.monotonic()
 
 
 def _summarise(

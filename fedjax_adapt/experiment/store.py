@@ -76,7 +76,7 @@ def read_table(folder: Path, name: str) -> "pyarrow.Table":
     tables = []
     for part in _parts(folder, name):
         try:
-            tables.append(pq.read_table(part, partitioning=None))
+            tables.append(pq.read_table(part))
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{part} is broken ({_first_line(error)}).") from None
     return pa.concat_tables(tables) if tables else pa.table({})

@@ -116,7 +116,7 @@ def hardware() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Python and the packages that decide the numbers."""
-    from .. import __version__
+    from fedjax_adapt import __version__
 
     packages = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
     return {

@@ -1,8 +1,8 @@
 """The flags of `fedjax-adapt run`, which follow from the choices made.
 
 tyro turns a dataclass into flags; here the dataclass is made from the settings of
-`experiment.config`, so that an algorithm's options are flags the day it is added. What
-tyro refuses is said again in one sentence.
+`config`, so that an algorithm's options are flags the day it is added. What tyro
+refuses is said again in one sentence.
 """
 
 import contextlib
@@ -14,14 +14,14 @@ from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from .experiment.config import (
+from .config import (
     all_options,
     choices_in,
     common_options,
     kind_options,
     read_settings,
 )
-from .experiment.options import KINDS, Option, convert, find, suggestion, wanted
+from .options import KINDS, Option, convert, find, suggestion, wanted
 
 PROGRAM = "fedjax-adapt run"
 DESCRIPTION = """\
@@ -46,7 +46,7 @@ ABOUT_THE_RUN = {
 class Request(NamedTuple):
     """What a command line asks for."""
 
-    settings: dict[str, Any]  # flat; see `experiment.config`
+    settings: dict[str, Any]  # flat; see `config`
     resume: bool
 
 
@@ -163,7 +163,8 @@ def explain(
 ) -> str:
     """One sentence on the first mistake among the arguments; failing that, tyro's."""
     flags = [f"--{name.replace('_', '-')}" for name in options]
-    for token in arguments[:1] + [a for a in arguments if re.match(r"-[^-\d.]", a)]:
+    short = [token for token in arguments if re.match(r"-[^-\d.]", token)]
+    for token in [*arguments[:1], *short]:
         if not token.startswith("--"):
             return f"{token} is no flag; {suggestion(f'--{token}', flags)}"
     for name, words in _words(arguments).items():

@@ -1,0 +1,50 @@
+"""What the README says is what the project does."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from fedjax_adapt.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    """The fenced blocks in one language, in order."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return [text for name, text in fenced if name == language]
+
+
+def test_ci_runs_the_two_commands_to_the_letter():
+    run = (ROOT / ".ci" / "run").read_text()
+    install, test = (block.strip() for block in blocks("bash")[:2])
+    assert "fedjax-adapt run" in install and "pytest" in test
+    assert f"\n{install}\n" in run
+    assert f"\n{test}\n" in run
+
+
+def test_every_algorithm_has_a_row_and_every_row_an_algorithm():
+    rows = re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)
+    assert rows == list(ALGORITHMS)
+
+
+def test_files_and_links_of_the_readme_exist():
+    for path in re.findall(r"\]\((?!https?:)([^)#]+)", README):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_example_has_fifteen_lines_and_prints_its_number():
+    code, printed = blocks("python")[0], blocks("")[0]
+    assert len([line for line in code.splitlines() if line]) == 15
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(code, "README.md", "exec"), {})
+    claimed, got = (
+        float(re.search(r"[\d.]+", text)[0]) for text in (printed, output.getvalue())
+    )
+    # other processors round otherwise; 360 test examples, so 0.01 is four of them
+    assert got == pytest.approx(claimed, abs=0.01)
