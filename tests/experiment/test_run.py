@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -195,11 +196,19 @@ def test_a_finished_run_is_never_overwritten(whole):
     assert files(whole.folder) == before
 
 
-@pytest.fixture
-def half(tiny):
-    config = tiny()
+@pytest.fixture(scope="module")
+def half_folder(tmp_path_factory, whole):
+    folder = tmp_path_factory.mktemp("half") / "run"
     with pytest.raises(Stop):
-        run(config, progress=stop_after(3))
+        run(dataclasses.replace(whole, folder=folder), progress=stop_after(3))
+    return folder
+
+
+@pytest.fixture
+def half(half_folder, tiny):
+    """A run that was stopped after three rounds, of one's own."""
+    config = tiny()
+    shutil.copytree(half_folder, config.folder)
     return config
 
 
