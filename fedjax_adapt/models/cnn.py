@@ -26,9 +26,9 @@ class Conv(nnx.Module):
         self.bias = nnx.Param(init(rngs.params(), (FILTERS,), float))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[batch, height, width, channels] to [batch, height', width', FILTERS]."""
-        # the bias and the ReLU commute with the maximum, and cost a quarter behind it
-        return jax.nn.relu(max_pool(conv(x, self.kernel[...])) + self.bias[...])
+        """[channels, height, width, batch] to [FILTERS, height', width', batch]."""
+        y = conv(x, self.kernel[...], layout="CHWN")
+        return max_pool(jax.nn.relu(y + self.bias[:, None, None, None]))
 
 
 class CNN(nnx.Module):
@@ -46,7 +46,8 @@ class CNN(nnx.Module):
 
     def features(self, x: jax.Array) -> jax.Array:
         """The last hidden layer, [batch, 192]."""
-        x = flatten(self.conv2(self.conv1(x)))
+        x = x.transpose(3, 1, 2, 0)  # the batch last: see conv.py
+        x = flatten(self.conv2(self.conv1(x)).transpose(3, 1, 2, 0))
         return jax.nn.relu(self.fc2(jax.nn.relu(self.fc1(x))))
 
     def head(self, features: jax.Array) -> jax.Array:

@@ -1,17 +1,25 @@
 """A convolution that is fast on a CPU, in a loop and under `vmap` over its kernel.
 
-    y[n, h, w, :] = sum_ij x[n, s h + i, t w + j, :] kernel[i, j, :, :]
+    y[d, h, w, n] = sum_cij K[i, j, c, d] x[c, s h + i, t w + j, n]
 
 XLA runs the gradients of `lax.conv_general_dilated` inside a loop on a CPU at a few
-GFLOP/s, and turns a vmapped kernel into a grouped convolution, slow everywhere. Patches
-times a matrix keep to what every backend does well:
+GFLOP/s, and turns a vmapped kernel into a grouped convolution. Matrix products are fast
+everywhere, so this is written as products of the kernel with patches of the images, in
+one of two ways, whichever stores fewer numbers:
 
-    P[n, h, w, (i, j, c)] = x[n, s h + i, t w + j, c]
-    y = P K          dK = P^T dy          dx = adjoint of "patches" of dy K^T
+    "patches"  P[(i, j, c), (h, w, n)] = x[c, s h + i, t w + j, n]           y = K^T P
+    "shifts"   R[(j, c), (h, w, n)] = x[c, h, t w + j, n]
+               Z[(i, d), (h, w, n)] = sum_jc K[i, j, c, d] R[(j, c), (h, w, n)]
+               y[d, h, w, n] = sum_i Z[i, d, s h + i, w, n]
 
-Patches are cut along the width first and along the height second, 2 k copies instead of
-k^2. The gradient is written out so that XLA sees three matrix products and no gather.
-Measured in benchmarks/README.md.
+The second makes patches along the width only and adds up shifted products along the
+height: for 5 x 5 x 64 filters on 14 x 14 x 64 a third of the memory for 1.4 times the
+multiplications. The gradients are written out: three products in all, none of which
+contracts the leading axis of both its factors, the form that XLA multiplies slowest.
+
+Inside, the batch is the last axis, so that a patch is a copy of long contiguous runs and
+the products come out ready for the next layer. A network that keeps its activations
+so, with layout="CHWN", pays for no transposition. Measured in benchmarks/README.md.
 """
 
 from collections.abc import Sequence
@@ -21,8 +29,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .. import check
+
 Array = jax.Array
 Pair = tuple[int, int]
+
+HEIGHT, WIDTH = 1, 2  # axes of [channels, height, width, batch], and of NHWC as well
 
 
 def conv(
@@ -30,62 +42,68 @@ def conv(
     kernel: Array,
     strides: Pair = (1, 1),
     padding: str | Sequence[Pair] = "VALID",
+    layout: str = "NHWC",
 ) -> Array:
-    """Convolves images, as `lax.conv_general_dilated` does with NHWC and HWIO.
+    """Convolves images, equal to `lax.conv_general_dilated` within rounding.
 
     Args:
-      x: images, [batch, height, width, channels].
-      kernel: [kernel height, kernel width, channels, filters], in the dtype of `x`.
+      x: images, [batch, height, width, channels] or, with layout "CHWN", [channels,
+        height, width, batch].
+      kernel: [kernel height, kernel width, channels, filters].
       strides: along the height and the width.
       padding: "VALID", "SAME", or ((top, bottom), (left, right)).
+      layout: "NHWC" or, faster, "CHWN": of `x` and of the result.
 
     Returns:
-      [batch, new height, new width, filters]. Differentiable once, in reverse mode.
+      [batch, new height, new width, filters], or as `layout` says. Differentiable once,
+      in reverse mode.
 
     Raises:
-      ValueError: `x` and `kernel` do not fit each other.
+      ValueError: `x` and `kernel` do not fit each other, or an argument is unknown.
     """
-    if x.ndim != 4 or kernel.ndim != 4 or x.shape[3] != kernel.shape[2]:
+    check.one_of("layout", layout, ("NHWC", "CHWN"))
+    if x.ndim != 4 or kernel.ndim != 4 or x.shape[layout.index("C")] != kernel.shape[2]:
         raise ValueError(
-            f"conv got x{list(x.shape)} and kernel{list(kernel.shape)}; write "
-            "x[batch, height, width, channels] and "
-            "kernel[height, width, channels, filters]."
+            f"conv got x{list(x.shape)} and kernel{list(kernel.shape)}; write x[{layout}] "
+            "and kernel[height, width, channels, filters] with the same channels."
         )
+    if layout == "NHWC":
+        x = x.transpose(3, 1, 2, 0)
     if isinstance(padding, str):
+        check.one_of("padding", padding, ("VALID", "SAME"))
         padding = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
-    height, width = padding
-    if any((*height, *width)):
-        x = jnp.pad(x, ((0, 0), height, width, (0, 0)))
-    if any(n < k for n, k in zip(x.shape[1:3], kernel.shape[:2], strict=True)):
+    if any(map(any, padding)):
+        x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+    if x.shape[1] < kernel.shape[0] or x.shape[2] < kernel.shape[1]:
         raise ValueError(
-            f"conv got images of {x.shape[1]}x{x.shape[2]} pixels, padding included, for "
-            f"a kernel of {kernel.shape[0]}x{kernel.shape[1]}; the kernel must fit in."
+            f"conv got images of {x.shape[1]} x {x.shape[2]} pixels, padding included, "
+            f"for a kernel of {kernel.shape[0]} x {kernel.shape[1]}; give larger images."
         )
-    return _conv(tuple(strides), x, kernel)
+    dtype = jnp.result_type(x, kernel)
+    y = _conv(tuple(strides), x.astype(dtype), kernel.astype(dtype))
+    return y.transpose(3, 1, 2, 0) if layout == "NHWC" else y
 
 
 def max_pool(x: Array, window: int = 2) -> Array:
-    """The maximum over windows that tile the image; a remainder is left out.
+    """The maximum over square windows that tile the images; a remainder is left out.
 
-    A maximum of strided slices: the gradient of XLA's `reduce_window` is a
-    select-and-scatter, ten times slower on a CPU. Where values tie, the gradient is
-    shared among them.
+    A maximum of strided slices, as the gradient of XLA's `reduce_window` is slow on a
+    CPU. Where values tie, the gradient is shared between them.
 
     Args:
-      x: [batch, height, width, channels].
+      x: [batch, height, width, channels] or [channels, height, width, batch].
       window: side of the window, and the stride.
 
     Returns:
-      [batch, height // window, width // window, channels].
+      The same with height // window and width // window.
     """
-    for axis in (1, 2):
-        end = x.shape[axis] // window * window
-        slices = [
-            lax.slice_in_dim(x, i, end, stride=window, axis=axis) for i in range(window)
-        ]
-        x = slices[0]
-        for other in slices[1:]:
-            x = jnp.maximum(x, other)
+    check.at_least("window", window, 1)
+    for axis in (HEIGHT, WIDTH):
+        size = x.shape[axis] // window
+        part = _window(x, axis, 0, size, window)
+        for i in range(1, window):
+            part = jnp.maximum(part, _window(x, axis, i, size, window))
+        x = part
     return x
 
 
@@ -95,54 +113,84 @@ def _conv(strides: Pair, x: Array, kernel: Array) -> Array:
 
 
 def _forward(strides: Pair, x: Array, kernel: Array):
-    patches = _patches(x, kernel.shape[:2], strides)
-    y = patches @ kernel.reshape(-1, kernel.shape[3])
-    return y, (patches, kernel, x[:0])
+    kh, kw, _, filters = kernel.shape
+    height, width = _positions(x, kernel, strides)
+    batch = x.shape[3]
+    patches = jnp.stack([_window(x, WIDTH, j, width, strides[1]) for j in range(kw)])
+    if not _shifts(x, kernel, strides):
+        rows = [_window(patches, 1 + HEIGHT, i, height, strides[0]) for i in range(kh)]
+        patches = jnp.stack(rows).reshape(-1, height * width * batch)
+        y = _fixed(kernel.reshape(-1, filters).T) @ patches
+        return y.reshape(filters, height, width, batch), (x, kernel, patches)
+    patches = patches.reshape(-1, x.shape[1] * width * batch)
+    weights = _fixed(kernel.transpose(0, 3, 1, 2).reshape(kh * filters, -1))
+    z = (weights @ patches).reshape(kh, filters, x.shape[1], width, batch)
+    y = sum(_window(z[i], HEIGHT, i, height, strides[0]) for i in range(kh))
+    return y, (x, kernel, patches)
 
 
 def _backward(strides: Pair, residuals, dy: Array) -> tuple[Array, Array]:
-    patches, kernel, x = residuals
-    flat = lambda array: array.reshape(-1, array.shape[-1])
-    dkernel = (flat(patches).T @ flat(dy)).reshape(kernel.shape)
-    dpatches = (flat(dy) @ flat(kernel).T).reshape(patches.shape)
-    return _patches_adjoint(dpatches, x.shape[1:3], kernel.shape, strides), dkernel
+    x, kernel, patches = residuals
+    kh, kw, channels, filters = kernel.shape
+    _, height, width, batch = dy.shape
+    if not _shifts(x, kernel, strides):
+        dy = dy.reshape(filters, -1)
+        dkernel = _by_transpose(dy, patches).T.reshape(kernel.shape)
+        dpatches = kernel.reshape(-1, filters) @ dy
+        dpatches = dpatches.reshape(kh, kw, channels, height, width, batch)
+        dpatches = _gather_rows(dpatches, 2 + HEIGHT, x.shape[1], strides[0])
+    else:
+        dz = jnp.stack(
+            [_spread(dy, HEIGHT, i, x.shape[1], strides[0]) for i in range(kh)]
+        ).reshape(kh * filters, -1)
+        dkernel = _by_transpose(dz, patches).reshape(kh, filters, kw, channels)
+        dkernel = dkernel.transpose(0, 2, 3, 1)
+        weights = _fixed(kernel.transpose(1, 2, 0, 3).reshape(kw * channels, -1))
+        dpatches = (weights @ dz).reshape(kw, channels, x.shape[1], width, batch)
+    return _gather_rows(dpatches, 1 + WIDTH, x.shape[2], strides[1]), dkernel
 
 
 _conv.defvjp(_forward, _backward)
 
 
-def _patches(x: Array, size: Pair, strides: Pair) -> Array:
-    """Patches, [batch, new height, new width, size * channels]."""
-    for axis in (2, 1):
-        x = jnp.concatenate(
-            [
-                lax.slice_in_dim(x, i, i + span, stride=strides[axis - 1], axis=axis)
-                for i, span in _windows(x.shape[axis], size[axis - 1])
-            ],
-            axis=3,
-        )
-    return x
+def _positions(x: Array, kernel: Array, strides: Pair) -> Pair:
+    """Height and width of the result."""
+    return tuple((x.shape[1 + a] - kernel.shape[a]) // strides[a] + 1 for a in (0, 1))
 
 
-def _patches_adjoint(dpatches: Array, pixels: Pair, kernel, strides: Pair) -> Array:
-    """The transpose of the linear map `_patches`, [batch, height, width, channels]."""
-    for axis in (1, 2):
-        parts = jnp.split(dpatches, kernel[axis - 1], axis=3)
-        dpatches = sum(
-            _spread(part, axis, i, pixels[axis - 1], strides[axis - 1])
-            for i, part in enumerate(parts)
-        )
-    return dpatches
+def _shifts(x: Array, kernel: Array, strides: Pair) -> bool:
+    """Whether patches along the width alone store fewer numbers."""
+    kh, kw, channels, filters = kernel.shape
+    height, _ = _positions(x, kernel, strides)
+    return (kw * channels + kh * filters) * x.shape[1] < kh * kw * channels * height
 
 
-def _spread(part: Array, axis: int, begin: int, pixels: int, stride: int) -> Array:
-    """Puts the entries of an axis `stride` apart from `begin` on, with zeros between."""
-    used = (part.shape[axis] - 1) * stride + 1
-    config = [(0, 0, 0)] * part.ndim
-    config[axis] = (begin, pixels - begin - used, stride - 1)
-    return lax.pad(part, jnp.zeros((), part.dtype), config)
+def _fixed(weights: Array) -> Array:
+    """Keeps XLA from folding a transposition into the product, which is slower."""
+    return lax.optimization_barrier(weights)
 
 
-def _windows(pixels: int, size: int) -> list[Pair]:
-    """For every position of a kernel row: its first pixel and how far it slides."""
-    return [(i, pixels - size + 1) for i in range(size)]
+def _by_transpose(a: Array, b: Array) -> Array:
+    """a b^T."""
+    return lax.dot_general(a, b, (((1,), (1,)), ((), ())))
+
+
+def _window(x: Array, axis: int, begin: int, size: int, stride: int) -> Array:
+    """Every `stride`-th of `size` entries of an axis, from `begin` on."""
+    end = begin + (size - 1) * stride + 1
+    return lax.slice_in_dim(x, begin, end, stride, axis)
+
+
+def _spread(x: Array, axis: int, begin: int, size: int, stride: int) -> Array:
+    """The transpose of `_window`: entries put back into an axis of `size` zeros."""
+    used = (x.shape[axis] - 1) * stride + 1
+    config = [(0, 0, 0)] * x.ndim
+    config[axis] = (begin, size - begin - used, stride - 1)
+    return lax.pad(x, jnp.zeros((), x.dtype), config)
+
+
+def _gather_rows(windows: Array, axis: int, size: int, stride: int) -> Array:
+    """The transpose of stacking windows 0, 1, ...: they are added up where they lay."""
+    return sum(
+        _spread(window, axis - 1, i, size, stride) for i, window in enumerate(windows)
+    )
