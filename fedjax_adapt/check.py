@@ -75,8 +75,9 @@ def nearest(value: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: the nearest one, and all of them."""
     known = list(known)
     close = difflib.get_close_matches(str(value), known, n=1, cutoff=0.4)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}There are {', '.join(known)}."
+    if close:
+        return f"did you mean {close[0]!r}? There are {', '.join(known)}."
+    return f"write one of {', '.join(known)}."
 
 
 def one_of(name: str, value: Any, known: Iterable[str]) -> None:

@@ -105,8 +105,12 @@ curves["leash (yours)"] = accuracies(leash())
 # %%
 figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
 for name, curve in curves.items():
-    axes.plot(np.arange(1, ROUNDS + 1), curve, label=f"{name}: {curve[-10:].mean():.3f}")
-axes.set(xlabel="round", ylabel="test accuracy", title="digits, 30 clients, Dirichlet 0.3")
+    axes.plot(
+        np.arange(1, ROUNDS + 1), curve, label=f"{name}: {curve[-10:].mean():.3f}"
+    )
+axes.set(
+    xlabel="round", ylabel="test accuracy", title="digits, 30 clients, Dirichlet 0.3"
+)
 axes.legend(title="mean of the last 10 rounds")
 plt.show()
 assert min(curve[-10:].mean() for curve in curves.values()) > 0.85
