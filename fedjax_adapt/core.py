@@ -136,7 +136,7 @@ class Cohort(NamedTuple):
     active: Array  # [cohort] bool
     round: Array  # int32
     num_clients: int
-    mean_examples: Array  # mean size of all clients, float
+    mean_epoch_steps: Array  # int32, batches in one epoch of a client of mean size
 
     @property
     def num_active(self) -> Array:
@@ -375,7 +375,8 @@ def epochs(num_epochs: float = 1) -> StepPolicy:
     check.positive("num_epochs", num_epochs)
 
     def of(epoch_steps):
-        return jnp.ceil(num_epochs * epoch_steps).astype(jnp.int32)
+        # 0.3 epochs of 50 steps are 15, though 0.3 x 50 is a little more in float32
+        return jnp.ceil(num_epochs * epoch_steps - 1e-4).astype(jnp.int32)
 
     def steps(state, cohort, measurement):
         del state, measurement
@@ -427,7 +428,8 @@ class Plan:
       batch_size: examples per local step; None means full-batch steps.
       lr: local learning rate of round 0 (may be a tracer, as may the next three).
       lr_decay: the learning rate of round t is lr * lr_decay**t.
-      momentum: of local SGD, buffer zeroed at the start of every round.
+      momentum: of local SGD, buffer zeroed at the start of every round. Control variates
+        built from (w - theta) / (K lr), as in SCAFFOLD and FedSSG, assume 0.
       weight_decay: added to the gradient after clipping.
       clip_norm: the global norm to which gradient plus correction is clipped; None: no.
       max_steps: cap on the local steps of a client in a round; None: no cap.

@@ -1,5 +1,6 @@
 """A tiny task on which everything compiles fast, and comparisons of pytrees."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,7 +81,4 @@ def same(a, b):
 
 def close(a, b, atol=1e-6, rtol=1e-6):
     """Equal within float error, structure included."""
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(u, v, atol=atol, rtol=rtol)
-    return True
+    chex.assert_trees_all_close(a, b, atol=atol, rtol=rtol)

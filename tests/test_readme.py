@@ -19,6 +19,10 @@ def blocks(language):
     return [text for name, text in fenced if name == language]
 
 
+def test_nothing_is_left_to_fill_in():
+    assert "@@" not in README
+
+
 def test_ci_runs_the_two_commands_to_the_letter():
     run = (ROOT / ".ci" / "run").read_text()
     install, test = (block.strip() for block in blocks("bash")[:2])

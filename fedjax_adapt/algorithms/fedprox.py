@@ -29,7 +29,8 @@ def fedprox(
       mu: strength of the penalty.
       weights: "data" or "uniform".
       variant: "paper", or "ssg_code": the codes of FedDC and FedSSG write the penalty
-        without the 1/2, so their gradient is 2 mu (theta - w), with mu fixed at 1e-4.
+        without the 1/2, so that the gradient is 2 mu (theta - w); theirs is 2e-4, which
+        the default mu gives.
     """
     check.nonnegative("mu", mu)
     check.one_of("weights", weights, WEIGHTS)

@@ -76,6 +76,11 @@ class FederatedDataset:
                     f"{clients[0][0].dtype}{list(clients[0][0].shape[1:])}; give every "
                     "client the same."
                 )
+            if y.shape[1:] != clients[0][1].shape[1:]:
+                raise ValueError(
+                    f"client {i} has labels of shape {list(y.shape[1:])} but client 0 has "
+                    f"{list(clients[0][1].shape[1:])}; give every client the same."
+                )
         sizes = [len(y) for _, y in clients]
         ends = np.cumsum(sizes)
         rows = [np.arange(end - n, end) for n, end in zip(sizes, ends, strict=True)]
@@ -115,7 +120,7 @@ class FederatedDataset:
             raise ValueError(f"{len(size)} clients hold no example; give them some.")
         num_classes = _num_classes(y, num_classes)
         if test is not None:
-            _num_classes(np.asarray(test[1]), num_classes)
+            _num_classes(np.asarray(test[1]), num_classes, "test example")
         index = np.zeros((len(size), size.max()), np.int32)
         for i, r in enumerate(rows):
             if len(r):
@@ -133,7 +138,9 @@ class FederatedDataset:
         )
 
 
-def _num_classes(y: np.ndarray, num_classes: int | None) -> int:
+def _num_classes(
+    y: np.ndarray, num_classes: int | None, example: str = "example"
+) -> int:
     """Checks integer labels against `num_classes`, or counts them."""
     if not np.issubdtype(y.dtype, np.integer) or y.size == 0:
         return num_classes or 0  # regression targets, or no labels to look at
@@ -144,7 +151,7 @@ def _num_classes(y: np.ndarray, num_classes: int | None) -> int:
         bad = low if low < 0 else high
         row = int(np.argmax(y.reshape(-1) == bad))
         raise ValueError(
-            f"label {bad} (example {row}) is out of range: num_classes={num_classes} "
+            f"label {bad} ({example} {row}) is out of range: num_classes={num_classes} "
             f"allows 0 to {num_classes - 1}."
         )
     return num_classes

@@ -1,7 +1,8 @@
 """The slow twin: the same round as plain Python loops over clients and steps, no jit.
 
-It shares with the fast path only what a client does in one step and which batch it gets;
-cohort, loops, masks, sums, tables and lanes are written again the obvious way. Use it to
+It shares with the fast path what a client does in one step, which batch it gets and what
+the server knows of the cohort; loops, masks, sums, tables and lanes are written again the
+obvious way. Use it to
 step through a round, and as the oracle of every engine trick.
 """
 
@@ -24,7 +25,13 @@ from ..core import (
 from ..data.dataset import FederatedDataset
 from .batches import batch_size
 from .local import Broadcast, Client, Setup, advance, finished, start, view_of
-from .round import gather_cohort, participation_of, setting_of, with_num_steps
+from .round import (
+    gather_cohort,
+    mask_idle,
+    participation_of,
+    setting_of,
+    with_num_steps,
+)
 
 
 def debug_round(
@@ -99,6 +106,8 @@ def debug_round(
         if algorithm.refine is not None:
             view = RoundView(task, cohort, runs, data.public)
             params = algorithm.refine(params, view, key_refine)
+        if not cohort.active.any():
+            params, server = state.params, state.server
         outcome = Outcome(state.params, params, server, upload, setting)
         policy_state = policy.update(state.policy, cohort, runs, outcome)
         moved = jax.tree.map(jnp.subtract, params, state.params)
@@ -110,7 +119,7 @@ def debug_round(
             clipped=jnp.stack(clipped),
             num_active=cohort.num_active,
             delta_norm=jnp.asarray(np.sqrt(sum(squares))),
-            clients=stacked.info,
+            clients=mask_idle(cohort, stacked.info),
         )
 
     return round_fn

@@ -1,5 +1,7 @@
 """What a model is worth on a data set."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -16,10 +18,21 @@ def evaluate(
       params: parameters of its model.
       test: (x [n, ...], y [n]).
       batch_size: examples at a time; it bounds memory and changes no result.
+
+    Raises:
+      ValueError: there are no test examples.
     """
-    x, y = test
+    if test is None or not len(test[1]):
+        raise ValueError(
+            f"evaluate got test={test}; give (x, y), as in from_clients(..., test=(x, y))."
+        )
+    x, y = map(jnp.asarray, test)
+    return _evaluate(task, min(batch_size, len(y)), params, x, y)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _evaluate(task, width, params, x, y):
     n = x.shape[0]
-    width = min(batch_size, n)
     rows = jnp.arange(-(-n // width) * width).reshape(-1, width)
 
     def block(rows):

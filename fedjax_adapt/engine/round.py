@@ -5,7 +5,7 @@
 Clients are independent within a round: they read the round-start model and server state
 only, so the order in which lanes take them cannot change a result. A weighted mean is
 summed as clients end and the client tables are updated in place, so that no copy of the
-cohort's models is ever held, unless a refinement asks for them.
+cohort's models is held, unless a refinement or a policy that learns asks for the runs.
 """
 
 from collections.abc import Callable
@@ -105,9 +105,10 @@ def make_round(
 
 def setting_of(plan: Plan, policy, cohort: Cohort, width: int) -> Setting:
     """What all clients of the round share; `width` is the batch size."""
-    average = jnp.maximum(jnp.ceil(cohort.mean_examples / width), 1).astype(jnp.int32)
     if policy.mean_steps is not None:
-        mean_steps = policy.mean_steps(average)
+        mean_steps = jnp.clip(
+            policy.mean_steps(cohort.mean_epoch_steps), 0, plan.max_steps
+        )
     else:
         mean_steps = cohort.num_steps.sum() / jnp.maximum(cohort.num_active, 1)
     return Setting(
@@ -137,7 +138,7 @@ def gather_cohort(
         active=num_examples > 0,
         round=round,
         num_clients=data.num_clients,
-        mean_examples=data.size.sum() / data.num_clients,
+        mean_epoch_steps=epoch_steps(data.size.sum(), data.num_clients * width),
     )
 
 
@@ -146,6 +147,18 @@ def with_num_steps(cohort: Cohort, num_steps: Array, plan: Plan) -> Cohort:
     num_steps = jnp.clip(num_steps, 0, plan.max_steps).astype(jnp.int32)
     num_steps = jnp.where(cohort.num_examples > 0, num_steps, 0)
     return cohort._replace(num_steps=num_steps, active=num_steps > 0)
+
+
+def unless_idle(cohort: Cohort, new: PyTree, old: PyTree) -> PyTree:
+    """`new`, or `old` where nobody trained: a mean over nobody says nothing."""
+    trained = cohort.num_active > 0
+    return jax.tree.map(lambda a, b: jnp.where(trained, a, b), new, old)
+
+
+def mask_idle(cohort: Cohort, infos: PyTree) -> PyTree:
+    """Per-client diagnostics [cohort, ...] with zeros where a client did not train."""
+    live = lambda leaf: cohort.active.reshape(-1, *(1,) * (leaf.ndim - 1))
+    return jax.tree.map(lambda leaf: jnp.where(live(leaf), leaf, 0), infos)
 
 
 class _Total(NamedTuple):
@@ -186,7 +199,6 @@ def _round(
     width = batch_size(data, plan)
     ids = participation_of(plan).sample(key_cohort, data.num_clients)
 
-    # the step policy says how long everyone trains
     cohort = gather_cohort(data, ids, state.round, width)
     broadcast = Broadcast(
         state.params, state.server, setting_of(plan, algorithm.policy, cohort, width)
@@ -196,12 +208,10 @@ def _round(
     cohort = with_num_steps(cohort, num_steps, plan)
     setting = setting_of(plan, algorithm.policy, cohort, width)
 
-    # the cohort trains
     broadcast = Broadcast(state.params, state.server, setting)
     total, kept = _train(setup, broadcast, cohort, state.clients, key_train)
     losses, clipped, infos, uploads, runs = kept
 
-    # the server speaks
     if total.upload is None:
         upload = algorithm.server.combine(uploads, cohort)
     else:
@@ -210,6 +220,7 @@ def _round(
     if algorithm.refine is not None:
         view = RoundView(task, cohort, runs, data.public)
         params = algorithm.refine(params, view, key_refine)
+    params, server = unless_idle(cohort, (params, server), (state.params, state.server))
     outcome = Outcome(state.params, params, server, upload, setting)
     policy = algorithm.policy.update(state.policy, cohort, runs, outcome)
 
@@ -221,7 +232,7 @@ def _round(
         clipped=clipped,
         num_active=cohort.num_active,
         delta_norm=optax.tree.norm(optax.tree.sub(params, state.params)),
-        clients=infos,
+        clients=mask_idle(cohort, infos),
     )
     return jax.tree.map(_like, new, state), info
 

@@ -56,6 +56,8 @@ def build_algorithm(config: Config) -> Algorithm:
     constructor = find("algorithm", config.algorithm)
     known = options_of("algorithm", constructor)
     told = {own: getattr(config, ours) for own, ours in DERIVED.items() if own in known}
+    if "participation" in told and config.sampler == "uniform":
+        told["participation"] = cohort_size(config) / config.num_clients
     given = {n: v for n, v in config.algorithm_options.items() if v is not None}
     algorithm = constructor(**told | given)
     if algorithm.policy is not Algorithm().policy:
@@ -65,6 +67,11 @@ def build_algorithm(config: Config) -> Algorithm:
     return with_steps(algorithm, epochs(config.epochs))
 
 
+def cohort_size(config: Config) -> int:
+    """Clients per round of the uniform sampler."""
+    return max(round(config.participation * config.num_clients), 1)
+
+
 def build_plan(config: Config) -> Plan:
     """How the clients of a round train, and who they are."""
     if config.participation == 1:
@@ -72,9 +79,7 @@ def build_plan(config: Config) -> Plan:
     elif config.sampler == "bernoulli":
         participation = bernoulli(config.participation)
     else:
-        participation = uniform(
-            max(round(config.participation * config.num_clients), 1)
-        )
+        participation = uniform(cohort_size(config))
     return Plan(
         batch_size=config.batch_size,
         lr=config.lr,

@@ -83,7 +83,13 @@ def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
         return read_settings(Path(words["config"][0]).expanduser())
     if "resume" in words and words.get("folder"):
         path = Path(words["folder"][0]).expanduser() / "config.toml"
-        return read_settings(path) if path.is_file() else {}
+        if path.is_file():
+            return read_settings(path)
+        if set(words) == {"resume", "folder"}:
+            raise ValueError(
+                f"--folder {words['folder'][0]} holds no run to resume; write the folder "
+                "of one, or the settings of a new run."
+            )
     return {}
 
 
@@ -116,7 +122,7 @@ def _tyro(
                 _arguments_class(choices, settings),
                 prog=PROGRAM,
                 description=DESCRIPTION,
-                args=["None" if word == "none" else word for word in arguments],
+                args=[re.sub(r"(^|=)none$", r"\1None", word) for word in arguments],
                 config=(tyro.conf.OmitArgPrefixes,),
             )
     except SystemExit as stop:

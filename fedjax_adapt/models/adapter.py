@@ -115,8 +115,12 @@ def _pure(model: Any, input_shape: tuple) -> _Model:
 def _from_nnx(factory: Callable, params: Params | None = None) -> _Model:
     """An nnx module: its graph is fixed here, its parameters are drawn by `init`."""
 
+    named = inspect.signature(factory).parameters.get("rngs")
+    by_name = named is not None and named.kind is named.KEYWORD_ONLY
+
     def build(key):
-        module = factory(nnx.Rngs(key))
+        rngs = nnx.Rngs(key)
+        module = factory(rngs=rngs) if by_name else factory(rngs)
         if not isinstance(module, nnx.Module):
             raise ValueError(
                 f"the model's factory returned {type(module).__name__}, not an "

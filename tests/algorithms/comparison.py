@@ -27,7 +27,7 @@ from fedjax_adapt import (
 ROUNDS = 4
 PLAN = Plan(
     cohort_size=4,
-    batch_size=4,
+    batch_size=3,  # the mean size, 8, is no multiple of it
     lr=0.3,
     lr_decay=0.9,
     weight_decay=0.05,

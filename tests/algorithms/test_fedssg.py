@@ -24,6 +24,8 @@ OPTIONS = {
     "no alignment": {"align": "none", "aggregate": "literal_sum_over_n"},
     "correction": {"correction": "last_diff", "correction_gated": False},
     "no correction": {"correction": "none", "aggregate": "cohort_theta_plus_h"},
+    "gated last difference": {"correction": "last_diff", "align": "none"},
+    "gated inner product": {"gate_alignment": True},
     "correction scale": {"correction_lr": "round", "correction_steps": "actual"},
 }
 

@@ -32,7 +32,8 @@ KBAR = oracle.num_batches(8, PLAN.batch_size, 2)  # 48 examples, 6 clients: mean
     [
         ("II", "size", "round", "actual", "uniform"),
         ("I", "size", "round", "actual", "uniform"),
-        ("II", "legacy", "base", "mean", "uniform"),
+        ("II", "legacy", "base", "actual", "uniform"),
+        ("II", "size", "round", "mean", "uniform"),
         ("II", "none", "round", "actual", "data"),
     ],
 )

@@ -6,7 +6,7 @@ from helpers import SIZES, close, keys, linear_task, make_data, same, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, scaffold
-from fedjax_adapt.core import Probe, StepPolicy, task_loss
+from fedjax_adapt.core import Probe, StepPolicy, send_delta, task_loss
 
 FULL = fa.Plan(batch_size=4, lr=0.1)
 
@@ -59,6 +59,40 @@ def test_max_steps_caps_the_policy(task, data):
         assert set(np.asarray(info.num_steps).tolist()) == {2}
         ends.append(after.params)
     assert same(*ends)
+
+
+def test_mean_steps_are_capped_and_rounded_like_everyones(task, data):
+    seen = []
+
+    def finish(run):
+        seen.append(run.setting.mean_steps)
+        return send_delta(run)
+
+    rule = fedavg()
+    rule = rule._replace(local=rule.local._replace(finish=finish))
+    for num_epochs, max_steps, batch_size, expected in (
+        (2, None, 3, 6),  # mean size 8: three batches of 3
+        (0.3, None, 1, 3),  # 2.4 rounds up
+        (0.5, None, 1, 4),
+        (2, 5, 3, 5),
+    ):
+        plan = fa.Plan(batch_size=batch_size, max_steps=max_steps)
+        algorithm = fa.with_steps(rule, fa.epochs(num_epochs))
+        round_fn, state = start(algorithm, task, data, plan)
+        with jax.disable_jit():
+            fa.debug_round(algorithm, task, data, plan)(state, keys(1)[0])
+        assert int(seen[-1]) == expected
+
+
+def test_fractional_epochs_take_no_step_too_many():
+    fifty = jnp.array([50, 25, 10])
+    for num_epochs, expected in (
+        (0.3, [15, 8, 3]),
+        (0.6, [30, 15, 6]),
+        (2, [100, 50, 20]),
+    ):
+        steps = fa.epochs(num_epochs).mean_steps(fifty)
+        np.testing.assert_array_equal(steps, expected)
 
 
 def test_clients_without_examples_never_train(task):
