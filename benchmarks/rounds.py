@@ -28,7 +28,8 @@ import numpy as np
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
-from fedjax_adapt.engine.lanes import choose
+from fedjax_adapt.engine.lanes import compiler_options
+from fedjax_adapt.engine.round import num_lanes_of
 from fedjax_adapt.models import MODELS
 
 
@@ -106,8 +107,8 @@ def fingerprint(before: dict, after: dict) -> dict:
         projection = (step * old).sum() / (old * old).sum()
         return [float(np.linalg.norm(step)), float(abs(step).max()), float(projection)]
 
-    both = jax.tree_util.tree_leaves_with_path(jax.tree.map(of, before, after),
-                                               is_leaf=lambda leaf: isinstance(leaf, list))  # fmt: skip
+    both = jax.tree.map(of, before, after)
+    both = jax.tree_util.tree_leaves_with_path(both, is_leaf=lambda x: type(x) is list)
     return {jax.tree_util.keystr(p, simple=True, separator="."): f for p, f in both}
 
 
@@ -135,7 +136,9 @@ def measure(arguments: argparse.Namespace) -> dict:
     # the data are an argument of the program, not a constant in it
     step = jax.jit(lambda f, state, key: f(state, key), donate_argnums=1)
     begin = time.perf_counter()
-    step = step.lower(round_fn, state, keys[0]).compile()
+    num_lanes = num_lanes_of(plan, data, params)
+    options = compiler_options(num_lanes, params)  # as fedjax-adapt run does
+    step = step.lower(round_fn, state, keys[0]).compile(options)
     compile_seconds = time.perf_counter() - begin
 
     if arguments.check:
@@ -154,7 +157,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     return {
         "workload": arguments.workload,
         "algorithm": arguments.algorithm,
-        "lanes": choose(lanes, workload.cohort, state.params),
+        "lanes": num_lanes,
         "seconds_per_round": round(median, 5),
         "min": round(min(seconds), 5),
         "max": round(max(seconds), 5),

@@ -1,28 +1,66 @@
 """How many clients run side by side, and the walk over a cohort in such groups."""
 
+import functools
 from collections.abc import Callable
 
 import jax
 
 from ..core import Params, PyTree
 
-# On a CPU the models of a group should stay in the cache; on an accelerator the more
-# clients at once the better. Measured: see benchmarks/README.md.
-CPU_BYTES = 4 * 2**20
+# Measured on two cores, see benchmarks/README.md. Where batches are small a product of
+# one client waits for its weights, and ten clients side by side are faster as long as
+# their models stay in the cache; at 50 examples a single client fills the cores.
+CPU_BYTES = 8 * 2**20
+CPU_LANES = 10
+CPU_SMALL_BATCH = 20
+CPU_SMALL_MODEL = 2 * 2**20
 
 
-def choose(lanes: int | str, cohort_size: int, params: Params) -> int:
+def choose(lanes: int | str, cohort_size: int, params: Params, batch_size: int) -> int:
     """The number of clients trained side by side under `vmap`.
 
-    "auto" takes the whole cohort on an accelerator, and on a CPU as many models as stay
-    in the cache: stacked weights otherwise stream through memory at every step.
+    "auto" takes the whole cohort on an accelerator, and on a CPU what was measured to be
+    fast: several clients for small models on small batches, one otherwise.
     """
     if lanes != "auto":
         return min(int(lanes), cohort_size)
     if jax.default_backend() != "cpu":
         return cohort_size
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    return max(1, min(cohort_size, CPU_BYTES // max(size, 1)))
+    size = num_bytes(params)
+    if size > CPU_SMALL_MODEL or batch_size > CPU_SMALL_BATCH:
+        return 1
+    most = max(1, min(CPU_LANES, CPU_BYTES // max(size, 1), cohort_size))
+    groups = -(-cohort_size // most)
+    return -(-cohort_size // groups)  # 12 clients are 2 x 6, not 10 and 2 idle lanes
+
+
+def num_bytes(params: Params) -> int:
+    """Memory of one model."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+
+
+def compiler_options(num_lanes: int, params: Params) -> dict[str, str] | None:
+    """XLA options under which rounds run fastest on this backend; None: the defaults.
+
+    XLA's CPU backend gives matrix products and reductions to its YNN library, whose
+    batched forms and large convolution products are slower than XLA's own. Only a jit at
+    the top level takes compiler options, so this is for programs that own theirs.
+    """
+    if num_lanes == 1 and num_bytes(params) <= CPU_SMALL_MODEL:
+        return None
+    return _without_ynn()
+
+
+@functools.cache
+def _without_ynn() -> dict[str, str] | None:
+    options = {"xla_cpu_experimental_ynn_fusion_type": ""}
+    if jax.default_backend() != "cpu":
+        return None
+    try:
+        jax.jit(lambda x: x, compiler_options=options).lower(0.0).compile()
+    except jax.errors.JaxRuntimeError:  # a jaxlib that has no such option
+        return None
+    return options
 
 
 def fold(

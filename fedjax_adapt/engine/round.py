@@ -26,6 +26,7 @@ from ..core import (
     Key,
     Mean,
     Outcome,
+    Params,
     Participation,
     Plan,
     PyTree,
@@ -101,6 +102,12 @@ def make_round(
     """
     participation_of(plan).slots(data.num_clients)
     return Round(data, partial(_round, algorithm, task, plan))
+
+
+def num_lanes_of(plan: Plan, data: FederatedDataset, params: Params) -> int:
+    """How many clients of a round run side by side."""
+    slots = participation_of(plan).slots(data.num_clients)
+    return lanes.choose(plan.lanes, slots, params, batch_size(data, plan))
 
 
 def setting_of(plan: Plan, policy, cohort: Cohort, width: int) -> Setting:
@@ -243,7 +250,7 @@ def _train(setup, broadcast, cohort, table, key):
     combine = algorithm.server.combine
     streams = isinstance(combine, Mean)
     keep_runs = algorithm.refine is not None or algorithm.policy.update is not unchanged
-    num_lanes = lanes.choose(setup.plan.lanes, cohort.ids.shape[0], broadcast.params)
+    num_lanes = num_lanes_of(setup.plan, setup.data, broadcast.params)
     weights = combine.weights(cohort) if streams else ()
     slots = _slots(cohort, table, key, num_lanes, weights)
 
@@ -290,7 +297,7 @@ def _measure(setup, broadcast, cohort, table, key):
     measure = setup.algorithm.policy.measure
     if measure is None:
         return ()
-    num_lanes = lanes.choose(setup.plan.lanes, cohort.ids.shape[0], broadcast.params)
+    num_lanes = num_lanes_of(setup.plan, setup.data, broadcast.params)
     slots = _slots(cohort, table, key, num_lanes)
 
     def one(slot: _Slot):

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from ..core import Key, Metrics, RoundFn, State
 from ..engine.evaluate import evaluate
-from ..engine.round import init_state, make_round
+from ..engine.lanes import compiler_options
+from ..engine.round import init_state, make_round, num_lanes_of
 from ..engine.train import train_and_evaluate
 from .build import Federation
 from .config import Config
@@ -41,12 +42,14 @@ def compile_program(config: Config, federation: Federation) -> Program:
     init = partial(init_state, algorithm, task, data, plan, key_init)
     abstract = jax.eval_shape(init)
     round_fn = make_round(algorithm, task, data, plan)
+    num_lanes = num_lanes_of(plan, data, abstract.params)
+    options = compiler_options(num_lanes, abstract.params)
     # a Partial's arrays are arguments of the program, not constants in it
     measure = jax.tree_util.Partial(partial(_measure, task), data.test)
 
     def compiled(num_rounds: int) -> Group:
         arguments = (round_fn, measure, key_train)
-        program = _group.lower(num_rounds, abstract, *arguments).compile()
+        program = _group.lower(num_rounds, abstract, *arguments).compile(options)
         return lambda state: program(state, *arguments)
 
     every, left_over = config.evaluate_every, config.rounds % config.evaluate_every

@@ -92,7 +92,8 @@ def _normalise(shape: tuple, mean: np.ndarray, std: np.ndarray, x: Array) -> Arr
         x = x.astype(jnp.float32)
     if np.all(mean == 0) and np.all(std == 1):
         return x
-    return (x - mean.astype(x.dtype)) / std.astype(x.dtype)
+    of_rank = lambda a: a.reshape((1,) * (x.ndim - a.ndim) + a.shape).astype(x.dtype)
+    return (x - of_rank(mean)) / of_rank(std)
 
 
 def _pure(model: Any, input_shape: tuple) -> _Model:

@@ -1,0 +1,212 @@
+"""Any model becomes a task: nnx, linen or a pair of functions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+import fedjax_adapt as fa
+from fedjax_adapt.models import linear
+
+KEY = jax.random.key(0)
+X = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+
+
+class Plain(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List(
+            [nnx.Linear(4, 6, rngs=rngs), nnx.Linear(6, 3, rngs=rngs)]
+        )
+
+    def __call__(self, x):
+        return self.layers[1](jax.nn.relu(self.layers[0](x)))
+
+
+class Dropping(nnx.Module):
+    def __init__(self, rngs):
+        self.first = nnx.Linear(4, 300, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.last = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(self.drop(self.first(x)))
+
+
+class BatchNormed(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.norm(x)
+
+
+class LinenDropping(linen.Module):
+    @linen.compact
+    def __call__(self, x, train):
+        return linen.Dropout(0.5, deterministic=not train)(linen.Dense(300)(x))
+
+
+class LinenParts(linen.Module):
+    def setup(self):
+        self.body, self.out = linen.Dense(6), linen.Dense(3)
+
+    def features(self, x):
+        return jax.nn.relu(self.body(x))
+
+    def head(self, features):
+        return self.out(features)
+
+    def __call__(self, x):
+        return self.head(self.features(x))
+
+
+class LinenBatchNormed(linen.Module):
+    @linen.compact
+    def __call__(self, x, train):
+        return linen.BatchNorm(use_running_average=not train)(x)
+
+
+def test_an_nnx_factory_gives_plain_nested_dicts():
+    task = fa.classification(Plain, (4,))
+    params = jax.jit(task.init)(KEY)
+    assert jax.tree.map(jnp.shape, params) == {
+        "layers": {
+            "0": {"kernel": (4, 6), "bias": (6,)},
+            "1": {"kernel": (6, 3), "bias": (3,)},
+        }
+    }
+    a, b = params["layers"]["0"], params["layers"]["1"]
+    a, b = jax.tree.map(np.asarray, (a, b))
+    expected = np.maximum(X @ a["kernel"] + a["bias"], 0) @ b["kernel"] + b["bias"]
+    outputs = jax.jit(task.apply)(params, X)
+    np.testing.assert_allclose(outputs.logits, expected, rtol=1e-5, atol=1e-6)
+    assert outputs.features is None
+    assert task.apply_train is None
+
+
+def test_an_nnx_module_starts_from_its_own_weights():
+    module = Plain(nnx.Rngs(3))
+    task = fa.classification(module, (4,))
+    for key in (KEY, jax.random.key(1)):
+        np.testing.assert_array_equal(
+            task.init(key)["layers"]["0"]["kernel"], module.layers[0].kernel[...]
+        )
+    np.testing.assert_allclose(
+        task.apply(task.init(KEY), X).logits, module(X), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("model", [Dropping, Dropping(nnx.Rngs(0)), LinenDropping()])
+def test_dropout_is_random_in_training_only(model):
+    task = fa.classification(model, (4,))
+    params = task.init(KEY)
+    train = jax.jit(task.apply_train)
+    assert not np.any(task.apply(params, X).logits == 0)
+    one, same, other = (train(params, X, jax.random.key(i)).logits for i in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+def test_two_dropout_layers_drop_different_units():
+    task = fa.classification(Dropping, (4,))
+    dropped = np.mean(task.apply_train(task.init(KEY), X, KEY).logits == 0)
+    assert 0.7 < dropped < 0.8  # 1 - 1/4; layers that agree would drop a half
+
+
+def test_dropout_under_vmap_and_grad_has_one_mask_per_client():
+    task = fa.classification(Dropping, (4,))
+    params = task.init(KEY)
+    loss = lambda params, key: task.apply_train(params, X, key).logits.sum()
+    grads = jax.vmap(jax.grad(loss), (None, 0))(params, jax.random.split(KEY, 2))
+    bias = grads["first"]["bias"]
+    assert bias.shape == (2, 300)
+    assert not np.array_equal(bias[0], bias[1])
+
+
+def test_a_linen_module_with_features_and_head_shows_its_features():
+    task = fa.classification(LinenParts(), (4,))
+    params = task.init(KEY)
+    outputs = task.apply(params, X)
+    assert outputs.features.shape == (5, 6)
+    np.testing.assert_allclose(
+        outputs.logits, LinenParts().apply({"params": params}, X), rtol=1e-6
+    )
+    assert task.apply_train is None
+
+
+def test_a_pair_of_functions_is_taken_as_it_is():
+    init = lambda key: {"w": jax.random.normal(key, (4, 3))}
+    task = fa.classification((init, lambda params, x: x @ params["w"]), (4,))
+    np.testing.assert_allclose(task.apply(task.init(KEY), X).logits, X @ init(KEY)["w"])
+    features = lambda params, x: fa.Outputs(x @ params["w"], x)
+    task = fa.classification((init, features), (4,))
+    np.testing.assert_array_equal(task.apply(task.init(KEY), X).features, X)
+
+
+def test_pixels_are_normalised_in_their_own_units():
+    shape, mean, std = (2, 2, 3), (100.0, 110.0, 120.0), (50.0, 60.0, 70.0)
+    model = ((lambda key: ()), lambda params, x: x.reshape(x.shape[0], -1))
+    task = fa.classification(model, shape, mean, std)
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, *shape)
+    logits = task.apply((), pixels).logits
+    assert logits.dtype == jnp.float32
+    expected = (pixels - np.array(mean)) / np.array(std)
+    np.testing.assert_allclose(logits, expected.reshape(2, -1), rtol=1e-6)
+
+
+def test_double_precision_inputs_stay_double():
+    with jax.enable_x64():
+        task = fa.classification(linear((4,), 3), (4,), mean=0.5, std=2)
+        params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), task.init(KEY))
+        logits = task.apply(params, X.astype(np.float64)).logits
+        out = jax.tree.map(np.asarray, params["out"])
+        expected = (X.astype(np.float64) - 0.5) / 2 @ out["kernel"] + out["bias"]
+        assert logits.dtype == jnp.float64
+        np.testing.assert_allclose(logits, expected, rtol=1e-14)
+
+
+def test_the_loss_is_cross_entropy_of_each_example():
+    task = fa.classification(linear((4,), 3), (4,))
+    logits, y = X[:, :3], np.array([0, 1, 2, 0, 1])
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    np.testing.assert_allclose(task.loss(logits, y), -np.log(p[range(5), y]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "model", [BatchNormed, BatchNormed(nnx.Rngs(0)), LinenBatchNormed()]
+)
+def test_running_statistics_are_refused(model):
+    with pytest.raises(
+        ValueError, match="Normed holds [bB]atch_?[sS]tat.*write GroupNorm"
+    ):
+        fa.classification(model, (4,))
+
+
+@pytest.mark.parametrize(
+    "model, message",
+    [
+        (3, "model=3 is no flax module"),
+        (lambda rngs: 3, "factory returned int, not an nnx.Module"),
+        (
+            (lambda key: (), lambda params, x: x.sum()),
+            r"returned \[\] for a batch of 2",
+        ),
+    ],
+)
+def test_what_is_no_classifier_is_refused(model, message):
+    with pytest.raises(ValueError, match=message):
+        fa.classification(model, (4,))
+
+
+def test_a_standard_deviation_of_zero_is_refused():
+    with pytest.raises(ValueError, match="std=0.0 must be above 0"):
+        fa.classification(Plain, (4,), std=0.0)
+
+
+def test_inputs_of_another_shape_are_refused():
+    task = fa.classification(Plain, (4,))
+    with pytest.raises(
+        ValueError, match=r"takes inputs of shape \[4\] but got.*\[5, 3\]"
+    ):
+        task.apply(task.init(KEY), X[:, :3])

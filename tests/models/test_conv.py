@@ -1,0 +1,147 @@
+"""The patches-and-products convolution against XLA's own."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from fedjax_adapt.models import conv, max_pool
+from fedjax_adapt.models.conv import _shifts
+
+
+def reference(x, kernel, strides, padding):
+    return lax.conv_general_dilated(
+        x, kernel, strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def normal(seed, shape, dtype=np.float32):
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+@partial(jax.jit, static_argnums=0)
+def value_and_gradients(convolve, x, kernel, cotangent):
+    y, pull = jax.vjp(convolve, x, kernel)
+    return y, *pull(cotangent)
+
+
+PADDINGS = ("VALID", "SAME", ((2, 1), (0, 3)))
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    pixels=st.tuples(st.integers(5, 9), st.integers(5, 9)),
+    size=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    channels=st.integers(1, 4),
+    filters=st.integers(1, 3),
+    strides=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    padding=st.sampled_from(PADDINGS),
+)
+# both ways of writing it, with a stride that leaves pixels over
+@example((8, 7), (5, 3), 4, 1, (1, 2), "VALID")
+@example((8, 7), (2, 3), 1, 3, (2, 1), "SAME")
+def test_values_and_gradients_are_those_of_lax(
+    pixels, size, channels, filters, strides, padding
+):
+    x = normal(0, (2, *pixels, channels))
+    kernel = normal(1, (*size, channels, filters))
+    slow = lambda x, kernel: reference(x, kernel, strides, padding)
+    cotangent = normal(2, jax.eval_shape(slow, x, kernel).shape)
+    expected = value_and_gradients(slow, x, kernel, cotangent)
+    for layout, order in (("NHWC", (0, 1, 2, 3)), ("CHWN", (3, 1, 2, 0))):
+        fast = lambda x, kernel, layout=layout, order=order: conv(
+            x.transpose(order), kernel, strides, padding, layout
+        ).transpose(order)
+        actual = value_and_gradients(fast, x, kernel, cotangent)
+        for a, b in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_both_ways_of_writing_it_are_tested():
+    x, few, many = (
+        jnp.ones((4, 8, 7, 2)),
+        jnp.ones((5, 3, 4, 1)),
+        jnp.ones((2, 3, 1, 3)),
+    )
+    assert _shifts(x, few, (1, 2))
+    assert not _shifts(x[:1], many, (2, 1))
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-12), ("bfloat16", 0.05)])
+def test_other_precisions(dtype, tolerance):
+    with jax.enable_x64(dtype == "float64"):
+        x = jnp.asarray(normal(0, (3, 6, 6, 8)), dtype)
+        kernel = jnp.asarray(normal(1, (3, 3, 8, 4)), dtype)
+        y, dx, dkernel = value_and_gradients(
+            conv, x, kernel, jnp.ones((3, 4, 4, 4), dtype)
+        )
+        assert y.dtype == dx.dtype == dkernel.dtype == dtype
+        exact = lambda array: jnp.asarray(array, jnp.promote_types(dtype, jnp.float32))
+        slow = lambda x, kernel: reference(x, kernel, (1, 1), "VALID")
+        expected = value_and_gradients(
+            slow, exact(x), exact(kernel), jnp.ones((3, 4, 4, 4), exact(x).dtype)
+        )
+        for a, b in zip((y, dx, dkernel), expected, strict=True):
+            error = jnp.abs(exact(a) - b).max() / jnp.abs(b).max()
+            assert error < tolerance
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
+def test_vmap_over_kernels_and_images_is_a_loop_over_them(strides):
+    xs, kernels = normal(0, (3, 2, 6, 6, 4)), normal(1, (3, 3, 3, 4, 2))
+    loss = lambda x, kernel: (conv(x, kernel, strides) ** 2).sum()
+    gradient = jax.grad(loss, (0, 1))
+    both, one_of = jax.jit(jax.vmap(gradient))(xs, kernels), jax.jit(gradient)
+    for i in range(3):
+        one = one_of(xs[i], kernels[i])
+        for a, b in zip(both, one, strict=True):
+            np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-4)
+
+
+def test_an_unused_input_gradient_costs_nothing():
+    products = lambda wrt: (
+        jax.jit(jax.grad(lambda x, k: (conv(x, k, (1, 1)) ** 2).sum(), wrt))
+        .lower(normal(0, (2, 6, 6, 3)), normal(1, (3, 3, 3, 4)))
+        .compile()
+        .as_text()
+        .count(" dot(")
+    )
+    assert products((0, 1)) == 3
+    assert products(1) == 2
+
+
+@pytest.mark.parametrize("window, pixels", [(2, (6, 4)), (2, (7, 5)), (3, (7, 9))])
+def test_max_pool_is_the_reduce_window_of_lax(window, pixels):
+    x = normal(0, (2, *pixels, 3))
+    shape = (1, window, window, 1)
+    slow = lambda x: lax.reduce_window(x, -jnp.inf, lax.max, shape, shape, "VALID")
+    (y, pull), (z, pull_slow) = (
+        jax.vjp(f, x) for f in (lambda x: max_pool(x, window), slow)
+    )
+    np.testing.assert_array_equal(y, z)
+    cotangent = normal(1, y.shape)
+    np.testing.assert_array_equal(pull(cotangent)[0], pull_slow(cotangent)[0])
+
+
+def test_max_pool_shares_the_gradient_of_a_tie():
+    gradient = jax.grad(lambda x: max_pool(x).sum())(jnp.ones((1, 2, 2, 1)))
+    np.testing.assert_array_equal(gradient.reshape(-1), [0.25] * 4)
+
+
+def test_a_misfit_is_one_sentence():
+    x, kernel = jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 3, 1))
+    with pytest.raises(ValueError, match=r"x\[1, 4, 4, 2\].*same channels"):
+        conv(x, kernel)
+    with pytest.raises(ValueError, match="4 x 4 pixels.*kernel of 5 x 5"):
+        conv(x, jnp.ones((5, 5, 2, 1)))
+    with pytest.raises(
+        ValueError, match="padding='SMAE' is unknown; did you mean 'SAME'"
+    ):
+        conv(x, jnp.ones((3, 3, 2, 1)), padding="SMAE")
+    with pytest.raises(ValueError, match="layout='NCHW' is unknown"):
+        conv(x, jnp.ones((3, 3, 2, 1)), layout="NCHW")
