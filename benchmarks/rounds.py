@@ -107,9 +107,12 @@ def fingerprint(before: dict, after: dict) -> dict:
         projection = (step * old).sum() / (old * old).sum()
         return [float(np.linalg.norm(step)), float(abs(step).max()), float(projection)]
 
-    both = jax.tree.map(of, before, after)
-    both = jax.tree_util.tree_leaves_with_path(both, is_leaf=lambda x: type(x) is list)
-    return {jax.tree_util.keystr(p, simple=True, separator="."): f for p, f in both}
+    named = jax.tree_util.tree_leaves_with_path(before)
+    names = [
+        jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in named
+    ]
+    pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+    return dict(zip(names, (of(*pair) for pair in pairs), strict=True))
 
 
 def measure(arguments: argparse.Namespace) -> dict:

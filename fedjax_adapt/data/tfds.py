@@ -5,6 +5,7 @@ Only what is prepared on this machine is read: nothing here opens the network.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def tfds(name: str, data_dir: str | Path | None = None) -> Source:
         equal images with one label each.
     """
     builder = _builder(name, data_dir)
-    info = builder.info
+    info: Any = builder.info  # its features are typed as if they could not be a mapping
     features = {key: info.features[key] for key in info.features}
     keys = info.supervised_keys or ("image", "label")
     if len(keys) != 2 or not all(key in features for key in keys):

@@ -239,9 +239,9 @@ def _check_logits(task: Task, input_shape: tuple) -> None:
     outputs = jax.eval_shape(
         lambda key, x: task.apply(task.init(key), x), jax.random.key(0), example
     )
-    shape = getattr(outputs.logits, "shape", None)
-    if shape is None or len(shape) != 2 or shape[0] != 2:
+    shape = list(getattr(outputs.logits, "shape", ()))
+    if len(shape) != 2 or shape[0] != 2:
         raise ValueError(
-            f"the model returned {shape and list(shape)} for a batch of 2 inputs of shape "
+            f"the model returned shape {shape} for a batch of 2 inputs of shape "
             f"{list(input_shape)}; it must return logits [batch, classes]."
         )

@@ -190,7 +190,7 @@ def test_running_statistics_are_refused(model):
         (lambda rngs: 3, "factory returned int, not an nnx.Module"),
         (
             (lambda key: (), lambda params, x: x.sum()),
-            r"returned \[\] for a batch of 2",
+            r"returned shape \[\] for a batch of 2",
         ),
     ],
 )

@@ -59,16 +59,12 @@ def test_weights_and_biases_start_within_one_over_root_fan_in(name):
 def test_features_are_what_the_last_layer_sees(name):
     shape = (16, 16, 1)
     task = task_of(name, shape)
-    params = task.init(KEY)
-    outputs = task.apply(params, jnp.ones((3, *shape)))
-    head = params["out"]
+    params = jax.jit(task.init)(KEY)
+    outputs = jax.jit(task.apply)(params, jnp.ones((3, *shape)))
     assert outputs.logits.shape == (3, 10)
-    np.testing.assert_allclose(
-        outputs.logits,
-        outputs.features @ head["kernel"] + head["bias"],
-        rtol=1e-5,
-        atol=1e-6,
-    )
+    features, head = jax.tree.map(np.asarray, (outputs.features, params["out"]))
+    expected = features @ head["kernel"] + head["bias"]
+    np.testing.assert_allclose(outputs.logits, expected, rtol=1e-5, atol=1e-6)
     assert task.apply_train is None
 
 
