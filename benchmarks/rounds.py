@@ -84,9 +84,6 @@ def initial_params(workload: Workload) -> dict:
             rng.uniform(-1, 1, size).astype(np.float32) / np.float32(np.sqrt(fan_in))
         )
         kernel, bias = draw(shape), draw(shape[:1])
-        if name == "fc1" and workload.model == "cnn":
-            # drawn for inputs flattened as (channel, height, width)
-            kernel = kernel.reshape(384, 64, 5, 5).transpose(0, 2, 3, 1).reshape(shape)
         # [out, in, h, w] -> [h, w, in, out]
         kernel = kernel.transpose(*range(2, kernel.ndim), 1, 0)
         *path, last = name.split("/")

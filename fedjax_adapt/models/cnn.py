@@ -4,7 +4,7 @@ import jax
 from flax import nnx
 
 from .conv import conv, max_pool
-from .linear import Builder, Shape, dense, flatten, uniform_fan_in
+from .linear import Builder, Shape, dense, uniform_fan_in
 
 FILTERS = 64
 KERNEL = 5
@@ -47,7 +47,8 @@ class CNN(nnx.Module):
     def features(self, x: jax.Array) -> jax.Array:
         """The last hidden layer, [batch, 192]."""
         x = x.transpose(3, 1, 2, 0)  # the batch last: see conv.py
-        x = flatten(self.conv2(self.conv1(x)).transpose(3, 1, 2, 0))
+        x = self.conv2(self.conv1(x))
+        x = x.reshape(-1, x.shape[3]).T  # [batch, (channel, height, width)]
         return jax.nn.relu(self.fc2(jax.nn.relu(self.fc1(x))))
 
     def head(self, features: jax.Array) -> jax.Array:

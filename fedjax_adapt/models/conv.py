@@ -22,6 +22,7 @@ the products come out ready for the next layer. A network that keeps its activat
 so, with layout="CHWN", pays for no transposition. Measured in benchmarks/README.md.
 """
 
+import functools
 from collections.abc import Sequence
 from functools import partial
 
@@ -87,8 +88,8 @@ def conv(
 def max_pool(x: Array, window: int = 2) -> Array:
     """The maximum over square windows that tile the images; a remainder is left out.
 
-    A maximum of strided slices, as the gradient of XLA's `reduce_window` is slow on a
-    CPU. Where values tie, the gradient is shared between them.
+    A maximum of strided slices with its own gradient: that of XLA's `reduce_window` is
+    slow on a CPU. Where values tie, they share the gradient in equal parts.
 
     Args:
       x: [batch, height, width, channels] or [channels, height, width, batch].
@@ -99,12 +100,38 @@ def max_pool(x: Array, window: int = 2) -> Array:
     """
     check.at_least("window", window, 1)
     for axis in (HEIGHT, WIDTH):
-        size = x.shape[axis] // window
-        part = _window(x, axis, 0, size, window)
-        for i in range(1, window):
-            part = jnp.maximum(part, _window(x, axis, i, size, window))
-        x = part
+        end = x.shape[axis] // window * window
+        x = lax.slice_in_dim(x, 0, end, axis=axis)
+    return _max_pool(window, x)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _max_pool(window: int, x: Array) -> Array:
+    for axis in (HEIGHT, WIDTH):
+        slices = [
+            _window(x, axis, i, x.shape[axis] // window, window) for i in range(window)
+        ]
+        x = functools.reduce(jnp.maximum, slices)
     return x
+
+
+def _max_pool_forward(window: int, x: Array):
+    y = _max_pool(window, x)
+    return y, (x, y)
+
+
+def _max_pool_backward(window: int, residuals, dy: Array) -> tuple[Array]:
+    x, y = residuals
+    first, height, width, last = y.shape
+    tiled = (first, height, window, width, window, last)
+    over_windows = lambda a: jnp.broadcast_to(a[:, :, None, :, None], tiled)
+    largest = lambda i, j: (x[:, i::window, j::window] == y).astype(dy.dtype)
+    share = dy / sum(largest(i, j) for i in range(window) for j in range(window))
+    dx = jnp.where(x.reshape(tiled) == over_windows(y), over_windows(share), 0)
+    return (dx.reshape(x.shape),)
+
+
+_max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -135,7 +162,10 @@ def _backward(strides: Pair, residuals, dy: Array) -> tuple[Array, Array]:
     _, height, width, batch = dy.shape
     if not _shifts(x, kernel, strides):
         dy = dy.reshape(filters, -1)
-        dkernel = _by_transpose(dy, patches).T.reshape(kernel.shape)
+        # XLA gives a product with so few rows and columns to one core; two fill two
+        half = len(patches) // 2
+        dkernel = [_by_transpose(dy, part) for part in (patches[:half], patches[half:])]
+        dkernel = jnp.concatenate(dkernel, axis=1).T.reshape(kernel.shape)
         dpatches = kernel.reshape(-1, filters) @ dy
         dpatches = dpatches.reshape(kh, kw, channels, height, width, batch)
         dpatches = _gather_rows(dpatches, 2 + HEIGHT, x.shape[1], strides[0])

@@ -111,8 +111,7 @@ def test_an_unused_input_gradient_costs_nothing():
         .as_text()
         .count(" dot(")
     )
-    assert products((0, 1)) == 3
-    assert products(1) == 2
+    assert products(1) == products((0, 1)) - 1
 
 
 @pytest.mark.parametrize("window, pixels", [(2, (6, 4)), (2, (7, 5)), (3, (7, 9))])
@@ -129,8 +128,11 @@ def test_max_pool_is_the_reduce_window_of_lax(window, pixels):
 
 
 def test_max_pool_shares_the_gradient_of_a_tie():
-    gradient = jax.grad(lambda x: max_pool(x).sum())(jnp.ones((1, 2, 2, 1)))
-    np.testing.assert_array_equal(gradient.reshape(-1), [0.25] * 4)
+    x = jnp.array([[1.0, 1.0], [0.0, 1.0]]).reshape(1, 2, 2, 1)
+    gradient = jax.grad(lambda x: max_pool(x).sum())(x)
+    np.testing.assert_allclose(
+        gradient.reshape(-1), [1 / 3, 1 / 3, 0, 1 / 3], rtol=1e-6
+    )
 
 
 def test_a_misfit_is_one_sentence():

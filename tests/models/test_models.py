@@ -79,7 +79,7 @@ def lax_cnn(params, x):
         x = jax.nn.relu(affine(x, params[name]))
         window = (1, 2, 2, 1)
         x = lax.reduce_window(x, -jnp.inf, lax.max, window, window, "VALID")
-    x = x.reshape(x.shape[0], -1)
+    x = x.transpose(0, 3, 1, 2).reshape(x.shape[0], -1)
     for name in ("fc1", "fc2"):
         x = jax.nn.relu(affine(x @ params[name]["kernel"], params[name]))
     return affine(x @ params["out"]["kernel"], params["out"])
