@@ -137,7 +137,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     step = jax.jit(lambda f, state, key: f(state, key), donate_argnums=1)
     begin = time.perf_counter()
     num_lanes = num_lanes_of(plan, data, params)
-    options = compiler_options(num_lanes, params)  # as fedjax-adapt run does
+    options = compiler_options(num_lanes)  # as fedjax-adapt run does
     step = step.lower(round_fn, state, keys[0]).compile(options)
     compile_seconds = time.perf_counter() - begin
 

@@ -39,16 +39,14 @@ def num_bytes(params: Params) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
 
-def compiler_options(num_lanes: int, params: Params) -> dict[str, str] | None:
+def compiler_options(num_lanes: int) -> dict[str, str] | None:
     """XLA options under which rounds run fastest on this backend; None: the defaults.
 
     XLA's CPU backend gives matrix products and reductions to its YNN library, whose
-    batched forms and large convolution products are slower than XLA's own. Only a jit at
-    the top level takes compiler options, so this is for programs that own theirs.
+    batched forms are slower than XLA's own. Only a jit at the top level takes compiler
+    options, so this is for programs that own theirs.
     """
-    if num_lanes == 1 and num_bytes(params) <= CPU_SMALL_MODEL:
-        return None
-    return _without_ynn()
+    return None if num_lanes == 1 else _without_ynn()
 
 
 @functools.cache

@@ -42,8 +42,7 @@ def compile_program(config: Config, federation: Federation) -> Program:
     init = partial(init_state, algorithm, task, data, plan, key_init)
     abstract = jax.eval_shape(init)
     round_fn = make_round(algorithm, task, data, plan)
-    num_lanes = num_lanes_of(plan, data, abstract.params)
-    options = compiler_options(num_lanes, abstract.params)
+    options = compiler_options(num_lanes_of(plan, data, abstract.params))
     # a Partial's arrays are arguments of the program, not constants in it
     measure = jax.tree_util.Partial(partial(_measure, task), data.test)
 
