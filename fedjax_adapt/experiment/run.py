@@ -61,6 +61,7 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
         been written.
       Diverged: the loss is no longer finite; the rows so far are written.
     """
+    commit = summary.commit()  # now: the checkout may move on while the run goes on
     folder = run_folder(config)
     check_folder(folder, config, resume)
     federation = build(config)
@@ -71,7 +72,7 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
         if not (folder / store.CONFIG).exists():
             store.write_text(folder / store.CONFIG, to_toml(config))
         _train(config, program, folder, progress)
-        result = _summarise(config, federation, program, folder)
+        result = _summarise(config, federation, program, folder, commit)
         store.finish(folder, result.to_dict())
     return result
 
@@ -150,7 +151,11 @@ class Schedule:
 
 
 def _summarise(
-    config: Config, federation: Federation, program: Program, folder: Path
+    config: Config,
+    federation: Federation,
+    program: Program,
+    folder: Path,
+    commit: str | None,
 ) -> Summary:
     source, sizes = federation.source, federation.skew.sizes
     return Summary(
@@ -170,6 +175,6 @@ def _summarise(
         },
         hardware=summary.hardware(),
         versions=summary.versions(),
-        commit=summary.commit(),
+        commit=commit,
         **summary.results(store.read_table(folder, "metrics"), config.targets),
     )
