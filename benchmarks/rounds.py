@@ -29,7 +29,8 @@ import numpy as np
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.engine.lanes import compiler_options
-from fedjax_adapt.engine.round import num_lanes_of
+from fedjax_adapt.engine.mesh import everywhere
+from fedjax_adapt.engine.walk import num_devices_of, num_lanes_of
 from fedjax_adapt.models import MODELS
 
 
@@ -115,7 +116,10 @@ def fingerprint(before: dict, after: dict) -> dict:
 def measure(arguments: argparse.Namespace) -> dict:
     """Runs the rounds and says how long they took."""
     workload = WORKLOADS[arguments.workload]
-    lanes = arguments.lanes if arguments.lanes == "auto" else int(arguments.lanes)
+    if arguments.devices == "auto":
+        fa.cores_as_devices()
+    number = lambda text: text if text == "auto" else int(text)
+    lanes, devices = number(arguments.lanes), number(arguments.devices)
     data = examples(workload, workload.cohort if arguments.check else workload.clients)
     task = fa.classification(MODELS[workload.model](workload.shape, 10), workload.shape)
     plan = fa.Plan(
@@ -124,12 +128,16 @@ def measure(arguments: argparse.Namespace) -> dict:
         lr=0.1,
         weight_decay=1e-3,
         lanes=lanes,
+        devices=devices,
         shuffle="none" if arguments.check else "epoch",
     )
     algorithm = ALGORITHMS[arguments.algorithm]()
     params = initial_params(workload)
     state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
-    state = jax.tree.map(jnp.copy, state._replace(params=params))
+    state = everywhere(
+        jax.tree.map(jnp.copy, state._replace(params=params)),
+        num_devices_of(plan, data),
+    )
     round_fn = fa.make_round(algorithm, task, data, plan)
     keys = jax.random.split(jax.random.key(1), arguments.warmup + arguments.rounds)
 
@@ -158,6 +166,7 @@ def measure(arguments: argparse.Namespace) -> dict:
         "workload": arguments.workload,
         "algorithm": arguments.algorithm,
         "lanes": num_lanes,
+        "devices": num_devices_of(plan, data),
         "seconds_per_round": round(median, 5),
         "min": round(min(seconds), 5),
         "max": round(max(seconds), 5),
@@ -227,6 +236,9 @@ def main() -> None:
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
     parser.add_argument("--algorithm", choices=list(ALGORITHMS), default="fedavg")
     parser.add_argument("--lanes", default="auto", help="clients side by side, or auto")
+    parser.add_argument(
+        "--devices", default="auto", help="that share a round; auto: every core or GPU"
+    )
     parser.add_argument("--rounds", type=int, default=10, help="timed rounds")
     parser.add_argument("--warmup", type=int, default=2, help="untimed rounds before")
     parser.add_argument(

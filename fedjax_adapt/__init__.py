@@ -46,6 +46,7 @@ _PUBLIC = {
     "data.dataset": ("FederatedDataset",),
     "engine.debug": ("debug_round",),
     "engine.evaluate": ("evaluate",),
+    "engine.mesh": ("cores_as_devices",),
     "engine.round": ("init_state", "make_round"),
     "engine.train": ("train", "train_and_evaluate"),
     "models.adapter": ("classification",),

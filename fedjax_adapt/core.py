@@ -412,10 +412,13 @@ class Participation(NamedTuple):
 
     `slots(num_clients)` is the static size of a cohort; `sample(key, num_clients)` fills
     it with client ids [slots] int32, each at most once, empty slots = num_clients.
+    With `among_holders` both count only the clients that hold examples, in their order:
+    a draw should not fall on a client that has nothing to learn from.
     """
 
     slots: Callable[[int], int]
     sample: Callable[[Key, int], Array]
+    among_holders: bool = False
 
 
 @dataclass(frozen=True)
@@ -433,7 +436,10 @@ class Plan:
       weight_decay: added to the gradient after clipping.
       clip_norm: the global norm to which gradient plus correction is clipped; None: no.
       max_steps: cap on the local steps of a client in a round; None: no cap.
-      lanes: how many clients run side by side; "auto" chooses by backend and model.
+      lanes: how many clients run side by side on a device; "auto" chooses by backend and
+        model.
+      devices: how many of JAX's devices share the clients of a round; "auto": all. On a
+        CPU begin with `cores_as_devices()`.
       shuffle: "epoch" (without replacement, the last partial batch kept),
         "replacement", or "none" (in order, for comparisons).
       participation: who takes part, e.g. `bernoulli(0.15)`; None: `cohort_size` decides.
@@ -450,6 +456,7 @@ class Plan:
     lanes: int | str = "auto"
     shuffle: str = "epoch"
     participation: Participation | None = None
+    devices: int | str = 1
 
     def __post_init__(self):
         check.at_least("cohort_size", self.cohort_size, 1, none="everyone")
@@ -463,6 +470,8 @@ class Plan:
         check.at_least("max_steps", self.max_steps, 1, none="no cap")
         if self.lanes != "auto":
             check.at_least("lanes", self.lanes, 1)
+        if self.devices != "auto":
+            check.at_least("devices", self.devices, 1)
         check.one_of("shuffle", self.shuffle, ("epoch", "replacement", "none"))
         if self.cohort_size is not None and self.participation is not None:
             raise ValueError(

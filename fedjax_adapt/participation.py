@@ -2,6 +2,7 @@
 
 A cohort has a static number of slots so that a round compiles once. A Bernoulli cohort
 varies in size: its empty slots hold the id `num_clients`, and the engine passes over them.
+A draw falls only on clients that hold examples.
 """
 
 import math
@@ -29,15 +30,17 @@ def uniform(cohort_size: int) -> Participation:
     """`cohort_size` clients, drawn uniformly without replacement.
 
     Raises:
-      ValueError: `cohort_size` is no positive integer or exceeds the number of clients.
+      ValueError: `cohort_size` is no positive integer or exceeds the number of clients
+        that hold examples.
     """
     check.at_least("cohort_size", cohort_size, 1)
 
     def slots(num_clients):
         if cohort_size > num_clients:
             raise ValueError(
-                f"cohort_size={cohort_size} but the data set has {num_clients} clients; "
-                f"write Plan(cohort_size={num_clients}) for full participation."
+                f"cohort_size={cohort_size} but the data set has {num_clients} clients "
+                f"that hold examples; write Plan(cohort_size={num_clients}) for full "
+                "participation."
             )
         return cohort_size
 
@@ -45,7 +48,7 @@ def uniform(cohort_size: int) -> Participation:
         order = jax.random.permutation(key, num_clients)
         return order[:cohort_size].astype(jnp.int32)
 
-    return Participation(slots, sample)
+    return Participation(slots, sample, among_holders=True)
 
 
 def bernoulli(probability: float) -> Participation:
@@ -81,7 +84,7 @@ def bernoulli(probability: float) -> Participation:
         chosen = jnp.nonzero(taken, size=slots(num_clients), fill_value=num_clients)[0]
         return chosen.astype(jnp.int32)
 
-    return Participation(slots, sample)
+    return Participation(slots, sample, among_holders=True)
 
 
 def _binomial_quantile(n: int, q: float, tail: float) -> int:

@@ -25,6 +25,8 @@ class FederatedDataset:
       size: how many of them count, [clients] int32.
       test: (x, y) for evaluation, or None.
       public: what refinements may train on, or None; never the test set.
+      holders: the clients that hold examples, in order, int32, from whom a round's cohort
+        is drawn; None: everyone does.
       num_classes: number of labels.
     """
 
@@ -34,6 +36,7 @@ class FederatedDataset:
     size: Array
     test: tuple[Array, Array] | None = None
     public: Any = None
+    holders: Array | None = None
     num_classes: int = field(default=0, metadata={"static": True})
 
     @property
@@ -132,6 +135,7 @@ class FederatedDataset:
             y=jnp.asarray(y),
             index=jnp.asarray(index),
             size=jnp.asarray(size),
+            holders=jnp.asarray(np.flatnonzero(size), jnp.int32),
             test=None if test is None else on_device(tuple(test)),
             public=on_device(public),
             num_classes=num_classes,

@@ -24,14 +24,14 @@ from ..core import (
 )
 from ..data.dataset import FederatedDataset
 from .batches import batch_size
-from .local import Broadcast, Client, Setup, advance, finished, start, view_of
-from .round import (
+from .cohort import (
     gather_cohort,
     mask_idle,
-    participation_of,
+    sample_cohort,
     setting_of,
     with_num_steps,
 )
+from .local import Broadcast, Client, Setup, advance, finished, start, view_of
 
 
 def debug_round(
@@ -54,10 +54,10 @@ def debug_round(
         key_cohort, key_local, key_refine = jax.random.split(key, 3)
         key_train, key_measure = jax.random.split(key_local)
         width = batch_size(data, plan)
-        ids = participation_of(plan).sample(key_cohort, data.num_clients)
+        ids = sample_cohort(plan, data, key_cohort)
         cohort = gather_cohort(data, ids, state.round, width)
         broadcast = Broadcast(
-            state.params, state.server, setting_of(plan, policy, cohort, width)
+            state.params, state.server, setting_of(plan, policy, cohort)
         )
 
         def client(slot, key, num_steps):
@@ -78,7 +78,7 @@ def debug_round(
             measured = _stack(rows)
         num_steps = policy.steps(state.policy, cohort, measured)
         cohort = with_num_steps(cohort, num_steps, plan)
-        setting = setting_of(plan, policy, cohort, width)
+        setting = setting_of(plan, policy, cohort)
         broadcast = broadcast._replace(setting=setting)
 
         runs, uploads, clipped, table = [], [], [], state.clients

@@ -6,10 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from ..core import Array, Metrics, Params, Task
+from . import mesh
 
 
 def evaluate(
-    task: Task, params: Params, test: tuple[Array, Array], batch_size: int = 500
+    task: Task,
+    params: Params,
+    test: tuple[Array, Array],
+    batch_size: int = 500,
+    devices: int = 1,
 ) -> Metrics:
     """Accuracy and mean loss over all examples, in evaluation mode.
 
@@ -18,6 +23,7 @@ def evaluate(
       params: parameters of its model.
       test: (x [n, ...], y [n]).
       batch_size: examples at a time; it bounds memory and changes no result.
+      devices: how many devices share the examples.
 
     Raises:
       ValueError: there are no test examples.
@@ -27,20 +33,28 @@ def evaluate(
             f"evaluate got test={test}; give (x, y), as in from_clients(..., test=(x, y))."
         )
     x, y = map(jnp.asarray, test)
-    return _evaluate(task, min(batch_size, len(y)), params, x, y)
+    width, num_devices = min(batch_size, len(y)), mesh.count(devices, len(y))
+    return _evaluate(task, width, num_devices, params, x, y)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _evaluate(task, width, params, x, y):
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _evaluate(task, width, num_devices, params, x, y):
     n = x.shape[0]
-    rows = jnp.arange(-(-n // width) * width).reshape(-1, width)
+    blocks = -(-n // (width * num_devices)) * num_devices
+    rows = jnp.arange(blocks * width).reshape(-1, width)
 
-    def block(rows):
-        real, rows = rows < n, jnp.minimum(rows, n - 1)
-        logits = task.apply(params, x[rows]).logits
-        right = logits.argmax(-1) == y[rows]
-        losses = task.loss(logits, y[rows])
-        return (right & real).sum(), jnp.where(real, losses, 0).sum()
+    def total(shared, rows):
+        params, x, y = shared
 
-    right, losses = jax.lax.map(block, rows)
-    return Metrics(accuracy=right.sum() / n, loss=losses.sum() / n)
+        def block(rows):
+            real, rows = rows < n, jnp.minimum(rows, n - 1)
+            logits = task.apply(params, x[rows]).logits
+            right = logits.argmax(-1) == y[rows]
+            losses = task.loss(logits, y[rows])
+            return (right & real).sum(), jnp.where(real, losses, 0).sum()
+
+        right, losses = jax.lax.map(block, rows)
+        return (right.sum(), losses.sum()), ()
+
+    (right, losses), _ = mesh.spread(total, (params, x, y), rows, num_devices)
+    return Metrics(accuracy=right / n, loss=losses / n)

@@ -16,18 +16,32 @@ CPU_SMALL_BATCH = 20
 CPU_SMALL_MODEL = 2 * 2**20
 
 
-def choose(lanes: int | str, cohort_size: int, params: Params, batch_size: int) -> int:
-    """The number of clients trained side by side under `vmap`.
+def choose(
+    lanes: int | str,
+    cohort_size: int,
+    params: Params,
+    batch_size: int,
+    num_devices: int = 1,
+) -> int:
+    """The number of clients trained side by side under `vmap` on one device.
 
     "auto" takes the whole cohort on an accelerator, and on a CPU what was measured to be
-    fast: several clients for small models on small batches, one otherwise.
+    fast: several clients for small models on small batches, one otherwise and wherever
+    cores are devices, each with a client in its own cache.
+
+    Args:
+      lanes: a number, or "auto".
+      cohort_size: clients of the round on this device.
+      params: of one model; shapes are enough.
+      batch_size: examples per local step.
+      num_devices: how many devices share the round.
     """
     if lanes != "auto":
         return min(int(lanes), cohort_size)
     if jax.default_backend() != "cpu":
         return cohort_size
     size = num_bytes(params)
-    if size > CPU_SMALL_MODEL or batch_size > CPU_SMALL_BATCH:
+    if num_devices > 1 or size > CPU_SMALL_MODEL or batch_size > CPU_SMALL_BATCH:
         return 1
     most = max(1, min(CPU_LANES, CPU_BYTES // max(size, 1), cohort_size))
     groups = -(-cohort_size // most)

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from ..core import Key, Metrics, RoundFn, State
 from ..engine.evaluate import evaluate
 from ..engine.lanes import compiler_options
-from ..engine.round import init_state, make_round, num_lanes_of
+from ..engine.round import init_state, make_round
 from ..engine.train import train_and_evaluate
+from ..engine.walk import num_lanes_of
 from .build import Federation
 from .config import Config
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from fedjax_adapt.models import conv, max_pool
-from fedjax_adapt.models.conv import _shifts
+from fedjax_adapt.models.conv import _shifts, _suits
 
 
 def reference(x, kernel, strides, padding):
@@ -91,16 +91,47 @@ def test_other_precisions(dtype, tolerance):
             assert error < tolerance
 
 
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-12), ("float32", 5e-6)])
+@pytest.mark.parametrize(
+    "side, pixels, padding", [(3, (6, 7), "SAME"), (5, (9, 8), "VALID")]
+)
+def test_winograds_way_is_the_sum(dtype, tolerance, side, pixels, padding):
+    with jax.enable_x64(True):
+        x = jnp.asarray(normal(0, (2, *pixels, 16)), dtype)
+        kernel = jnp.asarray(normal(1, (side, side, 16, 18)), dtype)
+        assert _suits(kernel, (1, 1))
+        slow = lambda x, kernel: reference(x, kernel, (1, 1), padding)
+        exact = x.astype(float), kernel.astype(float)
+        cotangent = jnp.asarray(normal(2, jax.eval_shape(slow, *exact).shape))
+        fast = lambda x, kernel: conv(x, kernel, padding=padding)
+        actual = value_and_gradients(fast, x, kernel, cotangent.astype(dtype))
+        expected = value_and_gradients(slow, *exact, cotangent.astype(float))
+        for a, b in zip(actual, expected, strict=True):
+            assert a.dtype == dtype
+            assert jnp.abs(a - b).max() < tolerance * jnp.abs(b).max()
+
+
+def test_winograds_way_is_taken_where_it_was_measured_to_be_fast():
+    kernel = lambda *shape, dtype="float32": jnp.ones(shape, dtype)
+    assert _suits(kernel(5, 5, 64, 64), (1, 1))
+    assert not _suits(kernel(5, 5, 3, 64), (1, 1))
+    assert not _suits(kernel(5, 5, 64, 64), (2, 2))
+    assert not _suits(kernel(3, 5, 64, 64), (1, 1))
+    assert not _suits(kernel(5, 5, 64, 64, dtype="bfloat16"), (1, 1))
+
+
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
-def test_vmap_over_kernels_and_images_is_a_loop_over_them(strides):
-    xs, kernels = normal(0, (3, 2, 6, 6, 4)), normal(1, (3, 3, 3, 4, 2))
+@pytest.mark.parametrize("channels, filters", [(4, 2), (16, 16)])
+def test_vmap_over_kernels_and_images_is_a_loop_over_them(strides, channels, filters):
+    xs = normal(0, (3, 2, 6, 6, channels))
+    kernels = normal(1, (3, 3, 3, channels, filters))
     loss = lambda x, kernel: (conv(x, kernel, strides) ** 2).sum()
     gradient = jax.grad(loss, (0, 1))
     both, one_of = jax.jit(jax.vmap(gradient))(xs, kernels), jax.jit(gradient)
     for i in range(3):
         one = one_of(xs[i], kernels[i])
         for a, b in zip(both, one, strict=True):
-            np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-4 * abs(b).max())
 
 
 def test_an_unused_input_gradient_costs_nothing():

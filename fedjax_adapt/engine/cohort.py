@@ -1,0 +1,97 @@
+"""Who trains this round, for how long, and what all of them share."""
+
+import jax
+import jax.numpy as jnp
+
+from ..core import Array, Cohort, Key, Participation, Plan, PyTree, Setting, StepPolicy
+from ..data.dataset import FederatedDataset
+from ..participation import everyone, uniform
+from .batches import epoch_steps
+
+
+def participation_of(plan: Plan) -> Participation:
+    """Who takes part under this plan."""
+    if plan.participation is not None:
+        return plan.participation
+    return everyone() if plan.cohort_size is None else uniform(plan.cohort_size)
+
+
+def num_slots(plan: Plan, data: FederatedDataset) -> int:
+    """The static size of a cohort.
+
+    Raises:
+      ValueError: the plan asks for more clients than there are to draw from.
+    """
+    return participation_of(plan).slots(len(_eligible(plan, data)))
+
+
+def sample_cohort(plan: Plan, data: FederatedDataset, key: Key) -> Array:
+    """The ids of a round's clients, [slots] int32; an empty slot holds num_clients."""
+    eligible = _eligible(plan, data)
+    drawn = participation_of(plan).sample(key, len(eligible))
+    return jnp.append(eligible, data.num_clients)[drawn].astype(jnp.int32)
+
+
+def _eligible(plan: Plan, data: FederatedDataset) -> Array:
+    """The ids a cohort is drawn from."""
+    if participation_of(plan).among_holders and data.holders is not None:
+        return data.holders
+    return jnp.arange(data.num_clients)
+
+
+def gather_cohort(
+    data: FederatedDataset, ids: Array, round: Array, width: int
+) -> Cohort:
+    """What the server knows of the clients `ids`, before the policy has spoken."""
+    present = ids < data.num_clients
+    num_examples = jnp.where(
+        present, data.size[jnp.minimum(ids, data.num_clients - 1)], 0
+    )
+    return Cohort(
+        ids=ids,
+        num_examples=num_examples,
+        epoch_steps=epoch_steps(num_examples, width),
+        num_steps=jnp.zeros_like(num_examples),
+        active=num_examples > 0,
+        round=round,
+        num_clients=data.num_clients,
+        mean_epoch_steps=epoch_steps(data.size.sum(), data.num_clients * width),
+    )
+
+
+def with_num_steps(cohort: Cohort, num_steps: Array, plan: Plan) -> Cohort:
+    """The cohort, once the policy has said how many steps each client takes."""
+    num_steps = jnp.clip(num_steps, 0, plan.max_steps).astype(jnp.int32)
+    num_steps = jnp.where(cohort.num_examples > 0, num_steps, 0)
+    return cohort._replace(num_steps=num_steps, active=num_steps > 0)
+
+
+def setting_of(plan: Plan, policy: StepPolicy, cohort: Cohort) -> Setting:
+    """What all clients of the round share."""
+    if policy.mean_steps is not None:
+        mean_steps = jnp.clip(
+            policy.mean_steps(cohort.mean_epoch_steps), 0, plan.max_steps
+        )
+    else:
+        mean_steps = cohort.num_steps.sum() / jnp.maximum(cohort.num_active, 1)
+    return Setting(
+        round=cohort.round,
+        lr=plan.lr * plan.lr_decay**cohort.round,
+        base_lr=jnp.asarray(plan.lr),
+        weight_decay=jnp.asarray(plan.weight_decay),
+        mean_steps=mean_steps,
+        share=cohort.num_active / cohort.num_clients,
+        num_clients=cohort.num_clients,
+    )
+
+
+def unless_idle(cohort: Cohort, new: PyTree, old: PyTree) -> PyTree:
+    """`new`, or `old` where nobody trained: a mean over nobody says nothing."""
+    trained = cohort.num_active > 0
+    return jax.tree.map(lambda a, b: jnp.where(trained, a, b), new, old)
+
+
+def mask_idle(cohort: Cohort, infos: PyTree) -> PyTree:
+    """Per-client diagnostics [cohort, ...] with zeros where a client did not train."""
+    live = lambda leaf: cohort.active.reshape(-1, *(1,) * (leaf.ndim - 1))
+    return jax.tree.map(lambda leaf: jnp.where(live(leaf), leaf, 0), infos)

@@ -1,0 +1,143 @@
+"""The devices a round runs on: its clients are dealt out, all else is on every device.
+
+    device d trains slots d, d + D, d + 2D, ... of the cohort, most local steps first
+
+and the weighted sums of the devices are added up. The parameters, the client tables and
+the data are copied to every device; a client's randomness depends on its id alone, so
+the number of devices changes results by the rounding of that sum only.
+
+A CPU counts as one device unless `cores_as_devices` was called. Cores that serve one
+client each finish a round sooner than cores that share every product; see
+benchmarks/README.md.
+"""
+
+import functools
+import os
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from .. import check
+from ..core import Array, PyTree
+
+AXIS = "clients"
+
+
+def cores_as_devices(cores: int | None = None) -> None:
+    """Makes every core of a CPU a device of its own, for `Plan(devices="auto")`.
+
+    Call it before anything runs on JAX. Where there is an accelerator it changes nothing.
+
+    Args:
+      cores: how many; None: all that this process may use.
+
+    Raises:
+      ValueError: `cores` is no positive integer, or JAX has begun to run.
+    """
+    check.at_least("cores", cores, 1, none="all")
+    if cores is None:
+        known = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return  # the user has decided
+    try:
+        jax.config.update("jax_num_cpu_devices", cores)
+    except RuntimeError:
+        if len(jax.local_devices(backend="cpu")) != cores:
+            raise ValueError(
+                f"cores_as_devices({cores}) came after JAX had begun to run; "
+                "call it before anything else."
+            ) from None
+
+
+def count(devices: int | str, cohort_size: int) -> int:
+    """How many devices serve a cohort: at most `devices`, with none left over.
+
+    Raises:
+      ValueError: JAX has fewer than `devices`.
+    """
+    present = len(jax.local_devices())
+    if devices != "auto" and int(devices) > present:
+        more = f"or begin with fedjax_adapt.cores_as_devices({devices})"
+        hint = more if jax.default_backend() == "cpu" else 'or "auto" for all there are'
+        raise ValueError(
+            f"devices={devices} but JAX sees {present}; write devices={present}, {hint}."
+        )
+    wanted = present if devices == "auto" else int(devices)
+    each = -(-cohort_size // min(wanted, cohort_size))
+    return -(-cohort_size // each)  # 10 clients on 8 devices are 5 x 2
+
+
+@functools.cache
+def mesh_of(num_devices: int) -> Mesh:
+    """The first devices, in a row."""
+    return Mesh(np.array(jax.local_devices()[:num_devices]), (AXIS,))
+
+
+def everywhere(tree: PyTree, num_devices: int) -> PyTree:
+    """`tree` with a copy of every leaf on each device; as it was for one device."""
+    if num_devices == 1:
+        return tree
+    return jax.device_put(tree, NamedSharding(mesh_of(num_devices), PartitionSpec()))
+
+
+def shown(tree: PyTree, num_devices: int) -> PyTree:
+    """As `everywhere`, for what is only read: cores that are devices share one copy."""
+    if num_devices > 1 and jax.default_backend() == "cpu":
+        # JAX takes over a NumPy view without copying it
+        view = lambda leaf: leaf if check.is_tracer(leaf) else np.asarray(leaf)
+        tree = jax.tree.map(view, tree)
+    return everywhere(tree, num_devices)
+
+
+def deal(num_steps: Array, num_devices: int) -> tuple[Array, Array]:
+    """An order of slots [slots] that gives devices like work, and the order back.
+
+    Args:
+      num_steps: local steps of each slot, [slots], a multiple of `num_devices`.
+      num_devices: how many equal blocks the order is cut into.
+    """
+    if num_devices == 1:
+        order = jnp.arange(num_steps.shape[0])
+        return order, order
+    order = jnp.argsort(-num_steps).reshape(-1, num_devices).T.reshape(-1)
+    return order, jnp.argsort(order)
+
+
+def spread(
+    walk: Callable, shared: PyTree, slots: PyTree, num_devices: int
+) -> tuple[PyTree, PyTree]:
+    """`walk(shared, slots) -> (sums, kept)`, with `slots` cut into a block per device.
+
+    Args:
+      walk: sums up over some slots, and keeps something of each.
+      shared: what every device reads.
+      slots: leading axis slots, a multiple of `num_devices`.
+      num_devices: how many blocks.
+
+    Returns:
+      The sums of all devices added up, and what was kept, in the order of `slots`.
+    """
+    if num_devices == 1:
+        return walk(shared, slots)
+    leaves, structure = jax.tree.flatten(shared)
+    is_array = [isinstance(leaf, jax.Array) for leaf in leaves]  # else a static number
+
+    def block(arrays, slots):
+        arrays = iter(arrays)
+        pairs = zip(leaves, is_array, strict=True)
+        filled = [next(arrays) if varies else leaf for leaf, varies in pairs]
+        sums, kept = walk(structure.unflatten(filled), slots)
+        return jax.lax.psum(sums, AXIS), kept
+
+    every, cut = PartitionSpec(), PartitionSpec(AXIS)
+    return jax.shard_map(
+        block,
+        mesh=mesh_of(num_devices),
+        in_specs=(every, cut),
+        out_specs=(every, cut),
+        check_vma=False,  # a loop's sums begin at a zero that is alike everywhere
+    )([leaf for leaf, varies in zip(leaves, is_array, strict=True) if varies], slots)

@@ -1,0 +1,235 @@
+"""The walk over a cohort: every client trains, some side by side, some on each device.
+
+A weighted mean is summed as clients end, and on one device the client tables are updated
+in place, so that no copy of the cohort's models is held, unless a refinement or a policy
+that learns asks for the runs.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..core import (
+    Array,
+    ClientState,
+    Cohort,
+    Key,
+    Mean,
+    Params,
+    Plan,
+    PyTree,
+    Upload,
+    unchanged,
+    weighted_sum,
+)
+from ..data.dataset import FederatedDataset
+from . import lanes, mesh
+from .batches import batch_size
+from .cohort import num_slots
+from .local import Broadcast, Client, Setup, train_client, view_of
+
+
+class Walked(NamedTuple):
+    """What a cohort leaves behind. Leading axis of all but `clients`: cohort."""
+
+    upload: Upload  # combined already where `streams`
+    streams: bool
+    clients: ClientState  # the whole table, [num_clients, ...]
+    loss: Array
+    clipped: Array
+    info: PyTree
+    runs: Any  # () unless somebody asks for them
+
+
+class _Slot(NamedTuple):
+    """One slot of the cohort, as the walk takes it."""
+
+    client: Client
+    weight: Upload | tuple[()]
+
+
+class _Slots(NamedTuple):
+    """All slots, in the order in which lanes and devices take them."""
+
+    slots: _Slot
+    back: Array  # [cohort], where the clients of the cohort are among the slots
+    num_lanes: int
+    num_devices: int
+
+
+class _Result(NamedTuple):
+    """What one client leaves behind."""
+
+    upload: Upload
+    state: ClientState
+    loss: Array
+    clipped: Array
+    run: Any
+
+
+class _Kept(NamedTuple):
+    """What is kept of every client."""
+
+    loss: Array
+    clipped: Array
+    info: PyTree
+    upload: Upload | tuple[()] = ()
+    row: ClientState = ()
+    run: Any = ()
+
+
+def num_devices_of(plan: Plan, data: FederatedDataset) -> int:
+    """How many devices serve a round."""
+    return mesh.count(plan.devices, num_slots(plan, data))
+
+
+def num_lanes_of(plan: Plan, data: FederatedDataset, params: Params) -> int:
+    """How many clients of a round run side by side on one device."""
+    slots, num_devices = num_slots(plan, data), num_devices_of(plan, data)
+    each, width = -(-slots // num_devices), batch_size(data, plan)
+    return lanes.choose(plan.lanes, each, params, width, num_devices)
+
+
+def train_cohort(
+    setup: Setup, broadcast: Broadcast, cohort: Cohort, table: ClientState, key: Key
+) -> Walked:
+    """Trains the cohort and puts its rows back into the client table."""
+    algorithm, num_clients = setup.algorithm, setup.data.num_clients
+    combine = algorithm.server.combine
+    streams = isinstance(combine, Mean)
+    keep_runs = algorithm.refine is not None or algorithm.policy.update is not unchanged
+    weights = combine.weights(cohort) if streams else ()
+    dealt = _deal(setup, broadcast, cohort, table, key, weights)
+    alone = dealt.num_devices == 1  # then the table is the walk's own to write
+
+    def train(setup: Setup, broadcast: Broadcast, slot: _Slot) -> _Result:
+        run, clipped = train_client(setup, broadcast, slot.client)
+        upload, new = algorithm.local.finish(run)
+        run = run._replace(anchor=(), server=(), setting=(), full_gradient=None)
+        return _Result(upload, new, run.loss, clipped, run if keep_runs else ())
+
+    def put(table: ClientState, client: Client, rows: ClientState) -> ClientState:
+        # idle clients keep their rows to the bit
+        ids = jnp.where(client.num_steps > 0, client.id, num_clients)
+        set_rows = lambda all_, some: all_.at[ids].set(
+            some.astype(all_.dtype), mode="drop"
+        )
+        return jax.tree.map(set_rows, table, rows)
+
+    def collect(carry, slots: _Slot, results: _Result):
+        total, table = carry
+        sent = results.upload._replace(info=())
+        if streams:
+            active = slots.client.num_steps > 0
+            total, sent = _add_weighted(slots.weight, active, total, sent), ()
+        if alone:
+            table = put(table, slots.client, results.state)
+        kept = _Kept(
+            loss=results.loss,
+            clipped=results.clipped,
+            info=results.upload.info,
+            upload=sent,
+            row=() if alone else results.state,
+            run=results.run,
+        )
+        return (total, table), kept
+
+    def walk(shared, slots: _Slot):
+        data, broadcast = shared
+        train_one = partial(train, setup._replace(data=data), broadcast)
+        zeros = ()
+        if streams:
+            one = jax.tree.map(lambda leaf: leaf[0], slots)
+            sent = jax.eval_shape(train_one, one).upload._replace(info=())
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sent)
+        carry = (zeros, table if alone else ())
+        return lanes.fold(train_one, collect, carry, slots, dealt.num_lanes)
+
+    shared = (setup.data, broadcast)
+    (total, written), kept = mesh.spread(walk, shared, dealt.slots, dealt.num_devices)
+    if not alone:
+        written = put(table, dealt.slots.client, kept.row)
+    kept = jax.tree.map(lambda leaf: leaf[dealt.back], kept._replace(row=()))
+    runs = kept.run
+    if keep_runs:
+        runs = runs._replace(
+            anchor=broadcast.params, server=broadcast.server, setting=broadcast.setting
+        )
+    upload = total if streams else kept.upload
+    return Walked(upload, streams, written, kept.loss, kept.clipped, kept.info, runs)
+
+
+def measure_cohort(
+    setup: Setup, broadcast: Broadcast, cohort: Cohort, table: ClientState, key: Key
+) -> PyTree:
+    """What each client measures at the broadcast model, [cohort, ...]."""
+    measure = setup.algorithm.policy.measure
+    if measure is None:
+        return ()
+    dealt = _deal(setup, broadcast, cohort, table, key)
+
+    def walk(shared, slots: _Slot):
+        data, broadcast = shared
+
+        def one(slot: _Slot):
+            view = view_of(setup._replace(data=data), broadcast, slot.client)
+            return measure(*view(broadcast.params, jnp.zeros((), jnp.int32)))
+
+        keep = lambda carry, slots, results: (carry, results)
+        return lanes.fold(one, keep, (), slots, dealt.num_lanes)
+
+    shared = (setup.data, broadcast)
+    _, measured = mesh.spread(walk, shared, dealt.slots, dealt.num_devices)
+    return jax.tree.map(lambda leaf: leaf[dealt.back], measured)
+
+
+def _deal(
+    setup: Setup,
+    broadcast: Broadcast,
+    cohort: Cohort,
+    table: ClientState,
+    key: Key,
+    weights: PyTree = (),
+) -> _Slots:
+    """The cohort as the walk takes it, the last group of lanes filled with empty slots.
+
+    The rows of the client table are gathered here, all before the first is written: a
+    read inside the walk would make XLA copy the whole table for every client.
+    """
+    plan, data = setup.plan, setup.data
+    num_devices = num_devices_of(plan, data)
+    num_lanes = num_lanes_of(plan, data, broadcast.params)
+    extra = -cohort.ids.shape[0] % (num_lanes * num_devices)
+    pad = lambda leaf, value=0: jnp.pad(leaf, (0, extra), constant_values=value)
+    num_steps = pad(cohort.num_steps)
+    order, back = mesh.deal(num_steps, num_devices)
+    ids = pad(cohort.ids, cohort.num_clients)[order]
+    # an empty slot reads the last client, and nothing comes of it
+    rows = jnp.minimum(ids, cohort.num_clients - 1)
+    client = Client(
+        id=ids,
+        state=jax.tree.map(lambda leaf: leaf[rows], table),
+        num_steps=num_steps[order],
+        # the same key whoever else is in the cohort, and wherever the client runs
+        key=jax.vmap(lambda i: jax.random.fold_in(key, i))(ids),
+    )
+    weights = jax.tree.map(lambda leaf: pad(leaf)[order], weights)
+    slots = _Slot(client, weights)
+    return _Slots(slots, back[: cohort.ids.shape[0]], num_lanes, num_devices)
+
+
+def _add_weighted(
+    weights: Upload, active: Array, total: Upload, sent: Upload
+) -> Upload:
+    """Adds a group of uploads to the running weighted sum."""
+
+    def add(weights, total, tree):
+        grow = lambda t, leaf: t + weighted_sum(weights, active, leaf)
+        return jax.tree.map(grow, total, tree)
+
+    return Upload(
+        delta=add(weights.delta, total.delta, sent.delta),
+        extra=add(weights.extra, total.extra, sent.extra),
+    )

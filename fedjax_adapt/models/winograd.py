@@ -1,0 +1,150 @@
+r"""Winograd's convolution: fewer multiplications for kernels moved by one pixel.
+
+    v = B^T d B          d: tiles of n x n pixels, n = r + 1, that overlap by r - 1
+    u = G g G^T          g: the r x r kernel
+    y = A^T (u . v) A    2 x 2 pixels of the result; (u . v) sums over channels
+
+A 5 x 5 kernel needs 36 products for 4 results where the sum has 100 terms, a 3 x 3 kernel
+16 in place of 36. In every one of the n^2 places of a tile, u . v is a product of matrices,
+[filters, channels] by [channels, tiles x batch]. A, B and G evaluate polynomials at n - 1
+points and at infinity (Toom and Cook); small points keep the rounding error small.
+
+References:
+  Lavin & Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016,
+  https://arxiv.org/abs/1509.09308. Eqs. (3)-(8).
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Array = jax.Array
+
+TILE = 2  # results a side
+POINTS = {3: (0, 1, -1), 5: (0, 1, -1, 2, -0.5)}  # by the side of the kernel
+
+
+@jax.custom_vjp
+def winograd(x: Array, kernel: Array) -> Array:
+    """Convolves images without padding, at stride 1; see `conv`.
+
+    Args:
+      x: [channels, height, width, batch], height and width so that the result's are even.
+      kernel: [r, r, channels, filters], r one of `POINTS`.
+
+    Returns:
+      [filters, height - r + 1, width - r + 1, batch]. Differentiable once, in reverse.
+    """
+    return _forward(x, kernel)[0]
+
+
+@functools.cache
+def transforms(r: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A^T [2, n], G [n, r] and B^T [n, n] for kernels of side `r`."""
+    points = POINTS[r]
+    powers = lambda k: np.array([[float(p) ** i for i in range(k)] for p in points])
+    at_infinity = lambda k: np.eye(k)[-1:]  # the highest coefficient
+    a = np.concatenate([powers(TILE), at_infinity(TILE)]).T
+    g = np.concatenate([powers(r), at_infinity(r)])
+    g /= np.exp2(
+        np.round(np.log2(abs(g).sum(1, keepdims=True)))
+    )  # exact, and like sizes
+    # B^T is what makes sum_p A^T[i, p] (G g)_p (B^T d)_p = sum_k g_k d_{i+k} for all g, d
+    places, products = len(points) + 1, a[:, None, :] * g.T[None]
+    wanted = [
+        [np.eye(places)[i + k] for k in range(r)] for i in range(TILE)
+    ]  # [i, k, l]: 1 where l = i + k
+    b = np.linalg.lstsq(products.reshape(-1, places), np.reshape(wanted, (-1, places)))
+    return a, g, np.where(abs(b[0]) < 1e-9, 0, b[0])
+
+
+def _forward(x: Array, kernel: Array):
+    r, _, channels, filters = kernel.shape
+    a, g, b = transforms(r)
+    rows, columns = ((x.shape[axis] - r + 1) // TILE for axis in (1, 2))
+    d = _stack(_sums(b, [_tiles(x, 1, i, rows) for i in range(len(b))]))
+    v = _stack(_sums(b, [_tiles(d, 3, j, columns) for j in range(len(b))]))
+    u = jnp.einsum("qj,pi,ijcf->qpfc", *(jnp.asarray(g, x.dtype),) * 2, kernel)
+    u = lax.optimization_barrier(u)  # [place, place, filters, channels]
+    m = _products(jnp.matmul, u, v.reshape(*v.shape[:3], -1))
+    y = _stack(_sums(a, m))  # [2, place, filters, tiles x batch]
+    y = jnp.stack(_sums(a, [y[:, p] for p in range(len(b))]))
+    y = y.reshape(TILE, TILE, filters, rows, columns, -1).transpose(2, 3, 0, 4, 1, 5)
+    return y.reshape(filters, TILE * rows, TILE * columns, -1), (x, kernel, u, v)
+
+
+def _backward(residuals, dy: Array) -> tuple[Array, Array]:
+    x, kernel, u, v = residuals
+    r, _, channels, filters = kernel.shape
+    a, g, b = transforms(r)
+    rows, columns = dy.shape[1] // TILE, dy.shape[2] // TILE
+    dy = dy.reshape(filters, rows, TILE, columns, TILE, -1)
+    dy = _stack(_sums(a.T, [dy[:, :, i] for i in range(TILE)]))
+    dm = _stack(_sums(a.T, [dy[..., j, :] for j in range(TILE)]))
+    dm, v = (t.reshape(*t.shape[:3], -1) for t in (dm, v))
+    by_transpose = lambda m, v: lax.dot_general(m, v, (((1,), (1,)), ((), ())))
+    du = jnp.stack(_products(by_transpose, dm, v))
+    dkernel = jnp.einsum("qj,pi,qpfc->ijcf", *(jnp.asarray(g, x.dtype),) * 2, du)
+    # as a matrix of its own: XLA multiplies by a folded transposition slowly
+    u = lax.optimization_barrier(u.swapaxes(2, 3))
+    dv = [
+        m.reshape(len(b), channels, rows, columns, -1)
+        for m in _products(jnp.matmul, u, dm)
+    ]
+    dd = _overlapped(_sums(b.T, dv), 3, x.shape[2])
+    dd = lax.optimization_barrier(dd)
+    return _overlapped(_sums(b.T, list(dd)), 1, x.shape[1]), dkernel
+
+
+winograd.defvjp(_forward, _backward)
+
+
+def _sums(matrix: np.ndarray, terms: list[Array]) -> list[Array]:
+    """matrix x terms, one sum a row; what is 0 is left out."""
+    return [
+        sum(
+            np.asarray(factor, term.dtype) * term
+            for factor, term in zip(row, terms, strict=True)
+            if factor
+        )
+        for row in matrix
+    ]
+
+
+def _stack(terms: list[Array]) -> Array:
+    """`terms` side by side in memory, rather than computed again by each reader."""
+    return lax.optimization_barrier(jnp.stack(terms))
+
+
+def _products(multiply: Callable, left: Array, right: Array) -> list[Array]:
+    """left x right for every place [place, place], as n arrays [place, ...].
+
+    One product at a time: XLA multiplies a batch of small matrices at a third of the
+    speed.
+    """
+    return [
+        jnp.stack([multiply(a, b) for a, b in zip(*pair, strict=True)])
+        for pair in zip(left, right, strict=True)
+    ]
+
+
+def _tiles(x: Array, axis: int, begin: int, count: int) -> Array:
+    """The pixels at place `begin` of `count` tiles along an axis."""
+    end = begin + TILE * (count - 1) + 1
+    return lax.slice_in_dim(x, begin, end, TILE, axis)
+
+
+def _overlapped(places: list[Array], axis: int, size: int) -> Array:
+    """The transpose of `_tiles` for every place: tiles added up where they lay."""
+
+    def spread(x, begin):
+        used = (x.shape[axis] - 1) * TILE + 1
+        config = [(0, 0, 0)] * x.ndim
+        config[axis] = (begin, size - begin - used, TILE - 1)
+        return lax.pad(x, jnp.zeros((), x.dtype), config)
+
+    return sum(spread(x, begin) for begin, x in enumerate(places))
