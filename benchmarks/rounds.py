@@ -15,8 +15,6 @@ import argparse
 import json
 import math
 import os
-import platform
-import subprocess
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +29,7 @@ from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.engine.lanes import compiler_options
 from fedjax_adapt.engine.mesh import everywhere
 from fedjax_adapt.engine.walk import num_devices_of, num_lanes_of
+from fedjax_adapt.experiment.summary import commit, hardware
 from fedjax_adapt.models import MODELS
 
 
@@ -204,31 +203,6 @@ def peak_memory_mb() -> float | None:
         return None
     line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     return round(int(line.split()[1]) / 1024)
-
-
-def commit() -> str | None:
-    """The commit of this checkout, with a plus where it was changed."""
-    folder = Path(__file__).parent
-    git = lambda *words: subprocess.run(
-        ["git", *words], cwd=folder, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return (git("rev-parse", "--short", "HEAD") or None) and (
-        git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
-    )
-
-
-def hardware() -> str:
-    """What this ran on."""
-    cores = f"{os.cpu_count()} cores"
-    if jax.default_backend() != "cpu":
-        return f"{jax.devices()[0].device_kind}, {cores}"
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line for line in lines if line.startswith("model name"))
-        return f"{name.partition(':')[2].strip()}, {cores}"
-    except (OSError, StopIteration):
-        return f"{platform.machine()}, {cores}"
 
 
 def main() -> None:

@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 USAGE = """\
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _main(arguments)
     except ValueError as error:
+        if not _raised_by_us(error):
+            raise  # a bug of ours, which a sentence would hide
         return _fail(str(error), 2)
     except KeyboardInterrupt:
         return _fail("interrupted.", 130)
@@ -82,6 +85,11 @@ def run(arguments: list[str]) -> int:
         except SystemExit:  # --help has been printed
             return 0
         config = from_settings(request.settings)
+        from .engine.mesh import cores_as_devices
+
+        # where JAX has begun already, "auto" takes the devices there are
+        with suppress(ValueError):
+            cores_as_devices(None if config.devices == "auto" else config.devices)
         folder = run_folder(config)
         # needed by the first checkpoint; see `_importing`
         import orbax.checkpoint  # noqa: F401
@@ -169,6 +177,12 @@ def _prepare_jax() -> None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         cache = home / "fedjax-adapt" / "xla"
         jax.config.update("jax_compilation_cache_dir", str(cache))
+
+
+def _raised_by_us(error: BaseException) -> bool:
+    """Whether a sentence of this package is what went wrong, not a call it made."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return Path(frames[-1].filename).is_relative_to(Path(__file__).parent)
 
 
 def _fail(sentence: str, code: int) -> int:

@@ -8,6 +8,7 @@ import jax
 import pytest
 from helpers import make_data, make_task
 
+jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 

@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
 from fedjax_adapt import __version__, cli
@@ -201,3 +202,14 @@ def test_compiled_programs_are_kept_per_user_unless_told_otherwise(
     jax.config.update("jax_compilation_cache_dir", None)
     cli._prepare_jax()
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "fedjax-adapt/xla")
+
+
+def test_a_bug_is_no_sentence(capsys, monkeypatch):
+    from fedjax_adapt.experiment import program
+
+    def slip(*_):
+        return np.zeros(3) + np.zeros(4)
+
+    monkeypatch.setattr(program, "_measure", slip)
+    with pytest.raises(ValueError, match="broadcast"):
+        fedjax_adapt(capsys, f"{QUICK} --folder mine")

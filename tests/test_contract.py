@@ -13,6 +13,8 @@ import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.algorithms._template import template
 from fedjax_adapt.core import Participation
+from fedjax_adapt.engine import mesh
+from fedjax_adapt.experiment import checkpoint
 
 CONSTRUCTORS = {**ALGORITHMS, "template": template}
 PLAN = fa.Plan(cohort_size=4, batch_size=4, lr=0.2, clip_norm=5.0, weight_decay=1e-3)
@@ -107,6 +109,30 @@ def test_lanes_do_not_change_a_round(case, lanes):
     chunked, chunked_info = jax.jit(case.with_plan(lanes=lanes))(case.state, keys(1)[0])
     close(chunked, state)
     close(chunked_info, info)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_devices_do_not_change_a_round(case, devices):
+    before, _ = case.after(1)
+    state, infos = case.after(2)
+    spread = jax.jit(case.with_plan(devices=devices))
+    start = mesh.everywhere(jax.tree.map(jnp.copy, before), 2)  # 4 clients: 2 x 2
+    other, other_info = spread(start, keys(2)[1])
+    close(other, state)
+    close(other_info, infos[1])
+    spread(other, keys(1)[0])
+    assert spread._cache_size() == 1  # a round hands on its state as it took it
+
+
+def test_a_checkpoint_gives_back_the_state_to_the_bit(case, tmp_path):
+    state, _ = case.after(2)
+    checkpoint.save(tmp_path, state, 2)
+    for devices in (1, 2):  # wherever it goes on
+        abstract = mesh.placed(jax.eval_shape(lambda: state), devices)
+        restored, rounds = checkpoint.restore(tmp_path, abstract)
+        assert same(restored, state) and rounds == 2
+        again = jax.jit(case.with_plan(devices=devices))(restored, keys(1)[0])
+        close(again, case.step(state, keys(1)[0]))
 
 
 def test_the_slow_twin_agrees(case):

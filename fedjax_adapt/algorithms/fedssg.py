@@ -169,7 +169,17 @@ def fedssg(
             change = optax.tree.sub(control, run.client.control)
             change = optax.tree.scale(run.size_ratio, change)
         sent = gated if aggregate == "sel_plus_allh" else memory
-        upload = Upload(delta, FedSSGServer(sent, change), info={"gate": opening})
+        # k: s_i' = (1 - k)(s_i - s_g / w_i) + k (mean local gradient); unstable from 2 on
+        lr = run.setting.base_lr if correction_lr == "base" else run.lr
+        k = (
+            opening
+            * run.lr
+            / lr
+            * run.num_steps
+            / jnp.maximum(run.setting.mean_steps, 1)
+        )
+        info = {"gate": opening, "k": k}
+        upload = Upload(delta, FedSSGServer(sent, change), info)
         return upload, FedSSGClient(memory, control, count)
 
     def init_server(params):

@@ -2,9 +2,11 @@
 
 It shares with the fast path what a client does in one step, which batch it gets and what
 the server knows of the cohort; loops, masks, sums, tables and lanes are written again the
-obvious way. Use it to
-step through a round, and as the oracle of every engine trick.
+obvious way. Use it to step through a round, and as the oracle of every engine trick.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +43,7 @@ def debug_round(
 
     Raises (when the round runs):
       FloatingPointError: a loss or parameter is not finite; names client and step.
-      RuntimeError: the task or algorithm raised; names client and step.
+      RuntimeError: the task or algorithm raised; names the client and where it stood.
     """
     setup = Setup(algorithm, task, plan, data)
     policy, server_rule = algorithm.policy, algorithm.server
@@ -73,8 +75,9 @@ def debug_round(
             rows = []
             for slot in slots:
                 idle = client(slot, key_measure, jnp.int32(0))
-                view = view_of(setup, broadcast, idle)
-                rows.append(policy.measure(*view(state.params, jnp.int32(0))))
+                with _named(f"client {int(ids[slot])}, measurement"):
+                    view = view_of(setup, broadcast, idle)
+                    rows.append(policy.measure(*view(state.params, jnp.int32(0))))
             measured = _stack(rows)
         num_steps = policy.steps(state.policy, cohort, measured)
         cohort = with_num_steps(cohort, num_steps, plan)
@@ -85,7 +88,8 @@ def debug_round(
         for slot in slots:
             member = client(slot, key_train, cohort.num_steps[slot])
             run, share = _slow_client(setup, broadcast, member)
-            upload, row = algorithm.local.finish(run)
+            with _named(f"client {int(ids[slot])}, after its local steps"):
+                upload, row = algorithm.local.finish(run)
             if cohort.active[slot]:
                 i = int(member.id)
                 put = lambda all_, one, i=i: all_.at[i].set(one)
@@ -126,14 +130,13 @@ def debug_round(
 
 
 def _slow_client(setup, broadcast, client):
-    view = view_of(setup, broadcast, client)
+    with _named(f"client {int(client.id)}, before its first local step"):
+        view = view_of(setup, broadcast, client)
     progress = start(setup, broadcast.params)
     for i in range(int(client.num_steps)):
         where = f"client {int(client.id)}, local step {i}"
-        try:
+        with _named(where):
             progress = advance(setup, progress, *view(progress.params, jnp.int32(i)))
-        except Exception as error:
-            raise RuntimeError(f"{where}: {error}") from error
         if not np.isfinite(progress.loss):
             raise FloatingPointError(f"{where}: the loss is {progress.loss}.")
         for path, leaf in jax.tree_util.tree_leaves_with_path(progress.params):
@@ -142,6 +145,15 @@ def _slow_client(setup, broadcast, client):
                 raise FloatingPointError(f"{where}: params{name} is not finite.")
     run = finished(setup, broadcast, client, progress)
     return run, progress.clipped / max(int(client.num_steps), 1)
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Says in every exception where it arose."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"{where}: {error}") from error
 
 
 def _stack(trees):

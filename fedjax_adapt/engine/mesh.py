@@ -18,7 +18,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 
 from .. import check
 from ..core import Array, PyTree
@@ -77,11 +83,26 @@ def mesh_of(num_devices: int) -> Mesh:
     return Mesh(np.array(jax.local_devices()[:num_devices]), (AXIS,))
 
 
+def placed(abstract: PyTree, num_devices: int) -> PyTree:
+    """Shapes and dtypes, and that they lie where `everywhere` puts them."""
+    sharding = _sharding(num_devices)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        abstract,
+    )
+
+
+def _sharding(num_devices: int) -> Sharding:
+    if num_devices == 1:
+        return SingleDeviceSharding(jax.local_devices()[0])
+    return NamedSharding(mesh_of(num_devices), PartitionSpec())
+
+
 def everywhere(tree: PyTree, num_devices: int) -> PyTree:
     """`tree` with a copy of every leaf on each device; as it was for one device."""
     if num_devices == 1:
         return tree
-    return jax.device_put(tree, NamedSharding(mesh_of(num_devices), PartitionSpec()))
+    return jax.device_put(tree, _sharding(num_devices))
 
 
 def shown(tree: PyTree, num_devices: int) -> PyTree:
@@ -91,6 +112,40 @@ def shown(tree: PyTree, num_devices: int) -> PyTree:
         view = lambda leaf: leaf if check.is_tracer(leaf) else np.asarray(leaf)
         tree = jax.tree.map(view, tree)
     return everywhere(tree, num_devices)
+
+
+def check_fits(table: PyTree, num_devices: int) -> None:
+    """Raises ValueError unless `num_devices` copies of a client table fit into memory.
+
+    Args:
+      table: leading axis num_clients; shapes are enough.
+      num_devices: how many hold a copy.
+    """
+    leaves = jax.tree.leaves(table)
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    # cores that are devices share one memory; an accelerator has its own
+    copies = num_devices if jax.default_backend() == "cpu" else 1
+    free = free_memory()
+    if free is not None and copies * size > free:
+        on = f" on each of {num_devices} devices" if num_devices > 1 else ""
+        raise ValueError(
+            f"the state of {leaves[0].shape[0]} clients takes {size / 2**30:.1f} GiB{on} "
+            f"but {free / 2**30:.1f} GiB are free; take fewer clients, a smaller model, "
+            "devices=1 or an algorithm without client state."
+        )
+
+
+def free_memory() -> int | None:
+    """Bytes free on the device, or in the machine for a CPU; None where nobody tells."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats is not None and "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats["bytes_in_use"]
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":") for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 2**10
+    except (OSError, KeyError):
+        return None
 
 
 def deal(num_steps: Array, num_devices: int) -> tuple[Array, Array]:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .. import check
 from ..core import (
     Algorithm,
     Array,
@@ -62,11 +63,24 @@ def init_state(
 ) -> State:
     """The state before round 0. Works under `jax.eval_shape`.
 
-    The client table is `algorithm.local.init(params)` repeated `num_clients` times.
+    The client table is `algorithm.local.init(params)` repeated `num_clients` times, on
+    every device of the plan.
+
+    Raises:
+      ValueError: the client table does not fit into memory.
     """
     params = task.init(key)
     client = algorithm.local.init(params)
     num_clients = data.num_clients
+    num_devices = num_devices_of(plan, data)
+    if not check.is_tracer(key):  # else this is for the shapes alone
+        table = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                (num_clients, *jnp.shape(leaf)), jnp.result_type(leaf)
+            ),
+            client,
+        )
+        mesh.check_fits(table, num_devices)
     repeat = lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf)))
     state = State(
         params=params,
@@ -77,7 +91,7 @@ def init_state(
     )
     # a buffer of its own for every leaf, so that the state can be donated
     state = jax.tree.map(lambda leaf: _like(jnp.array(leaf), jnp.asarray(leaf)), state)
-    return mesh.everywhere(state, num_devices_of(plan, data))
+    return mesh.everywhere(state, num_devices)
 
 
 def make_round(

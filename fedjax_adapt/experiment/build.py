@@ -88,6 +88,7 @@ def build_plan(config: Config) -> Plan:
         weight_decay=config.weight_decay,
         clip_norm=config.clip_norm,
         lanes=config.lanes,
+        devices=config.devices,
         participation=participation,
     )
 

@@ -26,8 +26,8 @@ from .options import (
     suggestion,
 )
 
-# Settings that change no number of a run: a run may be resumed with others.
-INCIDENTAL = ("data_dir", "folder", "targets", "checkpoint_every")
+# Settings that change no number of a run beyond rounding: it may be resumed with others.
+INCIDENTAL = ("data_dir", "folder", "targets", "checkpoint_every", "devices")
 
 # Arguments of algorithms that follow from the run unless they are given.
 DERIVED = {"total_rounds": "rounds", "participation": "participation"}
@@ -58,7 +58,8 @@ class Config:
       evaluate_every: rounds between evaluations on the test set
       checkpoint_every: rounds between checkpoints; none: about every 20 seconds
       targets: test accuracies whose first round the summary gives
-      lanes: clients trained side by side; auto: by backend
+      lanes: clients trained side by side on a device; auto: by backend
+      devices: that share the clients of a round; auto: every accelerator, or every core
       seed: of the initial model and of every round
       partition_seed: of the partition and of generated data; none: seed
       data_dir: where data files lie; none: the variable FEDJAX_ADAPT_DATA
@@ -89,6 +90,7 @@ class Config:
     checkpoint_every: int | None = None
     targets: tuple[float, ...] = (0.9, 0.95, 0.97)
     lanes: int | Literal["auto"] = "auto"
+    devices: int | Literal["auto"] = "auto"
     seed: int = 0
     partition_seed: int | None = None
     data_dir: str | None = None
@@ -210,6 +212,14 @@ def read_settings(path: Path) -> dict[str, Any]:
             raise ValueError(f"{at(key)}: {key} is unknown; {suggestion(key, known)}")
         sentence = f"{at(key)}: {key}={value!r}"
         settings[key] = checked(sentence, known[key].annotation, value)
+    from .build import build_algorithm, build_plan  # which take a config
+
+    try:
+        config = from_settings(settings)
+        build_plan(config), build_algorithm(config)
+    except ValueError as error:  # out of range
+        key = str(error).partition("=")[0]
+        raise ValueError(f"{at(key)}: {error}" if key in settings else error) from None
     return settings
 
 

@@ -34,7 +34,7 @@ GROUPS = {  # of flags in the help; what is not named here comes after them
     "clients": ("num_clients", "participation", "sampler"),
     "training": (
         *("rounds", "epochs", "num_steps", "batch_size", "lr", "lr_decay", "momentum"),
-        *("weight_decay", "clip_norm", "lanes", "seed", "partition_seed"),
+        *("weight_decay", "clip_norm", "lanes", "devices", "seed", "partition_seed"),
     ),
 }
 ABOUT_THE_RUN = {

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from ..core import Key, Metrics, RoundFn, State
+from ..engine import mesh
 from ..engine.evaluate import evaluate
 from ..engine.lanes import compiler_options
 from ..engine.round import init_state, make_round
 from ..engine.train import train_and_evaluate
-from ..engine.walk import num_lanes_of
+from ..engine.walk import num_devices_of, num_lanes_of
 from .build import Federation
 from .config import Config
 
@@ -29,7 +30,8 @@ class Program(NamedTuple):
     """
 
     init: Callable[[], State]
-    abstract: State  # shapes and dtypes
+    abstract: State  # shapes, dtypes and where they lie
+    num_devices: int
     group: Group | None
     last: Group | None
     seconds: float  # to trace and compile
@@ -41,11 +43,14 @@ def compile_program(config: Config, federation: Federation) -> Program:
     began = time.perf_counter()
     key_init, key_train = run_keys(config.seed)
     init = partial(init_state, algorithm, task, data, plan, key_init)
-    abstract = jax.eval_shape(init)
+    num_devices = num_devices_of(plan, data)
+    abstract = mesh.placed(jax.eval_shape(init), num_devices)
+    mesh.check_fits(abstract.clients, num_devices)
     round_fn = make_round(algorithm, task, data, plan)
     options = compiler_options(num_lanes_of(plan, data, abstract.params))
     # a Partial's arrays are arguments of the program, not constants in it
-    measure = jax.tree_util.Partial(partial(_measure, task), data.test)
+    test = mesh.shown(data.test, num_devices)
+    measure = jax.tree_util.Partial(partial(_measure, task, num_devices), test)
 
     def compiled(num_rounds: int) -> Group:
         arguments = (round_fn, measure, key_train)
@@ -56,7 +61,7 @@ def compile_program(config: Config, federation: Federation) -> Program:
     group = compiled(every) if config.rounds >= every else None
     last = compiled(left_over) if left_over else None
     seconds = time.perf_counter() - began
-    return Program(jax.jit(init), abstract, group, last, seconds)
+    return Program(jax.jit(init), abstract, num_devices, group, last, seconds)
 
 
 def run_keys(seed: int) -> tuple[Key, Key]:
@@ -74,5 +79,5 @@ def _group(
     return train_and_evaluate(round_fn, state, keys, measure, num_rounds, num_rounds)
 
 
-def _measure(task, test, state: State) -> Metrics:
-    return evaluate(task, state.params, test)
+def _measure(task, num_devices: int, test, state: State) -> Metrics:
+    return evaluate(task, state.params, test, devices=num_devices)

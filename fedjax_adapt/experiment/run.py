@@ -9,7 +9,7 @@ numbers of one that was never interrupted, to the bit.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,7 +70,8 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
     with store.locked(folder):
         check_folder(folder, config, resume)
         if not (folder / store.CONFIG).exists():
-            store.write_text(folder / store.CONFIG, to_toml(config))
+            used = replace(config, devices=program.num_devices)
+            store.write_text(folder / store.CONFIG, to_toml(used))
         _train(config, program, folder, progress)
         result = _summarise(config, federation, program, folder, commit)
         store.finish(folder, result.to_dict())
@@ -173,7 +174,7 @@ def _summarise(
             "largest_client": int(sizes.max()),
             "label_entropy": float(federation.skew.label_entropy.mean()),
         },
-        hardware=summary.hardware(),
+        hardware=summary.hardware() | {"devices": program.num_devices},
         versions=summary.versions(),
         commit=commit,
         **summary.results(store.read_table(folder, "metrics"), config.targets),

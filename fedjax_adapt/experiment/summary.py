@@ -102,11 +102,10 @@ def hardware() -> dict[str, Any]:
     """The accelerator, and the processor it hangs on."""
     import jax
 
-    devices = jax.devices()
+    device = jax.devices()[0]
     return {
-        "platform": devices[0].platform,
-        "device": devices[0].device_kind,
-        "devices": len(devices),
+        "platform": device.platform,
+        "device": device.device_kind,
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")

@@ -194,6 +194,7 @@ def test_kappa_identity_pins_the_bookkeeping(x64):
         state, info = round_fn(state, key)
         for slot, i in enumerate(np.asarray(info.cohort)):
             k = info.clients["gate"][slot] * 0.8**t  # tau_i = Kbar here
+            close(info.clients["k"][slot], k)
             kept = before.clients.control[i] - before.server.control / ratio[i]
             mean = gradients[i] + alpha / ratio[i] * before.clients.memory[i]
             expected = (1 - k) * kept + k * mean

@@ -53,3 +53,27 @@ def test_it_agrees_on_policies_refinements_and_padded_cohorts(task, data):
         state, info = round_fn(state, key)
         close(state, expected)
         close(info, expected_info)
+
+
+@pytest.mark.parametrize(
+    "part, where",
+    [
+        ("prepare", "before its first local step"),
+        ("finish", "after its local steps"),
+        ("measure", "measurement"),
+    ],
+)
+def test_an_exception_beside_the_steps_names_the_client(task, data, part, where):
+    def broken(*_):
+        raise KeyError("memory")
+
+    algorithm = fedavg()
+    if part == "measure":
+        policy = algorithm.policy._replace(measure=broken)
+        algorithm = fa.with_steps(algorithm, policy)
+    else:
+        algorithm = algorithm._replace(local=fa.LocalRule(**{part: broken}))
+    round_fn = fa.debug_round(algorithm, task, data, fa.Plan(batch_size=4))
+    _, state = start(fedavg(), task, data)
+    with pytest.raises(RuntimeError, match=f"client 0, .*{where}: 'memory'"):
+        round_fn(state, keys(1)[0])

@@ -111,6 +111,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tiny, whole, stop)
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from fedjax_adapt import cores_as_devices
 from fedjax_adapt.experiment import checkpoint, run
 from fedjax_adapt.experiment.config import from_settings, read_settings
 
@@ -122,6 +123,7 @@ def save_or_die(folder, state, round):
     save(folder, state, round)
 
 checkpoint.save = save_or_die
+cores_as_devices(4)  # as conftest.py does
 run(from_settings(read_settings(Path(sys.argv[1])) | {"folder": sys.argv[2]}))
 """
 

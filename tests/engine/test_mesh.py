@@ -1,0 +1,134 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import SIZES, close, keys, make_data, start
+
+import fedjax_adapt as fa
+from fedjax_adapt.algorithms import fedavg, fedprox, scaffold
+from fedjax_adapt.engine import mesh
+
+
+def test_no_device_is_left_over():
+    assert mesh.count("auto", 100) == len(jax.local_devices()) == 4
+    assert mesh.count(4, 10) == 4  # 3 + 3 + 3 + 1
+    assert mesh.count(4, 6) == 3
+    assert mesh.count(4, 3) == 3
+    assert mesh.count(1, 10) == 1
+
+
+def test_more_devices_than_there_are_is_one_sentence(task, data):
+    plan = fa.Plan(devices=5)
+    with pytest.raises(
+        ValueError, match="devices=5 but JAX sees 4; write devices=4, or"
+    ):
+        fa.make_round(fedavg(), task, data, plan)
+    with pytest.raises(ValueError, match="devices=0 must be an integer >= 1"):
+        fa.Plan(devices=0)
+
+
+def test_cores_cannot_become_devices_once_jax_runs():
+    fa.cores_as_devices(4)  # it is so already
+    with pytest.raises(ValueError, match=r"cores_as_devices\(3\) came after JAX"):
+        fa.cores_as_devices(3)
+
+
+def test_slots_are_dealt_longest_first():
+    steps = jnp.array([3, 9, 0, 7, 5, 1])
+    order, back = mesh.deal(steps, 2)
+    np.testing.assert_array_equal(steps[order], [9, 5, 1, 7, 3, 0])
+    np.testing.assert_array_equal(order[back], range(6))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        dict(participation=fa.bernoulli(0.4)),
+        dict(),
+        dict(cohort_size=5, lanes=2),
+    ],
+    ids=["padded", "everyone", "lanes"],
+)
+def test_devices_agree_on_cohorts_of_every_kind(task, plan):
+    data = make_data((12, 0, 5, 9, 12, 3, 7, 0))
+    ends = []
+    for devices in (1, 3, "auto"):
+        spread = fa.Plan(batch_size=4, devices=devices, **plan)
+        round_fn, state = start(scaffold(), task, data, spread)
+        ends.append(jax.device_get(fa.train(round_fn, state, keys(3))))
+    close(ends[1], ends[0])
+    close(ends[2], ends[0])
+
+
+def test_what_a_policy_measures_and_learns_does_not_depend_on_devices(task, data):
+    policy = fa.StepPolicy(
+        steps=lambda state, cohort, measured: state[cohort.ids] + (measured > 0),
+        init=lambda params, num_clients: jnp.ones(num_clients, int),
+        measure=lambda view, key: (view.batch.x * view.batch.weight[:, None]).sum(),
+        update=lambda state, cohort, runs, outcome: state.at[cohort.ids].add(
+            (runs.loss > 0.5) * cohort.active
+        ),
+    )
+    algorithm = fa.with_steps(fedavg(), policy)
+    ends = []
+    for devices in (1, 2):
+        plan = fa.Plan(cohort_size=4, batch_size=4, devices=devices)
+        round_fn, state = start(algorithm, task, data, plan)
+        ends.append(jax.device_get(fa.train(round_fn, state, keys(4))))
+    close(ends[1], ends[0])
+    assert ends[0][0].policy.max() > 1
+
+
+def test_hyper_parameters_may_be_traced_on_devices(task, data):
+    plan = fa.Plan(cohort_size=4, batch_size=4, devices=2)
+
+    def last(mu):
+        round_fn, state = start(fedprox(mu), task, data, plan)
+        return fa.train(round_fn, state, keys(2))[0].params
+
+    together = jax.jit(jax.vmap(last))(jnp.array([0.0, 1.0]))
+    for row, mu in enumerate((0.0, 1.0)):
+        close(jax.tree.map(lambda leaf, row=row: leaf[row], together), last(mu))
+
+
+def test_evaluation_counts_every_example_once_on_any_number_of_devices(task, data):
+    params = task.init(jax.random.key(0))
+    alone = fa.evaluate(task, params, data.test, batch_size=7)
+    close(fa.evaluate(task, params, data.test, batch_size=7, devices=3), alone)
+
+
+def test_the_data_are_not_copied_to_cores(task, data):
+    round_fn = fa.make_round(fedavg(), task, data, fa.Plan(devices=2))
+    pointers = {
+        shard.data.unsafe_buffer_pointer()
+        for shard in round_fn.data.x.addressable_shards
+    }
+    assert len(round_fn.data.x.addressable_shards) == 2 and len(pointers) == 1
+
+
+def test_clients_without_examples_are_not_drawn(task):
+    data = make_data((4, 0, 5, 0, 3))
+    assert set(np.flatnonzero(data.size).tolist()) == {0, 2, 4}
+    for participation in (fa.uniform(2), fa.bernoulli(0.3)):
+        plan = fa.Plan(batch_size=4, participation=participation)
+        round_fn, state = start(fedavg(), task, data, plan)
+        _, infos = fa.train(round_fn, state, keys(30))
+        assert set(np.unique(infos.cohort).tolist()) <= {0, 2, 4, 5}
+        assert (infos.num_active >= 1).all()
+    with pytest.raises(ValueError, match="4 but the data set has 3 clients that hold"):
+        fa.make_round(fedavg(), task, data, fa.Plan(cohort_size=4))
+
+
+def test_client_state_that_cannot_fit_is_one_sentence(task, data, monkeypatch):
+    size = 4 * len(SIZES) * fa.num_parameters(task.init(jax.random.key(0)))
+    plan = fa.Plan(devices=2)
+    monkeypatch.setattr(mesh, "free_memory", lambda: 2 * size)
+    start(scaffold(), task, data, plan)
+    monkeypatch.setattr(mesh, "free_memory", lambda: 2 * size - 1)
+    start(scaffold(), task, data, fa.Plan(devices=1))
+    with pytest.raises(
+        ValueError, match="state of 6 clients takes .* on each of 2 dev"
+    ):
+        start(scaffold(), task, data, plan)
+    monkeypatch.undo()
+    assert mesh.free_memory() > 2**20
