@@ -31,7 +31,8 @@ def dirichlet(
     restricting the prior to those labels is the same distribution and always ends.
     Where a prior has no mass on them, the label is drawn in proportion to the rows
     left. Late draws find few labels; clients take turns in random order, so that this
-    distorts all priors alike.
+    distorts all priors alike. Every order of the turns is equally likely here; the
+    published code gives each turn to any client that is not full, with equal chances.
 
     Args:
       labels: of the training set, [n] integers >= 0.

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,10 +32,17 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_follows_the_numpy_oracle(x64, options):
+PADDED = replace(PLAN, cohort_size=None, participation=bernoulli(0.6), devices=2)
+CASES = {name: (options, PLAN) for name, options in OPTIONS.items()} | {
+    f"{name}, Bernoulli cohorts": (OPTIONS[name], PADDED)
+    for name in ("authors' code", "rate", "correction", "no alignment")
+}
+
+
+@pytest.mark.parametrize("options, plan", CASES.values(), ids=CASES)
+def test_follows_the_numpy_oracle(x64, options, plan):
     o = {"alpha": ALPHA, "total_rounds": T, "participation": Q, **options}
-    clients, theta, history = run(fedssg(**o))
+    clients, theta, history = run(fedssg(**o), plan)
     gates = [np.asarray(info.clients["gate"]) for _, info in history]
     ratio, d, n = oracle.size_ratios(clients), theta.size, len(clients)
     h, s, s_g, cnt = np.zeros((n, d)), np.zeros((n, d)), np.zeros(d), np.zeros(n)
