@@ -115,10 +115,9 @@ def fingerprint(before: dict, after: dict) -> dict:
 def measure(arguments: argparse.Namespace) -> dict:
     """Runs the rounds and says how long they took."""
     workload = WORKLOADS[arguments.workload]
-    if arguments.devices == "auto":
-        fa.cores_as_devices()
     number = lambda text: text if text == "auto" else int(text)
     lanes, devices = number(arguments.lanes), number(arguments.devices)
+    fa.cores_as_devices(None if devices == "auto" else devices)
     data = examples(workload, workload.cohort if arguments.check else workload.clients)
     task = fa.classification(MODELS[workload.model](workload.shape, 10), workload.shape)
     plan = fa.Plan(

@@ -181,8 +181,9 @@ def _prepare_jax() -> None:
 
 def _raised_by_us(error: BaseException) -> bool:
     """Whether a sentence of this package is what went wrong, not a call it made."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return Path(frames[-1].filename).is_relative_to(Path(__file__).parent)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    ours = Path(last.filename).is_relative_to(Path(__file__).parent)
+    return ours and (last.line or "raise").startswith("raise")
 
 
 def _fail(sentence: str, code: int) -> int:

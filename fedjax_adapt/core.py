@@ -69,7 +69,7 @@ class Setting(NamedTuple):
     base_lr: Array  # the learning rate of round 0
     weight_decay: Array
     mean_steps: Array  # Kbar: the local steps of a client of average size
-    share: Array  # m / N: clients that train this round over all clients
+    share: Array  # m / N: clients that train this round over all that hold examples
     num_clients: int
 
 
@@ -136,6 +136,7 @@ class Cohort(NamedTuple):
     active: Array  # [cohort] bool
     round: Array  # int32
     num_clients: int
+    num_holders: int  # N of means over all clients: those that hold examples
     mean_epoch_steps: Array  # int32, batches in one epoch of a client of mean size
 
     @property

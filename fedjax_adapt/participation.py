@@ -39,8 +39,7 @@ def uniform(cohort_size: int) -> Participation:
         if cohort_size > num_clients:
             raise ValueError(
                 f"cohort_size={cohort_size} but the data set has {num_clients} clients "
-                f"that hold examples; write Plan(cohort_size={num_clients}) for full "
-                "participation."
+                f"that hold examples; take at most {num_clients}."
             )
         return cohort_size
 

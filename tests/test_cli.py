@@ -1,8 +1,10 @@
+import math
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 
 from fedjax_adapt import __version__, cli
@@ -205,11 +207,32 @@ def test_compiled_programs_are_kept_per_user_unless_told_otherwise(
 
 
 def test_a_bug_is_no_sentence(capsys, monkeypatch):
-    from fedjax_adapt.experiment import program
+    from fedjax_adapt import participation
 
-    def slip(*_):
-        return np.zeros(3) + np.zeros(4)
-
-    monkeypatch.setattr(program, "_measure", slip)
-    with pytest.raises(ValueError, match="broadcast"):
+    monkeypatch.setattr(participation.math, "log1p", lambda x: math.log(-1))
+    with pytest.raises(ValueError, match="math domain error"):
         fedjax_adapt(capsys, f"{QUICK} --folder mine")
+
+
+def test_every_core_is_a_device_and_a_run_goes_on_with_as_many(capsys, elsewhere):
+    environment = dict(os.environ, XLA_FLAGS="")
+    line = f"-m fedjax_adapt {QUICK} --folder mine"
+    done = subprocess.run([sys.executable, *line.split()], env=environment)
+    assert done.returncode == 0
+    devices = read_run("mine").summary["hardware"]["devices"]
+    assert devices == min(len(os.sched_getaffinity(0)), 6)
+    assert f"devices = {devices}\n" in Path("mine/config.toml").read_text()
+    Path("mine/summary.json").unlink()
+    code, _, err = fedjax_adapt(capsys, f"{QUICK} --folder mine --resume")
+    assert (code, err) == (0, "")
+    assert read_run("mine").summary["hardware"]["devices"] == devices
+
+
+def test_client_state_that_does_not_fit_is_one_sentence(capsys, monkeypatch, elsewhere):
+    from fedjax_adapt.engine import mesh
+
+    monkeypatch.setattr(mesh, "free_memory", lambda: 1000)
+    code, _, err = fedjax_adapt(capsys, f"{QUICK} --folder mine")
+    assert code == 2
+    assert "the state of 6 clients takes twice" in err and err.count("\n") == 1
+    assert not list(elsewhere.iterdir())

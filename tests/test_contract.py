@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import SIZES, close, keys, same, start
+from helpers import SIZES, close, keys, make_data, same, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
@@ -111,17 +111,29 @@ def test_lanes_do_not_change_a_round(case, lanes):
     close(chunked_info, info)
 
 
-@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("devices", [2, 4])
 def test_devices_do_not_change_a_round(case, devices):
     before, _ = case.after(1)
     state, infos = case.after(2)
     spread = jax.jit(case.with_plan(devices=devices))
-    start = mesh.everywhere(jax.tree.map(jnp.copy, before), 2)  # 4 clients: 2 x 2
-    other, other_info = spread(start, keys(2)[1])
+    begin = mesh.everywhere(jax.tree.map(jnp.copy, before), devices)
+    other, other_info = spread(begin, keys(2)[1])
     close(other, state)
     close(other_info, infos[1])
     spread(other, keys(1)[0])
     assert spread._cache_size() == 1  # a round hands on its state as it took it
+
+
+def test_a_client_without_examples_changes_nothing(case):
+    state, infos = case.after(2)
+    lonely = make_data((*SIZES, 0, 0))
+    round_fn, other = start(case.algorithm, case.task, lonely, PLAN)
+    step = jax.jit(round_fn)
+    for key in keys(2):
+        other, info = step(other, key)
+    close(other.params, state.params)
+    close(other.server, state.server)
+    close(info, infos[1])
 
 
 def test_a_checkpoint_gives_back_the_state_to_the_bit(case, tmp_path):

@@ -143,11 +143,14 @@ def fedssg(
         drift = optax.tree.sub(view.params, view.anchor)
         return optax.tree.add_scale(grads, strength(view), drift)
 
-    def renewed(run, delta, gated):  # s_i'
-        moved = gated if correction_gated else delta
+    def correction_scale(run):  # Kbar lr_0
         lr = run.setting.base_lr if correction_lr == "base" else run.lr
         steps = run.setting.mean_steps if correction_steps == "mean" else run.num_steps
-        direction = optax.tree.scale(-1 / (jnp.maximum(steps, 1) * lr), moved)
+        return jnp.maximum(steps, 1) * lr
+
+    def renewed(run, delta, gated):  # s_i'
+        moved = gated if correction_gated else delta
+        direction = optax.tree.scale(-1 / correction_scale(run), moved)
         if correction == "last_diff":
             return direction
         own = optax.tree.add_scale(
@@ -169,16 +172,11 @@ def fedssg(
             change = optax.tree.sub(control, run.client.control)
             change = optax.tree.scale(run.size_ratio, change)
         sent = gated if aggregate == "sel_plus_allh" else memory
-        # k: s_i' = (1 - k)(s_i - s_g / w_i) + k (mean local gradient); unstable from 2 on
-        lr = run.setting.base_lr if correction_lr == "base" else run.lr
-        k = (
-            opening
-            * run.lr
-            / lr
-            * run.num_steps
-            / jnp.maximum(run.setting.mean_steps, 1)
-        )
-        info = {"gate": opening, "k": k}
+        info = {"gate": opening}
+        if correction == "scaffold2":
+            # s_i' = (1 - k)(s_i - s_g / w_i) + k (mean local gradient): unstable from 2 on
+            taken = run.lr * run.num_steps / correction_scale(run)
+            info["k"] = (opening if correction_gated else 1.0) * taken
         upload = Upload(delta, FedSSGServer(sent, change), info)
         return upload, FedSSGClient(memory, control, count)
 
@@ -190,7 +188,7 @@ def fedssg(
         )
 
     def update(params, server, upload, cohort):
-        share = cohort.num_active / cohort.num_clients
+        share = cohort.num_active / cohort.num_holders
         control = upload.extra.control
         if correction == "scaffold2":
             control = optax.tree.add_scale(server.control, share, control)

@@ -44,6 +44,11 @@ class FederatedDataset:
         """How many clients there are."""
         return self.index.shape[0]
 
+    @property
+    def num_holders(self) -> int:
+        """How many of them hold examples: N of every mean over all clients."""
+        return self.num_clients if self.holders is None else self.holders.shape[0]
+
     @classmethod
     def from_clients(
         cls,

@@ -55,7 +55,8 @@ def gather_cohort(
         active=num_examples > 0,
         round=round,
         num_clients=data.num_clients,
-        mean_epoch_steps=epoch_steps(data.size.sum(), data.num_clients * width),
+        num_holders=data.num_holders,
+        mean_epoch_steps=epoch_steps(data.size.sum(), data.num_holders * width),
     )
 
 
@@ -80,7 +81,7 @@ def setting_of(plan: Plan, policy: StepPolicy, cohort: Cohort) -> Setting:
         base_lr=jnp.asarray(plan.lr),
         weight_decay=jnp.asarray(plan.weight_decay),
         mean_steps=mean_steps,
-        share=cohort.num_active / cohort.num_clients,
+        share=cohort.num_active / cohort.num_holders,
         num_clients=cohort.num_clients,
     )
 

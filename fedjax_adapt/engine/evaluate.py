@@ -14,7 +14,7 @@ def evaluate(
     params: Params,
     test: tuple[Array, Array],
     batch_size: int = 500,
-    devices: int = 1,
+    devices: int | str = 1,
 ) -> Metrics:
     """Accuracy and mean loss over all examples, in evaluation mode.
 
@@ -23,17 +23,20 @@ def evaluate(
       params: parameters of its model.
       test: (x [n, ...], y [n]).
       batch_size: examples at a time; it bounds memory and changes no result.
-      devices: how many devices share the examples.
+      devices: how many devices share the examples; "auto": all.
 
     Raises:
-      ValueError: there are no test examples.
+      ValueError: there are no test examples, or fewer than `devices` devices.
     """
     if test is None or not len(test[1]):
         raise ValueError(
             f"evaluate got test={test}; give (x, y), as in from_clients(..., test=(x, y))."
         )
     x, y = map(jnp.asarray, test)
-    width, num_devices = min(batch_size, len(y)), mesh.count(devices, len(y))
+    num_devices = mesh.count(devices, len(y))
+    width = min(batch_size, -(-len(y) // num_devices))
+    if num_devices > 1:
+        params = mesh.everywhere(params, num_devices)
     return _evaluate(task, width, num_devices, params, x, y)
 
 

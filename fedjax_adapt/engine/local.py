@@ -154,7 +154,7 @@ def view_of(setup: Setup, broadcast: Broadcast, client: Client):
 def size_ratio(data: FederatedDataset, client: Array) -> Array:
     """n_i over the mean client size, N n_i / n; 1 for a client that can never train."""
     size = data.size[client]
-    return jnp.where(size > 0, size * (data.num_clients / data.size.sum()), 1.0)
+    return jnp.where(size > 0, size * (data.num_holders / data.size.sum()), 1.0)
 
 
 def full_gradient(setup: Setup, client: Client, setting: Setting):

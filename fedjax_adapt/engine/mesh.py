@@ -1,10 +1,11 @@
 """The devices a round runs on: its clients are dealt out, all else is on every device.
 
-    device d trains slots d, d + D, d + 2D, ... of the cohort, most local steps first
+    most local steps first, devices 1, 2, ..., D, D, ..., 2, 1, 1, 2, ... take the next
 
-and the weighted sums of the devices are added up. The parameters, the client tables and
-the data are copied to every device; a client's randomness depends on its id alone, so
-the number of devices changes results by the rounding of that sum only.
+and the weighted sums of the devices are added up. The parameters and the client tables
+are copied to every device, the data to every accelerator (cores read one copy). A
+client's randomness depends on its id alone, so the number of devices changes results by
+rounding only.
 
 A CPU counts as one device unless `cores_as_devices` was called. Cores that serve one
 client each finish a round sooner than cores that share every product; see
@@ -31,11 +32,19 @@ from ..core import Array, PyTree
 
 AXIS = "clients"
 
+# A device that is done waits for the others. XLA gives up after 40 s and ends the process,
+# which the last client of a large model may well take.
+DAY = 24 * 3600
+PATIENCE = (
+    "--xla_cpu_collective_call_terminate_timeout_seconds",
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds",
+)
+
 
 def cores_as_devices(cores: int | None = None) -> None:
     """Makes every core of a CPU a device of its own, for `Plan(devices="auto")`.
 
-    Call it before anything runs on JAX. Where there is an accelerator it changes nothing.
+    Call it before anything runs on JAX. Accelerators are used as without it.
 
     Args:
       cores: how many; None: all that this process may use.
@@ -47,7 +56,10 @@ def cores_as_devices(cores: int | None = None) -> None:
     if cores is None:
         known = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
-    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+    flags = os.environ.get("XLA_FLAGS", "")
+    given = [flag for flag in PATIENCE if flag not in flags]
+    os.environ["XLA_FLAGS"] = " ".join([flags, *(f"{f}={DAY}" for f in given)]).strip()
+    if "xla_force_host_platform_device_count" in flags:
         return  # the user has decided
     try:
         jax.config.update("jax_num_cpu_devices", cores)
@@ -126,12 +138,13 @@ def check_fits(table: PyTree, num_devices: int) -> None:
     # cores that are devices share one memory; an accelerator has its own
     copies = num_devices if jax.default_backend() == "cpu" else 1
     free = free_memory()
-    if free is not None and copies * size > free:
+    # twice: `train` leaves the state it is given as it is, and works on another
+    if free is not None and 2 * copies * size > free:
         on = f" on each of {num_devices} devices" if num_devices > 1 else ""
         raise ValueError(
-            f"the state of {leaves[0].shape[0]} clients takes {size / 2**30:.1f} GiB{on} "
-            f"but {free / 2**30:.1f} GiB are free; take fewer clients, a smaller model, "
-            "devices=1 or an algorithm without client state."
+            f"the state of {leaves[0].shape[0]} clients takes twice {size / 2**30:.1f} "
+            f"GiB{on} but {free / 2**30:.1f} GiB are free; take fewer clients, a smaller "
+            "model, devices=1 or an algorithm without client state."
         )
 
 
@@ -158,7 +171,10 @@ def deal(num_steps: Array, num_devices: int) -> tuple[Array, Array]:
     if num_devices == 1:
         order = jnp.arange(num_steps.shape[0])
         return order, order
-    order = jnp.argsort(-num_steps).reshape(-1, num_devices).T.reshape(-1)
+    rows = jnp.argsort(-num_steps).reshape(-1, num_devices)
+    # every other row the other way round, or the first device had the longest of each
+    backwards = (jnp.arange(rows.shape[0]) % 2 == 1)[:, None]
+    order = jnp.where(backwards, rows[:, ::-1], rows).T.reshape(-1)
     return order, jnp.argsort(order)
 
 

@@ -73,7 +73,7 @@ def init_state(
     client = algorithm.local.init(params)
     num_clients = data.num_clients
     num_devices = num_devices_of(plan, data)
-    if not check.is_tracer(key):  # else this is for the shapes alone
+    if not check.is_tracer(key):  # else it may be about the shapes alone
         table = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(
                 (num_clients, *jnp.shape(leaf)), jnp.result_type(leaf)

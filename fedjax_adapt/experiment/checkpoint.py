@@ -39,7 +39,8 @@ def restore(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
 
     Args:
       folder: where `save` wrote.
-      abstract: `jax.eval_shape` of the state: structure, shapes and dtypes.
+      abstract: `jax.eval_shape` of the state: structure, shapes and dtypes, and by their
+        shardings where the arrays go.
 
     Raises:
       ValueError: there are checkpoints and none of them can be read.

@@ -214,12 +214,18 @@ def read_settings(path: Path) -> dict[str, Any]:
         settings[key] = checked(sentence, known[key].annotation, value)
     from .build import build_algorithm, build_plan  # which take a config
 
-    try:
-        config = from_settings(settings)
-        build_plan(config), build_algorithm(config)
-    except ValueError as error:  # out of range
-        key = str(error).partition("=")[0]
-        raise ValueError(f"{at(key)}: {error}" if key in settings else error) from None
+    own_names = kind_options("algorithm", choices["algorithm"])
+    flat_name = lambda own: own_names.get(own, (own,))[0]
+    for build, name_of in (
+        (lambda: build_plan(from_settings(settings)), str),
+        (lambda: build_algorithm(from_settings(settings)), flat_name),
+    ):
+        try:
+            build()
+        except ValueError as error:  # out of range
+            key = name_of(str(error).partition("=")[0])
+            where = at(key) if key in settings else path
+            raise ValueError(f"{where}: {error}") from None
     return settings
 
 

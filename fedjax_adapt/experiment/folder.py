@@ -69,6 +69,13 @@ def first_change(folder: Path, config: Config) -> tuple[str, Any, Any] | None:
     return None
 
 
+def devices_of(folder: Path, config: Config) -> int | str:
+    """The devices to run on: "auto" goes on as the run in `folder` began."""
+    if config.devices == "auto" and (folder / store.CONFIG).exists():
+        return from_settings(read_settings(folder / store.CONFIG)).devices
+    return config.devices
+
+
 def create(folder: Path) -> None:
     """Makes the folder, or raises a ValueError that says why it cannot be written."""
     try:

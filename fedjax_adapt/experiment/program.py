@@ -45,7 +45,6 @@ def compile_program(config: Config, federation: Federation) -> Program:
     init = partial(init_state, algorithm, task, data, plan, key_init)
     num_devices = num_devices_of(plan, data)
     abstract = mesh.placed(jax.eval_shape(init), num_devices)
-    mesh.check_fits(abstract.clients, num_devices)
     round_fn = make_round(algorithm, task, data, plan)
     options = compiler_options(num_lanes_of(plan, data, abstract.params))
     # a Partial's arrays are arguments of the program, not constants in it

@@ -19,7 +19,7 @@ from ..core import State
 from . import checkpoint, store, summary
 from .build import Federation, build
 from .config import Config, config_hash, partition_seed, to_toml
-from .folder import check_folder, create, run_folder
+from .folder import check_folder, create, devices_of, run_folder
 from .program import Program, compile_program
 from .rows import Log
 from .summary import Summary
@@ -64,6 +64,7 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
     commit = summary.commit()  # now: the checkout may move on while the run goes on
     folder = run_folder(config)
     check_folder(folder, config, resume)
+    config = replace(config, devices=devices_of(folder, config))
     federation = build(config)
     program = compile_program(config, federation)
     create(folder)

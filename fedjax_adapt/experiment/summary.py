@@ -35,7 +35,8 @@ class Summary:
       seconds: of training and evaluation; compilation and files apart.
       compile_seconds: to compile the round.
       rounds_per_second: rounds over seconds.
-      config_hash: which numbers the run produces; runs with equal hashes agree.
+      config_hash: which numbers the run produces; runs with equal hashes agree, to the bit
+        on as many devices of the same kind.
       seeds: of training and of the partition.
       data: the data set, and what the partition made of it.
       hardware: what it ran on.

@@ -185,12 +185,17 @@ def test_with_an_open_gate_and_no_memory_it_is_scaffold(task, data):
     close(*ends, atol=1e-5)
 
 
-def test_kappa_identity_pins_the_bookkeeping(x64):
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"correction_lr": "round"}, {"correction_gated": False}],
+    ids=["authors' code", "lr of the round", "not gated"],
+)
+def test_k_identity_pins_the_bookkeeping(x64, options):
     """Without clipping s_i' = (1 - k)(s_i - s_g / w_i) + k (mean local gradient)."""
     data = make_data(dtype=np.float64)
     plan = Plan(cohort_size=3, batch_size=None, lr=0.1, lr_decay=0.8)
     steps, alpha = 3, 0.4
-    algorithm = with_steps(fedssg(alpha, T, Q), constant_steps(steps))
+    algorithm = with_steps(fedssg(alpha, T, Q, **options), constant_steps(steps))
     round_fn, state = start(algorithm, linear_task(jnp.float64), data, plan)
     ratio = np.asarray(data.size) / 8
     ends = np.cumsum(data.size)
@@ -203,6 +208,10 @@ def test_kappa_identity_pins_the_bookkeeping(x64):
         state, info = round_fn(state, key)
         for slot, i in enumerate(np.asarray(info.cohort)):
             k = info.clients["gate"][slot] * 0.8**t  # tau_i = Kbar here
+            if options:
+                k /= (
+                    0.8**t if "correction_lr" in options else info.clients["gate"][slot]
+                )
             close(info.clients["k"][slot], k)
             kept = before.clients.control[i] - before.server.control / ratio[i]
             mean = gradients[i] + alpha / ratio[i] * before.clients.memory[i]

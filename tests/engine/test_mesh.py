@@ -1,3 +1,8 @@
+import os
+import signal
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,10 +38,43 @@ def test_cores_cannot_become_devices_once_jax_runs():
         fa.cores_as_devices(3)
 
 
-def test_slots_are_dealt_longest_first():
+UNEVEN = """
+import os
+import fedjax_adapt as fa
+
+fa.cores_as_devices(2)
+import jax
+import jax.numpy as jnp
+from fedjax_adapt.engine import mesh
+
+def uneven(shared, slots):
+    work = lambda i, x: jnp.tanh(x @ x)
+    return jax.lax.fori_loop(0, slots[0], work, shared), slots
+
+spread = jax.jit(lambda x, n: mesh.spread(uneven, x, n, 2))
+jax.block_until_ready(spread(jnp.full((500, 500), 1 / 500), jnp.array([5000, 1])))
+print(os.environ["XLA_FLAGS"])
+"""
+
+
+def test_a_device_waits_for_another_as_long_as_it_takes():
+    """XLA gives up after 40 s and ends the process; here after 1 s, for the test."""
+    environment = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    run = lambda: subprocess.run(
+        [sys.executable, "-c", UNEVEN], capture_output=True, text=True, env=environment
+    )
+    patient = run()
+    assert patient.returncode == 0, patient.stderr
+    for flag in mesh.PATIENCE:
+        assert f"{flag}=86400" in patient.stdout
+    environment["XLA_FLAGS"] += "".join(f" {flag}=1" for flag in mesh.PATIENCE)
+    assert run().returncode == -signal.SIGABRT  # the flags are what XLA heeds
+
+
+def test_slots_are_dealt_longest_first_there_and_back():
     steps = jnp.array([3, 9, 0, 7, 5, 1])
     order, back = mesh.deal(steps, 2)
-    np.testing.assert_array_equal(steps[order], [9, 5, 1, 7, 3, 0])
+    np.testing.assert_array_equal(steps[order], [9, 3, 1, 7, 5, 0])
     np.testing.assert_array_equal(order[back], range(6))
 
 
@@ -79,6 +117,29 @@ def test_what_a_policy_measures_and_learns_does_not_depend_on_devices(task, data
     assert ends[0][0].policy.max() > 1
 
 
+def test_refinements_and_own_means_see_the_cohort_in_order_on_any_devices(task, data):
+    def refine(params, view, key):
+        first = jax.tree.map(lambda leaf: leaf[0], view.runs.params)
+        return jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, params, first)
+
+    def median(uploads, cohort):
+        return fa.Upload(jax.tree.map(lambda leaf: jnp.median(leaf, 0), uploads.delta))
+
+    robust = fa.Algorithm(server=fa.ServerRule(combine=median), refine=refine)
+    plans = [fa.Plan(cohort_size=5, batch_size=4, devices=d) for d in (1, 2, 4)]
+    ends = []
+    for plan in plans:
+        round_fn, state = start(robust, task, data, plan)
+        ends.append(jax.device_get(fa.train(round_fn, state, keys(2))))
+    close(ends[1], ends[0])
+    close(ends[2], ends[0])
+    slow = fa.debug_round(robust, task, data, plans[1])
+    _, state = start(robust, task, data)
+    for key in keys(2):
+        state, _ = slow(state, key)
+    close(jax.device_get(state.params), ends[0][0].params)
+
+
 def test_hyper_parameters_may_be_traced_on_devices(task, data):
     plan = fa.Plan(cohort_size=4, batch_size=4, devices=2)
 
@@ -94,7 +155,11 @@ def test_hyper_parameters_may_be_traced_on_devices(task, data):
 def test_evaluation_counts_every_example_once_on_any_number_of_devices(task, data):
     params = task.init(jax.random.key(0))
     alone = fa.evaluate(task, params, data.test, batch_size=7)
-    close(fa.evaluate(task, params, data.test, batch_size=7, devices=3), alone)
+    for devices in (3, "auto"):
+        again = fa.evaluate(task, params, data.test, batch_size=7, devices=devices)
+        close(again, alone)
+    elsewhere = mesh.everywhere(params, 2)
+    close(fa.evaluate(task, elsewhere, data.test, devices=3), alone)
 
 
 def test_the_data_are_not_copied_to_cores(task, data):
@@ -122,12 +187,12 @@ def test_clients_without_examples_are_not_drawn(task):
 def test_client_state_that_cannot_fit_is_one_sentence(task, data, monkeypatch):
     size = 4 * len(SIZES) * fa.num_parameters(task.init(jax.random.key(0)))
     plan = fa.Plan(devices=2)
-    monkeypatch.setattr(mesh, "free_memory", lambda: 2 * size)
+    monkeypatch.setattr(mesh, "free_memory", lambda: 4 * size)
     start(scaffold(), task, data, plan)
-    monkeypatch.setattr(mesh, "free_memory", lambda: 2 * size - 1)
+    monkeypatch.setattr(mesh, "free_memory", lambda: 4 * size - 1)
     start(scaffold(), task, data, fa.Plan(devices=1))
     with pytest.raises(
-        ValueError, match="state of 6 clients takes .* on each of 2 dev"
+        ValueError, match="6 clients takes twice .* on each of 2 devices"
     ):
         start(scaffold(), task, data, plan)
     monkeypatch.undo()

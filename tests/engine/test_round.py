@@ -196,8 +196,8 @@ def test_refinements_see_the_clients_models_and_the_public_set(task, data):
 def test_more_clients_per_round_than_there_are_is_refused(task, data):
     with pytest.raises(
         ValueError,
-        match=r"cohort_size=7 but the data set has 6 clients that hold examples; write "
-        r"Plan\(cohort_size=6\)",
+        match=r"cohort_size=7 but the data set has 6 clients that hold examples; take at "
+        "most 6",
     ):
         fa.make_round(fedavg(), task, data, fa.Plan(cohort_size=7))
 

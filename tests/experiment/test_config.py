@@ -139,6 +139,10 @@ def test_options_of_a_config_cannot_be_changed():
         ("rounds = 3\nlr = -0.1\n", r"line 2: lr=-0.1 must be a finite number above 0"),
         ("seed = 1\nparticipation = 1.5\n", r"line 2: participation=1.5 must lie in"),
         ("alpha = -1.0\n", r"line 1: alpha=-1.0 must be a finite number of at least 0"),
+        (
+            "participation = 0.3\nseed = 1\nalgorithm_participation = 1.5\n",
+            r"line 3: participation=1.5 must lie in",
+        ),
         ("a = 1\n[rounds]\nx = 1\n", r"line 1: a is unknown"),
         ("[rounds]\nx = 1\n", r"line 1: rounds=.*; write an integer\."),
     ],
