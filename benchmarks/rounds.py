@@ -28,7 +28,7 @@ import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.engine.lanes import compiler_options
 from fedjax_adapt.engine.mesh import everywhere
-from fedjax_adapt.engine.walk import num_devices_of, num_lanes_of
+from fedjax_adapt.engine.slots import num_devices_of, num_lanes_of
 from fedjax_adapt.experiment.summary import commit, hardware
 from fedjax_adapt.models import MODELS
 

@@ -229,9 +229,9 @@ def test_every_core_is_a_device_and_a_run_goes_on_with_as_many(capsys, elsewhere
 
 
 def test_client_state_that_does_not_fit_is_one_sentence(capsys, monkeypatch, elsewhere):
-    from fedjax_adapt.engine import mesh
+    from fedjax_adapt.engine import memory
 
-    monkeypatch.setattr(mesh, "free_memory", lambda: 1000)
+    monkeypatch.setattr(memory, "free_memory", lambda: 1000)
     code, _, err = fedjax_adapt(capsys, f"{QUICK} --folder mine")
     assert code == 2
     assert "the state of 6 clients takes twice" in err and err.count("\n") == 1

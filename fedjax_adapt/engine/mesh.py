@@ -126,41 +126,6 @@ def shown(tree: PyTree, num_devices: int) -> PyTree:
     return everywhere(tree, num_devices)
 
 
-def check_fits(table: PyTree, num_devices: int) -> None:
-    """Raises ValueError unless `num_devices` copies of a client table fit into memory.
-
-    Args:
-      table: leading axis num_clients; shapes are enough.
-      num_devices: how many hold a copy.
-    """
-    leaves = jax.tree.leaves(table)
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    # cores that are devices share one memory; an accelerator has its own
-    copies = num_devices if jax.default_backend() == "cpu" else 1
-    free = free_memory()
-    # twice: `train` leaves the state it is given as it is, and works on another
-    if free is not None and 2 * copies * size > free:
-        on = f" on each of {num_devices} devices" if num_devices > 1 else ""
-        raise ValueError(
-            f"the state of {leaves[0].shape[0]} clients takes twice {size / 2**30:.1f} "
-            f"GiB{on} but {free / 2**30:.1f} GiB are free; take fewer clients, a smaller "
-            "model, devices=1 or an algorithm without client state."
-        )
-
-
-def free_memory() -> int | None:
-    """Bytes free on the device, or in the machine for a CPU; None where nobody tells."""
-    stats = jax.local_devices()[0].memory_stats()
-    if stats is not None and "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats["bytes_in_use"]
-    try:
-        with open("/proc/meminfo") as file:
-            lines = dict(line.split(":") for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 2**10
-    except (OSError, KeyError):
-        return None
-
-
 def deal(num_steps: Array, num_devices: int) -> tuple[Array, Array]:
     """An order of slots [slots] that gives devices like work, and the order back.
 

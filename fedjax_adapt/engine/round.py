@@ -27,7 +27,7 @@ from ..core import (
     Task,
 )
 from ..data.dataset import FederatedDataset
-from . import mesh
+from . import memory, mesh
 from .batches import batch_size
 from .cohort import (
     gather_cohort,
@@ -38,7 +38,8 @@ from .cohort import (
     with_num_steps,
 )
 from .local import Broadcast, Setup
-from .walk import measure_cohort, num_devices_of, train_cohort
+from .slots import num_devices_of
+from .walk import measure_cohort, train_cohort
 
 
 @jax.tree_util.register_dataclass
@@ -80,7 +81,7 @@ def init_state(
             ),
             client,
         )
-        mesh.check_fits(table, num_devices)
+        memory.check_fits(table, num_devices)
     repeat = lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf)))
     state = State(
         params=params,

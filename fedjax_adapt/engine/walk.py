@@ -17,18 +17,14 @@ from ..core import (
     Cohort,
     Key,
     Mean,
-    Params,
-    Plan,
     PyTree,
     Upload,
     unchanged,
     weighted_sum,
 )
-from ..data.dataset import FederatedDataset
 from . import lanes, mesh
-from .batches import batch_size
-from .cohort import num_slots
 from .local import Broadcast, Client, Setup, train_client, view_of
+from .slots import Slot, deal
 
 
 class Walked(NamedTuple):
@@ -41,22 +37,6 @@ class Walked(NamedTuple):
     clipped: Array
     info: PyTree
     runs: Any  # () unless somebody asks for them
-
-
-class _Slot(NamedTuple):
-    """One slot of the cohort, as the walk takes it."""
-
-    client: Client
-    weight: Upload | tuple[()]
-
-
-class _Slots(NamedTuple):
-    """All slots, in the order in which lanes and devices take them."""
-
-    slots: _Slot
-    back: Array  # [cohort], where the clients of the cohort are among the slots
-    num_lanes: int
-    num_devices: int
 
 
 class _Result(NamedTuple):
@@ -80,18 +60,6 @@ class _Kept(NamedTuple):
     run: Any = ()
 
 
-def num_devices_of(plan: Plan, data: FederatedDataset) -> int:
-    """How many devices serve a round."""
-    return mesh.count(plan.devices, num_slots(plan, data))
-
-
-def num_lanes_of(plan: Plan, data: FederatedDataset, params: Params) -> int:
-    """How many clients of a round run side by side on one device."""
-    slots, num_devices = num_slots(plan, data), num_devices_of(plan, data)
-    each, width = -(-slots // num_devices), batch_size(data, plan)
-    return lanes.choose(plan.lanes, each, params, width, num_devices)
-
-
 def train_cohort(
     setup: Setup, broadcast: Broadcast, cohort: Cohort, table: ClientState, key: Key
 ) -> Walked:
@@ -101,10 +69,10 @@ def train_cohort(
     streams = isinstance(combine, Mean)
     keep_runs = algorithm.refine is not None or algorithm.policy.update is not unchanged
     weights = combine.weights(cohort) if streams else ()
-    dealt = _deal(setup, broadcast, cohort, table, key, weights)
+    dealt = deal(setup, cohort, broadcast.params, table, key, weights)
     alone = dealt.num_devices == 1  # then the table is the walk's own to write
 
-    def train(setup: Setup, broadcast: Broadcast, slot: _Slot) -> _Result:
+    def train(setup: Setup, broadcast: Broadcast, slot: Slot) -> _Result:
         run, clipped = train_client(setup, broadcast, slot.client)
         upload, new = algorithm.local.finish(run)
         run = run._replace(anchor=(), server=(), setting=(), full_gradient=None)
@@ -118,7 +86,7 @@ def train_cohort(
         )
         return jax.tree.map(set_rows, table, rows)
 
-    def collect(carry, slots: _Slot, results: _Result):
+    def collect(carry, slots: Slot, results: _Result):
         total, table = carry
         sent = results.upload._replace(info=())
         if streams:
@@ -136,7 +104,7 @@ def train_cohort(
         )
         return (total, table), kept
 
-    def walk(shared, slots: _Slot):
+    def walk(shared, slots: Slot):
         data, broadcast = shared
         train_one = partial(train, setup._replace(data=data), broadcast)
         zeros = ()
@@ -168,12 +136,12 @@ def measure_cohort(
     measure = setup.algorithm.policy.measure
     if measure is None:
         return ()
-    dealt = _deal(setup, broadcast, cohort, table, key)
+    dealt = deal(setup, cohort, broadcast.params, table, key)
 
-    def walk(shared, slots: _Slot):
+    def walk(shared, slots: Slot):
         data, broadcast = shared
 
-        def one(slot: _Slot):
+        def one(slot: Slot):
             view = view_of(setup._replace(data=data), broadcast, slot.client)
             return measure(*view(broadcast.params, jnp.zeros((), jnp.int32)))
 
@@ -183,41 +151,6 @@ def measure_cohort(
     shared = (setup.data, broadcast)
     _, measured = mesh.spread(walk, shared, dealt.slots, dealt.num_devices)
     return jax.tree.map(lambda leaf: leaf[dealt.back], measured)
-
-
-def _deal(
-    setup: Setup,
-    broadcast: Broadcast,
-    cohort: Cohort,
-    table: ClientState,
-    key: Key,
-    weights: PyTree = (),
-) -> _Slots:
-    """The cohort as the walk takes it, the last group of lanes filled with empty slots.
-
-    The rows of the client table are gathered here, all before the first is written: a
-    read inside the walk would make XLA copy the whole table for every client.
-    """
-    plan, data = setup.plan, setup.data
-    num_devices = num_devices_of(plan, data)
-    num_lanes = num_lanes_of(plan, data, broadcast.params)
-    extra = -cohort.ids.shape[0] % (num_lanes * num_devices)
-    pad = lambda leaf, value=0: jnp.pad(leaf, (0, extra), constant_values=value)
-    num_steps = pad(cohort.num_steps)
-    order, back = mesh.deal(num_steps, num_devices)
-    ids = pad(cohort.ids, cohort.num_clients)[order]
-    # an empty slot reads the last client, and nothing comes of it
-    rows = jnp.minimum(ids, cohort.num_clients - 1)
-    client = Client(
-        id=ids,
-        state=jax.tree.map(lambda leaf: leaf[rows], table),
-        num_steps=num_steps[order],
-        # the same key whoever else is in the cohort, and wherever the client runs
-        key=jax.vmap(lambda i: jax.random.fold_in(key, i))(ids),
-    )
-    weights = jax.tree.map(lambda leaf: pad(leaf)[order], weights)
-    slots = _Slot(client, weights)
-    return _Slots(slots, back[: cohort.ids.shape[0]], num_lanes, num_devices)
 
 
 def _add_weighted(

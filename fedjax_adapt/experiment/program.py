@@ -13,8 +13,8 @@ from ..engine import mesh
 from ..engine.evaluate import evaluate
 from ..engine.lanes import compiler_options
 from ..engine.round import init_state, make_round
+from ..engine.slots import num_devices_of, num_lanes_of
 from ..engine.train import train_and_evaluate
-from ..engine.walk import num_devices_of, num_lanes_of
 from .build import Federation
 from .config import Config
 

@@ -11,7 +11,7 @@ from helpers import SIZES, close, keys, make_data, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedprox, scaffold
-from fedjax_adapt.engine import mesh
+from fedjax_adapt.engine import memory, mesh
 
 
 def test_no_device_is_left_over():
@@ -45,7 +45,7 @@ import fedjax_adapt as fa
 fa.cores_as_devices(2)
 import jax
 import jax.numpy as jnp
-from fedjax_adapt.engine import mesh
+from fedjax_adapt.engine import memory, mesh
 
 def uneven(shared, slots):
     work = lambda i, x: jnp.tanh(x @ x)
@@ -187,13 +187,13 @@ def test_clients_without_examples_are_not_drawn(task):
 def test_client_state_that_cannot_fit_is_one_sentence(task, data, monkeypatch):
     size = 4 * len(SIZES) * fa.num_parameters(task.init(jax.random.key(0)))
     plan = fa.Plan(devices=2)
-    monkeypatch.setattr(mesh, "free_memory", lambda: 4 * size)
+    monkeypatch.setattr(memory, "free_memory", lambda: 4 * size)
     start(scaffold(), task, data, plan)
-    monkeypatch.setattr(mesh, "free_memory", lambda: 4 * size - 1)
+    monkeypatch.setattr(memory, "free_memory", lambda: 4 * size - 1)
     start(scaffold(), task, data, fa.Plan(devices=1))
     with pytest.raises(
         ValueError, match="6 clients takes twice .* on each of 2 devices"
     ):
         start(scaffold(), task, data, plan)
     monkeypatch.undo()
-    assert mesh.free_memory() > 2**20
+    assert memory.free_memory() > 2**20
