@@ -44,7 +44,8 @@ PATIENCE = (
 def cores_as_devices(cores: int | None = None) -> None:
     """Makes every core of a CPU a device of its own, for `Plan(devices="auto")`.
 
-    Call it before anything runs on JAX. Accelerators are used as without it.
+    Call it before anything runs on JAX. Accelerators are used as without it. It adds to
+    XLA_FLAGS that a device waits a day for the slowest, where XLA would give up.
 
     Args:
       cores: how many; None: all that this process may use.
