@@ -58,8 +58,10 @@ def cores_as_devices(cores: int | None = None) -> None:
         known = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
     flags = os.environ.get("XLA_FLAGS", "")
-    given = [flag for flag in PATIENCE if flag not in flags]
-    os.environ["XLA_FLAGS"] = " ".join([flags, *(f"{f}={DAY}" for f in given)]).strip()
+    missing = [flag for flag in PATIENCE if flag not in flags]
+    os.environ["XLA_FLAGS"] = " ".join(
+        [flags, *(f"{f}={DAY}" for f in missing)]
+    ).strip()
     if "xla_force_host_platform_device_count" in flags:
         return  # the user has decided
     try:
