@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -111,8 +111,13 @@ def _train(config, folder: Path, resume: bool) -> int:
 
     console = Console()
     try:
-        with live(console) as show:
-            train(config, resume, show)
+        with live(console) as show, _finishing() as stop_if_asked:
+
+            def report(progress):
+                show(progress)
+                stop_if_asked()
+
+            train(config, resume, report)
     except Diverged as error:
         return _fail(str(error), 1)
     picture = learning_curve(folder)
@@ -129,8 +134,9 @@ def _interrupted(folder: Path) -> int:
         return _fail("interrupted before the first round; nothing is written.", 130)
     saved = rounds(folder / "checkpoints")
     upto = f"saved up to round {saved[-1]}" if saved else "no round is saved yet"
-    goes_on = f"fedjax-adapt run --folder {folder} --resume"
-    return _fail(f"interrupted, {upto}; write {goes_on} to go on.", 130)
+    goal = "to go on" if saved else "to begin again"
+    again = f"fedjax-adapt run --folder {folder} --resume"
+    return _fail(f"interrupted, {upto}; write {again} {goal}.", 130)
 
 
 def list_choices(arguments: list[str]) -> int:
@@ -159,6 +165,35 @@ def _importing() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, leave)
     try:
         yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _finishing() -> Iterator[Callable[[], None]]:
+    """Ctrl-C waits for the rounds under way; a second one does not.
+
+    Yields a function to call between rounds, which raises KeyboardInterrupt when it was
+    asked for. Until it has been called once there is nothing to wait for.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None  # where signals cannot be handled
+        return
+    begun, asked = threading.Event(), threading.Event()
+
+    def stop_if_asked():
+        begun.set()
+        if asked.is_set():
+            raise KeyboardInterrupt
+
+    def on_signal(*_):
+        if asked.is_set() or not begun.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield stop_if_asked
     finally:
         signal.signal(signal.SIGINT, before)
 

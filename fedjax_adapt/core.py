@@ -396,7 +396,21 @@ class Algorithm(NamedTuple):
 
 
 def with_steps(algorithm: Algorithm, policy: StepPolicy) -> Algorithm:
-    """The same algorithm, with another answer to "how many local steps?"."""
+    """The same algorithm, with another answer to "how many local steps?".
+
+    Raises:
+      ValueError: `algorithm` is no Algorithm or `policy` no StepPolicy.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(
+            f"with_steps got algorithm={algorithm!r}; call its constructor, as in "
+            "with_steps(fedavg(), epochs(5))."
+        )
+    if not isinstance(policy, StepPolicy):
+        raise ValueError(
+            f"with_steps got policy={policy!r}; write epochs({policy}) or "
+            f"constant_steps({policy})."
+        )
     return algorithm._replace(policy=policy)
 
 
@@ -474,6 +488,11 @@ class Plan:
         if self.devices != "auto":
             check.at_least("devices", self.devices, 1)
         check.one_of("shuffle", self.shuffle, ("epoch", "replacement", "none"))
+        if not isinstance(self.participation, Participation | None):
+            raise ValueError(
+                f"participation={self.participation!r} is no rule; write bernoulli(q) for "
+                "a coin per client, uniform(m) or everyone()."
+            )
         if self.cohort_size is not None and self.participation is not None:
             raise ValueError(
                 f"Plan got both cohort_size={self.cohort_size} and participation; "

@@ -1,14 +1,16 @@
 import math
 import os
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
 import pytest
 
 from fedjax_adapt import __version__, cli
-from fedjax_adapt.experiment import read_run
+from fedjax_adapt.experiment import checkpoint, read_run
 from fedjax_adapt.experiment.flags import parse
 
 # the run of experiment/conftest.py, so that it is compiled once
@@ -51,7 +53,10 @@ def fedjax_adapt(capsys, line):
         ("run --resume 3", "--resume 3: it takes no value, so leave '3' out."),
         ("run digits", "digits is no flag;"),
         ("run -lr 3", "-lr is no flag; did you mean --lr?"),
-        ("run --algorithm fedavg --alpha 1", "--alpha is no flag of this run;"),
+        (
+            "run --algorithm fedavg --alpha 1",
+            "--alpha is no flag of this run; it is an option of algorithm fedssg",
+        ),
         ("run --algorithm", "--algorithm: it needs a value"),
         (
             "run --algorithm fedsg",
@@ -204,6 +209,24 @@ def test_compiled_programs_are_kept_per_user_unless_told_otherwise(
     jax.config.update("jax_compilation_cache_dir", None)
     cli._prepare_jax()
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "fedjax-adapt/xla")
+
+
+def test_ctrl_c_keeps_every_finished_round(capsys, monkeypatch):
+    from fedjax_adapt.report import live
+
+    @contextmanager
+    def interrupting(console):
+        yield lambda now: now.round and os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(live, "live", interrupting)
+    before = signal.getsignal(signal.SIGINT)
+    line = QUICK.removesuffix("--checkpoint-every 2") + "--folder mine"
+    code, _, err = fedjax_adapt(capsys, line)
+    assert code == 130
+    assert "saved up to round 1; write" in err and "--resume to go on." in err
+    assert checkpoint.rounds(Path("mine/checkpoints")) == [1]
+    assert read_run("mine").metrics["round"].to_pylist() == [1]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_bug_is_no_sentence(capsys, monkeypatch):

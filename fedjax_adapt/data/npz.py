@@ -98,7 +98,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             missing = [name for name in NAMES if name not in stored]
             if not missing:
                 extra = [name for name in ("clients",) if name in stored]
-                return {name: stored[name] for name in [*NAMES, *extra]}
+                return {name: _array(stored, name) for name in [*NAMES, *extra]}
             reason = f"it has no {', '.join(missing)}, only {', '.join(stored.files)}"
     except Exception as error:  # zipfile, zlib, numpy and its tokenizer: many kinds
         reason = one_line(error)
@@ -118,11 +118,28 @@ def _examples(path, arrays, part) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
+def _array(stored, name) -> np.ndarray:
+    try:
+        return stored[name]
+    except ValueError as error:
+        if "Object arrays" not in str(error):
+            raise
+        raise ValueError(
+            f"{name} holds Python objects, which are never unpickled, but must hold numbers"
+        ) from None
+
+
 def _integers(path, name, values) -> np.ndarray:
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
+        if values.ndim == 2 and values.shape[1] > 1:  # one-hot
+            hint = f"write {name}.argmax(1)"
+        elif np.issubdtype(values.dtype, np.number) and (values % 1 == 0).all():
+            hint = f"write {name}.reshape(-1).astype(np.int32)"
+        else:
+            hint = f"write np.unique({name}, return_inverse=True)[1]"
         raise ValueError(
             f"{path}: {name} is {values.dtype}{list(values.shape)} but must be "
-            f"integers, one per row; write {name}.reshape(-1).astype(np.int32)."
+            f"integers, one per row; {hint}."
         )
     return values
 

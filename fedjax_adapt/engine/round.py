@@ -102,10 +102,27 @@ def make_round(
 
     Raises:
       ValueError: the plan asks for more clients than the data set has, or for more
-        devices than there are.
+        devices than there are, or the model has fewer outputs than there are labels.
     """
+    _check_outputs(task, data)
     data = mesh.shown(data, num_devices_of(plan, data))
     return Round(data, partial(_round, algorithm, task, plan))
+
+
+def _check_outputs(task: Task, data: FederatedDataset) -> None:
+    """A label that a softmax has no output for would be another label's, silently."""
+    if task.loss is not optax.softmax_cross_entropy_with_integer_labels:
+        return
+
+    def logits(key, x):
+        return task.apply(task.init(key), x[:1]).logits
+
+    outputs = jax.eval_shape(logits, jax.random.key(0), data.x).shape[-1]
+    if outputs < data.num_classes:
+        raise ValueError(
+            f"the model has {outputs} outputs but the data set {data.num_classes} labels; "
+            f"build the model with {data.num_classes}."
+        )
 
 
 def _round(

@@ -191,7 +191,16 @@ def wanted(annotation: Any) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown setting, of which there are too many."""
+    """The end of a sentence about an unknown setting: whose it is, or the nearest."""
+    own = name.lstrip("-").replace("-", "_")
+    owners = [
+        f"{kind} {choice}"
+        for kind in KINDS
+        for choice, function in registry(kind).items()
+        if own in options_of(kind, function)
+    ]
+    if owners:
+        return f"it is an option of {' and '.join(owners)}."
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     end = "fedjax-adapt run --help shows what there is."
     return f"did you mean {close[0]}?" if close else end

@@ -47,9 +47,10 @@ class Log:
             diverged = first_diverged(infos, metrics, done + 1)
             if diverged is not None:
                 self.write(done)
+                kept = f" (earlier rows are in {self.folder})" if done else ""
                 raise Diverged(
                     f"training diverged in round {diverged}: the loss is not finite; "
-                    f"lower lr or set clip_norm (earlier rows are in {self.folder})."
+                    f"lower lr or clip_norm and give another folder{kept}."
                 )
             self.clients.append(client_rows(infos, done + 1, self.num_clients))
             done += len(infos.delta_norm)

@@ -51,7 +51,8 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
     Args:
       config: every setting.
       resume: go on with the run that lies in the folder, if there is one.
-      progress: called about every second.
+      progress: called about every second, between rounds; if it raises KeyboardInterrupt
+        the rounds so far are saved.
 
     Returns:
       What summary.json holds.
@@ -98,7 +99,12 @@ def _train(config: Config, program: Program, folder: Path, progress: Report) -> 
         # as many groups as fit between two reports, found by trying
         groups = max(1, min(int(len(parts) * UPDATE / spent), 4 * len(parts)))
         rate = (done - first) / seconds
-        progress(Progress(done, config.rounds, *latest, rate))
+        try:
+            progress(Progress(done, config.rounds, *latest, rate))
+        except KeyboardInterrupt:  # nothing is under way, so nothing need be lost
+            log.write(done)
+            checkpoint.save(checkpoints, state, done)
+            raise
         if schedule.due(done):
             began = time.perf_counter()
             log.write(done)

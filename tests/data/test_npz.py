@@ -73,7 +73,7 @@ def nan_at(row, column):
     ("changes", "match"),
     [
         ({"x_test": None, "y_test": None}, "it has no x_test, y_test, only x_train"),
-        ({"x_train": np.array([{}] * 8)}, "Object arrays cannot be loaded"),
+        ({"x_train": np.array([{}] * 8)}, "x_train holds Python objects, which are"),
         ({"x_train": np.array(["a"] * 8)}, r"x_train is <U1\[8\] but must be real"),
         ({"x_train": np.zeros((8, 6), complex)}, "x_train is complex128"),
         ({"x_train": np.zeros(8)}, "at least two axes"),
@@ -84,7 +84,15 @@ def nan_at(row, column):
         ({"x_train": np.zeros((7, 6))}, "x_train has 7 examples but y_train has 8"),
         ({"x_test": np.zeros((4, 5))}, r"x_train is float32\[6\] but one of x_test"),
         ({"x_test": np.zeros((4, 6), np.uint8)}, r"but one of x_test is uint8\[6\]"),
-        ({"y_train": np.eye(8)}, r"y_train is float64\[8, 8\] but must be integers"),
+        (
+            {"y_train": np.eye(8)},
+            r"y_train is float64\[8, 8\] but must be integers.* write y_train.argmax\(1\)",
+        ),
+        (
+            {"y_train": np.arange(8) / 2},
+            r"write np.unique\(y_train, return_inverse=True",
+        ),
+        ({"y_train": np.arange(8.0)}, r"write y_train.reshape\(-1\).astype"),
         ({"y_train": np.arange(8) - 2}, "y_train: label -2 of example 0"),
         ({"y_train": np.full(8, 10**9)}, "label 1000000000 of example 0"),
         ({"y_test": np.array([0, 1, 3, 9])}, "y_test: label 3 of example 2 .* 0 to 2"),

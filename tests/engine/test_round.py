@@ -228,3 +228,28 @@ def test_more_clients_per_round_than_there_are_is_refused(task, data):
 def test_a_wrong_plan_says_what_to_write(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):
         fa.Plan(**wrong)
+
+
+def test_a_model_with_fewer_outputs_than_labels_is_refused(data):
+    shape = data.x.shape[1:]
+    few = fa.classification(fa.models.linear(shape, 2), shape)
+    with pytest.raises(
+        ValueError, match="has 2 outputs but the data set 3 labels; bui"
+    ):
+        fa.make_round(fedavg(), few, data, FULL)
+    fa.make_round(
+        fedavg(), fa.classification(fa.models.linear(shape, 4), shape), data, FULL
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong, sentence",
+    [
+        (lambda: fa.Plan(participation=0.3), r"=0.3 is no rule; write bernoulli\(q\)"),
+        (lambda: fa.with_steps(fedavg(), 5), r"policy=5; write epochs\(5\) or"),
+        (lambda: fa.with_steps(fedavg, fa.epochs(5)), "call its constructor"),
+    ],
+)
+def test_a_part_that_is_none_is_one_sentence(wrong, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        wrong()
