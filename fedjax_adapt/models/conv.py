@@ -86,7 +86,8 @@ def conv(
             f"for a kernel of {kernel.shape[0]} x {kernel.shape[1]}; give larger images."
         )
     dtype = jnp.result_type(x, kernel)
-    x, kernel, strides = x.astype(dtype), kernel.astype(dtype), tuple(strides)
+    x, kernel = x.astype(dtype), kernel.astype(dtype)
+    strides = (strides[0], strides[1])  # hashable, whatever came
     y = _winograd(x, kernel) if _suits(kernel, strides) else _conv(strides, x, kernel)
     return y.transpose(3, 1, 2, 0) if layout == "NHWC" else y
 
