@@ -68,6 +68,7 @@ class Setting(NamedTuple):
     lr: Array  # this round's local learning rate, lr * lr_decay**round
     base_lr: Array  # the learning rate of round 0
     weight_decay: Array
+    momentum: Array  # of local SGD
     mean_steps: Array  # Kbar: the local steps of a client of average size
     share: Array  # m / N: clients that train this round over all that hold examples
     num_clients: int

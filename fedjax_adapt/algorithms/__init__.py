@@ -2,6 +2,7 @@
 from it follow the contract tests, the command line's options and the README's row."""
 
 from .fedavg import fedavg
+from .fednova import fednova
 from .fedprox import fedprox
 from .fedssg import fedssg
 from .scaffold import scaffold
@@ -11,6 +12,7 @@ ALGORITHMS = {
     for constructor in (
         fedavg,
         fedprox,
+        fednova,
         scaffold,
         fedssg,
     )

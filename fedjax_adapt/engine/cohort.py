@@ -80,6 +80,7 @@ def setting_of(plan: Plan, policy: StepPolicy, cohort: Cohort) -> Setting:
         lr=plan.lr * plan.lr_decay**cohort.round,
         base_lr=jnp.asarray(plan.lr),
         weight_decay=jnp.asarray(plan.weight_decay),
+        momentum=jnp.asarray(plan.momentum),
         mean_steps=mean_steps,
         share=cohort.num_active / cohort.num_holders,
         num_clients=cohort.num_clients,
