@@ -1,19 +1,23 @@
 """Whether the state of the clients fits, asked before it is allocated."""
 
 import jax
+import jax.numpy as jnp
 
-from ..core import PyTree
+from ..core import ClientState
 
 
-def check_fits(table: PyTree, num_devices: int) -> None:
+def check_fits(client: ClientState, num_clients: int, num_devices: int) -> None:
     """Raises ValueError unless `num_devices` copies of a client table fit into memory.
 
     Args:
-      table: leading axis num_clients; shapes are enough.
+      client: the state of one client; shapes are enough.
+      num_clients: rows of the table.
       num_devices: how many hold a copy.
     """
-    leaves = jax.tree.leaves(table)
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    size = num_clients * sum(
+        jnp.size(leaf) * jnp.result_type(leaf).itemsize
+        for leaf in jax.tree.leaves(client)
+    )
     # cores that are devices share one memory; an accelerator has its own
     copies = num_devices if jax.default_backend() == "cpu" else 1
     free = free_memory()
@@ -21,7 +25,7 @@ def check_fits(table: PyTree, num_devices: int) -> None:
     if free is not None and 2 * copies * size > free:
         on = f" on each of {num_devices} devices" if num_devices > 1 else ""
         raise ValueError(
-            f"the state of {leaves[0].shape[0]} clients takes twice {size / 2**30:.1f} "
+            f"the state of {num_clients} clients takes twice {size / 2**30:.1f} "
             f"GiB{on} but {free / 2**30:.1f} GiB are free; take fewer clients, a smaller "
             "model, devices=1 or an algorithm without client state."
         )

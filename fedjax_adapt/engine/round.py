@@ -75,13 +75,7 @@ def init_state(
     num_clients = data.num_clients
     num_devices = num_devices_of(plan, data)
     if not check.is_tracer(key):  # else it may be about the shapes alone
-        table = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(
-                (num_clients, *jnp.shape(leaf)), jnp.result_type(leaf)
-            ),
-            client,
-        )
-        memory.check_fits(table, num_devices)
+        memory.check_fits(client, num_clients, num_devices)
     repeat = lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf)))
     state = State(
         params=params,

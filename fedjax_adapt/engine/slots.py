@@ -24,9 +24,14 @@ class Dealt(NamedTuple):
     """All slots, in the order in which lanes and devices take them."""
 
     slots: Slot
-    back: Array  # [cohort], where the clients of the cohort are among the slots
+    back: Array | slice  # where the clients of the cohort are among the slots
+    cohort_size: int
     num_lanes: int
     num_devices: int
+
+    def in_order(self, kept: PyTree) -> PyTree:
+        """`kept` of every slot, [slots, ...], as [cohort, ...]."""
+        return jax.tree.map(lambda leaf: leaf[self.back][: self.cohort_size], kept)
 
 
 def num_devices_of(plan: Plan, data: FederatedDataset) -> int:
@@ -72,5 +77,5 @@ def deal(
         key=jax.vmap(lambda i: jax.random.fold_in(key, i))(ids),
     )
     weights = jax.tree.map(lambda leaf: pad(leaf)[order], weights)
-    slots = Slot(client, weights)
-    return Dealt(slots, back[: cohort.ids.shape[0]], num_lanes, num_devices)
+    size = cohort.ids.shape[0]
+    return Dealt(Slot(client, weights), back, size, num_lanes, num_devices)

@@ -119,7 +119,7 @@ def train_cohort(
     (total, written), kept = mesh.spread(walk, shared, dealt.slots, dealt.num_devices)
     if not alone:
         written = put(table, dealt.slots.client, kept.row)
-    kept = jax.tree.map(lambda leaf: leaf[dealt.back], kept._replace(row=()))
+    kept = dealt.in_order(kept._replace(row=()))
     runs = kept.run
     if keep_runs:
         runs = runs._replace(
@@ -150,7 +150,7 @@ def measure_cohort(
 
     shared = (setup.data, broadcast)
     _, measured = mesh.spread(walk, shared, dealt.slots, dealt.num_devices)
-    return jax.tree.map(lambda leaf: leaf[dealt.back], measured)
+    return dealt.in_order(measured)
 
 
 def _add_weighted(

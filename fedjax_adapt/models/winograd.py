@@ -50,14 +50,12 @@ def transforms(r: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     at_infinity = lambda k: np.eye(k)[-1:]  # the highest coefficient
     a = np.concatenate([powers(TILE), at_infinity(TILE)]).T
     g = np.concatenate([powers(r), at_infinity(r)])
-    g /= np.exp2(
-        np.round(np.log2(abs(g).sum(1, keepdims=True)))
-    )  # exact, and like sizes
+    # rows of like size; a power of 2 rounds nothing
+    g /= np.exp2(np.round(np.log2(abs(g).sum(1, keepdims=True))))
     # B^T is what makes sum_p A^T[i, p] (G g)_p (B^T d)_p = sum_k g_k d_{i+k} for all g, d
     places, products = len(points) + 1, a[:, None, :] * g.T[None]
-    wanted = [
-        [np.eye(places)[i + k] for k in range(r)] for i in range(TILE)
-    ]  # [i, k, l]: 1 where l = i + k
+    # [i, k, l]: 1 where l = i + k
+    wanted = [[np.eye(places)[i + k] for k in range(r)] for i in range(TILE)]
     b = np.linalg.lstsq(products.reshape(-1, places), np.reshape(wanted, (-1, places)))
     return a, g, np.where(abs(b[0]) < 1e-9, 0, b[0])
 
