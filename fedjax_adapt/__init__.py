@@ -51,6 +51,7 @@ _PUBLIC = {
     "engine.train": ("train", "train_and_evaluate"),
     "models.adapter": ("classification",),
     "participation": ("bernoulli", "everyone", "uniform"),
+    "wrap": ("with_server_optimizer",),
 }
 _MODULES = ("algorithms", "data", "models")
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}

@@ -139,11 +139,17 @@ class Cohort(NamedTuple):
     num_clients: int
     num_holders: int  # N of means over all clients: those that hold examples
     mean_epoch_steps: Array  # int32, batches in one epoch of a client of mean size
+    label_counts: Array | None = None  # [num_clients, classes] of ALL clients' labels
 
     @property
     def num_active(self) -> Array:
         """The number of clients that train this round, int32."""
         return self.active.sum()
+
+    @property
+    def share(self) -> Array:
+        """m / N: clients that train this round over all that hold examples."""
+        return self.num_active / self.num_holders
 
 
 class Outcome(NamedTuple):
@@ -226,10 +232,14 @@ WEIGHTS = {"data": by_examples, "uniform": uniformly}
 
 @dataclass(frozen=True)
 class Mean:
-    """A weighted mean of uploads: a combine rule the engine may sum as clients end."""
+    """A weighted mean of uploads: a combine rule the engine may sum as clients end.
 
-    delta: Callable[[Cohort], Array]
-    extra: Callable[[Cohort], Array]
+    `delta(cohort)` and `extra(cohort)` are weights [cohort], or a tree of such weights
+    that is a prefix of `Upload.delta` and `Upload.extra`.
+    """
+
+    delta: Callable[[Cohort], PyTree]
+    extra: Callable[[Cohort], PyTree]
 
     def weights(self, cohort: Cohort) -> Upload:
         """The weights [cohort] of `Upload.delta` and of `Upload.extra`."""
@@ -237,17 +247,14 @@ class Mean:
 
     def __call__(self, uploads: Upload, cohort: Cohort) -> Upload:
         """Averages the leading axis `cohort` of every leaf."""
-
-        def average(weights, tree):
-            return jax.tree.map(
-                lambda leaf: weighted_sum(weights, cohort.active, leaf), tree
-            )
-
         weights = self.weights(cohort)
-        return Upload(
-            delta=average(weights.delta, uploads.delta),
-            extra=average(weights.extra, uploads.extra),
-        )
+        return weighted_sums(weights, cohort.active, uploads._replace(info=()))
+
+
+def weighted_sums(weights: Upload, active: Array, uploads: Upload) -> Upload:
+    """`weighted_sum` of every leaf of `uploads`, of which `weights` is a prefix."""
+    over = lambda w, tree: jax.tree.map(lambda x: weighted_sum(w, active, x), tree)
+    return jax.tree.map(over, weights, uploads)
 
 
 def weighted_sum(weights: Array, active: Array, leaf: Array) -> Array:
@@ -304,6 +311,8 @@ class LocalRule(NamedTuple):
     `prepare(view)` runs once before the first step; the steps find its result in
     `view.prepared`. A correction that is constant over the round belongs there: one
     vector then streams through memory at every step instead of all it is made of.
+    `correct` adds to the gradient what is clipped with it, `decay` what is added after
+    the clip, where weight decay is.
     """
 
     init: Callable[[Params], ClientState] = no_state
@@ -311,6 +320,7 @@ class LocalRule(NamedTuple):
     correct: Callable[[Params, LocalView], Params] = keep  # before clipping
     finish: Callable[[LocalRun], tuple[Upload, ClientState]] = send_delta
     prepare: Callable[[LocalView], PyTree] = prepare_nothing
+    decay: Callable[[Params, LocalView], Params] = keep  # after clipping
 
 
 class Probe(NamedTuple):

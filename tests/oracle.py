@@ -36,13 +36,18 @@ def num_batches(n, batch_size, epochs):
     return epochs * int(np.ceil(n / batch_size))
 
 
-def sgd(theta, client, plan, round, correct=lambda theta: 0.0, epochs=2):
-    """Local SGD; `correct` is added inside the clip, weight decay outside."""
+def nothing(theta):
+    return 0.0
+
+
+def sgd(theta, client, plan, round, correct=nothing, decay=nothing, epochs=2):
+    """Local SGD; `correct` is added inside the clip, `decay` and weight decay outside."""
     lr = plan.lr * plan.lr_decay**round
     momentum = np.zeros_like(theta)
     for x, y in batches(*client, plan.batch_size, epochs):
         g = clip(gradient(theta, x, y) + correct(theta), plan.clip_norm)
-        momentum = plan.momentum * momentum + g + plan.weight_decay * theta
+        g = g + decay(theta) + plan.weight_decay * theta
+        momentum = plan.momentum * momentum + g
         theta = theta - lr * momentum
     return theta
 

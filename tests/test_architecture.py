@@ -19,12 +19,14 @@ ALLOWED = {
     "core": {"check"},
     "participation": {"check", "core"},
     "data": {"check"},
-    "algorithms": {"check", "core"},
+    "wrap": {"core"},
+    "algorithms": {"check", "core", "wrap"},
     "models": {"check", "core"},
     "engine": {"check", "core", "data", "participation"},
     "report": {"experiment"},  # experiment.store only, see below
     "experiment": {
         "check", "core", "data", "algorithms", "models", "engine", "participation",
+        "wrap",
     },
 }  # fmt: skip
 HEAVY = ("tensorflow_datasets", "sklearn", "matplotlib", "orbax", "pyarrow", "tyro")

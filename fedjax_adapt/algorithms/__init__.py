@@ -2,18 +2,34 @@
 from it follow the contract tests, the command line's options and the README's row."""
 
 from .fedavg import fedavg
+from .fedavgm import fedavgm
+from .feddc import feddc
+from .feddisco import feddisco
+from .feddyn import feddyn
 from .fednova import fednova
+from .fedopt import fedadagrad, fedadam, fedyogi
 from .fedprox import fedprox
 from .fedssg import fedssg
+from .fedvra import fedvra
+from .moon import moon
 from .scaffold import scaffold
 
 ALGORITHMS = {
     constructor.__name__: constructor
     for constructor in (
         fedavg,
+        fedavgm,
+        fedadagrad,
+        fedadam,
+        fedyogi,
         fedprox,
         fednova,
         scaffold,
+        feddyn,
+        feddc,
+        feddisco,
+        fedvra,
+        moon,
         fedssg,
     )
 }

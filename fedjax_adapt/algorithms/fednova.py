@@ -8,6 +8,10 @@ r"""FedNova: average directions, not distances, so that long local training coun
     w <- w + tau_eff sum_{i in S} p_i (theta_i - w) / a_i      p_i = n_i / sum_{S} n
     tau_eff = sum_{i in S} p_i a_i                             sum p_i tau_i with prox
 
+With server momentum beta the server keeps v, in units of gradients:
+
+    v <- beta v + tau_eff sum_{i in S} p_i (w - theta_i) / (lr a_i),   w <- w - lr v
+
 References:
   Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
   Optimization", NeurIPS 2020, https://arxiv.org/abs/2007.07481. Sections 3 and 4.
@@ -17,7 +21,7 @@ recursion itself, which also covers momentum together with prox, where the publi
 counts steps twice.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,14 +31,28 @@ from .. import check
 from ..core import WEIGHTS, Algorithm, LocalRule, ServerRule, Upload, mean
 
 
-def fednova(mu: float = 0.0, weights: Literal["data", "uniform"] = "data") -> Algorithm:
+class NovaScale(NamedTuple):
+    """What a client sends beside its direction; the mean of both is the server's."""
+
+    effective: jax.Array  # a_i, or tau_i with prox
+    lr: jax.Array  # of the round, the same for all
+
+
+def fednova(
+    mu: float = 0.0,
+    weights: Literal["data", "uniform"] = "data",
+    server_momentum: float | None = None,
+) -> Algorithm:
     """Builds FedNova. With equal local steps for all clients it is FedAvg.
 
     Args:
       mu: strength of a proximal term mu/2 ||theta - w||^2, as in FedProx.
       weights: p_i, "data" or "uniform" (1 / m).
+      server_momentum: beta of v, in [0, 1); none: the server keeps nothing.
     """
     check.nonnegative("mu", mu)
+    if server_momentum is not None:
+        check.between("server_momentum", server_momentum, 0, 1, closed="left")
     check.one_of("weights", weights, WEIGHTS)
 
     def correct(grads, view):
@@ -56,13 +74,22 @@ def fednova(mu: float = 0.0, weights: Literal["data", "uniform"] = "data") -> Al
         delta = optax.tree.sub(run.params, run.anchor)
         # a client without steps went nowhere, and is not averaged
         direction = optax.tree.scale(1 / jnp.where(a == 0, 1, a), delta)
-        return Upload(direction, effective, info={"normaliser": a}), run.client
+        sent = NovaScale(effective, run.lr)
+        return Upload(direction, sent, info={"normaliser": a}), run.client
 
-    def update(params, extra, upload, cohort):
+    def init(params):
+        return () if server_momentum is None else optax.tree.zeros_like(params)
+
+    def update(params, velocity, upload, cohort):
         del cohort
-        return optax.tree.add_scale(params, upload.extra, upload.delta), extra
+        effective, lr = upload.extra
+        if server_momentum is None:
+            return optax.tree.add_scale(params, effective, upload.delta), velocity
+        velocity = optax.tree.scale(server_momentum, velocity)
+        velocity = optax.tree.add_scale(velocity, -effective / lr, upload.delta)
+        return optax.tree.add_scale(params, -lr, velocity), velocity
 
     return Algorithm(
         local=LocalRule(correct=correct, finish=finish),
-        server=ServerRule(combine=mean(WEIGHTS[weights]), update=update),
+        server=ServerRule(init, mean(WEIGHTS[weights]), update),
     )

@@ -188,17 +188,18 @@ def fedssg(
         )
 
     def update(params, server, upload, cohort):
-        share = cohort.num_active / cohort.num_holders
         control = upload.extra.control
         if correction == "scaffold2":
-            control = optax.tree.add_scale(server.control, share, control)
+            control = optax.tree.add_scale(server.control, cohort.share, control)
         params = optax.tree.add(params, upload.delta)  # mean_S theta
         if aggregate == "sel_plus_allh":
-            memory = optax.tree.add_scale(server.memory, share, upload.extra.memory)
+            memory = optax.tree.add_scale(
+                server.memory, cohort.share, upload.extra.memory
+            )
             return optax.tree.add(params, memory), FedSSGServer(memory, control)
         params = optax.tree.add(params, upload.extra.memory)
         if aggregate == "literal_sum_over_n":
-            params = optax.tree.scale(share, params)
+            params = optax.tree.scale(cohort.share, params)
         return params, FedSSGServer((), control)
 
     return Algorithm(

@@ -83,9 +83,8 @@ def scaffold(
         return Upload(delta, optax.tree.scale(ratio(run), change)), control
 
     def update(params, control, upload, cohort):
-        share = cohort.num_active / cohort.num_holders
         params = optax.tree.add_scale(params, server_lr, upload.delta)
-        return params, optax.tree.add_scale(control, share, upload.extra)
+        return params, optax.tree.add_scale(control, cohort.share, upload.extra)
 
     return Algorithm(
         local=LocalRule(

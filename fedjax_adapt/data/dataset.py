@@ -27,6 +27,8 @@ class FederatedDataset:
       public: what refinements may train on, or None; never the test set.
       holders: the clients that hold examples, in order, int32, from whom a round's cohort
         is drawn; None: everyone does.
+      label_counts: how many examples of each label a client holds, [clients, classes]
+        int32; None where `y` is not one integer label per example.
       num_classes: number of labels.
     """
 
@@ -37,6 +39,7 @@ class FederatedDataset:
     test: tuple[Array, Array] | None = None
     public: Any = None
     holders: Array | None = None
+    label_counts: Array | None = None
     num_classes: int = field(default=0, metadata={"static": True})
 
     @property
@@ -141,10 +144,19 @@ class FederatedDataset:
             index=jnp.asarray(index),
             size=jnp.asarray(size),
             holders=jnp.asarray(np.flatnonzero(size), jnp.int32),
+            label_counts=_label_counts(y, rows, num_classes),
             test=None if test is None else on_device(tuple(test)),
             public=on_device(public),
             num_classes=num_classes,
         )
+
+
+def _label_counts(y: np.ndarray, rows: Sequence, num_classes: int) -> Array | None:
+    """[clients, classes] int32, or None where labels are not integers."""
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        return None
+    counts = [np.bincount(y[np.asarray(r, int)], minlength=num_classes) for r in rows]
+    return jnp.asarray(np.stack(counts), jnp.int32)
 
 
 def _num_classes(

@@ -57,6 +57,7 @@ def gather_cohort(
         num_clients=data.num_clients,
         num_holders=data.num_holders,
         mean_epoch_steps=epoch_steps(data.size.sum(), data.num_holders * width),
+        label_counts=data.label_counts,
     )
 
 
@@ -82,7 +83,7 @@ def setting_of(plan: Plan, policy: StepPolicy, cohort: Cohort) -> Setting:
         weight_decay=jnp.asarray(plan.weight_decay),
         momentum=jnp.asarray(plan.momentum),
         mean_steps=mean_steps,
-        share=cohort.num_active / cohort.num_holders,
+        share=cohort.share,
         num_clients=cohort.num_clients,
     )
 

@@ -2,7 +2,7 @@
 
     G     <- grad objective(theta; batch) + correction
     G     <- G min(1, C / (||G|| + 1e-6))                 one norm over all tensors
-    theta <- theta - lr (G + weight_decay theta)
+    theta <- theta - lr (G + decay + weight_decay theta)
 
 The loop runs to the client's own step count. Under `vmap` it runs to the longest of the
 lane group and JAX masks the clients that are done: unequal step counts are exact.
@@ -114,6 +114,7 @@ def advance(setup: Setup, progress: Progress, view: LocalView, key: Key) -> Prog
     grads = algorithm.local.correct(grads, view)
     probe = algorithm.policy.probe.update(progress.probe, grads, view)
     grads, clipped = clip(grads, plan.clip_norm)
+    grads = algorithm.local.decay(grads, view)
     updates, state = optimizer(plan).update(grads, progress.optimizer, params)
     moved = jax.tree.map(
         lambda p, u: (p - view.setting.lr * u).astype(p.dtype), params, updates

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from ..core import (
     Array,
@@ -20,7 +21,7 @@ from ..core import (
     PyTree,
     Upload,
     unchanged,
-    weighted_sum,
+    weighted_sums,
 )
 from . import lanes, mesh
 from .local import Broadcast, Client, Setup, train_client, view_of
@@ -91,7 +92,8 @@ def train_cohort(
         sent = results.upload._replace(info=())
         if streams:
             active = slots.client.num_steps > 0
-            total, sent = _add_weighted(slots.weight, active, total, sent), ()
+            grown = weighted_sums(slots.weight, active, sent)
+            total, sent = optax.tree.add(total, grown), ()
         if alone:
             table = put(table, slots.client, results.state)
         kept = _Kept(
@@ -151,18 +153,3 @@ def measure_cohort(
     shared = (setup.data, broadcast)
     _, measured = mesh.spread(walk, shared, dealt.slots, dealt.num_devices)
     return dealt.in_order(measured)
-
-
-def _add_weighted(
-    weights: Upload, active: Array, total: Upload, sent: Upload
-) -> Upload:
-    """Adds a group of uploads to the running weighted sum."""
-
-    def add(weights, total, tree):
-        grow = lambda t, leaf: t + weighted_sum(weights, active, leaf)
-        return jax.tree.map(grow, total, tree)
-
-    return Upload(
-        delta=add(weights.delta, total.delta, sent.delta),
-        extra=add(weights.extra, total.extra, sent.extra),
-    )

@@ -12,7 +12,7 @@ from helpers import (
     quadratic_task,
     start,
 )
-from oracle import flat
+from oracle import flat, num_batches
 
 from fedjax_adapt import (
     FederatedDataset,
@@ -75,3 +75,6 @@ def distance_to_optimum(algorithm, rounds=600):
     round_fn, state = start(algorithm, quadratic_task(jnp.float64), data, plan)
     state, _ = train(round_fn, state, keys(rounds), chunk_size=rounds)
     return np.abs(np.asarray(state.params) - optimum).max()
+
+
+KBAR = num_batches(8, PLAN.batch_size, 2)  # 48 examples, 6 clients: mean size 8

@@ -42,18 +42,23 @@ def test_with_equal_steps_and_prox_it_is_fedprox_with_a_longer_server_step(task,
     close(nova - begin, longer * (prox - begin), atol=1e-5)
 
 
-@pytest.mark.parametrize("weights", ["data", "uniform"])
 @pytest.mark.parametrize(
-    "momentum, mu",
-    [(0.0, 0.0), (0.6, 0.0), (0.0, 0.5)],
-    ids=["plain", "momentum", "prox"],
+    "momentum, mu, weights, beta",
+    [
+        (0.0, 0.0, "data", None),
+        (0.6, 0.0, "uniform", None),
+        (0.0, 0.5, "data", None),
+        (0.6, 0.0, "data", 0.7),
+    ],
+    ids=["plain", "momentum, uniform", "prox", "momentum at client and server"],
 )
-def test_follows_the_numpy_oracle(x64, momentum, mu, weights):
+def test_follows_the_numpy_oracle(x64, momentum, mu, weights, beta):
     plan = replace(PLAN, momentum=momentum)
-    clients, theta, history = run(fednova(mu, weights), plan)
+    clients, theta, history = run(fednova(mu, weights, beta), plan)
+    velocity = 0
 
     def follow(round, cohort):
-        nonlocal theta
+        nonlocal theta, velocity
         w, lr = theta, plan.lr * plan.lr_decay**round
         pull = lambda theta: mu * (theta - w)
         ends = [oracle.sgd(w, clients[i], plan, round, pull) for i in cohort]
@@ -69,7 +74,9 @@ def test_follows_the_numpy_oracle(x64, momentum, mu, weights):
         np.testing.assert_allclose(info, a, rtol=1e-12)
         effective = p @ (tau if mu else a)
         directions = [(end - w) / a_i for end, a_i in zip(ends, a, strict=True)]
-        theta = w + effective * np.tensordot(p, directions, 1)
+        moved = effective * np.tensordot(p, directions, 1)
+        velocity = (beta or 0) * velocity - moved / lr
+        theta = w - lr * velocity
         return theta
 
     assert len(set(np.asarray(history[0][1].num_steps).tolist())) > 1

@@ -5,14 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from comparison import PLAN, ROUNDS, assert_follows, distance_to_optimum, run
+from comparison import KBAR, PLAN, ROUNDS, assert_follows, distance_to_optimum, run
 from helpers import close, keys, linear_task, make_data, same, start
 
 from fedjax_adapt import Plan, bernoulli, constant_steps, train, with_steps
 from fedjax_adapt.algorithms import fedavg, fedssg, scaffold
 from fedjax_adapt.core import add_delta
 
-KBAR = oracle.num_batches(8, PLAN.batch_size, 2)  # 48 examples, 6 clients: mean size 8
 ALPHA, T, Q = 0.4, 10, 0.5
 
 OPTIONS = {

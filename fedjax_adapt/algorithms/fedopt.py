@@ -1,0 +1,117 @@
+r"""FedOpt: an adaptive optimizer at the server (FedAdagrad, FedAdam, FedYogi).
+
+    D  = sum_{i in S} p_i (theta_i - w)                    p_i = n_i / sum_{S} n
+    m <- b1 m + (1 - b1) D                                 m = 0 at first
+    v <- v + D^2                                           FedAdagrad
+    v <- b2 v + (1 - b2) D^2                               FedAdam
+    v <- v - (1 - b2) D^2 sign(v - D^2)                    FedYogi; v = tau^2 at first
+    w <- w + server_lr m / (sqrt(v) + tau)
+
+References:
+  Reddi et al., "Adaptive Federated Optimization", ICLR 2021,
+  https://arxiv.org/abs/2003.00295. Algorithm 2.
+
+Departs from the paper: none. optax's own adam and yogi, which correct the bias of m and
+v, are used as `with_server_optimizer(fedavg(), optax.adam(0.01))`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .. import check
+from ..core import Algorithm
+from ..wrap import with_server_optimizer
+
+
+class Moments(NamedTuple):
+    """What the server remembers of the moves."""
+
+    first: Any  # m
+    second: Any  # v
+
+
+def fedadagrad(
+    server_lr: float = 0.03,
+    b1: float = 0.0,
+    tau: float = 1e-3,
+    base: Algorithm | None = None,
+) -> Algorithm:
+    """Builds FedAdagrad.
+
+    Args:
+      server_lr: step size of the server; the paper tunes it, 0.001 to 1.
+      b1: momentum of m, in [0, 1); the paper's FedAdagrad has none.
+      tau: degree of adaptivity: a small one adapts more.
+      base: the algorithm whose move of the global model is D; none: FedAvg.
+    """
+    return _adaptive(server_lr, b1, tau, base, lambda v, square: v + square)
+
+
+def fedadam(
+    server_lr: float = 0.03,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    tau: float = 1e-3,
+    base: Algorithm | None = None,
+) -> Algorithm:
+    """Builds FedAdam.
+
+    Args:
+      server_lr: step size of the server; the paper tunes it, 0.001 to 1.
+      b1: momentum of m, in [0, 1).
+      b2: of v, in [0, 1).
+      tau: degree of adaptivity: a small one adapts more.
+      base: the algorithm whose move of the global model is D; none: FedAvg.
+    """
+    check.between("b2", b2, 0, 1, closed="left")
+    second = lambda v, square: b2 * v + (1 - b2) * square
+    return _adaptive(server_lr, b1, tau, base, second)
+
+
+def fedyogi(
+    server_lr: float = 0.03,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    tau: float = 1e-3,
+    base: Algorithm | None = None,
+) -> Algorithm:
+    """Builds FedYogi.
+
+    Args:
+      server_lr: step size of the server; the paper tunes it, 0.001 to 1.
+      b1: momentum of m, in [0, 1).
+      b2: of v, in [0, 1).
+      tau: degree of adaptivity: a small one adapts more.
+      base: the algorithm whose move of the global model is D; none: FedAvg.
+    """
+    check.between("b2", b2, 0, 1, closed="left")
+    second = lambda v, square: v - (1 - b2) * square * jnp.sign(v - square)
+    return _adaptive(server_lr, b1, tau, base, second)
+
+
+def _adaptive(server_lr, b1, tau, base: Algorithm | None, second: Callable):
+    """An algorithm whose server keeps two moments of the moves."""
+    check.positive("server_lr", server_lr)
+    check.between("b1", b1, 0, 1, closed="left")
+    check.positive("tau", tau)
+
+    def init(params):
+        begin = lambda leaf: jnp.full_like(leaf, tau**2)
+        return Moments(optax.tree.zeros_like(params), jax.tree.map(begin, params))
+
+    def update(gradient, moments, params=None):  # gradient = -D
+        del params
+        first = optax.tree.add_scale(
+            optax.tree.scale(b1, moments.first), 1 - b1, gradient
+        )
+        squares = jax.tree.map(jnp.square, gradient)
+        v = jax.tree.map(second, moments.second, squares)
+        step = lambda m, v: -server_lr * m / (jnp.sqrt(v) + tau)
+        return jax.tree.map(step, first, v), Moments(first, v)
+
+    optimizer = optax.GradientTransformation(init, update)
+    return with_server_optimizer(base or Algorithm(), optimizer)

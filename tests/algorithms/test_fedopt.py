@@ -1,0 +1,103 @@
+import jax
+import numpy as np
+import optax
+import oracle
+import pytest
+from comparison import PLAN, assert_follows, run
+from helpers import close, keys, start
+
+from fedjax_adapt import with_server_optimizer
+from fedjax_adapt.algorithms import (
+    fedadagrad,
+    fedadam,
+    fedavg,
+    fedavgm,
+    feddc,
+    fedssg,
+    fedyogi,
+    scaffold,
+)
+from fedjax_adapt.core import unchanged
+
+LR, B1, B2, TAU = 0.2, 0.8, 0.9, 0.01
+SECOND = {
+    fedadagrad: lambda v, d: v + d**2,
+    fedadam: lambda v, d: B2 * v + (1 - B2) * d**2,
+    fedyogi: lambda v, d: v - (1 - B2) * d**2 * np.sign(v - d**2),
+}
+
+
+def mean_move(clients, theta, t, cohort):
+    ends = [oracle.sgd(theta, clients[i], PLAN, t) for i in cohort]
+    n = [len(clients[i][1]) for i in cohort]
+    return np.average(ends, 0, n) - theta
+
+
+@pytest.mark.parametrize("constructor", SECOND)
+def test_adaptive_servers_follow_the_numpy_oracle(x64, constructor):
+    more = {} if constructor is fedadagrad else {"b2": B2}
+    clients, theta, history = run(constructor(LR, B1, tau=TAU, **more))
+    m, v = 0, np.full_like(theta, TAU**2)
+
+    def follow(t, cohort):
+        nonlocal theta, m, v
+        d = mean_move(clients, theta, t, cohort)
+        m = B1 * m + (1 - B1) * d
+        v = SECOND[constructor](v, d)
+        theta = theta + LR * m / (np.sqrt(v) + TAU)
+        return theta
+
+    assert_follows(history, follow)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_fedavgm_follows_the_numpy_oracle(x64, nesterov):
+    clients, theta, history = run(fedavgm(0.8, 0.7, nesterov))
+    v = 0
+
+    def follow(t, cohort):
+        nonlocal theta, v
+        d = mean_move(clients, theta, t, cohort)
+        v = 0.7 * v + d
+        theta = theta + 0.8 * (d + 0.7 * v if nesterov else v)
+        return theta
+
+    assert_follows(history, follow)
+
+
+def ends(algorithms, task, data, rounds=3):
+    for algorithm in algorithms:
+        round_fn, state = start(algorithm, task, data)
+        step = jax.jit(round_fn)
+        for key in keys(rounds):
+            state, _ = step(state, key)
+        yield state
+
+
+@pytest.mark.parametrize("base", [fedavg(), scaffold(), feddc(), fedssg()])
+def test_a_plain_step_of_one_is_the_base_itself(task, data, base):
+    wrapped = with_server_optimizer(base, optax.sgd(1.0))
+    one, other = ends((wrapped, base), task, data)
+    close(one.params, other.params)
+    close(one.server.inner, other.server)
+    close(one.clients, other.clients)
+
+
+def test_without_momentum_fedavgm_is_fedavg(task, data):
+    one, other = ends((fedavgm(1.0, 0.0), fedavg()), task, data)
+    close(one.params, other.params)
+
+
+def test_a_wrapper_does_not_make_the_engine_keep_models(task):
+    assert fedadam().policy.update is unchanged and fedadam().refine is None
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="algorithm=<function fedavg.*call its constr"):
+        with_server_optimizer(fedavg, optax.sgd(1.0))
+    with pytest.raises(ValueError, match="optimizer=0.1; write an optax"):
+        with_server_optimizer(fedavg(), 0.1)
+    with pytest.raises(ValueError, match="b2=1 must lie in"):
+        fedyogi(b2=1)
+    with pytest.raises(ValueError, match="tau=0 must be a finite number above 0"):
+        fedadagrad(tau=0)
