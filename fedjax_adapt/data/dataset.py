@@ -52,6 +52,23 @@ class FederatedDataset:
         """How many of them hold examples: N of every mean over all clients."""
         return self.num_clients if self.holders is None else self.holders.shape[0]
 
+    def pooled(self) -> "FederatedDataset":
+        """One client that holds every row some client holds, once.
+
+        Local SGD on it is SGD on the pooled data: the reference line of a comparison.
+        """
+        held = np.asarray(self.index)[
+            np.arange(self.index.shape[1])[None] < np.asarray(self.size)[:, None]
+        ]
+        return FederatedDataset.from_rows(
+            self.x,
+            self.y,
+            [np.unique(held)],
+            test=self.test,
+            public=self.public,
+            num_classes=self.num_classes,
+        )
+
     @classmethod
     def from_clients(
         cls,

@@ -1,14 +1,16 @@
 """From a config to the parts the engine takes: the one place that wires them."""
 
 import inspect
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from .. import check
 from ..core import Algorithm, Plan, Task, constant_steps, epochs, with_steps
 from ..data import FederatedDataset, Skew, Source, load, skew, split
 from ..models import MODELS, classification
 from ..participation import bernoulli, uniform
 from .config import DERIVED, Config, partition_seed
-from .options import find, options_of
+from .options import find, options_of, registry
 
 
 class Federation(NamedTuple):
@@ -53,18 +55,26 @@ def build_algorithm(config: Config) -> Algorithm:
 
     One that brings its own step policy keeps it; else `num_steps` or `epochs` decide.
     """
-    constructor = find("algorithm", config.algorithm)
-    known = options_of("algorithm", constructor)
-    told = {own: getattr(config, ours) for own, ours in DERIVED.items() if own in known}
-    if "participation" in told and config.sampler == "uniform":
-        told["participation"] = cohort_size(config) / config.num_clients
-    given = {n: v for n, v in config.algorithm_options.items() if v is not None}
-    algorithm = constructor(**told | given)
+    algorithm = _construct(config, config.algorithm, config.algorithm_options)
     if algorithm.policy is not Algorithm().policy:
         return algorithm
     if config.num_steps is not None:
         return with_steps(algorithm, constant_steps(config.num_steps))
     return with_steps(algorithm, epochs(config.epochs))
+
+
+def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorithm:
+    """An algorithm by name; `base` may be the name of another, with its defaults."""
+    constructor = find("algorithm", name)
+    known = options_of("algorithm", constructor)
+    told = {own: getattr(config, ours) for own, ours in DERIVED.items() if own in known}
+    if "participation" in told and config.sampler == "uniform":
+        told["participation"] = cohort_size(config) / config.num_clients
+    given = {n: v for n, v in options.items() if v is not None}
+    if "base" in given:
+        check.one_of("base", given["base"], registry("algorithm"))
+        given["base"] = _construct(config, given["base"], {})
+    return constructor(**told | given)
 
 
 def cohort_size(config: Config) -> int:

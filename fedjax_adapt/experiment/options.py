@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from .. import check
+from ..core import Algorithm
 
 KINDS = ("algorithm", "model", "partition", "dataset")
 PLAIN = (bool, int, float, str)
@@ -131,8 +132,13 @@ def argument_help(doc: str) -> dict[str, str]:
 
 
 def plain(annotation: Any) -> Any:
-    """The part of a type that a person can write down; None if there is none."""
+    """The part of a type that a person can write down; None if there is none.
+
+    An algorithm is written down by its name.
+    """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Algorithm:
+        return str
     if annotation in PLAIN or origin is Literal:
         return annotation
     if origin in (tuple, list) or annotation in (tuple, list):

@@ -193,6 +193,17 @@ def test_fedssg_is_told_the_rounds_and_the_participation(monkeypatch):
     assert told == {"total_rounds": 99, "participation": 0.25, "mu": 1.0}
 
 
+def test_an_algorithm_may_stand_on_another_by_name():
+    settings = {"algorithm": "feddisco", "base": "feddyn", "a": 0.3}
+    algorithm = build_algorithm(from_settings(settings))
+    assert algorithm.local.correct is not ALGORITHMS["feddisco"]().local.correct
+    assert algorithm.local.init is ALGORITHMS["feddyn"]().local.init
+    with pytest.raises(
+        ValueError, match="base='fedyn' is unknown; did you mean 'feddyn"
+    ):
+        build_algorithm(from_settings({**settings, "base": "fedyn"}))
+
+
 @pytest.mark.parametrize(
     "sampler, participation, slots",
     [("uniform", 0.3, 3), ("uniform", 0.01, 1), ("uniform", 1.0, None)],
