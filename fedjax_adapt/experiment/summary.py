@@ -1,5 +1,6 @@
 """What came out of a run, and on what: the evidence beside every number."""
 
+import math
 import os
 import platform
 import subprocess
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 LAST = 50  # evaluations in the mean at the end, as FedSSG's tables have it
+WORST = 0.1  # of the clients in the mean of the worst
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,15 @@ class Summary:
       last_std: their standard deviation (over evaluations, not over seeds).
       last_count: how many they were: 50, or all if there are fewer.
       rounds_to: for each target accuracy, the first evaluated round that reached it.
+      area_under_curve: mean accuracy over the rounds from the first evaluation to the
+        last, by the trapezoid rule; in [0, 1].
+      models: the figures from `accuracy` to here, likewise, of the models of
+        `evaluate_also`: "sel" and "all".
+      class_accuracy: after the last round, on the test examples of each label; None for a
+        label that has none.
+      client_accuracy: of the server's model after the last round on every client's own
+        training examples: mean, std, min and worst_tenth (the mean of the worst tenth)
+        over the clients that hold examples.
       local_steps: of all clients over all rounds.
       seconds: of training and evaluation; compilation and files apart.
       compile_seconds: to compile the round.
@@ -54,6 +65,10 @@ class Summary:
     last_std: float
     last_count: int
     rounds_to: dict[str, int | None]
+    area_under_curve: float
+    models: dict[str, dict[str, Any]]
+    class_accuracy: list[float | None]
+    client_accuracy: dict[str, float]
     local_steps: int
     seconds: float
     compile_seconds: float
@@ -73,23 +88,72 @@ class Summary:
 def results(metrics: "pyarrow.Table", targets: tuple[float, ...]) -> dict[str, Any]:
     """The fields of a summary that follow from the table `metrics`."""
     column = {name: metrics[name].to_numpy() for name in metrics.column_names}
-    rounds, accuracy = column["round"], column["accuracy"]
-    last = accuracy[-LAST:]
-    best = int(np.argmax(accuracy))
-    seconds = float(column["seconds"][-1])
+    rounds, seconds = column["round"], float(column["seconds"][-1])
+    figures = lambda end: curve_figures(
+        rounds, column[f"accuracy{end}"], column[f"loss{end}"], targets
+    )
+    also = [name for name in ("sel", "all") if f"accuracy_{name}" in column]
     return {
         "rounds": int(rounds[-1]),
+        **figures(""),
+        "models": {name: figures(f"_{name}") for name in also},
+        "local_steps": int(column["local_steps"][-1]),
+        "seconds": seconds,
+        "rounds_per_second": int(rounds[-1]) / max(seconds, 1e-9),
+    }
+
+
+def curve_figures(
+    rounds: np.ndarray,
+    accuracy: np.ndarray,
+    loss: np.ndarray,
+    targets: tuple[float, ...],
+) -> dict[str, Any]:
+    """What a learning curve comes to; see `Summary` from `accuracy` on."""
+    last = accuracy[-LAST:]
+    best = int(np.argmax(accuracy))
+    return {
         "accuracy": float(accuracy[-1]),
-        "loss": float(column["loss"][-1]),
+        "loss": float(loss[-1]),
         "best_accuracy": float(accuracy[best]),
         "best_round": int(rounds[best]),
         "last_mean": float(last.mean()),
         "last_std": float(last.std()),
         "last_count": len(last),
         "rounds_to": {f"{t:g}": first_reaching(rounds, accuracy, t) for t in targets},
-        "local_steps": int(column["local_steps"][-1]),
-        "seconds": seconds,
-        "rounds_per_second": int(rounds[-1]) / max(seconds, 1e-9),
+        "area_under_curve": area_under_curve(rounds, accuracy),
+    }
+
+
+def area_under_curve(rounds: np.ndarray, accuracy: np.ndarray) -> float:
+    """Mean accuracy over the span of `rounds`, by the trapezoid rule."""
+    if len(rounds) == 1:
+        return float(accuracy[0])
+    widths, middles = np.diff(rounds), (accuracy[1:] + accuracy[:-1]) / 2
+    return float((widths * middles).sum() / widths.sum())
+
+
+def per_class(accuracy: Any, labels: Any) -> list[float | None]:
+    """The accuracy on each class, None for a class that `labels` has not."""
+    counts = np.bincount(labels, minlength=len(accuracy))
+    pairs = zip(accuracy, counts, strict=True)
+    return [float(share) if count else None for share, count in pairs]
+
+
+def spread_over_clients(accuracy: Any, sizes: Any) -> dict[str, float]:
+    """How the accuracy on their own examples differs between clients that have some.
+
+    Args:
+      accuracy: of each client, [clients].
+      sizes: how many examples it has, [clients].
+    """
+    held = np.sort(np.asarray(accuracy, float)[np.asarray(sizes) > 0])
+    worst = held[: math.ceil(WORST * len(held))]
+    return {
+        "mean": float(held.mean()),
+        "std": float(held.std()),
+        "min": float(held[0]),
+        "worst_tenth": float(worst.mean()),
     }
 
 

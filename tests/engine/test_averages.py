@@ -15,11 +15,9 @@ PLAN = fa.Plan(cohort_size=3, batch_size=4, lr=0.2, clip_norm=5.0, weight_decay=
 FIRST = 0  # the client that `but_the_first` never draws
 
 
-def own(algorithm):
+def own(state):
     """The wrapped state as the algorithm itself would keep it."""
-    return lambda state: state._replace(
-        server=state.server.inner, clients=state.clients.inner
-    )
+    return state._replace(server=state.server.inner, clients=state.clients.inner)
 
 
 def but_the_first(num_clients):
@@ -60,7 +58,7 @@ def test_what_is_kept_beside_it_does_not_change_an_algorithm(task, data, name):
         plan = fa.Plan(**{**vars(PLAN), **changes})
         round_fn, state = start(kept, task, data, plan)
         state, infos = jax.device_get(fa.train(round_fn, state, keys(3)))
-        close(own(kept)(state), plain)
+        close(own(state), plain)
         close(infos, plain_infos)
 
 
@@ -70,7 +68,9 @@ def test_they_are_the_means_of_the_local_models(task, build):
     data = make_data((*SIZES, 0))
     algorithm = build()
     kept = fa.with_averages(algorithm, **BOTH)
-    plan = fa.Plan(**{**vars(PLAN), "participation": fa.bernoulli(0.4)} | {"cohort_size": None})
+    plan = fa.Plan(
+        **{**vars(PLAN), "participation": fa.bernoulli(0.4)} | {"cohort_size": None}
+    )
     _, plain = start(algorithm, task, data, plan)
     round_fn, state = start(kept, task, data, plan)
     step = jax.jit(round_fn)
@@ -155,10 +155,14 @@ def test_policies_refinements_and_own_combines_see_their_own_states(task, data):
                 lambda g: g + 0.01 * (view.prepared + view.server), grads
             ),
             objective=lambda params, view, key: (
-                view.task.loss(view.task.apply(params, view.batch.x).logits, view.batch.y)
-                * view.batch.weight
-            ).mean()
-            + 0.01 * view.client * params["b"].sum(),
+                (
+                    view.task.loss(
+                        view.task.apply(params, view.batch.x).logits, view.batch.y
+                    )
+                    * view.batch.weight
+                ).mean()
+                + 0.01 * view.client * params["b"].sum()
+            ),
             finish=lambda run: (
                 fa.Upload(
                     jax.tree.map(jnp.subtract, run.params, run.anchor),
@@ -195,7 +199,7 @@ def test_policies_refinements_and_own_combines_see_their_own_states(task, data):
     round_fn, begin = start(kept, task, data, PLAN)
     plain, plain_infos = fa.train(plain_round, plain, keys(3))
     state, infos = fa.train(round_fn, begin, keys(3))
-    close(own(kept)(state), plain)
+    close(own(state), plain)
     close(infos, plain_infos)
     slow = fa.debug_round(kept, task, data, PLAN)
     for key in keys(3):

@@ -28,6 +28,20 @@ def test_a_finished_run_has_a_table(tiny):
     assert "6 with 239 to 240 of 1437 examples" in text
 
 
+def test_other_models_are_in_the_table_and_the_picture(tiny):
+    config = tiny(rounds=2, evaluate_also=("sel", "all"))
+    result = run(config)
+    console = Console(file=io.StringIO(), width=140)
+    console.print(summary_table(config.folder))
+    text = console.file.getvalue()
+    for name, what in {"sel": "cohort mean", "all": "mean of all clients"}.items():
+        share = 100 * result.models[name]["accuracy"]
+        assert f"{name}: {what}" in text and f"{share:.2f} %, last 2" in text
+    worst = 100 * result.client_accuracy["worst_tenth"]
+    assert f"{worst:.2f} % for the worst tenth" in text
+    assert learning_curve(config.folder).stat().st_size > 5000
+
+
 def test_the_curve_of_an_unfinished_run_can_be_drawn_and_its_table_cannot(tiny):
     config = tiny()
     with pytest.raises(KeyboardInterrupt):
