@@ -63,8 +63,8 @@ def summary_table(folder: str | Path) -> "Table":
 
 def _model(figures: dict[str, Any]) -> str:
     return (
-        f"{percent(figures['accuracy'])}, last {figures['last_count']} "
-        f"{percent(figures['last_mean'])} ± {percent(figures['last_std'])}, "
+        f"{percent(figures['accuracy'])}, last {figures['last_count']}: "
+        f"{percent(figures['last_mean'])} ± {percent(figures['last_std'])}\n"
         f"rounds to {_targets(figures['rounds_to'])}"
     )
 
@@ -75,11 +75,11 @@ def _shares(summary: dict[str, Any]) -> dict[str, str]:
     if "class_accuracy" in summary:
         tested = [share for share in summary["class_accuracy"] if share is not None]
         low, high = min(tested), max(tested)
-        rows["on a class"] = f"{percent(low)} to {percent(high)}"
+        rows["by class"] = f"{percent(low)} to {percent(high)}"
     if "client_accuracy" in summary:
         own = summary["client_accuracy"]
-        rows["on own examples"] = (
-            f"{percent(own['mean'])} ± {percent(own['std'])} over clients, "
+        rows["by client"] = (
+            f"{percent(own['mean'])} ± {percent(own['std'])} on its own examples, "
             f"{percent(own['worst_tenth'])} for the worst tenth"
         )
     return rows
