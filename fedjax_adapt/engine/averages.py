@@ -7,9 +7,9 @@ p_i are the weights with which the algorithm itself averages uploads, and theta_
 second line is the model that client i ended its last round with, w^0 if it never took
 part. P_i is n_i / n where p_i is n_i over the cohort's examples, and 1 / N otherwise.
 
-FedDyn and its descendants (FedDC, FedSSG) send out a server model that is no mean of
-client models, and their codes report all three: what a table calls accuracy may be any
-of them. For FedAvg, FedProx and SCAFFOLD (server_lr = 1) sel is the server's model.
+The server of FedDyn and its descendants is no mean of client models, and their codes
+report all three: what a table calls accuracy may be any of them. For FedAvg, FedProx and
+SCAFFOLD (server_lr = 1) sel is the server's model.
 
 References:
   Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021,
@@ -62,7 +62,7 @@ def with_averages(
 ) -> Algorithm:
     """The same algorithm, which also keeps what `averages` reads.
 
-    Its rounds are those of `algorithm`. Wrap last: a step policy or a refinement given
+    Its rounds are those of `algorithm`. Wrap last: a policy or refinement that is given
     later would see the wrapped states.
 
     Args:
@@ -99,11 +99,10 @@ def averages(
             "averages got a state that keeps no averages; build state and rounds with "
             "with_averages(algorithm)."
         )
-    models = {}
+    models, combine = {}, algorithm.server.combine
     if jax.tree.leaves(state.server.model):
         models["sel"] = state.server.model
     if jax.tree.leaves(state.clients.model):
-        combine = algorithm.server.combine
         sized = isinstance(combine, Mean) and combine.delta is by_examples
         holds = data.size > 0
         share = jnp.where(holds, data.size if sized else 1, 0)

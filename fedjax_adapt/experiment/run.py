@@ -17,7 +17,8 @@ import jax
 
 from ..core import State
 from ..engine.evaluate import evaluate_clients
-from . import checkpoint, store, summary
+from ..engine.lanes import num_bytes
+from . import checkpoint, figures, store, summary
 from .build import Federation, build
 from .config import Config, config_hash, partition_seed, to_toml
 from .folder import check_folder, create, devices_of, run_folder
@@ -170,6 +171,7 @@ def _summarise(
 ) -> Summary:
     source, sizes = federation.source, federation.skew.sizes
     metrics = store.read_table(folder, "metrics")
+    by_class = metrics["class_accuracy"][-1].as_py()
     own = evaluate_clients(
         federation.task, state.params, federation.data, devices=program.num_devices
     )
@@ -191,9 +193,8 @@ def _summarise(
         hardware=summary.hardware() | {"devices": program.num_devices},
         versions=summary.versions(),
         commit=commit,
-        class_accuracy=summary.per_class(
-            metrics["class_accuracy"][-1].as_py(), source.y_test
-        ),
-        client_accuracy=summary.spread_over_clients(own.accuracy, sizes),
+        class_accuracy=figures.per_class(by_class, source.y_test),
+        client_accuracy=figures.spread_over_clients(own.accuracy, sizes),
+        client_state_bytes=num_bytes(program.abstract.clients),
         **summary.results(metrics, config.targets),
     )

@@ -1,6 +1,5 @@
 """What came out of a run, and on what: the evidence beside every number."""
 
-import math
 import os
 import platform
 import subprocess
@@ -9,13 +8,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from .figures import curve_figures
 
 if TYPE_CHECKING:
     import pyarrow
-
-LAST = 50  # evaluations in the mean at the end, as FedSSG's tables have it
-WORST = 0.1  # of the clients in the mean of the worst
 
 
 @dataclass(frozen=True)
@@ -42,6 +38,7 @@ class Summary:
       client_accuracy: of the server's model after the last round on every client's own
         training examples: mean, std, min and worst_tenth (the mean of the worst tenth)
         over the clients that hold examples.
+      client_state_bytes: what the tables of all clients' states take, on each device.
       local_steps: of all clients over all rounds.
       seconds: of training and evaluation; compilation and files apart.
       compile_seconds: to compile the round.
@@ -69,6 +66,7 @@ class Summary:
     models: dict[str, dict[str, Any]]
     class_accuracy: list[float | None]
     client_accuracy: dict[str, float]
+    client_state_bytes: int
     local_steps: int
     seconds: float
     compile_seconds: float
@@ -101,66 +99,6 @@ def results(metrics: "pyarrow.Table", targets: tuple[float, ...]) -> dict[str, A
         "seconds": seconds,
         "rounds_per_second": int(rounds[-1]) / max(seconds, 1e-9),
     }
-
-
-def curve_figures(
-    rounds: np.ndarray,
-    accuracy: np.ndarray,
-    loss: np.ndarray,
-    targets: tuple[float, ...],
-) -> dict[str, Any]:
-    """What a learning curve comes to; see `Summary` from `accuracy` on."""
-    last = accuracy[-LAST:]
-    best = int(np.argmax(accuracy))
-    return {
-        "accuracy": float(accuracy[-1]),
-        "loss": float(loss[-1]),
-        "best_accuracy": float(accuracy[best]),
-        "best_round": int(rounds[best]),
-        "last_mean": float(last.mean()),
-        "last_std": float(last.std()),
-        "last_count": len(last),
-        "rounds_to": {f"{t:g}": first_reaching(rounds, accuracy, t) for t in targets},
-        "area_under_curve": area_under_curve(rounds, accuracy),
-    }
-
-
-def area_under_curve(rounds: np.ndarray, accuracy: np.ndarray) -> float:
-    """Mean accuracy over the span of `rounds`, by the trapezoid rule."""
-    if len(rounds) == 1:
-        return float(accuracy[0])
-    widths, middles = np.diff(rounds), (accuracy[1:] + accuracy[:-1]) / 2
-    return float((widths * middles).sum() / widths.sum())
-
-
-def per_class(accuracy: Any, labels: Any) -> list[float | None]:
-    """The accuracy on each class, None for a class that `labels` has not."""
-    counts = np.bincount(labels, minlength=len(accuracy))
-    pairs = zip(accuracy, counts, strict=True)
-    return [float(share) if count else None for share, count in pairs]
-
-
-def spread_over_clients(accuracy: Any, sizes: Any) -> dict[str, float]:
-    """How the accuracy on their own examples differs between clients that have some.
-
-    Args:
-      accuracy: of each client, [clients].
-      sizes: how many examples it has, [clients].
-    """
-    held = np.sort(np.asarray(accuracy, float)[np.asarray(sizes) > 0])
-    worst = held[: math.ceil(WORST * len(held))]
-    return {
-        "mean": float(held.mean()),
-        "std": float(held.std()),
-        "min": float(held[0]),
-        "worst_tenth": float(worst.mean()),
-    }
-
-
-def first_reaching(rounds: Any, accuracy: Any, target: float) -> int | None:
-    """The first of `rounds` whose accuracy is at least `target`."""
-    reached = np.flatnonzero(np.asarray(accuracy) >= target)
-    return int(rounds[reached[0]]) if len(reached) else None
 
 
 def hardware() -> dict[str, Any]:

@@ -50,6 +50,7 @@ def summary_table(folder: str | Path) -> "Table":
         "clients": f"{data['clients']} with {data['smallest_client']} to "
         f"{data['largest_client']} of {data['train']} examples, "
         f"mean label entropy {data['label_entropy']:.2f} nats",
+        **_state(summary.get("client_state_bytes", 0)),
         "time": f"{summary['seconds']:.1f} s "
         f"({summary['rounds_per_second']:.3g} rounds/s), "
         f"and {summary['compile_seconds']:.1f} s to compile",
@@ -83,6 +84,10 @@ def _shares(summary: dict[str, Any]) -> dict[str, str]:
             f"{percent(own['worst_tenth'])} for the worst tenth"
         )
     return rows
+
+
+def _state(size: int) -> dict[str, str]:
+    return {"client state": f"{size / 2**30:.2f} GiB of memory"} if size else {}
 
 
 def percent(share: float) -> str:

@@ -127,6 +127,8 @@ def test_other_models_are_measured_and_resumed_and_change_nothing(tiny, also, wh
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
     f = build(also)
     state, _ = final_state(also)
+    one_more = read_run(also.folder).summary["client_state_bytes"]
+    assert one_more == 2 * read_run(whole.folder).summary["client_state_bytes"]
     read = averages(f.algorithm, state, f.data)
     assert same(read["sel"], state.params)
     accuracy, loss = evaluate(f.task, read["all"], f.data.test)
