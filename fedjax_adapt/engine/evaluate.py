@@ -1,12 +1,26 @@
-"""What a model is worth on a data set."""
+"""What a model is worth: on a test set, on each of its classes, and to each client.
+
+All three count the same: whether each example's largest logit is its label, and its
+loss, found in one pass in evaluation mode.
+"""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from .. import check
 from ..core import Array, Metrics, Params, Task
+from ..data.dataset import FederatedDataset
 from . import mesh
+
+
+class Scores(NamedTuple):
+    """What a model makes of each example."""
+
+    right: Array  # [n] bool
+    loss: Array  # [n]
 
 
 def evaluate(
@@ -28,36 +42,126 @@ def evaluate(
     Raises:
       ValueError: there are no test examples, or fewer than `devices` devices.
     """
-    if test is None or not len(test[1]):
-        raise ValueError(
-            f"evaluate got test={test}; give (x, y), as in from_clients(..., test=(x, y))."
-        )
-    x, y = map(jnp.asarray, test)
-    num_devices = mesh.count(devices, len(y))
-    width = min(batch_size, -(-len(y) // num_devices))
+    return overall(_scores_of("evaluate", task, params, test, batch_size, devices))
+
+
+def class_accuracy(
+    task: Task,
+    params: Params,
+    test: tuple[Array, Array],
+    num_classes: int,
+    batch_size: int = 500,
+    devices: int | str = 1,
+) -> Array:
+    """The share of each label's examples that the model gets right, [num_classes].
+
+    It is 0 for a label without examples.
+
+    Args:
+      task: the task.
+      params: parameters of its model.
+      test: (x [n, ...], y [n]), integer labels.
+      num_classes: how many labels there are.
+      batch_size: examples at a time; it bounds memory and changes no result.
+      devices: how many devices share the examples; "auto": all.
+
+    Raises:
+      ValueError: there are no test examples, or fewer than `devices` devices.
+    """
+    check.at_least("num_classes", num_classes, 1)
+    scored = _scores_of("class_accuracy", task, params, test, batch_size, devices)
+    return by_class(scored, jnp.asarray(test[1]), num_classes)
+
+
+def evaluate_clients(
+    task: Task,
+    params: Params,
+    data: FederatedDataset,
+    batch_size: int = 500,
+    devices: int | str = 1,
+) -> Metrics:
+    """Accuracy and mean loss of one model on every client's own examples, [clients].
+
+    One pass over `data.x`, of which no copy is made. Both are 0 for a client without
+    examples: average over `data.size > 0`.
+
+    Args:
+      task: the task.
+      params: parameters of its model.
+      data: the federated data set.
+      batch_size: examples at a time; it bounds memory and changes no result.
+      devices: how many devices share the examples; "auto": all.
+
+    Raises:
+      ValueError: there are fewer than `devices` devices.
+    """
+    scored = scores(task, params, (data.x, data.y), batch_size, devices)
+    return _by_client(scored, data.index, data.size)
+
+
+def scores(
+    task: Task,
+    params: Params,
+    examples: tuple[Array, Array],
+    batch_size: int = 500,
+    devices: int | str = 1,
+) -> Scores:
+    """What a model makes of each of the examples (x [n, ...], y [n])."""
+    n = len(examples[1])
+    num_devices = mesh.count(devices, n)
+    width = min(batch_size, -(-n // num_devices))
     if num_devices > 1:
         params = mesh.everywhere(params, num_devices)
-    return _evaluate(task, width, num_devices, params, x, y)
+        examples = mesh.shown(examples, num_devices)
+    return _scores(task, width, num_devices, params, *map(jnp.asarray, examples))
+
+
+@jax.jit
+def overall(scored: Scores) -> Metrics:
+    """Accuracy and mean loss over all examples. Both scalars."""
+    n = scored.right.shape[0]
+    return Metrics(accuracy=scored.right.sum() / n, loss=scored.loss.sum() / n)
+
+
+@partial(jax.jit, static_argnums=2)
+def by_class(scored: Scores, y: Array, num_classes: int) -> Array:
+    """The accuracy on the examples of each label, [num_classes]."""
+    zeros = jnp.zeros(num_classes, jnp.int32)
+    right, count = zeros.at[y].add(scored.right), zeros.at[y].add(1)
+    return right / jnp.maximum(count, 1)
+
+
+@jax.jit
+def _by_client(scored: Scores, index: Array, size: Array) -> Metrics:
+    own = jnp.arange(index.shape[1])[None] < size[:, None]
+    mean = lambda leaf: jnp.where(own, leaf[index], 0).sum(1) / jnp.maximum(size, 1)
+    return Metrics(accuracy=mean(scored.right), loss=mean(scored.loss))
+
+
+def _scores_of(caller, task, params, test, batch_size, devices) -> Scores:
+    if test is None or not len(test[1]):
+        raise ValueError(
+            f"{caller} got test={test}; give (x, y), as in from_clients(..., test=(x, y))."
+        )
+    return scores(task, params, test, batch_size, devices)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _evaluate(task, width, num_devices, params, x, y):
+def _scores(task, width, num_devices, params, x, y):
     n = x.shape[0]
     blocks = -(-n // (width * num_devices)) * num_devices
     rows = jnp.arange(blocks * width).reshape(-1, width)
 
-    def total(shared, rows):
+    def walk(shared, rows):
         params, x, y = shared
 
         def block(rows):
-            real, rows = rows < n, jnp.minimum(rows, n - 1)
+            rows = jnp.minimum(rows, n - 1)  # the last block is filled up
             logits = task.apply(params, x[rows]).logits
-            right = logits.argmax(-1) == y[rows]
-            losses = task.loss(logits, y[rows])
-            return (right & real).sum(), jnp.where(real, losses, 0).sum()
+            return Scores(logits.argmax(-1) == y[rows], task.loss(logits, y[rows]))
 
-        right, losses = jax.lax.map(block, rows)
-        return (right.sum(), losses.sum()), ()
+        return (), jax.lax.map(block, rows)
 
-    (right, losses), _ = mesh.spread(total, (params, x, y), rows, num_devices)
-    return Metrics(accuracy=right / n, loss=losses / n)
+    _, scored = mesh.spread(walk, (params, x, y), rows, num_devices)
+    scored = jax.tree.map(lambda leaf: leaf.reshape(-1)[:n], scored)
+    return mesh.everywhere(scored, num_devices)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from .. import check
 from ..core import Algorithm, Plan, Task, constant_steps, epochs, with_steps
 from ..data import FederatedDataset, Skew, Source, load, skew, split
+from ..engine.averages import with_averages
 from ..models import MODELS, classification
 from ..participation import bernoulli, uniform
 from .config import DERIVED, Config, partition_seed
@@ -32,6 +33,10 @@ def build(config: Config) -> Federation:
         clients than examples, an option out of range.
     """
     algorithm, plan = build_algorithm(config), build_plan(config)
+    if config.evaluate_also:
+        keep = {"cohort": "sel", "clients": "all"}
+        wanted = {name: model in config.evaluate_also for name, model in keep.items()}
+        algorithm = with_averages(algorithm, **wanted)
     source = load_source(config)
     rows = split(
         config.partition,

@@ -56,6 +56,8 @@ class Config:
       weight_decay: of local SGD, added after clipping
       clip_norm: global norm to which a local gradient is clipped; none: not at all
       evaluate_every: rounds between evaluations on the test set
+      evaluate_also: models to evaluate beside the server's; sel: the mean of the round's
+        cohort, all: the mean of every client's last model (one model kept per client)
       checkpoint_every: rounds between checkpoints; none: about every 20 seconds
       targets: test accuracies whose first round the summary gives
       lanes: clients trained side by side on a device; auto: by backend
@@ -87,6 +89,7 @@ class Config:
     weight_decay: float = 1e-3
     clip_norm: float | None = 10.0
     evaluate_every: int = 1
+    evaluate_also: tuple[Literal["sel", "all"], ...] = ()
     checkpoint_every: int | None = None
     targets: tuple[float, ...] = (0.9, 0.95, 0.97)
     lanes: int | Literal["auto"] = "auto"
@@ -272,6 +275,11 @@ def _check_values(config: Config) -> None:
     check.between("participation", config.participation, 0, 1, closed="right")
     check.positive("epochs", config.epochs)
     check.at_least("num_steps", config.num_steps, 1, none="epochs")
+    if config.num_steps is not None and config.epochs != Config.epochs:
+        raise ValueError(
+            f"epochs={config.epochs:g} and num_steps={config.num_steps} both say how long "
+            "a client trains; write one of them."
+        )
     check.at_least("rounds", config.rounds, 1)
     check.at_least("evaluate_every", config.evaluate_every, 1)
     check.at_least("checkpoint_every", config.checkpoint_every, 1, none="by the clock")

@@ -191,6 +191,8 @@ def wanted(annotation: Any) -> str:
     if origin is Literal:
         choices = ", ".join(map(repr, arguments))
         return choices if len(arguments) == 1 else f"one of {choices}"
+    if origin is tuple and typing.get_origin(arguments[0]) is Literal:
+        return wanted(arguments[0]).replace("one of", "some of")
     if origin is tuple:
         return wanted(arguments[0]).removeprefix("an ").removeprefix("a ") + "s"
     return " or ".join(map(wanted, arguments))

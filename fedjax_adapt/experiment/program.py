@@ -8,15 +8,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core import Key, Metrics, RoundFn, State
+from ..core import Array, Key, Params, RoundFn, State, Task
 from ..engine import mesh
-from ..engine.evaluate import evaluate
+from ..engine.averages import averages
+from ..engine.evaluate import by_class, overall, scores
 from ..engine.lanes import compiler_options
 from ..engine.round import init_state, make_round
 from ..engine.slots import num_devices_of, num_lanes_of
 from ..engine.train import train_and_evaluate
 from .build import Federation
 from .config import Config
+from .rows import Measured
 
 Group = Callable[[State], tuple[State, Any, Any]]
 
@@ -24,7 +26,7 @@ Group = Callable[[State], tuple[State, Any, Any]]
 class Program(NamedTuple):
     """What a run calls on the device. A group gives up the memory of its argument.
 
-    `group(state) -> (state, infos [rounds, cohort, ...], metrics [1])` runs the rounds
+    `group(state) -> (state, infos [rounds, cohort, ...], measured [1])` runs the rounds
     up to the next evaluation; `last` those left over where `evaluate_every` does not
     divide the rounds.
     """
@@ -47,9 +49,12 @@ def compile_program(config: Config, federation: Federation) -> Program:
     abstract = mesh.placed(jax.eval_shape(init), num_devices)
     round_fn = make_round(algorithm, task, data, plan)
     options = compiler_options(num_lanes_of(plan, data, abstract.params))
+    reading = partial(averages, algorithm, data=data) if config.evaluate_also else None
     # a Partial's arrays are arguments of the program, not constants in it
     test = mesh.shown(data.test, num_devices)
-    measure = jax.tree_util.Partial(partial(_measure, task, num_devices), test)
+    measure = jax.tree_util.Partial(
+        partial(_measure, task, num_devices, data.num_classes, reading), test
+    )
 
     def compiled(num_rounds: int) -> Group:
         arguments = (round_fn, measure, key_train)
@@ -78,5 +83,19 @@ def _group(
     return train_and_evaluate(round_fn, state, keys, measure, num_rounds, num_rounds)
 
 
-def _measure(task, num_devices: int, test, state: State) -> Metrics:
-    return evaluate(task, state.params, test, devices=num_devices)
+def _measure(
+    task: Task,
+    num_devices: int,
+    num_classes: int,
+    reading: Callable[[State], dict[str, Params]] | None,
+    test: tuple[Array, Array],
+    state: State,
+) -> Measured:
+    score = lambda params: scores(task, params, test, devices=num_devices)
+    scored = score(state.params)
+    also = {} if reading is None else reading(state)
+    return Measured(
+        server=overall(scored),
+        classes=by_class(scored, test[1], num_classes),
+        also={name: overall(score(params)) for name, params in also.items()},
+    )

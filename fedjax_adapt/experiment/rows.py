@@ -1,18 +1,26 @@
 """What the device hands back, as the rows of the two tables of a run.
 
 A group is the rounds from one evaluation to the next: `infos` [rounds, cohort, ...] and
-the `Metrics` of the model after the last of them.
+what was `Measured` after the last of them.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from ..core import Info, Metrics
+from ..core import Array, Info, Metrics
 from . import store
+
+
+class Measured(NamedTuple):
+    """What is measured on the test set after a group of rounds."""
+
+    server: Metrics  # of the server's model
+    classes: Array  # [classes], its accuracy on the examples of each label
+    also: dict[str, Metrics]  # of "sel" and "all", where asked for
 
 
 class Diverged(ArithmeticError):
@@ -32,7 +40,7 @@ class Log:
         self.metrics, self.clients = [], []
 
     def add(
-        self, done: int, parts: list[tuple[Info, Metrics]], spent: float
+        self, done: int, parts: list[tuple[Info, Measured]], spent: float
     ) -> tuple[int, tuple[float, float]]:
         """Takes the results of groups that ran for `spent` seconds after `done` rounds.
 
@@ -42,9 +50,9 @@ class Log:
         Raises:
           Diverged: a number is not finite; the rows before it have been written.
         """
-        for infos, metrics in parts:
-            metrics = jax.tree.map(lambda leaf: leaf[0], metrics)
-            diverged = first_diverged(infos, metrics, done + 1)
+        for infos, measured in parts:
+            measured = jax.tree.map(lambda leaf: leaf[0], measured)
+            diverged = first_diverged(infos, measured.server, done + 1)
             if diverged is not None:
                 self.write(done)
                 kept = f" (earlier rows are in {self.folder})" if done else ""
@@ -54,7 +62,7 @@ class Log:
                 )
             self.clients.append(client_rows(infos, done + 1, self.num_clients))
             done += len(infos.delta_norm)
-            row = metrics_row(infos, metrics, done, self.local_steps)
+            row = metrics_row(infos, measured, done, self.local_steps)
             self.local_steps = row["local_steps"]
             self.seconds += spent / len(parts)
             self.metrics.append({**row, "seconds": self.seconds})
@@ -69,13 +77,13 @@ class Log:
 
 
 def metrics_row(
-    infos: Info, metrics: Metrics, last_round: int, steps_before: int
+    infos: Info, measured: Measured, last_round: int, steps_before: int
 ) -> dict[str, Any]:
     """One row of the table `metrics`, without its seconds; see `store.Record`.
 
     Args:
       infos: of the group, NumPy arrays [rounds, cohort, ...].
-      metrics: after the group.
+      measured: after the group.
       last_round: rounds done after the group.
       steps_before: local steps of all clients before the group.
     """
@@ -85,13 +93,19 @@ def metrics_row(
     clipped = (infos.clipped * infos.num_steps)[active].sum(dtype=np.float64)
     return {
         "round": last_round,
-        "accuracy": float(metrics.accuracy),
-        "loss": float(metrics.loss),
+        "accuracy": float(measured.server.accuracy),
+        "loss": float(measured.server.loss),
+        **{
+            f"{field}_{name}": float(value)
+            for name, metrics in measured.also.items()
+            for field, value in metrics._asdict().items()
+        },
         "train_loss": float(losses.mean()) if losses.size else 0.0,
         "cohort": float(infos.num_active.mean(dtype=np.float64)),
         "local_steps": steps_before + steps,
         "clipped": float(clipped / max(steps, 1)),
         "delta_norm": float(infos.delta_norm[-1]),
+        "class_accuracy": [np.asarray(measured.classes)],  # a list per row
     }
 
 

@@ -16,7 +16,9 @@ from typing import NamedTuple
 import jax
 
 from ..core import State
-from . import checkpoint, store, summary
+from ..engine.evaluate import evaluate_clients
+from ..engine.lanes import num_bytes
+from . import checkpoint, figures, store, summary
 from .build import Federation, build
 from .config import Config, config_hash, partition_seed, to_toml
 from .folder import check_folder, create, devices_of, run_folder
@@ -74,14 +76,14 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
         if not (folder / store.CONFIG).exists():
             used = replace(config, devices=program.num_devices)
             store.write_text(folder / store.CONFIG, to_toml(used))
-        _train(config, program, folder, progress)
-        result = _summarise(config, federation, program, folder, commit)
+        state = _train(config, program, folder, progress)
+        result = _summarise(config, federation, program, folder, commit, state)
         store.finish(folder, result.to_dict())
     return result
 
 
-def _train(config: Config, program: Program, folder: Path, progress: Report) -> None:
-    """From the newest checkpoint to the last round."""
+def _train(config: Config, program: Program, folder: Path, progress: Report) -> State:
+    """From the newest checkpoint to the last round; returns the state after it."""
     checkpoints = folder / "checkpoints"
     restored = checkpoint.restore(checkpoints, program.abstract)
     state, done = restored if restored is not None else (program.init(), 0)
@@ -110,6 +112,7 @@ def _train(config: Config, program: Program, folder: Path, progress: Report) -> 
             log.write(done)
             checkpoint.save(checkpoints, state, done)
             schedule.saved(done, time.perf_counter() - began)
+    return state
 
 
 def _dispatch(
@@ -164,8 +167,14 @@ def _summarise(
     program: Program,
     folder: Path,
     commit: str | None,
+    state: State,
 ) -> Summary:
     source, sizes = federation.source, federation.skew.sizes
+    metrics = store.read_table(folder, "metrics")
+    by_class = metrics["class_accuracy"][-1].as_py()
+    own = evaluate_clients(
+        federation.task, state.params, federation.data, devices=program.num_devices
+    )
     return Summary(
         folder=str(folder),
         compile_seconds=program.seconds,
@@ -184,5 +193,8 @@ def _summarise(
         hardware=summary.hardware() | {"devices": program.num_devices},
         versions=summary.versions(),
         commit=commit,
-        **summary.results(store.read_table(folder, "metrics"), config.targets),
+        class_accuracy=figures.per_class(by_class, source.y_test),
+        client_accuracy=figures.spread_over_clients(own.accuracy, sizes),
+        client_state_bytes=num_bytes(program.abstract.clients),
+        **summary.results(metrics, config.targets),
     )

@@ -36,8 +36,10 @@ class Record(NamedTuple):
     test set, train_loss (mean local objective of the rounds since the last row, over
     clients that trained), cohort (clients that trained, mean per round), local_steps
     (of all clients since the start), clipped (share of the local steps whose gradient
-    was clipped), delta_norm (of the last round) and seconds (of training since the
-    start, compilation apart).
+    was clipped), delta_norm (of the last round), class_accuracy (a list: on the test
+    examples of each label) and seconds (of training since the start, compilation
+    apart). With `evaluate_also` there are also accuracy_sel and loss_sel (the cohort's
+    mean), accuracy_all and loss_all (the mean of every client's last model).
 
     `clients` has one row per client and round: round (1 is the first), client,
     num_steps, loss, clipped, and what the algorithm's local rule shows of itself.
@@ -79,7 +81,9 @@ def read_table(folder: Path, name: str) -> "pyarrow.Table":
             tables.append(pq.read_table(part))
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{part} is broken ({_first_line(error)}).") from None
-    return pa.concat_tables(tables) if tables else pa.table({})
+    return (
+        pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+    )
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:

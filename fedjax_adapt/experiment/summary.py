@@ -8,12 +8,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from .figures import curve_figures
 
 if TYPE_CHECKING:
     import pyarrow
-
-LAST = 50  # evaluations in the mean at the end, as FedSSG's tables have it
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,16 @@ class Summary:
       last_std: their standard deviation (over evaluations, not over seeds).
       last_count: how many they were: 50, or all if there are fewer.
       rounds_to: for each target accuracy, the first evaluated round that reached it.
+      area_under_curve: mean accuracy over the rounds from the first evaluation to the
+        last, by the trapezoid rule; in [0, 1].
+      models: the figures from `accuracy` to here, likewise, of the models of
+        `evaluate_also`: "sel" and "all".
+      class_accuracy: after the last round, on the test examples of each label; None for a
+        label that has none.
+      client_accuracy: of the server's model after the last round on every client's own
+        training examples: mean, std, min and worst_tenth (the mean of the worst tenth)
+        over the clients that hold examples.
+      client_state_bytes: what the tables of all clients' states take, on each device.
       local_steps: of all clients over all rounds.
       seconds: of training and evaluation; compilation and files apart.
       compile_seconds: to compile the round.
@@ -54,6 +62,11 @@ class Summary:
     last_std: float
     last_count: int
     rounds_to: dict[str, int | None]
+    area_under_curve: float
+    models: dict[str, dict[str, Any]]
+    class_accuracy: list[float | None]
+    client_accuracy: dict[str, float]
+    client_state_bytes: int
     local_steps: int
     seconds: float
     compile_seconds: float
@@ -73,30 +86,19 @@ class Summary:
 def results(metrics: "pyarrow.Table", targets: tuple[float, ...]) -> dict[str, Any]:
     """The fields of a summary that follow from the table `metrics`."""
     column = {name: metrics[name].to_numpy() for name in metrics.column_names}
-    rounds, accuracy = column["round"], column["accuracy"]
-    last = accuracy[-LAST:]
-    best = int(np.argmax(accuracy))
-    seconds = float(column["seconds"][-1])
+    rounds, seconds = column["round"], float(column["seconds"][-1])
+    figures = lambda end: curve_figures(
+        rounds, column[f"accuracy{end}"], column[f"loss{end}"], targets
+    )
+    also = [name for name in ("sel", "all") if f"accuracy_{name}" in column]
     return {
         "rounds": int(rounds[-1]),
-        "accuracy": float(accuracy[-1]),
-        "loss": float(column["loss"][-1]),
-        "best_accuracy": float(accuracy[best]),
-        "best_round": int(rounds[best]),
-        "last_mean": float(last.mean()),
-        "last_std": float(last.std()),
-        "last_count": len(last),
-        "rounds_to": {f"{t:g}": first_reaching(rounds, accuracy, t) for t in targets},
+        **figures(""),
+        "models": {name: figures(f"_{name}") for name in also},
         "local_steps": int(column["local_steps"][-1]),
         "seconds": seconds,
         "rounds_per_second": int(rounds[-1]) / max(seconds, 1e-9),
     }
-
-
-def first_reaching(rounds: Any, accuracy: Any, target: float) -> int | None:
-    """The first of `rounds` whose accuracy is at least `target`."""
-    reached = np.flatnonzero(np.asarray(accuracy) >= target)
-    return int(rounds[reached[0]]) if len(reached) else None
 
 
 def hardware() -> dict[str, Any]:

@@ -6,6 +6,8 @@ from pathlib import Path
 from ..experiment.store import Record, read_run
 
 INK, BLUE, ORANGE, GREY = "#222222", "#2a6fbb", "#d9822b", "#9aa0a6"
+GREEN, PURPLE = "#3a8a4d", "#8a5aa8"
+OTHERS = {"sel": ("sel: cohort mean", GREEN), "all": ("all: every client", PURPLE)}
 DENSE = 80  # evaluations above which single points are no longer marked
 
 
@@ -47,7 +49,11 @@ def learning_curve(folder: str | Path, path: str | Path | None = None) -> Path:
 def _accuracy(axes, record: Record) -> None:
     rounds = record.metrics["round"].to_numpy()
     accuracy = 100 * record.metrics["accuracy"].to_numpy()
-    axes.plot(rounds, accuracy, color=BLUE, **_line(rounds))
+    for name, (label, color) in OTHERS.items():
+        if f"accuracy_{name}" in record.metrics.column_names:
+            other = 100 * record.metrics[f"accuracy_{name}"].to_numpy()
+            axes.plot(rounds, other, color=color, label=label, **_line(rounds))
+    axes.plot(rounds, accuracy, color=BLUE, label="server", **_line(rounds))
     best = int(accuracy.argmax())
     axes.plot(rounds[best], accuracy[best], "o", color=BLUE, markersize=5)
     axes.annotate(
@@ -62,6 +68,8 @@ def _accuracy(axes, record: Record) -> None:
         color=BLUE,
     )
     axes.set_ylabel("test accuracy (%)")
+    if len(axes.lines) > 2:  # the curve and its best point need no names
+        axes.legend(frameon=False, fontsize=9, loc="center right")
     _dress(axes)
 
 

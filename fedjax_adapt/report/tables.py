@@ -1,12 +1,15 @@
 """Tables for the terminal, from run folders."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..experiment.store import read_run
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+MODELS = {"sel": "cohort mean", "all": "mean of all clients"}
 
 
 def summary_table(folder: str | Path) -> "Table":
@@ -24,7 +27,6 @@ def summary_table(folder: str | Path) -> "Table":
     data, hardware = summary["data"], summary["hardware"]
     on_cpu = hardware["platform"] == "cpu"
     device = hardware["cpu"] if on_cpu else hardware["device"]
-    percent = lambda share: f"{100 * share:.2f} %"
     table = Table(
         title=f"{record.config['algorithm']} on {data['name']}",
         show_header=False,
@@ -40,9 +42,15 @@ def summary_table(folder: str | Path) -> "Table":
         "best": f"{percent(summary['best_accuracy'])} in round {summary['best_round']}",
         "rounds to": _targets(summary["rounds_to"]),
         "test loss": f"{summary['loss']:.4f}",
+        **{
+            f"{name}: {MODELS[name]}": _model(figures)
+            for name, figures in summary.get("models", {}).items()
+        },
+        **_shares(summary),
         "clients": f"{data['clients']} with {data['smallest_client']} to "
         f"{data['largest_client']} of {data['train']} examples, "
         f"mean label entropy {data['label_entropy']:.2f} nats",
+        **_state(summary.get("client_state_bytes", 0)),
         "time": f"{summary['seconds']:.1f} s "
         f"({summary['rounds_per_second']:.3g} rounds/s), "
         f"and {summary['compile_seconds']:.1f} s to compile",
@@ -52,6 +60,39 @@ def summary_table(folder: str | Path) -> "Table":
     for name, text in rows.items():
         table.add_row(name, text)
     return table
+
+
+def _model(figures: dict[str, Any]) -> str:
+    return (
+        f"{percent(figures['accuracy'])}, last {figures['last_count']}: "
+        f"{percent(figures['last_mean'])} ± {percent(figures['last_std'])}\n"
+        f"rounds to {_targets(figures['rounds_to'])}"
+    )
+
+
+def _shares(summary: dict[str, Any]) -> dict[str, str]:
+    """Between classes and clients; a run of an earlier version has neither."""
+    rows = {}
+    if "class_accuracy" in summary:
+        tested = [share for share in summary["class_accuracy"] if share is not None]
+        low, high = min(tested), max(tested)
+        rows["by class"] = f"{percent(low)} to {percent(high)}"
+    if "client_accuracy" in summary:
+        own = summary["client_accuracy"]
+        rows["by client"] = (
+            f"{percent(own['mean'])} ± {percent(own['std'])} on its own examples, "
+            f"{percent(own['worst_tenth'])} for the worst tenth"
+        )
+    return rows
+
+
+def _state(size: int) -> dict[str, str]:
+    return {"client state": f"{size / 2**30:.2f} GiB of memory"} if size else {}
+
+
+def percent(share: float) -> str:
+    """A share of 1, in per cent."""
+    return f"{100 * share:.2f} %"
 
 
 def _targets(rounds_to: dict[str, int | None]) -> str:

@@ -41,6 +41,15 @@ def whole(tmp_path_factory, compiled_programs):
     return config
 
 
+@pytest.fixture(scope="session")
+def also(tmp_path_factory, compiled_programs):
+    """The same run, with the other models evaluated too; only to be read."""
+    folder = str(tmp_path_factory.mktemp("runs") / "also")
+    config = Config(folder=folder, **TINY, evaluate_also=("sel", "all"))
+    run(config)
+    return config
+
+
 @pytest.fixture
 def tiny(tmp_path):
     """A config that runs in a second; keywords change it."""

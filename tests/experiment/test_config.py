@@ -48,6 +48,7 @@ def written(tmp_path):
         {"dataset": "synthetic", "partition": "natural", "dataset_alpha": 0.5},
         {"model": "mlp", "widths": (3, 5), "targets": (), "lanes": 3, "seed": 9},
         {"dataset": 'a "b"\\.npz', "num_steps": 4, "sampler": "uniform"},
+        {"evaluate_also": ("all", "sel")},
     ],
 )
 def test_a_config_survives_its_own_toml(settings, written):
@@ -164,6 +165,8 @@ def test_a_wrong_key_is_named_with_file_and_line(written, text, says):
         ({"targets": (0.9, 97.0)}, r"targets=97.0 must lie in \[0, 1\]"),
         ({"seed": -1}, "seed=-1 must lie in"),
         ({"sampler": "coin"}, "sampler='coin'; write one of 'bernoulli', 'uniform'"),
+        ({"evaluate_also": ("al",)}, r"also=\('al',\); write some of 'sel', 'all'\."),
+        ({"epochs": 2.0, "num_steps": 9}, "epochs=2 and num_steps=9 both say how long"),
         ({"algorithm": "fedsg"}, "algorithm='fedsg' is unknown; did you mean 'fedssg'"),
         ({"dataset": "minst"}, "dataset='minst' is unknown; did you mean 'mnist'"),
         ({"partition": "dirichle"}, "partition='dirichle' is unknown; .*'dirichlet'"),

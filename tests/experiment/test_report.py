@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from fedjax_adapt.experiment import run, store
+from fedjax_adapt.experiment import read_run, run, store
 from fedjax_adapt.report import live as live_module
 from fedjax_adapt.report.live import live
 from fedjax_adapt.report.plots import learning_curve
@@ -26,6 +26,23 @@ def test_a_finished_run_has_a_table(tiny):
     assert f"{100 * result.accuracy:.2f} % after 1 rounds" in text
     assert "1 %: 1, 100 %: not reached" in text
     assert "6 with 239 to 240 of 1437 examples" in text
+
+
+def test_other_models_are_in_the_table_and_the_picture(also, whole, tmp_path):
+    result = read_run(also.folder).summary
+    console = Console(file=io.StringIO(), width=140)
+    console.print(summary_table(also.folder))
+    text = console.file.getvalue()
+    for name, what in {"sel": "cohort mean", "all": "mean of all clients"}.items():
+        share = 100 * result["models"][name]["accuracy"]
+        assert f"{name}: {what}" in text and f"{share:.2f} %, last 7" in text
+    worst = 100 * result["client_accuracy"]["worst_tenth"]
+    assert f"{worst:.2f} % for the worst tenth" in text
+    pictures = [
+        learning_curve(config.folder, tmp_path / "curve.png").read_bytes()
+        for config in (also, whole)
+    ]
+    assert pictures[0] != pictures[1]
 
 
 def test_the_curve_of_an_unfinished_run_can_be_drawn_and_its_table_cannot(tiny):

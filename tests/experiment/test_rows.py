@@ -17,10 +17,13 @@ INFOS = Info(
     clients={"gate": np.arange(6.0).reshape(2, 3), "pair": np.zeros((2, 3, 2))},
 )
 METRICS = Metrics(np.float32(0.75), np.float32(0.5))
+MEASURED = rows.Measured(METRICS, np.array([0.5, 1.0], np.float32), also={})
 
 
 def test_a_metrics_row_counts_only_clients_that_trained():
-    assert rows.metrics_row(INFOS, METRICS, last_round=12, steps_before=100) == {
+    row = rows.metrics_row(INFOS, MEASURED, last_round=12, steps_before=100)
+    assert [column.tolist() for column in row.pop("class_accuracy")] == [[0.5, 1.0]]
+    assert row == {
         "round": 12,
         "accuracy": 0.75,
         "loss": 0.5,
@@ -30,6 +33,13 @@ def test_a_metrics_row_counts_only_clients_that_trained():
         "clipped": 0.5,  # 2 of 4, none of 2, 3 of 3, none of 1
         "delta_norm": 0.25,
     }
+
+
+def test_other_models_have_columns_of_their_own():
+    measured = MEASURED._replace(also={"sel": Metrics(0.25, 2.0)})
+    row = rows.metrics_row(INFOS, measured, 12, 100)
+    assert (row["accuracy"], row["loss"]) == (0.75, 0.5)
+    assert (row["accuracy_sel"], row["loss_sel"]) == (0.25, 2.0)
 
 
 def test_client_rows_leave_empty_slots_out_and_keep_who_sat_out():
@@ -72,14 +82,15 @@ def test_a_round_nobody_trained_in_has_a_row():
     idle = INFOS._replace(
         num_steps=np.zeros_like(INFOS.num_steps), num_active=np.zeros(2, np.int32)
     )
-    row = rows.metrics_row(idle, METRICS, 2, 0)
+    row = rows.metrics_row(idle, MEASURED, 2, 0)
     assert (row["train_loss"], row["clipped"], row["local_steps"]) == (0.0, 0.0, 0)
 
 
 def test_a_diverged_group_leaves_the_rows_before_it(tmp_path):
     log = rows.Log(tmp_path, num_clients=5)
     bad = INFOS._replace(delta_norm=jnp.array([np.nan, 1.0]))
-    after = Metrics(np.ones(1, np.float32), np.ones(1, np.float32))
+    one = np.ones(1, np.float32)
+    after = rows.Measured(Metrics(one, one), classes=np.ones((1, 3)), also={})
     with pytest.raises(rows.Diverged, match="diverged in round 3: the loss is not"):
         log.add(0, [(INFOS, after), (bad, after)], spent=2.0)
     again = rows.Log(tmp_path, num_clients=5)

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 from helpers import same
 
-from fedjax_adapt import evaluate, init_state, make_round
+from fedjax_adapt import (
+    averages,
+    class_accuracy,
+    evaluate,
+    evaluate_clients,
+    init_state,
+    make_round,
+)
 from fedjax_adapt.experiment import Config, Diverged, build, read_run, run
 from fedjax_adapt.experiment import checkpoint as checkpoints
 from fedjax_adapt.experiment.folder import run_folder
@@ -106,6 +113,40 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tiny, whole, stop)
     run(broken, resume=True)
     assert same(final_state(broken), final_state(whole))
     assert numbers(broken.folder) == numbers(whole.folder)
+
+
+def test_other_models_are_measured_and_resumed_and_change_nothing(tiny, also, whole):
+    """Their tables are in the checkpoint; for SCAFFOLD sel is the server's model."""
+    broken = tiny(evaluate_also=("sel", "all"))
+    with pytest.raises(Stop):
+        run(broken, progress=stop_after(3))
+    run(broken, resume=True)
+    assert numbers(broken.folder) == numbers(also.folder)
+    ours, theirs = (numbers(config.folder)[1] for config in (also, whole))
+    for name in theirs:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
+    f = build(also)
+    state, _ = final_state(also)
+    one_more = read_run(also.folder).summary["client_state_bytes"]
+    assert one_more == 2 * read_run(whole.folder).summary["client_state_bytes"]
+    read = averages(f.algorithm, state, f.data)
+    assert same(read["sel"], state.params)
+    accuracy, loss = evaluate(f.task, read["all"], f.data.test)
+    figures = read_run(also.folder).summary["models"]
+    assert ours["accuracy_all"][-1] == pytest.approx(float(accuracy), abs=1e-6)
+    assert figures["all"]["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert figures["sel"]["loss"] == ours["loss"][-1] != figures["all"]["loss"]
+
+
+def test_the_end_of_a_run_tells_classes_and_clients_apart(whole):
+    f = build(whole)
+    params = final_state(whole)[0].params
+    end = read_run(whole.folder).summary
+    per_class = class_accuracy(f.task, params, f.data.test, 10)
+    np.testing.assert_allclose(end["class_accuracy"], per_class, rtol=1e-6)
+    own = evaluate_clients(f.task, params, f.data).accuracy
+    assert end["client_accuracy"]["mean"] == pytest.approx(float(own.mean()), abs=1e-6)
+    assert end["client_accuracy"]["min"] == pytest.approx(float(own.min()), abs=1e-6)
 
 
 KILLED = """

@@ -1,7 +1,8 @@
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from fedjax_adapt.experiment import summary
+from fedjax_adapt.experiment import figures, summary
 
 
 def metrics(accuracy):
@@ -26,6 +27,40 @@ def test_results_are_those_of_the_table():
     assert result["last_std"] == pytest.approx((0.44 / 4) ** 0.5)
     assert result["rounds_per_second"] == pytest.approx(4.0)
     assert result["local_steps"] == 30
+
+
+def test_other_models_have_figures_of_their_own():
+    table = metrics([0.1, 0.9, 0.5, 0.9])
+    for name, values in {"accuracy_sel": [0.2] * 4, "loss_sel": [2.0] * 4}.items():
+        table = table.append_column(name, [values])
+    result = summary.results(table, (0.2,))
+    assert result["accuracy"] == 0.9 and list(result["models"]) == ["sel"]
+    sel = result["models"]["sel"]
+    assert sel["accuracy"] == sel["last_mean"] == pytest.approx(0.2)
+    assert sel["loss"] == 2.0 and sel["rounds_to"] == {"0.2": 2}
+    assert set(sel) < set(result)
+
+
+def test_the_area_under_the_curve_is_a_mean_over_rounds():
+    area = lambda *pairs: figures.area_under_curve(
+        *map(np.array, zip(*pairs, strict=True))
+    )
+    assert area((7, 0.3)) == 0.3
+    assert area((2, 0.0), (4, 1.0)) == 0.5
+    assert area((2, 0.0), (4, 1.0), (10, 1.0)) == pytest.approx((1 + 6) / 8)
+    assert area((1, 0.6), (5, 0.6), (6, 0.6)) == pytest.approx(0.6)
+
+
+def test_clients_without_examples_are_in_no_mean():
+    accuracy = [0.5, 0.0, *[1.0] * 10]
+    spread = figures.spread_over_clients(accuracy, [3, 0, *[1] * 10])
+    assert spread["min"] == 0.5 and spread["mean"] == pytest.approx(10.5 / 11)
+    assert spread["worst_tenth"] == pytest.approx(0.75)  # of the worst 2 of 11
+    assert spread["std"] == pytest.approx(np.std([0.5, *[1.0] * 10]))
+
+
+def test_a_class_that_is_never_tested_has_no_accuracy():
+    assert figures.per_class([1.0, 0.0, 0.0], [0, 0, 2]) == [1.0, None, 0.0]
 
 
 def test_the_mean_at_the_end_is_over_the_last_fifty():

@@ -1,0 +1,200 @@
+"""Models worth evaluating beside the server's: the cohort's mean and everyone's mean.
+
+    sel = w + sum_{i in S} p_i (theta_i - w)       the cohort of the last round
+    all = sum_i P_i theta_i                        every client that holds examples
+
+p_i are the weights with which the algorithm itself averages uploads, and theta_i in the
+second line is the model that client i ended its last round with, w^0 if it never took
+part. P_i is n_i / n where p_i is n_i over the cohort's examples, and 1 / N otherwise.
+
+The server of FedDyn and its descendants is no mean of client models, and their codes
+report all three: what a table calls accuracy may be any of them. For FedAvg, FedProx and
+SCAFFOLD (server_lr = 1) sel is the server's model.
+
+References:
+  Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021,
+  https://arxiv.org/abs/2111.04263. The authors' code,
+  https://github.com/alpemreacar/FedDyn, evaluates "sel" and "all".
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ..core import (
+    Algorithm,
+    ClientState,
+    Cohort,
+    LocalRule,
+    LocalRun,
+    LocalView,
+    Mean,
+    Params,
+    Probe,
+    PyTree,
+    Refine,
+    ServerExtra,
+    ServerRule,
+    State,
+    StepPolicy,
+    Upload,
+    by_examples,
+    no_probe_update,
+    unchanged,
+    uniformly,
+    weighted_sum,
+)
+from ..data.dataset import FederatedDataset
+
+
+class Beside(NamedTuple):
+    """What the algorithm keeps or sends, and what is kept or sent beside it."""
+
+    inner: PyTree
+    model: Params | tuple[()]  # or a displacement; () where it is not asked for
+
+
+def with_averages(
+    algorithm: Algorithm, cohort: bool = True, clients: bool = False
+) -> Algorithm:
+    """The same algorithm, which also keeps what `averages` reads.
+
+    Its rounds are those of `algorithm`. Wrap last: a policy or refinement that is given
+    later would see the wrapped states.
+
+    Args:
+      algorithm: any; its parts see their own states only.
+      cohort: keep sel, one model more on the server.
+      clients: keep the last local models for all, a client table of num_clients x the
+        size of the model.
+    """
+    return Algorithm(
+        local=_local(algorithm.local, cohort, clients),
+        policy=_policy(algorithm.policy),
+        server=_server(algorithm.server, cohort),
+        refine=_refine(algorithm.refine),
+    )
+
+
+def averages(
+    algorithm: Algorithm, state: State, data: FederatedDataset
+) -> dict[str, Params]:
+    """The means that a state keeps: "sel", "all" or both.
+
+    With a refinement, sel is what it began from: the mean before the public set.
+
+    Args:
+      algorithm: from `with_averages`.
+      state: a state of its rounds; before the first round both are the initial model.
+      data: who holds how many examples. Clients without any are not averaged.
+
+    Raises:
+      ValueError: the state is not that of an algorithm from `with_averages`.
+    """
+    if not isinstance(state.server, Beside) or not isinstance(state.clients, Beside):
+        raise ValueError(
+            "averages got a state that keeps no averages; build state and rounds with "
+            "with_averages(algorithm)."
+        )
+    models, combine = {}, algorithm.server.combine
+    if jax.tree.leaves(state.server.model):
+        models["sel"] = state.server.model
+    if jax.tree.leaves(state.clients.model):
+        sized = isinstance(combine, Mean) and combine.delta is by_examples
+        holds = data.size > 0
+        share = jnp.where(holds, data.size if sized else 1, 0)
+        weights = share / share.sum()
+        models["all"] = jax.tree.map(
+            lambda leaf: weighted_sum(weights, holds, leaf), state.clients.model
+        )
+    return models
+
+
+def _inner(view: Any) -> Any:
+    """A LocalView or LocalRun as the algorithm itself would be shown it."""
+    return view._replace(client=view.client.inner, server=view.server.inner)
+
+
+def _seeing_inner(function: Callable) -> Callable:
+    """`function`, whose views and runs among its arguments are shown without ours."""
+
+    def shown(argument):
+        is_view = isinstance(argument, LocalView | LocalRun)
+        return _inner(argument) if is_view else argument
+
+    return lambda *arguments: function(*map(shown, arguments))
+
+
+def _local(rule: LocalRule, cohort: bool, clients: bool) -> LocalRule:
+    def init(params: Params) -> ClientState:
+        return Beside(rule.init(params), params if clients else ())
+
+    def finish(run: LocalRun) -> tuple[Upload, ClientState]:
+        upload, client = rule.finish(_inner(run))
+        # a rule may send something else than the displacement, as FedNova does
+        moved = optax.tree.sub(run.params, run.anchor) if cohort else ()
+        upload = upload._replace(delta=Beside(upload.delta, moved))
+        return upload, Beside(client, run.params if clients else ())
+
+    # a default is FedAvg's and looks at no state
+    wrapped = {
+        name: _seeing_inner(function)
+        for name, function in rule._asdict().items()
+        if function is not LocalRule._field_defaults[name]
+    }
+    return rule._replace(**wrapped | {"init": init, "finish": finish})
+
+
+def _server(rule: ServerRule, keep: bool) -> ServerRule:
+    def init(params: Params) -> ServerExtra:
+        return Beside(rule.init(params), params if keep else ())
+
+    def combine(uploads: Upload, cohort: Cohort) -> Upload:
+        own, moved = uploads.delta
+        upload = rule.combine(uploads._replace(delta=own), cohort)
+        weights = uniformly(cohort)
+        moved = jax.tree.map(
+            lambda leaf: weighted_sum(weights, cohort.active, leaf), moved
+        )
+        return upload._replace(delta=Beside(upload.delta, moved))
+
+    def update(
+        params: Params, server: ServerExtra, upload: Upload, cohort: Cohort
+    ) -> tuple[Params, ServerExtra]:
+        own, moved = upload.delta
+        sel = optax.tree.add(params, moved) if keep else ()
+        upload = upload._replace(delta=own)
+        params, extra = rule.update(params, server.inner, upload, cohort)
+        return params, Beside(extra, sel)
+
+    # a Mean averages whatever it is given, and stays one that the engine can stream
+    streams = isinstance(rule.combine, Mean)
+    return ServerRule(init, rule.combine if streams else combine, update)
+
+
+def _policy(policy: StepPolicy) -> StepPolicy:
+    def update(state, cohort, runs, outcome):
+        upload = outcome.upload._replace(delta=outcome.upload.delta.inner)
+        outcome = outcome._replace(server=outcome.server.inner, upload=upload)
+        return policy.update(state, cohort, _inner(runs), outcome)
+
+    measure, probe = policy.measure, policy.probe
+    if probe.update is not no_probe_update:
+        probe = Probe(probe.init, _seeing_inner(probe.update))
+    return policy._replace(
+        measure=None if measure is None else _seeing_inner(measure),
+        probe=probe,
+        # the engine keeps the runs for a policy that learns, and only then
+        update=unchanged if policy.update is unchanged else update,
+    )
+
+
+def _refine(refine: Refine | None) -> Refine | None:
+    if refine is None:
+        return None
+    return lambda params, view, key: refine(
+        params, view._replace(runs=_inner(view.runs)), key
+    )
