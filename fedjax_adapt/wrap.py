@@ -10,11 +10,14 @@ from .core import (
     ClientState,
     Cohort,
     LocalRule,
+    LocalRun,
+    LocalView,
     Params,
     Probe,
     ServerExtra,
     ServerRule,
     Upload,
+    no_probe_update,
     unchanged,
 )
 
@@ -69,53 +72,63 @@ def with_server_optimizer(
     return inner._replace(server=ServerRule(init, rule.combine, update))
 
 
+def same(value: Any) -> Any:
+    """What it is given."""
+    return value
+
+
 def seeing(
     algorithm: Algorithm,
-    server: Callable[[ServerExtra], ServerExtra] = lambda extra: extra,
-    client: Callable[[ClientState], ClientState] = lambda state: state,
+    server: Callable[[ServerExtra], ServerExtra] = same,
+    client: Callable[[ClientState], ClientState] = same,
+    upload: Callable[[Upload], Upload] = same,
 ) -> Algorithm:
     """The same algorithm inside a wrapper that keeps states of its own.
 
-    Whatever is handed a server extra or a client state is handed `server(extra)` and
-    `client(state)` instead. What makes states, `init` and `LocalRule.finish`'s result,
-    and the whole server rule are the wrapper's to replace.
+    Whatever is handed a server extra, a client state or a combined upload is handed
+    `server(extra)`, `client(state)` and `upload(combined)` instead. What makes them,
+    `LocalRule.init`, the results of `LocalRule.finish` and the whole server rule, is the
+    wrapper's to replace.
     """
 
-    def inner(view):  # LocalView, LocalRun: alike in what counts here
-        return view._replace(server=server(view.server), client=client(view.client))
+    def inner(argument):
+        if not isinstance(argument, LocalView | LocalRun):
+            return argument
+        return argument._replace(
+            server=server(argument.server), client=client(argument.client)
+        )
+
+    def shown(function):
+        return lambda *arguments: function(*map(inner, arguments))
 
     local, policy, refine = algorithm.local, algorithm.policy, algorithm.refine
-    shown = LocalRule(
-        init=local.init,
-        objective=lambda params, view, key: local.objective(params, inner(view), key),
-        correct=lambda grads, view: local.correct(grads, inner(view)),
-        finish=lambda run: local.finish(inner(run)),
-        prepare=lambda view: local.prepare(inner(view)),
-        decay=lambda grads, view: local.decay(grads, inner(view)),
-    )
-    measure, update, probe = policy.measure, policy.update, policy.probe
-    if measure is not None:
-        policy = policy._replace(
-            measure=lambda view, key: measure(inner(view), key),
+    # defaults but `finish`, which hands the state on, look at none
+    wrapped = {
+        name: shown(function)
+        for name, function in local._asdict().items()
+        if name == "finish" or function is not LocalRule._field_defaults[name]
+    }
+    wrapped["init"] = local.init
+
+    def update(state, cohort, runs, outcome):
+        outcome = outcome._replace(
+            server=server(outcome.server), upload=upload(outcome.upload)
         )
-    if update is not unchanged:  # else the engine need not keep the runs
-        policy = policy._replace(
-            update=lambda state, cohort, runs, outcome: update(
-                state,
-                cohort,
-                inner(runs),
-                outcome._replace(server=server(outcome.server)),
-            ),
-        )
-    policy = policy._replace(
-        probe=Probe(
-            probe.init, lambda p, grads, view: probe.update(p, grads, inner(view))
-        )
-    )
-    if refine is None:
-        return Algorithm(shown, policy, algorithm.server)
+        return policy.update(state, cohort, inner(runs), outcome)
 
     def refined(params, view, key):
         return refine(params, view._replace(runs=inner(view.runs)), key)
 
-    return Algorithm(shown, policy, algorithm.server, refined)
+    measure, probe = policy.measure, policy.probe
+    if probe.update is not no_probe_update:
+        probe = Probe(probe.init, shown(probe.update))
+    return Algorithm(
+        local=local._replace(**wrapped),
+        policy=policy._replace(
+            measure=None if measure is None else shown(measure),
+            probe=probe,
+            update=unchanged if policy.update is unchanged else update,
+        ),
+        server=algorithm.server,
+        refine=None if refine is None else refined,
+    )

@@ -18,7 +18,7 @@ References:
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,24 +30,19 @@ from ..core import (
     Cohort,
     LocalRule,
     LocalRun,
-    LocalView,
     Mean,
     Params,
-    Probe,
     PyTree,
-    Refine,
     ServerExtra,
     ServerRule,
     State,
-    StepPolicy,
     Upload,
     by_examples,
-    no_probe_update,
-    unchanged,
     uniformly,
     weighted_sum,
 )
 from ..data.dataset import FederatedDataset
+from ..wrap import seeing
 
 
 class Beside(NamedTuple):
@@ -71,11 +66,15 @@ def with_averages(
       clients: keep the last local models for all, a client table of num_clients x the
         size of the model.
     """
-    return Algorithm(
-        local=_local(algorithm.local, cohort, clients),
-        policy=_policy(algorithm.policy),
+    inner = seeing(
+        algorithm,
+        server=lambda extra: extra.inner,
+        client=lambda state: state.inner,
+        upload=lambda upload: upload._replace(delta=upload.delta.inner),
+    )
+    return inner._replace(
+        local=_local(inner.local, cohort, clients),
         server=_server(algorithm.server, cohort),
-        refine=_refine(algorithm.refine),
     )
 
 
@@ -103,7 +102,7 @@ def averages(
     if jax.tree.leaves(state.server.model):
         models["sel"] = state.server.model
     if jax.tree.leaves(state.clients.model):
-        sized = isinstance(combine, Mean) and combine.delta is by_examples
+        sized = isinstance(combine, Mean) and combine.delta == _Weights(by_examples)
         holds = data.size > 0
         share = jnp.where(holds, data.size if sized else 1, 0)
         weights = share / share.sum()
@@ -113,39 +112,20 @@ def averages(
     return models
 
 
-def _inner(view: Any) -> Any:
-    """A LocalView or LocalRun as the algorithm itself would be shown it."""
-    return view._replace(client=view.client.inner, server=view.server.inner)
-
-
-def _seeing_inner(function: Callable) -> Callable:
-    """`function`, whose views and runs among its arguments are shown without ours."""
-
-    def shown(argument):
-        is_view = isinstance(argument, LocalView | LocalRun)
-        return _inner(argument) if is_view else argument
-
-    return lambda *arguments: function(*map(shown, arguments))
-
-
 def _local(rule: LocalRule, cohort: bool, clients: bool) -> LocalRule:
+    """`rule` is shown its own states already; see `wrap.seeing`."""
+
     def init(params: Params) -> ClientState:
         return Beside(rule.init(params), params if clients else ())
 
     def finish(run: LocalRun) -> tuple[Upload, ClientState]:
-        upload, client = rule.finish(_inner(run))
+        upload, client = rule.finish(run)
         # a rule may send something else than the displacement, as FedNova does
         moved = optax.tree.sub(run.params, run.anchor) if cohort else ()
         upload = upload._replace(delta=Beside(upload.delta, moved))
         return upload, Beside(client, run.params if clients else ())
 
-    # a default is FedAvg's and looks at no state
-    wrapped = {
-        name: _seeing_inner(function)
-        for name, function in rule._asdict().items()
-        if function is not LocalRule._field_defaults[name]
-    }
-    return rule._replace(**wrapped | {"init": init, "finish": finish})
+    return rule._replace(init=init, finish=finish)
 
 
 def _server(rule: ServerRule, keep: bool) -> ServerRule:
@@ -170,31 +150,17 @@ def _server(rule: ServerRule, keep: bool) -> ServerRule:
         params, extra = rule.update(params, server.inner, upload, cohort)
         return params, Beside(extra, sel)
 
-    # a Mean averages whatever it is given, and stays one that the engine can stream
-    streams = isinstance(rule.combine, Mean)
-    return ServerRule(init, rule.combine if streams else combine, update)
+    if isinstance(rule.combine, Mean):  # it stays one, which the engine can stream
+        combine = Mean(_Weights(rule.combine.delta), rule.combine.extra)
+    return ServerRule(init, combine, update)
 
 
-def _policy(policy: StepPolicy) -> StepPolicy:
-    def update(state, cohort, runs, outcome):
-        upload = outcome.upload._replace(delta=outcome.upload.delta.inner)
-        outcome = outcome._replace(server=outcome.server.inner, upload=upload)
-        return policy.update(state, cohort, _inner(runs), outcome)
+class _Weights(NamedTuple):
+    """The rule's weights of its own `Upload.delta`, and those of the displacement."""
 
-    measure, probe = policy.measure, policy.probe
-    if probe.update is not no_probe_update:
-        probe = Probe(probe.init, _seeing_inner(probe.update))
-    return policy._replace(
-        measure=None if measure is None else _seeing_inner(measure),
-        probe=probe,
-        # the engine keeps the runs for a policy that learns, and only then
-        update=unchanged if policy.update is unchanged else update,
-    )
+    own: Callable[[Cohort], PyTree]
 
-
-def _refine(refine: Refine | None) -> Refine | None:
-    if refine is None:
-        return None
-    return lambda params, view, key: refine(
-        params, view._replace(runs=_inner(view.runs)), key
-    )
+    def __call__(self, cohort: Cohort) -> Beside:
+        weights = self.own(cohort)
+        # of several it means the last: feddisco sends the usual mean first, then its own
+        return Beside(weights, jax.tree.leaves(weights)[-1])
