@@ -51,6 +51,24 @@ def case(request, task, data):
     return Case(request.param, task, data)
 
 
+# no state, a client table, two tables, an objective of its own, a wrapped server
+REPRESENTATIVE = ("fedavg", "scaffold", "fedssg", "moon", "fedadam", "template")
+
+# what compiles much, for all algorithms among the slow tests
+for_some = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            constructor,
+            id=name,
+            marks=() if name in REPRESENTATIVE else pytest.mark.slow,
+        )
+        for name, constructor in CONSTRUCTORS.items()
+    ],
+    indirect=True,
+)
+
+
 def test_init_works_on_shapes_alone(case):
     shapes = jax.eval_shape(
         lambda key: fa.init_state(case.algorithm, case.task, case.data, PLAN, key),
@@ -102,6 +120,7 @@ def test_a_scan_over_rounds_equals_the_loop(case):
     close(jax.tree.map(lambda leaf: leaf[2], stacked), infos[2])
 
 
+@for_some
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_lanes_do_not_change_a_round(case, lanes):
     assert lanes != PLAN.cohort_size
@@ -111,6 +130,7 @@ def test_lanes_do_not_change_a_round(case, lanes):
     close(chunked_info, info)
 
 
+@for_some
 @pytest.mark.parametrize("devices", [2, 4])
 def test_devices_do_not_change_a_round(case, devices):
     before, _ = case.after(1)
@@ -124,6 +144,7 @@ def test_devices_do_not_change_a_round(case, devices):
     assert spread._cache_size() == 1  # a round hands on its state as it took it
 
 
+@for_some
 def test_a_client_without_examples_changes_nothing(case):
     state, infos = case.after(2)
     lonely = make_data((*SIZES, 0, 0))
@@ -136,6 +157,7 @@ def test_a_client_without_examples_changes_nothing(case):
     close(info, infos[1])
 
 
+@for_some
 def test_a_checkpoint_gives_back_the_state_to_the_bit(case, tmp_path):
     state, _ = case.after(2)
     checkpoint.save(tmp_path, state, 2)
@@ -147,6 +169,7 @@ def test_a_checkpoint_gives_back_the_state_to_the_bit(case, tmp_path):
         close(again, case.step(state, keys(1)[0]))
 
 
+@for_some
 def test_the_slow_twin_agrees(case):
     slow = fa.debug_round(case.algorithm, case.task, case.data, PLAN)
     state, infos = case.after(2)
@@ -156,6 +179,7 @@ def test_the_slow_twin_agrees(case):
     close(slow_info, infos[1])
 
 
+@for_some
 def test_the_order_of_the_cohort_does_not_change_the_round(case):
     uniform = fa.uniform(4)
     backwards = Participation(
