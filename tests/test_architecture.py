@@ -22,7 +22,7 @@ ALLOWED = {
     "wrap": {"core"},
     "algorithms": {"check", "core", "wrap"},
     "models": {"check", "core"},
-    "engine": {"check", "core", "data", "participation"},
+    "engine": {"check", "core", "data", "participation", "wrap"},
     "report": {"experiment"},  # experiment.store only, see below
     "experiment": {
         "check", "core", "data", "algorithms", "models", "engine", "participation",

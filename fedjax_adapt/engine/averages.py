@@ -3,9 +3,10 @@
     sel = w + sum_{i in S} p_i (theta_i - w)       the cohort of the last round
     all = sum_i P_i theta_i                        every client that holds examples
 
-p_i are the weights with which the algorithm itself averages uploads, and theta_i in the
-second line is the model that client i ended its last round with, w^0 if it never took
-part. P_i is n_i / n where p_i is n_i over the cohort's examples, and 1 / N otherwise.
+p_i are the weights with which the algorithm itself averages uploads, 1 / m where it does
+not take one weighted mean. theta_i in the second line is the model that client i ended
+its last round with, w^0 if it never took part. P_i is n_i / n where p_i is n_i over the
+cohort's examples, and 1 / N otherwise.
 
 The server of FedDyn and its descendants is no mean of client models, and their codes
 report all three: what a table calls accuracy may be any of them. For FedAvg, FedProx and
@@ -17,7 +18,6 @@ References:
   https://github.com/alpemreacar/FedDyn, evaluates "sel" and "all".
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -30,24 +30,21 @@ from ..core import (
     Cohort,
     LocalRule,
     LocalRun,
-    LocalView,
     Mean,
     Params,
-    Probe,
     PyTree,
-    Refine,
     ServerExtra,
     ServerRule,
     State,
     StepPolicy,
     Upload,
     by_examples,
-    no_probe_update,
     unchanged,
     uniformly,
     weighted_sum,
 )
 from ..data.dataset import FederatedDataset
+from ..wrap import seeing
 
 
 class Beside(NamedTuple):
@@ -71,11 +68,12 @@ def with_averages(
       clients: keep the last local models for all, a client table of num_clients x the
         size of the model.
     """
-    return Algorithm(
-        local=_local(algorithm.local, cohort, clients),
-        policy=_policy(algorithm.policy),
+    own = lambda state: state.inner
+    shown = seeing(algorithm, server=own, client=own)
+    return shown._replace(
+        local=_local(shown.local, cohort, clients),
+        policy=_policy(shown.policy),
         server=_server(algorithm.server, cohort),
-        refine=_refine(algorithm.refine),
     )
 
 
@@ -113,39 +111,18 @@ def averages(
     return models
 
 
-def _inner(view: Any) -> Any:
-    """A LocalView or LocalRun as the algorithm itself would be shown it."""
-    return view._replace(client=view.client.inner, server=view.server.inner)
-
-
-def _seeing_inner(function: Callable) -> Callable:
-    """`function`, whose views and runs among its arguments are shown without ours."""
-
-    def shown(argument):
-        is_view = isinstance(argument, LocalView | LocalRun)
-        return _inner(argument) if is_view else argument
-
-    return lambda *arguments: function(*map(shown, arguments))
-
-
 def _local(rule: LocalRule, cohort: bool, clients: bool) -> LocalRule:
     def init(params: Params) -> ClientState:
         return Beside(rule.init(params), params if clients else ())
 
     def finish(run: LocalRun) -> tuple[Upload, ClientState]:
-        upload, client = rule.finish(_inner(run))
+        upload, client = rule.finish(run)
         # a rule may send something else than the displacement, as FedNova does
         moved = optax.tree.sub(run.params, run.anchor) if cohort else ()
         upload = upload._replace(delta=Beside(upload.delta, moved))
         return upload, Beside(client, run.params if clients else ())
 
-    # a default is FedAvg's and looks at no state
-    wrapped = {
-        name: _seeing_inner(function)
-        for name, function in rule._asdict().items()
-        if function is not LocalRule._field_defaults[name]
-    }
-    return rule._replace(**wrapped | {"init": init, "finish": finish})
+    return rule._replace(init=init, finish=finish)
 
 
 def _server(rule: ServerRule, keep: bool) -> ServerRule:
@@ -170,31 +147,29 @@ def _server(rule: ServerRule, keep: bool) -> ServerRule:
         params, extra = rule.update(params, server.inner, upload, cohort)
         return params, Beside(extra, sel)
 
-    # a Mean averages whatever it is given, and stays one that the engine can stream
-    streams = isinstance(rule.combine, Mean)
-    return ServerRule(init, rule.combine if streams else combine, update)
+    return ServerRule(init, _mean(rule.combine) or combine, update)
+
+
+def _mean(combine: Any) -> Mean | None:
+    """A Mean of own upload and displacement, which the engine can stream, if it is one."""
+    if not isinstance(combine, Mean):
+        return None
+
+    def weights(cohort: Cohort) -> PyTree:
+        own = combine.delta(cohort)
+        single = jax.tree_util.all_leaves([own])
+        return own if single else Beside(own, uniformly(cohort))
+
+    alike = combine.delta in (by_examples, uniformly)
+    return combine if alike else Mean(weights, combine.extra)
 
 
 def _policy(policy: StepPolicy) -> StepPolicy:
+    if policy.update is unchanged:  # else the engine need not keep the runs
+        return policy
+
     def update(state, cohort, runs, outcome):
         upload = outcome.upload._replace(delta=outcome.upload.delta.inner)
-        outcome = outcome._replace(server=outcome.server.inner, upload=upload)
-        return policy.update(state, cohort, _inner(runs), outcome)
+        return policy.update(state, cohort, runs, outcome._replace(upload=upload))
 
-    measure, probe = policy.measure, policy.probe
-    if probe.update is not no_probe_update:
-        probe = Probe(probe.init, _seeing_inner(probe.update))
-    return policy._replace(
-        measure=None if measure is None else _seeing_inner(measure),
-        probe=probe,
-        # the engine keeps the runs for a policy that learns, and only then
-        update=unchanged if policy.update is unchanged else update,
-    )
-
-
-def _refine(refine: Refine | None) -> Refine | None:
-    if refine is None:
-        return None
-    return lambda params, view, key: refine(
-        params, view._replace(runs=_inner(view.runs)), key
-    )
+    return policy._replace(update=update)
