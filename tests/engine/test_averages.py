@@ -7,7 +7,14 @@ import pytest
 from helpers import SIZES, close, keys, make_data, same, start
 
 import fedjax_adapt as fa
-from fedjax_adapt.algorithms import ALGORITHMS, fedavg, fednova, fedssg
+from fedjax_adapt.algorithms import (
+    ALGORITHMS,
+    fedavg,
+    feddisco,
+    feddyn,
+    fednova,
+    fedssg,
+)
 
 BOTH = dict(cohort=True, clients=True)
 PLAN = fa.Plan(cohort_size=3, batch_size=4, lr=0.2, clip_norm=5.0, weight_decay=1e-3)
@@ -67,6 +74,13 @@ def test_what_is_kept_beside_it_does_not_change_fedssg(task, data):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_what_is_kept_beside_it_changes_no_algorithm(task, data, name):
     check_unchanged(ALGORITHMS[name](), task, data, devices=2, lanes=2)
+
+
+@pytest.mark.slow
+def test_a_rule_that_weighs_parts_of_what_it_sends_by_themselves_can_be_kept(
+    task, data
+):
+    check_unchanged(feddisco(base=feddyn()), task, data)
 
 
 @pytest.mark.parametrize("build", [fednova, fedssg])
