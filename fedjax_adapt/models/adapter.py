@@ -70,19 +70,20 @@ def classification(
 
 def _training(model: Model, prepare: Callable, augment: Augment | None):
     """The task's `apply_train`: augmentation and dropout, each with its own key."""
+    apply_train = model.apply_train
     if augment is None:
-        if model.apply_train is None:
+        if apply_train is None:
             return None
-        return lambda params, x, key: model.apply_train(params, prepare(x), key)
+        return lambda params, x, key: apply_train(params, prepare(x), key)
 
-    def apply_train(params, x, key):
+    def augmented(params, x, key):
         key_augment, key_model = jax.random.split(key)
         x = augment(key_augment, prepare(x))
-        if model.apply_train is None:
+        if apply_train is None:
             return model.apply(params, x)
-        return model.apply_train(params, x, key_model)
+        return apply_train(params, x, key_model)
 
-    return apply_train
+    return augmented
 
 
 def _normalise(shape: tuple, mean: np.ndarray, std: np.ndarray, x: Array) -> Array:
