@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from .conv import max_pool
-from .layers import Conv, batch_last, flatten_batch_last
+from .layers import Conv, batch_last, check_image, flatten_batch_last
 from .linear import Builder, Shape, dense
 
 KERNEL = 5
@@ -102,12 +102,3 @@ def fedveca_cnn(input_shape: Shape, num_classes: int) -> Builder:
     return lambda rngs: CNN(
         input_shape, num_classes, rngs, filters=(32, 32), widths=(256,), pad=2
     )
-
-
-def check_image(name: str, input_shape: Shape, pixels: int) -> None:
-    """Raises ValueError unless the inputs are images of `pixels` x `pixels` or more."""
-    if len(input_shape) != 3 or min(input_shape[:2]) < pixels:
-        raise ValueError(
-            f"{name} got input_shape={tuple(input_shape)} but needs (height, width, "
-            f"channels) of at least {pixels} x {pixels} pixels; use mlp or linear instead."
-        )

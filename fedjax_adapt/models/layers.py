@@ -11,7 +11,7 @@ from flax import nnx
 from jax import lax
 
 from .conv import conv
-from .linear import uniform_fan_in
+from .linear import Shape, uniform_fan_in
 
 
 def normal_fan_out(size: int, filters: int) -> Callable:
@@ -88,3 +88,12 @@ def batch_last(x: jax.Array) -> jax.Array:
 def flatten_batch_last(x: jax.Array) -> jax.Array:
     """[channels, height, width, batch] to [batch, (channel, height, width)]."""
     return x.reshape(-1, x.shape[3]).T
+
+
+def check_image(name: str, input_shape: Shape, pixels: int) -> None:
+    """Raises ValueError unless the inputs are images of `pixels` x `pixels` or more."""
+    if len(input_shape) != 3 or min(input_shape[:2]) < pixels:
+        raise ValueError(
+            f"{name} got input_shape={tuple(input_shape)} but needs (height, width, "
+            f"channels) of at least {pixels} x {pixels} pixels; use mlp or linear instead."
+        )

@@ -26,8 +26,7 @@ References:
 import jax
 from flax import nnx
 
-from .cnn import check_image
-from .layers import Conv, GroupNorm, batch_last, normal_fan_out
+from .layers import Conv, GroupNorm, batch_last, check_image, normal_fan_out
 from .linear import Builder, Shape, dense
 
 WIDTHS = (64, 128, 256, 512)  # filters by stage

@@ -5,7 +5,8 @@
 The score is shown as the two logits (-s/2, s/2): their difference is s, the largest is the
 sign of s, and what reads logits (accuracy, distillation) reads these.
 
-Departs from the paper: none. Its regularisation is the run's weight decay.
+The paper names the model ("squared-SVM", one binary output) and writes no loss out: this
+is the usual one. Regularisation, if any, is the run's weight decay.
 """
 
 import math

@@ -16,9 +16,14 @@ import jax
 from flax import nnx
 
 from .. import check
-from .cnn import check_image
 from .conv import max_pool
-from .layers import Conv, batch_last, flatten_batch_last, normal_fan_out
+from .layers import (
+    Conv,
+    batch_last,
+    check_image,
+    flatten_batch_last,
+    normal_fan_out,
+)
 from .linear import Builder, Shape, dense
 
 WIDTHS = (64, 128, 256, 512, 512)  # filters by stage

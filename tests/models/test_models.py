@@ -129,8 +129,8 @@ def test_fedvecas_convolutions_keep_the_size_of_the_image():
 @pytest.mark.parametrize(
     "name, shape",
     [
-        ("lenet5", IMAGES),
         ("lstm", (5, 3)),
+        pytest.param("lenet5", IMAGES, marks=pytest.mark.slow),
         pytest.param("fedveca_cnn", IMAGES, marks=pytest.mark.slow),
     ],
 )
