@@ -43,6 +43,12 @@ class Source(NamedTuple):
         """Of one example."""
         return self.x_train.shape[1:]
 
+    def parity(self) -> "Source":
+        """The same examples labelled 0 where their label is even and 1 where it is odd."""
+        return self._replace(
+            y_train=self.y_train % 2, y_test=self.y_test % 2, num_classes=2
+        )
+
     def federated(self, rows: Sequence[Any]) -> FederatedDataset:
         """The data set on the device, with `rows[i]` of the training set at client i."""
         return FederatedDataset.from_rows(

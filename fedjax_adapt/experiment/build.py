@@ -8,7 +8,7 @@ from .. import check
 from ..core import Algorithm, Plan, Task, constant_steps, epochs, with_steps
 from ..data import FederatedDataset, Skew, Source, load, skew, split
 from ..engine.averages import with_averages
-from ..models import MODELS, classification
+from ..models import AUGMENTS, MODELS, classification, projected
 from ..participation import bernoulli, uniform
 from .config import DERIVED, Config, partition_seed
 from .options import find, options_of, registry
@@ -46,13 +46,27 @@ def build(config: Config) -> Federation:
         clients=source.clients,
         **config.partition_options,
     )
+    if config.labels == "parity":  # of what was split by the labels themselves
+        source = source.parity()
     data = source.federated(rows)
-    model = MODELS[config.model](
-        source.shape, source.num_classes, **config.model_options
-    )
-    task = classification(model, source.shape, mean=source.mean, std=source.std)
+    task = build_task(config, source)
     measured = skew(rows, source.y_train, source.num_classes)
     return Federation(algorithm, task, data, plan, source, measured)
+
+
+def build_task(config: Config, source: Source) -> Task:
+    """The model, with what the config puts on top of it and before it."""
+    builder, augment = MODELS[config.model], AUGMENTS[config.augment]
+    if config.projection is not None:
+        builder = projected(builder, config.projection)
+    model = builder(source.shape, source.num_classes, **config.model_options)
+    return classification(
+        model,
+        source.shape,
+        mean=source.mean,
+        std=source.std,
+        augment=None if augment is None else augment(),
+    )
 
 
 def build_algorithm(config: Config) -> Algorithm:

@@ -41,6 +41,11 @@ class Config:
       algorithm: what to train with; `fedjax-adapt list` shows all
       dataset: what to learn
       model: what learns
+      projection: width of a projection head between the features and the classifier, as
+        MOON has it; none: no head
+      augment: flip_crop flips and, half the time, shifts each training image, margins
+        zero; reflect_crop flips and always shifts, margins reflected
+      labels: own; or parity, even against odd, once the data are split by their own
       partition: who holds which examples
       num_clients: clients in all
       participation: share of the clients that take part in a round, in (0, 1]
@@ -75,6 +80,9 @@ class Config:
     algorithm: str = "fedssg"
     dataset: str = "digits"
     model: str = "mlp"
+    projection: int | None = None
+    augment: Literal["none", "flip_crop", "reflect_crop"] = "none"
+    labels: Literal["own", "parity"] = "own"
     partition: str = "dirichlet"
     num_clients: int = 30
     participation: float = 0.3
@@ -271,6 +279,7 @@ def _checked_options(config: Config, kind: str) -> Mapping[str, Any]:
 
 
 def _check_values(config: Config) -> None:
+    check.at_least("projection", config.projection, 1, none="no head")
     check.at_least("num_clients", config.num_clients, 1)
     check.between("participation", config.participation, 0, 1, closed="right")
     check.positive("epochs", config.epochs)

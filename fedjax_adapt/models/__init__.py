@@ -5,11 +5,47 @@ the weights of a flax nnx module from its random streams.
 """
 
 from .adapter import classification
-from .cnn import cnn
+from .augment import AUGMENTS, flip_crop, reflect_crop
+from .cnn import cnn, fedveca_cnn, lenet5
 from .conv import conv, max_pool
 from .linear import linear
+from .lstm import lstm
 from .mlp import mlp
+from .projection import projected
+from .resnet import resnet18
+from .svm import svm
+from .vgg import vgg11, vgg16
 
-MODELS = {"linear": linear, "mlp": mlp, "cnn": cnn}
+MODELS = {
+    "linear": linear,
+    "svm": svm,
+    "mlp": mlp,
+    "cnn": cnn,
+    "lenet5": lenet5,
+    "fedveca_cnn": fedveca_cnn,
+    "vgg11": vgg11,
+    "vgg16": vgg16,
+    "resnet18": resnet18,
+    "lstm": lstm,
+}
 
-__all__ = ["MODELS", "classification", "cnn", "conv", "linear", "max_pool", "mlp"]
+__all__ = [
+    "AUGMENTS",
+    "MODELS",
+    "classification",
+    "cnn",
+    "conv",
+    "fedveca_cnn",
+    "flip_crop",
+    "lenet5",
+    "linear",
+    "lstm",
+    "max_pool",
+    "mlp",
+    "projected",
+    "reflect_crop",
+    "resnet18",
+    "svm",
+    "vgg11",
+    "vgg16",
+]

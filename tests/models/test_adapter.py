@@ -173,6 +173,29 @@ def test_the_loss_is_cross_entropy_of_each_example():
     np.testing.assert_allclose(task.loss(logits, y), -np.log(p[range(5), y]), rtol=1e-5)
 
 
+class Absolute(nnx.Module):
+    def __init__(self, rngs):
+        self.out = nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(x)
+
+    def loss(self, logits, y):
+        return jnp.abs(logits[:, 0] - y)
+
+
+class LinenAbsolute(LinenParts):
+    def loss(self, logits, y):
+        return jnp.abs(logits[:, 0] - y)
+
+
+@pytest.mark.parametrize("model", [Absolute, Absolute(nnx.Rngs(0)), LinenAbsolute()])
+def test_a_module_may_bring_its_own_loss(model):
+    task = fa.classification(model, (4,))
+    losses = task.loss(jnp.array([[2.0], [-1.0]]), np.array([0, 1]))
+    np.testing.assert_array_equal(losses, [2, 2])
+
+
 @pytest.mark.parametrize(
     "model", [BatchNormed, BatchNormed(nnx.Rngs(0)), LinenBatchNormed()]
 )

@@ -10,9 +10,12 @@ import pytest
 from jax import lax
 
 import fedjax_adapt as fa
-from fedjax_adapt.models import MODELS, cnn, mlp
+from fedjax_adapt.core import predict_train
+from fedjax_adapt.models import MODELS
 
 KEY = jax.random.key(0)
+IMAGES = (16, 16, 1)
+CIFAR = (32, 32, 3)
 
 
 def task_of(name, shape, num_classes=10, **options):
@@ -25,7 +28,16 @@ def task_of(name, shape, num_classes=10, **options):
         ("linear", (8, 8, 1), {}, 650),
         ("mlp", (28, 28, 1), {}, 199_210),
         ("mlp", (784,), {"widths": (100, 100)}, 89_610),
-        ("cnn", (32, 32, 3), {}, 797_962),
+        ("cnn", CIFAR, {}, 797_962),
+        ("lenet5", CIFAR, {}, 62_006),
+        # 5 x 5 x 32 twice, then 1568 or 2048 into 256
+        ("fedveca_cnn", (28, 28, 1), {}, 832 + 25_632 + 1569 * 256 + 2570),
+        ("fedveca_cnn", CIFAR, {}, 2432 + 25_632 + 2049 * 256 + 2570),
+        ("vgg11", CIFAR, {}, 9_750_922),
+        ("vgg16", CIFAR, {}, 15_245_130),
+        ("resnet18", CIFAR, {}, 11_173_962),
+        ("resnet18", CIFAR, {"groups": 1}, 11_173_962),
+        ("lstm", (98, 40), {}, 61_066),
     ],
 )
 def test_number_of_parameters_is_the_papers(name, shape, options, expected):
@@ -38,9 +50,9 @@ def test_cifar100_cnn_has_the_papers_size():
     assert fa.num_parameters(jax.eval_shape(task.init, KEY)) == 815_332
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["linear", "mlp", "cnn"])
 def test_weights_and_biases_start_within_one_over_root_fan_in(name):
-    task = task_of(name, (16, 16, 1))
+    task = task_of(name, IMAGES)
     params = jax.jit(task.init)(KEY)
     layers = jax.tree.leaves(
         params, is_leaf=lambda p: isinstance(p, dict) and "bias" in p
@@ -55,9 +67,9 @@ def test_weights_and_biases_start_within_one_over_root_fan_in(name):
             )  # and they fill the range
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["linear", "mlp", "cnn"])
 def test_features_are_what_the_last_layer_sees(name):
-    shape = (16, 16, 1)
+    shape = IMAGES
     task = task_of(name, shape)
     params = jax.jit(task.init)(KEY)
     outputs = jax.jit(task.apply)(params, jnp.ones((3, *shape)))
@@ -68,19 +80,19 @@ def test_features_are_what_the_last_layer_sees(name):
     assert task.apply_train is None
 
 
-def lax_cnn(params, x):
+def lax_cnn(params, x, padding):
     """The same network, the slow way."""
     affine = lambda y, layer: y + jnp.broadcast_to(layer["bias"], y.shape)
     for name in ("conv1", "conv2"):
         x = lax.conv_general_dilated(
-            x, params[name]["kernel"], (1, 1), "VALID",
+            x, params[name]["kernel"], (1, 1), padding,
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )  # fmt: skip
         x = jax.nn.relu(affine(x, params[name]))
         window = (1, 2, 2, 1)
         x = lax.reduce_window(x, -jnp.inf, lax.max, window, window, "VALID")
     x = x.transpose(0, 3, 1, 2).reshape(x.shape[0], -1)
-    for name in ("fc1", "fc2"):
+    for name in sorted(set(params) & {"fc1", "fc2"}):
         x = jax.nn.relu(affine(x @ params[name]["kernel"], params[name]))
     return affine(x @ params["out"]["kernel"], params["out"])
 
@@ -92,11 +104,75 @@ def test_cnn_is_the_network_written_with_lax():
     x = jax.random.normal(jax.random.key(1), (3, *shape))
     loss = lambda apply: jax.jit(jax.value_and_grad(lambda p: (apply(p, x) ** 2).sum()))
     actual = loss(lambda p, x: task.apply(p, x).logits)(params)
-    expected = loss(lax_cnn)(params)
+    expected = loss(lambda p, x: lax_cnn(p, x, "VALID"))(params)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
         actual,
         expected,
+    )
+
+
+def test_fedvecas_convolutions_keep_the_size_of_the_image():
+    shape = (6, 9, 2)
+    task = task_of("fedveca_cnn", shape)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda p: jnp.asarray(0.1 * rng.normal(size=p.shape), p.dtype),
+        jax.eval_shape(task.init, KEY),
+    )
+    x = rng.normal(size=(3, *shape)).astype(np.float32)
+    actual = jax.jit(task.apply)(params, x).logits
+    expected = jax.jit(lax_cnn, static_argnums=2)(params, x, "SAME")
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        ("lstm", (5, 3)),
+        pytest.param("lenet5", IMAGES, marks=pytest.mark.slow),
+        pytest.param("fedveca_cnn", IMAGES, marks=pytest.mark.slow),
+    ],
+)
+def test_a_round_moves_every_parameter(name, shape):
+    task = task_of(name, shape, num_classes=3)
+    x, y = np.random.default_rng(0).normal(size=(6, *shape)), np.arange(6) % 3
+    data = fa.FederatedDataset.from_clients(
+        [(x[:4].astype(np.float32), y[:4]), (x[4:].astype(np.float32), y[4:])],
+        num_classes=3,
+    )
+    algorithm = fa.algorithms.fedavg()
+    plan = fa.Plan(batch_size=4, lr=0.1)
+    before = fa.init_state(algorithm, task, data, plan, KEY)
+    after, info = jax.jit(fa.make_round(algorithm, task, data, plan))(before, KEY)
+    assert info.num_steps.tolist() == [1, 1]
+    moved = jax.tree.map(
+        lambda a, b: bool(jnp.abs(a - b).max() > 0), before.params, after.params
+    )
+    assert all(jax.tree.leaves(moved)), moved
+
+
+@pytest.mark.parametrize("name", ["vgg11", "vgg16", "resnet18"])
+def test_large_models_can_be_differentiated_for_many_clients(name):
+    task = task_of(name, CIFAR)
+    params = jax.eval_shape(task.init, KEY)
+
+    def loss(params, x, y, key):
+        outputs = predict_train(task, params, x, key)
+        assert outputs.features.shape == (4, 512)
+        return task.loss(outputs.logits, y).mean()
+
+    clients = lambda dtype, *shape: jax.ShapeDtypeStruct((2, *shape), dtype)
+    losses, gradients = jax.eval_shape(
+        jax.vmap(jax.value_and_grad(loss), (None, 0, 0, 0)),
+        params,
+        clients(np.uint8, 4, *CIFAR),
+        clients(np.int32, 4),
+        jax.eval_shape(lambda: jax.random.split(KEY)),
+    )
+    assert losses.shape == (2,)
+    jax.tree.map(
+        lambda g, p: np.testing.assert_equal(g.shape[1:], p.shape), gradients, params
     )
 
 
@@ -115,11 +191,30 @@ def test_every_model_says_in_one_line_what_it_is(name):
     assert 10 < len(summary) < 80
 
 
-def test_small_images_are_refused_by_the_cnn():
-    with pytest.raises(ValueError, match=r"input_shape=\(8, 8, 1\).*use mlp or linear"):
-        cnn((8, 8, 1), 10)
+@pytest.mark.parametrize(
+    "name, shape, message",
+    [
+        ("cnn", (8, 8, 1), r"cnn got input_shape=\(8, 8, 1\).*16 x 16 pixels; use mlp"),
+        ("lenet5", (784,), r"lenet5 got input_shape=\(784,\)"),
+        ("vgg11", (28, 28, 1), "vgg11 got.*at least 32 x 32 pixels"),
+        ("resnet18", (4, 9, 1), "resnet18 got.*at least 8 x 8 pixels"),
+        ("lstm", (8, 8, 1), r"lstm got.*needs \(time, features\)"),
+    ],
+)
+def test_inputs_a_model_cannot_take_are_refused(name, shape, message):
+    with pytest.raises(ValueError, match=message):
+        MODELS[name](shape, 10)
 
 
-def test_widths_must_be_positive():
-    with pytest.raises(ValueError, match="widths=0 must be an integer >= 1"):
-        mlp((4,), 2, widths=(3, 0))
+@pytest.mark.parametrize(
+    "name, shape, options, message",
+    [
+        ("mlp", (4,), {"widths": (3, 0)}, "widths=0 must be an integer >= 1"),
+        ("vgg16", CIFAR, {"dropout": 1}, r"dropout=1 must lie in \[0, 1\)"),
+        ("resnet18", CIFAR, {"groups": 3}, "groups=3 does not divide the 64"),
+        ("lstm", (5, 3), {"layers": 0}, "layers=0 must be an integer >= 1"),
+    ],
+)
+def test_options_out_of_range_are_refused(name, shape, options, message):
+    with pytest.raises(ValueError, match=message):
+        MODELS[name](shape, 10, **options)

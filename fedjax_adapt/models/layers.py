@@ -1,0 +1,99 @@
+"""Layers of the convolutional networks, whose activations keep the batch last.
+
+That is [channels, height, width, batch], the layout in which conv.py is fast.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from .conv import conv
+from .linear import Shape, uniform_fan_in
+
+
+def normal_fan_out(size: int, filters: int) -> Callable:
+    """Initial weights N(0, 2 / (size^2 filters)), Kaiming's for what leaves a layer."""
+    return nnx.initializers.normal((2 / (size * size * filters)) ** 0.5)
+
+
+class Conv(nnx.Module):
+    """A convolution by size x size kernels, with a bias unless told otherwise."""
+
+    def __init__(
+        self,
+        channels: int,
+        filters: int,
+        size: int,
+        rngs: nnx.Rngs,
+        *,
+        stride: int = 1,
+        pad: int = 0,
+        kernel_init: Callable | None = None,
+        bias_init: Callable | None = None,
+        use_bias: bool = True,
+    ):
+        """Draws the weights, uniform as PyTorch's unless an initialiser is given.
+
+        `pad` zeros are put on each side; a `size` of 2 pad + 1 keeps the height and the
+        width at stride 1.
+        """
+        self.stride, self.pad = stride, pad
+        uniform = uniform_fan_in(size * size * channels)
+        shape = (size, size, channels, filters)
+        self.kernel = nnx.Param((kernel_init or uniform)(rngs.params(), shape, float))
+        biases = lambda: (bias_init or uniform)(rngs.params(), (filters,), float)
+        self.bias = nnx.Param(biases()) if use_bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[channels, height, width, batch] to [filters, height', width', batch]."""
+        margin = (self.pad, self.pad)
+        strides = (self.stride, self.stride)
+        y = conv(x, self.kernel[...], strides, (margin, margin), layout="CHWN")
+        return y if self.bias is None else y + self.bias[:, None, None, None]
+
+
+class GroupNorm(nnx.Module):
+    """Each example's channels, normalised group by group, then scaled and shifted.
+
+    Wu & He, "Group Normalization", ECCV 2018, https://arxiv.org/abs/1803.08494. Eqs.
+    (1)-(3), (7). Unlike BatchNorm's, its statistics are of one example: there are none to
+    keep, and neither the padding of a batch nor the other clients can touch them.
+    """
+
+    EPSILON = 1e-5  # PyTorch's
+
+    def __init__(self, channels: int, groups: int):
+        """Starts as the identity behind the normalisation."""
+        self.groups = groups
+        self.scale = nnx.Param(jnp.ones(channels))
+        self.bias = nnx.Param(jnp.zeros(channels))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[channels, height, width, batch], kept."""
+        y = x.reshape(self.groups, -1, *x.shape[1:])
+        y = y - y.mean((1, 2, 3), keepdims=True)
+        y = y * lax.rsqrt(jnp.square(y).mean((1, 2, 3), keepdims=True) + self.EPSILON)
+        along = lambda values: values[:, None, None, None]
+        return y.reshape(x.shape) * along(self.scale) + along(self.bias)
+
+
+def batch_last(x: jax.Array) -> jax.Array:
+    """[batch, height, width, channels] to [channels, height, width, batch]."""
+    return x.transpose(3, 1, 2, 0)
+
+
+def flatten_batch_last(x: jax.Array) -> jax.Array:
+    """[channels, height, width, batch] to [batch, (channel, height, width)]."""
+    return x.reshape(-1, x.shape[3]).T
+
+
+def check_image(name: str, input_shape: Shape, pixels: int) -> None:
+    """Raises ValueError unless the inputs are images of `pixels` x `pixels` or more."""
+    if len(input_shape) != 3 or min(input_shape[:2]) < pixels:
+        raise ValueError(
+            f"{name} got input_shape={tuple(input_shape)} but needs (height, width, "
+            f"channels) of at least {pixels} x {pixels} pixels; use mlp or linear instead."
+        )

@@ -1,0 +1,60 @@
+"""From a config to a federation: labels, projection and augmentation."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_adapt as fa
+from fedjax_adapt.experiment.build import build
+from fedjax_adapt.experiment.config import from_settings
+
+SMALL = {"num_clients": 5, "partition": "dirichlet", "model": "linear"}
+
+
+def built(**settings):
+    return build(from_settings(SMALL | settings))
+
+
+def test_parity_relabels_what_was_split_by_the_labels_themselves():
+    own, parity = built(), built(labels="parity", model="svm")
+    for part in ("x", "index", "size"):
+        np.testing.assert_array_equal(
+            getattr(parity.data, part), getattr(own.data, part)
+        )
+    np.testing.assert_array_equal(parity.data.y, own.data.y % 2)
+    np.testing.assert_array_equal(parity.data.test[1], own.data.test[1] % 2)
+    assert parity.data.num_classes == parity.source.num_classes == 2
+    assert parity.data.y.dtype == own.data.y.dtype
+    logits = np.array([[-0.25, 0.25]])  # a score of 1/2
+    np.testing.assert_allclose(parity.task.loss(logits, np.array([0])), [1.5**2])
+
+
+def test_a_projection_makes_features_of_its_width():
+    task = built(projection=9).task
+    x = jax.ShapeDtypeStruct((2, 8, 8, 1), np.float32)
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    assert jax.eval_shape(task.apply, params, x).features.shape == (2, 9)
+    plain = jax.eval_shape(built().task.init, jax.random.key(0))
+    assert fa.num_parameters(plain) == 650
+
+
+def test_augmentation_is_off_unless_asked_for():
+    assert built().task.apply_train is None
+    assert built(augment="flip_crop").task.apply_train is not None
+
+
+@pytest.mark.parametrize(
+    "settings, says",
+    [
+        ({"model": "svm"}, "but the data have 10; write labels=parity"),
+        ({"model": "svm", "labels": "parity", "projection": 8}, "projection=none"),
+        ({"projection": 0}, "projection=0 must be an integer >= 1"),
+        ({"dataset": "synthetic", "augment": "flip_crop"}, "write augment=none"),
+        ({"labels": "even"}, "labels='even'; write one of 'own', 'parity'"),
+        ({"model": "lenet5"}, "needs .* at least 16 x 16 pixels"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(settings, says):
+    with pytest.raises(ValueError, match=says) as error:
+        built(**settings)
+    assert "\n" not in str(error.value)

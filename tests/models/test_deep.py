@@ -1,0 +1,145 @@
+"""VGG and ResNet, cut short so that they compile fast, against the slow way in lax."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+
+import fedjax_adapt as fa
+from fedjax_adapt.algorithms import fedavg
+from fedjax_adapt.models import resnet, vgg
+from fedjax_adapt.models.layers import Conv, GroupNorm, normal_fan_out
+
+KEY = jax.random.key(0)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    for module, name, value in (
+        (vgg, "WIDTHS", (2, 3)),
+        (vgg, "PIXELS", 4),
+        (vgg, "HIDDEN", 5),
+        (resnet, "WIDTHS", (4, 6)),
+        (resnet, "STRIDES", (1, 2)),
+    ):
+        monkeypatch.setattr(module, name, value)
+
+
+def short_vgg(shape, num_classes, dropout=0.5):
+    return vgg._vgg("short", shape, num_classes, (1, 2), dropout)
+
+
+def short_resnet(shape, num_classes, groups):
+    return lambda rngs: resnet.ResNet(shape, num_classes, rngs, groups=groups)
+
+
+def model(builder, shape, **options):
+    """A task, parameters drawn in NumPy, biases too, and a batch."""
+    task = fa.classification(builder(shape, 3, **options), shape)
+    rng = np.random.default_rng(0)
+    drawn = lambda p: jnp.asarray(0.5 * rng.normal(size=p.shape), p.dtype)
+    params = jax.tree.map(drawn, jax.eval_shape(task.init, KEY))
+    return task, params, rng.normal(size=(2, *shape)).astype(np.float32)
+
+
+def lax_conv(x, layer, stride=1):
+    pad = layer["kernel"].shape[0] // 2
+    y = lax.conv_general_dilated(
+        x, layer["kernel"], (stride, stride), ((pad, pad), (pad, pad)),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )  # fmt: skip
+    return y + layer.get("bias", jnp.zeros(1))[None, None, None]
+
+
+def affine(x, layer):
+    return x @ layer["kernel"] + layer["bias"][None]
+
+
+def lax_vgg(params, x):
+    for _, stage in sorted(params["stages"].items()):
+        for _, layer in sorted(stage.items()):
+            x = jax.nn.relu(lax_conv(x, layer))
+        window = (1, 2, 2, 1)
+        x = lax.reduce_window(x, -jnp.inf, lax.max, window, window, "VALID")
+    x = x.transpose(0, 3, 1, 2).reshape(len(x), -1)  # (channel, height, width)
+    for name in ("fc1", "fc2"):
+        x = jax.nn.relu(affine(x, params[name]))
+    return affine(x, params["out"])
+
+
+def test_vgg_is_the_network_written_with_lax(short):
+    task, params, x = model(short_vgg, (8, 4, 1))
+    actual = jax.jit(task.apply)(params, x)
+    expected = jax.jit(lax_vgg)(params, x)
+    np.testing.assert_allclose(actual.logits, expected, rtol=1e-4, atol=1e-5)
+    assert actual.features.shape == (2, 5)
+
+
+def flax_norm(x, layer, groups):
+    norm = nnx.GroupNorm(x.shape[-1], groups, epsilon=1e-5, rngs=nnx.Rngs(0))
+    norm.scale[...], norm.bias[...] = layer["scale"], layer["bias"]
+    return norm(x)
+
+
+def lax_resnet(params, x, groups):
+    normed = lambda x, layer, stride=1: flax_norm(
+        lax_conv(x, layer["conv"], stride), layer["norm"], groups
+    )
+    x = jax.nn.relu(normed(x, params["stem"]))
+    for (_, block), stride in zip(
+        sorted(params["blocks"].items()), (1, 1, 2, 1), strict=True
+    ):
+        y = jax.nn.relu(normed(x, block["conv1"], stride))
+        y = normed(y, block["conv2"])
+        x = normed(x, block["shortcut"], stride) if "shortcut" in block else x
+        x = jax.nn.relu(x + y)
+    return affine(x.mean((1, 2)), params["out"])
+
+
+def test_resnet_is_the_network_written_with_lax(short):
+    task, params, x = model(short_resnet, (9, 8, 1), groups=2)
+    with_shortcut = [name for name, b in params["blocks"].items() if "shortcut" in b]
+    assert with_shortcut == ["2"]
+    actual = jax.jit(task.apply)(params, x)
+    expected = jax.jit(lax_resnet, static_argnums=2)(params, x, 2)
+    np.testing.assert_allclose(actual.logits, expected, rtol=1e-3, atol=1e-4)
+    assert task.apply_train is None
+
+
+def test_group_norm_leaves_each_group_of_each_example_standard():
+    x = 3 + 2 * np.random.default_rng(0).normal(size=(6, 5, 4, 2)).astype(np.float32)
+    y = np.asarray(GroupNorm(6, 3)(jnp.asarray(x))).reshape(3, -1, 2)
+    np.testing.assert_allclose(y.mean(1), 0, atol=1e-5)
+    np.testing.assert_allclose(y.std(1), 1, rtol=1e-4)
+
+
+def test_convolutions_of_the_large_models_start_with_kaimings_variance():
+    conv = Conv(
+        64, 128, 3, nnx.Rngs(0), kernel_init=normal_fan_out(3, 128), use_bias=False
+    )
+    assert conv.bias is None
+    np.testing.assert_allclose(conv.kernel[...].var(), 2 / (9 * 128), rtol=0.02)
+    biased = vgg._conv(3, 5, nnx.Rngs(0))
+    np.testing.assert_array_equal(biased.bias[...], np.zeros(5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "builder, shape, options",
+    [
+        (short_vgg, (8, 4, 1), {"dropout": 0.2}),
+        (short_resnet, (9, 8, 1), {"groups": 2}),
+    ],
+)
+def test_a_round_moves_every_parameter(short, builder, shape, options):
+    task, params, x = model(builder, shape, **options)
+    data = fa.FederatedDataset.from_clients(
+        [(x[:1], np.array([0])), (x[1:], np.array([1]))], num_classes=3
+    )
+    plan = fa.Plan(batch_size=1, lr=0.1)
+    before = fa.init_state(fedavg(), task, data, plan, KEY)._replace(params=params)
+    after, _ = jax.jit(fa.make_round(fedavg(), task, data, plan))(before, KEY)
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), params, after.params)
+    assert all(jax.tree.leaves(moved)), moved
