@@ -3,6 +3,8 @@
 from .dataset import FederatedDataset as FederatedDataset
 from .measure import Skew as Skew
 from .measure import skew as skew
+from .noise import ClientNoise as ClientNoise
+from .noise import feature_noise as feature_noise
 from .partition import PARTITIONS as PARTITIONS
 from .partition import split as split
 from .source import Source as Source

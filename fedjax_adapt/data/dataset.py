@@ -8,7 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .noise import ClientNoise
+
 Array = jax.Array
+
+BLOCK = 4096  # examples looked at together, so that copies stay small
 
 
 @jax.tree_util.register_dataclass
@@ -27,6 +31,8 @@ class FederatedDataset:
       public: what refinements may train on, or None; never the test set.
       holders: the clients that hold examples, in order, int32, from whom a round's cohort
         is drawn; None: everyone does.
+      noise: what each client sees its inputs through while it trains, or None; never the
+        test set. Give it with `dataclasses.replace(data, noise=...)`.
       num_classes: number of labels.
     """
 
@@ -37,6 +43,7 @@ class FederatedDataset:
     test: tuple[Array, Array] | None = None
     public: Any = None
     holders: Array | None = None
+    noise: ClientNoise | None = None
     num_classes: int = field(default=0, metadata={"static": True})
 
     @property
@@ -120,15 +127,18 @@ class FederatedDataset:
           num_classes: number of labels; None: the largest integer label plus 1.
 
         Raises:
-          ValueError: nobody holds a row, or a label lies outside [0, num_classes).
+          ValueError: nobody holds a row, a label lies outside [0, num_classes), or an
+            input or a target is NaN or infinite.
         """
         x, y = np.asarray(x), np.asarray(y)
         size = np.array([len(r) for r in rows], np.int32)
         if not len(size) or size.max() == 0:
             raise ValueError(f"{len(size)} clients hold no example; give them some.")
         num_classes = _num_classes(y, num_classes)
+        _check_finite(x, y, "training example")
         if test is not None:
             _num_classes(np.asarray(test[1]), num_classes, "test example")
+            _check_finite(*test, "test example")
         index = np.zeros((len(size), size.max()), np.int32)
         for i, r in enumerate(rows):
             if len(r):
@@ -164,3 +174,23 @@ def _num_classes(
             f"allows 0 to {num_classes - 1}."
         )
     return num_classes
+
+
+def _check_finite(x: Any, y: Any, example: str) -> None:
+    """Raises ValueError on the first example with a NaN or infinite number in it."""
+    for what, values in (("input", np.asarray(x)), ("target", np.asarray(y))):
+        if not jnp.issubdtype(values.dtype, jnp.floating) or not values.size:
+            continue  # integers always are
+        kept = jax.dtypes.canonicalize_dtype(values.dtype)  # on the device
+        for begin in range(0, len(values), BLOCK):
+            with np.errstate(over="ignore"):  # what overflows is named below
+                block = values[begin : begin + BLOCK].astype(kept)
+            finite = np.isfinite(block.reshape(len(block), -1)).all(1)
+            if not finite.all():
+                row = int(np.argmin(finite))
+                bad = block[row].reshape(-1)
+                raise ValueError(
+                    f"{example} {begin + row} has the {what} "
+                    f"{bad[np.argmin(np.isfinite(bad))]} in {kept}; leave such examples "
+                    "out, or put numbers there with numpy.nan_to_num."
+                )

@@ -1,0 +1,210 @@
+"""Corrupted clients, for contribution evaluation and for attacks.
+
+Each function takes a data set and returns another, in which the clients named have bad
+data and all others have what they had: rows that clients share are copied first. They
+compose: `random_inputs(label_shift(data, [0]), [1])`. The test set stays as it is.
+
+Inputs are put where the model sees them: with `mean` and `std` those of the task, a value
+v of a corrupted input is mean + std v in the data set. No integer holds that, so the
+inputs of all clients become float32, at four times the memory of uint8 pixels; the task
+makes the same numbers of both.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .. import check
+from .dataset import FederatedDataset
+from .rows import generator
+
+Clients = Iterable[int]
+
+
+def label_shift(
+    data: FederatedDataset, clients: Clients, shift: int = 5
+) -> FederatedDataset:
+    """Labels l become (l + shift) mod K; FedGSNR's first attack (shift 5, or 3)."""
+    check.at_least("shift", shift, 1)
+    data, _, rows = _owned(data, clients)
+    y = np.array(data.y)
+    y[rows] = (y[rows] + int(shift)) % _num_labels(data, "label_shift")
+    return replace(data, y=jnp.asarray(y))
+
+
+def random_labels(
+    data: FederatedDataset, clients: Clients, share: float = 1.0, *, seed: int = 0
+) -> FederatedDataset:
+    """A random `share` of each client's labels is drawn again, uniformly from all K."""
+    check.between("share", share, 0, 1)
+    num_labels = _num_labels(data, "random_labels")
+    data, ids, _ = _owned(data, clients)
+    y, rng = np.array(data.y), generator(seed)
+    for own in _rows_of(data, ids):
+        chosen = rng.permutation(own)[: round(share * len(own))]
+        y[chosen] = rng.integers(0, num_labels, (len(chosen), *y.shape[1:]))
+    return replace(data, y=jnp.asarray(y))
+
+
+def random_inputs(
+    data: FederatedDataset,
+    clients: Clients,
+    bound: float = 1.0,
+    *,
+    mean: Any = 0.0,
+    std: Any = 1.0,
+    seed: int = 0,
+) -> FederatedDataset:
+    """Inputs are replaced by what the model sees as U(-bound, bound) in every number.
+
+    FedGSNR's second attack, with bound 1.
+    """
+    check.positive("bound", bound)
+    uniform = lambda rng, x: mean + std * rng.uniform(-bound, bound, x.shape)
+    return _with_inputs(data, clients, uniform, seed)
+
+
+def noisy_inputs(
+    data: FederatedDataset,
+    clients: Clients,
+    level: float = 1.0,
+    *,
+    mean: Any = 0.0,
+    std: Any = 1.0,
+    seed: int = 0,
+) -> FederatedDataset:
+    """Inputs get Gaussian noise of deviation `level` as the model sees them, drawn once.
+
+    Noise that is drawn again at every access is `feature_noise`.
+    """
+    check.nonnegative("level", level)
+    del mean  # noise is added, wherever the inputs lie
+    noisy = lambda rng, x: x + std * level * rng.standard_normal(x.shape)
+    return _with_inputs(data, clients, noisy, seed)
+
+
+def duplicated(
+    data: FederatedDataset, clients: Clients, times: int = 10
+) -> FederatedDataset:
+    """One in `times` of a client's examples, that often each: as many, but less to learn.
+
+    It keeps the first ceil(n_i / times) of its rows, which come in random order.
+    """
+    check.at_least("times", times, 1)
+    index = np.array(data.index)
+    for i in _client_ids(data, clients):
+        n = int(data.size[i])
+        kept = max(-(-n // int(times)), 1)
+        index[i] = index[i, np.arange(index.shape[1]) % kept]
+        index[i, n:] = index[i, 0]
+    return replace(data, index=jnp.asarray(index))
+
+
+CORRUPTIONS: dict[str, Callable[..., FederatedDataset]] = {
+    "label_shift": label_shift,
+    "random_labels": random_labels,
+    "random_inputs": random_inputs,
+    "noisy_inputs": noisy_inputs,
+    "duplicated": duplicated,
+}
+
+
+def corrupt(
+    data: FederatedDataset,
+    corruption: str,
+    clients: Clients,
+    strength: float | None = None,
+    *,
+    mean: Any = 0.0,
+    std: Any = 1.0,
+    seed: int = 0,
+) -> FederatedDataset:
+    """Corrupts clients by the name of a corruption.
+
+    Args:
+      data: the data set; it stays as it is.
+      corruption: one of `CORRUPTIONS`.
+      clients: their ids.
+      strength: its third argument: shift, share, bound, level or times; None: its default.
+      mean: of the task's normalisation, in the units of `data.x`.
+      std: likewise.
+      seed: of what is random.
+
+    Raises:
+      ValueError: an unknown name, a client that does not exist, a strength out of range.
+    """
+    check.one_of("corrupt", corruption, CORRUPTIONS)
+    function = CORRUPTIONS[corruption]
+    told = {} if strength is None else {"strength": strength}
+    if corruption in ("random_inputs", "noisy_inputs"):
+        options = {"mean": np.asarray(mean), "std": np.asarray(std), "seed": seed}
+    else:
+        options = {"seed": seed} if corruption == "random_labels" else {}
+    return function(data, clients, *told.values(), **options)
+
+
+def _with_inputs(data: FederatedDataset, clients, change, seed) -> FederatedDataset:
+    """With the inputs of these clients put through change(rng, x), client by client."""
+    data, ids, _ = _owned(data, clients)
+    x, rng = np.array(data.x), generator(seed)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        x = x.astype(np.float32)
+    for own in _rows_of(data, ids):
+        x[own] = change(rng, x[own])
+    return replace(data, x=jnp.asarray(x))
+
+
+def _owned(
+    data: FederatedDataset, clients: Clients
+) -> tuple[FederatedDataset, np.ndarray, np.ndarray]:
+    """The data set with rows of their own for these clients, their ids and those rows.
+
+    A row that is held more than once, by whomever, is copied to the end for each of them.
+    """
+    ids = _client_ids(data, clients)
+    index, size = np.array(data.index), np.asarray(data.size)
+    real = np.arange(index.shape[1]) < size[:, None]
+    holders = np.bincount(index[real], minlength=data.x.shape[0])
+    chosen = np.zeros_like(real)
+    chosen[ids] = real[ids]
+    shared = chosen & (holders[index] > 1)
+    copied = index[shared]
+    index[shared] = len(holders) + np.arange(len(copied))
+    index = np.where(real, index, index[:, :1])  # the padding is the first row
+    if len(copied):
+        more = lambda leaf: jnp.concatenate([leaf, leaf[copied]])
+        data = replace(data, x=more(data.x), y=more(data.y))
+    return replace(data, index=jnp.asarray(index)), ids, index[chosen]
+
+
+def _rows_of(data: FederatedDataset, ids: np.ndarray) -> list[np.ndarray]:
+    index, size = np.asarray(data.index), np.asarray(data.size)
+    return [index[i, : size[i]] for i in ids]
+
+
+def _client_ids(data: FederatedDataset, clients: Clients) -> np.ndarray:
+    """The ids without repetition, in order, checked."""
+    ids = np.unique(np.asarray(list(clients)))
+    if not len(ids):
+        raise ValueError("no client to corrupt is named; give ids, e.g. [0].")
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"client ids to corrupt must be integers, not {ids.tolist()}.")
+    if ids[0] < 0 or ids[-1] >= data.num_clients:
+        bad = ids[0] if ids[0] < 0 else ids[-1]
+        raise ValueError(
+            f"client {bad} cannot be corrupted: there are {data.num_clients} clients, 0 "
+            f"to {data.num_clients - 1}."
+        )
+    return ids
+
+
+def _num_labels(data: FederatedDataset, corruption: str) -> int:
+    if not jnp.issubdtype(data.y.dtype, jnp.integer) or data.num_classes < 2:
+        raise ValueError(
+            f"{corruption} needs integer labels of 2 classes or more, but the labels are "
+            f"{data.y.dtype} with num_classes={data.num_classes}."
+        )
+    return data.num_classes
