@@ -1,5 +1,7 @@
 """Data: where it comes from, who holds it, and how it lies on the device."""
 
+from .corrupt import CORRUPTIONS as CORRUPTIONS
+from .corrupt import corrupt as corrupt
 from .dataset import FederatedDataset as FederatedDataset
 from .measure import Skew as Skew
 from .measure import skew as skew

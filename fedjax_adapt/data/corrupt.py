@@ -19,6 +19,7 @@ import numpy as np
 
 from .. import check
 from .dataset import FederatedDataset
+from .options import option_names
 from .rows import generator
 
 Clients = Iterable[int]
@@ -127,7 +128,7 @@ def corrupt(
     Args:
       data: the data set; it stays as it is.
       corruption: one of `CORRUPTIONS`.
-      clients: their ids.
+      clients: whom.
       strength: its third argument: shift, share, bound, level or times; None: its default.
       mean: of the task's normalisation, in the units of `data.x`.
       std: likewise.
@@ -138,12 +139,9 @@ def corrupt(
     """
     check.one_of("corrupt", corruption, CORRUPTIONS)
     function = CORRUPTIONS[corruption]
-    told = {} if strength is None else {"strength": strength}
-    if corruption in ("random_inputs", "noisy_inputs"):
-        options = {"mean": np.asarray(mean), "std": np.asarray(std), "seed": seed}
-    else:
-        options = {"seed": seed} if corruption == "random_labels" else {}
-    return function(data, clients, *told.values(), **options)
+    known = {"mean": np.asarray(mean), "std": np.asarray(std), "seed": seed}
+    options = {name: known[name] for name in option_names(function)}
+    return function(data, clients, *([] if strength is None else [strength]), **options)
 
 
 def _with_inputs(data: FederatedDataset, clients, change, seed) -> FederatedDataset:

@@ -118,7 +118,8 @@ def fedveca_case(
       seed: of everything.
       min_size: rows every client must get.
     """
-    check.one_of("case", case, (1, 2, 3))
+    if case not in (1, 2, 3):
+        raise ValueError(f"case={case!r} is unknown; write 1, 2 or 3.")
     labels = check_split(labels, num_clients, seed, min_size)
     rng = generator(seed)
     rows = by_label(rng, labels)[1]

@@ -71,8 +71,8 @@ def quantity_dirichlet(
     happens. Here at most 1000 draws are made, and the first that will do is taken. The
     draws are independent, so its law is that of the published split; with 50,000 rows and
     concentration 0.5, 7 of 10 draws will do for 10 clients, 1 of 70 for 50. If none does,
-    as with 100 clients, the last is repaired: the richest clients are lowered to one
-    common size, as little as fills every other up to `min_size`.
+    as with 100 clients, everybody gets `min_size` rows and the last draw shares out the
+    rest; for concentration 1 that too is the law above.
 
     Args:
       labels: of the training set, [n] integers.
@@ -89,12 +89,10 @@ def quantity_dirichlet(
         min_size = min(10, n // num_clients)
     rng = generator(seed)
     rows = rng.permutation(n)
-    share = np.empty(num_clients)
     for _ in range(TRIES):
         share = rng.dirichlet(np.full(num_clients, float(concentration)))
         if share.min() * n >= min_size:
-            break
-    ends = (np.cumsum(share) * n).astype(np.int64)
-    ends[-1] = n  # which a sum of floats may miss
-    sizes = np.diff(np.minimum(ends, n), prepend=0)
-    return cut(rows, at_least(rng, sizes, min_size))
+            ends = (np.cumsum(share) * n).astype(np.int64)
+            ends[-1] = n  # which a sum of floats may miss
+            return cut(rows, np.diff(np.minimum(ends, n), prepend=0))
+    return cut(rows, apportion(n, share, least=min_size))

@@ -1,10 +1,22 @@
 """From a config to the parts the engine takes: the one place that wires them."""
 
 import inspect
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from ..core import Algorithm, Plan, Task, constant_steps, epochs, with_steps
-from ..data import FederatedDataset, Skew, Source, load, skew, split
+from ..data import (
+    FederatedDataset,
+    Skew,
+    Source,
+    corrupt,
+    feature_noise,
+    load,
+    skew,
+    split,
+)
 from ..models import MODELS, classification
 from ..participation import bernoulli, uniform
 from .config import DERIVED, Config, partition_seed
@@ -31,7 +43,19 @@ def build(config: Config) -> Federation:
     """
     algorithm, plan = build_algorithm(config), build_plan(config)
     source = load_source(config)
-    rows = split(
+    rows = split_source(config, source)
+    data = skewed(config, source, source.federated(rows))
+    model = MODELS[config.model](
+        source.shape, source.num_classes, **config.model_options
+    )
+    task = classification(model, source.shape, mean=source.mean, std=source.std)
+    measured = skew(rows, source.y_train, source.num_classes)
+    return Federation(algorithm, task, data, plan, source, measured)
+
+
+def split_source(config: Config, source: Source) -> list[np.ndarray]:
+    """For each client the rows of the training set it holds."""
+    return split(
         config.partition,
         source.y_train,
         config.num_clients,
@@ -39,13 +63,25 @@ def build(config: Config) -> Federation:
         clients=source.clients,
         **config.partition_options,
     )
-    data = source.federated(rows)
-    model = MODELS[config.model](
-        source.shape, source.num_classes, **config.model_options
-    )
-    task = classification(model, source.shape, mean=source.mean, std=source.std)
-    measured = skew(rows, source.y_train, source.num_classes)
-    return Federation(algorithm, task, data, plan, source, measured)
+
+
+def skewed(config: Config, source: Source, data: FederatedDataset) -> FederatedDataset:
+    """The data set, with corrupted clients and noise on inputs if they are asked for."""
+    if config.corrupt is not None:
+        data = corrupt(
+            data,
+            config.corrupt,
+            config.corrupt_clients,
+            config.corrupt_strength,
+            mean=source.mean,
+            std=source.std,
+            seed=partition_seed(config),
+        )
+    if config.feature_noise == 0:
+        return data
+    level, mask = config.feature_noise, config.feature_noise_mask
+    noise = feature_noise(data.num_clients, level, source.x_train, mask)
+    return replace(data, noise=noise)
 
 
 def build_algorithm(config: Config) -> Algorithm:
