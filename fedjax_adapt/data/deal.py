@@ -12,7 +12,8 @@ def deal(
     as long as sum_k min(room_k, t) >= num_labels t for the t clients that are left, and
     no more labels are new than they can take. Each client keeps both true: it takes
     enough new labels, and not too many of the scarce ones, which have room for fewer
-    than all who are left. Where nothing is scarce its labels are free.
+    than all who are left. Within that, client i takes label i mod K and others at random,
+    last of all those whose room later clients need for their own.
     """
     room, K = room.copy(), len(room)
     pairs = int(np.minimum(room, num_clients).sum())
@@ -25,12 +26,15 @@ def deal(
         )
     held = np.zeros((num_clients, K), bool)
     new = np.ones(K, bool)
+    later = np.bincount(np.arange(num_clients) % K, minlength=K)
     for i in range(num_clients):
         left = num_clients - i
         scarce = room < left
         slack = np.minimum(room, left).sum() - num_labels * left
         budget = num_labels + slack - (~scarce).sum()
+        later[i % K] -= 1
         order = rng.permutation(K)
+        order = order[np.argsort((room <= later)[order], kind="stable")]
         order = np.concatenate([[i % K], order[order != i % K]])
         order = order[room[order] > 0]
         must = max(new.sum() - num_labels * (left - 1), 0)

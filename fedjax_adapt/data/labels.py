@@ -91,7 +91,9 @@ def label_quantity(
     counts = np.array([len(r) for r in rows])
     each, more = divmod(num_clients * num_labels, len(rows))
     room = np.full(len(rows), each)
-    room[rng.permutation(len(rows))[:more]] += 1
+    order = rng.permutation(len(rows))  # those that come first more often before others
+    order = order[np.argsort(order >= num_clients % len(rows), kind="stable")]
+    room[order[:more]] += 1
     least = -(-min_size // num_labels)
     if (room * least > counts).any():
         rare = int((counts - room * least).argmin())
