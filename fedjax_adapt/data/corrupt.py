@@ -45,7 +45,7 @@ def random_labels(
     data, ids, _ = _owned(data, clients)
     y, rng = np.array(data.y), generator(seed)
     for own in _rows_of(data, ids):
-        chosen = rng.permutation(own)[: round(share * len(own))]
+        chosen = own[rng.permutation(len(own))[: round(share * len(own))]]
         y[chosen] = rng.integers(0, num_labels, (len(chosen), *y.shape[1:]))
     return replace(data, y=jnp.asarray(y))
 
