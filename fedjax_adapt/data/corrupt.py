@@ -2,7 +2,8 @@
 
 Each function takes a data set and returns another, in which the clients named have bad
 data and all others have what they had: rows that clients share are copied first. They
-compose: `random_inputs(label_shift(data, [0]), [1])`. The test set stays as it is.
+compose: `random_inputs(label_shift(data, [0]), [1])`. The test set stays as it is. What
+is random depends on the seed and the client, not on who else is named.
 
 Inputs are put where the model sees them: with `mean` and `std` those of the task, a value
 v of a corrupted input is mean + std v in the data set. No integer holds that, so the
@@ -10,7 +11,7 @@ inputs of all clients become float32, at four times the memory of uint8 pixels; 
 makes the same numbers of both.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,19 +21,23 @@ import numpy as np
 from .. import check
 from .dataset import FederatedDataset
 from .options import option_names
-from .rows import generator
-
-Clients = Iterable[int]
+from .own import Clients, client_ids, owned, rows_of
 
 
 def label_shift(
     data: FederatedDataset, clients: Clients, shift: int = 5
 ) -> FederatedDataset:
     """Labels l become (l + shift) mod K; FedGSNR's first attack (shift 5, or 3)."""
+    num_labels = _num_labels(data, "label_shift")
     check.at_least("shift", shift, 1)
-    data, _, rows = _owned(data, clients)
+    if shift % num_labels == 0:
+        raise ValueError(
+            f"shift={shift} changes no label of {num_labels}; write 1 to {num_labels - 1}."
+        )
+    data, ids = owned(data, clients)
     y = np.array(data.y)
-    y[rows] = (y[rows] + int(shift)) % _num_labels(data, "label_shift")
+    for _, own in rows_of(data, ids, seed=0):
+        y[own] = (y[own] + int(shift)) % num_labels
     return replace(data, y=jnp.asarray(y))
 
 
@@ -42,9 +47,9 @@ def random_labels(
     """A random `share` of each client's labels is drawn again, uniformly from all K."""
     check.between("share", share, 0, 1)
     num_labels = _num_labels(data, "random_labels")
-    data, ids, _ = _owned(data, clients)
-    y, rng = np.array(data.y), generator(seed)
-    for own in _rows_of(data, ids):
+    data, ids = owned(data, clients)
+    y = np.array(data.y)
+    for rng, own in rows_of(data, ids, seed):
         chosen = own[rng.permutation(len(own))[: round(share * len(own))]]
         y[chosen] = rng.integers(0, num_labels, (len(chosen), *y.shape[1:]))
     return replace(data, y=jnp.asarray(y))
@@ -64,6 +69,7 @@ def random_inputs(
     FedGSNR's second attack, with bound 1.
     """
     check.positive("bound", bound)
+    mean, std = np.asarray(mean), np.asarray(std)
     uniform = lambda rng, x: mean + std * rng.uniform(-bound, bound, x.shape)
     return _with_inputs(data, clients, uniform, seed)
 
@@ -73,7 +79,6 @@ def noisy_inputs(
     clients: Clients,
     level: float = 1.0,
     *,
-    mean: Any = 0.0,
     std: Any = 1.0,
     seed: int = 0,
 ) -> FederatedDataset:
@@ -82,7 +87,7 @@ def noisy_inputs(
     Noise that is drawn again at every access is `feature_noise`.
     """
     check.nonnegative("level", level)
-    del mean  # noise is added, wherever the inputs lie
+    std = np.asarray(std)
     noisy = lambda rng, x: x + std * level * rng.standard_normal(x.shape)
     return _with_inputs(data, clients, noisy, seed)
 
@@ -96,7 +101,7 @@ def duplicated(
     """
     check.at_least("times", times, 1)
     index = np.array(data.index)
-    for i in _client_ids(data, clients):
+    for i in client_ids(data, clients):
         n = int(data.size[i])
         kept = max(-(-n // int(times)), 1)
         index[i] = index[i, np.arange(index.shape[1]) % kept]
@@ -139,64 +144,20 @@ def corrupt(
     """
     check.one_of("corrupt", corruption, CORRUPTIONS)
     function = CORRUPTIONS[corruption]
-    known = {"mean": np.asarray(mean), "std": np.asarray(std), "seed": seed}
+    known = {"mean": mean, "std": std, "seed": seed}
     options = {name: known[name] for name in option_names(function)}
     return function(data, clients, *([] if strength is None else [strength]), **options)
 
 
 def _with_inputs(data: FederatedDataset, clients, change, seed) -> FederatedDataset:
     """With the inputs of these clients put through change(rng, x), client by client."""
-    data, ids, _ = _owned(data, clients)
-    x, rng = np.array(data.x), generator(seed)
+    data, ids = owned(data, clients)
+    x = np.array(data.x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(np.float32)
-    for own in _rows_of(data, ids):
+    for rng, own in rows_of(data, ids, seed):
         x[own] = change(rng, x[own])
     return replace(data, x=jnp.asarray(x))
-
-
-def _owned(
-    data: FederatedDataset, clients: Clients
-) -> tuple[FederatedDataset, np.ndarray, np.ndarray]:
-    """The data set with rows of their own for these clients, their ids and those rows.
-
-    A row that is held more than once, by whomever, is copied to the end for each of them.
-    """
-    ids = _client_ids(data, clients)
-    index, size = np.array(data.index), np.asarray(data.size)
-    real = np.arange(index.shape[1]) < size[:, None]
-    holders = np.bincount(index[real], minlength=data.x.shape[0])
-    chosen = np.zeros_like(real)
-    chosen[ids] = real[ids]
-    shared = chosen & (holders[index] > 1)
-    copied = index[shared]
-    index[shared] = len(holders) + np.arange(len(copied))
-    index = np.where(real, index, index[:, :1])  # the padding is the first row
-    if len(copied):
-        more = lambda leaf: jnp.concatenate([leaf, leaf[copied]])
-        data = replace(data, x=more(data.x), y=more(data.y))
-    return replace(data, index=jnp.asarray(index)), ids, index[chosen]
-
-
-def _rows_of(data: FederatedDataset, ids: np.ndarray) -> list[np.ndarray]:
-    index, size = np.asarray(data.index), np.asarray(data.size)
-    return [index[i, : size[i]] for i in ids]
-
-
-def _client_ids(data: FederatedDataset, clients: Clients) -> np.ndarray:
-    """The ids without repetition, in order, checked."""
-    ids = np.unique(np.asarray(list(clients)))
-    if not len(ids):
-        raise ValueError("no client to corrupt is named; give ids, e.g. [0].")
-    if not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(f"client ids to corrupt must be integers, not {ids.tolist()}.")
-    if ids[0] < 0 or ids[-1] >= data.num_clients:
-        bad = ids[0] if ids[0] < 0 else ids[-1]
-        raise ValueError(
-            f"client {bad} cannot be corrupted: there are {data.num_clients} clients, 0 "
-            f"to {data.num_clients - 1}."
-        )
-    return ids
 
 
 def _num_labels(data: FederatedDataset, corruption: str) -> int:

@@ -43,6 +43,11 @@ def test_only_the_chosen_clients_change_even_where_rows_are_shared(corruption, c
         old, new = held(DATA, client), held(found, client)
         alike = all(np.array_equal(a, b) for a, b in zip(old, new, strict=True))
         assert alike == (client not in clients or client == 3)
+    alone = corrupt(DATA, corruption, clients[-1:], mean=33.0, std=78.0, seed=1)
+    for part, other in zip(
+        held(alone, clients[-1]), held(found, clients[-1]), strict=True
+    ):
+        np.testing.assert_array_equal(part, other)  # whoever else is corrupted
     padding = np.arange(found.index.shape[1])[None] >= np.asarray(found.size)[:, None]
     first = np.broadcast_to(np.asarray(found.index)[:, :1], padding.shape)
     np.testing.assert_array_equal(np.asarray(found.index)[padding], first[padding])
@@ -127,6 +132,7 @@ def test_corruptions_compose():
         ("label_shift", [0, -1], None, "client -1 cannot be corrupted"),
         ("label_shift", [], None, "no client to corrupt is named"),
         ("label_shift", [0.5], None, "must be integers, not"),
+        ("label_shift", [0], 20, "shift=20 changes no label of 10; write 1 to 9"),
         ("label_shift", [0], 0.5, "shift=0.5 must be an integer >= 1"),
         ("random_labels", [0], 2, r"share=2 must lie in \[0, 1\]"),
         ("random_inputs", [0], 0, "bound=0 must be"),
