@@ -1,4 +1,4 @@
-"""The command line: `fedjax-adapt run` and `fedjax-adapt list`.
+"""The command line: `fedjax-adapt run`, `partition` and `list`.
 
 A mistake of the user is one sentence on stderr and exit code 2; training that diverges
 is exit code 1; Ctrl-C is 130. JAX is imported only where it is needed.
@@ -19,8 +19,9 @@ usage: fedjax-adapt COMMAND [OPTIONS]
 A vectorised simulator for adaptive federated learning in JAX.
 
 commands:
-  run     train a federation; without options: FedSSG on the digits, under a minute
-  list    algorithms, data sets, partitions and models, one line each
+  run        train a federation; without options: FedSSG on the digits, under a minute
+  partition  print and draw who would hold what, before anyone trains on it
+  list       algorithms, data sets, partitions and models, one line each
 
 options:
   -h, --help    this text; fedjax-adapt run --help shows what a run can be told
@@ -32,6 +33,7 @@ examples:
   fedjax-adapt run --dataset mnist --data-dir DIR --num-clients 100 --participation 0.15
   fedjax-adapt run --config run.toml --lr 0.05
   fedjax-adapt run --folder runs/mine --resume
+  fedjax-adapt partition --partition labels_per_client --num-labels 3
 """
 
 
@@ -63,7 +65,7 @@ def _main(arguments: list[str]) -> int:
 
         print(f"fedjax-adapt {__version__}")
         return 0
-    commands = {"run": run, "list": list_choices}
+    commands = {"run": run, "partition": partition, "list": list_choices}
     if command not in commands:
         from . import check
 
@@ -137,6 +139,32 @@ def _interrupted(folder: Path) -> int:
     goal = "to go on" if saved else "to begin again"
     again = f"fedjax-adapt run --folder {folder} --resume"
     return _fail(f"interrupted, {upto}; write {again} {goal}.", 130)
+
+
+def partition(arguments: list[str]) -> int:
+    """`fedjax-adapt partition`: prints and draws who would hold what."""
+    with _importing():
+        _prepare_jax()
+        from rich.console import Console
+
+        from .experiment.preview import parse, preview, title_of
+        from .report.partition import MOST_ROWS, clients_table, draw_partition
+
+        try:
+            request = parse(arguments)
+        except SystemExit:  # --help has been printed
+            return 0
+    skew = preview(request.config)
+    console = Console()
+    console.print(clients_table(skew))
+    if len(skew.sizes) > MOST_ROWS:
+        print(
+            f"the first {MOST_ROWS} of {len(skew.sizes)} clients; the picture has all"
+        )
+    print(skew.summary())
+    picture = draw_partition(skew, title_of(request.config), request.picture)
+    console.print(f"picture  {picture}", highlight=False, soft_wrap=True)
+    return 0
 
 
 def list_choices(arguments: list[str]) -> int:

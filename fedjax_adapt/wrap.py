@@ -14,6 +14,7 @@ from .core import (
     LocalView,
     Params,
     Probe,
+    Refine,
     ServerExtra,
     ServerRule,
     Upload,
@@ -101,7 +102,7 @@ def seeing(
     def shown(function):
         return lambda *arguments: function(*map(inner, arguments))
 
-    local, policy, refine = algorithm.local, algorithm.policy, algorithm.refine
+    local, policy = algorithm.local, algorithm.policy
     # defaults but `finish`, which hands the state on, look at none
     wrapped = {
         name: shown(function)
@@ -116,9 +117,6 @@ def seeing(
         )
         return policy.update(state, cohort, inner(runs), outcome)
 
-    def refined(params, view, key):
-        return refine(params, view._replace(runs=inner(view.runs)), key)
-
     measure, probe = policy.measure, policy.probe
     if probe.update is not no_probe_update:
         probe = Probe(probe.init, shown(probe.update))
@@ -130,5 +128,11 @@ def seeing(
             update=unchanged if policy.update is unchanged else update,
         ),
         server=algorithm.server,
-        refine=None if refine is None else refined,
+        refine=None if algorithm.refine is None else _refined(algorithm.refine, inner),
+    )
+
+
+def _refined(refine: Refine, inner: Callable) -> Refine:
+    return lambda params, view, key: refine(
+        params, view._replace(runs=inner(view.runs)), key
     )

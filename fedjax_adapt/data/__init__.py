@@ -1,8 +1,12 @@
 """Data: where it comes from, who holds it, and how it lies on the device."""
 
+from .corrupt import CORRUPTIONS as CORRUPTIONS
+from .corrupt import corrupt as corrupt
 from .dataset import FederatedDataset as FederatedDataset
 from .measure import Skew as Skew
 from .measure import skew as skew
+from .noise import ClientNoise as ClientNoise
+from .noise import feature_noise as feature_noise
 from .partition import PARTITIONS as PARTITIONS
 from .partition import split as split
 from .source import Source as Source

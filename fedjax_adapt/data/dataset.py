@@ -1,14 +1,18 @@
 """A federated data set: every pixel once, clients are rows of an index matrix."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .noise import ClientNoise
+
 Array = jax.Array
+
+BLOCK = 4096  # examples looked at together, so that copies stay small
 
 
 @jax.tree_util.register_dataclass
@@ -29,6 +33,8 @@ class FederatedDataset:
         is drawn; None: everyone does.
       label_counts: how many examples of each label a client holds, [clients, classes]
         int32; None where `y` is not one integer label per example.
+      noise: what each client sees its inputs through while it trains, or None; never the
+        test set. Give it with `dataclasses.replace(data, noise=...)`.
       num_classes: number of labels.
     """
 
@@ -40,6 +46,7 @@ class FederatedDataset:
     public: Any = None
     holders: Array | None = None
     label_counts: Array | None = None
+    noise: ClientNoise | None = None
     num_classes: int = field(default=0, metadata={"static": True})
 
     @property
@@ -52,18 +59,31 @@ class FederatedDataset:
         """How many of them hold examples: N of every mean over all clients."""
         return self.num_clients if self.holders is None else self.holders.shape[0]
 
+    def rows(self) -> list[np.ndarray]:
+        """For each client the rows of `x` and `y` it holds."""
+        index = np.asarray(self.index)
+        return [row[:n] for row, n in zip(index, np.asarray(self.size), strict=True)]
+
+    def with_changed(self, **changes: Any) -> "FederatedDataset":
+        """Some of x, y, index and size replaced, and what follows from them."""
+        data = replace(self, **changes)
+        return replace(
+            data,
+            holders=jnp.asarray(np.flatnonzero(data.size), jnp.int32),
+            label_counts=_label_counts(
+                np.asarray(data.y), data.rows(), data.num_classes
+            ),
+        )
+
     def pooled(self) -> "FederatedDataset":
-        """One client that holds every row some client holds, once.
+        """One client that holds every row some client holds, once, without noise.
 
         Local SGD on it is SGD on the pooled data: the reference line of a comparison.
         """
-        held = np.asarray(self.index)[
-            np.arange(self.index.shape[1])[None] < np.asarray(self.size)[:, None]
-        ]
         return FederatedDataset.from_rows(
             self.x,
             self.y,
-            [np.unique(held)],
+            [np.unique(np.concatenate(self.rows()))],
             test=self.test,
             public=self.public,
             num_classes=self.num_classes,
@@ -140,15 +160,18 @@ class FederatedDataset:
           num_classes: number of labels; None: the largest integer label plus 1.
 
         Raises:
-          ValueError: nobody holds a row, or a label lies outside [0, num_classes).
+          ValueError: nobody holds a row, a label lies outside [0, num_classes), or an
+            input or a target is NaN or infinite.
         """
         x, y = np.asarray(x), np.asarray(y)
         size = np.array([len(r) for r in rows], np.int32)
         if not len(size) or size.max() == 0:
             raise ValueError(f"{len(size)} clients hold no example; give them some.")
         num_classes = _num_classes(y, num_classes)
+        _check_finite(x, y, "training example")
         if test is not None:
             _num_classes(np.asarray(test[1]), num_classes, "test example")
+            _check_finite(*test, "test example")
         index = np.zeros((len(size), size.max()), np.int32)
         for i, r in enumerate(rows):
             if len(r):
@@ -193,3 +216,23 @@ def _num_classes(
             f"allows 0 to {num_classes - 1}."
         )
     return num_classes
+
+
+def _check_finite(x: Any, y: Any, example: str) -> None:
+    """Raises ValueError on the first example with a NaN or infinite number in it."""
+    for what, values in (("input", np.asarray(x)), ("target", np.asarray(y))):
+        if not jnp.issubdtype(values.dtype, jnp.floating) or not values.size:
+            continue  # integers always are
+        kept = jax.dtypes.canonicalize_dtype(values.dtype)  # on the device
+        for begin in range(0, len(values), BLOCK):
+            with np.errstate(over="ignore"):  # what overflows is named below
+                block = values[begin : begin + BLOCK].astype(kept)
+            finite = np.isfinite(block.reshape(len(block), -1)).all(1)
+            if not finite.all():
+                row = int(np.argmin(finite))
+                bad = block[row].reshape(-1)
+                raise ValueError(
+                    f"{example} {begin + row} has the {what} "
+                    f"{bad[np.argmin(np.isfinite(bad))]} in {kept}; leave such examples "
+                    "out, or put numbers there with numpy.nan_to_num."
+                )

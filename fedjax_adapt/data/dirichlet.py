@@ -7,7 +7,8 @@ until they are lucky.
 import numpy as np
 
 from .. import check
-from .rows import Rows, check_split, generator, group
+from .rows import Rows, check_split, from_richest, generator, group
+from .sizes import MAX_SIGMA, client_sizes
 
 
 def dirichlet(
@@ -17,10 +18,11 @@ def dirichlet(
     concentration: float = 0.3,
     seed: int = 0,
     min_size: int = 1,
+    size_sigma: float = 0.0,
     drop_remainder: bool = False,
     legacy_float_sizes: bool = False,
 ) -> Rows:
-    """Equal sizes; every client draws its labels from its own Dirichlet prior.
+    """Every client draws its labels from its own Dirichlet prior; equal sizes, or not.
 
         prior_i ~ Dir(concentration * 1_K)                 one per client
         label ~ prior_i restricted to the labels with rows left, without replacement
@@ -39,19 +41,22 @@ def dirichlet(
       num_clients: how many clients.
       concentration: small is skewed (towards one label per client), large is iid.
       seed: of everything.
-      min_size: rows every client must get; only checked, since sizes are equal.
-      drop_remainder: every client gets exactly n // num_clients rows, and the rest is
-        nobody's. Otherwise the first n % num_clients clients get one row more.
+      min_size: rows every client must get.
+      size_sigma: 0 is equal sizes; above, sizes are lognormal with this sigma (the
+        published code has 0 and 0.3).
+      drop_remainder: n % num_clients rows are nobody's. Otherwise, with equal sizes, the
+        first n % num_clients clients get one row more.
       legacy_float_sizes: sizes as the published code truncates them: all clients but
         the first may lose a row to rounding, and the first gets those (CIFAR-10 with
         100 clients: 599 and 99 times 499).
     """
     check.positive("concentration", concentration)
+    check.between("size_sigma", size_sigma, 0, MAX_SIGMA)
     labels = check_split(labels, num_clients, seed, min_size)
     rng = generator(seed)
     n = len(labels)
     if legacy_float_sizes:
-        sizes = rng.lognormal(np.log(n // num_clients), 0.0, num_clients)
+        sizes = rng.lognormal(np.log(n // num_clients), size_sigma, num_clients)
         sizes = (sizes / sizes.sum() * n).astype(int)
         sizes[0] += n - sizes.sum()
         if sizes.min() < min_size:
@@ -60,12 +65,12 @@ def dirichlet(
                 f"{sizes.min()} of {n} rows but min_size={min_size}; leave it out."
             )
     else:
-        sizes = np.full(num_clients, n // num_clients)
-        sizes[: 0 if drop_remainder else n % num_clients] += 1
+        total = n - n % num_clients if drop_remainder else n
+        sizes = client_sizes(rng, total, num_clients, size_sigma, min_size)
     left = np.bincount(labels)
     priors = rng.dirichlet(np.full(len(left), float(concentration)), num_clients)
     turns = rng.permutation(np.repeat(np.arange(num_clients), sizes))
-    drawn = _draw_labels(rng, turns, priors, left)
+    drawn = draw_labels(rng, turns, priors, left)
 
     # The t-th turn that draws label k takes the t-th of k's shuffled rows.
     shuffled = rng.permutation(n)
@@ -78,7 +83,7 @@ def dirichlet(
     return group(rows, turns, num_clients)
 
 
-def _draw_labels(rng, turns, priors, left) -> np.ndarray:
+def draw_labels(rng, turns, priors, left) -> np.ndarray:
     """For every turn a label from its client's prior, restricted to what is left.
 
     Draws a block of turns at once. If a label runs out inside it, the turns before that
@@ -168,20 +173,8 @@ def dirichlet_classes(
 def _top_up(rng, owner: np.ndarray, sizes: np.ndarray, min_size: int) -> None:
     """Moves rows from the richest clients to those below `min_size`, in `owner`."""
     need = np.maximum(min_size - sizes, 0)
-    # The lowest ceiling that frees enough rows, by bisection. It is at least min_size,
-    # because min_size * num_clients <= n.
-    ceiling, high = min_size, max(min_size, int(sizes.max()))
-    while ceiling < high:
-        middle = (ceiling + high + 1) // 2
-        if np.maximum(sizes - middle, 0).sum() >= need.sum():
-            ceiling = middle
-        else:
-            high = middle - 1
-    give = np.maximum(sizes - ceiling, 0)
-    # One row more than needed from some: fewer than there are donors, or the ceiling
-    # could have been higher.
-    spare = give.sum() - need.sum()
-    give[rng.permutation(np.flatnonzero(give))[:spare]] -= 1
+    # which is possible because min_size * num_clients <= n
+    give = from_richest(rng, sizes, need.sum(), min_size)
     order = rng.permutation(len(owner))
     order = order[np.argsort(owner[order], kind="stable")]
     rank = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)

@@ -64,4 +64,4 @@ def skew(rows: Sequence[np.ndarray], labels: np.ndarray, num_classes: int) -> Sk
 def _entropy(counts: np.ndarray) -> np.ndarray:
     """Entropy in nats of counts [..., K]; 0 for no counts."""
     share = counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1)
-    return -(share * np.log(np.where(share > 0, share, 1.0))).sum(axis=-1)
+    return 0.0 - (share * np.log(np.where(share > 0, share, 1.0))).sum(axis=-1)

@@ -1,8 +1,9 @@
 """Who holds which rows: partitions of a training set among clients.
 
 A partition is a function `f(labels, num_clients, *, seed, ...) -> rows`: for each
-client an int64 array of row numbers in random order. Clients share no row, each gets at
-least `min_size` of them, the same seed gives the same split, and all of them end.
+client an int64 array of row numbers in random order. Each gets at least `min_size` of
+them, the same seed gives the same split, and all of them end after a number of steps known
+beforehand. Clients share no row, but of `copies` and where `allow_reuse` says so.
 """
 
 from collections.abc import Callable
@@ -11,24 +12,13 @@ from typing import Any
 import numpy as np
 
 from .. import check
+from .class_counts import nonbalance, pareto
 from .dirichlet import dirichlet, dirichlet_classes
+from .labels import label_quantity, labels_per_client, shards
+from .mixes import copies, fedveca_case, gift_mix
 from .options import check_options, option_names
-from .rows import Rows, check_ids, check_split, generator, group
-
-
-def iid(
-    labels: np.ndarray, num_clients: int, *, seed: int = 0, min_size: int = 1
-) -> Rows:
-    """Shuffles and deals: sizes differ by at most 1, every row is held.
-
-    Args:
-      labels: of the training set, [n] integers.
-      num_clients: how many clients.
-      seed: of the shuffle.
-      min_size: rows every client must get; only checked, since sizes are equal.
-    """
-    labels = check_split(labels, num_clients, seed, min_size)
-    return np.array_split(generator(seed).permutation(len(labels)), num_clients)
+from .rows import Rows, check_ids, generator, group
+from .sizes import iid, quantity_dirichlet
 
 
 def natural(
@@ -84,6 +74,15 @@ PARTITIONS: dict[str, Callable[..., Rows]] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "dirichlet_classes": dirichlet_classes,
+    "labels_per_client": labels_per_client,
+    "label_quantity": label_quantity,
+    "shards": shards,
+    "quantity_dirichlet": quantity_dirichlet,
+    "nonbalance": nonbalance,
+    "pareto": pareto,
+    "fedveca_case": fedveca_case,
+    "gift_mix": gift_mix,
+    "copies": copies,
     "natural": natural,
 }
 

@@ -1,4 +1,4 @@
-"""What every partition needs: checked arguments, a generator, rows by owner."""
+"""What partitions need: checked arguments, a generator, whole numbers, rows by owner."""
 
 import numpy as np
 
@@ -52,3 +52,79 @@ def group(rows: np.ndarray, owner: np.ndarray, num_clients: int) -> Rows:
     sizes = np.bincount(owner, minlength=num_clients)
     ordered = rows[np.argsort(owner, kind="stable")]
     return np.split(ordered, np.cumsum(sizes)[:-1])
+
+
+def apportion(total: int, weights: np.ndarray, least: int = 0) -> np.ndarray:
+    """Whole numbers that sum to `total`, in proportion to `weights`, each >= `least`.
+
+    Largest remainders (Hamilton's method) of what `least` leaves; exact for integer
+    weights. All weights 0 count as equal. `least * len(weights)` must not exceed `total`.
+    """
+    weights = weights if weights.sum() > 0 else np.ones(len(weights), np.int64)
+    rest = total - least * len(weights)
+    whole, fraction = np.divmod(rest * weights, weights.sum())
+    parts = whole.astype(np.int64)
+    over = rest - parts.sum()  # fewer than weights; may be -1 where floats round up
+    order = np.argsort(-fraction if over >= 0 else -parts, kind="stable")
+    parts[order[: abs(over)]] += np.sign(over)
+    return parts + least
+
+
+def from_richest(
+    rng: np.random.Generator, sizes: np.ndarray, need: int, floor: int
+) -> np.ndarray:
+    """How much each client gives so that `need` comes together and few notice.
+
+    The richest are lowered to one common size, as little as will do, and never below
+    `floor`, above which they must hold that much.
+    """
+    low, high = floor, max(floor, int(sizes.max()))
+    while low < high:  # the highest ceiling that frees enough, by bisection
+        middle = (low + high + 1) // 2
+        if np.maximum(sizes - middle, 0).sum() >= need:
+            low = middle
+        else:
+            high = middle - 1
+    give = np.maximum(sizes - low, 0)
+    # One row more than needed from some: fewer than there are donors, or the ceiling
+    # could have been higher.
+    spare = give.sum() - need
+    give[rng.permutation(np.flatnonzero(give))[:spare]] -= 1
+    return give
+
+
+def at_least(rng: np.random.Generator, sizes: np.ndarray, min_size: int) -> np.ndarray:
+    """`sizes` with every client raised to `min_size` at the expense of the richest."""
+    need = np.maximum(min_size - sizes, 0)
+    return sizes + need - from_richest(rng, sizes, need.sum(), min_size)
+
+
+def cut(rows: np.ndarray, sizes: np.ndarray) -> Rows:
+    """The first sizes[0] rows, the next sizes[1], ...; what is over is nobody's."""
+    ends = np.cumsum(sizes)
+    return np.split(rows[: ends[-1]], ends[:-1])
+
+
+def by_label(rng: np.random.Generator, labels: np.ndarray) -> tuple[np.ndarray, Rows]:
+    """The labels that occur, and the shuffled rows of each."""
+    names, label, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    order = rng.permutation(len(labels))
+    return names, cut(order[np.argsort(label[order], kind="stable")], counts)
+
+
+def join(rng: np.random.Generator, parts: list[Rows]) -> Rows:
+    """One client's rows from its parts, in random order, for every client."""
+    empty = np.empty(0, np.int64)
+    return [rng.permutation(np.concatenate([empty, *part])) for part in parts]
+
+
+def check_sizes(rows: Rows, min_size: int, hint: str) -> Rows:
+    """`rows`; raises ValueError if a client holds fewer than `min_size`."""
+    sizes = np.array([len(r) for r in rows])
+    if sizes.min() < min_size:
+        poor = int(sizes.argmin())
+        raise ValueError(
+            f"client {poor} would get {sizes[poor]} examples but min_size={min_size}; "
+            f"{hint}."
+        )
+    return rows

@@ -7,11 +7,15 @@ each other to reshuffle, and memory does not grow with the number of epochs.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..core import Batch, Key, Plan
 from ..data.dataset import FederatedDataset
 
 Array = jax.Array
+
+# What a key's noise is folded in by: no step and no epoch is called that.
+NOISE = np.uint32(2**32 - 1)
 
 # Each round halves the chance that an example has not moved; 32 make it 2e-10.
 SWAP_ROUNDS = 32
@@ -67,6 +71,7 @@ def batch_at(
 
     Returns:
       `batch_size` examples; in the last partial batch of an epoch the rest weighs 0.
+      Inputs carry the client's noise, if the data set has any.
     """
     width, size = batch_size(data, plan), jnp.maximum(data.size[client], 1)
     per_epoch = epoch_steps(size, width)
@@ -81,4 +86,8 @@ def batch_at(
         key_epoch = jax.random.fold_in(key, step // per_epoch)
         positions = permuted(key_epoch, positions, size)
     rows = data.index[client, positions]
-    return Batch(data.x[rows], data.y[rows], real.astype(jnp.result_type(float)))
+    x = data.x[rows]
+    if data.noise is not None:
+        key_noise = jax.random.fold_in(jax.random.fold_in(key, NOISE), step)
+        x = data.noise.add(x, client, key_noise)
+    return Batch(x, data.y[rows], real.astype(jnp.result_type(float)))

@@ -2,11 +2,23 @@
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from .. import check
 from ..core import Algorithm, Plan, Task, constant_steps, epochs, with_steps
-from ..data import FederatedDataset, Skew, Source, load, skew, split
+from ..data import (
+    FederatedDataset,
+    Skew,
+    Source,
+    corrupt,
+    feature_noise,
+    load,
+    skew,
+    split,
+)
 from ..engine.averages import with_averages
 from ..models import AUGMENTS, MODELS, classification, projected
 from ..participation import bernoulli, uniform
@@ -38,7 +50,18 @@ def build(config: Config) -> Federation:
         wanted = {name: model in config.evaluate_also for name, model in keep.items()}
         algorithm = with_averages(algorithm, **wanted)
     source = load_source(config)
-    rows = split(
+    rows = split_source(config, source)
+    measured = skew(rows, source.y_train, source.num_classes)
+    if config.labels == "parity":  # of what was split by the labels themselves
+        source = source.parity()
+    data = skewed(config, source, source.federated(rows))
+    task = build_task(config, source)
+    return Federation(algorithm, task, data, plan, source, measured)
+
+
+def split_source(config: Config, source: Source) -> list[np.ndarray]:
+    """For each client the rows of the training set it holds."""
+    return split(
         config.partition,
         source.y_train,
         config.num_clients,
@@ -46,12 +69,25 @@ def build(config: Config) -> Federation:
         clients=source.clients,
         **config.partition_options,
     )
-    if config.labels == "parity":  # of what was split by the labels themselves
-        source = source.parity()
-    data = source.federated(rows)
-    task = build_task(config, source)
-    measured = skew(rows, source.y_train, source.num_classes)
-    return Federation(algorithm, task, data, plan, source, measured)
+
+
+def skewed(config: Config, source: Source, data: FederatedDataset) -> FederatedDataset:
+    """The data set, with corrupted clients and noise on inputs if they are asked for."""
+    if config.corrupt is not None:
+        data = corrupt(
+            data,
+            config.corrupt,
+            config.corrupt_clients,
+            config.corrupt_strength,
+            mean=source.mean,
+            std=source.std,
+            seed=partition_seed(config),
+        )
+    if config.feature_noise == 0:
+        return data
+    level, mask = config.feature_noise, config.feature_noise_mask
+    noise = feature_noise(data.num_clients, level, source.x_train, mask)
+    return replace(data, noise=noise)
 
 
 def build_task(config: Config, source: Source) -> Task:

@@ -29,6 +29,10 @@ from .options import (
 # Settings that change no number of a run beyond rounding: it may be resumed with others.
 INCIDENTAL = ("data_dir", "folder", "targets", "checkpoint_every", "devices")
 
+Corruption = Literal[
+    "label_shift", "random_labels", "random_inputs", "noisy_inputs", "duplicated"
+]
+
 # Arguments of algorithms that follow from the run unless they are given.
 DERIVED = {"total_rounds": "rounds", "participation": "participation"}
 
@@ -51,6 +55,14 @@ class Config:
       participation: share of the clients that take part in a round, in (0, 1]
       sampler: bernoulli tosses a coin per client (at least one comes), uniform draws a
         fixed number without replacement
+      feature_noise: noise on the inputs of client i while it trains, as a standard
+        deviation for pixels in [0, 1] that grows from 0 to this; the test set is clean
+      feature_noise_mask: all of that noise for every client but the last, in a part of the
+        image of its own
+      corrupt: what is wrong with the data of some clients; none: nothing
+      corrupt_clients: their ids
+      corrupt_strength: labels to shift by (5), share of labels drawn at random (1), bound
+        of inputs (1), deviation of noise (1), times each example is there (10); none: these
       rounds: rounds in all
       epochs: passes over its own data each client makes in a round
       num_steps: local steps of each client in a round, in place of epochs
@@ -87,6 +99,11 @@ class Config:
     num_clients: int = 30
     participation: float = 0.3
     sampler: Literal["bernoulli", "uniform"] = "bernoulli"
+    feature_noise: float = 0.0
+    feature_noise_mask: bool = False
+    corrupt: Corruption | None = None
+    corrupt_clients: tuple[int, ...] = (0,)
+    corrupt_strength: float | None = None
     rounds: int = 60
     epochs: float = 5.0
     num_steps: int | None = None
@@ -282,6 +299,11 @@ def _check_values(config: Config) -> None:
     check.at_least("projection", config.projection, 1, none="no head")
     check.at_least("num_clients", config.num_clients, 1)
     check.between("participation", config.participation, 0, 1, closed="right")
+    check.nonnegative("feature_noise", config.feature_noise)
+    if config.feature_noise_mask and config.feature_noise == 0:
+        raise ValueError("feature_noise_mask=True needs feature_noise above 0.")
+    if config.corrupt is None and config.corrupt_strength is not None:
+        raise ValueError("corrupt_strength needs corrupt, which says what is wrong.")
     check.positive("epochs", config.epochs)
     check.at_least("num_steps", config.num_steps, 1, none="epochs")
     if config.num_steps is not None and config.epochs != Config.epochs:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from .config import (
-    all_options,
     choices_in,
     common_options,
     kind_options,
@@ -31,7 +30,10 @@ The last groups are the options of the chosen algorithm, model, partition and da
 fedjax-adapt run --algorithm NAME --help shows those of another."""
 GROUPS = {  # of flags in the help; what is not named here comes after them
     "choices": KINDS,
-    "clients": ("num_clients", "participation", "sampler"),
+    "clients": (
+        *("num_clients", "participation", "sampler", "feature_noise"),
+        *("feature_noise_mask", "corrupt", "corrupt_clients", "corrupt_strength"),
+    ),
     "training": (
         *("rounds", "epochs", "num_steps", "batch_size", "lr", "lr_decay", "momentum"),
         *("weight_decay", "clip_norm", "lanes", "devices", "seed", "partition_seed"),
@@ -60,21 +62,25 @@ def parse(arguments: Sequence[str]) -> Request:
       ValueError: one sentence on the first mistake.
       SystemExit: --help was asked for and has been printed.
     """
-    words = _words(arguments)
+    words = words_of(arguments)
     settings = _settings_file(words)
-    chosen = {kind: words[kind][0] for kind in KINDS if words.get(kind)}
-    for kind, name in chosen.items():
-        find(kind, name)
-    for kind, name in choices_in(settings).items():
-        if chosen.get(kind, name) != name:  # the file's options are another's
-            for flat, _ in kind_options(kind, name).values():
-                settings.pop(flat, None)
-    choices = choices_in({**settings, **chosen})
-    options = {**ABOUT_THE_RUN, **all_options(choices)}
-    values = _tyro(arguments, choices, options, settings)
+    choices = chosen(words, settings)
+    values = read_flags(arguments, _groups(choices), settings, PROGRAM, DESCRIPTION)
     resume = values.pop("resume")
     del values["config"]
     return Request(values, resume)
+
+
+def chosen(words: Mapping[str, list[str]], settings: dict[str, Any]) -> dict[str, str]:
+    """What flags and settings choose; takes from the settings the options of others."""
+    told = {kind: words[kind][0] for kind in KINDS if words.get(kind)}
+    for kind, name in told.items():
+        find(kind, name)
+    for kind, name in choices_in(settings).items():
+        if told.get(kind, name) != name:  # the file's options are another's
+            for flat, _ in kind_options(kind, name).values():
+                settings.pop(flat, None)
+    return choices_in({**settings, **told})
 
 
 def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -93,7 +99,7 @@ def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
     return {}
 
 
-def _words(arguments: Sequence[str]) -> dict[str, list[str]]:
+def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
     """The words after each flag, before anything is known of their types."""
     words, name = {}, None
     for token in arguments:
@@ -106,35 +112,43 @@ def _words(arguments: Sequence[str]) -> dict[str, list[str]]:
     return words
 
 
-def _tyro(
+def read_flags(
     arguments: Sequence[str],
-    choices: Mapping[str, str],
-    options: Mapping[str, Option],
+    groups: Mapping[str, Mapping[str, Option]],
     settings: Mapping[str, Any],
+    program: str,
+    description: str,
 ) -> dict[str, Any]:
-    """All values, flat, by tyro; `settings` are the defaults that a file gives."""
+    """All values, flat, by tyro; `settings` are the defaults that a file gives.
+
+    Raises:
+      ValueError: one sentence on the first mistake.
+      SystemExit: --help was asked for and has been printed.
+    """
     import tyro
 
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             parsed = tyro.cli(
-                _arguments_class(choices, settings),
-                prog=PROGRAM,
-                description=DESCRIPTION,
+                _arguments_class(groups, settings),
+                prog=program,
+                description=description,
                 args=[re.sub(r"(^|=)none$", r"\1None", word) for word in arguments],
                 config=(tyro.conf.OmitArgPrefixes,),
             )
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise ValueError(explain(arguments, options, errors.getvalue())) from None
-    groups = vars(parsed).values()
-    return {name: value for group in groups for name, value in vars(group).items()}
+        options = {name: o for group in groups.values() for name, o in group.items()}
+        command = program.rpartition(" ")[2]
+        said = explain(arguments, options, errors.getvalue(), command)
+        raise ValueError(said) from None
+    return {n: value for g in vars(parsed).values() for n, value in vars(g).items()}
 
 
-def _arguments_class(choices: Mapping[str, str], settings: Mapping[str, Any]) -> type:
-    """A dataclass of dataclasses: one group of flags each."""
+def _groups(choices: Mapping[str, str]) -> dict[str, dict[str, Option]]:
+    """The flags of a run: title -> name -> option."""
     common = common_options()
     grouped = {name for names in GROUPS.values() for name in names}
     groups = {t: {name: common[name] for name in names} for t, names in GROUPS.items()}
@@ -143,13 +157,21 @@ def _arguments_class(choices: Mapping[str, str], settings: Mapping[str, Any]) ->
     for kind, name in choices.items():
         flags = dict(kind_options(kind, name).values())
         if flags:
-            groups[re.sub(r"\W", "_", name)] = flags
+            groups[name] = flags
+    return groups
+
+
+def _arguments_class(
+    groups: Mapping[str, Mapping[str, Option]], settings: Mapping[str, Any]
+) -> type:
+    """A dataclass of dataclasses: one group of flags each."""
     members = []
-    for title, flags in groups.items():
-        flags = [_flag(name, option, settings) for name, option in flags.items()]
+    for title, options in groups.items():
+        title = re.sub(r"\W", "_", title)
+        flags = [_flag(name, option, settings) for name, option in options.items()]
         group = make_dataclass(title, flags, namespace={"__doc__": ""})
         members.append((title, group, field(default_factory=group)))
-    return make_dataclass("Run", members, namespace={"__doc__": ""})
+    return make_dataclass("Flags", members, namespace={"__doc__": ""})
 
 
 def _flag(name: str, option: Option, settings: Mapping[str, Any]) -> tuple:
@@ -159,13 +181,16 @@ def _flag(name: str, option: Option, settings: Mapping[str, Any]) -> tuple:
         help=option.help.removesuffix("."), metavar="NAME" if name in KINDS else None
     )
     annotation = Annotated[option.annotation, about]
-    if name == "resume":
+    if name in ("resume", "overwrite"):
         annotation = tyro.conf.FlagCreatePairsOff[annotation]
     return name, annotation, field(default=settings.get(name, option.default))
 
 
 def explain(
-    arguments: Sequence[str], options: Mapping[str, Option], said: str = ""
+    arguments: Sequence[str],
+    options: Mapping[str, Option],
+    said: str = "",
+    command: str = "run",
 ) -> str:
     """One sentence on the first mistake among the arguments; failing that, tyro's."""
     flags = [f"--{name.replace('_', '-')}" for name in options]
@@ -173,13 +198,13 @@ def explain(
     for token in [*arguments[:1], *short]:
         if not token.startswith("--"):
             return f"{token} is no flag; {suggestion(f'--{token}', flags)}"
-    for name, words in _words(arguments).items():
+    for name, words in words_of(arguments).items():
         flag = "--" + name.replace("_", "-")
         positive = name.removeprefix("no_")
         if positive in options and options[positive].annotation is bool:
             name = positive
         if name not in options:
-            return f"{flag} is no flag of this run; {suggestion(flag, flags)}"
+            return f"{flag} is no flag of this {command}; {suggestion(flag, flags)}"
         problem = _problem(options[name].annotation, words)
         if problem:
             return f"{' '.join([flag, *words])}: {problem}."

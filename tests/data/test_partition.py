@@ -106,7 +106,7 @@ def test_a_smaller_concentration_is_more_skewed(partition):
 
 
 def draw_one_by_one(rng, turns, priors, left):
-    """The slow twin of `_draw_labels`: a turn at a time, as the published code does."""
+    """The slow twin of `draw_labels`: a turn at a time, as the published code does."""
     left, drawn = left.copy(), []
     for client in turns:
         prior = priors[client] * (left > 0)
@@ -118,7 +118,7 @@ def draw_one_by_one(rng, turns, priors, left):
 
 
 def test_drawing_in_blocks_is_drawing_one_by_one():
-    from fedjax_adapt.data.dirichlet import _draw_labels
+    from fedjax_adapt.data.dirichlet import draw_labels
 
     turns = np.array([0, 1, 0, 2, 1, 2, 2, 0])
     priors = np.array([[0.7, 0.3, 0.0], [0.1, 0.1, 0.8], [1.0, 0.0, 0.0]])
@@ -131,7 +131,7 @@ def test_drawing_in_blocks_is_drawing_one_by_one():
         assert (np.sort(draws, axis=1) == np.repeat([0, 1, 2], left)).all()
         return np.stack([(draws == k).mean(axis=0) for k in range(3)])
 
-    difference = distribution(_draw_labels) - distribution(draw_one_by_one)
+    difference = distribution(draw_labels) - distribution(draw_one_by_one)
     # Two means of 4000 draws differ by .011 (one deviation) at most.
     assert np.abs(difference).max() < 0.045
 

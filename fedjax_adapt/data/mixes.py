@@ -1,0 +1,157 @@
+"""The splits of two papers on local steps: GIFT's mixes and copies, FedVeca's cases."""
+
+from typing import Literal
+
+import numpy as np
+
+from .. import check
+from .dirichlet import dirichlet, draw_labels
+from .rows import (
+    Rows,
+    apportion,
+    by_label,
+    check_ids,
+    check_sizes,
+    check_split,
+    generator,
+    join,
+)
+
+
+def gift_mix(
+    labels: np.ndarray,
+    num_clients: int,
+    *,
+    concentration: float = 1.0,
+    allow_reuse: bool = False,
+    seed: int = 0,
+    min_size: int = 1,
+) -> Rows:
+    """n // N rows each, in label proportions of the client's own, as GIFT splits.
+
+        prior_i ~ Dir(concentration * 1_K)                 one per client
+
+    After Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for
+    Federated Visual Classification", 2019, https://arxiv.org/abs/1909.06335. Clients
+    share no row: this is `dirichlet` with its remainder dropped. With `allow_reuse` each
+    client draws from the whole training set, whatever the others have: its labels follow
+    its prior more closely, and clients share rows.
+
+    Args:
+      labels: of the training set, [n] integers.
+      num_clients: how many clients.
+      concentration: small is skewed (towards one label per client), large is iid.
+      allow_reuse: let clients draw independently of each other.
+      seed: of everything.
+      min_size: rows every client must get; only checked, since sizes are equal.
+    """
+    if not allow_reuse:
+        return dirichlet(
+            labels,
+            num_clients,
+            concentration=concentration,
+            seed=seed,
+            min_size=min_size,
+            drop_remainder=True,
+        )
+    check.positive("concentration", concentration)
+    labels = check_split(labels, num_clients, seed, min_size)
+    rng = generator(seed)
+    rows = by_label(rng, labels)[1]
+    counts = np.array([len(r) for r in rows])
+    turns = np.zeros(len(labels) // num_clients, np.int64)
+    parts = []
+    for _ in range(num_clients):
+        prior = rng.dirichlet(np.full(len(rows), float(concentration)), 1)
+        taken = np.bincount(draw_labels(rng, turns, prior, counts), minlength=len(rows))
+        parts.append(
+            [rng.choice(r, m, replace=False) for r, m in zip(rows, taken, strict=True)]
+        )
+    return join(rng, parts)
+
+
+def copies(
+    labels: np.ndarray, num_clients: int, *, seed: int = 0, min_size: int = 1
+) -> Rows:
+    """Every client holds the whole training set, as in GIFT's runs without skew.
+
+    Clients share all rows, and differ in the order in which they see them.
+
+    Args:
+      labels: of the training set, [n] integers.
+      num_clients: how many clients.
+      seed: of the order of rows.
+      min_size: rows every client must get; only checked.
+    """
+    n = len(check_ids("labels", labels))
+    check.at_least("num_clients", num_clients, 1)
+    check.at_least("seed", seed, 0)
+    if not max(min_size, 1) <= n:
+        raise ValueError(f"min_size={min_size} but there are {n} training examples.")
+    rng = generator(seed)
+    return [rng.permutation(n) for _ in range(num_clients)]
+
+
+def fedveca_case(
+    labels: np.ndarray,
+    num_clients: int,
+    *,
+    case: Literal[1, 2, 3] = 3,
+    seed: int = 0,
+    min_size: int = 1,
+) -> Rows:
+    """FedVeca's three cases: 1 iid, 2 by label, 3 half and half.
+
+        1  equal random shares
+        2  no two clients share a label, or no client has two: whichever is possible
+        3  the first half of the labels as 1 over the first half of the clients, the rest
+           as 2 over the others (with 5 clients: 2 and 3)
+
+    The paper says no more. Here labels go to clients in order: with fewer clients than
+    labels each takes a run of them, with more a label's rows are split equally among
+    clients, whose number follows its rows. Every row is held.
+
+    Args:
+      labels: of the training set, [n] integers.
+      num_clients: how many clients.
+      case: 1, 2 or 3.
+      seed: of everything.
+      min_size: rows every client must get.
+    """
+    if case not in (1, 2, 3):
+        raise ValueError(f"case={case!r} is unknown; write 1, 2 or 3.")
+    labels = check_split(labels, num_clients, seed, min_size)
+    rng = generator(seed)
+    rows = by_label(rng, labels)[1]
+    if case == 1:
+        parts = _equal(rng, rows, num_clients)
+    elif case == 2:
+        parts = _by_label(rows, num_clients)
+    else:
+        K, N = len(rows) // 2, num_clients // 2
+        if not (K and N):
+            raise ValueError(
+                f"case=3 halves labels and clients, but there are {len(rows)} labels and "
+                f"num_clients={num_clients}; give 2 of each or more, or write case=2."
+            )
+        parts = _equal(rng, rows[:K], N) + _by_label(rows[K:], num_clients - N)
+    hint = "write a smaller min_size, or fewer clients"
+    return check_sizes(join(rng, parts), min_size, hint)
+
+
+def _equal(rng, rows: Rows, num_clients: int) -> list[Rows]:
+    """Equal random shares of all the rows."""
+    shuffled = rng.permutation(np.concatenate(rows))
+    return [[part] for part in np.array_split(shuffled, num_clients)]
+
+
+def _by_label(rows: Rows, num_clients: int) -> list[Rows]:
+    """Several labels for each client, or several clients for each label."""
+    if num_clients <= len(rows):
+        runs = np.array_split(np.arange(len(rows)), num_clients)
+        return [[rows[label] for label in run] for run in runs]
+    # a label's first row is for its first client: so no label has more of them than rows
+    more = np.array([len(r) - 1 for r in rows])
+    holders = apportion(num_clients, more, least=1)
+    pieces = zip(rows, holders, strict=True)
+    return [[part] for of, count in pieces for part in np.array_split(of, count)]

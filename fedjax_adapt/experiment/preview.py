@@ -1,0 +1,134 @@
+"""What a partition looks like, before anyone trains on it: `fedjax-adapt partition`."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..data import Skew, skew
+from .build import load_source, split_source
+from .config import (
+    Config,
+    all_options,
+    choices_in,
+    common_options,
+    from_settings,
+    kind_options,
+    read_settings,
+)
+from .flags import chosen, read_flags, words_of
+from .options import KINDS, Option, options_of, registry
+
+PROGRAM = "fedjax-adapt partition"
+DESCRIPTION = """\
+Prints and draws who would hold what in a run with these flags; trains nothing.
+
+The last groups are the options of the chosen partition and data set:
+fedjax-adapt partition --partition NAME --help shows those of another."""
+DECIDE = ("partition", "dataset")  # the choices that decide who holds what
+SETTINGS = (*DECIDE, "num_clients", "seed", "partition_seed", "data_dir")
+PICTURE = {
+    "config": Option(str | None, None, "a TOML file of a run; flags win over it"),
+    "output": Option(
+        str | None, None, "the picture; none: partition-DATASET-PARTITION-CLIENTS.png"
+    ),
+    "overwrite": Option(bool, False, "replace the picture if it is there"),
+}
+FORMATS = (".png", ".pdf", ".svg")
+
+
+class Request(NamedTuple):
+    """What a command line asks for."""
+
+    config: Config
+    picture: Path
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """Reads the arguments of `fedjax-adapt partition`.
+
+    Raises:
+      ValueError: one sentence on the first mistake; the picture is there already.
+      SystemExit: --help was asked for and has been printed.
+    """
+    words = words_of(arguments)
+    settings = {}
+    if words.get("config"):
+        settings = read_settings(Path(words["config"][0]).expanduser())
+    choices = chosen({k: v for k, v in words.items() if k in DECIDE}, settings)
+    common = common_options()
+    groups = {"clients": {name: common[name] for name in SETTINGS}, "picture": PICTURE}
+    for kind in DECIDE:
+        groups[choices[kind]] = dict(kind_options(kind, choices[kind]).values())
+    groups = {title: flags for title, flags in groups.items() if flags}
+    known = {name for flags in groups.values() for name in flags}
+    for name in words:
+        if name not in known and name.removeprefix("no_") in _names_of_runs():
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(
+                f"{flag} says how a run trains, and {PROGRAM} trains nothing; leave it "
+                "out."
+            )
+    settings = {name: value for name, value in settings.items() if name in known}
+    values = read_flags(arguments, groups, settings, PROGRAM, DESCRIPTION)
+    output, overwrite = values.pop("output"), values.pop("overwrite")
+    del values["config"]
+    config = from_settings(values)
+    return Request(config, _picture(config, output, overwrite))
+
+
+def preview(config: Config) -> Skew:
+    """Loads the data, splits it as a run would and measures the split.
+
+    Raises:
+      ValueError: one sentence, as `build`.
+    """
+    source = load_source(config)
+    return skew(split_source(config, source), source.y_train, source.num_classes)
+
+
+def title_of(config: Config) -> str:
+    """What the picture shows, in a line: the split and the options that do something."""
+    on = {k: v for k, v in config.partition_options.items() if v and k != "min_size"}
+    given = ", ".join(f"{name}={value}" for name, value in on.items())
+    how = f"{config.partition}({given})" if given else config.partition
+    return f"{_dataset(config)}, {how}"
+
+
+def _picture(config: Config, output: str | None, overwrite: bool) -> Path:
+    """Where the picture goes; raises ValueError if it may not."""
+    if output is None:
+        name = f"{_dataset(config)}-{config.partition}-{config.num_clients}"
+        path = Path(f"partition-{name}.png")
+    else:
+        path = Path(output).expanduser()
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"--output {path} must end in {', '.join(FORMATS)}.")
+    if not path.parent.is_dir():
+        raise ValueError(f"--output {path}: there is no folder {path.parent}.")
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise ValueError(
+            f"{path} is there already; write --overwrite to replace it, or another "
+            "--output FILE."
+        )
+    return path
+
+
+def _dataset(config: Config) -> str:
+    """The data set's name as part of a file's."""
+    return re.sub(r"[^\w.-]+", "_", Path(config.dataset).name.removesuffix(".npz"))
+
+
+def _names_of_runs() -> set[str]:
+    """Every setting a run can have besides those of data sets and partitions."""
+    training = [kind for kind in KINDS if kind not in DECIDE]
+    names = set(all_options(choices_in({}))) | {"resume"}
+    for kind in training:
+        for function in registry(kind).values():
+            names.update(options_of(kind, function))
+    for kind in DECIDE:
+        for name in registry(kind):
+            names.difference_update(
+                flat for flat, _ in kind_options(kind, name).values()
+            )
+    return names

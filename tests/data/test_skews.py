@@ -1,0 +1,202 @@
+"""What the partitions of single papers add to what all of them promise."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_adapt.data import skew, split
+
+CIFAR10 = np.repeat(np.arange(10), 5000)
+
+
+def counts_of(partition, labels, num_clients, **options):
+    """Examples per client and label, and the sizes."""
+    rows = split(partition, labels, num_clients, **options)
+    found = skew(rows, labels, int(labels.max()) + 1)
+    return found.label_counts, found.sizes
+
+
+# --- labels per client ---------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    counts=st.lists(st.integers(1, 12), min_size=1, max_size=7),
+    num_clients=st.integers(1, 20),
+    k=st.integers(1, 7),
+    seed=st.integers(0, 99),
+)
+def test_every_client_holds_exactly_k_labels_whenever_that_can_be(
+    counts, num_clients, k, seed
+):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    pairs = sum(min(c, num_clients) for c in counts)  # Gale and Ryser's condition
+    possible = (
+        num_clients <= len(labels) and k <= len(counts) <= k * num_clients <= pairs
+    )
+    if not possible:
+        with pytest.raises(
+            ValueError, match=rf"num_clients={num_clients}|num_labels={k}"
+        ):
+            split("labels_per_client", labels, num_clients, num_labels=k, seed=seed)
+        return
+    found, sizes = counts_of(
+        "labels_per_client", labels, num_clients, num_labels=k, seed=seed
+    )
+    assert ((found > 0).sum(1) == k).all()
+    assert sizes.sum() == len(labels)
+    for label in range(len(counts)):  # equal shares among the holders
+        share = found[found[:, label] > 0, label]
+        assert share.max() - share.min() <= 1
+
+
+def test_client_i_holds_label_i_mod_K_and_others_at_random():
+    draws = np.stack(
+        [counts_of("labels_per_client", CIFAR10, 20, seed=s)[0] > 0 for s in range(40)]
+    )
+    first = np.arange(20) % 10
+    assert draws[:, np.arange(20), first].all()
+    others = draws.mean(axis=(0, 1))  # 1/10 from the first, 1/9 of the others' 9/10
+    np.testing.assert_allclose(others, 0.2, atol=0.04)
+
+
+def test_mixed_gives_every_label_as_many_holders_and_unequal_shares():
+    for seed in range(30):
+        found, sizes = counts_of("label_quantity", CIFAR10, 10, seed=seed)
+        assert ((found > 0).sum(0) == 2).all() and ((found > 0).sum(1) == 2).all()
+        assert (found[np.arange(10), np.arange(10)] > 0).all()
+    assert sizes.max() > 3 * sizes.min()
+    uneven = counts_of("label_quantity", CIFAR10, 13, num_labels=3)[0] > 0
+    assert np.ptp(uneven.sum(0)) <= 1 and (uneven.sum(1) == 3).all()
+
+
+def test_nobody_in_mixed_is_below_the_minimum():
+    chosen = {"concentration": 1e-3, "min_size": 9}
+    assert counts_of("label_quantity", CIFAR10, 30, **chosen)[1].min() >= 9
+
+
+def test_shards_are_equal_runs_of_the_sorted_labels():
+    found, sizes = counts_of("shards", CIFAR10, 100)
+    assert set(sizes) == {500} and set(found.ravel()) <= {0, 250, 500}
+    assert (found > 0).sum(1).max() == 2
+
+
+# --- quantity ------------------------------------------------------------------------
+
+
+def test_sizes_are_dirichlet_given_the_minimum():
+    # one share of Dir(1, 1) given both at least 1/4 is uniform on [1/4, 3/4]
+    labels = np.zeros(400, int)
+    chosen = {"concentration": 1.0, "min_size": 100}
+    shares = [
+        len(split("quantity_dirichlet", labels, 2, seed=s, **chosen)[0]) / 400
+        for s in range(400)
+    ]
+    assert 0.25 <= min(shares) and max(shares) <= 0.75
+    assert np.mean(shares) == pytest.approx(0.5, abs=0.03)
+    assert np.std(shares) == pytest.approx(0.5 / np.sqrt(12), rel=0.1)
+
+
+def test_where_no_draw_will_do_the_minimum_is_kept_all_the_same():
+    chosen = {"concentration": 1e-3}
+    sizes = counts_of("quantity_dirichlet", CIFAR10, 200, **chosen)[1]
+    assert sizes.min() == 10 and sizes.sum() == 50_000
+    assert sizes.max() > 10_000  # and the skew is not levelled
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_lognormal_sizes_have_their_sigma(partition):
+    sizes = counts_of(partition, CIFAR10, 400, size_sigma=0.3)[1]
+    assert np.log(sizes).std() == pytest.approx(0.3, rel=0.15)
+    assert sizes.sum() == 50_000
+    assert (
+        counts_of(partition, CIFAR10, 400, size_sigma=5.0, min_size=20)[1].min() == 20
+    )
+
+
+# --- numbers of classes --------------------------------------------------------------
+
+
+def test_nonbalance_is_a_tenth_four_tenths_and_half():
+    found, sizes = counts_of("nonbalance", CIFAR10, 30)
+    assert (found > 0).sum(1).tolist() == [10] * 3 + [5] * 12 + [2] * 15
+    assert sizes.max() <= 50_000 // 30
+    reused = counts_of("nonbalance", CIFAR10, 30, allow_reuse=True)[1]
+    assert set(reused) == {50_000 // 30}
+
+
+def test_a_quota_is_spread_evenly_over_a_clients_classes():
+    found = counts_of("nonbalance", CIFAR10, 30, allow_reuse=True)[0]
+    for row in found:
+        assert np.ptp(row[row > 0]) <= 1
+
+
+def test_pareto_gives_one_client_all_classes_and_most_of_them_one():
+    seen = (counts_of("pareto", CIFAR10, 100, allow_reuse=True)[0] > 0).sum(1)
+    assert seen.max() == 10 and np.median(seen) == 1
+    assert (counts_of("pareto", CIFAR10, 20, shape=1e300)[0] > 0).all()
+
+
+# --- FedVeca, GIFT -------------------------------------------------------------------
+
+
+def test_case_2_shares_no_label_or_gives_nobody_two():
+    few = counts_of("fedveca_case", CIFAR10, 5, case=2)[0] > 0
+    assert (few.sum(0) == 1).all() and (few.sum(1) == 2).all()
+    many, sizes = counts_of("fedveca_case", CIFAR10, 30, case=2)
+    assert ((many > 0).sum(1) == 1).all() and ((many > 0).sum(0) == 3).all()
+    assert np.ptp(sizes) <= 1
+
+
+def test_case_3_is_half_iid_half_by_label():
+    found = counts_of("fedveca_case", CIFAR10, 10, case=3)[0]
+    assert (found[:5, :5] > 900).all() and not found[:5, 5:].any()
+    np.testing.assert_array_equal(found[5:, 5:], 5000 * np.eye(5))
+
+
+@pytest.mark.parametrize("allow_reuse", [False, True])
+def test_a_gift_client_has_equal_shares_and_its_own_mix(allow_reuse):
+    found, sizes = counts_of("gift_mix", CIFAR10, 60, allow_reuse=allow_reuse)
+    assert set(sizes) == {50_000 // 60}
+    # E[share^2] of Dir(1_10) is 2 / (10 * 11); rows that run out only mix
+    square = np.mean((found / sizes[:, None]) ** 2)
+    assert square == pytest.approx(2 / 110, rel=0.15 if allow_reuse else 0.3)
+
+
+def test_copies_are_the_whole_set_for_everyone():
+    for own in split("copies", np.arange(50) % 3, 4):
+        np.testing.assert_array_equal(np.sort(own), np.arange(50))
+
+
+@pytest.mark.parametrize(
+    "partition, num_clients, chosen, match",
+    [
+        ("labels_per_client", 4, {"num_labels": 4}, "num_labels=4 but .* has 3 labels"),
+        (
+            "labels_per_client",
+            1,
+            {"num_labels": 2},
+            "at most 2 of 3 labels; .*labels=3",
+        ),
+        ("labels_per_client", 4, {"num_labels": 0}, "num_labels=0 must be an integer"),
+        ("labels_per_client", 15, {"num_labels": 3}, "needs 45 pairs .* only 30; "),
+        ("label_quantity", 15, {"min_size": 20}, "min_size=20 .* needs 300 examples"),
+        ("shards", 20, {}, "makes 40 shards of 30 .*shards_per_client=1 or less"),
+        ("shards", 15, {"min_size": 3}, "min_size=3 .*needs 45"),
+        ("nonbalance", 30, {}, "client .* would get 0 examples .*allow_reuse=true"),
+        ("pareto", 4, {"shape": 0}, "shape=0 must be a finite number above 0"),
+        ("fedveca_case", 4, {"case": 4}, "case=4 is unknown; write 1, 2 or 3"),
+        ("fedveca_case", 1, {"case": 3}, "3 labels and num_clients=1; give 2"),
+        ("quantity_dirichlet", 4, {"min_size": 8}, "min_size=8 .*needs 32 .*are 30"),
+        ("iid", 4, {"size_sigma": -1}, r"size_sigma=-1 must lie in \[0, 100"),
+        ("copies", 4, {"min_size": 31}, "min_size=31 but there are 30"),
+        ("copies", 0, {}, "num_clients=0"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_said_with_the_numbers(partition, num_clients, chosen, match):
+    labels = np.arange(30) % 3
+    with pytest.raises(ValueError, match=match) as error:
+        split(partition, labels, num_clients, **chosen)
+    assert "\n" not in str(error.value) and str(error.value).endswith(".")
