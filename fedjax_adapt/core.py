@@ -50,12 +50,18 @@ class Batch(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What is being learnt: a model and a loss, as pure functions."""
+    """What is being learnt: a model and a loss, as pure functions.
+
+    `apply_train` is the model in training mode (augmentation, dropout), `apply_frozen`
+    the model in evaluation mode on the inputs that `apply_train` makes of x under the
+    same key. None: `apply`.
+    """
 
     init: Callable[[Key], Params]
     apply: Callable[[Params, Array], Outputs]
     loss: Callable[[Array, Array], Array]  # (logits, y) -> per-example loss [batch]
     apply_train: Callable[[Params, Array, Key], Outputs] | None = None
+    apply_frozen: Callable[[Params, Array, Key], Outputs] | None = None
 
 
 # --- what the parts of an algorithm are shown ----------------------------------------
@@ -191,6 +197,13 @@ def predict_train(task: Task, params: Params, x: Array, key: Key) -> Outputs:
     if task.apply_train is None:
         return task.apply(params, x)
     return task.apply_train(params, x, key)
+
+
+def predict_frozen(task: Task, params: Params, x: Array, key: Key) -> Outputs:
+    """Another model on the inputs that `predict_train` sees: augmented, no dropout."""
+    if task.apply_frozen is None:
+        return task.apply(params, x)
+    return task.apply_frozen(params, x, key)
 
 
 def task_loss(params: Params, view: LocalView, key: Key) -> Array:

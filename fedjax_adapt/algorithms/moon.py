@@ -6,7 +6,7 @@ r"""MOON: pull the features towards the global model's, away from one's own last
     w       <- w + sum_{i in S} p_i (theta_i - w)          p_i = n_i / sum_{S} n
 
 z_w and z_prev are the features of the broadcast model and of the client's own last
-end point, both frozen and in evaluation mode.
+end point at the same (augmented) inputs, both frozen and in evaluation mode.
 
 References:
   Li et al., "Model-Contrastive Federated Learning", CVPR 2021,
@@ -31,6 +31,7 @@ from ..core import (
     LocalRule,
     ServerRule,
     mean,
+    predict_frozen,
     predict_train,
     send_delta,
     weighted_loss,
@@ -74,7 +75,7 @@ def moon(
                 "features(x) and head(features), or return Outputs(logits, features)."
             )
         frozen = lambda params: jax.lax.stop_gradient(
-            view.task.apply(params, view.batch.x).features
+            predict_frozen(view.task, params, view.batch.x, key).features
         )
         toward = cosine(outputs.features, frozen(view.anchor))
         away = cosine(outputs.features, frozen(view.client.previous))

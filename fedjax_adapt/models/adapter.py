@@ -42,7 +42,8 @@ def classification(
         ...] before the model sees them, e.g. `models.flip_crop()`; evaluation never.
 
     Returns:
-      The task. `apply_train` is None where nothing is random in training.
+      The task. `apply_train` is None where nothing is random in training, and
+      `apply_frozen` where nothing is augmented.
 
     Raises:
       ValueError: the model keeps state besides parameters (BatchNorm), returns no
@@ -60,6 +61,7 @@ def classification(
         apply=lambda params, x: model.apply(params, prepare(x)),
         loss=model.loss or optax.softmax_cross_entropy_with_integer_labels,
         apply_train=_training(model, prepare, augment),
+        apply_frozen=_frozen(model, prepare, augment),
     )
     example = jax.ShapeDtypeStruct((2, *input_shape), jnp.float32)
     _check_logits(task, example)
@@ -82,6 +84,18 @@ def _training(model: Model, prepare: Callable, augment: Augment | None):
         if apply_train is None:
             return model.apply(params, x)
         return apply_train(params, x, key_model)
+
+    return augmented
+
+
+def _frozen(model: Model, prepare: Callable, augment: Augment | None):
+    """The task's `apply_frozen`: the augmentation of `apply_train`, and nothing else."""
+    if augment is None:
+        return None
+
+    def augmented(params, x, key):
+        key_augment, _ = jax.random.split(key)
+        return model.apply(params, augment(key_augment, prepare(x)))
 
     return augmented
 

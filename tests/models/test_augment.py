@@ -119,6 +119,9 @@ def test_dropout_and_augmentation_draw_from_keys_of_their_own():
     np.testing.assert_array_equal(
         logits[:, :size].reshape(x.shape), augment(key_augment, x)
     )
+    frozen = task.apply_frozen({}, x, KEY).logits
+    np.testing.assert_array_equal(frozen[:, :size], logits[:, :size])
+    np.testing.assert_array_equal(frozen[:, size:], 1)  # no dropout
     np.testing.assert_array_equal(
         logits[:, size:], plain.apply_train({}, x, key_model).logits[:, size:]
     )
