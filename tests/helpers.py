@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from fedjax_adapt import FederatedDataset, Outputs, Plan, Task, init_state, make_round
 
@@ -66,6 +67,18 @@ def start(algorithm, task, data, plan=None, seed=1):
     plan = plan or Plan(cohort_size=3, batch_size=4)
     state = init_state(algorithm, task, data, plan, jax.random.key(seed))
     return make_round(algorithm, task, data, plan), state
+
+
+def fast(cases, *names):
+    """Named cases as pytest parameters: the named ones, and all among the slow tests."""
+    assert set(names) <= set(cases), names
+    marks = lambda name: () if name in names else pytest.mark.slow
+    return [
+        pytest.param(*case, id=name, marks=marks(name))
+        if isinstance(case, tuple)
+        else pytest.param(case, id=name, marks=marks(name))
+        for name, case in cases.items()
+    ]
 
 
 def keys(rounds, seed=2):

@@ -113,6 +113,7 @@ def test_a_round_moves_the_model_and_says_who_trained(case):
     assert (np.asarray(info.loss) > 0).all()
 
 
+@for_some
 def test_a_scan_over_rounds_equals_the_loop(case):
     looped, infos = case.after(3)
     scanned, stacked = fa.train(case.round_fn, case.state, keys(3))
@@ -192,6 +193,7 @@ def test_the_order_of_the_cohort_does_not_change_the_round(case):
     np.testing.assert_array_equal(other_info.cohort, info.cohort[::-1])
 
 
+@for_some
 def test_a_round_nobody_trains_in_changes_nothing(case):
     nobody = fa.StepPolicy(
         steps=lambda state, cohort, measurement: jnp.zeros_like(cohort.ids)

@@ -44,7 +44,7 @@ def test_one_client_with_full_batches_is_gradient_descent(x64):
         )(params)
         params = jax.tree.map(lambda p, g: p - 0.2 * g, params, grads)
     for key in keys(2):
-        state, _ = round_fn(state, key)
+        state, _ = jax.jit(round_fn)(state, key)
     close(state.params, params, atol=1e-12)
 
 

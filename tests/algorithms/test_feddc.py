@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 from comparison import KBAR, PLAN, assert_follows, distance_to_optimum, run
-from helpers import close, keys, start
+from helpers import close, fast, keys, start
 
 from fedjax_adapt import Plan, bernoulli
 from fedjax_adapt.algorithms import feddc, feddyn, fedssg
@@ -23,7 +23,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", fast(OPTIONS, "authors' code", "the paper"))
 def test_follows_the_numpy_oracle(x64, options):
     clients, theta, history = run(feddc(ALPHA, **options))
     kind = options.get("correction", "scaffold2")

@@ -1,9 +1,10 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
 from comparison import PLAN, assert_follows, run
-from helpers import CLASSES, close, keys, make_data, make_task, start
+from helpers import CLASSES, close, fast, keys, make_data, make_task, start
 
 from fedjax_adapt import Cohort, FederatedDataset, Plan, ServerRule
 from fedjax_adapt.algorithms import feddisco, feddyn, fedprox, scaffold
@@ -51,7 +52,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", fast(OPTIONS, "code", "nobody trusted"))
 def test_follows_the_numpy_oracle(x64, options):
     clients, theta, history = run(feddisco(**options), rounds=2)
     told = dict(options)
@@ -91,7 +92,7 @@ def test_without_a_and_b_it_is_its_base(task, data, base):
     ends = []
     for algorithm in (base, feddisco(0.0, 0.0, base=base)):
         round_fn, state = start(algorithm, task, data)
-        after, _ = round_fn(state, keys(1)[0])
+        after, _ = jax.jit(round_fn)(state, keys(1)[0])
         ends.append(after)
     close(ends[0], ends[1])
 

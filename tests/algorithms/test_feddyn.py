@@ -56,7 +56,7 @@ def test_the_first_round_of_a_client_is_fedprox(task, data):
     deltas = []
     for algorithm in (feddyn(ALPHA), fedprox(ALPHA, "uniform")):
         round_fn, state = start(algorithm, task, equal, plan)
-        after, _ = round_fn(state, keys(1)[0])
+        after, _ = jax.jit(round_fn)(state, keys(1)[0])
         deltas.append(jax.tree.map(jnp.subtract, after.params, state.params))
     longer = jax.tree.map(lambda leaf: leaf * (1 + 3 / 5), deltas[1])  # + mean of all h
     close(deltas[0], longer)
@@ -85,10 +85,10 @@ def test_without_alpha_it_is_not_fedavg_but_fedavg_with_server_momentum(x64):
     average, _ = start(prox, task, data, plan)
     h = jax.tree.map(jnp.zeros_like, state.params)
     for key in keys(3):
-        reached, _ = average(state._replace(clients=(), server=()), key)
+        reached, _ = jax.jit(average)(state._replace(clients=(), server=()), key)
         delta = jax.tree.map(jnp.subtract, reached.params, state.params)
         h = jax.tree.map(lambda h, d: h + 2 / 5 * d, h, delta)
-        state, _ = round_fn(state, key)
+        state, _ = jax.jit(round_fn)(state, key)
         close(state.params, jax.tree.map(jnp.add, reached.params, h), atol=1e-12)
 
 

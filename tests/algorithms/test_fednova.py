@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
@@ -24,7 +25,7 @@ def after_a_round(algorithm, task, data, momentum):
     plan = Plan(cohort_size=3, batch_size=4, momentum=momentum)
     algorithm = with_steps(algorithm, constant_steps(4))
     round_fn, state = start(algorithm, task, data, plan)
-    after, _ = round_fn(state, keys(1)[0])
+    after, _ = jax.jit(round_fn)(state, keys(1)[0])
     return flat(state.params), flat(after.params)
 
 
@@ -93,7 +94,7 @@ def test_on_a_constant_gradient_every_client_sends_the_same_direction(
     data = replace(data, x=same_x)
     plan = Plan(batch_size=2, lr=0.2, momentum=momentum)  # the prox acts as a gradient
     round_fn, state = start(fednova(mu), linear_task(jnp.float64), data, plan)
-    after, info = round_fn(state, keys(1)[0])
+    after, info = jax.jit(round_fn)(state, keys(1)[0])
     effective = np.average(
         info.num_steps if mu else info.clients["normaliser"], weights=data.size
     )

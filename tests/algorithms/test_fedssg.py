@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 from comparison import KBAR, PLAN, ROUNDS, assert_follows, distance_to_optimum, run
-from helpers import close, keys, linear_task, make_data, same, start
+from helpers import close, fast, keys, linear_task, make_data, same, start
 
 from fedjax_adapt import Plan, bernoulli, constant_steps, train, with_steps
 from fedjax_adapt.algorithms import fedavg, fedssg, scaffold
@@ -38,7 +38,10 @@ CASES = {name: (options, PLAN) for name, options in OPTIONS.items()} | {
 }
 
 
-@pytest.mark.parametrize("options, plan", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "options, plan",
+    fast(CASES, "gate", "align", "correction", "authors' code, Bernoulli cohorts"),
+)
 def test_follows_the_numpy_oracle(x64, options, plan):
     o = {"alpha": ALPHA, "total_rounds": T, "participation": Q, **options}
     clients, theta, history = run(fedssg(**o), plan)
@@ -204,7 +207,7 @@ def test_k_identity_pins_the_bookkeeping(x64, options):
     ]
     for t, key in enumerate(keys(ROUNDS)):
         before = state
-        state, info = round_fn(state, key)
+        state, info = jax.jit(round_fn)(state, key)
         for slot, i in enumerate(np.asarray(info.cohort)):
             k = info.clients["gate"][slot] * 0.8**t  # tau_i = Kbar here
             if options:

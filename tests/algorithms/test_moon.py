@@ -153,7 +153,7 @@ def test_a_model_without_features_is_refused(data):
 
 def test_clients_remember_their_own_end_point(data):
     round_fn, state = start(moon(MU), two_layer_task(), data, PLAN)
-    after, info = round_fn(state, keys(1)[0])
+    after, info = jax.jit(round_fn)(state, keys(1)[0])
     visited = np.zeros(6, bool)
     visited[np.asarray(info.cohort)] = True
     np.testing.assert_array_equal(after.clients.visited, visited)

@@ -6,6 +6,7 @@ import pytest
 from comparison import PLAN, assert_follows, distance_to_optimum, run
 from helpers import (
     close,
+    fast,
     keys,
     linear_task,
     make_data,
@@ -27,15 +28,18 @@ from fedjax_adapt.core import add_delta, send_delta
 KBAR = oracle.num_batches(8, PLAN.batch_size, 2)  # 48 examples, 6 clients: mean size 8
 
 
+OPTIONS = {
+    "II": ("II", "size", "round", "actual", "uniform"),
+    "I": ("I", "size", "round", "actual", "uniform"),
+    "the codes": ("II", "legacy", "base", "actual", "uniform"),
+    "mean steps": ("II", "size", "round", "mean", "uniform"),
+    "equal clients": ("II", "none", "round", "actual", "data"),
+}
+
+
 @pytest.mark.parametrize(
     "option, scale, control_lr, control_steps, weights",
-    [
-        ("II", "size", "round", "actual", "uniform"),
-        ("I", "size", "round", "actual", "uniform"),
-        ("II", "legacy", "base", "actual", "uniform"),
-        ("II", "size", "round", "mean", "uniform"),
-        ("II", "none", "round", "actual", "data"),
-    ],
+    fast(OPTIONS, "I", "the codes"),
 )
 def test_follows_the_numpy_oracle(
     x64, option, scale, control_lr, control_steps, weights
@@ -109,7 +113,7 @@ def test_server_control_is_the_mean_of_the_clients(task, data, scale):
 def test_clients_that_sit_out_keep_their_control_to_the_bit(task, data):
     round_fn, state = start(scaffold(), task, data)
     state, _ = train(round_fn, state, keys(2))
-    after, info = round_fn(state, keys(3)[2])
+    after, info = jax.jit(round_fn)(state, keys(3)[2])
     visited = set(np.asarray(info.cohort).tolist())
     for i in range(data.num_clients):
         row = lambda tree, i=i: jax.tree.map(lambda leaf: leaf[i], tree)
@@ -123,9 +127,9 @@ def test_linear_loss_finds_each_gradient_and_stops_the_drift(x64, option):
     algorithm = with_steps(scaffold(option=option), constant_steps(3))
     round_fn, state = start(algorithm, linear_task(jnp.float64), data, plan)
     gradients = np.asarray(data.x).reshape(5, 8, -1).mean(1)
-    first, _ = round_fn(state, keys(1)[0])
+    first, _ = jax.jit(round_fn)(state, keys(1)[0])
     close(first.clients, gradients, atol=1e-12)
-    second, _ = round_fn(first, keys(1)[0])
+    second, _ = jax.jit(round_fn)(first, keys(1)[0])
     expected = np.asarray(first.params) - 3 * 0.1 * gradients.mean(0)
     close(second.params, expected, atol=1e-12)
 
@@ -143,7 +147,7 @@ def test_option_one_and_two_agree_after_one_full_batch_step(x64):
         algorithm = with_steps(scaffold(option=option), constant_steps(1))
         round_fn, state = start(algorithm, make_task(jnp.float64), data, plan)
         for key in keys(2):
-            state, _ = round_fn(state, key)
+            state, _ = jax.jit(round_fn)(state, key)
         states.append(state)
     close(states[0], states[1], atol=1e-12)
 
