@@ -339,8 +339,9 @@ class LocalRule(NamedTuple):
 class Probe(NamedTuple):
     """A measurement along the local steps: a fold, `init(anchor)` then `update`.
 
-    `update(probe, grads, view)` sees the corrected gradient of each step. A probe as
-    large as the parameters costs lanes x params of memory.
+    `update(probe, grads, view)` sees the gradient of each step with all that the local
+    rule adds to it, before clipping and without the plan's weight decay. A probe as large
+    as the parameters costs lanes x params of memory.
     """
 
     init: Callable[[Params], PyTree] = no_state
@@ -367,13 +368,18 @@ class StepPolicy(NamedTuple):
 
 
 class ServerRule(NamedTuple):
-    """How uploads become the next global model. `combine` sees the cohort axis."""
+    """How uploads become the next global model. `combine` sees the cohort axis.
+
+    `adds_mean` says that `update` adds the combined displacement to the model as it is,
+    whatever else it adds: then its weights may be changed from outside.
+    """
 
     init: Callable[[Params], ServerExtra] = no_state
     combine: Callable[[Upload, Cohort], Upload] = mean(by_examples)
     update: Callable[
         [Params, ServerExtra, Upload, Cohort], tuple[Params, ServerExtra]
     ] = add_delta
+    adds_mean: bool = False  # not needed for `add_delta`
 
 
 Refine = Callable[[Params, RoundView, Key], Params]

@@ -17,6 +17,7 @@ from .core import (
     Refine,
     ServerExtra,
     ServerRule,
+    StepPolicy,
     Upload,
     no_probe_update,
     unchanged,
@@ -102,7 +103,7 @@ def seeing(
     def shown(function):
         return lambda *arguments: function(*map(inner, arguments))
 
-    local, policy = algorithm.local, algorithm.policy
+    local = algorithm.local
     # defaults but `finish`, which hands the state on, look at none
     wrapped = {
         name: shown(function)
@@ -111,25 +112,33 @@ def seeing(
     }
     wrapped["init"] = local.init
 
-    def update(state, cohort, runs, outcome):
-        outcome = outcome._replace(
-            server=server(outcome.server), upload=upload(outcome.upload)
-        )
-        return policy.update(state, cohort, inner(runs), outcome)
-
-    measure, probe = policy.measure, policy.probe
-    if probe.update is not no_probe_update:
-        probe = Probe(probe.init, shown(probe.update))
     return Algorithm(
         local=local._replace(**wrapped),
-        policy=policy._replace(
-            measure=None if measure is None else shown(measure),
-            probe=probe,
-            update=unchanged if policy.update is unchanged else update,
-        ),
+        policy=_policy(algorithm.policy, shown, server, upload),
         server=algorithm.server,
         refine=None if algorithm.refine is None else _refined(algorithm.refine, inner),
     )
+
+
+def _policy(policy: StepPolicy, shown: Callable, server, upload) -> StepPolicy:
+    """Itself where it looks at nothing, so that it is still known by identity."""
+    shows = {}
+    if policy.measure is not None:
+        shows["measure"] = shown(policy.measure)
+    if policy.probe.update is not no_probe_update:
+        shows["probe"] = Probe(policy.probe.init, shown(policy.probe.update))
+    if policy.update is not unchanged:
+        shows["update"] = shown(
+            lambda state, cohort, runs, outcome: policy.update(
+                state,
+                cohort,
+                runs,
+                outcome._replace(
+                    server=server(outcome.server), upload=upload(outcome.upload)
+                ),
+            )
+        )
+    return policy._replace(**shows) if shows else policy
 
 
 def _refined(refine: Refine, inner: Callable) -> Refine:

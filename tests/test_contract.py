@@ -1,5 +1,6 @@
 """One contract for everything in the export list (and for the template to copy)."""
 
+import inspect
 import re
 import sys
 
@@ -17,6 +18,11 @@ from fedjax_adapt.engine import mesh
 from fedjax_adapt.experiment import checkpoint
 
 CONSTRUCTORS = {**ALGORITHMS, "template": template}
+# and what weighs the parts of an upload by themselves
+CASES = {
+    **CONSTRUCTORS,
+    "feddisco on feddyn": lambda: ALGORITHMS["feddisco"](base=ALGORITHMS["feddyn"]()),
+}
 PLAN = fa.Plan(cohort_size=4, batch_size=4, lr=0.2, clip_norm=5.0, weight_decay=1e-3)
 
 
@@ -46,13 +52,16 @@ class Case:
         return fa.make_round(self.algorithm, self.task, self.data, plan)
 
 
-@pytest.fixture(scope="module", params=CONSTRUCTORS.values(), ids=CONSTRUCTORS)
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
 def case(request, task, data):
     return Case(request.param, task, data)
 
 
-# no state, a client table, two tables, an objective of its own, a wrapped server
-REPRESENTATIVE = ("fedavg", "scaffold", "fedssg", "moon", "fedadam", "template")
+# no state, a client table, two tables, an objective of its own, a wrapped server, ...
+REPRESENTATIVE = (
+    *("fedavg", "scaffold", "fedssg", "moon", "fedadam", "template"),
+    "feddisco on feddyn",
+)
 
 # what compiles much, for all algorithms among the slow tests
 for_some = pytest.mark.parametrize(
@@ -63,7 +72,7 @@ for_some = pytest.mark.parametrize(
             id=name,
             marks=() if name in REPRESENTATIVE else pytest.mark.slow,
         )
-        for name, constructor in CONSTRUCTORS.items()
+        for name, constructor in CASES.items()
     ],
     indirect=True,
 )
@@ -206,20 +215,24 @@ def test_a_round_nobody_trains_in_changes_nothing(case):
     assert int(info.num_active) == 0
 
 
-def test_module_docstring_has_title_equations_and_reference(case):
-    text = sys.modules[case.constructor.__module__].__doc__
+@pytest.mark.parametrize("constructor", CONSTRUCTORS.values(), ids=CONSTRUCTORS)
+def test_docstrings_have_title_equations_reference_and_arguments(constructor):
+    text = sys.modules[constructor.__module__].__doc__
     first = text.splitlines()[0]
     assert re.match(r"\w+: .+\.?", first), first
     assert re.search(r"^    .*(<-|=)", text, re.MULTILINE)
     assert "https://" in text
     assert "Departs from the paper:" in text
+    for name in inspect.signature(constructor).parameters:
+        assert f"  {name}: " in constructor.__doc__, name
 
 
-def test_every_argument_is_documented(case):
-    import inspect
-
-    for name in inspect.signature(case.constructor).parameters:
-        assert f"  {name}: " in case.constructor.__doc__, name
+def test_clients_that_sit_out_keep_their_state_to_the_bit(case):
+    before, _ = case.after(2)
+    after, infos = case.after(3)
+    away = np.setdiff1d(np.arange(len(SIZES)), np.asarray(infos[2].cohort))
+    rows = lambda tree: jax.tree.map(lambda leaf: leaf[away], tree)
+    assert len(away) == 2 and same(rows(before.clients), rows(after.clients))
 
 
 def test_hyper_parameters_may_be_traced(task, data):

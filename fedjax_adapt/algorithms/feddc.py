@@ -126,5 +126,10 @@ def feddc(
     weights = by_examples if aggregate == "cohort" else uniformly
     return Algorithm(
         local=LocalRule(init=init, prepare=prepare, correct=correct, finish=finish),
-        server=ServerRule(init_server, mean(weights, extra=uniformly), update),
+        server=ServerRule(
+            init_server,
+            mean(weights, extra=uniformly),
+            update,
+            adds_mean=aggregate == "sel_plus_allh",
+        ),
     )

@@ -16,13 +16,14 @@ code fails. With another base than FedAvg's server, FedDyn's above all, only the
 mean of theta is weighted anew, as the FedSSG paper's "FedDyn + Disco" has it.
 """
 
+import math
 from typing import Literal
 
 import jax.numpy as jnp
 import optax
 
 from .. import check
-from ..core import Algorithm, Cohort, Mean, add_delta, by_examples
+from ..core import Algorithm, Cohort, Mean, ServerRule, add_delta, by_examples
 
 DISTANCES = ("kl", "cosine", "l1", "l2", "only_iid")
 
@@ -47,17 +48,25 @@ def feddisco(
       reference: label shares to compare with, one per class; none: uniform.
       legacy_reshape: read the table of label shares ten classes a row whatever their
         number, as the code behind FedSSG's CIFAR-100 tables does by mistake.
-      base: an algorithm that averages displacements; none: FedAvg.
+      base: an algorithm whose server adds the mean of the cohort's displacements:
+        FedAvg, FedProx, MOON, FedDyn, FedDC or FedSSG; none: FedAvg.
     """
     check.nonnegative("a", a)
     check.nonnegative("b", b)
     check.one_of("distance", distance, DISTANCES)
     base = base or Algorithm()
-    combine = base.server.combine
-    if not isinstance(combine, Mean):
+    combine, is_plain = base.server.combine, base.server.update is add_delta
+    if not (isinstance(combine, Mean) and (is_plain or base.server.adds_mean)):
         raise ValueError(
-            f"feddisco got a base that combines by {combine!r}; give one that averages "
-            "displacements, such as fedavg() or feddyn()."
+            "feddisco weighs the mean of the cohort's models anew, but its base's server "
+            "does something else with it; give fedavg(), fedprox(), moon(), feddyn(), "
+            "feddc() or fedssg()."
+        )
+    if reference is not None and not (
+        all(0 <= share < math.inf for share in reference) and sum(reference) > 0
+    ):
+        raise ValueError(
+            f"reference={reference} must be finite shares of at least 0, not all of them 0."
         )
 
     def label_shares(cohort):  # [cohort, classes]
@@ -69,6 +78,11 @@ def feddisco(
         counts = cohort.label_counts
         shares = counts / jnp.maximum(counts.sum(1, keepdims=True), 1)
         if legacy_reshape:
+            if counts.shape[1] % 10:
+                raise ValueError(
+                    f"legacy_reshape reads ten labels a row but there are "
+                    f"{counts.shape[1]}; leave it out."
+                )
             shares = shares.reshape(-1, 10)
             shares = shares / jnp.maximum(shares.sum(1, keepdims=True), 1e-12)
         return shares[jnp.minimum(cohort.ids, cohort.num_clients - 1)]
@@ -86,18 +100,20 @@ def feddisco(
         cosine = (shares @ target) / (
             jnp.sqrt((shares**2).sum(1)) * jnp.sqrt((target**2).sum())
         )
-        apart = shares - target[None]
+        difference = shares - target[None]
         d = {
             "kl": lambda: _kl(shares, target[None]),
             "cosine": lambda: 1 - cosine,
-            "l1": lambda: jnp.abs(apart).sum(1),
-            "l2": lambda: jnp.sqrt((apart**2).sum(1)),
+            "l1": lambda: jnp.abs(difference).sum(1),
+            "l2": lambda: jnp.sqrt((difference**2).sum(1)),
             "only_iid": lambda: jnp.where(cosine > 0.9, 0.01, jnp.inf),
         }[distance]()
         if distance != "kl" or not normalise:
             return d
-        total = jnp.where(cohort.active, d, 0).sum()
-        return d / jnp.where(total > 0, total, 1)
+        # a label the reference has not: in the limit such clients share all of the sum
+        apart = cohort.active & jnp.isinf(d)
+        d = jnp.where(apart.any(), apart, jnp.where(cohort.active, d, 0))
+        return d / jnp.where(d.sum() > 0, d.sum(), 1)
 
     def trusted(cohort: Cohort):  # r_i over their sum, [cohort]
         v = by_examples(cohort)
@@ -106,7 +122,7 @@ def feddisco(
         r = jnp.where(cohort.active, jnp.maximum(v - cost + b, 0), 0)
         return jnp.where(r.sum() > 0, r / jnp.where(r.sum() > 0, r.sum(), 1), v)
 
-    if base.server.update is add_delta:
+    if is_plain:
         weighted = Mean(trusted, combine.extra)
         return base._replace(server=base.server._replace(combine=weighted))
 
@@ -127,7 +143,7 @@ def feddisco(
     )
     return base._replace(
         local=base.local._replace(finish=sends_twice),
-        server=base.server._replace(combine=weights, update=update),
+        server=ServerRule(base.server.init, weights, update),
     )
 
 

@@ -73,5 +73,7 @@ def feddyn(
             decay=decay,
             finish=finish,
         ),
-        server=ServerRule(optax.tree.zeros_like, mean(uniformly), update),
+        server=ServerRule(
+            optax.tree.zeros_like, mean(uniformly), update, adds_mean=True
+        ),
     )

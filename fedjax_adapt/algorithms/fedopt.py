@@ -11,7 +11,8 @@ References:
   Reddi et al., "Adaptive Federated Optimization", ICLR 2021,
   https://arxiv.org/abs/2003.00295. Algorithm 2.
 
-Departs from the paper: none. optax's own adam and yogi, which correct the bias of m and
+Departs from the paper: D is weighted by data, as FedAvg's mean is; the paper's is uniform,
+`base=fedavg("uniform")`. optax's own adam and yogi, which correct the bias of m and
 v, are used as `with_server_optimizer(fedavg(), optax.adam(0.01))`.
 """
 

@@ -204,5 +204,10 @@ def fedssg(
 
     return Algorithm(
         local=LocalRule(init=init, prepare=prepare, correct=correct, finish=finish),
-        server=ServerRule(init_server, mean(uniformly), update),
+        server=ServerRule(
+            init_server,
+            mean(uniformly),
+            update,
+            adds_mean=aggregate == "sel_plus_allh",
+        ),
     )

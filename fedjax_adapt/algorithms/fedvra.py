@@ -5,7 +5,7 @@ r"""FedVRA: a dual variable per client that takes out the variance of who is sam
     w        <- d/N sum_S theta_i + (1 - d m/N) w + 1/N sum_{all j} lambda_j / gamma_j
 
 gamma_i = gamma / w_i, w_i = N n_i / n the client's size over the mean size. With a = 1
-and d = N/m it is FedDyn.
+and d = N/m, the defaults here, it is FedDyn of alpha = gamma, clipped as a whole.
 
 References:
   "FedVRA", AAAI 2023, as restated in the FedSSG paper, eqs. (13)-(16), whose tables it
@@ -37,7 +37,7 @@ def fedvra(
     Args:
       variant: "paper", or "ssg_code": the code behind FedSSG's tables, where lambda
         enters only a term without gradient, so that it is FedDyn with alpha = 0.01, its
-        clip included; the other arguments are not used.
+        clip included; the other arguments must be left out.
       gamma: strength of the proximal term.
       a: step size of the dual variable.
       d: weight of the cohort's models; none: N/m of the round, their plain mean.
@@ -49,6 +49,15 @@ def fedvra(
         check.positive("d", d)
     is_code = variant == "ssg_code"
     if is_code:
+        if not any(check.is_tracer(v) for v in (gamma, a, d)) and (gamma, a, d) != (
+            0.1,
+            1.0,
+            None,
+        ):
+            raise ValueError(
+                f"variant=ssg_code is FedDyn with alpha=0.01 and has no gamma={gamma}, "
+                f"a={a} or d={d}; leave them out, or write variant=paper."
+            )
         gamma, a, d = 0.01, 1.0, None
 
     def prepare(view):  # lambda_i - gamma_i w
@@ -83,5 +92,7 @@ def fedvra(
             decay=decay,
             finish=finish,
         ),
-        server=ServerRule(optax.tree.zeros_like, mean(uniformly), update),
+        server=ServerRule(
+            optax.tree.zeros_like, mean(uniformly), update, adds_mean=d is None
+        ),
     )

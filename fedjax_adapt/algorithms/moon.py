@@ -13,10 +13,12 @@ References:
   https://arxiv.org/abs/2103.16257. Eqs. (3)-(5), Algorithm 1, and the authors' code,
   https://github.com/QinbinLi/MOON.
 
-Departs from the paper: none for clients that were there before. One that was not has no
-last model: its contrastive loss is 0 (`first="init"` takes the initial model, as
-NIID-Bench does). The projection head belongs to the model: `fedjax_adapt.models.projected`
-or `--projection 256`.
+Departs from the paper: a client that comes for the first time in a later round has no last
+model, and so no contrast; the authors' code compares with a random model of its own,
+NIID-Bench with the initial one (`first="init"`). One last model is kept, as published; the
+code could keep more. Features that are the inputs (models linear and svm) cannot be pulled:
+there MOON is FedAvg, at a higher cost. The projection head belongs to the model:
+`fedjax_adapt.models.projected` or `--projection 256`.
 """
 
 from typing import Any, Literal, NamedTuple

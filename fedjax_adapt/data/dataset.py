@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .examples import check_finite, count_labels, num_classes_of
 from .noise import ClientNoise
 
 Array = jax.Array
-
-BLOCK = 4096  # examples looked at together, so that copies stay small
 
 
 @jax.tree_util.register_dataclass
@@ -70,7 +69,7 @@ class FederatedDataset:
         return replace(
             data,
             holders=jnp.asarray(np.flatnonzero(data.size), jnp.int32),
-            label_counts=_label_counts(
+            label_counts=count_labels(
                 np.asarray(data.y), data.rows(), data.num_classes
             ),
         )
@@ -167,11 +166,11 @@ class FederatedDataset:
         size = np.array([len(r) for r in rows], np.int32)
         if not len(size) or size.max() == 0:
             raise ValueError(f"{len(size)} clients hold no example; give them some.")
-        num_classes = _num_classes(y, num_classes)
-        _check_finite(x, y, "training example")
+        num_classes = num_classes_of(y, num_classes)
+        check_finite(x, y, "training example")
         if test is not None:
-            _num_classes(np.asarray(test[1]), num_classes, "test example")
-            _check_finite(*test, "test example")
+            num_classes_of(np.asarray(test[1]), num_classes, "test example")
+            check_finite(*test, "test example")
         index = np.zeros((len(size), size.max()), np.int32)
         for i, r in enumerate(rows):
             if len(r):
@@ -184,55 +183,8 @@ class FederatedDataset:
             index=jnp.asarray(index),
             size=jnp.asarray(size),
             holders=jnp.asarray(np.flatnonzero(size), jnp.int32),
-            label_counts=_label_counts(y, rows, num_classes),
+            label_counts=count_labels(y, rows, num_classes),
             test=None if test is None else on_device(tuple(test)),
             public=on_device(public),
             num_classes=num_classes,
         )
-
-
-def _label_counts(y: np.ndarray, rows: Sequence, num_classes: int) -> Array | None:
-    """[clients, classes] int32, or None where labels are not integers."""
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-        return None
-    counts = [np.bincount(y[np.asarray(r, int)], minlength=num_classes) for r in rows]
-    return jnp.asarray(np.stack(counts), jnp.int32)
-
-
-def _num_classes(
-    y: np.ndarray, num_classes: int | None, example: str = "example"
-) -> int:
-    """Checks integer labels against `num_classes`, or counts them."""
-    if not np.issubdtype(y.dtype, np.integer) or y.size == 0:
-        return num_classes or 0  # regression targets, or no labels to look at
-    low, high = int(y.min()), int(y.max())
-    if num_classes is None:
-        num_classes = high + 1
-    if low < 0 or high >= num_classes:
-        bad = low if low < 0 else high
-        row = int(np.argmax(y.reshape(-1) == bad))
-        raise ValueError(
-            f"label {bad} ({example} {row}) is out of range: num_classes={num_classes} "
-            f"allows 0 to {num_classes - 1}."
-        )
-    return num_classes
-
-
-def _check_finite(x: Any, y: Any, example: str) -> None:
-    """Raises ValueError on the first example with a NaN or infinite number in it."""
-    for what, values in (("input", np.asarray(x)), ("target", np.asarray(y))):
-        if not jnp.issubdtype(values.dtype, jnp.floating) or not values.size:
-            continue  # integers always are
-        kept = jax.dtypes.canonicalize_dtype(values.dtype)  # on the device
-        for begin in range(0, len(values), BLOCK):
-            with np.errstate(over="ignore"):  # what overflows is named below
-                block = values[begin : begin + BLOCK].astype(kept)
-            finite = np.isfinite(block.reshape(len(block), -1)).all(1)
-            if not finite.all():
-                row = int(np.argmin(finite))
-                bad = block[row].reshape(-1)
-                raise ValueError(
-                    f"{example} {begin + row} has the {what} "
-                    f"{bad[np.argmin(np.isfinite(bad))]} in {kept}; leave such examples "
-                    "out, or put numbers there with numpy.nan_to_num."
-                )

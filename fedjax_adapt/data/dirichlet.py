@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import check
 from .rows import Rows, check_split, from_richest, generator, group
-from .sizes import MAX_SIGMA, client_sizes
+from .sizes import MAX_SIGMA, client_sizes, legacy_sizes
 
 
 def dirichlet(
@@ -56,14 +56,7 @@ def dirichlet(
     rng = generator(seed)
     n = len(labels)
     if legacy_float_sizes:
-        sizes = rng.lognormal(np.log(n // num_clients), size_sigma, num_clients)
-        sizes = (sizes / sizes.sum() * n).astype(int)
-        sizes[0] += n - sizes.sum()
-        if sizes.min() < min_size:
-            raise ValueError(
-                f"legacy_float_sizes gives some of num_clients={num_clients} only "
-                f"{sizes.min()} of {n} rows but min_size={min_size}; leave it out."
-            )
+        sizes = legacy_sizes(rng, n, num_clients, size_sigma, min_size)
     else:
         total = n - n % num_clients if drop_remainder else n
         sizes = client_sizes(rng, total, num_clients, size_sigma, min_size)

@@ -44,7 +44,7 @@ def labels_per_client(
       seed: of everything.
       min_size: rows every client must get; only checked.
     """
-    labels, rows, rng = _begin(labels, num_clients, num_labels, seed, min_size)
+    rows, rng = _begin(labels, num_clients, num_labels, seed, min_size)
     room = np.array([len(r) for r in rows])
     held = deal(rng, room, num_clients, num_labels)
     parts = [[] for _ in range(num_clients)]
@@ -87,7 +87,7 @@ def label_quantity(
       min_size: rows every client must get.
     """
     check.positive("concentration", concentration)
-    labels, rows, rng = _begin(labels, num_clients, num_labels, seed, min_size)
+    rows, rng = _begin(labels, num_clients, num_labels, seed, min_size)
     counts = np.array([len(r) for r in rows])
     each, more = divmod(num_clients * num_labels, len(rows))
     room = np.full(len(rows), each)
@@ -147,11 +147,12 @@ def shards(
     pieces = np.array_split(np.concatenate(by_label(rng, labels)[1]), count)
     dealt = rng.permutation(count).reshape(num_clients, shards_per_client)
     rows = join(rng, [[pieces[shard] for shard in own] for own in dealt])
-    return check_sizes(rows, min_size, f"write min_size={len(labels) // count} or less")
+    least = shards_per_client * (len(labels) // count)
+    return check_sizes(rows, min_size, f"write min_size={least} or less")
 
 
 def _begin(labels, num_clients: int, num_labels: int, seed: int, min_size: int):
-    """Checked labels, the shuffled rows of each label that occurs, and a generator."""
+    """The shuffled rows of each label that occurs, and a generator; checks arguments."""
     check.at_least("num_labels", num_labels, 1)
     labels = check_split(labels, num_clients, seed, min_size)
     rng = generator(seed)
@@ -167,4 +168,4 @@ def _begin(labels, num_clients: int, num_labels: int, seed: int, min_size: int):
             f"most {num_labels * num_clients} of {len(rows)} labels; write num_labels="
             f"{-(-len(rows) // num_clients)} or more."
         )
-    return labels, rows, rng
+    return rows, rng

@@ -3,7 +3,16 @@
 import numpy as np
 
 from .. import check
-from .rows import Rows, apportion, at_least, check_split, cut, generator
+from .rows import (
+    Rows,
+    apportion,
+    at_least,
+    by_label,
+    check_split,
+    cut,
+    generator,
+    join,
+)
 
 # Sizes are shares of a whole, so beyond this one client has all there is to have.
 MAX_SIGMA = 100.0
@@ -28,11 +37,32 @@ def client_sizes(
     return at_least(rng, apportion(total, np.exp(logs - logs.max())), min_size)
 
 
+def legacy_sizes(
+    rng: np.random.Generator, total: int, num_clients: int, sigma: float, min_size: int
+) -> np.ndarray:
+    """Sizes [num_clients] as the code of FedDyn, FedDC and FedSSG truncates them.
+
+    All clients but the first may lose a row to rounding, and the first gets those: 599
+    and 99 times 499 for 50,000 rows, 100 clients and sigma 0.
+    """
+    sizes = rng.lognormal(np.log(total // num_clients), sigma, num_clients)
+    sizes = (sizes / sizes.sum() * total).astype(int)
+    sizes[0] += total - sizes.sum()
+    if sizes.min() < min_size:
+        raise ValueError(
+            f"legacy_float_sizes gives some of num_clients={num_clients} only "
+            f"{sizes.min()} of {total} rows but min_size={min_size}; leave it out."
+        )
+    return sizes
+
+
 def iid(
     labels: np.ndarray,
     num_clients: int,
     *,
     size_sigma: float = 0.0,
+    legacy_float_sizes: bool = False,
+    stratified: bool = False,
     seed: int = 0,
     min_size: int = 1,
 ) -> Rows:
@@ -42,14 +72,27 @@ def iid(
       labels: of the training set, [n] integers.
       num_clients: how many clients.
       size_sigma: 0 is equal sizes; above, sizes are in proportion to lognormal(0, sigma).
+      legacy_float_sizes: sizes as the published code truncates them (CIFAR-10 with 100
+        clients: 599 and 99 times 499).
+      stratified: deal the rows of one label after the other, so that all clients hold
+        each label equally often (give or take 1), as that code does for CIFAR-100.
       seed: of everything.
       min_size: rows every client must get; the richest give what the poorest lack.
     """
     check.between("size_sigma", size_sigma, 0, MAX_SIGMA)
     labels = check_split(labels, num_clients, seed, min_size)
     rng = generator(seed)
+    if stratified:
+        if size_sigma or legacy_float_sizes:
+            raise ValueError(
+                "stratified=True makes equal sizes; leave size_sigma and "
+                "legacy_float_sizes out."
+            )
+        rows = np.concatenate(by_label(rng, labels)[1])
+        return join(rng, [[rows[i::num_clients]] for i in range(num_clients)])
     rows = rng.permutation(len(labels))
-    return cut(rows, client_sizes(rng, len(rows), num_clients, size_sigma, min_size))
+    sizes = legacy_sizes if legacy_float_sizes else client_sizes
+    return cut(rows, sizes(rng, len(rows), num_clients, size_sigma, min_size))
 
 
 def quantity_dirichlet(

@@ -82,8 +82,8 @@ def evaluate_clients(
 ) -> Metrics:
     """Accuracy and mean loss of one model on every client's own examples, [clients].
 
-    One pass over `data.x`, of which no copy is made. Both are 0 for a client without
-    examples: average over `data.size > 0`.
+    One pass over `data.x`, of which no copy is made, without its noise. Both are 0 for a
+    client without examples: average over `data.size > 0`.
 
     Args:
       task: the task.

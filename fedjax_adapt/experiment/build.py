@@ -1,5 +1,6 @@
 """From a config to the parts the engine takes: the one place that wires them."""
 
+import ast
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +24,7 @@ from ..engine.averages import with_averages
 from ..models import AUGMENTS, MODELS, classification, projected
 from ..participation import bernoulli, uniform
 from .config import DERIVED, Config, partition_seed
-from .options import find, options_of, registry
+from .options import checked, find, options_of, registry
 
 
 class Federation(NamedTuple):
@@ -119,7 +120,7 @@ def build_algorithm(config: Config) -> Algorithm:
 
 
 def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorithm:
-    """An algorithm by name; `base` may be the name of another, with its defaults."""
+    """An algorithm by name; `base` may name another, see `_parse_base`."""
     constructor = find("algorithm", name)
     known = options_of("algorithm", constructor)
     told = {own: getattr(config, ours) for own, ours in DERIVED.items() if own in known}
@@ -127,9 +128,30 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
         told["participation"] = cohort_size(config) / config.num_clients
     given = {n: v for n, v in options.items() if v is not None}
     if "base" in given:
-        check.one_of("base", given["base"], registry("algorithm"))
-        given["base"] = _construct(config, given["base"], {})
+        given["base"] = _construct(config, *_parse_base(given["base"]))
     return constructor(**told | given)
+
+
+def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of "feddyn" or "feddyn(alpha=0.1)"."""
+    try:
+        node = ast.parse(text, mode="eval").body
+        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+        assert isinstance(call.func, ast.Name) and not call.args
+        values = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    except (SyntaxError, ValueError, AssertionError):
+        raise ValueError(
+            f"base={text!r} is no algorithm; write its name, or its name and options as "
+            "in feddyn(alpha=0.1)."
+        ) from None
+    name = call.func.id
+    check.one_of("base", name, registry("algorithm"))
+    known = options_of("algorithm", find("algorithm", name))
+    for option, value in values.items():
+        check.one_of(f"option of base {name}", option, known)
+        sentence = f"{option}={value!r} of base {name}"
+        values[option] = checked(sentence, known[option].annotation, value)
+    return name, values
 
 
 def cohort_size(config: Config) -> int:

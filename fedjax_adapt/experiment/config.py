@@ -27,7 +27,10 @@ from .options import (
 )
 
 # Settings that change no number of a run beyond rounding: it may be resumed with others.
-INCIDENTAL = ("data_dir", "folder", "targets", "checkpoint_every", "devices")
+INCIDENTAL = (
+    *("data_dir", "folder", "targets", "checkpoint_every", "devices"),
+    "evaluate_clients",
+)
 
 Corruption = Literal[
     "label_shift", "random_labels", "random_inputs", "noisy_inputs", "duplicated"
@@ -73,6 +76,7 @@ class Config:
       weight_decay: of local SGD, added after clipping
       clip_norm: global norm to which a local gradient is clipped; none: not at all
       evaluate_every: rounds between evaluations on the test set
+      evaluate_clients: at the end, the accuracy on every client's own examples
       evaluate_also: models to evaluate beside the server's; sel: the mean of the round's
         cohort, all: the mean of every client's last model (one model kept per client)
       checkpoint_every: rounds between checkpoints; none: about every 20 seconds
@@ -114,6 +118,7 @@ class Config:
     weight_decay: float = 1e-3
     clip_norm: float | None = 10.0
     evaluate_every: int = 1
+    evaluate_clients: bool = True
     evaluate_also: tuple[Literal["sel", "all"], ...] = ()
     checkpoint_every: int | None = None
     targets: tuple[float, ...] = (0.9, 0.95, 0.97)
@@ -302,8 +307,11 @@ def _check_values(config: Config) -> None:
     check.nonnegative("feature_noise", config.feature_noise)
     if config.feature_noise_mask and config.feature_noise == 0:
         raise ValueError("feature_noise_mask=True needs feature_noise above 0.")
-    if config.corrupt is None and config.corrupt_strength is not None:
-        raise ValueError("corrupt_strength needs corrupt, which says what is wrong.")
+    for name in ("corrupt_strength", "corrupt_clients"):
+        if config.corrupt is None and getattr(config, name) != getattr(Config, name):
+            raise ValueError(
+                f"{name} needs corrupt, which says what is wrong with them."
+            )
     check.positive("epochs", config.epochs)
     check.at_least("num_steps", config.num_steps, 1, none="epochs")
     if config.num_steps is not None and config.epochs != Config.epochs:

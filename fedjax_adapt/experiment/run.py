@@ -172,9 +172,12 @@ def _summarise(
     source, sizes = federation.source, federation.skew.sizes
     metrics = store.read_table(folder, "metrics")
     by_class = metrics["class_accuracy"][-1].as_py()
-    own = evaluate_clients(
-        federation.task, state.params, federation.data, devices=program.num_devices
-    )
+    spread = {}
+    if config.evaluate_clients:
+        own = evaluate_clients(
+            federation.task, state.params, federation.data, devices=program.num_devices
+        )
+        spread = figures.spread_over_clients(own.accuracy, sizes)
     return Summary(
         folder=str(folder),
         compile_seconds=program.seconds,
@@ -194,7 +197,7 @@ def _summarise(
         versions=summary.versions(),
         commit=commit,
         class_accuracy=figures.per_class(by_class, source.y_test),
-        client_accuracy=figures.spread_over_clients(own.accuracy, sizes),
+        client_accuracy=spread,
         client_state_bytes=num_bytes(program.abstract.clients),
         **summary.results(metrics, config.targets),
     )

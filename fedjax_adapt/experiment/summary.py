@@ -37,7 +37,7 @@ class Summary:
         label that has none.
       client_accuracy: of the server's model after the last round on every client's own
         training examples: mean, std, min and worst_tenth (the mean of the worst tenth)
-        over the clients that hold examples.
+        over the clients that hold examples; empty where not asked for.
       client_state_bytes: what the tables of all clients' states take, on each device.
       local_steps: of all clients over all rounds.
       seconds: of training and evaluation; compilation and files apart.

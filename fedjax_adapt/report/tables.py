@@ -77,7 +77,7 @@ def _shares(summary: dict[str, Any]) -> dict[str, str]:
         tested = [share for share in summary["class_accuracy"] if share is not None]
         low, high = min(tested), max(tested)
         rows["by class"] = f"{percent(low)} to {percent(high)}"
-    if "client_accuracy" in summary:
+    if summary.get("client_accuracy"):
         own = summary["client_accuracy"]
         rows["by client"] = (
             f"{percent(own['mean'])} ± {percent(own['std'])} on its own examples, "

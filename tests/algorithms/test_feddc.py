@@ -9,7 +9,7 @@ from comparison import KBAR, PLAN, assert_follows, distance_to_optimum, run
 from helpers import close, fast, keys, start
 
 from fedjax_adapt import Plan, bernoulli
-from fedjax_adapt.algorithms import feddc, feddyn, fedssg
+from fedjax_adapt.algorithms import feddc, feddyn, fedprox, fedssg
 
 ALPHA = 0.4
 
@@ -83,6 +83,21 @@ def test_it_is_fedssg_with_an_open_gate_and_proximal_alignment(x64):
     dc = run(feddc(ALPHA))[2]
     for (a, _), (b, _) in zip(dc, run(ssg)[2], strict=True):
         close(a.params, b.params, atol=1e-12)
+
+
+def test_the_first_round_is_fedprox_with_a_longer_server_step(x64):
+    plan = replace(PLAN, clip_norm=None)
+    equal = (8,) * 5
+    dc, prox = (
+        run(a, plan, equal, 1) for a in (feddc(ALPHA), fedprox(ALPHA, "uniform"))
+    )
+    begin, ends = (
+        dc[1],
+        [oracle.flat(history[0][0].params) for *_, history in (dc, prox)],
+    )
+    np.testing.assert_allclose(
+        ends[0] - begin, (1 + 4 / 5) * (ends[1] - begin), atol=1e-12
+    )
 
 
 def test_the_server_holds_the_means_of_the_clients(task, data):

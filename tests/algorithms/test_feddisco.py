@@ -7,7 +7,16 @@ from comparison import PLAN, assert_follows, run
 from helpers import CLASSES, close, fast, keys, make_data, make_task, start
 
 from fedjax_adapt import Cohort, FederatedDataset, Plan, ServerRule
-from fedjax_adapt.algorithms import feddisco, feddyn, fedprox, scaffold
+from fedjax_adapt.algorithms import (
+    fedadam,
+    fedavg,
+    feddisco,
+    feddyn,
+    fednova,
+    fedprox,
+    fedvra,
+    scaffold,
+)
 from fedjax_adapt.core import Algorithm
 
 A, B = 0.5, 0.1
@@ -87,7 +96,7 @@ def test_on_feddyn_only_the_mean_of_the_cohort_is_weighted_anew(x64):
     assert_follows(history, follow)
 
 
-@pytest.mark.parametrize("base", [fedprox(0.3), scaffold(weights="data")])
+@pytest.mark.parametrize("base", [fedavg(), fedprox(0.3)])
 def test_without_a_and_b_it_is_its_base(task, data, base):
     ends = []
     for algorithm in (base, feddisco(0.0, 0.0, base=base)):
@@ -137,6 +146,29 @@ def test_a_client_whose_share_of_the_divergence_is_large_is_left_out():
     np.testing.assert_allclose(got[1:], 0.5, rtol=1e-6)
 
 
+def test_a_label_the_reference_has_not_is_the_limit_of_one_it_hardly_has():
+    cohort = cohort_of([[9, 1, 0], [5, 5, 0], [5, 4, 1]], [0, 1, 2])
+    got = trusted(cohort, reference=(0.5, 0.5, 0.0))
+    np.testing.assert_allclose(got, [0.5, 0.5, 0], rtol=1e-6)
+    with jax.enable_x64(True):
+        near = trusted(cohort, reference=(0.5, 0.5, 1e-300))
+    np.testing.assert_allclose(near, got, atol=0.01)
+
+
+def test_on_equal_clients_with_equal_labels_feddyn_stays_feddyn(x64):
+    same_y = np.arange(6, dtype=np.int32) % CLASSES
+    x = np.random.default_rng(1).normal(size=(4, 6, 4))
+    data = FederatedDataset.from_clients([(x_i, same_y) for x_i in x])
+    ends = []
+    for algorithm in (feddyn(0.3), feddisco(base=feddyn(0.3))):
+        plan = Plan(cohort_size=3, batch_size=4)
+        round_fn, state = start(algorithm, make_task(jnp.float64), data, plan)
+        for key in keys(3):
+            state, _ = jax.jit(round_fn)(state, key)
+        ends.append(state.params)
+    close(ends[0], ends[1], atol=1e-12)
+
+
 def test_the_legacy_table_reads_ten_classes_a_row():
     """With 20 classes client i is shown half of client i // 2's."""
     counts = np.zeros((4, 20), int)
@@ -154,8 +186,15 @@ def test_the_legacy_table_reads_ten_classes_a_row():
 
 def test_data_or_bases_it_cannot_weigh_are_refused(data):
     custom = Algorithm(server=ServerRule(combine=lambda uploads, cohort: uploads))
-    with pytest.raises(ValueError, match="give one that averages displacements"):
-        feddisco(base=custom)
+    nested = feddisco(base=feddyn())
+    for base in (custom, nested, scaffold(), fednova(), fedadam(), fedvra(d=2.0)):
+        with pytest.raises(ValueError, match="its base's server does something else"):
+            feddisco(base=base)
+    for bad in ((0.0, 0.0, 0.0), (1.0, -0.1, 0.1), (np.inf, 0.0, 0.0)):
+        with pytest.raises(ValueError, match="must be finite shares of at least 0"):
+            feddisco(reference=bad)
+    with pytest.raises(ValueError, match="reads ten labels a row but there are 2"):
+        trusted(cohort_of([[1, 2]], [0]), legacy_reshape=True)
     real = [(x, x[:, 0]) for x in np.ones((2, 4, 4), np.float32)]
     targets = FederatedDataset.from_clients(real)
     round_fn, state = start(feddisco(), make_task(), targets, Plan(batch_size=2))

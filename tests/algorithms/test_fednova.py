@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 from comparison import PLAN, assert_follows, run
-from helpers import close, keys, linear_task, make_data, start
+from helpers import close, keys, linear_task, make_data, make_task, start
 from oracle import flat
 
 from fedjax_adapt import Plan, constant_steps, with_steps
@@ -99,6 +99,20 @@ def test_on_a_constant_gradient_every_client_sends_the_same_direction(
         info.num_steps if mu else info.clients["normaliser"], weights=data.size
     )
     close(after.params, state.params - 0.2 * effective, atol=1e-12)
+
+
+@pytest.mark.parametrize("momentum, mu", [(1e-7, 0.0), (0.0, 1e-7)])
+def test_without_momentum_or_prox_the_normaliser_is_the_number_of_steps(
+    x64, momentum, mu
+):
+    data = make_data(dtype=np.float64)
+    plan = Plan(batch_size=4, momentum=momentum)
+    round_fn, state = start(fednova(mu), make_task(jnp.float64), data, plan)
+    _, info = jax.jit(round_fn)(state, keys(1)[0])
+    np.testing.assert_allclose(info.clients["normaliser"], info.num_steps, rtol=1e-5)
+    alone = np.asarray(info.num_steps) == 1
+    assert alone.any()
+    np.testing.assert_array_equal(np.asarray(info.clients["normaliser"])[alone], 1)
 
 
 def test_a_negative_mu_is_refused():

@@ -8,8 +8,6 @@ from helpers import close
 
 from fedjax_adapt.algorithms import feddyn, fedvra
 
-EQUAL = (8,) * 6
-
 
 @pytest.mark.parametrize(
     "a, d", [(1.0, None), (0.5, None), (2.0, 1.2)], ids=["default", "a", "a and d"]
@@ -45,10 +43,8 @@ def test_the_code_behind_the_tables_is_feddyn(x64):
             close(a, b, atol=1e-14)
 
 
-def test_the_paper_with_a_one_on_equal_clients_is_feddyn(x64):
-    plan = replace(PLAN, clip_norm=None)
-    vra = run(fedvra(gamma=0.2), plan, EQUAL)[2]
-    dyn = run(feddyn(0.2), plan, EQUAL)[2]
+def test_with_its_defaults_it_is_feddyn_clipped_as_a_whole(x64):
+    vra, dyn = run(fedvra(gamma=0.2))[2], run(feddyn(0.2, "all"))[2]
     for (a, _), (b, _) in zip(vra, dyn, strict=True):
         close(a, b, atol=1e-12)
 
@@ -62,3 +58,7 @@ def test_wrong_arguments_are_refused():
         fedvra("wrong")
     with pytest.raises(ValueError, match="d=0 must be a finite number above 0"):
         fedvra(d=0)
+    with pytest.raises(
+        ValueError, match="variant=ssg_code is FedDyn .* has no gamma=0.5"
+    ):
+        fedvra("ssg_code", gamma=0.5)

@@ -9,9 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedjax_adapt import Outputs, Plan, Task, epochs, with_steps
+from fedjax_adapt import (
+    Batch,
+    LocalView,
+    Outputs,
+    Plan,
+    Task,
+    epochs,
+    with_steps,
+)
 from fedjax_adapt.algorithms import fedavg, moon
-from fedjax_adapt.algorithms.moon import cosine
+from fedjax_adapt.algorithms.moon import MoonClient, cosine
 
 HIDDEN, MU, T = 5, 0.7, 0.5
 PLAN = Plan(cohort_size=4, batch_size=3, lr=0.3, lr_decay=0.9, shuffle="none")
@@ -103,10 +111,36 @@ def test_first_visits_and_mu_zero_are_fedavg_to_the_bit(data):
     assert same(ends["fedavg, 3 rounds"], ends["mu = 0"])
 
 
+def show(features):
+    """A task that shows given features, whatever the input, and costs nothing."""
+    return Task(
+        init=lambda key: features,
+        apply=lambda params, x: Outputs(jnp.zeros((len(x), 2)), params),
+        loss=lambda logits, y: jnp.zeros(len(y)),
+    )
+
+
 @jax.jit
 def contrast(z, z_global, z_previous):
-    s_g, s_p = cosine(z, z_global), cosine(z, z_previous)
-    return jax.nn.softplus((s_p - s_g) / T)
+    """What `moon(1.0)` minimises, one row of features at a time."""
+
+    def one(z, z_global, z_previous):
+        batch = Batch(jnp.zeros((1, 1)), jnp.zeros(1, int), jnp.ones(1))
+        view = LocalView(
+            task=show(z),
+            params=z,
+            anchor=z_global,
+            client=MoonClient(z_previous, jnp.asarray(True)),
+            server=(),
+            batch=batch,
+            step=0,
+            size_ratio=1.0,
+            setting=None,
+        )
+        return moon(1.0, T).local.objective(z[None], view, None)
+
+    rows = [leaf[:, None] for leaf in (z_global, z_previous)]
+    return jax.vmap(one)(z, *rows)
 
 
 vectors = arrays(np.float64, (3, 4), elements=st.floats(-5, 5))

@@ -2,6 +2,7 @@ import dataclasses
 import inspect
 from typing import Literal
 
+import jax.numpy as jnp
 import pytest
 
 from fedjax_adapt.algorithms import ALGORITHMS
@@ -196,15 +197,40 @@ def test_fedssg_is_told_the_rounds_and_the_participation(monkeypatch):
     assert told == {"total_rounds": 99, "participation": 0.25, "mu": 1.0}
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_takes_the_local_steps_it_is_told(name):
+    for settings, steps in (({"epochs": 3.0}, 30), ({"num_steps": 7}, 7)):
+        algorithm = build_algorithm(from_settings({"algorithm": name, **settings}))
+        assert algorithm.policy.mean_steps(jnp.int32(10)) == steps
+
+
+@pytest.mark.parametrize(
+    "base, says",
+    [
+        ("fedyn", "base='fedyn' is unknown; did you mean 'feddyn'"),
+        ("feddyn(", r"base='feddyn\(' is no algorithm; write its name, or"),
+        ("feddyn(0.1)", "is no algorithm; write its name"),
+        (
+            "feddyn(alpa=1)",
+            "option of base feddyn='alpa' is unknown; did you mean 'alp",
+        ),
+        ("feddyn(alpha='x')", "alpha='x' of base feddyn; write a number"),
+        ("feddyn(alpha=-1)", "alpha=-1.* must be a finite number of at least 0"),
+        ("scaffold", "feddisco weighs the mean of the cohort's models anew"),
+    ],
+)
+def test_a_base_that_cannot_be_is_one_sentence(base, says):
+    with pytest.raises(ValueError, match=says):
+        build_algorithm(from_settings({"algorithm": "feddisco", "base": base}))
+
+
 def test_an_algorithm_may_stand_on_another_by_name():
-    settings = {"algorithm": "feddisco", "base": "feddyn", "a": 0.3}
+    settings = {"algorithm": "feddisco", "base": "feddyn(alpha=0.5)", "a": 0.3}
     algorithm = build_algorithm(from_settings(settings))
     assert algorithm.local.correct is not ALGORITHMS["feddisco"]().local.correct
     assert algorithm.local.init is ALGORITHMS["feddyn"]().local.init
-    with pytest.raises(
-        ValueError, match="base='fedyn' is unknown; did you mean 'feddyn"
-    ):
-        build_algorithm(from_settings({**settings, "base": "fedyn"}))
+    inside = from_settings({"algorithm": "fedadam", "base": "feddisco(base='feddyn')"})
+    assert build_algorithm(inside).server.combine.weights is not None
 
 
 @pytest.mark.parametrize(

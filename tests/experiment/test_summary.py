@@ -18,6 +18,14 @@ def metrics(accuracy):
     )
 
 
+def test_a_target_is_reached_by_so_many_right_answers_exactly():
+    for right, of, target in ((9000, 10000, 0.9), (9500, 10000, 0.95), (324, 360, 0.9)):
+        accuracy = [float(np.float32(n) / np.float32(of)) for n in (right - 1, right)]
+        assert summary.results(metrics(accuracy), (target,))["rounds_to"] == {
+            f"{target:g}": 4
+        }
+
+
 def test_results_are_those_of_the_table():
     result = summary.results(metrics([0.1, 0.9, 0.5, 0.9]), (0.5, 0.9, 0.95))
     assert result["best_accuracy"] == 0.9 and result["best_round"] == 4
