@@ -55,7 +55,7 @@ def fedjax_adapt(capsys, line):
         ("run -lr 3", "-lr is no flag; did you mean --lr?"),
         (
             "run --algorithm fedavg --alpha 1",
-            "--alpha is no flag of this run; it is an option of algorithm fedssg",
+            "--alpha is no flag of this run; it is an option of algorithm feddyn, ",
         ),
         ("run --algorithm", "--algorithm: it needs a value"),
         (

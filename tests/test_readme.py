@@ -41,14 +41,21 @@ def test_files_and_links_of_the_readme_exist():
         assert (ROOT / path).exists(), path
 
 
-def test_the_example_has_fifteen_lines_and_prints_its_number():
-    code, printed = blocks("python")[0], blocks("")[0]
+def test_the_example_prints_its_number_and_the_others_go_on_from_it():
+    code, own, skews = blocks("python")
+    printed = blocks("")[0]
     assert len([line for line in code.splitlines() if line]) == 15
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        exec(compile(code, "README.md", "exec"), {})
+        names = {}
+        exec(compile(code, "README.md", "exec"), names)
     claimed, got = (
         float(re.search(r"[\d.]+", text)[0]) for text in (printed, output.getvalue())
     )
     # other processors round otherwise; 360 test examples, so 0.01 is four of them
     assert got == pytest.approx(claimed, abs=0.01)
+    with contextlib.redirect_stdout(output):
+        exec(compile("import optax\n" + own, "README.md", "exec"), names)
+        assert isinstance(names["leash"](), names["fa"].Algorithm)
+        exec(compile(skews, "README.md", "exec"), names)
+    assert names["models"].keys() == {"sel", "all"}

@@ -41,7 +41,7 @@ def fedadagrad(
     tau: float = 1e-3,
     base: Algorithm | None = None,
 ) -> Algorithm:
-    """Builds FedAdagrad.
+    """FedAdagrad: adaptive steps of the server, v a sum of squared moves.
 
     Args:
       server_lr: step size of the server; the paper tunes it, 0.001 to 1.
@@ -59,7 +59,7 @@ def fedadam(
     tau: float = 1e-3,
     base: Algorithm | None = None,
 ) -> Algorithm:
-    """Builds FedAdam.
+    """FedAdam: adaptive steps of the server, v a moving mean of squared moves.
 
     Args:
       server_lr: step size of the server; the paper tunes it, 0.001 to 1.
@@ -80,7 +80,7 @@ def fedyogi(
     tau: float = 1e-3,
     base: Algorithm | None = None,
 ) -> Algorithm:
-    """Builds FedYogi.
+    """FedYogi: adaptive steps of the server, v grows additively to the squared moves.
 
     Args:
       server_lr: step size of the server; the paper tunes it, 0.001 to 1.

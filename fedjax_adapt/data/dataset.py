@@ -15,7 +15,7 @@ Array = jax.Array
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FederatedDataset:
     """Examples and who holds them. A pytree; `num_classes` is static.
 
@@ -47,6 +47,13 @@ class FederatedDataset:
     label_counts: Array | None = None
     noise: ClientNoise | None = None
     num_classes: int = field(default=0, metadata={"static": True})
+
+    def __repr__(self) -> str:
+        dtype, shape = self.x.dtype, list(self.x.shape[1:])
+        return (
+            f"FederatedDataset({self.num_clients} clients, {self.x.shape[0]} examples "
+            f"{dtype}{shape}, {self.num_classes} classes)"
+        )
 
     @property
     def num_clients(self) -> int:

@@ -16,15 +16,18 @@ class Skew(NamedTuple):
         most log K.
       label_distance: total variation between a client's labels and those of all clients
         together, [N]: 0 is the same mix, 1 is nothing in common; 0 for no examples.
+      num_unheld: training examples that no client holds.
     """
 
     sizes: np.ndarray
     label_counts: np.ndarray
     label_entropy: np.ndarray
     label_distance: np.ndarray
+    num_unheld: int = 0
 
     def summary(self) -> str:
-        """Two lines for a person: sizes, then labels."""
+        """Two lines for a person: sizes, then labels; a third where rows are left over."""
+        unheld = self.num_unheld
         sizes, labels = self.sizes, (self.label_counts > 0).sum(axis=1)
         whole = _entropy(self.label_counts.sum(axis=0))
         return (
@@ -34,6 +37,7 @@ class Skew(NamedTuple):
             f"{self.label_counts.shape[1]} (mean {labels.mean():.1f}), label entropy "
             f"{self.label_entropy.mean():.2f} of {whole:.2f} nats, distance from the "
             f"whole {self.label_distance.mean():.2f}"
+            + (f"\n{unheld} training examples are nobody's" if unheld else "")
         )
 
 
@@ -47,7 +51,8 @@ def skew(rows: Sequence[np.ndarray], labels: np.ndarray, num_classes: int) -> Sk
     """
     sizes = np.array([len(r) for r in rows])
     owner = np.repeat(np.arange(len(rows)), sizes)
-    held = np.asarray(labels)[np.concatenate([np.asarray(r, int) for r in rows])]
+    every = np.concatenate([np.asarray(r, int) for r in rows])
+    held = np.asarray(labels)[every]
     counts = np.bincount(owner * num_classes + held, minlength=len(rows) * num_classes)
     counts = counts.reshape(len(rows), num_classes)
     share = counts / np.maximum(sizes, 1)[:, None]
@@ -58,6 +63,7 @@ def skew(rows: Sequence[np.ndarray], labels: np.ndarray, num_classes: int) -> Sk
         label_counts=counts,
         label_entropy=_entropy(counts),
         label_distance=np.where(sizes > 0, distance, 0.0),
+        num_unheld=len(labels) - len(np.unique(every)),
     )
 
 

@@ -29,14 +29,22 @@ Trains a federation and leaves a run folder behind.
 The last groups are the options of the chosen algorithm, model, partition and data set:
 fedjax-adapt run --algorithm NAME --help shows those of another."""
 GROUPS = {  # of flags in the help; what is not named here comes after them
-    "choices": KINDS,
+    "choices": (*KINDS, "projection", "labels"),
     "clients": (
         *("num_clients", "participation", "sampler", "feature_noise"),
         *("feature_noise_mask", "corrupt", "corrupt_clients", "corrupt_strength"),
     ),
     "training": (
         *("rounds", "epochs", "num_steps", "batch_size", "lr", "lr_decay", "momentum"),
-        *("weight_decay", "clip_norm", "lanes", "devices", "seed", "partition_seed"),
+        *(
+            "weight_decay",
+            "clip_norm",
+            "augment",
+            "lanes",
+            "devices",
+            "seed",
+            "partition_seed",
+        ),
     ),
 }
 ABOUT_THE_RUN = {

@@ -84,8 +84,11 @@ def catalogue() -> dict[str, dict[str, str]]:
     """What can be chosen, with one line each: title -> name -> line."""
     from ..data import SOURCES
 
+    homes = {name: inspect.getmodule(f) for name, f in registry("algorithm").items()}
+    several = [home for home in homes.values() if list(homes.values()).count(home) > 1]
     algorithms = {
-        name: summary(inspect.getmodule(f)) for name, f in registry("algorithm").items()
+        name: summary(f if homes[name] in several else homes[name])
+        for name, f in registry("algorithm").items()
     }
     lines = {
         kind: {name: summary(f) for name, f in registry(kind).items()}
@@ -113,7 +116,10 @@ def options_of(kind: str, function: Callable) -> dict[str, Option]:
         if name in FROM_RUN.get(kind, ()) or annotation is None:
             continue
         if parameter.default is not parameter.empty:
-            options[name] = Option(annotation, parameter.default, helps.get(name, ""))
+            about = helps.get(name, "")
+            if Algorithm in typing.get_args(hints[name]):
+                about = f"{about.removesuffix('.')}; write feddyn, or feddyn(alpha=0.1)"
+            options[name] = Option(annotation, parameter.default, about)
     return options
 
 
@@ -201,14 +207,14 @@ def wanted(annotation: Any) -> str:
 def suggestion(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown setting: whose it is, or the nearest."""
     own = name.lstrip("-").replace("-", "_")
-    owners = [
-        f"{kind} {choice}"
-        for kind in KINDS
-        for choice, function in registry(kind).items()
-        if own in options_of(kind, function)
-    ]
+    owners = []
+    for kind in KINDS:
+        takes = lambda f, kind=kind: own in options_of(kind, f)
+        choices = [choice for choice, f in registry(kind).items() if takes(f)]
+        if choices:
+            owners.append(f"{kind} {', '.join(choices)}")
     if owners:
-        return f"it is an option of {' and '.join(owners)}."
+        return f"it is an option of {' and of '.join(owners)}; leave it out here."
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     end = "fedjax-adapt run --help shows what there is."
     return f"did you mean {close[0]}?" if close else end

@@ -101,7 +101,7 @@ def lstm(
     check.at_least("layers", layers, 1)
     if len(input_shape) != 2:
         raise ValueError(
-            f"lstm got input_shape={tuple(input_shape)} but needs (time, features); use "
-            "mlp, or cnn for images."
+            f"lstm got input_shape={tuple(input_shape)} but needs (time, features), as an "
+            ".npz file with x_train [n, time, features] has; for images write mlp or cnn."
         )
     return lambda rngs: LSTM(input_shape, num_classes, rngs, width=width, layers=layers)

@@ -79,7 +79,7 @@ def draw_partition(skew: Any, title: str, path: str | Path) -> Path:
     for axis in (mix.xaxis, mix.yaxis):
         axis.set_major_locator(MaxNLocator(nbins=12, integer=True))
     bar = figure.colorbar(image, ax=mix, location="left", shrink=0.6, pad=0.02)
-    bar.set_label("share of the client's examples", fontsize=9)
+    bar.set_label("share of the client's examples", fontsize=8)
 
     edges = np.arange(num_clients + 1) - 0.5
     sizes.stairs(skew.sizes, edges, orientation="horizontal", fill=True, color=BLUE)
