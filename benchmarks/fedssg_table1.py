@@ -113,10 +113,13 @@ def cell(split: str, method: str, root: Path, more: list[str]) -> dict:
     """The summary of one run, which is made if it is not there."""
     folder = root / f"{split}-{method}".replace(" ", "-").lower()
     words = command(split, method, folder, more)
+    kept_command = folder.with_suffix(folder.suffix + ".command.json")
     if not (folder / "summary.json").exists():
         resume = ["--resume"] if folder.exists() else []
         program = [sys.executable, "-m", "fedjax_adapt", *words, *resume]
         subprocess.run(program, check=True, stdout=subprocess.DEVNULL)
+        kept_command.write_text(json.dumps(words))
+    words = json.loads(kept_command.read_text())  # not those of a later call
     summary = json.loads((folder / "summary.json").read_text())
     kept = ("commit", "hardware", "versions", "seeds", "data", "rounds", "seconds",
             "last_mean", "last_std", "last_count", "rounds_to", "accuracy", "models",
