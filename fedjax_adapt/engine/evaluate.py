@@ -69,6 +69,13 @@ def class_accuracy(
       ValueError: there are no test examples, or fewer than `devices` devices.
     """
     check.at_least("num_classes", num_classes, 1)
+    if test is not None and not check.is_tracer(test[1]) and len(test[1]):
+        largest = int(jnp.max(jnp.asarray(test[1])))
+        if largest >= num_classes:
+            raise ValueError(
+                f"num_classes={num_classes} but a test label is {largest}; write "
+                f"num_classes={largest + 1} or more."
+            )
     scored = _scores_of("class_accuracy", task, params, test, batch_size, devices)
     return by_class(scored, jnp.asarray(test[1]), num_classes)
 

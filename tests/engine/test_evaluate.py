@@ -58,3 +58,8 @@ def test_no_test_set_is_one_sentence(task, params):
         ValueError, match=r"class_accuracy got test=None; give \(x, y\)"
     ):
         fa.class_accuracy(task, params, None, CLASSES)
+
+
+def test_fewer_classes_than_labels_are_refused(task, data, params):
+    with pytest.raises(ValueError, match="num_classes=2 but a test label is 2; write"):
+        fa.class_accuracy(task, params, data.test, 2)
