@@ -57,25 +57,18 @@ def case(request, task, data):
     return Case(request.param, task, data)
 
 
-# no state, a client table, two tables, an objective of its own, a wrapped server, ...
-REPRESENTATIVE = (
-    *("fedavg", "scaffold", "fedssg", "moon", "fedadam", "template"),
-    "feddisco on feddyn",
-)
+# a client table, two of them, an objective of its own, parts weighed by themselves
+REPRESENTATIVE = ("scaffold", "fedssg", "moon", "feddisco on feddyn")
 
-# what compiles much, for all algorithms among the slow tests
-for_some = pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(
-            constructor,
-            id=name,
-            marks=() if name in REPRESENTATIVE else pytest.mark.slow,
-        )
-        for name, constructor in CASES.items()
-    ],
-    indirect=True,
-)
+
+def among(names):
+    """For a test that compiles much: fast for these cases, for all among the slow."""
+    marks = lambda name: () if name in names else pytest.mark.slow
+    cases = [pytest.param(c, id=name, marks=marks(name)) for name, c in CASES.items()]
+    return pytest.mark.parametrize("case", cases, indirect=True)
+
+
+for_some, for_one = among(REPRESENTATIVE), among(("fedssg",))
 
 
 def test_init_works_on_shapes_alone(case):
@@ -131,7 +124,7 @@ def test_a_scan_over_rounds_equals_the_loop(case):
 
 
 @for_some
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_lanes_do_not_change_a_round(case, lanes):
     assert lanes != PLAN.cohort_size
     state, (info,) = case.after(1)
@@ -141,7 +134,7 @@ def test_lanes_do_not_change_a_round(case, lanes):
 
 
 @for_some
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_devices_do_not_change_a_round(case, devices):
     before, _ = case.after(1)
     state, infos = case.after(2)
@@ -167,7 +160,7 @@ def test_a_client_without_examples_changes_nothing(case):
     close(info, infos[1])
 
 
-@for_some
+@for_one
 def test_a_checkpoint_gives_back_the_state_to_the_bit(case, tmp_path):
     state, _ = case.after(2)
     checkpoint.save(tmp_path, state, 2)

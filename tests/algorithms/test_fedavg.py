@@ -48,6 +48,7 @@ def test_one_client_with_full_batches_is_gradient_descent(x64):
     close(state.params, params, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_equal_clients_make_the_weights_irrelevant(task):
     data = make_data(sizes=(8,) * 6)
     ends = []

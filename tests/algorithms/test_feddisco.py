@@ -155,6 +155,7 @@ def test_a_label_the_reference_has_not_is_the_limit_of_one_it_hardly_has():
     np.testing.assert_allclose(near, got, atol=0.01)
 
 
+@pytest.mark.slow
 def test_on_equal_clients_with_equal_labels_feddyn_stays_feddyn(x64):
     same_y = np.arange(6, dtype=np.int32) % CLASSES
     x = np.random.default_rng(1).normal(size=(4, 6, 4))

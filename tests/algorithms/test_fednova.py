@@ -35,6 +35,7 @@ def test_with_equal_steps_it_is_fedavg(task, data, momentum):
     close(ends[1], ends[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_with_equal_steps_and_prox_it_is_fedprox_with_a_longer_server_step(task, data):
     (begin, prox), (_, nova) = [
         after_a_round(a, task, data, 0.0) for a in (fedprox(0.5), fednova(0.5))

@@ -85,6 +85,7 @@ def test_a_plain_step_of_one_is_the_base_itself(task, data, build):
     close(one.clients, other.clients)
 
 
+@pytest.mark.slow
 def test_without_momentum_fedavgm_is_fedavg(task, data):
     one, other = ends((fedavgm(1.0, 0.0), fedavg()), task, data)
     close(one.params, other.params)

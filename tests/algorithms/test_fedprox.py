@@ -17,11 +17,13 @@ def test_without_mu_it_is_fedavg_to_the_bit(task, data):
     assert same(end(fedprox(mu=0.0), task, data), end(fedavg(), task, data))
 
 
+@pytest.mark.slow
 def test_one_local_step_never_drifts_so_it_is_fedavg(task, data):
     prox = end(with_steps(fedprox(mu=3.0), constant_steps(1)), task, data)
     assert same(prox, end(with_steps(fedavg(), constant_steps(1)), task, data))
 
 
+@pytest.mark.slow
 def test_a_large_mu_holds_clients_near_the_broadcast_model(task, data):
     moves = []
     for mu in (0.0, 3.0):

@@ -146,6 +146,7 @@ def test_counts_are_visits_and_set_the_gate(trained):
         np.testing.assert_allclose(gates, visits[cohort[present]] / (T * Q) + 1, 1e-6)
 
 
+@pytest.mark.slow
 def test_clients_that_sit_out_keep_all_their_rows_to_the_bit(trained):
     _, history = trained
     for before, after, info in history:
@@ -156,6 +157,7 @@ def test_clients_that_sit_out_keep_all_their_rows_to_the_bit(trained):
             assert unchanged == (i not in visited)
 
 
+@pytest.mark.slow
 def test_a_closed_gate_makes_it_uniform_fedavg(task, data):
     def end(total_rounds):
         algorithm = fedssg(0.3, total_rounds, Q, beta=0.0)
@@ -170,6 +172,7 @@ def test_a_closed_gate_makes_it_uniform_fedavg(task, data):
     close(closed.params, train(round_fn, state, keys(3))[0].params)
 
 
+@pytest.mark.slow
 def test_with_an_open_gate_and_no_memory_it_is_scaffold(task, data):
     # p = 1 up to 1e-12, alpha = 0, h kept out of the server's update
     rule = fedssg(alpha=0.0, total_rounds=10**12, participation=Q)

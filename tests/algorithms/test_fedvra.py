@@ -34,6 +34,7 @@ def test_follows_the_numpy_oracle(x64, a, d):
     assert_follows(history, follow)
 
 
+@pytest.mark.slow
 def test_the_code_behind_the_tables_is_feddyn(x64):
     for plan in (PLAN, replace(PLAN, clip_norm=None)):
         pairs = zip(

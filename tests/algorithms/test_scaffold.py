@@ -83,6 +83,7 @@ def test_first_round_is_uniform_fedavg(task, data):
     assert same(*ends)
 
 
+@pytest.mark.slow
 def test_controls_frozen_at_zero_make_it_uniform_fedavg(task, data):
     rule = scaffold()
     local = rule.local._replace(finish=lambda run: (send_delta(run)[0], run.client))
@@ -110,6 +111,7 @@ def test_server_control_is_the_mean_of_the_clients(task, data, scale):
     assert float(jnp.abs(state.server["w"]).max()) > 1e-2
 
 
+@pytest.mark.slow
 def test_clients_that_sit_out_keep_their_control_to_the_bit(task, data):
     round_fn, state = start(scaffold(), task, data)
     state, _ = train(round_fn, state, keys(2))

@@ -83,7 +83,9 @@ def test_a_rule_that_weighs_parts_of_what_it_sends_by_themselves_can_be_kept(
     check_unchanged(feddisco(base=feddyn()), task, data)
 
 
-@pytest.mark.parametrize("build", [fednova, fedssg])
+@pytest.mark.parametrize(
+    "build", [fednova, pytest.param(fedssg, marks=pytest.mark.slow)]
+)
 def test_they_are_the_means_of_the_local_models(task, build):
     """Three rounds by hand, the means in float64."""
     data = make_data((*SIZES, 0))
@@ -145,6 +147,7 @@ def test_only_what_is_asked_for_is_kept(task, data):
         assert list(fa.averages(kept, state, data)) == [name]
 
 
+@pytest.mark.slow
 def test_with_everyone_and_equal_sizes_all_is_sel(task):
     data = make_data((8,) * 4)
     kept = fa.with_averages(fedssg(), **BOTH)
@@ -155,6 +158,7 @@ def test_with_everyone_and_equal_sizes_all_is_sel(task):
     assert not np.allclose(read["sel"]["w"], state.params["w"], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_round_nobody_trains_in_keeps_the_means(task, data):
     nobody = fa.StepPolicy(steps=lambda state, cohort, measured: 0 * cohort.ids)
     idle = fa.with_averages(fa.with_steps(fedavg(), nobody), **BOTH)
@@ -165,6 +169,7 @@ def test_a_round_nobody_trains_in_keeps_the_means(task, data):
     assert same(fa.averages(idle, after, data), fa.averages(idle, state, data))
 
 
+@pytest.mark.slow
 def test_policies_refinements_and_own_combines_see_their_own_states(task, data):
     """A rule of every kind, whose parts all read client and server state."""
 

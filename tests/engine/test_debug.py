@@ -32,6 +32,7 @@ def test_an_exception_in_the_task_names_client_and_step(task, data):
         round_fn(state, keys(1)[0])
 
 
+@pytest.mark.slow
 def test_it_agrees_on_policies_refinements_and_padded_cohorts(task, data):
     policy = fa.StepPolicy(
         steps=lambda state, cohort, measured: (state[cohort.ids % 6] + measured).astype(

@@ -57,6 +57,7 @@ print(os.environ["XLA_FLAGS"])
 """
 
 
+@pytest.mark.slow
 def test_a_device_waits_for_another_as_long_as_it_takes():
     """XLA gives up after 40 s and ends the process; here after 1 s, for the test."""
     environment = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=2")
@@ -98,6 +99,7 @@ def test_devices_agree_on_cohorts_of_every_kind(task, plan):
     close(ends[2], ends[0])
 
 
+@pytest.mark.slow
 def test_what_a_policy_measures_and_learns_does_not_depend_on_devices(task, data):
     policy = fa.StepPolicy(
         steps=lambda state, cohort, measured: state[cohort.ids] + (measured > 0),
@@ -117,6 +119,7 @@ def test_what_a_policy_measures_and_learns_does_not_depend_on_devices(task, data
     assert ends[0][0].policy.max() > 1
 
 
+@pytest.mark.slow
 def test_refinements_and_own_means_see_the_cohort_in_order_on_any_devices(task, data):
     def refine(params, view, key):
         first = jax.tree.map(lambda leaf: leaf[0], view.runs.params)
@@ -140,6 +143,7 @@ def test_refinements_and_own_means_see_the_cohort_in_order_on_any_devices(task, 
     close(jax.device_get(state.params), ends[0][0].params)
 
 
+@pytest.mark.slow
 def test_hyper_parameters_may_be_traced_on_devices(task, data):
     plan = fa.Plan(cohort_size=4, batch_size=4, devices=2)
 

@@ -61,6 +61,7 @@ def test_max_steps_caps_the_policy(task, data):
     assert same(*ends)
 
 
+@pytest.mark.slow
 def test_mean_steps_are_capped_and_rounded_like_everyones(task, data):
     seen = []
 
@@ -170,6 +171,7 @@ def test_policies_measure_probe_and_learn(x64):
     np.testing.assert_allclose(after.policy, steps * first, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_refinements_see_the_clients_models_and_the_public_set(task, data):
     public = {"x": jnp.ones((5, 4))}
     with_public = fa.FederatedDataset.from_rows(
