@@ -10,6 +10,7 @@ from helpers import make_data, make_task
 
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.local_devices()  # begin now: a run of the command line would choose as many as cores
 
 
 @pytest.fixture
