@@ -132,15 +132,6 @@ def _server(rule: ServerRule, keep: bool) -> ServerRule:
     def init(params: Params) -> ServerExtra:
         return Beside(rule.init(params), params if keep else ())
 
-    def combine(uploads: Upload, cohort: Cohort) -> Upload:
-        own, moved = uploads.delta
-        upload = rule.combine(uploads._replace(delta=own), cohort)
-        weights = uniformly(cohort)
-        moved = jax.tree.map(
-            lambda leaf: weighted_sum(weights, cohort.active, leaf), moved
-        )
-        return upload._replace(delta=Beside(upload.delta, moved))
-
     def update(
         params: Params, server: ServerExtra, upload: Upload, cohort: Cohort
     ) -> tuple[Params, ServerExtra]:
@@ -150,8 +141,19 @@ def _server(rule: ServerRule, keep: bool) -> ServerRule:
         params, extra = rule.update(params, server.inner, upload, cohort)
         return params, Beside(extra, sel)
 
+    def beside(uploads: Upload, cohort: Cohort) -> Upload:
+        own, moved = uploads.delta
+        upload = rule.combine(uploads._replace(delta=own), cohort)
+        weights = uniformly(cohort)
+        moved = jax.tree.map(
+            lambda leaf: weighted_sum(weights, cohort.active, leaf), moved
+        )
+        return upload._replace(delta=Beside(upload.delta, moved))
+
     if isinstance(rule.combine, Mean):  # it stays one, which the engine can stream
         combine = Mean(_Weights(rule.combine.delta), rule.combine.extra)
+    else:
+        combine = beside
     return ServerRule(init, combine, update)
 
 

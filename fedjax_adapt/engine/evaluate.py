@@ -66,7 +66,8 @@ def class_accuracy(
       devices: how many devices share the examples; "auto": all.
 
     Raises:
-      ValueError: there are no test examples, or fewer than `devices` devices.
+      ValueError: there are no test examples, a label is `num_classes` or more, or there
+        are fewer than `devices` devices.
     """
     check.at_least("num_classes", num_classes, 1)
     if test is not None and not check.is_tracer(test[1]) and len(test[1]):

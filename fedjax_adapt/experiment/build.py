@@ -137,9 +137,10 @@ def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
     try:
         node = ast.parse(text, mode="eval").body
         call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-        assert isinstance(call.func, ast.Name) and not call.args
+        if not isinstance(call.func, ast.Name) or call.args:
+            raise ValueError("no name, or options without theirs")
         values = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    except (SyntaxError, ValueError, AssertionError):
+    except (SyntaxError, ValueError):
         raise ValueError(
             f"base={text!r} is no algorithm; write its name, or its name and options as "
             "in feddyn(alpha=0.1)."

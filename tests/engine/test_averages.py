@@ -102,7 +102,8 @@ def test_they_are_the_means_of_the_local_models(task, build):
         state, _ = step(state, key)
         ids, active, models = plain.policy
         for slot in np.flatnonzero(active):
-            last[ids[slot]] = jax.tree.map(lambda leaf: leaf[slot], models)  # noqa: B023
+            own_model = lambda leaf, slot=slot: leaf[slot]
+            last[ids[slot]] = jax.tree.map(own_model, models)
         cohort = ids[active].tolist()
         read = fa.averages(kept, state, data)
         close(read["sel"], mean_of([last[i] for i in cohort], weight(cohort)))
@@ -129,7 +130,7 @@ def test_a_client_that_never_came_keeps_the_initial_model_to_the_bit(partly):
     came = set(np.unique(infos.cohort).tolist())
     assert 0 not in came
     for i in range(len(SIZES)):
-        row = jax.tree.map(lambda leaf: leaf[i], state.clients.model)  # noqa: B023
+        row = jax.tree.map(lambda leaf, i=i: leaf[i], state.clients.model)
         assert same(row, begin.params) == (i not in came)
 
 

@@ -40,7 +40,11 @@ def test_a_projection_makes_features_of_its_width():
 
 def test_augmentation_is_off_unless_asked_for():
     assert built().task.apply_train is None
-    assert built(augment="flip_crop").task.apply_train is not None
+    task, key = built(augment="flip_crop").task, jax.random.key(0)
+    params, x = task.init(key), jax.random.normal(key, (20, 8, 8, 1))
+    plain, train = task.apply(params, x), task.apply_train(params, x, key)
+    moved = np.any(np.asarray(plain.logits) != np.asarray(train.logits), axis=1)
+    assert 0 < moved.sum() < 20  # a quarter is neither flipped nor shifted
 
 
 @pytest.mark.parametrize(

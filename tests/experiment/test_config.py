@@ -3,6 +3,7 @@ import inspect
 from typing import Literal
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fedjax_adapt.algorithms import ALGORITHMS
@@ -230,7 +231,9 @@ def test_an_algorithm_may_stand_on_another_by_name():
     assert algorithm.local.correct is not ALGORITHMS["feddisco"]().local.correct
     assert algorithm.local.init is ALGORITHMS["feddyn"]().local.init
     inside = from_settings({"algorithm": "fedadam", "base": "feddisco(base='feddyn')"})
-    assert build_algorithm(inside).server.combine.weights is not None
+    server = build_algorithm(inside).server.init(jnp.ones(3))
+    assert server.optimizer.second.shape == (3,)  # FedAdam's, around FedDyn's memory
+    np.testing.assert_array_equal(server.inner, 0)
 
 
 @pytest.mark.parametrize(
