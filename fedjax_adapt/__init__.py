@@ -25,7 +25,6 @@ _PUBLIC = {
         "Outcome",
         "Outputs",
         "Participation",
-        "Plan",
         "Probe",
         "RoundView",
         "ServerRule",
@@ -51,6 +50,7 @@ _PUBLIC = {
     "engine.round": ("init_state", "make_round"),
     "engine.train": ("train", "train_and_evaluate"),
     "models.adapter": ("classification",),
+    "plan": ("Plan",),
     "participation": ("bernoulli", "everyone", "uniform"),
     "wrap": ("with_server_optimizer",),
 }

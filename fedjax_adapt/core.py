@@ -93,6 +93,8 @@ class LocalView(NamedTuple):
     size_ratio: Array  # n_i over the mean client size; 1 when balanced
     setting: Setting
     prepared: PyTree = ()  # what `LocalRule.prepare` made, once
+    # of the mean loss over all the client's data, weight decay included
+    full_gradient: Callable[[Params], Params] | None = None
 
 
 class LocalRun(NamedTuple):
@@ -107,9 +109,10 @@ class LocalRun(NamedTuple):
     probe: PyTree
     size_ratio: Array
     setting: Setting
-    full_gradient: Callable[[Params], Params] | None = (
-        None  # over all the client's data
-    )
+    # of the mean loss over all the client's data: its gradient, weight decay included,
+    full_gradient: Callable[[Params], Params] | None = None
+    full_loss: Callable[[Params], Array] | None = None  # and itself, without
+    batch_at: Callable[[Array], Batch] | None = None  # the batch of a local step
 
     @property
     def lr(self) -> Array:
@@ -146,6 +149,8 @@ class Cohort(NamedTuple):
     num_holders: int  # N of means over all clients: those that hold examples
     mean_epoch_steps: Array  # int32, batches in one epoch of a client of mean size
     label_counts: Array | None = None  # [num_clients, classes] of ALL clients' labels
+    # mean loss over all clients' examples: an oracle that only a simulator has
+    train_loss: Callable[[Params], Array] | None = None
 
     @property
     def num_active(self) -> Array:
@@ -166,6 +171,7 @@ class Outcome(NamedTuple):
     server: ServerExtra
     upload: Upload  # combined
     setting: Setting
+    sent: PyTree = ()  # mean over the active clients of `StepPolicy.send`
 
 
 class RoundView(NamedTuple):
@@ -301,10 +307,30 @@ def no_policy_state(params: Params, num_clients: int) -> tuple[()]:
     return ()
 
 
+def no_probe_state(view: LocalView) -> tuple[()]:
+    """Keeps nothing."""
+    del view
+    return ()
+
+
 def no_probe_update(probe: PyTree, grads: Params, view: LocalView) -> PyTree:
     """Measures nothing."""
     del grads, view
     return probe
+
+
+def send_nothing(run: LocalRun) -> tuple[()]:
+    """Tells the policy nothing."""
+    del run
+    return ()
+
+
+def report_nothing(
+    state: PolicyState, cohort: Cohort, measurement: Measurement
+) -> dict[str, Array]:
+    """Shows nothing."""
+    del state, cohort, measurement
+    return {}
 
 
 def unchanged(
@@ -337,14 +363,15 @@ class LocalRule(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """A measurement along the local steps: a fold, `init(anchor)` then `update`.
+    """A measurement along the local steps: a fold, `init(view)` then `update`.
 
+    `init(view)` stands before the first step, where `view.batch` is None.
     `update(probe, grads, view)` sees the gradient of each step with all that the local
     rule adds to it, before clipping and without the plan's weight decay. A probe as large
     as the parameters costs lanes x params of memory.
     """
 
-    init: Callable[[Params], PyTree] = no_state
+    init: Callable[[LocalView], PyTree] = no_probe_state
     update: Callable[[PyTree, Params, LocalView], PyTree] = no_probe_update
 
 
@@ -357,6 +384,14 @@ class StepPolicy(NamedTuple):
     `steps(state, cohort, measurement) -> [cohort] int`; 0 = this client sits the round
     out and is not averaged. `mean_steps(epoch_steps)` answers the same question for a
     client of average size (Kbar of SCAFFOLD's descendants); None: the cohort's mean.
+
+    A policy that learns has `update(state, cohort, runs, outcome)`. What it needs as a
+    mean over the clients that trained it should take from `outcome.sent`, the mean of
+    `send(run)`, which is summed as clients end: of `runs`, [cohort, ...], only what it
+    reads is kept, and a model per client is much.
+
+    `report(state, cohort, measurement)` names what a person wants to see, for
+    `Info.policy`: scalars of the round or values [cohort, ...]; `state` is the new one.
     """
 
     steps: Callable[[PolicyState, Cohort, Measurement], Array]
@@ -365,6 +400,11 @@ class StepPolicy(NamedTuple):
     probe: Probe = no_probe
     update: Callable[[PolicyState, Cohort, LocalRun, Outcome], PolicyState] = unchanged
     mean_steps: Callable[[Array], Array] | None = None
+    send: Callable[[LocalRun], PyTree] = send_nothing
+    report: Callable[[PolicyState, Cohort, Measurement], dict[str, Array]] = (
+        report_nothing
+    )
+    max_steps: int | None = None  # what more it asks for is cut and counted
 
 
 class ServerRule(NamedTuple):
@@ -466,70 +506,6 @@ class Participation(NamedTuple):
     among_holders: bool = False
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How clients train: what is the same for every algorithm compared.
-
-    Attributes:
-      cohort_size: clients per round, drawn uniformly without replacement; None means
-        everyone, in client order.
-      batch_size: examples per local step; None means full-batch steps.
-      lr: local learning rate of round 0 (may be a tracer, as may the next three).
-      lr_decay: the learning rate of round t is lr * lr_decay**t.
-      momentum: of local SGD, buffer zeroed at the start of every round. Control variates
-        built from (w - theta) / (K lr), as in SCAFFOLD and FedSSG, assume 0.
-      weight_decay: added to the gradient after clipping.
-      clip_norm: the global norm to which gradient plus correction is clipped; None: no.
-      max_steps: cap on the local steps of a client in a round; None: no cap.
-      lanes: how many clients run side by side on a device; "auto" chooses by backend and
-        model.
-      devices: how many of JAX's devices share the clients of a round; "auto": all. On a
-        CPU begin with `cores_as_devices()`.
-      shuffle: "epoch" (without replacement, the last partial batch kept),
-        "replacement", or "none" (in order, for comparisons).
-      participation: who takes part, e.g. `bernoulli(0.15)`; None: `cohort_size` decides.
-    """
-
-    cohort_size: int | None = None
-    batch_size: int | None = 50
-    lr: float | Array = 0.1
-    lr_decay: float | Array = 1.0
-    momentum: float | Array = 0.0
-    weight_decay: float | Array = 0.0
-    clip_norm: float | Array | None = None
-    max_steps: int | None = None
-    lanes: int | str = "auto"
-    shuffle: str = "epoch"
-    participation: Participation | None = None
-    devices: int | str = 1
-
-    def __post_init__(self):
-        check.at_least("cohort_size", self.cohort_size, 1, none="everyone")
-        check.at_least("batch_size", self.batch_size, 1, none="full-batch steps")
-        check.positive("lr", self.lr)
-        check.positive("lr_decay", self.lr_decay)
-        check.between("momentum", self.momentum, 0, 1, closed="left")
-        check.nonnegative("weight_decay", self.weight_decay)
-        if self.clip_norm is not None:
-            check.positive("clip_norm", self.clip_norm)
-        check.at_least("max_steps", self.max_steps, 1, none="no cap")
-        if self.lanes != "auto":
-            check.at_least("lanes", self.lanes, 1)
-        if self.devices != "auto":
-            check.at_least("devices", self.devices, 1)
-        check.one_of("shuffle", self.shuffle, ("epoch", "replacement", "none"))
-        if not isinstance(self.participation, Participation | None):
-            raise ValueError(
-                f"participation={self.participation!r} is no rule; write bernoulli(q) for "
-                "a coin per client, uniform(m) or everyone()."
-            )
-        if self.cohort_size is not None and self.participation is not None:
-            raise ValueError(
-                f"Plan got both cohort_size={self.cohort_size} and participation; "
-                "write one of them."
-            )
-
-
 class State(NamedTuple):
     """What the next round needs."""
 
@@ -550,6 +526,8 @@ class Info(NamedTuple):
     num_active: Array  # scalar int32, clients that trained
     delta_norm: Array  # scalar, norm of the global model's move
     clients: PyTree = ()  # the local rule's diagnostics (`Upload.info`), [cohort, ...]
+    policy: PyTree = ()  # the policy's (`StepPolicy.report`): scalars or [cohort, ...]
+    cut: PyTree = ()  # [cohort] int32, steps the policy asked for beyond max_steps
 
 
 RoundFn = Callable[[State, Key], tuple[State, Info]]

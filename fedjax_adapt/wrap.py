@@ -20,6 +20,7 @@ from .core import (
     StepPolicy,
     Upload,
     no_probe_update,
+    send_nothing,
     unchanged,
 )
 
@@ -126,7 +127,9 @@ def _policy(policy: StepPolicy, shown: Callable, server, upload) -> StepPolicy:
     if policy.measure is not None:
         shows["measure"] = shown(policy.measure)
     if policy.probe.update is not no_probe_update:
-        shows["probe"] = Probe(policy.probe.init, shown(policy.probe.update))
+        shows["probe"] = Probe(*map(shown, policy.probe))
+    if policy.send is not send_nothing:
+        shows["send"] = shown(policy.send)
     if policy.update is not unchanged:
         shows["update"] = shown(
             lambda state, cohort, runs, outcome: policy.update(

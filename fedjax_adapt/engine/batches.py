@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import Batch, Key, Plan
+from ..core import Batch, Key
 from ..data.dataset import FederatedDataset
+from ..plan import Plan
 
 Array = jax.Array
 

@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from ..core import Array, Cohort, Key, Participation, Plan, PyTree, Setting, StepPolicy
+from ..core import Array, Cohort, Key, Participation, PyTree, Setting, StepPolicy
 from ..data.dataset import FederatedDataset
 from ..participation import everyone, uniform
+from ..plan import Plan
 from .batches import epoch_steps
 
 
@@ -61,19 +62,31 @@ def gather_cohort(
     )
 
 
-def with_num_steps(cohort: Cohort, num_steps: Array, plan: Plan) -> Cohort:
-    """The cohort, once the policy has said how many steps each client takes."""
-    num_steps = jnp.clip(num_steps, 0, plan.max_steps).astype(jnp.int32)
-    num_steps = jnp.where(cohort.num_examples > 0, num_steps, 0)
-    return cohort._replace(num_steps=num_steps, active=num_steps > 0)
+def with_num_steps(
+    cohort: Cohort, wanted: Array, plan: Plan, policy: StepPolicy
+) -> tuple[Cohort, Array]:
+    """The cohort, once the policy has said how many steps each client takes.
+
+    Returns:
+      The cohort, and how many of the steps were cut off by `max_steps`, [cohort] int32.
+    """
+    wanted = jnp.where(cohort.num_examples > 0, wanted, 0)
+    num_steps = jnp.clip(wanted, 0, most_steps(plan, policy)).astype(jnp.int32)
+    cut = jnp.maximum(wanted - num_steps, 0).astype(jnp.int32)
+    return cohort._replace(num_steps=num_steps, active=num_steps > 0), cut
+
+
+def most_steps(plan: Plan, policy: StepPolicy) -> int | None:
+    """The cap on the local steps of a client in a round; None: there is none."""
+    caps = [most for most in (plan.max_steps, policy.max_steps) if most is not None]
+    return min(caps, default=None)
 
 
 def setting_of(plan: Plan, policy: StepPolicy, cohort: Cohort) -> Setting:
     """What all clients of the round share."""
     if policy.mean_steps is not None:
-        mean_steps = jnp.clip(
-            policy.mean_steps(cohort.mean_epoch_steps), 0, plan.max_steps
-        )
+        mean_steps = policy.mean_steps(cohort.mean_epoch_steps)
+        mean_steps = jnp.clip(mean_steps, 0, most_steps(plan, policy))
     else:
         mean_steps = cohort.num_steps.sum() / jnp.maximum(cohort.num_active, 1)
     return Setting(
@@ -92,6 +105,19 @@ def unless_idle(cohort: Cohort, new: PyTree, old: PyTree) -> PyTree:
     """`new`, or `old` where nobody trained: a mean over nobody says nothing."""
     trained = cohort.num_active > 0
     return jax.tree.map(lambda a, b: jnp.where(trained, a, b), new, old)
+
+
+def mask_absent(cohort: Cohort, report: PyTree) -> PyTree:
+    """A policy's report with zeros in empty slots; its scalars as they are."""
+    present = cohort.ids < cohort.num_clients
+
+    def mask(leaf):
+        leaf = jnp.asarray(leaf)
+        if leaf.ndim == 0:
+            return leaf
+        return jnp.where(present.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
+
+    return jax.tree.map(mask, report)
 
 
 def mask_idle(cohort: Cohort, infos: PyTree) -> PyTree:

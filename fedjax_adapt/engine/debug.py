@@ -7,6 +7,7 @@ obvious way. Use it to step through a round, and as the oracle of every engine t
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,23 +18,37 @@ from ..core import (
     Info,
     Key,
     Outcome,
-    Plan,
     RoundFn,
     RoundView,
     State,
     Task,
     unchanged,
+    uniformly,
+    weighted_sums,
 )
 from ..data.dataset import FederatedDataset
+from ..plan import Plan
 from .batches import batch_size
 from .cohort import (
     gather_cohort,
+    mask_absent,
     mask_idle,
     sample_cohort,
     setting_of,
     with_num_steps,
 )
-from .local import Broadcast, Client, Setup, advance, finished, start, view_of
+from .local import (
+    Broadcast,
+    Client,
+    Setup,
+    advance,
+    finished,
+    start,
+    train_loss,
+    view_before,
+    view_of,
+)
+from .walk import kept_of
 
 
 def debug_round(
@@ -58,6 +73,7 @@ def debug_round(
         width = batch_size(data, plan)
         ids = sample_cohort(plan, data, key_cohort)
         cohort = gather_cohort(data, ids, state.round, width)
+        cohort = cohort._replace(train_loss=partial(train_loss, setup))
         broadcast = Broadcast(
             state.params, state.server, setting_of(plan, policy, cohort)
         )
@@ -76,20 +92,22 @@ def debug_round(
             for slot in slots:
                 idle = client(slot, key_measure, jnp.int32(0))
                 with _named(f"client {int(ids[slot])}, measurement"):
-                    view = view_of(setup, broadcast, idle)
+                    before = view_before(setup, broadcast, idle)
+                    view = view_of(setup, before, idle)
                     rows.append(policy.measure(*view(state.params, jnp.int32(0))))
             measured = _stack(rows)
         num_steps = policy.steps(state.policy, cohort, measured)
-        cohort = with_num_steps(cohort, num_steps, plan)
+        cohort, cut = with_num_steps(cohort, num_steps, plan, policy)
         setting = setting_of(plan, policy, cohort)
         broadcast = broadcast._replace(setting=setting)
 
-        runs, uploads, clipped, table = [], [], [], state.clients
+        runs, uploads, sent, clipped, table = [], [], [], [], state.clients
         for slot in slots:
             member = client(slot, key_train, cohort.num_steps[slot])
             run, share = _slow_client(setup, broadcast, member)
             with _named(f"client {int(ids[slot])}, after its local steps"):
                 upload, row = algorithm.local.finish(run)
+                sent.append(policy.send(run))
             if cohort.active[slot]:
                 i = int(member.id)
                 put = lambda all_, one, i=i: all_.at[i].set(one)
@@ -103,8 +121,7 @@ def debug_round(
         params, server = server_rule.update(state.params, state.server, upload, cohort)
         losses = jnp.stack([run.loss for run in runs])
         if algorithm.refine is not None or policy.update is not unchanged:
-            apart = dict(anchor=(), server=(), setting=(), full_gradient=None)
-            runs = _stack([run._replace(**apart) for run in runs])._replace(
+            runs = _stack([kept_of(run) for run in runs])._replace(
                 anchor=state.params, server=state.server, setting=setting
             )
         if algorithm.refine is not None:
@@ -112,8 +129,10 @@ def debug_round(
             params = algorithm.refine(params, view, key_refine)
         if not cohort.active.any():
             params, server = state.params, state.server
-        outcome = Outcome(state.params, params, server, upload, setting)
+        sent = weighted_sums(uniformly(cohort), cohort.active, _stack(sent))
+        outcome = Outcome(state.params, params, server, upload, setting, sent)
         policy_state = policy.update(state.policy, cohort, runs, outcome)
+        report = policy.report(policy_state, cohort, measured)
         moved = jax.tree.map(jnp.subtract, params, state.params)
         squares = [float((leaf**2).sum()) for leaf in jax.tree.leaves(moved)]
         return State(params, server, policy_state, table, state.round + 1), Info(
@@ -124,6 +143,8 @@ def debug_round(
             num_active=cohort.num_active,
             delta_norm=jnp.asarray(np.sqrt(sum(squares))),
             clients=mask_idle(cohort, stacked.info),
+            policy=mask_absent(cohort, report),
+            cut=cut,
         )
 
     return round_fn
@@ -131,8 +152,9 @@ def debug_round(
 
 def _slow_client(setup, broadcast, client):
     with _named(f"client {int(client.id)}, before its first local step"):
-        view = view_of(setup, broadcast, client)
-    progress = start(setup, broadcast.params)
+        before = view_before(setup, broadcast, client)
+        view = view_of(setup, before, client)
+        progress = start(setup, before)
     for i in range(int(client.num_steps)):
         where = f"client {int(client.id)}, local step {i}"
         with _named(where):

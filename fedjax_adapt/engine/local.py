@@ -8,6 +8,7 @@ The loop runs to the client's own step count. Under `vmap` it runs to the longes
 lane group and JAX masks the clients that are done: unequal step counts are exact.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -23,7 +24,6 @@ from ..core import (
     LocalRun,
     LocalView,
     Params,
-    Plan,
     PyTree,
     ServerExtra,
     Setting,
@@ -31,6 +31,7 @@ from ..core import (
     weighted_loss,
 )
 from ..data.dataset import FederatedDataset
+from ..plan import Plan
 from .batches import batch_at, batch_size, epoch_steps
 
 
@@ -95,13 +96,14 @@ def clip(grads: Params, norm_limit) -> tuple[Params, Array]:
     return optax.tree.scale(factor, grads), (factor < 1).astype(float)
 
 
-def start(setup: Setup, params: Params) -> Progress:
+def start(setup: Setup, before: LocalView) -> Progress:
     """Where a client stands before its first local step."""
+    params = before.params
     zero = jnp.zeros((), jnp.result_type(float))
     return Progress(
         params=params,
         optimizer=optimizer(setup.plan).init(params),
-        probe=setup.algorithm.policy.probe.init(params),
+        probe=setup.algorithm.policy.probe.init(before),
         loss=zero,
         clipped=zero,
     )
@@ -129,9 +131,8 @@ def advance(setup: Setup, progress: Progress, view: LocalView, key: Key) -> Prog
     )
 
 
-def view_of(setup: Setup, broadcast: Broadcast, client: Client):
-    """A function (params, step) -> (LocalView, key for the objective) of one client."""
-    key_batch, key_objective = jax.random.split(client.key)
+def view_before(setup: Setup, broadcast: Broadcast, client: Client) -> LocalView:
+    """What a client sees before its first step."""
     before = LocalView(
         task=setup.task,
         params=broadcast.params,
@@ -142,15 +143,27 @@ def view_of(setup: Setup, broadcast: Broadcast, client: Client):
         step=jnp.zeros((), jnp.int32),
         size_ratio=size_ratio(setup.data, client.id),
         setting=broadcast.setting,
+        full_gradient=whole(setup, client, broadcast.setting.weight_decay)[1],
     )
-    before = before._replace(prepared=setup.algorithm.local.prepare(before))
+    return before._replace(prepared=setup.algorithm.local.prepare(before))
+
+
+def view_of(setup: Setup, before: LocalView, client: Client):
+    """A function (params, step) -> (LocalView, key for the objective) of one client."""
+    batch_at = batches_of(setup, client)
+    _, key_objective = jax.random.split(client.key)
 
     def view(params, step):
-        batch = batch_at(setup.data, setup.plan, client.id, key_batch, step)
-        local_view = before._replace(params=params, batch=batch, step=step)
+        local_view = before._replace(params=params, batch=batch_at(step), step=step)
         return local_view, jax.random.fold_in(key_objective, step)
 
     return view
+
+
+def batches_of(setup: Setup, client: Client) -> Callable[[Array], Batch]:
+    """A function step -> the client's batch of that local step."""
+    key_batch, _ = jax.random.split(client.key)
+    return lambda step: batch_at(setup.data, setup.plan, client.id, key_batch, step)
 
 
 def size_ratio(data: FederatedDataset, client: Array) -> Array:
@@ -159,35 +172,56 @@ def size_ratio(data: FederatedDataset, client: Array) -> Array:
     return jnp.where(size > 0, size * (data.num_holders / data.size.sum()), 1.0)
 
 
-def full_gradient(setup: Setup, client: Client, setting: Setting):
-    """A function params -> gradient of the client's mean loss plus weight decay.
+def whole(
+    setup: Setup, client: Client, weight_decay: Array | float
+) -> tuple[Callable[[Params], Array], Callable[[Params], Params]]:
+    """Functions params -> the client's mean loss, and its gradient plus weight decay.
 
-    It passes once over all the client's examples, in order, in evaluation mode.
+    They pass once over all the client's examples, in order, in evaluation mode.
     """
     task, data = setup.task, setup.data
     in_order = Plan(batch_size=setup.plan.batch_size, shuffle="none")
     size = jnp.maximum(data.size[client.id], 1)
     steps = epoch_steps(size, batch_size(data, in_order))
 
-    def gradient(params):
-        def batch_loss(params, batch: Batch):
-            outputs = task.apply(params, batch.x)
-            return weighted_loss(task, outputs, batch) * batch.weight.sum() / size
+    def batch_loss(params, step):
+        batch = batch_at(data, in_order, client.id, client.key, step)
+        outputs = task.apply(params, batch.x)
+        return weighted_loss(task, outputs, batch) * batch.weight.sum() / size
 
+    def loss(params):
+        zero = jnp.zeros((), jnp.result_type(float))
+        add = lambda step, total: total + batch_loss(params, step)
+        return jax.lax.fori_loop(0, steps, add, zero)
+
+    def gradient(params):
         def add(step, total):
-            batch = batch_at(data, in_order, client.id, client.key, step)
-            return optax.tree.add(total, jax.grad(batch_loss)(params, batch))
+            return optax.tree.add(total, jax.grad(batch_loss)(params, step))
 
         total = jax.lax.fori_loop(0, steps, add, optax.tree.zeros_like(params))
-        return optax.tree.add_scale(total, setting.weight_decay, params)
+        return optax.tree.add_scale(total, weight_decay, params)
 
-    return gradient
+    return loss, gradient
+
+
+def train_loss(setup: Setup, params: Params) -> Array:
+    """The mean loss over the examples of all clients, in evaluation mode. A scalar."""
+    size = setup.data.size
+
+    def of(id: Array) -> Array:
+        client = Client(id, (), jnp.zeros((), jnp.int32), jax.random.key(0))
+        return whole(setup, client, weight_decay=0)[0](params)
+
+    losses = jax.lax.map(of, jnp.arange(setup.data.num_clients))
+    return (losses * size).sum() / size.sum()
 
 
 def finished(
     setup: Setup, broadcast: Broadcast, client: Client, progress: Progress
 ) -> LocalRun:
     """What `LocalRule.finish` and the policies see of a client's round."""
+    weight_decay = broadcast.setting.weight_decay
+    full_loss, full_gradient = whole(setup, client, weight_decay)
     taken = jnp.maximum(client.num_steps, 1)  # an idle client's mean loss is 0, not NaN
     return LocalRun(
         params=progress.params,
@@ -199,7 +233,9 @@ def finished(
         probe=progress.probe,
         size_ratio=size_ratio(setup.data, client.id),
         setting=broadcast.setting,
-        full_gradient=full_gradient(setup, client, broadcast.setting),
+        full_gradient=full_gradient,
+        full_loss=full_loss,
+        batch_at=batches_of(setup, client),
     )
 
 
@@ -207,13 +243,12 @@ def train_client(
     setup: Setup, broadcast: Broadcast, client: Client
 ) -> tuple[LocalRun, Array]:
     """Trains one client; returns its run and the share of its steps that were clipped."""
-    view = view_of(setup, broadcast, client)
+    before = view_before(setup, broadcast, client)
+    view = view_of(setup, before, client)
 
     def step(i, progress):
         return advance(setup, progress, *view(progress.params, i))
 
-    progress = jax.lax.fori_loop(
-        0, client.num_steps, step, start(setup, broadcast.params)
-    )
+    progress = jax.lax.fori_loop(0, client.num_steps, step, start(setup, before))
     run = finished(setup, broadcast, client, progress)
     return run, progress.clipped / jnp.maximum(client.num_steps, 1)

@@ -21,23 +21,24 @@ from ..core import (
     Info,
     Key,
     Outcome,
-    Plan,
     RoundView,
     State,
     Task,
 )
 from ..data.dataset import FederatedDataset
+from ..plan import Plan
 from . import memory, mesh
 from .batches import batch_size
 from .cohort import (
     gather_cohort,
+    mask_absent,
     mask_idle,
     sample_cohort,
     setting_of,
     unless_idle,
     with_num_steps,
 )
-from .local import Broadcast, Setup
+from .local import Broadcast, Setup, train_loss
 from .slots import num_devices_of
 from .walk import measure_cohort, train_cohort
 
@@ -134,12 +135,13 @@ def _round(
     ids = sample_cohort(plan, data, key_cohort)
 
     cohort = gather_cohort(data, ids, state.round, width)
+    cohort = cohort._replace(train_loss=partial(train_loss, setup))
     broadcast = Broadcast(
         state.params, state.server, setting_of(plan, algorithm.policy, cohort)
     )
     measured = measure_cohort(setup, broadcast, cohort, state.clients, key_measure)
     num_steps = algorithm.policy.steps(state.policy, cohort, measured)
-    cohort = with_num_steps(cohort, num_steps, plan)
+    cohort, cut = with_num_steps(cohort, num_steps, plan, algorithm.policy)
     setting = setting_of(plan, algorithm.policy, cohort)
 
     broadcast = Broadcast(state.params, state.server, setting)
@@ -152,9 +154,10 @@ def _round(
         view = RoundView(task, cohort, runs, data.public)
         params = algorithm.refine(params, view, key_refine)
     params, server = unless_idle(cohort, (params, server), (state.params, state.server))
-    outcome = Outcome(state.params, params, server, upload, setting)
+    outcome = Outcome(state.params, params, server, upload, setting, walked.sent)
     policy = algorithm.policy.update(state.policy, cohort, runs, outcome)
 
+    report = algorithm.policy.report(policy, cohort, measured)
     new = State(params, server, policy, walked.clients, state.round + 1)
     info = Info(
         cohort=cohort.ids,
@@ -164,6 +167,8 @@ def _round(
         num_active=cohort.num_active,
         delta_norm=optax.tree.norm(optax.tree.sub(params, state.params)),
         clients=mask_idle(cohort, walked.info),
+        policy=mask_absent(cohort, report),
+        cut=cut,
     )
     new = jax.tree.map(_like, new, state)
     return mesh.everywhere(new, num_devices_of(plan, data)), info

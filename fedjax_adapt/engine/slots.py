@@ -5,8 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core import Array, ClientState, Cohort, Key, Params, Plan, PyTree, Upload
+from ..core import Array, ClientState, Cohort, Key, Params, PyTree
 from ..data.dataset import FederatedDataset
+from ..plan import Plan
 from . import lanes, mesh
 from .batches import batch_size
 from .cohort import num_slots
@@ -17,7 +18,7 @@ class Slot(NamedTuple):
     """One slot of the cohort, as the walk takes it."""
 
     client: Client
-    weight: Upload | tuple[()]
+    weight: PyTree  # of what is summed up as clients end
 
 
 class Dealt(NamedTuple):

@@ -17,14 +17,16 @@ from ..core import (
     ClientState,
     Cohort,
     Key,
+    LocalRun,
     Mean,
     PyTree,
     Upload,
     unchanged,
+    uniformly,
     weighted_sums,
 )
 from . import lanes, mesh
-from .local import Broadcast, Client, Setup, train_client, view_of
+from .local import Broadcast, Client, Setup, train_client, view_before, view_of
 from .slots import Slot, deal
 
 
@@ -38,6 +40,7 @@ class Walked(NamedTuple):
     clipped: Array
     info: PyTree
     runs: Any  # () unless somebody asks for them
+    sent: PyTree  # mean of what the active clients sent to the policy
 
 
 class _Result(NamedTuple):
@@ -48,6 +51,7 @@ class _Result(NamedTuple):
     loss: Array
     clipped: Array
     run: Any
+    sent: PyTree
 
 
 class _Kept(NamedTuple):
@@ -69,15 +73,19 @@ def train_cohort(
     combine = algorithm.server.combine
     streams = isinstance(combine, Mean)
     keep_runs = algorithm.refine is not None or algorithm.policy.update is not unchanged
-    weights = combine.weights(cohort) if streams else ()
+    weights = (combine.weights(cohort) if streams else (), uniformly(cohort))
     dealt = deal(setup, cohort, broadcast.params, table, key, weights)
     alone = dealt.num_devices == 1  # then the table is the walk's own to write
 
     def train(setup: Setup, broadcast: Broadcast, slot: Slot) -> _Result:
         run, clipped = train_client(setup, broadcast, slot.client)
         upload, new = algorithm.local.finish(run)
-        run = run._replace(anchor=(), server=(), setting=(), full_gradient=None)
-        return _Result(upload, new, run.loss, clipped, run if keep_runs else ())
+        sent = algorithm.policy.send(run)
+        kept = kept_of(run) if keep_runs else ()
+        return _Result(upload, new, run.loss, clipped, kept, sent)
+
+    def summed(result: _Result) -> tuple[Upload | tuple[()], PyTree]:
+        return result.upload._replace(info=()) if streams else (), result.sent
 
     def put(table: ClientState, client: Client, rows: ClientState) -> ClientState:
         # idle clients keep their rows to the bit
@@ -89,18 +97,16 @@ def train_cohort(
 
     def collect(carry, slots: Slot, results: _Result):
         total, table = carry
-        sent = results.upload._replace(info=())
-        if streams:
-            active = slots.client.num_steps > 0
-            grown = weighted_sums(slots.weight, active, sent)
-            total, sent = optax.tree.add(total, grown), ()
+        active = slots.client.num_steps > 0
+        grown = weighted_sums(slots.weight, active, summed(results))
+        total = optax.tree.add(total, grown)
         if alone:
             table = put(table, slots.client, results.state)
         kept = _Kept(
             loss=results.loss,
             clipped=results.clipped,
             info=results.upload.info,
-            upload=sent,
+            upload=() if streams else results.upload._replace(info=()),
             row=() if alone else results.state,
             run=results.run,
         )
@@ -109,11 +115,9 @@ def train_cohort(
     def walk(shared, slots: Slot):
         data, broadcast = shared
         train_one = partial(train, setup._replace(data=data), broadcast)
-        zeros = ()
-        if streams:
-            one = jax.tree.map(lambda leaf: leaf[0], slots)
-            sent = jax.eval_shape(train_one, one).upload._replace(info=())
-            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), sent)
+        one = jax.tree.map(lambda leaf: leaf[0], slots)
+        shapes = summed(jax.eval_shape(train_one, one))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         carry = (zeros, table if alone else ())
         return lanes.fold(train_one, collect, carry, slots, dealt.num_lanes)
 
@@ -127,8 +131,18 @@ def train_cohort(
         runs = runs._replace(
             anchor=broadcast.params, server=broadcast.server, setting=broadcast.setting
         )
-    upload = total if streams else kept.upload
-    return Walked(upload, streams, written, kept.loss, kept.clipped, kept.info, runs)
+    upload, sent = total
+    upload = upload if streams else kept.upload
+    return Walked(
+        upload, streams, written, kept.loss, kept.clipped, kept.info, runs, sent
+    )
+
+
+def kept_of(run: LocalRun) -> LocalRun:
+    """What is kept of a run: neither what all clients share nor functions."""
+    shared = dict.fromkeys(("anchor", "server", "setting"), ())
+    functions = dict.fromkeys(("full_gradient", "full_loss", "batch_at"))
+    return run._replace(**shared, **functions)
 
 
 def measure_cohort(
@@ -144,7 +158,9 @@ def measure_cohort(
         data, broadcast = shared
 
         def one(slot: Slot):
-            view = view_of(setup._replace(data=data), broadcast, slot.client)
+            here = setup._replace(data=data)
+            before = view_before(here, broadcast, slot.client)
+            view = view_of(here, before, slot.client)
             return measure(*view(broadcast.params, jnp.zeros((), jnp.int32)))
 
         keep = lambda carry, slots, results: (carry, results)

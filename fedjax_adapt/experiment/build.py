@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import check
-from ..core import Algorithm, Plan, Task, constant_steps, epochs, with_steps
+from ..core import Algorithm, Task, constant_steps, epochs, with_steps
 from ..data import (
     FederatedDataset,
     Skew,
@@ -23,6 +23,7 @@ from ..data import (
 from ..engine.averages import with_averages
 from ..models import AUGMENTS, MODELS, classification, projected
 from ..participation import bernoulli, uniform
+from ..plan import Plan
 from .config import DERIVED, Config, partition_seed
 from .options import checked, find, options_of, registry
 

@@ -104,7 +104,13 @@ def metrics_row(
         "cohort": float(infos.num_active.mean(dtype=np.float64)),
         "local_steps": steps_before + steps,
         "clipped": float(clipped / max(steps, 1)),
+        "cut": int(np.sum(infos.cut, dtype=np.int64)),
         "delta_norm": float(infos.delta_norm[-1]),
+        **{
+            name: float(leaf[-1])
+            for name, leaf in named(infos.policy)
+            if leaf.ndim == 1
+        },
         "class_accuracy": [np.asarray(measured.classes)],  # a list per row
     }
 
@@ -126,13 +132,21 @@ def client_rows(infos: Info, first_round: int, num_clients: int) -> dict[str, An
         "loss": infos.loss[present],
         "clipped": infos.clipped[present],
     }
-    for path, leaf in jax.tree_util.tree_leaves_with_path(infos.clients):
-        name = jax.tree_util.keystr(path, simple=True, separator=".") or "info"
+    of_clients = [pair for pair in named(infos.policy) if pair[1].ndim > 1]
+    for name, leaf in [*named(infos.clients), *of_clients]:
         values = leaf[present]
         # a vector per client becomes a list per row
         vectors = values.reshape(len(values), -1)
         columns[name] = values if values.ndim == 1 else list(vectors)
     return columns
+
+
+def named(tree: Any) -> list[tuple[str, Any]]:
+    """The leaves of diagnostics, with the names of their columns."""
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator=".") or "info", leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
 
 
 def first_diverged(infos: Info, metrics: Metrics, first_round: int) -> int | None:

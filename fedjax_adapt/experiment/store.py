@@ -36,13 +36,14 @@ class Record(NamedTuple):
     test set, train_loss (mean local objective of the rounds since the last row, over
     clients that trained), cohort (clients that trained, mean per round), local_steps
     (of all clients since the start), clipped (share of the local steps whose gradient
-    was clipped), delta_norm (of the last round), class_accuracy (a list: on the test
+    was clipped), cut (local steps a policy asked for beyond max_steps), delta_norm and
+    the step policy's scalars (of the last round), class_accuracy (a list: on the test
     examples of each label) and seconds (of training since the start, compilation
     apart). With `evaluate_also` there are also accuracy_sel and loss_sel (the cohort's
     mean), accuracy_all and loss_all (the mean of every client's last model).
 
     `clients` has one row per client and round: round (1 is the first), client,
-    num_steps, loss, clipped, and what the algorithm's local rule shows of itself.
+    num_steps, loss, clipped, and what the local rule and the step policy show of it.
     """
 
     folder: Path

@@ -215,7 +215,7 @@ def test_policies_refinements_and_own_combines_see_their_own_states(task, data):
             init=lambda params, num_clients: jnp.zeros(()),
             measure=measure,
             probe=fa.Probe(
-                lambda anchor: jnp.zeros(()),
+                lambda view: jnp.zeros(()),
                 lambda probe, grads, view: probe + view.client + view.server,
             ),
             update=learn,

@@ -151,7 +151,7 @@ def test_policies_measure_probe_and_learn(x64):
         init=lambda params, num_clients: jnp.zeros(num_clients),
         measure=measure,
         probe=Probe(
-            lambda params: jnp.zeros(()), lambda total, grads, view: total + grads[0]
+            lambda view: jnp.zeros(()), lambda total, grads, view: total + grads[0]
         ),
         update=update,
     )

@@ -1,0 +1,70 @@
+"""How clients train: what is the same for every algorithm compared."""
+
+from dataclasses import dataclass
+
+from . import check
+from .core import Array, Participation
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How clients train: what is the same for every algorithm compared.
+
+    Attributes:
+      cohort_size: clients per round, drawn uniformly without replacement; None means
+        everyone, in client order.
+      batch_size: examples per local step; None means full-batch steps.
+      lr: local learning rate of round 0 (may be a tracer, as may the next three).
+      lr_decay: the learning rate of round t is lr * lr_decay**t.
+      momentum: of local SGD, buffer zeroed at the start of every round. Control variates
+        built from (w - theta) / (K lr), as in SCAFFOLD and FedSSG, assume 0.
+      weight_decay: added to the gradient after clipping.
+      clip_norm: the global norm to which gradient plus correction is clipped; None: no.
+      max_steps: cap on the local steps of a client in a round; None: no cap.
+      lanes: how many clients run side by side on a device; "auto" chooses by backend and
+        model.
+      devices: how many of JAX's devices share the clients of a round; "auto": all. On a
+        CPU begin with `cores_as_devices()`.
+      shuffle: "epoch" (without replacement, the last partial batch kept),
+        "replacement", or "none" (in order, for comparisons).
+      participation: who takes part, e.g. `bernoulli(0.15)`; None: `cohort_size` decides.
+    """
+
+    cohort_size: int | None = None
+    batch_size: int | None = 50
+    lr: float | Array = 0.1
+    lr_decay: float | Array = 1.0
+    momentum: float | Array = 0.0
+    weight_decay: float | Array = 0.0
+    clip_norm: float | Array | None = None
+    max_steps: int | None = None
+    lanes: int | str = "auto"
+    shuffle: str = "epoch"
+    participation: Participation | None = None
+    devices: int | str = 1
+
+    def __post_init__(self):
+        check.at_least("cohort_size", self.cohort_size, 1, none="everyone")
+        check.at_least("batch_size", self.batch_size, 1, none="full-batch steps")
+        check.positive("lr", self.lr)
+        check.positive("lr_decay", self.lr_decay)
+        check.between("momentum", self.momentum, 0, 1, closed="left")
+        check.nonnegative("weight_decay", self.weight_decay)
+        if self.clip_norm is not None:
+            check.positive("clip_norm", self.clip_norm)
+        check.at_least("max_steps", self.max_steps, 1, none="no cap")
+        if self.lanes != "auto":
+            check.at_least("lanes", self.lanes, 1)
+        if self.devices != "auto":
+            check.at_least("devices", self.devices, 1)
+        check.one_of("shuffle", self.shuffle, ("epoch", "replacement", "none"))
+        if not isinstance(self.participation, Participation | None):
+            raise ValueError(
+                f"participation={self.participation!r} is no rule; write bernoulli(q) for "
+                "a coin per client, uniform(m) or everyone()."
+            )
+        if self.cohort_size is not None and self.participation is not None:
+            raise ValueError(
+                f"Plan got both cohort_size={self.cohort_size} and participation; "
+                "write one of them."
+            )
