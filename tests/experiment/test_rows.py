@@ -31,6 +31,7 @@ def test_a_metrics_row_counts_only_clients_that_trained():
         "cohort": 2.0,
         "local_steps": 110,
         "clipped": 0.5,  # 2 of 4, none of 2, 3 of 3, none of 1
+        "cut": 0,
         "delta_norm": 0.25,
     }
 
