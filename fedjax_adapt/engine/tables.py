@@ -95,13 +95,16 @@ def fetch(table: ClientState, route: Route | None, each: int) -> Tables:
 
     def pass_on(j, guests):
         leaving = jax.tree.map(lambda leaf: leaf[route.row[me, j]], table)
+        arriving = jax.lax.all_gather(leaving, mesh.AXIS)
         seats = _seats_here(route, j, each, me)
-        put = lambda all_, some: all_.at[seats].set(some, mode="drop")
-        return jax.tree.map(put, guests, jax.lax.all_gather(leaving, mesh.AXIS))
 
-    nobody = jax.tree.map(
-        lambda leaf: jnp.zeros((each, *leaf.shape[1:]), leaf.dtype), table
-    )
+        def sit(home, guests):
+            row = jax.tree.map(lambda leaf: leaf[home][None], arriving)
+            return put(guests, seats[home][None], jnp.array([True]), row)
+
+        return jax.lax.fori_loop(0, seats.shape[0], sit, guests)
+
+    nobody = jax.tree.map(_empty(each), table)
     return Tables(table, jax.lax.fori_loop(0, route.longest, pass_on, nobody))
 
 
@@ -110,21 +113,18 @@ def give_back(tables: Tables, route: Route | None, each: int) -> ClientState:
     if route is None:
         return tables.own
     me = jax.lax.axis_index(mesh.AXIS)
-    num_rows = rows_of(tables.own)
 
     def pass_back(j, table):
         seats = _seats_here(route, j, each, me)
-        row = jnp.where(route.active[me, j], route.row[me, j], num_rows)
 
-        def back(all_, guests):
-            here = (seats < each).reshape(-1, *(1,) * (guests.ndim - 1))
-            held = jnp.where(
-                here, guests[seats], 0
-            )  # [homes, ...], others hold the rest
-            new = jax.lax.psum_scatter(held, mesh.AXIS)
-            return all_.at[row].set(new.astype(all_.dtype), mode="drop")
+        def held(leaf):  # [homes, ...]; other devices hold the rest
+            here = (seats < each).reshape(-1, *(1,) * (leaf.ndim - 1))
+            return jnp.where(here, leaf[seats], 0)
 
-        return jax.tree.map(back, table, tables.guests)
+        back = jax.tree.map(held, tables.guests)
+        row = jax.lax.psum_scatter(back, mesh.AXIS)
+        row = jax.tree.map(lambda leaf: leaf[None], row)
+        return put(table, route.row[me, j][None], route.active[me, j][None], row)
 
     return jax.lax.fori_loop(0, route.longest, pass_back, tables.own)
 
@@ -141,8 +141,9 @@ def read(tables: Tables, seat: Seat) -> ClientState:
     A read that XLA fuses into something after the write makes it copy the whole table
     for every client. No fusion reaches into a loop, so each read is one, of length 1.
     """
-    if seat.row.shape[0] == 1:
-        # it reads only where the row is
+    if not jax.tree.leaves(tables.own):
+        return tables.own
+    if seat.row.shape[0] == 1:  # it reads only where the row is
         found = jax.tree.map(_empty(1), tables.own)
         found = _once(_is_in(tables.own, seat.row), _rows(tables.own, seat.row), found)
         if tables.guests is None:
@@ -178,8 +179,10 @@ def put(
     table: ClientState, index: Array, active: Array, rows: ClientState
 ) -> ClientState:
     """`table` with some rows replaced; idle clients keep theirs to the bit."""
-    if index.shape[0] == 1:  # without the read of a row that a scatter may have to keep
-        at = index[0]
+    if not jax.tree.leaves(table):
+        return table
+    if index.shape[0] == 1:
+        at = index[0]  # a scatter would read the old row, which it may have to keep
 
         def replaced(all_, some):
             start = (at, *(0,) * (all_.ndim - 1))
