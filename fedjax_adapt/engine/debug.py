@@ -26,6 +26,7 @@ from ..core import (
     uniformly,
     weighted_sums,
 )
+from ..costs import end_times, messages
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import batch_size
@@ -33,6 +34,9 @@ from .cohort import (
     gather_cohort,
     mask_absent,
     mask_idle,
+    num_slots,
+    participation_of,
+    rows_of,
     sample_cohort,
     setting_of,
     with_num_steps,
@@ -98,6 +102,19 @@ def debug_round(
             measured = _stack(rows)
         num_steps = policy.steps(state.policy, cohort, measured)
         cohort, cut = with_num_steps(cohort, num_steps, plan, policy)
+        times = end_times(plan.clock, algorithm, state.params, cohort, key)
+        if participation_of(plan).first_to_end:
+            tie = jax.random.uniform(key_cohort, ids.shape)
+            late = lambda slot: (not cohort.active[slot], times[slot], tie[slot])
+            kept = sorted(sorted(slots, key=late)[: num_slots(plan, data)])
+            rows = jnp.array(kept)
+            cohort = rows_of(cohort, rows)
+            cut, times, measured = jax.tree.map(
+                lambda leaf: leaf[rows], (cut, times, measured)
+            )
+            ids, slots = cohort.ids, range(len(kept))
+        trained = [slot for slot in slots if cohort.active[slot]]
+        seconds = jnp.asarray(max([0.0, *(float(times[slot]) for slot in trained)]))
         setting = setting_of(plan, policy, cohort)
         broadcast = broadcast._replace(setting=setting)
 
@@ -130,7 +147,7 @@ def debug_round(
         if not cohort.active.any():
             params, server = state.params, state.server
         sent = weighted_sums(uniformly(cohort), cohort.active, _stack(sent))
-        outcome = Outcome(state.params, params, server, upload, setting, sent)
+        outcome = Outcome(state.params, params, server, upload, setting, sent, seconds)
         policy_state = policy.update(state.policy, cohort, runs, outcome)
         report = policy.report(policy_state, cohort, measured)
         moved = jax.tree.map(jnp.subtract, params, state.params)
@@ -145,9 +162,22 @@ def debug_round(
             clients=mask_idle(cohort, stacked.info),
             policy=mask_absent(cohort, report),
             cut=cut,
+            seconds=seconds,
+            **_slow_bytes(algorithm, state.params, cohort),
         )
 
     return round_fn
+
+
+def _slow_bytes(algorithm, params, cohort):
+    down = up = 0
+    own = messages(algorithm.local.traffic, params)
+    more = messages(algorithm.policy.traffic, params)
+    for num_examples, active in zip(cohort.num_examples, cohort.active, strict=True):
+        asked = active if algorithm.policy.measure is None else num_examples > 0
+        down += asked * (own[0] + more[0])
+        up += active * own[1] + asked * more[1]
+    return {"bytes_down": jnp.asarray(float(down)), "bytes_up": jnp.asarray(float(up))}
 
 
 def _slow_client(setup, broadcast, client):
