@@ -116,6 +116,8 @@ def _train(config, folder: Path, resume: bool) -> int:
         with live(console) as show, _finishing() as stop_if_asked:
 
             def report(progress):
+                if progress.warning is not None:
+                    console.print(f"warning: {progress.warning}", highlight=False)
                 show(progress)
                 stop_if_asked()
 
