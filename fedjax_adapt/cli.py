@@ -117,7 +117,8 @@ def _train(config, folder: Path, resume: bool) -> int:
 
             def report(progress):
                 if progress.warning is not None:
-                    console.print(f"warning: {progress.warning}", highlight=False)
+                    told = f"warning: {progress.warning}"
+                    console.print(told, highlight=False, soft_wrap=True)
                 show(progress)
                 stop_if_asked()
 

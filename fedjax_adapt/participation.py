@@ -89,8 +89,8 @@ def bernoulli(probability: float) -> Participation:
 def earliest(fraction: float = 0.4) -> Participation:
     """Every client starts; the ceil(fraction N) that end first are averaged.
 
-    What the others did is thrown away, so the simulator never does it. They end when the
-    plan's clock says: it needs one. GIFT keeps 40 of 100 clients.
+    They end when the plan's clock says: it needs one. What the others did is thrown away,
+    so the simulator never does it, nor does it count their bytes. GIFT keeps 40 of 100.
 
     Raises:
       ValueError: `fraction` is outside (0, 1].

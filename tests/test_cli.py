@@ -115,6 +115,11 @@ def test_the_command_line_wins_over_the_file(elsewhere):
     assert "mu" not in other and other["rounds"] == 3
 
 
+def test_a_quantity_is_a_number_or_a_text():
+    read = settings("--step-seconds lognormal(0.05,0.5) --bandwidth 1e6")
+    assert (read["step_seconds"], read["bandwidth"]) == ("lognormal(0.05,0.5)", 1e6)
+
+
 def test_a_file_may_set_what_a_flag_takes_back(elsewhere):
     (elsewhere / "a.toml").write_text("gate_alignment = true\nclip_norm = 'none'\n")
     assert settings("--config a.toml")["gate_alignment"] is True
@@ -191,7 +196,6 @@ def test_steps_that_are_cut_are_told_once(capsys, monkeypatch):
     line = QUICK.replace("scaffold", "fedavg") + " --participation 1 --rounds 2"
     code, out, _ = fedjax_adapt(capsys, f"{line} --folder mine")
     assert code == 0
-    out = " ".join(out.split())  # as wide as the terminal
     assert out.count("warning: max_steps=3 cut ") == 1
     assert "cut 12 of 30 local steps that fedavg asked for up to round 1; " in out
     assert read_run("mine").metrics["cut"].to_pylist() == [12, 12]

@@ -26,7 +26,7 @@ from ..core import (
     uniformly,
     weighted_sums,
 )
-from ..costs import end_times, messages
+from ..costs import end_times, round_bytes
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import batch_size
@@ -104,17 +104,13 @@ def debug_round(
         cohort, cut = with_num_steps(cohort, num_steps, plan, policy)
         times = end_times(plan.clock, algorithm, state.params, cohort, key)
         if participation_of(plan).first_to_end:
-            tie = jax.random.uniform(key_cohort, ids.shape)
-            late = lambda slot: (not cohort.active[slot], times[slot], tie[slot])
-            kept = sorted(sorted(slots, key=late)[: num_slots(plan, data)])
-            rows = jnp.array(kept)
-            cohort = rows_of(cohort, rows)
-            cut, times, measured = jax.tree.map(
-                lambda leaf: leaf[rows], (cut, times, measured)
-            )
+            kept = _first_to_end(cohort, times, key_cohort, num_slots(plan, data))
+            pick = lambda tree: jax.tree.map(lambda leaf: leaf[kept], tree)
+            cut, times, measured = pick(cut), pick(times), pick(measured)
+            cohort = rows_of(cohort, kept)
             ids, slots = cohort.ids, range(len(kept))
-        trained = [slot for slot in slots if cohort.active[slot]]
-        seconds = jnp.asarray(max([0.0, *(float(times[slot]) for slot in trained)]))
+        last = max([0.0, *(float(t) for t in times[cohort.active])])
+        seconds = jnp.asarray(last)
         setting = setting_of(plan, policy, cohort)
         broadcast = broadcast._replace(setting=setting)
 
@@ -149,6 +145,7 @@ def debug_round(
         sent = weighted_sums(uniformly(cohort), cohort.active, _stack(sent))
         outcome = Outcome(state.params, params, server, upload, setting, sent, seconds)
         policy_state = policy.update(state.policy, cohort, runs, outcome)
+        down, up = round_bytes(algorithm, state.params, cohort)
         report = policy.report(policy_state, cohort, measured)
         moved = jax.tree.map(jnp.subtract, params, state.params)
         squares = [float((leaf**2).sum()) for leaf in jax.tree.leaves(moved)]
@@ -163,21 +160,18 @@ def debug_round(
             policy=mask_absent(cohort, report),
             cut=cut,
             seconds=seconds,
-            **_slow_bytes(algorithm, state.params, cohort),
+            bytes_down=down,
+            bytes_up=up,
         )
 
     return round_fn
 
 
-def _slow_bytes(algorithm, params, cohort):
-    down = up = 0
-    own = messages(algorithm.local.traffic, params)
-    more = messages(algorithm.policy.traffic, params)
-    for num_examples, active in zip(cohort.num_examples, cohort.active, strict=True):
-        asked = active if algorithm.policy.measure is None else num_examples > 0
-        down += asked * (own[0] + more[0])
-        up += active * own[1] + asked * more[1]
-    return {"bytes_down": jnp.asarray(float(down)), "bytes_up": jnp.asarray(float(up))}
+def _first_to_end(cohort, times, key, most):
+    """The rows of those the server waits for: loops and a sort."""
+    tie = jax.random.uniform(key, times.shape)
+    late = lambda row: (not cohort.active[row], float(times[row]), float(tie[row]))
+    return jnp.array(sorted(sorted(range(len(times)), key=late)[:most]))
 
 
 def _slow_client(setup, broadcast, client):
