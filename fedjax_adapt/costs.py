@@ -81,7 +81,7 @@ class Clock:
       seed: of what clients draw once.
 
     Raises:
-      ValueError: a number is negative, or a bandwidth 0.
+      ValueError: a number is negative or not finite, or a bandwidth 0.
     """
 
     step_seconds: Quantity
@@ -94,12 +94,21 @@ class Clock:
 
     def __post_init__(self):
         for name in ("step_seconds", "latency", "delay"):
-            if not isinstance(getattr(self, name), Law):
-                check.nonnegative(name, getattr(self, name))
+            _check(check.nonnegative, name, getattr(self, name))
         for name in ("bandwidth", "download_bandwidth"):
-            value = getattr(self, name)
-            if not isinstance(value, Law | None):
-                check.positive(name, value)
+            _check(check.positive, name, getattr(self, name))
+
+
+def _check(
+    wanted: Callable[[str, Quantity], None], name: str, value: Quantity | None
+) -> None:
+    if isinstance(value, Law | None) or check.is_tracer(value):
+        return
+    if getattr(value, "ndim", 0) == 0:
+        wanted(name, value)
+        return
+    for client, number in enumerate(np.asarray(value).ravel()):
+        wanted(f"{name} of client {client}", number)
 
 
 def messages(traffic: Traffic, params: Params) -> tuple[int, int]:

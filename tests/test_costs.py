@@ -1,5 +1,7 @@
 """Bytes against the papers' own counts, seconds against NumPy."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,6 +96,27 @@ def test_times_are_steps_messages_and_delay(data, task):
 
 
 @pytest.mark.parametrize(
+    "size, seconds", [(62_006, 0.397), (15_245_130, 97.6)], ids=["lenet5", "vgg16"]
+)
+def test_an_upload_takes_what_gift_says(data, size, seconds):
+    params = jax.ShapeDtypeStruct((size,), jnp.float32)
+    cohort = cohort_of(data, [0, 1], [10, 100])
+    times = end_times(fa.Clock(0.05), fedavg(), params, cohort, keys(1)[0])
+    np.testing.assert_allclose(times, [0.5 + seconds, 5 + seconds], rtol=1e-3)
+
+
+def test_the_numbers_of_a_clock_may_be_traced(data, task):
+    params, cohort = task.init(jax.random.key(0)), cohort_of(data, [0, 1], [1, 2])
+
+    def times(seconds):
+        clock = fa.Clock(seconds, bandwidth=1e12, delay=fa.costs.uniform(seconds))
+        return end_times(clock, fedavg(), params, cohort, keys(1)[0])
+
+    one, two = jax.vmap(times)(jnp.array([1.0, 2.0]))
+    np.testing.assert_allclose(two, 2 * one, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
     "law, mean, spread",
     [
         (fa.costs.exponential(3.0), 3, 3),
@@ -172,6 +195,7 @@ def test_matched_steps_give_the_total_they_were_made_for(data):
     [
         (lambda: fa.Clock(-1.0), "step_seconds=-1.0 must be a finite number of at le"),
         (lambda: fa.Clock(1.0, bandwidth=0), "bandwidth=0 must be a finite number abo"),
+        (lambda: fa.Clock(np.array([1, -2])), "step_seconds of client 1=-2 must be a"),
         (lambda: fa.costs.exponential(0), "mean=0 must be a finite number above 0"),
         (lambda: fa.matched_steps(0), "average_epochs=0 must be a finite number abo"),
         (lambda: fa.Plan(clock=3), r"clock=3 is none; write Clock\(step_seconds"),
@@ -220,3 +244,8 @@ def test_the_slow_twin_agrees_on_times_and_on_who_was_early(task, data, clients)
     close(info, slow_info)
     assert after.policy == info.seconds > 0
     assert len(info.cohort) == (3 if clients == "some" else 6)
+    spread = replace(plan, devices=2)
+    round_fn, state = start(algorithm, task, data, spread)
+    other, other_info = jax.jit(round_fn)(state, key)
+    close(other, after)
+    close(other_info, info)
