@@ -139,7 +139,7 @@ def test_devices_do_not_change_a_round(case, devices):
     before, _ = case.after(1)
     state, infos = case.after(2)
     spread = jax.jit(case.with_plan(devices=devices))
-    begin = mesh.everywhere(jax.tree.map(jnp.copy, before), devices)
+    begin = mesh.placed(jax.tree.map(jnp.copy, before), devices)
     other, other_info = spread(begin, keys(2)[1])
     close(other, state)
     close(other_info, infos[1])

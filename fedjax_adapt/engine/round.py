@@ -68,8 +68,8 @@ def init_state(
 ) -> State:
     """The state before round 0. Works under `jax.eval_shape`.
 
-    The client table is `algorithm.local.init(params)` repeated `num_clients` times, on
-    every device of the plan.
+    The client table is `algorithm.local.init(params)` repeated `num_clients` times, cut
+    up among the devices of the plan where their number divides `num_clients`.
 
     Raises:
       ValueError: the client table does not fit into memory.
@@ -90,7 +90,7 @@ def init_state(
     )
     # a buffer of its own for every leaf, so that the state can be donated
     state = jax.tree.map(lambda leaf: _like(jnp.array(leaf), jnp.asarray(leaf)), state)
-    return mesh.everywhere(state, num_devices)
+    return mesh.placed(state, num_devices)
 
 
 def make_round(
@@ -185,7 +185,7 @@ def _round(
         bytes_up=bytes_up,
     )
     new = jax.tree.map(_like, new, state)
-    return mesh.everywhere(new, num_devices_of(plan, data)), info
+    return mesh.placed(new, num_devices_of(plan, data)), info
 
 
 def _like(new, old) -> Array:
