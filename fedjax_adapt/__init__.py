@@ -32,16 +32,19 @@ _PUBLIC = {
         "State",
         "StepPolicy",
         "Task",
+        "Traffic",
         "Upload",
         "by_examples",
         "constant_steps",
         "epochs",
+        "matched_steps",
         "mean",
         "num_parameters",
         "uniformly",
         "with_refinement",
         "with_steps",
     ),
+    "costs": ("Clock",),
     "data.dataset": ("FederatedDataset",),
     "engine.averages": ("averages", "with_averages"),
     "engine.debug": ("debug_round",),
@@ -51,10 +54,10 @@ _PUBLIC = {
     "engine.train": ("train", "train_and_evaluate"),
     "models.adapter": ("classification",),
     "plan": ("Plan",),
-    "participation": ("bernoulli", "everyone", "uniform"),
+    "participation": ("bernoulli", "earliest", "everyone", "uniform"),
     "wrap": ("with_server_optimizer",),
 }
-_MODULES = ("algorithms", "data", "models")
+_MODULES = ("algorithms", "costs", "data", "models")
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 
 __all__ = sorted([*_HOME, *_MODULES])

@@ -116,6 +116,9 @@ def _train(config, folder: Path, resume: bool) -> int:
         with live(console) as show, _finishing() as stop_if_asked:
 
             def report(progress):
+                if progress.warning is not None:
+                    told = f"warning: {progress.warning}"
+                    console.print(told, highlight=False, soft_wrap=True)
                 show(progress)
                 stop_if_asked()
 
