@@ -13,16 +13,16 @@ Theorem 1, L = max_k ||grad F(w_k) - grad F(w_{k-1})|| / ||w_k - w_{k-1}||, a ro
 
 References:
   Luo et al., "FedVeca: Federated Vectorized Averaging on Non-IID Data with Adaptive
-  Bi-directional Global Objective", IEEE TPDS 2024,
-  https://arxiv.org/abs/2209.13803.
+  Bi-directional Global Objective", IEEE TPDS 2024, https://arxiv.org/abs/2209.13803.
   Algorithms 1 and 2.
 
-Departs from the paper: l = 0, which is 0 / 0, is left out of beta_i. Every round is
-accepted (`accept`). Under partial participation the minimum is over the cohort, others keep
-tau_i. The paper does not say tau_i of the first round; 2 here. A client that took a single
-step has measured nothing: it goes on with 2. Weight decay counts as part of F_i; momentum,
-clipping and corrections of a base are not in the theory: g_i is what a client follows
-before clipping, and G_i its displacement over lr tau_i whatever the steps were made of.
+Departs from the paper: l = 0, which is 0 / 0, is left out of beta_i. A round whose loss is
+above the smallest so far is taken too unless `accept` says otherwise; a model that is not
+finite never is. Under partial participation the minimum is over the cohort, and the others
+keep tau_i. The first tau_i, which the paper does not give, is 2. A client that took a
+single step has measured nothing and goes on with 2. Weight decay is part of F_i. Momentum,
+clipping and what a base adds to gradients are not in the theory: g_i is the gradient a
+client follows, before clipping, and -lr G_i its displacement over tau_i.
 """
 
 from typing import Literal, NamedTuple
@@ -97,7 +97,8 @@ def veca_steps(
     check.between("alpha", alpha, 0, 1, closed="left")
     check.at_least("max_steps", max_steps, 2)
     check.at_least("initial_steps", initial_steps, 1)
-    if not check.is_tracer(initial_steps) and initial_steps > max_steps:
+    traced = check.is_tracer(initial_steps) or check.is_tracer(max_steps)
+    if not traced and initial_steps > max_steps:
         raise ValueError(
             f"initial_steps={initial_steps} is above max_steps={max_steps}; write a "
             "smaller one."
@@ -240,11 +241,10 @@ def fedveca(
 
     def finish(run):  # -lr G_i
         delta = optax.tree.sub(run.params, run.anchor)
-        tau = jnp.maximum(run.num_steps, 1)  # without steps it is not averaged
-        direction = optax.tree.scale(1 / tau, delta)
-        return Upload(
-            direction, (run.num_steps.astype(run.lr.dtype), loss(run))
-        ), run.client
+        tau = run.num_steps.astype(run.lr.dtype)
+        # without steps it went nowhere, and is not averaged
+        direction = optax.tree.scale(1 / jnp.maximum(tau, 1), delta)
+        return Upload(direction, (tau, loss(run))), run.client
 
     def init(params):
         del params
