@@ -109,7 +109,6 @@ def softmax_loss(w, x, y):
     "accept, full",
     fast(
         {"off": ("off", False), "local": ("local", False), "all data": ("local", True)},
-        "off",
         "local",
     ),
 )
