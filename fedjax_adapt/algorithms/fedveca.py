@@ -144,15 +144,6 @@ def veca_steps(
     def send(run):  # a ratio of means over clients is a mean weighted by data
         return run.size_ratio, optax.tree.scale(run.size_ratio, run.probe.first)
 
-    def next_tau(A, valid):  # equation (16)
-        least = jnp.min(jnp.where(valid, A, jnp.inf))
-        share = least / jnp.where(valid & (A > 0), A, jnp.inf)
-        bound = 1 / (1 - alpha * share)
-        # rounding must not make 19 of 20; near 1 it grows with the square of the bound
-        bound = bound + 1e-6 + 2 * jnp.finfo(bound.dtype).eps * bound**2
-        bound = jnp.where(A == 0, max_steps, jnp.clip(bound, 2, max_steps))
-        return jnp.floor(bound).astype(jnp.int32)
-
     def update(state, cohort, runs, outcome):
         beta, numerator = runs.probe.beta, runs.probe.delta
         delta = numerator / optax.tree.norm(state.gradient, squared=True)
@@ -163,7 +154,7 @@ def veca_steps(
         valid = measured & finite & state.known
 
         tau = steps(state, cohort, ())
-        tau = jnp.where(valid, next_tau(A, valid), tau)
+        tau = jnp.where(valid, _next_tau(A, valid, alpha, max_steps), tau)
         tau = jnp.where(state.known, jnp.maximum(tau, 2), tau)  # Algorithm 1, line 24
         ids = jnp.where(cohort.active, cohort.ids, cohort.num_clients)
         put = lambda old, new: old.at[ids].set(new.astype(old.dtype), mode="drop")
@@ -171,18 +162,14 @@ def veca_steps(
         weight, gradient = outcome.sent
         gradient = optax.tree.scale(1 / jnp.where(weight > 0, weight, 1), gradient)
         usable = (cohort.num_active > 0) & jnp.isfinite(optax.tree.norm(gradient))
-        # the first time both are those of 0: ||grad F(w_0)|| / ||w_0||
-        change = optax.tree.norm(optax.tree.sub(gradient, state.gradient))
-        moved = optax.tree.norm(optax.tree.sub(outcome.anchor, state.params))
-        ratio = change / jnp.where(moved > 0, moved, jnp.inf)
-        ratio = jnp.where(usable & jnp.isfinite(ratio), ratio, 0)
+        lipschitz = _lipschitz(state, outcome.anchor, gradient)
         tau_bar = (by_examples(cohort) * cohort.num_steps).sum()
         return VecaState(
             tau=put(state.tau, tau),
             params=_where(usable, outcome.anchor, state.params),
             gradient=_where(usable, gradient, state.gradient),
             known=state.known | usable,
-            lipschitz=jnp.maximum(state.lipschitz, ratio),
+            lipschitz=jnp.where(usable, lipschitz, state.lipschitz),
             nonfinite=state.nonfinite + (measured & ~finite).sum(),
             clients={
                 "beta": put(state.clients["beta"], beta),
@@ -264,6 +251,27 @@ def fedveca(
         local=LocalRule(finish=finish),
         policy=veca_steps(alpha, max_steps, initial_steps, full_gradient),
         server=ServerRule(init, mean(by_examples), update),
+    )
+
+
+def _next_tau(A: Array, valid: Array, alpha: float, max_steps: int) -> Array:
+    """Equation (16), [cohort] int32; `valid` says whose A counts."""
+    least = jnp.min(jnp.where(valid, A, jnp.inf))
+    share = least / jnp.where(valid & (A > 0), A, jnp.inf)
+    bound = 1 / (1 - alpha * share)
+    # rounding must not make 19 of 20; its error grows with the square of the bound
+    bound = bound + 1e-6 + 2 * jnp.finfo(bound.dtype).eps * bound**2
+    bound = jnp.where(A == 0, max_steps, jnp.clip(bound, 2, max_steps))
+    return jnp.floor(bound).astype(jnp.int32)
+
+
+def _lipschitz(state: VecaState, params: Params, gradient: Params) -> Array:
+    """L with one more pair of models. The first is compared with zeros, as in line 17."""
+    change = optax.tree.norm(optax.tree.sub(gradient, state.gradient))
+    moved = optax.tree.norm(optax.tree.sub(params, state.params))
+    ratio = change / jnp.where(moved > 0, moved, jnp.inf)
+    return jnp.where(
+        jnp.isfinite(ratio), jnp.maximum(state.lipschitz, ratio), state.lipschitz
     )
 
 

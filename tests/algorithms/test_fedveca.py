@@ -259,7 +259,9 @@ def test_it_gives_any_base_unequal_steps(task, data, base):
     assert steps.min() == 2 and steps.max() == 7
 
 
-@pytest.mark.parametrize("accept", ["local", "global"])
+@pytest.mark.parametrize(
+    "accept", ["global", pytest.param("local", marks=pytest.mark.slow)]
+)
 def test_with_acceptance_the_loss_to_beat_never_rises_and_tau_moves_on(x64, accept):
     optima, data = quadratics(CURVATURES, (2, 6, 4, 8))
     plan = Plan(batch_size=None, lr=1.5, lanes=2)  # too far for some rounds
