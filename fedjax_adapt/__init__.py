@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 # every public name, by the module it lives in
 _PUBLIC = {
+    "algorithms.fedveca": ("veca_steps",),
     "core": (
         "Algorithm",
         "Batch",

@@ -113,6 +113,7 @@ class LocalRun(NamedTuple):
     full_gradient: Callable[[Params], Params] | None = None
     full_loss: Callable[[Params], Array] | None = None  # and itself, without
     batch_at: Callable[[Array], Batch] | None = None  # the batch of a local step
+    task: Task | None = None
 
     @property
     def lr(self) -> Array:

@@ -10,6 +10,7 @@ from .fednova import fednova
 from .fedopt import fedadagrad, fedadam, fedyogi
 from .fedprox import fedprox
 from .fedssg import fedssg
+from .fedveca import fedveca, veca_steps
 from .fedvra import fedvra
 from .moon import moon
 from .scaffold import scaffold
@@ -31,7 +32,8 @@ ALGORITHMS = {
         fedvra,
         moon,
         fedssg,
+        fedveca,
     )
 }
 
-__all__ = ["ALGORITHMS", *ALGORITHMS]
+__all__ = ["ALGORITHMS", *ALGORITHMS, "veca_steps"]

@@ -236,6 +236,7 @@ def finished(
         full_gradient=full_gradient,
         full_loss=full_loss,
         batch_at=batches_of(setup, client),
+        task=setup.task,
     )
 
 

@@ -146,7 +146,7 @@ def train_cohort(
 def kept_of(run: LocalRun) -> LocalRun:
     """What is kept of a run: neither what all clients share nor functions."""
     shared = dict.fromkeys(("anchor", "server", "setting"), ())
-    functions = dict.fromkeys(("full_gradient", "full_loss", "batch_at"))
+    functions = dict.fromkeys(("full_gradient", "full_loss", "batch_at", "task"))
     return run._replace(**shared, **functions)
 
 
