@@ -33,6 +33,7 @@ import optax
 
 from .. import check
 from ..core import (
+    ONE_MODEL_EACH_WAY,
     Algorithm,
     Array,
     LocalRule,
@@ -40,6 +41,7 @@ from ..core import (
     Probe,
     ServerRule,
     StepPolicy,
+    Traffic,
     Upload,
     by_examples,
     mean,
@@ -192,7 +194,16 @@ def veca_steps(
         return of_cohort | state.shown | {"nonfinite": state.nonfinite}
 
     probe = Probe(probe_init, probe_update)
-    return StepPolicy(steps, init, probe=probe, update=update, send=send, report=report)
+    return StepPolicy(
+        steps,
+        init,
+        probe=probe,
+        update=update,
+        send=send,
+        report=report,
+        # grad F(w') and tau_i; g_i(w_0), beta_i and delta_i
+        traffic=Traffic(models_down=1, models_up=1, scalars_down=1, scalars_up=2),
+    )
 
 
 def fedveca(
@@ -247,8 +258,9 @@ def fedveca(
         taken = finite & jnp.isfinite(loss) & (loss <= best)
         return _where(taken, proposed, params), jnp.where(taken, loss, best)
 
+    traffic = ONE_MODEL_EACH_WAY._replace(scalars_up=1 if accept != "local" else 2)
     return Algorithm(
-        local=LocalRule(finish=finish),
+        local=LocalRule(finish=finish, traffic=traffic),
         policy=veca_steps(alpha, max_steps, initial_steps, full_gradient),
         server=ServerRule(init, mean(by_examples), update),
     )
