@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 # every public name, by the module it lives in
 _PUBLIC = {
+    "algorithms.fedgsnr": ("gsnr_steps",),
     "core": (
         "Algorithm",
         "Batch",
@@ -49,6 +50,7 @@ _PUBLIC = {
     "engine.mesh": ("cores_as_devices",),
     "engine.round": ("init_state", "make_round"),
     "engine.train": ("train", "train_and_evaluate"),
+    "moments": ("gradient_moments",),
     "models.adapter": ("classification",),
     "plan": ("Plan",),
     "participation": ("bernoulli", "everyone", "uniform"),
