@@ -111,8 +111,11 @@ def test_a_round_moves_the_model_and_says_who_trained(case):
     cohort = np.asarray(info.cohort)
     assert len(set(cohort.tolist())) == PLAN.cohort_size
     steps = -(-np.array(SIZES)[cohort] // PLAN.batch_size)
-    np.testing.assert_array_equal(info.num_steps, steps)
-    assert (np.asarray(info.loss) > 0).all()
+    if case.algorithm.policy.steps is fa.Algorithm().policy.steps:
+        np.testing.assert_array_equal(info.num_steps, steps)
+    trained = np.asarray(info.num_steps) > 0
+    assert trained.any()
+    assert (np.asarray(info.loss)[trained] > 0).all()
 
 
 @for_some

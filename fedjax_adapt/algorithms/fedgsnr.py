@@ -13,9 +13,10 @@ A client of n_k = 0 sits the round out and is not averaged. Only the steps chang
 objective, control variates and server are the base's.
 
 References:
-  "FedGSNR: Accelerating Federated Learning on Non-IID Data via Maximum Gradient Signal to
-  Noise Ratio". Eqs. (11) and (12), Theorem 1, Proposition 1, Algorithm 1; Sec. VIII-B for
-  the matched budget. https://openreview.net
+  Tan et al., "Expediting Federated Learning on Non-IID Data by Maximizing Communication
+  Channel Utilization", IEEE Transactions on Networking 2025,
+  https://doi.org/10.1109/TON.2025.3565822. Eqs. (11) and (12), Theorem 1, Proposition 1,
+  Algorithm 1; Sec. VIII-B for the matched budget, Fig. 10 for the interpolation.
 
 Departs from the paper: it says nothing of rounding (here to the nearest, at least 1 where
 n_k > 0), of a cap (10 E) or of gradients that are all 0 (no client trains, w stays). B is
@@ -132,7 +133,8 @@ def gsnr_steps(
     def report(state, cohort, measured):
         del state
         found = ratios(cohort, measured, weights)
-        q = found.optimal / jnp.maximum(found.optimal.sum(), jnp.finfo(float).tiny)
+        total = found.optimal.sum()
+        q = found.optimal / jnp.where(total > 0, total, 1)
         return {
             "gsnr": found.gsnr,
             "optimal_steps": found.optimal,

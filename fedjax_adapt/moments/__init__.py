@@ -75,8 +75,10 @@ def gradient_moments(
     rest = [i for i in range(len(leaves)) if i not in found]
     if rest:
         found.update(_generic(losses, leaves, rest, x, y, weight, micro_batch))
-    mean, var = ([getattr(found[i], part) for i in range(len(leaves))]
-                 for part in ("mean", "var"))
+    mean, var = (
+        [getattr(found[i], part) for i in range(len(leaves))]
+        for part in ("mean", "var")
+    )
     return Moments(structure.unflatten(mean), structure.unflatten(var), weight.sum())
 
 
@@ -113,11 +115,13 @@ def _seen(program: Program, taps: list[Tap], leaves, x, y):
 
     def total(added):
         values = {**program.known, **dict(enumerate([*leaves, x, y]))}
-        extras = {id(tap.whole): pair for tap, pair in zip(taps, added, strict=True)}
-        numbers = {id(tap.whole): tap.gives for tap in taps}
+        extras = {
+            id(tap.whole): zip(tap.gives, some, strict=True)
+            for tap, some in zip(taps, added, strict=True)
+        }
         for step in program.steps:
             results = step(*(values[n] for n in step.takes))
-            for i, extra in zip(numbers.get(id(step), ()), extras.get(id(step), ())):
+            for i, extra in extras.get(id(step), ()):
                 results[i] = results[i] + extra
             values.update(zip(step.gives, results, strict=True))
         given = [[values[n] for n in tap.takes] for tap in taps]

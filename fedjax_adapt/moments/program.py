@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import eval_jaxpr
 from jax.extend import core
 
 Array = jax.Array
@@ -30,7 +31,7 @@ class Step(NamedTuple):
 
     def __call__(self, *values: Array) -> list[Array]:
         """What it gives for the values it takes."""
-        return list(jax.core.eval_jaxpr(self.alone, (), *values))
+        return list(eval_jaxpr(self.alone, (), *values))
 
     @property
     def equation(self) -> Any:
@@ -53,7 +54,9 @@ class Program:
     size: int = 0  # how many values there are
     origin: dict[int, Step] = field(default_factory=dict)
     fed: set[int] = field(default_factory=set)  # values computed from the examples
-    reads: dict[int, frozenset[int]] = field(default_factory=dict)  # from parameters only
+    reads: dict[int, frozenset[int]] = field(
+        default_factory=dict
+    )  # from parameters only
     taps: dict[frozenset[int], Step] = field(default_factory=dict)
 
     def value(self, number: int, values: dict[int, Any]) -> Any:
@@ -169,7 +172,9 @@ def _tap(batch, single, params, whole: Step, one: Step) -> Tap | None:
     if len(whole.takes) != len(one.takes):
         return None
     takes, axes, slots = [], [], []
-    operands = zip(whole.takes, one.takes, whole.alone.invars, one.alone.invars)
+    operands = zip(
+        whole.takes, one.takes, whole.alone.invars, one.alone.invars, strict=True
+    )
     for slot, (number, other, var, var_one) in enumerate(operands):
         if (number in batch.fed) != (other in single.fed):
             return None
@@ -223,7 +228,9 @@ def _example_axis(shape: tuple[int, ...], single: tuple[int, ...]) -> int | None
     """The one axis along which the examples of the batch lie."""
     if len(shape) != len(single):
         return None
-    differing = [a for a, (n, m) in enumerate(zip(shape, single, strict=True)) if n != m]
+    differing = [
+        a for a, (n, m) in enumerate(zip(shape, single, strict=True)) if n != m
+    ]
     if len(differing) != 1 or single[differing[0]] != 1:
         return None
     return differing[0]
