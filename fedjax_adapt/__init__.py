@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 # every public name, by the module it lives in
 _PUBLIC = {
     "algorithms.fedveca": ("veca_steps",),
+    "algorithms.fedgsnr": ("gsnr_steps",),
     "core": (
         "Algorithm",
         "Batch",
@@ -53,7 +54,9 @@ _PUBLIC = {
     "engine.mesh": ("cores_as_devices",),
     "engine.round": ("init_state", "make_round"),
     "engine.train": ("train", "train_and_evaluate"),
+    "engine.valuation": ("leave_one_out", "shapley", "show_deltas"),
     "models.adapter": ("classification",),
+    "moments": ("gradient_moments",),
     "plan": ("Plan",),
     "participation": ("bernoulli", "earliest", "everyone", "uniform"),
     "wrap": ("with_server_optimizer",),

@@ -95,6 +95,9 @@ class LocalView(NamedTuple):
     prepared: PyTree = ()  # what `LocalRule.prepare` made, once
     # of the mean loss over all the client's data, weight decay included
     full_gradient: Callable[[Params], Params] | None = None
+    # a gradient with all that the local rule adds to it here, as a probe is shown it
+    corrected: Callable[[Params], Params] | None = None
+    batch_at: Callable[[Array], Batch] | None = None  # the batch of a local step
 
 
 class LocalRun(NamedTuple):

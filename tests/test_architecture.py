@@ -22,7 +22,9 @@ ALLOWED = {
     "participation": {"check", "core"},
     "data": {"check"},
     "wrap": {"core"},
-    "algorithms": {"check", "core", "wrap"},
+    # what a step policy measures is in no one algorithm's file: it reads any model
+    "moments": {"core"},
+    "algorithms": {"check", "core", "moments", "wrap"},
     "models": {"check", "core"},
     "engine": {"check", "core", "costs", "data", "participation", "plan", "wrap"},
     "report": {"experiment"},  # experiment.store only, see below

@@ -110,11 +110,12 @@ def test_a_round_moves_the_model_and_says_who_trained(case):
     np.testing.assert_allclose(info.delta_norm, norm, rtol=1e-5)
     cohort = np.asarray(info.cohort)
     assert len(set(cohort.tolist())) == PLAN.cohort_size
-    if case.algorithm.policy is fa.Algorithm().policy:  # else its own tests count them
-        steps = -(-np.array(SIZES)[cohort] // PLAN.batch_size)
+    steps = -(-np.array(SIZES)[cohort] // PLAN.batch_size)
+    if case.algorithm.policy.steps is fa.Algorithm().policy.steps:
         np.testing.assert_array_equal(info.num_steps, steps)
-    assert (np.asarray(info.num_steps) > 0).all()
-    assert (np.asarray(info.loss) > 0).all()
+    trained = np.asarray(info.num_steps) > 0
+    assert trained.any()
+    assert (np.asarray(info.loss)[trained] > 0).all()
 
 
 @for_some

@@ -6,6 +6,7 @@ from .fedavgm import fedavgm
 from .feddc import feddc
 from .feddisco import feddisco
 from .feddyn import feddyn
+from .fedgsnr import fedgsnr
 from .fednova import fednova
 from .fedopt import fedadagrad, fedadam, fedyogi
 from .fedprox import fedprox
@@ -33,6 +34,7 @@ ALGORITHMS = {
         moon,
         fedssg,
         fedveca,
+        fedgsnr,
     )
 }
 
