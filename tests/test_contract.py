@@ -110,8 +110,9 @@ def test_a_round_moves_the_model_and_says_who_trained(case):
     np.testing.assert_allclose(info.delta_norm, norm, rtol=1e-5)
     cohort = np.asarray(info.cohort)
     assert len(set(cohort.tolist())) == PLAN.cohort_size
-    steps = -(-np.array(SIZES)[cohort] // PLAN.batch_size)
-    np.testing.assert_array_equal(info.num_steps, steps)
+    if case.algorithm.policy is fa.Algorithm().policy:
+        steps = -(-np.array(SIZES)[cohort] // PLAN.batch_size)
+        np.testing.assert_array_equal(info.num_steps, steps)
     assert (np.asarray(info.loss) > 0).all()
 
 

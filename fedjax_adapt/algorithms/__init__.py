@@ -11,6 +11,7 @@ from .fedopt import fedadagrad, fedadam, fedyogi
 from .fedprox import fedprox
 from .fedssg import fedssg
 from .fedvra import fedvra
+from .gift import gift
 from .moon import moon
 from .scaffold import scaffold
 
@@ -31,6 +32,7 @@ ALGORITHMS = {
         fedvra,
         moon,
         fedssg,
+        gift,
     )
 }
 
