@@ -42,6 +42,7 @@ _PUBLIC = {
         "with_refinement",
         "with_steps",
     ),
+    "algorithms.adacomm": ("adacomm_steps",),
     "algorithms.gift": ("gift_steps",),
     "data.dataset": ("FederatedDataset",),
     "engine.averages": ("averages", "with_averages"),

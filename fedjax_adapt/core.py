@@ -172,6 +172,8 @@ class Outcome(NamedTuple):
     upload: Upload  # combined
     setting: Setting
     sent: PyTree = ()  # mean over the active clients of `StepPolicy.send`
+    seconds: Array | float = 0.0  # simulated, of this round
+    measured: Measurement = ()  # by each client before it trained, [cohort, ...]
 
 
 class RoundView(NamedTuple):

@@ -1,6 +1,7 @@
 """Every algorithm, one file per paper. This list is the only other line a new one takes:
 from it follow the contract tests, the command line's options and the README's row."""
 
+from .adacomm import adacomm
 from .fedavg import fedavg
 from .fedavgm import fedavgm
 from .feddc import feddc
@@ -33,6 +34,7 @@ ALGORITHMS = {
         moon,
         fedssg,
         gift,
+        adacomm,
     )
 }
 

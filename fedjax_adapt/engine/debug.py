@@ -130,7 +130,9 @@ def debug_round(
         if not cohort.active.any():
             params, server = state.params, state.server
         sent = weighted_sums(uniformly(cohort), cohort.active, _stack(sent))
-        outcome = Outcome(state.params, params, server, upload, setting, sent)
+        outcome = Outcome(
+            state.params, params, server, upload, setting, sent, measured=measured
+        )
         policy_state = policy.update(state.policy, cohort, runs, outcome)
         report = policy.report(policy_state, cohort, measured)
         moved = jax.tree.map(jnp.subtract, params, state.params)

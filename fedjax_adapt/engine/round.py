@@ -154,7 +154,9 @@ def _round(
         view = RoundView(task, cohort, runs, data.public)
         params = algorithm.refine(params, view, key_refine)
     params, server = unless_idle(cohort, (params, server), (state.params, state.server))
-    outcome = Outcome(state.params, params, server, upload, setting, walked.sent)
+    outcome = Outcome(
+        state.params, params, server, upload, setting, walked.sent, measured=measured
+    )
     policy = algorithm.policy.update(state.policy, cohort, runs, outcome)
 
     report = algorithm.policy.report(policy, cohort, measured)

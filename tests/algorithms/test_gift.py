@@ -50,8 +50,7 @@ def follow(policy, rounds, like):
 
 
 def of_one(policy, updates):
-    state = policy.init({"u": updates[0]}, len(updates))
-    return float(observe(policy, state, updates).consistency)
+    return float(follow(policy, updates[None], updates[0]).consistency[0])
 
 
 def test_c_is_one_when_all_agree_and_zero_when_they_cancel_or_stand_still():
