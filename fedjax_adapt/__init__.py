@@ -43,6 +43,7 @@ _PUBLIC = {
         "with_steps",
     ),
     "algorithms.adacomm": ("adacomm_steps",),
+    "algorithms.afl": ("afl_best", "afl_constants", "afl_fixed", "afl_online"),
     "algorithms.gift": ("gift_steps",),
     "data.dataset": ("FederatedDataset",),
     "engine.averages": ("averages", "with_averages"),

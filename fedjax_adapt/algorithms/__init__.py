@@ -2,6 +2,7 @@
 from it follow the contract tests, the command line's options and the README's row."""
 
 from .adacomm import adacomm
+from .afl import afl
 from .fedavg import fedavg
 from .fedavgm import fedavgm
 from .feddc import feddc
@@ -35,6 +36,7 @@ ALGORITHMS = {
         fedssg,
         gift,
         adacomm,
+        afl,
     )
 }
 
