@@ -25,7 +25,7 @@ the round before: a gradient more per round. One resource, time: c and b are giv
 what a round took is its simulated time or, without any, c tau + b.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -142,8 +142,8 @@ def afl_fixed(
     check.positive("lr", lr)
     _check_costs(budget, phi, step_seconds, aggregation_seconds, max_steps)
     costs = budget, step_seconds, aggregation_seconds
-    best = 1 + jnp.argmin(_bound(beta, delta, rho, lr, phi, costs, max_steps))
-    return constant_steps(best if check.is_tracer(best) else int(best))
+    tau: Any = 1 + jnp.argmin(_bound(beta, delta, rho, lr, phi, costs, max_steps))
+    return constant_steps(tau if check.is_tracer(tau) else int(tau))
 
 
 def afl_constants(infos: Info) -> dict[str, Array]:

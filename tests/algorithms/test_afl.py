@@ -69,7 +69,7 @@ def test_fixed_tau_is_the_first_minimiser_of_g():
 # --- the controller --------------------------------------------------------------------
 
 SIZES, CURVATURES = (2, 6, 4), np.array([0.5, 2.0, 1.0])
-LR, PHI, BUDGET = 0.1, 0.02, 100.0
+LR, PHI, BUDGET = 0.1, 0.001, 100.0
 
 
 def quadratics(seed=3, identical=False):
@@ -137,7 +137,7 @@ def oracle(w, optima, hold, max_steps):
 )
 def test_the_controller_follows_the_numpy_oracle_to_the_end(x64, hold, max_steps):
     data, optima = quadratics()
-    rounds = 25
+    rounds = 30
     algorithm = afl(BUDGET, PHI, hold, **COSTS, max_steps=max_steps)
     begin, state, infos = run(algorithm, data, rounds)
     rows, best, spent = oracle(np.asarray(begin.params), optima, hold, max_steps)
@@ -152,7 +152,7 @@ def test_the_controller_follows_the_numpy_oracle_to_the_end(x64, hold, max_steps
     close(state.params, w[-1], atol=1e-10)
     close(afl_best(state), best, atol=1e-10)
     np.testing.assert_allclose(state.policy.spent, spent)
-    assert spent <= BUDGET
+    assert spent <= BUDGET + B + C  # the last round takes a step at least
 
 
 def test_identical_clients_diverge_nowhere_and_tau_grows_tenfold(x64):
@@ -206,7 +206,7 @@ def test_what_is_not_finite_never_reaches_tau_or_the_model(x64):
 BASES = {f.__name__: f for f in (fedavg, scaffold, fednova)}
 
 
-@pytest.mark.parametrize("build", fast(BASES, "scaffold"))
+@pytest.mark.parametrize("build", fast(BASES))
 def test_a_trial_is_its_base_to_the_bit(task, data, build):
     plan = Plan(participation=bernoulli(0.5), batch_size=4)
     round_fn, state = start(afl(trial_steps=3, base=build()), task, data, plan)

@@ -5,6 +5,7 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import constructed
 
 from fedjax_adapt import Algorithm
 from fedjax_adapt.algorithms import ALGORITHMS
@@ -201,7 +202,7 @@ def test_fedssg_is_told_the_rounds_and_the_participation(monkeypatch):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_takes_the_local_steps_it_is_told(name):
-    if ALGORITHMS[name]().policy is not Algorithm().policy:
+    if constructed(name).policy is not Algorithm().policy:
         pytest.skip("it decides by itself")
     for settings, steps in (({"epochs": 3.0}, 30), ({"num_steps": 7}, 7)):
         algorithm = build_algorithm(from_settings({"algorithm": name, **settings}))
