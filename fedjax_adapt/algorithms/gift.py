@@ -141,7 +141,7 @@ def gift_steps(
     """
     check.at_least("initial_steps", initial_steps, 1)
     check.between("theta", theta, 0, 1, closed="left")
-    check.between("gamma", gamma, 1, 1e6, closed="right")
+    check.between("gamma", gamma, 1, 1_000_000, closed="right")
     check.one_of("detector", detector, get_args(Detector))
     check.one_of("reduce", reduce, get_args(Reducer))
     check.one_of("rounding", rounding, get_args(Rounding))
