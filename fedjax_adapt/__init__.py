@@ -13,8 +13,11 @@ __version__ = "0.1.0"
 
 # every public name, by the module it lives in
 _PUBLIC = {
-    "algorithms.fedveca": ("veca_steps",),
+    "algorithms.adacomm": ("adacomm_steps",),
+    "algorithms.afl": ("afl_best", "afl_constants", "afl_fixed", "afl_online"),
     "algorithms.fedgsnr": ("gsnr_steps",),
+    "algorithms.fedveca": ("veca_steps",),
+    "algorithms.gift": ("gift_steps",),
     "core": (
         "Algorithm",
         "Batch",

@@ -178,6 +178,7 @@ class Outcome(NamedTuple):
     setting: Setting
     sent: PyTree = ()  # mean over the active clients of `StepPolicy.send`
     seconds: Array | float = 0.0  # simulated, of this round; 0 without `Plan.clock`
+    measured: Measurement = ()  # by each client before it trained, [cohort, ...]
 
 
 class RoundView(NamedTuple):

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from fedjax_adapt import FederatedDataset, Outputs, Plan, Task, init_state, make_round
+from fedjax_adapt.algorithms import ALGORITHMS
 
 WIDTH, CLASSES = 4, 3
 SIZES = (12, 5, 9, 12, 3, 7)
@@ -80,6 +81,13 @@ def fast(cases, *names):
         else pytest.param(case, id=name, marks=marks(name))
         for name, case in cases.items()
     ]
+
+
+def constructed(name):
+    """An algorithm of the list, with what it cannot do without and with few steps."""
+    few = {"initial_steps": 5}
+    needs = {"afl": {"budget": 1e6}, "gift": few, "adacomm": few}
+    return ALGORITHMS[name](**needs.get(name, {}))
 
 
 def keys(rounds, seed=2):

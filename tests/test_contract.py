@@ -3,12 +3,13 @@
 import inspect
 import re
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import SIZES, close, keys, make_data, same, start
+from helpers import SIZES, close, constructed, keys, make_data, same, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
@@ -20,7 +21,8 @@ from fedjax_adapt.experiment import checkpoint
 CONSTRUCTORS = {**ALGORITHMS, "template": template}
 # and what weighs the parts of an upload by themselves
 CASES = {
-    **CONSTRUCTORS,
+    **{name: partial(constructed, name) for name in ALGORITHMS},
+    "template": template,
     "feddisco on feddyn": lambda: ALGORITHMS["feddisco"](base=ALGORITHMS["feddyn"]()),
 }
 PLAN = fa.Plan(cohort_size=4, batch_size=4, lr=0.2, clip_norm=5.0, weight_decay=1e-3)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import SIZES, close, keys, make_data, same, start
+from helpers import SIZES, close, constructed, keys, make_data, same, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS, fedavg, feddc, feddisco, fedssg
@@ -29,12 +29,17 @@ PUBLISHED = {
     "scaffold": (2, 2, 0, 0, 1),  # 4nM: half as much again as FNR-FL's paper counts
     "feddc": (2, 1, 0, 0, 1),
     "fedssg": (2, 1, 0, 0, 1),
+    "fedveca": (2, 2, 1, 3, 1),
+    "fedgsnr": (1, 3, 1, 0, 2),
+    "gift": (1, 1, 1, 0, 1),
+    "adacomm": (1, 1, 1, 1, 1),
+    "afl": (1, 2, 1, 3, 1),
 }
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_traffic_of_a_method_is_the_published_one(name, task):
-    algorithm = ALGORITHMS[name]()
+    algorithm = constructed(name)
     params = jax.eval_shape(task.init, jax.random.key(0))
     down, up, few_down, few_up, trips = PUBLISHED[name]
     expected = (down * M + 4 * few_down, up * M + 4 * few_up)

@@ -1,6 +1,8 @@
 """Every algorithm, one file per paper. This list is the only other line a new one takes:
 from it follow the contract tests, the command line's options and the README's row."""
 
+from .adacomm import adacomm
+from .afl import afl
 from .fedavg import fedavg
 from .fedavgm import fedavgm
 from .feddc import feddc
@@ -13,6 +15,7 @@ from .fedprox import fedprox
 from .fedssg import fedssg
 from .fedveca import fedveca, veca_steps
 from .fedvra import fedvra
+from .gift import gift
 from .moon import moon
 from .scaffold import scaffold
 
@@ -35,6 +38,9 @@ ALGORITHMS = {
         fedssg,
         fedveca,
         fedgsnr,
+        gift,
+        adacomm,
+        afl,
     )
 }
 

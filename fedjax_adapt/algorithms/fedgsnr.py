@@ -41,6 +41,7 @@ from ..core import (
     Cohort,
     Params,
     StepPolicy,
+    Traffic,
     with_steps,
 )
 from ..moments import gradient_moments, merge
@@ -143,7 +144,11 @@ def gsnr_steps(
         }
 
     cap = 10 * num_steps if max_steps is None else max_steps
-    return StepPolicy(steps, measure=measure, report=report, max_steps=cap)
+    # mu_k and var_k go up before tau_k comes down
+    traffic = Traffic(models_up=2, scalars_down=1, round_trips=1)
+    return StepPolicy(
+        steps, measure=measure, report=report, max_steps=cap, traffic=traffic
+    )
 
 
 def ratios(cohort: Cohort, measured: Measured, weights: str = "data") -> Ratios:

@@ -143,7 +143,9 @@ def debug_round(
         if not cohort.active.any():
             params, server = state.params, state.server
         sent = weighted_sums(uniformly(cohort), cohort.active, _stack(sent))
-        outcome = Outcome(state.params, params, server, upload, setting, sent, seconds)
+        outcome = Outcome(
+            state.params, params, server, upload, setting, sent, seconds, measured
+        )
         policy_state = policy.update(state.policy, cohort, runs, outcome)
         down, up = round_bytes(algorithm, state.params, cohort)
         report = policy.report(policy_state, cohort, measured)

@@ -163,7 +163,7 @@ def _round(
         params = algorithm.refine(params, view, key_refine)
     params, server = unless_idle(cohort, (params, server), (state.params, state.server))
     outcome = Outcome(
-        state.params, params, server, upload, setting, walked.sent, seconds
+        state.params, params, server, upload, setting, walked.sent, seconds, measured
     )
     policy = algorithm.policy.update(state.policy, cohort, runs, outcome)
 

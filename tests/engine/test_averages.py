@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import SIZES, close, keys, make_data, same, start
+from helpers import SIZES, close, constructed, keys, make_data, same, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import (
@@ -73,7 +73,7 @@ def test_what_is_kept_beside_it_does_not_change_fedssg(task, data):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_what_is_kept_beside_it_changes_no_algorithm(task, data, name):
-    check_unchanged(ALGORITHMS[name](), task, data, devices=2, lanes=2)
+    check_unchanged(constructed(name), task, data, devices=2, lanes=2)
 
 
 @pytest.mark.slow

@@ -1,0 +1,371 @@
+r"""AFL: the local steps that are best for a budget, from estimates along the way.
+
+    rho_i  = |F_i(theta_i) - F_i(w)| / ||theta_i - w||         theta_i: where client i
+    beta_i = ||grad F_i(theta_i) - grad F_i(w)|| / ||theta_i - w||       ended last round
+    delta  = sum_i p_i ||grad F_i(w) - grad F(w)||,  grad F = sum_i p_i grad F_i
+    h(x)   = eta delta sum_{j<x} ((1 + eta beta)^j - 1)        = (delta / beta)
+                                              ((1 + eta beta)^x - 1) - eta delta x
+    T(x)   = (R - b - c) x / (c x + b)          R: budget, c: a step, b: an aggregation
+    G(x)   = 1 / (2 eta phi T) + sqrt(1 / (2 eta phi T)^2 + rho h / (eta phi x)) + rho h
+    tau   <- min(argmin_{x = 1..10 tau} G(x), max_steps)       the first, if several
+    w     <- the base's own rule
+
+tau is 1 in the first two rounds. Before the budget runs out tau is cut to what is left,
+and one round with tau = 1 scores the last w; then no client trains. The result is the w
+with the least estimated loss, see `afl_best`.
+
+References:
+  Wang et al., "Adaptive Federated Learning in Resource Constrained Edge Computing
+  Systems", JSAC 2019, https://arxiv.org/abs/1804.05271. Algorithms 2 and 3. GIFT's
+  baseline is `afl_fixed`: https://doi.org/10.1109/JSAC.2023.3242721, Section V-C.
+
+Departs from the paper: F_i in the estimates is the loss, in evaluation mode, of one
+minibatch that client i draws in the new round for both models, not of the last one of
+the round before: a gradient more per round. One resource, time: c and b are given, and
+what a round took is its simulated time or, without any, c tau + b.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .. import check
+from ..core import (
+    Algorithm,
+    Array,
+    ClientState,
+    Info,
+    Params,
+    State,
+    StepPolicy,
+    Traffic,
+    add_delta,
+    by_examples,
+    constant_steps,
+    weighted_loss,
+    weighted_sum,
+    with_steps,
+)
+from ..wrap import seeing
+
+TRAINS, LAST, SCORES, OVER = range(4)
+
+
+class Remembered(NamedTuple):
+    """What a client keeps: the base's own state, and the model it ended with."""
+
+    inner: ClientState
+    model: Params
+
+
+class AflState(NamedTuple):
+    """What AFL's server keeps: one model and scalars."""
+
+    tau: Array  # int32, the local steps of the next round
+    beta: Array  # smoothness
+    delta: Array  # divergence of the clients' gradients
+    rho: Array  # Lipschitz constant
+    estimates: Array  # int32, rounds that gave one
+    rounds: Array  # int32
+    spent: Array  # seconds
+    stage: Array  # int32: trains, last, scores, over
+    best: Params  # the w with the least estimated loss so far
+    best_loss: Array
+    nonfinite: Array  # int32, rounds with a number that was not finite
+
+
+class Estimate(NamedTuple):
+    """What a client measures at w before it trains."""
+
+    loss: Array
+    gradient: Params
+    beta: Array
+    rho: Array
+
+
+def afl(
+    budget: float | None = None,
+    phi: float = 5e-5,
+    hold: float = 0.0,
+    step_seconds: float = 0.0130,
+    aggregation_seconds: float = 0.1316,
+    max_steps: int = 100,
+    trial_steps: int | None = None,
+    base: Algorithm | None = None,
+) -> Algorithm:
+    """Builds AFL on a base. Client state: the model it ended with, beside the base's.
+
+    Args:
+      budget: R, seconds that all rounds together may take; it must be given.
+      phi: the control parameter; 0.025 for the paper's SVM.
+      hold: what beta, delta and rho keep of the round before, in [0, 1).
+      step_seconds: c, seconds of one local step of the slowest client.
+      aggregation_seconds: b, seconds of one aggregation.
+      max_steps: tau grows no further.
+      trial_steps: take so many steps in every round, without a budget, and only report
+        the estimates: the trial run whose means `afl_constants` hands to `afl_fixed`.
+      base: any algorithm; none: FedAvg.
+    """
+    policy = afl_online(
+        budget, phi, hold, step_seconds, aggregation_seconds, max_steps, trial_steps
+    )
+    return with_steps(_remembering(base or Algorithm()), policy)
+
+
+def afl_fixed(
+    beta: float,
+    delta: float,
+    rho: float,
+    budget: float | None = None,
+    lr: float = 0.01,
+    phi: float = 5e-5,
+    step_seconds: float = 0.0130,
+    aggregation_seconds: float = 0.1316,
+    max_steps: int = 100,
+) -> StepPolicy:
+    """One tau for the whole run, the first minimiser of G over 1..max_steps.
+
+    Args:
+      beta: smoothness, with delta and rho from `afl_constants` of a trial run.
+      delta: divergence of the clients' gradients.
+      rho: Lipschitz constant of the loss.
+      budget: R, seconds; it must be given.
+      lr: eta, the learning rate of the run.
+      phi: the control parameter.
+      step_seconds: c, seconds of one local step.
+      aggregation_seconds: b, seconds of one aggregation.
+      max_steps: the largest tau to look at.
+    """
+    for name, value in (("beta", beta), ("delta", delta), ("rho", rho)):
+        check.nonnegative(name, value)
+    check.positive("lr", lr)
+    _check_costs(budget, phi, step_seconds, aggregation_seconds, max_steps)
+    costs = budget, step_seconds, aggregation_seconds
+    tau: Any = 1 + jnp.argmin(_bound(beta, delta, rho, lr, phi, costs, max_steps))
+    return constant_steps(tau if check.is_tracer(tau) else int(tau))
+
+
+def afl_constants(infos: Info) -> dict[str, Array]:
+    """beta, delta and rho as `afl_fixed` takes them: means over the rounds of a trial.
+
+    Args:
+      infos: of `train` with `afl(trial_steps=...)`, [rounds, ...]. The first round, before
+        which no client had a model to compare with, does not count.
+    """
+    return {name: infos.policy[name][1:].mean() for name in ("beta", "delta", "rho")}
+
+
+def afl_best(state: State) -> Params:
+    """The w with the least estimated loss of a run with `afl`, its result."""
+    return state.policy.best
+
+
+def afl_online(
+    budget: float | None = None,
+    phi: float = 5e-5,
+    hold: float = 0.0,
+    step_seconds: float = 0.0130,
+    aggregation_seconds: float = 0.1316,
+    max_steps: int = 100,
+    trial_steps: int | None = None,
+) -> StepPolicy:
+    """AFL's local steps; its clients must keep their last model: take `afl(base=...)`.
+
+    It reports the scalars tau (of the next round), beta, delta, rho, best_loss, spent
+    (seconds) and nonfinite. See `afl` for the arguments.
+    """
+    check.between("hold", hold, 0, 1, closed="left")
+    check.at_least("trial_steps", trial_steps, 1, none="a run with a budget")
+    trial = trial_steps is not None
+    budget = float("inf") if trial and budget is None else budget
+    _check_costs(budget, phi, step_seconds, aggregation_seconds, max_steps, trial)
+    c, b = step_seconds, aggregation_seconds
+
+    def init(params, num_clients):
+        del num_clients
+        zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
+        return AflState(
+            tau=jnp.asarray(trial_steps if trial else 1, jnp.int32),
+            beta=zero,
+            delta=zero,
+            rho=zero,
+            estimates=count,
+            rounds=count,
+            spent=zero,
+            stage=count,
+            best=params,
+            best_loss=jnp.asarray(jnp.inf),
+            nonfinite=count,
+        )
+
+    def steps(state, cohort, measurement):
+        del measurement
+        return jnp.broadcast_to(state.tau, cohort.ids.shape)
+
+    def choose(state, lr):  # the next tau, and the stage it belongs to
+        if trial:
+            return state.tau, state.stage
+        most = 10 * max_steps
+        g = _bound(state.beta, state.delta, state.rho, lr, phi, (budget, c, b), most)
+        near = jnp.arange(1, most + 1) <= 10 * state.tau
+        tau = jnp.minimum(1 + jnp.argmin(jnp.where(near, g, jnp.inf)), max_steps)
+        tau = jnp.where(state.estimates > 0, tau, 1)
+        left = budget - state.spent
+        rest = jnp.clip(jnp.trunc((left - 2 * b - c) / c), 1, tau).astype(jnp.int32)
+        ends = left <= c * (tau + 1) + 2 * b
+        trains = jnp.where(ends, LAST, TRAINS)
+        stage = jnp.where(state.stage == TRAINS, trains, state.stage + 1)
+        return jnp.stack([tau, rest, jnp.ones_like(tau), jnp.zeros_like(tau)])[
+            stage
+        ], stage
+
+    def update(state, cohort, runs, outcome):
+        del runs
+        seen = outcome.measured
+        weights = by_examples(cohort)
+        mean = lambda leaf: weighted_sum(weights, cohort.active, leaf)
+        loss, beta, rho = mean(seen.loss), mean(seen.beta), mean(seen.rho)
+        new = (beta, mean(_divergences(seen.gradient, mean)), rho)
+        measured = _finite((loss, new))
+        usable, aggregated = measured & (state.rounds > 0), _finite(outcome.upload)
+        old = (state.beta, state.delta, state.rho)
+        kept = jnp.where(state.estimates > 0, hold, 0.0)
+        held = lambda old, new: jnp.where(usable, kept * old + (1 - kept) * new, old)
+        beta, delta, rho = jax.tree.map(held, old, new)
+        better = loss < state.best_loss
+        best = lambda new, old: jnp.where(better, new, old)
+        took = c * cohort.num_steps.max() + b
+        after = state._replace(
+            beta=beta,
+            delta=delta,
+            rho=rho,
+            estimates=state.estimates + usable,
+            rounds=state.rounds + 1,
+            spent=state.spent + jnp.where(outcome.seconds > 0, outcome.seconds, took),
+            best=jax.tree.map(best, outcome.anchor, state.best),
+            best_loss=best(loss, state.best_loss),
+            nonfinite=state.nonfinite + ~(measured & aggregated),
+        )
+        tau, stage = choose(after, outcome.setting.lr)
+        if not trial:
+            free = stage == TRAINS
+            tau = jnp.where(free & ~measured, state.tau, tau)
+            tau = jnp.where(free & ~aggregated, 1, tau)
+        after = after._replace(tau=tau.astype(jnp.int32), stage=stage)
+        trained = cohort.num_active > 0
+        return jax.tree.map(lambda a, b: jnp.where(trained, a, b), after, state)
+
+    def report(state, cohort, measurement):
+        del cohort, measurement
+        names = ("tau", "beta", "delta", "rho", "best_loss", "spent", "nonfinite")
+        return {name: getattr(state, name) for name in names}
+
+    return StepPolicy(
+        steps,
+        init,
+        _estimate,
+        update=update,
+        report=report,
+        max_steps=max_steps,
+        # tau; grad F_i(w), beta_i, rho_i and the loss
+        traffic=Traffic(models_up=1, scalars_down=1, scalars_up=3),
+    )
+
+
+def _estimate(view, key) -> Estimate:
+    """On one minibatch, at the broadcast model and at the client's last one."""
+    del key
+    if not isinstance(view.client, Remembered):
+        raise ValueError(
+            "afl_online needs clients that keep their last model; write "
+            "afl(budget=..., base=scaffold()) in place of with_steps(scaffold(), ...)."
+        )
+
+    def of(params):
+        outputs = view.task.apply(params, view.batch.x)
+        return weighted_loss(view.task, outputs, view.batch)
+
+    model = view.client.model
+    loss, gradient = jax.value_and_grad(of)(view.params)
+    last_loss, last_gradient = jax.value_and_grad(of)(model)
+    apart = optax.tree.norm(optax.tree.sub(model, view.params))
+    far = ~(apart <= 1e-10)  # the paper's threshold; what is NaN is to be seen
+    over = jnp.where(far, apart, 1)
+    turned = optax.tree.norm(optax.tree.sub(last_gradient, gradient))
+    return Estimate(
+        loss=loss,
+        gradient=gradient,
+        beta=jnp.where(far, jnp.maximum(turned / over, 1e-5), 0),  # the paper's floor
+        rho=jnp.where(far, jnp.abs(last_loss - loss) / over, 0),
+    )
+
+
+def _divergences(gradients: Params, mean) -> Array:
+    """||grad F_i - grad F||, [cohort], of gradients [cohort, ...]."""
+    away = lambda leaf: ((leaf - mean(leaf)[None]) ** 2).reshape(len(leaf), -1).sum(1)
+    return jnp.sqrt(jnp.stack(jax.tree.leaves(jax.tree.map(away, gradients))).sum(0))
+
+
+def _drift(beta, delta, lr, most: int) -> Array:
+    """h at 1..most. As a sum it is exactly 0 at 1 and never below."""
+    growth = jnp.arange(most) * jnp.log1p(lr * beta)
+    # e^80 is large enough for any G, and no product with it is NaN
+    return lr * delta * jnp.cumsum(jnp.expm1(jnp.minimum(growth, 80.0)))
+
+
+def _bound(beta, delta, rho, lr, phi, costs, most: int) -> Array:
+    """G at 1..most."""
+    (budget, c, b), x = costs, jnp.arange(1, most + 1)
+    steps = (budget - b - c) / (c + b / x)  # T
+    half = 1 / (2 * lr * phi * steps)
+    drift = rho * _drift(beta, delta, lr, most)
+    g = half + jnp.sqrt(half**2 + drift / (lr * phi * x)) + drift
+    return jnp.where(jnp.isnan(g), jnp.inf, g)
+
+
+def _remembering(base: Algorithm) -> Algorithm:
+    """The base, whose clients keep their last model and whose server refuses NaN."""
+    inner = seeing(base, client=lambda state: state.inner)
+
+    def init(params):
+        return Remembered(base.local.init(params), params)
+
+    def finish(run):
+        upload, state = inner.local.finish(run)
+        return upload, Remembered(state, run.params)
+
+    def update(params, extra, upload, cohort):
+        new = base.server.update(params, extra, upload, cohort)
+        keep = lambda a, b: jnp.where(_finite(upload), a, b)
+        return jax.tree.map(keep, new, (params, extra))
+
+    adds = base.server.adds_mean or base.server.update is add_delta
+    return inner._replace(
+        local=inner.local._replace(init=init, finish=finish),
+        server=base.server._replace(update=update, adds_mean=adds),
+    )
+
+
+def _finite(tree) -> Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+
+
+def _check_costs(budget, phi, c, b, max_steps, trial: bool = False) -> None:
+    check.positive("phi", phi)
+    check.positive("step_seconds", c)
+    check.nonnegative("aggregation_seconds", b)
+    check.at_least("max_steps", max_steps, 1)
+    if budget is None:
+        raise ValueError(
+            "AFL chooses tau for a budget but budget is missing; write the seconds that "
+            "all rounds together may take, as in budget=15.0."
+        )
+    if not (trial or check.is_tracer(budget) or check.is_tracer(b + c)):
+        check.positive("budget", budget)
+        if budget <= b + c:
+            raise ValueError(
+                f"budget={budget} is over before the first round ends, which takes "
+                f"{b + c:.4g} seconds; write more."
+            )

@@ -1,0 +1,264 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import WIDTH, close, fast, keys, quadratic_task, same, start
+
+from fedjax_adapt import (
+    FederatedDataset,
+    Plan,
+    Upload,
+    afl_best,
+    afl_constants,
+    afl_fixed,
+    afl_online,
+    bernoulli,
+    constant_steps,
+    train,
+    with_steps,
+)
+from fedjax_adapt.algorithms import afl, fedavg, fednova, scaffold
+from fedjax_adapt.algorithms.afl import _bound, _drift
+
+C, B = 0.5, 2.0  # seconds of a step and of an aggregation
+COSTS = dict(step_seconds=C, aggregation_seconds=B)
+
+
+# --- h, T and G ------------------------------------------------------------------------
+
+
+def test_h_is_the_papers_and_exactly_zero_for_one_step(x64):
+    x, lr, beta, delta = np.arange(1, 31), 0.02, 3.0, 1.7
+    h = _drift(beta, delta, lr, 30)
+    paper = delta / beta * ((lr * beta + 1.0) ** x - 1) - lr * delta * x
+    np.testing.assert_allclose(h, paper, atol=1e-14)
+    small = _drift(1e-4, delta, lr, 30)
+    np.testing.assert_allclose(small, delta * lr**2 * 1e-4 * x * (x - 1) / 2, rtol=1e-4)
+    with jax.enable_x64(False):  # where the paper's difference would be all error
+        h = np.asarray(_drift(1e-5, delta, 1e-3, 1000))
+    assert h[0] == 0 and (np.diff(h) > 0).all()
+
+
+def test_without_drift_g_is_the_time_left_alone(x64):
+    g = _bound(2.0, 0.0, 5.0, 0.1, 0.02, (40.0, C, B), 20)
+    x = np.arange(1, 21)
+    total = (40 - B - C) * x / (C * x + B)
+    np.testing.assert_allclose(g, 1 / (0.1 * 0.02 * total), rtol=1e-12)
+
+
+def fixed(beta, delta, rho, **options):
+    policy = afl_fixed(beta, delta, rho, **{"budget": 40.0, "lr": 0.1, **options})
+    return int(policy.mean_steps(jnp.int32(1)))
+
+
+def test_fixed_tau_is_the_first_minimiser_of_g():
+    assert fixed(2.0, 0.0, 5.0) == 100  # nothing drifts, each aggregation costs
+    assert fixed(2.0, 1.0, 5.0, aggregation_seconds=0.0) == 1  # aggregations are free
+    assert fixed(0.0, 0.0, 0.0, aggregation_seconds=0.0) == 1  # all are as good
+    assert fixed(50.0, 1e9, 0.0, max_steps=20) == 20  # a huge h that costs nothing
+    more = [fixed(2.0, delta, 5.0, phi=0.025, **COSTS) for delta in (0.1, 1.0, 10.0)]
+    assert 100 > more[0] > more[1] > more[2] >= 1
+    traced = jax.vmap(
+        lambda delta: afl_fixed(2.0, delta, 5.0, 40.0, 0.1, 0.025, C, B).mean_steps(
+            jnp.int32(1)
+        )
+    )(jnp.array([0.1, 1.0, 10.0]))
+    assert traced.tolist() == more
+
+
+# --- the controller --------------------------------------------------------------------
+
+SIZES, CURVATURES = (2, 6, 4), np.array([0.5, 2.0, 1.0])
+LR, PHI, BUDGET = 0.1, 0.001, 100.0
+
+
+def quadratics(seed=3, identical=False):
+    """Clients with one optimum each, and their optima."""
+    optima = np.random.default_rng(seed).normal(size=(3, WIDTH))
+    optima = np.tile(optima[:1], (3, 1)) if identical else optima
+    clients = [
+        (np.tile(x, (n, 1)), np.full(n, 1.0 if identical else c))
+        for x, n, c in zip(optima, SIZES, CURVATURES, strict=True)
+    ]
+    return FederatedDataset.from_clients(clients), optima
+
+
+def run(algorithm, data, rounds):
+    plan = Plan(batch_size=None, lr=LR)
+    round_fn, state = start(algorithm, quadratic_task(jnp.float64), data, plan)
+    return state, *train(round_fn, state, keys(rounds), chunk_size=rounds)
+
+
+def oracle(w, optima, hold, max_steps):
+    """Algorithms 2 and 3 in NumPy: (tau, beta, delta, rho, w) of each round, and best."""
+    p = np.array(SIZES) / sum(SIZES)
+    loss = lambda w: CURVATURES / 2 * ((w - optima) ** 2).sum(1)
+    gradient = lambda w: CURVATURES[:, None] * (w - optima)
+    theta, tau, spent, stage, best = None, 1, 0.0, "trains", (np.inf, None)
+    held, rows = None, []
+    while stage != "over":
+        f, g = loss(w), gradient(w)
+        if p @ f < best[0]:
+            best = p @ f, w
+        delta = p @ np.linalg.norm(g - p @ g, axis=1)
+        if theta is not None:
+            apart = np.linalg.norm(theta - w, axis=1)
+            rho = p @ (
+                np.abs(CURVATURES / 2 * ((theta - optima) ** 2).sum(1) - f) / apart
+            )
+            turned = CURVATURES[:, None] * (theta - optima) - g
+            beta = p @ (np.linalg.norm(turned, axis=1) / apart)
+            new = np.array([beta, delta, rho])
+            held = new if held is None else hold * held + (1 - hold) * new
+        shrink = ((1 - LR * CURVATURES) ** tau)[:, None]
+        theta = optima + shrink * (w - optima)
+        w, spent, took = p @ theta, spent + C * tau + B, tau
+        if stage == "trains":
+            if held is None:
+                tau = 1
+            else:
+                beta, delta, rho = held
+                x = np.arange(1, 10 * tau + 1)
+                h = delta / beta * ((LR * beta + 1) ** x - 1) - LR * delta * x
+                half = 1 / (2 * LR * PHI * (BUDGET - B - C) * x / (C * x + B))
+                g = half + np.sqrt(half**2 + rho * h / (LR * PHI * x)) + rho * h
+                tau = min(1 + int(g.argmin()), max_steps)
+            if spent + C * (tau + 1) + 2 * B >= BUDGET:
+                tau = int(np.clip(int((BUDGET - spent - 2 * B - C) / C), 1, tau))
+                stage = "last"
+        else:
+            stage, tau = ("scores", 1) if stage == "last" else ("over", 0)
+        rows.append((took, *(np.zeros(3) if held is None else held), w))
+    return rows, best[1], spent
+
+
+@pytest.mark.parametrize(
+    "hold, max_steps", fast({"held": (0.5, 100), "capped": (0.0, 4)}, "held")
+)
+def test_the_controller_follows_the_numpy_oracle_to_the_end(x64, hold, max_steps):
+    data, optima = quadratics()
+    rounds = 30
+    algorithm = afl(BUDGET, PHI, hold, **COSTS, max_steps=max_steps)
+    begin, state, infos = run(algorithm, data, rounds)
+    rows, best, spent = oracle(np.asarray(begin.params), optima, hold, max_steps)
+    assert 5 < len(rows) < rounds  # and idle rounds after the end
+    tau, beta, delta, rho, w = map(np.array, zip(*rows, strict=True))
+    assert tau[:2].tolist() == [1, 1] and 1 < tau.max() <= max_steps
+    idle = [0] * (rounds - len(rows))
+    np.testing.assert_array_equal(infos.num_steps, np.tile([*tau, *idle], (3, 1)).T)
+    for name, expected in (("beta", beta), ("delta", delta), ("rho", rho)):
+        got = infos.policy[name][: len(rows)]
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
+    close(state.params, w[-1], atol=1e-10)
+    close(afl_best(state), best, atol=1e-10)
+    np.testing.assert_allclose(state.policy.spent, spent)
+    assert spent <= BUDGET + B + C  # the last round takes a step at least
+
+
+def test_identical_clients_diverge_nowhere_and_tau_grows_tenfold(x64):
+    data, _ = quadratics(identical=True)
+    algorithm = afl(1e6, PHI, **COSTS)
+    _, state, infos = run(algorithm, data, 5)
+    assert infos.num_steps[:, 0].tolist() == [1, 1, 10, 100, 100]
+    np.testing.assert_allclose(infos.policy["delta"], 0, atol=1e-14)
+    np.testing.assert_allclose(infos.policy["beta"][1], 0, atol=1e-5)  # none moved away
+
+
+def test_a_trial_gives_the_constants_of_the_fixed_tau(x64):
+    data, optima = quadratics()
+    _, state, infos = run(afl(trial_steps=3, **COSTS), data, 6)
+    assert (np.asarray(infos.num_steps) == 3).all()
+    constants = afl_constants(infos)
+    expected = np.average(CURVATURES, weights=SIZES)
+    np.testing.assert_allclose(constants["beta"], expected, rtol=1e-9)
+    assert np.isclose(constants["rho"], infos.policy["rho"][1:].mean())
+    policy = afl_fixed(**constants, budget=BUDGET, lr=LR, phi=PHI, **COSTS)
+    assert isinstance(policy.mean_steps(jnp.int32(1)).item(), int)
+
+
+def test_what_is_not_finite_never_reaches_tau_or_the_model(x64):
+    data, _ = quadratics()
+    algorithm = afl(BUDGET, PHI, **COSTS)
+    plan = Plan(batch_size=None, lr=LR)
+    round_fn, state = start(algorithm, quadratic_task(jnp.float64), data, plan)
+    step = jax.jit(round_fn)
+    for key in keys(3):
+        state, _ = step(state, key)
+    assert int(state.policy.tau) > 1 and int(state.policy.nonfinite) == 0
+    # a client whose last model is broken: its estimates are left out
+    model = state.clients.model.at[1].set(jnp.nan)
+    broken = state._replace(clients=state.clients._replace(model=model))
+    after, info = step(broken, keys(1)[0])
+    assert int(after.policy.tau) == int(state.policy.tau)
+    assert int(after.policy.nonfinite) == 1
+    close(after.policy.beta, state.policy.beta)
+    # an aggregate that is broken: w stays, and one step follows
+    far = state._replace(params=jnp.full(WIDTH, 1e308))
+    after, _ = step(far, keys(1)[0])
+    assert same(after.params, far.params)
+    assert int(after.policy.tau) == 1 and int(after.policy.nonfinite) == 1
+    assert np.isfinite(after.policy.best).all()
+    server = algorithm.server
+    update = server.update(state.params, state.server, Upload(model[1]), None)
+    assert same(update, (state.params, state.server))
+
+
+BASES = {f.__name__: f for f in (fedavg, scaffold, fednova)}
+
+
+@pytest.mark.parametrize("build", fast(BASES))
+def test_a_trial_is_its_base_to_the_bit(task, data, build):
+    plan = Plan(participation=bernoulli(0.5), batch_size=4)
+    round_fn, state = start(afl(trial_steps=3, base=build()), task, data, plan)
+    state, infos = train(round_fn, state, keys(3))
+    plain_fn, plain = start(with_steps(build(), constant_steps(3)), task, data, plan)
+    plain, plain_infos = train(plain_fn, plain, keys(3))
+    assert same(
+        (state.params, state.server, state.clients.inner, infos.loss),
+        (plain.params, plain.server, plain.clients, plain_infos.loss),
+    )
+    assert all(np.isfinite(infos.policy[name]).all() for name in infos.policy)
+
+
+def test_clients_that_forget_their_model_are_refused(task, data):
+    round_fn, state = start(with_steps(scaffold(), afl_online(9.0)), task, data)
+    with pytest.raises(ValueError, match=r"write afl\(budget=..., base=scaffold\(\)\)"):
+        jax.eval_shape(round_fn, state, keys(1)[0])
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (dict(), "for a budget but budget is missing; write the seconds"),
+        (dict(budget=-1), "budget=-1 must be a finite number above 0"),
+        (
+            dict(budget=0.1),
+            "budget=0.1 is over before the first round ends, which takes 0",
+        ),
+        (dict(budget=9, phi=0), "phi=0 must be a finite number above 0"),
+        (dict(budget=9, hold=1), r"hold=1 must lie in \[0, 1\)"),
+        (
+            dict(budget=9, step_seconds=0),
+            "step_seconds=0 must be a finite number above",
+        ),
+        (
+            dict(budget=9, aggregation_seconds=-1),
+            "aggregation_seconds=-1 must be a fin",
+        ),
+        (dict(budget=9, max_steps=0), "max_steps=0 must be an integer >= 1"),
+        (
+            dict(trial_steps=0),
+            "trial_steps=0 must be an integer >= 1, or None for a run",
+        ),
+    ],
+)
+def test_every_wrong_option_is_one_sentence(options, says):
+    with pytest.raises(ValueError, match=says):
+        afl(**options)
+    if not {"hold", "trial_steps"} & set(options):
+        with pytest.raises(ValueError, match=says):
+            afl_fixed(1.0, 1.0, 1.0, **options)
+    with pytest.raises(
+        ValueError, match="delta=-1 must be a finite number of at least"
+    ):
+        afl_fixed(1.0, -1, 1.0, 15.0)
