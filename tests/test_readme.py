@@ -42,7 +42,7 @@ def test_files_and_links_of_the_readme_exist():
 
 
 def test_the_example_prints_its_number_and_the_others_go_on_from_it():
-    code, own, skews = blocks("python")
+    code, steps, own, skews = blocks("python")
     printed = blocks("")[0]
     assert len([line for line in code.splitlines() if line]) == 15
     output = io.StringIO()
@@ -55,6 +55,8 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it():
     # other processors round otherwise; 360 test examples, so 0.01 is four of them
     assert got == pytest.approx(claimed, abs=0.01)
     with contextlib.redirect_stdout(output):
+        exec(compile(steps, "README.md", "exec"), names)
+        assert isinstance(names["algorithm"], names["fa"].Algorithm)
         exec(compile("import optax\n" + own, "README.md", "exec"), names)
         assert isinstance(names["leash"](), names["fa"].Algorithm)
         exec(compile(skews, "README.md", "exec"), names)
