@@ -17,7 +17,7 @@ from fedjax_adapt import (
     train,
     with_steps,
 )
-from fedjax_adapt.algorithms import afl, fedavg, fednova, scaffold
+from fedjax_adapt.algorithms import afl, fednova, scaffold
 from fedjax_adapt.algorithms.afl import _bound, _drift
 
 C, B = 0.5, 2.0  # seconds of a step and of an aggregation
@@ -203,7 +203,7 @@ def test_what_is_not_finite_never_reaches_tau_or_the_model(x64):
     assert same(update, (state.params, state.server))
 
 
-BASES = {f.__name__: f for f in (fedavg, scaffold, fednova)}
+BASES = {f.__name__: f for f in (scaffold, fednova)}
 
 
 @pytest.mark.parametrize("build", fast(BASES))
