@@ -27,7 +27,7 @@ import numpy as np
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.engine.lanes import compiler_options
-from fedjax_adapt.engine.mesh import everywhere
+from fedjax_adapt.engine.mesh import placed
 from fedjax_adapt.engine.slots import num_devices_of, num_lanes_of
 from fedjax_adapt.experiment.summary import commit, hardware
 from fedjax_adapt.models import MODELS
@@ -132,7 +132,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     algorithm = ALGORITHMS[arguments.algorithm]()
     params = initial_params(workload)
     state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
-    state = everywhere(
+    state = placed(
         jax.tree.map(jnp.copy, state._replace(params=params)),
         num_devices_of(plan, data),
     )

@@ -13,6 +13,11 @@ __version__ = "0.1.0"
 
 # every public name, by the module it lives in
 _PUBLIC = {
+    "algorithms.adacomm": ("adacomm_steps",),
+    "algorithms.afl": ("afl_best", "afl_constants", "afl_fixed", "afl_online"),
+    "algorithms.fedgsnr": ("gsnr_steps",),
+    "algorithms.fedveca": ("veca_steps",),
+    "algorithms.gift": ("gift_steps",),
     "core": (
         "Algorithm",
         "Batch",
@@ -32,19 +37,19 @@ _PUBLIC = {
         "State",
         "StepPolicy",
         "Task",
+        "Traffic",
         "Upload",
         "by_examples",
         "constant_steps",
         "epochs",
+        "matched_steps",
         "mean",
         "num_parameters",
         "uniformly",
         "with_refinement",
         "with_steps",
     ),
-    "algorithms.adacomm": ("adacomm_steps",),
-    "algorithms.afl": ("afl_best", "afl_constants", "afl_fixed", "afl_online"),
-    "algorithms.gift": ("gift_steps",),
+    "costs": ("Clock",),
     "data.dataset": ("FederatedDataset",),
     "engine.averages": ("averages", "with_averages"),
     "engine.debug": ("debug_round",),
@@ -52,12 +57,14 @@ _PUBLIC = {
     "engine.mesh": ("cores_as_devices",),
     "engine.round": ("init_state", "make_round"),
     "engine.train": ("train", "train_and_evaluate"),
+    "engine.valuation": ("leave_one_out", "shapley", "show_deltas"),
     "models.adapter": ("classification",),
+    "moments": ("gradient_moments",),
     "plan": ("Plan",),
-    "participation": ("bernoulli", "everyone", "uniform"),
+    "participation": ("bernoulli", "earliest", "everyone", "uniform"),
     "wrap": ("with_server_optimizer",),
 }
-_MODULES = ("algorithms", "data", "models")
+_MODULES = ("algorithms", "costs", "data", "models")
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 
 __all__ = sorted([*_HOME, *_MODULES])

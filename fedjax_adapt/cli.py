@@ -1,4 +1,4 @@
-"""The command line: `fedjax-adapt run`, `partition` and `list`.
+"""The command line: `fedjax-adapt run`, `partition`, `contributions` and `list`.
 
 A mistake of the user is one sentence on stderr and exit code 2; training that diverges
 is exit code 1; Ctrl-C is 130. JAX is imported only where it is needed.
@@ -21,6 +21,8 @@ A vectorised simulator for adaptive federated learning in JAX.
 commands:
   run        train a federation; without options: FedSSG on the digits, under a minute
   partition  print and draw who would hold what, before anyone trains on it
+  contributions
+             rank the clients of a fedgsnr run by what their gradients said
   list       algorithms, data sets, partitions and models, one line each
 
 options:
@@ -34,6 +36,7 @@ examples:
   fedjax-adapt run --config run.toml --lr 0.05
   fedjax-adapt run --folder runs/mine --resume
   fedjax-adapt partition --partition labels_per_client --num-labels 3
+  fedjax-adapt contributions runs/mine
 """
 
 
@@ -65,7 +68,12 @@ def _main(arguments: list[str]) -> int:
 
         print(f"fedjax-adapt {__version__}")
         return 0
-    commands = {"run": run, "partition": partition, "list": list_choices}
+    commands = {
+        "run": run,
+        "partition": partition,
+        "contributions": contributions,
+        "list": list_choices,
+    }
     if command not in commands:
         from . import check
 
@@ -116,6 +124,9 @@ def _train(config, folder: Path, resume: bool) -> int:
         with live(console) as show, _finishing() as stop_if_asked:
 
             def report(progress):
+                if progress.warning is not None:
+                    told = f"warning: {progress.warning}"
+                    console.print(told, highlight=False, soft_wrap=True)
                 show(progress)
                 stop_if_asked()
 
@@ -163,6 +174,30 @@ def partition(arguments: list[str]) -> int:
         )
     print(skew.summary())
     picture = draw_partition(skew, title_of(request.config), request.picture)
+    console.print(f"picture  {picture}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def contributions(arguments: list[str]) -> int:
+    """`fedjax-adapt contributions`: ranks the clients of a run, and draws it."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(
+            "usage: fedjax-adapt contributions RUN\n\nRanks the clients of a run of "
+            "fedgsnr by the mean of their r_k, and draws it."
+        )
+        return 0
+    if len(arguments) != 1:
+        raise ValueError(
+            f"contributions got {len(arguments)} arguments; give the folder of one run, "
+            "as in fedjax-adapt contributions runs/mine."
+        )
+    from rich.console import Console
+
+    from .report.contributions import contributions_table, draw_contributions
+
+    console = Console()
+    console.print(contributions_table(arguments[0]))
+    picture = draw_contributions(arguments[0])
     console.print(f"picture  {picture}", highlight=False, soft_wrap=True)
     return 0
 

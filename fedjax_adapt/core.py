@@ -95,6 +95,9 @@ class LocalView(NamedTuple):
     prepared: PyTree = ()  # what `LocalRule.prepare` made, once
     # of the mean loss over all the client's data, weight decay included
     full_gradient: Callable[[Params], Params] | None = None
+    # a gradient with all that the local rule adds to it here, as a probe is shown it
+    corrected: Callable[[Params], Params] | None = None
+    batch_at: Callable[[Array], Batch] | None = None  # the batch of a local step
 
 
 class LocalRun(NamedTuple):
@@ -113,6 +116,7 @@ class LocalRun(NamedTuple):
     full_gradient: Callable[[Params], Params] | None = None
     full_loss: Callable[[Params], Array] | None = None  # and itself, without
     batch_at: Callable[[Array], Batch] | None = None  # the batch of a local step
+    task: Task | None = None
 
     @property
     def lr(self) -> Array:
@@ -151,6 +155,7 @@ class Cohort(NamedTuple):
     label_counts: Array | None = None  # [num_clients, classes] of ALL clients' labels
     # mean loss over all clients' examples: an oracle that only a simulator has
     train_loss: Callable[[Params], Array] | None = None
+    batch_size: int = 1  # B, examples per local step
 
     @property
     def num_active(self) -> Array:
@@ -172,7 +177,7 @@ class Outcome(NamedTuple):
     upload: Upload  # combined
     setting: Setting
     sent: PyTree = ()  # mean over the active clients of `StepPolicy.send`
-    seconds: Array | float = 0.0  # simulated, of this round
+    seconds: Array | float = 0.0  # simulated, of this round; 0 without `Plan.clock`
     measured: Measurement = ()  # by each client before it trained, [cohort, ...]
 
 
@@ -183,6 +188,19 @@ class RoundView(NamedTuple):
     cohort: Cohort
     runs: LocalRun
     public: PyTree
+
+
+class Traffic(NamedTuple):
+    """What one client and the server exchange in a round.
+
+    Messages that a run needs once, such as label counts, are not counted.
+    """
+
+    models_down: float = 0  # in multiples of the model's own bytes
+    models_up: float = 0
+    scalars_down: int = 0  # of 4 bytes each
+    scalars_up: int = 0
+    round_trips: int = 0  # legs, each to the client and back: what latency is paid for
 
 
 # --- defaults: together they are FedAvg ----------------------------------------------
@@ -249,6 +267,9 @@ def uniformly(cohort: Cohort) -> Array:
 
 
 WEIGHTS = {"data": by_examples, "uniform": uniformly}
+
+# FedAvg's: the model there, and back
+ONE_MODEL_EACH_WAY = Traffic(models_down=1, models_up=1, round_trips=1)
 
 
 @dataclass(frozen=True)
@@ -353,7 +374,8 @@ class LocalRule(NamedTuple):
     `view.prepared`. A correction that is constant over the round belongs there: one
     vector then streams through memory at every step instead of all it is made of.
     `correct` adds to the gradient what is clipped with it, `decay` what is added after
-    the clip, where weight decay is.
+    the clip, where weight decay is. `traffic` is all that a client which trains receives
+    and sends in a round, the model included.
     """
 
     init: Callable[[Params], ClientState] = no_state
@@ -362,6 +384,7 @@ class LocalRule(NamedTuple):
     finish: Callable[[LocalRun], tuple[Upload, ClientState]] = send_delta
     prepare: Callable[[LocalView], PyTree] = prepare_nothing
     decay: Callable[[Params, LocalView], Params] = keep  # after clipping
+    traffic: Traffic = ONE_MODEL_EACH_WAY
 
 
 class Probe(NamedTuple):
@@ -394,6 +417,8 @@ class StepPolicy(NamedTuple):
 
     `report(state, cohort, measurement)` names what a person wants to see, for
     `Info.policy`: scalars of the round or values [cohort, ...]; `state` is the new one.
+
+    `traffic` is what the policy adds to the local rule's.
     """
 
     steps: Callable[[PolicyState, Cohort, Measurement], Array]
@@ -407,6 +432,7 @@ class StepPolicy(NamedTuple):
         report_nothing
     )
     max_steps: int | None = None  # what more it asks for is cut and counted
+    traffic: Traffic = Traffic()
 
 
 class ServerRule(NamedTuple):
@@ -458,6 +484,26 @@ def epochs(num_epochs: float = 1) -> StepPolicy:
     return StepPolicy(steps, mean_steps=of)
 
 
+def matched_steps(average_epochs: float) -> StepPolicy:
+    """Every client takes floor(average_epochs n_i / B) local steps, at least 1.
+
+    It gives a baseline the total of a run with adaptive steps: that run's steps, times B,
+    over the examples of the clients of all its rounds. So are FedVeca's baselines run.
+
+    Args:
+      average_epochs: E_avg, passes over a client's data; a partial batch does not count.
+    """
+    check.positive("average_epochs", average_epochs)
+
+    def steps(state, cohort, measurement):
+        del state, measurement
+        # in float32 the product may fall short of the whole number it is
+        wanted = average_epochs * cohort.num_examples / cohort.batch_size + 1e-4
+        return jnp.maximum(jnp.floor(wanted), 1).astype(jnp.int32)
+
+    return StepPolicy(steps)
+
+
 class Algorithm(NamedTuple):
     """Four independent parts; the default of every part is FedAvg's."""
 
@@ -501,11 +547,14 @@ class Participation(NamedTuple):
     it with client ids [slots] int32, each at most once, empty slots = num_clients.
     With `among_holders` both count only the clients that hold examples, in their order:
     a draw should not fall on a client that has nothing to learn from.
+    With `first_to_end` the sample may be longer: all in it start, and those that end
+    first, by the plan's clock, are the cohort.
     """
 
     slots: Callable[[int], int]
     sample: Callable[[Key, int], Array]
     among_holders: bool = False
+    first_to_end: bool = False
 
 
 class State(NamedTuple):
@@ -530,6 +579,10 @@ class Info(NamedTuple):
     clients: PyTree = ()  # the local rule's diagnostics (`Upload.info`), [cohort, ...]
     policy: PyTree = ()  # the policy's (`StepPolicy.report`): scalars or [cohort, ...]
     cut: PyTree = ()  # [cohort] int32, steps the policy asked for beyond max_steps
+    # scalars, of the clients that took part:
+    seconds: Array | float = 0.0  # simulated; 0 without `Plan.clock`
+    bytes_down: Array | float = 0.0
+    bytes_up: Array | float = 0.0
 
 
 RoundFn = Callable[[State, Key], tuple[State, Info]]

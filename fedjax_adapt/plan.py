@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from . import check
 from .core import Array, Participation
+from .costs import Clock
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Plan:
       shuffle: "epoch" (without replacement, the last partial batch kept),
         "replacement", or "none" (in order, for comparisons).
       participation: who takes part, e.g. `bernoulli(0.15)`; None: `cohort_size` decides.
+      clock: what a round takes, in simulated seconds; None: they are not counted.
     """
 
     cohort_size: int | None = None
@@ -42,6 +44,7 @@ class Plan:
     shuffle: str = "epoch"
     participation: Participation | None = None
     devices: int | str = 1
+    clock: Clock | None = None
 
     def __post_init__(self):
         check.at_least("cohort_size", self.cohort_size, 1, none="everyone")
@@ -62,6 +65,16 @@ class Plan:
             raise ValueError(
                 f"participation={self.participation!r} is no rule; write bernoulli(q) for "
                 "a coin per client, uniform(m) or everyone()."
+            )
+        if not isinstance(self.clock, Clock | None):
+            raise ValueError(
+                f"clock={self.clock!r} is none; write Clock(step_seconds=0.05)."
+            )
+        waits = self.participation is not None and self.participation.first_to_end
+        if waits and self.clock is None:
+            raise ValueError(
+                "participation=earliest(...) needs to know who ends first; give a clock, "
+                "as in Plan(clock=Clock(step_seconds=0.05))."
             )
         if self.cohort_size is not None and self.participation is not None:
             raise ValueError(

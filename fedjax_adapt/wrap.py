@@ -111,7 +111,7 @@ def seeing(
         for name, function in local._asdict().items()
         if name == "finish" or function is not LocalRule._field_defaults[name]
     }
-    wrapped["init"] = local.init
+    wrapped |= {"init": local.init, "traffic": local.traffic}
 
     return Algorithm(
         local=local._replace(**wrapped),

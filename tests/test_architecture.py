@@ -17,16 +17,20 @@ PACKAGE = ROOT / "fedjax_adapt"
 ALLOWED = {
     "check": set(),
     "core": {"check"},
+    "costs": {"check", "core"},
+    "plan": {"check", "core", "costs"},
     "participation": {"check", "core"},
     "data": {"check"},
     "wrap": {"core"},
-    "algorithms": {"check", "core", "wrap"},
+    # what a step policy measures is in no one algorithm's file: it reads any model
+    "moments": {"core"},
+    "algorithms": {"check", "core", "moments", "wrap"},
     "models": {"check", "core"},
-    "engine": {"check", "core", "data", "participation", "wrap"},
+    "engine": {"check", "core", "costs", "data", "participation", "plan", "wrap"},
     "report": {"experiment"},  # experiment.store only, see below
     "experiment": {
         "check", "core", "data", "algorithms", "models", "engine", "participation",
-        "wrap",
+        "wrap", "plan", "costs",
     },
 }  # fmt: skip
 HEAVY = ("tensorflow_datasets", "sklearn", "matplotlib", "orbax", "pyarrow", "tyro")

@@ -69,6 +69,15 @@ def fedjax_adapt(capsys, line):
         ("run --lr -0.1", "lr=-0.1 must be a finite number above 0."),
         ("run --num-clients 5000", "num_clients=5000 but there are only 1437"),
         ("run --dataset mnist --data-dir nowhere", "data_dir=nowhere does not exist"),
+        (
+            "run --step-seconds fast",
+            "step_seconds='fast' is neither a number nor a law",
+        ),
+        ("run --bandwidth 1e6", "bandwidth needs step_seconds, the simulated seconds"),
+        (
+            "run --match runs/none",
+            "match=runs/none holds no run; write the folder of a",
+        ),
         ("run --config none.toml", "config=none.toml cannot be read"),
     ],
 )
@@ -104,6 +113,11 @@ def test_the_command_line_wins_over_the_file(elsewhere):
     assert (both["algorithm"], both["mu"], both["rounds"]) == ("fedprox", 0.5, 4)
     other = settings("--config a.toml --algorithm fedssg")
     assert "mu" not in other and other["rounds"] == 3
+
+
+def test_a_quantity_is_a_number_or_a_text():
+    read = settings("--step-seconds lognormal(0.05,0.5) --bandwidth 1e6")
+    assert (read["step_seconds"], read["bandwidth"]) == ("lognormal(0.05,0.5)", 1e6)
 
 
 def test_a_file_may_set_what_a_flag_takes_back(elsewhere):
@@ -169,6 +183,22 @@ def test_a_run_that_diverges_is_exit_code_1_and_one_sentence(capsys, monkeypatch
     assert err.startswith("fedjax-adapt: training diverged in round 1: the loss is")
     assert err.count("\n") == 1
     assert read_run("mine").summary is None
+
+
+def test_steps_that_are_cut_are_told_once(capsys, monkeypatch):
+    from fedjax_adapt.algorithms import ALGORITHMS
+    from fedjax_adapt.core import Algorithm, constant_steps
+
+    def eager():
+        return Algorithm(policy=constant_steps(5)._replace(max_steps=3))
+
+    monkeypatch.setitem(ALGORITHMS, "fedavg", eager)
+    line = QUICK.replace("scaffold", "fedavg") + " --participation 1 --rounds 2"
+    code, out, _ = fedjax_adapt(capsys, f"{line} --folder mine")
+    assert code == 0
+    assert out.count("warning: max_steps=3 cut ") == 1
+    assert "cut 12 of 30 local steps that fedavg asked for up to round 1; " in out
+    assert read_run("mine").metrics["cut"].to_pylist() == [12, 12]
 
 
 def test_list_has_one_line_for_each_choice(capsys):

@@ -112,10 +112,12 @@ def test_a_round_moves_the_model_and_says_who_trained(case):
     np.testing.assert_allclose(info.delta_norm, norm, rtol=1e-5)
     cohort = np.asarray(info.cohort)
     assert len(set(cohort.tolist())) == PLAN.cohort_size
-    if case.algorithm.policy is fa.Algorithm().policy:
-        steps = -(-np.array(SIZES)[cohort] // PLAN.batch_size)
+    steps = -(-np.array(SIZES)[cohort] // PLAN.batch_size)
+    if case.algorithm.policy.steps is fa.Algorithm().policy.steps:
         np.testing.assert_array_equal(info.num_steps, steps)
-    assert (np.asarray(info.loss) > 0).all()
+    trained = np.asarray(info.num_steps) > 0
+    assert trained.any()
+    assert (np.asarray(info.loss)[trained] > 0).all()
 
 
 @for_some
@@ -142,7 +144,7 @@ def test_devices_do_not_change_a_round(case, devices):
     before, _ = case.after(1)
     state, infos = case.after(2)
     spread = jax.jit(case.with_plan(devices=devices))
-    begin = mesh.everywhere(jax.tree.map(jnp.copy, before), devices)
+    begin = mesh.placed(jax.tree.map(jnp.copy, before), devices)
     other, other_info = spread(begin, keys(2)[1])
     close(other, state)
     close(other_info, infos[1])

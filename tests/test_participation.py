@@ -1,9 +1,21 @@
+from math import comb
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import keys, make_data
 
 import fedjax_adapt as fa
+from fedjax_adapt.algorithms import fedavg
+from fedjax_adapt.costs import end_times, round_seconds
+from fedjax_adapt.engine.cohort import (
+    first_to_end,
+    gather_cohort,
+    rows_of,
+    sample_cohort,
+    with_num_steps,
+)
 
 
 def draws(participation, num_clients, rounds, seed=0):
@@ -49,8 +61,6 @@ def test_bernoulli_is_the_conditional_distribution(num_clients, q):
     margin = 5 * np.sqrt(rounds * expected * (1 - expected))
     np.testing.assert_allclose(counts, rounds * expected, atol=margin)
     sizes = np.bincount((cohorts < num_clients).sum(1), minlength=num_clients + 1)
-    from math import comb
-
     for m in range(1, num_clients + 1):
         p = comb(num_clients, m) * q**m * (1 - q) ** (num_clients - m) / some
         margin = 5 * np.sqrt(rounds * p * (1 - p)) + 1e-9
@@ -75,11 +85,69 @@ def test_slots_suffice_but_do_not_waste():
 def test_a_probability_outside_its_range_is_refused(wrong):
     with pytest.raises(ValueError, match=r"participation=.* must lie in \(0, 1\]"):
         fa.bernoulli(wrong)
+    with pytest.raises(ValueError, match=r"participation=.* must lie in \(0, 1\]"):
+        fa.earliest(wrong)
+
+
+def early(data, clock, rounds, fraction=0.5):
+    """Who is kept in each round, [rounds, m], and when the last of them ends."""
+    plan = fa.Plan(batch_size=4, clock=clock, participation=fa.earliest(fraction))
+    algorithm = fa.with_steps(fedavg(), fa.constant_steps(3))
+    params = jnp.zeros(10)
+
+    def one(key):
+        cohort = gather_cohort(data, sample_cohort(plan, data, key), jnp.int32(0), 4)
+        cohort, _ = with_num_steps(
+            cohort, algorithm.policy.steps((), cohort, ()), plan, algorithm.policy
+        )
+        times = end_times(clock, algorithm, params, cohort, key)
+        rows = first_to_end(plan, data, cohort, times, key)
+        return (
+            cohort.ids[rows],
+            round_seconds(rows_of(cohort, rows), times[rows]),
+            times,
+        )
+
+    return map(np.asarray, jax.jit(jax.vmap(one))(keys(rounds)))
+
+
+def test_with_like_clients_the_earliest_are_a_uniform_draw():
+    """Spec E4; whatever the clients hold, and though all steps and messages are equal."""
+    rounds, m, n = 6000, 3, 6
+    clock = fa.Clock(0.1, delay=fa.costs.exponential(2.0))
+    cohorts, seconds, times = early(make_data(), clock, rounds)
+    assert cohorts.shape == (rounds, m) and (np.diff(cohorts) > 0).all()
+    np.testing.assert_array_equal(seconds, np.sort(times, 1)[:, m - 1])
+    counts = np.bincount(cohorts @ [36, 6, 1], minlength=216)
+    subsets, expected = np.flatnonzero(counts), rounds / comb(n, m)
+    assert len(subsets) == comb(n, m)
+    margin = 5 * np.sqrt(expected * (1 - 1 / comb(n, m)))
+    np.testing.assert_allclose(counts[subsets], expected, atol=margin)
+
+
+def test_a_tie_is_broken_by_chance():
+    cohorts, *_ = early(make_data(), fa.Clock(0.1), 4000)
+    counts = np.bincount(cohorts.ravel(), minlength=6)
+    np.testing.assert_allclose(counts, 2000, atol=5 * np.sqrt(1000))
+
+
+def test_clients_that_are_late_for_good_never_come():
+    clock = fa.Clock(0.1, delay=fa.costs.exponential(2.0), delay_persists=True)
+    cohorts, *_ = early(make_data(), clock, 50)
+    assert (cohorts == cohorts[0]).all()
+
+
+def test_the_earliest_hold_examples_and_their_number_is_rounded_up():
+    clock = fa.Clock(0.1, delay=fa.costs.uniform(1.0))
+    cohorts, *_ = early(make_data((5, 0, 4, 3, 0, 6)), clock, 100, fraction=0.3)
+    assert cohorts.shape[1] == 2  # of four
+    assert set(cohorts.ravel()) == {0, 2, 3, 5}
+    assert [fa.earliest(q).slots(100) for q in (0.07, 0.4, 0.401, 1e-9, 1)] == [
+        *(7, 40, 41, 1, 100)
+    ]
 
 
 def test_empty_slots_train_nobody(task, data):
-    from fedjax_adapt.algorithms import fedavg
-
     plan = fa.Plan(participation=fa.bernoulli(0.1), batch_size=4, lanes=2)
     state = fa.init_state(fedavg(), task, data, plan, jax.random.key(0))
     round_fn = jax.jit(fa.make_round(fedavg(), task, data, plan))

@@ -8,10 +8,12 @@ from .fedavgm import fedavgm
 from .feddc import feddc
 from .feddisco import feddisco
 from .feddyn import feddyn
+from .fedgsnr import fedgsnr
 from .fednova import fednova
 from .fedopt import fedadagrad, fedadam, fedyogi
 from .fedprox import fedprox
 from .fedssg import fedssg
+from .fedveca import fedveca, veca_steps
 from .fedvra import fedvra
 from .gift import gift
 from .moon import moon
@@ -34,10 +36,12 @@ ALGORITHMS = {
         fedvra,
         moon,
         fedssg,
+        fedveca,
+        fedgsnr,
         gift,
         adacomm,
         afl,
     )
 }
 
-__all__ = ["ALGORITHMS", *ALGORITHMS]
+__all__ = ["ALGORITHMS", *ALGORITHMS, "veca_steps"]

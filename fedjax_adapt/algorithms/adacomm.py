@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import check
-from ..core import Algorithm, Array, StepPolicy, with_steps
+from ..core import Algorithm, Array, StepPolicy, Traffic, with_steps
 
 Trigger = Literal["tau_not_smaller", "loss_not_decreasing"]
 Coupling = Literal["off", "practical", "exact"]
@@ -179,5 +179,11 @@ def adacomm_steps(
         }
 
     return StepPolicy(
-        steps, init, update=update, send=send, report=report, max_steps=max_steps
+        steps,
+        init,
+        update=update,
+        send=send,
+        report=report,
+        max_steps=max_steps,
+        traffic=Traffic(scalars_down=1, scalars_up=1),  # tau; the loss
     )

@@ -40,6 +40,7 @@ from ..core import (
     Params,
     State,
     StepPolicy,
+    Traffic,
     add_delta,
     by_examples,
     constant_steps,
@@ -262,7 +263,14 @@ def afl_online(
         return {name: getattr(state, name) for name in names}
 
     return StepPolicy(
-        steps, init, _estimate, update=update, report=report, max_steps=max_steps
+        steps,
+        init,
+        _estimate,
+        update=update,
+        report=report,
+        max_steps=max_steps,
+        # tau; grad F_i(w), beta_i, rho_i and the loss
+        traffic=Traffic(models_up=1, scalars_down=1, scalars_up=3),
     )
 
 

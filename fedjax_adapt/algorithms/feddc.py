@@ -31,6 +31,7 @@ from ..core import (
     Algorithm,
     LocalRule,
     ServerRule,
+    Traffic,
     Upload,
     by_examples,
     mean,
@@ -124,8 +125,16 @@ def feddc(
         return params, FedDCState(memory, control)
 
     weights = by_examples if aggregate == "cohort" else uniformly
+    # w and s_g down; h_i and s_i' follow from theta_i, so that the server can know them
+    models_down = 1 if correction == "none" else 2
     return Algorithm(
-        local=LocalRule(init=init, prepare=prepare, correct=correct, finish=finish),
+        local=LocalRule(
+            init=init,
+            prepare=prepare,
+            correct=correct,
+            finish=finish,
+            traffic=Traffic(models_down, models_up=1, round_trips=1),
+        ),
         server=ServerRule(
             init_server,
             mean(weights, extra=uniformly),

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import optax
 
 from .. import check
-from ..core import WEIGHTS, Algorithm, LocalRule, ServerRule, Upload, mean
+from ..core import WEIGHTS, Algorithm, LocalRule, ServerRule, Traffic, Upload, mean
 
 
 class NovaScale(NamedTuple):
@@ -90,6 +90,11 @@ def fednova(
         return optax.tree.add_scale(params, -lr, velocity), velocity
 
     return Algorithm(
-        local=LocalRule(correct=correct, finish=finish),
+        local=LocalRule(
+            correct=correct,
+            finish=finish,
+            # a_i goes along with the direction
+            traffic=Traffic(models_down=1, models_up=1, scalars_up=1, round_trips=1),
+        ),
         server=ServerRule(init, mean(WEIGHTS[weights]), update),
     )

@@ -30,7 +30,15 @@ import jax.numpy as jnp
 import optax
 
 from .. import check
-from ..core import Algorithm, LocalRule, ServerRule, Upload, mean, uniformly
+from ..core import (
+    Algorithm,
+    LocalRule,
+    ServerRule,
+    Traffic,
+    Upload,
+    mean,
+    uniformly,
+)
 
 
 class FedSSGClient(NamedTuple):
@@ -202,8 +210,16 @@ def fedssg(
             params = optax.tree.scale(cohort.share, params)
         return params, FedSSGServer((), control)
 
+    # w and s_g down; h_i and s_i' follow from theta_i, so that the server can know them
+    models_down = 1 if correction == "none" else 2
     return Algorithm(
-        local=LocalRule(init=init, prepare=prepare, correct=correct, finish=finish),
+        local=LocalRule(
+            init=init,
+            prepare=prepare,
+            correct=correct,
+            finish=finish,
+            traffic=Traffic(models_down, models_up=1, round_trips=1),
+        ),
         server=ServerRule(
             init_server,
             mean(uniformly),

@@ -38,6 +38,7 @@ from ..core import (
     Params,
     ServerRule,
     StepPolicy,
+    Traffic,
     mean,
     uniformly,
     with_steps,
@@ -239,7 +240,13 @@ def gift_steps(
         return {name: getattr(state, name) for name in names}
 
     return StepPolicy(
-        steps, init, update=update, send=send, report=report, max_steps=max_steps
+        steps,
+        init,
+        update=update,
+        send=send,
+        report=report,
+        max_steps=max_steps,
+        traffic=Traffic(scalars_down=1),  # tau
     )
 
 

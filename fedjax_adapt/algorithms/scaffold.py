@@ -24,7 +24,16 @@ import jax.numpy as jnp
 import optax
 
 from .. import check
-from ..core import WEIGHTS, Algorithm, LocalRule, ServerRule, Upload, mean, uniformly
+from ..core import (
+    WEIGHTS,
+    Algorithm,
+    LocalRule,
+    ServerRule,
+    Traffic,
+    Upload,
+    mean,
+    uniformly,
+)
 
 
 def scaffold(
@@ -88,7 +97,12 @@ def scaffold(
 
     return Algorithm(
         local=LocalRule(
-            init=optax.tree.zeros_like, prepare=prepare, correct=correct, finish=finish
+            init=optax.tree.zeros_like,
+            prepare=prepare,
+            correct=correct,
+            finish=finish,
+            # w and c down, theta_i - w and c_i' - c_i up
+            traffic=Traffic(models_down=2, models_up=2, round_trips=1),
         ),
         server=ServerRule(
             init=optax.tree.zeros_like,

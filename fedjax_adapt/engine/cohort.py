@@ -27,7 +27,10 @@ def num_slots(plan: Plan, data: FederatedDataset) -> int:
 
 
 def sample_cohort(plan: Plan, data: FederatedDataset, key: Key) -> Array:
-    """The ids of a round's clients, [slots] int32; an empty slot holds num_clients."""
+    """The ids of a round's clients, [slots] int32; an empty slot holds num_clients.
+
+    Where the first to end are the cohort, these are all that start.
+    """
     eligible = _eligible(plan, data)
     drawn = participation_of(plan).sample(key, len(eligible))
     return jnp.append(eligible, data.num_clients)[drawn].astype(jnp.int32)
@@ -59,7 +62,29 @@ def gather_cohort(
         num_holders=data.num_holders,
         mean_epoch_steps=epoch_steps(data.size.sum(), data.num_holders * width),
         label_counts=data.label_counts,
+        batch_size=width,
     )
+
+
+def first_to_end(
+    plan: Plan, data: FederatedDataset, cohort: Cohort, times: Array, key: Key
+) -> Array | slice:
+    """The rows of those that make the cohort, in client order; all unless some are late.
+
+    A tie is broken by chance, else the same clients would win it every round.
+    """
+    if not participation_of(plan).first_to_end:
+        return slice(None)
+    late = jnp.where(cohort.active, times, jnp.inf)
+    order = jnp.lexsort((jax.random.uniform(key, late.shape), late))
+    return jnp.sort(order[: num_slots(plan, data)])
+
+
+def rows_of(cohort: Cohort, rows: Array | slice) -> Cohort:
+    """Some clients of the cohort."""
+    of_clients = ("ids", "num_examples", "epoch_steps", "num_steps", "active")
+    kept = {name: getattr(cohort, name)[rows] for name in of_clients}
+    return cohort._replace(**kept)
 
 
 def with_num_steps(

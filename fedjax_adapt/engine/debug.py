@@ -26,6 +26,7 @@ from ..core import (
     uniformly,
     weighted_sums,
 )
+from ..costs import end_times, round_bytes
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import batch_size
@@ -33,6 +34,9 @@ from .cohort import (
     gather_cohort,
     mask_absent,
     mask_idle,
+    num_slots,
+    participation_of,
+    rows_of,
     sample_cohort,
     setting_of,
     with_num_steps,
@@ -98,6 +102,15 @@ def debug_round(
             measured = _stack(rows)
         num_steps = policy.steps(state.policy, cohort, measured)
         cohort, cut = with_num_steps(cohort, num_steps, plan, policy)
+        times = end_times(plan.clock, algorithm, state.params, cohort, key)
+        if participation_of(plan).first_to_end:
+            kept = _first_to_end(cohort, times, key_cohort, num_slots(plan, data))
+            pick = lambda tree: jax.tree.map(lambda leaf: leaf[kept], tree)
+            cut, times, measured = pick(cut), pick(times), pick(measured)
+            cohort = rows_of(cohort, kept)
+            ids, slots = cohort.ids, range(len(kept))
+        last = max([0.0, *(float(t) for t in times[cohort.active])])
+        seconds = jnp.asarray(last)
         setting = setting_of(plan, policy, cohort)
         broadcast = broadcast._replace(setting=setting)
 
@@ -131,9 +144,10 @@ def debug_round(
             params, server = state.params, state.server
         sent = weighted_sums(uniformly(cohort), cohort.active, _stack(sent))
         outcome = Outcome(
-            state.params, params, server, upload, setting, sent, measured=measured
+            state.params, params, server, upload, setting, sent, seconds, measured
         )
         policy_state = policy.update(state.policy, cohort, runs, outcome)
+        down, up = round_bytes(algorithm, state.params, cohort)
         report = policy.report(policy_state, cohort, measured)
         moved = jax.tree.map(jnp.subtract, params, state.params)
         squares = [float((leaf**2).sum()) for leaf in jax.tree.leaves(moved)]
@@ -147,9 +161,19 @@ def debug_round(
             clients=mask_idle(cohort, stacked.info),
             policy=mask_absent(cohort, report),
             cut=cut,
+            seconds=seconds,
+            bytes_down=down,
+            bytes_up=up,
         )
 
     return round_fn
+
+
+def _first_to_end(cohort, times, key, most):
+    """The rows of those the server waits for: loops and a sort."""
+    tie = jax.random.uniform(key, times.shape)
+    late = lambda row: (not cohort.active[row], float(times[row]), float(tie[row]))
+    return jnp.array(sorted(sorted(range(len(times)), key=late)[:most]))
 
 
 def _slow_client(setup, broadcast, client):

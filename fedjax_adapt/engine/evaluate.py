@@ -160,7 +160,7 @@ def _scores(task, width, num_devices, params, x, y):
     blocks = -(-n // (width * num_devices)) * num_devices
     rows = jnp.arange(blocks * width).reshape(-1, width)
 
-    def walk(shared, rows):
+    def walk(shared, rows, table):
         params, x, y = shared
 
         def block(rows):
@@ -168,8 +168,8 @@ def _scores(task, width, num_devices, params, x, y):
             logits = task.apply(params, x[rows]).logits
             return Scores(logits.argmax(-1) == y[rows], task.loss(logits, y[rows]))
 
-        return (), jax.lax.map(block, rows)
+        return (), jax.lax.map(block, rows), table
 
-    _, scored = mesh.spread(walk, (params, x, y), rows, num_devices)
+    _, scored, _ = mesh.spread(walk, (params, x, y), rows, (), num_devices)
     scored = jax.tree.map(lambda leaf: leaf.reshape(-1)[:n], scored)
     return mesh.everywhere(scored, num_devices)

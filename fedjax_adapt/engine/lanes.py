@@ -76,7 +76,12 @@ def _without_ynn() -> dict[str, str] | None:
 
 
 def fold(
-    train: Callable, combine: Callable, carry: PyTree, clients: PyTree, lanes: int
+    train: Callable,
+    combine: Callable,
+    carry: PyTree,
+    clients: PyTree,
+    lanes: int,
+    begin: Callable = lambda carry, clients: clients,
 ) -> tuple[PyTree, PyTree]:
     """Walks over a cohort `lanes` clients at a time, summing up as clients end.
 
@@ -87,17 +92,19 @@ def fold(
       carry: what `combine` sums up.
       clients: leading axis cohort, a multiple of `lanes`.
       lanes: how many clients at a time.
+      begin: (carry, clients) -> what `train` takes, with a leading axis `lanes`.
 
     Returns:
       The last carry, and what was kept of every client, with leading axis cohort.
     """
 
     def group(carry, some):
+        ready = begin(carry, some)
         if lanes == 1:  # no vmap: a plain matmul beats a batched one of batch 1
-            result = train(jax.tree.map(lambda leaf: leaf[0], some))
+            result = train(jax.tree.map(lambda leaf: leaf[0], ready))
             results = jax.tree.map(lambda leaf: leaf[None], result)
         else:
-            results = jax.vmap(train)(some)
+            results = jax.vmap(train)(ready)
         return combine(carry, some, results)
 
     split = lambda leaf: leaf.reshape(-1, lanes, *leaf.shape[1:])

@@ -9,6 +9,7 @@ lane group and JAX masks the clients that are done: unequal step counts are exac
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from ..core import (
     Batch,
     ClientState,
     Key,
+    LocalRule,
     LocalRun,
     LocalView,
     Params,
@@ -154,10 +156,18 @@ def view_of(setup: Setup, before: LocalView, client: Client):
     _, key_objective = jax.random.split(client.key)
 
     def view(params, step):
-        local_view = before._replace(params=params, batch=batch_at(step), step=step)
-        return local_view, jax.random.fold_in(key_objective, step)
+        here = before._replace(params=params, batch=batch_at(step), step=step)
+        here = here._replace(
+            corrected=partial(corrected, setup.algorithm.local, here), batch_at=batch_at
+        )
+        return here, jax.random.fold_in(key_objective, step)
 
     return view
+
+
+def corrected(rule: LocalRule, view: LocalView, grads: Params) -> Params:
+    """A gradient with all that the local rule adds to it, never clipped."""
+    return rule.decay(rule.correct(grads, view), view)
 
 
 def batches_of(setup: Setup, client: Client) -> Callable[[Array], Batch]:
@@ -236,6 +246,7 @@ def finished(
         full_gradient=full_gradient,
         full_loss=full_loss,
         batch_at=batches_of(setup, client),
+        task=setup.task,
     )
 
 

@@ -6,26 +6,29 @@ import jax
 import jax.numpy as jnp
 
 from ..core import ClientState
+from . import mesh
 
 
 def check_fits(client: ClientState, num_clients: int, num_devices: int) -> None:
-    """Raises ValueError unless `num_devices` copies of a client table fit into memory.
+    """Raises ValueError unless a client table, or its copies, fit into memory.
 
     Args:
       client: the state of one client; shapes are enough.
       num_clients: rows of the table.
-      num_devices: how many hold a copy.
+      num_devices: how many share the table, or hold a copy each.
     """
     size = num_clients * sum(
         jnp.size(leaf) * jnp.result_type(leaf).itemsize
         for leaf in jax.tree.leaves(client)
     )
+    copies = 1 if mesh.homes(num_clients, num_devices) else num_devices
     # cores that are devices share one memory; an accelerator has its own
-    copies = num_devices if jax.default_backend() == "cpu" else 1
+    if jax.default_backend() != "cpu":
+        copies /= num_devices
     free = free_memory()
     # twice: `train` leaves the state it is given as it is, and works on another
     if free is not None and 2 * copies * size > free:
-        on = f" on each of {num_devices} devices" if num_devices > 1 else ""
+        on = f" on each of {num_devices} devices" if copies == num_devices > 1 else ""
         raise ValueError(
             f"the state of {num_clients} clients takes twice {size / 2**30:.1f} "
             f"GiB{on} but {free / 2**30:.1f} GiB are free; take fewer clients, a smaller "

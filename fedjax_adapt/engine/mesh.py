@@ -1,11 +1,12 @@
 """The devices a round runs on: its clients are dealt out, all else is on every device.
 
-    most local steps first, devices 1, 2, ..., D, D, ..., 2, 1, 1, 2, ... take the next
+    most local steps first, the device with the fewest steps so far takes the next
 
-and the weighted sums of the devices are added up. The parameters and the client tables
-are copied to every device, the data to every accelerator (cores read one copy). A
-client's randomness depends on its id alone, so the number of devices changes results by
-rounding only.
+and the weighted sums of the devices are added up. The parameters are copied to every
+device, the data to every accelerator (cores read one copy). The client tables are cut up
+among the devices where their number divides the clients, and a client goes where its row
+is by preference; see tables.py. A client's randomness depends on its id alone, so the
+number of devices changes results by rounding only.
 
 A CPU counts as one device unless `cores_as_devices` was called. Cores that serve one
 client each finish a round sooner than cores that share every product; see
@@ -28,7 +29,7 @@ from jax.sharding import (
 )
 
 from .. import check
-from ..core import Array, PyTree
+from ..core import Array, PyTree, State
 
 AXIS = "clients"
 
@@ -98,13 +99,37 @@ def mesh_of(num_devices: int) -> Mesh:
     return Mesh(np.array(jax.local_devices()[:num_devices]), (AXIS,))
 
 
-def placed(abstract: PyTree, num_devices: int) -> PyTree:
-    """Shapes and dtypes, and that they lie where `everywhere` puts them."""
-    sharding = _sharding(num_devices)
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        abstract,
-    )
+def homes(num_clients: int, num_devices: int) -> bool:
+    """Whether the client tables are cut up among the devices, a block of rows each."""
+    return num_devices > 1 and num_clients % num_devices == 0
+
+
+def placed(state: State, num_devices: int) -> State:
+    """`state` with its client tables cut up where they can be, all else everywhere.
+
+    Shapes in place of arrays come back as shapes that say where they lie.
+    """
+    tables = jax.tree.leaves(state.clients)
+    cut = bool(tables) and homes(tables[0].shape[0], num_devices)
+
+    def place(tree: PyTree, sharding: Sharding) -> PyTree:
+        if any(
+            isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree)
+        ):
+            as_shape = lambda leaf: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=sharding
+            )
+            return jax.tree.map(as_shape, tree)
+        if num_devices == 1:
+            return tree
+        if any(map(check.is_tracer, jax.tree.leaves(tree))):
+            return jax.lax.with_sharding_constraint(tree, sharding)
+        return jax.device_put(tree, sharding)
+
+    everywhere_ = _sharding(num_devices)
+    by_rows = NamedSharding(mesh_of(num_devices), PartitionSpec(AXIS))
+    clients = place(state.clients, by_rows if cut else everywhere_)
+    return place(state._replace(clients=()), everywhere_)._replace(clients=clients)
 
 
 def _sharding(num_devices: int) -> Sharding:
@@ -129,55 +154,78 @@ def shown(tree: PyTree, num_devices: int) -> PyTree:
     return everywhere(tree, num_devices)
 
 
-def deal(
-    num_steps: Array, num_devices: int
-) -> tuple[Array, Array] | tuple[slice, slice]:
-    """An order of slots that gives devices like work, and the order back, as indices.
+def deal(num_steps: Array, home: Array, num_devices: int) -> tuple[Array, Array]:
+    """An order of slots that gives devices like work, most of it at home.
+
+    Longest first, a slot goes home while that device's steps stay within the mean, else
+    to the device with the fewest steps; no device takes more than its share of slots.
 
     Args:
       num_steps: local steps of each slot, [slots], a multiple of `num_devices`.
+      home: the device that holds the slot's row, [slots]; `num_devices`: none does.
       num_devices: how many equal blocks the order is cut into.
+
+    Returns:
+      The order, and the order back, as indices.
     """
-    if num_devices == 1:
-        return slice(None), slice(None)  # which copies nothing
-    rows = jnp.argsort(-num_steps).reshape(-1, num_devices)
-    # every other row the other way round, or the first device had the longest of each
-    backwards = (jnp.arange(rows.shape[0]) % 2 == 1)[:, None]
-    order = jnp.where(backwards, rows[:, ::-1], rows).T.reshape(-1)
+    each = num_steps.shape[0] // num_devices
+    fair = -(-num_steps.sum() // num_devices)
+
+    def seat(carry, slot):
+        load, taken = carry
+        steps, at = slot
+        room = taken < each
+        stays = (jnp.arange(num_devices) == at) & room & (load + steps <= fair)
+        lightest = jnp.argmin(jnp.where(room, load, jnp.iinfo(load.dtype).max))
+        device = jnp.where(stays.any(), at, lightest).astype(jnp.int32)
+        carry = load.at[device].add(steps), taken.at[device].add(1)
+        return carry, device
+
+    longest_first = jnp.argsort(-num_steps)
+    zeros = jnp.zeros(num_devices, num_steps.dtype)
+    _, device = jax.lax.scan(
+        seat,
+        (zeros, jnp.zeros(num_devices, jnp.int32)),
+        (num_steps[longest_first], home[longest_first]),
+    )
+    order = longest_first[jnp.argsort(device)]  # which is stable
     return order, jnp.argsort(order)
 
 
 def spread(
-    walk: Callable, shared: PyTree, slots: PyTree, num_devices: int
-) -> tuple[PyTree, PyTree]:
-    """`walk(shared, slots) -> (sums, kept)`, with `slots` cut into a block per device.
+    walk: Callable, shared: PyTree, slots: PyTree, table: PyTree, num_devices: int
+) -> tuple[PyTree, PyTree, PyTree]:
+    """`walk(shared, slots, table) -> (sums, kept, table)`, a block of slots per device.
 
     Args:
-      walk: sums up over some slots, and keeps something of each.
+      walk: sums up over some slots, keeps something of each, and writes to a table.
       shared: what every device reads.
       slots: leading axis slots, a multiple of `num_devices`.
+      table: leading axis rows, cut into a block per device too.
       num_devices: how many blocks.
 
     Returns:
-      The sums of all devices added up, and what was kept, in the order of `slots`.
+      The sums of all devices added up, what was kept, in the order of `slots`, and the
+      table.
     """
     if num_devices == 1:
-        return walk(shared, slots)
+        return walk(shared, slots, table)
     leaves, structure = jax.tree.flatten(shared)
     is_array = [isinstance(leaf, jax.Array) for leaf in leaves]  # else a static number
 
-    def block(arrays, slots):
+    def block(arrays, slots, table):
         arrays = iter(arrays)
         pairs = zip(leaves, is_array, strict=True)
         filled = [next(arrays) if varies else leaf for leaf, varies in pairs]
-        sums, kept = walk(structure.unflatten(filled), slots)
-        return jax.lax.psum(sums, AXIS), kept
+        sums, kept, table = walk(structure.unflatten(filled), slots, table)
+        return jax.lax.psum(sums, AXIS), kept, table
 
     every, cut = PartitionSpec(), PartitionSpec(AXIS)
+    arrays = [leaf for leaf, varies in zip(leaves, is_array, strict=True) if varies]
     return jax.shard_map(
         block,
         mesh=mesh_of(num_devices),
-        in_specs=(every, cut),
-        out_specs=(every, cut),
+        in_specs=(every, cut, cut),
+        out_specs=(every, cut, cut),
         check_vma=False,  # a loop's sums begin at a zero that is alike everywhere
-    )([leaf for leaf, varies in zip(leaves, is_array, strict=True) if varies], slots)
+    )(arrays, slots, table)

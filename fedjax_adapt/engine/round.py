@@ -25,14 +25,17 @@ from ..core import (
     State,
     Task,
 )
+from ..costs import end_times, round_bytes, round_seconds
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from . import memory, mesh
 from .batches import batch_size
 from .cohort import (
+    first_to_end,
     gather_cohort,
     mask_absent,
     mask_idle,
+    rows_of,
     sample_cohort,
     setting_of,
     unless_idle,
@@ -65,8 +68,8 @@ def init_state(
 ) -> State:
     """The state before round 0. Works under `jax.eval_shape`.
 
-    The client table is `algorithm.local.init(params)` repeated `num_clients` times, on
-    every device of the plan.
+    The client table is `algorithm.local.init(params)` repeated `num_clients` times, cut
+    up among the devices of the plan where their number divides `num_clients`.
 
     Raises:
       ValueError: the client table does not fit into memory.
@@ -87,7 +90,7 @@ def init_state(
     )
     # a buffer of its own for every leaf, so that the state can be donated
     state = jax.tree.map(lambda leaf: _like(jnp.array(leaf), jnp.asarray(leaf)), state)
-    return mesh.everywhere(state, num_devices)
+    return mesh.placed(state, num_devices)
 
 
 def make_round(
@@ -142,6 +145,11 @@ def _round(
     measured = measure_cohort(setup, broadcast, cohort, state.clients, key_measure)
     num_steps = algorithm.policy.steps(state.policy, cohort, measured)
     cohort, cut = with_num_steps(cohort, num_steps, plan, algorithm.policy)
+    times = end_times(plan.clock, algorithm, state.params, cohort, key)
+    rows = first_to_end(plan, data, cohort, times, key_cohort)
+    cohort = rows_of(cohort, rows)
+    cut, times, measured = jax.tree.map(lambda leaf: leaf[rows], (cut, times, measured))
+    seconds = round_seconds(cohort, times)
     setting = setting_of(plan, algorithm.policy, cohort)
 
     broadcast = Broadcast(state.params, state.server, setting)
@@ -155,12 +163,13 @@ def _round(
         params = algorithm.refine(params, view, key_refine)
     params, server = unless_idle(cohort, (params, server), (state.params, state.server))
     outcome = Outcome(
-        state.params, params, server, upload, setting, walked.sent, measured=measured
+        state.params, params, server, upload, setting, walked.sent, seconds, measured
     )
     policy = algorithm.policy.update(state.policy, cohort, runs, outcome)
 
     report = algorithm.policy.report(policy, cohort, measured)
     new = State(params, server, policy, walked.clients, state.round + 1)
+    bytes_down, bytes_up = round_bytes(algorithm, state.params, cohort)
     info = Info(
         cohort=cohort.ids,
         num_steps=cohort.num_steps,
@@ -171,9 +180,12 @@ def _round(
         clients=mask_idle(cohort, walked.info),
         policy=mask_absent(cohort, report),
         cut=cut,
+        seconds=seconds,
+        bytes_down=bytes_down,
+        bytes_up=bytes_up,
     )
     new = jax.tree.map(_like, new, state)
-    return mesh.everywhere(new, num_devices_of(plan, data)), info
+    return mesh.placed(new, num_devices_of(plan, data)), info
 
 
 def _like(new, old) -> Array:

@@ -12,27 +12,39 @@ from . import lanes, mesh
 from .batches import batch_size
 from .cohort import num_slots
 from .local import Client, Setup
+from .tables import Route, Seat, Tables, read, route
 
 
 class Slot(NamedTuple):
     """One slot of the cohort, as the walk takes it."""
 
-    client: Client
+    client: Client  # its state still lies in the table
     weight: PyTree  # of what is summed up as clients end
+    seat: Seat
 
 
 class Dealt(NamedTuple):
     """All slots, in the order in which lanes and devices take them."""
 
     slots: Slot
-    back: Array | slice  # where the clients of the cohort are among the slots
+    route: Route | None  # None: every slot finds its row where it is served
+    back: Array  # where the clients of the cohort are among the slots
     cohort_size: int
     num_lanes: int
     num_devices: int
+    at_home: bool  # whether a walk writes its part of the table itself
+
+    @property
+    def each(self) -> int:
+        """How many slots a device serves."""
+        return self.slots.client.id.shape[0] // self.num_devices
 
     def in_order(self, kept: PyTree) -> PyTree:
         """`kept` of every slot, [slots, ...], as [cohort, ...]."""
-        return jax.tree.map(lambda leaf: leaf[self.back][: self.cohort_size], kept)
+        if self.num_devices == 1:  # which copies less
+            return jax.tree.map(lambda leaf: leaf[: self.cohort_size], kept)
+        back = self.back[: self.cohort_size]
+        return jax.tree.map(lambda leaf: leaf[back], kept)
 
 
 def num_devices_of(plan: Plan, data: FederatedDataset) -> int:
@@ -55,28 +67,41 @@ def deal(
     key: Key,
     weights: PyTree = (),
 ) -> Dealt:
-    """The cohort as the walk takes it, the last group of lanes filled with empty slots.
-
-    The rows of the client table are gathered here, all before the first is written: a
-    read inside the walk would make XLA copy the whole table for every client.
-    """
+    """The cohort as the walk takes it, the last group of lanes filled with empty slots."""
     plan, data = setup.plan, setup.data
+    num_clients, size = data.num_clients, cohort.ids.shape[0]
     num_devices = num_devices_of(plan, data)
     num_lanes = num_lanes_of(plan, data, params)
-    extra = -cohort.ids.shape[0] % (num_lanes * num_devices)
+    extra = -size % (num_lanes * num_devices)
     pad = lambda leaf, value=0: jnp.pad(leaf, (0, extra), constant_values=value)
-    num_steps = pad(cohort.num_steps)
-    order, back = mesh.deal(num_steps, num_devices)
-    ids = pad(cohort.ids, cohort.num_clients)[order]
-    # an empty slot reads the last client, and nothing comes of it
-    rows = jnp.minimum(ids, cohort.num_clients - 1)
+    ids, num_steps = pad(cohort.ids, num_clients), pad(cohort.num_steps)
+    weights = jax.tree.map(pad, weights)
+
+    cut = mesh.homes(num_clients, num_devices) and bool(jax.tree.leaves(table))
+    num_rows = num_clients // num_devices if cut else num_clients
+    order = back = jnp.arange(size + extra)
+    if num_devices > 1:
+        # without homes of their own all rows are wherever the client goes
+        nobody = jnp.full_like(ids, num_devices)
+        home = jnp.minimum(ids // num_rows, nobody) if cut else nobody
+        order, back = mesh.deal(num_steps, home, num_devices)
+        pick = lambda leaf: leaf[order]
+        ids, num_steps, weights = jax.tree.map(pick, (ids, num_steps, weights))
+    seat, guests = Seat(ids, ids), None
+    if cut:
+        seat, guests = route(ids, num_steps > 0, num_rows, num_devices)
     client = Client(
         id=ids,
-        state=jax.tree.map(lambda leaf: leaf[rows], table),
-        num_steps=num_steps[order],
+        state=(),
+        num_steps=num_steps,
         # the same key whoever else is in the cohort, and wherever the client runs
         key=jax.vmap(lambda i: jax.random.fold_in(key, i))(ids),
     )
-    weights = jax.tree.map(lambda leaf: pad(leaf)[order], weights)
-    size = cohort.ids.shape[0]
-    return Dealt(Slot(client, weights), back, size, num_lanes, num_devices)
+    slots = Slot(client, weights, seat)
+    at_home = cut or num_devices == 1
+    return Dealt(slots, guests, back, size, num_lanes, num_devices, at_home)
+
+
+def seated(tables: Tables, slots: Slot) -> Slot:
+    """Some slots, their clients given their rows of the table."""
+    return slots._replace(client=slots.client._replace(state=read(tables, slots.seat)))

@@ -26,8 +26,9 @@ from ..core import (
     weighted_sums,
 )
 from . import lanes, mesh
-from .local import Broadcast, Client, Setup, train_client, view_before, view_of
-from .slots import Slot, deal
+from .local import Broadcast, Setup, train_client, view_before, view_of
+from .slots import Slot, deal, seated
+from .tables import fetch, give_back, put, write
 
 
 class Walked(NamedTuple):
@@ -69,13 +70,12 @@ def train_cohort(
     setup: Setup, broadcast: Broadcast, cohort: Cohort, table: ClientState, key: Key
 ) -> Walked:
     """Trains the cohort and puts its rows back into the client table."""
-    algorithm, num_clients = setup.algorithm, setup.data.num_clients
+    algorithm = setup.algorithm
     combine = algorithm.server.combine
     streams = isinstance(combine, Mean)
     keep_runs = algorithm.refine is not None or algorithm.policy.update is not unchanged
     weights = (combine.weights(cohort) if streams else (), uniformly(cohort))
     dealt = deal(setup, cohort, broadcast.params, table, key, weights)
-    alone = dealt.num_devices == 1  # then the table is the walk's own to write
 
     def train(setup: Setup, broadcast: Broadcast, slot: Slot) -> _Result:
         run, clipped = train_client(setup, broadcast, slot.client)
@@ -87,44 +87,49 @@ def train_cohort(
     def summed(result: _Result) -> tuple[Upload | tuple[()], PyTree]:
         return result.upload._replace(info=()) if streams else (), result.sent
 
-    def put(table: ClientState, client: Client, rows: ClientState) -> ClientState:
-        # idle clients keep their rows to the bit
-        ids = jnp.where(client.num_steps > 0, client.id, num_clients)
-        set_rows = lambda all_, some: all_.at[ids].set(
-            some.astype(all_.dtype), mode="drop"
-        )
-        return jax.tree.map(set_rows, table, rows)
-
     def collect(carry, slots: Slot, results: _Result):
-        total, table = carry
+        total, tables = carry
         active = slots.client.num_steps > 0
         grown = weighted_sums(slots.weight, active, summed(results))
         total = optax.tree.add(total, grown)
-        if alone:
-            table = put(table, slots.client, results.state)
+        if dealt.at_home:
+            tables = write(tables, slots.seat, active, results.state)
         kept = _Kept(
             loss=results.loss,
             clipped=results.clipped,
             info=results.upload.info,
             upload=() if streams else results.upload._replace(info=()),
-            row=() if alone else results.state,
+            row=() if dealt.at_home else results.state,
             run=results.run,
         )
-        return (total, table), kept
+        return (total, tables), kept
 
-    def walk(shared, slots: Slot):
-        data, broadcast = shared
+    def walk(shared, slots: Slot, own: ClientState):
+        data, broadcast, copied, guests = shared
         train_one = partial(train, setup._replace(data=data), broadcast)
-        one = jax.tree.map(lambda leaf: leaf[0], slots)
+        tables = fetch(own if dealt.at_home else copied, guests, dealt.each)
+        ready = seated(tables, jax.tree.map(lambda leaf: leaf[:1], slots))
+        one = jax.tree.map(lambda leaf: leaf[0], ready)
         shapes = summed(jax.eval_shape(train_one, one))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        carry = (zeros, table if alone else ())
-        return lanes.fold(train_one, collect, carry, slots, dealt.num_lanes)
+        begin = lambda carry, some: seated(carry[1], some)
+        (total, tables), kept = lanes.fold(
+            train_one, collect, (zeros, tables), slots, dealt.num_lanes, begin
+        )
+        return (
+            total,
+            kept,
+            give_back(tables, guests, dealt.each) if dealt.at_home else (),
+        )
 
-    shared = (setup.data, broadcast)
-    (total, written), kept = mesh.spread(walk, shared, dealt.slots, dealt.num_devices)
-    if not alone:
-        written = put(table, dealt.slots.client, kept.row)
+    own, copied = (table, ()) if dealt.at_home else ((), table)
+    shared = (setup.data, broadcast, copied, dealt.route)
+    total, kept, written = mesh.spread(
+        walk, shared, dealt.slots, own, dealt.num_devices
+    )
+    if not dealt.at_home:
+        slots = dealt.slots
+        written = put(table, slots.client.id, slots.client.num_steps > 0, kept.row)
     kept = dealt.in_order(kept._replace(row=()))
     runs = kept.run
     if keep_runs:
@@ -141,7 +146,7 @@ def train_cohort(
 def kept_of(run: LocalRun) -> LocalRun:
     """What is kept of a run: neither what all clients share nor functions."""
     shared = dict.fromkeys(("anchor", "server", "setting"), ())
-    functions = dict.fromkeys(("full_gradient", "full_loss", "batch_at"))
+    functions = dict.fromkeys(("full_gradient", "full_loss", "batch_at", "task"))
     return run._replace(**shared, **functions)
 
 
@@ -154,18 +159,22 @@ def measure_cohort(
         return ()
     dealt = deal(setup, cohort, broadcast.params, table, key)
 
-    def walk(shared, slots: Slot):
-        data, broadcast = shared
+    def walk(shared, slots: Slot, own: ClientState):
+        data, broadcast, copied, guests = shared
+        here = setup._replace(data=data)
+        tables = fetch(own if dealt.at_home else copied, guests, dealt.each)
 
         def one(slot: Slot):
-            here = setup._replace(data=data)
             before = view_before(here, broadcast, slot.client)
             view = view_of(here, before, slot.client)
             return measure(*view(broadcast.params, jnp.zeros((), jnp.int32)))
 
         keep = lambda carry, slots, results: (carry, results)
-        return lanes.fold(one, keep, (), slots, dealt.num_lanes)
+        begin = lambda carry, some: seated(tables, some)
+        _, kept = lanes.fold(one, keep, (), slots, dealt.num_lanes, begin)
+        return (), kept, ()
 
-    shared = (setup.data, broadcast)
-    _, measured = mesh.spread(walk, shared, dealt.slots, dealt.num_devices)
+    own, copied = (table, ()) if dealt.at_home else ((), table)
+    shared = (setup.data, broadcast, copied, dealt.route)
+    _, measured, _ = mesh.spread(walk, shared, dealt.slots, own, dealt.num_devices)
     return dealt.in_order(measured)

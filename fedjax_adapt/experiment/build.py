@@ -22,9 +22,11 @@ from ..data import (
 )
 from ..engine.averages import with_averages
 from ..models import AUGMENTS, MODELS, classification, projected
-from ..participation import bernoulli, uniform
+from ..participation import bernoulli, earliest, uniform
 from ..plan import Plan
+from .clock import build_clock
 from .config import DERIVED, Config, partition_seed
+from .match import matching_steps
 from .options import checked, find, options_of, registry
 
 
@@ -47,16 +49,19 @@ def build(config: Config) -> Federation:
         clients than examples, an option out of range.
     """
     algorithm, plan = build_algorithm(config), build_plan(config)
-    if config.evaluate_also:
-        keep = {"cohort": "sel", "clients": "all"}
-        wanted = {name: model in config.evaluate_also for name, model in keep.items()}
-        algorithm = with_averages(algorithm, **wanted)
     source = load_source(config)
     rows = split_source(config, source)
     measured = skew(rows, source.y_train, source.num_classes)
     if config.labels == "parity":  # of what was split by the labels themselves
         source = source.parity()
     data = skewed(config, source, source.federated(rows))
+    if config.match is not None:
+        policy = matching_steps(config, np.asarray(data.size))
+        algorithm = with_steps(algorithm, policy)
+    if config.evaluate_also:
+        keep = {"cohort": "sel", "clients": "all"}
+        wanted = {name: model in config.evaluate_also for name, model in keep.items()}
+        algorithm = with_averages(algorithm, **wanted)
     task = build_task(config, source)
     return Federation(algorithm, task, data, plan, source, measured)
 
@@ -114,6 +119,11 @@ def build_algorithm(config: Config) -> Algorithm:
     """
     algorithm = _construct(config, config.algorithm, config.algorithm_options)
     if algorithm.policy is not Algorithm().policy:
+        if config.match is not None:
+            raise ValueError(
+                f"match={config.match} sets the local steps of clients, but algorithm="
+                f"{config.algorithm} chooses them itself; leave match out."
+            )
         return algorithm
     if config.num_steps is not None:
         return with_steps(algorithm, constant_steps(config.num_steps))
@@ -125,7 +135,7 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
     constructor = find("algorithm", name)
     known = options_of("algorithm", constructor)
     told = {own: getattr(config, ours) for own, ours in DERIVED.items() if own in known}
-    if "participation" in told and config.sampler == "uniform":
+    if "participation" in told and config.sampler != "bernoulli":
         told["participation"] = cohort_size(config) / config.num_clients
     given = {n: v for n, v in options.items() if v is not None}
     if "base" in given:
@@ -157,7 +167,9 @@ def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def cohort_size(config: Config) -> int:
-    """Clients per round of the uniform sampler."""
+    """Clients per round of a sampler of so many."""
+    if config.sampler == "earliest":
+        return earliest(config.participation).slots(config.num_clients)
     return max(round(config.participation * config.num_clients), 1)
 
 
@@ -167,6 +179,8 @@ def build_plan(config: Config) -> Plan:
         participation = None  # everyone, in client order
     elif config.sampler == "bernoulli":
         participation = bernoulli(config.participation)
+    elif config.sampler == "earliest":
+        participation = earliest(config.participation)
     else:
         participation = uniform(cohort_size(config))
     return Plan(
@@ -179,6 +193,7 @@ def build_plan(config: Config) -> Plan:
         lanes=config.lanes,
         devices=config.devices,
         participation=participation,
+        clock=build_clock(config),
     )
 
 

@@ -57,7 +57,8 @@ class Config:
       num_clients: clients in all
       participation: share of the clients that take part in a round, in (0, 1]
       sampler: bernoulli tosses a coin per client (at least one comes), uniform draws a
-        fixed number without replacement
+        fixed number without replacement, earliest lets all start and keeps that share,
+        those that end first on the simulated clock
       feature_noise: noise on the inputs of client i while it trains, as a standard
         deviation for pixels in [0, 1] that grows from 0 to this; the test set is clean
       feature_noise_mask: all of that noise for every client but the last, in a part of the
@@ -69,12 +70,23 @@ class Config:
       rounds: rounds in all
       epochs: passes over its own data each client makes in a round
       num_steps: local steps of each client in a round, in place of epochs
+      match: folder of a finished run, in place of epochs: take as many local steps in all
+      match_by: epochs gives each client steps by its size, steps all clients the same
       batch_size: examples per local step; none: all the client has
       lr: local learning rate of the first round
       lr_decay: factor on the learning rate per round
       momentum: of local SGD
       weight_decay: of local SGD, added after clipping
       clip_norm: global norm to which a local gradient is clipped; none: not at all
+      step_seconds: simulated seconds of a local step, a number or a law from which every
+        client draws once, such as lognormal(0.05, 0.5); none: no time is simulated
+      bandwidth: of a client's upload in bits per second; likewise
+      download_bandwidth: of its download; likewise; none: the broadcast takes no time
+      latency: simulated seconds per round trip of messages
+      delay: simulated seconds a client loses in a round, a number or a law:
+        exponential(mean), uniform(most), normal(mean, deviation) or lognormal(median,
+        sigma)
+      delay_persists: a client draws its delay once, not anew each round
       evaluate_every: rounds between evaluations on the test set
       evaluate_clients: at the end, the accuracy on every client's own examples
       evaluate_also: models to evaluate beside the server's; sel: the mean of the round's
@@ -102,7 +114,7 @@ class Config:
     partition: str = "dirichlet"
     num_clients: int = 30
     participation: float = 0.3
-    sampler: Literal["bernoulli", "uniform"] = "bernoulli"
+    sampler: Literal["bernoulli", "uniform", "earliest"] = "bernoulli"
     feature_noise: float = 0.0
     feature_noise_mask: bool = False
     corrupt: Corruption | None = None
@@ -111,12 +123,20 @@ class Config:
     rounds: int = 60
     epochs: float = 5.0
     num_steps: int | None = None
+    match: str | None = None
+    match_by: Literal["epochs", "steps"] = "epochs"
     batch_size: int | None = 20
     lr: float = 0.1
     lr_decay: float = 0.998
     momentum: float = 0.0
     weight_decay: float = 1e-3
     clip_norm: float | None = 10.0
+    step_seconds: float | str | None = None
+    bandwidth: float | str = 5e6
+    download_bandwidth: float | str | None = None
+    latency: float = 0.0
+    delay: float | str = 0.0
+    delay_persists: bool = False
     evaluate_every: int = 1
     evaluate_clients: bool = True
     evaluate_also: tuple[Literal["sel", "all"], ...] = ()
@@ -319,6 +339,16 @@ def _check_values(config: Config) -> None:
             f"epochs={config.epochs:g} and num_steps={config.num_steps} both say how long "
             "a client trains; write one of them."
         )
+    for name in ("epochs", "num_steps"):
+        value = getattr(config, name)
+        if config.match is not None and value != getattr(Config, name):
+            raise ValueError(
+                f"match={config.match} and {name}={value:g} both say how long a client "
+                "trains; write one of them."
+            )
+    if config.match is None and config.match_by != Config.match_by:
+        raise ValueError("match_by needs match, the folder of the run to be matched.")
+    _check_clock(config)
     check.at_least("rounds", config.rounds, 1)
     check.at_least("evaluate_every", config.evaluate_every, 1)
     check.at_least("checkpoint_every", config.checkpoint_every, 1, none="by the clock")
@@ -326,3 +356,18 @@ def _check_values(config: Config) -> None:
         check.between("targets", target, 0, 1)
     for seed in ("seed", "partition_seed"):
         check.between(seed, getattr(config, seed) or 0, 0, 2**32 - 1)
+
+
+def _check_clock(config: Config) -> None:
+    if config.step_seconds is not None:
+        return
+    if config.sampler == "earliest":
+        raise ValueError(
+            "sampler=earliest needs step_seconds, the simulated seconds of a local step."
+        )
+    clock = ("bandwidth", "download_bandwidth", "latency", "delay", "delay_persists")
+    for name in clock:
+        if getattr(config, name) != getattr(Config, name):
+            raise ValueError(
+                f"{name} needs step_seconds, the simulated seconds of a local step."
+            )

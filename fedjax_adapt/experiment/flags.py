@@ -35,7 +35,8 @@ GROUPS = {  # of flags in the help; what is not named here comes after them
         *("feature_noise_mask", "corrupt", "corrupt_clients", "corrupt_strength"),
     ),
     "training": (
-        *("rounds", "epochs", "num_steps", "batch_size", "lr", "lr_decay", "momentum"),
+        *("rounds", "epochs", "num_steps", "match", "match_by", "batch_size", "lr"),
+        *("lr_decay", "momentum"),
         *(
             "weight_decay",
             "clip_norm",
@@ -45,6 +46,10 @@ GROUPS = {  # of flags in the help; what is not named here comes after them
             "seed",
             "partition_seed",
         ),
+    ),
+    "clock": (
+        *("step_seconds", "bandwidth", "download_bandwidth", "latency", "delay"),
+        "delay_persists",
     ),
 }
 ABOUT_THE_RUN = {

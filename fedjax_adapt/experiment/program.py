@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from ..core import Array, Key, Params, RoundFn, State, Task
 from ..engine import mesh
 from ..engine.averages import averages
+from ..engine.cohort import most_steps
 from ..engine.evaluate import by_class, overall, scores
 from ..engine.lanes import compiler_options
 from ..engine.round import init_state, make_round
@@ -34,6 +35,7 @@ class Program(NamedTuple):
     init: Callable[[], State]
     abstract: State  # shapes, dtypes and where they lie
     num_devices: int
+    max_steps: int | None  # of a client in a round
     group: Group | None
     last: Group | None
     seconds: float  # to trace and compile
@@ -65,7 +67,8 @@ def compile_program(config: Config, federation: Federation) -> Program:
     group = compiled(every) if config.rounds >= every else None
     last = compiled(left_over) if left_over else None
     seconds = time.perf_counter() - began
-    return Program(jax.jit(init), abstract, num_devices, group, last, seconds)
+    most = most_steps(plan, algorithm.policy)
+    return Program(jax.jit(init), abstract, num_devices, most, group, last, seconds)
 
 
 def run_keys(seed: int) -> tuple[Key, Key]:

@@ -14,6 +14,10 @@ import numpy as np
 from ..core import Array, Info, Metrics
 from . import store
 
+# what a row counts since the start of the run
+TOTALS = {"local_steps": int, "bytes_down": int, "bytes_up": int}
+TOTALS["simulated_seconds"] = float
+
 
 class Measured(NamedTuple):
     """What is measured on the test set after a group of rounds."""
@@ -35,7 +39,8 @@ class Log:
         self.folder, self.num_clients = folder, num_clients
         written = store.read_table(folder, "metrics")
         last = written.slice(len(written) - 1).to_pylist() if len(written) else [{}]
-        self.local_steps = last[0].get("local_steps", 0)
+        self.totals = {name: last[0].get(name) or 0 for name in TOTALS}
+        self.cut = self.asked = 0  # local steps of policies, by this process
         self.seconds = last[0].get("seconds", 0.0)
         self.metrics, self.clients = [], []
 
@@ -62,8 +67,10 @@ class Log:
                 )
             self.clients.append(client_rows(infos, done + 1, self.num_clients))
             done += len(infos.delta_norm)
-            row = metrics_row(infos, measured, done, self.local_steps)
-            self.local_steps = row["local_steps"]
+            row = metrics_row(infos, measured, done, self.totals)
+            self.cut += row["cut"]
+            self.asked += row["local_steps"] - self.totals["local_steps"] + row["cut"]
+            self.totals = {name: row[name] for name in TOTALS}
             self.seconds += spent / len(parts)
             self.metrics.append({**row, "seconds": self.seconds})
         return done, (row["accuracy"], row["loss"])
@@ -77,7 +84,7 @@ class Log:
 
 
 def metrics_row(
-    infos: Info, measured: Measured, last_round: int, steps_before: int
+    infos: Info, measured: Measured, last_round: int, before: Mapping[str, float]
 ) -> dict[str, Any]:
     """One row of the table `metrics`, without its seconds; see `store.Record`.
 
@@ -85,12 +92,15 @@ def metrics_row(
       infos: of the group, NumPy arrays [rounds, cohort, ...].
       measured: after the group.
       last_round: rounds done after the group.
-      steps_before: local steps of all clients before the group.
+      before: the `TOTALS` before the group.
     """
     active = infos.num_steps > 0
     steps = int(infos.num_steps.sum(dtype=np.int64))
     losses = infos.loss[active].astype(np.float64)
     clipped = (infos.clipped * infos.num_steps)[active].sum(dtype=np.float64)
+    grown = {"local_steps": steps, "simulated_seconds": infos.seconds}
+    grown |= {"bytes_down": infos.bytes_down, "bytes_up": infos.bytes_up}
+    total = lambda name: before[name] + np.sum(grown[name], dtype=np.float64)
     return {
         "round": last_round,
         "accuracy": float(measured.server.accuracy),
@@ -102,7 +112,7 @@ def metrics_row(
         },
         "train_loss": float(losses.mean()) if losses.size else 0.0,
         "cohort": float(infos.num_active.mean(dtype=np.float64)),
-        "local_steps": steps_before + steps,
+        **{name: kind(total(name)) for name, kind in TOTALS.items()},
         "clipped": float(clipped / max(steps, 1)),
         "cut": int(np.sum(infos.cut, dtype=np.int64)),
         "delta_norm": float(infos.delta_norm[-1]),

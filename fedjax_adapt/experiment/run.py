@@ -37,6 +37,7 @@ class Progress(NamedTuple):
     accuracy: float | None = None
     loss: float | None = None
     rounds_per_second: float | None = None
+    warning: str | None = None  # said once
 
 
 Report = Callable[[Progress], None]
@@ -89,6 +90,7 @@ def _train(config: Config, program: Program, folder: Path, progress: Report) -> 
     state, done = restored if restored is not None else (program.init(), 0)
     store.truncate(folder, done)
     log, schedule = Log(folder, config.num_clients), Schedule(config, done)
+    told = False
     progress(Progress(done, config.rounds))
     first, seconds, groups = done, 0.0, 1
     while done < config.rounds:
@@ -101,8 +103,11 @@ def _train(config: Config, program: Program, folder: Path, progress: Report) -> 
         # as many groups as fit between two reports, found by trying
         groups = max(1, min(int(len(parts) * UPDATE / spent), 4 * len(parts)))
         rate = (done - first) / seconds
+        warning = None
+        if log.cut and not told:
+            told, warning = True, _cut_warning(config, program, log, done)
         try:
-            progress(Progress(done, config.rounds, *latest, rate))
+            progress(Progress(done, config.rounds, *latest, rate, warning))
         except KeyboardInterrupt:  # nothing is under way, so nothing need be lost
             log.write(done)
             checkpoint.save(checkpoints, state, done)
@@ -113,6 +118,14 @@ def _train(config: Config, program: Program, folder: Path, progress: Report) -> 
             checkpoint.save(checkpoints, state, done)
             schedule.saved(done, time.perf_counter() - began)
     return state
+
+
+def _cut_warning(config: Config, program: Program, log: Log, done: int) -> str:
+    return (
+        f"max_steps={program.max_steps} cut {log.cut} of {log.asked} local steps that "
+        f"{config.algorithm} asked for up to round {done}; the column cut of the metrics "
+        "counts on."
+    )
 
 
 def _dispatch(

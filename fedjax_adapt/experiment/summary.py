@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .figures import curve_figures
+from .rows import TOTALS
 
 if TYPE_CHECKING:
     import pyarrow
@@ -40,6 +41,9 @@ class Summary:
         over the clients that hold examples; empty where not asked for.
       client_state_bytes: what the tables of all clients' states take, on each device.
       local_steps: of all clients over all rounds.
+      bytes_down: received by the clients of all rounds.
+      bytes_up: sent by them.
+      simulated_seconds: of all rounds on the simulated clock; 0 without one.
       seconds: of training and evaluation; compilation and files apart.
       compile_seconds: to compile the round.
       rounds_per_second: rounds over seconds.
@@ -68,6 +72,9 @@ class Summary:
     client_accuracy: dict[str, float]
     client_state_bytes: int
     local_steps: int
+    bytes_down: int
+    bytes_up: int
+    simulated_seconds: float
     seconds: float
     compile_seconds: float
     rounds_per_second: float
@@ -95,7 +102,7 @@ def results(metrics: "pyarrow.Table", targets: tuple[float, ...]) -> dict[str, A
         "rounds": int(rounds[-1]),
         **figures(""),
         "models": {name: figures(f"_{name}") for name in also},
-        "local_steps": int(column["local_steps"][-1]),
+        **{name: kind(column[name][-1]) for name, kind in TOTALS.items()},
         "seconds": seconds,
         "rounds_per_second": int(rounds[-1]) / max(seconds, 1e-9),
     }

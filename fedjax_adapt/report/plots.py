@@ -11,18 +11,31 @@ OTHERS = {"sel": ("sel: cohort mean", GREEN), "all": ("all: every client", PURPL
 DENSE = 80  # evaluations above which single points are no longer marked
 
 
-def learning_curve(folder: str | Path, path: str | Path | None = None) -> Path:
-    """Draws accuracy and loss against the round.
+AGAINST = {  # column of the table metrics -> label of the axis
+    "round": "communication round",
+    "local_steps": "local steps of all clients",
+    "bytes_up": "bytes from the clients",
+    "bytes_down": "bytes to the clients",
+    "simulated_seconds": "simulated time (s)",
+}
+
+
+def learning_curve(
+    folder: str | Path, path: str | Path | None = None, against: str = "round"
+) -> Path:
+    """Draws accuracy and loss against the round, or against what they cost.
 
     Args:
       folder: of a run, finished or not.
       path: where the picture goes; None: learning_curve.png in the folder.
+      against: the horizontal axis: "round", "local_steps", "bytes_up", "bytes_down" or
+        "simulated_seconds", all since the start.
 
     Returns:
       The path of the picture.
 
     Raises:
-      ValueError: the folder holds no run, or no row yet.
+      ValueError: the folder holds no run, or no row yet, or not what to draw against.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -32,30 +45,43 @@ def learning_curve(folder: str | Path, path: str | Path | None = None) -> Path:
         raise ValueError(
             f"{folder} has no evaluation yet, so there is no curve to draw."
         )
+    if against not in AGAINST:
+        raise ValueError(
+            f"against={against!r} is unknown; write one of {', '.join(AGAINST)}."
+        )
+    if against not in record.metrics.column_names:
+        raise ValueError(
+            f"{folder} does not say its {against}; draw it against local_steps."
+        )
+    if not record.metrics[against].to_numpy().any():
+        raise ValueError(
+            f"{folder} has no simulated clock; train with --step-seconds, or draw it "
+            "against local_steps."
+        )
     path = Path(folder) / "learning_curve.png" if path is None else Path(path)
     # no pyplot: a figure of its own leaves the caller's backend and figures alone
     figure = Figure(figsize=(9, 3.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     figure.suptitle(_title(record), fontsize=11, color=INK)
-    _accuracy(left, record)
-    _loss(right, record)
+    _accuracy(left, record, against)
+    _loss(right, record, against)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a glyph the font does not have
         figure.savefig(path)
     return path
 
 
-def _accuracy(axes, record: Record) -> None:
-    rounds = record.metrics["round"].to_numpy()
+def _accuracy(axes, record: Record, against: str) -> None:
+    rounds, at = (record.metrics[name].to_numpy() for name in ("round", against))
     accuracy = 100 * record.metrics["accuracy"].to_numpy()
     for name, (label, color) in OTHERS.items():
         if f"accuracy_{name}" in record.metrics.column_names:
             other = 100 * record.metrics[f"accuracy_{name}"].to_numpy()
-            axes.plot(rounds, other, color=color, label=label, **_line(rounds))
-    axes.plot(rounds, accuracy, color=BLUE, label="server", **_line(rounds))
+            axes.plot(at, other, color=color, label=label, **_line(rounds))
+    axes.plot(at, accuracy, color=BLUE, label="server", **_line(rounds))
     best = int(accuracy.argmax())
-    axes.plot(rounds[best], accuracy[best], "o", color=BLUE, markersize=5)
+    axes.plot(at[best], accuracy[best], "o", color=BLUE, markersize=5)
     axes.annotate(
         f"best {accuracy[best]:.2f} %, round {rounds[best]}",
         (1, 0),
@@ -70,21 +96,21 @@ def _accuracy(axes, record: Record) -> None:
     axes.set_ylabel("test accuracy (%)")
     if len(axes.lines) > 2:  # the curve and its best point need no names
         axes.legend(frameon=False, fontsize=9, loc="center right")
-    _dress(axes)
+    _dress(axes, against)
 
 
-def _loss(axes, record: Record) -> None:
-    rounds = record.metrics["round"].to_numpy()
-    line = _line(rounds)
+def _loss(axes, record: Record, against: str) -> None:
+    at = record.metrics[against].to_numpy()
+    line = _line(at)
     train = record.metrics["train_loss"].to_numpy()
     test = record.metrics["loss"].to_numpy()
-    axes.plot(rounds, test, color=BLUE, label="test, global model", **line)
-    axes.plot(rounds, train, color=ORANGE, label="local training objective", **line)
+    axes.plot(at, test, color=BLUE, label="test, global model", **line)
+    axes.plot(at, train, color=ORANGE, label="local training objective", **line)
     if min(train.min(), test.min()) > 0:
         axes.set_yscale("log")
     axes.set_ylabel("mean loss (nats per example)")
     axes.legend(frameon=False, fontsize=9)
-    _dress(axes)
+    _dress(axes, against)
 
 
 def _line(rounds) -> dict:
@@ -92,9 +118,9 @@ def _line(rounds) -> dict:
     return {"linewidth": 1.4, **marked}
 
 
-def _dress(axes) -> None:
-    axes.set_xlabel("communication round")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+def _dress(axes, against: str) -> None:
+    axes.set_xlabel(AGAINST[against])
+    axes.xaxis.get_major_locator().set_params(integer=against == "round")
     axes.grid(True, color=GREY, alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -51,6 +51,7 @@ def summary_table(folder: str | Path) -> "Table":
         f"{data['largest_client']} of {data['train']} examples, "
         f"mean label entropy {data['label_entropy']:.2f} nats",
         **_state(summary.get("client_state_bytes", 0)),
+        **_costs(summary),
         "time": f"{summary['seconds']:.1f} s "
         f"({summary['rounds_per_second']:.3g} rounds/s), "
         f"and {summary['compile_seconds']:.1f} s to compile",
@@ -88,6 +89,17 @@ def _shares(summary: dict[str, Any]) -> dict[str, str]:
 
 def _state(size: int) -> dict[str, str]:
     return {"client state": f"{size / 2**30:.2f} GiB of memory"} if size else {}
+
+
+def _costs(summary: dict[str, Any]) -> dict[str, str]:
+    """What clients moved; a run of an earlier version does not say."""
+    if "bytes_up" not in summary:
+        return {}
+    down, up = (summary[f"bytes_{way}"] / 1e6 for way in ("down", "up"))
+    rows = {"traffic": f"{down:,.4g} MB to the clients, {up:,.4g} MB from them"}
+    if summary["simulated_seconds"]:
+        rows["simulated time"] = f"{summary['simulated_seconds']:,.4g} s"
+    return rows
 
 
 def percent(share: float) -> str:

@@ -12,6 +12,7 @@ from helpers import SIZES, close, keys, make_data, start
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedprox, scaffold
 from fedjax_adapt.engine import memory, mesh
+from fedjax_adapt.engine.slots import num_devices_of
 
 
 def test_no_device_is_left_over():
@@ -47,11 +48,11 @@ import jax
 import jax.numpy as jnp
 from fedjax_adapt.engine import memory, mesh
 
-def uneven(shared, slots):
+def uneven(shared, slots, table):
     work = lambda i, x: jnp.tanh(x @ x)
-    return jax.lax.fori_loop(0, slots[0], work, shared), slots
+    return jax.lax.fori_loop(0, slots[0], work, shared), slots, table
 
-spread = jax.jit(lambda x, n: mesh.spread(uneven, x, n, 2))
+spread = jax.jit(lambda x, n: mesh.spread(uneven, x, n, (), 2))
 jax.block_until_ready(spread(jnp.full((500, 500), 1 / 500), jnp.array([5000, 1])))
 print(os.environ["XLA_FLAGS"])
 """
@@ -74,9 +75,40 @@ def test_a_device_waits_for_another_as_long_as_it_takes():
 
 def test_slots_are_dealt_longest_first_there_and_back():
     steps = jnp.array([3, 9, 0, 7, 5, 1])
-    order, back = mesh.deal(steps, 2)
+    order, back = mesh.deal(steps, jnp.full(6, 2), 2)
     np.testing.assert_array_equal(steps[order], [9, 3, 1, 7, 5, 0])
     np.testing.assert_array_equal(order[back], range(6))
+
+
+def test_slots_stay_at_home_while_that_keeps_the_balance():
+    steps, home = jnp.full(6, 10), jnp.array([1, 0, 1, 1, 0, 1])
+    order, _ = mesh.deal(steps, home, 2)
+    np.testing.assert_array_equal(home[order], [0, 0, 1, 1, 1, 1])  # one is a guest
+    order, _ = mesh.deal(jnp.array([9, 9, 1, 1]), jnp.array([0, 0, 1, 1]), 2)
+    np.testing.assert_array_equal(order, [0, 3, 1, 2])
+
+
+@pytest.mark.parametrize("ids", [(0, 1, 2, 3), (3, 4, 5, 0), (5, 1)])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_client_trains_anywhere_and_its_row_comes_home(task, data, ids, lanes):
+    """Six clients live on two or three devices; the first cohort on one of them."""
+    members = fa.Participation(
+        slots=lambda num_clients: len(ids),
+        sample=lambda key, num_clients: jnp.array(ids, jnp.int32),
+    )
+    ends = []
+    for devices in (1, 2, 3):
+        plan = fa.Plan(
+            batch_size=4, devices=devices, lanes=lanes, participation=members
+        )
+        round_fn, state = start(scaffold(), task, data, plan)
+        state, _ = fa.train(round_fn, state, keys(2))
+        table = jax.tree.leaves(state.clients)[0]
+        each = table.sharding.shard_shape(table.shape)[0]
+        assert each == 6 // num_devices_of(plan, data)
+        ends.append(jax.device_get(state))
+    close(ends[1], ends[0])
+    close(ends[2], ends[0])
 
 
 @pytest.mark.parametrize(
@@ -190,14 +222,18 @@ def test_clients_without_examples_are_not_drawn(task):
 
 def test_client_state_that_cannot_fit_is_one_sentence(task, data, monkeypatch):
     size = 4 * len(SIZES) * fa.num_parameters(task.init(jax.random.key(0)))
-    plan = fa.Plan(devices=2)
-    monkeypatch.setattr(memory, "free_memory", lambda: 4 * size)
-    start(scaffold(), task, data, plan)
-    monkeypatch.setattr(memory, "free_memory", lambda: 4 * size - 1)
-    start(scaffold(), task, data, fa.Plan(devices=1))
+    copied = fa.Plan(cohort_size=4, devices=4)  # 4 does not divide 6
+    monkeypatch.setattr(memory, "free_memory", lambda: 8 * size)
+    start(scaffold(), task, data, copied)
+    monkeypatch.setattr(memory, "free_memory", lambda: 8 * size - 1)
     with pytest.raises(
-        ValueError, match="6 clients takes twice .* on each of 2 devices"
+        ValueError, match="6 clients takes twice .* on each of 4 devices"
     ):
-        start(scaffold(), task, data, plan)
+        start(scaffold(), task, data, copied)
+    monkeypatch.setattr(memory, "free_memory", lambda: 2 * size)
+    start(scaffold(), task, data, fa.Plan(devices=2))
+    monkeypatch.setattr(memory, "free_memory", lambda: 2 * size - 1)
+    with pytest.raises(ValueError, match="6 clients takes twice .* GiB but"):
+        start(scaffold(), task, data, fa.Plan(devices=2))
     monkeypatch.undo()
     assert memory.free_memory() > 2**20

@@ -53,6 +53,7 @@ def written(tmp_path):
         {"model": "mlp", "widths": (3, 5), "targets": (), "lanes": 3, "seed": 9},
         {"dataset": 'a "b"\\.npz', "num_steps": 4, "sampler": "uniform"},
         {"evaluate_also": ("all", "sel")},
+        {"sampler": "earliest", "step_seconds": 0.1, "delay": "exponential(2)"},
     ],
 )
 def test_a_config_survives_its_own_toml(settings, written):
@@ -148,6 +149,7 @@ def test_options_of_a_config_cannot_be_changed():
             "participation = 0.3\nseed = 1\nalgorithm_participation = 1.5\n",
             r"line 3: participation=1.5 must lie in",
         ),
+        ("seed = 1\nstep_seconds = 'lognormal(0)'\n", r"line 2: step_seconds='lognorm"),
         ("a = 1\n[rounds]\nx = 1\n", r"line 1: a is unknown"),
         ("[rounds]\nx = 1\n", r"line 1: rounds=.*; write an integer\."),
     ],
@@ -171,6 +173,11 @@ def test_a_wrong_key_is_named_with_file_and_line(written, text, says):
         ({"sampler": "coin"}, "sampler='coin'; write one of 'bernoulli', 'uniform'"),
         ({"evaluate_also": ("al",)}, r"also=\('al',\); write some of 'sel', 'all'\."),
         ({"epochs": 2.0, "num_steps": 9}, "epochs=2 and num_steps=9 both say how long"),
+        ({"epochs": 2.0, "match": "a"}, "match=a and epochs=2 both say how long"),
+        ({"num_steps": 2, "match": "a"}, "match=a and num_steps=2 both say how long"),
+        ({"match_by": "steps"}, "match_by needs match, the folder of the run"),
+        ({"sampler": "earliest"}, "sampler=earliest needs step_seconds, the simulated"),
+        ({"delay": 3.0}, "delay needs step_seconds, the simulated seconds of a"),
         ({"algorithm": "fedsg"}, "algorithm='fedsg' is unknown; did you mean 'fedssg'"),
         ({"dataset": "minst"}, "dataset='minst' is unknown; did you mean 'mnist'"),
         ({"partition": "dirichle"}, "partition='dirichle' is unknown; .*'dirichlet'"),
@@ -242,12 +249,15 @@ def test_an_algorithm_may_stand_on_another_by_name():
 
 @pytest.mark.parametrize(
     "sampler, participation, slots",
-    [("uniform", 0.3, 3), ("uniform", 0.01, 1), ("uniform", 1.0, None)],
+    [
+        *(("uniform", 0.3, 3), ("uniform", 0.01, 1), ("uniform", 1.0, None)),
+        *(("earliest", 0.3, 3), ("earliest", 0.31, 4)),
+    ],
 )
-def test_uniform_participation_is_a_rounded_number_of_clients(
-    sampler, participation, slots
-):
-    config = Config(num_clients=10, sampler=sampler, participation=participation)
+def test_participation_is_a_rounded_number_of_clients(sampler, participation, slots):
+    config = Config(
+        num_clients=10, sampler=sampler, participation=participation, step_seconds=1.0
+    )
     chosen = build_plan(config).participation
     assert (chosen and chosen.slots(10)) == slots
 

@@ -26,6 +26,8 @@ def test_a_finished_run_has_a_table(tiny):
     assert f"{100 * result.accuracy:.2f} % after 1 rounds" in text
     assert "1 %: 1, 100 %: not reached" in text
     assert "6 with 239 to 240 of 1437 examples" in text
+    assert f"{result.bytes_up / 1e6:,.4g} MB from them" in text
+    assert "simulated time" not in text
 
 
 def test_other_models_are_in_the_table_and_the_picture(also, whole, tmp_path):

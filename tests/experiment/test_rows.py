@@ -14,14 +14,19 @@ INFOS = Info(
     clipped=np.array([[0.5, 0.0, 0.0], [1.0, 0.0, 0.0]], np.float32),
     num_active=np.array([2, 2], np.int32),
     delta_norm=np.array([0.5, 0.25], np.float32),
+    seconds=np.array([1.5, 0.25], np.float32),
+    bytes_down=np.array([8e9, 8e9], np.float32),
+    bytes_up=np.array([4.0, 6.0], np.float32),
     clients={"gate": np.arange(6.0).reshape(2, 3), "pair": np.zeros((2, 3, 2))},
 )
+BEFORE = {"local_steps": 100, "bytes_down": 5, "bytes_up": 7}
+BEFORE["simulated_seconds"] = 2.0
 METRICS = Metrics(np.float32(0.75), np.float32(0.5))
 MEASURED = rows.Measured(METRICS, np.array([0.5, 1.0], np.float32), also={})
 
 
 def test_a_metrics_row_counts_only_clients_that_trained():
-    row = rows.metrics_row(INFOS, MEASURED, last_round=12, steps_before=100)
+    row = rows.metrics_row(INFOS, MEASURED, 12, BEFORE)
     assert [column.tolist() for column in row.pop("class_accuracy")] == [[0.5, 1.0]]
     assert row == {
         "round": 12,
@@ -30,14 +35,18 @@ def test_a_metrics_row_counts_only_clients_that_trained():
         "train_loss": 2.5,
         "cohort": 2.0,
         "local_steps": 110,
+        "bytes_down": 16_000_000_005,
+        "bytes_up": 17,
+        "simulated_seconds": 3.75,
         "clipped": 0.5,  # 2 of 4, none of 2, 3 of 3, none of 1
+        "cut": 0,
         "delta_norm": 0.25,
     }
 
 
 def test_other_models_have_columns_of_their_own():
     measured = MEASURED._replace(also={"sel": Metrics(0.25, 2.0)})
-    row = rows.metrics_row(INFOS, measured, 12, 100)
+    row = rows.metrics_row(INFOS, measured, 12, BEFORE)
     assert (row["accuracy"], row["loss"]) == (0.75, 0.5)
     assert (row["accuracy_sel"], row["loss_sel"]) == (0.25, 2.0)
 
@@ -82,7 +91,7 @@ def test_a_round_nobody_trained_in_has_a_row():
     idle = INFOS._replace(
         num_steps=np.zeros_like(INFOS.num_steps), num_active=np.zeros(2, np.int32)
     )
-    row = rows.metrics_row(idle, MEASURED, 2, 0)
+    row = rows.metrics_row(idle, MEASURED, 2, dict.fromkeys(BEFORE, 0))
     assert (row["train_loss"], row["clipped"], row["local_steps"]) == (0.0, 0.0, 0)
 
 
@@ -94,4 +103,5 @@ def test_a_diverged_group_leaves_the_rows_before_it(tmp_path):
     with pytest.raises(rows.Diverged, match="diverged in round 3: the loss is not"):
         log.add(0, [(INFOS, after), (bad, after)], spent=2.0)
     again = rows.Log(tmp_path, num_clients=5)
-    assert (again.local_steps, again.seconds) == (10, 1.0)
+    assert (again.totals["local_steps"], again.seconds) == (10, 1.0)
+    assert again.totals["simulated_seconds"] == 1.75

@@ -13,6 +13,9 @@ def metrics(accuracy):
             "accuracy": accuracy,
             "loss": [1.0] * n,
             "local_steps": [10 * i for i in range(n)],
+            "bytes_down": [100 * i for i in range(n)],
+            "bytes_up": [50 * i for i in range(n)],
+            "simulated_seconds": [0.5 * i for i in range(n)],
             "seconds": [0.5 * (i + 1) for i in range(n)],
         }
     )
@@ -35,6 +38,8 @@ def test_results_are_those_of_the_table():
     assert result["last_std"] == pytest.approx((0.44 / 4) ** 0.5)
     assert result["rounds_per_second"] == pytest.approx(4.0)
     assert result["local_steps"] == 30
+    moved = (result["bytes_down"], result["bytes_up"])
+    assert moved == (300, 150) and result["simulated_seconds"] == 1.5
 
 
 def test_other_models_have_figures_of_their_own():

@@ -1,0 +1,197 @@
+"""What a method costs: bytes a round moves, and seconds on a simulated clock.
+
+    t_i = tau_i c_i + b_i + xi_i        tau_i local steps of c_i seconds, b_i of messages,
+                                        xi_i of delay
+
+A round ends with the last client whose upload the server waits for. Bytes follow from what
+the parts of an algorithm declare as their `traffic` and from the size of the model.
+
+References:
+  GIFT's defaults: 5 Mbit/s for the upload, the broadcast free, no time for the server.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import check
+from .core import Algorithm, Array, Cohort, Key, Params, Traffic
+
+SCALAR = 4  # bytes
+
+# what a round's key is folded in by for the delays, so that they change nothing else:
+# neither a part of the split key nor a client is called that
+DELAYS = np.uint32(2**32 - 1)
+
+
+class Law(NamedTuple):
+    """How a quantity is drawn: `sample(key)` is a scalar of at least 0."""
+
+    sample: Callable[[Key], Array]
+
+
+def exponential(mean: float) -> Law:
+    """Waiting times without memory, by their mean."""
+    check.positive("mean", mean)
+    return Law(lambda key: mean * jax.random.exponential(key))
+
+
+def uniform(most: float) -> Law:
+    """Anything from 0 to `most`, alike."""
+    check.positive("most", most)
+    return Law(lambda key: most * jax.random.uniform(key))
+
+
+def normal(mean: float, deviation: float) -> Law:
+    """Normal, by mean and standard deviation; what falls below 0 is 0."""
+    check.positive("mean", mean)
+    check.nonnegative("deviation", deviation)
+    draw = lambda key: mean + deviation * jax.random.normal(key)
+    return Law(lambda key: jnp.maximum(draw(key), 0))
+
+
+def lognormal(median: float, sigma: float) -> Law:
+    """Lognormal, by its median and the standard deviation of its logarithm."""
+    check.positive("median", median)
+    check.nonnegative("sigma", sigma)
+    return Law(lambda key: median * jnp.exp(sigma * jax.random.normal(key)))
+
+
+LAWS = {law.__name__: law for law in (exponential, uniform, normal, lognormal)}
+
+Quantity = float | Array | np.ndarray | Law
+
+
+@dataclass(frozen=True, eq=False)
+class Clock:
+    """How long clients take. A quantity is a number, or one of each client
+    [num_clients], or a law, such as `costs.lognormal(0.05, 0.5)`.
+
+    Attributes:
+      step_seconds: c_i, seconds per local step; by a law every client draws once.
+      bandwidth: of a client's upload, bits per second; by a law every client draws once.
+      download_bandwidth: of its download, likewise; None: the broadcast takes no time.
+      latency: seconds per round trip of messages; FedAvg makes one.
+      delay: xi_i, seconds; by a law every client draws anew each round.
+      delay_persists: whether it draws once, so that the same clients are always late.
+      seed: of what clients draw once.
+
+    Raises:
+      ValueError: a number is negative or not finite, or a bandwidth 0.
+    """
+
+    step_seconds: Quantity
+    bandwidth: Quantity = 5e6
+    download_bandwidth: Quantity | None = None
+    latency: float | Array = 0.0
+    delay: Quantity = 0.0
+    delay_persists: bool = False
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in ("step_seconds", "latency", "delay"):
+            _check(check.nonnegative, name, getattr(self, name))
+        for name in ("bandwidth", "download_bandwidth"):
+            _check(check.positive, name, getattr(self, name))
+
+
+def _check(
+    wanted: Callable[[str, Quantity], None], name: str, value: Quantity | None
+) -> None:
+    if isinstance(value, Law | None) or check.is_tracer(value):
+        return
+    if getattr(value, "ndim", 0) == 0:
+        wanted(name, value)
+        return
+    for client, number in enumerate(np.asarray(value).ravel()):
+        wanted(f"{name} of client {client}", number)
+
+
+def messages(traffic: Traffic, params: Params) -> tuple[int, int]:
+    """The bytes one client receives and sends in a round."""
+    leaves = jax.tree.leaves(params)
+    model = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    down = traffic.models_down * model + traffic.scalars_down * SCALAR
+    return int(down), int(traffic.models_up * model + traffic.scalars_up * SCALAR)
+
+
+def traffic_of(algorithm: Algorithm) -> Traffic:
+    """What a client that trains exchanges: the local rule's traffic and the policy's."""
+    parts = zip(algorithm.local.traffic, algorithm.policy.traffic, strict=True)
+    return Traffic(*map(sum, parts))
+
+
+def round_bytes(
+    algorithm: Algorithm, params: Params, cohort: Cohort
+) -> tuple[Array, Array]:
+    """The bytes that all clients of a round receive and send, two scalars.
+
+    Where a policy measures first, a client that it then leaves out has received all and
+    has sent the policy's part.
+    """
+    asked = cohort.active
+    if algorithm.policy.measure is not None:
+        asked = cohort.num_examples > 0
+    count = lambda who: who.sum().astype(float)
+    down, _ = messages(traffic_of(algorithm), params)
+    _, own = messages(algorithm.local.traffic, params)
+    _, measured = messages(algorithm.policy.traffic, params)
+    # in floating point: an int32 would overflow
+    return count(asked) * down, count(cohort.active) * own + count(asked) * measured
+
+
+def end_times(
+    clock: Clock | None, algorithm: Algorithm, params: Params, cohort: Cohort, key: Key
+) -> Array:
+    """t_i, in seconds since the round began, [cohort]; zeros without a clock.
+
+    Args:
+      clock: of the plan.
+      algorithm: what is sent how often.
+      params: how large a model is.
+      cohort: with its steps; an empty slot has a time that says nothing.
+      key: of the round. The delay of a client depends on nothing else but its id.
+    """
+    if clock is None:
+        return jnp.zeros(cohort.ids.shape)
+    traffic = traffic_of(algorithm)
+    down, up = messages(traffic, params)
+    # of the clients for good; a round's own key is for the delays alone
+    key_step, key_up, key_down, key_late = jax.random.split(
+        jax.random.key(clock.seed), 4
+    )
+    key_delay = key_late if clock.delay_persists else jax.random.fold_in(key, DELAYS)
+
+    def of(name: str, key: Key) -> Array:
+        return _drawn(name, getattr(clock, name), cohort, key)
+
+    seconds = cohort.num_steps * of("step_seconds", key_step)
+    seconds += 8 * up / of("bandwidth", key_up)
+    if clock.download_bandwidth is not None:
+        seconds += 8 * down / of("download_bandwidth", key_down)
+    return seconds + traffic.round_trips * clock.latency + of("delay", key_delay)
+
+
+def round_seconds(cohort: Cohort, times: Array) -> Array:
+    """When the last client that trained has ended; 0 if none has. A scalar."""
+    return jnp.where(cohort.active, times, 0).max()
+
+
+def _drawn(name: str, quantity: Quantity, cohort: Cohort, key: Key) -> Array:
+    """A quantity of the clients of a cohort: a scalar, or [cohort]."""
+    if isinstance(quantity, Law):
+        draw = lambda client: quantity.sample(jax.random.fold_in(key, client))
+        return jax.vmap(draw)(cohort.ids)
+    quantity = jnp.asarray(quantity)
+    if quantity.ndim == 0:
+        return quantity
+    if quantity.shape != (cohort.num_clients,):
+        raise ValueError(
+            f"{name} has shape {quantity.shape} but there are {cohort.num_clients} "
+            "clients; give one number per client."
+        )
+    return quantity[jnp.minimum(cohort.ids, cohort.num_clients - 1)]

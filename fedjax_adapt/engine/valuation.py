@@ -1,0 +1,141 @@
+r"""What each client's update is worth to the test set, by leaving clients out.
+
+    v(S)     = value of  w + sum_{k in S} p_k delta_k / sum_{k in S} p_k,   v({}) of w
+    loo_k    = v(all) - v(all without k)
+    shapley_k = mean over orders of the cohort of v(those up to k) - v(those before k)
+
+The updates of a cohort are stacked, so a coalition is a vector of weights, and no client
+trains again.
+
+References:
+  Ghorbani & Zou, "Data Shapley: Equitable Valuation of Data for Machine Learning", ICML
+  2019, https://arxiv.org/abs/1904.02868. Algorithm 1 (truncated Monte Carlo).
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from .. import check
+from ..core import Algorithm, Array, Key, Params, Task, weighted_sum
+from .evaluate import evaluate
+
+Value = Literal["accuracy", "loss"]
+
+
+def show_deltas(algorithm: Algorithm) -> Algorithm:
+    """The same algorithm, with every client's displacement in `Info.clients`.
+
+    They are stacked, [cohort, ...], and 0 for a client that took no step.
+    """
+    finish = algorithm.local.finish
+
+    def shown(run):
+        upload, client = finish(run)
+        return upload._replace(info=upload.delta), client
+
+    return algorithm._replace(local=algorithm.local._replace(finish=shown))
+
+
+def leave_one_out(
+    task: Task,
+    params: Params,
+    deltas: Params,
+    weights: Array,
+    test: tuple[Array, Array],
+    value: Value = "loss",
+) -> Array:
+    """v(all) - v(all without k) of every client k, [cohort].
+
+    Args:
+      task: the task.
+      params: the model the cohort started from.
+      deltas: the clients' displacements, stacked, [cohort, ...]; see `show_deltas`.
+      weights: p_k [cohort], at least 0; 0 for a client that did not train.
+      test: (x [n, ...], y [n]).
+      value: of a model, "accuracy" or "loss" (its negative, so that more is better).
+
+    Raises:
+      ValueError: `value` is unknown, or weights and deltas are not of one cohort.
+    """
+    worth = _worth(task, params, deltas, weights, test, value)
+    size = weights.shape[0]
+    coalitions = jnp.concatenate([jnp.ones((1, size)), 1 - jnp.eye(size)])
+    values = jax.lax.map(worth, coalitions)
+    return values[0] - values[1:]
+
+
+def shapley(
+    task: Task,
+    params: Params,
+    deltas: Params,
+    weights: Array,
+    test: tuple[Array, Array],
+    key: Key,
+    num_orders: int = 100,
+    tolerance: float = 0.0,
+    value: Value = "loss",
+) -> Array:
+    """Shapley values of a cohort from random orders, [cohort].
+
+    With tolerance 0 they sum to v(all) - v({}).
+
+    Args:
+      task: the task.
+      params: the model the cohort started from.
+      deltas: as for `leave_one_out`.
+      weights: likewise.
+      test: likewise.
+      key: draws the orders.
+      num_orders: how many; the error falls with its square root.
+      tolerance: once v is as near to v(all), the rest of an order counts 0.
+      value: as for `leave_one_out`.
+
+    Raises:
+      ValueError: an argument is out of its range.
+    """
+    check.at_least("num_orders", num_orders, 1)
+    check.nonnegative("tolerance", tolerance)
+    worth = _worth(task, params, deltas, weights, test, value)
+    size = weights.shape[0]
+    none, all_ = worth(jnp.zeros(size)), worth(jnp.ones(size))
+
+    def of_order(key):
+        order = jax.random.permutation(key, size)
+
+        def goes_on(carry):
+            j, _, before, _ = carry
+            return (j < size) & ((j == 0) | (jnp.abs(all_ - before) > tolerance))
+
+        def add(carry):
+            j, members, before, gains = carry
+            members = members.at[order[j]].set(1)
+            now = worth(members)
+            return j + 1, members, now, gains.at[order[j]].set(now - before)
+
+        nobody = jnp.zeros(size)
+        return jax.lax.while_loop(goes_on, add, (0, nobody, none, nobody))[3]
+
+    return jax.lax.map(of_order, jax.random.split(key, num_orders)).mean(0)
+
+
+def _worth(task, params, deltas, weights, test, value) -> Callable[[Array], Array]:
+    """A function from members [cohort], 0 or 1, to the value of their mean."""
+    check.one_of("value", value, ("accuracy", "loss"))
+    for leaf in jax.tree.leaves(deltas):
+        if leaf.shape[0] != weights.shape[0]:
+            raise ValueError(
+                f"there are {weights.shape[0]} weights but deltas of {leaf.shape[0]} "
+                "clients; give both of the same cohort."
+            )
+
+    def worth(members):
+        p = members * weights
+        p = p / jnp.where(p.sum() > 0, p.sum(), 1)
+        move = lambda w, delta: w + weighted_sum(p, p > 0, delta)
+        metrics = evaluate(task, jax.tree.map(move, params, deltas), test)
+        return metrics.accuracy if value == "accuracy" else -metrics.loss
+
+    return worth

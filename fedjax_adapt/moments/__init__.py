@@ -1,0 +1,248 @@
+r"""Mean and variance of per-example gradients, without a gradient per example.
+
+    mean = 1/B sum_b g_b        var = 1/B sum_b (g_b - mean)^2        for every parameter
+
+One pass forward and one backward over the whole batch give what every operation that
+reads a parameter is given, x, and the gradient of each example's loss by what it gives, d.
+For a product x W the gradients per example are outer products x_b d_b, and with x = X + x',
+d = D + d' around the means X and D over the batch
+
+    mean = X D + E[x' d']
+    var  = E[x'^2 d^2] + X^2 E[d'^2] + 2 X E[x' d' d] - E[x' d']^2
+
+which are matrix products. In this form nothing but deviations is subtracted, so that a
+variance far below the squared mean survives float32. Every other operation (convolutions,
+recurrent layers, biases) is differentiated for some examples at a time, and so is the
+whole loss by parameters that are read in several places.
+
+References:
+  Dangel, Kunstner & Hennig, "BackPACK: Packing more into Backprop", ICLR 2020,
+  https://arxiv.org/abs/1912.10985. Appendix A.3 (the second moment).
+  Chan, Golub & LeVeque, "Algorithms for Computing the Sample Variance", The American
+  Statistician 37(3), 1983. Eq. (2.1): merging parts.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..core import Array, Batch, Params, PyTree, Task
+from .program import Program, Tap, taps_of, trace
+
+FLOATS = 2**20  # gradients held at once: as many numbers, unless one example has more
+
+
+class Moments(NamedTuple):
+    """Of the gradients of some examples, coordinate by coordinate."""
+
+    mean: Params
+    var: Params  # with 1/B, not 1/(B - 1)
+    count: Array  # B, a scalar
+
+
+def gradient_moments(
+    task: Task,
+    params: Params,
+    batch: Batch,
+    micro_batch: int | None = None,
+    generic: bool = False,
+) -> Moments:
+    """The moments of the loss's gradients over a batch, the model in evaluation mode.
+
+    Equal to what `jax.vmap(jax.grad(...))` over the examples says, within rounding, for
+    every task whose outputs for an example do not depend on the others in the batch.
+
+    Args:
+      task: its `apply` and `loss`.
+      params: where the gradients are taken.
+      batch: its weights say which examples count: 1, or 0 for padding.
+      micro_batch: examples whose gradients are held at once; None: as many as fit.
+      generic: whether to take each example's gradient as it is, whatever the model.
+    """
+    leaves, structure = jax.tree.flatten(params)
+
+    def losses(leaves, x, y):  # [batch]
+        return task.loss(task.apply(structure.unflatten(leaves), x).logits, y)
+
+    x, y, weight = batch
+    found: dict[int, Moments] = {}
+    if not generic and x.shape[0] > 1:  # one example's axis is like any other
+        program, taps = _traced(losses, leaves, x, y)
+        for tap, seen in zip(taps, _seen(program, taps, leaves, x, y), strict=True):
+            found.update(_tap_moments(tap, leaves, *seen, weight, micro_batch))
+    rest = [i for i in range(len(leaves)) if i not in found]
+    if rest:
+        found.update(_generic(losses, leaves, rest, x, y, weight, micro_batch))
+    mean, var = (
+        [getattr(found[i], part) for i in range(len(leaves))]
+        for part in ("mean", "var")
+    )
+    return Moments(structure.unflatten(mean), structure.unflatten(var), weight.sum())
+
+
+def merge(a: Moments, b: Moments) -> Moments:
+    """The moments of two disjoint sets of examples together; one may be empty."""
+    count = a.count + b.count
+    share = b.count / jnp.maximum(count, 1)  # 0 where both are empty
+
+    def var(mean_a, mean_b, var_a, var_b):
+        between = share * (1 - share) * jnp.square(mean_b - mean_a)
+        return (1 - share) * var_a + share * var_b + between
+
+    return Moments(
+        jax.tree.map(lambda u, v: u + share * (v - u), a.mean, b.mean),
+        jax.tree.map(var, a.mean, b.mean, a.var, b.var),
+        count,
+    )
+
+
+def _traced(losses, leaves, x, y) -> tuple[Program, list[Tap]]:
+    """The losses of the batch, and the operations whose parameters have moments there."""
+    shape = lambda array, n: jax.ShapeDtypeStruct((n, *array.shape[1:]), array.dtype)
+    whole, single = (
+        trace(losses, leaves, [shape(x, n), shape(y, n)]) for n in (x.shape[0], 1)
+    )
+    return whole, taps_of(whole, single)
+
+
+def _seen(program: Program, taps: list[Tap], leaves, x, y):
+    """For every tap what it is given, and the losses' gradients by what it gives.
+
+    Pairs ([values], [gradients]), each with the examples along the tap's axes.
+    """
+
+    def total(added):
+        values = {**program.known, **dict(enumerate([*leaves, x, y]))}
+        extras = {
+            id(tap.whole): zip(tap.gives, some, strict=True)
+            for tap, some in zip(taps, added, strict=True)
+        }
+        for step in program.steps:
+            results = step(*(values[n] for n in step.takes))
+            for i, extra in extras.get(id(step), ()):
+                results[i] = results[i] + extra
+            values.update(zip(step.gives, results, strict=True))
+        given = [[values[n] for n in tap.takes] for tap in taps]
+        return values[program.result].sum(), given
+
+    results = [[tap.whole.alone.outvars[i].aval for i in tap.gives] for tap in taps]
+    nothing = jax.tree.map(lambda aval: jnp.zeros(aval.shape, aval.dtype), results)
+    gradients, given = jax.grad(total, has_aux=True)(nothing)
+    return zip(given, gradients, strict=True)
+
+
+def _tap_moments(
+    tap: Tap, leaves, values, gradients, weight: Array, micro_batch: int | None
+) -> dict[int, Moments]:
+    """The moments by the parameters of one operation."""
+    if tap.is_product:
+        (x,), (d,) = values, gradients
+        return {tap.params[0]: _outer_moments(x, d, weight)}
+    own = [leaves[i] for i in tap.params]
+    front = lambda arrays, axes: [
+        jnp.moveaxis(a, axis, 0) for a, axis in zip(arrays, axes, strict=True)
+    ]
+    back = lambda arrays, axes: [
+        jnp.expand_dims(a, axis) for a, axis in zip(arrays, axes, strict=True)
+    ]
+
+    def gradient(example):  # of one example
+        values, gradients = example
+        run = lambda own: tap.single(own, back(values, tap.axes))
+        return jax.vjp(run, own)[1](back(gradients, tap.given_axes))[0]
+
+    examples = (front(values, tap.axes), front(gradients, tap.given_axes))
+    moments = _accumulated(gradient, examples, weight, own, micro_batch)
+    return _by_leaf(tap.params, moments)
+
+
+def _generic(losses, leaves, rest, x, y, weight, micro_batch) -> dict[int, Moments]:
+    """The moments by some parameters from the gradient of every example's loss."""
+
+    def loss(own, example):
+        all_ = list(leaves)
+        for i, leaf in zip(rest, own, strict=True):
+            all_[i] = leaf
+        x, y = example
+        return losses(all_, x[None], y[None])[0]
+
+    own = [leaves[i] for i in rest]
+    gradient = lambda example: jax.grad(loss)(own, example)
+    return _by_leaf(rest, _accumulated(gradient, (x, y), weight, own, micro_batch))
+
+
+def _by_leaf(numbers, moments: Moments) -> dict[int, Moments]:
+    return {
+        i: Moments(mean, var, moments.count)
+        for i, mean, var in zip(numbers, moments.mean, moments.var, strict=True)
+    }
+
+
+def _outer_moments(x: Array, d: Array, weight: Array) -> Moments:
+    """Of the outer products x_b d_b: x [batch, in], d [batch, out], weight [batch]."""
+    count = weight.sum()
+    share = (weight / jnp.maximum(count, 1)).astype(d.dtype)
+    x, d = jnp.where(weight[:, None] > 0, x, 0), jnp.where(weight[:, None] > 0, d, 0)
+    x_mean, d_mean = (share @ x)[:, None], (share @ d)[None]
+    x_off, d_off = x - x_mean.T, d - d_mean
+    expect = lambda a, b: (share[:, None] * a).T @ b
+    product = expect(x_off, d_off)
+    var = (
+        expect(x_off * x_off, d * d)
+        + x_mean**2 * (share @ (d_off * d_off))[None]
+        + 2 * x_mean * expect(x_off, d_off * d)
+        - product**2
+    )
+    return Moments(x_mean * d_mean + product, jnp.maximum(var, 0), count)
+
+
+def _accumulated(
+    gradient: Callable[[PyTree], list[Array]],
+    examples: PyTree,
+    weight: Array,
+    like: list[Array],
+    micro_batch: int | None,
+) -> Moments:
+    """The moments of `gradient(example)`, some examples at a time.
+
+    Args:
+      gradient: of one example, arrays shaped as in `like`.
+      examples: leading axis batch.
+      weight: [batch], 0 for what does not count.
+      like: the parameters.
+      micro_batch: how many at a time; None: as many as fit.
+    """
+    batch = weight.shape[0]
+    size = sum(leaf.size for leaf in like)
+    most = micro_batch or max(1, FLOATS // max(size, 1))
+    parts = -(-batch // min(most, batch))
+    width = -(-batch // parts)
+
+    def moments(part):
+        examples, weight = part
+        count = weight.sum()
+
+        def of(g):
+            along = weight.reshape(-1, *(1,) * (g.ndim - 1)).astype(g.dtype)
+            g = jnp.where(along > 0, g, 0)
+            mean = (along * g).sum(0) / jnp.maximum(count, 1).astype(g.dtype)
+            off = along * jnp.square(g - mean[None])
+            return mean, off.sum(0) / jnp.maximum(count, 1).astype(g.dtype)
+
+        pairs = [of(g) for g in jax.vmap(gradient)(examples)]
+        return Moments([p[0] for p in pairs], [p[1] for p in pairs], count)
+
+    if parts == 1:
+        return moments((examples, weight))
+    missing = parts * width - batch
+    # copies of the last examples fill the last part, and weigh nothing
+    fill = lambda a: jnp.concatenate([a, a[batch - missing :]]) if missing else a
+    split = lambda a: fill(a).reshape(parts, width, *a.shape[1:])
+    weight = jnp.concatenate([weight, jnp.zeros(missing, weight.dtype)])
+    split_up = (jax.tree.map(split, examples), weight.reshape(parts, width))
+    zeros = [jnp.zeros_like(leaf) for leaf in like]
+    nothing = Moments(zeros, zeros, jnp.zeros((), weight.dtype))
+    add = lambda sofar, part: (merge(sofar, moments(part)), None)
+    return jax.lax.scan(add, nothing, split_up)[0]

@@ -1,0 +1,117 @@
+"""Who contributed what to a run, by the gradient signal-to-noise ratio of its clients.
+
+References:
+  Tan et al., "Expediting Federated Learning on Non-IID Data by Maximizing Communication
+  Channel Utilization", IEEE Transactions on Networking 2025,
+  https://doi.org/10.1109/TON.2025.3565822. Sec. VII-B.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..experiment.store import read_run
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+INK, BLUE, ORANGE, GREY = "#222222", "#2a6fbb", "#d9822b", "#9aa0a6"
+
+
+class Contribution(NamedTuple):
+    """What a client's gradients said over the rounds it took part in."""
+
+    client: int
+    rounds: int
+    mean: float  # of r_k
+    median: float
+
+
+def contributions(folder: str | Path) -> list[Contribution]:
+    """The clients of a run by the mean of their r_k, the best first.
+
+    Raises:
+      ValueError: the folder holds no run, or one that did not measure r_k.
+    """
+    import numpy as np
+
+    rows = read_run(folder).clients
+    if "gsnr" not in rows.column_names:
+        raise ValueError(
+            f"{folder} has no column gsnr: only runs of fedgsnr measure what a client "
+            "contributes; write algorithm=fedgsnr, with the run's algorithm as its base."
+        )
+    clients, values = rows["client"].to_numpy(), rows["gsnr"].to_numpy()
+    found = []
+    for client in np.unique(clients):
+        own = values[clients == client]
+        mean, median = float(own.mean()), float(np.median(own))
+        found.append(Contribution(int(client), len(own), mean, median))
+    return sorted(found, key=lambda one: (-one.mean, one.client))
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's rho of two lists of values; 1 if they rank alike, -1 if opposite.
+
+    Raises:
+      ValueError: the lists differ in length, or are too short or constant.
+    """
+    from scipy.stats import spearmanr
+
+    if len(a) != len(b) or len(a) < 2 or min(map(len, (set(a), set(b)))) < 2:
+        raise ValueError(
+            f"rank_correlation got {len(a)} and {len(b)} values; give two lists of the "
+            "same length, with two different values each."
+        )
+    result: Any = spearmanr(a, b)
+    return float(result.statistic)
+
+
+def contributions_table(folder: str | Path) -> "Table":
+    """The ranking as a table; raises like `contributions`."""
+    from rich.table import Table
+
+    table = Table(title="contributions by GSNR", title_style="bold")
+    for name in ("rank", "client", "rounds", "mean r_k", "median r_k"):
+        table.add_column(name, justify="right")
+    for rank, one in enumerate(contributions(folder), 1):
+        figures = (f"{one.mean:.4g}", f"{one.median:.4g}")
+        table.add_row(str(rank), str(one.client), str(one.rounds), *figures)
+    return table
+
+
+def draw_contributions(folder: str | Path, path: str | Path | None = None) -> Path:
+    """Draws the ranking: a bar for the mean of each client's r_k, a dot for the median.
+
+    Args:
+      folder: of a run, finished or not.
+      path: where the picture goes; None: contributions.png in the folder.
+
+    Returns:
+      The path of the picture.
+
+    Raises:
+      ValueError: as `contributions`.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    ranked = contributions(folder)
+    path = Path(folder) / "contributions.png" if path is None else Path(path)
+    width = min(24.0, 3 + 0.22 * len(ranked))
+    figure = Figure(figsize=(max(6.0, width), 3.6), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    places = range(len(ranked))
+    means, medians = [one.mean for one in ranked], [one.median for one in ranked]
+    axes.bar(places, means, color=BLUE, label="mean over its rounds")
+    axes.plot(places, medians, "o", color=ORANGE, markersize=3, label="median")
+    names = [str(one.client) for one in ranked]
+    axes.set_xticks(list(places), names, fontsize=7, rotation=90)
+    axes.set_xlabel("client, the best first")
+    axes.set_ylabel("gradient signal-to-noise ratio")
+    axes.grid(True, axis="y", color=GREY, alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9, labelcolor=INK)
+    figure.savefig(path)
+    return path

@@ -1,0 +1,76 @@
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import close, keys, linear_task, start
+
+import fedjax_adapt as fa
+from fedjax_adapt.algorithms import fedavg
+
+TEST = (jnp.eye(4), jnp.zeros(4, jnp.int32))
+WEIGHTS = jnp.array([1.0, 2.0, 0.0, 3.0])
+
+
+def deltas():
+    return jnp.asarray(np.random.default_rng(0).normal(size=(4, 4)), jnp.float32)
+
+
+def worth(members):
+    """- mean loss of the coalition's model, in NumPy: the loss is linear."""
+    members = [k for k in members if WEIGHTS[k] > 0]
+    if not members:
+        return 0.0
+    return -np.average(
+        np.asarray(deltas())[members], 0, WEIGHTS[jnp.array(members)]
+    ).mean()
+
+
+def test_leaving_one_out_is_what_it_says():
+    found = fa.leave_one_out(linear_task(), jnp.zeros(4), deltas(), WEIGHTS, TEST)
+    everyone = set(range(4))
+    expected = [worth(everyone) - worth(everyone - {k}) for k in range(4)]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert found[2] == 0  # who has no weight
+
+
+def test_shapley_values_are_those_of_all_orders():
+    arguments = (
+        linear_task(),
+        jnp.zeros(4),
+        deltas(),
+        WEIGHTS,
+        TEST,
+        jax.random.key(0),
+    )
+    found = jax.jit(lambda: fa.shapley(*arguments, num_orders=3000))()
+    exact = np.zeros(4)
+    for order in itertools.permutations(range(4)):
+        for j, k in enumerate(order):
+            exact[k] += worth(order[: j + 1]) - worth(order[:j])
+    np.testing.assert_allclose(found, exact / math.factorial(4), atol=0.02)
+    np.testing.assert_allclose(found.sum(), worth(range(4)), atol=1e-4)
+    # so wide a tolerance stops every order after its first client
+    first = fa.shapley(*arguments, num_orders=3000, tolerance=100.0)
+    alone = [worth([k]) / 4 for k in range(4)]
+    np.testing.assert_allclose(first, alone, atol=0.05)
+
+
+def test_a_round_shows_the_deltas_its_server_averages(task, data):
+    plan = fa.Plan(cohort_size=4, batch_size=4)
+    round_fn, state = start(fa.show_deltas(fedavg()), task, data, plan)
+    after, info = jax.jit(round_fn)(state, keys(1)[0])
+    sizes = np.asarray(data.size)[np.asarray(info.cohort)]
+    mean = jax.tree.map(lambda leaf: np.average(leaf, 0, sizes), info.clients)
+    close(jax.tree.map(jnp.add, state.params, mean), after.params)
+
+
+def test_a_cohort_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="there are 3 weights but deltas of 4 clients"):
+        fa.leave_one_out(linear_task(), jnp.zeros(4), deltas(), WEIGHTS[:3], TEST)
+    with pytest.raises(ValueError, match="value='wrong' is unknown"):
+        fa.leave_one_out(
+            linear_task(), jnp.zeros(4), deltas(), WEIGHTS, TEST, value="wrong"
+        )

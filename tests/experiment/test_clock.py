@@ -1,0 +1,76 @@
+"""Simulated time and traffic of a run, from the settings to the rows."""
+
+import numpy as np
+import pytest
+from test_run import Stop, numbers, stop_after
+
+from fedjax_adapt.experiment import Config, read_run, run
+from fedjax_adapt.experiment.build import build_plan
+from fedjax_adapt.experiment.clock import quantity
+from fedjax_adapt.report.plots import learning_curve
+
+MODEL = 4 * 650  # bytes of the linear model
+
+
+def test_a_text_is_the_law_it_names():
+    import jax
+
+    key = jax.random.key(0)
+    for text in ("normal(2, 0)", "normal(mean=2.0, deviation=0)"):
+        assert quantity("delay", text).sample(key) == 2
+    assert quantity("delay", 0.25) == 0.25
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (
+            "expontial(2)",
+            "delay='expontial.*' is neither a number nor a law; write one ",
+        ),
+        ("exponential", r"write one of exponential\(mean\), uniform\(most\), normal"),
+        ("exponential(1, 2)", "is neither a number nor a law"),
+        ("exponential('a')", "is neither a number nor a law"),
+        ("exponential(x)", "is neither a number nor a law"),
+        ("uniform(2", "is neither a number nor a law"),
+        ("uniform(-2)", r"delay='uniform\(-2\)': most=-2.0 must be a finite number ab"),
+    ],
+)
+def test_what_is_no_law_is_one_sentence(text, says):
+    with pytest.raises(ValueError, match=says) as error:
+        build_plan(Config(step_seconds=1.0, delay=text))
+    assert "\n" not in str(error.value)
+
+
+def test_without_a_clock_rows_count_bytes_and_no_seconds(whole, tmp_path):
+    metrics = read_run(whole.folder).metrics.to_pydict()
+    visits = np.cumsum(metrics["cohort"])
+    assert metrics["bytes_up"] == metrics["bytes_down"]  # SCAFFOLD: 2 models each way
+    np.testing.assert_array_equal(metrics["bytes_up"], 2 * MODEL * visits)
+    assert set(metrics["simulated_seconds"]) == {0.0}
+    learning_curve(whole.folder, tmp_path / "a.png", against="bytes_up")
+    with pytest.raises(ValueError, match="has no simulated clock; train with --step-s"):
+        learning_curve(whole.folder, against="simulated_seconds")
+    with pytest.raises(ValueError, match="against='time' is unknown; write one of rou"):
+        learning_curve(whole.folder, against="time")
+
+
+def test_a_timed_run_counts_on_and_resumes_to_the_bit(tiny):
+    timed = dict(
+        sampler="earliest",
+        step_seconds="lognormal(0.05, 0.5)",
+        delay="exponential(2)",
+        bandwidth=1e6,
+    )
+    whole, broken = tiny("whole", **timed), tiny("broken", **timed)
+    result = run(whole)
+    with pytest.raises(Stop):
+        run(broken, progress=stop_after(3))
+    run(broken, resume=True)
+    assert numbers(broken.folder) == numbers(whole.folder)
+    metrics = read_run(whole.folder).metrics.to_pydict()
+    assert set(metrics["cohort"]) == {3.0}
+    np.testing.assert_array_equal(metrics["bytes_up"], 2 * MODEL * 3 * np.arange(1, 8))
+    seconds = np.diff([0.0, *metrics["simulated_seconds"]])
+    assert (seconds > 8 * 2 * MODEL / 1e6).all()
+    assert result.simulated_seconds == metrics["simulated_seconds"][-1]

@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+
+from fedjax_adapt.cli import main
+from fedjax_adapt.experiment import store
+from fedjax_adapt.report.contributions import (
+    contributions,
+    draw_contributions,
+    rank_correlation,
+)
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """The folder of a run of which client 7 took part once and client 1 twice."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    store.write_text(folder / store.CONFIG, "")
+    rows = {
+        "round": np.array([1, 1, 2, 2, 3]),
+        "client": np.array([1, 4, 1, 7, 4]),
+        "gsnr": np.array([0.2, 0.9, 0.4, 0.5, 0.1]),
+    }
+    store.append(folder, "clients", rows, 3)
+    return folder
+
+
+def test_clients_are_ranked_over_the_rounds_they_took_part_in(measured):
+    ranked = contributions(measured)
+    assert [(one.client, one.rounds) for one in ranked] == [(4, 2), (7, 1), (1, 2)]
+    np.testing.assert_allclose([one.mean for one in ranked], [0.5, 0.5, 0.3])
+    np.testing.assert_allclose([one.median for one in ranked], [0.5, 0.5, 0.3])
+    assert draw_contributions(measured).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_prints_and_draws(measured, capsys):
+    assert main(["contributions", str(measured)]) == 0
+    text = capsys.readouterr().out
+    assert "contributions by GSNR" in text and "median r_k" in text
+    assert (measured / "contributions.png").exists()
+    assert main(["contributions", "--help"]) == 0
+
+
+def test_mistakes_are_one_sentence(tmp_path, capsys):
+    def sentence(*arguments):
+        assert main(["contributions", *arguments]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    assert "give the folder of one run" in sentence()
+    assert "holds no run" in sentence(str(tmp_path))
+    store.write_text(tmp_path / store.CONFIG, "")
+    assert "has no column gsnr" in sentence(str(tmp_path))
+
+
+def test_rank_correlation_is_spearmans():
+    assert rank_correlation([1, 2, 3], [10, 20, 25]) == pytest.approx(1)
+    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
+    for wrong in ([1], [1, 2, 3], [2, 2]):
+        with pytest.raises(ValueError, match="two lists of the same length"):
+            rank_correlation([1, 2], wrong)

@@ -1,0 +1,81 @@
+"""Runs of equal work: as many local steps in all as another run."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_adapt.experiment import Config, read_run, run
+from fedjax_adapt.experiment.build import build_algorithm
+from fedjax_adapt.experiment.match import matching_steps
+
+
+@pytest.fixture
+def matched(tiny, whole):
+    """The tiny config, told to match the finished one; keywords change it."""
+    there = {"match": whole.folder, "epochs": Config.epochs}
+    return lambda **changes: tiny(**{**there, **changes})
+
+
+class Seen:
+    """What a policy reads of a cohort."""
+
+    def __init__(self, num_examples, batch_size):
+        self.num_examples, self.batch_size = num_examples, batch_size
+        self.ids = num_examples
+
+
+def test_average_epochs_give_the_total_within_a_step_per_visit(matched, whole):
+    clients = read_run(whole.folder).clients
+    wanted = sum(clients["num_steps"].to_pylist())
+    for seed in range(5):
+        sizes = np.random.default_rng(seed).integers(60, 400, 6)
+        policy = matching_steps(matched(batch_size=20), sizes)
+        visits = sizes[clients["client"].to_numpy()]
+        total = int(policy.steps((), Seen(visits, 20), ()).sum())
+        assert wanted - len(visits) <= total <= wanted
+
+
+def test_full_batches_are_of_the_largest_client(matched, whole):
+    """E_avg n_i / B with B the size of the largest: its share of the mean steps."""
+    sizes = np.array([100, 100, 100, 100, 100, 1])
+    policy = matching_steps(matched(batch_size=None), sizes)
+    clients = read_run(whole.folder).clients
+    visits = sizes[clients["client"].to_numpy()]
+    expected = sum(clients["num_steps"].to_pylist()) * 100 / visits.sum()
+    taken = policy.steps((), Seen(np.array([100]), 100), ())
+    assert int(taken[0]) == int(expected + 1e-4)
+
+
+def test_a_run_matched_by_steps_takes_as_many(matched, whole):
+    result = run(matched(algorithm="fedavg", match_by="steps"))
+    assert result.local_steps == read_run(whole.folder).summary["local_steps"]
+
+
+def test_what_cannot_be_matched_is_one_sentence(matched, whole, tmp_path):
+    half = tmp_path / "half"
+    half.mkdir()
+    shutil.copy(Path(whole.folder) / "config.toml", half)
+    sizes = np.full(6, 100)
+    for changes, says in (
+        ({"match": str(tmp_path)}, "holds no run; write the folder of a finished one"),
+        ({"match": str(half)}, "holds a run that is not finished; resume it first"),
+        ({"rounds": 8}, "holds a run with rounds=7, not rounds=8; only runs of one"),
+        ({"num_clients": 5}, "with num_clients=6, not num_clients=5"),
+        ({"seed": 3}, "with partition_seed=0, not partition_seed=3"),
+        ({"partition_options": {"concentration": 9.0}}, "concentration=0.3, not"),
+    ):
+        with pytest.raises(ValueError, match=says) as error:
+            matching_steps(matched(**changes), sizes)
+        assert "\n" not in str(error.value)
+
+
+def test_an_algorithm_that_chooses_its_steps_cannot_be_matched(matched, monkeypatch):
+    from fedjax_adapt.algorithms import ALGORITHMS
+    from fedjax_adapt.core import Algorithm, constant_steps
+
+    own = lambda: Algorithm(policy=constant_steps(5))
+    monkeypatch.setitem(ALGORITHMS, "fedavg", own)
+    with pytest.raises(ValueError, match="algorithm=fedavg chooses them itself; leave"):
+        build_algorithm(matched(algorithm="fedavg"))

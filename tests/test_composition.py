@@ -1,0 +1,76 @@
+"""Every step policy on every base: where a policy says k for all, it is the base."""
+
+import jax
+import numpy as np
+import pytest
+from helpers import keys, same, start
+
+import fedjax_adapt as fa
+from fedjax_adapt.algorithms import ALGORITHMS
+
+BASES = (
+    "fedavg",
+    "fedprox",
+    "scaffold",
+    "fednova",
+    "feddyn",
+    "feddc",
+    "moon",
+    "fedssg",
+)
+# with options under which they ask k steps of every client in every round
+POLICIES = {
+    "gsnr": (lambda base: fa.with_steps(base, fa.gsnr_steps(3, interpolation=1.0)), 3),
+    "veca": (lambda base: fa.with_steps(base, fa.veca_steps(alpha=0.0)), 2),
+    "gift": (lambda base: fa.with_steps(base, fa.gift_steps(3)), 3),  # waits 50 rounds
+    "afl": (lambda base: fa.algorithms.afl(trial_steps=3, base=base), 3),
+    "adacomm": (lambda base: fa.with_steps(base, fa.adacomm_steps(3)), 3),  # waits 10
+}
+FAST = ("gsnr-scaffold", "veca-fedssg", "gift-moon", "adacomm-feddc")
+PLAN = fa.Plan(cohort_size=4, batch_size=4, lr=0.2, weight_decay=1e-3)
+
+
+def pairs():
+    for policy in POLICIES:
+        for base in BASES:
+            name = f"{policy}-{base}"
+            marks = () if name in FAST else pytest.mark.slow
+            yield pytest.param(policy, base, id=name, marks=marks)
+
+
+@pytest.fixture(scope="module")
+def plain(task, data):
+    """The base under `constant_steps(k)`, three rounds, computed once for all."""
+    done = {}
+
+    def run(base, k):
+        if (base, k) not in done:
+            algorithm = fa.with_steps(ALGORITHMS[base](), fa.constant_steps(k))
+            done[base, k] = after(algorithm, task, data)
+        return done[base, k]
+
+    return run
+
+
+def after(algorithm, task, data):
+    round_fn, state = start(algorithm, task, data, PLAN)
+    step = jax.jit(round_fn)
+    for key in keys(3):
+        state, info = step(state, key)
+    return state, info
+
+
+@pytest.mark.parametrize(("policy", "base"), pairs())
+def test_a_policy_that_asks_for_k_steps_is_the_base_under_k_steps(
+    policy, base, plain, task, data
+):
+    build, k = POLICIES[policy]
+    state, info = after(build(ALGORITHMS[base]()), task, data)
+    expected, expected_info = plain(base, k)
+    np.testing.assert_array_equal(info.num_steps, np.full(4, k))
+    # AFL keeps each client's last model beside the base's state
+    clients = state.clients.inner if policy == "afl" else state.clients
+    assert same(state.params, expected.params)
+    assert same(state.server, expected.server)
+    assert same(clients, expected.clients)
+    assert same(info.loss, expected_info.loss)

@@ -1,0 +1,256 @@
+"""Bytes against the papers' own counts, seconds against NumPy."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import SIZES, close, constructed, keys, make_data, same, start
+
+import fedjax_adapt as fa
+from fedjax_adapt.algorithms import ALGORITHMS, fedavg, feddc, feddisco, fedssg
+from fedjax_adapt.costs import end_times, messages, round_bytes, traffic_of
+from fedjax_adapt.engine.cohort import gather_cohort
+
+M = 4 * (4 * 3 + 3)  # bytes of the tiny task's model
+
+# per client and round: (models down, models up, scalars down, scalars up, round trips);
+# a new algorithm needs a line
+PUBLISHED = {
+    **dict.fromkeys(
+        (
+            *("fedavg", "fedprox", "fedavgm", "fedadagrad", "fedadam", "fedyogi"),
+            *("feddyn", "fedvra", "feddisco", "moon"),
+        ),
+        (1, 1, 0, 0, 1),
+    ),
+    "fednova": (1, 1, 0, 1, 1),
+    "scaffold": (2, 2, 0, 0, 1),  # 4nM: half as much again as FNR-FL's paper counts
+    "feddc": (2, 1, 0, 0, 1),
+    "fedssg": (2, 1, 0, 0, 1),
+    "fedveca": (2, 2, 1, 3, 1),
+    "fedgsnr": (1, 3, 1, 0, 2),
+    "gift": (1, 1, 1, 0, 1),
+    "adacomm": (1, 1, 1, 1, 1),
+    "afl": (1, 2, 1, 3, 1),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_traffic_of_a_method_is_the_published_one(name, task):
+    algorithm = constructed(name)
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    down, up, few_down, few_up, trips = PUBLISHED[name]
+    expected = (down * M + 4 * few_down, up * M + 4 * few_up)
+    assert messages(traffic_of(algorithm), params) == expected
+    assert traffic_of(algorithm).round_trips == trips
+
+
+def test_every_wrapper_keeps_the_traffic_of_what_it_wraps():
+    base = ALGORITHMS["scaffold"]()
+    wrapped = fa.with_averages(ALGORITHMS["fedadam"](base=base), clients=True)
+    assert traffic_of(wrapped) == traffic_of(base)
+    on_drift = feddisco(base=feddc())
+    assert traffic_of(on_drift) == traffic_of(feddc())
+
+
+def test_without_control_variates_the_model_alone_goes_down():
+    for algorithm in (feddc(correction="none"), fedssg(correction="none")):
+        assert traffic_of(algorithm) == traffic_of(fedavg())
+
+
+def cohort_of(data, ids, num_steps):
+    ids = jnp.asarray(ids)
+    cohort = gather_cohort(data, ids, jnp.int32(0), 4)
+    num_steps = jnp.asarray(num_steps)
+    return cohort._replace(num_steps=num_steps, active=num_steps > 0)
+
+
+def test_who_is_left_out_after_measuring_has_received_all_and_sent_the_measurement(
+    data, task
+):
+    more = fa.Traffic(models_up=2, scalars_down=1, round_trips=1)
+    policy = fa.constant_steps(2)._replace(traffic=more)
+    cohort = cohort_of(data, [5, 0, 3, len(SIZES)], [2, 0, 1, 0])
+    params = task.init(jax.random.key(0))
+    down, up = round_bytes(fa.with_steps(fedavg(), policy), params, cohort)
+    assert (down, up) == (2 * (M + 4), 2 * 3 * M)
+    asking = policy._replace(measure=lambda view, key: ())
+    down, up = round_bytes(fa.with_steps(fedavg(), asking), params, cohort)
+    assert (down, up) == (3 * (M + 4), 2 * 3 * M + 2 * M)
+
+
+def test_times_are_steps_messages_and_delay(data, task):
+    """t_i = tau_i c_i + b_i + xi_i, with numbers of each client."""
+    c = np.linspace(0.1, 0.6, len(SIZES), dtype=np.float32)
+    clock = fa.Clock(
+        step_seconds=c,
+        bandwidth=1e3,
+        download_bandwidth=2e3,
+        latency=0.25,
+        delay=7.0,
+    )
+    cohort = cohort_of(data, [5, 0, 3], [2, 9, 1])
+    algorithm = ALGORITHMS["scaffold"]()
+    params = task.init(jax.random.key(0))
+    times = end_times(clock, algorithm, params, cohort, keys(1)[0])
+    moved = 8 * 2 * M / 1e3 + 8 * 2 * M / 2e3
+    expected = np.array([2, 9, 1]) * c[[5, 0, 3]] + moved + 0.25 + 7
+    np.testing.assert_allclose(times, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "size, seconds", [(62_006, 0.397), (15_245_130, 97.6)], ids=["lenet5", "vgg16"]
+)
+def test_an_upload_takes_what_gift_says(data, size, seconds):
+    params = jax.ShapeDtypeStruct((size,), jnp.float32)
+    cohort = cohort_of(data, [0, 1], [10, 100])
+    times = end_times(fa.Clock(0.05), fedavg(), params, cohort, keys(1)[0])
+    np.testing.assert_allclose(times, [0.5 + seconds, 5 + seconds], rtol=1e-3)
+
+
+def test_the_numbers_of_a_clock_may_be_traced(data, task):
+    params, cohort = task.init(jax.random.key(0)), cohort_of(data, [0, 1], [1, 2])
+
+    def times(seconds):
+        clock = fa.Clock(seconds, bandwidth=1e12, delay=fa.costs.uniform(seconds))
+        return end_times(clock, fedavg(), params, cohort, keys(1)[0])
+
+    one, two = jax.vmap(times)(jnp.array([1.0, 2.0]))
+    np.testing.assert_allclose(two, 2 * one, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "law, mean, spread",
+    [
+        (fa.costs.exponential(3.0), 3, 3),
+        (fa.costs.uniform(6.0), 3, 6 / 12**0.5),
+        (fa.costs.normal(3.0, 0.5), 3, 0.5),
+        (fa.costs.lognormal(3.0, 0.5), 3 * np.exp(0.125), 1.81),
+    ],
+    ids=["exponential", "uniform", "normal", "lognormal"],
+)
+def test_a_law_has_the_mean_and_deviation_it_is_named_by(law, mean, spread):
+    drawn = np.asarray(jax.vmap(law.sample)(keys(20_000)))
+    assert drawn.min() >= 0
+    np.testing.assert_allclose(drawn.mean(), mean, rtol=0.03)
+    np.testing.assert_allclose(drawn.std(), spread, rtol=0.04)
+
+
+def test_a_delay_depends_on_round_and_client_and_nothing_else(data, task):
+    params = task.init(jax.random.key(0))
+
+    def delays(key, ids, **options):
+        clock = fa.Clock(0.0, 1e12, delay=fa.costs.uniform(1.0), **options)
+        cohort = cohort_of(data, ids, [1] * len(ids))
+        return np.asarray(end_times(clock, fedavg(), params, cohort, key))
+
+    first, second = keys(2)
+    some = delays(first, [4, 1])
+    np.testing.assert_array_equal(delays(first, [1, 2, 4])[[2, 0]], some)
+    assert (delays(second, [4, 1]) != some).all() and len(set(some)) == 2
+    for_good = delays(first, [4, 1], delay_persists=True)
+    same_again = delays(second, [4, 1], delay_persists=True)
+    np.testing.assert_array_equal(for_good, same_again)
+    assert (delays(first, [4, 1], delay_persists=True, seed=1) != for_good).all()
+
+
+CLOCK = fa.Clock(fa.costs.lognormal(0.1, 1.0), 1e3, delay=fa.costs.exponential(2.0))
+
+
+def test_a_clock_counts_and_changes_nothing(task, data):
+    plan = dict(cohort_size=3, batch_size=4)
+    round_fn, state = start(fedavg(), task, data, fa.Plan(**plan))
+    timed, _ = start(fedavg(), task, data, fa.Plan(**plan, clock=CLOCK))
+    key = keys(1)[0]
+    after, info = jax.jit(round_fn)(state, key)
+    also, seen = jax.jit(timed)(state, key)
+    assert same(also, after)
+    assert (info.seconds, info.bytes_up, info.bytes_down) == (0, 3 * M, 3 * M)
+    cohort = cohort_of(data, seen.cohort, seen.num_steps)
+    times = end_times(CLOCK, fedavg(), state.params, cohort, key)
+    np.testing.assert_allclose(seen.seconds, times.max(), rtol=1e-6)
+    assert same(seen._replace(seconds=info.seconds), info)
+
+
+@pytest.mark.parametrize(
+    "average_epochs, steps",
+    [(1.0, [3, 1, 2, 3, 1, 1]), (2.5, [7, 3, 5, 7, 1, 4]), (0.1, [1] * 6)],
+)
+def test_matched_steps_are_whole_batches_of_the_average_epochs(
+    data, average_epochs, steps
+):
+    cohort = cohort_of(data, range(len(SIZES)), [0] * len(SIZES))
+    policy = fa.matched_steps(average_epochs)
+    np.testing.assert_array_equal(policy.steps((), cohort, ()), steps)
+
+
+def test_matched_steps_give_the_total_they_were_made_for(data):
+    """E_avg = tau_all / K  B / n, within a step per client and round."""
+    wanted = np.random.default_rng(0).integers(1, 20, (50, len(SIZES))).sum()
+    cohort = cohort_of(data, range(len(SIZES)), [0] * len(SIZES))
+    average_epochs = wanted / 50 * 4 / sum(SIZES)
+    matched = 50 * fa.matched_steps(average_epochs).steps((), cohort, ()).sum()
+    assert wanted - 50 * len(SIZES) <= matched <= wanted
+
+
+@pytest.mark.parametrize(
+    "make, says",
+    [
+        (lambda: fa.Clock(-1.0), "step_seconds=-1.0 must be a finite number of at le"),
+        (lambda: fa.Clock(1.0, bandwidth=0), "bandwidth=0 must be a finite number abo"),
+        (lambda: fa.Clock(np.array([1, -2])), "step_seconds of client 1=-2 must be a"),
+        (lambda: fa.costs.exponential(0), "mean=0 must be a finite number above 0"),
+        (lambda: fa.matched_steps(0), "average_epochs=0 must be a finite number abo"),
+        (lambda: fa.Plan(clock=3), r"clock=3 is none; write Clock\(step_seconds"),
+        (
+            lambda: fa.Plan(participation=fa.earliest()),
+            r"participation=earliest\(...\) needs to know who ends first; give a clock",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence(make, says):
+    with pytest.raises(ValueError, match=says) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def test_numbers_of_other_clients_are_refused(task):
+    data = make_data()
+    plan = fa.Plan(batch_size=4, clock=fa.Clock(np.ones(4)))
+    round_fn, state = start(fedavg(), task, data, plan)
+    with pytest.raises(ValueError, match=r"shape \(4,\) but there are 6 clients"):
+        round_fn(state, keys(1)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clients", ["some", "all"])
+def test_the_slow_twin_agrees_on_times_and_on_who_was_early(task, data, clients):
+    """And a policy is told what the round took."""
+    policy = fa.StepPolicy(
+        steps=lambda state, cohort, measured: (
+            cohort.ids % 3 + (measured > 0) * (cohort.ids != 4)
+        ),
+        init=lambda params, num_clients: jnp.zeros(()),
+        measure=lambda view, key: view.batch.y[0] + 1,
+        update=lambda state, cohort, runs, outcome: state + outcome.seconds,
+        traffic=fa.Traffic(models_up=1),
+    )
+    algorithm = fa.with_steps(fedavg(), policy)
+    participation = fa.earliest(0.5) if clients == "some" else None
+    plan = fa.Plan(batch_size=4, clock=CLOCK, participation=participation)
+    round_fn, state = start(algorithm, task, data, plan)
+    slow = fa.debug_round(algorithm, task, data, plan)
+    key = keys(1)[0]
+    expected, slow_info = slow(state, key)
+    after, info = jax.jit(round_fn)(state, key)
+    close(after, expected)
+    close(info, slow_info)
+    assert after.policy == info.seconds > 0
+    assert len(info.cohort) == (3 if clients == "some" else 6)
+    spread = replace(plan, devices=2)
+    round_fn, state = start(algorithm, task, data, spread)
+    other, other_info = jax.jit(round_fn)(state, key)
+    close(other, after)
+    close(other_info, info)
