@@ -69,6 +69,7 @@ def adacomm(
       gamma: what the fix multiplies tau by, in (0, 1].
       every_rounds: rounds in an interval.
       every_seconds: simulated seconds in an interval, in place of rounds; 60 in the paper.
+        They pass only by the plan's clock (step_seconds on the command line).
       start: F_0: of the clients' steps in the first round, or the "global" loss at w_0.
       max_steps: tau grows no further when the loss does; none: no limit.
       lr_coupling: how a smaller learning rate lengthens tau.

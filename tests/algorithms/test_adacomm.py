@@ -5,21 +5,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import fast, same, start
 from helpers import keys as round_keys
+from helpers import start
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_adapt import (
+    Clock,
     Plan,
     adacomm_steps,
     bernoulli,
-    constant_steps,
     evaluate_clients,
     train,
-    with_steps,
 )
-from fedjax_adapt.algorithms import adacomm, fedavg, fednova, scaffold
+from fedjax_adapt.algorithms import adacomm
 from fedjax_adapt.core import Cohort, Outcome, Setting
 
 
@@ -149,6 +148,7 @@ def test_tau_follows_the_loop_in_numpy(seed, fix, trigger, gamma, every_rounds):
         assert all(a > b or a == b == 1 for a, b in pairwise(stairs))
 
 
+@pytest.mark.slow
 def test_rounds_take_tau_steps_and_learn_from_the_mean_loss_of_the_clients(task, data):
     plan = Plan(participation=bernoulli(0.4), batch_size=4)
     algorithm = adacomm(8, fix=False, every_rounds=1, start="global")
@@ -170,17 +170,15 @@ def test_rounds_take_tau_steps_and_learn_from_the_mean_loss_of_the_clients(task,
     assert tau[-1] < 8
 
 
-BASES = {f.__name__: f for f in (fedavg, scaffold, fednova)}
-
-
-@pytest.mark.parametrize("build", fast(BASES))
-def test_within_the_first_interval_it_is_its_base_to_the_bit(task, data, build):
-    ends = []
-    for algorithm in (adacomm(3, base=build()), with_steps(build(), constant_steps(3))):
-        round_fn, state = start(algorithm, task, data)
-        state, infos = train(round_fn, state, round_keys(3))
-        ends.append((state.params, state.clients, state.server, infos.loss))
-    assert same(*ends)
+@pytest.mark.slow
+def test_intervals_end_by_the_clock_of_the_plan(task, data):
+    plan = Plan(batch_size=4, clock=Clock(step_seconds=1.0, bandwidth=1e6))
+    round_fn, state = start(adacomm(8, every_seconds=20.0), task, data, plan)
+    _, infos = train(round_fn, state, round_keys(12))
+    ends = np.diff(np.cumsum(infos.seconds) // 20, prepend=0) > 0
+    tau = np.r_[8, infos.policy["tau"]]
+    np.testing.assert_array_equal(np.diff(tau) < 0, ends & (tau[:-1] > 1))
+    assert 2 <= ends.sum() < 12
 
 
 @pytest.mark.parametrize(
