@@ -43,7 +43,7 @@ from .cohort import (
 )
 from .local import Broadcast, Setup, train_loss
 from .slots import num_devices_of
-from .walk import measure_cohort, train_cohort
+from .walk import afterwards, measure_cohort, train_cohort
 
 
 @jax.tree_util.register_dataclass
@@ -144,6 +144,7 @@ def _round(
     )
     measured = measure_cohort(setup, broadcast, cohort, state.clients, key_measure)
     num_steps = algorithm.policy.steps(state.policy, cohort, measured)
+    num_steps = afterwards(measured, num_steps)
     cohort, cut = with_num_steps(cohort, num_steps, plan, algorithm.policy)
     times = end_times(plan.clock, algorithm, state.params, cohort, key)
     rows = first_to_end(plan, data, cohort, times, key_cohort)
