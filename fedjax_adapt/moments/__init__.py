@@ -31,7 +31,10 @@ import jax.numpy as jnp
 from ..core import Array, Batch, Params, PyTree, Task
 from .program import Program, Tap, taps_of, trace
 
-FLOATS = 2**20  # gradients held at once: as many numbers, unless one example has more
+# Gradients held at once, as numbers. On a CPU plain products, one example at a time, are
+# faster than batched ones, but for what is small.
+FLOATS = 2**20
+CPU_SMALL = 2**16
 
 
 class Moments(NamedTuple):
@@ -58,7 +61,7 @@ def gradient_moments(
       task: its `apply` and `loss`.
       params: where the gradients are taken.
       batch: its weights say which examples count: 1, or 0 for padding.
-      micro_batch: examples whose gradients are held at once; None: as many as fit.
+      micro_batch: examples whose gradients are held at once; None: what is fast.
       generic: whether to take each example's gradient as it is, whatever the model.
     """
     leaves, structure = jax.tree.flatten(params)
@@ -212,15 +215,25 @@ def _accumulated(
       examples: leading axis batch.
       weight: [batch], 0 for what does not count.
       like: the parameters.
-      micro_batch: how many at a time; None: as many as fit.
+      micro_batch: how many at a time; None: what is fast.
     """
     batch = weight.shape[0]
     size = sum(leaf.size for leaf in like)
     most = micro_batch or max(1, FLOATS // max(size, 1))
+    on_cpu = jax.default_backend() == "cpu"
+    if micro_batch is None and on_cpu and batch * size > CPU_SMALL:
+        most = 1
     parts = -(-batch // min(most, batch))
     width = -(-batch // parts)
 
+    def alone(part):  # no vmap: a plain product beats a batched one of batch 1
+        g = gradient(jax.tree.map(lambda leaf: leaf[0], part[0]))
+        g = [jnp.where(part[1][0] > 0, leaf, 0) for leaf in g]
+        return Moments(g, [jnp.zeros_like(leaf) for leaf in g], part[1][0])
+
     def moments(part):
+        if width == 1:
+            return alone(part)
         examples, weight = part
         count = weight.sum()
 
