@@ -86,7 +86,6 @@ TASKS = {
     "cnn": (lambda: task_of(models.fedveca_cnn, (4, 4, 1)), (4, 4, 1)),
     "tied": (tied, (4,)),
     "recurrent": (lambda: task_of(models.lstm, (3, 2)), (3, 2)),
-    "normalised": (lambda: task_of(models.resnet18, (8, 8, 3)), (8, 8, 3)),
 }
 
 
@@ -100,13 +99,14 @@ def test_moments_are_those_of_the_gradients(x64, make, shape):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("micro_batch", [None, 1, 3, 7])
+@pytest.mark.parametrize("micro_batch", [None, 1, 3])
 def test_the_generic_way_says_the_same(x64, micro_batch):
-    task, batch = task_of(models.mlp, (6,)), batch_of((6,))
+    task, batch = filtered(), batch_of((3, 3, 1))
     params = task.init(jax.random.key(0))
-    for generic in (False, True):
-        found = gradient_moments(task, params, batch, micro_batch, generic)
-        close(found, expected(task, params, batch), atol=1e-13, rtol=1e-10)
+    found = jax.jit(gradient_moments, static_argnums=(0, 3, 4))(
+        task, params, batch, micro_batch, True
+    )
+    close(found, expected(task, params, batch), atol=1e-13, rtol=1e-10)
 
 
 @pytest.mark.parametrize("generic", [False, True])

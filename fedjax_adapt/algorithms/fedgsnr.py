@@ -98,7 +98,7 @@ def gsnr_steps(
     check.between("interpolation", interpolation, 0, 1)
     check.at_least("max_steps", max_steps, 1, none="ten times num_steps")
     check.at_least("probe_batches", probe_batches, 1)
-    check.at_least("micro_batch", micro_batch, 1, none="as many as fit")
+    check.at_least("micro_batch", micro_batch, 1, none="what is fast")
 
     def moments(view, step):
         batch = view.batch_at(step)
@@ -212,7 +212,7 @@ def fedgsnr(
       max_steps: cap on a client's steps, what it cuts is counted; none: 10 E.
       probe_batches: batches a client measures on; 1 is the paper's.
       micro_batch: examples whose gradients are held at once where the model is no product
-        of matrices; none: as many as fit.
+        of matrices; none: what is fast.
     """
     policy = gsnr_steps(
         num_steps,

@@ -88,7 +88,11 @@ def conv(
     dtype = jnp.result_type(x, kernel)
     x, kernel = x.astype(dtype), kernel.astype(dtype)
     strides = (strides[0], strides[1])  # hashable, whatever came
-    y = _winograd(x, kernel) if _suits(kernel, strides) else _conv(strides, x, kernel)
+    y = (
+        _winograd(x, kernel)
+        if _suits(kernel, strides, x.shape[3])
+        else _conv(strides, x, kernel)
+    )
     return y.transpose(3, 1, 2, 0) if layout == "NHWC" else y
 
 
@@ -141,7 +145,7 @@ def _max_pool_backward(window: int, residuals, dy: Array) -> tuple[Array]:
 _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
-def _suits(kernel: Array, strides: Pair) -> bool:
+def _suits(kernel: Array, strides: Pair, images: int = 2) -> bool:
     """Whether Winograd's way is the fastest: measured on a CPU, in float32."""
     kh, kw, *channels = kernel.shape
     return (
@@ -151,6 +155,7 @@ def _suits(kernel: Array, strides: Pair) -> bool:
         and kh in POINTS
         and strides == (1, 1)
         and min(channels) >= FEW_CHANNELS
+        and images > 1  # one has too few tiles
     )
 
 

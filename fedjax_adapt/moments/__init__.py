@@ -22,24 +22,14 @@ References:
   Statistician 37(3), 1983. Eq. (2.1): merging parts.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
-from ..core import Array, Batch, Params, PyTree, Task
+from ..core import Array, Batch, Params, Task
 from .program import Program, Tap, taps_of, trace
+from .sums import Moments, accumulated, merge, outer_moments
 
-FLOATS = 2**20  # gradients held at once: as many numbers, unless one example has more
-
-
-class Moments(NamedTuple):
-    """Of the gradients of some examples, coordinate by coordinate."""
-
-    mean: Params
-    var: Params  # with 1/B, not 1/(B - 1)
-    count: Array  # B, a scalar
+__all__ = ["Moments", "gradient_moments", "merge"]
 
 
 def gradient_moments(
@@ -58,7 +48,7 @@ def gradient_moments(
       task: its `apply` and `loss`.
       params: where the gradients are taken.
       batch: its weights say which examples count: 1, or 0 for padding.
-      micro_batch: examples whose gradients are held at once; None: as many as fit.
+      micro_batch: examples whose gradients are held at once; None: what is fast.
       generic: whether to take each example's gradient as it is, whatever the model.
     """
     leaves, structure = jax.tree.flatten(params)
@@ -80,22 +70,6 @@ def gradient_moments(
         for part in ("mean", "var")
     )
     return Moments(structure.unflatten(mean), structure.unflatten(var), weight.sum())
-
-
-def merge(a: Moments, b: Moments) -> Moments:
-    """The moments of two disjoint sets of examples together; one may be empty."""
-    count = a.count + b.count
-    share = b.count / jnp.maximum(count, 1)  # 0 where both are empty
-
-    def var(mean_a, mean_b, var_a, var_b):
-        between = share * (1 - share) * jnp.square(mean_b - mean_a)
-        return (1 - share) * var_a + share * var_b + between
-
-    return Moments(
-        jax.tree.map(lambda u, v: u + share * (v - u), a.mean, b.mean),
-        jax.tree.map(var, a.mean, b.mean, a.var, b.var),
-        count,
-    )
 
 
 def _traced(losses, leaves, x, y) -> tuple[Program, list[Tap]]:
@@ -139,7 +113,7 @@ def _tap_moments(
     """The moments by the parameters of one operation."""
     if tap.is_product:
         (x,), (d,) = values, gradients
-        return {tap.params[0]: _outer_moments(x, d, weight)}
+        return {tap.params[0]: outer_moments(x, d, weight)}
     own = [leaves[i] for i in tap.params]
     front = lambda arrays, axes: [
         jnp.moveaxis(a, axis, 0) for a, axis in zip(arrays, axes, strict=True)
@@ -154,7 +128,7 @@ def _tap_moments(
         return jax.vjp(run, own)[1](back(gradients, tap.given_axes))[0]
 
     examples = (front(values, tap.axes), front(gradients, tap.given_axes))
-    moments = _accumulated(gradient, examples, weight, own, micro_batch)
+    moments = accumulated(gradient, examples, weight, own, micro_batch)
     return _by_leaf(tap.params, moments)
 
 
@@ -170,7 +144,7 @@ def _generic(losses, leaves, rest, x, y, weight, micro_batch) -> dict[int, Momen
 
     own = [leaves[i] for i in rest]
     gradient = lambda example: jax.grad(loss)(own, example)
-    return _by_leaf(rest, _accumulated(gradient, (x, y), weight, own, micro_batch))
+    return _by_leaf(rest, accumulated(gradient, (x, y), weight, own, micro_batch))
 
 
 def _by_leaf(numbers, moments: Moments) -> dict[int, Moments]:
@@ -178,71 +152,3 @@ def _by_leaf(numbers, moments: Moments) -> dict[int, Moments]:
         i: Moments(mean, var, moments.count)
         for i, mean, var in zip(numbers, moments.mean, moments.var, strict=True)
     }
-
-
-def _outer_moments(x: Array, d: Array, weight: Array) -> Moments:
-    """Of the outer products x_b d_b: x [batch, in], d [batch, out], weight [batch]."""
-    count = weight.sum()
-    share = (weight / jnp.maximum(count, 1)).astype(d.dtype)
-    x, d = jnp.where(weight[:, None] > 0, x, 0), jnp.where(weight[:, None] > 0, d, 0)
-    x_mean, d_mean = (share @ x)[:, None], (share @ d)[None]
-    x_off, d_off = x - x_mean.T, d - d_mean
-    expect = lambda a, b: (share[:, None] * a).T @ b
-    product = expect(x_off, d_off)
-    var = (
-        expect(x_off * x_off, d * d)
-        + x_mean**2 * (share @ (d_off * d_off))[None]
-        + 2 * x_mean * expect(x_off, d_off * d)
-        - product**2
-    )
-    return Moments(x_mean * d_mean + product, jnp.maximum(var, 0), count)
-
-
-def _accumulated(
-    gradient: Callable[[PyTree], list[Array]],
-    examples: PyTree,
-    weight: Array,
-    like: list[Array],
-    micro_batch: int | None,
-) -> Moments:
-    """The moments of `gradient(example)`, some examples at a time.
-
-    Args:
-      gradient: of one example, arrays shaped as in `like`.
-      examples: leading axis batch.
-      weight: [batch], 0 for what does not count.
-      like: the parameters.
-      micro_batch: how many at a time; None: as many as fit.
-    """
-    batch = weight.shape[0]
-    size = sum(leaf.size for leaf in like)
-    most = micro_batch or max(1, FLOATS // max(size, 1))
-    parts = -(-batch // min(most, batch))
-    width = -(-batch // parts)
-
-    def moments(part):
-        examples, weight = part
-        count = weight.sum()
-
-        def of(g):
-            along = weight.reshape(-1, *(1,) * (g.ndim - 1)).astype(g.dtype)
-            g = jnp.where(along > 0, g, 0)
-            mean = (along * g).sum(0) / jnp.maximum(count, 1).astype(g.dtype)
-            off = along * jnp.square(g - mean[None])
-            return mean, off.sum(0) / jnp.maximum(count, 1).astype(g.dtype)
-
-        pairs = [of(g) for g in jax.vmap(gradient)(examples)]
-        return Moments([p[0] for p in pairs], [p[1] for p in pairs], count)
-
-    if parts == 1:
-        return moments((examples, weight))
-    missing = parts * width - batch
-    # copies of the last examples fill the last part, and weigh nothing
-    fill = lambda a: jnp.concatenate([a, a[batch - missing :]]) if missing else a
-    split = lambda a: fill(a).reshape(parts, width, *a.shape[1:])
-    weight = jnp.concatenate([weight, jnp.zeros(missing, weight.dtype)])
-    split_up = (jax.tree.map(split, examples), weight.reshape(parts, width))
-    zeros = [jnp.zeros_like(leaf) for leaf in like]
-    nothing = Moments(zeros, zeros, jnp.zeros((), weight.dtype))
-    add = lambda sofar, part: (merge(sofar, moments(part)), None)
-    return jax.lax.scan(add, nothing, split_up)[0]

@@ -169,27 +169,20 @@ def taps_of(batch: Program, single: Program) -> list[Tap]:
 
 
 def _tap(batch, single, params, whole: Step, one: Step) -> Tap | None:
-    if len(whole.takes) != len(one.takes):
+    # what else the operations are given is the same for every example, and known
+    fed = [
+        [i for i, n in enumerate(step.takes) if n in program.fed]
+        for step, program in ((whole, batch), (one, single))
+    ]
+    slots = fed[1]
+    shapes = lambda step, which: [step.alone.invars[i].aval.shape for i in which]
+    if len(fed[0]) != len(fed[1]) or len(whole.gives) != len(one.gives):
         return None
-    takes, axes, slots = [], [], []
-    operands = zip(
-        whole.takes, one.takes, whole.alone.invars, one.alone.invars, strict=True
-    )
-    for slot, (number, other, var, var_one) in enumerate(operands):
-        if (number in batch.fed) != (other in single.fed):
-            return None
-        if number in batch.reads:
-            if batch.reads[number] != single.reads.get(other):
-                return None
-            continue
-        axis = _example_axis(var.aval.shape, var_one.aval.shape)
-        if axis is None:
-            if number in batch.fed or var.aval.shape != var_one.aval.shape:
-                return None
-            continue
-        takes.append(number)
-        axes.append(axis)
-        slots.append(slot)
+    pairs = zip(shapes(whole, fed[0]), shapes(one, fed[1]), strict=True)
+    axes = [_example_axis(*pair) for pair in pairs]
+    takes = [whole.takes[i] for i in fed[0]]
+    if None in axes:
+        return None
     gives, given_axes = [], []
     pairs = zip(whole.alone.outvars, one.alone.outvars, strict=True)
     for i, (var, var_one) in enumerate(pairs):

@@ -114,6 +114,7 @@ def test_winograds_way_is_the_sum(dtype, tolerance, side, pixels, padding):
 def test_winograds_way_is_taken_where_it_was_measured_to_be_fast():
     kernel = lambda *shape, dtype="float32": jnp.ones(shape, dtype)
     assert _suits(kernel(5, 5, 64, 64), (1, 1))
+    assert not _suits(kernel(5, 5, 64, 64), (1, 1), images=1)
     assert not _suits(kernel(5, 5, 3, 64), (1, 1))
     assert not _suits(kernel(5, 5, 64, 64), (2, 2))
     assert not _suits(kernel(3, 5, 64, 64), (1, 1))

@@ -1,0 +1,116 @@
+"""Moments from sums: of outer products, and of gradients some at a time, merged."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..core import Array, Params, PyTree
+
+# Gradients held at once, as numbers. On a CPU plain products, one example at a time, are
+# faster than batched ones, but for what is small.
+FLOATS = 2**20
+CPU_SMALL = 2**16
+
+
+class Moments(NamedTuple):
+    """Of the gradients of some examples, coordinate by coordinate."""
+
+    mean: Params
+    var: Params  # with 1/B, not 1/(B - 1)
+    count: Array  # B, a scalar
+
+
+def merge(a: Moments, b: Moments) -> Moments:
+    """The moments of two disjoint sets of examples together; one may be empty."""
+    count = a.count + b.count
+    share = b.count / jnp.maximum(count, 1)  # 0 where both are empty
+
+    def var(mean_a, mean_b, var_a, var_b):
+        between = share * (1 - share) * jnp.square(mean_b - mean_a)
+        return (1 - share) * var_a + share * var_b + between
+
+    return Moments(
+        jax.tree.map(lambda u, v: u + share * (v - u), a.mean, b.mean),
+        jax.tree.map(var, a.mean, b.mean, a.var, b.var),
+        count,
+    )
+
+
+def outer_moments(x: Array, d: Array, weight: Array) -> Moments:
+    """Of the outer products x_b d_b: x [batch, in], d [batch, out], weight [batch]."""
+    count = weight.sum()
+    share = (weight / jnp.maximum(count, 1)).astype(d.dtype)
+    x, d = jnp.where(weight[:, None] > 0, x, 0), jnp.where(weight[:, None] > 0, d, 0)
+    x_mean, d_mean = (share @ x)[:, None], (share @ d)[None]
+    x_off, d_off = x - x_mean.T, d - d_mean
+    expect = lambda a, b: (share[:, None] * a).T @ b
+    product = expect(x_off, d_off)
+    var = (
+        expect(x_off * x_off, d * d)
+        + x_mean**2 * (share @ (d_off * d_off))[None]
+        + 2 * x_mean * expect(x_off, d_off * d)
+        - product**2
+    )
+    return Moments(x_mean * d_mean + product, jnp.maximum(var, 0), count)
+
+
+def accumulated(
+    gradient: Callable[[PyTree], list[Array]],
+    examples: PyTree,
+    weight: Array,
+    like: list[Array],
+    micro_batch: int | None,
+) -> Moments:
+    """The moments of `gradient(example)`, some examples at a time.
+
+    Args:
+      gradient: of one example, arrays shaped as in `like`.
+      examples: leading axis batch.
+      weight: [batch], 0 for what does not count.
+      like: the parameters.
+      micro_batch: how many at a time; None: what is fast.
+    """
+    batch = weight.shape[0]
+    size = sum(leaf.size for leaf in like)
+    most = micro_batch or max(1, FLOATS // max(size, 1))
+    on_cpu = jax.default_backend() == "cpu"
+    if micro_batch is None and on_cpu and batch * size > CPU_SMALL:
+        most = 1
+    parts = -(-batch // min(most, batch))
+    width = -(-batch // parts)
+
+    def alone(part):  # no vmap: a plain product beats a batched one of batch 1
+        g = gradient(jax.tree.map(lambda leaf: leaf[0], part[0]))
+        g = [jnp.where(part[1][0] > 0, leaf, 0) for leaf in g]
+        return Moments(g, [jnp.zeros_like(leaf) for leaf in g], part[1][0])
+
+    def moments(part):
+        if width == 1:
+            return alone(part)
+        examples, weight = part
+        count = weight.sum()
+
+        def of(g):
+            along = weight.reshape(-1, *(1,) * (g.ndim - 1)).astype(g.dtype)
+            g = jnp.where(along > 0, g, 0)
+            mean = (along * g).sum(0) / jnp.maximum(count, 1).astype(g.dtype)
+            off = along * jnp.square(g - mean[None])
+            return mean, off.sum(0) / jnp.maximum(count, 1).astype(g.dtype)
+
+        pairs = [of(g) for g in jax.vmap(gradient)(examples)]
+        return Moments([p[0] for p in pairs], [p[1] for p in pairs], count)
+
+    if parts == 1:
+        return moments((examples, weight))
+    missing = parts * width - batch
+    # copies of the last examples fill the last part, and weigh nothing
+    fill = lambda a: jnp.concatenate([a, a[batch - missing :]]) if missing else a
+    split = lambda a: fill(a).reshape(parts, width, *a.shape[1:])
+    weight = jnp.concatenate([weight, jnp.zeros(missing, weight.dtype)])
+    split_up = (jax.tree.map(split, examples), weight.reshape(parts, width))
+    zeros = [jnp.zeros_like(leaf) for leaf in like]
+    nothing = Moments(zeros, zeros, jnp.zeros((), weight.dtype))
+    add = lambda sofar, part: (merge(sofar, moments(part)), None)
+    return jax.lax.scan(add, nothing, split_up)[0]
