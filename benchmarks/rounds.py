@@ -67,7 +67,7 @@ OPTIONS = {
     "fedgsnr": {"num_steps": 10, "interpolation": 1.0},
     "fedveca": {"initial_steps": 10},
     "gift": {"initial_steps": 10},
-    "adacomm": {"initial_steps": 10},
+    "adacomm": {"initial_steps": 10, "every_rounds": 1000},
     "afl": {"trial_steps": 10},
 }
 

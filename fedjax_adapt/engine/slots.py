@@ -28,7 +28,7 @@ class Dealt(NamedTuple):
 
     slots: Slot
     route: Route | None  # None: every slot finds its row where it is served
-    back: Array  # where the clients of the cohort are among the slots
+    back: Array | None  # where the clients of the cohort are among the slots
     cohort_size: int
     num_lanes: int
     num_devices: int
@@ -41,7 +41,7 @@ class Dealt(NamedTuple):
 
     def in_order(self, kept: PyTree) -> PyTree:
         """`kept` of every slot, [slots, ...], as [cohort, ...]."""
-        if self.num_devices == 1:  # which copies less
+        if self.back is None:  # which copies nothing, and leaves it where it is
             return jax.tree.map(lambda leaf: leaf[: self.cohort_size], kept)
         back = self.back[: self.cohort_size]
         return jax.tree.map(lambda leaf: leaf[back], kept)
@@ -66,8 +66,14 @@ def deal(
     table: ClientState,
     key: Key,
     weights: PyTree = (),
+    alike: bool = False,
 ) -> Dealt:
-    """The cohort as the walk takes it, the last group of lanes filled with empty slots."""
+    """The cohort as the walk takes it, the last group of lanes filled with empty slots.
+
+    Args:
+      weights: of what is summed up as clients end, [cohort].
+      alike: all clients have as much to do, whatever their number of steps.
+    """
     plan, data = setup.plan, setup.data
     num_clients, size = data.num_clients, cohort.ids.shape[0]
     num_devices = num_devices_of(plan, data)
@@ -79,8 +85,8 @@ def deal(
 
     cut = mesh.homes(num_clients, num_devices) and bool(jax.tree.leaves(table))
     num_rows = num_clients // num_devices if cut else num_clients
-    order = back = jnp.arange(size + extra)
-    if num_devices > 1:
+    back = None
+    if num_devices > 1 and not (alike and not cut):
         # without homes of their own all rows are wherever the client goes
         nobody = jnp.full_like(ids, num_devices)
         home = jnp.minimum(ids // num_rows, nobody) if cut else nobody

@@ -170,7 +170,7 @@ def measure_cohort(
     measure = setup.algorithm.policy.measure
     if measure is None:
         return ()
-    dealt = deal(setup, cohort, broadcast.params, table, key)
+    dealt = deal(setup, cohort, broadcast.params, table, key, alike=True)
 
     def walk(shared, slots: Slot, own: ClientState):
         data, broadcast, copied, guests = shared
