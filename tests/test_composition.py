@@ -26,7 +26,7 @@ POLICIES = {
     "afl": (lambda base: fa.algorithms.afl(trial_steps=3, base=base), 3),
     "adacomm": (lambda base: fa.with_steps(base, fa.adacomm_steps(3)), 3),  # waits 10
 }
-FAST = ("gsnr-scaffold", "veca-fedssg", "gift-moon", "adacomm-feddc")
+FAST = ("gsnr-scaffold", "gift-moon")
 PLAN = fa.Plan(cohort_size=4, batch_size=4, lr=0.2, weight_decay=1e-3)
 
 

@@ -22,8 +22,7 @@ finite never is. Under partial participation the minimum is over the cohort, and
 keep tau_i. The first tau_i, which the paper does not give, is 2. A client that took a
 single step has measured nothing and goes on with 2. Weight decay is part of F_i. Momentum,
 clipping and what a base adds to gradients are not in the theory: g_i is the gradient a
-client follows, before clipping, and the sums of it are displacements over -lr, which is
-the same without momentum and clipping.
+client follows, before clipping, and -lr G_i its displacement over tau_i.
 """
 
 from typing import Literal, NamedTuple
@@ -56,6 +55,7 @@ class VecaProbe(NamedTuple):
     """What a client measures along its local steps."""
 
     first: Params  # gradient at the broadcast model
+    total: Params  # sum of the gradients so far
     beta: Array
     delta: Array  # times ||grad F(w')||^2
 
@@ -123,22 +123,21 @@ def veca_steps(
     def probe_init(view):
         zeros, zero = optax.tree.zeros_like(view.params), jnp.zeros(())
         first = view.full_gradient(view.params) if full_gradient else zeros
-        return VecaProbe(first, zero, zero)
+        return VecaProbe(first, zeros, zero, zero)
 
     def probe_update(probe, grads, view):
         later = view.step > 0
         grads = optax.tree.add_scale(grads, view.setting.weight_decay, view.params)
-        first = probe.first
-        if not full_gradient:  # a loop of length 1 or 0: a choice would copy every step
-            once = (~later).astype(jnp.int32)
-            first = jax.lax.fori_loop(0, once, lambda _, old: grads, first)
-        back = optax.tree.sub(view.anchor, view.params)  # lr times the gradients so far
-        total = optax.tree.add_scale(grads, 1 / view.setting.lr, back)
-        change, moved = _norm(optax.tree.sub(first, grads)), _norm(back)
+        first = probe.first if full_gradient else _where(later, probe.first, grads)
+        total = optax.tree.add(probe.total, grads)
+        change = optax.tree.norm(optax.tree.sub(first, grads))
+        moved = optax.tree.norm(optax.tree.sub(view.anchor, view.params))
         beta = jnp.where(moved == 0, 0, change / jnp.where(moved == 0, 1, moved))
-        delta = optax.tree.vdot(total, total) / (view.step + 1)
+        delta = optax.tree.norm(total, squared=True) / (view.step + 1)
         longest = lambda most, new: jnp.where(later, jnp.maximum(most, new), most)
-        return VecaProbe(first, longest(probe.beta, beta), longest(probe.delta, delta))
+        return VecaProbe(
+            first, total, longest(probe.beta, beta), longest(probe.delta, delta)
+        )
 
     def steps(state, cohort, measured):
         del measured
@@ -286,10 +285,6 @@ def _lipschitz(state: VecaState, params: Params, gradient: Params) -> Array:
     return jnp.where(
         jnp.isfinite(ratio), jnp.maximum(state.lipschitz, ratio), state.lipschitz
     )
-
-
-def _norm(tree):  # a product of vectors: XLA's CPU backend is slow at sums of squares
-    return jnp.sqrt(optax.tree.vdot(tree, tree))
 
 
 def _where(condition, new, old):

@@ -239,6 +239,8 @@ def test_fedprox_measures_what_fedavg_does(task, data):
     close(*found)
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_a_measurement_that_is_not_finite_reaches_nobody(task):
     clients = make_clients()
     clients[2][0][0] = 1e30  # whose gradient's square no float32 holds

@@ -228,6 +228,8 @@ def test_identical_clients_all_take_one_over_one_minus_alpha_steps_for_any_trace
 BASES = {"fednova": fednova, "fedavg with data weights": lambda: fedavg("data")}
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize("base", fast(BASES, "fednova"))
 def test_at_alpha_zero_it_is_its_base_with_two_steps(task, data, base):
     ends = []

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import SIZES, close, keys, make_data, start
+from helpers import SIZES, close, fast, keys, make_data, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedprox, scaffold
@@ -88,8 +88,20 @@ def test_slots_stay_at_home_while_that_keeps_the_balance():
     np.testing.assert_array_equal(order, [0, 3, 1, 2])
 
 
-@pytest.mark.parametrize("ids", [(0, 1, 2, 3), (3, 4, 5, 0), (5, 1)])
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize(
+    ("ids", "lanes"),
+    fast(
+        {
+            "at home": ((0, 1, 2, 3), 1),
+            "at home, lanes": ((0, 1, 2, 3), 2),
+            "far": ((3, 4, 5, 0), 1),
+            "far, lanes": ((3, 4, 5, 0), 2),
+            "few": ((5, 1), 1),
+        },
+        "at home, lanes",
+        "few",
+    ),
+)
 def test_a_client_trains_anywhere_and_its_row_comes_home(task, data, ids, lanes):
     """Six clients live on two or three devices; the first cohort on one of them."""
     members = fa.Participation(
@@ -113,12 +125,14 @@ def test_a_client_trains_anywhere_and_its_row_comes_home(task, data, ids, lanes)
 
 @pytest.mark.parametrize(
     "plan",
-    [
-        dict(participation=fa.bernoulli(0.4)),
-        dict(),
-        dict(cohort_size=5, lanes=2),
-    ],
-    ids=["padded", "everyone", "lanes"],
+    fast(
+        {
+            "padded": dict(participation=fa.bernoulli(0.4)),
+            "everyone": dict(),
+            "lanes": dict(cohort_size=5, lanes=2),
+        },
+        "padded",
+    ),
 )
 def test_devices_agree_on_cohorts_of_every_kind(task, plan):
     data = make_data((12, 0, 5, 9, 12, 3, 7, 0))

@@ -37,6 +37,7 @@ def test_average_epochs_give_the_total_within_a_step_per_visit(matched, whole):
         assert wanted - len(visits) <= total <= wanted
 
 
+@pytest.mark.slow
 def test_full_batches_are_of_the_largest_client(matched, whole):
     """E_avg n_i / B with B the size of the largest: its share of the mean steps."""
     sizes = np.array([100, 100, 100, 100, 100, 1])
