@@ -267,6 +267,7 @@ def test_a_bug_is_no_sentence(capsys, monkeypatch):
         fedjax_adapt(capsys, f"{QUICK} --folder mine")
 
 
+@pytest.mark.slow
 def test_every_core_is_a_device_and_a_run_goes_on_with_as_many(capsys, elsewhere):
     environment = dict(os.environ, XLA_FLAGS="")
     line = f"-m fedjax_adapt {QUICK} --folder mine"

@@ -96,7 +96,9 @@ def test_on_feddyn_only_the_mean_of_the_cohort_is_weighted_anew(x64):
     assert_follows(history, follow)
 
 
-@pytest.mark.parametrize("base", [fedavg(), fedprox(0.3)])
+@pytest.mark.parametrize(
+    "base", [fedavg(), pytest.param(fedprox(0.3), marks=pytest.mark.slow)]
+)
 def test_without_a_and_b_it_is_its_base(task, data, base):
     ends = []
     for algorithm in (base, feddisco(0.0, 0.0, base=base)):

@@ -240,7 +240,6 @@ def test_fedprox_measures_what_fedavg_does(task, data):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_measurement_that_is_not_finite_reaches_nobody(task):
     clients = make_clients()
     clients[2][0][0] = 1e30  # whose gradient's square no float32 holds
@@ -257,6 +256,7 @@ def test_a_measurement_that_is_not_finite_reaches_nobody(task):
     assert info.policy["gsnr"][2] == 0
 
 
+@pytest.mark.slow
 def test_numbers_may_be_traced_and_full_interpolation_is_the_base(task, data):
     def end(num_steps, interpolation):
         algorithm = fedgsnr(num_steps, interpolation=interpolation)

@@ -29,7 +29,7 @@ def after_a_round(algorithm, task, data, momentum):
     return flat(state.params), flat(after.params)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("momentum", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_with_equal_steps_it_is_fedavg(task, data, momentum):
     ends = [after_a_round(a, task, data, momentum) for a in (fedavg(), fednova())]
     close(ends[1], ends[0], atol=1e-5)

@@ -229,7 +229,6 @@ BASES = {"fednova": fednova, "fedavg with data weights": lambda: fedavg("data")}
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize("base", fast(BASES, "fednova"))
 def test_at_alpha_zero_it_is_its_base_with_two_steps(task, data, base):
     ends = []
@@ -239,6 +238,7 @@ def test_at_alpha_zero_it_is_its_base_with_two_steps(task, data, base):
     close(*ends, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_policy_that_keeps_two_steps_is_its_base_to_the_bit(task, data):
     plan = Plan(participation=bernoulli(0.6), batch_size=4)
     ends = []

@@ -96,6 +96,7 @@ def test_noise_that_cannot_be_is_one_sentence(num_clients, sigma, x, match):
         feature_noise(num_clients, sigma, x, mask=True)
 
 
+@pytest.mark.slow
 def test_neither_lanes_nor_devices_change_the_slow_twins_round_under_noise(task):
     data = make_data(sizes=(4, 3, 4))
     noisy = replace(data, noise=feature_noise(3, 0.5, data.x))

@@ -66,6 +66,7 @@ def check_unchanged(algorithm, task, data, **changes):
     close(infos, plain_infos)
 
 
+@pytest.mark.slow
 def test_what_is_kept_beside_it_does_not_change_fedssg(task, data):
     check_unchanged(fedssg(), task, data, devices=2)
 
@@ -83,9 +84,8 @@ def test_a_rule_that_weighs_parts_of_what_it_sends_by_themselves_can_be_kept(
     check_unchanged(feddisco(base=feddyn()), task, data)
 
 
-@pytest.mark.parametrize(
-    "build", [fednova, pytest.param(fedssg, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [fednova, fedssg])
 def test_they_are_the_means_of_the_local_models(task, build):
     """Three rounds by hand, the means in float64."""
     data = make_data((*SIZES, 0))

@@ -42,7 +42,6 @@ def test_what_is_no_law_is_one_sentence(text, says):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.slow
 def test_without_a_clock_rows_count_bytes_and_no_seconds(whole, tmp_path):
     metrics = read_run(whole.folder).metrics.to_pydict()
     visits = np.cumsum(metrics["cohort"])
@@ -56,6 +55,7 @@ def test_without_a_clock_rows_count_bytes_and_no_seconds(whole, tmp_path):
         learning_curve(whole.folder, against="time")
 
 
+@pytest.mark.slow
 def test_a_timed_run_counts_on_and_resumes_to_the_bit(tiny):
     timed = dict(
         sampler="earliest",

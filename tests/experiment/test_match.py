@@ -37,7 +37,6 @@ def test_average_epochs_give_the_total_within_a_step_per_visit(matched, whole):
         assert wanted - len(visits) <= total <= wanted
 
 
-@pytest.mark.slow
 def test_full_batches_are_of_the_largest_client(matched, whole):
     """E_avg n_i / B with B the size of the largest: its share of the mean steps."""
     sizes = np.array([100, 100, 100, 100, 100, 1])
@@ -49,6 +48,7 @@ def test_full_batches_are_of_the_largest_client(matched, whole):
     assert int(taken[0]) == int(expected + 1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_matched_by_steps_takes_as_many(matched, whole):
     result = run(matched(algorithm="fedavg", match_by="steps"))
     assert result.local_steps == read_run(whole.folder).summary["local_steps"]

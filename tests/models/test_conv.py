@@ -33,6 +33,7 @@ def value_and_gradients(convolve, x, kernel, cotangent):
 PADDINGS = ("VALID", "SAME", ((2, 1), (0, 3)))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     pixels=st.tuples(st.integers(5, 9), st.integers(5, 9)),

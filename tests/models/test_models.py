@@ -97,6 +97,7 @@ def lax_cnn(params, x, padding):
     return affine(x @ params["out"]["kernel"], params["out"])
 
 
+@pytest.mark.slow
 def test_cnn_is_the_network_written_with_lax():
     shape = (18, 21, 2)
     task = task_of("cnn", shape)
