@@ -32,6 +32,7 @@ class Law(NamedTuple):
     """How a quantity is drawn: `sample(key)` is a scalar of at least 0."""
 
     sample: Callable[[Key], Array]
+    positive: bool = False  # and never 0, nor next to it
 
 
 def exponential(mean: float) -> Law:
@@ -58,7 +59,8 @@ def lognormal(median: float, sigma: float) -> Law:
     """Lognormal, by its median and the standard deviation of its logarithm."""
     check.positive("median", median)
     check.nonnegative("sigma", sigma)
-    return Law(lambda key: median * jnp.exp(sigma * jax.random.normal(key)))
+    draw = lambda key: median * jnp.exp(sigma * jax.random.normal(key))
+    return Law(draw, positive=True)
 
 
 LAWS = {law.__name__: law for law in (exponential, uniform, normal, lognormal)}
@@ -93,9 +95,23 @@ class Clock:
     seed: int = 0
 
     def __post_init__(self):
+        if jnp.ndim(self.latency) > 0 or isinstance(self.latency, Law):
+            raise ValueError(
+                f"latency={self.latency!r} is no single number; write seconds per round "
+                "trip, and what differs between clients as delay."
+            )
         for name in ("step_seconds", "latency", "delay"):
             _check(check.nonnegative, name, getattr(self, name))
+        for name in ("step_seconds", "bandwidth", "delay"):
+            if getattr(self, name) is None:
+                raise ValueError(f"{name}=None says nothing; write a number or a law.")
         for name in ("bandwidth", "download_bandwidth"):
+            law = getattr(self, name)
+            if isinstance(law, Law) and not law.positive:
+                raise ValueError(
+                    f"{name} may be 0 under this law, and a message would never arrive; "
+                    "write a number or lognormal(median, sigma)."
+                )
             _check(check.positive, name, getattr(self, name))
 
 
@@ -126,16 +142,22 @@ def traffic_of(algorithm: Algorithm) -> Traffic:
 
 
 def round_bytes(
-    algorithm: Algorithm, params: Params, cohort: Cohort
+    algorithm: Algorithm, params: Params, cohort: Cohort, starters: Cohort | None = None
 ) -> tuple[Array, Array]:
     """The bytes that all clients of a round receive and send, two scalars.
 
-    Where a policy measures first, a client that it then leaves out has received all and
-    has sent the policy's part.
+    Where a policy measures first, a client that it then leaves out, or that is too late,
+    has received all and has sent the policy's part.
+
+    Args:
+      algorithm: what is sent how often.
+      params: how large a model is.
+      cohort: who trained.
+      starters: all that began, where the first to end are the cohort.
     """
     asked = cohort.active
     if algorithm.policy.measure is not None:
-        asked = cohort.num_examples > 0
+        asked = ((starters or cohort).num_examples > 0) & (cohort.num_active > 0)
     count = lambda who: who.sum().astype(float)
     down, _ = messages(traffic_of(algorithm), params)
     _, own = messages(algorithm.local.traffic, params)

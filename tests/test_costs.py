@@ -37,6 +37,20 @@ PUBLISHED = {
 }
 
 
+def test_bytes_are_those_of_who_takes_part():
+    """Nobody trains, nobody is asked; who was too late had been asked."""
+    leaves = {"w": jnp.zeros(3)}
+    policy = fa.constant_steps(1)._replace(
+        measure=lambda view, key: (), traffic=fa.Traffic(scalars_up=1)
+    )
+    algorithm = fa.with_steps(fedavg(), policy)
+    data = make_data((4, 4, 4))
+    idle = cohort_of(data, [0, 1, 2], [0, 0, 0])
+    assert round_bytes(algorithm, leaves, idle) == (0, 0)
+    some, all_ = cohort_of(data, [1], [2]), cohort_of(data, [0, 1, 2], [2, 2, 2])
+    assert round_bytes(algorithm, leaves, some, all_) == (3 * 12, 12 + 3 * 4)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_traffic_of_a_method_is_the_published_one(name, task):
     algorithm = constructed(name)
@@ -201,6 +215,12 @@ def test_matched_steps_give_the_total_they_were_made_for(data):
         (lambda: fa.Clock(-1.0), "step_seconds=-1.0 must be a finite number of at le"),
         (lambda: fa.Clock(1.0, bandwidth=0), "bandwidth=0 must be a finite number abo"),
         (lambda: fa.Clock(np.array([1, -2])), "step_seconds of client 1=-2 must be a"),
+        (lambda: fa.Clock(None), "step_seconds=None says nothing; write a number"),
+        (lambda: fa.Clock(1.0, latency=np.ones(6)), "is no single number; write secon"),
+        (
+            lambda: fa.Clock(1.0, bandwidth=fa.costs.normal(5e6, 5e6)),
+            "bandwidth may be 0 under this law",
+        ),
         (lambda: fa.costs.exponential(0), "mean=0 must be a finite number above 0"),
         (lambda: fa.matched_steps(0), "average_epochs=0 must be a finite number abo"),
         (lambda: fa.Plan(clock=3), r"clock=3 is none; write Clock\(step_seconds"),

@@ -21,10 +21,11 @@ References:
 Departs from the paper: it says nothing of rounding (here to the nearest, at least 1 where
 n_k > 0), of a cap (10 E) or of gradients that are all 0 (no client trains, w stays). B is
 the number of examples in the client's own batch, fewer than the plan's where it has fewer.
-n_k and r_k end at 1e6. A client whose moments are not finite counts in no mean and takes
+n_k and r_k end at 1e6. A client whose numbers are not finite counts in no mean and takes
 E steps. With a base that corrects gradients the probe's mean is corrected as well, which
 the paper asks for without a formula. Terms that a base adds to the loss (MOON's) are not
-seen by the probe.
+seen by the probe, nor is the plan's weight decay. Under an interpolation clients of
+n_k = 0 train as well.
 """
 
 from typing import Literal, NamedTuple
@@ -67,7 +68,8 @@ class Ratios(NamedTuple):
 
     optimal: Array  # n_k
     gsnr: Array  # r_k
-    failed: Array  # whether the measurement was not finite
+    usable: Array  # whether there is something to go by
+    failed: Array  # whether a number was not finite; then both are 0
 
 
 def gsnr_steps(
@@ -84,7 +86,8 @@ def gsnr_steps(
     """FedGSNR's answer to "how many local steps?". See `fedgsnr` for the arguments.
 
     `Info.policy` shows `gsnr` (r_k) and `optimal_steps` (n_k) per client, the `entropy`
-    of n_k over the cohort in nats, and how many measurements were `non_finite`. The
+    of n_k over the cohort in nats, how many measurements so far were `nonfinite`, and per
+    client whether r_k says something (`measured`): of a cohort of one it does not. The
     moments of all clients of a round are held at once: twice the cohort x parameters.
 
     Raises:
@@ -121,33 +124,45 @@ def gsnr_steps(
 
     def steps(state, cohort, measured):
         del state
-        n = ratios(cohort, measured, weights).optimal
-        total, members = n.sum(), (cohort.num_examples > 0).sum()
+        found = ratios(cohort, measured, weights)
+        n, total, members = found.optimal, found.optimal.sum(), found.usable.sum()
         scale = members / jnp.where(total > 0, total, 1) if budget == "matched" else 1
         wanted = (1 - interpolation) * num_steps * scale * n
         wanted = jnp.minimum(wanted + interpolation * num_steps, MOST)
+        wanted = jnp.where(found.failed, num_steps, wanted)
         if rounding == "stochastic":  # its mean is `wanted`, so it may be 0
             return jnp.floor(wanted + measured.draw).astype(jnp.int32)
         whole = jnp.maximum(jnp.round(wanted), 1).astype(jnp.int32)
         return jnp.where(wanted > 0, whole, 0)
 
+    def update(state, cohort, runs, outcome):
+        del runs
+        return state + ratios(cohort, outcome.measured, weights).failed.sum()
+
     def report(state, cohort, measured):
-        del state
         found = ratios(cohort, measured, weights)
         total = found.optimal.sum()
         q = found.optimal / jnp.where(total > 0, total, 1)
         return {
             "gsnr": found.gsnr,
             "optimal_steps": found.optimal,
+            # alone, a client's gradient is everybody's
+            "measured": found.usable & (found.usable.sum() > 1),
             "entropy": -(q * jnp.log(jnp.where(q > 0, q, 1))).sum(),
-            "non_finite": found.failed.sum(),
+            "nonfinite": state,
         }
 
     cap = 10 * num_steps if max_steps is None else max_steps
     # mu_k and var_k go up before tau_k comes down
     traffic = Traffic(models_up=2, scalars_down=1, round_trips=1)
     return StepPolicy(
-        steps, measure=measure, report=report, max_steps=cap, traffic=traffic
+        steps,
+        init=lambda params, num_clients: jnp.zeros((), jnp.int32),
+        measure=measure,
+        update=update,
+        report=report,
+        max_steps=cap,
+        traffic=traffic,
     )
 
 
@@ -176,14 +191,17 @@ def ratios(cohort: Cohort, measured: Measured, weights: str = "data") -> Ratios:
     a = inner + per * inner_sd
     b = measured.mean_square + per * measured.total_var
     b_g = g_square + per * g_var
-    # b_k b_g - a_k^2 with R_k = R_g + D, from what is small when R_k and R_g are alike
-    sine = (spread + per * spread_sd) * b_g - jnp.square(a - b_g)
+    usable &= jnp.isfinite(a) & jnp.isfinite(b) & jnp.isfinite(b_g)
+    # b_k / b_g - (a_k / b_g)^2 with R_k = R_g + D, from what is small when R_k and R_g
+    # are alike; in units of b_g, whose square no float32 may hold
+    cosine = a / jnp.where(b_g > 0, b_g, 1)
+    sine = (spread + per * spread_sd) / jnp.where(b_g > 0, b_g, 1)
+    sine -= jnp.square(cosine - 1)
     optimal = jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
-    gsnr = jnp.where(sine > 0, a / jnp.sqrt(jnp.where(sine > 0, sine, 1)), LARGEST)
+    gsnr = jnp.where(sine > 0, cosine / jnp.sqrt(jnp.where(sine > 0, sine, 1)), LARGEST)
     gsnr = jnp.where(a > 0, gsnr, 0)
     bounded = lambda values: jnp.where(usable, jnp.clip(values, 0, LARGEST), 0)
-    failed = present & ~measured.finite
-    return Ratios(jnp.where(failed, 1, bounded(optimal)), bounded(gsnr), failed)
+    return Ratios(bounded(optimal), bounded(gsnr), usable, present & ~usable)
 
 
 def fedgsnr(

@@ -20,9 +20,10 @@ Departs from the paper: l = 0, which is 0 / 0, is left out of beta_i. A round wh
 above the smallest so far is taken too unless `accept` says otherwise; a model that is not
 finite never is. Under partial participation the minimum is over the cohort, and the others
 keep tau_i. The first tau_i, which the paper does not give, is 2. A client that took a
-single step has measured nothing and goes on with 2. Weight decay is part of F_i. Momentum,
-clipping and what a base adds to gradients are not in the theory: g_i is the gradient a
-client follows, before clipping, and -lr G_i its displacement over tau_i.
+single step has measured nothing and goes on with 2. Weight decay is part of grad F_i, not
+of the losses that `accept` compares. Momentum, clipping and what a base adds to gradients
+are not in the theory: g_i is the gradient a client follows, before clipping, and -lr G_i
+its displacement over tau_i.
 """
 
 from typing import Literal, NamedTuple

@@ -1,8 +1,11 @@
 """Who trains this round, for how long, and what all of them share."""
 
+from functools import reduce
+
 import jax
 import jax.numpy as jnp
 
+from .. import check
 from ..core import Array, Cohort, Key, Participation, PyTree, Setting, StepPolicy
 from ..data.dataset import FederatedDataset
 from ..participation import everyone, uniform
@@ -101,9 +104,11 @@ def with_num_steps(
     return cohort._replace(num_steps=num_steps, active=num_steps > 0), cut
 
 
-def most_steps(plan: Plan, policy: StepPolicy) -> int | None:
+def most_steps(plan: Plan, policy: StepPolicy) -> int | Array | None:
     """The cap on the local steps of a client in a round; None: there is none."""
     caps = [most for most in (plan.max_steps, policy.max_steps) if most is not None]
+    if any(map(check.is_tracer, caps)):
+        return reduce(jnp.minimum, caps)
     return min(caps, default=None)
 
 

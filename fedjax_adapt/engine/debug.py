@@ -103,6 +103,7 @@ def debug_round(
         num_steps = policy.steps(state.policy, cohort, measured)
         cohort, cut = with_num_steps(cohort, num_steps, plan, policy)
         times = end_times(plan.clock, algorithm, state.params, cohort, key)
+        asked, seen, kept = cohort, measured, list(slots)
         if participation_of(plan).first_to_end:
             kept = _first_to_end(cohort, times, key_cohort, num_slots(plan, data))
             pick = lambda tree: jax.tree.map(lambda leaf: leaf[kept], tree)
@@ -147,8 +148,10 @@ def debug_round(
             state.params, params, server, upload, setting, sent, seconds, measured
         )
         policy_state = policy.update(state.policy, cohort, runs, outcome)
-        down, up = round_bytes(algorithm, state.params, cohort)
-        report = policy.report(policy_state, cohort, measured)
+        down, up = round_bytes(algorithm, state.params, cohort, asked)
+        report = policy.report(policy_state, asked, seen)
+        of_kept = lambda leaf: leaf[jnp.array(kept)] if jnp.ndim(leaf) else leaf
+        report = jax.tree.map(of_kept, report)
         moved = jax.tree.map(jnp.subtract, params, state.params)
         squares = [float((leaf**2).sum()) for leaf in jax.tree.leaves(moved)]
         return State(params, server, policy_state, table, state.round + 1), Info(

@@ -148,7 +148,7 @@ def _round(
     cohort, cut = with_num_steps(cohort, num_steps, plan, algorithm.policy)
     times = end_times(plan.clock, algorithm, state.params, cohort, key)
     rows = first_to_end(plan, data, cohort, times, key_cohort)
-    cohort = rows_of(cohort, rows)
+    asked, seen, cohort = cohort, measured, rows_of(cohort, rows)
     cut, times, measured = jax.tree.map(lambda leaf: leaf[rows], (cut, times, measured))
     seconds = round_seconds(cohort, times)
     setting = setting_of(plan, algorithm.policy, cohort)
@@ -168,9 +168,10 @@ def _round(
     )
     policy = algorithm.policy.update(state.policy, cohort, runs, outcome)
 
-    report = algorithm.policy.report(policy, cohort, measured)
+    report = algorithm.policy.report(policy, asked, seen)  # of all it decided about
+    report = jax.tree.map(lambda leaf: leaf[rows] if jnp.ndim(leaf) else leaf, report)
     new = State(params, server, policy, walked.clients, state.round + 1)
-    bytes_down, bytes_up = round_bytes(algorithm, state.params, cohort)
+    bytes_down, bytes_up = round_bytes(algorithm, state.params, cohort, asked)
     info = Info(
         cohort=cohort.ids,
         num_steps=cohort.num_steps,

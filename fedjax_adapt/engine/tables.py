@@ -136,7 +136,7 @@ def _seats_here(route: Route, j: Array, each: int, me: Array) -> Array:
 
 
 def read(tables: Tables, seat: Seat) -> ClientState:
-    """The rows of some slots, [lanes, ...]; zeros for a slot without a client.
+    """The rows of some slots, [lanes, ...]; anything for a slot without a client.
 
     A read that XLA fuses into something after the write makes it copy the whole table
     for every client. No fusion reaches into a loop, so each read is one, of length 1.

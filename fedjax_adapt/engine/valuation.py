@@ -17,6 +17,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from .. import check
 from ..core import Algorithm, Array, Key, Params, Task, weighted_sum
@@ -33,8 +34,8 @@ def show_deltas(algorithm: Algorithm) -> Algorithm:
     finish = algorithm.local.finish
 
     def shown(run):
-        upload, client = finish(run)
-        return upload._replace(info=upload.delta), client
+        upload, client = finish(run)  # which may send something else, as FedNova does
+        return upload._replace(info=optax.tree.sub(run.params, run.anchor)), client
 
     return algorithm._replace(local=algorithm.local._replace(finish=shown))
 
@@ -107,7 +108,9 @@ def shapley(
 
         def goes_on(carry):
             j, _, before, _ = carry
-            return (j < size) & ((j == 0) | (jnp.abs(all_ - before) > tolerance))
+            unlike = jnp.abs(all_ - before) > tolerance
+            # without a tolerance none is cut: a value may be reached and left again
+            return (j < size) & ((j == 0) | (tolerance == 0) | unlike)
 
         def add(carry):
             j, members, before, gains = carry

@@ -1,8 +1,8 @@
 """The walk over a cohort: every client trains, some side by side, some on each device.
 
-A weighted mean is summed as clients end, and on one device the client tables are updated
-in place, so that no copy of the cohort's models is held, unless a refinement or a policy
-that learns asks for the runs.
+A weighted mean is summed as clients end, and client tables that are not copied to every
+device are updated in place, so that no copy of the cohort's models is held, unless a
+refinement or a policy that learns asks for the runs.
 """
 
 from functools import partial

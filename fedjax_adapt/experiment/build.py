@@ -124,6 +124,14 @@ def build_algorithm(config: Config) -> Algorithm:
                 f"match={config.match} sets the local steps of clients, but algorithm="
                 f"{config.algorithm} chooses them itself; leave match out."
             )
+        for name in ("num_steps", "epochs"):
+            value = getattr(config, name)
+            if value != getattr(Config, name):
+                raise ValueError(
+                    f"{name}={value:g} sets the local steps of clients, but algorithm="
+                    f"{config.algorithm} chooses them itself; leave {name} out and see "
+                    "its own options, --algorithm-..."
+                )
         return algorithm
     if config.num_steps is not None:
         return with_steps(algorithm, constant_steps(config.num_steps))
@@ -138,9 +146,22 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
     if "participation" in told and config.sampler != "bernoulli":
         told["participation"] = cohort_size(config) / config.num_clients
     given = {n: v for n, v in options.items() if v is not None}
-    if "base" in given:
-        given["base"] = _construct(config, *_parse_base(given["base"]))
-    return constructor(**told | given)
+    if given.get("every_seconds") is not None and config.step_seconds is None:
+        raise ValueError(
+            f"every_seconds={given['every_seconds']:g} needs a simulated clock; set "
+            "step_seconds, or every_rounds in place of every_seconds."
+        )
+    if "base" not in given:
+        return constructor(**told | given)
+    base = _construct(config, *_parse_base(given["base"]))
+    algorithm = constructor(**told | given | {"base": base})
+    replaced = base.policy.steps is not algorithm.policy.steps
+    if replaced and base.policy is not Algorithm().policy:
+        raise ValueError(
+            f"base={given['base']} chooses the local steps of clients, and so does "
+            f"algorithm={name}; write one of them."
+        )
+    return algorithm
 
 
 def _parse_base(text: str) -> tuple[str, dict[str, Any]]:

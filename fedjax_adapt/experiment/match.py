@@ -9,7 +9,10 @@ from . import store
 from .config import Config, from_settings, kind_options, read_settings, to_settings
 
 # what two runs must share for their totals to be comparable
-SHARED = ("rounds", "num_clients", "dataset", "partition", "partition_seed")
+SHARED = (
+    *("rounds", "num_clients", "participation", "sampler"),
+    *("dataset", "partition", "partition_seed", "corrupt", "corrupt_clients"),
+)
 
 
 def matching_steps(config: Config, sizes: np.ndarray) -> StepPolicy:

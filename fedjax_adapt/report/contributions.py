@@ -41,6 +41,8 @@ def contributions(folder: str | Path) -> list[Contribution]:
             f"{folder} has no column gsnr: only runs of fedgsnr measure what a client "
             "contributes; write algorithm=fedgsnr, with the run's algorithm as its base."
         )
+    if "measured" in rows.column_names:  # a failed measurement says nothing of a client
+        rows = rows.filter(rows["measured"].to_numpy() > 0)
     clients, values = rows["client"].to_numpy(), rows["gsnr"].to_numpy()
     found = []
     for client in np.unique(clients):

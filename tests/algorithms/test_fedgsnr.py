@@ -158,11 +158,41 @@ def test_without_variance_the_steps_are_a_projection():
     assert steps_of(fa.gsnr_steps(4), alone, (1, 0, 1, 2))[2] == 0
 
 
+def test_an_orthogonal_gradient_takes_no_step_though_it_counts():
+    mu = np.array([[2.0, 0], [-1, 1], [-1, 1], [1, -1]])  # the mean is (1/4, 1/4)
+    mu = np.vstack([mu, [[1.0, -1], [-1, 1]]])  # orthogonal, and they cancel
+    found = ratios(cohort_of([3] * 6), measured_of(mu, np.zeros_like(mu)))
+    np.testing.assert_allclose(mu[4:] @ mu.mean(0), 0, atol=1e-12)
+    assert found.optimal[0] > 0 and not found.optimal[4:].any()
+
+
+def test_numbers_that_overflow_in_the_mean_alone_are_failures():
+    large = measured_of([[1.5e19, 1], [-1.5e19, 1]], np.zeros((2, 2)))
+    found = ratios(cohort_of((1, 9)), large)
+    assert found.failed.all() and not found.usable.any()
+    assert not found.optimal.any() and not found.gsnr.any()
+    assert steps_of(fa.gsnr_steps(4), large, (1, 9)).tolist() == [4, 4]
+
+
+def test_who_failed_takes_e_steps_and_is_in_no_budget():
+    three = measured_of([[1.0], [3.0], [np.nan]], np.zeros((3, 1)))
+    assert steps_of(fa.gsnr_steps(4), three, (5, 5, 5)).tolist() == [6, 2, 4]
+    report = fa.gsnr_steps(4).report(jnp.int32(1), cohort_of((5, 5, 5)), three)
+    assert report["measured"].tolist() == [True, True, False]
+    close(report["entropy"], -(0.75 * np.log(0.75) + 0.25 * np.log(0.25)))
+    alone = measured_of([[1.0]], [[1.0]])  # whose gradient is everybody's
+    assert not fa.gsnr_steps(4).report(0, cohort_of((5,)), alone)["measured"].any()
+
+
 sizes_of = st.lists(st.integers(1, 20), min_size=2, max_size=6)
 
 
 @settings(deadline=None, max_examples=30)
-@given(sizes=sizes_of, seed=st.integers(0, 999), scale=st.sampled_from([1e-4, 0.1, 50]))
+@given(
+    sizes=sizes_of,
+    seed=st.integers(0, 999),
+    scale=st.sampled_from([1e-10, 1e-4, 0.1, 50, 1e10]),
+)
 def test_scaling_the_loss_changes_nothing_and_the_bounds_hold(sizes, seed, scale):
     rng = np.random.default_rng(seed)
     mu = rng.normal(size=(len(sizes), 4)) * rng.exponential(size=(len(sizes), 1))
@@ -247,7 +277,7 @@ def test_a_measurement_that_is_not_finite_reaches_nobody(task):
     plan = fa.Plan(batch_size=4, lr=0.2, shuffle="none")
     round_fn, state = start(fedgsnr(5, "raw"), task, data, plan)
     _, info = jax.jit(round_fn)(state, keys(1)[0])
-    assert info.policy["non_finite"] == 1 and info.num_steps[2] == 5
+    assert info.policy["nonfinite"] == 1 and info.num_steps[2] == 5
     others = [*clients[:2], *clients[3:]]
     data = fa.FederatedDataset.from_clients(others, num_classes=3)
     round_fn, state = start(fedgsnr(5, "raw"), task, data, plan)

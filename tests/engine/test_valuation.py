@@ -8,7 +8,7 @@ import pytest
 from helpers import close, keys, linear_task, start
 
 import fedjax_adapt as fa
-from fedjax_adapt.algorithms import fedavg
+from fedjax_adapt.algorithms import fedavg, fednova
 
 TEST = (jnp.eye(4), jnp.zeros(4, jnp.int32))
 WEIGHTS = jnp.array([1.0, 2.0, 0.0, 3.0])
@@ -56,6 +56,38 @@ def test_shapley_values_are_those_of_all_orders():
     first = fa.shapley(*arguments, num_orders=3000, tolerance=100.0)
     alone = [worth([k]) / 4 for k in range(4)]
     np.testing.assert_allclose(first, alone, atol=0.05)
+
+
+def test_a_value_that_is_met_on_the_way_ends_no_order():
+    """Accuracy: the first client alone already has what all have together."""
+    task = fa.Task(
+        init=lambda key: jnp.zeros(2),
+        apply=lambda params, x: fa.Outputs(x @ jnp.diag(params)),
+        loss=lambda logits, y: logits.sum(1),
+    )
+    test = jnp.eye(2), jnp.arange(2)
+    deltas = jnp.array([[1.0, 2.0], [-4.0, 1.0], [4.0, -1.0]])
+    arguments = (task, jnp.zeros(2), deltas, jnp.ones(3), test)
+
+    def accuracy(members):
+        params = deltas[jnp.array(members)].mean(0) if members else jnp.zeros(2)
+        return float(fa.evaluate(task, params, test).accuracy)
+
+    exact = np.zeros(3)
+    for order in itertools.permutations(range(3)):
+        for j, k in enumerate(order):
+            exact[k] += accuracy(order[: j + 1]) - accuracy(order[:j])
+    found = fa.shapley(*arguments, jax.random.key(0), num_orders=2000, value="accuracy")
+    np.testing.assert_allclose(found, exact / 6, atol=0.03)
+
+
+def test_what_fednova_sends_is_no_displacement(task, data):
+    ends = []
+    for base in (fednova(), fedavg()):  # with steps alike they are the same
+        algorithm = fa.with_steps(base, fa.constant_steps(3))
+        round_fn, state = start(fa.show_deltas(algorithm), task, data)
+        ends.append(jax.jit(round_fn)(state, keys(1)[0])[1].clients)
+    close(*ends)
 
 
 def test_a_round_shows_the_deltas_its_server_averages(task, data):

@@ -80,3 +80,24 @@ def test_an_algorithm_that_chooses_its_steps_cannot_be_matched(matched, monkeypa
     monkeypatch.setitem(ALGORITHMS, "fedavg", own)
     with pytest.raises(ValueError, match="algorithm=fedavg chooses them itself; leave"):
         build_algorithm(matched(algorithm="fedavg"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (dict(algorithm="fedgsnr", num_steps=3), "num_steps=3 sets the local steps"),
+        (dict(algorithm="gift", epochs=2.0), "algorithm=gift chooses them itself"),
+        (
+            dict(algorithm="gift", algorithm_options={"base": "fedveca"}),
+            "base=fedveca chooses the local steps of clients, and so does algorithm=gi",
+        ),
+        (
+            dict(algorithm="adacomm", algorithm_options={"every_seconds": 60.0}),
+            "every_seconds=60 needs a simulated clock",
+        ),
+    ],
+)
+def test_two_answers_to_how_many_steps_are_refused(changes, says):
+    with pytest.raises(ValueError, match=says) as error:
+        build_algorithm(Config(**changes))
+    assert "\n" not in str(error.value)
