@@ -175,7 +175,8 @@ def test_numbers_that_overflow_in_the_mean_alone_are_failures():
 
 
 def test_who_failed_takes_e_steps_and_is_in_no_budget():
-    three = measured_of([[1.0], [3.0], [np.nan]], np.zeros((3, 1)))
+    three = measured_of([[1.0], [3.0], [0.0]], np.zeros((3, 1)))
+    three = three._replace(finite=jnp.array([True, True, False]))
     assert steps_of(fa.gsnr_steps(4), three, (5, 5, 5)).tolist() == [6, 2, 4]
     report = fa.gsnr_steps(4).report(jnp.int32(1), cohort_of((5, 5, 5)), three)
     assert report["measured"].tolist() == [True, True, False]
