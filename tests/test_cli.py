@@ -193,7 +193,8 @@ def test_steps_that_are_cut_are_told_once(capsys, monkeypatch):
         return Algorithm(policy=constant_steps(5)._replace(max_steps=3))
 
     monkeypatch.setitem(ALGORITHMS, "fedavg", eager)
-    line = QUICK.replace("scaffold", "fedavg") + " --participation 1 --rounds 2"
+    line = QUICK.replace("scaffold", "fedavg").replace("--epochs 1 ", "")
+    line += " --participation 1 --rounds 2"
     code, out, _ = fedjax_adapt(capsys, f"{line} --folder mine")
     assert code == 0
     assert out.count("warning: max_steps=3 cut ") == 1
