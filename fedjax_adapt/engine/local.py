@@ -117,8 +117,8 @@ def advance(setup: Setup, progress: Progress, view: LocalView, key: Key) -> Prog
     algorithm, plan, params = setup.algorithm, setup.plan, progress.params
     loss, grads = jax.value_and_grad(algorithm.local.objective)(params, view, key)
     grads = algorithm.local.correct(grads, view)
-    whole = algorithm.local.decay(grads, view)  # what a probe is shown, never clipped
-    probe = algorithm.policy.probe.update(progress.probe, whole, view)
+    shown = algorithm.local.decay(grads, view)  # to a probe, never clipped
+    probe = algorithm.policy.probe.update(progress.probe, shown, view)
     grads, clipped = clip(grads, plan.clip_norm)
     grads = algorithm.local.decay(grads, view)
     updates, state = optimizer(plan).update(grads, progress.optimizer, params)

@@ -21,7 +21,7 @@ def check_fits(client: ClientState, num_clients: int, num_devices: int) -> None:
         jnp.size(leaf) * jnp.result_type(leaf).itemsize
         for leaf in jax.tree.leaves(client)
     )
-    copies = 1 if mesh.homes(num_clients, num_devices) else num_devices
+    copies = 1 if mesh.cuts_tables(num_clients, num_devices) else num_devices
     # cores that are devices share one memory; an accelerator has its own
     if jax.default_backend() != "cpu":
         copies /= num_devices

@@ -99,7 +99,7 @@ def mesh_of(num_devices: int) -> Mesh:
     return Mesh(np.array(jax.local_devices()[:num_devices]), (AXIS,))
 
 
-def homes(num_clients: int, num_devices: int) -> bool:
+def cuts_tables(num_clients: int, num_devices: int) -> bool:
     """Whether the client tables are cut up among the devices, a block of rows each."""
     return num_devices > 1 and num_clients % num_devices == 0
 
@@ -110,7 +110,7 @@ def placed(state: State, num_devices: int) -> State:
     Shapes in place of arrays come back as shapes that say where they lie.
     """
     tables = jax.tree.leaves(state.clients)
-    cut = bool(tables) and homes(tables[0].shape[0], num_devices)
+    cut = bool(tables) and cuts_tables(tables[0].shape[0], num_devices)
 
     def place(tree: PyTree, sharding: Sharding) -> PyTree:
         if any(

@@ -83,7 +83,7 @@ def deal(
     ids, num_steps = pad(cohort.ids, num_clients), pad(cohort.num_steps)
     weights = jax.tree.map(pad, weights)
 
-    cut = mesh.homes(num_clients, num_devices) and bool(jax.tree.leaves(table))
+    cut = mesh.cuts_tables(num_clients, num_devices) and bool(jax.tree.leaves(table))
     num_rows = num_clients // num_devices if cut else num_clients
     back = None
     if num_devices > 1 and not (alike and not cut):

@@ -42,7 +42,7 @@ class Tables(NamedTuple):
     guests: ClientState | None = None  # [slots of the device, ...]
 
 
-def rows_of(table: ClientState) -> int:
+def num_rows_of(table: ClientState) -> int:
     """How many rows a table, or a device's part of it, has; 0 without any leaf."""
     leaves = jax.tree.leaves(table)
     return leaves[0].shape[0] if leaves else 0
@@ -153,7 +153,7 @@ def read(tables: Tables, seat: Seat) -> ClientState:
         )
 
     def pick(own, guest):
-        here = (seat.row < rows_of(tables.own)).reshape(-1, *(1,) * (own.ndim - 1))
+        here = (seat.row < num_rows_of(tables.own)).reshape(-1, *(1,) * (own.ndim - 1))
         return jnp.where(here, own, guest)
 
     def rows():
@@ -193,7 +193,7 @@ def put(
         return jax.lax.fori_loop(
             0, live.astype(int), lambda _, table: both(table), table
         )
-    index = jnp.where(active, index, rows_of(table))
+    index = jnp.where(active, index, num_rows_of(table))
     set_rows = lambda all_, some: all_.at[index].set(
         some.astype(all_.dtype), mode="drop"
     )
@@ -206,7 +206,7 @@ def _once(times: Array, read: Callable[[], PyTree], otherwise: PyTree) -> PyTree
 
 
 def _is_in(table: ClientState, index: Array) -> Array:
-    return index[0] < rows_of(table)
+    return index[0] < num_rows_of(table)
 
 
 def _rows(table: ClientState, index: Array) -> Callable[[], PyTree]:

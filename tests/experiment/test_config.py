@@ -208,12 +208,17 @@ def test_fedssg_is_told_the_rounds_and_the_participation(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_takes_the_local_steps_it_is_told(name):
-    if constructed(name).policy is not Algorithm().policy:
-        pytest.skip("it decides by itself")
+def test_every_algorithm_takes_the_local_steps_it_is_told_or_refuses(name):
+    decides = constructed(name).policy is not Algorithm().policy
+    options = {"budget": 1e6} if name == "afl" else {}  # which it cannot do without
     for settings, steps in (({"epochs": 3.0}, 30), ({"num_steps": 7}, 7)):
-        algorithm = build_algorithm(from_settings({"algorithm": name, **settings}))
-        assert algorithm.policy.mean_steps(jnp.int32(10)) == steps
+        config = Config(algorithm=name, algorithm_options=options, **settings)
+        if decides:
+            with pytest.raises(ValueError, match=f"algorithm={name} chooses them itse"):
+                build_algorithm(config)
+        else:
+            algorithm = build_algorithm(config)
+            assert algorithm.policy.mean_steps(jnp.int32(10)) == steps
 
 
 @pytest.mark.parametrize(
