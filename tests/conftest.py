@@ -1,6 +1,8 @@
 """Strict JAX for every test: ranks never promote silently, warnings are errors."""
 
 import os
+import subprocess
+import sys
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -8,9 +10,27 @@ import jax
 import pytest
 from helpers import make_data, make_task
 
-jax.config.update("jax_num_cpu_devices", 4)
-jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.local_devices()  # begin now: a run of the command line would choose as many as cores
+# Most of a test is compiling, which takes a third of the time if XLA does not optimise.
+# The slow tests and whatever a test starts as a process of its own optimise as users do.
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+
+
+def pytest_configure(config):
+    slow = config.option.markexpr != "not slow"
+    if not (slow or "PYTEST_XDIST_WORKER" in os.environ or "XLA_FLAGS" in os.environ):
+        # a flag that this XLA does not know would end the process
+        begin = [sys.executable, "-c", "import jax; jax.devices()"]
+        env = {**os.environ, "XLA_FLAGS": QUICK}
+        if not subprocess.run(begin, env=env, capture_output=True).returncode:
+            os.environ["XLA_FLAGS"] = QUICK
+    jax.config.update("jax_num_cpu_devices", 4)
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    jax.local_devices()  # now: a run of the command line would choose as many as cores
+
+
+def pytest_collection_finish():
+    if os.environ.get("XLA_FLAGS") == QUICK:  # JAX has read it, the workers have it
+        del os.environ["XLA_FLAGS"]
 
 
 @pytest.fixture
