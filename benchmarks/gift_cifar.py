@@ -4,10 +4,11 @@
 
 20 clients that all take part, label shares Dirichlet(1) by client, batch 32, lr 0.01,
 weight decay 0.01, tau_0 = 100. The plan's clock counts simulated seconds: 0.0522 a local
-step (from the paper's Table II) and the upload, 62,006 parameters at 5 Mbit/s. Each method stops after --rounds rounds or --minutes of wall time. One that was
-stopped goes on when it is called again with more; a line of results/gift-cifar.jsonl is
-an evaluation. AFL's tau comes from a trial run of 10 rounds with 10 steps and a budget of
-what FedAvg needs for all rounds.
+step (from the paper's Table II) and the upload, 62,006 parameters at 5 Mbit/s. Each
+method stops after --rounds rounds or --minutes of wall time. One that was stopped goes on
+when it is called again with more; a line of results/gift-cifar.jsonl is an evaluation.
+AFL's tau comes from a trial run of 10 rounds with 10 steps and a budget of what FedAvg
+needs for all rounds.
 """
 
 import argparse
