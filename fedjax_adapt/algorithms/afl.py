@@ -271,6 +271,8 @@ def afl_online(
         max_steps=max_steps,
         # tau; grad F_i(w), beta_i, rho_i and the loss
         traffic=Traffic(models_up=1, scalars_down=1, scalars_up=3),
+        # grad F_i(w) and grad F_i(theta_i)
+        measure_steps=lambda cohort: jnp.full_like(cohort.ids, 2),
     )
 
 

@@ -163,6 +163,7 @@ def gsnr_steps(
         report=report,
         max_steps=cap,
         traffic=traffic,
+        measure_steps=lambda cohort: jnp.full_like(cohort.ids, probe_batches),
     )
 
 

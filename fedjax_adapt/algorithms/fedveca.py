@@ -204,6 +204,8 @@ def veca_steps(
         report=report,
         # grad F(w') and tau_i; g_i(w_0), beta_i and delta_i
         traffic=Traffic(models_down=1, models_up=1, scalars_down=1, scalars_up=2),
+        # g_i(w_0) on a mini-batch is that of the first step
+        measure_steps=(lambda cohort: cohort.epoch_steps) if full_gradient else None,
     )
 
 

@@ -26,7 +26,7 @@ from ..core import (
     uniformly,
     weighted_sums,
 )
-from ..costs import end_times, round_bytes
+from ..costs import answers_late, end_times, round_bytes
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import batch_size
@@ -110,8 +110,8 @@ def debug_round(
             cut, times, measured = pick(cut), pick(times), pick(measured)
             cohort = rows_of(cohort, kept)
             ids, slots = cohort.ids, range(len(kept))
-        last = max([0.0, *(float(t) for t in times[cohort.active])])
-        seconds = jnp.asarray(last)
+        awaited = cohort.num_examples > 0 if answers_late(policy) else cohort.active
+        seconds = jnp.asarray(max([0.0, *(float(t) for t in times[awaited])]))
         setting = setting_of(plan, policy, cohort)
         broadcast = broadcast._replace(setting=setting)
 

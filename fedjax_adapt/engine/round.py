@@ -150,7 +150,7 @@ def _round(
     rows = first_to_end(plan, data, cohort, times, key_cohort)
     asked, seen, cohort = cohort, measured, rows_of(cohort, rows)
     cut, times, measured = jax.tree.map(lambda leaf: leaf[rows], (cut, times, measured))
-    seconds = round_seconds(cohort, times)
+    seconds = round_seconds(algorithm, cohort, times)
     setting = setting_of(plan, algorithm.policy, cohort)
 
     broadcast = Broadcast(state.params, state.server, setting)
