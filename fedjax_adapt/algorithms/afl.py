@@ -51,6 +51,7 @@ from ..core import (
 from ..wrap import seeing
 
 TRAINS, LAST, SCORES, OVER = range(4)
+SHOWN = ("tau", "beta", "delta", "rho", "best_loss", "spent", "nonfinite")
 
 
 class Remembered(NamedTuple):
@@ -63,7 +64,7 @@ class Remembered(NamedTuple):
 class AflState(NamedTuple):
     """What AFL's server keeps: one model and scalars."""
 
-    tau: Array  # int32, the local steps of the next round
+    tau: Array  # int32, the local steps of the next round, before the cap
     beta: Array  # smoothness
     delta: Array  # divergence of the clients' gradients
     rho: Array  # Lipschitz constant
@@ -103,7 +104,7 @@ def afl(
       hold: what beta, delta and rho keep of the round before, in [0, 1).
       step_seconds: c, seconds of one local step of the slowest client.
       aggregation_seconds: b, seconds of one aggregation.
-      max_steps: tau grows no further.
+      max_steps: tau grows no further, what is cut is counted.
       trial_steps: take so many steps in every round, without a budget, and only report
         the estimates: the trial run whose means `afl_constants` hands to `afl_fixed`.
       base: any algorithm; none: FedAvg.
@@ -204,22 +205,25 @@ def afl_online(
         del measurement
         return jnp.broadcast_to(state.tau, cohort.ids.shape)
 
+    def capped(tau):
+        return jnp.minimum(tau, max_steps)
+
     def choose(state, lr):  # the next tau, and the stage it belongs to
         if trial:
             return state.tau, state.stage
         most = 10 * max_steps
         g = _bound(state.beta, state.delta, state.rho, lr, phi, (budget, c, b), most)
-        near = jnp.arange(1, most + 1) <= 10 * state.tau
-        tau = jnp.minimum(1 + jnp.argmin(jnp.where(near, g, jnp.inf)), max_steps)
-        tau = jnp.where(state.estimates > 0, tau, 1)
+        near = jnp.arange(1, most + 1) <= 10 * capped(state.tau)
+        best = 1 + jnp.argmin(jnp.where(near, g, jnp.inf))
+        best = jnp.where(state.estimates > 0, best, 1)
+        tau = capped(best)
         left = budget - state.spent
         rest = jnp.clip(jnp.trunc((left - 2 * b - c) / c), 1, tau).astype(jnp.int32)
         ends = left <= c * (tau + 1) + 2 * b
         trains = jnp.where(ends, LAST, TRAINS)
         stage = jnp.where(state.stage == TRAINS, trains, state.stage + 1)
-        return jnp.stack([tau, rest, jnp.ones_like(tau), jnp.zeros_like(tau)])[
-            stage
-        ], stage
+        one = jnp.ones_like(rest)
+        return jnp.stack([best.astype(rest.dtype), rest, one, 0 * one])[stage], stage
 
     def update(state, cohort, runs, outcome):
         del runs
@@ -259,8 +263,9 @@ def afl_online(
 
     def report(state, cohort, measurement):
         del cohort, measurement
-        names = ("tau", "beta", "delta", "rho", "best_loss", "spent", "nonfinite")
-        return {name: getattr(state, name) for name in names}
+        return {name: getattr(state, name) for name in SHOWN} | {
+            "tau": capped(state.tau)
+        }
 
     return StepPolicy(
         steps,

@@ -50,6 +50,7 @@ from ..core import (
 )
 
 ACCEPT = ("off", "local", "global")
+MOST = 2**30  # steps that an int32 holds
 
 
 class VecaProbe(NamedTuple):
@@ -64,7 +65,7 @@ class VecaProbe(NamedTuple):
 class VecaState(NamedTuple):
     """What the step policy keeps."""
 
-    tau: Array  # [num_clients] int32, local steps next time
+    tau: Array  # [num_clients] int32, local steps next time, before the cap
     params: Params  # w', zeros before the first round
     gradient: Params  # grad F(w')
     known: Array  # bool, whether it has been measured
@@ -91,7 +92,7 @@ def veca_steps(
     Args:
       alpha: of equation (16), in [0, 1); the client that holds stillest takes
         1 / (1 - alpha) steps, and 0 makes it 2 for everyone.
-      max_steps: the largest tau_i; also that of a client with A_i = 0.
+      max_steps: cap on tau_i, what it cuts is counted; also tau_i where A_i = 0.
       initial_steps: tau_i of the first two rounds.
       full_gradient: measure at the broadcast model on all of a client's data, not on its
         first mini-batch: a pass more per round, and not for a base that corrects
@@ -189,7 +190,8 @@ def veca_steps(
 
     def report(state, cohort, measured):
         del measured
-        of_clients = {"tau": state.tau, **state.clients}
+        tau = jnp.minimum(state.tau, max_steps)
+        of_clients = {"tau": tau, **state.clients}
         ids = jnp.minimum(cohort.ids, cohort.num_clients - 1)
         of_cohort = {name: leaf[ids] for name, leaf in of_clients.items()}
         return of_cohort | state.shown | {"nonfinite": state.nonfinite}
@@ -202,6 +204,7 @@ def veca_steps(
         update=update,
         send=send,
         report=report,
+        max_steps=max_steps,
         # grad F(w') and tau_i; g_i(w_0), beta_i and delta_i
         traffic=Traffic(models_down=1, models_up=1, scalars_down=1, scalars_up=2),
         # g_i(w_0) on a mini-batch is that of the first step
@@ -221,7 +224,7 @@ def fedveca(
     Args:
       alpha: of equation (16), in [0, 1); the client that holds stillest takes
         1 / (1 - alpha) steps, and 0 makes it 2 for everyone.
-      max_steps: the largest tau_i.
+      max_steps: cap on tau_i, what it cuts is counted.
       initial_steps: tau_i of the first two rounds.
       accept: when the new model is taken, else the old one stays: if it is finite ("off");
         if the loss is finite and at most F_m, the smallest so far: of the clients at their
@@ -270,13 +273,13 @@ def fedveca(
 
 
 def _next_tau(A: Array, valid: Array, alpha: float, max_steps: int) -> Array:
-    """Equation (16), [cohort] int32; `valid` says whose A counts."""
+    """Equation (16) before the cap, [cohort] int32; `valid` says whose A counts."""
     least = jnp.min(jnp.where(valid, A, jnp.inf))
     share = least / jnp.where(valid & (A > 0), A, jnp.inf)
     bound = 1 / (1 - alpha * share)
     # rounding must not make 19 of 20; its error grows with the square of the bound
     bound = bound + 1e-6 + 2 * jnp.finfo(bound.dtype).eps * bound**2
-    bound = jnp.where(A == 0, max_steps, jnp.clip(bound, 2, max_steps))
+    bound = jnp.where(A == 0, max_steps, jnp.clip(bound, 2, MOST))
     return jnp.floor(bound).astype(jnp.int32)
 
 

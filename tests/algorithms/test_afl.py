@@ -171,6 +171,7 @@ def test_identical_clients_diverge_nowhere_and_tau_grows_tenfold(x64):
     algorithm = afl(1e6, PHI, **COSTS)
     _, state, infos = run(algorithm, data, 5)
     assert infos.num_steps[:, 0].tolist() == [1, 1, 10, 100, 100]
+    assert infos.cut[:, 0].tolist() == [0, 0, 0, 0, 900]  # of ten times 100
     np.testing.assert_allclose(infos.policy["delta"], 0, atol=1e-14)
     np.testing.assert_allclose(infos.policy["beta"][1], 0, atol=1e-5)  # none moved away
 
