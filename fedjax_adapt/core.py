@@ -179,6 +179,9 @@ class Outcome(NamedTuple):
     sent: PyTree = ()  # mean over the active clients of `StepPolicy.send`
     seconds: Array | float = 0.0  # simulated, of this round; 0 without `Plan.clock`
     measured: Measurement = ()  # by each client before it trained, [cohort, ...]
+    step_seconds: Array | None = (
+        None  # [cohort], of a local step; None: no `Plan.clock`
+    )
 
 
 class RoundView(NamedTuple):

@@ -192,6 +192,15 @@ def round_bytes(
     return count(asked) * down, count(cohort.active) * own + count(asked) * measured
 
 
+def step_seconds(clock: Clock | None, cohort: Cohort) -> Array | None:
+    """c_i, [cohort]; None without a clock."""
+    if clock is None:
+        return None
+    key = _keys(clock)[0]
+    seconds = _drawn("step_seconds", clock.step_seconds, cohort, key)
+    return jnp.broadcast_to(seconds, cohort.ids.shape)
+
+
 def end_times(
     clock: Clock | None, algorithm: Algorithm, params: Params, cohort: Cohort, key: Key
 ) -> Array:
@@ -210,10 +219,7 @@ def end_times(
     if clock is None:
         return jnp.zeros(cohort.ids.shape)
     policy = algorithm.policy
-    # of the clients for good; a round's own key is for the delays alone
-    key_step, key_up, key_down, key_late = jax.random.split(
-        jax.random.key(clock.seed), 4
-    )
+    _, key_up, key_down, key_late = _keys(clock)
     key_delay = key_late if clock.delay_persists else jax.random.fold_in(key, DELAYS)
 
     def of(name: str, key: Key) -> Array:
@@ -226,7 +232,7 @@ def end_times(
             seconds += 8 * down / of("download_bandwidth", key_down)
         return seconds + traffic.round_trips * clock.latency
 
-    step, delay = of("step_seconds", key_step), of("delay", key_delay)
+    step, delay = step_seconds(clock, cohort), of("delay", key_delay)
     trains = cohort.num_steps * step
     measures = (
         0 if policy.measure_steps is None else policy.measure_steps(cohort) * step
@@ -247,6 +253,14 @@ def round_seconds(algorithm: Algorithm, cohort: Cohort, times: Array) -> Array:
     late = answers_late(algorithm.policy)
     awaited = cohort.num_examples > 0 if late else cohort.active
     return jnp.where(awaited, times, 0).max()
+
+
+def _keys(clock: Clock) -> Array:
+    """Of what clients draw for good: steps, upload, download, delay. [4]
+
+    A round's own key is for the delays alone.
+    """
+    return jax.random.split(jax.random.key(clock.seed), 4)
 
 
 def _drawn(name: str, quantity: Quantity, cohort: Cohort, key: Key) -> Array:

@@ -26,7 +26,7 @@ from ..core import (
     uniformly,
     weighted_sums,
 )
-from ..costs import answers_late, end_times, round_bytes
+from ..costs import answers_late, end_times, round_bytes, step_seconds
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import batch_size
@@ -145,8 +145,9 @@ def debug_round(
             params, server = state.params, state.server
         sent = weighted_sums(uniformly(cohort), cohort.active, _stack(sent))
         outcome = Outcome(
-            state.params, params, server, upload, setting, sent, seconds, measured
-        )
+            state.params, params, server, upload, setting, sent, seconds, measured,
+            step_seconds(plan.clock, cohort),
+        )  # fmt: skip
         policy_state = policy.update(state.policy, cohort, runs, outcome)
         down, up = round_bytes(algorithm, state.params, cohort, asked)
         report = policy.report(policy_state, asked, seen)
