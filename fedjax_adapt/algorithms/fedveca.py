@@ -70,6 +70,7 @@ class VecaState(NamedTuple):
     gradient: Params  # grad F(w')
     known: Array  # bool, whether it has been measured
     lipschitz: Array  # L with the round just done; the next one shows it
+    accepted_rounds: Array  # int32, rounds so far in which the server's model moved
     nonfinite: Array  # int32, measurements so far that were not finite
     clients: dict[str, Array]  # [num_clients], to show
     shown: dict[str, Array]  # scalars, to show
@@ -84,9 +85,9 @@ def veca_steps(
     """FedVeca's number of local steps, for any base. A client takes at least 2.
 
     `Info.policy` shows per client `tau` (of its next round), `beta`, `delta` and `A`; and
-    of the round `tau_bar`, `L` and `premise` (lr tau L; both 0 in the first round),
-    `accepted` (0 where the server left its model as it was) and `nonfinite`: how often so
-    far a client measured what is not finite, and kept tau_i. The state is as large as two
+    of the round `tau_bar`, `L` and `premise` (lr tau L; both 0 in the first round). So far
+    in the run, in `accepted_rounds` the server's model moved, and `nonfinite` times a
+    client measured what is not finite, and kept tau_i. The state is as large as two
     models.
 
     Args:
@@ -117,9 +118,10 @@ def veca_steps(
             gradient=zeros,
             known=jnp.zeros((), bool),
             lipschitz=zero,
+            accepted_rounds=count,
             nonfinite=count,
             clients={name: jnp.zeros(num_clients) for name in ("beta", "delta", "A")},
-            shown={"tau_bar": zero, "L": zero, "premise": zero, "accepted": count},
+            shown={"tau_bar": zero, "L": zero, "premise": zero},
         )
 
     def probe_init(view):
@@ -168,12 +170,14 @@ def veca_steps(
         usable = (cohort.num_active > 0) & jnp.isfinite(optax.tree.norm(gradient))
         lipschitz = _lipschitz(state, outcome.anchor, gradient)
         tau_bar = (by_examples(cohort) * cohort.num_steps).sum()
+        moved = _differ(outcome.params, outcome.anchor)
         return VecaState(
             tau=put(state.tau, tau),
             params=_where(usable, outcome.anchor, state.params),
             gradient=_where(usable, gradient, state.gradient),
             known=state.known | usable,
             lipschitz=jnp.where(usable, lipschitz, state.lipschitz),
+            accepted_rounds=state.accepted_rounds + moved,
             nonfinite=state.nonfinite + (measured & ~finite).sum(),
             clients={
                 "beta": put(state.clients["beta"], beta),
@@ -184,7 +188,6 @@ def veca_steps(
                 "tau_bar": tau_bar,
                 "L": state.lipschitz,
                 "premise": outcome.setting.lr * tau_bar * state.lipschitz,
-                "accepted": _differ(outcome.params, outcome.anchor),
             },
         )
 
@@ -194,7 +197,8 @@ def veca_steps(
         of_clients = {"tau": tau, **state.clients}
         ids = jnp.minimum(cohort.ids, cohort.num_clients - 1)
         of_cohort = {name: leaf[ids] for name, leaf in of_clients.items()}
-        return of_cohort | state.shown | {"nonfinite": state.nonfinite}
+        counts = ("accepted_rounds", "nonfinite")
+        return of_cohort | state.shown | {name: getattr(state, name) for name in counts}
 
     probe = Probe(probe_init, probe_update)
     return StepPolicy(

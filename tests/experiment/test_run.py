@@ -231,6 +231,20 @@ def test_a_run_that_diverges_names_the_round_and_stays_readable(tiny):
     assert len(record.metrics) == round - 1
 
 
+def test_a_run_whose_server_refuses_what_is_not_finite_goes_on(tiny):
+    """FedVeca at a learning rate at which its clients end at NaN."""
+    changes = {"epochs": Config.epochs, "clip_norm": None, "rounds": 2}
+    config = tiny(algorithm="fedveca", lr=1e38, **changes)
+    result = run(config)
+    metrics = read_run(config.folder).metrics.to_pydict()
+    assert np.isnan(metrics["train_loss"]).all()
+    assert metrics["accepted_rounds"] == [0, 0] and result.rounds == 2
+    f = build(config)
+    key = run_keys(config.seed)[0]
+    begin = init_state(f.algorithm, f.task, f.data, f.plan, key)
+    assert same(final_state(config)[0].params, begin.params)
+
+
 def test_a_finished_run_is_never_overwritten(whole):
     before = files(whole.folder)
     for resume in (False, True):
