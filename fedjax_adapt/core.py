@@ -440,6 +440,7 @@ class StepPolicy(NamedTuple):
     max_steps: int | None = None  # what more it asks for is cut and counted
     traffic: Traffic = Traffic()
     measure_steps: Callable[[Cohort], Array] | None = None
+    best: Callable[[PolicyState], Params] | None = None  # what a run ends with, if kept
 
 
 class ServerRule(NamedTuple):

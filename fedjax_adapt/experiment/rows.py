@@ -24,7 +24,7 @@ class Measured(NamedTuple):
 
     server: Metrics  # of the server's model
     classes: Array  # [classes], its accuracy on the examples of each label
-    also: dict[str, Metrics]  # of "sel" and "all", where asked for
+    also: dict[str, Metrics]  # of "sel", "all" and "best", where there are such
 
 
 class Diverged(ArithmeticError):

@@ -41,7 +41,8 @@ class Record(NamedTuple):
     and the step policy's scalars (of the last round), class_accuracy (a list: on the test
     examples of each label) and seconds (of training since the start, compilation
     apart). With `evaluate_also` there are also accuracy_sel and loss_sel (the cohort's
-    mean), accuracy_all and loss_all (the mean of every client's last model).
+    mean), accuracy_all and loss_all (the mean of every client's last model); with AFL
+    accuracy_best and loss_best (its result: the model with the least estimated loss).
 
     `clients` has one row per client and round: round (1 is the first), client,
     num_steps, loss, clipped, and what the local rule and the step policy show of it.

@@ -12,6 +12,7 @@ import pytest
 from helpers import same
 
 from fedjax_adapt import (
+    afl_best,
     averages,
     class_accuracy,
     evaluate,
@@ -243,6 +244,23 @@ def test_a_run_whose_server_refuses_what_is_not_finite_goes_on(tiny):
     key = run_keys(config.seed)[0]
     begin = init_state(f.algorithm, f.task, f.data, f.plan, key)
     assert same(final_state(config)[0].params, begin.params)
+
+
+def test_the_model_that_afl_ends_with_is_measured_beside_the_last(tiny):
+    options = {"budget": 1.0, "trial_steps": 3}
+    config = tiny(
+        algorithm="afl", epochs=Config.epochs, lr=20, algorithm_options=options
+    )
+    config = dataclasses.replace(config, rounds=3, evaluate_also=("sel",))
+    result = run(config)
+    f, (state, _) = build(config), final_state(config)
+    assert not same(afl_best(state), state.params)
+    accuracy, loss = evaluate(f.task, afl_best(state), f.data.test)
+    assert list(result.models) == ["sel", "best"]
+    assert result.models["best"]["accuracy"] == pytest.approx(float(accuracy), abs=1e-6)
+    assert result.models["best"]["loss"] == pytest.approx(float(loss), rel=1e-5)
+    metrics = read_run(config.folder).metrics
+    assert metrics["loss_best"].to_pylist()[-1] == result.models["best"]["loss"]
 
 
 def test_a_finished_run_is_never_overwritten(whole):
