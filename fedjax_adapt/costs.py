@@ -219,7 +219,7 @@ def end_times(
     if clock is None:
         return jnp.zeros(cohort.ids.shape)
     policy = algorithm.policy
-    _, key_up, key_down, key_late = _keys(clock)
+    key_step, key_up, key_down, key_late = _keys(clock)
     key_delay = key_late if clock.delay_persists else jax.random.fold_in(key, DELAYS)
 
     def of(name: str, key: Key) -> Array:
@@ -232,7 +232,7 @@ def end_times(
             seconds += 8 * down / of("download_bandwidth", key_down)
         return seconds + traffic.round_trips * clock.latency
 
-    step, delay = step_seconds(clock, cohort), of("delay", key_delay)
+    step, delay = of("step_seconds", key_step), of("delay", key_delay)
     trains = cohort.num_steps * step
     measures = (
         0 if policy.measure_steps is None else policy.measure_steps(cohort) * step
