@@ -178,10 +178,8 @@ class Outcome(NamedTuple):
     setting: Setting
     sent: PyTree = ()  # mean over the active clients of `StepPolicy.send`
     seconds: Array | float = 0.0  # simulated, of this round; 0 without `Plan.clock`
-    measured: Measurement = ()  # by each client before it trained, [cohort, ...]
-    step_seconds: Array | None = (
-        None  # [cohort], of a local step; None: no `Plan.clock`
-    )
+    measured: Measurement = ()  # before anybody trained, digested, [cohort, ...]
+    step_seconds: Array | None = None  # c_i, [cohort]; None without `Plan.clock`
 
 
 class RoundView(NamedTuple):
@@ -351,6 +349,12 @@ def send_nothing(run: LocalRun) -> tuple[()]:
     return ()
 
 
+def as_measured(cohort: Cohort, measurement: Measurement) -> Measurement:
+    """The measurements as they are."""
+    del cohort
+    return measurement
+
+
 def report_nothing(
     state: PolicyState, cohort: Cohort, measurement: Measurement
 ) -> dict[str, Array]:
@@ -418,6 +422,9 @@ class StepPolicy(NamedTuple):
     `send(run)`, which is summed as clients end: of `runs`, [cohort, ...], only what it
     reads is kept, and a model per client is much.
 
+    `digest(cohort, measurement)` makes of all clients' measurements, once, what the other
+    functions are given as the measurement, [cohort, ...]: of large ones, something small.
+
     `report(state, cohort, measurement)` names what a person wants to see, for
     `Info.policy`: scalars of the round or values [cohort, ...]; `state` is the new one.
 
@@ -425,11 +432,15 @@ class StepPolicy(NamedTuple):
     in which measurements go up before tau comes down: all wait for the last of them.
     `measure_steps(cohort) -> [cohort]` is how long a client measures, in local steps:
     gradients on a batch beside those it follows. None: no time.
+
+    `best(state)` is the model that a run ends with, where it is not the server's last; it
+    is evaluated beside it.
     """
 
     steps: Callable[[PolicyState, Cohort, Measurement], Array]
     init: Callable[[Params, int], PolicyState] = no_policy_state
     measure: Callable[[LocalView, Key], Measurement] | None = None
+    digest: Callable[[Cohort, Measurement], Measurement] = as_measured
     probe: Probe = no_probe
     update: Callable[[PolicyState, Cohort, LocalRun, Outcome], PolicyState] = unchanged
     mean_steps: Callable[[Array], Array] | None = None
@@ -440,7 +451,7 @@ class StepPolicy(NamedTuple):
     max_steps: int | None = None  # what more it asks for is cut and counted
     traffic: Traffic = Traffic()
     measure_steps: Callable[[Cohort], Array] | None = None
-    best: Callable[[PolicyState], Params] | None = None  # what a run ends with, if kept
+    best: Callable[[PolicyState], Params] | None = None
 
 
 class ServerRule(NamedTuple):

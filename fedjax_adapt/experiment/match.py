@@ -12,7 +12,8 @@ from .config import Config, from_settings, kind_options, read_settings, to_setti
 # what two runs must share for their totals to be comparable
 SHARED = (
     *("rounds", "num_clients", "participation", "sampler"),
-    *("dataset", "partition", "partition_seed", "corrupt", "corrupt_clients"),
+    *("dataset", "train_examples", "partition", "partition_seed"),
+    *("corrupt", "corrupt_clients"),
 )
 
 
