@@ -194,14 +194,14 @@ def afl_online(
     check.at_least("trial_steps", trial_steps, 1, none="a run with a budget")
     trial = trial_steps is not None
     budget = float("inf") if trial and budget is None else budget
-    given = step_seconds, aggregation_seconds
+    timed = step_seconds is not None and aggregation_seconds is not None
     known = (
         STEP_SECONDS if step_seconds is None else step_seconds,
         AGGREGATION_SECONDS if aggregation_seconds is None else aggregation_seconds,
     )
     _check_costs(phi, *known, max_steps)
-    if not trial:
-        _check_budget(budget, *(known if None not in given else (0, 0)))
+    if not trial:  # a clock may say less than what is known without one
+        _check_budget(budget, *(known if timed else (0, 0)))
 
     def init(params, num_clients):
         del num_clients

@@ -269,6 +269,14 @@ def test_a_trial_is_its_base_to_the_bit(task, data):
     assert all(np.isfinite(infos.policy[name]).all() for name in infos.policy)
 
 
+def test_the_seconds_of_a_step_may_be_traced(task, data):
+    def tau(seconds):
+        round_fn, state = start(afl(9.0, step_seconds=seconds), task, data)
+        return jax.eval_shape(round_fn, state, keys(1)[0])[1].policy["tau"]
+
+    assert jax.eval_shape(tau, 0.1).shape == ()
+
+
 def test_clients_that_forget_their_model_are_refused(task, data):
     round_fn, state = start(with_steps(scaffold(), afl_online(9.0)), task, data)
     with pytest.raises(ValueError, match=r"write afl\(budget=..., base=scaffold\(\)\)"):
