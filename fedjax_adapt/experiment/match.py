@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core import StepPolicy, constant_steps, matched_steps
+from ..core import StepPolicy, constant_steps
+from ..steps import matched_steps
 from . import store
 from .config import Config, from_settings, kind_options, read_settings, to_settings
 
