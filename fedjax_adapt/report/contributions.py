@@ -6,7 +6,8 @@ References:
   https://doi.org/10.1109/TON.2025.3565822. Sec. VII-B.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,15 +70,36 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     return float(result.statistic)
 
 
-def contributions_table(folder: str | Path) -> "Table":
-    """The ranking as a table; raises like `contributions`."""
+def agreement(values: Mapping[int, float], gsnr: Mapping[int, float]) -> str:
+    """Spearman's rho of what clients are worth and their r_k, over those that have both."""
+    both = [k for k in values if math.isfinite(gsnr.get(k, math.nan))]
+    a, b = ([of[k] for k in both] for of in (values, gsnr))
+    if min(len(set(a)), len(set(b))) < 2:  # nothing to rank
+        return f"undefined (n={len(both)})"
+    return f"{rank_correlation(a, b):+.3f} (n={len(both)})"
+
+
+def contributions_table(
+    folder: str | Path, columns: Mapping[str, Mapping[int, float]] | None = None
+) -> "Table":
+    """The ranking as a table; raises like `contributions`.
+
+    Args:
+      folder: of the run.
+      columns: more figures of some clients, by title and then by client.
+    """
     from rich.table import Table
 
+    columns = columns or {}
     table = Table(title="contributions by GSNR", title_style="bold")
-    for name in ("rank", "client", "rounds", "mean r_k", "median r_k"):
+    for name in ("rank", "client", "rounds", "mean r_k", "median r_k", *columns):
         table.add_column(name, justify="right")
     for rank, one in enumerate(contributions(folder), 1):
-        figures = (f"{one.mean:.4g}", f"{one.median:.4g}")
+        more = [column.get(one.client, math.nan) for column in columns.values()]
+        figures = (
+            f"{x:.4g}" if math.isfinite(x) else "-"
+            for x in (one.mean, one.median, *more)
+        )
         table.add_row(str(rank), str(one.client), str(one.rounds), *figures)
     return table
 
