@@ -101,7 +101,7 @@ def value_cohort(
         jax.device_get(data.test),
         jax.random.fold_in(jax.random.key(config.seed), 2),  # 0 and 1 are the run's
     )
-    values, clients = np.asarray(values), info.cohort[trained]
+    values, clients = map(np.asarray, (values, info.cohort[trained]))
     if not np.isfinite(values).all():
         raise ValueError(
             f"round {number} of {folder} leads to a loss that is not finite, by which "
