@@ -46,6 +46,9 @@ def value_cohort(
 ) -> CohortValues:
     """Values the cohort of the round after a run's newest checkpoint, on the test set.
 
+    It takes the rounds up to the run's next evaluation and one more, an evaluation per
+    client and order, and memory for cohort x parameters.
+
     Args:
       folder: of the run, finished or not, of any method; it stays as it is.
       reference: "leave_one_out", or "shapley" values from random orders of the cohort.

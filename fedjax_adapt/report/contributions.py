@@ -86,7 +86,8 @@ def contributions_table(
 
     Args:
       folder: of the run.
-      columns: more figures of some clients, by title and then by client.
+      columns: more figures of some clients, by title and then by client; who took no
+        part in the run before has a row below the others.
     """
     from rich.table import Table
 
@@ -94,13 +95,18 @@ def contributions_table(
     table = Table(title="contributions by GSNR", title_style="bold")
     for name in ("rank", "client", "rounds", "mean r_k", "median r_k", *columns):
         table.add_column(name, justify="right")
-    for rank, one in enumerate(contributions(folder), 1):
-        more = [column.get(one.client, math.nan) for column in columns.values()]
-        figures = (
-            f"{x:.4g}" if math.isfinite(x) else "-"
-            for x in (one.mean, one.median, *more)
-        )
-        table.add_row(str(rank), str(one.client), str(one.rounds), *figures)
+    shown = lambda value: f"{value:.4g}" if math.isfinite(value) else "-"
+
+    def add(rank: str, client: int, rounds: int, *own: float):
+        more = (column.get(client, math.nan) for column in columns.values())
+        table.add_row(rank, str(client), str(rounds), *map(shown, (*own, *more)))
+
+    ranked = contributions(folder)
+    for rank, one in enumerate(ranked, 1):
+        add(str(rank), *one)
+    new = {k for column in columns.values() for k in column}
+    for client in sorted(new.difference(one.client for one in ranked)):
+        add("-", client, 0, math.nan, math.nan)
     return table
 
 
