@@ -85,7 +85,6 @@ def test_a_round_run_again_is_the_runs_own_to_the_bit(half, values):
 
 CASES = {
     "two rounds to an evaluation": {
-        "model": "mlp",
         "sampler": "uniform",
         "rounds": 4,
         "evaluate_every": 2,
