@@ -182,8 +182,9 @@ def plot(lines: dict[tuple[str, str], dict], path: Path) -> None:
         axes.set(title=title, xlabel="round", ylim=(0, None))
         axes.grid(True, axis="y", alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
+        if axes.lines:
+            axes.legend(frameon=False)
     panels[0].set_ylabel("r_k of client 0")
-    panels[0].legend(frameon=False)
     figure.savefig(path, dpi=150)
 
 
