@@ -22,7 +22,8 @@ commands:
   run        train a federation; without options: FedSSG on the digits, under a minute
   partition  print and draw who would hold what, before anyone trains on it
   contributions
-             rank the clients of a fedgsnr run by what their gradients said
+             rank the clients of a fedgsnr run by what their gradients said; beside
+             what leaving each of them out would cost, or their Shapley values
   list       algorithms, data sets, partitions and models, one line each
 
 options:
@@ -37,6 +38,7 @@ examples:
   fedjax-adapt run --folder runs/mine --resume
   fedjax-adapt partition --partition labels_per_client --num-labels 3
   fedjax-adapt contributions runs/mine
+  fedjax-adapt contributions runs/mine --reference shapley --orders 200
 """
 
 
@@ -180,26 +182,56 @@ def partition(arguments: list[str]) -> int:
 
 def contributions(arguments: list[str]) -> int:
     """`fedjax-adapt contributions`: ranks the clients of a run, and draws it."""
-    if arguments and arguments[0] in ("-h", "--help"):
-        print(
-            "usage: fedjax-adapt contributions RUN\n\nRanks the clients of a run of "
-            "fedgsnr by the mean of their r_k, and draws it."
-        )
-        return 0
-    if len(arguments) != 1:
-        raise ValueError(
-            f"contributions got {len(arguments)} arguments; give the folder of one run, "
-            "as in fedjax-adapt contributions runs/mine."
-        )
-    from rich.console import Console
+    with _importing():
+        _prepare_jax()
+        from rich.console import Console
 
-    from .report.contributions import contributions_table, draw_contributions
+        from .experiment.reference import parse
+        from .report.contributions import contributions_table, draw_contributions
 
+        try:
+            request = parse(arguments)
+        except SystemExit:  # --help has been printed
+            return 0
+    columns, lines = {}, []
+    if request.options:
+        columns, lines = _references(request.folder, request.options)
     console = Console()
-    console.print(contributions_table(arguments[0]))
-    picture = draw_contributions(arguments[0])
+    console.print(contributions_table(request.folder, columns))
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+    picture = draw_contributions(request.folder)
     console.print(f"picture  {picture}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _references(folder: str, options: dict) -> tuple[dict, list[str]]:
+    """What `value_cohort` finds: columns of the table, and how it agrees with r_k."""
+    from .engine.mesh import cores_as_devices
+    from .experiment.replay import config_of
+    from .experiment.valuation import value_cohort
+    from .report.contributions import agreement
+    from .report.contributions import contributions as ranking
+
+    means = {one.client: one.mean for one in ranking(folder)}  # or the run is refused
+    devices = config_of(Path(folder), devices=options["devices"]).devices
+    with suppress(ValueError):  # where JAX has begun already
+        cores_as_devices(None if devices == "auto" else devices)
+    found = value_cohort(folder, **options)
+    of_clients = lambda column: dict(
+        zip(found.clients.tolist(), column.tolist(), strict=True)
+    )
+    values = of_clients(found.values)
+    title = options["reference"].replace("_", " ")
+    columns, lines = {title: values}, [f"{title}: of the cohort of round {found.round}"]
+    if found.gsnr is not None:
+        gsnr = of_clients(found.gsnr)
+        columns = {f"r_k in {found.round}": gsnr} | columns
+        lines.append(
+            f"Spearman's rho with r_k of that round: {agreement(values, gsnr)}"
+        )
+    lines.append(f"Spearman's rho with the mean r_k: {agreement(values, means)}")
+    return columns, lines
 
 
 def list_choices(arguments: list[str]) -> int:

@@ -20,7 +20,11 @@ import jax.numpy as jnp
 import optax
 
 from .. import check
-from ..core import Algorithm, Array, Key, Params, Task, weighted_sum
+from ..core import Algorithm, Array, Info, Key, Mean, Params, Task, weighted_sum
+from ..data.dataset import FederatedDataset
+from ..plan import Plan
+from .batches import batch_size
+from .cohort import gather_cohort
 from .evaluate import evaluate
 
 Value = Literal["accuracy", "loss"]
@@ -38,6 +42,28 @@ def show_deltas(algorithm: Algorithm) -> Algorithm:
         return upload._replace(info=optax.tree.sub(run.params, run.anchor)), client
 
     return algorithm._replace(local=algorithm.local._replace(finish=shown))
+
+
+def cohort_weights(
+    algorithm: Algorithm, data: FederatedDataset, plan: Plan, info: Info, round: int
+) -> Array:
+    """The weights with which the server averaged what clients sent, [cohort].
+
+    Args:
+      algorithm: whose server takes a weighted mean, see `core.Mean`.
+      data: who holds how many examples.
+      plan: of the round.
+      info: of the round.
+      round: its number, zero based.
+    """
+    combine = algorithm.server.combine
+    assert isinstance(combine, Mean)
+    width = batch_size(data, plan)
+    cohort = gather_cohort(data, jnp.asarray(info.cohort), jnp.asarray(round), width)
+    steps = jnp.asarray(info.num_steps)
+    weights = combine.delta(cohort._replace(num_steps=steps, active=steps > 0))
+    # of several it means the last: feddisco sends the usual mean first, then its own
+    return jax.tree.leaves(weights)[-1]
 
 
 def leave_one_out(

@@ -15,3 +15,5 @@ from .run import run as run
 from .store import Record as Record
 from .store import read_run as read_run
 from .summary import Summary as Summary
+from .valuation import CohortValues as CohortValues
+from .valuation import value_cohort as value_cohort

@@ -6,7 +6,8 @@ References:
   https://doi.org/10.1109/TON.2025.3565822. Sec. VII-B.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,16 +70,43 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     return float(result.statistic)
 
 
-def contributions_table(folder: str | Path) -> "Table":
-    """The ranking as a table; raises like `contributions`."""
+def agreement(values: Mapping[int, float], gsnr: Mapping[int, float]) -> str:
+    """Spearman's rho of what clients are worth and their r_k, over those that have both."""
+    both = [k for k in values if math.isfinite(gsnr.get(k, math.nan))]
+    a, b = ([of[k] for k in both] for of in (values, gsnr))
+    if min(len(set(a)), len(set(b))) < 2:  # nothing to rank
+        return f"undefined (n={len(both)})"
+    return f"{rank_correlation(a, b):+.3f} (n={len(both)})"
+
+
+def contributions_table(
+    folder: str | Path, columns: Mapping[str, Mapping[int, float]] | None = None
+) -> "Table":
+    """The ranking as a table; raises like `contributions`.
+
+    Args:
+      folder: of the run.
+      columns: more figures of some clients, by title and then by client; who took no
+        part in the run before has a row below the others.
+    """
     from rich.table import Table
 
+    columns = columns or {}
     table = Table(title="contributions by GSNR", title_style="bold")
-    for name in ("rank", "client", "rounds", "mean r_k", "median r_k"):
+    for name in ("rank", "client", "rounds", "mean r_k", "median r_k", *columns):
         table.add_column(name, justify="right")
-    for rank, one in enumerate(contributions(folder), 1):
-        figures = (f"{one.mean:.4g}", f"{one.median:.4g}")
-        table.add_row(str(rank), str(one.client), str(one.rounds), *figures)
+    shown = lambda value: f"{value:.4g}" if math.isfinite(value) else "-"
+
+    def add(rank: str, client: int, rounds: int, *own: float):
+        more = (column.get(client, math.nan) for column in columns.values())
+        table.add_row(rank, str(client), str(rounds), *map(shown, (*own, *more)))
+
+    ranked = contributions(folder)
+    for rank, one in enumerate(ranked, 1):
+        add(str(rank), *one)
+    new = {k for column in columns.values() for k in column}
+    for client in sorted(new.difference(one.client for one in ranked)):
+        add("-", client, 0, math.nan, math.nan)
     return table
 
 

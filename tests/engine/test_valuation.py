@@ -5,10 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import close, keys, linear_task, start
+from helpers import close, fast, keys, linear_task, start
 
 import fedjax_adapt as fa
-from fedjax_adapt.algorithms import fedavg, fednova
+from fedjax_adapt.algorithms import fedavg, feddisco, fednova
+from fedjax_adapt.engine.valuation import cohort_weights
 
 TEST = (jnp.eye(4), jnp.zeros(4, jnp.int32))
 WEIGHTS = jnp.array([1.0, 2.0, 0.0, 3.0])
@@ -90,12 +91,26 @@ def test_what_fednova_sends_is_no_displacement(task, data):
     close(*ends)
 
 
-def test_a_round_shows_the_deltas_its_server_averages(task, data):
-    plan = fa.Plan(cohort_size=4, batch_size=4)
-    round_fn, state = start(fa.show_deltas(fedavg()), task, data, plan)
+CASES = {
+    "fedavg": fedavg,
+    "uniform": lambda: fedavg("uniform"),
+    "feddisco": feddisco,
+}
+
+
+@pytest.mark.parametrize("make", fast(CASES, "fedavg"))
+def test_a_round_shows_the_deltas_its_server_averages(task, data, make):
+    algorithm = make()
+    plan = fa.Plan(participation=fa.bernoulli(0.5), batch_size=4)
+    round_fn, state = start(fa.show_deltas(algorithm), task, data, plan)
     after, info = jax.jit(round_fn)(state, keys(1)[0])
-    sizes = np.asarray(data.size)[np.asarray(info.cohort)]
-    mean = jax.tree.map(lambda leaf: np.average(leaf, 0, sizes), info.clients)
+    weights = cohort_weights(algorithm, data, plan, info, 0)
+    idle = info.num_steps == 0
+    assert idle.any() and not weights[idle].any()
+    if make is fedavg:
+        sizes = np.append(data.size, 0)[info.cohort]
+        np.testing.assert_allclose(weights, sizes / sizes.sum(), rtol=1e-6)
+    mean = jax.tree.map(lambda leaf: np.average(leaf, 0, weights), info.clients)
     close(jax.tree.map(jnp.add, state.params, mean), after.params)
 
 

@@ -1,10 +1,15 @@
+import io
+import math
+
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedjax_adapt.cli import main
 from fedjax_adapt.experiment import store
 from fedjax_adapt.report.contributions import (
     contributions,
+    contributions_table,
     draw_contributions,
     rank_correlation,
 )
@@ -31,6 +36,20 @@ def test_clients_are_ranked_over_the_rounds_they_took_part_in(measured):
     np.testing.assert_allclose([one.mean for one in ranked], [0.5, 0.5, 0.3])
     np.testing.assert_allclose([one.median for one in ranked], [0.5, 0.5, 0.3])
     assert draw_contributions(measured).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_has_more_columns_and_who_is_in_them_alone(measured):
+    columns = {"a": {4: 0.25, 9: -3.0}, "b": {7: math.nan}}
+    console = Console(file=io.StringIO(), width=200)
+    console.print(contributions_table(measured, columns))
+    lines = console.file.getvalue().splitlines()
+    rows = [line.replace("│", " ").split() for line in lines if "│" in line]
+    assert rows == [
+        ["1", "4", "2", "0.5", "0.5", "0.25", "-"],
+        ["2", "7", "1", "0.5", "0.5", "-", "-"],
+        ["3", "1", "2", "0.3", "0.3", "-", "-"],
+        ["-", "9", "0", "-", "-", "-3", "-"],
+    ]
 
 
 def test_the_command_prints_and_draws(measured, capsys):
