@@ -127,6 +127,7 @@ def test_a_file_may_set_what_a_flag_takes_back(elsewhere):
     taken_back = settings("--config a.toml --no-gate-alignment --clip-norm 5")
     assert (taken_back["gate_alignment"], taken_back["clip_norm"]) == (False, 5.0)
     assert settings("--clip-norm none --widths 3 4")["clip_norm"] is None
+    assert settings("--augment none --shuffle=none")["augment"] == "none"
 
 
 def test_a_run_writes_a_folder_and_prints_where_it_lies(capsys, elsewhere):

@@ -93,9 +93,15 @@ def afl(
     aggregation_seconds: float = 0.1316,
     max_steps: int = 100,
     trial_steps: int | None = None,
+    beta: float | None = None,
+    delta: float | None = None,
+    rho: float | None = None,
+    lr: float = 0.01,
     base: Algorithm | None = None,
 ) -> Algorithm:
     """Builds AFL on a base. Client state: the model it ended with, beside the base's.
+
+    With beta, delta and rho it is `afl_fixed` on the base, which keeps nothing.
 
     Args:
       budget: R, seconds that all rounds together may take; it must be given.
@@ -106,8 +112,26 @@ def afl(
       max_steps: tau grows no further.
       trial_steps: take so many steps in every round, without a budget, and only report
         the estimates: the trial run whose means `afl_constants` hands to `afl_fixed`.
+      beta: smoothness, where a trial run has told it: one tau for the whole run.
+      delta: divergence of the clients' gradients, likewise.
+      rho: Lipschitz constant of the loss, likewise.
+      lr: eta, the learning rate of the run, which only that one tau depends on.
       base: any algorithm; none: FedAvg.
+
+    Raises:
+      ValueError: an argument is out of its range, the budget is missing, or beta, delta
+        and rho are not given together.
     """
+    constants, costs = (beta, delta, rho), (step_seconds, aggregation_seconds)
+    if any(constant is not None for constant in constants):
+        if beta is None or delta is None or rho is None or trial_steps is not None:
+            raise ValueError(
+                f"afl got beta={beta}, delta={delta}, rho={rho} and "
+                f"trial_steps={trial_steps}; write the means of a trial run for the first "
+                "three and leave trial_steps out, or trial_steps alone."
+            )
+        fixed = afl_fixed(beta, delta, rho, budget, lr, phi, *costs, max_steps)
+        return with_steps(base or Algorithm(), fixed)
     policy = afl_online(
         budget, phi, hold, step_seconds, aggregation_seconds, max_steps, trial_steps
     )

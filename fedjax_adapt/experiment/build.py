@@ -211,6 +211,8 @@ def build_plan(config: Config) -> Plan:
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         clip_norm=config.clip_norm,
+        max_steps=config.max_local_steps,
+        shuffle=config.shuffle,
         lanes=config.lanes,
         devices=config.devices,
         participation=participation,

@@ -17,6 +17,7 @@ def build_clock(config: Config) -> Clock | None:
         return None
     of = lambda name: quantity(name, getattr(config, name))
     download = config.download_bandwidth
+    seed = partition_seed(config) if config.clock_seed is None else config.clock_seed
     return Clock(
         step_seconds=of("step_seconds"),
         bandwidth=of("bandwidth"),
@@ -24,7 +25,7 @@ def build_clock(config: Config) -> Clock | None:
         latency=config.latency,
         delay=of("delay"),
         delay_persists=config.delay_persists,
-        seed=partition_seed(config),
+        seed=seed,
     )
 
 

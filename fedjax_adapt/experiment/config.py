@@ -37,7 +37,7 @@ Corruption = Literal[
 ]
 
 # Arguments of algorithms that follow from the run unless they are given.
-DERIVED = {"total_rounds": "rounds", "participation": "participation"}
+DERIVED = {"total_rounds": "rounds", "participation": "participation", "lr": "lr"}
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,13 @@ class Config:
       rounds: rounds in all
       epochs: passes over its own data each client makes in a round
       num_steps: local steps of each client in a round, in place of epochs
+      max_local_steps: cap on the local steps of a client in a round; none: no cap but the
+        algorithm's own
       match: folder of a finished run, in place of epochs: take as many local steps in all
       match_by: epochs gives each client steps by its size, steps all clients the same
       batch_size: examples per local step; none: all the client has
+      shuffle: epoch deals out a client's examples anew each pass, its last partial batch
+        kept; replacement draws every batch anew; none takes them in order
       lr: local learning rate of the first round
       lr_decay: factor on the learning rate per round
       momentum: of local SGD
@@ -87,6 +91,7 @@ class Config:
         exponential(mean), uniform(most), normal(mean, deviation) or lognormal(median,
         sigma)
       delay_persists: a client draws its delay once, not anew each round
+      clock_seed: of what clients draw once; none: partition_seed
       evaluate_every: rounds between evaluations on the test set
       evaluate_clients: at the end, the accuracy on every client's own examples
       evaluate_also: models to evaluate beside the server's; sel: the mean of the round's
@@ -123,9 +128,11 @@ class Config:
     rounds: int = 60
     epochs: float = 5.0
     num_steps: int | None = None
+    max_local_steps: int | None = None
     match: str | None = None
     match_by: Literal["epochs", "steps"] = "epochs"
     batch_size: int | None = 20
+    shuffle: Literal["epoch", "replacement", "none"] = "epoch"
     lr: float = 0.1
     lr_decay: float = 0.998
     momentum: float = 0.0
@@ -137,6 +144,7 @@ class Config:
     latency: float = 0.0
     delay: float | str = 0.0
     delay_persists: bool = False
+    clock_seed: int | None = None
     evaluate_every: int = 1
     evaluate_clients: bool = True
     evaluate_also: tuple[Literal["sel", "all"], ...] = ()
@@ -334,6 +342,7 @@ def _check_values(config: Config) -> None:
             )
     check.positive("epochs", config.epochs)
     check.at_least("num_steps", config.num_steps, 1, none="epochs")
+    check.at_least("max_local_steps", config.max_local_steps, 1, none="no cap")
     if config.num_steps is not None and config.epochs != Config.epochs:
         raise ValueError(
             f"epochs={config.epochs:g} and num_steps={config.num_steps} both say how long "
@@ -354,7 +363,7 @@ def _check_values(config: Config) -> None:
     check.at_least("checkpoint_every", config.checkpoint_every, 1, none="by the clock")
     for target in config.targets:
         check.between("targets", target, 0, 1)
-    for seed in ("seed", "partition_seed"):
+    for seed in ("seed", "partition_seed", "clock_seed"):
         check.between(seed, getattr(config, seed) or 0, 0, 2**32 - 1)
 
 
@@ -366,7 +375,7 @@ def _check_clock(config: Config) -> None:
             "sampler=earliest needs step_seconds, the simulated seconds of a local step."
         )
     clock = ("bandwidth", "download_bandwidth", "latency", "delay", "delay_persists")
-    for name in clock:
+    for name in (*clock, "clock_seed"):
         if getattr(config, name) != getattr(Config, name):
             raise ValueError(
                 f"{name} needs step_seconds, the simulated seconds of a local step."

@@ -271,3 +271,15 @@ def test_every_wrong_option_is_one_sentence(options, says):
         ValueError, match="delta=-1 must be a finite number of at least"
     ):
         afl_fixed(1.0, -1, 1.0, 15.0)
+
+
+@pytest.mark.parametrize(
+    "options", [dict(beta=1.0), dict(beta=1.0, delta=1.0, rho=1.0, trial_steps=3)]
+)
+def test_constants_come_together_and_are_not_measured_again(options):
+    with pytest.raises(
+        ValueError, match="write the means of a trial run for the first"
+    ):
+        afl(budget=9.0, **options)
+    fixed = afl(budget=9.0, beta=1.0, delta=1.0, rho=1.0, base=scaffold())
+    assert fixed.policy.measure is None and fixed.local.init is scaffold().local.init
