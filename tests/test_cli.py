@@ -127,6 +127,9 @@ def test_a_file_may_set_what_a_flag_takes_back(elsewhere):
     taken_back = settings("--config a.toml --no-gate-alignment --clip-norm 5")
     assert (taken_back["gate_alignment"], taken_back["clip_norm"]) == (False, 5.0)
     assert settings("--clip-norm none --widths 3 4")["clip_norm"] is None
+    none_or_truth = ("none", "true", "false")
+    told = [settings(f"--algorithm gift --reset-ema {word}") for word in none_or_truth]
+    assert [each["reset_ema"] for each in told] == [None, True, False]
     assert settings("--augment none --shuffle=none")["augment"] == "none"
 
 

@@ -164,6 +164,7 @@ def afl_fixed(
     """
     for name, value in (("beta", beta), ("delta", delta), ("rho", rho)):
         check.nonnegative(name, value)
+        check.between(name, value, 0, 1e15)
     check.positive("lr", lr)
     _check_costs(budget, phi, step_seconds, aggregation_seconds, max_steps)
     costs = budget, step_seconds, aggregation_seconds
@@ -205,6 +206,8 @@ def afl_online(
     trial = trial_steps is not None
     budget = float("inf") if trial and budget is None else budget
     _check_costs(budget, phi, step_seconds, aggregation_seconds, max_steps, trial)
+    if trial:
+        check.between("trial_steps", trial_steps, 1, max_steps)
     c, b = step_seconds, aggregation_seconds
 
     def init(params, num_clients):
@@ -381,6 +384,7 @@ def _check_costs(budget, phi, c, b, max_steps, trial: bool = False) -> None:
     check.positive("step_seconds", c)
     check.nonnegative("aggregation_seconds", b)
     check.at_least("max_steps", max_steps, 1)
+    check.between("max_steps", max_steps, 1, 1_000_000)  # G is a vector as long
     if budget is None:
         raise ValueError(
             "AFL chooses tau for a budget but budget is missing; write the seconds that "
@@ -393,3 +397,6 @@ def _check_costs(budget, phi, c, b, max_steps, trial: bool = False) -> None:
                 f"budget={budget} is over before the first round ends, which takes "
                 f"{b + c:.4g} seconds; write more."
             )
+    quantities = {"step_seconds": c, "budget": 1.0 if trial else budget, "phi": phi}
+    for name, value in quantities.items():  # a float32 holds their products
+        check.between(name, value, 1e-9, 1e15)

@@ -45,6 +45,7 @@ from ..core import (
     Traffic,
     Upload,
     by_examples,
+    keep,
     mean,
     weighted_loss,
     with_steps,
@@ -233,7 +234,8 @@ def fedveca(
         none: FedNova's rule, which the paper has.
 
     Raises:
-      ValueError: an argument is out of its range, or `accept` is given with a base.
+      ValueError: an argument is out of its range; or `accept` is given with a base, or
+        `full_gradient` with one that corrects gradients.
     """
     check.one_of("accept", accept, ACCEPT)
     policy = veca_steps(alpha, max_steps, initial_steps, full_gradient)
@@ -242,6 +244,11 @@ def fedveca(
             raise ValueError(
                 f"accept={accept!r} is about FedVeca's own server rule, but base brings "
                 'another; leave base out, or write accept="off".'
+            )
+        if full_gradient and base.local.correct is not keep:
+            raise ValueError(
+                "full_gradient measures gradients that its base corrects without what "
+                "the base adds to them; leave full_gradient or base out."
             )
         return with_steps(base, policy)
 

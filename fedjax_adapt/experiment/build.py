@@ -169,10 +169,11 @@ def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
     try:
         node = ast.parse(text, mode="eval").body
         call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-        if not isinstance(call.func, ast.Name) or call.args:
+        named = all(keyword.arg for keyword in call.keywords)
+        if not isinstance(call.func, ast.Name) or call.args or not named:
             raise ValueError("no name, or options without theirs")
         values = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    except (SyntaxError, ValueError):
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
         raise ValueError(
             f"base={text!r} is no algorithm; write its name, or its name and options as "
             "in feddyn(alpha=0.1)."

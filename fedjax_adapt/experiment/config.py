@@ -341,6 +341,7 @@ def _check_values(config: Config) -> None:
                 f"{name} needs corrupt, which says what is wrong with them."
             )
     check.positive("epochs", config.epochs)
+    check.between("epochs", config.epochs, 0, 1_000_000)
     check.at_least("num_steps", config.num_steps, 1, none="epochs")
     check.at_least("max_local_steps", config.max_local_steps, 1, none="no cap")
     if config.num_steps is not None and config.epochs != Config.epochs:

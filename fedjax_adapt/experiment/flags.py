@@ -45,6 +45,7 @@ GROUPS = {  # of flags in the help; what is not named here comes after them
         *("delay_persists", "clock_seed"),
     ),
 }
+NAMES = {types.NoneType: ("none",), bool: ("true", "false")}  # of values of some types
 ABOUT_THE_RUN = {
     "config": Option(str | None, None, "a TOML file of settings; flags win over it"),
     "resume": Option(bool, False, "go on with the half-finished run in the folder"),
@@ -141,7 +142,7 @@ def read_flags(
                 _arguments_class(groups, settings),
                 prog=program,
                 description=description,
-                args=list(_with_none(arguments, options)),
+                args=list(_with_names(arguments, options)),
                 config=(tyro.conf.OmitArgPrefixes,),
             )
     except SystemExit as stop:
@@ -153,19 +154,20 @@ def read_flags(
     return {n: value for g in vars(parsed).values() for n, value in vars(g).items()}
 
 
-def _with_none(
+def _with_names(
     arguments: Sequence[str], options: Mapping[str, Option]
 ) -> Iterator[str]:
-    """The words, "none" as tyro reads it where that means nothing, not a choice."""
+    """The words, none, true and false as tyro reads them where they are no choice."""
     option = None
     for word in arguments:
         if word.startswith("--"):
             name = word[2:].partition("=")[0].replace("-", "_")
             option = options.get(name)
-        may = option is not None and types.NoneType in typing.get_args(
-            option.annotation
-        )
-        yield re.sub(r"(^|=)none$", r"\1None", word) if may else word
+        kinds = typing.get_args(option.annotation) if option else ()
+        for kind in set(kinds) & set(NAMES):
+            named = rf"(^|=)({'|'.join(NAMES[kind])})$"
+            word = re.sub(named, lambda found: found[1] + found[2].title(), word)
+        yield word
 
 
 def _groups(choices: Mapping[str, str]) -> dict[str, dict[str, Option]]:
@@ -245,6 +247,9 @@ def _problem(annotation: Any, values: list[str]) -> str | None:
         return f"it takes one value; write {wish}"
     try:
         parsed = [_parse_word(value) for value in values]
+        if bool in typing.get_args(annotation):
+            truth = {"true": True, "false": False}
+            parsed = [truth.get(str(word).lower(), word) for word in parsed]
         convert(annotation, parsed if many else parsed[0])
     except TypeError:
         return f"write {wish}"

@@ -255,6 +255,10 @@ def test_clients_that_forget_their_model_are_refused(task, data):
             "aggregation_seconds=-1 must be a fin",
         ),
         (dict(budget=9, max_steps=0), "max_steps=0 must be an integer >= 1"),
+        (dict(budget=9, max_steps=10**8), r"max_steps=100000000 must lie in \[1, 1000"),
+        (dict(budget=1e39), r"budget=1e\+39 must lie in \[1e-09, 1000000000000000.0\]"),
+        (dict(budget=9, phi=1e-300), "phi=1e-300 must lie in"),
+        (dict(trial_steps=200), r"trial_steps=200 must lie in \[1, 100\]"),
         (
             dict(trial_steps=0),
             "trial_steps=0 must be an integer >= 1, or None for a run",

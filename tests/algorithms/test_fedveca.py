@@ -250,6 +250,10 @@ def test_on_fednova_it_is_what_it_is_without_a_base(task, data):
         ValueError, match="accept='local' is about FedVeca's own server"
     ):
         fedveca(accept="local", base=fednova())
+    with pytest.raises(
+        ValueError, match="full_gradient measures gradients that its bas"
+    ):
+        fedveca(full_gradient=True, base=scaffold())
 
 
 @pytest.mark.slow
