@@ -73,7 +73,8 @@ class Config:
       max_local_steps: cap on the local steps of a client in a round; none: no cap but the
         algorithm's own
       match: folder of a finished run, in place of epochs: take as many local steps in all
-      match_by: epochs gives each client steps by its size, steps all clients the same
+      match_by: epochs gives each client steps by its size, steps all clients of a round the
+        same, from round to round the mean rounded down or up
       batch_size: examples per local step; none: all the client has
       shuffle: epoch deals out a client's examples anew each pass, its last partial batch
         kept; replacement draws every batch anew; none takes them in order
