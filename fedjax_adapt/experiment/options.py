@@ -215,8 +215,11 @@ def wanted(annotation: Any) -> str:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown setting: whose it is, or the nearest."""
-    own = name.lstrip("-").replace("-", "_")
-    owners = []
+    plainly = lambda name: name.lstrip("-").replace("-", "_")
+    known, own, owners = list(known), plainly(name), []
+    for same in known:
+        if plainly(same) == own:  # but for the dashes
+            return f"did you mean {same}?"
     for kind in KINDS:
         takes = lambda f, kind=kind: own in options_of(kind, f)
         choices = [choice for choice, f in registry(kind).items() if takes(f)]
