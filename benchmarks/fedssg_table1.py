@@ -11,10 +11,10 @@ the figures behind it into results/fedssg-table1-mnist.jsonl.
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
+
+from cells import cell
 
 RESULTS = Path(__file__).parent / "results" / "fedssg-table1-mnist.jsonl"
 
@@ -97,41 +97,13 @@ HEAD = (
 )
 
 
-def command(split: str, method: str, folder: Path, more: list[str]) -> list[str]:
-    """The command line of one cell."""
+def measured(split: str, method: str, root: Path, more: list[str]) -> dict:
+    """One cell of the table."""
     settings = COMMON | SPLITS[split] | METHODS[method]
     if method == "FedSSG":
         settings["alpha"] = settings["alpha"][list(SPLITS).index(split)]
-    words = ["run", "--folder", str(folder), *more]
-    for name, value in settings.items():
-        values = value if isinstance(value, tuple) else (value,)
-        words += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return words
-
-
-def cell(split: str, method: str, root: Path, more: list[str]) -> dict:
-    """The summary of one run, which is made if it is not there."""
     folder = root / f"{split}-{method}".replace(" ", "-").lower()
-    words = command(split, method, folder, more)
-    kept_command = folder.with_suffix(folder.suffix + ".command.json")
-    if not (folder / "summary.json").exists():
-        resume = ["--resume"] if folder.exists() else []
-        program = [sys.executable, "-m", "fedjax_adapt", *words, *resume]
-        subprocess.run(program, check=True, stdout=subprocess.DEVNULL)
-        kept_command.write_text(json.dumps(words))
-    words = json.loads(kept_command.read_text())  # not those of a later call
-    summary = json.loads((folder / "summary.json").read_text())
-    kept = ("commit", "hardware", "versions", "seeds", "data", "rounds", "seconds",
-            "last_mean", "last_std", "last_count", "rounds_to", "accuracy", "models",
-            "class_accuracy", "client_accuracy", "area_under_curve")  # fmt: skip
-    private = words.index("--data-dir") if "--data-dir" in words else len(words)
-    shown = words[:private] + words[private + 2 :]
-    shown = [
-        w for i, w in enumerate(shown) if "--folder" not in shown[max(i - 1, 0) : i + 1]
-    ]
-    return {"split": split, "method": method, "command": " ".join(shown)} | {
-        name: summary[name] for name in kept
-    }
+    return {"split": split, "method": method} | cell(folder, settings, more)
 
 
 def row(result: dict) -> str:
@@ -160,7 +132,7 @@ def main() -> None:
     for split in arguments.splits:
         print(f"\n{split}\n\n{HEAD}", flush=True)
         for method in arguments.only:
-            results.append(cell(split, method, arguments.folder, more))
+            results.append(measured(split, method, arguments.folder, more))
             print(row(results[-1]), flush=True)
     if len(results) == len(SPLITS) * len(METHODS):
         lines = (json.dumps(result) for result in results)

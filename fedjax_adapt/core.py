@@ -178,7 +178,7 @@ class Outcome(NamedTuple):
     setting: Setting
     sent: PyTree = ()  # mean over the active clients of `StepPolicy.send`
     seconds: Array | float = 0.0  # simulated, of this round; 0 without `Plan.clock`
-    measured: Measurement = ()  # by each client before it trained, [cohort, ...]
+    measured: Measurement = ()  # before anybody trained, digested, [cohort, ...]
 
 
 class RoundView(NamedTuple):
@@ -348,6 +348,12 @@ def send_nothing(run: LocalRun) -> tuple[()]:
     return ()
 
 
+def as_measured(cohort: Cohort, measurement: Measurement) -> Measurement:
+    """The measurements as they are."""
+    del cohort
+    return measurement
+
+
 def report_nothing(
     state: PolicyState, cohort: Cohort, measurement: Measurement
 ) -> dict[str, Array]:
@@ -415,6 +421,9 @@ class StepPolicy(NamedTuple):
     `send(run)`, which is summed as clients end: of `runs`, [cohort, ...], only what it
     reads is kept, and a model per client is much.
 
+    `digest(cohort, measurement)` makes of all clients' measurements, once, what the other
+    functions are given as the measurement, [cohort, ...]: of large ones, something small.
+
     `report(state, cohort, measurement)` names what a person wants to see, for
     `Info.policy`: scalars of the round or values [cohort, ...]; `state` is the new one.
 
@@ -424,6 +433,7 @@ class StepPolicy(NamedTuple):
     steps: Callable[[PolicyState, Cohort, Measurement], Array]
     init: Callable[[Params, int], PolicyState] = no_policy_state
     measure: Callable[[LocalView, Key], Measurement] | None = None
+    digest: Callable[[Cohort, Measurement], Measurement] = as_measured
     probe: Probe = no_probe
     update: Callable[[PolicyState, Cohort, LocalRun, Outcome], PolicyState] = unchanged
     mean_steps: Callable[[Array], Array] | None = None

@@ -60,7 +60,7 @@ class Measured(NamedTuple):
     total_var: Array  # sum_j var_k[j]
     batch: Array  # B, a scalar
     finite: Array
-    draw: Array  # uniform in [0, 1), for rounding
+    draw: Array
 
 
 class Ratios(NamedTuple):
@@ -70,6 +70,7 @@ class Ratios(NamedTuple):
     gsnr: Array  # r_k
     usable: Array  # whether there is something to go by
     failed: Array  # whether a number was not finite; then both are 0
+    draw: Array  # uniform in [0, 1), for rounding
 
 
 def gsnr_steps(
@@ -122,25 +123,24 @@ def gsnr_steps(
             draw=jax.random.uniform(key),
         )
 
-    def steps(state, cohort, measured):
-        del state
-        found = ratios(cohort, measured, weights)
+    def steps(state, cohort, found):
+        del state, cohort
         n, total, members = found.optimal, found.optimal.sum(), found.usable.sum()
         scale = members / jnp.where(total > 0, total, 1) if budget == "matched" else 1
         wanted = (1 - interpolation) * num_steps * scale * n
         wanted = jnp.minimum(wanted + interpolation * num_steps, MOST)
         wanted = jnp.where(found.failed, num_steps, wanted)
         if rounding == "stochastic":  # its mean is `wanted`, so it may be 0
-            return jnp.floor(wanted + measured.draw).astype(jnp.int32)
+            return jnp.floor(wanted + found.draw).astype(jnp.int32)
         whole = jnp.maximum(jnp.round(wanted), 1).astype(jnp.int32)
         return jnp.where(wanted > 0, whole, 0)
 
     def update(state, cohort, runs, outcome):
-        del runs
-        return state + ratios(cohort, outcome.measured, weights).failed.sum()
+        del cohort, runs
+        return state + outcome.measured.failed.sum()
 
-    def report(state, cohort, measured):
-        found = ratios(cohort, measured, weights)
+    def report(state, cohort, found):
+        del cohort
         total = found.optimal.sum()
         q = found.optimal / jnp.where(total > 0, total, 1)
         return {
@@ -159,6 +159,7 @@ def gsnr_steps(
         steps,
         init=lambda params, num_clients: jnp.zeros((), jnp.int32),
         measure=measure,
+        digest=lambda cohort, measured: ratios(cohort, measured, weights),
         update=update,
         report=report,
         max_steps=cap,
@@ -201,7 +202,8 @@ def ratios(cohort: Cohort, measured: Measured, weights: str = "data") -> Ratios:
     gsnr = jnp.where(sine > 0, cosine / jnp.sqrt(jnp.where(sine > 0, sine, 1)), LARGEST)
     gsnr = jnp.where(a > 0, gsnr, 0)
     bounded = lambda values: jnp.where(usable, jnp.clip(values, 0, LARGEST), 0)
-    return Ratios(bounded(optimal), bounded(gsnr), usable, present & ~usable)
+    failed = present & ~usable
+    return Ratios(bounded(optimal), bounded(gsnr), usable, failed, measured.draw)
 
 
 def fedgsnr(

@@ -43,6 +43,24 @@ class Source(NamedTuple):
         """Of one example."""
         return self.x_train.shape[1:]
 
+    def first(self, num_examples: int) -> "Source":
+        """The first examples of the training set; all the test set and its moments.
+
+        Raises:
+          ValueError: there are not so many.
+        """
+        if num_examples > len(self.y_train):
+            raise ValueError(
+                f"train_examples={num_examples} is more than the {len(self.y_train)} "
+                f"training examples of {self.name}; write fewer, or none for all."
+            )
+        clients = None if self.clients is None else self.clients[:num_examples]
+        return self._replace(
+            x_train=self.x_train[:num_examples],
+            y_train=self.y_train[:num_examples],
+            clients=clients,
+        )
+
     def parity(self) -> "Source":
         """The same examples labelled 0 where their label is even and 1 where it is odd."""
         return self._replace(

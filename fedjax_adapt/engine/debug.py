@@ -99,7 +99,7 @@ def debug_round(
                     before = view_before(setup, broadcast, idle)
                     view = view_of(setup, before, idle)
                     rows.append(policy.measure(*view(state.params, jnp.int32(0))))
-            measured = _stack(rows)
+            measured = policy.digest(cohort, _stack(rows))
         num_steps = policy.steps(state.policy, cohort, measured)
         cohort, cut = with_num_steps(cohort, num_steps, plan, policy)
         times = end_times(plan.clock, algorithm, state.params, cohort, key)

@@ -154,6 +154,7 @@ def _round(
         state.params, state.server, setting_of(plan, algorithm.policy, cohort)
     )
     measured = measure_cohort(setup, broadcast, cohort, state.clients, key_measure)
+    measured = algorithm.policy.digest(cohort, measured)
     num_steps = algorithm.policy.steps(state.policy, cohort, measured)
     num_steps = afterwards(measured, num_steps)
     cohort, cut = with_num_steps(cohort, num_steps, plan, algorithm.policy)

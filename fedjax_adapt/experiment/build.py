@@ -222,9 +222,12 @@ def build_plan(config: Config) -> Plan:
 
 
 def load_source(config: Config) -> Source:
-    """The data set; a generated one gets the run's clients and seed."""
+    """What there is to learn from; a generated set gets the run's clients and seed."""
     options = dict(config.dataset_options)
     told = {"seed": partition_seed(config), "num_clients": config.num_clients}
     accepted = inspect.signature(find("dataset", config.dataset)).parameters
     options.update({name: v for name, v in told.items() if name in accepted})
-    return load(config.dataset, config.data_dir, **options)
+    source = load(config.dataset, config.data_dir, **options)
+    return (
+        source if config.train_examples is None else source.first(config.train_examples)
+    )

@@ -47,6 +47,7 @@ class Config:
     Attributes:
       algorithm: what to train with; `fedjax-adapt list` shows all
       dataset: what to learn
+      train_examples: learn from no more than its first ones, so many; none: all
       model: what learns
       projection: width of a projection head between the features and the classifier, as
         MOON has it; none: no head
@@ -113,6 +114,7 @@ class Config:
 
     algorithm: str = "fedssg"
     dataset: str = "digits"
+    train_examples: int | None = None
     model: str = "mlp"
     projection: int | None = None
     augment: Literal["none", "flip_crop", "reflect_crop"] = "none"
@@ -332,6 +334,7 @@ def _checked_options(config: Config, kind: str) -> Mapping[str, Any]:
 def _check_values(config: Config) -> None:
     check.at_least("projection", config.projection, 1, none="no head")
     check.at_least("num_clients", config.num_clients, 1)
+    check.at_least("train_examples", config.train_examples, 1, none="all of them")
     check.between("participation", config.participation, 0, 1, closed="right")
     check.nonnegative("feature_noise", config.feature_noise)
     if config.feature_noise_mask and config.feature_noise == 0:

@@ -30,7 +30,7 @@ Trains a federation and leaves a run folder behind.
 The last groups are the options of the chosen algorithm, model, partition and data set:
 fedjax-adapt run --algorithm NAME --help shows those of another."""
 GROUPS = {  # of flags in the help; what is not named here comes after them
-    "choices": (*KINDS, "projection", "labels"),
+    "choices": (*KINDS, "train_examples", "projection", "labels"),
     "clients": (
         *("num_clients", "participation", "sampler", "feature_noise"),
         *("feature_noise_mask", "corrupt", "corrupt_clients", "corrupt_strength"),

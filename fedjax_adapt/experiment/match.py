@@ -12,7 +12,7 @@ from .config import Config, from_settings, kind_options, read_settings, to_setti
 # what two runs must share for their totals to be comparable
 SHARED = (
     *("rounds", "num_clients", "participation", "sampler"),
-    *("dataset", "partition", "partition_seed"),
+    *("dataset", "train_examples", "partition", "partition_seed"),
     *("corrupt", "corrupt_clients", "corrupt_strength"),  # which may change sizes
 )
 

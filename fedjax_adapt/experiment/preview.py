@@ -26,7 +26,10 @@ Prints and draws who would hold what in a run with these flags; trains nothing.
 The last groups are the options of the chosen partition and data set:
 fedjax-adapt partition --partition NAME --help shows those of another."""
 DECIDE = ("partition", "dataset")  # the choices that decide who holds what
-SETTINGS = (*DECIDE, "num_clients", "seed", "partition_seed", "data_dir")
+SETTINGS = (
+    *DECIDE,
+    *("train_examples", "num_clients", "seed", "partition_seed", "data_dir"),
+)
 PICTURE = {
     "config": Option(str | None, None, "a TOML file of a run; flags win over it"),
     "output": Option(

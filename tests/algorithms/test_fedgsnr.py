@@ -80,7 +80,13 @@ def cohort_of(sizes, round=0):
 
 
 def steps_of(policy, measured, sizes):
-    return np.asarray(policy.steps((), cohort_of(sizes), measured))
+    cohort = cohort_of(sizes)
+    return np.asarray(policy.steps((), cohort, policy.digest(cohort, measured)))
+
+
+def report_on(cohort, measured):
+    policy = fa.gsnr_steps(4)
+    return policy.report(jnp.int32(1), cohort, policy.digest(cohort, measured))
 
 
 def test_follows_the_numpy_oracle_under_partial_participation(x64):
@@ -178,11 +184,11 @@ def test_who_failed_takes_e_steps_and_is_in_no_budget():
     three = measured_of([[1.0], [3.0], [0.0]], np.zeros((3, 1)))
     three = three._replace(finite=jnp.array([True, True, False]))
     assert steps_of(fa.gsnr_steps(4), three, (5, 5, 5)).tolist() == [6, 2, 4]
-    report = fa.gsnr_steps(4).report(jnp.int32(1), cohort_of((5, 5, 5)), three)
+    report = report_on(cohort_of((5, 5, 5)), three)
     assert report["measured"].tolist() == [True, True, False]
     close(report["entropy"], -(0.75 * np.log(0.75) + 0.25 * np.log(0.25)))
     alone = measured_of([[1.0]], [[1.0]])  # whose gradient is everybody's
-    assert not fa.gsnr_steps(4).report(0, cohort_of((5,)), alone)["measured"].any()
+    assert not report_on(cohort_of((5,)), alone)["measured"].any()
 
 
 sizes_of = st.lists(st.integers(1, 20), min_size=2, max_size=6)
@@ -220,10 +226,11 @@ def test_scaling_the_loss_changes_nothing_and_the_bounds_hold(sizes, seed, scale
 
 def test_stochastic_rounding_has_the_right_mean():
     two = measured_of([[1.0], [3.0]], [[0.0], [0.0]])
-    policy = fa.gsnr_steps(4, "raw", "stochastic")
+    policy, cohort = fa.gsnr_steps(4, "raw", "stochastic"), cohort_of((5, 5))
+    found = policy.digest(cohort, two)
     draws = jax.random.uniform(jax.random.key(0), (4000, 2))
     steps = jax.vmap(
-        lambda draw: policy.steps((), cohort_of((5, 5)), two._replace(draw=draw))
+        lambda draw: policy.steps((), cohort, found._replace(draw=draw))
     )(draws)
     np.testing.assert_allclose(steps.mean(0), [8, 8 / 3], atol=0.03)
     assert set(np.unique(steps[:, 1]).tolist()) == {2, 3}
@@ -234,7 +241,7 @@ def test_nobody_trains_where_all_gradients_are_zero():
     found = ratios(cohort_of((5, 5)), nothing)
     assert not found.optimal.any() and not found.gsnr.any()
     assert not steps_of(fa.gsnr_steps(4), nothing, (5, 5)).any()
-    report = fa.gsnr_steps(4).report((), cohort_of((5, 5)), nothing)
+    report = report_on(cohort_of((5, 5)), nothing)
     assert report["entropy"] == 0
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import fedjax_adapt as fa
+from fedjax_adapt.data import load
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import from_settings
 
@@ -27,6 +28,17 @@ def test_parity_relabels_what_was_split_by_the_labels_themselves():
     assert parity.data.y.dtype == own.data.y.dtype
     logits = np.array([[-0.25, 0.25]])  # a score of 1/2
     np.testing.assert_allclose(parity.task.loss(logits, np.array([0])), [1.5**2])
+
+
+def test_only_the_first_examples_may_be_learned_from():
+    every, few = built(), built(train_examples=200)
+    assert few.data.size.sum() == len(few.data.x) == 200 < len(every.data.x)
+    np.testing.assert_array_equal(few.source.x_train, every.source.x_train[:200])
+    for part in ("x_test", "mean", "std"):  # what it is tested on is the same
+        same = getattr(few.source, part), getattr(every.source, part)
+        np.testing.assert_array_equal(*same)
+    owned = load("synthetic")
+    np.testing.assert_array_equal(owned.first(9).clients, owned.clients[:9])
 
 
 def test_a_projection_makes_features_of_its_width():
@@ -54,6 +66,8 @@ def test_augmentation_is_off_unless_asked_for():
         ({"model": "svm", "labels": "parity", "projection": 8}, "projection=none"),
         ({"projection": 0}, "projection=0 must be an integer >= 1"),
         ({"dataset": "synthetic", "augment": "flip_crop"}, "write augment=none"),
+        ({"train_examples": 0}, "train_examples=0 must be an integer >= 1"),
+        ({"train_examples": 1438}, "more than the 1437 training examples of digits"),
         ({"labels": "even"}, "labels='even'; write one of 'own', 'parity'"),
         ({"model": "lenet5"}, "needs .* at least 16 x 16 pixels"),
     ],

@@ -1,0 +1,47 @@
+"""The cells of a published table, a run of `fedjax-adapt run` each.
+
+A run that is finished is not run again, one that was killed is resumed.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+KEPT = (
+    *("commit", "hardware", "versions", "seeds", "data", "rounds", "seconds"),
+    *("last_mean", "last_std", "last_count", "rounds_to", "accuracy", "models"),
+    *("class_accuracy", "client_accuracy", "area_under_curve"),
+)
+PRIVATE = ("--data-dir", "--folder")  # where things lie on this machine
+
+
+def cell(folder: Path, settings: Mapping[str, Any], more: Sequence[str]) -> dict:
+    """What was measured in one run, which is made if it is not there.
+
+    Args:
+      folder: of the run.
+      settings: of the run, by name; several values as a tuple.
+      more: further words of the command line, which win over `settings`.
+    """
+    words = ["run", "--folder", str(folder)]
+    for name, value in settings.items():
+        values = value if isinstance(value, tuple) else (value,)
+        words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    words += more
+    kept_command = folder.with_suffix(folder.suffix + ".command.json")
+    if not (folder / "summary.json").exists():
+        resume = ["--resume"] if folder.exists() else []
+        program = [sys.executable, "-m", "fedjax_adapt", *words, *resume]
+        subprocess.run(program, check=True, stdout=subprocess.DEVNULL)
+        kept_command.write_text(json.dumps(words))
+    words = json.loads(kept_command.read_text())  # not those of a later call
+    summary = json.loads((folder / "summary.json").read_text())
+    shown = [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if word not in PRIVATE and before not in PRIVATE
+    ]
+    return {"command": " ".join(shown)} | {name: summary[name] for name in KEPT}
