@@ -25,9 +25,10 @@ from ..models import AUGMENTS, MODELS, classification, projected
 from ..participation import bernoulli, earliest, uniform
 from ..plan import Plan
 from .clock import build_clock
-from .config import DERIVED, Config, partition_seed
+from .config import Config, partition_seed
 from .match import matching_steps
 from .options import checked, find, options_of, registry
+from .schema import DERIVED
 
 
 class Federation(NamedTuple):

@@ -229,9 +229,9 @@ def test_stochastic_rounding_has_the_right_mean():
     policy, cohort = fa.gsnr_steps(4, "raw", "stochastic"), cohort_of((5, 5))
     found = policy.digest(cohort, two)
     draws = jax.random.uniform(jax.random.key(0), (4000, 2))
-    steps = jax.vmap(
-        lambda draw: policy.steps((), cohort, found._replace(draw=draw))
-    )(draws)
+    steps = jax.vmap(lambda draw: policy.steps((), cohort, found._replace(draw=draw)))(
+        draws
+    )
     np.testing.assert_allclose(steps.mean(0), [8, 8 / 3], atol=0.03)
     assert set(np.unique(steps[:, 1]).tolist()) == {2, 3}
 
