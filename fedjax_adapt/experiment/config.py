@@ -14,6 +14,7 @@ from typing import Any
 from . import toml
 from .options import KINDS, Option, checked, find, suggestion
 from .schema import Config, common_options, kind_options
+from .schema import Corruption as Corruption
 
 # Settings that change no number of a run beyond rounding: it may be resumed with others.
 INCIDENTAL = (
