@@ -217,7 +217,7 @@ def measured(
     scalars = {n: rounded(shown[n][0], 4) for n in ("tau_bar", "L", "premise")}
     of_clients = {n: rounded(shown[n][0], 5) for n in ("beta", "delta", "A")}
     return line | {
-        "accepted": shown["accepted"].sum(1).tolist(),  # rounds
+        "accepted": shown["accepted_rounds"][:, -1].tolist(),
         "nonfinite": shown["nonfinite"][:, -1].tolist(),
         "tau": infos.num_steps.tolist(),  # [seeds, rounds, clients]
         "first_seed": scalars | of_clients,  # [rounds], [rounds, clients]

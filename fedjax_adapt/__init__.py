@@ -42,7 +42,6 @@ _PUBLIC = {
         "by_examples",
         "constant_steps",
         "epochs",
-        "matched_steps",
         "mean",
         "num_parameters",
         "uniformly",
@@ -62,6 +61,7 @@ _PUBLIC = {
     "moments": ("gradient_moments",),
     "plan": ("Plan",),
     "participation": ("bernoulli", "earliest", "everyone", "uniform"),
+    "steps": ("matched_steps",),
     "wrap": ("with_server_optimizer",),
 }
 _MODULES = ("algorithms", "costs", "data", "models")

@@ -179,6 +179,7 @@ class Outcome(NamedTuple):
     sent: PyTree = ()  # mean over the active clients of `StepPolicy.send`
     seconds: Array | float = 0.0  # simulated, of this round; 0 without `Plan.clock`
     measured: Measurement = ()  # before anybody trained, digested, [cohort, ...]
+    step_seconds: Array | None = None  # c_i, [cohort]; None without `Plan.clock`
 
 
 class RoundView(NamedTuple):
@@ -427,7 +428,13 @@ class StepPolicy(NamedTuple):
     `report(state, cohort, measurement)` names what a person wants to see, for
     `Info.policy`: scalars of the round or values [cohort, ...]; `state` is the new one.
 
-    `traffic` is what the policy adds to the local rule's.
+    `traffic` is what the policy adds to the local rule's. Round trips of its own are those
+    in which measurements go up before tau comes down: all wait for the last of them.
+    `measure_steps(cohort) -> [cohort]` is how long a client measures, in local steps:
+    gradients on a batch beside those it follows. None: no time.
+
+    `best(state)` is the model that a run ends with, where it is not the server's last; it
+    is evaluated beside it.
     """
 
     steps: Callable[[PolicyState, Cohort, Measurement], Array]
@@ -443,6 +450,8 @@ class StepPolicy(NamedTuple):
     )
     max_steps: int | None = None  # what more it asks for is cut and counted
     traffic: Traffic = Traffic()
+    measure_steps: Callable[[Cohort], Array] | None = None
+    best: Callable[[PolicyState], Params] | None = None
 
 
 class ServerRule(NamedTuple):
@@ -492,26 +501,6 @@ def epochs(num_epochs: float = 1) -> StepPolicy:
         return of(cohort.epoch_steps)
 
     return StepPolicy(steps, mean_steps=of)
-
-
-def matched_steps(average_epochs: float) -> StepPolicy:
-    """Every client takes floor(average_epochs n_i / B) local steps, at least 1.
-
-    It gives a baseline the total of a run with adaptive steps: that run's steps, times B,
-    over the examples of the clients of all its rounds. So are FedVeca's baselines run.
-
-    Args:
-      average_epochs: E_avg, passes over a client's data; a partial batch does not count.
-    """
-    check.positive("average_epochs", average_epochs)
-
-    def steps(state, cohort, measurement):
-        del state, measurement
-        # in float32 the product may fall short of the whole number it is
-        wanted = average_epochs * cohort.num_examples / cohort.batch_size + 1e-4
-        return jnp.maximum(jnp.floor(wanted), 1).astype(jnp.int32)
-
-    return StepPolicy(steps)
 
 
 class Algorithm(NamedTuple):

@@ -3,6 +3,12 @@
     t_i = tau_i c_i + b_i + xi_i        tau_i local steps of c_i seconds, b_i of messages,
                                         xi_i of delay
 
+Measuring for a step policy takes q_i c_i more: a step for each gradient on a batch, and
+nothing for a loss alone. Where tau follows from what the cohort
+measured, nobody begins to train before the last client has measured and sent it:
+
+    t_i = max_j (q_j c_j + b'_j + xi_j) + tau_i c_i + b''_i         b_i = b'_i + b''_i
+
 A round ends with the last client whose upload the server waits for. Bytes follow from what
 the parts of an algorithm declare as their `traffic` and from the size of the model.
 
@@ -19,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import check
-from .core import Algorithm, Array, Cohort, Key, Params, Traffic
+from .core import Algorithm, Array, Cohort, Key, Params, StepPolicy, Traffic
 
 SCALAR = 4  # bytes
 
@@ -154,13 +160,33 @@ def traffic_of(algorithm: Algorithm) -> Traffic:
     return Traffic(*map(sum, parts))
 
 
+def answers_late(policy: StepPolicy) -> bool:
+    """Whether tau comes down only when all clients of the cohort have measured."""
+    return policy.measure is not None and policy.traffic.round_trips > 0
+
+
+def legs(algorithm: Algorithm) -> tuple[Traffic, Traffic]:
+    """`traffic_of` a policy that answers late, cut where tau is known.
+
+    First the model goes down and the measurements up, then tau goes down and the rest up.
+    """
+    rule, policy = algorithm.local.traffic, algorithm.policy.traffic
+
+    def leg(down: Traffic, up: Traffic) -> Traffic:
+        # the round trip is that of what goes up
+        return up._replace(models_down=down.models_down, scalars_down=down.scalars_down)
+
+    return leg(rule, policy), leg(policy, rule)
+
+
 def round_bytes(
     algorithm: Algorithm, params: Params, cohort: Cohort, starters: Cohort | None = None
 ) -> tuple[Array, Array]:
     """The bytes that all clients of a round receive and send, two scalars.
 
     Where a policy measures first, a client that it then leaves out, or that is too late,
-    has received all and has sent the policy's part.
+    has received all and has sent the policy's part. If nobody trains, nobody was asked,
+    unless that followed from what they measured.
 
     Args:
       algorithm: what is sent how often.
@@ -170,7 +196,8 @@ def round_bytes(
     """
     asked = cohort.active
     if algorithm.policy.measure is not None:
-        asked = ((starters or cohort).num_examples > 0) & (cohort.num_active > 0)
+        asked = (starters or cohort).num_examples > 0
+        asked &= answers_late(algorithm.policy) | (cohort.num_active > 0)
     count = lambda who: who.sum().astype(float)
     down, _ = messages(traffic_of(algorithm), params)
     _, own = messages(algorithm.local.traffic, params)
@@ -179,41 +206,75 @@ def round_bytes(
     return count(asked) * down, count(cohort.active) * own + count(asked) * measured
 
 
+def step_seconds(clock: Clock | None, cohort: Cohort) -> Array | None:
+    """c_i, [cohort]; None without a clock."""
+    if clock is None:
+        return None
+    key = _keys(clock)[0]
+    seconds = _drawn("step_seconds", clock.step_seconds, cohort, key)
+    return jnp.broadcast_to(seconds, cohort.ids.shape)
+
+
 def end_times(
     clock: Clock | None, algorithm: Algorithm, params: Params, cohort: Cohort, key: Key
 ) -> Array:
     """t_i, in seconds since the round began, [cohort]; zeros without a clock.
 
+    Where the policy answers late, a client that it leaves out ends when tau is known, and
+    the delay of a client delays what it measured, so that all wait for it.
+
     Args:
       clock: of the plan.
-      algorithm: what is sent how often.
+      algorithm: what is measured, and what is sent how often.
       params: how large a model is.
-      cohort: with its steps; an empty slot has a time that says nothing.
+      cohort: all that start, with their steps; an empty slot has a time that says nothing.
       key: of the round. The delay of a client depends on nothing else but its id.
     """
     if clock is None:
         return jnp.zeros(cohort.ids.shape)
-    traffic = traffic_of(algorithm)
-    down, up = messages(traffic, params)
-    # of the clients for good; a round's own key is for the delays alone
-    key_step, key_up, key_down, key_late = jax.random.split(
-        jax.random.key(clock.seed), 4
-    )
+    policy = algorithm.policy
+    key_step, key_up, key_down, key_late = _keys(clock)
     key_delay = key_late if clock.delay_persists else jax.random.fold_in(key, DELAYS)
 
     def of(name: str, key: Key) -> Array:
         return _drawn(name, getattr(clock, name), cohort, key)
 
-    seconds = cohort.num_steps * of("step_seconds", key_step)
-    seconds += 8 * up / of("bandwidth", key_up)
-    if clock.download_bandwidth is not None:
-        seconds += 8 * down / of("download_bandwidth", key_down)
-    return seconds + traffic.round_trips * clock.latency + of("delay", key_delay)
+    def carried(traffic: Traffic) -> Array:
+        down, up = messages(traffic, params)
+        seconds = 8 * up / of("bandwidth", key_up)
+        if clock.download_bandwidth is not None:
+            seconds += 8 * down / of("download_bandwidth", key_down)
+        return seconds + traffic.round_trips * clock.latency
+
+    step, delay = of("step_seconds", key_step), of("delay", key_delay)
+    trains = cohort.num_steps * step
+    measures = (
+        0 if policy.measure_steps is None else policy.measure_steps(cohort) * step
+    )
+    if not answers_late(policy):
+        return trains + measures + carried(traffic_of(algorithm)) + delay
+    first, second = legs(algorithm)
+    measured = measures + carried(first) + delay
+    known = jnp.where(cohort.num_examples > 0, measured, 0).max()
+    return known + jnp.where(cohort.active, trains + carried(second), 0)
 
 
-def round_seconds(cohort: Cohort, times: Array) -> Array:
-    """When the last client that trained has ended; 0 if none has. A scalar."""
-    return jnp.where(cohort.active, times, 0).max()
+def round_seconds(algorithm: Algorithm, cohort: Cohort, times: Array) -> Array:
+    """When the server has all it waits for; 0 if that is nothing. A scalar.
+
+    It waits for whoever trains and, where the policy answers late, whoever measures.
+    """
+    late = answers_late(algorithm.policy)
+    awaited = cohort.num_examples > 0 if late else cohort.active
+    return jnp.where(awaited, times, 0).max()
+
+
+def _keys(clock: Clock) -> Array:
+    """Of what clients draw for good: steps, upload, download, delay. [4]
+
+    A round's own key is for the delays alone.
+    """
+    return jax.random.split(jax.random.key(clock.seed), 4)
 
 
 def _drawn(name: str, quantity: Quantity, cohort: Cohort, key: Key) -> Array:

@@ -91,7 +91,8 @@ def earliest(fraction: float = 0.4) -> Participation:
 
     They end when the plan's clock says: it needs one. What the others did is thrown away,
     so the simulator never does it, nor does it count their bytes, but for what a policy
-    measured on all. GIFT keeps 40 of 100.
+    measured on all: where tau follows from that, all measure, the server waits for the
+    last of them, and those that end first from then on are averaged. GIFT keeps 40 of 100.
 
     Raises:
       ValueError: `fraction` is outside (0, 1].

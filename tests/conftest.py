@@ -11,7 +11,7 @@ import pytest
 from helpers import make_data, make_task
 
 # Most of a test is compiling, which takes a third of the time if XLA does not optimise.
-# The slow tests and whatever a test starts as a process of its own optimise as users do.
+# The slow tests optimise as users do.
 QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
 
@@ -26,11 +26,6 @@ def pytest_configure(config):
     jax.config.update("jax_num_cpu_devices", 4)
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.local_devices()  # now: a run of the command line would choose as many as cores
-
-
-def pytest_collection_finish():
-    if os.environ.get("XLA_FLAGS") == QUICK:  # JAX has read it, the workers have it
-        del os.environ["XLA_FLAGS"]
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ ALLOWED = {
     "costs": {"check", "core"},
     "plan": {"check", "core", "costs"},
     "participation": {"check", "core"},
+    "steps": {"check", "core"},
     "data": {"check"},
     "wrap": {"core"},
     # what a step policy measures is in no one algorithm's file: it reads any model
@@ -30,7 +31,7 @@ ALLOWED = {
     "report": {"experiment"},  # experiment.store only, see below
     "experiment": {
         "check", "core", "data", "algorithms", "models", "engine", "participation",
-        "wrap", "plan", "costs",
+        "wrap", "plan", "costs", "steps",
     },
 }  # fmt: skip
 HEAVY = ("tensorflow_datasets", "sklearn", "matplotlib", "orbax", "pyarrow", "tyro")

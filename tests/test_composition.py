@@ -1,9 +1,9 @@
-"""Every step policy on every base: where a policy says k for all, it is the base."""
+"""Every step policy on every base: where all take k steps, it is the base."""
 
 import jax
 import numpy as np
 import pytest
-from helpers import keys, same, start
+from helpers import keys, make_clients, same, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
@@ -20,7 +20,8 @@ BASES = (
 )
 # with options under which they ask k steps of every client in every round
 POLICIES = {
-    "gsnr": (lambda base: fa.with_steps(base, fa.gsnr_steps(3, interpolation=1.0)), 3),
+    # n_k of its own for every client, and a cap that lets none take what it asks for
+    "gsnr": (lambda base: fa.with_steps(base, fa.gsnr_steps(10_000, max_steps=3)), 3),
     "veca": (lambda base: fa.with_steps(base, fa.veca_steps(alpha=0.0)), 2),
     "gift": (lambda base: fa.with_steps(base, fa.gift_steps(3)), 3),  # waits 50 rounds
     "afl": (lambda base: fa.algorithms.afl(trial_steps=3, base=base), 3),
@@ -52,8 +53,8 @@ def plain(task, data):
     return run
 
 
-def after(algorithm, task, data):
-    round_fn, state = start(algorithm, task, data, PLAN)
+def after(algorithm, task, data, plan=PLAN):
+    round_fn, state = start(algorithm, task, data, plan)
     step = jax.jit(round_fn)
     for key in keys(3):
         state, info = step(state, key)
@@ -74,3 +75,21 @@ def test_a_policy_that_asks_for_k_steps_is_the_base_under_k_steps(
     assert same(state.server, expected.server)
     assert same(clients, expected.clients)
     assert same(info.loss, expected_info.loss)
+    if policy == "gsnr":
+        assert np.ptp(info.policy["optimal_steps"]) > 0.1 and np.ptp(info.cut) > 0
+
+
+@pytest.mark.parametrize(
+    "base", [pytest.param(b, marks=pytest.mark.slow) for b in ("scaffold", "feddyn")]
+)
+def test_gsnr_on_clients_alike_is_the_base(base, task):
+    """All measure the same, so n_k = 1 and nobody is asked for more or less than E."""
+    alike = fa.FederatedDataset.from_clients(make_clients((8,)) * 4, num_classes=3)
+    plan = fa.Plan(batch_size=4, lr=0.2, shuffle="none")
+    base = ALGORITHMS[base]()
+    state, info = after(fa.with_steps(base, fa.gsnr_steps(5)), task, alike, plan)
+    plain = fa.with_steps(base, fa.constant_steps(5))
+    expected, expected_info = after(plain, task, alike, plan)
+    np.testing.assert_allclose(info.policy["optimal_steps"], 1, rtol=1e-4)
+    assert same(info.num_steps, expected_info.num_steps)
+    assert same(state._replace(policy=()), expected)

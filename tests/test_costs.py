@@ -10,7 +10,13 @@ from helpers import SIZES, close, constructed, keys, make_data, same, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS, fedavg, feddc, feddisco, fedssg
-from fedjax_adapt.costs import end_times, messages, round_bytes, traffic_of
+from fedjax_adapt.costs import (
+    end_times,
+    messages,
+    round_bytes,
+    round_seconds,
+    traffic_of,
+)
 from fedjax_adapt.engine.cohort import gather_cohort
 
 M = 4 * (4 * 3 + 3)  # bytes of the tiny task's model
@@ -49,6 +55,10 @@ def test_bytes_are_those_of_who_takes_part():
     assert round_bytes(algorithm, leaves, idle) == (0, 0)
     some, all_ = cohort_of(data, [1], [2]), cohort_of(data, [0, 1, 2], [2, 2, 2])
     assert round_bytes(algorithm, leaves, some, all_) == (3 * 12, 12 + 3 * 4)
+    # unless that nobody trains follows from what all had sent
+    later = policy._replace(traffic=fa.Traffic(scalars_up=1, round_trips=1))
+    algorithm = fa.with_steps(fedavg(), later)
+    assert round_bytes(algorithm, leaves, idle) == (3 * 12, 3 * 4)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -112,6 +122,78 @@ def test_times_are_steps_messages_and_delay(data, task):
     moved = 8 * 2 * M / 1e3 + 8 * 2 * M / 2e3
     expected = np.array([2, 9, 1]) * c[[5, 0, 3]] + moved + 0.25 + 7
     np.testing.assert_allclose(times, expected, rtol=1e-6)
+
+
+def test_all_wait_for_the_last_who_measures_though_it_does_not_train(data, task):
+    """FedGSNR by hand: the model comes in 0.5 s and goes in 1 s, tau comes in 1/30 s."""
+    c = np.array([1, 2, 4, 8, 1, 1], np.float32)
+    clock = fa.Clock(c, bandwidth=8 * M, download_bandwidth=16 * M, latency=0.25)
+    algorithm, params = ALGORITHMS["fedgsnr"](probe_batches=3), task.init(keys(1)[0])
+
+    def after(num_steps):
+        cohort = cohort_of(data, [0, 1, 2, len(SIZES)], num_steps)
+        times = end_times(clock, algorithm, params, cohort, keys(1)[0])
+        return times[:3], round_seconds(algorithm, cohort, times)
+
+    known = 0.5 + 3 * 4 + 2 * 1 + 0.25  # client 2 is the slowest
+    rest = 1 / 30 + 1 + 0.25
+    times, seconds = after([5, 0, 1, 0])
+    expected = [known + rest + 5 * 1, known, known + rest + 1 * 4]
+    np.testing.assert_allclose(times, expected, rtol=1e-6)
+    np.testing.assert_allclose(seconds, known + rest + 5, rtol=1e-6)
+    _, seconds = after([5, 2, 0, 0])  # without client 2, which had to measure
+    np.testing.assert_allclose(seconds, known + rest + 5, rtol=1e-6)
+    _, seconds = after([0, 0, 0, 0])  # nobody's gradient says anything
+    np.testing.assert_allclose(seconds, known, rtol=1e-6)
+
+
+MEASURING = {
+    "fedavg": (fedavg, lambda n: 0),
+    "fedgsnr": (lambda: ALGORITHMS["fedgsnr"](probe_batches=2), lambda n: 2),
+    "fedgsnr on scaffold": (
+        lambda: ALGORITHMS["fedgsnr"](base=ALGORITHMS["scaffold"]()),
+        lambda n: 1,
+    ),
+    "afl": (lambda: constructed("afl"), lambda n: 2),
+    "fedveca": (ALGORITHMS["fedveca"], lambda n: 0),
+    "fedveca, all data": (
+        lambda: ALGORITHMS["fedveca"](full_gradient=True),
+        lambda n: -(-n // 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("build, measures", MEASURING.values(), ids=MEASURING)
+def test_the_seconds_of_a_round_follow_the_numpy_oracle(data, task, build, measures):
+    """A loop over clients, two legs where the policy makes a round trip of its own."""
+    rng, algorithm = np.random.default_rng(0), build()
+    draw = lambda: rng.uniform(0.5, 2, len(SIZES)).astype(np.float32)
+    c, up, down, delay = draw(), 500 * draw(), 900 * draw(), draw()
+    clock = fa.Clock(c, up, down, latency=0.3, delay=delay)
+    rule, policy = algorithm.local.traffic, algorithm.policy.traffic
+    models = lambda traffic, way: (
+        M * getattr(traffic, f"models_{way}") + 4 * getattr(traffic, f"scalars_{way}")
+    )
+    for num_steps in ([3, 0, 7, 1, 0], [0, 0, 0, 0, 2]):
+        ids, ends, known = [4, 1, 0, 5, 3], [], []
+        for i, steps in zip(ids, num_steps, strict=True):
+            first = measures(SIZES[i]) * c[i] + 8 * models(rule, "down") / down[i]
+            first += 8 * models(policy, "up") / up[i]
+            first += 0.3 * policy.round_trips + delay[i]
+            second = steps * c[i] + 8 * models(policy, "down") / down[i]
+            second += 8 * models(rule, "up") / up[i] + 0.3 * rule.round_trips
+            known.append(first)
+            ends.append(second if steps else 0)
+        if policy.round_trips:
+            ends = max(known) + np.array(ends)
+        else:
+            ends = np.where(num_steps, np.array(known) + np.array(ends), 0)
+        cohort = cohort_of(data, ids, num_steps)
+        times = end_times(clock, algorithm, task.init(keys(1)[0]), cohort, keys(1)[0])
+        trains = np.asarray(cohort.active)
+        np.testing.assert_allclose(times[trains], ends[trains], rtol=1e-5)
+        seconds = round_seconds(algorithm, cohort, times)
+        np.testing.assert_allclose(seconds, ends.max(), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +327,8 @@ def test_numbers_of_other_clients_are_refused(task):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clients", ["some", "all"])
-def test_the_slow_twin_agrees_on_times_and_on_who_was_early(task, data, clients):
+@pytest.mark.parametrize("clients, trips", [("some", 1), ("all", 0)])
+def test_the_slow_twin_agrees_on_times_and_on_who_was_early(task, data, clients, trips):
     """And a policy is told what the round took."""
     policy = fa.StepPolicy(
         steps=lambda state, cohort, measured: (
@@ -255,7 +337,8 @@ def test_the_slow_twin_agrees_on_times_and_on_who_was_early(task, data, clients)
         init=lambda params, num_clients: jnp.zeros(()),
         measure=lambda view, key: view.batch.y[0] + 1,
         update=lambda state, cohort, runs, outcome: state + outcome.seconds,
-        traffic=fa.Traffic(models_up=1),
+        traffic=fa.Traffic(models_up=1, round_trips=trips),
+        measure_steps=lambda cohort: cohort.epoch_steps,
     )
     algorithm = fa.with_steps(fedavg(), policy)
     participation = fa.earliest(0.5) if clients == "some" else None

@@ -104,7 +104,7 @@ def early(data, clock, rounds, fraction=0.5):
         rows = first_to_end(plan, data, cohort, times, key)
         return (
             cohort.ids[rows],
-            round_seconds(rows_of(cohort, rows), times[rows]),
+            round_seconds(algorithm, rows_of(cohort, rows), times[rows]),
             times,
         )
 

@@ -33,13 +33,14 @@ from ..core import Algorithm, Array, StepPolicy, Traffic, with_steps
 Trigger = Literal["tau_not_smaller", "loss_not_decreasing"]
 Coupling = Literal["off", "practical", "exact"]
 Start = Literal["first_round", "global"]
+MOST = 2**30  # steps that an int32 holds
 EXPONENTS = {"off": 0.0, "practical": 0.5, "exact": 1.5}
 
 
 class AdaCommState(NamedTuple):
     """What AdaComm's server keeps: scalars."""
 
-    tau: Array  # int32, the local steps of the next round
+    tau: Array  # int32, the local steps of the next round, before the cap
     first_loss: Array  # F_0
     last_loss: Array  # F of the last interval, F_0 in the first
     spent: Array  # rounds or simulated seconds since the interval began
@@ -71,7 +72,8 @@ def adacomm(
       every_seconds: simulated seconds in an interval, in place of rounds; 60 in the paper.
         They pass only by the plan's clock (step_seconds on the command line).
       start: F_0: of the clients' steps in the first round, or the "global" loss at w_0.
-      max_steps: tau grows no further when the loss does; none: no limit.
+      max_steps: tau grows no further when the loss does, what is cut is counted; none: no
+        limit.
       lr_coupling: how a smaller learning rate lengthens tau.
       base: any algorithm; none: FedAvg.
     """
@@ -129,16 +131,19 @@ def adacomm_steps(
     def send(run):
         return run.loss
 
+    def capped(tau):
+        return tau if max_steps is None else jnp.minimum(tau, max_steps)
+
     def choose(state, loss, setting):  # tau of the next interval
         factor = (setting.base_lr / setting.lr) ** EXPONENTS[lr_coupling]
         ratio = jnp.maximum(loss / state.first_loss, 0)
         # 1e-4: a root that is whole may come out a little above itself
         nu = jnp.ceil(jnp.sqrt(ratio) * factor * initial_steps - 1e-4)
-        most = jnp.iinfo(jnp.int32).max // 2 if max_steps is None else max_steps
-        usable, nu = jnp.isfinite(nu), jnp.clip(nu, 1, most)
+        usable, nu = jnp.isfinite(nu), jnp.clip(nu, 1, MOST)
         if fix:
-            halved = jnp.minimum(jnp.ceil(gamma * state.tau - 1e-4), state.tau - 1)
-            smaller = nu < state.tau
+            tau = capped(state.tau)
+            halved = jnp.minimum(jnp.ceil(gamma * tau - 1e-4), tau - 1)
+            smaller = nu < tau
             falls = smaller if trigger == "tau_not_smaller" else loss < state.last_loss
             nu = jnp.where(falls, nu, jnp.maximum(halved, 1))
         return jnp.where(usable, nu, state.tau).astype(jnp.int32), usable
@@ -174,7 +179,7 @@ def adacomm_steps(
     def report(state, cohort, measurement):
         del cohort, measurement
         return {
-            "tau": state.tau,
+            "tau": capped(state.tau),
             "interval_loss": state.last_loss,
             "nonfinite": state.nonfinite,
         }

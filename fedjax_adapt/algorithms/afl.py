@@ -12,7 +12,7 @@ r"""AFL: the local steps that are best for a budget, from estimates along the wa
 
 tau is 1 in the first two rounds. Before the budget runs out tau is cut to what is left,
 and one round with tau = 1 scores the last w; then no client trains. The result is the w
-with the least estimated loss, see `afl_best`.
+with the least estimated loss, see `afl_best`; a run evaluates it as "best".
 
 References:
   Wang et al., "Adaptive Federated Learning in Resource Constrained Edge Computing
@@ -21,8 +21,10 @@ References:
 
 Departs from the paper: F_i in the estimates is the loss, in evaluation mode, of one
 minibatch that client i draws in the new round for both models, not of the last one of
-the round before: a gradient more per round. One resource, time: c and b are given, and
-what a round took is its simulated time or, without any, c tau + b.
+the round before: a gradient more per round. One resource, time. By the plan's clock c is
+that of the slowest client of the round just done, b the rest of what it took; numbers
+that are given are believed instead, but for what is spent. Without a clock a round takes
+c tau + b.
 """
 
 from typing import Any, NamedTuple
@@ -50,7 +52,13 @@ from ..core import (
 )
 from ..wrap import seeing
 
+# c and b of the paper's testbed, in seconds
+STEP_SECONDS, AGGREGATION_SECONDS = 0.0130, 0.1316
 TRAINS, LAST, SCORES, OVER = range(4)
+SHOWN = (
+    *("tau", "beta", "delta", "rho", "best_loss", "step_seconds"),
+    *("aggregation_seconds", "spent", "nonfinite"),
+)
 
 
 class Remembered(NamedTuple):
@@ -63,12 +71,14 @@ class Remembered(NamedTuple):
 class AflState(NamedTuple):
     """What AFL's server keeps: one model and scalars."""
 
-    tau: Array  # int32, the local steps of the next round
+    tau: Array  # int32, the local steps of the next round, before the cap
     beta: Array  # smoothness
     delta: Array  # divergence of the clients' gradients
     rho: Array  # Lipschitz constant
     estimates: Array  # int32, rounds that gave one
     rounds: Array  # int32
+    step_seconds: Array  # c
+    aggregation_seconds: Array  # b
     spent: Array  # seconds
     stage: Array  # int32: trains, last, scores, over
     best: Params  # the w with the least estimated loss so far
@@ -89,8 +99,8 @@ def afl(
     budget: float | None = None,
     phi: float = 5e-5,
     hold: float = 0.0,
-    step_seconds: float = 0.0130,
-    aggregation_seconds: float = 0.1316,
+    step_seconds: float | None = None,
+    aggregation_seconds: float | None = None,
     max_steps: int = 100,
     trial_steps: int | None = None,
     beta: float | None = None,
@@ -107,9 +117,11 @@ def afl(
       budget: R, seconds that all rounds together may take; it must be given.
       phi: the control parameter; 0.025 for the paper's SVM.
       hold: what beta, delta and rho keep of the round before, in [0, 1).
-      step_seconds: c, seconds of one local step of the slowest client.
-      aggregation_seconds: b, seconds of one aggregation.
-      max_steps: tau grows no further.
+      step_seconds: c, seconds of one local step of the slowest client; none: by the plan's
+        clock, or 0.0130 without one.
+      aggregation_seconds: b, seconds of one aggregation; none: what a round took beyond
+        c tau by the plan's clock, or 0.1316 without one.
+      max_steps: tau grows no further, what is cut is counted.
       trial_steps: take so many steps in every round, without a budget, and only report
         the estimates: the trial run whose means `afl_constants` hands to `afl_fixed`.
       beta: smoothness, where a trial run has told it: one tau for the whole run.
@@ -122,15 +134,16 @@ def afl(
       ValueError: an argument is out of its range, the budget is missing, or beta, delta
         and rho are not given together.
     """
-    constants, costs = (beta, delta, rho), (step_seconds, aggregation_seconds)
-    if any(constant is not None for constant in constants):
+    if any(constant is not None for constant in (beta, delta, rho)):
         if beta is None or delta is None or rho is None or trial_steps is not None:
             raise ValueError(
                 f"afl got beta={beta}, delta={delta}, rho={rho} and "
                 f"trial_steps={trial_steps}; write the means of a trial run for the first "
                 "three and leave trial_steps out, or trial_steps alone."
             )
-        fixed = afl_fixed(beta, delta, rho, budget, lr, phi, *costs, max_steps)
+        c = STEP_SECONDS if step_seconds is None else step_seconds
+        b = AGGREGATION_SECONDS if aggregation_seconds is None else aggregation_seconds
+        fixed = afl_fixed(beta, delta, rho, budget, lr, phi, c, b, max_steps)
         return with_steps(base or Algorithm(), fixed)
     policy = afl_online(
         budget, phi, hold, step_seconds, aggregation_seconds, max_steps, trial_steps
@@ -145,8 +158,8 @@ def afl_fixed(
     budget: float | None = None,
     lr: float = 0.01,
     phi: float = 5e-5,
-    step_seconds: float = 0.0130,
-    aggregation_seconds: float = 0.1316,
+    step_seconds: float = STEP_SECONDS,
+    aggregation_seconds: float = AGGREGATION_SECONDS,
     max_steps: int = 100,
 ) -> StepPolicy:
     """One tau for the whole run, the first minimiser of G over 1..max_steps.
@@ -166,7 +179,8 @@ def afl_fixed(
         check.nonnegative(name, value)
         check.between(name, value, 0, 1e15)
     check.positive("lr", lr)
-    _check_costs(budget, phi, step_seconds, aggregation_seconds, max_steps)
+    _check_costs(phi, step_seconds, aggregation_seconds, max_steps)
+    _check_budget(budget, step_seconds, aggregation_seconds)
     costs = budget, step_seconds, aggregation_seconds
     tau: Any = 1 + jnp.argmin(_bound(beta, delta, rho, lr, phi, costs, max_steps))
     return constant_steps(tau if check.is_tracer(tau) else int(tau))
@@ -191,24 +205,31 @@ def afl_online(
     budget: float | None = None,
     phi: float = 5e-5,
     hold: float = 0.0,
-    step_seconds: float = 0.0130,
-    aggregation_seconds: float = 0.1316,
+    step_seconds: float | None = None,
+    aggregation_seconds: float | None = None,
     max_steps: int = 100,
     trial_steps: int | None = None,
 ) -> StepPolicy:
     """AFL's local steps; its clients must keep their last model: take `afl(base=...)`.
 
-    It reports the scalars tau (of the next round), beta, delta, rho, best_loss, spent
-    (seconds) and nonfinite. See `afl` for the arguments.
+    It reports the scalars tau (of the next round), beta, delta, rho, best_loss,
+    step_seconds (c), aggregation_seconds (b), spent (seconds) and nonfinite. See `afl` for
+    the arguments.
     """
     check.between("hold", hold, 0, 1, closed="left")
     check.at_least("trial_steps", trial_steps, 1, none="a run with a budget")
     trial = trial_steps is not None
     budget = float("inf") if trial and budget is None else budget
-    _check_costs(budget, phi, step_seconds, aggregation_seconds, max_steps, trial)
+    timed = step_seconds is not None and aggregation_seconds is not None
+    known = (
+        STEP_SECONDS if step_seconds is None else step_seconds,
+        AGGREGATION_SECONDS if aggregation_seconds is None else aggregation_seconds,
+    )
+    _check_costs(phi, *known, max_steps)
+    if not trial:  # a clock may say less than what is known without one
+        _check_budget(budget, *(known if timed else (0, 0)))
     if trial:
         check.between("trial_steps", trial_steps, 1, max_steps)
-    c, b = step_seconds, aggregation_seconds
 
     def init(params, num_clients):
         del num_clients
@@ -220,6 +241,8 @@ def afl_online(
             rho=zero,
             estimates=count,
             rounds=count,
+            step_seconds=jnp.asarray(known[0], float),
+            aggregation_seconds=jnp.asarray(known[1], float),
             spent=zero,
             stage=count,
             best=params,
@@ -231,22 +254,40 @@ def afl_online(
         del measurement
         return jnp.broadcast_to(state.tau, cohort.ids.shape)
 
+    def capped(tau):
+        return jnp.minimum(tau, max_steps)
+
     def choose(state, lr):  # the next tau, and the stage it belongs to
         if trial:
             return state.tau, state.stage
+        c, b = state.step_seconds, state.aggregation_seconds
         most = 10 * max_steps
         g = _bound(state.beta, state.delta, state.rho, lr, phi, (budget, c, b), most)
-        near = jnp.arange(1, most + 1) <= 10 * state.tau
-        tau = jnp.minimum(1 + jnp.argmin(jnp.where(near, g, jnp.inf)), max_steps)
-        tau = jnp.where(state.estimates > 0, tau, 1)
+        near = jnp.arange(1, most + 1) <= 10 * capped(state.tau)
+        best = 1 + jnp.argmin(jnp.where(near, g, jnp.inf))
+        best = jnp.where(state.estimates > 0, best, 1)
+        tau = capped(best)
         left = budget - state.spent
         rest = jnp.clip(jnp.trunc((left - 2 * b - c) / c), 1, tau).astype(jnp.int32)
         ends = left <= c * (tau + 1) + 2 * b
         trains = jnp.where(ends, LAST, TRAINS)
         stage = jnp.where(state.stage == TRAINS, trains, state.stage + 1)
-        return jnp.stack([tau, rest, jnp.ones_like(tau), jnp.zeros_like(tau)])[
-            stage
-        ], stage
+        one = jnp.ones_like(rest)
+        return jnp.stack([best.astype(rest.dtype), rest, one, 0 * one])[stage], stage
+
+    def costs(cohort, outcome):  # c, b and the seconds of a round
+        c, b = known
+        tau = cohort.num_steps.max()
+        if outcome.step_seconds is None:
+            if not trial:
+                _check_budget(budget, c, b)
+            return c, b, c * tau + b
+        if step_seconds is None:
+            slowest = jnp.where(cohort.active, outcome.step_seconds, 0).max()
+            c = jnp.maximum(slowest, 1e-8)  # the authors' code has this floor, too
+        if aggregation_seconds is None:
+            b = jnp.maximum(outcome.seconds - c * tau, 0)
+        return c, b, outcome.seconds
 
     def update(state, cohort, runs, outcome):
         del runs
@@ -263,14 +304,16 @@ def afl_online(
         beta, delta, rho = jax.tree.map(held, old, new)
         better = loss < state.best_loss
         best = lambda new, old: jnp.where(better, new, old)
-        took = c * cohort.num_steps.max() + b
+        c, b, took = costs(cohort, outcome)
         after = state._replace(
             beta=beta,
             delta=delta,
             rho=rho,
             estimates=state.estimates + usable,
             rounds=state.rounds + 1,
-            spent=state.spent + jnp.where(outcome.seconds > 0, outcome.seconds, took),
+            step_seconds=c,
+            aggregation_seconds=b,
+            spent=state.spent + took,
             best=jax.tree.map(best, outcome.anchor, state.best),
             best_loss=best(loss, state.best_loss),
             nonfinite=state.nonfinite + ~(measured & aggregated),
@@ -286,8 +329,9 @@ def afl_online(
 
     def report(state, cohort, measurement):
         del cohort, measurement
-        names = ("tau", "beta", "delta", "rho", "best_loss", "spent", "nonfinite")
-        return {name: getattr(state, name) for name in names}
+        return {name: getattr(state, name) for name in SHOWN} | {
+            "tau": capped(state.tau)
+        }
 
     return StepPolicy(
         steps,
@@ -298,6 +342,9 @@ def afl_online(
         max_steps=max_steps,
         # tau; grad F_i(w), beta_i, rho_i and the loss
         traffic=Traffic(models_up=1, scalars_down=1, scalars_up=3),
+        # grad F_i(w) and grad F_i(theta_i)
+        measure_steps=lambda cohort: jnp.full_like(cohort.ids, 2),
+        best=lambda state: state.best,
     )
 
 
@@ -379,24 +426,28 @@ def _finite(tree) -> Array:
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
-def _check_costs(budget, phi, c, b, max_steps, trial: bool = False) -> None:
+def _check_costs(phi, c, b, max_steps) -> None:
     check.positive("phi", phi)
     check.positive("step_seconds", c)
     check.nonnegative("aggregation_seconds", b)
     check.at_least("max_steps", max_steps, 1)
     check.between("max_steps", max_steps, 1, 1_000_000)  # G is a vector as long
+    for name, value in {"phi": phi, "step_seconds": c}.items():
+        check.between(name, value, 1e-9, 1e15)  # a float32 holds their products
+
+
+def _check_budget(budget, c, b) -> None:
     if budget is None:
         raise ValueError(
             "AFL chooses tau for a budget but budget is missing; write the seconds that "
             "all rounds together may take, as in budget=15.0."
         )
-    if not (trial or check.is_tracer(budget) or check.is_tracer(b + c)):
-        check.positive("budget", budget)
-        if budget <= b + c:
-            raise ValueError(
-                f"budget={budget} is over before the first round ends, which takes "
-                f"{b + c:.4g} seconds; write more."
-            )
-    quantities = {"step_seconds": c, "budget": 1.0 if trial else budget, "phi": phi}
-    for name, value in quantities.items():  # a float32 holds their products
-        check.between(name, value, 1e-9, 1e15)
+    if check.is_tracer(budget) or check.is_tracer(b + c):
+        return
+    check.positive("budget", budget)
+    if budget <= b + c:
+        raise ValueError(
+            f"budget={budget} is over before the first round ends, which takes "
+            f"{b + c:.4g} seconds; write more."
+        )
+    check.between("budget", budget, 1e-9, 1e15)

@@ -164,6 +164,7 @@ def gsnr_steps(
         report=report,
         max_steps=cap,
         traffic=traffic,
+        measure_steps=lambda cohort: jnp.full_like(cohort.ids, probe_batches),
     )
 
 
@@ -230,7 +231,8 @@ def fedgsnr(
       weights: p_k, "data" for n_k / n or "uniform" for 1 / m.
       interpolation: lambda of tau = (1 - lambda) tau + lambda E; 1 is the base, E steps.
       max_steps: cap on a client's steps, what it cuts is counted; none: 10 E.
-      probe_batches: batches a client measures on; 1 is the paper's.
+      probe_batches: batches a client measures on, each in the time of a local step; 1 is
+        the paper's.
       micro_batch: examples whose gradients are held at once where the model is no product
         of matrices; none: what is fast.
     """

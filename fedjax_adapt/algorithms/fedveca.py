@@ -52,6 +52,7 @@ from ..core import (
 )
 
 ACCEPT = ("off", "local", "global")
+MOST = 2**30  # steps that an int32 holds
 
 
 class VecaProbe(NamedTuple):
@@ -66,11 +67,12 @@ class VecaProbe(NamedTuple):
 class VecaState(NamedTuple):
     """What the step policy keeps."""
 
-    tau: Array  # [num_clients] int32, local steps next time
+    tau: Array  # [num_clients] int32, local steps next time, before the cap
     params: Params  # w', zeros before the first round
     gradient: Params  # grad F(w')
     known: Array  # bool, whether it has been measured
     lipschitz: Array  # L with the round just done; the next one shows it
+    accepted_rounds: Array  # int32, rounds so far in which the server's model moved
     nonfinite: Array  # int32, measurements so far that were not finite
     clients: dict[str, Array]  # [num_clients], to show
     shown: dict[str, Array]  # scalars, to show
@@ -85,15 +87,15 @@ def veca_steps(
     """FedVeca's number of local steps, for any base. A client takes at least 2.
 
     `Info.policy` shows per client `tau` (of its next round), `beta`, `delta` and `A`; and
-    of the round `tau_bar`, `L` and `premise` (lr tau L; both 0 in the first round),
-    `accepted` (0 where the server left its model as it was) and `nonfinite`: how often so
-    far a client measured what is not finite, and kept tau_i. The state is as large as two
+    of the round `tau_bar`, `L` and `premise` (lr tau L; both 0 in the first round). So far
+    in the run, in `accepted_rounds` the server's model moved, and `nonfinite` times a
+    client measured what is not finite, and kept tau_i. The state is as large as two
     models.
 
     Args:
       alpha: of equation (16), in [0, 1); the client that holds stillest takes
         1 / (1 - alpha) steps, and 0 makes it 2 for everyone.
-      max_steps: the largest tau_i; also that of a client with A_i = 0.
+      max_steps: cap on tau_i, what it cuts is counted; also tau_i where A_i = 0.
       initial_steps: tau_i of the first two rounds.
       full_gradient: measure at the broadcast model on all of a client's data, not on its
         first mini-batch: a pass more per round, and not for a base that corrects
@@ -118,9 +120,10 @@ def veca_steps(
             gradient=zeros,
             known=jnp.zeros((), bool),
             lipschitz=zero,
+            accepted_rounds=count,
             nonfinite=count,
             clients={name: jnp.zeros(num_clients) for name in ("beta", "delta", "A")},
-            shown={"tau_bar": zero, "L": zero, "premise": zero, "accepted": count},
+            shown={"tau_bar": zero, "L": zero, "premise": zero},
         )
 
     def probe_init(view):
@@ -169,12 +172,14 @@ def veca_steps(
         usable = (cohort.num_active > 0) & jnp.isfinite(optax.tree.norm(gradient))
         lipschitz = _lipschitz(state, outcome.anchor, gradient)
         tau_bar = (by_examples(cohort) * cohort.num_steps).sum()
+        moved = _differ(outcome.params, outcome.anchor)
         return VecaState(
             tau=put(state.tau, tau),
             params=_where(usable, outcome.anchor, state.params),
             gradient=_where(usable, gradient, state.gradient),
             known=state.known | usable,
             lipschitz=jnp.where(usable, lipschitz, state.lipschitz),
+            accepted_rounds=state.accepted_rounds + moved,
             nonfinite=state.nonfinite + (measured & ~finite).sum(),
             clients={
                 "beta": put(state.clients["beta"], beta),
@@ -185,16 +190,17 @@ def veca_steps(
                 "tau_bar": tau_bar,
                 "L": state.lipschitz,
                 "premise": outcome.setting.lr * tau_bar * state.lipschitz,
-                "accepted": _differ(outcome.params, outcome.anchor),
             },
         )
 
     def report(state, cohort, measured):
         del measured
-        of_clients = {"tau": state.tau, **state.clients}
+        tau = jnp.minimum(state.tau, max_steps)
+        of_clients = {"tau": tau, **state.clients}
         ids = jnp.minimum(cohort.ids, cohort.num_clients - 1)
         of_cohort = {name: leaf[ids] for name, leaf in of_clients.items()}
-        return of_cohort | state.shown | {"nonfinite": state.nonfinite}
+        counts = ("accepted_rounds", "nonfinite")
+        return of_cohort | state.shown | {name: getattr(state, name) for name in counts}
 
     probe = Probe(probe_init, probe_update)
     return StepPolicy(
@@ -204,8 +210,11 @@ def veca_steps(
         update=update,
         send=send,
         report=report,
+        max_steps=max_steps,
         # grad F(w') and tau_i; g_i(w_0), beta_i and delta_i
         traffic=Traffic(models_down=1, models_up=1, scalars_down=1, scalars_up=2),
+        # g_i(w_0) on a mini-batch is that of the first step
+        measure_steps=(lambda cohort: cohort.epoch_steps) if full_gradient else None,
     )
 
 
@@ -222,7 +231,7 @@ def fedveca(
     Args:
       alpha: of equation (16), in [0, 1); the client that holds stillest takes
         1 / (1 - alpha) steps, and 0 makes it 2 for everyone.
-      max_steps: the largest tau_i.
+      max_steps: cap on tau_i, what it cuts is counted.
       initial_steps: tau_i of the first two rounds.
       accept: when the new model is taken, else the old one stays: if it is finite ("off");
         if the loss is finite and at most F_m, the smallest so far: of the clients at their
@@ -290,13 +299,13 @@ def fedveca(
 
 
 def _next_tau(A: Array, valid: Array, alpha: float, max_steps: int) -> Array:
-    """Equation (16), [cohort] int32; `valid` says whose A counts."""
+    """Equation (16) before the cap, [cohort] int32; `valid` says whose A counts."""
     least = jnp.min(jnp.where(valid, A, jnp.inf))
     share = least / jnp.where(valid & (A > 0), A, jnp.inf)
     bound = 1 / (1 - alpha * share)
     # rounding must not make 19 of 20; its error grows with the square of the bound
     bound = bound + 1e-6 + 2 * jnp.finfo(bound.dtype).eps * bound**2
-    bound = jnp.where(A == 0, max_steps, jnp.clip(bound, 2, max_steps))
+    bound = jnp.where(A == 0, max_steps, jnp.clip(bound, 2, MOST))
     return jnp.floor(bound).astype(jnp.int32)
 
 

@@ -44,6 +44,7 @@ from ..core import (
     with_steps,
 )
 
+SHOWN = ("consistency", "tau", "triggers", "nonfinite")
 NOTHING = 2.0  # above every C: there is nothing to compare with
 
 Detector = Literal["patience", "literal_guard", "literal"]
@@ -58,7 +59,7 @@ class GiftState(NamedTuple):
 
     signed: Params  # A
     size: Params  # B
-    tau: Array  # int32, the local steps of the next round
+    tau: Array  # int32, the local steps of the next round, before the cap
     consistency: Array  # C of the last round
     reference: Array  # the C to compare with: of the round before, or the lowest
     rounds: Array  # int32, rounds with an update
@@ -106,7 +107,7 @@ def gift(
       relax: whether tau may grow as well, by `relax_by` steps.
       relax_after: rounds running in which C must fall (a new low each, for "patience").
       relax_by: steps added.
-      max_steps: tau grows no further; none: no limit.
+      max_steps: tau grows no further, what is cut is counted; none: no limit.
       base: any algorithm; none: FedAvg with weights 1 / m.
     """
     if base is None:
@@ -186,22 +187,23 @@ def gift_steps(
         part = jnp.ceil(tau / gamma - 1e-4) if ceil else jnp.floor(tau / gamma + 1e-4)
         return jnp.clip(part, 1, tau - 1).astype(jnp.int32)
 
+    def capped(tau):
+        return tau if max_steps is None else jnp.minimum(tau, max_steps)
+
     def detect(state):
-        c, tau, reference = state.consistency, state.tau, state.reference
+        c, tau, reference = state.consistency, capped(state.tau), state.reference
         lower, compared = c < reference, reference < NOTHING
         waited = state.rounds - state.marked > state.window
         stalls = ~lower & (waited & (state.rounds > warmup) if patient else compared)
         trigger = stalls & (tau > 1)
         falls = jnp.where(lower & compared, state.falls + 1, 0)
         relaxes = relax & (falls >= relax_after)
-        longer = tau + relax_by
-        if max_steps is not None:
-            longer = jnp.minimum(longer, max_steps)
-        new = jnp.where(trigger, shorter(tau), jnp.where(relaxes, longer, tau))
+        longer = jnp.where(relaxes, tau + relax_by, state.tau)
+        new = jnp.where(trigger, shorter(tau), longer)
         if patient:
             reference = jnp.where(trigger, NOTHING, jnp.minimum(c, reference))
         else:
-            guard = (detector == "literal_guard") & (new != tau)
+            guard = (detector == "literal_guard") & (capped(new) != tau)
             reference = jnp.where(guard, NOTHING, c)
         forget = lambda leaf: jnp.where(trigger & resets, 0, leaf)
         return state._replace(
@@ -236,8 +238,8 @@ def gift_steps(
 
     def report(state, cohort, measurement):
         del cohort, measurement
-        names = ("consistency", "tau", "triggers", "nonfinite")
-        return {name: getattr(state, name) for name in names}
+        shown = {name: getattr(state, name) for name in SHOWN}
+        return shown | {"tau": capped(state.tau)}
 
     return StepPolicy(
         steps,

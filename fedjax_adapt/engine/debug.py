@@ -26,7 +26,7 @@ from ..core import (
     uniformly,
     weighted_sums,
 )
-from ..costs import end_times, round_bytes
+from ..costs import answers_late, end_times, round_bytes, step_seconds
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import batch_size
@@ -110,8 +110,8 @@ def debug_round(
             cut, times, measured = pick(cut), pick(times), pick(measured)
             cohort = rows_of(cohort, kept)
             ids, slots = cohort.ids, range(len(kept))
-        last = max([0.0, *(float(t) for t in times[cohort.active])])
-        seconds = jnp.asarray(last)
+        awaited = cohort.num_examples > 0 if answers_late(policy) else cohort.active
+        seconds = jnp.asarray(max([0.0, *(float(t) for t in times[awaited])]))
         setting = setting_of(plan, policy, cohort)
         broadcast = broadcast._replace(setting=setting)
 
@@ -145,8 +145,9 @@ def debug_round(
             params, server = state.params, state.server
         sent = weighted_sums(uniformly(cohort), cohort.active, _stack(sent))
         outcome = Outcome(
-            state.params, params, server, upload, setting, sent, seconds, measured
-        )
+            state.params, params, server, upload, setting, sent, seconds, measured,
+            step_seconds(plan.clock, cohort),
+        )  # fmt: skip
         policy_state = policy.update(state.policy, cohort, runs, outcome)
         down, up = round_bytes(algorithm, state.params, cohort, asked)
         report = policy.report(policy_state, asked, seen)

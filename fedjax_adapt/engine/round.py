@@ -25,7 +25,7 @@ from ..core import (
     State,
     Task,
 )
-from ..costs import end_times, round_bytes, round_seconds
+from ..costs import end_times, round_bytes, round_seconds, step_seconds
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from . import memory, mesh
@@ -162,7 +162,7 @@ def _round(
     rows = first_to_end(plan, data, cohort, times, key_cohort)
     asked, seen, cohort = cohort, measured, rows_of(cohort, rows)
     cut, times, measured = jax.tree.map(lambda leaf: leaf[rows], (cut, times, measured))
-    seconds = round_seconds(cohort, times)
+    seconds = round_seconds(algorithm, cohort, times)
     setting = setting_of(plan, algorithm.policy, cohort)
 
     broadcast = Broadcast(state.params, state.server, setting)
@@ -176,7 +176,15 @@ def _round(
         params = algorithm.refine(params, view, key_refine)
     params, server = unless_idle(cohort, (params, server), (state.params, state.server))
     outcome = Outcome(
-        state.params, params, server, upload, setting, walked.sent, seconds, measured
+        state.params,
+        params,
+        server,
+        upload,
+        setting,
+        sent=walked.sent,
+        seconds=seconds,
+        measured=measured,
+        step_seconds=step_seconds(plan.clock, cohort),
     )
     policy = algorithm.policy.update(state.policy, cohort, runs, outcome)
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import StepPolicy, matched_steps
+from ..core import StepPolicy
+from ..steps import matched_steps
 from . import store
 from .config import Config, from_settings, kind_options, read_settings, to_settings
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core import Array, Key, Params, RoundFn, State, Task
+from ..core import Algorithm, Array, Key, Params, RoundFn, State, Task
+from ..data.dataset import FederatedDataset
 from ..engine import mesh
 from ..engine.averages import averages
 from ..engine.cohort import most_steps
@@ -51,7 +52,7 @@ def compile_program(config: Config, federation: Federation) -> Program:
     abstract = mesh.placed(jax.eval_shape(init), num_devices)
     round_fn = make_round(algorithm, task, data, plan)
     options = compiler_options(num_lanes_of(plan, data, abstract.params))
-    reading = partial(averages, algorithm, data=data) if config.evaluate_also else None
+    reading = partial(_others, algorithm, data, bool(config.evaluate_also))
     # a Partial's arrays are arguments of the program, not constants in it
     test = mesh.shown(data.test, num_devices)
     measure = jax.tree_util.Partial(
@@ -90,15 +91,24 @@ def _measure(
     task: Task,
     num_devices: int,
     num_classes: int,
-    reading: Callable[[State], dict[str, Params]] | None,
+    reading: Callable[[State], dict[str, Params]],
     test: tuple[Array, Array],
     state: State,
 ) -> Measured:
     score = lambda params: scores(task, params, test, devices=num_devices)
     scored = score(state.params)
-    also = {} if reading is None else reading(state)
     return Measured(
         server=overall(scored),
         classes=by_class(scored, test[1], num_classes),
-        also={name: overall(score(params)) for name, params in also.items()},
+        also={name: overall(score(params)) for name, params in reading(state).items()},
     )
+
+
+def _others(
+    algorithm: Algorithm, data: FederatedDataset, averaged: bool, state: State
+) -> dict[str, Params]:
+    """The models beside the server's: averages, and the policy's best."""
+    models = averages(algorithm, state, data) if averaged else {}
+    if algorithm.policy.best is not None:
+        models["best"] = algorithm.policy.best(state.policy)
+    return models

@@ -24,7 +24,7 @@ class Measured(NamedTuple):
 
     server: Metrics  # of the server's model
     classes: Array  # [classes], its accuracy on the examples of each label
-    also: dict[str, Metrics]  # of "sel" and "all", where asked for
+    also: dict[str, Metrics]  # of "sel", "all" and "best", where there are such
 
 
 class Diverged(ArithmeticError):
@@ -160,12 +160,12 @@ def named(tree: Any) -> list[tuple[str, Any]]:
 
 
 def first_diverged(infos: Info, metrics: Metrics, first_round: int) -> int | None:
-    """The round in which a number stopped being finite, or None.
+    """The round in which the server's model stopped being finite, or None.
 
-    That is a client's loss, the model's move, or the loss on the test set afterwards.
+    Its move says so, or its loss on the test set afterwards. A client whose loss is not
+    finite says nothing yet: some servers refuse what it sends, and go on.
     """
-    idle = infos.num_steps == 0
-    finite = (np.isfinite(infos.loss) | idle).all(1) & np.isfinite(infos.delta_norm)
+    finite = np.isfinite(infos.delta_norm)
     if not finite.all():
         return first_round + int(np.argmin(finite))
     return None if np.isfinite(metrics.loss) else first_round + len(finite) - 1

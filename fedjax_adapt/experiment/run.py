@@ -63,7 +63,8 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
     Raises:
       ValueError: a setting, a data file or the folder is not as it must be; nothing has
         been written.
-      Diverged: the loss is no longer finite; the rows so far are written.
+      Diverged: the server's model is no longer finite, or its loss; the rows so far are
+        written.
     """
     commit = summary.commit()  # now: the checkout may move on while the run goes on
     folder = run_folder(config)

@@ -34,14 +34,15 @@ class Record(NamedTuple):
 
     `metrics` has one row per evaluation: round (rounds done), accuracy and loss on the
     test set, train_loss (mean local objective of the rounds since the last row, over
-    clients that trained), cohort (clients that trained, mean per round), local_steps,
-    bytes_down, bytes_up and simulated_seconds (of all clients since the start; seconds
-    are 0 without a clock), clipped (share of the local steps whose gradient
-    was clipped), cut (local steps a policy asked for beyond max_steps), delta_norm and
-    the step policy's scalars (of the last round), class_accuracy (a list: on the test
+    clients that trained; NaN if one of theirs is), cohort (clients that trained, mean per
+    round), local_steps, bytes_down, bytes_up and simulated_seconds (of all clients since
+    the start; seconds are 0 without a clock), clipped (share of the local steps whose
+    gradient was clipped), cut (local steps a policy asked for beyond max_steps), delta_norm
+    and the step policy's scalars (of the last round), class_accuracy (a list: on the test
     examples of each label) and seconds (of training since the start, compilation
     apart). With `evaluate_also` there are also accuracy_sel and loss_sel (the cohort's
-    mean), accuracy_all and loss_all (the mean of every client's last model).
+    mean), accuracy_all and loss_all (the mean of every client's last model); with AFL
+    accuracy_best and loss_best (its result: the model with the least estimated loss).
 
     `clients` has one row per client and round: round (1 is the first), client,
     num_steps, loss, clipped, and what the local rule and the step policy show of it.

@@ -7,7 +7,11 @@ from ..experiment.store import Record, read_run
 
 INK, BLUE, ORANGE, GREY = "#222222", "#2a6fbb", "#d9822b", "#9aa0a6"
 GREEN, PURPLE = "#3a8a4d", "#8a5aa8"
-OTHERS = {"sel": ("sel: cohort mean", GREEN), "all": ("all: every client", PURPLE)}
+OTHERS = {
+    "sel": ("sel: cohort mean", GREEN),
+    "all": ("all: every client", PURPLE),
+    "best": ("best: least estimated loss", ORANGE),
+}
 DENSE = 80  # evaluations above which single points are no longer marked
 
 

@@ -9,7 +9,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-MODELS = {"sel": "cohort mean", "all": "mean of all clients"}
+MODELS = {
+    "sel": "cohort mean",
+    "all": "mean of all clients",
+    "best": "least estimated loss",
+}
 
 
 def summary_table(folder: str | Path) -> "Table":

@@ -20,6 +20,7 @@ from fedjax_adapt import (
 )
 from fedjax_adapt.algorithms import adacomm
 from fedjax_adapt.core import Cohort, Outcome, Setting
+from fedjax_adapt.engine.cohort import with_num_steps
 
 
 def taus(losses, lrs=None, seconds=0.0, active=True, w0=None, **options):
@@ -55,8 +56,22 @@ def test_without_the_fix_tau_is_the_root_of_the_loss_ratio():
     assert final([2.0, 0.5], fix=False, initial_steps=25) == 13  # the root times tau_0
     assert final([2.0, 1e-9], fix=False) == 1
     assert final([2.0, 8.0], fix=False) == 200  # it may grow
-    assert final([2.0, 8.0], fix=False, max_steps=120) == 120
     assert final([4.0, 3.0, 1.0], fix=False) == 50  # F_0 and not F_{l-1}
+
+
+def test_what_the_cap_cuts_is_counted_and_the_fix_halves_the_cap():
+    options = dict(max_steps=120, every_rounds=1, trigger="loss_not_decreasing")
+    losses = [2.0, 1.0, 8.0, 7.0, 9.0]
+    assert taus(losses, **options).tau.tolist() == [100, 71, 36, 188, 60]
+    policy = adacomm_steps(**options)
+    state = policy.init(None, 1)._replace(tau=jnp.int32(188))
+    cohort = Cohort(*[None] * 8, mean_epoch_steps=None)._replace(
+        ids=jnp.arange(2), num_examples=jnp.array([3, 0])
+    )
+    steps = policy.steps(state, cohort, ())
+    taken, cut = with_num_steps(cohort, steps, Plan(), policy)
+    assert taken.num_steps.tolist() == [120, 0] and cut.tolist() == [68, 0]
+    assert int(policy.report(state, cohort, ())["tau"]) == 120
 
 
 def test_with_the_fix_tau_falls_in_every_interval_until_it_is_one():

@@ -90,8 +90,23 @@ def run(algorithm, data, rounds, clock=None):
     return state, *train(round_fn, state, keys(rounds), chunk_size=rounds)
 
 
-def oracle(w, optima, hold, max_steps):
-    """Algorithms 2 and 3 in NumPy: (tau, beta, delta, rho, w) of each round, and best."""
+def by_clock(tau):
+    """c, b and the seconds of a round of `CLOCK`: two gradients are measured before."""
+    model = 8 * WIDTH  # bytes; two models and three scalars go up
+    ends = (tau + 2) * STEPS + 8 * (2 * model + 3 * 4) / UPLOADS + 0.25 + DELAYS
+    return STEPS.max(), ends.max() - STEPS.max() * tau, ends.max()
+
+
+STEPS, UPLOADS = np.array([0.3, 0.5, 0.2]), np.array([1e3, 9e2, 4e2])
+DELAYS = np.array([0.1, 0.0, 0.9])
+CLOCK = Clock(STEPS, UPLOADS, latency=0.25, delay=DELAYS)
+
+
+def oracle(w, optima, hold, max_steps, costs):
+    """Algorithms 2 and 3 in NumPy: (tau, beta, delta, rho, w) of each round, and best.
+
+    `costs(tau)` are c, b and the seconds of a round.
+    """
     p = np.array(SIZES) / sum(SIZES)
     loss = lambda w: CURVATURES / 2 * ((w - optima) ** 2).sum(1)
     gradient = lambda w: CURVATURES[:, None] * (w - optima)
@@ -113,7 +128,8 @@ def oracle(w, optima, hold, max_steps):
             held = new if held is None else hold * held + (1 - hold) * new
         shrink = ((1 - LR * CURVATURES) ** tau)[:, None]
         theta = optima + shrink * (w - optima)
-        w, spent, took = p @ theta, spent + C * tau + B, tau
+        C, B, seconds = costs(tau)
+        w, spent, took = p @ theta, spent + seconds, tau
         if stage == "trains":
             if held is None:
                 tau = 1
@@ -133,15 +149,26 @@ def oracle(w, optima, hold, max_steps):
     return rows, best[1], spent
 
 
+CASES = {
+    "held": (0.5, 100, None, COSTS),
+    "capped": (0.0, 4, None, COSTS),
+    "by the clock": (0.0, 100, CLOCK, {}),
+}
+
+
 @pytest.mark.parametrize(
-    "hold, max_steps", fast({"held": (0.5, 100), "capped": (0.0, 4)}, "held")
+    "hold, max_steps, clock, given", fast(CASES, *list(CASES)[::2])
 )
-def test_the_controller_follows_the_numpy_oracle_to_the_end(x64, hold, max_steps):
+def test_the_controller_follows_the_numpy_oracle_to_the_end(
+    x64, hold, max_steps, clock, given
+):
     data, optima = quadratics()
     rounds = 30
-    algorithm = afl(BUDGET, PHI, hold, **COSTS, max_steps=max_steps)
-    begin, state, infos = run(algorithm, data, rounds)
-    rows, best, spent = oracle(np.asarray(begin.params), optima, hold, max_steps)
+    algorithm = afl(BUDGET, PHI, hold, **given, max_steps=max_steps)
+    begin, state, infos = run(algorithm, data, rounds, clock)
+    costs = by_clock if clock else lambda tau: (C, B, C * tau + B)
+    w = np.asarray(begin.params)
+    rows, best, spent = oracle(w, optima, hold, max_steps, costs)
     assert 5 < len(rows) < rounds  # and idle rounds after the end
     tau, beta, delta, rho, w = map(np.array, zip(*rows, strict=True))
     assert tau[:2].tolist() == [1, 1] and 1 < tau.max() <= max_steps
@@ -153,17 +180,29 @@ def test_the_controller_follows_the_numpy_oracle_to_the_end(x64, hold, max_steps
     close(state.params, w[-1], atol=1e-10)
     close(afl_best(state), best, atol=1e-10)
     np.testing.assert_allclose(state.policy.spent, spent)
-    assert spent <= BUDGET + B + C  # the last round takes a step at least
+    last = costs(1)
+    assert spent <= BUDGET + last[2]  # the last round takes a step at least
+    np.testing.assert_allclose(state.policy.step_seconds, last[0])
+    np.testing.assert_allclose(state.policy.aggregation_seconds, last[1])
 
 
 @pytest.mark.slow
-def test_the_budget_is_spent_by_the_clock_of_the_plan(x64):
+def test_what_is_given_is_believed_and_the_budget_is_spent_by_the_clock(x64):
     data, _ = quadratics()
-    clock = Clock(step_seconds=2 * C, bandwidth=1e3)  # slower than it is told
-    _, state, infos = run(afl(BUDGET, PHI, **COSTS), data, 40, clock)
+    _, state, infos = run(afl(BUDGET, PHI, **COSTS), data, 40, CLOCK)
     spent = np.cumsum(infos.seconds)
     np.testing.assert_allclose(infos.policy["spent"], spent)
-    assert 0 < BUDGET - spent[-1] < 4 * C + 2 * B and infos.num_active[-1] == 0
+    assert (infos.policy["step_seconds"] == C).all()
+    assert (infos.policy["aggregation_seconds"] == B).all()
+    assert (
+        infos.num_active[-1] == 0 and spent[-1] > BUDGET - 2 * (B + C) - by_clock(1)[2]
+    )
+
+
+def test_a_budget_that_one_round_exceeds_is_refused_once_no_clock_is_known(task, data):
+    round_fn, state = start(afl(budget=0.1), task, data)
+    with pytest.raises(ValueError, match="budget=0.1 is over before the first round"):
+        jax.eval_shape(round_fn, state, keys(1)[0])
 
 
 def test_identical_clients_diverge_nowhere_and_tau_grows_tenfold(x64):
@@ -171,6 +210,7 @@ def test_identical_clients_diverge_nowhere_and_tau_grows_tenfold(x64):
     algorithm = afl(1e6, PHI, **COSTS)
     _, state, infos = run(algorithm, data, 5)
     assert infos.num_steps[:, 0].tolist() == [1, 1, 10, 100, 100]
+    assert infos.cut[:, 0].tolist() == [0, 0, 0, 0, 900]  # of ten times 100
     np.testing.assert_allclose(infos.policy["delta"], 0, atol=1e-14)
     np.testing.assert_allclose(infos.policy["beta"][1], 0, atol=1e-5)  # none moved away
 
@@ -229,6 +269,14 @@ def test_a_trial_is_its_base_to_the_bit(task, data):
     assert all(np.isfinite(infos.policy[name]).all() for name in infos.policy)
 
 
+def test_the_seconds_of_a_step_may_be_traced(task, data):
+    def tau(seconds):
+        round_fn, state = start(afl(9.0, step_seconds=seconds), task, data)
+        return jax.eval_shape(round_fn, state, keys(1)[0])[1].policy["tau"]
+
+    assert jax.eval_shape(tau, 0.1).shape == ()
+
+
 def test_clients_that_forget_their_model_are_refused(task, data):
     round_fn, state = start(with_steps(scaffold(), afl_online(9.0)), task, data)
     with pytest.raises(ValueError, match=r"write afl\(budget=..., base=scaffold\(\)\)"):
@@ -241,7 +289,7 @@ def test_clients_that_forget_their_model_are_refused(task, data):
         (dict(), "for a budget but budget is missing; write the seconds"),
         (dict(budget=-1), "budget=-1 must be a finite number above 0"),
         (
-            dict(budget=0.1),
+            dict(budget=0.1, step_seconds=0.1, aggregation_seconds=0.1),
             "budget=0.1 is over before the first round ends, which takes 0",
         ),
         (dict(budget=9, phi=0), "phi=0 must be a finite number above 0"),

@@ -125,6 +125,42 @@ def test_follows_the_numpy_oracle_under_partial_participation(x64):
     assert len(seen) > 1  # cohorts of several sizes, so empty slots
 
 
+def test_who_is_left_out_neither_trains_nor_counts_but_is_waited_for(x64):
+    """n_k = 0 of one client throughout, against the oracle in NumPy."""
+    sizes, left_out = np.array([12, 9, 2, 7]), 2
+    clients = make_clients(sizes, np.float64)
+    # twice the same example, so no variance, and of a label that the others move away from
+    mean = np.concatenate([x for x, _ in clients]).mean(0)
+    clients[left_out] = np.tile(mean, (2, 1)), np.ones(2, np.int32)
+    data = fa.FederatedDataset.from_clients(clients, num_classes=3)
+    c, up = np.array([0.1, 0.2, 3.0, 0.1]), 1e4
+    clock = fa.Clock(c, bandwidth=up, latency=0.5)
+    plan = fa.Plan(batch_size=4, lr=0.02, lr_decay=0.9, shuffle="none", clock=clock)
+    round_fn, state = start(fedgsnr(3), make_task(jnp.float64), data, plan)
+    theta, step = oracle.flat(state.params), jax.jit(round_fn)
+    model = 8 * len(theta)  # bytes
+    for round, key in enumerate(keys(3)):
+        state, info = step(state, key)
+        n, _ = numpy_ratios(
+            [examples_of(i, theta) for i in clients], sizes / sizes.sum()
+        )
+        assert n[left_out] == 0
+        steps = rounded(4 * 3 * n / n.sum())
+        np.testing.assert_array_equal(info.num_steps, steps)
+        assert steps[left_out] == 0 and (np.delete(steps, left_out) > 0).all()
+        assert info.loss[left_out] == 0 and int(info.num_active) == 3
+        lr = plan.lr * plan.lr_decay**round
+        ends = [sgd(theta, i, t, lr) for i, t in zip(clients, steps, strict=True)]
+        theta = np.average(ends, 0, np.where(steps > 0, sizes, 0))
+        np.testing.assert_allclose(oracle.flat(state.params), theta, rtol=1e-9)
+        # it has measured, which takes long, and its 2M have arrived before tau is known
+        known = c.max() + 8 * 2 * model / up + 0.5
+        seconds = known + (steps * c).max() + 8 * model / up + 0.5
+        np.testing.assert_allclose(info.seconds, seconds, rtol=1e-9)
+        assert info.bytes_up == (4 * 2 + 3) * model
+        assert info.bytes_down == 4 * (model + 4)
+
+
 def test_clients_alike_make_it_fedavg_to_the_bit(task):
     clients = make_clients((8,)) * 4
     data = fa.FederatedDataset.from_clients(clients, num_classes=3)

@@ -22,6 +22,7 @@ from fedjax_adapt import (
 from fedjax_adapt.algorithms import fedavg, gift
 from fedjax_adapt.algorithms.gift import consistency
 from fedjax_adapt.core import Cohort, Outcome
+from fedjax_adapt.engine.cohort import with_num_steps
 
 
 def observe(policy, state, updates, active=None):
@@ -147,8 +148,9 @@ def oracle(
     sequence, initial_steps, gamma, detector, rounding, window, grow_window, warmup,
     relax, relax_after, relax_by, max_steps,
 ):  # fmt: skip
-    """The detectors as loops, from their description alone."""
+    """The detectors as loops, from their description alone; taus before the cap."""
     tau, triggers, taus, counts = initial_steps, 0, [], []
+    asked = tau
     before, best, marked, running = math.inf, 1.1, 0, 0
     for r, c in enumerate(sequence, 1):
         old = tau
@@ -166,19 +168,20 @@ def oracle(
         if fires and tau > 1:
             part = tau / gamma
             tau = math.ceil(part) if rounding == "ceil" else math.floor(part)
-            tau = max(1, min(tau, old - 1))
+            asked = tau = max(1, min(tau, old - 1))
             triggers += 1
             if detector == "patience":
                 best, marked = 1.1, r
                 window = gamma * window if grow_window else window
         elif relax and running >= relax_after:
-            tau = min(tau + relax_by, max_steps)
+            asked = tau + relax_by
+            tau = min(asked, max_steps)
             running = 0
         if tau != old:
             running = 0
             if detector == "literal_guard":
                 before = math.inf
-        taus.append(tau)
+        taus.append(asked)
         counts.append(triggers)
     return taus, counts
 
@@ -209,6 +212,29 @@ def test_detectors_follow_their_loops(
     assert got == oracle(seen, **options)
     if not relax:
         assert all(a >= b >= 1 for a, b in pairwise([100, *got[0]]))
+
+
+def test_what_the_cap_cuts_is_counted_and_tau_falls_from_the_cap():
+    c = jnp.asarray([0.9, 0.8, 0.7, 0.6, 0.6, 0.6])[:, None]
+    updates = jnp.stack([c + 1, c - 1], 1)  # C = c
+    options = dict(relax=True, relax_after=2, relax_by=5, max_steps=10)
+    policy = gift_steps(8, theta=0.0, detector="literal", **options)
+    states = follow(policy, updates, updates[0, 0])
+    cohort = Cohort(*[None] * 8, mean_epoch_steps=None)._replace(
+        ids=jnp.arange(2), num_examples=jnp.ones(2, int)
+    )
+
+    def engine(state):
+        steps = policy.steps(state, cohort, ())
+        cohort_with, cut = with_num_steps(cohort, steps, Plan(), policy)
+        report = policy.report(state, cohort, ())
+        return cohort_with.num_steps[0], cut[0], report["tau"]
+
+    taken, cut, shown = map(
+        np.ndarray.tolist, map(np.asarray, jax.vmap(engine)(states))
+    )
+    assert taken == shown == [8, 8, 10, 10, 5, 3]
+    assert cut == [0, 0, 3, 3, 0, 0]
 
 
 STAIRS = {

@@ -12,6 +12,7 @@ import pytest
 from helpers import same
 
 from fedjax_adapt import (
+    afl_best,
     averages,
     class_accuracy,
     evaluate,
@@ -229,6 +230,37 @@ def test_a_run_that_diverges_names_the_round_and_stays_readable(tiny):
     record = read_run(config.folder)
     assert record.summary is None
     assert len(record.metrics) == round - 1
+
+
+def test_a_run_whose_server_refuses_what_is_not_finite_goes_on(tiny):
+    """FedVeca at a learning rate at which its clients end at NaN."""
+    changes = {"epochs": Config.epochs, "clip_norm": None, "rounds": 2}
+    config = tiny(algorithm="fedveca", lr=1e38, **changes)
+    result = run(config)
+    metrics = read_run(config.folder).metrics.to_pydict()
+    assert np.isnan(metrics["train_loss"]).all()
+    assert metrics["accepted_rounds"] == [0, 0] and result.rounds == 2
+    f = build(config)
+    key = run_keys(config.seed)[0]
+    begin = init_state(f.algorithm, f.task, f.data, f.plan, key)
+    assert same(final_state(config)[0].params, begin.params)
+
+
+def test_the_model_that_afl_ends_with_is_measured_beside_the_last(tiny):
+    options = {"budget": 1.0, "trial_steps": 3}
+    config = tiny(
+        algorithm="afl", epochs=Config.epochs, lr=20, algorithm_options=options
+    )
+    config = dataclasses.replace(config, rounds=3, evaluate_also=("sel",))
+    result = run(config)
+    f, (state, _) = build(config), final_state(config)
+    assert not same(afl_best(state), state.params)
+    accuracy, loss = evaluate(f.task, afl_best(state), f.data.test)
+    assert list(result.models) == ["sel", "best"]
+    assert result.models["best"]["accuracy"] == pytest.approx(float(accuracy), abs=1e-6)
+    assert result.models["best"]["loss"] == pytest.approx(float(loss), rel=1e-5)
+    metrics = read_run(config.folder).metrics
+    assert metrics["loss_best"].to_pylist()[-1] == result.models["best"]["loss"]
 
 
 def test_a_finished_run_is_never_overwritten(whole):
