@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+MOST = 2**30  # of an integer: two of them add up to one that an int32 holds
+
 
 def is_tracer(value: Any) -> bool:
     """Whether JAX is tracing `value`, so that it has no number yet."""
@@ -25,6 +27,8 @@ def _number(name: str, value: Any, wanted: str) -> float | None:
         raise ValueError(f"{name}={value!r} is not a number; write {wanted}.")
     try:
         return float(value)
+    except OverflowError:  # an integer of more than 300 digits
+        return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError):
         raise ValueError(f"{name}={value!r} is not a number; write {wanted}.") from None
 
@@ -59,7 +63,7 @@ def between(
 
 
 def at_least(name: str, value: Any, low: int, none: str | None = None) -> None:
-    """Raises ValueError unless `value` is an integer >= low.
+    """Raises ValueError unless `value` is an integer >= low, of at most 2^30.
 
     `none` says what None means to this argument; without it None is refused.
     """
@@ -69,6 +73,8 @@ def at_least(name: str, value: Any, low: int, none: str | None = None) -> None:
     number = None if value is None else _number(name, value, f"an integer >= {low}")
     if number is None or number % 1 != 0 or number < low:  # NaN and inf: x % 1 is NaN
         raise ValueError(f"{name}={value} must be an integer >= {low}{hint}.")
+    if number > MOST:
+        raise ValueError(f"{name}={value} must be at most {MOST}{hint}.")
 
 
 def nearest(value: str, known: Iterable[str]) -> str:

@@ -34,6 +34,11 @@ SCALAR = 4  # bytes
 DELAYS = np.uint32(2**32 - 1)
 
 
+# what a quantity may be, so that no time is too long for a float32
+SMALLEST, LARGEST = 1e-9, 1e15
+WIDEST = 10  # sigma; a client in a million is e^50 times the median then
+
+
 class Law(NamedTuple):
     """How a quantity is drawn: `sample(key)` is a scalar of at least 0."""
 
@@ -43,30 +48,35 @@ class Law(NamedTuple):
 
 def exponential(mean: float) -> Law:
     """Waiting times without memory, by their mean."""
-    check.positive("mean", mean)
+    _check_law("mean", mean)
     return Law(lambda key: mean * jax.random.exponential(key))
 
 
 def uniform(most: float) -> Law:
     """Anything from 0 to `most`, alike."""
-    check.positive("most", most)
+    _check_law("most", most)
     return Law(lambda key: most * jax.random.uniform(key))
 
 
 def normal(mean: float, deviation: float) -> Law:
     """Normal, by mean and standard deviation; what falls below 0 is 0."""
-    check.positive("mean", mean)
-    check.nonnegative("deviation", deviation)
+    _check_law("mean", mean)
+    check.between("deviation", deviation, 0, LARGEST)
     draw = lambda key: mean + deviation * jax.random.normal(key)
     return Law(lambda key: jnp.maximum(draw(key), 0))
 
 
 def lognormal(median: float, sigma: float) -> Law:
     """Lognormal, by its median and the standard deviation of its logarithm."""
-    check.positive("median", median)
-    check.nonnegative("sigma", sigma)
+    _check_law("median", median)
+    check.between("sigma", sigma, 0, WIDEST)
     draw = lambda key: median * jnp.exp(sigma * jax.random.normal(key))
     return Law(draw, positive=True)
+
+
+def _check_law(name: str, value: float) -> None:
+    check.positive(name, value)
+    check.between(name, value, SMALLEST, LARGEST)
 
 
 LAWS = {law.__name__: law for law in (exponential, uniform, normal, lognormal)}
@@ -89,7 +99,7 @@ class Clock:
       seed: of what clients draw once.
 
     Raises:
-      ValueError: a number is negative or not finite, or a bandwidth 0.
+      ValueError: a number is negative, not finite or above 1e15, or a bandwidth 0.
     """
 
     step_seconds: Quantity
@@ -126,11 +136,14 @@ def _check(
 ) -> None:
     if isinstance(value, Law | None) or check.is_tracer(value):
         return
-    if getattr(value, "ndim", 0) == 0:
-        wanted(name, value)
-        return
-    for client, number in enumerate(np.asarray(value).ravel()):
-        wanted(f"{name} of client {client}", number)
+    numbers = {name: value}
+    if getattr(value, "ndim", 0) > 0:
+        several = enumerate(np.asarray(value).ravel())
+        numbers = {f"{name} of client {client}": number for client, number in several}
+    least = 0 if wanted is check.nonnegative else SMALLEST
+    for title, number in numbers.items():
+        wanted(title, number)
+        check.between(title, number, least, LARGEST)
 
 
 def messages(traffic: Traffic, params: Params) -> tuple[int, int]:

@@ -127,6 +127,10 @@ def test_a_file_may_set_what_a_flag_takes_back(elsewhere):
     taken_back = settings("--config a.toml --no-gate-alignment --clip-norm 5")
     assert (taken_back["gate_alignment"], taken_back["clip_norm"]) == (False, 5.0)
     assert settings("--clip-norm none --widths 3 4")["clip_norm"] is None
+    none_or_truth = ("none", "true", "false")
+    told = [settings(f"--algorithm gift --reset-ema {word}") for word in none_or_truth]
+    assert [each["reset_ema"] for each in told] == [None, True, False]
+    assert settings("--augment none --shuffle=none")["augment"] == "none"
 
 
 def test_a_run_writes_a_folder_and_prints_where_it_lies(capsys, elsewhere):
@@ -289,5 +293,8 @@ def test_client_state_that_does_not_fit_is_one_sentence(capsys, monkeypatch, els
     monkeypatch.setattr(memory, "free_memory", lambda: 1000)
     code, _, err = fedjax_adapt(capsys, f"{QUICK} --folder mine")
     assert code == 2
-    assert "the state of 6 clients takes twice" in err and err.count("\n") == 1
+    assert (
+        "the state of 6 clients, held twice, takes 0.0 GiB" in err
+        and err.count("\n") == 1
+    )
     assert not list(elsewhere.iterdir())

@@ -103,9 +103,15 @@ def afl(
     aggregation_seconds: float | None = None,
     max_steps: int = 100,
     trial_steps: int | None = None,
+    beta: float | None = None,
+    delta: float | None = None,
+    rho: float | None = None,
+    lr: float = 0.01,
     base: Algorithm | None = None,
 ) -> Algorithm:
     """Builds AFL on a base. Client state: the model it ended with, beside the base's.
+
+    With beta, delta and rho it is `afl_fixed` on the base, which keeps nothing.
 
     Args:
       budget: R, seconds that all rounds together may take; it must be given.
@@ -118,8 +124,27 @@ def afl(
       max_steps: tau grows no further, what is cut is counted.
       trial_steps: take so many steps in every round, without a budget, and only report
         the estimates: the trial run whose means `afl_constants` hands to `afl_fixed`.
+      beta: smoothness, where a trial run has told it: one tau for the whole run.
+      delta: divergence of the clients' gradients, likewise.
+      rho: Lipschitz constant of the loss, likewise.
+      lr: eta, the learning rate of the run, which only that one tau depends on.
       base: any algorithm; none: FedAvg.
+
+    Raises:
+      ValueError: an argument is out of its range, the budget is missing, or beta, delta
+        and rho are not given together.
     """
+    if any(constant is not None for constant in (beta, delta, rho)):
+        if beta is None or delta is None or rho is None or trial_steps is not None:
+            raise ValueError(
+                f"afl got beta={beta}, delta={delta}, rho={rho} and "
+                f"trial_steps={trial_steps}; write the means of a trial run for the first "
+                "three and leave trial_steps out, or trial_steps alone."
+            )
+        c = STEP_SECONDS if step_seconds is None else step_seconds
+        b = AGGREGATION_SECONDS if aggregation_seconds is None else aggregation_seconds
+        fixed = afl_fixed(beta, delta, rho, budget, lr, phi, c, b, max_steps)
+        return with_steps(base or Algorithm(), fixed)
     policy = afl_online(
         budget, phi, hold, step_seconds, aggregation_seconds, max_steps, trial_steps
     )
@@ -152,6 +177,7 @@ def afl_fixed(
     """
     for name, value in (("beta", beta), ("delta", delta), ("rho", rho)):
         check.nonnegative(name, value)
+        check.between(name, value, 0, 1e15)
     check.positive("lr", lr)
     _check_costs(phi, step_seconds, aggregation_seconds, max_steps)
     _check_budget(budget, step_seconds, aggregation_seconds)
@@ -202,6 +228,8 @@ def afl_online(
     _check_costs(phi, *known, max_steps)
     if not trial:  # a clock may say less than what is known without one
         _check_budget(budget, *(known if timed else (0, 0)))
+    if trial:
+        check.between("trial_steps", trial_steps, 1, max_steps)
 
     def init(params, num_clients):
         del num_clients
@@ -403,6 +431,9 @@ def _check_costs(phi, c, b, max_steps) -> None:
     check.positive("step_seconds", c)
     check.nonnegative("aggregation_seconds", b)
     check.at_least("max_steps", max_steps, 1)
+    check.between("max_steps", max_steps, 1, 1_000_000)  # G is a vector as long
+    for name, value in {"phi": phi, "step_seconds": c}.items():
+        check.between(name, value, 1e-9, 1e15)  # a float32 holds their products
 
 
 def _check_budget(budget, c, b) -> None:
@@ -419,3 +450,4 @@ def _check_budget(budget, c, b) -> None:
             f"budget={budget} is over before the first round ends, which takes "
             f"{b + c:.4g} seconds; write more."
         )
+    check.between("budget", budget, 1e-9, 1e15)

@@ -45,8 +45,10 @@ from ..core import (
     Traffic,
     Upload,
     by_examples,
+    keep,
     mean,
     weighted_loss,
+    with_steps,
 )
 
 ACCEPT = ("off", "local", "global")
@@ -222,6 +224,7 @@ def fedveca(
     initial_steps: int = 2,
     accept: Literal["off", "local", "global"] = "off",
     full_gradient: bool = False,
+    base: Algorithm | None = None,
 ) -> Algorithm:
     """Builds FedVeca. Server state: the smallest loss F_m, unless `accept` is "off".
 
@@ -236,8 +239,27 @@ def fedveca(
         ("global", which only a simulator can compute). A rejected round still renews tau.
       full_gradient: measure gradients, and the loss of "local", on all of a client's data
         and not on its first mini-batch.
+      base: any algorithm, whose number of steps is replaced and whose server rule stays;
+        none: FedNova's rule, which the paper has.
+
+    Raises:
+      ValueError: an argument is out of its range; or `accept` is given with a base, or
+        `full_gradient` with one that corrects gradients.
     """
     check.one_of("accept", accept, ACCEPT)
+    policy = veca_steps(alpha, max_steps, initial_steps, full_gradient)
+    if base is not None:
+        if accept != "off":
+            raise ValueError(
+                f"accept={accept!r} is about FedVeca's own server rule, but base brings "
+                'another; leave base out, or write accept="off".'
+            )
+        if full_gradient and base.local.correct is not keep:
+            raise ValueError(
+                "full_gradient measures gradients that its base corrects without what "
+                "the base adds to them; leave full_gradient or base out."
+            )
+        return with_steps(base, policy)
 
     def loss(run):  # F_i at the end point
         if accept != "local":
@@ -271,7 +293,7 @@ def fedveca(
     traffic = ONE_MODEL_EACH_WAY._replace(scalars_up=1 if accept != "local" else 2)
     return Algorithm(
         local=LocalRule(finish=finish, traffic=traffic),
-        policy=veca_steps(alpha, max_steps, initial_steps, full_gradient),
+        policy=policy,
         server=ServerRule(init, mean(by_examples), update),
     )
 

@@ -9,32 +9,52 @@ from ..core import ClientState
 from . import mesh
 
 
-def check_fits(client: ClientState, num_clients: int, num_devices: int) -> None:
+def check_fits(
+    client: ClientState, num_clients: int, num_slots: int, num_devices: int
+) -> None:
     """Raises ValueError unless a client table, or its copies, fit into memory.
 
     Args:
       client: the state of one client; shapes are enough.
       num_clients: rows of the table.
+      num_slots: clients of a round, whose rows may be on their way between devices.
       num_devices: how many share the table, or hold a copy each.
     """
-    size = num_clients * sum(
+    row = sum(
         jnp.size(leaf) * jnp.result_type(leaf).itemsize
         for leaf in jax.tree.leaves(client)
     )
-    copies = 1 if mesh.cuts_tables(num_clients, num_devices) else num_devices
     # cores that are devices share one memory; an accelerator has its own
-    if jax.default_backend() != "cpu":
-        copies /= num_devices
+    shared = jax.default_backend() == "cpu"
+
+    def needed(num_devices: int) -> int:
+        rows = rows_on_a_device(num_clients, num_slots, num_devices)
+        return row * rows * (num_devices if shared else 1)
+
     free = free_memory()
+    if free is None or needed(num_devices) <= free:
+        return
+    others = range(len(jax.local_devices()), 0, -1)
+    others = [d for d in others if mesh.count(d, num_slots) == d and needed(d) <= free]
+    on = f" on {'each of ' * (not shared)}{num_devices} devices"
+    less = "take fewer clients, a smaller model or an algorithm without client state"
+    raise ValueError(
+        f"the state of {num_clients} clients, held twice, takes "
+        f"{needed(num_devices) / 2**30:.1f} GiB{on if num_devices > 1 else ''} but "
+        f"{free / 2**30:.1f} GiB are free; "
+        + (f"write devices={others[0]}, or " if others else "")
+        + f'{less} (evaluating the mean of "all" clients keeps a model for each).'
+    )
+
+
+def rows_on_a_device(num_clients: int, num_slots: int, num_devices: int) -> int:
+    """How many clients' states a device holds at once, while it trains."""
+    if mesh.cuts_tables(num_clients, num_devices):
+        own, guests = num_clients // num_devices, -(-num_slots // num_devices)
+    else:  # a copy of the whole table; all new rows are passed to all devices
+        own, guests = num_clients, num_slots if num_devices > 1 else 0
     # twice: `train` leaves the state it is given as it is, and works on another
-    if free is not None and 2 * copies * size > free:
-        on = f" on each of {num_devices} devices" if copies == num_devices > 1 else ""
-        raise ValueError(
-            f"the state of {num_clients} clients takes twice {size / 2**30:.1f} "
-            f"GiB{on} but {free / 2**30:.1f} GiB are free; take fewer clients, a smaller "
-            "model, devices=1 or an algorithm without client state (evaluating the mean "
-            'of "all" clients keeps a model for each).'
-        )
+    return 2 * own + guests
 
 
 def free_memory() -> int | None:

@@ -29,7 +29,7 @@ from jax.sharding import (
 )
 
 from .. import check
-from ..core import Array, PyTree, State
+from ..core import Array, ClientState, PyTree, State
 
 AXIS = "clients"
 
@@ -110,7 +110,6 @@ def placed(state: State, num_devices: int) -> State:
     Shapes in place of arrays come back as shapes that say where they lie.
     """
     tables = jax.tree.leaves(state.clients)
-    cut = bool(tables) and cuts_tables(tables[0].shape[0], num_devices)
 
     def place(tree: PyTree, sharding: Sharding) -> PyTree:
         if any(
@@ -126,10 +125,52 @@ def placed(state: State, num_devices: int) -> State:
             return jax.lax.with_sharding_constraint(tree, sharding)
         return jax.device_put(tree, sharding)
 
-    everywhere_ = _sharding(num_devices)
-    by_rows = NamedSharding(mesh_of(num_devices), PartitionSpec(AXIS))
-    clients = place(state.clients, by_rows if cut else everywhere_)
-    return place(state._replace(clients=()), everywhere_)._replace(clients=clients)
+    rest = place(state._replace(clients=()), _sharding(num_devices))
+    num_clients = tables[0].shape[0] if tables else 0
+    lies = _table_sharding(num_clients, num_devices)
+    return rest._replace(clients=place(state.clients, lies))
+
+
+def moved(state: State, num_devices: int) -> State:
+    """`state` where a round on so many devices reads it, wherever it was."""
+    leaves = jax.tree.leaves(state)
+    if any(map(check.is_tracer, leaves)):
+        return state
+    if num_devices > 1:
+        return placed(state, num_devices)
+    # one device may be any: the user has chosen it
+    on_several = any(
+        isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
+        for leaf in leaves
+    )
+    return jax.device_put(state, _sharding(1)) if on_several else state
+
+
+def table_of(client: ClientState, num_clients: int, num_devices: int) -> ClientState:
+    """The state of one client `num_clients` times, each block of rows made where it lies.
+
+    So a table that fits only when it is cut up among the devices is never whole.
+    """
+    if num_devices == 1 or any(map(check.is_tracer, jax.tree.leaves(client))):
+        return _repeated(client, num_clients)
+    lies = _table_sharding(num_clients, num_devices)
+    build = jax.jit(_repeated, static_argnums=1, out_shardings=lies)
+    return build(everywhere(client, num_devices), num_clients)
+
+
+def _repeated(client: ClientState, num_clients: int) -> ClientState:
+    def repeat(leaf):
+        rows = jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf)))
+        # a buffer of its own, strongly typed, so that it can be donated
+        return jax.lax.convert_element_type(jnp.array(rows), rows.dtype)
+
+    return jax.tree.map(repeat, client)
+
+
+def _table_sharding(num_clients: int, num_devices: int) -> Sharding:
+    if not cuts_tables(num_clients, num_devices):
+        return _sharding(num_devices)
+    return NamedSharding(mesh_of(num_devices), PartitionSpec(AXIS))
 
 
 def _sharding(num_devices: int) -> Sharding:

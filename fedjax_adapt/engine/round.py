@@ -35,6 +35,7 @@ from .cohort import (
     gather_cohort,
     mask_absent,
     mask_idle,
+    num_slots,
     rows_of,
     sample_cohort,
     setting_of,
@@ -57,10 +58,18 @@ class Round:
 
     data: FederatedDataset
     step: Callable[..., tuple[State, Info]] = field(metadata={"static": True})
+    num_devices: int = field(default=1, metadata={"static": True})
 
     def __call__(self, state: State, key: Key) -> tuple[State, Info]:
         """Runs one round."""
-        return self.step(self.data, state, key)
+        return self.step(self.data, self.placed(state), key)
+
+    def placed(self, state: State) -> State:
+        """`state` on the devices of this round, where another plan's lay elsewhere.
+
+        A round called as it is and `train` do so themselves; `jax.jit(round_fn)` cannot.
+        """
+        return mesh.moved(state, self.num_devices)
 
 
 def init_state(
@@ -79,17 +88,18 @@ def init_state(
     num_clients = data.num_clients
     num_devices = num_devices_of(plan, data)
     if not check.is_tracer(key):  # else it may be about the shapes alone
-        memory.check_fits(client, num_clients, num_devices)
-    repeat = lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf)))
+        slots = num_slots(plan, data)
+        memory.check_fits(client, num_clients, slots, num_devices)
     state = State(
         params=params,
         server=algorithm.server.init(params),
         policy=algorithm.policy.init(params, num_clients),
-        clients=jax.tree.map(repeat, client),
+        clients=(),
         round=jnp.zeros((), jnp.int32),
     )
     # a buffer of its own for every leaf, so that the state can be donated
     state = jax.tree.map(lambda leaf: _like(jnp.array(leaf), jnp.asarray(leaf)), state)
+    state = state._replace(clients=mesh.table_of(client, num_clients, num_devices))
     return mesh.placed(state, num_devices)
 
 
@@ -103,8 +113,9 @@ def make_round(
         devices than there are, or the model has fewer outputs than there are labels.
     """
     _check_outputs(task, data)
-    data = mesh.shown(data, num_devices_of(plan, data))
-    return Round(data, partial(_round, algorithm, task, plan))
+    num_devices = num_devices_of(plan, data)
+    data = mesh.shown(data, num_devices)
+    return Round(data, partial(_round, algorithm, task, plan), num_devices)
 
 
 def _check_outputs(task: Task, data: FederatedDataset) -> None:

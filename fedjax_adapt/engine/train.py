@@ -68,8 +68,9 @@ def train_and_evaluate(
             f"got {rounds} round keys with every={every}; give a multiple of {every}."
         )
     chunk = max(chunk_size // every, 1) * every
+    place = getattr(round_fn, "placed", lambda state: state)
     round_fn, measure = _as_pytree(round_fn), _as_pytree(measure)
-    state = jax.tree.map(jnp.copy, state)  # the chunks below donate it
+    state = jax.tree.map(jnp.copy, place(state))  # the chunks below donate it
     parts = []
     for begin in range(0, rounds, chunk):
         with warnings.catch_warnings():

@@ -25,9 +25,10 @@ from ..models import AUGMENTS, MODELS, classification, projected
 from ..participation import bernoulli, earliest, uniform
 from ..plan import Plan
 from .clock import build_clock
-from .config import DERIVED, Config, partition_seed
+from .config import Config, partition_seed
 from .match import matching_steps
 from .options import checked, find, options_of, registry
+from .schema import DERIVED
 
 
 class Federation(NamedTuple):
@@ -169,10 +170,11 @@ def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
     try:
         node = ast.parse(text, mode="eval").body
         call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-        if not isinstance(call.func, ast.Name) or call.args:
+        named = all(keyword.arg for keyword in call.keywords)
+        if not isinstance(call.func, ast.Name) or call.args or not named:
             raise ValueError("no name, or options without theirs")
         values = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    except (SyntaxError, ValueError):
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
         raise ValueError(
             f"base={text!r} is no algorithm; write its name, or its name and options as "
             "in feddyn(alpha=0.1)."
@@ -211,6 +213,8 @@ def build_plan(config: Config) -> Plan:
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         clip_norm=config.clip_norm,
+        max_steps=config.max_local_steps,
+        shuffle=config.shuffle,
         lanes=config.lanes,
         devices=config.devices,
         participation=participation,

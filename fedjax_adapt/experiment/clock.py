@@ -6,6 +6,8 @@ import inspect
 from ..costs import LAWS, Clock, Law
 from .config import Config, partition_seed
 
+UNREADABLE = (SyntaxError, TypeError, ValueError, RecursionError, MemoryError)
+
 
 def build_clock(config: Config) -> Clock | None:
     """What a round takes; None without `step_seconds`.
@@ -17,6 +19,7 @@ def build_clock(config: Config) -> Clock | None:
         return None
     of = lambda name: quantity(name, getattr(config, name))
     download = config.download_bandwidth
+    seed = partition_seed(config) if config.clock_seed is None else config.clock_seed
     return Clock(
         step_seconds=of("step_seconds"),
         bandwidth=of("bandwidth"),
@@ -24,7 +27,7 @@ def build_clock(config: Config) -> Clock | None:
         latency=config.latency,
         delay=of("delay"),
         delay_persists=config.delay_persists,
-        seed=partition_seed(config),
+        seed=seed,
     )
 
 
@@ -40,7 +43,7 @@ def quantity(name: str, value: float | str) -> float | Law:
         arguments = [float(ast.literal_eval(node)) for node in call.args]
         options = {str(k.arg): float(ast.literal_eval(k.value)) for k in call.keywords}
         inspect.signature(law).bind(*arguments, **options)
-    except (SyntaxError, TypeError, ValueError, KeyError):
+    except (*UNREADABLE, KeyError, OverflowError):
         known = ", ".join(f"{n}({', '.join(_arguments(n))})" for n in LAWS)
         raise ValueError(
             f"{name}={value!r} is neither a number nor a law; write one of {known}."

@@ -8,8 +8,9 @@ refuses is said again in one sentence.
 import contextlib
 import io
 import re
+import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -35,23 +36,16 @@ GROUPS = {  # of flags in the help; what is not named here comes after them
         *("feature_noise_mask", "corrupt", "corrupt_clients", "corrupt_strength"),
     ),
     "training": (
-        *("rounds", "epochs", "num_steps", "match", "match_by", "batch_size", "lr"),
-        *("lr_decay", "momentum"),
-        *(
-            "weight_decay",
-            "clip_norm",
-            "augment",
-            "lanes",
-            "devices",
-            "seed",
-            "partition_seed",
-        ),
+        *("rounds", "epochs", "num_steps", "max_local_steps", "match", "match_by"),
+        *("batch_size", "shuffle", "lr", "lr_decay", "momentum", "weight_decay"),
+        *("clip_norm", "augment", "lanes", "devices", "seed", "partition_seed"),
     ),
     "clock": (
         *("step_seconds", "bandwidth", "download_bandwidth", "latency", "delay"),
-        "delay_persists",
+        *("delay_persists", "clock_seed"),
     ),
 }
+NAMES = {types.NoneType: ("none",), bool: ("true", "false")}  # of values of some types
 ABOUT_THE_RUN = {
     "config": Option(str | None, None, "a TOML file of settings; flags win over it"),
     "resume": Option(bool, False, "go on with the half-finished run in the folder"),
@@ -141,23 +135,39 @@ def read_flags(
     import tyro
 
     errors = io.StringIO()
+    options = {name: o for group in groups.values() for name, o in group.items()}
     try:
         with contextlib.redirect_stderr(errors):
             parsed = tyro.cli(
                 _arguments_class(groups, settings),
                 prog=program,
                 description=description,
-                args=[re.sub(r"(^|=)none$", r"\1None", word) for word in arguments],
+                args=list(_with_names(arguments, options)),
                 config=(tyro.conf.OmitArgPrefixes,),
             )
     except SystemExit as stop:
         if not stop.code:
             raise
-        options = {name: o for group in groups.values() for name, o in group.items()}
         command = program.rpartition(" ")[2]
         said = explain(arguments, options, errors.getvalue(), command)
         raise ValueError(said) from None
     return {n: value for g in vars(parsed).values() for n, value in vars(g).items()}
+
+
+def _with_names(
+    arguments: Sequence[str], options: Mapping[str, Option]
+) -> Iterator[str]:
+    """The words, none, true and false as tyro reads them where they are no choice."""
+    option = None
+    for word in arguments:
+        if word.startswith("--"):
+            name = word[2:].partition("=")[0].replace("-", "_")
+            option = options.get(name)
+        kinds = typing.get_args(option.annotation) if option else ()
+        for kind in set(kinds) & set(NAMES):
+            named = rf"(^|=)({'|'.join(NAMES[kind])})$"
+            word = re.sub(named, lambda found: found[1] + found[2].title(), word)
+        yield word
 
 
 def _groups(choices: Mapping[str, str]) -> dict[str, dict[str, Option]]:
@@ -237,6 +247,9 @@ def _problem(annotation: Any, values: list[str]) -> str | None:
         return f"it takes one value; write {wish}"
     try:
         parsed = [_parse_word(value) for value in values]
+        if bool in typing.get_args(annotation):
+            truth = {"true": True, "false": False}
+            parsed = [truth.get(str(word).lower(), word) for word in parsed]
         convert(annotation, parsed if many else parsed[0])
     except TypeError:
         return f"write {wish}"

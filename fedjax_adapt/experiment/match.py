@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 
-from ..core import StepPolicy, constant_steps
+from ..core import StepPolicy
 from ..steps import matched_steps
 from . import store
 from .config import Config, from_settings, kind_options, read_settings, to_settings
@@ -13,7 +14,7 @@ from .config import Config, from_settings, kind_options, read_settings, to_setti
 SHARED = (
     *("rounds", "num_clients", "participation", "sampler"),
     *("dataset", "train_examples", "partition", "partition_seed"),
-    *("corrupt", "corrupt_clients"),
+    *("corrupt", "corrupt_clients", "corrupt_strength"),  # which may change sizes
 )
 
 
@@ -22,7 +23,10 @@ def matching_steps(config: Config, sizes: np.ndarray) -> StepPolicy:
 
     By "epochs" every client takes floor(E_avg n_i / B) local steps, E_avg = tau_all B
     over the examples of the clients of all rounds of that run (with full participation
-    K n): FedVeca's protocol. By "steps" every client takes the mean number of them.
+    K n): FedVeca's protocol. By "steps" all clients of a round take equally many, the
+    mean rounded down or up so that the total over all rounds differs by less than one
+    step per client of a round: FedGSNR's protocol. A mean below 1 leaves some rounds idle.
+    Totals are those of equal cohorts: with coins, of the same seed.
 
     Args:
       config: of this run.
@@ -31,16 +35,73 @@ def matching_steps(config: Config, sizes: np.ndarray) -> StepPolicy:
     Raises:
       ValueError: there is no finished run of the same federation and rounds.
     """
-    clients = _record(config).clients
-    visits = sizes[clients["client"].to_numpy()]
-    total = int(clients["num_steps"].to_numpy().sum(dtype=np.int64))
+    rounds, clients, num_steps = _columns(config)
+    if clients.max(initial=0) >= len(sizes):
+        raise ValueError(
+            f"match={config.match} holds a run with a client {clients.max()}, but here "
+            f"are {len(sizes)} clients; only runs of one federation can be matched."
+        )
+    visits = sizes[clients]
+    total = int(num_steps.sum(dtype=np.int64))
     if total == 0:
         raise ValueError(f"match={config.match} holds a run that took no local step.")
     if config.match_by == "steps":
-        return constant_steps(max(round(total / np.count_nonzero(visits)), 1))
+        holders = rounds[visits > 0]
+        cohorts = np.bincount(holders - 1, minlength=config.rounds)
+        return scheduled_steps(schedule(total, cohorts))
     longest = int(sizes.max())
     batch = longest if config.batch_size is None else min(config.batch_size, longest)
     return matched_steps(total * batch / int(visits.sum(dtype=np.int64)))
+
+
+def schedule(total: int, cohorts: np.ndarray) -> np.ndarray:
+    """The same whole number of steps for all clients of a round, [rounds] int32.
+
+    Each is the mean rounded down or up, whatever leaves the total so far nearer to the
+    mean's: the last total is off by at most half the largest cohort.
+
+    Args:
+      total: steps of all clients of all rounds.
+      cohorts: how many clients train in each round, [rounds].
+    """
+    visits, given, due, steps = int(cohorts.sum()), 0, 0, []
+    few = total // visits
+    for cohort in map(int, cohorts):
+        due += cohort * total  # in units of 1 / visits
+        more = 2 * (due - (given + cohort * few) * visits) > cohort * visits
+        steps.append(few + more)
+        given += cohort * steps[-1]
+    return np.array(steps, np.int32)
+
+
+def scheduled_steps(num_steps: np.ndarray) -> StepPolicy:
+    """Every client takes `num_steps[round]` local steps, whatever it holds."""
+    table = jnp.asarray(num_steps)
+
+    def steps(state, cohort, measurement):
+        del state, measurement
+        now = table[jnp.minimum(cohort.round, len(table) - 1)]
+        return jnp.broadcast_to(now, cohort.ids.shape)
+
+    return StepPolicy(steps)
+
+
+def _columns(config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Round (1 is the first), client and local steps of each visit, [visits]."""
+    table = _record(config).clients
+    names = ("round", "client", "num_steps")
+    if not set(names) <= set(table.column_names):
+        raise ValueError(
+            f"match={config.match} holds a run whose table of clients is gone; give the "
+            "folder of a whole one."
+        )
+    rounds, clients, num_steps = (table[name].to_numpy() for name in names)
+    if set(rounds.tolist()) != set(range(1, config.rounds + 1)):
+        raise ValueError(
+            f"match={config.match} holds a run whose table of clients lacks rounds; give "
+            "the folder of a whole one."
+        )
+    return rounds, clients, num_steps
 
 
 def _record(config: Config) -> store.Record:

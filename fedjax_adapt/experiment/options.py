@@ -5,8 +5,10 @@ types (numbers, strings, lists of them) and a default are its options. So a new 
 brings along its command-line flags, its TOML keys and its line in `fedjax-adapt list`.
 """
 
+import contextlib
 import difflib
 import inspect
+import math
 import re
 import types
 import typing
@@ -161,7 +163,8 @@ def plain(annotation: Any) -> Any:
 def convert(annotation: Any, value: Any) -> Any:
     """`value` as the plain type `annotation` asks for.
 
-    An integer passes for a float, a list for a tuple, "none" for None.
+    An integer passes for a float, a list for a tuple, "none" for None; where a number or
+    a text may stand, "0.5" is the number.
 
     Raises:
       TypeError: it is of another type.
@@ -174,13 +177,19 @@ def convert(annotation: Any, value: Any) -> Any:
     if origin in (typing.Union, types.UnionType):
         if type(None) in arguments and value in (None, "none", "None"):
             return None
+        if {float, str} <= set(arguments) and isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                return float(value)  # a number in quotes
         for member in arguments:
             try:
                 return convert(member, value)
             except TypeError:
                 continue
     if annotation is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
     if annotation in PLAIN and type(value) is annotation:
         return value
     raise TypeError(f"{value!r} is not {wanted(annotation)}")
@@ -206,8 +215,11 @@ def wanted(annotation: Any) -> str:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown setting: whose it is, or the nearest."""
-    own = name.lstrip("-").replace("-", "_")
-    owners = []
+    plainly = lambda name: name.lstrip("-").replace("-", "_")
+    known, own, owners = list(known), plainly(name), []
+    for same in known:
+        if plainly(same) == own:  # but for the dashes
+            return f"did you mean {same}?"
     for kind in KINDS:
         takes = lambda f, kind=kind: own in options_of(kind, f)
         choices = [choice for choice, f in registry(kind).items() if takes(f)]

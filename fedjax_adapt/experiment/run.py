@@ -122,8 +122,10 @@ def _train(config: Config, program: Program, folder: Path, progress: Report) -> 
 
 
 def _cut_warning(config: Config, program: Program, log: Log, done: int) -> str:
+    ours = config.max_local_steps == program.max_steps
+    name = "max_local_steps" if ours else "max_steps"
     return (
-        f"max_steps={program.max_steps} cut {log.cut} of {log.asked} local steps that "
+        f"{name}={program.max_steps} cut {log.cut} of {log.asked} local steps that "
         f"{config.algorithm} asked for up to round {done}; the column cut of the metrics "
         "counts on."
     )

@@ -15,12 +15,12 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}.") from None
     except UnicodeDecodeError:
         raise ValueError(
             f"{path} is not valid TOML: it is not UTF-8 text; save it as UTF-8."
         ) from None
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or too much
+        raise ValueError(f"{path} is not valid TOML: {error}.") from None
     except OSError as error:
         raise ValueError(
             f"config={path} cannot be read ({error.strerror}); "

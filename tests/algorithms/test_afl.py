@@ -303,6 +303,10 @@ def test_clients_that_forget_their_model_are_refused(task, data):
             "aggregation_seconds=-1 must be a fin",
         ),
         (dict(budget=9, max_steps=0), "max_steps=0 must be an integer >= 1"),
+        (dict(budget=9, max_steps=10**8), r"max_steps=100000000 must lie in \[1, 1000"),
+        (dict(budget=1e39), r"budget=1e\+39 must lie in \[1e-09, 1000000000000000.0\]"),
+        (dict(budget=9, phi=1e-300), "phi=1e-300 must lie in"),
+        (dict(trial_steps=200), r"trial_steps=200 must lie in \[1, 100\]"),
         (
             dict(trial_steps=0),
             "trial_steps=0 must be an integer >= 1, or None for a run",
@@ -319,3 +323,15 @@ def test_every_wrong_option_is_one_sentence(options, says):
         ValueError, match="delta=-1 must be a finite number of at least"
     ):
         afl_fixed(1.0, -1, 1.0, 15.0)
+
+
+@pytest.mark.parametrize(
+    "options", [dict(beta=1.0), dict(beta=1.0, delta=1.0, rho=1.0, trial_steps=3)]
+)
+def test_constants_come_together_and_are_not_measured_again(options):
+    with pytest.raises(
+        ValueError, match="write the means of a trial run for the first"
+    ):
+        afl(budget=9.0, **options)
+    fixed = afl(budget=9.0, beta=1.0, delta=1.0, rho=1.0, base=scaffold())
+    assert fixed.policy.measure is None and fixed.local.init is scaffold().local.init

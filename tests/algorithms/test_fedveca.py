@@ -241,6 +241,24 @@ def test_at_alpha_zero_it_is_its_base_with_two_steps(task, data, base):
 
 
 @pytest.mark.slow
+def test_on_fednova_it_is_what_it_is_without_a_base(task, data):
+    ends = []
+    for algorithm in (fedveca(0.9, 7), fedveca(0.9, 7, base=fednova())):
+        round_fn, state = start(algorithm, task, data)
+        ends.append(train(round_fn, state, keys(6))[1].num_steps)
+    np.testing.assert_array_equal(*ends)
+    assert np.max(ends[0]) > 2
+    with pytest.raises(
+        ValueError, match="accept='local' is about FedVeca's own server"
+    ):
+        fedveca(accept="local", base=fednova())
+    with pytest.raises(
+        ValueError, match="full_gradient measures gradients that its bas"
+    ):
+        fedveca(full_gradient=True, base=scaffold())
+
+
+@pytest.mark.slow
 def test_a_policy_that_keeps_two_steps_is_its_base_to_the_bit(task, data):
     plan = Plan(participation=bernoulli(0.6), batch_size=4)
     ends = []

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import SIZES, close, fast, keys, make_data, start
+from helpers import close, fast, keys, make_data, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedprox, scaffold
@@ -236,19 +236,95 @@ def test_clients_without_examples_are_not_drawn(task):
 
 
 def test_client_state_that_cannot_fit_is_one_sentence(task, data, monkeypatch):
-    size = 4 * len(SIZES) * fa.num_parameters(task.init(jax.random.key(0)))
-    copied = fa.Plan(cohort_size=4, devices=4)  # 4 does not divide 6
-    monkeypatch.setattr(memory, "free_memory", lambda: 8 * size)
-    start(scaffold(), task, data, copied)
-    monkeypatch.setattr(memory, "free_memory", lambda: 8 * size - 1)
+    row = 4 * fa.num_parameters(task.init(jax.random.key(0)))
+    fits = lambda rows: monkeypatch.setattr(memory, "free_memory", lambda: rows * row)
+
+    def begin(**plan):
+        start(scaffold(), task, data, fa.Plan(**plan))
+
+    copied = dict(cohort_size=4, devices=4)  # 4 does not divide 6: 4 x (2 x 6 + 4) rows
+    fits(64)
+    begin(**copied)
+    fits(63)
+    says = "6 clients, held twice, takes .* GiB on 4 devices but .*; write devices=2, or ta"
+    with pytest.raises(ValueError, match=says) as error:
+        begin(**copied)
+    assert "\n" not in str(error.value)
+    fits(2 * 6 + 6)  # 2 x (2 x 3 + 3), with the rows of guests
+    begin(devices=2)
+    fits(2 * 6 + 5)
     with pytest.raises(
-        ValueError, match="6 clients takes twice .* on each of 4 devices"
+        ValueError, match="on 2 devices but .* free; write devices=1, or"
     ):
-        start(scaffold(), task, data, copied)
-    monkeypatch.setattr(memory, "free_memory", lambda: 2 * size)
-    start(scaffold(), task, data, fa.Plan(devices=2))
-    monkeypatch.setattr(memory, "free_memory", lambda: 2 * size - 1)
-    with pytest.raises(ValueError, match="6 clients takes twice .* GiB but"):
-        start(scaffold(), task, data, fa.Plan(devices=2))
+        begin(devices=2)
+    fits(2 * 6)
+    begin(devices=1)
+    fits(2 * 6 - 1)
+    with pytest.raises(
+        ValueError, match="takes 0.0 GiB but .* free; take fewer clients"
+    ):
+        begin(devices=1)
     monkeypatch.undo()
     assert memory.free_memory() > 2**20
+
+
+def test_accelerators_have_a_memory_each_and_a_table_may_fit_only_cut(
+    task, data, monkeypatch
+):
+    row = 4 * fa.num_parameters(task.init(jax.random.key(0)))
+    client = scaffold().local.init(task.init(jax.random.key(0)))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(memory, "free_memory", lambda: 6 * row)
+    memory.check_fits(client, 6, 6, 3)  # 2 x 2 + 2 rows on each
+    for devices, place in ((1, "GiB but"), (2, "GiB on each of 2 devices but")):
+        with pytest.raises(
+            ValueError, match=f"{place} .* free; write devices=3, or ta"
+        ):
+            memory.check_fits(client, 6, 6, devices)
+
+
+def test_a_table_is_made_where_it_lies(task, data, monkeypatch):
+    seen = []
+    placed = mesh.placed
+    monkeypatch.setattr(
+        mesh, "placed", lambda state, n: seen.append(state) or placed(state, n)
+    )
+    for devices in (3, 4):  # 4 does not divide 6
+        plan = fa.Plan(cohort_size=4, batch_size=4, devices=devices)
+        num_devices = num_devices_of(plan, data)
+        _, state = start(scaffold(), task, data, plan)
+        before, after = (jax.tree.leaves(s.clients) for s in (seen[-1], state))
+        for early, leaf in zip(before, after, strict=True):
+            assert early.sharding == leaf.sharding
+            rows = leaf.sharding.shard_shape(leaf.shape)[0]
+            assert rows == (6 // num_devices if 6 % num_devices == 0 else 6)
+        _, alone = start(scaffold(), task, data, fa.Plan(cohort_size=4))
+        for leaf, one in zip(after, jax.tree.leaves(alone.clients), strict=True):
+            np.testing.assert_array_equal(leaf, one)
+            assert leaf.dtype == one.dtype and leaf.weak_type == one.weak_type
+
+
+def test_no_two_leaves_of_a_table_share_a_buffer():
+    twice = jnp.ones(3)
+    a, b = mesh.table_of((twice, twice), 6, 3)
+    pointers = lambda x: {s.data.unsafe_buffer_pointer() for s in x.addressable_shards}
+    assert not pointers(a) & pointers(b)
+
+
+def test_a_state_of_other_devices_is_moved(task, data):
+    rounds, states = {}, {}
+    for devices in (1, 2, 3):
+        plan = fa.Plan(batch_size=4, devices=devices)
+        rounds[devices], states[devices] = start(scaffold(), task, data, plan)
+    ends = []
+    for made, runs in ((1, 3), (2, 3), (3, 1)):
+        end, _ = fa.train(rounds[runs], states[made], keys(1))
+        table = jax.tree.leaves(end.clients)[0]
+        assert len(table.sharding.device_set) == runs
+        assert jax.tree.leaves(states[made].clients)[0].is_deleted() is False
+        ends.append(jax.device_get(end))
+    close(ends[0], ends[1])
+    close(ends[0], ends[2])
+    for made, runs in ((2, 3), (3, 1)):
+        moved = rounds[runs].placed(states[made])
+        assert len(moved.params["w"].sharding.device_set) == runs

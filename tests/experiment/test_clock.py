@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from test_run import Stop, numbers, stop_after
 
+from fedjax_adapt.costs import exponential, lognormal, normal, uniform
 from fedjax_adapt.experiment import Config, read_run, run
 from fedjax_adapt.experiment.build import build_plan
 from fedjax_adapt.experiment.clock import quantity
+from fedjax_adapt.experiment.config import from_settings, read_settings, to_settings
 from fedjax_adapt.report.plots import learning_curve
 
 MODEL = 4 * 650  # bytes of the linear model
@@ -33,6 +35,17 @@ def test_a_text_is_the_law_it_names():
         ("exponential('a')", "is neither a number nor a law"),
         ("exponential(x)", "is neither a number nor a law"),
         ("uniform(2", "is neither a number nor a law"),
+        ("uniform(" + 400 * "9" + ")", "is neither a number nor a law"),
+        ("uniform(**{'most': 2})", "is neither a number nor a law"),
+        (f"uniform({5000 * '-'}1)", "is neither a number nor a law"),
+        ("uniform(1e999)", "most=inf must be a finite number above 0"),
+        ("uniform(1e39)", r"most=1e\+39 must lie in \[1e-09, 1000000000000000.0\]"),
+        ("lognormal(1, 1e5)", r"sigma=100000.0 must lie in \[0, 10\]"),
+        ("normal(1, nan)", "is neither a number nor a law"),
+        ("1e999", "delay=inf must be a finite number of at least 0"),
+        ("1e39", r"delay=1e\+39 must lie in \[0, 1000000000000000.0\]"),
+        ("nan", "delay=nan must be a finite number of at least 0"),
+        ("", "delay='' is neither a number nor a law"),
         ("uniform(-2)", r"delay='uniform\(-2\)': most=-2.0 must be a finite number ab"),
     ],
 )
@@ -40,6 +53,31 @@ def test_what_is_no_law_is_one_sentence(text, says):
     with pytest.raises(ValueError, match=says) as error:
         build_plan(Config(step_seconds=1.0, delay=text))
     assert "\n" not in str(error.value)
+
+
+def test_a_number_in_quotes_is_the_number(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('step_seconds = "0.05"\ndelay = " 1e-2 "\nbandwidth = "5e6"\n')
+    written = from_settings(read_settings(path))
+    plain = Config(step_seconds=0.05, delay=0.01)
+    assert to_settings(written) == to_settings(plain)
+    assert Config(delay="0.0") == Config()
+
+
+@pytest.mark.parametrize("most", [1e15, 1e-9])
+def test_no_law_draws_a_time_that_a_float32_cannot_hold(most):
+    import jax
+
+    keys = jax.random.split(jax.random.key(0), 10_000)
+    for law in (
+        exponential(most),
+        uniform(most),
+        normal(1.0, most),
+        lognormal(most, 10),
+    ):
+        drawn = np.asarray(jax.vmap(law.sample)(keys))
+        assert np.isfinite(drawn).all()
+        assert not law.positive or (drawn > 0).all()
 
 
 def test_without_a_clock_rows_count_bytes_and_no_seconds(whole, tmp_path):

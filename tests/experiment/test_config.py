@@ -9,6 +9,7 @@ from helpers import constructed
 
 from fedjax_adapt import Algorithm
 from fedjax_adapt.algorithms import ALGORITHMS
+from fedjax_adapt.algorithms.afl import afl_fixed
 from fedjax_adapt.experiment.build import build_algorithm, build_plan
 from fedjax_adapt.experiment.config import (
     Config,
@@ -54,6 +55,7 @@ def written(tmp_path):
         {"dataset": 'a "b"\\.npz', "num_steps": 4, "sampler": "uniform"},
         {"evaluate_also": ("all", "sel")},
         {"sampler": "earliest", "step_seconds": 0.1, "delay": "exponential(2)"},
+        {"shuffle": "none", "augment": "none", "max_local_steps": 3},
     ],
 )
 def test_a_config_survives_its_own_toml(settings, written):
@@ -135,6 +137,7 @@ def test_options_of_a_config_cannot_be_changed():
             r"line 3: num_cliens .*mean num_clients\?",
         ),
         ("rounds = 3\nlr = 'x'\n", r"line 2: lr='x'; write a number\."),
+        ("lr = -1" + 400 * "0", "line 1: lr=-inf must be a finite number above 0"),
         ("rounds = 2.5\n", r"line 1: rounds=2.5; write an integer\."),
         ("rounds = true\n", r"line 1: rounds=True; write an integer\."),
         ("algorithm = 'fedsg'\n", r"line 1: algorithm='fedsg' .*did you mean 'fedssg'"),
@@ -178,6 +181,11 @@ def test_a_wrong_key_is_named_with_file_and_line(written, text, says):
         ({"match_by": "steps"}, "match_by needs match, the folder of the run"),
         ({"sampler": "earliest"}, "sampler=earliest needs step_seconds, the simulated"),
         ({"delay": 3.0}, "delay needs step_seconds, the simulated seconds of a"),
+        ({"rounds": 2**31}, "rounds=2147483648 must be at most 1073741824"),
+        ({"epochs": 1e300}, r"epochs=1e\+300 must lie in \[0, 1000000\]"),
+        ({"feature_noise": 10**400}, "feature_noise=inf must be a finite number of at"),
+        ({"clock_seed": 3}, "clock_seed needs step_seconds, the simulated seconds of"),
+        ({"max_local_steps": 0}, "max_local_steps=0 must be an integer >= 1, or None"),
         ({"algorithm": "fedsg"}, "algorithm='fedsg' is unknown; did you mean 'fedssg'"),
         ({"dataset": "minst"}, "dataset='minst' is unknown; did you mean 'mnist'"),
         ({"partition": "dirichle"}, "partition='dirichle' is unknown; .*'dirichlet'"),
@@ -227,6 +235,8 @@ def test_every_algorithm_takes_the_local_steps_it_is_told_or_refuses(name):
         ("fedyn", "base='fedyn' is unknown; did you mean 'feddyn'"),
         ("feddyn(", r"base='feddyn\(' is no algorithm; write its name, or"),
         ("feddyn(0.1)", "is no algorithm; write its name"),
+        ("feddyn(**{})", "is no algorithm; write its name"),
+        ("-" * 5000 + "1", "is no algorithm; write its name"),
         (
             "feddyn(alpa=1)",
             "option of base feddyn='alpa' is unknown; did you mean 'alp",
@@ -250,6 +260,34 @@ def test_an_algorithm_may_stand_on_another_by_name():
     server = build_algorithm(inside).server.init(jnp.ones(3))
     assert server.optimizer.second.shape == (3,)  # FedAdam's, around FedDyn's memory
     np.testing.assert_array_equal(server.inner, 0)
+
+
+@pytest.mark.parametrize("name", ["fedgsnr", "fedveca", "gift", "adacomm", "afl"])
+def test_every_policy_stands_on_any_base_by_name(name):
+    options = {"budget": 100.0} if name == "afl" else {}
+    settings = {"algorithm": name, "base": "scaffold", **options}
+    algorithm = build_algorithm(from_settings(settings))
+    scaffold = ALGORITHMS["scaffold"]()
+    assert algorithm.local.traffic == scaffold.local.traffic
+    assert algorithm.server.combine == scaffold.server.combine
+    assert algorithm.policy is not Algorithm().policy
+
+
+def test_afl_with_constants_has_one_tau_for_the_learning_rate_of_the_run():
+    constants = {"budget": 100.0, "beta": 1.0, "delta": 2.0, "rho": 3.0}
+    for lr in (0.1, 0.001):
+        config = from_settings({"algorithm": "afl", "lr": lr, **constants})
+        tau = build_algorithm(config).policy.mean_steps(jnp.int32(7))
+        assert tau == afl_fixed(**constants, lr=lr).mean_steps(jnp.int32(7))
+    assert tau > 3
+
+
+def test_a_plan_is_told_the_cap_the_shuffle_and_the_seed_of_its_clock():
+    plan = build_plan(Config(max_local_steps=7, shuffle="none", step_seconds=1.0))
+    assert (plan.max_steps, plan.shuffle, plan.clock.seed) == (7, "none", 0)
+    timed = {"step_seconds": 1.0, "partition_seed": 3}
+    assert build_plan(Config(**timed)).clock.seed == 3
+    assert build_plan(Config(**timed, clock_seed=0)).clock.seed == 0
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedjax_adapt.experiment import Config, read_run, run
+from fedjax_adapt.experiment import Config, read_run, run, store
 from fedjax_adapt.experiment.build import build_algorithm
-from fedjax_adapt.experiment.match import matching_steps
+from fedjax_adapt.experiment.match import matching_steps, schedule, scheduled_steps
 
 
 @pytest.fixture
@@ -48,20 +50,74 @@ def test_full_batches_are_of_the_largest_client(matched, whole):
     assert int(taken[0]) == int(expected + 1e-4)
 
 
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=60).flatmap(
+        lambda cohorts: st.tuples(
+            st.just(cohorts), st.integers(1, 10**4 * sum(cohorts))
+        )
+    )
+)
+def test_a_schedule_gives_the_total_within_half_a_step_per_client(case):
+    cohorts, total = np.array(case[0]), case[1]
+    steps = schedule(total, cohorts)
+    mean = total // cohorts.sum()
+    assert set(steps) <= {mean, mean + 1}
+    given = np.cumsum(steps * cohorts)
+    due = np.cumsum(cohorts) * (total / cohorts.sum())
+    assert (np.abs(given - due) <= cohorts.max() / 2 + 1e-6).all()
+
+
+def test_equal_cohorts_of_a_whole_mean_all_take_it():
+    np.testing.assert_array_equal(schedule(60, np.full(5, 4)), 3)
+    np.testing.assert_array_equal(schedule(8, np.full(4, 4)), [0, 1, 0, 1])
+
+
+def test_a_schedule_is_what_clients_take_round_by_round():
+    policy, seen = scheduled_steps(np.array([2, 0, 3])), Seen(np.array([7, 9]), 1)
+    taken = []
+    for seen.round in range(4):
+        taken.append(policy.steps((), seen, ()).tolist())
+    assert taken == [[2, 2], [0, 0], [3, 3], [3, 3]]
+
+
 @pytest.mark.slow
-def test_a_run_matched_by_steps_takes_as_many(matched, whole):
-    result = run(matched(algorithm="fedavg", match_by="steps"))
-    assert result.local_steps == read_run(whole.folder).summary["local_steps"]
+def test_a_run_matched_by_steps_takes_as_many(matched, whole, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(whole.folder, other)
+    theirs = read_run(other).clients
+    shutil.rmtree(other / "clients")
+    more = np.array(theirs["num_steps"]) + (np.arange(len(theirs)) == 0) * 7
+    columns = {**theirs.to_pydict(), "num_steps": more}
+    store.append(other, "clients", columns, 7)
+    result = run(matched(algorithm="fedavg", match_by="steps", match=str(other)))
+    ours = read_run(result.folder).clients
+    for name in ("round", "client"):
+        assert ours[name].to_pylist() == theirs[name].to_pylist()
+    cohorts = np.bincount(ours["round"].to_numpy())
+    assert abs(result.local_steps - more.sum()) <= cohorts.max() / 2
+    assert set(ours["num_steps"].to_pylist()) == {3, 4}
 
 
 def test_what_cannot_be_matched_is_one_sentence(matched, whole, tmp_path):
-    half = tmp_path / "half"
+    half, gone, lacking = tmp_path / "half", tmp_path / "gone", tmp_path / "lacking"
     half.mkdir()
     shutil.copy(Path(whole.folder) / "config.toml", half)
+    for copy in (gone, lacking):
+        shutil.copytree(whole.folder, copy)
+    shutil.rmtree(gone / "clients")
+    max((lacking / "clients").iterdir()).unlink()
     sizes = np.full(6, 100)
     for changes, says in (
         ({"match": str(tmp_path)}, "holds no run; write the folder of a finished one"),
         ({"match": str(half)}, "holds a run that is not finished; resume it first"),
+        (
+            {"match": str(gone)},
+            "holds a run whose table of clients is gone; give the f",
+        ),
+        (
+            {"match": str(lacking)},
+            "holds a run whose table of clients lacks rounds; gi",
+        ),
         ({"rounds": 8}, "holds a run with rounds=7, not rounds=8; only runs of one"),
         ({"num_clients": 5}, "with num_clients=6, not num_clients=5"),
         ({"seed": 3}, "with partition_seed=0, not partition_seed=3"),

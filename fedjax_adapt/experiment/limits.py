@@ -1,0 +1,70 @@
+"""What settings may be, alone and together; a mistake is one sentence."""
+
+from typing import TYPE_CHECKING
+
+from .. import check
+
+if TYPE_CHECKING:
+    from .schema import Config
+
+
+def check_limits(config: "Config") -> None:
+    """Raises ValueError on the first setting out of range or at odds with others."""
+    check.at_least("projection", config.projection, 1, none="no head")
+    check.at_least("num_clients", config.num_clients, 1)
+    check.at_least("train_examples", config.train_examples, 1, none="all of them")
+    check.between("participation", config.participation, 0, 1, closed="right")
+    check.nonnegative("feature_noise", config.feature_noise)
+    if config.feature_noise_mask and config.feature_noise == 0:
+        raise ValueError("feature_noise_mask=True needs feature_noise above 0.")
+    for name in ("corrupt_strength", "corrupt_clients"):
+        if config.corrupt is None and _is_set(config, name):
+            raise ValueError(
+                f"{name} needs corrupt, which says what is wrong with them."
+            )
+    check.positive("epochs", config.epochs)
+    check.between("epochs", config.epochs, 0, 1_000_000)
+    check.at_least("num_steps", config.num_steps, 1, none="epochs")
+    check.at_least("max_local_steps", config.max_local_steps, 1, none="no cap")
+    if config.num_steps is not None and _is_set(config, "epochs"):
+        raise ValueError(
+            f"epochs={config.epochs:g} and num_steps={config.num_steps} both say how long "
+            "a client trains; write one of them."
+        )
+    for name in ("epochs", "num_steps"):
+        value = getattr(config, name)
+        if config.match is not None and _is_set(config, name):
+            raise ValueError(
+                f"match={config.match} and {name}={value:g} both say how long a client "
+                "trains; write one of them."
+            )
+    if config.match is None and _is_set(config, "match_by"):
+        raise ValueError("match_by needs match, the folder of the run to be matched.")
+    _check_clock(config)
+    check.at_least("rounds", config.rounds, 1)
+    check.at_least("evaluate_every", config.evaluate_every, 1)
+    check.at_least("checkpoint_every", config.checkpoint_every, 1, none="by the clock")
+    for target in config.targets:
+        check.between("targets", target, 0, 1)
+    for seed in ("seed", "partition_seed", "clock_seed"):
+        check.between(seed, getattr(config, seed) or 0, 0, 2**32 - 1)
+
+
+def _check_clock(config: "Config") -> None:
+    if config.step_seconds is not None:
+        return
+    if config.sampler == "earliest":
+        raise ValueError(
+            "sampler=earliest needs step_seconds, the simulated seconds of a local step."
+        )
+    clock = ("bandwidth", "download_bandwidth", "latency", "delay", "delay_persists")
+    for name in (*clock, "clock_seed"):
+        if _is_set(config, name):
+            raise ValueError(
+                f"{name} needs step_seconds, the simulated seconds of a local step."
+            )
+
+
+def _is_set(config: "Config", name: str) -> bool:
+    """Whether a setting is not at its default."""
+    return getattr(config, name) != getattr(type(config), name)

@@ -1,0 +1,191 @@
+"""What a run is: every setting in one frozen dataclass, checked as it is made."""
+
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from .. import check
+from .limits import check_limits
+from .options import KINDS, Option, argument_help, checked, find, options_of, registry
+
+Corruption = Literal[
+    "label_shift", "random_labels", "random_inputs", "noisy_inputs", "duplicated"
+]
+
+# Arguments of algorithms that follow from the run unless they are given.
+DERIVED = {"total_rounds": "rounds", "participation": "participation", "lr": "lr"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every setting of a run. The defaults train FedSSG on scikit-learn's digits.
+
+    Attributes:
+      algorithm: what to train with; `fedjax-adapt list` shows all
+      dataset: what to learn
+      train_examples: learn from no more than its first ones, so many; none: all
+      model: what learns
+      projection: width of a projection head between the features and the classifier, as
+        MOON has it; none: no head
+      augment: flip_crop flips and, half the time, shifts each training image, margins
+        zero; reflect_crop flips and always shifts, margins reflected
+      labels: own; or parity, even against odd, once the data are split by their own
+      partition: who holds which examples
+      num_clients: clients in all
+      participation: share of the clients that take part in a round, in (0, 1]
+      sampler: bernoulli tosses a coin per client (at least one comes), uniform draws a
+        fixed number without replacement, earliest lets all start and keeps that share,
+        those that end first on the simulated clock
+      feature_noise: noise on the inputs of client i while it trains, as a standard
+        deviation for pixels in [0, 1] that grows from 0 to this; the test set is clean
+      feature_noise_mask: all of that noise for every client but the last, in a part of the
+        image of its own
+      corrupt: what is wrong with the data of some clients; none: nothing
+      corrupt_clients: their ids
+      corrupt_strength: labels to shift by (5), share of labels drawn at random (1), bound
+        of inputs (1), deviation of noise (1), times each example is there (10); none: these
+      rounds: rounds in all
+      epochs: passes over its own data each client makes in a round
+      num_steps: local steps of each client in a round, in place of epochs
+      max_local_steps: cap on the local steps of a client in a round; none: no cap but the
+        algorithm's own
+      match: folder of a finished run, in place of epochs: take as many local steps in all
+      match_by: epochs gives each client steps by its size, steps all clients of a round the
+        same, from round to round the mean rounded down or up
+      batch_size: examples per local step; none: all the client has
+      shuffle: epoch deals out a client's examples anew each pass, its last partial batch
+        kept; replacement draws every batch anew; none takes them in order
+      lr: local learning rate of the first round
+      lr_decay: factor on the learning rate per round
+      momentum: of local SGD
+      weight_decay: of local SGD, added after clipping
+      clip_norm: global norm to which a local gradient is clipped; none: not at all
+      step_seconds: simulated seconds of a local step, a number or a law from which every
+        client draws once, such as lognormal(0.05, 0.5); none: no time is simulated
+      bandwidth: of a client's upload in bits per second; likewise
+      download_bandwidth: of its download; likewise; none: the broadcast takes no time
+      latency: simulated seconds per round trip of messages
+      delay: simulated seconds a client loses in a round, a number or a law:
+        exponential(mean), uniform(most), normal(mean, deviation) or lognormal(median,
+        sigma)
+      delay_persists: a client draws its delay once, not anew each round
+      clock_seed: of what clients draw once; none: partition_seed
+      evaluate_every: rounds between evaluations on the test set
+      evaluate_clients: at the end, the accuracy on every client's own examples
+      evaluate_also: models to evaluate beside the server's; sel: the mean of the round's
+        cohort, all: the mean of every client's last model (one model kept per client)
+      checkpoint_every: rounds between checkpoints; none: about every 20 seconds
+      targets: test accuracies whose first round the summary gives
+      lanes: clients trained side by side on a device; auto: by backend
+      devices: that share the clients of a round; auto: every accelerator, or every core
+      seed: of the initial model and of every round
+      partition_seed: of the partition and of generated data; none: seed
+      data_dir: where data files lie; none: the variable FEDJAX_ADAPT_DATA
+      folder: where the run goes; none: runs/DATASET-ALGORITHM-HASH
+      algorithm_options: arguments of the algorithm's constructor
+      model_options: arguments of the model
+      partition_options: arguments of the partition
+      dataset_options: arguments of the data set's loader
+    """
+
+    algorithm: str = "fedssg"
+    dataset: str = "digits"
+    train_examples: int | None = None
+    model: str = "mlp"
+    projection: int | None = None
+    augment: Literal["none", "flip_crop", "reflect_crop"] = "none"
+    labels: Literal["own", "parity"] = "own"
+    partition: str = "dirichlet"
+    num_clients: int = 30
+    participation: float = 0.3
+    sampler: Literal["bernoulli", "uniform", "earliest"] = "bernoulli"
+    feature_noise: float = 0.0
+    feature_noise_mask: bool = False
+    corrupt: Corruption | None = None
+    corrupt_clients: tuple[int, ...] = (0,)
+    corrupt_strength: float | None = None
+    rounds: int = 60
+    epochs: float = 5.0
+    num_steps: int | None = None
+    max_local_steps: int | None = None
+    match: str | None = None
+    match_by: Literal["epochs", "steps"] = "epochs"
+    batch_size: int | None = 20
+    shuffle: Literal["epoch", "replacement", "none"] = "epoch"
+    lr: float = 0.1
+    lr_decay: float = 0.998
+    momentum: float = 0.0
+    weight_decay: float = 1e-3
+    clip_norm: float | None = 10.0
+    step_seconds: float | str | None = None
+    bandwidth: float | str = 5e6
+    download_bandwidth: float | str | None = None
+    latency: float = 0.0
+    delay: float | str = 0.0
+    delay_persists: bool = False
+    clock_seed: int | None = None
+    evaluate_every: int = 1
+    evaluate_clients: bool = True
+    evaluate_also: tuple[Literal["sel", "all"], ...] = ()
+    checkpoint_every: int | None = None
+    targets: tuple[float, ...] = (0.9, 0.95, 0.97)
+    lanes: int | Literal["auto"] = "auto"
+    devices: int | Literal["auto"] = "auto"
+    seed: int = 0
+    partition_seed: int | None = None
+    data_dir: str | None = None
+    folder: str | None = None
+    algorithm_options: Mapping[str, Any] = field(default_factory=dict)
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    partition_options: Mapping[str, Any] = field(default_factory=dict)
+    dataset_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        """Checks every setting; ValueError on the first that is not as it must be."""
+        put = lambda name, value: object.__setattr__(self, name, value)
+        for name, option in common_options().items():
+            value = getattr(self, name)
+            value = str(value) if isinstance(value, Path) else value
+            put(name, checked(f"{name}={value!r}", option.annotation, value))
+        for kind in KINDS:
+            put(f"{kind}_options", _checked_options(self, kind))
+        check_limits(self)
+
+
+def common_options() -> dict[str, Option]:
+    """The settings every run has."""
+    hints = get_type_hints(Config)
+    helps = argument_help((Config.__doc__ or "").replace("\n    ", "\n"))
+    return {
+        f.name: Option(hints[f.name], f.default, helps[f.name])
+        for f in fields(Config)
+        if f.default is not MISSING
+    }
+
+
+def kind_options(kind: str, name: str) -> dict[str, tuple[str, Option]]:
+    """The options of one choice: its own name -> (name in flat space, option)."""
+    taken = set(common_options())
+    for earlier in KINDS[: KINDS.index(kind)]:
+        for function in registry(earlier).values():
+            taken.update(options_of(earlier, function))
+    options = {}
+    for own, option in options_of(kind, find(kind, name)).items():
+        if kind == "algorithm" and own in DERIVED:
+            about = f"{option.help.removesuffix('.')}; none: {DERIVED[own]} of the run"
+            option = Option(option.annotation | None, None, about)
+        options[own] = (f"{kind}_{own}" if own in taken else own, option)
+    return options
+
+
+def _checked_options(config: Config, kind: str) -> Mapping[str, Any]:
+    """The options given to one choice, of the right names and types, read-only."""
+    name = getattr(config, kind)
+    known = {own: option for own, (_, option) in kind_options(kind, name).items()}
+    given = dict(getattr(config, f"{kind}_options"))
+    for option, value in given.items():
+        check.one_of(f"option of {kind} {name}", option, known)
+        given[option] = checked(f"{option}={value!r}", known[option].annotation, value)
+    return types.MappingProxyType(given)
