@@ -1,6 +1,7 @@
 """The cells of a published table, a run of `fedjax-adapt run` each.
 
-A run that is finished is not run again, one that was killed is resumed.
+A run that is finished is not run again, one that was killed is resumed; another command
+than that of the run in a folder ends with a sentence.
 """
 
 import json
@@ -32,16 +33,20 @@ def cell(folder: Path, settings: Mapping[str, Any], more: Sequence[str]) -> dict
         words += [f"--{name.replace('_', '-')}", *map(str, values)]
     words += more
     kept_command = folder.with_suffix(folder.suffix + ".command.json")
-    if not (folder / "summary.json").exists():
-        resume = ["--resume"] if folder.exists() else []
-        program = [sys.executable, "-m", "fedjax_adapt", *words, *resume]
-        subprocess.run(program, check=True, stdout=subprocess.DEVNULL)
-        kept_command.write_text(json.dumps(words))
-    words = json.loads(kept_command.read_text())  # not those of a later call
-    summary = json.loads((folder / "summary.json").read_text())
-    shown = [
+    command = " ".join(
         word
         for before, word in zip(["", *words], words, strict=False)
         if word not in PRIVATE and before not in PRIVATE
-    ]
-    return {"command": " ".join(shown)} | {name: summary[name] for name in KEPT}
+    )
+    if kept_command.exists() and json.loads(kept_command.read_text()) != command:
+        raise SystemExit(
+            f"{folder} holds a run with other settings; give another --folder."
+        )
+    if not (folder / "summary.json").exists():
+        resume = ["--resume"] if folder.exists() else []
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        kept_command.write_text(json.dumps(command))
+        program = [sys.executable, "-m", "fedjax_adapt", *words, *resume]
+        subprocess.run(program, check=True, stdout=subprocess.DEVNULL)
+    summary = json.loads((folder / "summary.json").read_text())
+    return {"command": command} | {name: summary[name] for name in KEPT}

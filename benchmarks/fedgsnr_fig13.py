@@ -25,7 +25,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fedjax_adapt as fa
-from fedjax_adapt.data import Source
 from fedjax_adapt.experiment.build import (
     build_algorithm,
     build_plan,
@@ -57,6 +56,7 @@ def config_of(partition: str, attack: str, arguments: argparse.Namespace) -> Con
     return Config(
         algorithm="fedgsnr",
         dataset="cifar10",
+        train_examples=arguments.train_examples,
         model="lenet5",
         partition=partition,
         num_clients=arguments.clients,
@@ -78,7 +78,7 @@ def config_of(partition: str, attack: str, arguments: argparse.Namespace) -> Con
 def measured(partition: str, attack: str, arguments: argparse.Namespace) -> dict:
     """One line of the results, as plain values; per client, unless said."""
     config = config_of(partition, attack, arguments)
-    source = part_of(load_source(config), arguments.train_examples, config.seed)
+    source = load_source(config)
     split = source.federated(split_source(config, source))
     data = skewed(config, source, split)
     task, plan = build_task(config, source), build_plan(config)
@@ -124,14 +124,6 @@ def measured(partition: str, attack: str, arguments: argparse.Namespace) -> dict
         "hardware": hardware(),
         "versions": versions(),
     }
-
-
-def part_of(source: Source, size: int, seed: int) -> Source:
-    """`size` training examples, drawn at random."""
-    if size > len(source.y_train):
-        raise SystemExit(f"there are only {len(source.y_train)} training examples.")
-    rows = np.random.default_rng(seed).permutation(len(source.y_train))[:size]
-    return source._replace(x_train=source.x_train[rows], y_train=source.y_train[rows])
 
 
 def rank(values: np.ndarray) -> int:

@@ -92,7 +92,7 @@ def main() -> None:
             folder = folder.with_name(folder.name.replace(" ", "-").lower())
             settings = COMMON | METHODS[method] | size | {"partition": split}
             line = this | cell(folder, settings, more)
-            lines = [old for old in lines if not this.items() <= old.items()] + [line]
+            lines = [old for old in lines if old["command"] != line["command"]] + [line]
             arguments.results.write_text("".join(json.dumps(x) + "\n" for x in lines))
             print(row(line), flush=True)
 

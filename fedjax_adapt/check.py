@@ -62,8 +62,10 @@ def between(
         raise ValueError(f"{name}={value} must lie in {span}.")
 
 
-def at_least(name: str, value: Any, low: int, none: str | None = None) -> None:
-    """Raises ValueError unless `value` is an integer >= low, of at most 2^30.
+def at_least(
+    name: str, value: Any, low: int, none: str | None = None, most: float = MOST
+) -> None:
+    """Raises ValueError unless `value` is an integer >= low and <= most.
 
     `none` says what None means to this argument; without it None is refused.
     """
@@ -73,8 +75,8 @@ def at_least(name: str, value: Any, low: int, none: str | None = None) -> None:
     number = None if value is None else _number(name, value, f"an integer >= {low}")
     if number is None or number % 1 != 0 or number < low:  # NaN and inf: x % 1 is NaN
         raise ValueError(f"{name}={value} must be an integer >= {low}{hint}.")
-    if number > MOST:
-        raise ValueError(f"{name}={value} must be at most {MOST}{hint}.")
+    if number > most:
+        raise ValueError(f"{name}={value} must be at most {most}{hint}.")
 
 
 def nearest(value: str, known: Iterable[str]) -> str:

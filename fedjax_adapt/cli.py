@@ -22,8 +22,8 @@ commands:
   run        train a federation; without options: FedSSG on the digits, under a minute
   partition  print and draw who would hold what, before anyone trains on it
   contributions
-             rank the clients of a fedgsnr run by what their gradients said; beside
-             what leaving each of them out would cost, or their Shapley values
+             rank the clients of a fedgsnr run by what their gradients said, and
+             compare that with leave-one-out or Shapley values
   list       algorithms, data sets, partitions and models, one line each
 
 options:

@@ -4,8 +4,8 @@
                                         xi_i of delay
 
 Measuring for a step policy takes q_i c_i more: a step for each gradient on a batch, and
-nothing for a loss alone. Where tau follows from what the cohort
-measured, nobody begins to train before the last client has measured and sent it:
+nothing for a loss alone. Where tau follows from what the cohort measured, nobody begins
+to train before the last client has measured and sent it:
 
     t_i = max_j (q_j c_j + b'_j + xi_j) + tau_i c_i + b''_i         b_i = b'_i + b''_i
 

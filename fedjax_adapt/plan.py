@@ -21,7 +21,8 @@ class Plan:
         built from (w - theta) / (K lr), as in SCAFFOLD and FedSSG, assume 0.
       weight_decay: added to the gradient after clipping.
       clip_norm: the global norm to which gradient plus correction is clipped; None: no.
-      max_steps: cap on the local steps of a client in a round; None: no cap.
+      max_steps: cap on the local steps of a client in a round; None: no cap. A policy that
+        learns should be built with a cap that is no larger: it does not see this one.
       lanes: how many clients run side by side on a device; "auto" chooses by backend and
         model.
       devices: how many of JAX's devices share the clients of a round; "auto": all. On a

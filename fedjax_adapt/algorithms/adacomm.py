@@ -33,7 +33,6 @@ from ..core import Algorithm, Array, StepPolicy, Traffic, with_steps
 Trigger = Literal["tau_not_smaller", "loss_not_decreasing"]
 Coupling = Literal["off", "practical", "exact"]
 Start = Literal["first_round", "global"]
-MOST = 2**30  # steps that an int32 holds
 EXPONENTS = {"off": 0.0, "practical": 0.5, "exact": 1.5}
 
 
@@ -139,7 +138,7 @@ def adacomm_steps(
         ratio = jnp.maximum(loss / state.first_loss, 0)
         # 1e-4: a root that is whole may come out a little above itself
         nu = jnp.ceil(jnp.sqrt(ratio) * factor * initial_steps - 1e-4)
-        usable, nu = jnp.isfinite(nu), jnp.clip(nu, 1, MOST)
+        usable, nu = jnp.isfinite(nu), jnp.clip(nu, 1, check.MOST)
         if fix:
             tau = capped(state.tau)
             halved = jnp.minimum(jnp.ceil(gamma * tau - 1e-4), tau - 1)

@@ -111,16 +111,17 @@ def afl(
 ) -> Algorithm:
     """Builds AFL on a base. Client state: the model it ended with, beside the base's.
 
-    With beta, delta and rho it is `afl_fixed` on the base, which keeps nothing.
+    With beta, delta and rho it is `afl_fixed` on the base, which keeps nothing, asks no
+    clock and ends no run: the budget only decides tau.
 
     Args:
       budget: R, seconds that all rounds together may take; it must be given.
       phi: the control parameter; 0.025 for the paper's SVM.
       hold: what beta, delta and rho keep of the round before, in [0, 1).
       step_seconds: c, seconds of one local step of the slowest client; none: by the plan's
-        clock, or 0.0130 without one.
+        clock, or 0.0130 without one or with beta, delta and rho.
       aggregation_seconds: b, seconds of one aggregation; none: what a round took beyond
-        c tau by the plan's clock, or 0.1316 without one.
+        c tau by the plan's clock, or 0.1316 without one or with beta, delta and rho.
       max_steps: tau grows no further, what is cut is counted.
       trial_steps: take so many steps in every round, without a budget, and only report
         the estimates: the trial run whose means `afl_constants` hands to `afl_fixed`.
@@ -135,6 +136,11 @@ def afl(
         and rho are not given together.
     """
     if any(constant is not None for constant in (beta, delta, rho)):
+        if hold != 0:
+            raise ValueError(
+                f"hold={hold} keeps estimates of rounds before, but beta, delta and rho "
+                "are given; leave hold out."
+            )
         if beta is None or delta is None or rho is None or trial_steps is not None:
             raise ValueError(
                 f"afl got beta={beta}, delta={delta}, rho={rho} and "

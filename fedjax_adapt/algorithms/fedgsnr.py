@@ -48,7 +48,6 @@ from ..core import (
 from ..moments import gradient_moments, merge
 
 LARGEST = 1e6  # of n_k and r_k
-MOST = 2**30  # steps that an int32 holds, whatever the budget
 
 
 class Measured(NamedTuple):
@@ -128,7 +127,7 @@ def gsnr_steps(
         n, total, members = found.optimal, found.optimal.sum(), found.usable.sum()
         scale = members / jnp.where(total > 0, total, 1) if budget == "matched" else 1
         wanted = (1 - interpolation) * num_steps * scale * n
-        wanted = jnp.minimum(wanted + interpolation * num_steps, MOST)
+        wanted = jnp.minimum(wanted + interpolation * num_steps, check.MOST)
         wanted = jnp.where(found.failed, num_steps, wanted)
         if rounding == "stochastic":  # its mean is `wanted`, so it may be 0
             return jnp.floor(wanted + found.draw).astype(jnp.int32)

@@ -23,6 +23,7 @@ the paper divides the last-round correction by E epochs, `correction="last_diff"
 by local steps, which is what makes the term a gradient.
 """
 
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -99,7 +100,7 @@ def fedssg(
         theta + h (eq. 28), or Algorithm 1's sum over the cohort divided by N.
     """
     check.nonnegative("alpha", alpha)
-    check.at_least("total_rounds", total_rounds, 1)
+    check.at_least("total_rounds", total_rounds, 1, most=math.inf)
     check.between("participation", participation, 0, 1, closed="right")
     check.nonnegative("beta", beta)
     check.one_of("gate", gate, ("total", "current"))

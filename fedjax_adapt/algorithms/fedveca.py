@@ -47,12 +47,12 @@ from ..core import (
     by_examples,
     keep,
     mean,
+    task_loss,
     weighted_loss,
     with_steps,
 )
 
 ACCEPT = ("off", "local", "global")
-MOST = 2**30  # steps that an int32 holds
 
 
 class VecaProbe(NamedTuple):
@@ -254,10 +254,11 @@ def fedveca(
                 f"accept={accept!r} is about FedVeca's own server rule, but base brings "
                 'another; leave base out, or write accept="off".'
             )
-        if full_gradient and base.local.correct is not keep:
+        plain = base.local.correct is keep and base.local.objective is task_loss
+        if full_gradient and not plain:
             raise ValueError(
-                "full_gradient measures gradients that its base corrects without what "
-                "the base adds to them; leave full_gradient or base out."
+                "full_gradient measures the gradients of the loss, without what its base "
+                "adds to loss or gradients; leave full_gradient or base out."
             )
         return with_steps(base, policy)
 
@@ -305,7 +306,7 @@ def _next_tau(A: Array, valid: Array, alpha: float, max_steps: int) -> Array:
     bound = 1 / (1 - alpha * share)
     # rounding must not make 19 of 20; its error grows with the square of the bound
     bound = bound + 1e-6 + 2 * jnp.finfo(bound.dtype).eps * bound**2
-    bound = jnp.where(A == 0, max_steps, jnp.clip(bound, 2, MOST))
+    bound = jnp.where(A == 0, max_steps, jnp.clip(bound, 2, check.MOST))
     return jnp.floor(bound).astype(jnp.int32)
 
 

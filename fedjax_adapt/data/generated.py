@@ -3,6 +3,7 @@
 Every loader takes the folder of the data, which it ignores, and options by keyword.
 """
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,7 @@ def synthetic(
     check.at_least("num_clients", num_clients, 1)
     check.at_least("num_features", num_features, 1)
     check.at_least("num_classes", num_classes, 2)
-    check.at_least("seed", seed, 0)
+    check.at_least("seed", seed, 0, most=math.inf)
     rng = np.random.Generator(np.random.PCG64(seed))
     sizes = 50 + rng.lognormal(4, 2, num_clients).astype(int)
     spread = np.arange(1, num_features + 1) ** -0.6  # the root of Sigma's diagonal
@@ -139,7 +140,7 @@ def gaussian_images(
     check.at_least("size", size, 1)
     check.at_least("channels", channels, 1)
     check.nonnegative("separation", separation)
-    check.at_least("seed", seed, 0)
+    check.at_least("seed", seed, 0, most=math.inf)
     rng = np.random.Generator(np.random.PCG64(seed))
     block = -(-size // 4)  # pictures of 4 x 4 blocks
     pictures = rng.standard_normal((num_classes, 4, 4, channels))

@@ -1,5 +1,6 @@
 """The splits of two papers on local steps: GIFT's mixes and copies, FedVeca's cases."""
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -85,7 +86,7 @@ def copies(
     """
     n = len(check_ids("labels", labels))
     check.at_least("num_clients", num_clients, 1)
-    check.at_least("seed", seed, 0)
+    check.at_least("seed", seed, 0, most=math.inf)
     if not max(min_size, 1) <= n:
         raise ValueError(f"min_size={min_size} but there are {n} training examples.")
     rng = generator(seed)

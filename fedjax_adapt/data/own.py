@@ -1,5 +1,6 @@
 """Rows of their own for some clients, so that changing them changes nobody else's."""
 
+import math
 from collections.abc import Iterable, Iterator
 
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ def rows_of(
     data: FederatedDataset, ids: np.ndarray, seed: int
 ) -> Iterator[tuple[np.random.Generator, np.ndarray]]:
     """A generator and the rows of each client."""
-    check.at_least("seed", seed, 0)
+    check.at_least("seed", seed, 0, most=math.inf)
     index, size = np.asarray(data.index), np.asarray(data.size)
     for i in ids:
         yield np.random.Generator(np.random.PCG64([seed, i])), index[i, : size[i]]

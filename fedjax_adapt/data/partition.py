@@ -6,6 +6,7 @@ them, the same seed gives the same split, and all of them end after a number of 
 beforehand. Clients share no row, but of `copies` and where `allow_reuse` says so.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -51,7 +52,7 @@ def natural(
             "give every row one owner."
         )
     check.at_least("min_size", min_size, 1)
-    check.at_least("seed", seed, 0)
+    check.at_least("seed", seed, 0, most=math.inf)
     owners = np.flatnonzero(np.bincount(clients) >= min_size)
     check.at_least("num_clients", num_clients, 1, none="every owner")
     if num_clients is None:

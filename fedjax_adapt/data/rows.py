@@ -1,5 +1,7 @@
 """What partitions need: checked arguments, a generator, whole numbers, rows by owner."""
 
+import math
+
 import numpy as np
 
 from .. import check
@@ -11,7 +13,7 @@ def check_split(labels, num_clients: int, seed: int, min_size: int) -> np.ndarra
     """The labels as an array; raises ValueError unless they serve so many clients."""
     labels = check_ids("labels", labels)
     check.at_least("num_clients", num_clients, 1)
-    check.at_least("seed", seed, 0)
+    check.at_least("seed", seed, 0, most=math.inf)
     check.at_least("min_size", min_size, 0)
     n = len(labels)
     if num_clients > n:

@@ -147,6 +147,13 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
     if "participation" in told and config.sampler != "bernoulli":
         told["participation"] = cohort_size(config) / config.num_clients
     given = {n: v for n, v in options.items() if v is not None}
+    if config.max_local_steps is not None and "max_steps" in known:
+        # a policy that learns must know what its clients really take
+        for own in {"max_steps", "initial_steps"} & set(known):
+            most = config.max_local_steps
+            told[own] = min(known[own].default or most, most)
+        if "max_steps" in given:
+            given["max_steps"] = min(given["max_steps"], config.max_local_steps)
     if given.get("every_seconds") is not None and config.step_seconds is None:
         raise ValueError(
             f"every_seconds={given['every_seconds']:g} needs a simulated clock; set "

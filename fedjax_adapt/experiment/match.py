@@ -24,8 +24,8 @@ def matching_steps(config: Config, sizes: np.ndarray) -> StepPolicy:
     By "epochs" every client takes floor(E_avg n_i / B) local steps, E_avg = tau_all B
     over the examples of the clients of all rounds of that run (with full participation
     K n): FedVeca's protocol. By "steps" all clients of a round take equally many, the
-    mean rounded down or up so that the total over all rounds differs by less than one
-    step per client of a round: FedGSNR's protocol. A mean below 1 leaves some rounds idle.
+    mean rounded down or up so that the total over all rounds differs by at most half the
+    largest cohort: FedGSNR's protocol. A mean below 1 leaves some rounds idle.
     Totals are those of equal cohorts: with coins, of the same seed.
 
     Args:

@@ -19,7 +19,8 @@ FLAGS = {
     "reference": Option(
         Reference | None,
         None,
-        "what a client is worth: the loss without it, or its Shapley value; none: r_k only",
+        "a client's worth: how much worse the model is without it, or its Shapley value; "
+        "none: r_k only",
     ),
     "value": Option(Value | None, None, "of a model, on the test set; none: loss"),
     "orders": Option(

@@ -28,7 +28,7 @@ class Measured(NamedTuple):
 
 
 class Diverged(ArithmeticError):
-    """Training met a number that is not finite; the message names the round."""
+    """The server's model is no longer finite; the message names the round."""
 
 
 class Log:
@@ -41,6 +41,7 @@ class Log:
         last = written.slice(len(written) - 1).to_pylist() if len(written) else [{}]
         self.totals = {name: last[0].get(name) or 0 for name in TOTALS}
         self.cut = self.asked = 0  # local steps of policies, by this process
+        self.broken = 0  # the last round in which a client's loss was not finite
         self.seconds = last[0].get("seconds", 0.0)
         self.metrics, self.clients = [], []
 
@@ -62,13 +63,15 @@ class Log:
                 self.write(done)
                 kept = f" (earlier rows are in {self.folder})" if done else ""
                 raise Diverged(
-                    f"training diverged in round {diverged}: the loss is not finite; "
-                    f"lower lr or clip_norm and give another folder{kept}."
+                    f"training diverged in round {diverged}: the model is not "
+                    f"finite; lower lr or clip_norm and give another folder{kept}."
                 )
             self.clients.append(client_rows(infos, done + 1, self.num_clients))
             done += len(infos.delta_norm)
             row = metrics_row(infos, measured, done, self.totals)
             self.cut += row["cut"]
+            if not np.isfinite(row["train_loss"]):
+                self.broken = done
             self.asked += row["local_steps"] - self.totals["local_steps"] + row["cut"]
             self.totals = {name: row[name] for name in TOTALS}
             self.seconds += spent / len(parts)

@@ -91,7 +91,7 @@ def _train(config: Config, program: Program, folder: Path, progress: Report) -> 
     state, done = restored if restored is not None else (program.init(), 0)
     store.truncate(folder, done)
     log, schedule = Log(folder, config.num_clients), Schedule(config, done)
-    told = False
+    told = {"cut": False, "broken": False}
     progress(Progress(done, config.rounds))
     first, seconds, groups = done, 0.0, 1
     while done < config.rounds:
@@ -105,8 +105,10 @@ def _train(config: Config, program: Program, folder: Path, progress: Report) -> 
         groups = max(1, min(int(len(parts) * UPDATE / spent), 4 * len(parts)))
         rate = (done - first) / seconds
         warning = None
-        if log.cut and not told:
-            told, warning = True, _cut_warning(config, program, log, done)
+        if log.broken and not told["broken"]:
+            told["broken"], warning = True, _loss_warning(log)
+        elif log.cut and not told["cut"]:
+            told["cut"], warning = True, _cut_warning(config, program, log, done)
         try:
             progress(Progress(done, config.rounds, *latest, rate, warning))
         except KeyboardInterrupt:  # nothing is under way, so nothing need be lost
@@ -119,6 +121,13 @@ def _train(config: Config, program: Program, folder: Path, progress: Report) -> 
             checkpoint.save(checkpoints, state, done)
             schedule.saved(done, time.perf_counter() - began)
     return state
+
+
+def _loss_warning(log: Log) -> str:
+    return (
+        f"a client's loss was not finite in the rounds up to {log.broken}, and the server "
+        "refused what came of it; lower lr if that is not what you wanted."
+    )
 
 
 def _cut_warning(config: Config, program: Program, log: Log, done: int) -> str:

@@ -25,7 +25,7 @@ class Config:
     Attributes:
       algorithm: what to train with; `fedjax-adapt list` shows all
       dataset: what to learn
-      train_examples: learn from no more than its first ones, so many; none: all
+      train_examples: learn from so many, the first in the order of its files; none: all
       model: what learns
       projection: width of a projection head between the features and the classifier, as
         MOON has it; none: no head

@@ -194,9 +194,10 @@ def test_what_is_given_is_believed_and_the_budget_is_spent_by_the_clock(x64):
     np.testing.assert_allclose(infos.policy["spent"], spent)
     assert (infos.policy["step_seconds"] == C).all()
     assert (infos.policy["aggregation_seconds"] == B).all()
-    assert (
-        infos.num_active[-1] == 0 and spent[-1] > BUDGET - 2 * (B + C) - by_clock(1)[2]
-    )
+    assert infos.num_active[-1] == 0
+    off = 2 * (B + C) + by_clock(1)[2]  # what the last rounds take, and more or less
+    print(spent[-1] - BUDGET, off)
+    assert -off < spent[-1] - BUDGET < off
 
 
 def test_a_budget_that_one_round_exceeds_is_refused_once_no_clock_is_known(task, data):

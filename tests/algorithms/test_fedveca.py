@@ -32,7 +32,7 @@ from fedjax_adapt import (
     veca_steps,
     with_steps,
 )
-from fedjax_adapt.algorithms import fedavg, fednova, fedveca, scaffold
+from fedjax_adapt.algorithms import fedavg, fednova, fedveca, moon, scaffold
 from fedjax_adapt.algorithms.fedveca import VecaProbe
 from fedjax_adapt.core import Cohort, LocalRun, Outcome, Upload
 
@@ -245,17 +245,21 @@ def test_on_fednova_it_is_what_it_is_without_a_base(task, data):
     ends = []
     for algorithm in (fedveca(0.9, 7), fedveca(0.9, 7, base=fednova())):
         round_fn, state = start(algorithm, task, data)
-        ends.append(train(round_fn, state, keys(6))[1].num_steps)
-    np.testing.assert_array_equal(*ends)
-    assert np.max(ends[0]) > 2
+        ends.append(train(round_fn, state, keys(6)))
+    (alone, infos), (based, other_infos) = ends
+    np.testing.assert_array_equal(infos.num_steps, other_infos.num_steps)
+    close(alone.params, based.params)
+    assert np.max(infos.num_steps) > 2
     with pytest.raises(
         ValueError, match="accept='local' is about FedVeca's own server"
     ):
         fedveca(accept="local", base=fednova())
     with pytest.raises(
-        ValueError, match="full_gradient measures gradients that its bas"
+        ValueError, match="full_gradient measures the gradients of the loss"
     ):
         fedveca(full_gradient=True, base=scaffold())
+    with pytest.raises(ValueError, match="without what its base adds"):
+        fedveca(full_gradient=True, base=moon())
 
 
 @pytest.mark.slow

@@ -282,6 +282,22 @@ def test_afl_with_constants_has_one_tau_for_the_learning_rate_of_the_run():
     assert tau > 3
 
 
+def test_a_policy_that_learns_is_told_the_cap():
+    """It would go on from steps that nobody takes."""
+    capped = lambda **settings: (
+        build_algorithm(
+            from_settings({"max_local_steps": 7, **settings})
+        ).policy.max_steps
+    )
+    assert capped(algorithm="gift") == capped(algorithm="adacomm") == 7
+    assert capped(algorithm="fedveca") == capped(algorithm="fedgsnr") == 7
+    assert capped(algorithm="fedveca", max_steps=5) == 5
+    assert capped(algorithm="fedgsnr", base="fednova") == 7
+    assert (
+        build_algorithm(from_settings({"algorithm": "gift"})).policy.max_steps is None
+    )
+
+
 def test_a_plan_is_told_the_cap_the_shuffle_and_the_seed_of_its_clock():
     plan = build_plan(Config(max_local_steps=7, shuffle="none", step_seconds=1.0))
     assert (plan.max_steps, plan.shuffle, plan.clock.seed) == (7, "none", 0)

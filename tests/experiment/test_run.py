@@ -236,7 +236,12 @@ def test_a_run_whose_server_refuses_what_is_not_finite_goes_on(tiny):
     """FedVeca at a learning rate at which its clients end at NaN."""
     changes = {"epochs": Config.epochs, "clip_norm": None, "rounds": 2}
     config = tiny(algorithm="fedveca", lr=1e38, **changes)
-    result = run(config)
+    said = []
+    result = run(config, progress=lambda now: said.append(now.warning))
+    assert [text for text in said if text] == [
+        "a client's loss was not finite in the rounds up to 1, and the server refused "
+        "what came of it; lower lr if that is not what you wanted."
+    ]
     metrics = read_run(config.folder).metrics.to_pydict()
     assert np.isnan(metrics["train_loss"]).all()
     assert metrics["accepted_rounds"] == [0, 0] and result.rounds == 2
