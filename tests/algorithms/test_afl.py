@@ -196,7 +196,6 @@ def test_what_is_given_is_believed_and_the_budget_is_spent_by_the_clock(x64):
     assert (infos.policy["aggregation_seconds"] == B).all()
     assert infos.num_active[-1] == 0
     off = 2 * (B + C) + by_clock(1)[2]  # what the last rounds take, and more or less
-    print(spent[-1] - BUDGET, off)
     assert -off < spent[-1] - BUDGET < off
 
 
