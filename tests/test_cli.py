@@ -184,7 +184,7 @@ def test_a_run_that_diverges_is_exit_code_1_and_one_sentence(capsys, monkeypatch
     monkeypatch.setattr(rows, "first_diverged", lambda infos, metrics, first: first)
     code, _, err = fedjax_adapt(capsys, f"{QUICK} --folder mine")
     assert code == 1
-    assert err.startswith("fedjax-adapt: training diverged in round 1: the loss is")
+    assert err.startswith("fedjax-adapt: training diverged in round 1: the model is")
     assert err.count("\n") == 1
     assert read_run("mine").summary is None
 

@@ -134,8 +134,10 @@ def quantity_dirichlet(
     rows = rng.permutation(n)
     for _ in range(TRIES):
         share = rng.dirichlet(np.full(num_clients, float(concentration)))
-        if share.min() * n >= min_size:
-            ends = (np.cumsum(share) * n).astype(np.int64)
-            ends[-1] = n  # which a sum of floats may miss
-            return cut(rows, np.diff(np.minimum(ends, n), prepend=0))
+        ends = (np.cumsum(share) * n).astype(np.int64)
+        ends[-1] = n  # which a sum of floats may miss
+        sizes = np.diff(np.minimum(ends, n), prepend=0)
+        # and which may fall short by a row of what it must be
+        if share.min() * n >= min_size and sizes.min() >= min_size:
+            return cut(rows, sizes)
     return cut(rows, apportion(n, share, least=min_size))

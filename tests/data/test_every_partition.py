@@ -56,6 +56,11 @@ def cases(draw, partition):
     return labels, num_clients, options, draw(st.integers(0, 2**64))
 
 
+def test_rounding_leaves_no_client_without_rows():
+    rows = split("quantity_dirichlet", np.zeros(48, int), 48, concentration=1e300)
+    assert [len(r) for r in rows] == [1] * 48
+
+
 @pytest.mark.parametrize("partition", PARTITIONS)
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())

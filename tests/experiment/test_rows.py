@@ -99,7 +99,7 @@ def test_a_diverged_group_leaves_the_rows_before_it(tmp_path):
     bad = INFOS._replace(delta_norm=jnp.array([np.nan, 1.0]))
     one = np.ones(1, np.float32)
     after = rows.Measured(Metrics(one, one), classes=np.ones((1, 3)), also={})
-    with pytest.raises(rows.Diverged, match="diverged in round 3: the loss is not"):
+    with pytest.raises(rows.Diverged, match="diverged in round 3: the model is not"):
         log.add(0, [(INFOS, after), (bad, after)], spent=2.0)
     again = rows.Log(tmp_path, num_clients=5)
     assert (again.totals["local_steps"], again.seconds) == (10, 1.0)
