@@ -1,6 +1,7 @@
 """Local steps of baselines: as many in all as a run with adaptive steps took."""
 
 import jax.numpy as jnp
+import numpy as np
 
 from . import check
 from .core import StepPolicy
@@ -22,5 +23,17 @@ def matched_steps(average_epochs: float) -> StepPolicy:
         # in float32 the product may fall short of the whole number it is
         wanted = average_epochs * cohort.num_examples / cohort.batch_size + 1e-4
         return jnp.maximum(jnp.floor(wanted), 1).astype(jnp.int32)
+
+    return StepPolicy(steps)
+
+
+def scheduled_steps(num_steps: np.ndarray) -> StepPolicy:
+    """Every client takes `num_steps[round]` local steps, whatever it holds."""
+    table = jnp.asarray(num_steps)
+
+    def steps(state, cohort, measurement):
+        del state, measurement
+        now = table[jnp.minimum(cohort.round, len(table) - 1)]
+        return jnp.broadcast_to(now, cohort.ids.shape)
 
     return StepPolicy(steps)

@@ -244,7 +244,7 @@ def fedveca(
 
     Raises:
       ValueError: an argument is out of its range; or `accept` is given with a base, or
-        `full_gradient` with one that corrects gradients.
+        `full_gradient` with one that adds to the loss or to gradients.
     """
     check.one_of("accept", accept, ACCEPT)
     policy = veca_steps(alpha, max_steps, initial_steps, full_gradient)

@@ -26,6 +26,7 @@ from ..participation import bernoulli, earliest, uniform
 from ..plan import Plan
 from .clock import build_clock
 from .config import Config, partition_seed
+from .limits import is_set
 from .match import matching_steps
 from .options import checked, find, options_of, registry
 from .schema import DERIVED
@@ -126,12 +127,11 @@ def build_algorithm(config: Config) -> Algorithm:
                 f"{config.algorithm} chooses them itself; leave match out."
             )
         for name in ("num_steps", "epochs"):
-            value = getattr(config, name)
-            if value != getattr(Config, name):
+            if is_set(config, name):
                 raise ValueError(
-                    f"{name}={value:g} sets the local steps of clients, but algorithm="
-                    f"{config.algorithm} chooses them itself; leave {name} out and see "
-                    "its own options, --algorithm-..."
+                    f"{name}={getattr(config, name):g} sets the local steps of clients, "
+                    f"but algorithm={config.algorithm} chooses them itself; leave {name} "
+                    "out and see its own options, --algorithm-..."
                 )
         return algorithm
     if config.num_steps is not None:

@@ -18,7 +18,7 @@ def check_limits(config: "Config") -> None:
     if config.feature_noise_mask and config.feature_noise == 0:
         raise ValueError("feature_noise_mask=True needs feature_noise above 0.")
     for name in ("corrupt_strength", "corrupt_clients"):
-        if config.corrupt is None and _is_set(config, name):
+        if config.corrupt is None and is_set(config, name):
             raise ValueError(
                 f"{name} needs corrupt, which says what is wrong with them."
             )
@@ -26,19 +26,19 @@ def check_limits(config: "Config") -> None:
     check.between("epochs", config.epochs, 0, 1_000_000)
     check.at_least("num_steps", config.num_steps, 1, none="epochs")
     check.at_least("max_local_steps", config.max_local_steps, 1, none="no cap")
-    if config.num_steps is not None and _is_set(config, "epochs"):
+    if config.num_steps is not None and is_set(config, "epochs"):
         raise ValueError(
             f"epochs={config.epochs:g} and num_steps={config.num_steps} both say how long "
             "a client trains; write one of them."
         )
     for name in ("epochs", "num_steps"):
         value = getattr(config, name)
-        if config.match is not None and _is_set(config, name):
+        if config.match is not None and is_set(config, name):
             raise ValueError(
                 f"match={config.match} and {name}={value:g} both say how long a client "
                 "trains; write one of them."
             )
-    if config.match is None and _is_set(config, "match_by"):
+    if config.match is None and is_set(config, "match_by"):
         raise ValueError("match_by needs match, the folder of the run to be matched.")
     _check_clock(config)
     check.at_least("rounds", config.rounds, 1)
@@ -59,12 +59,12 @@ def _check_clock(config: "Config") -> None:
         )
     clock = ("bandwidth", "download_bandwidth", "latency", "delay", "delay_persists")
     for name in (*clock, "clock_seed"):
-        if _is_set(config, name):
+        if is_set(config, name):
             raise ValueError(
                 f"{name} needs step_seconds, the simulated seconds of a local step."
             )
 
 
-def _is_set(config: "Config", name: str) -> bool:
+def is_set(config: "Config", name: str) -> bool:
     """Whether a setting is not at its default."""
     return getattr(config, name) != getattr(type(config), name)

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 
 from ..core import StepPolicy
-from ..steps import matched_steps
+from ..steps import matched_steps, scheduled_steps
 from . import store
 from .config import Config, from_settings, kind_options, read_settings, to_settings
 
@@ -72,18 +71,6 @@ def schedule(total: int, cohorts: np.ndarray) -> np.ndarray:
         steps.append(few + more)
         given += cohort * steps[-1]
     return np.array(steps, np.int32)
-
-
-def scheduled_steps(num_steps: np.ndarray) -> StepPolicy:
-    """Every client takes `num_steps[round]` local steps, whatever it holds."""
-    table = jnp.asarray(num_steps)
-
-    def steps(state, cohort, measurement):
-        del state, measurement
-        now = table[jnp.minimum(cohort.round, len(table) - 1)]
-        return jnp.broadcast_to(now, cohort.ids.shape)
-
-    return StepPolicy(steps)
 
 
 def _columns(config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fedjax_adapt.experiment import Config, read_run, run, store
 from fedjax_adapt.experiment.build import build_algorithm
-from fedjax_adapt.experiment.match import matching_steps, schedule, scheduled_steps
+from fedjax_adapt.experiment.match import matching_steps, schedule
+from fedjax_adapt.steps import scheduled_steps
 
 
 @pytest.fixture
