@@ -95,7 +95,8 @@ class LocalView(NamedTuple):
     prepared: PyTree = ()  # what `LocalRule.prepare` made, once
     # of the mean loss over all the client's data, weight decay included
     full_gradient: Callable[[Params], Params] | None = None
-    # a gradient with all that the local rule adds to it here, as a probe is shown it
+    # a gradient with all that the local rule adds to it here, as a probe is shown it; None:
+    # it adds nothing
     corrected: Callable[[Params], Params] | None = None
     batch_at: Callable[[Array], Batch] | None = None  # the batch of a local step
 
@@ -349,9 +350,15 @@ def send_nothing(run: LocalRun) -> tuple[()]:
     return ()
 
 
-def as_measured(cohort: Cohort, measurement: Measurement) -> Measurement:
-    """The measurements as they are."""
-    del cohort
+def pool_nothing(cohort: Cohort, measurement: Measurement) -> tuple[()]:
+    """Everybody's measurements say nothing about one."""
+    del cohort, measurement
+    return ()
+
+
+def as_measured(pooled: PyTree, measurement: Measurement) -> Measurement:
+    """One client's measurement as it is."""
+    del pooled
     return measurement
 
 
@@ -422,8 +429,9 @@ class StepPolicy(NamedTuple):
     `send(run)`, which is summed as clients end: of `runs`, [cohort, ...], only what it
     reads is kept, and a model per client is much.
 
-    `digest(cohort, measurement)` makes of all clients' measurements, once, what the other
-    functions are given as the measurement, [cohort, ...]: of large ones, something small.
+    `pool(cohort, measurement)` makes of all measurements, [cohort, ...], what the server
+    knows of everybody, and `digest(pooled, measurement)` of ONE client's, once, what the
+    other functions are given as the measurement: of large ones, something small.
 
     `report(state, cohort, measurement)` names what a person wants to see, for
     `Info.policy`: scalars of the round or values [cohort, ...]; `state` is the new one.
@@ -440,7 +448,8 @@ class StepPolicy(NamedTuple):
     steps: Callable[[PolicyState, Cohort, Measurement], Array]
     init: Callable[[Params, int], PolicyState] = no_policy_state
     measure: Callable[[LocalView, Key], Measurement] | None = None
-    digest: Callable[[Cohort, Measurement], Measurement] = as_measured
+    pool: Callable[[Cohort, Measurement], PyTree] = pool_nothing
+    digest: Callable[[PyTree, Measurement], Measurement] = as_measured
     probe: Probe = no_probe
     update: Callable[[PolicyState, Cohort, LocalRun, Outcome], PolicyState] = unchanged
     mean_steps: Callable[[Array], Array] | None = None

@@ -9,7 +9,18 @@ from helpers import close, fast
 
 import fedjax_adapt as fa
 from fedjax_adapt import models
-from fedjax_adapt.moments import Moments, gradient_moments, merge
+from fedjax_adapt.moments import (
+    Moments,
+    Products,
+    gradient_moments,
+    gradient_parts,
+    joined,
+    leaves_of,
+    merge,
+    moments_of,
+    pooled,
+    second_moments,
+)
 
 BATCH = 7
 
@@ -146,3 +157,36 @@ def test_parts_merge_to_the_whole_and_an_empty_one_adds_nothing():
     empty = Moments(jnp.zeros(3), jnp.zeros(3), jnp.array(0))
     close(merge(empty, of(b)), of(b))
     close(merge(empty, empty), empty)
+
+
+def test_parts_say_what_the_moments_say(x64):
+    """Of one set of examples, of two joined, and of several clients' pooled."""
+    task = task_of(lambda *a: models.mlp(*a, widths=(5,)), (6,))
+    params = task.init(jax.random.key(0))
+    batches = [batch_of((6,), seed=seed) for seed in range(3)]
+    parts = [gradient_parts(task, params, batch) for batch in batches]
+    kinds = {type(part) for part in leaves_of(parts[0])}
+    assert kinds == {Products, Moments}  # matrices and biases
+    exact = [expected(task, params, batch) for batch in batches]
+    for quick in (False, True):
+        for part, mean, var in zip(
+            leaves_of(parts[0]), *map(jax.tree.leaves, exact[0][:2]), strict=True
+        ):
+            close(moments_of(part, quick)[:2], (mean, var), rtol=1e-10, atol=1e-13)
+            square = jnp.square(mean).sum(), var.sum()
+            close(second_moments(part), square, rtol=1e-10, atol=1e-13)
+    both = merge(*(Moments(*exact[i]) for i in (0, 1)))
+    for part, mean, var in zip(
+        leaves_of(joined(*parts[:2])), *map(jax.tree.leaves, both[:2]), strict=True
+    ):
+        close(moments_of(part)[:2], (mean, var), rtol=1e-10, atol=1e-13)
+    p = np.array([0.2, 0.0, 0.8])
+    of_clients = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+    for i, part in enumerate(leaves_of(of_clients)):
+        mean, var = (
+            np.stack([jax.tree.leaves(e[which])[i] for e in exact]) for which in (0, 1)
+        )
+        mean_g = np.tensordot(p, mean, 1)
+        var_g = np.tensordot(p, var + (mean - mean_g) ** 2, 1)
+        found = pooled(part, jnp.asarray(p))
+        close(found[:2], (mean_g, var_g), rtol=1e-10, atol=1e-13)

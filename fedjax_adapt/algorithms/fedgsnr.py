@@ -28,11 +28,11 @@ seen by the probe, nor is the plan's weight decay. Under an interpolation client
 n_k = 0 train as well.
 """
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from .. import check
 from ..core import (
@@ -45,7 +45,16 @@ from ..core import (
     Traffic,
     with_steps,
 )
-from ..moments import gradient_moments, merge
+from ..moments import (
+    Parts,
+    gradient_parts,
+    joined,
+    leaves_of,
+    moments_of,
+    pooled,
+    second_moments,
+    total,
+)
 
 LARGEST = 1e6  # of n_k and r_k
 
@@ -53,8 +62,7 @@ LARGEST = 1e6  # of n_k and r_k
 class Measured(NamedTuple):
     """What a client measures; zeros where that is not finite."""
 
-    mean: Params  # mu_k
-    var: Params  # var_k
+    gradient: Parts  # mu_k and var_k, or what they follow from
     mean_square: Array  # ||mu_k||^2
     total_var: Array  # sum_j var_k[j]
     batch: Array  # B, a scalar
@@ -62,13 +70,21 @@ class Measured(NamedTuple):
     draw: Array
 
 
+class Everybody(NamedTuple):
+    """What the server makes of all measurements."""
+
+    mean: list[Array]  # mu_g, per parameter
+    deviation: list[Array]  # sqrt(var_g)
+    mean_square: Array
+    total_var: Array
+
+
 class Ratios(NamedTuple):
-    """What follows from the cohort's measurements. Leading axis: cohort."""
+    """What follows for a client; 0 where a number was not finite. Leading axis: cohort."""
 
     optimal: Array  # n_k
     gsnr: Array  # r_k
     usable: Array  # whether there is something to go by
-    failed: Array  # whether a number was not finite; then both are 0
     draw: Array  # uniform in [0, 1), for rounding
 
 
@@ -88,7 +104,8 @@ def gsnr_steps(
     `Info.policy` shows `gsnr` (r_k) and `optimal_steps` (n_k) per client, the `entropy`
     of n_k over the cohort in nats, how many measurements so far were `nonfinite`, and per
     client whether r_k says something (`measured`): of a cohort of one it does not. The
-    moments of all clients of a round are held at once: twice the cohort x parameters.
+    moments of all clients of a round are held at once, twice the cohort x parameters, but
+    for products of matrices under a base that adds nothing to gradients.
 
     Raises:
       ValueError: an argument is out of its range.
@@ -103,51 +120,56 @@ def gsnr_steps(
     check.at_least("probe_batches", probe_batches, 1)
     check.at_least("micro_batch", micro_batch, 1, none="what is fast")
 
-    def moments(view, step):
-        batch = view.batch_at(step)
-        return gradient_moments(view.task, view.params, batch, micro_batch)
-
     def measure(view, key):
-        found = moments(view, 0)
+        of = lambda step: gradient_parts(
+            view.task, view.params, view.batch_at(step), micro_batch
+        )
+        parts = of(0)
         for step in range(1, probe_batches):
-            found = merge(found, moments(view, step))
-        mean = view.corrected(found.mean) if probe == "corrected" else found.mean
-        square, total = optax.tree.norm(mean, squared=True), optax.tree.sum(found.var)
-        finite = jnp.isfinite(square) & jnp.isfinite(total)
+            parts = joined(parts, of(step))
+        adds = view.corrected if probe == "corrected" else None
+        if adds is not None:
+            parts = _corrected(parts, view.params, adds)
+        square, var = (
+            sum(some)
+            for some in zip(*map(second_moments, leaves_of(parts)), strict=True)
+        )
+        finite = jnp.isfinite(square) & jnp.isfinite(var)
         clean = lambda tree: jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), tree)
         return Measured(
-            *clean((mean, found.var, square, total)),
+            *clean((parts, square, var)),
             batch=view.batch.weight.sum(),
             finite=finite,
             draw=jax.random.uniform(key),
         )
 
     def steps(state, cohort, found):
-        del state, cohort
-        n, total, members = found.optimal, found.optimal.sum(), found.usable.sum()
-        scale = members / jnp.where(total > 0, total, 1) if budget == "matched" else 1
+        del state
+        present, found = _of_those_present(cohort, found)
+        n, members = found.optimal, found.usable.sum()
+        scale = members / _or_one(n.sum()) if budget == "matched" else 1
         wanted = (1 - interpolation) * num_steps * scale * n
         wanted = jnp.minimum(wanted + interpolation * num_steps, check.MOST)
-        wanted = jnp.where(found.failed, num_steps, wanted)
+        wanted = jnp.where(present & ~found.usable, num_steps, wanted)
         if rounding == "stochastic":  # its mean is `wanted`, so it may be 0
             return jnp.floor(wanted + found.draw).astype(jnp.int32)
         whole = jnp.maximum(jnp.round(wanted), 1).astype(jnp.int32)
         return jnp.where(wanted > 0, whole, 0)
 
     def update(state, cohort, runs, outcome):
-        del cohort, runs
-        return state + outcome.measured.failed.sum()
+        del runs
+        present, found = _of_those_present(cohort, outcome.measured)
+        return state + (present & ~found.usable).sum()
 
     def report(state, cohort, found):
-        del cohort
-        total = found.optimal.sum()
-        q = found.optimal / jnp.where(total > 0, total, 1)
+        _, found = _of_those_present(cohort, found)
+        q = found.optimal / _or_one(found.optimal.sum())
         return {
             "gsnr": found.gsnr,
             "optimal_steps": found.optimal,
             # alone, a client's gradient is everybody's
             "measured": found.usable & (found.usable.sum() > 1),
-            "entropy": -(q * jnp.log(jnp.where(q > 0, q, 1))).sum(),
+            "entropy": -(q * jnp.log(_or_one(q))).sum(),
             "nonfinite": state,
         }
 
@@ -158,7 +180,8 @@ def gsnr_steps(
         steps,
         init=lambda params, num_clients: jnp.zeros((), jnp.int32),
         measure=measure,
-        digest=lambda cohort, measured: ratios(cohort, measured, weights),
+        pool=lambda cohort, measured: everybody(cohort, measured, weights),
+        digest=ratios,
         update=update,
         report=report,
         max_steps=cap,
@@ -167,43 +190,46 @@ def gsnr_steps(
     )
 
 
-def ratios(cohort: Cohort, measured: Measured, weights: str = "data") -> Ratios:
-    """n_k and r_k of a cohort; both are 0 in a slot without a client or examples."""
-    present = cohort.num_examples > 0
-    usable = present & measured.finite
+def everybody(cohort: Cohort, measured: Measured, weights: str = "data") -> Everybody:
+    """mu_g and var_g of a cohort; slots without a client or its numbers do not count."""
+    usable = (cohort.num_examples > 0) & measured.finite
     p = WEIGHTS[weights](cohort._replace(active=usable))
-    inner = spread = inner_sd = spread_sd = jnp.zeros(p.shape)
-    g_square = g_var = jnp.zeros(())
-    leaves = zip(*map(jax.tree.leaves, (measured.mean, measured.var)), strict=True)
-    for mu, var in leaves:
-        mu, var = (leaf.reshape(len(p), -1) for leaf in (mu, var))
-        own = p.astype(mu.dtype)
-        mu_g = own @ mu
-        off = jnp.square(mu - mu_g[None])
-        var_g = own @ var + own @ off
-        sd_g = jnp.sqrt(var_g)
-        inner += mu @ mu_g
-        spread += off.sum(1)
-        inner_sd += jnp.sqrt(var) @ sd_g
-        spread_sd += jnp.square(jnp.sqrt(var) - sd_g[None]).sum(1)
-        g_square += mu_g @ mu_g
-        g_var += var_g.sum()
-    per = 1 / jnp.maximum(measured.batch, 1)
-    a = inner + per * inner_sd
-    b = measured.mean_square + per * measured.total_var
-    b_g = g_square + per * g_var
-    usable &= jnp.isfinite(a) & jnp.isfinite(b) & jnp.isfinite(b_g)
-    # b_k / b_g - (a_k / b_g)^2 with R_k = R_g + D, from what is small when R_k and R_g
-    # are alike; in units of b_g, whose square no float32 may hold
-    cosine = a / jnp.where(b_g > 0, b_g, 1)
-    sine = (spread + per * spread_sd) / jnp.where(b_g > 0, b_g, 1)
-    sine -= jnp.square(cosine - 1)
-    optimal = jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
-    gsnr = jnp.where(sine > 0, cosine / jnp.sqrt(jnp.where(sine > 0, sine, 1)), LARGEST)
+    parts = [pooled(part, p) for part in leaves_of(measured.gradient)]
+    return Everybody(
+        mean=[part.mean for part in parts],
+        deviation=[jnp.sqrt(part.var) for part in parts],
+        mean_square=sum(total(jnp.square(part.mean)) for part in parts),
+        total_var=sum(total(part.var) for part in parts),
+    )
+
+
+def ratios(all_: Everybody, own: Measured) -> Ratios:
+    """n_k and r_k of one client."""
+    per = 1 / jnp.maximum(own.batch, 1)
+
+    def over(term) -> Array:  # all coordinates, of mu_k, sqrt(var_k) and the like of g
+        parts = [moments_of(part, quick=True) for part in leaves_of(own.gradient)]
+        given = zip(parts, all_.mean, all_.deviation, strict=True)
+        return sum(
+            total(term(part.mean, jnp.sqrt(part.var), *of_g)) for part, *of_g in given
+        )
+
+    a = over(lambda mu, sd, mu_g, sd_g: mu * mu_g + per * sd * sd_g)
+    b = own.mean_square + per * own.total_var
+    b_g = all_.mean_square + per * all_.total_var
+    usable = own.finite & jnp.isfinite(a) & jnp.isfinite(b) & jnp.isfinite(b_g)
+    # b_k / b_g - (a_k / b_g)^2 with R_k = R_g + D, in units of b_g, whose square no
+    # float32 may hold; where R_k and R_g are alike D does not follow from a, b and b_g
+    square = lambda mu, sd, mu_g, sd_g: (mu - mu_g) ** 2 + per * (sd - sd_g) ** 2
+    apart = b + b_g - 2 * a
+    apart = jax.lax.cond(apart < 0.1 * b_g, lambda: over(square), lambda: apart)
+    cosine = a / _or_one(b_g)
+    sine = apart / _or_one(b_g) - jnp.square(cosine - 1)
+    optimal = jnp.where(b > 0, a / _or_one(b), 0)
+    gsnr = jnp.where(sine > 0, cosine / jnp.sqrt(_or_one(sine)), LARGEST)
     gsnr = jnp.where(a > 0, gsnr, 0)
-    bounded = lambda values: jnp.where(usable, jnp.clip(values, 0, LARGEST), 0)
-    failed = present & ~usable
-    return Ratios(bounded(optimal), bounded(gsnr), usable, failed, measured.draw)
+    bounded = lambda value: jnp.where(usable, jnp.clip(value, 0, LARGEST), 0)
+    return Ratios(bounded(optimal), bounded(gsnr), usable, own.draw)
 
 
 def fedgsnr(
@@ -247,3 +273,25 @@ def fedgsnr(
         micro_batch,
     )
     return with_steps(base or Algorithm(), policy)
+
+
+def _corrected(parts: Parts, params: Params, adds: Callable[[Params], Params]) -> Parts:
+    """The parts as moments whose mean has what the local rule adds to gradients."""
+    whole = jax.tree.structure(params).unflatten
+    moments = [moments_of(part) for part in leaves_of(parts)]
+    mean = jax.tree.leaves(adds(whole([part.mean for part in moments])))
+    return whole(
+        [part._replace(mean=mu) for part, mu in zip(moments, mean, strict=True)]
+    )
+
+
+def _of_those_present(cohort: Cohort, found: Ratios) -> tuple[Array, Ratios]:
+    """Who is there with examples, and zeros for the others."""
+    present = cohort.num_examples > 0
+    none = lambda leaf: jnp.where(present, leaf, jnp.zeros_like(leaf))
+    return present, jax.tree.map(none, found)
+
+
+def _or_one(value: Array) -> Array:
+    """To divide by: a value where it is positive."""
+    return jnp.where(value > 0, value, 1)

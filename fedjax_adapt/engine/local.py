@@ -30,6 +30,7 @@ from ..core import (
     ServerExtra,
     Setting,
     Task,
+    keep,
     weighted_loss,
 )
 from ..data.dataset import FederatedDataset
@@ -153,14 +154,14 @@ def view_before(setup: Setup, broadcast: Broadcast, client: Client) -> LocalView
 
 def view_of(setup: Setup, before: LocalView, client: Client):
     """A function (params, step) -> (LocalView, key for the objective) of one client."""
-    batch_at = batches_of(setup, client)
+    batch_at, rule = batches_of(setup, client), setup.algorithm.local
     _, key_objective = jax.random.split(client.key)
 
     def view(params, step):
         here = before._replace(params=params, batch=batch_at(step), step=step)
-        here = here._replace(
-            corrected=partial(corrected, setup.algorithm.local, here), batch_at=batch_at
-        )
+        here = here._replace(batch_at=batch_at)
+        if rule.correct is not keep or rule.decay is not keep:
+            here = here._replace(corrected=partial(corrected, rule, here))
         return here, jax.random.fold_in(key_objective, step)
 
     return view

@@ -44,7 +44,7 @@ from .cohort import (
 )
 from .local import Broadcast, Setup, train_loss
 from .slots import num_devices_of
-from .walk import afterwards, measure_cohort, train_cohort
+from .walk import afterwards, digest_cohort, measure_cohort, train_cohort
 
 
 @jax.tree_util.register_dataclass
@@ -154,7 +154,7 @@ def _round(
         state.params, state.server, setting_of(plan, algorithm.policy, cohort)
     )
     measured = measure_cohort(setup, broadcast, cohort, state.clients, key_measure)
-    measured = algorithm.policy.digest(cohort, measured)
+    measured = digest_cohort(setup, cohort, measured, state.params)
     num_steps = algorithm.policy.steps(state.policy, cohort, measured)
     num_steps = afterwards(measured, num_steps)
     cohort, cut = with_num_steps(cohort, num_steps, plan, algorithm.policy)

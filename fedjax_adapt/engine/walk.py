@@ -19,15 +19,17 @@ from ..core import (
     Key,
     LocalRun,
     Mean,
+    Params,
     PyTree,
     Upload,
+    as_measured,
     unchanged,
     uniformly,
     weighted_sums,
 )
 from . import lanes, mesh
 from .local import Broadcast, Setup, train_client, view_before, view_of
-from .slots import Slot, deal, seated
+from .slots import Slot, deal, num_devices_of, num_lanes_of, seated
 from .tables import fetch, give_back, put, write
 
 
@@ -191,3 +193,26 @@ def measure_cohort(
     shared = (setup.data, broadcast, copied, dealt.route)
     _, measured, _ = mesh.spread(walk, shared, dealt.slots, own, dealt.num_devices)
     return dealt.in_order(measured)
+
+
+def digest_cohort(
+    setup: Setup, cohort: Cohort, measured: PyTree, params: Params
+) -> PyTree:
+    """What each client's measurement says beside everybody's, [cohort, ...]."""
+    policy, size = setup.algorithm.policy, cohort.ids.shape[0]
+    if policy.digest is as_measured:
+        return measured
+    num_devices = num_devices_of(setup.plan, setup.data)
+    num_lanes = num_lanes_of(setup.plan, setup.data, params)
+    extra = -size % (num_lanes * num_devices)
+    fill = lambda leaf: jnp.pad(leaf, [(0, extra), *[(0, 0)] * (leaf.ndim - 1)])
+    slots = jax.tree.map(fill, measured) if extra else measured
+
+    def walk(pooled, slots, own):
+        keep = lambda carry, slots, results: (carry, results)
+        one = partial(policy.digest, pooled)
+        return (), lanes.fold(one, keep, (), slots, num_lanes)[1], own
+
+    pooled = policy.pool(cohort, measured)
+    _, found, _ = mesh.spread(walk, pooled, slots, (), num_devices)
+    return jax.tree.map(lambda leaf: leaf[:size], found)

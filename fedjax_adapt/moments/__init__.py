@@ -26,10 +26,24 @@ import jax
 import jax.numpy as jnp
 
 from ..core import Array, Batch, Params, Task
+from .parts import Parts, joined, leaves_of, moments_of, pooled, second_moments
 from .program import Program, Tap, taps_of, trace
-from .sums import Moments, accumulated, merge, outer_moments
+from .sums import Moments, Products, accumulated, merge, total
 
-__all__ = ["Moments", "gradient_moments", "merge"]
+__all__ = [
+    "Moments",
+    "Parts",
+    "Products",
+    "gradient_moments",
+    "gradient_parts",
+    "joined",
+    "leaves_of",
+    "merge",
+    "moments_of",
+    "pooled",
+    "second_moments",
+    "total",
+]
 
 
 def gradient_moments(
@@ -51,25 +65,39 @@ def gradient_moments(
       micro_batch: examples whose gradients are held at once; None: what is fast.
       generic: whether to take each example's gradient as it is, whatever the model.
     """
+    parts = gradient_parts(task, params, batch, micro_batch, generic)
+    mean, var, _ = zip(*map(moments_of, leaves_of(parts)), strict=True)
+    whole = jax.tree.structure(params).unflatten
+    return Moments(whole(mean), whole(var), batch.weight.sum())
+
+
+def gradient_parts(
+    task: Task,
+    params: Params,
+    batch: Batch,
+    micro_batch: int | None = None,
+    generic: bool = False,
+) -> Parts:
+    """What the moments follow from: per parameter `Products`, or its `Moments`.
+
+    Products are as small as the batch, and those of many clients can be had at once; see
+    `gradient_moments` for the arguments.
+    """
     leaves, structure = jax.tree.flatten(params)
 
     def losses(leaves, x, y):  # [batch]
         return task.loss(task.apply(structure.unflatten(leaves), x).logits, y)
 
     x, y, weight = batch
-    found: dict[int, Moments] = {}
+    found: dict[int, Products | Moments] = {}
     if not generic and x.shape[0] > 1:  # one example's axis is like any other
         program, taps = _traced(losses, leaves, x, y)
         for tap, seen in zip(taps, _seen(program, taps, leaves, x, y), strict=True):
-            found.update(_tap_moments(tap, leaves, *seen, weight, micro_batch))
+            found.update(_tap_parts(tap, leaves, *seen, weight, micro_batch))
     rest = [i for i in range(len(leaves)) if i not in found]
     if rest:
         found.update(_generic(losses, leaves, rest, x, y, weight, micro_batch))
-    mean, var = (
-        [getattr(found[i], part) for i in range(len(leaves))]
-        for part in ("mean", "var")
-    )
-    return Moments(structure.unflatten(mean), structure.unflatten(var), weight.sum())
+    return structure.unflatten([found[i] for i in range(len(leaves))])
 
 
 def _traced(losses, leaves, x, y) -> tuple[Program, list[Tap]]:
@@ -107,13 +135,13 @@ def _seen(program: Program, taps: list[Tap], leaves, x, y):
     return zip(given, gradients, strict=True)
 
 
-def _tap_moments(
+def _tap_parts(
     tap: Tap, leaves, values, gradients, weight: Array, micro_batch: int | None
-) -> dict[int, Moments]:
-    """The moments by the parameters of one operation."""
+) -> dict[int, Products | Moments]:
+    """What the moments by the parameters of one operation follow from."""
     if tap.is_product:
         (x,), (d,) = values, gradients
-        return {tap.params[0]: outer_moments(x, d, weight)}
+        return {tap.params[0]: Products(x, d, weight)}
     own = [leaves[i] for i in tap.params]
     front = lambda arrays, axes: [
         jnp.moveaxis(a, axis, 0) for a, axis in zip(arrays, axes, strict=True)

@@ -1,5 +1,6 @@
 """Moments from sums: of outer products, and of gradients some at a time, merged."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,6 +23,14 @@ class Moments(NamedTuple):
     count: Array  # B, a scalar
 
 
+class Products(NamedTuple):
+    """Gradients that are outer products x_b d_b, as what they are made of."""
+
+    x: Array  # [batch, in]
+    d: Array  # [batch, out]
+    weight: Array  # [batch], 0 for what does not count
+
+
 def merge(a: Moments, b: Moments) -> Moments:
     """The moments of two disjoint sets of examples together; one may be empty."""
     count = a.count + b.count
@@ -38,22 +47,52 @@ def merge(a: Moments, b: Moments) -> Moments:
     )
 
 
-def outer_moments(x: Array, d: Array, weight: Array) -> Moments:
-    """Of the outer products x_b d_b: x [batch, in], d [batch, out], weight [batch]."""
-    count = weight.sum()
-    share = (weight / jnp.maximum(count, 1)).astype(d.dtype)
-    x, d = jnp.where(weight[:, None] > 0, x, 0), jnp.where(weight[:, None] > 0, d, 0)
+def of_those_that_count(part: Products) -> tuple[Array, Array, Array]:
+    """x, d and the examples' shares of the whole; all 0 for those that weigh nothing."""
+    x, d, weight = part
+    share = (weight / jnp.maximum(weight.sum(), 1)).astype(d.dtype)
+    x, d = (jnp.where(weight[:, None] > 0, some, 0) for some in (x, d))
+    return x, d, share
+
+
+def outer_moments(part: Products) -> Moments:
+    """To the precision of the deviations, however small they are."""
+    x, d, share = of_those_that_count(part)
     x_mean, d_mean = (share @ x)[:, None], (share @ d)[None]
     x_off, d_off = x - x_mean.T, d - d_mean
-    expect = lambda a, b: (share[:, None] * a).T @ b
-    product = expect(x_off, d_off)
-    var = (
-        expect(x_off * x_off, d * d)
-        + x_mean**2 * (share @ (d_off * d_off))[None]
-        + 2 * x_mean * expect(x_off, d_off * d)
-        - product**2
-    )
+    own = share[:, None] * x_off
+    product = exactly(own.T, d_off)
+    # E[x'^2 d^2] + 2 X E[x' d' d] + X^2 E[d'^2] as one product of matrices
+    left = jnp.concatenate([own * x_off, 2 * x_mean.T * own, x_mean.T**2])
+    right = jnp.concatenate([d * d, d_off * d, (share @ (d_off * d_off))[None]])
+    var = exactly(left.T, right) - product**2
+    count = part.weight.sum()
     return Moments(x_mean * d_mean + product, jnp.maximum(var, 0), count)
+
+
+def quick_moments(part: Products) -> Moments:
+    """In half the time; var is off by the rounding error of the mean square."""
+    x, d, share = of_those_that_count(part)
+    own = share[:, None] * x
+    mean = exactly(own.T, d)
+    var = exactly((own * x).T, d * d) - mean**2
+    return Moments(mean, jnp.maximum(var, 0), part.weight.sum())
+
+
+def total(array: Array) -> Array:
+    """The sum of all numbers of an array, a scalar.
+
+    XLA's CPU backend adds them up one after the other, and a product with ones several at
+    a time, in less than half the time for what lies in the cache.
+    """
+    if array.ndim == 0 or jax.default_backend() != "cpu":
+        return array.sum()
+    rows = array.reshape(-1, array.shape[-1])
+    return (rows @ jnp.ones(rows.shape[-1], rows.dtype)).sum()
+
+
+# an accelerator's products in TF32 would leave nothing of a small difference
+exactly = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 def accumulated(
