@@ -12,7 +12,7 @@ r"""AFL: the local steps that are best for a budget, from estimates along the wa
 
 tau is 1 in the first two rounds. Before the budget runs out tau is cut to what is left,
 and one round with tau = 1 scores the last w; then no client trains. The result is the w
-with the least estimated loss, see `afl_best`; a run evaluates it as "best".
+with the least estimated loss, see `afl_best`; a run evaluates it as "result".
 
 References:
   Wang et al., "Adaptive Federated Learning in Resource Constrained Edge Computing

@@ -21,7 +21,8 @@ above the smallest so far is taken too unless `accept` says otherwise; a model t
 finite never is. Under partial participation the minimum is over the cohort, and the others
 keep tau_i. The first tau_i, which the paper does not give, is 2. A client that took a
 single step has measured nothing and goes on with 2. Weight decay is part of grad F_i, not
-of the losses that `accept` compares. Momentum, clipping and what a base adds to gradients
+of the losses that `accept` compares. On another base only the steps are FedVeca's, the
+server is the base's. Momentum, clipping and what a base adds to gradients
 are not in the theory: g_i is the gradient a client follows, before clipping, and -lr G_i
 its displacement over tau_i.
 """
@@ -45,7 +46,6 @@ from ..core import (
     Traffic,
     Upload,
     by_examples,
-    keep,
     mean,
     task_loss,
     weighted_loss,
@@ -98,8 +98,8 @@ def veca_steps(
       max_steps: cap on tau_i, what it cuts is counted; also tau_i where A_i = 0.
       initial_steps: tau_i of the first two rounds.
       full_gradient: measure at the broadcast model on all of a client's data, not on its
-        first mini-batch: a pass more per round, and not for a base that corrects
-        gradients, since only those of the local steps are corrected.
+        first mini-batch: a pass more per round. What a base adds to gradients is in it,
+        what it adds to the loss is not.
     """
     check.between("alpha", alpha, 0, 1, closed="left")
     check.at_least("max_steps", max_steps, 2)
@@ -129,6 +129,8 @@ def veca_steps(
     def probe_init(view):
         zeros, zero = optax.tree.zeros_like(view.params), jnp.zeros(())
         first = view.full_gradient(view.params) if full_gradient else zeros
+        if full_gradient and view.corrected is not None:
+            first = view.corrected(first)
         return VecaProbe(first, zeros, zero, zero)
 
     def probe_update(probe, grads, view):
@@ -244,7 +246,7 @@ def fedveca(
 
     Raises:
       ValueError: an argument is out of its range; or `accept` is given with a base, or
-        `full_gradient` with one that adds to the loss or to gradients.
+        `full_gradient` with one that adds to the loss.
     """
     check.one_of("accept", accept, ACCEPT)
     policy = veca_steps(alpha, max_steps, initial_steps, full_gradient)
@@ -254,11 +256,10 @@ def fedveca(
                 f"accept={accept!r} is about FedVeca's own server rule, but base brings "
                 'another; leave base out, or write accept="off".'
             )
-        plain = base.local.correct is keep and base.local.objective is task_loss
-        if full_gradient and not plain:
+        if full_gradient and base.local.objective is not task_loss:
             raise ValueError(
-                "full_gradient measures the gradients of the loss, without what its base "
-                "adds to loss or gradients; leave full_gradient or base out."
+                "full_gradient measures gradients of the loss, without what its base adds "
+                "to the loss; leave full_gradient or base out."
             )
         return with_steps(base, policy)
 

@@ -9,7 +9,6 @@ lane group and JAX masks the clients that are done: unequal step counts are exac
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -149,7 +148,8 @@ def view_before(setup: Setup, broadcast: Broadcast, client: Client) -> LocalView
         setting=broadcast.setting,
         full_gradient=whole(setup, client, broadcast.setting.weight_decay)[1],
     )
-    return before._replace(prepared=setup.algorithm.local.prepare(before))
+    before = before._replace(prepared=setup.algorithm.local.prepare(before))
+    return before._replace(corrected=correction(setup.algorithm.local, before))
 
 
 def view_of(setup: Setup, before: LocalView, client: Client):
@@ -159,17 +159,17 @@ def view_of(setup: Setup, before: LocalView, client: Client):
 
     def view(params, step):
         here = before._replace(params=params, batch=batch_at(step), step=step)
-        here = here._replace(batch_at=batch_at)
-        if rule.correct is not keep or rule.decay is not keep:
-            here = here._replace(corrected=partial(corrected, rule, here))
+        here = here._replace(batch_at=batch_at, corrected=correction(rule, here))
         return here, jax.random.fold_in(key_objective, step)
 
     return view
 
 
-def corrected(rule: LocalRule, view: LocalView, grads: Params) -> Params:
-    """A gradient with all that the local rule adds to it, never clipped."""
-    return rule.decay(rule.correct(grads, view), view)
+def correction(rule: LocalRule, view: LocalView) -> Callable[[Params], Params] | None:
+    """A gradient with all that the local rule adds to it, never clipped; None: nothing."""
+    if rule.correct is keep and rule.decay is keep:
+        return None
+    return lambda grads: rule.decay(rule.correct(grads, view), view)
 
 
 def batches_of(setup: Setup, client: Client) -> Callable[[Array], Batch]:

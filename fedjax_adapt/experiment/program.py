@@ -110,5 +110,5 @@ def _others(
     """The models beside the server's: averages, and the policy's best."""
     models = averages(algorithm, state, data) if averaged else {}
     if algorithm.policy.best is not None:
-        models["best"] = algorithm.policy.best(state.policy)
+        models["result"] = algorithm.policy.best(state.policy)
     return models

@@ -24,7 +24,7 @@ class Measured(NamedTuple):
 
     server: Metrics  # of the server's model
     classes: Array  # [classes], its accuracy on the examples of each label
-    also: dict[str, Metrics]  # of "sel", "all" and "best", where there are such
+    also: dict[str, Metrics]  # of "sel", "all" and "result", where there are such
 
 
 class Diverged(ArithmeticError):
@@ -42,6 +42,7 @@ class Log:
         self.totals = {name: last[0].get(name) or 0 for name in TOTALS}
         self.cut = self.asked = 0  # local steps of policies, by this process
         self.broken = 0  # the last round in which a client's loss was not finite
+        self.idle = 0  # the first round in which nobody trained
         self.seconds = last[0].get("seconds", 0.0)
         self.metrics, self.clients = [], []
 
@@ -66,6 +67,8 @@ class Log:
                     f"training diverged in round {diverged}: the model is not "
                     f"finite; lower lr or clip_norm and give another folder{kept}."
                 )
+            if not self.idle and not infos.num_active.all():
+                self.idle = done + 1 + int(np.argmin(infos.num_active))
             self.clients.append(client_rows(infos, done + 1, self.num_clients))
             done += len(infos.delta_norm)
             row = metrics_row(infos, measured, done, self.totals)

@@ -91,7 +91,7 @@ def _train(config: Config, program: Program, folder: Path, progress: Report) -> 
     state, done = restored if restored is not None else (program.init(), 0)
     store.truncate(folder, done)
     log, schedule = Log(folder, config.num_clients), Schedule(config, done)
-    told = {"cut": False, "broken": False}
+    told = set()
     progress(Progress(done, config.rounds))
     first, seconds, groups = done, 0.0, 1
     while done < config.rounds:
@@ -104,11 +104,7 @@ def _train(config: Config, program: Program, folder: Path, progress: Report) -> 
         # as many groups as fit between two reports, found by trying
         groups = max(1, min(int(len(parts) * UPDATE / spent), 4 * len(parts)))
         rate = (done - first) / seconds
-        warning = None
-        if log.broken and not told["broken"]:
-            told["broken"], warning = True, _loss_warning(log)
-        elif log.cut and not told["cut"]:
-            told["cut"], warning = True, _cut_warning(config, program, log, done)
+        warning = _warning(config, program, log, done, told)
         try:
             progress(Progress(done, config.rounds, *latest, rate, warning))
         except KeyboardInterrupt:  # nothing is under way, so nothing need be lost
@@ -123,21 +119,32 @@ def _train(config: Config, program: Program, folder: Path, progress: Report) -> 
     return state
 
 
-def _loss_warning(log: Log) -> str:
-    return (
-        f"a client's loss was not finite in the rounds up to {log.broken}, and the server "
-        "refused what came of it; lower lr if that is not what you wanted."
-    )
-
-
-def _cut_warning(config: Config, program: Program, log: Log, done: int) -> str:
-    ours = config.max_local_steps == program.max_steps
-    name = "max_local_steps" if ours else "max_steps"
-    return (
-        f"{name}={program.max_steps} cut {log.cut} of {log.asked} local steps that "
-        f"{config.algorithm} asked for up to round {done}; the column cut of the metrics "
-        "counts on."
-    )
+def _warning(
+    config: Config, program: Program, log: Log, done: int, told: set[str]
+) -> str | None:
+    """What the user should know and has not been told; once each."""
+    if log.broken and "broken" not in told:
+        told.add("broken")
+        return (
+            f"a client's loss was not finite in the rounds up to {log.broken}, and the "
+            "server refused what came of it; lower lr if that is not what you wanted."
+        )
+    if log.idle and "idle" not in told:
+        told.add("idle")
+        return (
+            f"nobody trained in round {log.idle}: {config.algorithm} gave every client 0 "
+            "local steps, and the model stayed as it was; give more budget if it has one."
+        )
+    if log.cut and "cut" not in told:
+        told.add("cut")
+        ours = config.max_local_steps == program.max_steps
+        name = "max_local_steps" if ours else "max_steps"
+        return (
+            f"{name}={program.max_steps} cut {log.cut} of {log.asked} local steps that "
+            f"{config.algorithm} asked for up to round {done}; the column cut of the "
+            "metrics counts on."
+        )
+    return None
 
 
 def _dispatch(

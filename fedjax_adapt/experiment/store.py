@@ -42,7 +42,7 @@ class Record(NamedTuple):
     examples of each label) and seconds (of training since the start, compilation
     apart). With `evaluate_also` there are also accuracy_sel and loss_sel (the cohort's
     mean), accuracy_all and loss_all (the mean of every client's last model); with AFL
-    accuracy_best and loss_best (its result: the model with the least estimated loss).
+    accuracy_result and loss_result (the model with the least estimated loss).
 
     `clients` has one row per client and round: round (1 is the first), client,
     num_steps, loss, clipped, and what the local rule and the step policy show of it.

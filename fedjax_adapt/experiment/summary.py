@@ -33,7 +33,7 @@ class Summary:
       area_under_curve: mean accuracy over the rounds from the first evaluation to the
         last, by the trapezoid rule; in [0, 1].
       models: the figures from `accuracy` to here, likewise, of the models of
-        `evaluate_also`, "sel" and "all", and of the "best" that a step policy keeps.
+        `evaluate_also`, "sel" and "all", and of the "result" that a step policy keeps.
       class_accuracy: after the last round, on the test examples of each label; None for a
         label that has none.
       client_accuracy: of the server's model after the last round on every client's own
@@ -97,7 +97,7 @@ def results(metrics: "pyarrow.Table", targets: tuple[float, ...]) -> dict[str, A
     figures = lambda end: curve_figures(
         rounds, column[f"accuracy{end}"], column[f"loss{end}"], targets
     )
-    also = [name for name in ("sel", "all", "best") if f"accuracy_{name}" in column]
+    also = [name for name in ("sel", "all", "result") if f"accuracy_{name}" in column]
     return {
         "rounds": int(rounds[-1]),
         **figures(""),

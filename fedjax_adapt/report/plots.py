@@ -10,7 +10,7 @@ GREEN, PURPLE = "#3a8a4d", "#8a5aa8"
 OTHERS = {
     "sel": ("sel: cohort mean", GREEN),
     "all": ("all: every client", PURPLE),
-    "best": ("best: least estimated loss", ORANGE),
+    "result": ("result: least estimated loss", ORANGE),
 }
 DENSE = 80  # evaluations above which single points are no longer marked
 

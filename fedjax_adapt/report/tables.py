@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 MODELS = {
     "sel": "cohort mean",
     "all": "mean of all clients",
-    "best": "least estimated loss",
+    "result": "least estimated loss",
 }
 
 

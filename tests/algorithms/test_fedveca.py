@@ -254,12 +254,20 @@ def test_on_fednova_it_is_what_it_is_without_a_base(task, data):
         ValueError, match="accept='local' is about FedVeca's own server"
     ):
         fedveca(accept="local", base=fednova())
-    with pytest.raises(
-        ValueError, match="full_gradient measures the gradients of the loss"
-    ):
-        fedveca(full_gradient=True, base=scaffold())
     with pytest.raises(ValueError, match="without what its base adds"):
         fedveca(full_gradient=True, base=moon())
+
+
+def test_with_one_batch_the_full_gradient_is_the_first_on_scaffold_too(task, data):
+    """What SCAFFOLD adds to gradients is in both."""
+    plan = Plan(cohort_size=3, batch_size=None, lr=0.3, weight_decay=0.1)
+    ends = []
+    for full in (False, True):
+        algorithm = fedveca(0.9, 7, full_gradient=full, base=scaffold())
+        round_fn, state = start(algorithm, task, data, plan)
+        ends.append(train(round_fn, state, keys(4)))
+    close(*ends, rtol=1e-4, atol=1e-5)
+    assert len(np.unique(ends[0][1].num_steps)) > 1
 
 
 @pytest.mark.slow

@@ -251,6 +251,23 @@ def test_a_run_whose_server_refuses_what_is_not_finite_goes_on(tiny):
     assert same(final_state(config)[0].params, begin.params)
 
 
+def test_a_budget_that_is_spent_is_said_once(tiny):
+    options = {"budget": 1.0, "step_seconds": 0.1, "aggregation_seconds": 0.1}
+    config = tiny(algorithm="afl", epochs=Config.epochs, algorithm_options=options)
+    said = []
+    run(
+        dataclasses.replace(config, rounds=8, clip_norm=None),
+        progress=lambda now: said.append(now.warning),
+    )
+    steps = read_run(config.folder).metrics["local_steps"].to_pylist()
+    last = steps.index(steps[-1]) + 1  # the first round after which nothing is added
+    assert 1 < last < 8
+    assert [text for text in said if text] == [
+        f"nobody trained in round {last + 1}: afl gave every client 0 local steps, and "
+        "the model stayed as it was; give more budget if it has one."
+    ]
+
+
 def test_the_model_that_afl_ends_with_is_measured_beside_the_last(tiny):
     options = {"budget": 1.0, "trial_steps": 3}
     config = tiny(
@@ -261,11 +278,13 @@ def test_the_model_that_afl_ends_with_is_measured_beside_the_last(tiny):
     f, (state, _) = build(config), final_state(config)
     assert not same(afl_best(state), state.params)
     accuracy, loss = evaluate(f.task, afl_best(state), f.data.test)
-    assert list(result.models) == ["sel", "best"]
-    assert result.models["best"]["accuracy"] == pytest.approx(float(accuracy), abs=1e-6)
-    assert result.models["best"]["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert list(result.models) == ["sel", "result"]
+    assert result.models["result"]["accuracy"] == pytest.approx(
+        float(accuracy), abs=1e-6
+    )
+    assert result.models["result"]["loss"] == pytest.approx(float(loss), rel=1e-5)
     metrics = read_run(config.folder).metrics
-    assert metrics["loss_best"].to_pylist()[-1] == result.models["best"]["loss"]
+    assert metrics["loss_result"].to_pylist()[-1] == result.models["result"]["loss"]
 
 
 def test_a_finished_run_is_never_overwritten(whole):
