@@ -42,7 +42,7 @@ METHODS = {
     "FedGSNR on FedProx": {
         "algorithm": "fedgsnr",
         "algorithm_num_steps": 20,
-        "base": "fedprox",
+        "base": "fedprox(mu=0.01)",
     },
 }
 PUBLISHED = {  # rounds to 50 %

@@ -21,8 +21,9 @@ References:
 Departs from the paper: it says nothing of rounding (here to the nearest, at least 1 where
 n_k > 0), of a cap (10 E) or of gradients that are all 0 (no client trains, w stays). B is
 the number of examples in the client's own batch, fewer than the plan's where it has fewer.
-n_k and r_k end at 1e6. A client whose numbers are not finite counts in no mean and takes
-E steps. With a base that corrects gradients the probe's mean is corrected as well, which
+n_k and r_k end at 1e6. Where the first to end are the cohort, the matched budget is that
+of all who start. A client whose numbers are not finite counts in no mean and takes E
+steps. With a base that corrects gradients the probe's mean is corrected as well, which
 the paper asks for without a formula. Terms that a base adds to the loss (MOON's) are not
 seen by the probe, nor is the plan's weight decay. Under an interpolation clients of
 n_k = 0 train as well.
@@ -208,7 +209,7 @@ def ratios(all_: Everybody, own: Measured) -> Ratios:
     per = 1 / jnp.maximum(own.batch, 1)
 
     def over(term) -> Array:  # all coordinates, of mu_k, sqrt(var_k) and the like of g
-        parts = [moments_of(part, quick=True) for part in leaves_of(own.gradient)]
+        parts = map(moments_of, leaves_of(own.gradient))
         given = zip(parts, all_.mean, all_.deviation, strict=True)
         return sum(
             total(term(part.mean, jnp.sqrt(part.var), *of_g)) for part, *of_g in given
@@ -218,13 +219,15 @@ def ratios(all_: Everybody, own: Measured) -> Ratios:
     b = own.mean_square + per * own.total_var
     b_g = all_.mean_square + per * all_.total_var
     usable = own.finite & jnp.isfinite(a) & jnp.isfinite(b) & jnp.isfinite(b_g)
-    # b_k / b_g - (a_k / b_g)^2 with R_k = R_g + D, in units of b_g, whose square no
-    # float32 may hold; where R_k and R_g are alike D does not follow from a, b and b_g
-    square = lambda mu, sd, mu_g, sd_g: (mu - mu_g) ** 2 + per * (sd - sd_g) ** 2
-    apart = b + b_g - 2 * a
-    apart = jax.lax.cond(apart < 0.1 * b_g, lambda: over(square), lambda: apart)
+    # b_k / b_g - (a_k / b_g)^2, in units of b_g, whose square no float32 may hold; where
+    # R_k and R_g = R_k - D are alike, from D, which does not follow from a, b and b_g
     cosine = a / _or_one(b_g)
-    sine = apart / _or_one(b_g) - jnp.square(cosine - 1)
+    square = lambda mu, sd, mu_g, sd_g: (mu - mu_g) ** 2 + per * (sd - sd_g) ** 2
+    sine = jax.lax.cond(
+        b + b_g - 2 * a < 0.1 * b_g,
+        lambda: over(square) / _or_one(b_g) - jnp.square(cosine - 1),
+        lambda: b / _or_one(b_g) - jnp.square(cosine),
+    )
     optimal = jnp.where(b > 0, a / _or_one(b), 0)
     gsnr = jnp.where(sine > 0, cosine / jnp.sqrt(_or_one(sine)), LARGEST)
     gsnr = jnp.where(a > 0, gsnr, 0)

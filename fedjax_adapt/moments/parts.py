@@ -27,12 +27,9 @@ def leaves_of(parts: Parts) -> list[Products | Moments]:
     return jax.tree.leaves(parts, is_leaf=_is_part)
 
 
-def moments_of(part: Products | Moments, quick: bool = False) -> Moments:
-    """The moments by one parameter; `quick`: a variance far below the squared mean, which
-    is little beside it, may be lost in float32."""
-    if isinstance(part, Moments):
-        return part
-    return quick_moments(part) if quick else outer_moments(part)
+def moments_of(part: Products | Moments) -> Moments:
+    """The moments by one parameter."""
+    return part if isinstance(part, Moments) else outer_moments(part)
 
 
 def joined(a: Parts, b: Parts) -> Parts:
@@ -52,8 +49,9 @@ def second_moments(part: Products | Moments) -> tuple[Array, Array]:
         return total(jnp.square(part.mean)), total(part.var)
     x, d, share = of_those_that_count(part)
     products = exactly(x, x.T) * exactly(d, d.T)  # of two examples' gradients
-    mean = share @ products @ share
-    return mean, jnp.maximum(share @ jnp.diagonal(products) - mean, 0)
+    mean = exactly(share, exactly(products, share))
+    square = exactly(share, jnp.diagonal(products))
+    return mean, jnp.maximum(square - mean, 0)
 
 
 def pooled(part: Products | Moments, p: Array) -> Moments:
@@ -71,8 +69,8 @@ def pooled(part: Products | Moments, p: Array) -> Moments:
     shape = part.mean.shape[1:]
     mu, var = (leaf.reshape(len(p), -1) for leaf in (part.mean, part.var))
     own = p.astype(mu.dtype)
-    mean = own @ mu
-    spread = own @ var + own @ jnp.square(mu - mean[None])
+    mean = exactly(own, mu)
+    spread = exactly(own, var) + exactly(own, jnp.square(mu - mean[None]))
     return Moments(mean.reshape(shape), spread.reshape(shape), p.sum())
 
 

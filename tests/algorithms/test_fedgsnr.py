@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_adapt as fa
+from fedjax_adapt import models
 from fedjax_adapt.algorithms import fedavg, fedgsnr, fedprox, scaffold
 from fedjax_adapt.algorithms.fedgsnr import LARGEST, Measured
-from fedjax_adapt.moments import Moments
+from fedjax_adapt.moments import Moments, Products, second_moments
 
 PLAN = fa.Plan(cohort_size=4, batch_size=4, lr=0.2, lr_decay=0.9, shuffle="none")
 
@@ -23,17 +24,18 @@ def examples_of(client, theta):
     )
 
 
-def numpy_ratios(gradients, p, shifts=0.0):
+def numpy_ratios(gradients, p, shifts=0.0, batch=None):
     """n_k, r_k from lists of per-example gradients [B_k, d], as the paper has them."""
+    batch = list(map(len, gradients)) if batch is None else batch
     mu = np.array([g.mean(0) for g in gradients]) + shifts
     var = np.array([g.var(0) for g in gradients])
     mu_g = p @ mu
     var_g = p @ var + p @ (mu - mu_g) ** 2
     n, r = [], []
-    for k, g in enumerate(gradients):
-        a = mu[k] @ mu_g + np.sqrt(var[k] * var_g).sum() / len(g)
-        b = mu[k] @ mu[k] + var[k].sum() / len(g)
-        b_g = mu_g @ mu_g + var_g.sum() / len(g)
+    for k, B in enumerate(batch):
+        a = mu[k] @ mu_g + np.sqrt(var[k] * var_g).sum() / B
+        b = mu[k] @ mu[k] + var[k].sum() / B
+        b_g = mu_g @ mu_g + var_g.sum() / B
         n.append(max(0, a / b))
         r.append(max(0, a / np.sqrt(b * b_g - a**2)))
     return np.array(n), np.array(r)
@@ -265,6 +267,103 @@ def test_scaling_the_loss_changes_nothing_and_the_bounds_hold(sizes, seed, scale
     raised = (m * 20 * n / n.sum() < 0.5) & (n > 0)
     assert abs(steps.sum() - m * 20) <= m / 2 + raised.sum()
     assert (steps[n > 0] >= 1).all() and (steps[n == 0] == 0).all()
+
+
+def products_of(gradients):
+    """Clients' measurements of one dense layer, from lists of x [B, in] and d [B, out]."""
+    stack = lambda arrays: jnp.asarray(np.stack(arrays), jnp.float32)
+    x, d = map(stack, zip(*gradients, strict=True))
+    part = Products(x, d, jnp.ones(x.shape[:2]))
+    square, var = jax.vmap(second_moments)(part)
+    every = jnp.ones(len(x))
+    batch = x.shape[1] * every
+    return Measured({"w": part}, square, var, batch, every > 0, 0 * every)
+
+
+@pytest.mark.parametrize("scale", [1, 1e-2, 1e-4])
+def test_a_small_gradient_has_the_ratios_it_should_in_float32(scale):
+    rng = np.random.default_rng(0)
+    direction = rng.normal(size=4)
+    client = lambda of: (
+        rng.random((8, 20)), of * (direction + rng.normal(size=(8, 4)))
+    )  # fmt: skip
+    clients = [client(of) for of in (1, 1, 1, scale)]
+    gradients = [(x[:, :, None] * d[:, None]).reshape(8, -1) for x, d in clients]
+    n, r = numpy_ratios(gradients, np.full(4, 0.25))
+    found = ratios(cohort_of((8,) * 4), products_of(clients))
+    np.testing.assert_allclose(found.optimal, n, rtol=1e-3)
+    np.testing.assert_allclose(found.gsnr, r, rtol=1e-3)
+    assert (r < 100).all() and (n > 0).all()
+
+
+@pytest.mark.parametrize("near", [1, 1e-2, 1e-4, 0])
+def test_clients_alike_have_the_largest_ratio_however_little_varies(near):
+    rng = np.random.default_rng(0)
+    x, d = (rng.normal(size=n) + near * rng.normal(size=(8, n)) for n in (20, 4))
+    found = ratios(cohort_of((8, 8)), products_of([(x, d)] * 2))
+    np.testing.assert_allclose(found.optimal, 1, rtol=1e-5)
+    # sums are rounded in different orders
+    assert (found.gsnr >= 3e5).all()
+
+
+@pytest.mark.parametrize(
+    "batches, micro_batch, devices, lanes",
+    [(2, 3, 4, 2), pytest.param(3, 1, 1, 3, marks=pytest.mark.slow)],
+)
+def test_a_model_s_ratios_are_the_oracle_s_on_devices_and_in_lanes(
+    x64, batches, micro_batch, devices, lanes
+):
+    """Of several batches, with empty slots and clients of one example or none."""
+    rng, sizes, B = np.random.default_rng(0), [12, 5, 9, 12, 1, 3, 7, 0], 4
+    clients = [
+        (rng.normal(size=(n, 6)) + 0.3 * i, rng.integers(0, 3, n).astype(np.int32))
+        for i, n in enumerate(sizes)
+    ]
+    data = fa.FederatedDataset.from_clients(clients, num_classes=3)
+    task = fa.classification(models.mlp((6,), 3, widths=(5,)), (6,))
+    double = lambda key: jax.tree.map(lambda a: a.astype(float), init(key))
+    init, task = task.init, task._replace(init=double)
+    loss = lambda p, x, y: task.loss(task.apply(p, x[None]).logits, y[None])[0]
+    gradients_of = jax.jit(jax.vmap(jax.grad(loss), (None, 0, 0)))
+
+    def measured(params, client):  # gradients of the first batches in order
+        x, y = clients[client]
+        n = len(y)
+        starts = [step % -(-n // B) * B for step in range(batches)]
+        rows = [i for b in starts for i in range(b, min(b + B, n))]
+        found = gradients_of(params, x[rows], y[rows])
+        flat = [
+            np.asarray(leaf).reshape(len(rows), -1) for leaf in jax.tree.leaves(found)
+        ]
+        return np.concatenate(flat, 1)
+
+    plan = fa.Plan(
+        participation=fa.bernoulli(0.7),
+        batch_size=B,
+        lr=0.1,
+        shuffle="none",
+        devices=devices,
+        lanes=lanes,
+    )
+    algorithm = fedgsnr(5, probe_batches=batches, micro_batch=micro_batch)
+    round_fn, state = start(algorithm, task, data, plan)
+    step = jax.jit(round_fn)
+    for key in keys(2):
+        params = jax.device_get(state.params)
+        state, info = step(round_fn.placed(state), key)
+        ids = np.asarray(info.cohort)
+        here = [j for j, k in enumerate(ids) if k < len(sizes) and sizes[k] > 0]
+        size = np.array([sizes[ids[j]] for j in here], float)
+        n, r = numpy_ratios(
+            [measured(params, ids[j]) for j in here],
+            size / size.sum(),
+            batch=np.minimum(size, B),
+        )
+        np.testing.assert_allclose(
+            info.policy["optimal_steps"][np.array(here)], n, rtol=1e-9
+        )
+        np.testing.assert_allclose(info.policy["gsnr"][np.array(here)], r, rtol=1e-7)
+        assert np.asarray(info.num_steps).sum() == info.num_steps[np.array(here)].sum()
 
 
 def test_stochastic_rounding_has_the_right_mean():
