@@ -50,6 +50,7 @@ _PUBLIC = {
     ),
     "costs": ("Clock",),
     "data.dataset": ("FederatedDataset",),
+    "data.public": ("PublicSet",),
     "engine.averages": ("averages", "with_averages"),
     "engine.debug": ("debug_round",),
     "engine.evaluate": ("class_accuracy", "evaluate", "evaluate_clients"),
