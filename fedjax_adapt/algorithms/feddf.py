@@ -19,7 +19,7 @@ validated too, where the code could end with none that was. It uses auxiliary da
 FedAvg has not: unlabelled public inputs, and a labelled validation set for early stopping.
 """
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ from ..core import (
 )
 from ..distill import accuracy, kl, of_each, teachers
 
-Teaching = Literal["avg_logits", "avg_probs", "avg_losses"]
+TEACHING = ("avg_logits", "avg_probs", "avg_losses")
 
 
 class Progress(NamedTuple):
@@ -59,7 +59,7 @@ def feddf(
     distill_lr: float = 1e-3,
     distill_batch: int = 128,
     distill_clip: float | None = 5.0,
-    teaching: Teaching = "avg_logits",
+    teaching: Literal["avg_logits", "avg_probs", "avg_losses"] = "avg_logits",
     drop_worst: bool = False,
     patience: int | None = 1000,
     validate_every: int = 100,
@@ -92,7 +92,7 @@ def feddf(
     check.at_least("distill_batch", distill_batch, 1)
     if distill_clip is not None:
         check.positive("distill_clip", distill_clip)
-    check.one_of("teaching", teaching, get_args(Teaching))
+    check.one_of("teaching", teaching, TEACHING)
     check.at_least("patience", patience, 1, none="no early stopping")
     check.at_least("validate_every", validate_every, 1)
     check.one_of("weights", weights, WEIGHTS)
