@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from .core import Array, Params, RoundView, Task
+from .core import Array, Params, RefineSetup, RoundView, Task
 
 
 def teachers(view: RoundView) -> Params:
@@ -44,17 +44,17 @@ def accuracy(task: Task, params: Params, x: Array, y: Array, width: int = 256) -
     return jax.lax.map(right, rows).sum() / num
 
 
-def label_counts(view: RoundView, name: str) -> Array:
-    """How many examples of each label a client holds, [cohort, classes]; 0 if not active.
-
-    Raises:
-      ValueError: the data have no integer labels, one per example.
-    """
-    cohort = view.cohort
-    if cohort.label_counts is None:
+def check_labelled(name: str, setup: RefineSetup) -> None:
+    """Raises ValueError unless every example has one integer label."""
+    if not setup.labelled:
         raise ValueError(
             f"{name} counts the labels of clients but the data have no integer labels, "
             "one per example; take another algorithm."
         )
+
+
+def label_counts(view: RoundView) -> Array:
+    """The examples of each label that active clients hold, [cohort, classes]."""
+    cohort = view.cohort
     counts = cohort.label_counts[jnp.minimum(cohort.ids, cohort.num_clients - 1)]
     return jnp.where(cohort.active[:, None], counts, 0)

@@ -100,6 +100,8 @@ def feddf(
         base = Algorithm(server=ServerRule(combine=mean(WEIGHTS[weights])))
     if distill_steps == 0:
         return base
+    if base.refine is not None:
+        raise ValueError("feddf's base refines its models already; give another base.")
     validates = patience is not None
 
     def verify(task, setup):
@@ -118,7 +120,8 @@ def feddf(
     adam = optax.chain(clip, optax.scale_by_adam(), optax.scale_by_schedule(decay))
 
     def server(params, state, view, key):
-        task, public, models = view.task, view.public, teachers(view)
+        task, models = view.task, teachers(view)
+        public = jax.tree.map(jnp.asarray, view.public)
         key_rows, key_train = jax.random.split(key)
         rows = passes(key_rows, len(public.x), distill_steps * distill_batch)
         rows = rows.reshape(distill_steps, distill_batch)
@@ -166,8 +169,9 @@ def feddf(
         zero = jnp.zeros((), jnp.int32)
         nothing = jnp.full((), -1, jnp.result_type(float))
         last = jax.lax.while_loop(
-            lambda now: (now.step < distill_steps)
-            & (now.step - now.best_step < patience),
+            lambda now: (
+                (now.step < distill_steps) & (now.step - now.best_step < patience)
+            ),
             validated,
             Progress(*begin, zero, params, nothing, zero),
         )
@@ -193,16 +197,15 @@ def distance(teaching: str, trusted: Array, theirs: Array, ours: Array) -> Array
     """
     student = jax.nn.log_softmax(ours)
     trusted = trusted.astype(theirs.dtype)
+    # a teacher of weight 0 may have logits that are not finite
+    theirs = jnp.where(trusted[:, None, None] > 0, theirs, 0)
     if teaching == "avg_logits":
-        # a teacher of weight 0 may have logits that are not finite
-        theirs = jnp.where(trusted[:, None, None] > 0, theirs, 0)
         return kl(jax.nn.log_softmax(jnp.tensordot(trusted, theirs, 1)), student)
     each = jax.nn.log_softmax(theirs)
     if teaching == "avg_probs":
         all_ = jax.nn.logsumexp(each, 0, b=trusted[:, None, None])
         return kl(all_, student)
-    apart = jnp.where(trusted[:, None] > 0, kl(each, student[None]), 0)
-    return jnp.tensordot(trusted, apart, 1)
+    return jnp.tensordot(trusted, kl(each, student[None]), 1)
 
 
 def able(task, models: Params, active: Array, validation) -> Array:

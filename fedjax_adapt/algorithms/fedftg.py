@@ -40,7 +40,7 @@ from ..core import (
     mean,
     with_refinement,
 )
-from ..distill import kl, label_counts, of_each, teachers
+from ..distill import check_labelled, kl, label_counts, of_each, teachers
 from ..generators import Generator, Made, image_generator
 from ..generators import diversity as spread
 
@@ -119,6 +119,8 @@ def fedftg(
         base = Algorithm(server=ServerRule(combine=mean(WEIGHTS[weights])))
     if iterations == 0:
         return base
+    if base.refine is not None:
+        raise ValueError("fedftg's base refines its models already; give another base.")
     generator = image_generator(channels) if generator is None else generator
     weighing = Weighing(hardness, class_weight, classifying)
     adam = optax.scale_by_adam()
@@ -131,12 +133,13 @@ def fedftg(
 
     def verify(task, setup):
         jax.eval_shape(lambda: init(task, setup, jax.random.key(0)))
+        check_labelled("fedftg", setup)
 
     def server(params, made, view, key):
         task, cohort = view.task, view.cohort
-        counts = label_counts(view, "fedftg")
+        counts = label_counts(view)
         totals, num_classes = counts.sum(0), counts.shape[1]
-        trust = counts / (totals + 1e-6)[None]  # a_i[y], [cohort, classes]
+        trust = shares(counts)  # a_i[y]
         models = teachers(view)
         # clients take their turns by id, so that slots cannot change the result
         turns = jnp.argsort(cohort.ids)
@@ -153,7 +156,9 @@ def fedftg(
             x, new = show(Made(weights, statistics), noise, labels, True)
             theirs, ours = logits(teacher, x), logits(student, x)
             loss = generator_loss(theirs, ours, labels, trust[slot][labels], weighing)
-            loss = loss + diversity * spread(noise, x) / jnp.maximum(cohort.num_active, 1)
+            loss = loss + diversity * spread(noise, x) / jnp.maximum(
+                cohort.num_active, 1
+            )
             return loss, new
 
         def fool(learning, slot, student, noise, labels):
@@ -206,6 +211,11 @@ def fedftg(
         base,
         Refinement(init=init, server=server, check=verify, needs_public=False),
     )
+
+
+def shares(counts: Array) -> Array:
+    """a_i[y] = n_i[y] / (sum_S n[y] + 1e-6), [cohort, classes]."""
+    return counts / (counts.sum(0) + 1e-6)[None]
 
 
 def labels_in_shares(key: Key, counts: Array, num: int) -> Array:

@@ -41,10 +41,9 @@ from ..core import (
     mean,
     num_parameters,
     predict_train,
-    send_delta,
     weighted_loss,
 )
-from ..distill import kl, teachers
+from ..distill import check_labelled, kl, teachers
 from ..generators import Made, diversity, latent_generator
 
 FLOOR = 1e-4  # of alpha_t and beta_t, the code's
@@ -151,18 +150,16 @@ def fedgen(
             on = on & (view.step < regular_steps)
         return loss + jnp.where(on, regular, 0)
 
-    def finish(run):
-        outputs = jax.eval_shape(run.task.apply, run.params, run.batch_at(0).x)
+    def count(run):  # c_i, [outputs]
+        examples = run.batch_at(jnp.int32(0)).x
+        outputs = jax.eval_shape(run.task.apply, run.params, examples).logits.shape[-1]
 
         def add(step, counts):
             batch = run.batch_at(step)
-            seen = jax.nn.one_hot(batch.y, len(counts)) * batch.weight[:, None]
+            seen = jax.nn.one_hot(batch.y, outputs) * batch.weight[:, None]
             return counts + seen.sum(0)
 
-        counts = jnp.ones(outputs.logits.shape[-1])
-        counts = jax.lax.fori_loop(0, run.num_steps, add, counts)
-        upload, client = send_delta(run)
-        return upload._replace(info={"label_counts": counts}), client
+        return jax.lax.fori_loop(0, run.num_steps, add, jnp.ones(outputs))
 
     def verify(task, setup):
         if task.head is None or setup.outputs.features is None:
@@ -171,11 +168,7 @@ def fedgen(
                 "one's cannot be told apart; give a module with features(x) and "
                 "head(features), or Task(..., head=...)."
             )
-        if not setup.labelled:
-            raise ValueError(
-                "fedgen counts the labels of clients but the data have no integer labels, "
-                "one per example; take another algorithm."
-            )
+        check_labelled("fedgen", setup)
 
     def init(task, setup, key):
         verify(task, setup)
@@ -198,9 +191,9 @@ def fedgen(
     def server(params, kept, view, key):
         task, models = view.task, teachers(view)
         held = view.cohort.label_counts.sum(0)  # by all clients
-        counts = view.info["label_counts"][:, : len(held)]
+        counts = view.sent[:, : len(held)]
         counts = jnp.where(view.cohort.active[:, None], counts, 0)
-        trust = counts / jnp.maximum(counts.sum(0), 1)[None]  # o_i[y], [cohort, classes]
+        trust = shares(counts)  # o_i[y]
         log_seen = jnp.where(counts.max(0) > 1, 0.0, -jnp.inf)
         lr = generator_lr * decay**view.setting.round
 
@@ -236,7 +229,7 @@ def fedgen(
         return params, kept, report
 
     return Algorithm(
-        local=LocalRule(objective=objective, finish=finish),
+        local=LocalRule(objective=objective),
         server=ServerRule(combine=mean(WEIGHTS[weights])),
         refine=Refinement(
             init=init,
@@ -244,8 +237,14 @@ def fedgen(
             check=verify,
             traffic=traffic,
             needs_public=False,
+            send=count,
         ),
     )
+
+
+def shares(counts: Array) -> Array:
+    """o_i[y] = c_i[y] / sum_S c[y], [cohort, classes]; 0 where the sum is."""
+    return counts / jnp.maximum(counts.sum(0), 1)[None]
 
 
 def generator_loss(
