@@ -201,6 +201,7 @@ class RoundView(NamedTuple):
     runs: LocalRun
     public: PyTree
     setting: Setting
+    num_classes: int
     num_lanes: int = 1  # how many models the engine has side by side
     sent: PyTree = ()  # `Refinement.send` of the clients, [cohort, ...]
 

@@ -25,10 +25,13 @@ ALLOWED = {
     "wrap": {"core"},
     # what a step policy measures is in no one algorithm's file: it reads any model
     "moments": {"core"},
+    "finetune": {"check", "core"},
     # what several methods share that teach a model by others
     "distill": {"core"},
     "generators": {"models"},
-    "algorithms": {"check", "core", "distill", "generators", "moments", "wrap"},
+    "algorithms": {
+        "check", "core", "distill", "finetune", "generators", "moments", "wrap",
+    },
     "models": {"check", "core"},
     "engine": {"check", "core", "costs", "data", "participation", "plan", "wrap"},
     "report": {"experiment"},  # experiment.store only, see below

@@ -153,7 +153,10 @@ def debug_round(
             )
         refine, trained = algorithm.refine or Refinement(), runs
         lanes = num_lanes_of(plan, data, state.params)
-        view = RoundView(task, cohort, runs, data.public, setting, lanes, _stack(told))
+        view = RoundView(
+            task, cohort, runs, data.public, setting, data.num_classes, lanes,
+            _stack(told),
+        )  # fmt: skip
         shift = steps = None
         report = {}
         if refine.clients is not None:
