@@ -14,6 +14,7 @@ the parts of an algorithm declare as their `traffic` and from the size of the mo
 
 References:
   GIFT's defaults: 5 Mbit/s for the upload, the broadcast free, no time for the server.
+  FNR-FL, Table 3: kappa and rho.
 """
 
 from collections.abc import Callable
@@ -267,6 +268,22 @@ def round_seconds(algorithm: Algorithm, cohort: Cohort, times: Array) -> Array:
     late = answers_late(algorithm.policy)
     awaited = cohort.num_examples > 0 if late else cohort.active
     return jnp.where(awaited, times, 0).max()
+
+
+def kappa(accuracy: float, seconds: float) -> float:
+    """Accuracy by time: accuracy times 1e4 over seconds, as FNR-FL's Table 3 has it.
+
+    Seconds on one clock compare with those on no other.
+    """
+    return 1e4 * accuracy / seconds
+
+
+def rho(accuracy: float, num_bytes: float) -> float:
+    """Accuracy by traffic: accuracy times 1e4 over MiB, as FNR-FL's Table 3 has it.
+
+    The traffic is all that clients receive and send; the table's "MB" are 2**20 bytes.
+    """
+    return 1e4 * accuracy / (num_bytes / 2**20)
 
 
 def _keys(clock: Clock) -> Array:

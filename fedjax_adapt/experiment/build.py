@@ -29,6 +29,7 @@ from .config import Config, partition_seed
 from .limits import is_set
 from .match import matching_steps
 from .options import checked, find, options_of, registry
+from .public import with_public
 from .schema import DERIVED
 
 
@@ -51,12 +52,12 @@ def build(config: Config) -> Federation:
         clients than examples, an option out of range.
     """
     algorithm, plan = build_algorithm(config), build_plan(config)
-    source = load_source(config)
+    source, public = with_public(config, load_source(config), algorithm)
     rows = split_source(config, source)
     measured = skew(rows, source.y_train, source.num_classes)
     if config.labels == "parity":  # of what was split by the labels themselves
-        source = source.parity()
-    data = skewed(config, source, source.federated(rows))
+        source, public = source.parity(), public and public.parity()
+    data = skewed(config, source, source.federated(rows, public))
     if config.match is not None:
         policy = matching_steps(config, np.asarray(data.size))
         algorithm = with_steps(algorithm, policy)

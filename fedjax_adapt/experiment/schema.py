@@ -26,6 +26,13 @@ class Config:
       algorithm: what to train with; `fedjax-adapt list` shows all
       dataset: what to learn
       train_examples: learn from so many, the first in the order of its files; none: all
+      public: what algorithms like FNR-FL train on beside the clients' data: holdout takes
+        it out of the training set, split_test out of the test set, published is the test
+        set itself, whose accuracy is training accuracy then; none: holdout where the
+        algorithm needs one, else nothing
+      public_examples: how many of them; none: a tenth of the training set or half of the
+        test set, 5000 at most
+      validation_examples: taken out of the training set for algorithms that choose a model
       model: what learns
       projection: width of a projection head between the features and the classifier, as
         MOON has it; none: no head
@@ -93,6 +100,9 @@ class Config:
     algorithm: str = "fedssg"
     dataset: str = "digits"
     train_examples: int | None = None
+    public: Literal["holdout", "split_test", "published"] | None = None
+    public_examples: int | None = None
+    validation_examples: int = 0
     model: str = "mlp"
     projection: int | None = None
     augment: Literal["none", "flip_crop", "reflect_crop"] = "none"
