@@ -126,7 +126,7 @@ def metrics_row(
         "delta_norm": float(infos.delta_norm[-1]),
         **{
             name: float(leaf[-1])
-            for name, leaf in named(infos.policy)
+            for name, leaf in [*named(infos.policy), *named(infos.refine)]
             if leaf.ndim == 1
         },
         "class_accuracy": [np.asarray(measured.classes)],  # a list per row
@@ -150,7 +150,8 @@ def client_rows(infos: Info, first_round: int, num_clients: int) -> dict[str, An
         "loss": infos.loss[present],
         "clipped": infos.clipped[present],
     }
-    of_clients = [pair for pair in named(infos.policy) if pair[1].ndim > 1]
+    of_clients = [*named(infos.policy), *named(infos.refine)]
+    of_clients = [pair for pair in of_clients if pair[1].ndim > 1]
     for name, leaf in [*named(infos.clients), *of_clients]:
         values = leaf[present]
         # a vector per client becomes a list per row

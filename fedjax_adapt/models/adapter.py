@@ -62,6 +62,7 @@ def classification(
         loss=model.loss or optax.softmax_cross_entropy_with_integer_labels,
         apply_train=_training(model, prepare, augment),
         apply_frozen=_frozen(model, prepare, augment),
+        head=model.head,
     )
     example = jax.ShapeDtypeStruct((2, *input_shape), jnp.float32)
     _check_logits(task, example)

@@ -132,6 +132,7 @@ def test_a_linen_module_with_features_and_head_shows_its_features():
     np.testing.assert_allclose(
         outputs.logits, LinenParts().apply({"params": params}, X), rtol=1e-6
     )
+    np.testing.assert_array_equal(task.head(params, outputs.features), outputs.logits)
     assert task.apply_train is None
 
 
