@@ -12,6 +12,7 @@ from .. import check
 from ..core import Algorithm, Task, constant_steps, epochs, with_steps
 from ..data import (
     FederatedDataset,
+    PublicSet,
     Skew,
     Source,
     corrupt,
@@ -29,7 +30,7 @@ from .config import Config, partition_seed
 from .limits import is_set
 from .match import matching_steps
 from .options import checked, find, options_of, registry
-from .public import with_public
+from .public import uses_public, with_public
 from .schema import DERIVED
 
 
@@ -40,8 +41,9 @@ class Federation(NamedTuple):
     task: Task
     data: FederatedDataset
     plan: Plan
-    source: Source
+    source: Source  # what the clients learn from, and what is tested on
     skew: Skew
+    public: PublicSet | None = None  # set apart; data.public if the algorithm uses it
 
 
 def build(config: Config) -> Federation:
@@ -57,7 +59,8 @@ def build(config: Config) -> Federation:
     measured = skew(rows, source.y_train, source.num_classes)
     if config.labels == "parity":  # of what was split by the labels themselves
         source, public = source.parity(), public and public.parity()
-    data = skewed(config, source, source.federated(rows, public))
+    seen = public if uses_public(algorithm) else None
+    data = skewed(config, source, source.federated(rows, seen))
     if config.match is not None:
         policy = matching_steps(config, np.asarray(data.size))
         algorithm = with_steps(algorithm, policy)
@@ -66,7 +69,7 @@ def build(config: Config) -> Federation:
         wanted = {name: model in config.evaluate_also for name, model in keep.items()}
         algorithm = with_averages(algorithm, **wanted)
     task = build_task(config, source)
-    return Federation(algorithm, task, data, plan, source, measured)
+    return Federation(algorithm, task, data, plan, source, measured, public)
 
 
 def split_source(config: Config, source: Source) -> list[np.ndarray]:

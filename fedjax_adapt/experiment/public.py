@@ -6,13 +6,16 @@ looks for a test accuracy finds it.
 """
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..core import Algorithm
-from ..data import PROTOCOLS, FederatedDataset, PublicSet, Source
+from ..core import Algorithm, as_refinement
+from ..data import PROTOCOLS, PublicSet, Source
 from .config import Config, partition_seed
 from .limits import is_set
 from .store import ACCURACY, TRAINED
+
+if TYPE_CHECKING:
+    from .build import Federation
 
 ORIGIN = {
     "holdout": "held out of the training set",
@@ -31,9 +34,9 @@ GIVEN = {
 
 
 def uses_public(algorithm: Algorithm) -> bool:
-    """Whether something of an algorithm trains on the public set."""
-    refine = algorithm.refine
-    return refine is not None and getattr(refine, "needs_public", True)
+    """Whether an algorithm asks for a public set; who does not, does not get to see one."""
+    refine = as_refinement(algorithm.refine)
+    return refine is not None and refine.needs_public
 
 
 def with_public(
@@ -68,57 +71,51 @@ def with_public(
     )
 
 
-def accuracy_name(algorithm: Algorithm, data: FederatedDataset) -> str:
+def accuracy_name(federation: "Federation") -> str:
     """What the accuracy on the test set is to be called in tables."""
-    published = data.public is not None and data.public.protocol == "published"
-    return TRAINED if published and uses_public(algorithm) else ACCURACY
+    seen = federation.data.public  # by the algorithm
+    return TRAINED if seen is not None and seen.protocol == "published" else ACCURACY
 
 
-def unused(config: Config, algorithm: Algorithm, data: FederatedDataset) -> str | None:
+def unused(config: Config, federation: "Federation") -> str | None:
     """What to say of a public set that the algorithm does not use; None: nothing."""
-    if data.public is None or uses_public(algorithm):
+    public = federation.public
+    if public is None or federation.data.public is not None:
         return None
     return (
-        f"{config.algorithm} uses no public set: public={data.public.protocol} "
-        f"({data.public.num_examples} examples, {ORIGIN[data.public.protocol]}) only "
-        "makes its run comparable with one that does."
+        f"{config.algorithm} uses no public set: public={public.protocol} "
+        f"({public.num_examples} examples, {ORIGIN[public.protocol]}) only makes its run "
+        "comparable with one that does."
     )
 
 
-def described(algorithm: Algorithm, data: FederatedDataset) -> dict[str, Any]:
+def described(federation: "Federation") -> dict[str, Any]:
     """The public set of a run, for its summary; empty if there is none."""
-    if data.public is None:
+    public = federation.public
+    if public is None:
         return {}
-    public = data.public
-    judged = 0 if public.validation is None else len(public.validation[1])
     return {
         "protocol": public.protocol,
         "origin": ORIGIN[public.protocol],
         "examples": public.num_examples,
-        "validation": judged,
+        "validation": public.num_validation,
         "bytes": int(public.x.nbytes),
-        "used": uses_public(algorithm),
+        "used": federation.data.public is not None,
     }
 
 
-def auxiliary(
-    config: Config, algorithm: Algorithm, data: FederatedDataset
-) -> list[str]:
+def auxiliary(config: Config, federation: "Federation") -> list[str]:
     """What a method is given beside the clients' own training, in words."""
     bases = re.findall(r"\w+", str(config.algorithm_options.get("base") or ""))
     given = [GIVEN[name] for name in (config.algorithm, *bases) if name in GIVEN]
-    if not uses_public(algorithm) or data.public is None:
+    public = federation.data.public
+    if public is None:
         return given
-    held = data.public
     if not any("public" in text for text in given):
         given.append("public examples")
-    found = [
-        f"{text} ({held.num_examples}, {ORIGIN[held.protocol]})"
-        if "public" in text
-        else text
-        for text in given
-    ]
-    if held.validation is not None:
-        count = len(held.validation[1])
-        found.append(f"labelled validation examples ({count} of the training set)")
-    return found
+    whence = f"({public.num_examples}, {ORIGIN[public.protocol]})"
+    given = [f"{text} {whence}" if "public" in text else text for text in given]
+    if public.validation is not None:
+        held = f"({public.num_validation}, held out of the training set)"
+        given.append(f"labelled validation examples {held}")
+    return given

@@ -93,8 +93,7 @@ def _train(
     progress: Report,
 ) -> State:
     """From the newest checkpoint to the last round; returns the state after it."""
-    algorithm, data = federation.algorithm, federation.data
-    accuracy = public.accuracy_name(algorithm, data)
+    accuracy = public.accuracy_name(federation)
     shown = accuracy.replace("_", " ")
     checkpoints = folder / "checkpoints"
     restored = checkpoint.restore(checkpoints, program.abstract)
@@ -102,7 +101,7 @@ def _train(
     store.truncate(folder, done)
     log, schedule = Log(folder, config.num_clients, accuracy), Schedule(config, done)
     told = {"cut": False, "broken": False}
-    unused = public.unused(config, algorithm, data)
+    unused = public.unused(config, federation)
     progress(Progress(done, config.rounds, warning=unused, accuracy_name=shown))
     first, seconds, groups = done, 0.0, 1
     while done < config.rounds:
@@ -236,7 +235,7 @@ def _summarise(
         class_accuracy=figures.per_class(by_class, source.y_test),
         client_accuracy=spread,
         client_state_bytes=num_bytes(program.abstract.clients),
-        public=public.described(federation.algorithm, federation.data),
-        auxiliary=public.auxiliary(config, federation.algorithm, federation.data),
+        public=public.described(federation),
+        auxiliary=public.auxiliary(config, federation),
         **summary.results(metrics, config.targets),
     )

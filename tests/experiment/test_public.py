@@ -25,16 +25,22 @@ SMALL = {"algorithm": "fedavg", "num_clients": 5, "model": "linear"}
 def nodding() -> fa.Algorithm:
     """Needs a public set, and looks at it without doing anything."""
 
-    def refine(params, view, key):
+    def server(params, state, view, key):
         assert view.public.x.shape[1:] == (8, 8, 1)
-        return params
+        return params, state, {}
 
-    return fa.with_refinement(fedavg(), refine)
+    return fa.with_refinement(fedavg(), fa.Refinement(server=server))
+
+
+def indifferent() -> fa.Algorithm:
+    """Has a refinement that asks for no public set."""
+    return fa.with_refinement(fedavg(), lambda params, view, key: params)
 
 
 @pytest.fixture
 def nods(monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "nodding", nodding)
+    monkeypatch.setitem(ALGORITHMS, "indifferent", indifferent)
 
 
 def built(**settings):
@@ -51,13 +57,19 @@ def test_without_a_public_set_everything_is_as_it_was():
 def test_clients_hold_what_the_public_set_leaves(nods):
     for algorithm in ("fedavg", "nodding"):
         found = built(algorithm=algorithm, public="holdout", validation_examples=20)
-        assert found.data.public.num_examples == 143
-        assert found.data.public.validation[1].shape == (20,)
+        assert found.public.num_examples == 143 and found.public.num_validation == 20
         assert len(found.data.x) == int(found.data.size.sum()) == 1437 - 163
         assert len(found.data.test[1]) == 360
     half = built(public="split_test", public_examples=100).data
     assert len(half.test[1]) == 260 and len(half.x) == 1437
-    assert built(public="published").data.public.num_examples == 360
+    assert built(public="published").public.num_examples == 360
+
+
+def test_who_asks_for_no_public_set_sees_none(nods):
+    for algorithm in ("fedavg", "indifferent"):
+        found = built(algorithm=algorithm, public="holdout")
+        assert found.public.num_examples == 143 and found.data.public is None
+        assert built(algorithm=algorithm).public is None
 
 
 def test_who_needs_a_public_set_gets_a_holdout_unless_told_otherwise(nods):
@@ -70,7 +82,7 @@ def test_who_needs_a_public_set_gets_a_holdout_unless_told_otherwise(nods):
 
 def test_the_public_set_follows_the_seed_of_the_partition(nods):
     sets = [
-        set(map(bytes, np.asarray(built(public="holdout", **seeds).data.public.x)))
+        set(map(bytes, built(public="holdout", **seeds).public.x))
         for seeds in ({"seed": 1}, {"seed": 2, "partition_seed": 1}, {"seed": 2})
     ]
     assert sets[0] == sets[1] != sets[2]
@@ -117,7 +129,7 @@ def test_what_does_not_fit_is_one_sentence(settings, says):
 
 
 def test_only_who_trains_on_the_test_set_loses_the_word_test(nods):
-    named = lambda **settings: accuracy_name(*built(**settings)[::2][:2])
+    named = lambda **settings: accuracy_name(built(**settings))
     assert named(algorithm="nodding", public="published") == TRAINED
     for settings in (
         {"algorithm": "nodding"},
@@ -190,7 +202,7 @@ def test_an_honest_run_says_what_it_was_given(finished):
     }
     assert summary["data"]["train"] == 1437 - 150
     assert "public examples (143, held out of the training set)" in said
-    assert "validation examples (7 of the training set)" in said
+    assert "validation examples (7, held out of the training set)" in said
     assert summary["rho"] == pytest.approx(
         1e4 * result.accuracy / (summary["bytes_up"] + summary["bytes_down"]) * 2**20
     )
@@ -207,10 +219,7 @@ def test_a_public_set_nobody_uses_is_said(finished):
 def test_auxiliary_data_are_named_for_bases_too(nods):
     settings = {"algorithm": "feddisco", "base": "fedavg"}
     config = from_settings(SMALL | settings)
-    found = build(config)
-    assert auxiliary(config, found.algorithm, found.data) == [
-        "label counts of every client"
-    ]
+    assert auxiliary(config, build(config)) == ["label counts of every client"]
 
 
 def test_settings_of_public_sets_survive_their_toml(tmp_path):
