@@ -579,6 +579,7 @@ class Refinement(NamedTuple):
     traffic: Traffic | Callable[[RefineSetup], Traffic] = Traffic()
     traffic_refined: Traffic | Callable[[RefineSetup], Traffic] = Traffic()
     needs_public: bool = True
+    needs_validation: bool = False  # examples of the public set to choose a model by
 
 
 def public_examples(public: PyTree) -> tuple[Array, Array | None]:

@@ -147,7 +147,11 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
     """An algorithm by name; `base` may name another, see `_parse_base`."""
     constructor = find("algorithm", name)
     known = options_of("algorithm", constructor)
-    told = {own: getattr(config, ours) for own, ours in DERIVED.items() if own in known}
+    told = {
+        own: getattr(config, ours)
+        for own, ours in DERIVED.items()
+        if own in known and known[own].default is not None
+    }
     if "participation" in told and config.sampler != "bernoulli":
         told["participation"] = cohort_size(config) / config.num_clients
     given = {n: v for n, v in options.items() if v is not None}

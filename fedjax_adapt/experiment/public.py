@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import Algorithm, as_refinement
 from ..data import PROTOCOLS, PublicSet, Source
+from ..data.protocols import default_size
 from .config import Config, partition_seed
 from .limits import is_set
 from .store import ACCURACY, TRAINED
@@ -30,6 +31,8 @@ GIVEN = {
     "fedftg": "label counts of every client",
     "feddf": "unlabelled public examples",
     "fnr": "labelled public examples",
+    "fedavg_pubft": "labelled public examples, at the server alone",
+    "public_only": "labelled public examples, at the server alone",
 }
 
 
@@ -37,6 +40,12 @@ def uses_public(algorithm: Algorithm) -> bool:
     """Whether an algorithm asks for a public set; who does not, does not get to see one."""
     refine = as_refinement(algorithm.refine)
     return refine is not None and refine.needs_public
+
+
+def validates(algorithm: Algorithm) -> bool:
+    """Whether an algorithm asks for validation examples."""
+    refine = as_refinement(algorithm.refine)
+    return refine is not None and refine.needs_validation
 
 
 def with_public(
@@ -63,12 +72,12 @@ def with_public(
                     f"of the training set all the same, or leave {name} out."
                 )
         return source, None
-    return PROTOCOLS[protocol](
-        source,
-        config.public_examples,
-        validation=config.validation_examples,
-        seed=partition_seed(config),
-    )
+    validation = config.validation_examples
+    if validation is None:
+        chooses = algorithm is not None and validates(algorithm)
+        validation = default_size(source.y_train) if chooses else 0
+    seed = partition_seed(config)
+    return PROTOCOLS[protocol](source, config.public_examples, validation, seed)
 
 
 def accuracy_name(federation: "Federation") -> str:

@@ -14,7 +14,7 @@ Corruption = Literal[
     "label_shift", "random_labels", "random_inputs", "noisy_inputs", "duplicated"
 ]
 
-# Arguments of algorithms that follow from the run unless they are given.
+# Arguments of algorithms that follow from the run unless they are given, or may be None.
 DERIVED = {"total_rounds": "rounds", "participation": "participation", "lr": "lr"}
 
 
@@ -32,7 +32,8 @@ class Config:
         algorithm needs one, else nothing
       public_examples: how many of them; none: a tenth of the training set or half of the
         test set, 5000 at most
-      validation_examples: taken out of the training set for algorithms that choose a model
+      validation_examples: taken out of the training set to choose a model by; none: a tenth
+        of it, 5000 at most, where the algorithm chooses, else 0
       model: what learns
       projection: width of a projection head between the features and the classifier, as
         MOON has it; none: no head
@@ -102,7 +103,7 @@ class Config:
     train_examples: int | None = None
     public: Literal["holdout", "split_test", "published"] | None = None
     public_examples: int | None = None
-    validation_examples: int = 0
+    validation_examples: int | None = None
     model: str = "mlp"
     projection: int | None = None
     augment: Literal["none", "flip_crop", "reflect_crop"] = "none"
@@ -183,7 +184,7 @@ def kind_options(kind: str, name: str) -> dict[str, tuple[str, Option]]:
             taken.update(options_of(earlier, function))
     options = {}
     for own, option in options_of(kind, find(kind, name)).items():
-        if kind == "algorithm" and own in DERIVED:
+        if kind == "algorithm" and own in DERIVED and option.default is not None:
             about = f"{option.help.removesuffix('.')}; none: {DERIVED[own]} of the run"
             option = Option(option.annotation | None, None, about)
         options[own] = (f"{kind}_{own}" if own in taken else own, option)

@@ -32,6 +32,11 @@ def nodding() -> fa.Algorithm:
     return fa.with_refinement(fedavg(), fa.Refinement(server=server))
 
 
+def choosing() -> fa.Algorithm:
+    """Needs a public set and validation examples."""
+    return fa.with_refinement(fedavg(), fa.Refinement(needs_validation=True))
+
+
 def indifferent() -> fa.Algorithm:
     """Has a refinement that asks for no public set."""
     return fa.with_refinement(fedavg(), lambda params, view, key: params)
@@ -41,6 +46,7 @@ def indifferent() -> fa.Algorithm:
 def nods(monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "nodding", nodding)
     monkeypatch.setitem(ALGORITHMS, "indifferent", indifferent)
+    monkeypatch.setitem(ALGORITHMS, "choosing", choosing)
 
 
 def built(**settings):
@@ -78,6 +84,13 @@ def test_who_needs_a_public_set_gets_a_holdout_unless_told_otherwise(nods):
     assert few.num_examples == 30
     told = built(algorithm="nodding", public="split_test")
     assert told.data.public.protocol == "split_test"
+
+
+def test_who_chooses_a_model_gets_validation_examples_unless_told_otherwise(nods):
+    found = built(algorithm="choosing").data.public
+    assert found.num_examples == found.num_validation == 143
+    told = built(algorithm="choosing", validation_examples=0).data.public
+    assert told.num_validation == built(algorithm="nodding").public.num_validation == 0
 
 
 def test_the_public_set_follows_the_seed_of_the_partition(nods):
