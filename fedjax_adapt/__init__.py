@@ -17,6 +17,7 @@ _PUBLIC = {
     "algorithms.afl": ("afl_best", "afl_constants", "afl_fixed", "afl_online"),
     "algorithms.fedgsnr": ("gsnr_steps",),
     "algorithms.fedveca": ("veca_steps",),
+    "algorithms.fnr": ("fnr_refinement",),
     "algorithms.gift": ("gift_steps",),
     "core": (
         "Algorithm",

@@ -199,6 +199,7 @@ class RoundView(NamedTuple):
     runs: LocalRun
     public: PyTree
     setting: Setting
+    num_classes: int
     num_lanes: int = 1  # how many models the engine has side by side
 
 

@@ -29,7 +29,16 @@ def make_clients(sizes=SIZES, dtype=np.float32, seed=0):
 def make_data(sizes=SIZES, dtype=np.float32, seed=0):
     clients = make_clients(sizes, dtype, seed)
     test = tuple(np.concatenate(part) for part in zip(*clients, strict=True))
-    return FederatedDataset.from_clients(clients, test=test, num_classes=CLASSES)
+    return FederatedDataset.from_clients(
+        clients, test=test, public=make_public(dtype), num_classes=CLASSES
+    )
+
+
+def make_public(dtype=np.float32, size=7, seed=9):
+    """(x, y) that no client holds."""
+    ((x, y),) = make_clients((size,), dtype, seed)
+    y[:CLASSES] = np.arange(CLASSES)  # every label
+    return x, y
 
 
 def make_task(dtype=jnp.float32):

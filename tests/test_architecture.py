@@ -25,7 +25,8 @@ ALLOWED = {
     "wrap": {"core"},
     # what a step policy measures is in no one algorithm's file: it reads any model
     "moments": {"core"},
-    "algorithms": {"check", "core", "moments", "wrap"},
+    "finetune": {"check", "core"},
+    "algorithms": {"check", "core", "finetune", "moments", "wrap"},
     "models": {"check", "core"},
     "engine": {"check", "core", "costs", "data", "participation", "plan", "wrap"},
     "report": {"experiment"},  # experiment.store only, see below

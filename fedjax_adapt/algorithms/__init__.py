@@ -15,8 +15,10 @@ from .fedprox import fedprox
 from .fedssg import fedssg
 from .fedveca import fedveca, veca_steps
 from .fedvra import fedvra
+from .fnr import fnr, fnr_refinement
 from .gift import gift
 from .moon import moon
+from .public_controls import fedavg_pubft, public_only
 from .scaffold import scaffold
 
 ALGORITHMS = {
@@ -41,7 +43,10 @@ ALGORITHMS = {
         gift,
         adacomm,
         afl,
+        fnr,
+        fedavg_pubft,
+        public_only,
     )
 }
 
-__all__ = ["ALGORITHMS", *ALGORITHMS, "veca_steps"]
+__all__ = ["ALGORITHMS", *ALGORITHMS, "fnr_refinement", "veca_steps"]

@@ -152,7 +152,9 @@ def debug_round(
             )
         refine, trained = algorithm.refine or Refinement(), runs
         lanes = num_lanes_of(plan, data, state.params)
-        view = RoundView(task, cohort, runs, data.public, setting, lanes)
+        view = RoundView(
+            task, cohort, runs, data.public, setting, data.num_classes, lanes
+        )
         shift = steps = None
         report = {}
         if refine.clients is not None:

@@ -189,7 +189,9 @@ def _round(
     if not walked.streams:
         upload = algorithm.server.combine(upload, cohort)
     lanes = num_lanes_of(plan, data, state.params)
-    view = RoundView(task, cohort, walked.runs, data.public, setting, lanes)
+    view = RoundView(
+        task, cohort, walked.runs, data.public, setting, data.num_classes, lanes
+    )
     moved = refine_clients(algorithm, view, walked.clients, key_refine_clients)
     seconds = round_seconds(algorithm, cohort, times)
     seconds += refine_seconds(plan.clock, algorithm, state.params, cohort, moved.steps)
