@@ -115,8 +115,8 @@ def _costs(summary: dict[str, Any]) -> dict[str, str]:
     down, up = (summary[f"bytes_{way}"] / 1e6 for way in ("down", "up"))
     rows = {"traffic": f"{down:,.4g} MB to the clients, {up:,.4g} MB from them"}
     found = figures_of(summary)
-    per = {"s": found.get("kappa"), "MiB": found.get("rho")}
-    known = [f"{value:.4g} by {unit}" for unit, value in per.items() if value]
+    per = {"kappa": "s", "rho": "MiB"}
+    known = [f"{k} {found[k]:.4g} by {per[k]}" for k in per if found.get(k)]
     if known:
         rows["accuracy x 1e4"] = ", ".join(known)
     if summary["simulated_seconds"]:
