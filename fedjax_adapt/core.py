@@ -587,6 +587,7 @@ class Refinement(NamedTuple):
     traffic: Traffic | Callable[[RefineSetup], Traffic] = Traffic()
     traffic_refined: Traffic | Callable[[RefineSetup], Traffic] = Traffic()
     needs_public: bool = True
+    needs_validation: bool = False  # examples of the public set to choose a model by
     send: Callable[[LocalRun], PyTree] = send_nothing
 
 

@@ -15,6 +15,7 @@ the parts of an algorithm declare as their `traffic` and from the size of the mo
 
 References:
   GIFT's defaults: 5 Mbit/s for the upload, the broadcast free, no time for the server.
+  FNR-FL, Table 3: kappa and rho.
 """
 
 from collections.abc import Callable
@@ -347,6 +348,22 @@ def refine_seconds(
         seconds += 8 * down / width
     seconds += traffic.round_trips * clock.latency
     return jnp.where(steps > 0, seconds, 0).max()
+
+
+def kappa(accuracy: float, seconds: float) -> float:
+    """Accuracy by time: accuracy times 1e4 over seconds, as FNR-FL's Table 3 has it.
+
+    Seconds on one clock compare with those on no other.
+    """
+    return 1e4 * accuracy / seconds
+
+
+def rho(accuracy: float, num_bytes: float) -> float:
+    """Accuracy by traffic: accuracy times 1e4 over MiB, as FNR-FL's Table 3 has it.
+
+    The traffic is all that clients receive and send; the table's "MB" are 2**20 bytes.
+    """
+    return 1e4 * accuracy / (num_bytes / 2**20)
 
 
 def _keys(clock: Clock) -> Array:

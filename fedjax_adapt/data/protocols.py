@@ -28,6 +28,11 @@ MOST = 5000  # public examples unless more are asked for, a tenth of CIFAR-10's
 STREAM = 5  # of the seed: no partition of that seed draws from it
 
 
+def default_size(labels: np.ndarray) -> int:
+    """Of a part taken out of a training set: a tenth, 5000 at most."""
+    return min(len(labels) // 10, MOST)
+
+
 class Held(NamedTuple):
     """What a protocol makes of a data set."""
 
@@ -50,7 +55,7 @@ def holdout(
       ValueError: there are not as many.
     """
     n = len(source.y_train)
-    examples = min(n // 10, MOST) if examples is None else examples
+    examples = default_size(source.y_train) if examples is None else examples
     _check("public_examples", examples, n, "training", least=1)
     rest, taken = _draw(source.y_train, examples, seed)
     public = PublicSet(source.x_train[taken], source.y_train[taken], None, "holdout")

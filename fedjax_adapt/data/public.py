@@ -38,16 +38,20 @@ class PublicSet:
 
     def __repr__(self) -> str:
         kind = "unlabelled" if self.y is None else "labelled"
-        judged = 0 if self.validation is None else len(self.validation[1])
         return (
-            f"PublicSet({self.num_examples} {kind} examples, {judged} to validate, "
-            f"{self.protocol})"
+            f"PublicSet({self.num_examples} {kind} examples, {self.num_validation} to "
+            f"validate, {self.protocol})"
         )
 
     @property
     def num_examples(self) -> int:
         """How many examples there are, those to validate apart."""
         return self.x.shape[0]
+
+    @property
+    def num_validation(self) -> int:
+        """How many examples there are to validate."""
+        return 0 if self.validation is None else self.validation[1].shape[0]
 
     def parity(self) -> "PublicSet":
         """The same examples labelled 0 where their label is even and 1 where it is odd."""
