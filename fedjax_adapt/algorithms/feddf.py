@@ -33,6 +33,7 @@ from ..core import (
     Params,
     Refinement,
     ServerRule,
+    Task,
     mean,
     predict_frozen,
     predict_train,
@@ -127,7 +128,8 @@ def feddf(
         rows = rows.reshape(distill_steps, distill_batch)
         trusted = view.cohort.active
         if drop_worst:
-            trusted = able(task, models, trusted, public.validation)
+            chance = 1 / view.num_classes
+            trusted = able(task, models, trusted, chance, public.validation)
         trusted = trusted / jnp.maximum(trusted.sum(), 1)  # 1 / m, [cohort]
 
         def objective(student, x, key):
@@ -183,7 +185,10 @@ def feddf(
         report = {"distill_steps": last.step, "validation_accuracy": score}
         return best, state, report
 
-    return with_refinement(base, Refinement(server=server, check=verify))
+    judges = validates or drop_worst
+    return with_refinement(
+        base, Refinement(server=server, check=verify, needs_validation=judges)
+    )
 
 
 def distance(teaching: str, trusted: Array, theirs: Array, ours: Array) -> Array:
@@ -208,13 +213,20 @@ def distance(teaching: str, trusted: Array, theirs: Array, ours: Array) -> Array
     return jnp.tensordot(trusted, kl(each, student[None]), 1)
 
 
-def able(task, models: Params, active: Array, validation) -> Array:
-    """The teachers that are better than chance, [cohort] bool; all if none is."""
-    scores = jax.lax.map(lambda params: accuracy(task, params, *validation), models)
-    one = jax.eval_shape(
-        lambda: task.apply(jax.tree.map(lambda leaf: leaf[0], models), validation[0])
-    )
-    better = active & (scores >= 1.2 / one.logits.shape[-1])  # 1.2: the code's
+def able(
+    task: Task, models: Params, active: Array, chance: float, judged: tuple
+) -> Array:
+    """The teachers that are better than chance, [cohort] bool; all if none is.
+
+    Args:
+      task: the task.
+      models: of the cohort, [cohort, ...].
+      active: who trained, [cohort] bool.
+      chance: accuracy of a guess.
+      judged: (x, y) to validate them by.
+    """
+    scores = jax.lax.map(lambda params: accuracy(task, params, *judged), models)
+    better = active & (scores >= 1.2 * chance)  # 1.2: the code's
     return jnp.where(better.any(), better, active)
 
 

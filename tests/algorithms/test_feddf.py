@@ -209,10 +209,10 @@ def test_teachers_no_better_than_chance_are_dropped_unless_all_are(x64):
     scale = np.array([1.0, -1.0, 0.5, 1.0])
     models = {"w": scale[:, None, None] * true[None], "b": np.zeros((4, CLASSES))}
     active = jnp.array([True, True, True, False])
-    chosen = able(task, models, active, (jnp.asarray(x), jnp.asarray(y)))
+    chosen = able(task, models, active, 1 / 3, (jnp.asarray(x), jnp.asarray(y)))
     np.testing.assert_array_equal(chosen, [True, False, True, False])
     models["w"] = -np.abs(scale)[:, None, None] * true[None]
-    chosen = able(task, models, active, (jnp.asarray(x), jnp.asarray(y)))
+    chosen = able(task, models, active, 1 / 3, (jnp.asarray(x), jnp.asarray(y)))
     np.testing.assert_array_equal(chosen, active)
 
 
