@@ -144,12 +144,12 @@ def fedftg(
         # clients take their turns by id, so that slots cannot change the result
         turns = jnp.argsort(cohort.ids)
         fade = decay**view.setting.round
-        logits = lambda params, x: task.apply(params, x).logits
+        restore = (lambda x: x) if task.restore is None else task.restore
+        logits = lambda params, x: task.apply(params, restore(x)).logits
 
         def show(made, noise, labels, train):
             onehot = jax.nn.one_hot(labels, num_classes)
-            x, statistics = generator.apply(made, noise, onehot, train)
-            return (x if task.restore is None else task.restore(x)), statistics
+            return generator.apply(made, noise, onehot, train)
 
         def fooling(weights, statistics, student, slot, noise, labels):
             teacher = jax.tree.map(lambda leaf: leaf[slot], models)

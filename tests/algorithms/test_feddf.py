@@ -237,21 +237,20 @@ def test_public_inputs_come_in_shuffled_passes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("teaching", TEACHING)
-def test_empty_slots_and_idle_clients_teach_nothing(task, teaching):
-    """Coins of one half: most slots stay empty."""
-    plan = fa.Plan(batch_size=4, participation=fa.bernoulli(0.3))
-    algorithm = feddf(**FEW, teaching=teaching, drop_worst=True)
-    data = with_public(make_data((*SIZES, 0)))
-    begin, _ = after(fedavg(), task, data, plan=plan)
-    round_fn, state = start(algorithm, task, data, plan)
-    (state, info), slow = (
-        jax.jit(round_fn)(state, keys(1)[0]),
-        fa.debug_round(algorithm, task, data, plan)(state, keys(1)[0]),
-    )
-    assert 0 < int(info.num_active) < len(info.cohort)
-    close((state, info), slow)
-    assert not same(state.params, begin.params)
+def test_empty_slots_and_idle_clients_teach_nothing(x64):
+    """Coins: some slots stay empty; the slow twin, which trains nobody there, agrees.
+
+    In float64: Adam makes steps of what is left of a gradient by rounding.
+    """
+    plan = fa.Plan(batch_size=4, participation=fa.bernoulli(0.5))
+    few = FEW | dict(distill_steps=3)
+    algorithm = feddf(**few, teaching="avg_probs", drop_worst=True)
+    data = with_public(make_data((*SIZES, 0), np.float64), np.float64)
+    round_fn, state = start(algorithm, make_task(jnp.float64), data, plan)
+    after, info = jax.jit(round_fn)(state, keys(1)[0])
+    assert 1 < int(info.num_active) < len(info.cohort)
+    slow = fa.debug_round(algorithm, make_task(jnp.float64), data, plan)
+    close((after, info), slow(state, keys(1)[0]))
 
 
 def test_hyper_parameters_may_be_traced(task, public_data):
