@@ -84,7 +84,7 @@ def feddf(
         steps are taken, nothing is validated and the last student counts.
       validate_every: steps between validations.
       return_best_incl_init: whether the mean itself may be the best student, as the code
-        has for an option.
+        has for an option; only with patience.
       weights: of the mean, "data" or "uniform"; only without a base.
       base: any algorithm; none: FedAvg.
     """
