@@ -213,15 +213,16 @@ def measured(view: RoundView, params: Params, num_classes: int) -> tuple[Array, 
         rows = jnp.minimum(rows, size - 1)
         outputs = view.task.apply(params, x[rows])
         right = real & (outputs.logits.argmax(-1) == y[rows])
-        labels = jax.nn.one_hot(y[rows], num_classes) * real[:, None]
-        sums, count, hits = total
-        sums = sums + (labels * feature_norms(outputs.features)[:, None]).sum(0)
-        return (sums, count + labels.sum(0), hits + right.sum()), ()
+        labels = jax.nn.one_hot(y[rows], num_classes, dtype=dtype) * real[:, None]
+        norms = feature_norms(outputs.features).astype(dtype)
+        grown = (labels * norms[:, None]).sum(0), labels.sum(0), right.sum(dtype=dtype)
+        return jax.tree.map(jnp.add, total, grown), ()
 
-    zeros = jnp.zeros(num_classes, jnp.result_type(float))
-    begin = zeros, zeros, jnp.zeros((), jnp.int32)
-    (sums, count, hits), _ = jax.lax.scan(block, begin, rows)
-    return sums / jnp.maximum(count, 1), hits / jnp.asarray(size, zeros.dtype)
+    dtype = jnp.result_type(float)
+    zeros = jnp.zeros(num_classes, dtype)
+    total, _ = jax.lax.scan(block, (zeros, zeros, jnp.zeros((), dtype)), rows)
+    sums, count, hits = total
+    return sums / jnp.maximum(count, 1), hits / size
 
 
 def feature_norms(features: Array) -> Array:
