@@ -57,7 +57,8 @@ class Task(NamedTuple):
     the model in evaluation mode on the inputs that `apply_train` makes of x under the
     same key. None: `apply`. `head` is the last layer alone, (params, features [batch,
     width]) -> logits, such that head(params, apply(params, x).features) are
-    apply(params, x).logits; None: it cannot be told apart.
+    apply(params, x).logits; None: it cannot be told apart. `restore` makes of standardised
+    inputs [batch, ...] what `apply` takes, where that standardises; None: it does not.
     """
 
     init: Callable[[Key], Params]
@@ -66,6 +67,7 @@ class Task(NamedTuple):
     apply_train: Callable[[Params, Array, Key], Outputs] | None = None
     apply_frozen: Callable[[Params, Array, Key], Outputs] | None = None
     head: Callable[[Params, Array], Array] | None = None
+    restore: Callable[[Array], Array] | None = None
 
 
 # --- what the parts of an algorithm are shown ----------------------------------------
@@ -201,6 +203,7 @@ class RoundView(NamedTuple):
     setting: Setting
     num_classes: int
     num_lanes: int = 1  # how many models the engine has side by side
+    sent: PyTree = ()  # `Refinement.send` of the clients, [cohort, ...]
 
 
 class RefineSetup(NamedTuple):
@@ -213,6 +216,8 @@ class RefineSetup(NamedTuple):
     example: jax.ShapeDtypeStruct  # one input, without a batch axis
     batch_size: int  # B, examples per local step
     public: PyTree
+    outputs: Outputs  # shapes of what a model says about one example
+    labelled: bool  # whether a client's label counts are known
 
 
 class Refined(NamedTuple):
@@ -562,6 +567,8 @@ class Refinement(NamedTuple):
     `init(task, setup, key)` and is shown to the next round's clients as
     `LocalView.refine`. `report` is a dict for `Info.refine`, scalars or [cohort, ...].
 
+    `send(run)` is what a client sends for it beside its upload, `view.sent`.
+
     `check(task, setup)` raises a ValueError where the run cannot be refined. `traffic`
     is what it adds for every client that trains, `traffic_refined` for each of those whose
     models are refined as well.
@@ -581,6 +588,7 @@ class Refinement(NamedTuple):
     traffic_refined: Traffic | Callable[[RefineSetup], Traffic] = Traffic()
     needs_public: bool = True
     needs_validation: bool = False  # examples of the public set to choose a model by
+    send: Callable[[LocalRun], PyTree] = send_nothing
 
 
 def public_examples(public: PyTree) -> tuple[Array, Array | None]:

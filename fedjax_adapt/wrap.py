@@ -176,4 +176,8 @@ def _refinement(refine: Refinement, inner: Callable) -> Refinement:
 
         return of_inner
 
-    return refine._replace(clients=shown(refine.clients), server=shown(refine.server))
+    return refine._replace(
+        clients=shown(refine.clients),
+        server=shown(refine.server),
+        send=lambda run: refine.send(inner(run)),
+    )

@@ -26,7 +26,12 @@ ALLOWED = {
     # what a step policy measures is in no one algorithm's file: it reads any model
     "moments": {"core"},
     "finetune": {"check", "core"},
-    "algorithms": {"check", "core", "finetune", "moments", "wrap"},
+    # what several methods share that teach a model by others
+    "distill": {"core"},
+    "generators": {"models"},
+    "algorithms": {
+        "check", "core", "distill", "finetune", "generators", "moments", "wrap",
+    },
     "models": {"check", "core"},
     "engine": {"check", "core", "costs", "data", "participation", "plan", "wrap"},
     "report": {"experiment"},  # experiment.store only, see below

@@ -41,6 +41,10 @@ PUBLISHED = {
     "gift": (1, 1, 1, 0, 1),
     "adacomm": (1, 1, 1, 1, 1),
     "afl": (1, 2, 1, 3, 1),
+    "feddf": (1, 1, 0, 0, 1),
+    "fedftg": (1, 1, 0, 0, 1),
+    # the generator's weights, of 32 + 3 to 4 to 3, its normalisation; label counts
+    "fedgen": (1, 1, (32 + 3 + 1) * 4 + 2 * 4 + (4 + 1) * 3, 3, 1),
     "fnr": (1, 1, 0, 3 + 1, 1),  # norms by label and accuracy; see test_fnr
     "fedavg_pubft": (1, 1, 0, 0, 1),
     "public_only": (0, 0, 0, 0, 0),

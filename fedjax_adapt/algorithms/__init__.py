@@ -6,8 +6,11 @@ from .afl import afl
 from .fedavg import fedavg
 from .fedavgm import fedavgm
 from .feddc import feddc
+from .feddf import feddf
 from .feddisco import feddisco
 from .feddyn import feddyn
+from .fedftg import fedftg
+from .fedgen import fedgen
 from .fedgsnr import fedgsnr
 from .fednova import fednova
 from .fedopt import fedadagrad, fedadam, fedyogi
@@ -37,6 +40,9 @@ ALGORITHMS = {
         feddisco,
         fedvra,
         moon,
+        feddf,
+        fedgen,
+        fedftg,
         fedssg,
         fedgsnr,
         fedveca,

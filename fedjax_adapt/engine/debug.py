@@ -128,13 +128,14 @@ def debug_round(
         setting = setting_of(plan, policy, cohort)
         broadcast = broadcast._replace(setting=setting)
 
-        runs, uploads, sent, clipped, table = [], [], [], [], state.clients
+        runs, uploads, sent, told, clipped, table = [], [], [], [], [], state.clients
         for slot in slots:
             member = client(slot, key_train, cohort.num_steps[slot])
             run, share = _slow_client(setup, broadcast, member)
             with _named(f"client {int(ids[slot])}, after its local steps"):
                 upload, row = algorithm.local.finish(run)
                 sent.append(policy.send(run))
+                told.append((algorithm.refine or Refinement()).send(run))
             if cohort.active[slot]:
                 i = int(member.id)
                 put = lambda all_, one, i=i: all_.at[i].set(one)
@@ -153,8 +154,9 @@ def debug_round(
         refine, trained = algorithm.refine or Refinement(), runs
         lanes = num_lanes_of(plan, data, state.params)
         view = RoundView(
-            task, cohort, runs, data.public, setting, data.num_classes, lanes
-        )
+            task, cohort, runs, data.public, setting, data.num_classes, lanes,
+            _stack(told),
+        )  # fmt: skip
         shift = steps = None
         report = {}
         if refine.clients is not None:

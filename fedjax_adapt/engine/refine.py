@@ -61,6 +61,8 @@ def refine_setup(
         example=jax.ShapeDtypeStruct(data.x.shape[1:], data.x.dtype),
         batch_size=batch_size(data, plan),
         public=data.public,
+        outputs=jax.eval_shape(task.apply, params, data.x[:1]),
+        labelled=data.label_counts is not None,
     )
 
 

@@ -190,7 +190,14 @@ def _round(
         upload = algorithm.server.combine(upload, cohort)
     lanes = num_lanes_of(plan, data, state.params)
     view = RoundView(
-        task, cohort, walked.runs, data.public, setting, data.num_classes, lanes
+        task,
+        cohort,
+        walked.runs,
+        data.public,
+        setting,
+        data.num_classes,
+        lanes,
+        walked.told,
     )
     moved = refine_clients(algorithm, view, walked.clients, key_refine_clients)
     seconds = round_seconds(algorithm, cohort, times)

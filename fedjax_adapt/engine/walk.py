@@ -20,7 +20,9 @@ from ..core import (
     LocalRun,
     Mean,
     PyTree,
+    Refinement,
     Upload,
+    as_refinement,
     unchanged,
     uniformly,
     weighted_sums,
@@ -42,6 +44,7 @@ class Walked(NamedTuple):
     info: PyTree
     runs: Any  # () unless somebody asks for them
     sent: PyTree  # mean of what the active clients sent to the policy
+    told: PyTree  # what each sent for the refinement
 
 
 class _Result(NamedTuple):
@@ -53,6 +56,7 @@ class _Result(NamedTuple):
     clipped: Array
     run: Any
     sent: PyTree
+    told: PyTree
 
 
 class _Kept(NamedTuple):
@@ -64,6 +68,7 @@ class _Kept(NamedTuple):
     upload: Upload | tuple[()] = ()
     row: ClientState = ()
     run: Any = ()
+    told: PyTree = ()
 
 
 def train_cohort(
@@ -72,6 +77,7 @@ def train_cohort(
     """Trains the cohort and puts its rows back into the client table."""
     algorithm = setup.algorithm
     combine = algorithm.server.combine
+    refine = as_refinement(algorithm.refine) or Refinement()
     streams = isinstance(combine, Mean)
     keep_runs = algorithm.refine is not None or algorithm.policy.update is not unchanged
     weights = (combine.weights(cohort) if streams else (), uniformly(cohort))
@@ -82,7 +88,8 @@ def train_cohort(
         upload, new = algorithm.local.finish(run)
         sent = algorithm.policy.send(run)
         kept = kept_of(run) if keep_runs else ()
-        return _Result(upload, new, run.loss, clipped, kept, sent)
+        told = refine.send(run)
+        return _Result(upload, new, run.loss, clipped, kept, sent, told)
 
     def summed(result: _Result) -> tuple[Upload | tuple[()], PyTree]:
         return result.upload._replace(info=()) if streams else (), result.sent
@@ -101,6 +108,7 @@ def train_cohort(
             upload=() if streams else results.upload._replace(info=()),
             row=() if dealt.at_home else results.state,
             run=results.run,
+            told=results.told,
         )
         return (total, tables), kept
 
@@ -139,7 +147,15 @@ def train_cohort(
     upload, sent = total
     upload = upload if streams else kept.upload
     return Walked(
-        upload, streams, written, kept.loss, kept.clipped, kept.info, runs, sent
+        upload,
+        streams,
+        written,
+        kept.loss,
+        kept.clipped,
+        kept.info,
+        runs,
+        sent,
+        kept.told,
     )
 
 
