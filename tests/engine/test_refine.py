@@ -17,6 +17,7 @@ from fedjax_adapt.algorithms import (
     feddisco,
     feddyn,
     fednova,
+    fedveca,
     moon,
     scaffold,
 )
@@ -69,6 +70,7 @@ BASES = {
     "fedavg": fedavg(),
     "scaffold": scaffold(0.5),
     "fednova": fednova(),
+    "fedveca": fedveca(),
     "moon": moon(),
     "fedadam on feddyn": fedadam(base=feddyn()),
     "feddisco on feddyn": feddisco(base=feddyn()),
@@ -90,7 +92,7 @@ def these(*quick, among=tuple(BASES)):
     return pytest.mark.parametrize("name", fast(cases, *quick))
 
 
-@these("moon")
+@these("moon", among=("moon", "averages", "fedadam on feddyn"))
 def test_models_returned_as_they_were_are_the_base_to_the_bit(name, task, data):
     nothing = fa.with_refinement(BASES[name], fa.Refinement(clients=as_they_were))
     state, info = ends(nothing, task, data)
@@ -101,7 +103,7 @@ def test_models_returned_as_they_were_are_the_base_to_the_bit(name, task, data):
     assert equal(info._replace(refine={}), base_info) is not False
 
 
-@these("moon")
+@these("moon", among=("moon", "averages", "fedadam on feddyn", "fedveca"))
 def test_the_slow_twin_agrees(name, task, data):
     """A cohort with empty slots; a state of the refinement; refined client states."""
     algorithm = fa.with_refinement(BASES[name], BOTH)
@@ -132,7 +134,10 @@ def expected_shift(algorithm, task, data, key, state):
     return base, jax.tree.map(of, refined, view.runs.params)
 
 
-@these("fednova", among=("fedavg", "scaffold", "fednova", "feddisco on feddyn"))
+MEANS = ("fedavg", "scaffold", "fednova", "fedveca", "feddisco on feddyn")
+
+
+@these("fednova", among=MEANS)
 def test_refined_models_enter_the_mean_of_models_and_nothing_else(name, task, data):
     algorithm = BASES[name]
     _, state = start(algorithm, task, data, PLAN)
@@ -251,6 +256,14 @@ def test_a_refinement_without_a_public_set_is_one_sentence(task, data):
         (lambda: fa.with_refinement(fedavg(), 0.5), "refine=0.5; write a Refinement"),
     ],
 )
+def test_the_refinement_of_an_algorithm_goes_with_another_base():
+    refine = fa.Refinement(clients=pulled)
+    refined = fa.with_refinement(fedavg(), refine)
+    base = moon()
+    both = fa.with_refinement(base, refined)
+    assert both.local is base.local and both.refine is refine
+
+
 def test_what_is_no_refinement_is_one_sentence(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):
         wrong()
