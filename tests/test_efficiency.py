@@ -73,9 +73,8 @@ def test_traffic_is_the_tables_but_for_scaffold_which_sends_four_models():
 
 def test_refined_models_sent_again_are_half_a_model_more_for_each_client():
     refine = fnr(fraction=0.5, upload="twice").refine
-    refined = refine.traffic_refined(
-        fa.RefineSetup({}, 10, CLIENTS, CLIENTS, None, 64, ())
-    )
+    nothing = fa.RefineSetup(*[None] * len(fa.RefineSetup._fields))
+    refined = refine.traffic_refined(nothing._replace(num_classes=10))
     again = 5 * ROUNDS * refined.models_up * round(MODEL / MIB, 2)
     assert traffic(fedavg()) + again == pytest.approx(11150)
 
