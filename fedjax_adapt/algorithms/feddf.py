@@ -104,6 +104,7 @@ def feddf(
     if base.refine is not None:
         raise ValueError("feddf's base refines its models already; give another base.")
     validates = patience is not None
+    oldest = distill_steps if patience is None else patience
 
     def verify(task, setup):
         del task
@@ -172,7 +173,7 @@ def feddf(
         nothing = jnp.full((), -1, jnp.result_type(float))
         last = jax.lax.while_loop(
             lambda now: (
-                (now.step < distill_steps) & (now.step - now.best_step < patience)
+                (now.step < distill_steps) & (now.step - now.best_step < oldest)
             ),
             validated,
             Progress(*begin, zero, params, nothing, zero),
