@@ -1,4 +1,4 @@
-r"""FNR-FL: the clients worst on a public set are trained on it before they are averaged.
+r"""FNR: who is worst on a public set is trained on it before models are averaged.
 
     F_i[l]   = mean_{x in P: y = l} U_i(x),   U_i(x) = sqrt(||f_i(x)||^2 + 1e-12)
     A_i      = accuracy of theta_i on P
