@@ -125,8 +125,8 @@ def constructed(name):
             "student_lr": 0.01,
             "generator": table_generator(),  # inputs here are no images
         },
+        "public_only": {"epochs": 1, "lr": 0.05},  # on seven examples
     }
-    needs["public_only"] = {"epochs": 1, "lr": 0.05}  # on seven examples
     return ALGORITHMS[name](**needs.get(name, {}))
 
 
