@@ -672,14 +672,15 @@ def with_steps(algorithm: Algorithm, policy: StepPolicy) -> Algorithm:
 
 
 def with_refinement(
-    algorithm: Algorithm, refine: Refinement | Refine | None
+    algorithm: Algorithm, refine: "Refinement | Refine | Algorithm | None"
 ) -> Algorithm:
     """The same algorithm, followed by `refine` on the public set.
 
     Args:
       algorithm: any; a refinement that it has is replaced.
-      refine: a Refinement, or a function (params, view, key) -> params of the server's
-        model; None: nothing.
+      refine: a Refinement; an algorithm, whose refinement it is, as in
+        with_refinement(moon(), fnr()); or a function (params, view, key) -> params of the
+        server's model; None: nothing.
 
     Raises:
       ValueError: `algorithm` is no Algorithm or `refine` none of these.
@@ -689,6 +690,8 @@ def with_refinement(
             f"with_refinement got algorithm={algorithm!r}; call its constructor, as in "
             "with_refinement(fedavg(), fnr_refinement())."
         )
+    if isinstance(refine, Algorithm):
+        refine = refine.refine
     if not (refine is None or isinstance(refine, Refinement) or callable(refine)):
         raise ValueError(
             f"with_refinement got refine={refine!r}; write a Refinement, or a function "

@@ -1,4 +1,4 @@
-r"""FNR-FL: the clients worst on a public set are trained on it before they are averaged.
+r"""FNR: who is worst on a public set is trained on it before models are averaged.
 
     F_i[l]   = mean_{x in P: y = l} U_i(x),   U_i(x) = sqrt(||f_i(x)||^2 + 1e-12)
     A_i      = accuracy of theta_i on P
@@ -20,8 +20,9 @@ The gradient of the linear J is -|H| grad mean ||f||: norms grow without bound. 
 the one that pulls the norms of the worst towards those of the others.
 
 References:
-  "FNR-FL", as restated in its text: Algorithms 2 and 3, eq. (7); the authors' code,
-  https://github.com/LonelyMoonDesert/FNR-FL.
+  Hu, Qiu & Tang, "Feature Norm Regularized Federated Learning: Transforming Skewed
+  Distributions into Global Insights", preprint, 2023. Algorithms 2 and 3, eq. (7), and the
+  authors' code, https://github.com/LonelyMoonDesert/FNR-FL.
 
 Departs from the paper: the default J is sq. P is whatever the data set calls public; the
 published figures have the test set for P, and so are accuracies on training data. Norms
@@ -204,7 +205,7 @@ def measured(view: RoundView, params: Params, num_classes: int) -> tuple[Array, 
     """F_i [classes], 0 for a label that P has not, and A_i of one model."""
     x, y = public_examples(view.public)
     size = len(x)
-    width = min(BLOCK, size)
+    width = min(max(BLOCK // view.num_lanes, 1), size)
     steps = -(-size // width)
     rows = jnp.arange(steps * width).reshape(steps, width)
 

@@ -9,8 +9,8 @@ of its floor(n p) worst clients together. A third control is `fnr(weight=0)`, wh
 those clients on P without any penalty.
 
 References:
-  To be shown beside "FNR-FL", whose authors' code is
-  https://github.com/LonelyMoonDesert/FNR-FL; neither has these controls.
+  To be shown beside Hu, Qiu & Tang, "Feature Norm Regularized Federated Learning", 2023,
+  whose authors' code is https://github.com/LonelyMoonDesert/FNR-FL; neither has them.
 
 Departs from the paper: not in it. Auxiliary data: labelled examples, at the server alone.
 """

@@ -14,7 +14,7 @@ import numpy as np
 from .. import check
 from .examples import check_finite, num_classes_of
 
-Array = jax.Array
+Array = jax.Array | np.ndarray  # a protocol's are on the host, a data set's are not
 
 ORIGINS = ("holdout", "split_test", "published", "given")
 
@@ -87,7 +87,7 @@ def public_set(
                 "public must be inputs [n, ...], a pair (x, y) or a PublicSet; it is a "
                 f"{type(public).__name__}."
             )
-        public = PublicSet(*pair)
+        public = PublicSet(pair[0], pair[1])
     check.one_of("protocol", public.protocol, ORIGINS)
     parts = {"public": (public.x, public.y)}
     if public.validation is not None:

@@ -46,7 +46,7 @@ class Record(NamedTuple):
     mean), accuracy_all and loss_all (the mean of every client's last model); with AFL
     accuracy_best and loss_best (its result: the model with the least estimated loss).
     Where the run trained on its test set (public=published), every name has
-    training_accuracy_on_the_public_set in place of accuracy.
+    training_accuracy_on_the_public_set in place of accuracy, and loss is of that set.
 
     `clients` has one row per client and round: round (1 is the first), client,
     num_steps, loss, clipped, and what the local rule and the step policy show of it.

@@ -7,6 +7,7 @@ others, in a table of its own, without a rank.
 
 from collections.abc import Sequence
 from pathlib import Path
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..experiment.store import TRAINED, figures_of, read_run
@@ -14,8 +15,6 @@ from .tables import percent
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-COLUMNS = ("rank", "method", "accuracy", "best", "rounds", "MiB", "kappa", "rho", "run")
 
 
 class Group(NamedTuple):
@@ -57,44 +56,52 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
 
 
 def comparison_tables(folders: Sequence[str | Path]) -> "list[Table]":
-    """A table for each of the `groups`; raises like them."""
+    """A table for each of the `groups`, with what each run was given; raises like them."""
     from rich.table import Table
 
     tables = []
     for group in groups(folders):
-        table = Table(title=group.title, title_style="bold" if group.ranked else "red")
-        for name in COLUMNS:
-            if name != "rank" or group.ranked:
-                column = {"accuracy": "test accuracy" if group.ranked else "training"}
-                left = name in ("method", "run")
-                table.add_column(
-                    column.get(name, name), justify="left" if left else "right"
-                )
-        for rank, (config, summary) in enumerate(group.runs, 1):
-            ranked = [str(rank)] if group.ranked else []
-            table.add_row(*ranked, *_cells(config, summary))
+        accuracy = "test accuracy" if group.ranked else "training accuracy"
+        title_style = "bold" if group.ranked else "red"
+        table = Table(
+            title=group.title, title_style=title_style, caption_justify="left"
+        )
+        table.add_column("rank" if group.ranked else "", justify="right")
+        table.add_column("method")
+        for name in (accuracy, "best", "rounds", "MiB", "kappa", "rho"):
+            table.add_column(name, justify="right")
+        notes = []
+        for row, (config, summary) in enumerate(group.runs):
+            name = str(row + 1) if group.ranked else ascii_lowercase[row % 26]
+            table.add_row(name, method_of(config), *_cells(summary))
+            given = ", ".join(summary.get("auxiliary", ())) or "nothing"
+            seed = summary["seeds"]["seed"]
+            notes.append(
+                f"{name}: {summary['folder']}, seed {seed}; also given: {given}"
+            )
+        table.caption = "\n".join(notes)
         tables.append(table)
     return tables
 
 
-def method_of(config: dict[str, Any], summary: dict[str, Any]) -> str:
-    """The algorithm of a run, what it stands on and what it was given beside."""
+def method_of(config: dict[str, Any]) -> str:
+    """The algorithm of a run and what it stands on."""
     base = config.get("base")
-    name = config["algorithm"] if base is None else f"{config['algorithm']} on {base}"
-    return "\n".join([name, *(f"+ {given}" for given in summary.get("auxiliary", ()))])
+    return config["algorithm"] if base is None else f"{config['algorithm']} on {base}"
 
 
-def _cells(config: dict[str, Any], summary: dict[str, Any]) -> list[str]:
+def _cells(summary: dict[str, Any]) -> list[str]:
     found = figures_of(summary)
     moved = sum(summary.get(f"bytes_{way}", 0) for way in ("down", "up"))
-    shown = lambda value: "-" if value is None else f"{value:.4g}"
     return [
-        method_of(config, summary),
         percent(found["accuracy"]),
         percent(found["best_accuracy"]),
         str(summary["rounds"]),
-        f"{moved / 2**20:,.4g}",
-        shown(found.get("kappa")),
-        shown(found.get("rho")),
-        f"{summary['folder']}\nseed {summary['seeds']['seed']}",
+        *map(_number, (moved / 2**20, found.get("kappa"), found.get("rho"))),
     ]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

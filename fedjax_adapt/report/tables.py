@@ -28,7 +28,9 @@ def summary_table(folder: str | Path) -> "Table":
     summary = record.summary
     if summary is None:
         raise ValueError(f"{folder} holds a run that is not finished; resume it first.")
-    honest, found = TRAINED not in summary, figures_of(summary)
+    found, accuracy, loss = figures_of(summary), "test accuracy", "test loss"
+    if TRAINED in summary:
+        accuracy, loss = TRAINED.replace("_", " "), "loss on the public set"
     data, hardware = summary["data"], summary["hardware"]
     on_cpu = hardware["platform"] == "cpu"
     device = hardware["cpu"] if on_cpu else hardware["device"]
@@ -40,17 +42,13 @@ def summary_table(folder: str | Path) -> "Table":
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
     rows = {
-        "test accuracy"
-        if honest
-        else TRAINED.replace(
-            "_", " "
-        ): f"[bold]{percent(found['accuracy'])}[/bold] after "
+        accuracy: f"[bold]{percent(found['accuracy'])}[/bold] after "
         f"{summary['rounds']} rounds",
         f"last {found['last_count']} evaluations": f"{percent(found['last_mean'])} "
         f"± {percent(found['last_std'])}",
         "best": f"{percent(found['best_accuracy'])} in round {found['best_round']}",
         "rounds to": _targets(found["rounds_to"]),
-        "test loss" if honest else "loss on the public set": f"{found['loss']:.4f}",
+        loss: f"{found['loss']:.4f}",
         **{
             f"{name}: {MODELS[name]}": _model(figures)
             for name, figures in found.get("models", {}).items()

@@ -17,6 +17,7 @@ from fedjax_adapt.algorithms import (
     feddisco,
     feddyn,
     fednova,
+    fedveca,
     moon,
     scaffold,
 )
@@ -69,6 +70,7 @@ BASES = {
     "fedavg": fedavg(),
     "scaffold": scaffold(0.5),
     "fednova": fednova(),
+    "fedveca": fedveca(),
     "moon": moon(),
     "fedadam on feddyn": fedadam(base=feddyn()),
     "feddisco on feddyn": feddisco(base=feddyn()),
@@ -90,7 +92,7 @@ def these(*quick, among=tuple(BASES)):
     return pytest.mark.parametrize("name", fast(cases, *quick))
 
 
-@these("moon")
+@these("moon", among=("moon", "averages", "fedadam on feddyn"))
 def test_models_returned_as_they_were_are_the_base_to_the_bit(name, task, data):
     nothing = fa.with_refinement(BASES[name], fa.Refinement(clients=as_they_were))
     state, info = ends(nothing, task, data)
@@ -101,18 +103,19 @@ def test_models_returned_as_they_were_are_the_base_to_the_bit(name, task, data):
     assert equal(info._replace(refine={}), base_info) is not False
 
 
-@these("moon")
+@these("moon", among=("moon", "averages", "fedadam on feddyn", "fedveca"))
 def test_the_slow_twin_agrees(name, task, data):
     """A cohort with empty slots; a state of the refinement; refined client states."""
     algorithm = fa.with_refinement(BASES[name], BOTH)
-    before, _ = ends(algorithm, task, data)
-    key = keys(3)[2]
-    fast, info = fa.make_round(algorithm, task, data, PLAN)(before, key)
+    round_fn, state = start(algorithm, task, data, PLAN)
+    step = jax.jit(round_fn)
+    before, _ = step(state, keys(2)[0])
+    quick, info = step(before, keys(2)[1])
     assert (np.asarray(info.cohort) == len(SIZES)).any()
-    slow, slow_info = fa.debug_round(algorithm, task, data, PLAN)(before, key)
-    close(slow, fast)
+    slow, slow_info = fa.debug_round(algorithm, task, data, PLAN)(before, keys(2)[1])
+    close(slow, quick)
     close(slow_info, info)
-    assert int(fast.refine) == 3 and int(info.refine["count"]) == 2
+    assert int(quick.refine) == 2 and int(info.refine["count"]) == 1
 
 
 def expected_shift(algorithm, task, data, key, state):
@@ -132,7 +135,10 @@ def expected_shift(algorithm, task, data, key, state):
     return base, jax.tree.map(of, refined, view.runs.params)
 
 
-@these("fednova", among=("fedavg", "scaffold", "fednova", "feddisco on feddyn"))
+MEANS = ("fedavg", "scaffold", "fednova", "fedveca", "feddisco on feddyn")
+
+
+@these("fednova", among=MEANS)
 def test_refined_models_enter_the_mean_of_models_and_nothing_else(name, task, data):
     algorithm = BASES[name]
     _, state = start(algorithm, task, data, PLAN)
@@ -178,6 +184,7 @@ def test_lanes_and_devices_do_not_change_a_refinement(name, changes, task, data)
     close(jax.device_get(ends(algorithm, task, data, plan)), expected)
 
 
+@pytest.mark.slow
 def test_nobody_who_trains_nobody_who_refines(task, data):
     nobody = fa.StepPolicy(steps=lambda state, cohort, measured: 0 * cohort.ids)
     algorithm = fa.with_steps(fa.with_refinement(moon(), BOTH), nobody)
@@ -205,7 +212,10 @@ def test_clients_are_shown_what_the_refinement_keeps(task, data):
         assert losses == [0, 1, 2]
 
 
-def test_bytes_and_seconds_of_those_who_refine(task, data):
+@pytest.mark.parametrize(
+    "build", [fa.make_round, pytest.param(fa.debug_round, marks=pytest.mark.slow)]
+)
+def test_bytes_and_seconds_of_those_who_refine(build, task, data):
     """Everyone sends two numbers more; even ids fetch one and send a model again."""
     clock = fa.Clock(step_seconds=2.0, bandwidth=8.0, latency=5.0)
     plan = fa.Plan(batch_size=4, clock=clock)
@@ -220,14 +230,12 @@ def test_bytes_and_seconds_of_those_who_refine(task, data):
     told = settled(algorithm, task, data, plan)
     assert traffic_of(told) == fa.Traffic(1, 1, 0, 2, 1)
     model = 60
-    for build in (fa.make_round, fa.debug_round):
-        round_fn = build(algorithm, task, data, plan)
-        _, state = start(algorithm, task, data, plan)
-        _, info = round_fn(state, keys(1)[0])
-        assert float(info.bytes_up) == 6 * (model + 8) + 3 * model
-        assert float(info.bytes_down) == 6 * model + 3 * 4
-        longest = 3 * 2 + (model + 8) + 5
-        assert float(info.seconds) == longest + 2 * 2 + model + 5
+    _, state = start(algorithm, task, data, plan)
+    _, info = build(algorithm, task, data, plan)(state, keys(1)[0])
+    assert float(info.bytes_up) == 6 * (model + 8) + 3 * model
+    assert float(info.bytes_down) == 6 * model + 3 * 4
+    longest = 3 * 2 + (model + 8) + 5
+    assert float(info.seconds) == longest + 2 * 2 + model + 5
 
 
 def test_a_refinement_without_a_public_set_is_one_sentence(task, data):
@@ -254,6 +262,14 @@ def test_a_refinement_without_a_public_set_is_one_sentence(task, data):
 def test_what_is_no_refinement_is_one_sentence(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):
         wrong()
+
+
+def test_the_refinement_of_an_algorithm_goes_with_another_base():
+    refine = fa.Refinement(clients=pulled)
+    refined = fa.with_refinement(fedavg(), refine)
+    base = moon()
+    both = fa.with_refinement(base, refined)
+    assert both.local is base.local and both.refine is refine
 
 
 def test_rules_that_keep_no_model_need_no_new_row():

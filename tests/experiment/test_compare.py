@@ -54,7 +54,8 @@ def test_training_accuracy_stands_below_all_others_without_a_rank(finished):
     honest = "\n".join(lines[: place("second") + 2])
     assert "leaks" not in honest and "99.70" not in honest
     assert not any("rank" in line or "test accuracy " in line for line in below[3:])
-    assert "+ labelled public examples (9)" in honest and "1.25" in honest
+    assert "1: runs/first, seed 7; also given: labelled public examples (9)" in text
+    assert "a: runs/leaks, seed 7; also given: nothing" in text and "1.25" in honest
 
 
 def test_only_what_was_tested_on_the_same_examples_is_ranked_together(finished):

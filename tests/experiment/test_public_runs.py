@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+from helpers import constructed
 from rich.console import Console
 
 import fedjax_adapt as fa
@@ -12,7 +13,13 @@ from fedjax_adapt.data import load
 from fedjax_adapt.experiment import read_run, run
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import from_settings, to_toml
-from fedjax_adapt.experiment.public import accuracy_name, auxiliary
+from fedjax_adapt.experiment.preview import preview
+from fedjax_adapt.experiment.public import (
+    GIVEN,
+    accuracy_name,
+    auxiliary,
+    uses_public,
+)
 from fedjax_adapt.experiment.store import ACCURACY, TRAINED
 from fedjax_adapt.report.live import live
 from fedjax_adapt.report.plots import learning_curve
@@ -91,6 +98,17 @@ def test_who_chooses_a_model_gets_validation_examples_unless_told_otherwise(nods
     assert found.num_examples == found.num_validation == 143
     told = built(algorithm="choosing", validation_examples=0).data.public
     assert told.num_validation == built(algorithm="nodding").public.num_validation == 0
+
+
+def test_the_preview_shows_what_the_public_set_leaves():
+    config = from_settings(SMALL | {"public": "holdout", "public_examples": 37})
+    assert preview(config).sizes.sum() == 1400
+
+
+def test_every_algorithm_that_asks_for_a_public_set_says_what_it_needs_of_it():
+    for name in ALGORITHMS:
+        if uses_public(constructed(name)):
+            assert "public" in GIVEN[name], name
 
 
 def test_the_public_set_follows_the_seed_of_the_partition(nods):
