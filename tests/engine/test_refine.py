@@ -12,6 +12,7 @@ from helpers import SIZES, close, fast, keys, same, start
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import (
     ALGORITHMS,
+    afl,
     fedadam,
     fedavg,
     feddisco,
@@ -75,6 +76,7 @@ BASES = {
     "fedadam on feddyn": fedadam(base=feddyn()),
     "feddisco on feddyn": feddisco(base=feddyn()),
     "averages": fa.with_averages(moon(), clients=True),
+    "afl on moon": afl(budget=1e6, base=moon()),
 }
 
 
@@ -103,7 +105,9 @@ def test_models_returned_as_they_were_are_the_base_to_the_bit(name, task, data):
     assert equal(info._replace(refine={}), base_info) is not False
 
 
-@these("moon", among=("moon", "averages", "fedadam on feddyn", "fedveca"))
+@these(
+    "moon", among=("moon", "averages", "fedadam on feddyn", "fedveca", "afl on moon")
+)
 def test_the_slow_twin_agrees(name, task, data):
     """A cohort with empty slots; a state of the refinement; refined client states."""
     algorithm = fa.with_refinement(BASES[name], BOTH)
