@@ -9,7 +9,7 @@ kept. Inputs are seen as in evaluation, without augmentation and dropout, unless
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -140,10 +140,8 @@ def finetune(
     return params, total / jnp.maximum(num_epochs * size, 1)
 
 
-def num_selected(
-    fraction: float | Array, num_clients: int | Array
-) -> int | Array:  # an integer where both are numbers
-    """floor(n p)."""
+def num_selected(fraction: float | Array, num_clients: int | Array) -> Any:
+    """floor(n p), an int where both are numbers, else an int32 scalar."""
     # 0.29 of 100 are 29, though the product is a little less in floating point
     if isinstance(num_clients, int) and not check.is_tracer(fraction):
         return math.floor(float(fraction) * num_clients * (1 + 1e-6))

@@ -148,28 +148,23 @@ def fnr_refinement(
         cohort, models = view.cohort, view.runs.params
         slots, num_classes = len(cohort.ids), view.num_classes
         norms, accuracy = _over(view, lambda p: measured(view, p, num_classes), models)
-        order, refined = worst(cohort, accuracy, fraction)
-        most = (
-            slots if check.is_tracer(fraction) else int(num_selected(fraction, slots))
-        )
-        rows = order[
-            :most
-        ]  # those beyond floor(n p) of a smaller cohort stay as they are
-        pick = lambda tree: jax.tree.map(lambda leaf: leaf[rows], tree)
-        counted = _reference(variant, delta_set, cohort, refined)[rows]
         norms = jnp.where(cohort.active[:, None], norms, 0)
+        order, refined = worst(cohort, accuracy, fraction)
+        # of a smaller cohort fewer are worst: the last of these stay as they are
+        most = slots if check.is_tracer(fraction) else num_selected(fraction, slots)
+        rows = order[:most]
 
-        def refine(one):
-            params, own, among, chosen, id = one
-            j = penalty(variant, num_classes, own, among, norms)
+        def refine(client):
+            params, own, among, chosen, id = client
             passes = jnp.where(chosen, epochs, 0)
+            j = penalty(variant, num_classes, own, among, norms)
             key_client = jax.random.fold_in(key, id)
             return finetune(view, params, passes, key_client, sgd, j, weight)
 
-        some = pick((models, norms)), counted, pick((refined, cohort.ids))
-        (params, own), among, (chosen, ids) = some
-        new, j = _over(view, refine, (params, own, among, chosen, ids))
-        put = lambda all_, some: all_.at[rows].set(some)
+        among = _reference(variant, delta_set, cohort, refined)
+        all_ = models, norms, among, refined, cohort.ids
+        new, j = _over(view, refine, jax.tree.map(lambda leaf: leaf[rows], all_))
+        put = lambda old, new: old.at[rows].set(new)
         steps = epochs * num_batches(view, sgd)
         return Refined(
             params=jax.tree.map(put, models, new),
@@ -177,7 +172,7 @@ def fnr_refinement(
             report={
                 "public_accuracy": accuracy,
                 "refined": refined.astype(jnp.int32),
-                "penalty": jnp.zeros_like(accuracy).at[rows].set(j),
+                "penalty": put(jnp.zeros_like(accuracy), j),
             },
         )
 
