@@ -15,6 +15,8 @@ KEPT = (
     *("commit", "hardware", "versions", "seeds", "data", "rounds", "seconds"),
     *("last_mean", "last_std", "last_count", "rounds_to", "accuracy", "models"),
     *("class_accuracy", "client_accuracy", "area_under_curve"),
+    *("public", "auxiliary", "local_steps", "bytes_down", "bytes_up", "kappa", "rho"),
+    "training_accuracy_on_the_public_set",  # of a run that was tested on what it trained on
 )
 PRIVATE = ("--data-dir", "--folder")  # where things lie on this machine
 
@@ -49,4 +51,6 @@ def cell(folder: Path, settings: Mapping[str, Any], more: Sequence[str]) -> dict
         program = [sys.executable, "-m", "fedjax_adapt", *words, *resume]
         subprocess.run(program, check=True, stdout=subprocess.DEVNULL)
     summary = json.loads((folder / "summary.json").read_text())
-    return {"command": command} | {name: summary[name] for name in KEPT}
+    # a run of an earlier version has less, and one that is no test has no accuracy
+    kept = {name: summary[name] for name in KEPT if name in summary}
+    return {"command": command} | kept

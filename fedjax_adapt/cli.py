@@ -1,4 +1,4 @@
-"""The command line: `fedjax-adapt run`, `partition`, `contributions` and `list`.
+"""The command line: `fedjax-adapt run`, `partition`, `compare` and so on; see USAGE.
 
 A mistake of the user is one sentence on stderr and exit code 2; training that diverges
 is exit code 1; Ctrl-C is 130. JAX is imported only where it is needed.
@@ -21,6 +21,7 @@ A vectorised simulator for adaptive federated learning in JAX.
 commands:
   run        train a federation; without options: FedSSG on the digits, under a minute
   partition  print and draw who would hold what, before anyone trains on it
+  compare    rank finished runs, those that trained on their test set apart
   contributions
              rank the clients of a fedgsnr run by what their gradients said, and
              compare that with leave-one-out or Shapley values
@@ -37,6 +38,7 @@ examples:
   fedjax-adapt run --config run.toml --lr 0.05
   fedjax-adapt run --folder runs/mine --resume
   fedjax-adapt partition --partition labels_per_client --num-labels 3
+  fedjax-adapt compare runs/mine runs/other
   fedjax-adapt contributions runs/mine
   fedjax-adapt contributions runs/mine --reference shapley --orders 200
 """
@@ -73,6 +75,7 @@ def _main(arguments: list[str]) -> int:
     commands = {
         "run": run,
         "partition": partition,
+        "compare": compare,
         "contributions": contributions,
         "list": list_choices,
     }
@@ -177,6 +180,24 @@ def partition(arguments: list[str]) -> int:
     print(skew.summary())
     picture = draw_partition(skew, title_of(request.config), request.picture)
     console.print(f"picture  {picture}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def compare(arguments: list[str]) -> int:
+    """`fedjax-adapt compare RUN...`: ranks finished runs."""
+    if not arguments or any(word.startswith("-") for word in arguments):
+        asked = arguments and arguments[0] in ("-h", "--help")
+        if not asked:
+            raise ValueError("compare takes folders of finished runs, and no flags.")
+        print("usage: fedjax-adapt compare RUN [RUN ...]")
+        return 0
+    from rich.console import Console
+
+    from .report.compare import comparison_tables
+
+    console = Console()
+    for table in comparison_tables(arguments):
+        console.print(table)
     return 0
 
 

@@ -29,6 +29,7 @@ ClientState = PyTree  # kept by one client between rounds
 ServerExtra = PyTree  # kept by the server beside the parameters
 PolicyState = PyTree  # kept by a step policy between rounds
 Measurement = PyTree  # taken by one client at the broadcast model, before training
+RefineState = PyTree  # kept by a refinement between rounds
 
 
 # --- the task ----------------------------------------------------------------------
@@ -54,7 +55,10 @@ class Task(NamedTuple):
 
     `apply_train` is the model in training mode (augmentation, dropout), `apply_frozen`
     the model in evaluation mode on the inputs that `apply_train` makes of x under the
-    same key. None: `apply`.
+    same key. None: `apply`. `head` is the last layer alone, (params, features [batch,
+    width]) -> logits, such that head(params, apply(params, x).features) are
+    apply(params, x).logits; None: it cannot be told apart. `restore` makes of standardised
+    inputs [batch, ...] what `apply` takes, where that standardises; None: it does not.
     """
 
     init: Callable[[Key], Params]
@@ -62,6 +66,8 @@ class Task(NamedTuple):
     loss: Callable[[Array, Array], Array]  # (logits, y) -> per-example loss [batch]
     apply_train: Callable[[Params, Array, Key], Outputs] | None = None
     apply_frozen: Callable[[Params, Array, Key], Outputs] | None = None
+    head: Callable[[Params, Array], Array] | None = None
+    restore: Callable[[Array], Array] | None = None
 
 
 # --- what the parts of an algorithm are shown ----------------------------------------
@@ -99,6 +105,7 @@ class LocalView(NamedTuple):
     # it adds nothing
     corrected: Callable[[Params], Params] | None = None
     batch_at: Callable[[Array], Batch] | None = None  # the batch of a local step
+    refine: RefineState = ()  # what the refinement keeps, as the round began
 
 
 class LocalRun(NamedTuple):
@@ -184,12 +191,42 @@ class Outcome(NamedTuple):
 
 
 class RoundView(NamedTuple):
-    """Where the server stands after averaging. Leading axis of `runs`: cohort."""
+    """Where a round stands when its clients have trained.
+
+    `runs` has a leading axis cohort, but for `anchor`, `server` and `setting`, which all
+    share. A slot that is not `cohort.active` holds anything.
+    """
 
     task: Task
     cohort: Cohort
     runs: LocalRun
     public: PyTree
+    setting: Setting
+    num_classes: int
+    num_lanes: int = 1  # how many models the engine has side by side
+    sent: PyTree = ()  # `Refinement.send` of the clients, [cohort, ...]
+
+
+class RefineSetup(NamedTuple):
+    """What a refinement may know before round 0."""
+
+    params: Params  # of one model; perhaps shapes alone
+    num_classes: int
+    num_clients: int
+    cohort_size: int  # slots of a cohort, of which some may stay empty
+    example: jax.ShapeDtypeStruct  # one input, without a batch axis
+    batch_size: int  # B, examples per local step
+    public: PyTree
+    outputs: Outputs  # shapes of what a model says about one example
+    labelled: bool  # whether a client's label counts are known
+
+
+class Refined(NamedTuple):
+    """What a refinement made of the clients' models. Leading axis: cohort."""
+
+    params: Params  # those not refined as they were
+    steps: Array  # [cohort] int32, on the public set, in the time of a local step each
+    report: dict[str, Array]  # for `Info.refine`: scalars or [cohort, ...]
 
 
 class Traffic(NamedTuple):
@@ -318,6 +355,12 @@ def mean(
     return Mean(weights, weights if extra is None else extra)
 
 
+def keep_state(client: ClientState, params: Params) -> ClientState:
+    """The client's state stays as `finish` left it."""
+    del params
+    return client
+
+
 def add_delta(
     params: Params, extra: ServerExtra, upload: Upload, cohort: Cohort
 ) -> tuple[Params, ServerExtra]:
@@ -389,7 +432,8 @@ class LocalRule(NamedTuple):
     vector then streams through memory at every step instead of all it is made of.
     `correct` adds to the gradient what is clipped with it, `decay` what is added after
     the clip, where weight decay is. `traffic` is all that a client which trains receives
-    and sends in a round, the model included.
+    and sends in a round, the model included. `refined(client, params)` is the state of a
+    client whose model became `params` on a public set after `finish`.
     """
 
     init: Callable[[Params], ClientState] = no_state
@@ -399,6 +443,7 @@ class LocalRule(NamedTuple):
     prepare: Callable[[LocalView], PyTree] = prepare_nothing
     decay: Callable[[Params, LocalView], Params] = keep  # after clipping
     traffic: Traffic = ONE_MODEL_EACH_WAY
+    refined: Callable[[ClientState, Params], ClientState] = keep_state
 
 
 class Probe(NamedTuple):
@@ -468,6 +513,10 @@ class ServerRule(NamedTuple):
 
     `adds_mean` says that `update` adds the combined displacement to the model as it is,
     whatever else it adds: then its weights may be changed from outside.
+
+    `refined(params, extra, upload, cohort, shift)` is `update` where the mean of the
+    cohort's models has moved by `shift` on a public set since the upload. None: `update`,
+    and then `shift` is added to the new model.
     """
 
     init: Callable[[Params], ServerExtra] = no_state
@@ -476,9 +525,100 @@ class ServerRule(NamedTuple):
         [Params, ServerExtra, Upload, Cohort], tuple[Params, ServerExtra]
     ] = add_delta
     adds_mean: bool = False  # not needed for `add_delta`
+    refined: (
+        Callable[
+            [Params, ServerExtra, Upload, Cohort, Params], tuple[Params, ServerExtra]
+        ]
+        | None
+    ) = None
+
+
+def update_refined(
+    rule: ServerRule,
+    params: Params,
+    extra: ServerExtra,
+    upload: Upload,
+    cohort: Cohort,
+    shift: Params | None,
+) -> tuple[Params, ServerExtra]:
+    """`rule.update`, the mean of the cohort's models moved by `shift` since; None: not."""
+    if shift is None:
+        return rule.update(params, extra, upload, cohort)
+    if rule.refined is not None:
+        return rule.refined(params, extra, upload, cohort, shift)
+    params, extra = rule.update(params, extra, upload, cohort)
+    return optax.tree.add(params, shift), extra
+
+
+def model_weights(rule: ServerRule, cohort: Cohort) -> Array:
+    """p_i, with which a server averages models, [cohort]; n_i / n if it takes no mean."""
+    if not isinstance(rule.combine, Mean):
+        return by_examples(cohort)
+    # of several it means the last: feddisco sends the usual mean first, then its own
+    return jax.tree.leaves(rule.combine.delta(cohort))[-1]
+
+
+def no_refine_state(task: Task, setup: RefineSetup, key: Key) -> tuple[()]:
+    """Keeps nothing."""
+    del task, setup, key
+    return ()
+
+
+class Refinement(NamedTuple):
+    """What happens on a public set before a round ends.
+
+    `clients(view, key)` refines the models of some clients, which then count in place of
+    those that they had sent: w + sum_i p_i (refined_i - theta_i) more, p_i the server's
+    weights. What a rule sends beside its displacement is made before.
+
+    `server(params, state, view, key) -> (params, state, report)` comes after the server
+    rule; `view.runs.params` are the refined models then. `state` begins as
+    `init(task, setup, key)` and is shown to the next round's clients as
+    `LocalView.refine`. `report` is a dict for `Info.refine`, scalars or [cohort, ...].
+
+    `send(run)` is what a client sends for it beside its upload, `view.sent`.
+
+    `check(task, setup)` raises a ValueError where the run cannot be refined. `traffic`
+    is what it adds for every client that trains, `traffic_refined` for each of those whose
+    models are refined as well.
+    """
+
+    init: Callable[[Task, RefineSetup, Key], RefineState] = no_refine_state
+    clients: Callable[[RoundView, Key], Refined] | None = None
+    server: (
+        Callable[
+            [Params, RefineState, RoundView, Key],
+            tuple[Params, RefineState, dict[str, Array]],
+        ]
+        | None
+    ) = None
+    check: Callable[[Task, RefineSetup], None] | None = None
+    traffic: Traffic | Callable[[RefineSetup], Traffic] = Traffic()
+    traffic_refined: Traffic | Callable[[RefineSetup], Traffic] = Traffic()
+    needs_public: bool = True
+    needs_validation: bool = False  # examples of the public set to choose a model by
+    send: Callable[[LocalRun], PyTree] = send_nothing
+
+
+def public_examples(public: PyTree) -> tuple[Array, Array | None]:
+    """(x, y) of a public set: with attributes x and y, a pair, or x alone (y None)."""
+    if hasattr(public, "x"):
+        return public.x, public.y
+    return public if isinstance(public, tuple) else (public, None)
 
 
 Refine = Callable[[Params, RoundView, Key], Params]
+
+
+def as_refinement(refine: Refinement | Refine | None) -> Refinement | None:
+    """A function (params, view, key) -> params as a refinement of the server's model."""
+    if refine is None or isinstance(refine, Refinement):
+        return refine
+
+    def server(params, state, view, key):
+        return refine(params, view, key), state, {}
+
+    return Refinement(server=server, needs_public=False)
 
 
 def constant_steps(num_steps: int) -> StepPolicy:
@@ -518,7 +658,7 @@ class Algorithm(NamedTuple):
     local: LocalRule = LocalRule()
     policy: StepPolicy = epochs(1)
     server: ServerRule = ServerRule()
-    refine: Refine | None = None  # None lets the engine drop the client models
+    refine: Refinement | Refine | None = None  # None: client models need not be kept
 
 
 def with_steps(algorithm: Algorithm, policy: StepPolicy) -> Algorithm:
@@ -540,9 +680,33 @@ def with_steps(algorithm: Algorithm, policy: StepPolicy) -> Algorithm:
     return algorithm._replace(policy=policy)
 
 
-def with_refinement(algorithm: Algorithm, refine: Refine | None) -> Algorithm:
-    """The same algorithm, followed by `refine` on the public set."""
-    return algorithm._replace(refine=refine)
+def with_refinement(
+    algorithm: Algorithm, refine: "Refinement | Refine | Algorithm | None"
+) -> Algorithm:
+    """The same algorithm, followed by `refine` on the public set.
+
+    Args:
+      algorithm: any; a refinement that it has is replaced.
+      refine: a Refinement; an algorithm, whose refinement it is, as in
+        with_refinement(moon(), fnr()); or a function (params, view, key) -> params of the
+        server's model; None: nothing.
+
+    Raises:
+      ValueError: `algorithm` is no Algorithm or `refine` none of these.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(
+            f"with_refinement got algorithm={algorithm!r}; call its constructor, as in "
+            "with_refinement(fedavg(), fnr_refinement())."
+        )
+    if isinstance(refine, Algorithm):
+        refine = refine.refine
+    if not (refine is None or isinstance(refine, Refinement) or callable(refine)):
+        raise ValueError(
+            f"with_refinement got refine={refine!r}; write a Refinement, or a function "
+            "(params, view, key) -> params."
+        )
+    return algorithm._replace(refine=as_refinement(refine))
 
 
 # --- a round ---------------------------------------------------------------------------
@@ -573,6 +737,7 @@ class State(NamedTuple):
     policy: PolicyState
     clients: ClientState  # stacked: leading axis num_clients
     round: Array  # int32, rounds done
+    refine: RefineState = ()
 
 
 class Info(NamedTuple):
@@ -591,6 +756,7 @@ class Info(NamedTuple):
     seconds: Array | float = 0.0  # simulated; 0 without `Plan.clock`
     bytes_down: Array | float = 0.0
     bytes_up: Array | float = 0.0
+    refine: PyTree = ()  # the refinement's report: scalars or [cohort, ...]
 
 
 RoundFn = Callable[[State, Key], tuple[State, Info]]

@@ -9,11 +9,13 @@ to train before the last client has measured and sent it:
 
     t_i = max_j (q_j c_j + b'_j + xi_j) + tau_i c_i + b''_i         b_i = b'_i + b''_i
 
-A round ends with the last client whose upload the server waits for. Bytes follow from what
+A round ends with the last client whose upload the server waits for, and with the last
+that refines its model on a public set after that. Bytes follow from what
 the parts of an algorithm declare as their `traffic` and from the size of the model.
 
 References:
   GIFT's defaults: 5 Mbit/s for the upload, the broadcast free, no time for the server.
+  FNR-FL, Table 3: kappa and rho.
 """
 
 from collections.abc import Callable
@@ -25,7 +27,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import check
-from .core import Algorithm, Array, Cohort, Key, Params, StepPolicy, Traffic
+from .core import (
+    Algorithm,
+    Array,
+    Cohort,
+    Key,
+    Params,
+    Refinement,
+    StepPolicy,
+    Traffic,
+    as_refinement,
+)
 
 SCALAR = 4  # bytes
 
@@ -155,9 +167,27 @@ def messages(traffic: Traffic, params: Params) -> tuple[int, int]:
 
 
 def traffic_of(algorithm: Algorithm) -> Traffic:
-    """What a client that trains exchanges: the local rule's traffic and the policy's."""
-    parts = zip(algorithm.local.traffic, algorithm.policy.traffic, strict=True)
-    return Traffic(*map(sum, parts))
+    """What a client that trains exchanges: all that the parts of its algorithm declare.
+
+    Raises:
+      ValueError: the refinement's traffic depends on model and data.
+    """
+    return _sum(_rule_traffic(algorithm), algorithm.policy.traffic)
+
+
+def _sum(*traffics: Traffic) -> Traffic:
+    return Traffic(*map(sum, zip(*traffics, strict=True)))
+
+
+def _rule_traffic(algorithm: Algorithm) -> Traffic:
+    """The traffic of all but the policy."""
+    refine = as_refinement(algorithm.refine) or Refinement()
+    if not isinstance(refine.traffic, Traffic):
+        raise ValueError(
+            "the traffic of this refinement depends on model and data; call "
+            "fedjax_adapt.engine.refine.settled(algorithm, task, data, plan) before."
+        )
+    return _sum(algorithm.local.traffic, refine.traffic)
 
 
 def answers_late(policy: StepPolicy) -> bool:
@@ -170,7 +200,7 @@ def legs(algorithm: Algorithm) -> tuple[Traffic, Traffic]:
 
     First the model goes down and the measurements up, then tau goes down and the rest up.
     """
-    rule, policy = algorithm.local.traffic, algorithm.policy.traffic
+    rule, policy = _rule_traffic(algorithm), algorithm.policy.traffic
 
     def leg(down: Traffic, up: Traffic) -> Traffic:
         # the round trip is that of what goes up
@@ -180,7 +210,11 @@ def legs(algorithm: Algorithm) -> tuple[Traffic, Traffic]:
 
 
 def round_bytes(
-    algorithm: Algorithm, params: Params, cohort: Cohort, starters: Cohort | None = None
+    algorithm: Algorithm,
+    params: Params,
+    cohort: Cohort,
+    starters: Cohort | None = None,
+    refined: Array | None = None,
 ) -> tuple[Array, Array]:
     """The bytes that all clients of a round receive and send, two scalars.
 
@@ -193,6 +227,7 @@ def round_bytes(
       params: how large a model is.
       cohort: who trained.
       starters: all that began, where the first to end are the cohort.
+      refined: steps on a public set, [cohort]; None: nobody refines.
     """
     asked = cohort.active
     if algorithm.policy.measure is not None:
@@ -200,10 +235,23 @@ def round_bytes(
         asked &= answers_late(algorithm.policy) | (cohort.num_active > 0)
     count = lambda who: who.sum().astype(float)
     down, _ = messages(traffic_of(algorithm), params)
-    _, own = messages(algorithm.local.traffic, params)
+    _, own = messages(_rule_traffic(algorithm), params)
     _, measured = messages(algorithm.policy.traffic, params)
     # in floating point: an int32 would overflow
-    return count(asked) * down, count(cohort.active) * own + count(asked) * measured
+    down = count(asked) * down
+    up = count(cohort.active) * own + count(asked) * measured
+    if refined is None:
+        return down, up
+    more_down, more_up = messages(_refined_traffic(algorithm), params)
+    again = count(refined > 0)
+    return down + again * more_down, up + again * more_up
+
+
+def _refined_traffic(algorithm: Algorithm) -> Traffic:
+    """What a client exchanges more that refines its model."""
+    refine = as_refinement(algorithm.refine)
+    assert refine is not None and isinstance(refine.traffic_refined, Traffic)
+    return refine.traffic_refined
 
 
 def step_seconds(clock: Clock | None, cohort: Cohort) -> Array | None:
@@ -267,6 +315,55 @@ def round_seconds(algorithm: Algorithm, cohort: Cohort, times: Array) -> Array:
     late = answers_late(algorithm.policy)
     awaited = cohort.num_examples > 0 if late else cohort.active
     return jnp.where(awaited, times, 0).max()
+
+
+def refine_seconds(
+    clock: Clock | None,
+    algorithm: Algorithm,
+    params: Params,
+    cohort: Cohort,
+    steps: Array | None,
+) -> Array:
+    """What a round takes more until the last client has refined its model. A scalar.
+
+    Those who refine begin when the server has all uploads. What they do without training,
+    as evaluating the public set, takes no time.
+
+    Args:
+      clock: of the plan; None: 0.
+      algorithm: what a client exchanges more that refines its model.
+      params: how large a model is.
+      cohort: of the round.
+      steps: on the public set, [cohort], 0 for those that do not refine; None: nobody.
+    """
+    if clock is None or steps is None:
+        return jnp.zeros(())
+    key_step, key_up, key_down, _ = _keys(clock)
+    traffic = _refined_traffic(algorithm)
+    down, up = messages(traffic, params)
+    seconds = steps * _drawn("step_seconds", clock.step_seconds, cohort, key_step)
+    seconds += 8 * up / _drawn("bandwidth", clock.bandwidth, cohort, key_up)
+    if clock.download_bandwidth is not None:
+        width = _drawn("download_bandwidth", clock.download_bandwidth, cohort, key_down)
+        seconds += 8 * down / width
+    seconds += traffic.round_trips * clock.latency
+    return jnp.where(steps > 0, seconds, 0).max()
+
+
+def kappa(accuracy: float, seconds: float) -> float:
+    """Accuracy by time: accuracy times 1e4 over seconds, as FNR-FL's Table 3 has it.
+
+    Seconds on one clock compare with those on no other.
+    """
+    return 1e4 * accuracy / seconds
+
+
+def rho(accuracy: float, num_bytes: float) -> float:
+    """Accuracy by traffic: accuracy times 1e4 over MiB, as FNR-FL's Table 3 has it.
+
+    The traffic is all that clients receive and send; the table's "MB" are 2**20 bytes.
+    """
+    return 1e4 * accuracy / (num_bytes / 2**20)
 
 
 def _keys(clock: Clock) -> Array:

@@ -14,14 +14,16 @@ from .core import (
     LocalView,
     Params,
     Probe,
-    Refine,
+    Refinement,
     ServerExtra,
     ServerRule,
     StepPolicy,
     Upload,
+    as_refinement,
     no_probe_update,
     send_nothing,
     unchanged,
+    update_refined,
 )
 
 
@@ -65,14 +67,27 @@ def with_server_optimizer(
     def init(params: Params) -> Optimized:
         return Optimized(rule.init(params), optimizer.init(params))
 
-    def update(params: Params, extra: Optimized, upload: Upload, cohort: Cohort):
-        proposed, inner = rule.update(params, extra.inner, upload, cohort)
+    def through(params: Params, proposed: Params, inner: ServerExtra, state: Any):
         gradient = optax.tree.sub(params, proposed)
-        updates, state = optimizer.update(gradient, extra.optimizer, params)
+        updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), Optimized(inner, state)
 
+    def update(params: Params, extra: Optimized, upload: Upload, cohort: Cohort):
+        proposed, inner = rule.update(params, extra.inner, upload, cohort)
+        return through(params, proposed, inner, extra.optimizer)
+
+    def refined(
+        params: Params, extra: Optimized, upload: Upload, cohort: Cohort, shift: Params
+    ):
+        proposed, inner = update_refined(
+            rule, params, extra.inner, upload, cohort, shift
+        )
+        return through(params, proposed, inner, extra.optimizer)
+
     inner = seeing(algorithm, server=lambda extra: extra.inner)
-    return inner._replace(server=ServerRule(init, rule.combine, update))
+    return inner._replace(
+        server=ServerRule(init, rule.combine, update, refined=refined)
+    )
 
 
 def same(value: Any) -> Any:
@@ -90,8 +105,8 @@ def seeing(
 
     Whatever is handed a server extra, a client state or a combined upload is handed
     `server(extra)`, `client(state)` and `upload(combined)` instead. What makes them,
-    `LocalRule.init`, the results of `LocalRule.finish` and the whole server rule, is the
-    wrapper's to replace.
+    `LocalRule.init` and `refined`, the results of `LocalRule.finish` and the whole server
+    rule, is the wrapper's to replace.
     """
 
     def inner(argument):
@@ -111,13 +126,18 @@ def seeing(
         for name, function in local._asdict().items()
         if name == "finish" or function is not LocalRule._field_defaults[name]
     }
-    wrapped |= {"init": local.init, "traffic": local.traffic}
+    wrapped |= {
+        "init": local.init,
+        "traffic": local.traffic,
+        "refined": local.refined,
+    }
+    refine = as_refinement(algorithm.refine)
 
     return Algorithm(
         local=local._replace(**wrapped),
         policy=_policy(algorithm.policy, shown, server, upload),
         server=algorithm.server,
-        refine=None if algorithm.refine is None else _refined(algorithm.refine, inner),
+        refine=None if refine is None else _refinement(refine, inner),
     )
 
 
@@ -144,7 +164,20 @@ def _policy(policy: StepPolicy, shown: Callable, server, upload) -> StepPolicy:
     return policy._replace(**shows) if shows else policy
 
 
-def _refined(refine: Refine, inner: Callable) -> Refine:
-    return lambda params, view, key: refine(
-        params, view._replace(runs=inner(view.runs)), key
+def _refinement(refine: Refinement, inner: Callable) -> Refinement:
+    def shown(function):
+        if function is None:
+            return None
+
+        # the view is the last argument but the key
+        def of_inner(*arguments):
+            *before, view, key = arguments
+            return function(*before, view._replace(runs=inner(view.runs)), key)
+
+        return of_inner
+
+    return refine._replace(
+        clients=shown(refine.clients),
+        server=shown(refine.server),
+        send=lambda run: refine.send(inner(run)),
     )

@@ -7,8 +7,17 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_adapt import FederatedDataset, Outputs, Plan, Task, init_state, make_round
+from fedjax_adapt import (
+    FederatedDataset,
+    Outputs,
+    Plan,
+    PublicSet,
+    Task,
+    init_state,
+    make_round,
+)
 from fedjax_adapt.algorithms import ALGORITHMS
+from fedjax_adapt.generators import Generator, Made
 
 WIDTH, CLASSES = 4, 3
 SIZES = (12, 5, 9, 12, 3, 7)
@@ -29,7 +38,23 @@ def make_clients(sizes=SIZES, dtype=np.float32, seed=0):
 def make_data(sizes=SIZES, dtype=np.float32, seed=0):
     clients = make_clients(sizes, dtype, seed)
     test = tuple(np.concatenate(part) for part in zip(*clients, strict=True))
-    return FederatedDataset.from_clients(clients, test=test, num_classes=CLASSES)
+    return FederatedDataset.from_clients(
+        clients, test=test, public=make_public_set(dtype), num_classes=CLASSES
+    )
+
+
+def make_public(dtype=np.float32, size=7, seed=67):
+    """(x, y) that no client holds, from among all of them, with every label."""
+    teacher = np.random.default_rng(0).normal(size=(WIDTH, CLASSES))
+    x = np.random.default_rng(seed).normal(size=(size, WIDTH))
+    x += 0.5 * (np.arange(size) % len(SIZES))[:, None]
+    return x.astype(dtype), (x @ teacher).argmax(1).astype(np.int32)
+
+
+def make_public_set(dtype=np.float32):
+    return PublicSet(
+        *make_public(dtype), validation=make_public(dtype, size=25, seed=10)
+    )
 
 
 def make_task(dtype=jnp.float32):
@@ -43,7 +68,8 @@ def make_task(dtype=jnp.float32):
         logits = x @ params["w"] + params["b"][None]
         return Outputs(logits, logits)  # features that move with the parameters
 
-    return Task(init, apply, optax.softmax_cross_entropy_with_integer_labels)
+    loss = optax.softmax_cross_entropy_with_integer_labels
+    return Task(init, apply, loss, head=lambda params, features: features)
 
 
 def linear_task(dtype=jnp.float32):
@@ -86,8 +112,36 @@ def fast(cases, *names):
 def constructed(name):
     """An algorithm of the list, with what it cannot do without and with few steps."""
     few = {"initial_steps": 5}
-    needs = {"afl": {"budget": 1e6}, "gift": few, "adacomm": few}
+    needs = {
+        "afl": {"budget": 1e6},
+        "gift": few,
+        "adacomm": few,
+        "feddf": {"distill_steps": 3, "distill_batch": 4, "validate_every": 2},
+        "fedgen": {"alpha": 0.1, "beta": 0.1, "hidden": 4, "generator_steps": 2},
+        "fedftg": {
+            "iterations": 2,
+            "generated_batch": 4,
+            "noise_size": 2,
+            "student_lr": 0.01,
+            "generator": table_generator(),  # inputs here are no images
+        },
+        "public_only": {"epochs": 1, "lr": 0.05},  # on seven examples
+    }
     return ALGORITHMS[name](**needs.get(name, {}))
+
+
+def table_generator():
+    """One input for every label, whatever the noise."""
+
+    def init(key, noise_size, num_classes, shape):
+        del noise_size
+        return Made(jax.random.normal(key, (num_classes, *shape)), ())
+
+    def apply(made, noise, labels, train):
+        del noise, train
+        return labels @ made.weights, ()
+
+    return Generator(init, apply)
 
 
 def keys(rounds, seed=2):

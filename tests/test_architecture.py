@@ -25,7 +25,13 @@ ALLOWED = {
     "wrap": {"core"},
     # what a step policy measures is in no one algorithm's file: it reads any model
     "moments": {"core"},
-    "algorithms": {"check", "core", "moments", "wrap"},
+    "finetune": {"check", "core"},
+    # what several methods share that teach a model by others
+    "distill": {"core"},
+    "generators": {"models"},
+    "algorithms": {
+        "check", "core", "distill", "finetune", "generators", "moments", "wrap",
+    },
     "models": {"check", "core"},
     "engine": {"check", "core", "costs", "data", "participation", "plan", "wrap"},
     "report": {"experiment"},  # experiment.store only, see below

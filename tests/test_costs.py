@@ -18,6 +18,7 @@ from fedjax_adapt.costs import (
     traffic_of,
 )
 from fedjax_adapt.engine.cohort import gather_cohort
+from fedjax_adapt.engine.refine import settled
 
 M = 4 * (4 * 3 + 3)  # bytes of the tiny task's model
 
@@ -40,6 +41,13 @@ PUBLISHED = {
     "gift": (1, 1, 1, 0, 1),
     "adacomm": (1, 1, 1, 1, 1),
     "afl": (1, 2, 1, 3, 1),
+    "feddf": (1, 1, 0, 0, 1),
+    "fedftg": (1, 1, 0, 0, 1),
+    # the generator's weights, of 32 + 3 to 4 to 3, its normalisation; label counts
+    "fedgen": (1, 1, (32 + 3 + 1) * 4 + 2 * 4 + (4 + 1) * 3, 3, 1),
+    "fnr": (1, 1, 0, 3 + 1, 1),  # norms by label and accuracy; see test_fnr
+    "fedavg_pubft": (1, 1, 0, 0, 1),
+    "public_only": (0, 0, 0, 0, 0),
 }
 
 
@@ -62,8 +70,8 @@ def test_bytes_are_those_of_who_takes_part():
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_traffic_of_a_method_is_the_published_one(name, task):
-    algorithm = constructed(name)
+def test_the_traffic_of_a_method_is_the_published_one(name, task, data):
+    algorithm = settled(constructed(name), task, data, fa.Plan())
     params = jax.eval_shape(task.init, jax.random.key(0))
     down, up, few_down, few_up, trips = PUBLISHED[name]
     expected = (down * M + 4 * few_down, up * M + 4 * few_up)

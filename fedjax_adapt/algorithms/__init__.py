@@ -6,8 +6,11 @@ from .afl import afl
 from .fedavg import fedavg
 from .fedavgm import fedavgm
 from .feddc import feddc
+from .feddf import feddf
 from .feddisco import feddisco
 from .feddyn import feddyn
+from .fedftg import fedftg
+from .fedgen import fedgen
 from .fedgsnr import fedgsnr
 from .fednova import fednova
 from .fedopt import fedadagrad, fedadam, fedyogi
@@ -15,8 +18,10 @@ from .fedprox import fedprox
 from .fedssg import fedssg
 from .fedveca import fedveca, veca_steps
 from .fedvra import fedvra
+from .fnr import fnr, fnr_refinement
 from .gift import gift
 from .moon import moon
+from .public_controls import fedavg_pubft, public_only
 from .scaffold import scaffold
 
 ALGORITHMS = {
@@ -35,13 +40,19 @@ ALGORITHMS = {
         feddisco,
         fedvra,
         moon,
+        feddf,
+        fedgen,
+        fedftg,
         fedssg,
         fedgsnr,
         fedveca,
         gift,
         adacomm,
         afl,
+        fnr,
+        fedavg_pubft,
+        public_only,
     )
 }
 
-__all__ = ["ALGORITHMS", *ALGORITHMS, "veca_steps"]
+__all__ = ["ALGORITHMS", *ALGORITHMS, "fnr_refinement", "veca_steps"]

@@ -46,6 +46,8 @@ from ..core import (
     add_delta,
     by_examples,
     constant_steps,
+    keep_state,
+    update_refined,
     weighted_loss,
     weighted_sum,
     with_steps,
@@ -416,15 +418,26 @@ def _remembering(base: Algorithm) -> Algorithm:
         upload, state = inner.local.finish(run)
         return upload, Remembered(state, run.params)
 
-    def update(params, extra, upload, cohort):
-        new = base.server.update(params, extra, upload, cohort)
-        keep = lambda a, b: jnp.where(_finite(upload), a, b)
+    def refined_client(state, params):  # what AFL compares with is the local model
+        return state._replace(inner=base.local.refined(state.inner, params))
+
+    def refined(params, extra, upload, cohort, shift):
+        new = update_refined(base.server, params, extra, upload, cohort, shift)
+        keep = lambda a, b: jnp.where(_finite((upload, shift)), a, b)
         return jax.tree.map(keep, new, (params, extra))
 
+    def update(params, extra, upload, cohort):
+        return refined(params, extra, upload, cohort, None)
+
+    renews = base.local.refined is not keep_state
     adds = base.server.adds_mean or base.server.update is add_delta
     return inner._replace(
-        local=inner.local._replace(init=init, finish=finish),
-        server=base.server._replace(update=update, adds_mean=adds),
+        local=inner.local._replace(
+            init=init,
+            finish=finish,
+            refined=refined_client if renews else keep_state,
+        ),
+        server=base.server._replace(update=update, adds_mean=adds, refined=refined),
     )
 
 

@@ -292,11 +292,17 @@ def fedveca(
         taken = finite & jnp.isfinite(loss) & (loss <= best)
         return _where(taken, proposed, params), jnp.where(taken, loss, best)
 
+    def refined(params, best, upload, cohort, shift):
+        tau_bar = upload.extra[0]
+        shift = optax.tree.scale(1 / jnp.where(tau_bar > 0, tau_bar, 1), shift)
+        moved = upload._replace(delta=optax.tree.add(upload.delta, shift))
+        return update(params, best, moved, cohort)
+
     traffic = ONE_MODEL_EACH_WAY._replace(scalars_up=1 if accept != "local" else 2)
     return Algorithm(
         local=LocalRule(finish=finish, traffic=traffic),
         policy=policy,
-        server=ServerRule(init, mean(by_examples), update),
+        server=ServerRule(init, mean(by_examples), update, refined=refined),
     )
 
 

@@ -91,8 +91,11 @@ def moon(
         upload, _ = send_delta(run)
         return upload, MoonClient(run.params, jnp.ones_like(run.client.visited))
 
+    def refined(client, params):  # the model that is uploaded
+        return client._replace(previous=params)
+
     return Algorithm(
-        local=LocalRule(init=init, objective=objective, finish=finish),
+        local=LocalRule(init=init, objective=objective, finish=finish, refined=refined),
         server=ServerRule(combine=mean(WEIGHTS[weights])),
     )
 

@@ -95,6 +95,10 @@ def scaffold(
         params = optax.tree.add_scale(params, server_lr, upload.delta)
         return params, optax.tree.add_scale(control, cohort.share, upload.extra)
 
+    def refined(params, control, upload, cohort, shift):
+        moved = upload._replace(delta=optax.tree.add(upload.delta, shift))
+        return update(params, control, moved, cohort)
+
     return Algorithm(
         local=LocalRule(
             init=optax.tree.zeros_like,
@@ -108,5 +112,6 @@ def scaffold(
             init=optax.tree.zeros_like,
             combine=mean(WEIGHTS[weights], extra=uniformly),
             update=update,
+            refined=refined,
         ),
     )

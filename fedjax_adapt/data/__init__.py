@@ -9,6 +9,12 @@ from .noise import ClientNoise as ClientNoise
 from .noise import feature_noise as feature_noise
 from .partition import PARTITIONS as PARTITIONS
 from .partition import split as split
+from .protocols import PROTOCOLS as PROTOCOLS
+from .protocols import Held as Held
+from .protocols import holdout as holdout
+from .protocols import published as published
+from .protocols import split_test as split_test
+from .public import PublicSet as PublicSet
 from .source import Source as Source
 from .sources import SOURCES as SOURCES
 from .sources import SourceSpec as SourceSpec

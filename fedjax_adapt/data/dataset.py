@@ -10,6 +10,7 @@ import numpy as np
 
 from .examples import check_finite, count_labels, num_classes_of
 from .noise import ClientNoise
+from .public import PublicSet, public_set
 
 Array = jax.Array
 
@@ -27,7 +28,8 @@ class FederatedDataset:
         client's own first row.
       size: how many of them count, [clients] int32.
       test: (x, y) for evaluation, or None.
-      public: what refinements may train on, or None; never the test set.
+      public: what refinements may train on, or None; never the test set, unless it says
+        so (`PublicSet.protocol`).
       holders: the clients that hold examples, in order, int32, from whom a round's cohort
         is drawn; None: everyone does.
       label_counts: how many examples of each label a client holds, [clients, classes]
@@ -42,7 +44,7 @@ class FederatedDataset:
     index: Array
     size: Array
     test: tuple[Array, Array] | None = None
-    public: Any = None
+    public: PublicSet | None = None
     holders: Array | None = None
     label_counts: Array | None = None
     noise: ClientNoise | None = None
@@ -108,12 +110,12 @@ class FederatedDataset:
         Args:
           clients: (x [n_i, ...], y [n_i, ...]) of each client; n_i may be 0.
           test: (x, y) for evaluation.
-          public: arrays for refinements.
+          public: for refinements: a `PublicSet`, (x, y), or x alone; y may be None.
           num_classes: number of labels; None: the largest integer label plus 1.
 
         Raises:
           ValueError: a client's x and y differ in length, the clients' shapes differ, or
-            a label lies outside [0, num_classes).
+            a label lies outside [0, num_classes); or as `from_rows`.
         """
         clients = [(np.asarray(x), np.asarray(y)) for x, y in clients]
         if not clients:
@@ -162,12 +164,13 @@ class FederatedDataset:
           rows: for each client, the rows of x and y it holds (a partition; clients may
             share rows).
           test: (x, y) for evaluation.
-          public: arrays for refinements.
+          public: for refinements: a `PublicSet`, (x, y), or x alone; y may be None.
           num_classes: number of labels; None: the largest integer label plus 1.
 
         Raises:
           ValueError: nobody holds a row, a label lies outside [0, num_classes), or an
-            input or a target is NaN or infinite.
+            input or a target is NaN or infinite; or `public` is not of the clients' kind,
+            or holds examples of `test`.
         """
         x, y = np.asarray(x), np.asarray(y)
         size = np.array([len(r) for r in rows], np.int32)
@@ -192,6 +195,6 @@ class FederatedDataset:
             holders=jnp.asarray(np.flatnonzero(size), jnp.int32),
             label_counts=count_labels(y, rows, num_classes),
             test=None if test is None else on_device(tuple(test)),
-            public=on_device(public),
+            public=public_set(public, x, test, num_classes),
             num_classes=num_classes,
         )

@@ -44,7 +44,7 @@ def check_ids(name: str, ids) -> np.ndarray:
     return ids
 
 
-def generator(seed: int) -> np.random.Generator:
+def generator(seed: int | list[int]) -> np.random.Generator:
     """The generator of a split: PCG64, whatever numpy's default becomes."""
     return np.random.Generator(np.random.PCG64(seed))
 

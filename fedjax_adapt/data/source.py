@@ -67,13 +67,14 @@ class Source(NamedTuple):
             y_train=self.y_train % 2, y_test=self.y_test % 2, num_classes=2
         )
 
-    def federated(self, rows: Sequence[Any]) -> FederatedDataset:
+    def federated(self, rows: Sequence[Any], public: Any = None) -> FederatedDataset:
         """The data set on the device, with `rows[i]` of the training set at client i."""
         return FederatedDataset.from_rows(
             self.x_train,
             self.y_train,
             rows,
             test=(self.x_test, self.y_test),
+            public=public,
             num_classes=self.num_classes,
         )
 

@@ -38,7 +38,9 @@ from ..core import (
     State,
     Upload,
     by_examples,
+    keep_state,
     uniformly,
+    update_refined,
     weighted_sum,
 )
 from ..data.dataset import FederatedDataset
@@ -83,7 +85,8 @@ def averages(
 ) -> dict[str, Params]:
     """The means that a state keeps: "sel", "all" or both.
 
-    With a refinement, sel is what it began from: the mean before the public set.
+    Clients' refined models count in both; where the server refines its own model, sel is
+    what that began from.
 
     Args:
       algorithm: from `with_averages`.
@@ -125,7 +128,13 @@ def _local(rule: LocalRule, cohort: bool, clients: bool) -> LocalRule:
         upload = upload._replace(delta=Beside(upload.delta, moved))
         return upload, Beside(client, run.params if clients else ())
 
-    return rule._replace(init=init, finish=finish)
+    def refined(client: ClientState, params: Params) -> ClientState:
+        return Beside(rule.refined(client.inner, params), params if clients else ())
+
+    kept = clients or rule.refined is not keep_state
+    return rule._replace(
+        init=init, finish=finish, refined=refined if kept else keep_state
+    )
 
 
 def _server(rule: ServerRule, keep: bool) -> ServerRule:
@@ -141,6 +150,21 @@ def _server(rule: ServerRule, keep: bool) -> ServerRule:
         params, extra = rule.update(params, server.inner, upload, cohort)
         return params, Beside(extra, sel)
 
+    def refined(
+        params: Params,
+        server: ServerExtra,
+        upload: Upload,
+        cohort: Cohort,
+        shift: Params,
+    ) -> tuple[Params, ServerExtra]:
+        own, moved = upload.delta
+        sel = optax.tree.add(params, optax.tree.add(moved, shift)) if keep else ()
+        upload = upload._replace(delta=own)
+        params, extra = update_refined(
+            rule, params, server.inner, upload, cohort, shift
+        )
+        return params, Beside(extra, sel)
+
     def beside(uploads: Upload, cohort: Cohort) -> Upload:
         own, moved = uploads.delta
         upload = rule.combine(uploads._replace(delta=own), cohort)
@@ -154,7 +178,7 @@ def _server(rule: ServerRule, keep: bool) -> ServerRule:
         combine = Mean(_Weights(rule.combine.delta), rule.combine.extra)
     else:
         combine = beside
-    return ServerRule(init, combine, update)
+    return ServerRule(init, combine, update, refined=refined)
 
 
 class _Weights(NamedTuple):

@@ -18,15 +18,24 @@ from ..core import (
     Info,
     Key,
     Outcome,
+    Refinement,
     RoundFn,
     RoundView,
     State,
     Task,
+    model_weights,
     unchanged,
     uniformly,
+    update_refined,
     weighted_sums,
 )
-from ..costs import answers_late, end_times, round_bytes, step_seconds
+from ..costs import (
+    answers_late,
+    end_times,
+    refine_seconds,
+    round_bytes,
+    step_seconds,
+)
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import batch_size
@@ -52,6 +61,8 @@ from .local import (
     view_before,
     view_of,
 )
+from .refine import settled, shown
+from .slots import num_lanes_of
 from .walk import kept_of
 
 
@@ -64,6 +75,7 @@ def debug_round(
       FloatingPointError: a loss or parameter is not finite; names client and step.
       RuntimeError: the task or algorithm raised; names the client and where it stood.
     """
+    algorithm = settled(algorithm, task, data, plan)
     setup = Setup(algorithm, task, plan, data)
     policy, server_rule = algorithm.policy, algorithm.server
 
@@ -74,12 +86,13 @@ def debug_round(
     def slow_round(state, key):
         key_cohort, key_local, key_refine = jax.random.split(key, 3)
         key_train, key_measure = jax.random.split(key_local)
+        key_refine_clients, key_refine_server = jax.random.split(key_refine)
         width = batch_size(data, plan)
         ids = sample_cohort(plan, data, key_cohort)
         cohort = gather_cohort(data, ids, state.round, width)
         cohort = cohort._replace(train_loss=partial(train_loss, setup))
         broadcast = Broadcast(
-            state.params, state.server, setting_of(plan, policy, cohort)
+            state.params, state.server, setting_of(plan, policy, cohort), state.refine
         )
 
         def client(slot, key, num_steps):
@@ -116,13 +129,14 @@ def debug_round(
         setting = setting_of(plan, policy, cohort)
         broadcast = broadcast._replace(setting=setting)
 
-        runs, uploads, sent, clipped, table = [], [], [], [], state.clients
+        runs, uploads, sent, told, clipped, table = [], [], [], [], [], state.clients
         for slot in slots:
             member = client(slot, key_train, cohort.num_steps[slot])
             run, share = _slow_client(setup, broadcast, member)
             with _named(f"client {int(ids[slot])}, after its local steps"):
                 upload, row = algorithm.local.finish(run)
                 sent.append(policy.send(run))
+                told.append((algorithm.refine or Refinement()).send(run))
             if cohort.active[slot]:
                 i = int(member.id)
                 put = lambda all_, one, i=i: all_.at[i].set(one)
@@ -133,30 +147,56 @@ def debug_round(
 
         stacked = _stack(uploads)
         upload = server_rule.combine(stacked._replace(info=()), cohort)
-        params, server = server_rule.update(state.params, state.server, upload, cohort)
         losses = jnp.stack([run.loss for run in runs])
         if algorithm.refine is not None or policy.update is not unchanged:
             runs = _stack([kept_of(run) for run in runs])._replace(
                 anchor=state.params, server=state.server, setting=setting
             )
-        if algorithm.refine is not None:
-            view = RoundView(task, cohort, runs, data.public)
-            params = algorithm.refine(params, view, key_refine)
+        refine, trained = algorithm.refine or Refinement(), runs
+        lanes = num_lanes_of(plan, data, state.params)
+        view = RoundView(
+            task, cohort, runs, data.public, setting, data.num_classes, lanes,
+            _stack(told),
+        )  # fmt: skip
+        shift = steps = None
+        report = {}
+        if refine.clients is not None:
+            runs, table, shift, steps, report = _refine(
+                algorithm, view, table, key_refine_clients
+            )
+            view = view._replace(runs=runs)
+        seconds = seconds + refine_seconds(
+            plan.clock, algorithm, state.params, cohort, steps
+        )
+        params, server = update_refined(
+            server_rule, state.params, state.server, upload, cohort, shift
+        )
+        kept_by_refinement = state.refine
+        if refine.server is not None:
+            params, kept_by_refinement, more = refine.server(
+                params, state.refine, view, key_refine_server
+            )
+            report |= more
         if not cohort.active.any():
             params, server = state.params, state.server
+            kept_by_refinement = state.refine
+        refinement = shown(cohort, report)
         sent = weighted_sums(uniformly(cohort), cohort.active, _stack(sent))
         outcome = Outcome(
             state.params, params, server, upload, setting, sent, seconds, measured,
             step_seconds(plan.clock, cohort),
         )  # fmt: skip
-        policy_state = policy.update(state.policy, cohort, runs, outcome)
-        down, up = round_bytes(algorithm, state.params, cohort, asked)
+        policy_state = policy.update(state.policy, cohort, trained, outcome)
+        down, up = round_bytes(algorithm, state.params, cohort, asked, steps)
         report = policy.report(policy_state, asked, seen)
         of_kept = lambda leaf: leaf[jnp.array(kept)] if jnp.ndim(leaf) else leaf
         report = jax.tree.map(of_kept, report)
         moved = jax.tree.map(jnp.subtract, params, state.params)
         squares = [float((leaf**2).sum()) for leaf in jax.tree.leaves(moved)]
-        return State(params, server, policy_state, table, state.round + 1), Info(
+        done = state.round + 1
+        return State(
+            params, server, policy_state, table, done, kept_by_refinement
+        ), Info(
             cohort=ids,
             num_steps=cohort.num_steps,
             loss=losses,
@@ -169,9 +209,36 @@ def debug_round(
             seconds=seconds,
             bytes_down=down,
             bytes_up=up,
+            refine=refinement,
         )
 
     return round_fn
+
+
+def _refine(algorithm, view, table, key):
+    """Refined client models, and what they add to the mean, one client at a time."""
+    cohort = view.cohort
+    refined = algorithm.refine.clients(view, key)
+    weights = model_weights(algorithm.server, cohort)
+    shift = jax.tree.map(jnp.zeros_like, view.runs.anchor)
+    for slot in range(len(cohort.ids)):
+        if not cohort.active[slot] or not refined.steps[slot]:
+            continue
+        i = int(cohort.ids[slot])
+        of = lambda leaf, slot=slot: leaf[slot]
+        new = jax.tree.map(of, refined.params)
+        old = jax.tree.map(of, view.runs.params)
+        shift = jax.tree.map(
+            lambda s, a, b, slot=slot: s + weights[slot].astype(s.dtype) * (a - b),
+            shift, new, old,
+        )  # fmt: skip
+        row = algorithm.local.refined(
+            jax.tree.map(lambda leaf, i=i: leaf[i], table), new
+        )
+        table = jax.tree.map(lambda all_, one, i=i: all_.at[i].set(one), table, row)
+    steps = jnp.where(cohort.active, refined.steps, 0)
+    runs = view.runs._replace(params=refined.params)
+    return runs, table, shift, steps, dict(refined.report)
 
 
 def _first_to_end(cohort, times, key, most):

@@ -26,6 +26,7 @@ from ..core import (
     LocalView,
     Params,
     PyTree,
+    RefineState,
     ServerExtra,
     Setting,
     Task,
@@ -52,6 +53,7 @@ class Broadcast(NamedTuple):
     params: Params
     server: ServerExtra
     setting: Setting
+    refine: RefineState = ()
 
 
 class Client(NamedTuple):
@@ -147,6 +149,7 @@ def view_before(setup: Setup, broadcast: Broadcast, client: Client) -> LocalView
         size_ratio=size_ratio(setup.data, client.id),
         setting=broadcast.setting,
         full_gradient=whole(setup, client, broadcast.setting.weight_decay)[1],
+        refine=broadcast.refine,
     )
     before = before._replace(prepared=setup.algorithm.local.prepare(before))
     return before._replace(corrected=correction(setup.algorithm.local, before))

@@ -24,8 +24,15 @@ from ..core import (
     RoundView,
     State,
     Task,
+    update_refined,
 )
-from ..costs import end_times, round_bytes, round_seconds, step_seconds
+from ..costs import (
+    end_times,
+    refine_seconds,
+    round_bytes,
+    round_seconds,
+    step_seconds,
+)
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from . import memory, mesh
@@ -43,8 +50,11 @@ from .cohort import (
     with_num_steps,
 )
 from .local import Broadcast, Setup, train_loss
-from .slots import num_devices_of
+from .refine import init_refinement, refine_clients, refine_server, settled, shown
+from .slots import num_devices_of, num_lanes_of
 from .walk import afterwards, digest_cohort, measure_cohort, train_cohort
+
+REFINEMENT = 1  # what the first key is folded in by, beside the model's own
 
 
 @jax.tree_util.register_dataclass
@@ -96,6 +106,9 @@ def init_state(
         policy=algorithm.policy.init(params, num_clients),
         clients=(),
         round=jnp.zeros((), jnp.int32),
+        refine=init_refinement(
+            algorithm, task, data, plan, params, jax.random.fold_in(key, REFINEMENT)
+        ),
     )
     # a buffer of its own for every leaf, so that the state can be donated
     state = jax.tree.map(lambda leaf: _like(jnp.array(leaf), jnp.asarray(leaf)), state)
@@ -110,9 +123,11 @@ def make_round(
 
     Raises:
       ValueError: the plan asks for more clients than the data set has, or for more
-        devices than there are, or the model has fewer outputs than there are labels.
+        devices than there are, or the model has fewer outputs than there are labels; or
+        a refinement finds no public set, or nothing to refine.
     """
     _check_outputs(task, data)
+    algorithm = settled(algorithm, task, data, plan)
     num_devices = num_devices_of(plan, data)
     data = mesh.shown(data, num_devices)
     return Round(data, partial(_round, algorithm, task, plan), num_devices)
@@ -145,13 +160,17 @@ def _round(
     setup = Setup(algorithm, task, plan, data)
     key_cohort, key_local, key_refine = jax.random.split(key, 3)
     key_train, key_measure = jax.random.split(key_local)
+    key_refine_clients, key_refine_server = jax.random.split(key_refine)
     width = batch_size(data, plan)
     ids = sample_cohort(plan, data, key_cohort)
 
     cohort = gather_cohort(data, ids, state.round, width)
     cohort = cohort._replace(train_loss=partial(train_loss, setup))
     broadcast = Broadcast(
-        state.params, state.server, setting_of(plan, algorithm.policy, cohort)
+        state.params,
+        state.server,
+        setting_of(plan, algorithm.policy, cohort),
+        state.refine,
     )
     measured = measure_cohort(setup, broadcast, cohort, state.clients, key_measure)
     measured = digest_cohort(setup, cohort, measured, state.params)
@@ -162,19 +181,39 @@ def _round(
     rows = first_to_end(plan, data, cohort, times, key_cohort)
     asked, seen, cohort = cohort, measured, rows_of(cohort, rows)
     cut, times, measured = jax.tree.map(lambda leaf: leaf[rows], (cut, times, measured))
-    seconds = round_seconds(algorithm, cohort, times)
     setting = setting_of(plan, algorithm.policy, cohort)
 
-    broadcast = Broadcast(state.params, state.server, setting)
+    broadcast = broadcast._replace(setting=setting)
     walked = train_cohort(setup, broadcast, cohort, state.clients, key_train)
-    upload, runs = walked.upload, walked.runs
+    upload = walked.upload
     if not walked.streams:
         upload = algorithm.server.combine(upload, cohort)
-    params, server = algorithm.server.update(state.params, state.server, upload, cohort)
-    if algorithm.refine is not None:
-        view = RoundView(task, cohort, runs, data.public)
-        params = algorithm.refine(params, view, key_refine)
-    params, server = unless_idle(cohort, (params, server), (state.params, state.server))
+    lanes = num_lanes_of(plan, data, state.params)
+    view = RoundView(
+        task,
+        cohort,
+        walked.runs,
+        data.public,
+        setting,
+        data.num_classes,
+        lanes,
+        walked.told,
+    )
+    moved = refine_clients(algorithm, view, walked.clients, key_refine_clients)
+    seconds = round_seconds(algorithm, cohort, times)
+    seconds += refine_seconds(plan.clock, algorithm, state.params, cohort, moved.steps)
+    params, server = update_refined(
+        algorithm.server, state.params, state.server, upload, cohort, moved.shift
+    )
+    view = view._replace(runs=moved.runs)
+    params, refine, refinement = refine_server(
+        algorithm, params, state.refine, view, key_refine_server
+    )
+    params, server, refine = unless_idle(
+        cohort,
+        (params, server, refine),
+        (state.params, state.server, state.refine),
+    )
     outcome = Outcome(
         state.params,
         params,
@@ -186,12 +225,14 @@ def _round(
         measured=measured,
         step_seconds=step_seconds(plan.clock, cohort),
     )
-    policy = algorithm.policy.update(state.policy, cohort, runs, outcome)
+    policy = algorithm.policy.update(state.policy, cohort, walked.runs, outcome)
 
     report = algorithm.policy.report(policy, asked, seen)  # of all it decided about
     report = jax.tree.map(lambda leaf: leaf[rows] if jnp.ndim(leaf) else leaf, report)
-    new = State(params, server, policy, walked.clients, state.round + 1)
-    bytes_down, bytes_up = round_bytes(algorithm, state.params, cohort, asked)
+    new = State(params, server, policy, moved.clients, state.round + 1, refine)
+    bytes_down, bytes_up = round_bytes(
+        algorithm, state.params, cohort, asked, moved.steps
+    )
     info = Info(
         cohort=cohort.ids,
         num_steps=cohort.num_steps,
@@ -205,6 +246,7 @@ def _round(
         seconds=seconds,
         bytes_down=bytes_down,
         bytes_up=bytes_up,
+        refine=shown(cohort, moved.report | refinement),
     )
     new = jax.tree.map(_like, new, state)
     return mesh.placed(new, num_devices_of(plan, data)), info

@@ -20,7 +20,17 @@ import jax.numpy as jnp
 import optax
 
 from .. import check
-from ..core import Algorithm, Array, Info, Key, Mean, Params, Task, weighted_sum
+from ..core import (
+    Algorithm,
+    Array,
+    Info,
+    Key,
+    Mean,
+    Params,
+    Task,
+    model_weights,
+    weighted_sum,
+)
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import batch_size
@@ -56,14 +66,12 @@ def cohort_weights(
       info: of the round.
       round: its number, zero based.
     """
-    combine = algorithm.server.combine
-    assert isinstance(combine, Mean)
+    assert isinstance(algorithm.server.combine, Mean)
     width = batch_size(data, plan)
     cohort = gather_cohort(data, jnp.asarray(info.cohort), jnp.asarray(round), width)
     steps = jnp.asarray(info.num_steps)
-    weights = combine.delta(cohort._replace(num_steps=steps, active=steps > 0))
-    # of several it means the last: feddisco sends the usual mean first, then its own
-    return jax.tree.leaves(weights)[-1]
+    cohort = cohort._replace(num_steps=steps, active=steps > 0)
+    return model_weights(algorithm.server, cohort)
 
 
 def leave_one_out(

@@ -21,8 +21,10 @@ from ..core import (
     Mean,
     Params,
     PyTree,
+    Refinement,
     Upload,
     as_measured,
+    as_refinement,
     unchanged,
     uniformly,
     weighted_sums,
@@ -44,6 +46,7 @@ class Walked(NamedTuple):
     info: PyTree
     runs: Any  # () unless somebody asks for them
     sent: PyTree  # mean of what the active clients sent to the policy
+    told: PyTree  # what each sent for the refinement
 
 
 class _Result(NamedTuple):
@@ -55,6 +58,7 @@ class _Result(NamedTuple):
     clipped: Array
     run: Any
     sent: PyTree
+    told: PyTree
 
 
 class _Kept(NamedTuple):
@@ -66,6 +70,7 @@ class _Kept(NamedTuple):
     upload: Upload | tuple[()] = ()
     row: ClientState = ()
     run: Any = ()
+    told: PyTree = ()
 
 
 def train_cohort(
@@ -74,6 +79,7 @@ def train_cohort(
     """Trains the cohort and puts its rows back into the client table."""
     algorithm = setup.algorithm
     combine = algorithm.server.combine
+    refine = as_refinement(algorithm.refine) or Refinement()
     streams = isinstance(combine, Mean)
     keep_runs = algorithm.refine is not None or algorithm.policy.update is not unchanged
     weights = (combine.weights(cohort) if streams else (), uniformly(cohort))
@@ -84,7 +90,8 @@ def train_cohort(
         upload, new = algorithm.local.finish(run)
         sent = algorithm.policy.send(run)
         kept = kept_of(run) if keep_runs else ()
-        return _Result(upload, new, run.loss, clipped, kept, sent)
+        told = refine.send(run)
+        return _Result(upload, new, run.loss, clipped, kept, sent, told)
 
     def summed(result: _Result) -> tuple[Upload | tuple[()], PyTree]:
         return result.upload._replace(info=()) if streams else (), result.sent
@@ -103,6 +110,7 @@ def train_cohort(
             upload=() if streams else results.upload._replace(info=()),
             row=() if dealt.at_home else results.state,
             run=results.run,
+            told=results.told,
         )
         return (total, tables), kept
 
@@ -141,7 +149,15 @@ def train_cohort(
     upload, sent = total
     upload = upload if streams else kept.upload
     return Walked(
-        upload, streams, written, kept.loss, kept.clipped, kept.info, runs, sent
+        upload,
+        streams,
+        written,
+        kept.loss,
+        kept.clipped,
+        kept.info,
+        runs,
+        sent,
+        kept.told,
     )
 
 

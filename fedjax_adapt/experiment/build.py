@@ -12,6 +12,7 @@ from .. import check
 from ..core import Algorithm, Task, constant_steps, epochs, with_steps
 from ..data import (
     FederatedDataset,
+    PublicSet,
     Skew,
     Source,
     corrupt,
@@ -29,6 +30,7 @@ from .config import Config, partition_seed
 from .limits import is_set
 from .match import matching_steps
 from .options import checked, find, options_of, registry
+from .public import uses_public, with_public
 from .schema import DERIVED
 
 
@@ -39,8 +41,9 @@ class Federation(NamedTuple):
     task: Task
     data: FederatedDataset
     plan: Plan
-    source: Source
+    source: Source  # what the clients learn from, and what is tested on
     skew: Skew
+    public: PublicSet | None = None  # set apart; data.public if the algorithm uses it
 
 
 def build(config: Config) -> Federation:
@@ -51,12 +54,13 @@ def build(config: Config) -> Federation:
         clients than examples, an option out of range.
     """
     algorithm, plan = build_algorithm(config), build_plan(config)
-    source = load_source(config)
+    source, public = with_public(config, load_source(config), algorithm)
     rows = split_source(config, source)
     measured = skew(rows, source.y_train, source.num_classes)
     if config.labels == "parity":  # of what was split by the labels themselves
-        source = source.parity()
-    data = skewed(config, source, source.federated(rows))
+        source, public = source.parity(), public and public.parity()
+    seen = public if uses_public(algorithm) else None
+    data = skewed(config, source, source.federated(rows, seen))
     if config.match is not None:
         policy = matching_steps(config, np.asarray(data.size))
         algorithm = with_steps(algorithm, policy)
@@ -65,7 +69,7 @@ def build(config: Config) -> Federation:
         wanted = {name: model in config.evaluate_also for name, model in keep.items()}
         algorithm = with_averages(algorithm, **wanted)
     task = build_task(config, source)
-    return Federation(algorithm, task, data, plan, source, measured)
+    return Federation(algorithm, task, data, plan, source, measured, public)
 
 
 def split_source(config: Config, source: Source) -> list[np.ndarray]:
@@ -143,7 +147,11 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
     """An algorithm by name; `base` may name another, see `_parse_base`."""
     constructor = find("algorithm", name)
     known = options_of("algorithm", constructor)
-    told = {own: getattr(config, ours) for own, ours in DERIVED.items() if own in known}
+    told = {
+        own: getattr(config, ours)
+        for own, ours in DERIVED.items()
+        if own in known and known[own].default is not None
+    }
     if "participation" in told and config.sampler != "bernoulli":
         told["participation"] = cohort_size(config) / config.num_clients
     given = {n: v for n, v in options.items() if v is not None}

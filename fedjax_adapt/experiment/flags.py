@@ -31,6 +31,7 @@ The last groups are the options of the chosen algorithm, model, partition and da
 fedjax-adapt run --algorithm NAME --help shows those of another."""
 GROUPS = {  # of flags in the help; what is not named here comes after them
     "choices": (*KINDS, "train_examples", "projection", "labels"),
+    "public set": ("public", "public_examples", "validation_examples"),
     "clients": (
         *("num_clients", "participation", "sampler", "feature_noise"),
         *("feature_noise_mask", "corrupt", "corrupt_clients", "corrupt_strength"),

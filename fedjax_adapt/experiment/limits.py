@@ -13,6 +13,10 @@ def check_limits(config: "Config") -> None:
     check.at_least("projection", config.projection, 1, none="no head")
     check.at_least("num_clients", config.num_clients, 1)
     check.at_least("train_examples", config.train_examples, 1, none="all of them")
+    check.at_least("public_examples", config.public_examples, 1, none="a tenth")
+    check.at_least(
+        "validation_examples", config.validation_examples, 0, none="as needed"
+    )
     check.between("participation", config.participation, 0, 1, closed="right")
     check.nonnegative("feature_noise", config.feature_noise)
     if config.feature_noise_mask and config.feature_noise == 0:

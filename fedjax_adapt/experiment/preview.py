@@ -18,6 +18,7 @@ from .config import (
 )
 from .flags import chosen, read_flags, words_of
 from .options import KINDS, Option, options_of, registry
+from .public import with_public
 
 PROGRAM = "fedjax-adapt partition"
 DESCRIPTION = """\
@@ -28,7 +29,8 @@ fedjax-adapt partition --partition NAME --help shows those of another."""
 DECIDE = ("partition", "dataset")  # the choices that decide who holds what
 SETTINGS = (
     *DECIDE,
-    *("train_examples", "num_clients", "seed", "partition_seed", "data_dir"),
+    *("train_examples", "public", "public_examples", "validation_examples"),
+    *("num_clients", "seed", "partition_seed", "data_dir"),
 )
 PICTURE = {
     "config": Option(str | None, None, "a TOML file of a run; flags win over it"),
@@ -86,7 +88,7 @@ def preview(config: Config) -> Skew:
     Raises:
       ValueError: one sentence, as `build`.
     """
-    source = load_source(config)
+    source, _ = with_public(config, load_source(config))
     return skew(split_source(config, source), source.y_train, source.num_classes)
 
 

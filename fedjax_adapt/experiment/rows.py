@@ -34,9 +34,12 @@ class Diverged(ArithmeticError):
 class Log:
     """The rows since the last checkpoint, waiting to be written with the next."""
 
-    def __init__(self, folder: Path, num_clients: int):
-        """Goes on from the rows that the run in `folder` already has."""
-        self.folder, self.num_clients = folder, num_clients
+    def __init__(self, folder: Path, num_clients: int, accuracy: str = store.ACCURACY):
+        """Goes on from the rows that the run in `folder` already has.
+
+        `accuracy` is what accuracies are called in them.
+        """
+        self.folder, self.num_clients, self.accuracy = folder, num_clients, accuracy
         written = store.read_table(folder, "metrics")
         last = written.slice(len(written) - 1).to_pylist() if len(written) else [{}]
         self.totals = {name: last[0].get(name) or 0 for name in TOTALS}
@@ -78,7 +81,9 @@ class Log:
             self.asked += row["local_steps"] - self.totals["local_steps"] + row["cut"]
             self.totals = {name: row[name] for name in TOTALS}
             self.seconds += spent / len(parts)
-            self.metrics.append({**row, "seconds": self.seconds})
+            row = {**row, "seconds": self.seconds}
+            renamed = lambda name: name.replace(store.ACCURACY, self.accuracy)
+            self.metrics.append({renamed(name): value for name, value in row.items()})
         return done, (row["accuracy"], row["loss"])
 
     def write(self, done: int) -> None:
@@ -124,7 +129,7 @@ def metrics_row(
         "delta_norm": float(infos.delta_norm[-1]),
         **{
             name: float(leaf[-1])
-            for name, leaf in named(infos.policy)
+            for name, leaf in [*named(infos.policy), *named(infos.refine)]
             if leaf.ndim == 1
         },
         "class_accuracy": [np.asarray(measured.classes)],  # a list per row
@@ -148,7 +153,8 @@ def client_rows(infos: Info, first_round: int, num_clients: int) -> dict[str, An
         "loss": infos.loss[present],
         "clipped": infos.clipped[present],
     }
-    of_clients = [pair for pair in named(infos.policy) if pair[1].ndim > 1]
+    of_clients = [*named(infos.policy), *named(infos.refine)]
+    of_clients = [pair for pair in of_clients if pair[1].ndim > 1]
     for name, leaf in [*named(infos.clients), *of_clients]:
         values = leaf[present]
         # a vector per client becomes a list per row

@@ -18,7 +18,7 @@ import jax
 from ..core import State
 from ..engine.evaluate import evaluate_clients
 from ..engine.lanes import num_bytes
-from . import checkpoint, figures, store, summary
+from . import checkpoint, figures, public, store, summary
 from .build import Federation, build
 from .config import Config, config_hash, partition_seed, to_toml
 from .folder import check_folder, create, devices_of, run_folder
@@ -38,6 +38,7 @@ class Progress(NamedTuple):
     loss: float | None = None
     rounds_per_second: float | None = None
     warning: str | None = None  # said once
+    accuracy_name: str = "accuracy"  # what it is
 
 
 Report = Callable[[Progress], None]
@@ -78,21 +79,30 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
         if not (folder / store.CONFIG).exists():
             used = replace(config, devices=program.num_devices)
             store.write_text(folder / store.CONFIG, to_toml(used))
-        state = _train(config, program, folder, progress)
+        state = _train(config, federation, program, folder, progress)
         result = _summarise(config, federation, program, folder, commit, state)
         store.finish(folder, result.to_dict())
     return result
 
 
-def _train(config: Config, program: Program, folder: Path, progress: Report) -> State:
+def _train(
+    config: Config,
+    federation: Federation,
+    program: Program,
+    folder: Path,
+    progress: Report,
+) -> State:
     """From the newest checkpoint to the last round; returns the state after it."""
+    accuracy = public.accuracy_name(federation)
+    shown = accuracy.replace("_", " ")
     checkpoints = folder / "checkpoints"
     restored = checkpoint.restore(checkpoints, program.abstract)
     state, done = restored if restored is not None else (program.init(), 0)
     store.truncate(folder, done)
-    log, schedule = Log(folder, config.num_clients), Schedule(config, done)
+    log, schedule = Log(folder, config.num_clients, accuracy), Schedule(config, done)
     told = set()
-    progress(Progress(done, config.rounds))
+    unused = public.unused(config, federation)
+    progress(Progress(done, config.rounds, warning=unused, accuracy_name=shown))
     first, seconds, groups = done, 0.0, 1
     while done < config.rounds:
         began = time.perf_counter()
@@ -106,7 +116,7 @@ def _train(config: Config, program: Program, folder: Path, progress: Report) -> 
         rate = (done - first) / seconds
         warning = _warning(config, program, log, done, told)
         try:
-            progress(Progress(done, config.rounds, *latest, rate, warning))
+            progress(Progress(done, config.rounds, *latest, rate, warning, shown))
         except KeyboardInterrupt:  # nothing is under way, so nothing need be lost
             log.write(done)
             checkpoint.save(checkpoints, state, done)
@@ -203,7 +213,8 @@ def _summarise(
 ) -> Summary:
     source, sizes = federation.source, federation.skew.sizes
     metrics = store.read_table(folder, "metrics")
-    by_class = metrics["class_accuracy"][-1].as_py()
+    named = store.accuracy_in(metrics.column_names)
+    by_class = metrics[f"class_{named}"][-1].as_py()
     spread = {}
     if config.evaluate_clients:
         own = evaluate_clients(
@@ -231,5 +242,7 @@ def _summarise(
         class_accuracy=figures.per_class(by_class, source.y_test),
         client_accuracy=spread,
         client_state_bytes=num_bytes(program.abstract.clients),
+        public=public.described(federation),
+        auxiliary=public.auxiliary(config, federation),
         **summary.results(metrics, config.targets),
     )

@@ -14,7 +14,7 @@ Corruption = Literal[
     "label_shift", "random_labels", "random_inputs", "noisy_inputs", "duplicated"
 ]
 
-# Arguments of algorithms that follow from the run unless they are given.
+# Arguments of algorithms that follow from the run unless they are given, or may be None.
 DERIVED = {"total_rounds": "rounds", "participation": "participation", "lr": "lr"}
 
 
@@ -26,6 +26,14 @@ class Config:
       algorithm: what to train with; `fedjax-adapt list` shows all
       dataset: what to learn
       train_examples: learn from so many, the first in the order of its files; none: all
+      public: what algorithms like FNR-FL train on beside the clients' data: holdout takes
+        it out of the training set, split_test out of the test set, published is the test
+        set itself, whose accuracy is training accuracy then; none: holdout where the
+        algorithm needs one, else nothing
+      public_examples: how many of them; none: a tenth of the training set or half of the
+        test set, 5000 at most
+      validation_examples: taken out of the training set to choose a model by; none: a tenth
+        of it, 5000 at most, where the algorithm chooses, else 0
       model: what learns
       projection: width of a projection head between the features and the classifier, as
         MOON has it; none: no head
@@ -93,6 +101,9 @@ class Config:
     algorithm: str = "fedssg"
     dataset: str = "digits"
     train_examples: int | None = None
+    public: Literal["holdout", "split_test", "published"] | None = None
+    public_examples: int | None = None
+    validation_examples: int | None = None
     model: str = "mlp"
     projection: int | None = None
     augment: Literal["none", "flip_crop", "reflect_crop"] = "none"
@@ -173,7 +184,7 @@ def kind_options(kind: str, name: str) -> dict[str, tuple[str, Option]]:
             taken.update(options_of(earlier, function))
     options = {}
     for own, option in options_of(kind, find(kind, name)).items():
-        if kind == "algorithm" and own in DERIVED:
+        if kind == "algorithm" and own in DERIVED and option.default is not None:
             about = f"{option.help.removesuffix('.')}; none: {DERIVED[own]} of the run"
             option = Option(option.annotation | None, None, about)
         options[own] = (f"{kind}_{own}" if own in taken else own, option)

@@ -15,7 +15,7 @@ reads the parts as one table, and so does pandas.
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +25,8 @@ from . import toml
 if TYPE_CHECKING:
     import pyarrow
 
+ACCURACY = "accuracy"
+TRAINED = "training_accuracy_on_the_public_set"  # in its place where that is tested on
 CONFIG, SUMMARY, LOCK = "config.toml", "summary.json", ".lock"
 TABLES = ("metrics", "clients")
 
@@ -43,6 +45,8 @@ class Record(NamedTuple):
     apart). With `evaluate_also` there are also accuracy_sel and loss_sel (the cohort's
     mean), accuracy_all and loss_all (the mean of every client's last model); with AFL
     accuracy_result and loss_result (the model with the least estimated loss).
+    Where the run trained on its test set (public=published), every name has
+    training_accuracy_on_the_public_set in place of accuracy, and loss is of that set.
 
     `clients` has one row per client and round: round (1 is the first), client,
     num_steps, loss, clipped, and what the local rule and the step policy show of it.
@@ -53,6 +57,11 @@ class Record(NamedTuple):
     metrics: "pyarrow.Table"
     clients: "pyarrow.Table"
     summary: dict[str, Any] | None  # None: not finished
+
+    @property
+    def accuracy(self) -> str:
+        """What its accuracy is called: `ACCURACY`, or `TRAINED`."""
+        return accuracy_in(self.metrics.column_names)
 
 
 def read_run(folder: str | Path) -> Record:
@@ -71,6 +80,16 @@ def read_run(folder: str | Path) -> Record:
         clients=read_table(folder, "clients"),
         summary=read_summary(folder),
     )
+
+
+def accuracy_in(names: Iterable[str]) -> str:
+    """What accuracy is called among the names of columns or keys."""
+    return TRAINED if TRAINED in names else ACCURACY
+
+
+def figures_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a summary has measured on the test set, under whichever name it is."""
+    return summary.get(TRAINED, summary)
 
 
 def read_table(folder: Path, name: str) -> "pyarrow.Table":

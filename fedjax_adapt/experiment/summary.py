@@ -8,11 +8,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..costs import kappa, rho
 from .figures import curve_figures
 from .rows import TOTALS
+from .store import ACCURACY, TRAINED, accuracy_in
 
 if TYPE_CHECKING:
     import pyarrow
+
+
+TEST = "test accuracy"
+FIGURES = (  # of a summary: what is measured on the test set
+    *("accuracy", "loss", "best_accuracy", "best_round", "last_mean", "last_std"),
+    *("last_count", "rounds_to", "area_under_curve", "models", "class_accuracy"),
+    *("kappa", "rho"),
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,14 @@ class Summary:
         training examples: mean, std, min and worst_tenth (the mean of the worst tenth)
         over the clients that hold examples; empty where not asked for.
       client_state_bytes: what the tables of all clients' states take, on each device.
+      public: the public set: its protocol and origin, how many examples and bytes it has,
+        how many validate, and whether the algorithm used it; empty where there is none.
+      auxiliary: what the method was given beside the clients' own training.
+      accuracy_name: what the figures from `accuracy` to `class_accuracy`, kappa and rho are
+        of: "test accuracy", or "training accuracy on the public set" where that set is
+        tested on. Then summary.json has them below that name alone.
+      kappa: accuracy times 1e4 by simulated seconds; None without a clock.
+      rho: accuracy times 1e4 by the MiB that clients received and sent.
       local_steps: of all clients over all rounds.
       bytes_down: received by the clients of all rounds.
       bytes_up: sent by them.
@@ -71,6 +89,11 @@ class Summary:
     class_accuracy: list[float | None]
     client_accuracy: dict[str, float]
     client_state_bytes: int
+    public: dict[str, Any]
+    auxiliary: list[str]
+    accuracy_name: str
+    kappa: float | None
+    rho: float | None
     local_steps: int
     bytes_down: int
     bytes_up: int
@@ -86,23 +109,41 @@ class Summary:
     commit: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary as plain values."""
-        return asdict(self)
+        """The summary as plain values.
+
+        Where the run trained on its test set, what would be read as test accuracy lies
+        below the key "training_accuracy_on_the_public_set".
+        """
+        values = asdict(self)
+        if self.accuracy_name == TEST:
+            return values
+        own = {name: values.pop(name) for name in FIGURES}
+        return {TRAINED: own} | values
 
 
 def results(metrics: "pyarrow.Table", targets: tuple[float, ...]) -> dict[str, Any]:
     """The fields of a summary that follow from the table `metrics`."""
-    column = {name: metrics[name].to_numpy() for name in metrics.column_names}
+    named = accuracy_in(metrics.column_names)
+    column = {
+        name.replace(named, ACCURACY): metrics[name].to_numpy()
+        for name in metrics.column_names
+    }
     rounds, seconds = column["round"], float(column["seconds"][-1])
     figures = lambda end: curve_figures(
         rounds, column[f"accuracy{end}"], column[f"loss{end}"], targets
     )
     also = [name for name in ("sel", "all", "result") if f"accuracy_{name}" in column]
+    totals = {name: kind(column[name][-1]) for name, kind in TOTALS.items()}
+    accuracy, simulated = column[ACCURACY][-1], totals["simulated_seconds"]
+    moved = totals["bytes_down"] + totals["bytes_up"]
     return {
         "rounds": int(rounds[-1]),
+        "accuracy_name": TEST if named == ACCURACY else TRAINED.replace("_", " "),
         **figures(""),
         "models": {name: figures(f"_{name}") for name in also},
-        **{name: kind(column[name][-1]) for name, kind in TOTALS.items()},
+        **totals,
+        "kappa": float(kappa(accuracy, simulated)) if simulated else None,
+        "rho": float(rho(accuracy, moved)) if moved else None,
         "seconds": seconds,
         "rounds_per_second": int(rounds[-1]) / max(seconds, 1e-9),
     }

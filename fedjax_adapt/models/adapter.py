@@ -56,12 +56,15 @@ def classification(
         raise ValueError(f"std={std.tolist()} must be above 0.")
     model = pure(model, input_shape)
     prepare = partial(_normalise, input_shape, mean, std)
+    same_units = np.all(mean == 0) and np.all(std == 1)
     task = Task(
         init=model.init,
         apply=lambda params, x: model.apply(params, prepare(x)),
         loss=model.loss or optax.softmax_cross_entropy_with_integer_labels,
         apply_train=_training(model, prepare, augment),
         apply_frozen=_frozen(model, prepare, augment),
+        head=model.head,
+        restore=None if same_units else partial(_restore, mean, std),
     )
     example = jax.ShapeDtypeStruct((2, *input_shape), jnp.float32)
     _check_logits(task, example)
@@ -112,6 +115,12 @@ def _normalise(shape: tuple, mean: np.ndarray, std: np.ndarray, x: Array) -> Arr
         return x
     of_rank = lambda a: a.reshape((1,) * (x.ndim - a.ndim) + a.shape).astype(x.dtype)
     return (x - of_rank(mean)) / of_rank(std)
+
+
+def _restore(mean: np.ndarray, std: np.ndarray, x: Array) -> Array:
+    """The inverse of `_normalise`."""
+    of_rank = lambda a: a.reshape((1,) * (x.ndim - a.ndim) + a.shape).astype(x.dtype)
+    return x * of_rank(std) + of_rank(mean)
 
 
 def _check_logits(task: Task, example: jax.ShapeDtypeStruct) -> None:

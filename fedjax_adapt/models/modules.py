@@ -29,6 +29,7 @@ class Model(NamedTuple):
     apply: Callable[[Params, Array], Outputs]
     apply_train: Callable[[Params, Array, Key], Outputs] | None = None
     loss: Callable[[Array, Array], Array] | None = None  # the module's own
+    head: Callable[[Params, Array], Array] | None = None  # in evaluation mode
 
 
 def pure(model: Any, input_shape: tuple) -> Model:
@@ -98,7 +99,16 @@ def _from_nnx(factory: Callable, params: Params | None = None) -> Model:
             module, x, **({"rngs": nnx.Rngs(key)} if "rngs" in call else {})
         )
 
-    return Model(init, apply, apply_train if is_random else None, _own_loss(module))
+    def head(params, features):
+        return merged(graph, params, _streams(random)).head(features)
+
+    return Model(
+        init=init,
+        apply=apply,
+        apply_train=apply_train if is_random else None,
+        loss=_own_loss(module),
+        head=head if _is_split(module) else None,
+    )
 
 
 def _streams(random: nnx.State, key: Key | None = None) -> nnx.State:
@@ -123,8 +133,12 @@ def _named_params(state: nnx.State) -> Params:
     return unflatten_dict({_names(path): variable[...] for path, variable in flat})
 
 
+def _is_split(model: Any) -> bool:
+    return hasattr(model, "features") and hasattr(model, "head")
+
+
 def _module_outputs(module: nnx.Module, x: Array, **options) -> Outputs:
-    if hasattr(module, "features") and hasattr(module, "head") and not options:
+    if _is_split(module) and not options:
         features = module.features(x)
         return Outputs(module.head(features), features)
     return _outputs(module(x, **options))
@@ -137,7 +151,7 @@ def _from_linen(module: linen.Module, input_shape: tuple) -> Model:
     mode = lambda train: {
         name: values[train] for name, values in modes.items() if name in call
     }
-    split = hasattr(type(module), "features") and hasattr(type(module), "head")
+    split = _is_split(type(module)) and not mode(False)  # an instance has no submodules
 
     def variables(key):
         example = jnp.zeros((1, *input_shape), jnp.float32)
@@ -149,11 +163,13 @@ def _from_linen(module: linen.Module, input_shape: tuple) -> Model:
             f"{type(module).__name__} " + NO_STATE.format(kind=sorted(extra)[0])
         )
 
+    def head(params, features):
+        return module.apply({"params": params}, features, method="head")
+
     def apply(params, x):
-        if split and not mode(False):
+        if split:
             features = module.apply({"params": params}, x, method="features")
-            logits = module.apply({"params": params}, features, method="head")
-            return Outputs(logits, features)
+            return Outputs(head(params, features), features)
         return _outputs(module.apply({"params": params}, x, **mode(False)))
 
     def apply_train(params, x, key):
@@ -161,7 +177,13 @@ def _from_linen(module: linen.Module, input_shape: tuple) -> Model:
         return _outputs(module.apply({"params": params}, x, **mode(True), rngs=rngs))
 
     init = lambda key: variables(key)["params"]
-    return Model(init, apply, apply_train if mode(True) else None, _own_loss(module))
+    return Model(
+        init=init,
+        apply=apply,
+        apply_train=apply_train if mode(True) else None,
+        loss=_own_loss(module),
+        head=head if split else None,
+    )
 
 
 def _outputs(result: Any) -> Outputs:

@@ -68,6 +68,6 @@ def _text(now) -> str:
     hours, minutes = divmod(minutes, 60)
     left = f"{hours}:{minutes:02d}" if hours else f"{minutes}"
     return (
-        f"accuracy {100 * now.accuracy:5.2f} %  loss {now.loss:.4f}  "
+        f"{now.accuracy_name} {100 * now.accuracy:5.2f} %  loss {now.loss:.4f}  "
         f"{now.rounds_per_second:.3g} rounds/s  {left}:{seconds:02d} left"
     )

@@ -3,7 +3,7 @@
 import warnings
 from pathlib import Path
 
-from ..experiment.store import Record, read_run
+from ..experiment.store import ACCURACY, Record, read_run
 
 INK, BLUE, ORANGE, GREY = "#222222", "#2a6fbb", "#d9822b", "#9aa0a6"
 GREEN, PURPLE = "#3a8a4d", "#8a5aa8"
@@ -78,10 +78,11 @@ def learning_curve(
 
 def _accuracy(axes, record: Record, against: str) -> None:
     rounds, at = (record.metrics[name].to_numpy() for name in ("round", against))
-    accuracy = 100 * record.metrics["accuracy"].to_numpy()
+    named = record.accuracy
+    accuracy = 100 * record.metrics[named].to_numpy()
     for name, (label, color) in OTHERS.items():
-        if f"accuracy_{name}" in record.metrics.column_names:
-            other = 100 * record.metrics[f"accuracy_{name}"].to_numpy()
+        if f"{named}_{name}" in record.metrics.column_names:
+            other = 100 * record.metrics[f"{named}_{name}"].to_numpy()
             axes.plot(at, other, color=color, label=label, **_line(rounds))
     axes.plot(at, accuracy, color=BLUE, label="server", **_line(rounds))
     best = int(accuracy.argmax())
@@ -97,7 +98,7 @@ def _accuracy(axes, record: Record, against: str) -> None:
         fontsize=9,
         color=BLUE,
     )
-    axes.set_ylabel("test accuracy (%)")
+    axes.set_ylabel(f"{_shown(record)} (%)")
     if len(axes.lines) > 2:  # the curve and its best point need no names
         axes.legend(frameon=False, fontsize=9, loc="center right")
     _dress(axes, against)
@@ -108,13 +109,19 @@ def _loss(axes, record: Record, against: str) -> None:
     line = _line(at)
     train = record.metrics["train_loss"].to_numpy()
     test = record.metrics["loss"].to_numpy()
-    axes.plot(at, test, color=BLUE, label="test, global model", **line)
+    tested = "test" if record.accuracy == ACCURACY else "public set"
+    axes.plot(at, test, color=BLUE, label=f"{tested}, global model", **line)
     axes.plot(at, train, color=ORANGE, label="local training objective", **line)
     if min(train.min(), test.min()) > 0:
         axes.set_yscale("log")
     axes.set_ylabel("mean loss (nats per example)")
     axes.legend(frameon=False, fontsize=9)
     _dress(axes, against)
+
+
+def _shown(record: Record) -> str:
+    honest = record.accuracy == ACCURACY
+    return "test accuracy" if honest else record.accuracy.replace("_", " ")
 
 
 def _line(rounds) -> dict:

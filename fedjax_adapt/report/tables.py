@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..experiment.store import read_run
+from ..experiment.store import TRAINED, figures_of, read_run
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,6 +28,9 @@ def summary_table(folder: str | Path) -> "Table":
     summary = record.summary
     if summary is None:
         raise ValueError(f"{folder} holds a run that is not finished; resume it first.")
+    found, accuracy, loss = figures_of(summary), "test accuracy", "test loss"
+    if TRAINED in summary:
+        accuracy, loss = TRAINED.replace("_", " "), "loss on the public set"
     data, hardware = summary["data"], summary["hardware"]
     on_cpu = hardware["platform"] == "cpu"
     device = hardware["cpu"] if on_cpu else hardware["device"]
@@ -39,18 +42,19 @@ def summary_table(folder: str | Path) -> "Table":
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
     rows = {
-        "test accuracy": f"[bold]{percent(summary['accuracy'])}[/bold] after "
+        accuracy: f"[bold]{percent(found['accuracy'])}[/bold] after "
         f"{summary['rounds']} rounds",
-        f"last {summary['last_count']} evaluations": f"{percent(summary['last_mean'])} "
-        f"± {percent(summary['last_std'])}",
-        "best": f"{percent(summary['best_accuracy'])} in round {summary['best_round']}",
-        "rounds to": _targets(summary["rounds_to"]),
-        "test loss": f"{summary['loss']:.4f}",
+        f"last {found['last_count']} evaluations": f"{percent(found['last_mean'])} "
+        f"± {percent(found['last_std'])}",
+        "best": f"{percent(found['best_accuracy'])} in round {found['best_round']}",
+        "rounds to": _targets(found["rounds_to"]),
+        loss: f"{found['loss']:.4f}",
         **{
             f"{name}: {MODELS[name]}": _model(figures)
-            for name, figures in summary.get("models", {}).items()
+            for name, figures in found.get("models", {}).items()
         },
         **_shares(summary),
+        **_auxiliary(summary),
         "clients": f"{data['clients']} with {data['smallest_client']} to "
         f"{data['largest_client']} of {data['train']} examples, "
         f"mean label entropy {data['label_entropy']:.2f} nats",
@@ -78,8 +82,9 @@ def _model(figures: dict[str, Any]) -> str:
 def _shares(summary: dict[str, Any]) -> dict[str, str]:
     """Between classes and clients; a run of an earlier version has neither."""
     rows = {}
-    if "class_accuracy" in summary:
-        tested = [share for share in summary["class_accuracy"] if share is not None]
+    found = figures_of(summary)
+    if "class_accuracy" in found:
+        tested = [share for share in found["class_accuracy"] if share is not None]
         low, high = min(tested), max(tested)
         rows["by class"] = f"{percent(low)} to {percent(high)}"
     if summary.get("client_accuracy"):
@@ -89,6 +94,12 @@ def _shares(summary: dict[str, Any]) -> dict[str, str]:
             f"{percent(own['worst_tenth'])} for the worst tenth"
         )
     return rows
+
+
+def _auxiliary(summary: dict[str, Any]) -> dict[str, str]:
+    """What the method was given beside; a run of an earlier version does not say."""
+    given = summary.get("auxiliary")
+    return {"also given": ", ".join(given)} if given else {}
 
 
 def _state(size: int) -> dict[str, str]:
@@ -101,6 +112,11 @@ def _costs(summary: dict[str, Any]) -> dict[str, str]:
         return {}
     down, up = (summary[f"bytes_{way}"] / 1e6 for way in ("down", "up"))
     rows = {"traffic": f"{down:,.4g} MB to the clients, {up:,.4g} MB from them"}
+    found = figures_of(summary)
+    per = {"kappa": "s", "rho": "MiB"}
+    known = [f"{k} {found[k]:.4g} by {per[k]}" for k in per if found.get(k)]
+    if known:
+        rows["accuracy x 1e4"] = ", ".join(known)
     if summary["simulated_seconds"]:
         rows["simulated time"] = f"{summary['simulated_seconds']:,.4g} s"
     return rows

@@ -173,7 +173,7 @@ def test_policies_measure_probe_and_learn(x64):
 
 @pytest.mark.slow
 def test_refinements_see_the_clients_models_and_the_public_set(task, data):
-    public = {"x": jnp.ones((5, 4))}
+    public = jnp.ones((5, 4))
     with_public = fa.FederatedDataset.from_rows(
         data.x,
         data.y,
@@ -184,7 +184,7 @@ def test_refinements_see_the_clients_models_and_the_public_set(task, data):
 
     def refine(params, view, key):
         assert view.runs.params["w"].shape == (6, 4, 3)
-        assert view.public["x"].shape == (5, 4)
+        assert view.public.x.shape == (5, 4)
         return jax.tree.map(lambda leaf: leaf.mean(0), view.runs.params)
 
     plain = fedavg("uniform")

@@ -79,7 +79,12 @@ def test_drawing_leaves_pyplot_alone(whole, tmp_path):
 
 def at(round, rounds=100):
     return SimpleNamespace(
-        round=round, rounds=rounds, accuracy=0.5, loss=1.0, rounds_per_second=0.01
+        round=round,
+        rounds=rounds,
+        accuracy=0.5,
+        loss=1.0,
+        rounds_per_second=0.01,
+        accuracy_name="accuracy",
     )
 
 

@@ -132,6 +132,7 @@ def test_a_linen_module_with_features_and_head_shows_its_features():
     np.testing.assert_allclose(
         outputs.logits, LinenParts().apply({"params": params}, X), rtol=1e-6
     )
+    np.testing.assert_array_equal(task.head(params, outputs.features), outputs.logits)
     assert task.apply_train is None
 
 
@@ -233,3 +234,16 @@ def test_inputs_of_another_shape_are_refused():
         ValueError, match=r"takes inputs of shape \[4\] but got.*\[5, 3\]"
     ):
         task.apply(task.init(KEY), X[:, :3])
+
+
+def test_what_is_restored_is_what_the_model_standardises():
+    """Pixels of two channels; a task that standardises nothing has nothing to undo."""
+    assert fa.classification(Plain, (4,)).restore is None
+    mean, std = (100.0, 20.0), (50.0, 3.0)
+    same = (lambda key: {}, lambda params, x: x.mean((1, 2)))
+    task = fa.classification(same, (2, 2, 2), mean, std)
+    z = np.random.default_rng(0).normal(size=(5, 2, 2, 2)).astype(np.float32)
+    pixels = task.restore(jnp.asarray(z))
+    np.testing.assert_allclose(pixels, z * std + mean, rtol=1e-5)
+    logits = task.apply({}, pixels).logits
+    np.testing.assert_allclose(logits, z.mean((1, 2)), atol=1e-5)

@@ -77,6 +77,7 @@ def test_features_are_what_the_last_layer_sees(name):
     features, head = jax.tree.map(np.asarray, (outputs.features, params["out"]))
     expected = features @ head["kernel"] + head["bias"]
     np.testing.assert_allclose(outputs.logits, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(task.head(params, outputs.features), outputs.logits)
     assert task.apply_train is None
 
 

@@ -1,0 +1,159 @@
+"""FNR-FL beside its controls: what public data are worth, and what leakage is worth.
+
+    python benchmarks/fnr_table.py --data-dir DIR                       # the whole table
+    python benchmarks/fnr_table.py --data-dir DIR --seeds 0 --skews label --rounds 2 \
+        --train-examples 2000                                           # a quick look
+
+CIFAR-10, 10 clients that all take part, 10 rounds of 2 epochs, batches of 64, the CNN of
+FedVeca; SGD at 0.01 with momentum 0.9 and weight decay 1e-5, as FNR-FL's README has it.
+Protocol `holdout` for everybody: a stratified tenth of the training examples, 5000 of
+50,000, is taken out before partitioning, so that the clients of FedAvg hold what those of
+FNR-FL hold, and all are tested on the same 10,000 clean images. Skews: labels ~ Dir(0.5)
+per class, quantities ~ Dir(0.5), noise on inputs up to 0.5; mixed ones by --skews.
+
+Below that table stands one run under the published protocol, whose public set is the test
+set: its number is training accuracy and compares with no other.
+
+A run that is finished is not run again, one that was killed is resumed: call it again to
+go on. A run is a line of results/fnr-table-cifar10.jsonl.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from cells import cell
+
+RESULTS = Path(__file__).parent / "results" / "fnr-table-cifar10.jsonl"
+EXAMPLES, ROUNDS = 50_000, 10
+TRAINED = "training_accuracy_on_the_public_set"
+COMMON = {
+    "dataset": "cifar10",
+    "model": "fedveca_cnn",
+    "num_clients": 10,
+    "participation": 1,
+    "epochs": 2,
+    "batch_size": 64,
+    "lr": 0.01,
+    "lr_decay": 1,
+    "momentum": 0.9,
+    "weight_decay": 1e-5,
+    "clip_norm": "none",
+    "augment": "reflect_crop",
+    "targets": (0.3, 0.4, 0.5),
+}
+SKEWS = {
+    "label": {"partition": "dirichlet_classes", "concentration": 0.5},
+    "quantity": {"partition": "quantity_dirichlet", "concentration": 0.5},
+    "feature": {"partition": "iid", "feature_noise": 0.5},
+    "label+feature": {
+        "partition": "dirichlet_classes",
+        "concentration": 0.5,
+        "feature_noise": 0.5,
+    },
+    "label+quantity": {"partition": "label_quantity", "concentration": 0.5},
+}
+DEFAULT_SKEWS = ("label", "quantity", "feature")
+METHODS = {
+    "FedAvg": {"algorithm": "fedavg"},
+    "FedProx": {"algorithm": "fedprox", "mu": 0.01},
+    "SCAFFOLD": {"algorithm": "scaffold"},
+    "MOON": {"algorithm": "moon", "mu": 5},
+    "FedNova": {"algorithm": "fednova"},
+    "FNR-FL (squared norms, ours)": {"algorithm": "fnr"},
+    "FNR-FL (literal)": {"algorithm": "fnr", "variant": "literal"},
+    "control: weight 0": {"algorithm": "fnr", "weight": 0},
+    "control: FedAvg + public": {"algorithm": "fedavg_pubft"},
+    "control: public alone": {"algorithm": "public_only"},
+}
+PUBLISHED = "FNR-FL (literal), published protocol"
+
+
+def cells_of(arguments) -> list[dict]:
+    """What identifies a run: skew, method, protocol and seed."""
+    cells = [
+        {"skew": skew, "method": method, "public": "holdout", "seed": seed}
+        for seed in arguments.seeds
+        for skew in arguments.skews
+        for method in arguments.only
+    ]
+    if arguments.published:
+        leak = {"skew": "label", "method": PUBLISHED, "public": "published"}
+        cells.append(leak | {"seed": arguments.seeds[0]})
+    return cells
+
+
+def line_of(this: dict, arguments, more: list[str]) -> dict:
+    """One run, which is made if it is not there."""
+    size = {"rounds": arguments.rounds, "train_examples": arguments.train_examples}
+    method = "FNR-FL (literal)" if this["method"] == PUBLISHED else this["method"]
+    told = {"public": this["public"], "seed": this["seed"]}
+    settings = COMMON | SKEWS[this["skew"]] | METHODS[method] | size | told
+    words = [str(value) for value in (this | size).values()]
+    name = "".join(c if c.isalnum() else "-" for c in "-".join(words).lower())
+    return this | size | cell(arguments.folder / name, settings, more)
+
+
+def table(lines: list[dict], skews: list[str]) -> str:
+    """The honest runs: a row per method, a column per skew, in % over the seeds."""
+    rows = ["| method | also given | " + " | ".join(skews) + " | MiB | seeds |"]
+    rows.append("|---" * (4 + len(skews)) + "|")
+    honest = [line for line in lines if TRAINED not in line]
+    for method in dict.fromkeys(line["method"] for line in honest):
+        own = [line for line in honest if line["method"] == method]
+        shown = [_mean([x for x in own if x["skew"] == skew]) for skew in skews]
+        given = "; ".join(own[0]["auxiliary"]) or "nothing"
+        moved = (own[0]["bytes_up"] + own[0]["bytes_down"]) / 2**20
+        seeds = len({line["seed"] for line in own})
+        rows.append(
+            f"| {method} | {given} | {' | '.join(shown)} | {moved:,.0f} | {seeds} |"
+        )
+    return "\n".join(rows)
+
+
+def _mean(lines: list[dict]) -> str:
+    found = 100 * np.array([line["accuracy"] for line in lines])
+    if not len(found):
+        return ""
+    return f"{found.mean():.2f}" + (f" ± {found.std():.2f}" if len(found) > 1 else "")
+
+
+def leaks(lines: list[dict]) -> str:
+    """The runs that were tested on what they trained on, named."""
+    rows = [
+        f"{line['method']}, {line['skew']} skew, seed {line['seed']}: "
+        f"{TRAINED.replace('_', ' ')} {100 * line[TRAINED]['accuracy']:.2f} %, which is "
+        "no test accuracy and compares with nothing above."
+        for line in lines
+        if TRAINED in line
+    ]
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=Path("runs/fnr-table"))
+    parser.add_argument("--only", nargs="*", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--skews", nargs="*", default=DEFAULT_SKEWS, choices=SKEWS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--train-examples", type=int, default=EXAMPLES)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--no-published", dest="published", action="store_false")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments, more = parser.parse_known_args()  # the rest is for `fedjax-adapt run`
+    text = arguments.results.read_text() if arguments.results.exists() else ""
+    lines, mine = [json.loads(line) for line in text.splitlines()], []
+    for this in cells_of(arguments):
+        line = line_of(this, arguments, more)
+        mine.append(line)
+        lines = [old for old in lines if old["command"] != line["command"]] + [line]
+        arguments.results.write_text("".join(json.dumps(x) + "\n" for x in lines))
+        figure = line.get("accuracy", line.get(TRAINED, {}).get("accuracy"))
+        print(*this.values(), f"{100 * figure:.2f}", flush=True)
+    print(table(mine, list(arguments.skews)))
+    print(leaks(mine))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+r"""Controls: what public data are worth without FNR-FL's choice of clients.
+
+    fedavg_pubft   w <- w + sum_{i in S} p_i (theta_i - w)
+                   w <- floor(n p) E_re epochs of SGD on CE over P, from w
+    public_only    w <- floor(n p) E_re epochs of SGD on CE over P, from w
+
+Each takes as many steps on the public set P as FNR-FL takes in a round of n clients: those
+of its floor(n p) worst clients together. A third control is `fnr(weight=0)`, which trains
+those clients on P without any penalty.
+
+References:
+  To be shown beside Hu, Qiu & Tang, "Feature Norm Regularized Federated Learning", 2023,
+  whose authors' code is https://github.com/LonelyMoonDesert/FNR-FL; neither has them.
+
+Departs from the paper: not in it. Auxiliary data: labelled examples, at the server alone.
+"""
+
+import jax
+import optax
+
+from .. import check
+from ..core import (
+    Algorithm,
+    LocalRule,
+    Refinement,
+    ServerRule,
+    Traffic,
+    Upload,
+    task_loss,
+    with_refinement,
+)
+from ..finetune import SGD, check_labelled, check_selects, finetune, num_selected
+
+
+def fedavg_pubft(
+    fraction: float = 0.5,
+    epochs: int = 5,
+    base: Algorithm | None = None,
+    lr: float | None = None,
+    momentum: float | None = None,
+    batch_size: int | None = None,
+    shuffle: bool = True,
+    augment: bool = False,
+) -> Algorithm:
+    """FedAvg whose server fine-tunes the average on the public set.
+
+    Args:
+      fraction: p of the method it stands beside, above 0 and at most 1.
+      epochs: E_re, likewise; 0 is the base.
+      base: any algorithm without a refinement; none: FedAvg.
+      lr: of the fine-tuning; none: the clients' of the round.
+      momentum: likewise, in [0, 1); none: the clients'.
+      batch_size: public examples per step; none: as many as clients take.
+      shuffle: a new order of the public set in every epoch.
+      augment: the model in training mode, on augmented inputs and with dropout.
+
+    Raises:
+      ValueError: an argument is out of its range, or the base refines already.
+    """
+    base = base or Algorithm()
+    if base.refine is not None:
+        raise ValueError(
+            "fedavg_pubft refines the server's model but its base already refines on "
+            "the public set; give a base that does not."
+        )
+    sgd = SGD(lr, momentum, batch_size, shuffle, augment)
+    return with_refinement(base, _at_the_server("fedavg_pubft", fraction, epochs, sgd))
+
+
+def public_only(
+    fraction: float = 0.5,
+    epochs: int = 5,
+    lr: float | None = None,
+    momentum: float | None = None,
+    batch_size: int | None = None,
+    shuffle: bool = True,
+    augment: bool = False,
+) -> Algorithm:
+    """SGD on the public set alone: no client trains, none is asked.
+
+    Its local steps only take down what the model costs the clients; they move nothing.
+
+    Args:
+      fraction: p of the method it stands beside, above 0 and at most 1.
+      epochs: E_re, likewise; 0 moves nothing.
+      lr: of the training; none: the clients' of the round.
+      momentum: likewise, in [0, 1); none: the clients'.
+      batch_size: public examples per step; none: as many as clients take.
+      shuffle: a new order of the public set in every epoch.
+      augment: the model in training mode, on augmented inputs and with dropout.
+    """
+
+    def objective(params, view, key):
+        return task_loss(jax.lax.stop_gradient(params), view, key)
+
+    def finish(run):
+        return Upload(optax.tree.zeros_like(run.anchor)), run.client
+
+    def update(params, extra, upload, cohort):
+        del upload, cohort
+        return params, extra
+
+    sgd = SGD(lr, momentum, batch_size, shuffle, augment)
+    return Algorithm(
+        local=LocalRule(objective=objective, finish=finish, traffic=Traffic()),
+        server=ServerRule(update=update),
+        refine=_at_the_server("public_only", fraction, epochs, sgd),
+    )
+
+
+def _at_the_server(name: str, fraction: float, epochs: int, sgd: SGD) -> Refinement:
+    """floor(n p) E_re epochs over P."""
+    check.between("fraction", fraction, 0, 1, closed="right")
+    check.at_least("epochs", epochs, 0)
+    sgd = sgd.checked()
+
+    def server(params, state, view, key):
+        passes = epochs * num_selected(fraction, view.cohort.num_active)
+        return finetune(view, params, passes, key, sgd)[0], state, {}
+
+    def verify(task, setup):
+        check_labelled(name, task, setup)
+        check_selects(fraction, setup)
+
+    return Refinement(server=server, check=verify)

@@ -1,0 +1,133 @@
+"""Public sets: examples that the server, or everybody, may train on beside the clients'.
+
+Where they come from is a protocol, and decides what the accuracy on the test set means;
+see protocols.py.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import check
+from .examples import check_finite, num_classes_of
+
+Array = jax.Array | np.ndarray  # a protocol's are on the host, a data set's are not
+
+ORIGINS = ("holdout", "split_test", "published", "given")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class PublicSet:
+    """What refinements may train on. A pytree; `protocol` is static.
+
+    Attributes:
+      x: inputs [public, ...], of the shape and the dtype of the clients'.
+      y: labels [public], or None: nobody knows them.
+      validation: (x, y) to choose a model by, or None; of the training set.
+      protocol: where it comes from: "holdout", "split_test", "published" or "given".
+    """
+
+    x: Array
+    y: Array | None = None
+    validation: tuple[Array, Array] | None = None
+    protocol: str = field(default="given", metadata={"static": True})
+
+    def __repr__(self) -> str:
+        kind = "unlabelled" if self.y is None else "labelled"
+        return (
+            f"PublicSet({self.num_examples} {kind} examples, {self.num_validation} to "
+            f"validate, {self.protocol})"
+        )
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples there are, those to validate apart."""
+        return self.x.shape[0]
+
+    @property
+    def num_validation(self) -> int:
+        """How many examples there are to validate."""
+        return 0 if self.validation is None else self.validation[1].shape[0]
+
+    def parity(self) -> "PublicSet":
+        """The same examples labelled 0 where their label is even and 1 where it is odd."""
+        judged = self.validation
+        return replace(
+            self,
+            y=None if self.y is None else self.y % 2,
+            validation=None if judged is None else (judged[0], judged[1] % 2),
+        )
+
+
+def public_set(
+    public: Any, x: np.ndarray, test: tuple[Any, Any] | None, num_classes: int
+) -> PublicSet | None:
+    """Whatever was given as a public set, as one on the device.
+
+    Args:
+      public: None, a `PublicSet`, (x, y), or x alone: unlabelled.
+      x: inputs of the clients, [examples, ...].
+      test: what is tested on.
+      num_classes: number of labels.
+
+    Raises:
+      ValueError: its inputs are not like the clients', x and y differ in length, a label
+        is out of range, or an example is one of `test` and the protocol is "given".
+    """
+    if public is None:
+        return None
+    if not isinstance(public, PublicSet):
+        pair = public if isinstance(public, tuple | list) else (public, None)
+        if len(pair) != 2 or isinstance(public, dict):
+            raise ValueError(
+                "public must be inputs [n, ...], a pair (x, y) or a PublicSet; it is a "
+                f"{type(public).__name__}."
+            )
+        public = PublicSet(pair[0], pair[1])
+    check.one_of("protocol", public.protocol, ORIGINS)
+    parts = {"public": (public.x, public.y)}
+    if public.validation is not None:
+        parts["validation"] = public.validation
+    for name, (inputs, labels) in parts.items():
+        _check_part(name, np.asarray(inputs), labels, x, num_classes)
+        if public.protocol == "given" and test is not None:
+            _check_apart(name, np.asarray(inputs), np.asarray(test[0]))
+    return jax.tree.map(jnp.asarray, public)
+
+
+def _check_part(name, inputs: np.ndarray, labels, x: np.ndarray, num_classes) -> None:
+    kept = jax.dtypes.canonicalize_dtype
+    like = inputs.shape[1:] == x.shape[1:] and kept(inputs.dtype) == kept(x.dtype)
+    if inputs.ndim != x.ndim or not like or not len(inputs):
+        raise ValueError(
+            f"{name} has inputs {inputs.dtype}{list(inputs.shape)} but the clients' are "
+            f"{x.dtype}, {list(x.shape[1:])} each; give it one or more like them."
+        )
+    if labels is None:
+        check_finite(inputs, np.empty(0), f"{name} example")
+        return
+    labels = np.asarray(labels)
+    if len(labels) != len(inputs):
+        raise ValueError(
+            f"{name} has {len(inputs)} inputs and {len(labels)} labels; give every input "
+            "one label, or none at all."
+        )
+    num_classes_of(labels, num_classes, f"{name} example")
+    check_finite(inputs, labels, f"{name} example")
+
+
+def _check_apart(name: str, inputs: np.ndarray, test: np.ndarray) -> None:
+    """Raises ValueError if an example is one of the test set."""
+    dtype = np.result_type(inputs, test)
+    tested = {row.tobytes() for row in np.ascontiguousarray(test, dtype)}
+    seen = [row.tobytes() in tested for row in np.ascontiguousarray(inputs, dtype)]
+    if any(seen):
+        raise ValueError(
+            f"{name} overlaps the test set in {sum(seen)} of its {len(seen)} examples, "
+            f"the first of them {seen.index(True)}; leave them out, or write "
+            'PublicSet(x, y, protocol="published") to measure training accuracy.'
+        )

@@ -1,0 +1,60 @@
+"""What methods share that teach the server's model with those of its clients."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from .core import Array, Params, RefineSetup, RoundView, Task
+
+
+def teachers(view: RoundView) -> Params:
+    """The cohort's models, [cohort, ...]; the broadcast model where a slot holds none."""
+    active = view.cohort.active
+
+    def choose(theirs, ours):
+        here = active.reshape(-1, *(1,) * ours.ndim)
+        return jnp.where(here, theirs, ours[None])
+
+    return jax.tree.map(choose, view.runs.params, view.runs.anchor)
+
+
+def of_each(
+    predict: Callable[[Params], Array], models: Params, view: RoundView
+) -> Array:
+    """`predict` of every one of `models`, [cohort, ...]; as many at a time as train."""
+    return jax.lax.map(predict, models, batch_size=view.num_lanes)
+
+
+def kl(log_p: Array, log_q: Array) -> Array:
+    """KL(p || q) in nats, of log-probabilities [..., classes]: [...]."""
+    return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
+
+
+def accuracy(task: Task, params: Params, x: Array, y: Array, width: int = 256) -> Array:
+    """The share of examples whose largest logit is the label; `width` at a time."""
+    num = len(y)
+    rows = jnp.arange(num + -num % min(width, num)).reshape(-1, min(width, num))
+
+    def right(rows):
+        seen = jnp.minimum(rows, num - 1)
+        guess = task.apply(params, x[seen]).logits.argmax(-1)
+        return ((guess == y[seen]) & (rows < num)).sum()
+
+    return jax.lax.map(right, rows).sum() / num
+
+
+def check_labelled(name: str, setup: RefineSetup) -> None:
+    """Raises ValueError unless every example has one integer label."""
+    if not setup.labelled:
+        raise ValueError(
+            f"{name} counts the labels of clients but the data have no integer labels, "
+            "one per example; take another algorithm."
+        )
+
+
+def label_counts(view: RoundView) -> Array:
+    """The examples of each label that active clients hold, [cohort, classes]."""
+    cohort = view.cohort
+    counts = cohort.label_counts[jnp.minimum(cohort.ids, cohort.num_clients - 1)]
+    return jnp.where(cohort.active[:, None], counts, 0)

@@ -1,0 +1,153 @@
+"""The last part of a round: what happens on the public set.
+
+    w^+ = server rule + sum_i p_i (refined_i - theta_i)
+
+Refined models count in place of those that clients had sent; what else a client sends or
+remembers was made of theta_i, but for what its rule renews by `LocalRule.refined`.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ..core import (
+    Algorithm,
+    Array,
+    ClientState,
+    Cohort,
+    Key,
+    LocalRun,
+    Params,
+    PyTree,
+    RefineSetup,
+    RefineState,
+    RoundView,
+    Task,
+    as_refinement,
+    keep_state,
+    model_weights,
+    weighted_sum,
+)
+from ..data.dataset import FederatedDataset
+from ..plan import Plan
+from .batches import batch_size
+from .cohort import num_slots
+from .tables import put
+
+
+class Shifted(NamedTuple):
+    """What refined clients leave behind."""
+
+    shift: Params | None  # sum_i p_i (refined_i - theta_i); None: nobody refines
+    runs: LocalRun  # with the refined models
+    clients: ClientState  # the whole table
+    steps: Array | None  # [cohort], on the public set
+    report: dict[str, Array]
+
+
+def refine_setup(
+    task: Task, data: FederatedDataset, plan: Plan, params: Params | None = None
+) -> RefineSetup:
+    """What a refinement may know before round 0. `params` None: shapes alone."""
+    if params is None:
+        params = jax.eval_shape(task.init, jax.random.key(0))
+    return RefineSetup(
+        params=params,
+        num_classes=data.num_classes,
+        num_clients=data.num_clients,
+        cohort_size=num_slots(plan, data),
+        example=jax.ShapeDtypeStruct(data.x.shape[1:], data.x.dtype),
+        batch_size=batch_size(data, plan),
+        public=data.public,
+        outputs=jax.eval_shape(task.apply, params, data.x[:1]),
+        labelled=data.label_counts is not None,
+    )
+
+
+def settled(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+) -> Algorithm:
+    """The algorithm, the traffic of its refinement as numbers.
+
+    Raises:
+      ValueError: there is no public set, or something else the refinement needs.
+    """
+    refine = as_refinement(algorithm.refine)
+    if refine is None:
+        return algorithm
+    if refine.needs_public and data.public is None:
+        raise ValueError(
+            "the algorithm refines models on a public set but the data have none; give "
+            "public=(x, y) to from_clients, or take another algorithm."
+        )
+    setup = refine_setup(task, data, plan)
+    if refine.check is not None:
+        refine.check(task, setup)
+    number = lambda traffic: traffic(setup) if callable(traffic) else traffic
+    refine = refine._replace(
+        traffic=number(refine.traffic), traffic_refined=number(refine.traffic_refined)
+    )
+    return algorithm._replace(refine=refine)
+
+
+def init_refinement(
+    algorithm: Algorithm,
+    task: Task,
+    data: FederatedDataset,
+    plan: Plan,
+    params: Params,
+    key: Key,
+) -> RefineState:
+    """What the refinement keeps before round 0."""
+    refine = as_refinement(algorithm.refine)
+    if refine is None:
+        return ()
+    return refine.init(task, refine_setup(task, data, plan, params), key)
+
+
+def refine_clients(
+    algorithm: Algorithm, view: RoundView, table: ClientState, key: Key
+) -> Shifted:
+    """The clients' models refined, and what follows for the server and the table."""
+    refine, runs, cohort = as_refinement(algorithm.refine), view.runs, view.cohort
+    if refine is None or refine.clients is None:
+        return Shifted(None, runs, table, None, {})
+    refined = refine.clients(view, key)
+    steps = jnp.where(cohort.active, refined.steps, 0)
+    weights = model_weights(algorithm.server, cohort)
+    moved = optax.tree.sub(refined.params, runs.params)
+    shift = jax.tree.map(lambda leaf: weighted_sum(weights, steps > 0, leaf), moved)
+    renew = algorithm.local.refined
+    if renew is not keep_state:
+        seats = jnp.minimum(cohort.ids, cohort.num_clients - 1)
+        rows = jax.tree.map(lambda leaf: leaf[seats], table)
+        rows = jax.vmap(renew)(rows, refined.params)
+        table = put(table, cohort.ids, steps > 0, rows)
+    runs = runs._replace(params=refined.params)
+    return Shifted(shift, runs, table, steps, refined.report)
+
+
+def refine_server(
+    algorithm: Algorithm, params: Params, state: RefineState, view: RoundView, key: Key
+) -> tuple[Params, RefineState, dict[str, Array]]:
+    """The server's model after the public set, what is kept, and what is shown."""
+    refine = as_refinement(algorithm.refine)
+    if refine is None or refine.server is None:
+        return params, state, {}
+    return refine.server(params, state, view, key)
+
+
+def shown(cohort: Cohort, report: dict[str, Array]) -> PyTree:
+    """A report with zeros where a client did not train, and where nobody did."""
+    trained = cohort.num_active > 0
+
+    def mask(leaf):
+        leaf = jnp.asarray(leaf)
+        if leaf.ndim == 0:
+            return jnp.where(trained, leaf, jnp.zeros_like(leaf))
+        active = cohort.active.reshape(-1, *(1,) * (leaf.ndim - 1))
+        return jnp.where(active, leaf, jnp.zeros_like(leaf))
+
+    return jax.tree.map(mask, report)

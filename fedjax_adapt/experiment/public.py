@@ -1,0 +1,130 @@
+"""The public set of a run: where it comes from, who uses it, and what accuracy is then.
+
+Where the public set is the test set and the algorithm trains on it, accuracy is training
+accuracy. It goes by that name wherever it is written or shown, so that nothing that
+looks for a test accuracy finds it.
+"""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from ..core import Algorithm, as_refinement
+from ..data import PROTOCOLS, PublicSet, Source
+from ..data.protocols import default_size
+from .config import Config, partition_seed
+from .limits import is_set
+from .store import ACCURACY, TRAINED
+
+if TYPE_CHECKING:
+    from .build import Federation
+
+ORIGIN = {
+    "holdout": "held out of the training set",
+    "split_test": "taken out of the test set",
+    "published": "the test set itself",
+}
+
+# what algorithms are given beside their clients' training
+GIVEN = {
+    "feddisco": "label counts of every client",
+    "fedgen": "label counts of every client",
+    "fedftg": "label counts of every client",
+    "feddf": "unlabelled public examples",
+    "fnr": "labelled public examples",
+    "fedavg_pubft": "labelled public examples, at the server alone",
+    "public_only": "labelled public examples, at the server alone",
+}
+
+
+def uses_public(algorithm: Algorithm) -> bool:
+    """Whether an algorithm asks for a public set; who does not, does not get to see one."""
+    refine = as_refinement(algorithm.refine)
+    return refine is not None and refine.needs_public
+
+
+def validates(algorithm: Algorithm) -> bool:
+    """Whether an algorithm asks for validation examples."""
+    refine = as_refinement(algorithm.refine)
+    return refine is not None and refine.needs_validation
+
+
+def with_public(
+    config: Config, source: Source, algorithm: Algorithm | None = None
+) -> tuple[Source, PublicSet | None]:
+    """What clients train on and what is tested on, and the public set beside it.
+
+    Args:
+      config: says which protocol; none: holdout if the algorithm needs a public set.
+      source: what there is.
+      algorithm: that is to be trained; None: only what the config says counts.
+
+    Raises:
+      ValueError: there are not so many examples, or nobody asked for a public set.
+    """
+    needed = algorithm is not None and uses_public(algorithm)
+    protocol = config.public or ("holdout" if needed else None)
+    if protocol is None:
+        for name in ("public_examples", "validation_examples"):
+            if is_set(config, name):
+                raise ValueError(
+                    f"{name}={getattr(config, name)} needs a public set, and algorithm="
+                    f"{config.algorithm} uses none; write public=holdout to take one out "
+                    f"of the training set all the same, or leave {name} out."
+                )
+        return source, None
+    validation = config.validation_examples
+    if validation is None:
+        chooses = algorithm is not None and validates(algorithm)
+        validation = default_size(source.y_train) if chooses else 0
+    seed = partition_seed(config)
+    return PROTOCOLS[protocol](source, config.public_examples, validation, seed)
+
+
+def accuracy_name(federation: "Federation") -> str:
+    """What the accuracy on the test set is to be called in tables."""
+    seen = federation.data.public  # by the algorithm
+    return TRAINED if seen is not None and seen.protocol == "published" else ACCURACY
+
+
+def unused(config: Config, federation: "Federation") -> str | None:
+    """What to say of a public set that the algorithm does not use; None: nothing."""
+    public = federation.public
+    if public is None or federation.data.public is not None:
+        return None
+    return (
+        f"{config.algorithm} uses no public set: public={public.protocol} "
+        f"({public.num_examples} examples, {ORIGIN[public.protocol]}) only makes its run "
+        "comparable with one that does."
+    )
+
+
+def described(federation: "Federation") -> dict[str, Any]:
+    """The public set of a run, for its summary; empty if there is none."""
+    public = federation.public
+    if public is None:
+        return {}
+    return {
+        "protocol": public.protocol,
+        "origin": ORIGIN[public.protocol],
+        "examples": public.num_examples,
+        "validation": public.num_validation,
+        "bytes": int(public.x.nbytes),
+        "used": federation.data.public is not None,
+    }
+
+
+def auxiliary(config: Config, federation: "Federation") -> list[str]:
+    """What a method is given beside the clients' own training, in words."""
+    bases = re.findall(r"\w+", str(config.algorithm_options.get("base") or ""))
+    given = [GIVEN[name] for name in (config.algorithm, *bases) if name in GIVEN]
+    public = federation.data.public
+    if public is None:
+        return given
+    if not any("public" in text for text in given):
+        given.append("public examples")
+    whence = f"({public.num_examples}, {ORIGIN[public.protocol]})"
+    given = [f"{text} {whence}" if "public" in text else text for text in given]
+    if public.validation is not None:
+        held = f"({public.num_validation}, held out of the training set)"
+        given.append(f"labelled validation examples {held}")
+    return given

@@ -1,0 +1,262 @@
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from helpers import (
+    CLASSES,
+    WIDTH,
+    close,
+    keys,
+    make_clients,
+    make_data,
+    make_task,
+    start,
+    table_generator,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedjax_adapt as fa
+from fedjax_adapt.algorithms import fedavg, fedftg, scaffold
+from fedjax_adapt.algorithms.fedftg import (
+    Weighing,
+    generator_loss,
+    labels_in_shares,
+    shares,
+    student_loss,
+    teaching,
+)
+from fedjax_adapt.generators import Generator
+
+PLAN = fa.Plan(cohort_size=4, batch_size=3, lr=0.3, shuffle="none")
+FEW = dict(iterations=2, student_steps=2, generated_batch=4, noise_size=2)
+
+
+def softmax(logits):
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+
+drawn = jax.jit(labels_in_shares, static_argnums=2)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 50), min_size=4, max_size=4).filter(any), st.integers(0))
+def test_labels_come_in_the_shares_of_the_cohort_and_absent_ones_never(counts, seed):
+    labels = np.asarray(drawn(jax.random.key(seed % 2**31), jnp.array(counts), 30))
+    found = np.bincount(labels, minlength=4)
+    np.testing.assert_allclose(found, 30 * np.array(counts) / sum(counts), atol=1)
+    assert not found[np.array(counts) == 0].any()
+
+
+def test_labels_are_shuffled():
+    one, two = (drawn(key, jnp.array([10, 0, 20, 5]), 30) for key in keys(2))
+    assert (np.diff(one) < 0).any() and (one != two).any()
+
+
+@pytest.fixture
+def said():
+    """(theirs, ours, labels, trust): float64 logits of a batch of 5."""
+    rng = np.random.default_rng(0)
+    theirs, ours = 2 * rng.normal(size=(2, 5, CLASSES))
+    return theirs, ours, np.array([0, 2, 1, 1, 0]), np.linspace(0.1, 0.9, 5)
+
+
+@pytest.mark.parametrize("hardness", ["l1", "kl"])
+@pytest.mark.parametrize("class_weight", ["batch", "example"])
+def test_the_generators_loss_is_the_published_one(x64, said, hardness, class_weight):
+    theirs, ours, labels, trust = said
+    weighing = Weighing(hardness, class_weight, 0.7)
+    loss = lambda theirs, ours: generator_loss(
+        theirs, ours, jnp.asarray(labels), jnp.asarray(trust), weighing
+    )
+    p, q, onehot = softmax(theirs), softmax(ours), np.eye(CLASSES)[labels]
+    hard = {
+        "l1": np.abs(ours - theirs).mean(1),
+        "kl": (p * np.log(p / q)).sum(1),
+    }[hardness]
+    wrong = -np.log((p * onehot).sum(1))
+    one = class_weight == "batch"
+    classified = wrong.mean() * trust.mean() if one else (wrong * trust).mean()
+    found, (by_theirs, by_ours) = jax.value_and_grad(loss, (0, 1))(
+        jnp.asarray(theirs), jnp.asarray(ours)
+    )
+    np.testing.assert_allclose(found, -(trust * hard).mean() + 0.7 * classified)
+    # the client's model is no adversary: it only says which label an image has
+    weight = trust.mean() if one else trust[:, None]
+    np.testing.assert_allclose(by_theirs, 0.7 * weight * (p - onehot) / 5, atol=1e-15)
+    away = np.sign(ours - theirs) / CLASSES if hardness == "l1" else q - p
+    np.testing.assert_allclose(by_ours, -trust[:, None] * away / 5, atol=1e-15)
+
+
+def test_shares_add_up_to_one_where_a_label_is_present():
+    counts = np.array([[3, 0, 1], [1, 0, 0], [0, 0, 9], [0, 0, 0]])
+    np.testing.assert_allclose(shares(jnp.array(counts)).sum(0), [1, 0, 1], atol=1e-6)
+
+
+def test_the_student_is_drawn_to_what_those_say_who_know_the_label(x64, said):
+    theirs, ours, _, _ = said
+    trust = np.array([[0.25] * 5, [0.75] * 5, [0] * 5])
+    equal = teaching(jnp.stack([theirs] * 3), jnp.asarray(trust))
+    np.testing.assert_allclose(equal, softmax(theirs), atol=1e-12)
+    each = np.stack([theirs, ours, ours])
+    mixed = teaching(jnp.asarray(each), jnp.asarray(trust))
+    expected = 0.25 * softmax(theirs) + 0.75 * softmax(ours)
+    np.testing.assert_allclose(mixed, expected, atol=1e-12)
+    entropy = -(expected * np.log(softmax(ours))).sum(1).mean()
+    found = student_loss(jnp.asarray(ours), jnp.asarray(expected))
+    np.testing.assert_allclose(found, entropy / CLASSES)
+
+
+def adam(m, v, g, n):
+    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+    return m, v, (m / (1 - 0.9**n)) / (np.sqrt(v / (1 - 0.999**n)) + 1e-8)
+
+
+def test_rounds_follow_the_numpy_oracle(x64):
+    """One iteration of a table of inputs, one per label, against softmax regression."""
+    rates = dict(generator_lr=0.05, student_lr=0.2, student_decay=0.01, decay=0.9)
+    size, steps = 12, 3
+    algorithm = fedftg(
+        iterations=1,
+        student_steps=steps,
+        generated_batch=size,
+        diversity=0.0,
+        classifying=0.5,
+        generator=table_generator(),
+        **rates,
+    )
+    data = make_data(dtype=np.float64)
+    round_fn, state = start(algorithm, make_task(jnp.float64), data, PLAN)
+    clients = make_clients(dtype=np.float64)
+    theta, table = oracle.flat(state.params), np.asarray(state.refine.weights)
+    onehot = np.eye(CLASSES)
+
+    def says(theta, x):
+        w = theta[: WIDTH * CLASSES].reshape(WIDTH, CLASSES)
+        return x @ w + theta[-CLASSES:], w
+
+    step = jax.jit(round_fn)
+    for t, key in enumerate(keys(3)):
+        state, info = step(state, key)
+        cohort = np.sort(np.asarray(info.cohort))
+        ends = [oracle.sgd(theta, clients[i], PLAN, t, epochs=1) for i in cohort]
+        n = np.stack([np.bincount(clients[i][1], minlength=CLASSES) for i in cohort])
+        alpha, ends_of = n / (n.sum(0) + 1e-6), np.cumsum(n.sum(0))
+        theta = np.average(ends, 0, n.sum(1))
+        places = (np.arange(size) + 0.5) * ends_of[-1] / size
+        y = np.searchsorted(ends_of, places, side="right")
+        m = v = np.zeros_like(table)
+        for k, end in enumerate(ends):
+            trust = alpha[k][y][:, None]
+            (ours, w), (theirs, w_k) = says(theta, table[y]), says(end, table[y])
+            d = -trust / size * np.sign(ours - theirs) / CLASSES @ w.T
+            wrong = (softmax(theirs) - onehot[y]) / size
+            d = d + 0.5 * trust.mean() * wrong @ w_k.T
+            m, v, move = adam(m, v, onehot[y].T @ d, k + 1)
+            table = table - 0.05 * 0.9**t * move
+        x = table[y]
+        q = sum(
+            a[y][:, None] * softmax(says(e, x)[0])
+            for a, e in zip(alpha, ends, strict=True)
+        )
+        for _ in range(steps):
+            p = softmax(says(theta, x)[0])
+            d = (p * q.sum(1, keepdims=True) - q) / (size * CLASSES)
+            gradient = np.concatenate([(x.T @ d).ravel(), d.sum(0)])
+            theta = theta - 0.2 * 0.9**t * (gradient + 0.01 * theta)
+        np.testing.assert_allclose(state.refine.weights, table, atol=1e-8)
+        np.testing.assert_allclose(oracle.flat(state.params), theta, atol=1e-8)
+
+
+def test_without_iterations_it_is_its_base():
+    assert fedftg(0) == fedavg()
+    base = scaffold()
+    assert fedftg(0, base=base) is base
+    assert fedftg(base=base)._replace(refine=None) == base
+
+
+def image_task():
+    """A linear model of 4 x 4 pixels, 0 to 255."""
+    data = make_data()
+    rng = np.random.default_rng(0)
+    clients = [
+        (rng.integers(0, 256, (len(y), 4, 4, 1)).astype(np.uint8), y)
+        for _, y in make_clients()
+    ]
+    data = fa.FederatedDataset.from_clients(clients, num_classes=CLASSES)
+    model = fa.models.linear((4, 4, 1), CLASSES)
+    return fa.classification(model, (4, 4, 1), mean=128.0, std=74.0), data
+
+
+@pytest.mark.slow
+def test_images_are_made_in_the_units_of_the_data():
+    """The paper's generator, a cohort by coins; the slow twin agrees."""
+    task, data = image_task()
+    plan = fa.Plan(batch_size=4, participation=fa.bernoulli(0.5))
+    algorithm = fedftg(**FEW, channels=2, hardness="kl", class_weight="example")
+    round_fn, state = start(algorithm, task, data, plan)
+    before, info = jax.jit(round_fn)(state, keys(1)[0])
+    assert 0 < int(info.num_active) < len(info.cohort)
+    slow = fa.debug_round(algorithm, task, data, plan)
+    fast, slow = jax.jit(round_fn)(before, keys(2)[1]), slow(before, keys(2)[1])
+    # not G's weights: a bias before a normalisation has no gradient but by rounding, of
+    # which Adam makes steps
+    shown = lambda end: (end[0].params, end[0].clients, end[1].refine)
+    close(shown(fast), shown(slow), atol=1e-3)
+    seen = []
+    generator = Generator(
+        init=lambda *_: fa.generators.Made((), ()),
+        apply=lambda made, noise, labels, train: (jnp.zeros((4, 4, 4, 1)), ()),
+    )
+    looking = task._replace(
+        apply=lambda params, x: (seen.append(x), task.apply(params, x))[1]
+    )
+    algorithm = fedftg(**FEW, generator=generator)
+    round_fn, state = start(algorithm, looking, data, plan)
+    with jax.disable_jit():
+        round_fn.step(data, state, keys(1)[0])
+    assert any(x.dtype == jnp.float32 and (x == 128).all() for x in seen)
+
+
+def test_hyper_parameters_may_be_traced(task, data):
+    def shapes(numbers):
+        names = ("generator_lr", "student_lr", "decay", "classifying", "diversity")
+        options = FEW | dict(zip(names, numbers, strict=True))
+        algorithm = fedftg(**options, generator=table_generator())
+        round_fn, state = start(algorithm, task, data, PLAN)
+        return round_fn(state, keys(1)[0])
+
+    jax.eval_shape(shapes, [jax.ShapeDtypeStruct((), float)] * 5)
+
+
+def test_what_it_lacks_is_one_sentence(task, data):
+    says = r"height and width that 4 divides, but an input here has shape \[4\]; give"
+    for build in (fa.make_round, fa.debug_round):
+        with pytest.raises(ValueError, match=says):
+            build(fedftg(), task, data, PLAN)
+    algorithm = fedftg(**FEW, generator=table_generator())
+    with pytest.raises(ValueError, match="fedftg counts the labels of clients but the"):
+        fa.make_round(algorithm, task, replace(data, label_counts=None), PLAN)
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (dict(iterations=-1), "iterations=-1 must be an integer >= 0"),
+        (dict(student_lr=0.0), "student_lr=0.0 must be a finite number above 0"),
+        (
+            dict(classifying=-1.0),
+            "classifying=-1.0 must be a finite number of at least",
+        ),
+        (dict(hardness="l2"), "hardness='l2' is unknown; did you mean 'l1'"),
+        (dict(class_weight="none"), "class_weight='none' is unknown"),
+        (dict(base=fedftg()), "base refines its models already"),
+    ],
+)
+def test_an_option_out_of_range_is_one_sentence(options, says):
+    with pytest.raises(ValueError, match=says):
+        fedftg(**options)

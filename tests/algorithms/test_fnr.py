@@ -1,0 +1,553 @@
+"""FNR-FL against NumPy, its identities, its controls and its bytes."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from helpers import (
+    CLASSES,
+    WIDTH,
+    close,
+    fast,
+    keys,
+    make_clients,
+    make_data,
+    make_public,
+    same,
+    start,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+import fedjax_adapt as fa
+from fedjax_adapt.algorithms import (
+    ALGORITHMS,
+    fedavg,
+    fedavg_pubft,
+    fednova,
+    fedprox,
+    fnr,
+    moon,
+    public_only,
+    scaffold,
+)
+from fedjax_adapt.algorithms.fnr import feature_norms, penalty, worst
+from fedjax_adapt.costs import messages, traffic_of
+from fedjax_adapt.engine.refine import settled
+from fedjax_adapt.finetune import num_selected
+
+HIDDEN = 5
+PLAN = fa.Plan(
+    cohort_size=4,
+    batch_size=3,
+    lr=0.3,
+    lr_decay=0.9,
+    momentum=0.5,
+    weight_decay=0.05,
+    shuffle="none",
+)
+BASES = {
+    "fedavg": fedavg,
+    "fedprox": partial(fedprox, 0.1),
+    "scaffold": scaffold,
+    "moon": moon,
+    "fednova": fednova,
+}
+IN_ORDER = dict(shuffle=False, epochs=2, fraction=0.5, batch_size=3)
+
+
+def two_layers(dtype=jnp.float32):
+    """logits = (x U) V with features x U."""
+
+    def init(key):
+        one, two = jax.random.split(key)
+        return {
+            "u": jax.random.normal(one, (WIDTH, HIDDEN), dtype) / 3,
+            "v": jax.random.normal(two, (HIDDEN, CLASSES), dtype) / 3,
+        }
+
+    def apply(params, x):
+        features = x @ params["u"]
+        return fa.Outputs(features @ params["v"], features)
+
+    return fa.Task(init, apply, optax.softmax_cross_entropy_with_integer_labels)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return two_layers()
+
+
+# --- a whole round by hand -------------------------------------------------------------
+
+
+def cross_entropy(theta, x, y):
+    """Gradient of the mean, by the chain rule."""
+    u, v = theta
+    p = np.exp(x @ u @ v)
+    p /= p.sum(1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1
+    p /= len(y)
+    return x.T @ (p @ v.T), (x @ u).T @ p
+
+
+def sgd(theta, examples, lr, epochs, extra=None):
+    velocity = [np.zeros_like(part) for part in theta]
+    for x, y in oracle.batches(*examples, 3, epochs):
+        grads = list(cross_entropy(theta, x, y))
+        if extra is not None:
+            grads[0] = grads[0] + extra(theta[0], x, y)
+        for k in (0, 1):
+            grad = grads[k] + PLAN.weight_decay * theta[k]
+            velocity[k] = PLAN.momentum * velocity[k] + grad
+        theta = tuple(t - lr * m for t, m in zip(theta, velocity, strict=True))
+    return theta
+
+
+def class_norms(u, x, y):
+    norms = np.linalg.norm(x @ u, axis=1)
+    return np.array([norms[y == label].mean() for label in range(CLASSES)])
+
+
+def by_hand(theta, cohort, clients, public, lr, variant, delta_set, weight):
+    """w after a round, who was refined, and their mean J."""
+    x_p, y_p = public
+    ends = [sgd(theta, clients[i], lr, 1) for i in cohort]
+    norms = [class_norms(u, x_p, y_p) for u, _ in ends]
+    accuracy = [((x_p @ u @ v).argmax(1) == y_p).mean() for u, v in ends]
+    slots = sorted(range(len(cohort)), key=lambda s: (accuracy[s], cohort[s]))
+    chosen = slots[: len(cohort) // 2]
+    others = [s for s in range(len(cohort)) if s not in chosen]
+    penalties, refined = {}, list(ends)
+    for j in chosen:
+        among = others
+        if delta_set == "code":
+            among = [s for s in range(len(cohort)) if s != j]
+        target = np.mean([norms[m] for m in among], 0)
+        seen = []
+
+        def extra(u, x, y, j=j, among=among, target=target, seen=seen):
+            """lambda grad J in U; J is put down."""
+            norm = np.linalg.norm(x @ u, axis=1)
+            inward = (x @ u) / norm[:, None]
+            total, gradient = 0.0, np.zeros_like(u)
+            for label in range(CLASSES):
+                here = y == label
+                if not here.any():
+                    continue
+                rho, mean = here.mean(), norm[here].mean()
+                d_mean = x[here].T @ inward[here] / here.sum()
+                if variant == "literal":
+                    total += rho * sum(norms[m][label] - norms[j][label] for m in among)
+                elif variant == "linear":
+                    total += rho * sum(norms[m][label] - mean for m in among)
+                    gradient -= rho * len(among) * d_mean
+                else:
+                    square = (target**2).mean()
+                    total += rho * (target[label] - mean) ** 2 / square
+                    gradient -= 2 * rho * (target[label] - mean) / square * d_mean
+            seen.append((total, len(y)))
+            return weight * gradient
+
+        refined[j] = sgd(ends[j], public, lr, 2, extra)
+        totals, sizes = zip(*seen, strict=True)
+        penalties[j] = np.average(totals, weights=sizes)
+    sizes = [len(clients[i][1]) for i in cohort]
+    mean = tuple(np.average([end[k] for end in refined], 0, sizes) for k in (0, 1))
+    return mean, chosen, penalties, accuracy
+
+
+@pytest.mark.parametrize(
+    "variant, delta_set",
+    fast(
+        {
+            f"{variant} {which}": (variant, which)
+            for variant in ("sq", "literal", "linear")
+            for which in ("paper", "code")
+        },
+        "sq paper",
+    ),
+)
+def test_follows_the_numpy_oracle(x64, variant, delta_set):
+    weight = 0.02
+    algorithm = fnr(variant, weight=weight, delta_set=delta_set, **IN_ORDER)
+    data = make_data(dtype=np.float64)
+    round_fn, state = start(algorithm, two_layers(jnp.float64), data, PLAN)
+    clients, public = make_clients(dtype=np.float64), make_public(np.float64)
+    theta = tuple(np.asarray(state.params[name]) for name in "uv")
+    step = jax.jit(round_fn)
+    for t, key in enumerate(keys(3)):
+        state, info = step(state, key)
+        lr = PLAN.lr * PLAN.lr_decay**t
+        cohort = np.asarray(info.cohort)
+        theta, chosen, penalties, accuracy = by_hand(
+            theta, cohort, clients, public, lr, variant, delta_set, weight
+        )
+        assert set(np.flatnonzero(info.refine["refined"])) == set(chosen)
+        np.testing.assert_allclose(info.refine["public_accuracy"], accuracy)
+        expected = [penalties.get(slot, 0) for slot in range(4)]
+        np.testing.assert_allclose(info.refine["penalty"], expected, rtol=1e-8)
+        np.testing.assert_allclose(state.params["u"], theta[0], atol=1e-9)
+        np.testing.assert_allclose(state.params["v"], theta[1], atol=1e-9)
+    size = 8 * (WIDTH * HIDDEN + HIDDEN * CLASSES)
+    assert float(info.bytes_up) == 4 * (size + 4 * (CLASSES + 1))
+    assert float(info.bytes_down) == 4 * size + 2 * 4 * CLASSES
+
+
+# --- what it becomes -------------------------------------------------------------------
+
+
+def after(algorithm, task, data, plan=PLAN, rounds=2):
+    round_fn, state = start(algorithm, task, data, plan)
+    step = jax.jit(round_fn)
+    for key in keys(rounds):
+        state, info = step(state, key)
+    return state, info
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fednova", "scaffold"])
+def test_without_epochs_it_is_its_base_to_the_bit(name, model, data):
+    base, _ = after(BASES[name](), model, data)
+    nothing, info = after(fnr(epochs=0, base=BASES[name]()), model, data)
+    assert same(nothing, base)
+    assert np.asarray(info.refine["refined"]).sum() == 2
+
+
+@pytest.mark.slow
+def test_a_cohort_of_which_the_fraction_is_nobody_is_the_base(model, data):
+    """One client of six slots: floor(0.5) = 0."""
+    alone = fa.StepPolicy(steps=lambda state, cohort, measured: 1 * (cohort.ids == 3))
+    plan = replace(PLAN, cohort_size=None)
+    base, _ = after(fa.with_steps(fedavg(), alone), model, data, plan)
+    lonely, info = after(fa.with_steps(fnr(), alone), model, data, plan)
+    assert same(lonely, base) and not np.any(info.refine["refined"])
+
+
+@pytest.mark.parametrize("name", fast({n: (n,) for n in BASES}, "scaffold"))
+def test_the_literal_penalty_moves_no_weight_whatever_its_base(name, model, data):
+    """lambda traced: the same program for all of them, and J is shown all the same."""
+
+    def build(weight):
+        algorithm = fnr("literal", weight=weight, base=BASES[name](), **IN_ORDER)
+        return start(algorithm, model, data, PLAN)
+
+    step = jax.jit(lambda weight, state, key: build(weight)[0](state, key))
+
+    def run(weight):
+        state = build(0.0)[1]
+        for key in keys(2):
+            state, info = step(weight, state, key)
+        return state, info.refine["penalty"]
+
+    none, j = run(0.0)
+    assert np.abs(j).max() > 0.1
+    for weight in (0.1, 1.0, 1e6):
+        assert same(run(weight), (none, j))
+
+
+@pytest.mark.slow
+def test_lambda_zero_is_the_same_for_every_variant(model, data):
+    ends = [
+        after(fnr(variant, weight=0.0, **IN_ORDER), model, data)[0]
+        for variant in ("sq", "literal", "linear")
+    ]
+    close(ends[0], ends[1])
+    close(ends[0], ends[2])
+
+
+def test_one_client_of_one_is_local_training_then_the_public_set(model, data):
+    """n = 1, p = 1, one example in a batch of its own: two phases of plain SGD."""
+    one = make_data((6,))
+    plan = fa.Plan(batch_size=3, lr=0.1, shuffle="none")
+    end, info = after(
+        fnr(fraction=1.0, epochs=2, shuffle=False), model, one, plan, rounds=1
+    )
+    x, y = make_public()
+    both = fa.FederatedDataset.from_clients([(np.concatenate([x, x]), np.tile(y, 2))])
+    # P twice in a row, as batches of 3, 3 and 1
+    local, _ = after(fedavg(), model, one, plan, rounds=1)
+    params = local.params
+    for begin in (0, 3, 6, 7, 10, 13):
+        rows = slice(begin, begin + (1 if begin in (6, 13) else 3))
+        loss = lambda p, rows=rows: model.loss(
+            model.apply(p, both.x[rows]).logits, both.y[rows]
+        ).mean()
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+    close(end.params, params)
+    assert float(info.refine["penalty"][0]) == 0  # nobody to be like
+
+
+# --- Delta and J -----------------------------------------------------------------------
+
+norms_of_all = arrays(np.float64, (5, CLASSES), elements=st.floats(0.1, 10))
+
+
+def value(variant, own, among, norms, x, y, u):
+    outputs = fa.Outputs(jnp.zeros((len(y), CLASSES)), jnp.asarray(x) @ u)
+    batch = fa.Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(len(y)))
+    j = penalty(variant, CLASSES, jnp.asarray(own), jnp.asarray(among), norms)
+    return j(outputs, batch)
+
+
+@settings(deadline=None, max_examples=20)
+@given(norms_of_all, st.integers(0, 4))
+def test_delta_is_the_number_of_others_times_their_mean_minus_ones_own(norms, j):
+    """One batch with a single label shows Delta_j of it; over all clients they cancel."""
+    with jax.enable_x64(True):
+        u, x = jnp.eye(WIDTH), np.ones((2, WIDTH))
+        total = np.zeros(CLASSES)
+        for client in range(5):
+            among = np.arange(5) != client
+            for label in range(CLASSES):
+                y = np.full(2, label)
+                delta = value("literal", norms[client], among, norms, x, y, u)
+                total[label] += delta
+                if client == j:
+                    expected = norms.sum(0)[label] - 5 * norms[j, label]
+                    np.testing.assert_allclose(delta, expected, atol=1e-9)
+        np.testing.assert_allclose(total, 0, atol=1e-9)
+        held = np.array([True, True, False, False, False])
+        y = np.array([0, 0])
+        delta = value("literal", norms[j], held, norms, x, y, u)
+        expected = 2 * (norms[:2, 0].mean() - norms[j, 0])
+        np.testing.assert_allclose(delta, expected, atol=1e-9)
+        alike = np.broadcast_to(norms[:1], norms.shape)
+        assert abs(value("literal", norms[0], held, alike, x, y, u)) < 1e-9
+
+
+def random_batch(seed=0):
+    rng = np.random.default_rng(seed)
+    x, u = rng.normal(size=(8, WIDTH)), jnp.asarray(rng.normal(size=(WIDTH, HIDDEN)))
+    norms = rng.uniform(1, 3, (4, CLASSES))
+    return x, rng.integers(0, CLASSES, 8), u, norms
+
+
+def test_the_linear_penalty_only_ever_inflates_norms(x64):
+    """grad J = -|H| grad mean ||f||, whatever Delta is."""
+    x, y, u, norms = random_batch()
+    among = np.array([True, True, False, True])
+    mean = lambda u: jnp.linalg.norm(jnp.asarray(x) @ u, axis=1).mean()
+    expected = -3 * jax.grad(mean)(u)
+    for factor in (0.01, 100.0):
+        got = jax.grad(
+            lambda u, f=factor: value("linear", norms[2], among, f * norms, x, y, u)
+        )(u)
+        np.testing.assert_allclose(got, expected, atol=1e-9)
+
+
+def test_the_squared_penalty_is_that_of_examples_less_their_variance(x64):
+    """J' = mean (Fbar[y] - ||f||)^2 / s^2 = J + sum_l rho_l Var_l / s^2."""
+    x, y, u, norms = random_batch(1)
+    among = np.array([False, True, True, True])
+    target = norms[1:].mean(0)
+    square = (target**2).mean()
+    norm = np.linalg.norm(x @ np.asarray(u), axis=1)
+    per_example = ((target[y] - norm) ** 2).mean() / square
+    spread = sum((y == k).mean() * norm[y == k].var() for k in set(y.tolist()))
+    j = value("sq", norms[0], among, norms, x, y, u)
+    np.testing.assert_allclose(per_example, j + spread / square, rtol=1e-9)
+    # and it does not see the scale of features
+    scaled = value("sq", norms[0], among, 7 * norms, x, y, 7 * u)
+    np.testing.assert_allclose(scaled, j, rtol=1e-9)
+
+
+def test_class_means_that_match_pull_nowhere(x64):
+    x, y, u, _ = random_batch(2)
+    own = np.array(
+        [np.linalg.norm(x[y == k] @ u, axis=1).mean() for k in range(CLASSES)]
+    )
+    norms = np.tile(own, (4, 1))
+    among = np.array([True, True, True, False])
+    pull = jax.grad(lambda u: value("sq", own, among, norms, x, y, u))(u)
+    np.testing.assert_allclose(pull, 0, atol=1e-9)
+
+
+def test_features_that_vanish_give_no_nan():
+    pull = jax.grad(lambda f: feature_norms(f).sum())(jnp.zeros((2, 3)))
+    assert np.isfinite(pull).all()
+
+
+@pytest.mark.slow
+def test_over_an_epoch_the_penalty_is_that_of_the_whole_public_set(x64):
+    """sum_l (N_l / N) Delta_j[l], in whatever order P is passed."""
+    algorithm = fnr("literal", fraction=0.25, batch_size=3, epochs=3)
+    data = make_data(dtype=np.float64)
+    _, info = after(algorithm, two_layers(jnp.float64), data, rounds=1)
+
+    def look(params, state, view, key):
+        return params, state, {"u": view.runs.params["u"]}
+
+    bare = fa.with_refinement(fedavg(), fa.Refinement(server=look))
+    _, seen = after(bare, two_layers(jnp.float64), data, rounds=1)
+    x, y = make_public(np.float64)
+    norms = np.array([class_norms(np.asarray(u), x, y) for u in seen.refine["u"]])
+    (j,) = np.flatnonzero(info.refine["refined"])
+    delta = np.delete(norms, j, 0).sum(0) - 3 * norms[j]
+    expected = (np.bincount(y, minlength=CLASSES) / len(y)) @ delta
+    np.testing.assert_allclose(info.refine["penalty"][j], expected, rtol=1e-9)
+
+
+# --- who is refined --------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    arrays(np.int32, 6, elements=st.integers(0, 3)),
+    arrays(bool, 6),
+    st.permutations(range(6)),
+    st.floats(0.01, 1),
+)
+def test_the_worst_are_chosen_ties_by_id(accuracy, active, ids, fraction):
+    cohort = cohort_of(active, ids)
+    _, refined = worst(cohort, jnp.asarray(accuracy / 4), fraction)
+    present = [slot for slot in range(6) if active[slot]]
+    ranked = sorted(present, key=lambda slot: (accuracy[slot], ids[slot]))
+    most = int(np.floor(len(present) * fraction * (1 + 1e-6)))
+    assert set(np.flatnonzero(refined)) == set(ranked[:most])
+
+
+def cohort_of(active, ids):
+    zeros = jnp.zeros(len(active), jnp.int32)
+    return fa.Cohort(
+        ids=jnp.asarray(ids, jnp.int32),
+        num_examples=zeros,
+        epoch_steps=zeros,
+        num_steps=zeros,
+        active=jnp.asarray(active),
+        round=jnp.int32(0),
+        num_clients=6,
+        num_holders=6,
+        mean_epoch_steps=jnp.int32(1),
+    )
+
+
+@pytest.mark.parametrize("n, p, expected", [(100, 0.29, 29), (10, 0.7, 7), (3, 0.3, 0)])
+def test_a_share_of_clients_is_not_lost_to_rounding(n, p, expected):
+    assert num_selected(p, n) == expected
+    assert int(num_selected(p, jnp.int32(n))) == expected
+
+
+# --- controls --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    fast(
+        {"fedavg_pubft": ("fedavg_pubft",), "public_only": ("public_only",)},
+        "public_only",
+    ),
+)
+def test_a_control_takes_the_steps_of_all_refined_clients_together(name, x64):
+    """floor(4 / 2) = 2 clients of 2 epochs: 4 epochs at the server."""
+    data = make_data(dtype=np.float64)
+    algorithm = ALGORITHMS[name](**IN_ORDER)
+    task = two_layers(jnp.float64)
+    state, _ = after(algorithm, task, data, rounds=1)
+    base, _ = after(fedavg(), task, data, rounds=1)
+    _, begin = start(fedavg(), task, data, PLAN)
+    theta = base.params if name == "fedavg_pubft" else begin.params
+    theta = tuple(np.asarray(theta[part]) for part in "uv")
+    theta = sgd(theta, make_public(np.float64), PLAN.lr, 4)
+    np.testing.assert_allclose(state.params["u"], theta[0], atol=1e-10)
+    np.testing.assert_allclose(state.params["v"], theta[1], atol=1e-10)
+
+
+@pytest.mark.slow
+def test_public_training_does_not_see_the_clients(model, data):
+    other = make_data(seed=5)
+    ends = [after(public_only(), model, d)[0].params for d in (data, other)]
+    assert same(*ends)
+    free, _ = after(fedavg_pubft(epochs=0, base=fednova()), model, data)
+    assert same(free.params, after(fednova(), model, data)[0].params)
+
+
+# --- bytes -----------------------------------------------------------------------------
+
+
+def test_traffic_is_that_of_table_3():
+    """MiB of 10 clients and 10 rounds with the published model, 44.5994 MiB."""
+    size = ((11_681_832 + 9_600) * 4 + 160) // 4
+    params = {"w": jax.ShapeDtypeStruct((size,), np.float32)}
+    data = make_data((2,) * 10)
+    says = lambda params, x: fa.Outputs(jnp.zeros((len(x), CLASSES)))
+    task = fa.Task(lambda key: params, says, None)
+    mib = lambda clients, traffic: clients * 10 * sum(messages(traffic, params)) / 2**20
+
+    def told(algorithm):
+        refine = algorithm.refine._replace(check=None)
+        return settled(algorithm._replace(refine=refine), task, data, fa.Plan())
+
+    plain = mib(10, traffic_of(fedavg()))
+    assert plain == pytest.approx(8920, abs=0.5)
+    true = mib(10, traffic_of(scaffold()))
+    assert true == pytest.approx(17840, abs=0.5)
+    assert true * 3 / 4 == pytest.approx(13380, abs=0.5)  # the paper's count: 3nM
+    again = told(fnr(upload="twice"))
+    more = mib(5, again.refine.traffic_refined)
+    assert mib(10, traffic_of(again)) + more == pytest.approx(11150, abs=0.5)
+    delayed = told(fnr())
+    extra = mib(10, traffic_of(delayed)) + mib(5, delayed.refine.traffic_refined)
+    k = CLASSES
+    scalars = (10 * (k + 1) + 5 * k) * 4 * 10  # bytes
+    assert extra - plain == pytest.approx(scalars / 2**20, rel=1e-6)
+
+
+# --- mistakes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong, sentence",
+    [
+        (lambda: fnr("square"), "variant='square' is unknown; did you mean 'sq'"),
+        (lambda: fnr(fraction=0.0), r"fraction=0.0 must lie in \(0, 1\]"),
+        (lambda: fnr(fraction=1.5), r"fraction=1.5 must lie in \(0, 1\]"),
+        (lambda: fnr(epochs=-1), "epochs=-1 must be an integer >= 0"),
+        (lambda: fnr(weight=-1), "weight=-1 must be a finite number of at least 0"),
+        (lambda: fnr(lr=0), "lr=0 must be a finite number above 0"),
+        (lambda: fnr(batch_size=0), "batch_size=0 must be an integer >= 1"),
+        (lambda: fnr(base=fnr()), "its base already refines"),
+        (lambda: fedavg_pubft(base=fnr()), "its base already refines"),
+        (lambda: public_only(momentum=1.0), r"momentum=1.0 must lie in \[0, 1\)"),
+    ],
+)
+def test_a_wrong_option_says_what_to_write(wrong, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        wrong()
+
+
+@pytest.mark.parametrize(
+    "algorithm", [fnr(), fedavg_pubft(), public_only()], ids=lambda a: ""
+)
+def test_what_cannot_be_refined_is_one_sentence(algorithm, model, data):
+    def build(data=data, plan=PLAN):
+        fa.make_round(algorithm, model, data, plan)
+
+    build()
+    with pytest.raises(ValueError, match="the data have none; give public="):
+        build(replace(data, public=None))
+    with pytest.raises(ValueError, match="labels but the public set has none"):
+        build(replace(data, public=data.x))
+    with pytest.raises(ValueError, match=r"labels lie in \[0, 3\] but there are 3"):
+        build(replace(data, public=(data.x[:2], jnp.array([0, 3]))))
+    with pytest.raises(ValueError, match=r"public inputs are float32\[3\] but"):
+        build(replace(data, public=(data.x[:, :3], data.y)))
+    with pytest.raises(ValueError, match="one integer label per public example"):
+        build(replace(data, public=(data.x, data.x)))
+    with pytest.raises(
+        ValueError, match="of a cohort of 1 is nobody; write at least 1"
+    ):
+        build(plan=replace(PLAN, cohort_size=1))
+
+
+def test_a_model_without_features_is_refused(model, data):
+    bare = model._replace(apply=lambda p, x: fa.Outputs(model.apply(p, x).logits))
+    with pytest.raises(ValueError, match="fnr compares features but the model has no"):
+        fa.make_round(fnr(), bare, data, PLAN)
+    fa.make_round(fedavg_pubft(), bare, data, PLAN)
