@@ -184,20 +184,47 @@ def partition(arguments: list[str]) -> int:
 
 
 def compare(arguments: list[str]) -> int:
-    """`fedjax-adapt compare RUN...`: ranks finished runs."""
-    if not arguments or any(word.startswith("-") for word in arguments):
-        asked = arguments and arguments[0] in ("-h", "--help")
-        if not asked:
-            raise ValueError("compare takes folders of finished runs, and no flags.")
-        print("usage: fedjax-adapt compare RUN [RUN ...]")
+    """`fedjax-adapt compare RUN...`: ranks finished runs, and draws them."""
+    with _importing():
+        from rich.console import Console
+
+        from .experiment.flags import read_flags
+        from .experiment.options import Option
+        from .report.compare import comparison_tables
+        from .report.plots import Against, comparison_curves
+
+    flags = [i for i, word in enumerate(arguments) if word.startswith("-")]
+    folders = arguments[: flags[0]] if flags else arguments
+    choices = {
+        "plot": Option(str | None, None, "where a picture of all curves goes"),
+        "against": Option(Against | None, None, "its horizontal axis; none: round"),
+    }
+    about = (
+        "fedjax-adapt compare RUN [RUN ...] [OPTIONS] ranks finished runs, those that "
+        "trained on their test set apart."
+    )
+    program = "fedjax-adapt compare"
+    try:
+        values = read_flags(
+            arguments[len(folders) :], {"picture": choices}, {}, program, about
+        )
+    except SystemExit:  # --help has been printed
         return 0
-    from rich.console import Console
-
-    from .report.compare import comparison_tables
-
+    if not folders:
+        raise ValueError(
+            "compare got no folder before its flags; give those of finished runs, as in "
+            "fedjax-adapt compare runs/mine runs/other."
+        )
+    if values["against"] is not None and values["plot"] is None:
+        raise ValueError(
+            f"against={values['against']} is about a picture; write --plot FILE as well."
+        )
     console = Console()
-    for table in comparison_tables(arguments):
+    for table in comparison_tables(folders):
         console.print(table)
+    if values["plot"] is not None:
+        path = comparison_curves(folders, values["plot"], values["against"] or "round")
+        console.print(f"picture  {path}", highlight=False, soft_wrap=True)
     return 0
 
 

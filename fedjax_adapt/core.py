@@ -674,8 +674,12 @@ def with_steps(algorithm: Algorithm, policy: StepPolicy) -> Algorithm:
         )
     if not isinstance(policy, StepPolicy):
         raise ValueError(
-            f"with_steps got policy={policy!r}; write epochs({policy}) or "
-            f"constant_steps({policy})."
+            f"with_steps got policy={policy!r}; "
+            + (
+                "call it, as in gsnr_steps(20)."
+                if callable(policy)
+                else f"write epochs({policy}) or constant_steps({policy})."
+            )
         )
     return algorithm._replace(policy=policy)
 

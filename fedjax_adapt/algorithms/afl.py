@@ -117,7 +117,8 @@ def afl(
     clock and ends no run: the budget only decides tau.
 
     Args:
-      budget: R, seconds that all rounds together may take; it must be given.
+      budget: R, seconds for all rounds together, which the last two, of at least a step
+        each, may exceed; it must be given.
       phi: the control parameter; 0.025 for the paper's SVM.
       hold: what beta, delta and rho keep of the round before, in [0, 1).
       step_seconds: c, seconds of one local step of the slowest client; none: by the plan's

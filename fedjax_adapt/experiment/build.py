@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from .limits import is_set
 from .match import matching_steps
 from .options import checked, find, options_of, registry
 from .public import uses_public, with_public
-from .schema import DERIVED
+from .schema import DERIVED, kind_options
 
 
 class Federation(NamedTuple):
@@ -123,7 +124,16 @@ def build_algorithm(config: Config) -> Algorithm:
 
     One that brings its own step policy keeps it; else `num_steps` or `epochs` decide.
     """
-    algorithm = _construct(config, config.algorithm, config.algorithm_options)
+    flat = {
+        own: name
+        for own, (name, _) in kind_options("algorithm", config.algorithm).items()
+    }
+    try:
+        algorithm = _construct(config, config.algorithm, config.algorithm_options)
+    except ValueError as error:  # in the names that the user wrote
+        own = lambda match: f"{flat.get(match[1], match[1])}="
+        error.args = (re.sub(r"\b(\w+)=", own, str(error)),)
+        raise
     if algorithm.policy is not Algorithm().policy:
         if config.match is not None:
             raise ValueError(
@@ -132,10 +142,13 @@ def build_algorithm(config: Config) -> Algorithm:
             )
         for name in ("num_steps", "epochs"):
             if is_set(config, name):
+                steps = [
+                    f"--{n.replace('_', '-')}" for n in flat.values() if "steps" in n
+                ]
                 raise ValueError(
                     f"{name}={getattr(config, name):g} sets the local steps of clients, "
                     f"but algorithm={config.algorithm} chooses them itself; leave {name} "
-                    "out and see its own options, --algorithm-..."
+                    f"out and see its own options {', '.join(steps)}."
                 )
         return algorithm
     if config.num_steps is not None:
@@ -160,6 +173,11 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
         for own in {"max_steps", "initial_steps"} & set(known):
             most = config.max_local_steps
             told[own] = min(known[own].default or most, most)
+        if (given.get("initial_steps") or 0) > config.max_local_steps:
+            raise ValueError(
+                f"initial_steps={given['initial_steps']} is above max_local_steps="
+                f"{config.max_local_steps}; write a smaller one."
+            )
         if "max_steps" in given:
             given["max_steps"] = min(given["max_steps"], config.max_local_steps)
     if given.get("every_seconds") is not None and config.step_seconds is None:

@@ -114,6 +114,7 @@ def _record(config: Config) -> store.Record:
         if ours[name] != theirs.get(name):
             raise ValueError(
                 f"match={config.match} holds a run with {name}={theirs.get(name)}, not "
-                f"{name}={ours[name]}; only runs of one federation can be matched."
+                f"{name}={ours[name]}; only runs of one federation can be matched, so "
+                f"write {name}={theirs.get(name)}."
             )
     return record

@@ -76,7 +76,7 @@ class Log:
             done += len(infos.delta_norm)
             row = metrics_row(infos, measured, done, self.totals)
             self.cut += row["cut"]
-            if not np.isfinite(row["train_loss"]):
+            if row["cohort"] and not np.isfinite(row["train_loss"]):
                 self.broken = done
             self.asked += row["local_steps"] - self.totals["local_steps"] + row["cut"]
             self.totals = {name: row[name] for name in TOTALS}
@@ -121,7 +121,7 @@ def metrics_row(
             for name, metrics in measured.also.items()
             for field, value in metrics._asdict().items()
         },
-        "train_loss": float(losses.mean()) if losses.size else 0.0,
+        "train_loss": float(losses.mean()) if losses.size else float("nan"),
         "cohort": float(infos.num_active.mean(dtype=np.float64)),
         **{name: kind(total(name)) for name, kind in TOTALS.items()},
         "clipped": float(clipped / max(steps, 1)),

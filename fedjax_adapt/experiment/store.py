@@ -36,15 +36,16 @@ class Record(NamedTuple):
 
     `metrics` has one row per evaluation: round (rounds done), accuracy and loss on the
     test set, train_loss (mean local objective of the rounds since the last row, over
-    clients that trained; NaN if one of theirs is), cohort (clients that trained, mean per
-    round), local_steps, bytes_down, bytes_up and simulated_seconds (of all clients since
-    the start; seconds are 0 without a clock), clipped (share of the local steps whose
-    gradient was clipped), cut (local steps a policy asked for beyond max_steps), delta_norm
-    and the step policy's scalars (of the last round), class_accuracy (a list: on the test
-    examples of each label) and seconds (of training since the start, compilation
-    apart). With `evaluate_also` there are also accuracy_sel and loss_sel (the cohort's
-    mean), accuracy_all and loss_all (the mean of every client's last model); with AFL
-    accuracy_result and loss_result (the model with the least estimated loss).
+    clients that trained; NaN if one of theirs is, or nobody did), cohort (clients that
+    trained, mean per round), local_steps, bytes_down, bytes_up and simulated_seconds (of
+    all clients since the start; seconds are 0 without a clock), clipped (share of the
+    local steps whose gradient was clipped), cut (local steps a policy asked for beyond
+    max_steps), delta_norm and the step policy's scalars (of the last round),
+    class_accuracy (a list: on the test examples of each label) and seconds (of training
+    since the start, compilation apart). With `evaluate_also` there are also accuracy_sel
+    and loss_sel (the cohort's mean), accuracy_all and loss_all (the mean of every client's
+    last model); with AFL accuracy_result and loss_result (the model with the least
+    estimated loss).
     Where the run trained on its test set (public=published), every name has
     training_accuracy_on_the_public_set in place of accuracy, and loss is of that set.
 

@@ -11,6 +11,7 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..experiment.store import TRAINED, figures_of, read_run
+from .plots import method_of
 from .tables import percent
 
 if TYPE_CHECKING:
@@ -82,12 +83,6 @@ def comparison_tables(folders: Sequence[str | Path]) -> "list[Table]":
         table.caption = "\n".join(notes)
         tables.append(table)
     return tables
-
-
-def method_of(config: dict[str, Any]) -> str:
-    """The algorithm of a run and what it stands on."""
-    base = config.get("base")
-    return config["algorithm"] if base is None else f"{config['algorithm']} on {base}"
 
 
 def _cells(summary: dict[str, Any]) -> list[str]:

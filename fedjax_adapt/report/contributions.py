@@ -40,7 +40,8 @@ def contributions(folder: str | Path) -> list[Contribution]:
     if "gsnr" not in rows.column_names:
         raise ValueError(
             f"{folder} has no column gsnr: only runs of fedgsnr measure what a client "
-            "contributes; write algorithm=fedgsnr, with the run's algorithm as its base."
+            "contributes; write algorithm=fedgsnr, with the run's algorithm as its base, "
+            "or take fedjax_adapt.experiment.value_cohort in Python for any method."
         )
     if "measured" in rows.column_names:  # a failed measurement says nothing of a client
         rows = rows.filter(rows["measured"].to_numpy() > 0)

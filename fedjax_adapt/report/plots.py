@@ -1,7 +1,11 @@
 """Figures of a run, from its folder."""
 
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
 
 from ..experiment.store import ACCURACY, Record, read_run
 
@@ -15,6 +19,7 @@ OTHERS = {
 DENSE = 80  # evaluations above which single points are no longer marked
 
 
+Against = Literal["round", "local_steps", "bytes_up", "bytes_down", "simulated_seconds"]
 AGAINST = {  # column of the table metrics -> label of the axis
     "round": "communication round",
     "local_steps": "local steps of all clients",
@@ -44,6 +49,57 @@ def learning_curve(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    record = _drawable(folder, against)
+    path = Path(folder) / "learning_curve.png" if path is None else Path(path)
+    # no pyplot: a figure of its own leaves the caller's backend and figures alone
+    figure = Figure(figsize=(9, 3.6), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    figure.suptitle(_title(record), fontsize=11, color=INK)
+    _accuracy(left, record, against)
+    _loss(right, record, against)
+    return _saved(figure, path)
+
+
+def comparison_curves(
+    folders: Sequence[str | Path], path: str | Path, against: str = "round"
+) -> Path:
+    """Draws the accuracy of several runs into one picture; see `learning_curve`.
+
+    Raises:
+      ValueError: as there; or a run trained on its test set, whose accuracy compares with
+        no other's.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for folder in folders:
+        record = _drawable(folder, against)
+        if record.accuracy != ACCURACY:
+            raise ValueError(
+                f"{folder} trained on its test set, so its accuracy compares with no "
+                "other's; leave it out."
+            )
+        at, accuracy = (record.metrics[n].to_numpy() for n in (against, ACCURACY))
+        label = f"{method_of(record.config)} ({Path(folder).name})"
+        axes.plot(at, 100 * accuracy, label=label, **_line(at))
+    axes.set_ylabel("test accuracy (%)")
+    axes.legend(frameon=False, fontsize=9)
+    _dress(axes, against)
+    return _saved(figure, Path(path))
+
+
+def method_of(config: Mapping[str, Any]) -> str:
+    """The algorithm of a run and what it stands on."""
+    base = config.get("base")
+    return config["algorithm"] if base is None else f"{config['algorithm']} on {base}"
+
+
+def _drawable(folder: str | Path, against: str) -> Record:
+    """A run that has what to draw, and something to draw it against."""
     record = read_run(folder)
     if not len(record.metrics):
         raise ValueError(
@@ -62,14 +118,11 @@ def learning_curve(
             f"{folder} has no simulated clock; train with --step-seconds, or draw it "
             "against local_steps."
         )
-    path = Path(folder) / "learning_curve.png" if path is None else Path(path)
-    # no pyplot: a figure of its own leaves the caller's backend and figures alone
-    figure = Figure(figsize=(9, 3.6), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    figure.suptitle(_title(record), fontsize=11, color=INK)
-    _accuracy(left, record, against)
-    _loss(right, record, against)
+    return record
+
+
+def _saved(figure, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a glyph the font does not have
         figure.savefig(path)
@@ -112,7 +165,7 @@ def _loss(axes, record: Record, against: str) -> None:
     tested = "test" if record.accuracy == ACCURACY else "public set"
     axes.plot(at, test, color=BLUE, label=f"{tested}, global model", **line)
     axes.plot(at, train, color=ORANGE, label="local training objective", **line)
-    if min(train.min(), test.min()) > 0:
+    if np.nanmin([train, test]) > 0:
         axes.set_yscale("log")
     axes.set_ylabel("mean loss (nats per example)")
     axes.legend(frameon=False, fontsize=9)

@@ -117,6 +117,7 @@ def _costs(summary: dict[str, Any]) -> dict[str, str]:
     known = [f"{k} {found[k]:.4g} by {per[k]}" for k in per if found.get(k)]
     if known:
         rows["accuracy x 1e4"] = ", ".join(known)
+    rows["local steps"] = f"{summary['local_steps']:,} of all clients"
     if summary["simulated_seconds"]:
         rows["simulated time"] = f"{summary['simulated_seconds']:,.4g} s"
     return rows

@@ -71,12 +71,20 @@ def test_only_what_was_tested_on_the_same_examples_is_ranked_together(finished):
     assert all(group.ranked for group in found)
 
 
-def test_the_command_prints_it_and_takes_nothing_else(finished, capsys):
-    assert main(["compare", str(finished("only", 0.5))]) == 0
+def test_the_command_prints_and_draws_it(finished, capsys, tmp_path):
+    one = str(finished("only", 0.5))
+    assert main(["compare", one]) == 0
     assert "50.00 %" in capsys.readouterr().out
-    for wrong in ([], ["--rank"]):
+    for wrong, sentence in [
+        ([], "compare got no folder before its flags"),
+        ([one, "--rank"], "--rank"),
+        ([one, "--against", "round"], "write --plot FILE as well"),
+        ([one, "--plot", "p.png", "--against", "steps"], "against"),
+    ]:
         assert main(["compare", *wrong]) == 2
-        assert "compare takes folders of finished runs" in capsys.readouterr().err
+        assert sentence in capsys.readouterr().err
+    assert main(["compare", "--help"]) == 0
+    capsys.readouterr()
     assert main(["compare", "nowhere"]) == 2
     assert "nowhere holds no run" in capsys.readouterr().err
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from fedjax_adapt.experiment import read_run, run, store
 from fedjax_adapt.report import live as live_module
 from fedjax_adapt.report.live import live
-from fedjax_adapt.report.plots import learning_curve
+from fedjax_adapt.report.plots import comparison_curves, learning_curve
 from fedjax_adapt.report.tables import summary_table
 
 
@@ -15,6 +15,21 @@ def test_a_run_has_a_picture(whole, tmp_path):
     picture = learning_curve(whole.folder, tmp_path / "curve.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 5000
+
+
+def test_several_runs_make_one_picture(whole, tmp_path):
+    path = tmp_path / "new" / "both.png"
+    one, both = (
+        comparison_curves(some, path, against="local_steps").read_bytes()
+        for some in ([whole.folder], [whole.folder] * 2)
+    )
+    assert one != both and both.startswith(b"\x89PNG")
+    for against, sentence in [
+        ("steps", "against='steps' is unknown; write one of round, local_steps"),
+        ("simulated_seconds", "has no simulated clock; train with --step-seconds"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            comparison_curves([whole.folder], path, against)
 
 
 def test_a_finished_run_has_a_table(tiny):
