@@ -1,0 +1,100 @@
+"""Four parts as one algorithm, and the ways to make it another."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from .. import check
+from .parts import LocalRule, Refine, Refinement, ServerRule, StepPolicy, as_refinement
+
+
+def constant_steps(num_steps: int) -> StepPolicy:
+    """Every client takes `num_steps` local steps, whatever it holds."""
+    check.at_least("num_steps", num_steps, 1)
+
+    def steps(state, cohort, measurement):
+        del state, measurement
+        return jnp.full(cohort.ids.shape, num_steps, jnp.int32)
+
+    return StepPolicy(
+        steps, mean_steps=lambda epoch_steps: jnp.full_like(epoch_steps, num_steps)
+    )
+
+
+def epochs(num_epochs: float = 1) -> StepPolicy:
+    """Every client passes `num_epochs` times over its data.
+
+    That is ceil(num_epochs * ceil(n_i / B)) local steps: the last partial batch counts.
+    """
+    check.positive("num_epochs", num_epochs)
+
+    def of(epoch_steps):
+        # 0.3 epochs of 50 steps are 15, though 0.3 x 50 is a little more in float32
+        return jnp.ceil(num_epochs * epoch_steps - 1e-4).astype(jnp.int32)
+
+    def steps(state, cohort, measurement):
+        del state, measurement
+        return of(cohort.epoch_steps)
+
+    return StepPolicy(steps, mean_steps=of)
+
+
+class Algorithm(NamedTuple):
+    """Four independent parts; the default of every part is FedAvg's."""
+
+    local: LocalRule = LocalRule()
+    policy: StepPolicy = epochs(1)
+    server: ServerRule = ServerRule()
+    refine: Refinement | Refine | None = None  # None: client models need not be kept
+
+
+def with_steps(algorithm: Algorithm, policy: StepPolicy) -> Algorithm:
+    """The same algorithm, with another answer to "how many local steps?".
+
+    Raises:
+      ValueError: `algorithm` is no Algorithm or `policy` no StepPolicy.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(
+            f"with_steps got algorithm={algorithm!r}; call its constructor, as in "
+            "with_steps(fedavg(), epochs(5))."
+        )
+    if not isinstance(policy, StepPolicy):
+        raise ValueError(
+            f"with_steps got policy={policy!r}; "
+            + (
+                "call it, as in gsnr_steps(20)."
+                if callable(policy)
+                else f"write epochs({policy}) or constant_steps({policy})."
+            )
+        )
+    return algorithm._replace(policy=policy)
+
+
+def with_refinement(
+    algorithm: Algorithm, refine: "Refinement | Refine | Algorithm | None"
+) -> Algorithm:
+    """The same algorithm, followed by `refine` on the public set.
+
+    Args:
+      algorithm: any; a refinement that it has is replaced.
+      refine: a Refinement; an algorithm, whose refinement it is, as in
+        with_refinement(moon(), fnr()); or a function (params, view, key) -> params of the
+        server's model; None: nothing.
+
+    Raises:
+      ValueError: `algorithm` is no Algorithm or `refine` none of these.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(
+            f"with_refinement got algorithm={algorithm!r}; call its constructor, as in "
+            "with_refinement(fedavg(), fnr_refinement())."
+        )
+    if isinstance(refine, Algorithm):
+        refine = refine.refine
+    if not (refine is None or isinstance(refine, Refinement) or callable(refine)):
+        raise ValueError(
+            f"with_refinement got refine={refine!r}; write a Refinement, or a function "
+            "(params, view, key) -> params."
+        )
+    return algorithm._replace(refine=as_refinement(refine))

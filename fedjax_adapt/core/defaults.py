@@ -1,0 +1,199 @@
+"""What a part does unless it is told otherwise; together they are FedAvg."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .task import (
+    Array,
+    Batch,
+    ClientState,
+    Key,
+    Measurement,
+    Outputs,
+    Params,
+    PolicyState,
+    PyTree,
+    ServerExtra,
+    Task,
+)
+from .views import Cohort, LocalRun, LocalView, Outcome, Traffic, Upload
+
+
+def no_state(params: Params) -> tuple[()]:
+    """Keeps nothing."""
+    del params
+    return ()
+
+
+def weighted_loss(task: Task, outputs: Outputs, batch: Batch) -> Array:
+    """Mean loss over the examples of a batch; padding does not count. A scalar."""
+    losses = task.loss(outputs.logits, batch.y)
+    return (losses * batch.weight).sum() / batch.weight.sum()
+
+
+def predict_train(task: Task, params: Params, x: Array, key: Key) -> Outputs:
+    """The model in training mode (dropout, augmentation) where it has one."""
+    if task.apply_train is None:
+        return task.apply(params, x)
+    return task.apply_train(params, x, key)
+
+
+def predict_frozen(task: Task, params: Params, x: Array, key: Key) -> Outputs:
+    """Another model on the inputs that `predict_train` sees: augmented, no dropout."""
+    if task.apply_frozen is None:
+        return task.apply(params, x)
+    return task.apply_frozen(params, x, key)
+
+
+def task_loss(params: Params, view: LocalView, key: Key) -> Array:
+    """The task's mean loss over the batch: FedAvg's local objective."""
+    outputs = predict_train(view.task, params, view.batch.x, key)
+    return weighted_loss(view.task, outputs, view.batch)
+
+
+def prepare_nothing(view: LocalView) -> tuple[()]:
+    """Needs nothing but the view."""
+    del view
+    return ()
+
+
+def keep(grads: Params, view: LocalView) -> Params:
+    """Adds nothing to the gradient."""
+    del view
+    return grads
+
+
+def send_delta(run: LocalRun) -> tuple[Upload, ClientState]:
+    """Sends the displacement; the client's state stays as it was."""
+    return Upload(optax.tree.sub(run.params, run.anchor)), run.client
+
+
+def by_examples(cohort: Cohort) -> Array:
+    """Weights n_i / sum n over the active clients, [cohort]. All zero if none is."""
+    n = jnp.where(cohort.active, cohort.num_examples, 0)
+    return n / jnp.maximum(n.sum(), 1)
+
+
+def uniformly(cohort: Cohort) -> Array:
+    """Weights 1 / m over the active clients, [cohort]. All zero if none is."""
+    return cohort.active / jnp.maximum(cohort.num_active, 1)
+
+
+WEIGHTS = {"data": by_examples, "uniform": uniformly}
+
+# FedAvg's: the model there, and back
+ONE_MODEL_EACH_WAY = Traffic(models_down=1, models_up=1, round_trips=1)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A weighted mean of uploads: a combine rule the engine may sum as clients end.
+
+    `delta(cohort)` and `extra(cohort)` are weights [cohort], or a tree of such weights
+    that is a prefix of `Upload.delta` and `Upload.extra`.
+    """
+
+    delta: Callable[[Cohort], PyTree]
+    extra: Callable[[Cohort], PyTree]
+
+    def weights(self, cohort: Cohort) -> Upload:
+        """The weights [cohort] of `Upload.delta` and of `Upload.extra`."""
+        return Upload(self.delta(cohort), self.extra(cohort))
+
+    def __call__(self, uploads: Upload, cohort: Cohort) -> Upload:
+        """Averages the leading axis `cohort` of every leaf."""
+        weights = self.weights(cohort)
+        return weighted_sums(weights, cohort.active, uploads._replace(info=()))
+
+
+def weighted_sums(weights: Upload, active: Array, uploads: Upload) -> Upload:
+    """`weighted_sum` of every leaf of `uploads`, of which `weights` is a prefix."""
+    over = lambda w, tree: jax.tree.map(lambda x: weighted_sum(w, active, x), tree)
+    return jax.tree.map(over, weights, uploads)
+
+
+def weighted_sum(weights: Array, active: Array, leaf: Array) -> Array:
+    """Sums weights [cohort] x leaf [cohort, ...] over the active clients."""
+    shape = (-1, *(1,) * (leaf.ndim - 1))
+    # an idle slot may hold NaN, and 0 x NaN is NaN
+    leaf = jnp.where(active.reshape(shape), leaf, 0)
+    return (weights.reshape(shape).astype(leaf.dtype) * leaf).sum(0)
+
+
+def mean(
+    weights: Callable[[Cohort], Array] = by_examples,
+    extra: Callable[[Cohort], Array] | None = None,
+) -> Mean:
+    """Averages uploads: `Upload.delta` with `weights(cohort)`, `Upload.extra` with
+    `extra(cohort)` or, by default, the same. See `by_examples` and `uniformly`."""
+    return Mean(weights, weights if extra is None else extra)
+
+
+def keep_state(client: ClientState, params: Params) -> ClientState:
+    """The client's state stays as `finish` left it."""
+    del params
+    return client
+
+
+def add_delta(
+    params: Params, extra: ServerExtra, upload: Upload, cohort: Cohort
+) -> tuple[Params, ServerExtra]:
+    """The new global model is the old one plus the mean displacement."""
+    del cohort
+    return optax.tree.add(params, upload.delta), extra
+
+
+def no_policy_state(params: Params, num_clients: int) -> tuple[()]:
+    """Keeps nothing."""
+    del params, num_clients
+    return ()
+
+
+def no_probe_state(view: LocalView) -> tuple[()]:
+    """Keeps nothing."""
+    del view
+    return ()
+
+
+def no_probe_update(probe: PyTree, grads: Params, view: LocalView) -> PyTree:
+    """Measures nothing."""
+    del grads, view
+    return probe
+
+
+def send_nothing(run: LocalRun) -> tuple[()]:
+    """Tells the policy nothing."""
+    del run
+    return ()
+
+
+def pool_nothing(cohort: Cohort, measurement: Measurement) -> tuple[()]:
+    """Everybody's measurements say nothing about one."""
+    del cohort, measurement
+    return ()
+
+
+def as_measured(pooled: PyTree, measurement: Measurement) -> Measurement:
+    """One client's measurement as it is."""
+    del pooled
+    return measurement
+
+
+def report_nothing(
+    state: PolicyState, cohort: Cohort, measurement: Measurement
+) -> dict[str, Array]:
+    """Shows nothing."""
+    del state, cohort, measurement
+    return {}
+
+
+def unchanged(
+    state: PolicyState, cohort: Cohort, runs: LocalRun, outcome: Outcome
+) -> PolicyState:
+    """The policy's state stays as it was."""
+    del cohort, runs, outcome
+    return state

@@ -1,0 +1,249 @@
+"""The four parts of an algorithm: local rule, step policy, server rule, refinement."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import optax
+
+from .defaults import (
+    ONE_MODEL_EACH_WAY,
+    Mean,
+    add_delta,
+    as_measured,
+    by_examples,
+    keep,
+    keep_state,
+    mean,
+    no_policy_state,
+    no_probe_state,
+    no_probe_update,
+    no_state,
+    pool_nothing,
+    prepare_nothing,
+    report_nothing,
+    send_delta,
+    send_nothing,
+    task_loss,
+    unchanged,
+)
+from .task import (
+    Array,
+    ClientState,
+    Key,
+    Measurement,
+    Params,
+    PolicyState,
+    PyTree,
+    RefineState,
+    ServerExtra,
+    Task,
+)
+from .views import (
+    Cohort,
+    LocalRun,
+    LocalView,
+    Outcome,
+    Refined,
+    RefineSetup,
+    RoundView,
+    Traffic,
+    Upload,
+)
+
+
+class LocalRule(NamedTuple):
+    """What one client minimises, adds to its gradient, remembers and sends.
+
+    `prepare(view)` runs once before the first step; the steps find its result in
+    `view.prepared`. A correction that is constant over the round belongs there: one
+    vector then streams through memory at every step instead of all it is made of.
+    `correct` adds to the gradient what is clipped with it, `decay` what is added after
+    the clip, where weight decay is. `traffic` is all that a client which trains receives
+    and sends in a round, the model included. `refined(client, params)` is the state of a
+    client whose model became `params` on a public set after `finish`.
+    """
+
+    init: Callable[[Params], ClientState] = no_state
+    objective: Callable[[Params, LocalView, Key], Array] = task_loss
+    correct: Callable[[Params, LocalView], Params] = keep  # before clipping
+    finish: Callable[[LocalRun], tuple[Upload, ClientState]] = send_delta
+    prepare: Callable[[LocalView], PyTree] = prepare_nothing
+    decay: Callable[[Params, LocalView], Params] = keep  # after clipping
+    traffic: Traffic = ONE_MODEL_EACH_WAY
+    refined: Callable[[ClientState, Params], ClientState] = keep_state
+
+
+class Probe(NamedTuple):
+    """A measurement along the local steps: a fold, `init(view)` then `update`.
+
+    `init(view)` stands before the first step, where `view.batch` is None.
+    `update(probe, grads, view)` sees the gradient of each step with all that the local
+    rule adds to it, before clipping and without the plan's weight decay. A probe as large
+    as the parameters costs lanes x params of memory.
+    """
+
+    init: Callable[[LocalView], PyTree] = no_probe_state
+    update: Callable[[PyTree, Params, LocalView], PyTree] = no_probe_update
+
+
+no_probe = Probe()
+
+
+class StepPolicy(NamedTuple):
+    """How many local steps each client takes. Leading axis: cohort.
+
+    `steps(state, cohort, measurement) -> [cohort] int`; 0 = this client sits the round
+    out and is not averaged. `mean_steps(epoch_steps)` answers the same question for a
+    client of average size (Kbar of SCAFFOLD's descendants); None: the cohort's mean.
+
+    A policy that learns has `update(state, cohort, runs, outcome)`. What it needs as a
+    mean over the clients that trained it should take from `outcome.sent`, the mean of
+    `send(run)`, which is summed as clients end: of `runs`, [cohort, ...], only what it
+    reads is kept, and a model per client is much.
+
+    `pool(cohort, measurement)` makes of all measurements, [cohort, ...], what the server
+    knows of everybody, and `digest(pooled, measurement)` of ONE client's, once, what the
+    other functions are given as the measurement: of large ones, something small.
+
+    `report(state, cohort, measurement)` names what a person wants to see, for
+    `Info.policy`: scalars of the round or values [cohort, ...]; `state` is the new one.
+
+    `traffic` is what the policy adds to the local rule's. Round trips of its own are those
+    in which measurements go up before tau comes down: all wait for the last of them.
+    `measure_steps(cohort) -> [cohort]` is how long a client measures, in local steps:
+    gradients on a batch beside those it follows. None: no time.
+
+    `best(state)` is the model that a run ends with, where it is not the server's last; it
+    is evaluated beside it.
+    """
+
+    steps: Callable[[PolicyState, Cohort, Measurement], Array]
+    init: Callable[[Params, int], PolicyState] = no_policy_state
+    measure: Callable[[LocalView, Key], Measurement] | None = None
+    pool: Callable[[Cohort, Measurement], PyTree] = pool_nothing
+    digest: Callable[[PyTree, Measurement], Measurement] = as_measured
+    probe: Probe = no_probe
+    update: Callable[[PolicyState, Cohort, LocalRun, Outcome], PolicyState] = unchanged
+    mean_steps: Callable[[Array], Array] | None = None
+    send: Callable[[LocalRun], PyTree] = send_nothing
+    report: Callable[[PolicyState, Cohort, Measurement], dict[str, Array]] = (
+        report_nothing
+    )
+    max_steps: int | None = None  # what more it asks for is cut and counted
+    traffic: Traffic = Traffic()
+    measure_steps: Callable[[Cohort], Array] | None = None
+    best: Callable[[PolicyState], Params] | None = None
+
+
+class ServerRule(NamedTuple):
+    """How uploads become the next global model. `combine` sees the cohort axis.
+
+    `adds_mean` says that `update` adds the combined displacement to the model as it is,
+    whatever else it adds: then its weights may be changed from outside.
+
+    `refined(params, extra, upload, cohort, shift)` is `update` where the mean of the
+    cohort's models has moved by `shift` on a public set since the upload. None: `update`,
+    and then `shift` is added to the new model.
+    """
+
+    init: Callable[[Params], ServerExtra] = no_state
+    combine: Callable[[Upload, Cohort], Upload] = mean(by_examples)
+    update: Callable[
+        [Params, ServerExtra, Upload, Cohort], tuple[Params, ServerExtra]
+    ] = add_delta
+    adds_mean: bool = False  # not needed for `add_delta`
+    refined: (
+        Callable[
+            [Params, ServerExtra, Upload, Cohort, Params], tuple[Params, ServerExtra]
+        ]
+        | None
+    ) = None
+
+
+def update_refined(
+    rule: ServerRule,
+    params: Params,
+    extra: ServerExtra,
+    upload: Upload,
+    cohort: Cohort,
+    shift: Params | None,
+) -> tuple[Params, ServerExtra]:
+    """`rule.update`, the mean of the cohort's models moved by `shift` since; None: not."""
+    if shift is None:
+        return rule.update(params, extra, upload, cohort)
+    if rule.refined is not None:
+        return rule.refined(params, extra, upload, cohort, shift)
+    params, extra = rule.update(params, extra, upload, cohort)
+    return optax.tree.add(params, shift), extra
+
+
+def model_weights(rule: ServerRule, cohort: Cohort) -> Array:
+    """p_i, with which a server averages models, [cohort]; n_i / n if it takes no mean."""
+    if not isinstance(rule.combine, Mean):
+        return by_examples(cohort)
+    # of several it means the last: feddisco sends the usual mean first, then its own
+    return jax.tree.leaves(rule.combine.delta(cohort))[-1]
+
+
+def no_refine_state(task: Task, setup: RefineSetup, key: Key) -> tuple[()]:
+    """Keeps nothing."""
+    del task, setup, key
+    return ()
+
+
+class Refinement(NamedTuple):
+    """What happens on a public set before a round ends.
+
+    `clients(view, key)` refines the models of some clients, which then count in place of
+    those that they had sent: w + sum_i p_i (refined_i - theta_i) more, p_i the server's
+    weights. What a rule sends beside its displacement is made before.
+
+    `server(params, state, view, key) -> (params, state, report)` comes after the server
+    rule; `view.runs.params` are the refined models then. `state` begins as
+    `init(task, setup, key)` and is shown to the next round's clients as
+    `LocalView.refine`. `report` is a dict for `Info.refine`, scalars or [cohort, ...].
+
+    `send(run)` is what a client sends for it beside its upload, `view.sent`.
+
+    `check(task, setup)` raises a ValueError where the run cannot be refined. `traffic`
+    is what it adds for every client that trains, `traffic_refined` for each of those whose
+    models are refined as well.
+    """
+
+    init: Callable[[Task, RefineSetup, Key], RefineState] = no_refine_state
+    clients: Callable[[RoundView, Key], Refined] | None = None
+    server: (
+        Callable[
+            [Params, RefineState, RoundView, Key],
+            tuple[Params, RefineState, dict[str, Array]],
+        ]
+        | None
+    ) = None
+    check: Callable[[Task, RefineSetup], None] | None = None
+    traffic: Traffic | Callable[[RefineSetup], Traffic] = Traffic()
+    traffic_refined: Traffic | Callable[[RefineSetup], Traffic] = Traffic()
+    needs_public: bool = True
+    needs_validation: bool = False  # examples of the public set to choose a model by
+    send: Callable[[LocalRun], PyTree] = send_nothing
+
+
+def public_examples(public: PyTree) -> tuple[Array, Array | None]:
+    """(x, y) of a public set: with attributes x and y, a pair, or x alone (y None)."""
+    if hasattr(public, "x"):
+        return public.x, public.y
+    return public if isinstance(public, tuple) else (public, None)
+
+
+Refine = Callable[[Params, RoundView, Key], Params]
+
+
+def as_refinement(refine: Refinement | Refine | None) -> Refinement | None:
+    """A function (params, view, key) -> params as a refinement of the server's model."""
+    if refine is None or isinstance(refine, Refinement):
+        return refine
+
+    def server(params, state, view, key):
+        return refine(params, view, key), state, {}
+
+    return Refinement(server=server, needs_public=False)
