@@ -150,7 +150,7 @@ def test_options_of_a_config_cannot_be_changed():
         ("alpha = -1.0\n", r"line 1: alpha=-1.0 must be a finite number of at least 0"),
         (
             "participation = 0.3\nseed = 1\nalgorithm_participation = 1.5\n",
-            r"line 3: participation=1.5 must lie in",
+            r"line 3: algorithm_participation=1.5 must lie in",
         ),
         ("seed = 1\nstep_seconds = 'lognormal(0)'\n", r"line 2: step_seconds='lognorm"),
         ("a = 1\n[rounds]\nx = 1\n", r"line 1: a is unknown"),
