@@ -206,11 +206,17 @@ def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
         named = all(keyword.arg for keyword in call.keywords)
         if not isinstance(call.func, ast.Name) or call.args or not named:
             raise ValueError("no name, or options without theirs")
-        values = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
         raise ValueError(
             f"base={text!r} is no algorithm; write its name, or its name and options as "
             "in feddyn(alpha=0.1)."
+        ) from None
+    try:
+        values = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    except (TypeError, ValueError, RecursionError, MemoryError):
+        raise ValueError(
+            f"base={text!r} has an option that is no value; write a number, True, False or "
+            "text in quotes, as in feddyn(alpha=0.1)."
         ) from None
     name = call.func.id
     check.one_of("base", name, registry("algorithm"))

@@ -108,6 +108,10 @@ def contributions_table(
     new = {k for column in columns.values() for k in column}
     for client in sorted(new.difference(one.client for one in ranked)):
         add("-", client, 0, math.nan, math.nan)
+    num_clients = read_run(folder).config["num_clients"]
+    if len(ranked) < num_clients:
+        missing = num_clients - len(ranked)
+        table.caption = f"{missing} of {num_clients} clients measured in no round"
     return table
 
 

@@ -235,6 +235,7 @@ def test_every_algorithm_takes_the_local_steps_it_is_told_or_refuses(name):
         ("fedyn", "base='fedyn' is unknown; did you mean 'feddyn'"),
         ("feddyn(", r"base='feddyn\(' is no algorithm; write its name, or"),
         ("feddyn(0.1)", "is no algorithm; write its name"),
+        ("feddyn(alpha=hello)", "has an option that is no value; write a number"),
         ("feddyn(**{})", "is no algorithm; write its name"),
         ("-" * 5000 + "1", "is no algorithm; write its name"),
         (

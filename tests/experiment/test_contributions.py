@@ -20,7 +20,7 @@ def measured(tmp_path):
     """The folder of a run of which client 7 took part once and client 1 twice."""
     folder = tmp_path / "run"
     folder.mkdir()
-    store.write_text(folder / store.CONFIG, "")
+    store.write_text(folder / store.CONFIG, "num_clients = 10\n")
     rows = {
         "round": np.array([1, 1, 2, 2, 3]),
         "client": np.array([1, 4, 1, 7, 4]),
@@ -42,7 +42,9 @@ def test_the_table_has_more_columns_and_who_is_in_them_alone(measured):
     columns = {"a": {4: 0.25, 9: -3.0}, "b": {7: math.nan}}
     console = Console(file=io.StringIO(), width=200)
     console.print(contributions_table(measured, columns))
-    lines = console.file.getvalue().splitlines()
+    text = console.file.getvalue()
+    assert "7 of 10 clients measured in no round" in text
+    lines = text.splitlines()
     rows = [line.replace("│", " ").split() for line in lines if "│" in line]
     assert rows == [
         ["1", "4", "2", "0.5", "0.5", "0.25", "-"],
