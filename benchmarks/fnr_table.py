@@ -96,7 +96,10 @@ def line_of(this: dict, arguments, more: list[str]) -> dict:
 
 
 def table(lines: list[dict], skews: list[str]) -> str:
-    """The honest runs: a row per method, a column per skew, in % over the seeds."""
+    """The honest runs: a row per method, a column per skew, in % over the seeds.
+
+    What follows +- is the deviation of the seeds themselves, not an estimate from them.
+    """
     rows = ["| method | also given | " + " | ".join(skews) + " | MiB | seeds |"]
     rows.append("|---" * (4 + len(skews)) + "|")
     honest = [line for line in lines if TRAINED not in line]

@@ -25,6 +25,7 @@ from .core import (
     RefineSetup,
     RoundView,
     Task,
+    clip,
     predict_train,
     public_examples,
     weighted_loss,
@@ -116,6 +117,7 @@ def finetune(
         rows, real, key = taken
         batch = Batch(x[rows], y[rows], real)
         (_, j), grads = jax.value_and_grad(loss, has_aux=True)(params, batch, key)
+        grads, _ = clip(grads, setting.clip_norm)
         velocity = jax.tree.map(
             lambda v, g, p: (momentum * v + g + setting.weight_decay * p).astype(p.dtype),
             velocity, grads, params,

@@ -30,7 +30,10 @@ and accuracies are taken in evaluation mode. No code composes it with another ba
 FedAvg; here the base trains and keeps its states as without P, then refined models take
 the place of those uploaded: SCAFFOLD's c_i and FedNova's normalisation know the local
 steps alone, and MOON remembers the refined model. Where H is empty sq takes all other
-clients. Auxiliary data: labelled examples that every client holds.
+clients. P is seen without augmentation or dropout unless `augment` says otherwise. The
+features are whatever the model calls so: of VGG-11 its last hidden layer, of a linear
+model the inputs, whose norms nobody can change. Auxiliary
+data: labelled examples that every client holds.
 """
 
 from collections.abc import Callable
@@ -108,8 +111,8 @@ def fnr(
     base = base or Algorithm()
     if base.refine is not None:
         raise ValueError(
-            "fnr refines clients but its base already refines on the public set; give "
-            "a base that does not."
+            "fnr refines clients but its base already has a refinement; give "
+            "a base without one."
         )
     refinement = fnr_refinement(
         variant, fraction, epochs, weight, delta_set, upload, lr, momentum, batch_size,
@@ -260,7 +263,8 @@ def penalty(
       norms: F_m of all, [cohort, classes].
     """
     count = among.sum().astype(norms.dtype)
-    target = among.astype(norms.dtype) @ norms / jnp.maximum(count, 1)
+    known = jnp.where(among[:, None], norms, 0)  # others' may not be finite
+    target = known.sum(0) / jnp.maximum(count, 1)
     present = own > 0  # a norm is at least 1e-6
     square = jnp.square(target).sum() / jnp.maximum(present.sum(), 1)
 

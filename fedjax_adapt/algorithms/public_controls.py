@@ -60,8 +60,8 @@ def fedavg_pubft(
     base = base or Algorithm()
     if base.refine is not None:
         raise ValueError(
-            "fedavg_pubft refines the server's model but its base already refines on "
-            "the public set; give a base that does not."
+            "fedavg_pubft refines the server's model but its base already has a "
+            "refinement; give a base without one."
         )
     sgd = SGD(lr, momentum, batch_size, shuffle, augment)
     return with_refinement(base, _at_the_server("fedavg_pubft", fraction, epochs, sgd))

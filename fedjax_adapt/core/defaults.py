@@ -55,6 +55,17 @@ def task_loss(params: Params, view: LocalView, key: Key) -> Array:
     return weighted_loss(view.task, outputs, view.batch)
 
 
+def clip(grads: Params, norm_limit: float | Array | None) -> tuple[Params, Array]:
+    """Scales `grads` to a global norm of at most `norm_limit`; says whether it did."""
+    if norm_limit is None:
+        return grads, jnp.zeros(())
+    # a product of vectors: XLA's CPU backend is slow at sums of squares
+    norm = jnp.sqrt(optax.tree.vdot(grads, grads))
+    # 1e-6 as torch.nn.utils.clip_grad_norm_ has it, which the papers' codes call
+    factor = jnp.minimum(1, norm_limit / (norm + 1e-6))
+    return optax.tree.scale(factor, grads), (factor < 1).astype(float)
+
+
 def prepare_nothing(view: LocalView) -> tuple[()]:
     """Needs nothing but the view."""
     del view

@@ -30,6 +30,7 @@ class Setting(NamedTuple):
     mean_steps: Array  # Kbar: the local steps of a client of average size
     share: Array  # m / N: clients that train this round over all that hold examples
     num_clients: int
+    clip_norm: Array | None = None  # what a client's gradient is clipped to
 
 
 class LocalView(NamedTuple):

@@ -128,6 +128,7 @@ def setting_of(plan: Plan, policy: StepPolicy, cohort: Cohort) -> Setting:
         mean_steps=mean_steps,
         share=cohort.share,
         num_clients=cohort.num_clients,
+        clip_norm=None if plan.clip_norm is None else jnp.asarray(plan.clip_norm),
     )
 
 

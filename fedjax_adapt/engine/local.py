@@ -30,6 +30,7 @@ from ..core import (
     ServerExtra,
     Setting,
     Task,
+    clip,
     keep,
     weighted_loss,
 )
@@ -88,17 +89,6 @@ def optimizer(plan: Plan) -> optax.GradientTransformation:
     if not is_zero(plan.momentum):
         parts.append(optax.trace(plan.momentum))
     return optax.chain(*parts) if parts else optax.identity()
-
-
-def clip(grads: Params, norm_limit) -> tuple[Params, Array]:
-    """Scales `grads` to a global norm of at most `norm_limit`; says whether it did."""
-    if norm_limit is None:
-        return grads, jnp.zeros(())
-    # a product of vectors: XLA's CPU backend is slow at sums of squares
-    norm = jnp.sqrt(optax.tree.vdot(grads, grads))
-    # 1e-6 as torch.nn.utils.clip_grad_norm_ has it, which the papers' codes call
-    factor = jnp.minimum(1, norm_limit / (norm + 1e-6))
-    return optax.tree.scale(factor, grads), (factor < 1).astype(float)
 
 
 def start(setup: Setup, before: LocalView) -> Progress:

@@ -71,6 +71,24 @@ def to_settings(config: Config) -> dict[str, Any]:
     return settings
 
 
+def method_of(config: Config) -> str:
+    """The algorithm with the options that are not its defaults, and what it stands on."""
+    known = kind_options("algorithm", config.algorithm)
+    given = {
+        flat: value
+        for own, (flat, option) in known.items()
+        if own != "base"
+        and (value := config.algorithm_options.get(own)) not in (None, option.default)
+    }
+    options = ", ".join(f"{name}={value}" for name, value in given.items())
+    base = config.algorithm_options.get("base")
+    return (
+        config.algorithm
+        + (f"({options})" if given else "")
+        + (f" on {base}" if base is not None else "")
+    )
+
+
 def partition_seed(config: Config) -> int:
     """The seed of the partition: `seed`, unless another is given."""
     return config.seed if config.partition_seed is None else config.partition_seed

@@ -94,7 +94,7 @@ def unused(config: Config, federation: "Federation") -> str | None:
     return (
         f"{config.algorithm} uses no public set: public={public.protocol} "
         f"({public.num_examples} examples, {ORIGIN[public.protocol]}) only makes its run "
-        "comparable with one that does."
+        "comparable with one that does, if as many examples validate in both."
     )
 
 

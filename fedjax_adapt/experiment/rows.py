@@ -82,9 +82,16 @@ class Log:
             self.totals = {name: row[name] for name in TOTALS}
             self.seconds += spent / len(parts)
             row = {**row, "seconds": self.seconds}
-            renamed = lambda name: name.replace(store.ACCURACY, self.accuracy)
-            self.metrics.append({renamed(name): value for name, value in row.items()})
+            self.metrics.append(
+                {self._named(name): value for name, value in row.items()}
+            )
         return done, (row["accuracy"], row["loss"])
+
+    def _named(self, column: str) -> str:
+        """A column, by what the accuracy on the test set is to be called."""
+        own, _, _ = column.partition("_")
+        tested = own == store.ACCURACY or column == f"class_{store.ACCURACY}"
+        return column.replace(store.ACCURACY, self.accuracy) if tested else column
 
     def write(self, done: int) -> None:
         """Appends the rows to the tables of the run."""

@@ -20,7 +20,7 @@ from ..engine.evaluate import evaluate_clients
 from ..engine.lanes import num_bytes
 from . import checkpoint, figures, public, store, summary
 from .build import Federation, build
-from .config import Config, config_hash, partition_seed, to_toml
+from .config import Config, config_hash, method_of, partition_seed, to_toml
 from .folder import check_folder, create, devices_of, run_folder
 from .program import Program, compile_program
 from .rows import Log
@@ -223,6 +223,7 @@ def _summarise(
         spread = figures.spread_over_clients(own.accuracy, sizes)
     return Summary(
         folder=str(folder),
+        method=method_of(config),
         compile_seconds=program.seconds,
         config_hash=config_hash(config),
         seeds={"seed": config.seed, "partition_seed": partition_seed(config)},

@@ -31,6 +31,7 @@ class Summary:
 
     Attributes:
       folder: where the run lies.
+      method: the algorithm, with the options that are not its defaults, and its base.
       rounds: rounds done.
       accuracy: on the test set, after the last round.
       loss: likewise.
@@ -75,6 +76,7 @@ class Summary:
     """
 
     folder: str
+    method: str
     rounds: int
     accuracy: float
     loss: float

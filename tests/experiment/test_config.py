@@ -19,6 +19,7 @@ from fedjax_adapt.experiment.config import (
     config_hash,
     from_settings,
     kind_options,
+    method_of,
     read_settings,
     to_settings,
     to_toml,
@@ -363,3 +364,20 @@ def test_the_catalogue_has_a_line_for_everything():
     lines = catalogue()
     assert set(lines["algorithms"]) == set(ALGORITHMS)
     assert all(line for group in lines.values() for line in group.values())
+
+
+@pytest.mark.parametrize(
+    "algorithm, options, name",
+    [
+        ("fedavg", {}, "fedavg"),
+        ("fnr", {"variant": "sq", "base": "moon"}, "fnr on moon"),
+        (
+            "fnr",
+            {"variant": "literal", "weight": 0.0},
+            "fnr(variant=literal, weight=0.0)",
+        ),
+    ],
+)
+def test_a_method_is_named_by_what_is_not_its_default(algorithm, options, name):
+    config = Config(algorithm=algorithm, algorithm_options=options)
+    assert method_of(config) == name
