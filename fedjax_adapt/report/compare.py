@@ -68,7 +68,7 @@ def comparison_tables(folders: Sequence[str | Path]) -> "list[Table]":
             title=group.title, title_style=title_style, caption_justify="left"
         )
         table.add_column("rank" if group.ranked else "", justify="right")
-        table.add_column("method")
+        table.add_column("method", overflow="fold")
         for name in (accuracy, "best", "rounds", "MiB", "kappa", "rho"):
             table.add_column(name, justify="right")
         notes = []
