@@ -9,9 +9,9 @@ to train before the last client has measured and sent it:
 
     t_i = max_j (q_j c_j + b'_j + xi_j) + tau_i c_i + b''_i         b_i = b'_i + b''_i
 
-A round ends with the last client whose upload the server waits for, and with the last
-that refines its model on a public set after that. Bytes follow from what
-the parts of an algorithm declare as their `traffic` and from the size of the model.
+A round ends with the last client whose upload the server waits for, or with the last that
+refines its model on a public set after that. Bytes follow from what the parts of an
+algorithm declare as their `traffic` and from the size of the model.
 
 References:
   GIFT's defaults: 5 Mbit/s for the upload, the broadcast free, no time for the server.

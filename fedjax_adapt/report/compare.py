@@ -74,8 +74,7 @@ def comparison_tables(folders: Sequence[str | Path]) -> "list[Table]":
         notes = []
         for row, (config, summary) in enumerate(group.runs):
             name = str(row + 1) if group.ranked else ascii_lowercase[row % 26]
-            method = summary.get("method") or method_of(config)
-            table.add_row(name, method, *_cells(summary))
+            table.add_row(name, method_of(config, summary), *_cells(summary))
             given = ", ".join(summary.get("auxiliary", ())) or "nothing"
             seed = summary["seeds"]["seed"]
             notes.append(

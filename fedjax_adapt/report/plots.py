@@ -84,7 +84,7 @@ def comparison_curves(
                 "other's; leave it out."
             )
         at, accuracy = (record.metrics[n].to_numpy() for n in (against, ACCURACY))
-        label = f"{method_of(record.config)} ({Path(folder).name})"
+        label = f"{method_of(record.config, record.summary)} ({Path(folder).name})"
         axes.plot(at, 100 * accuracy, label=label, **_line(at))
     axes.set_ylabel("test accuracy (%)")
     axes.legend(frameon=False, fontsize=9)
@@ -92,8 +92,10 @@ def comparison_curves(
     return _saved(figure, Path(path))
 
 
-def method_of(config: Mapping[str, Any]) -> str:
-    """The algorithm of a run and what it stands on."""
+def method_of(config: Mapping[str, Any], summary: Mapping[str, Any] | None) -> str:
+    """What a run trained with, as its summary says; without one, algorithm and base."""
+    if summary is not None and "method" in summary:
+        return summary["method"]
     base = config.get("base")
     return config["algorithm"] if base is None else f"{config['algorithm']} on {base}"
 
