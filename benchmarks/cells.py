@@ -15,7 +15,8 @@ KEPT = (
     *("commit", "hardware", "versions", "seeds", "data", "rounds", "seconds"),
     *("last_mean", "last_std", "last_count", "rounds_to", "accuracy", "models"),
     *("class_accuracy", "client_accuracy", "area_under_curve"),
-    *("public", "auxiliary", "local_steps", "bytes_down", "bytes_up", "kappa", "rho"),
+    *("public", "auxiliary", "local_steps", "public_steps", "bytes_down", "bytes_up"),
+    *("kappa", "rho"),
     "training_accuracy_on_the_public_set",  # of a run that was tested on what it trained on
 )
 PRIVATE = ("--data-dir", "--folder")  # where things lie on this machine

@@ -12,7 +12,11 @@ FNR-FL hold, and all are tested on the same 10,000 clean images. Skews: labels ~
 per class, quantities ~ Dir(0.5), noise on inputs up to 0.5; mixed ones by --skews.
 
 Below that table stands one run under the published protocol, whose public set is the test
-set: its number is training accuracy and compares with no other.
+set: its number is training accuracy and compares with no other. Beside it stands a run
+that differs in nothing but the protocol: its public set is as large and held out, and its
+clients hold as many examples. Both refine for one epoch in place of five.
+
+Accuracies are those after the last round: nothing was chosen on the test set.
 
 A run that is finished is not run again, one that was killed is resumed: call it again to
 go on. A run is a line of results/fnr-table-cifar10.jsonl.
@@ -26,7 +30,7 @@ import numpy as np
 from cells import cell
 
 RESULTS = Path(__file__).parent / "results" / "fnr-table-cifar10.jsonl"
-EXAMPLES, ROUNDS = 50_000, 10
+EXAMPLES, ROUNDS, TESTED = 50_000, 10, 10_000
 TRAINED = "training_accuracy_on_the_public_set"
 COMMON = {
     "dataset": "cifar10",
@@ -42,6 +46,7 @@ COMMON = {
     "clip_norm": "none",
     "augment": "reflect_crop",
     "targets": (0.3, 0.4, 0.5),
+    "evaluate_every": 5,
 }
 SKEWS = {
     "label": {"partition": "dirichlet_classes", "concentration": 0.5},
@@ -67,7 +72,10 @@ METHODS = {
     "control: FedAvg + public": {"algorithm": "fedavg_pubft"},
     "control: public alone": {"algorithm": "public_only"},
 }
-PUBLISHED = "FNR-FL (literal), published protocol"
+# what leakage is worth: alike but for whether the public set is the test set
+ONCE = {"algorithm": "fnr", "variant": "literal", "algorithm_epochs": 1}
+PUBLISHED = "FNR-FL (literal, 1 epoch), published protocol"
+EQUAL = "FNR-FL (literal, 1 epoch), as much held out"
 
 
 def cells_of(arguments) -> list[dict]:
@@ -79,17 +87,30 @@ def cells_of(arguments) -> list[dict]:
         for method in arguments.only
     ]
     if arguments.published:
-        leak = {"skew": "label", "method": PUBLISHED, "public": "published"}
-        cells.append(leak | {"seed": arguments.seeds[0]})
+        pair = {EQUAL: "holdout", PUBLISHED: "published"}
+        cells += [
+            {"skew": "label", "method": method, "public": public, "seed": seed}
+            for method, public in pair.items()
+            for seed in arguments.seeds[:1]
+        ]
     return cells
+
+
+def settings_of(this: dict, arguments) -> dict:
+    """What a run is asked for, by the names of the options."""
+    size = {"rounds": arguments.rounds, "train_examples": arguments.train_examples}
+    told = {"public": this["public"], "seed": this["seed"]}
+    if this["method"] == EQUAL:  # the clients' examples, and as many as are tested on
+        size["train_examples"] += TESTED
+        told["public_examples"] = TESTED
+    method = METHODS.get(this["method"], ONCE)
+    return COMMON | SKEWS[this["skew"]] | method | size | told
 
 
 def line_of(this: dict, arguments, more: list[str]) -> dict:
     """One run, which is made if it is not there."""
     size = {"rounds": arguments.rounds, "train_examples": arguments.train_examples}
-    method = "FNR-FL (literal)" if this["method"] == PUBLISHED else this["method"]
-    told = {"public": this["public"], "seed": this["seed"]}
-    settings = COMMON | SKEWS[this["skew"]] | METHODS[method] | size | told
+    settings = settings_of(this, arguments)
     words = [str(value) for value in (this | size).values()]
     name = "".join(c if c.isalnum() else "-" for c in "-".join(words).lower())
     return this | size | cell(arguments.folder / name, settings, more)
@@ -100,18 +121,18 @@ def table(lines: list[dict], skews: list[str]) -> str:
 
     What follows +- is the deviation of the seeds themselves, not an estimate from them.
     """
-    rows = ["| method | also given | " + " | ".join(skews) + " | MiB | seeds |"]
-    rows.append("|---" * (4 + len(skews)) + "|")
-    honest = [line for line in lines if TRAINED not in line]
+    titles = ["method", "also given", *skews, "MiB", "local steps", "public steps"]
+    rows = [f"| {' | '.join([*titles, 'seeds'])} |", "|---" * (len(titles) + 1) + "|"]
+    honest = [line for line in lines if line["method"] in METHODS]
     for method in dict.fromkeys(line["method"] for line in honest):
         own = [line for line in honest if line["method"] == method]
         shown = [_mean([x for x in own if x["skew"] == skew]) for skew in skews]
         given = "; ".join(own[0]["auxiliary"]) or "nothing"
         moved = (own[0]["bytes_up"] + own[0]["bytes_down"]) / 2**20
         seeds = len({line["seed"] for line in own})
-        rows.append(
-            f"| {method} | {given} | {' | '.join(shown)} | {moved:,.0f} | {seeds} |"
-        )
+        local = own[0]["local_steps"] if moved else 0  # or they serve to show its loss
+        counts = [f"{n:,.0f}" for n in (moved, local, own[0]["public_steps"])]
+        rows.append(f"| {' | '.join([method, given, *shown, *counts, str(seeds)])} |")
     return "\n".join(rows)
 
 
@@ -123,15 +144,24 @@ def _mean(lines: list[dict]) -> str:
 
 
 def leaks(lines: list[dict]) -> str:
-    """The runs that were tested on what they trained on, named."""
-    rows = [
-        f"{line['method']}, {line['skew']} skew, seed {line['seed']}: "
-        f"{TRAINED.replace('_', ' ')} {100 * line[TRAINED]['accuracy']:.2f} %, which is "
-        "no test accuracy and compares with nothing above."
-        for line in lines
-        if TRAINED in line
-    ]
+    """The pair: what was tested on what it trained on, and the same without that."""
+    rows = []
+    for line in lines:
+        if line["method"] not in METHODS:
+            name, figure = figure_of(line)
+            note = ", which is no test accuracy and compares with nothing above"
+            rows.append(
+                f"{line['method']}, {line['skew']} skew, seed {line['seed']}: "
+                f"{name} {100 * figure:.2f} %{note if TRAINED in line else ''}."
+            )
     return "\n".join(rows)
+
+
+def figure_of(line: dict) -> tuple[str, float]:
+    """What the accuracy after the last round is called, and what it is."""
+    if TRAINED in line:
+        return TRAINED.replace("_", " "), line[TRAINED]["accuracy"]
+    return "test accuracy", line["accuracy"]
 
 
 def main() -> None:
@@ -152,8 +182,8 @@ def main() -> None:
         mine.append(line)
         lines = [old for old in lines if old["command"] != line["command"]] + [line]
         arguments.results.write_text("".join(json.dumps(x) + "\n" for x in lines))
-        figure = line.get("accuracy", line.get(TRAINED, {}).get("accuracy"))
-        print(*this.values(), f"{100 * figure:.2f}", flush=True)
+        name, figure = figure_of(line)
+        print(*this.values(), f"{name} {100 * figure:.2f} %", flush=True)
     print(table(mine, list(arguments.skews)))
     print(leaks(mine))
 

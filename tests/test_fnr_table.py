@@ -1,5 +1,6 @@
 """benchmarks/fnr_table.py: its runs can be asked for, its table has no leakage in it."""
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -63,6 +64,7 @@ def line(fnr_table, method, accuracy, seed=0, trained=False, skew="label"):
     return {
         **{"method": method, "skew": skew, "seed": seed, "auxiliary": []},
         **{"bytes_up": 2**20, "bytes_down": 2**20},
+        **{"local_steps": 12, "public_steps": 3},
         **({fnr_table.TRAINED: measured} if trained else measured),
     }
 
@@ -72,10 +74,30 @@ def test_training_accuracy_is_in_no_row_of_the_table(fnr_table):
         line(fnr_table, "FedAvg", 0.50),
         line(fnr_table, "FedAvg", 0.60, seed=1),
         line(fnr_table, fnr_table.PUBLISHED, 0.99, trained=True),
+        line(fnr_table, fnr_table.EQUAL, 0.77),
     ]
     text = fnr_table.table(lines, ["label", "quantity"])
-    assert "| FedAvg | nothing | 55.00 ± 5.00 |  | 2 | 2 |" in text
-    assert "99" not in text and "published" not in text
+    assert "| FedAvg | nothing | 55.00 ± 5.00 |  | 2 | 12 | 3 | 2 |" in text
+    assert "99" not in text and "77" not in text and "published" not in text
     below = fnr_table.leaks(lines)
     assert "training accuracy on the public set 99.00 %" in below
     assert "no test accuracy" in below and "FedAvg" not in below
+    assert "held out, label skew, seed 0: test accuracy 77.00 %." in below
+
+
+def test_the_pair_that_shows_leakage_differs_in_the_protocol_alone(fnr_table):
+    """As many examples at the clients, in the public set and in the test set."""
+    arguments = argparse.Namespace(
+        seeds=[0], skews=[], only=[], published=True, rounds=2, train_examples=300
+    )
+    cells = fnr_table.cells_of(arguments)
+    equal, leaky = (fnr_table.settings_of(cell, arguments) for cell in cells)
+    assert equal.items() - leaky.items() == {
+        ("public", "holdout"),
+        ("public_examples", 10_000),  # CIFAR-10's test set
+        ("train_examples", 10_300),
+    }
+    assert leaky.items() - equal.items() == {
+        ("public", "published"),
+        ("train_examples", 300),
+    }

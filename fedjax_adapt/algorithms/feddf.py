@@ -149,7 +149,7 @@ def feddf(
         begin = (params, adam.init(params))
         if not validates:
             student, _ = jax.lax.fori_loop(0, distill_steps, advance, begin)
-            return student, state, {"distill_steps": jnp.int32(distill_steps)}
+            return student, state, {"public_steps": jnp.int32(distill_steps)}
 
         def validated(progress):
             end = jnp.minimum(progress.step + validate_every, distill_steps)
@@ -183,7 +183,7 @@ def feddf(
             first = accuracy(task, params, *public.validation)
             choose = lambda new, old: jnp.where(first > score, new, old)
             best, score = jax.tree.map(choose, (params, first), (best, score))
-        report = {"distill_steps": last.step, "validation_accuracy": score}
+        report = {"public_steps": last.step, "validation_accuracy": score}
         return best, state, report
 
     judges = validates or drop_worst

@@ -29,7 +29,14 @@ from ..core import (
     task_loss,
     with_refinement,
 )
-from ..finetune import SGD, check_labelled, check_selects, finetune, num_selected
+from ..finetune import (
+    SGD,
+    check_labelled,
+    check_selects,
+    finetune,
+    num_batches,
+    num_selected,
+)
 
 
 def fedavg_pubft(
@@ -116,7 +123,8 @@ def _at_the_server(name: str, fraction: float, epochs: int, sgd: SGD) -> Refinem
 
     def server(params, state, view, key):
         passes = epochs * num_selected(fraction, view.cohort.num_active)
-        return finetune(view, params, passes, key, sgd)[0], state, {}
+        report = {"public_steps": passes * num_batches(view, sgd)}
+        return finetune(view, params, passes, key, sgd)[0], state, report
 
     def verify(task, setup):
         check_labelled(name, task, setup)

@@ -202,7 +202,8 @@ class Refinement(NamedTuple):
     `server(params, state, view, key) -> (params, state, report)` comes after the server
     rule; `view.runs.params` are the refined models then. `state` begins as
     `init(task, setup, key)` and is shown to the next round's clients as
-    `LocalView.refine`. `report` is a dict for `Info.refine`, scalars or [cohort, ...].
+    `LocalView.refine`. `report` is a dict for `Info.refine`, scalars or [cohort, ...];
+    "public_steps" in it are steps on the public set, for `Info.public_steps`.
 
     `send(run)` is what a client sends for it beside its upload, `view.sent`.
 

@@ -62,6 +62,7 @@ class Info(NamedTuple):
     seconds: Array | float = 0.0  # simulated; 0 without `Plan.clock`
     bytes_down: Array | float = 0.0
     bytes_up: Array | float = 0.0
+    public_steps: Array | float = 0.0  # SGD steps on the public set, clients and server
     refine: PyTree = ()  # the refinement's report: scalars or [cohort, ...]
 
 

@@ -61,7 +61,7 @@ from .local import (
     view_before,
     view_of,
 )
-from .refine import settled, shown
+from .refine import public_steps, settled, shown
 from .slots import num_lanes_of
 from .walk import kept_of
 
@@ -180,6 +180,7 @@ def debug_round(
         if not cohort.active.any():
             params, server = state.params, state.server
             kept_by_refinement = state.refine
+        num_public = public_steps(cohort, steps, report)
         refinement = shown(cohort, report)
         sent = weighted_sums(uniformly(cohort), cohort.active, _stack(sent))
         outcome = Outcome(
@@ -209,6 +210,7 @@ def debug_round(
             seconds=seconds,
             bytes_down=down,
             bytes_up=up,
+            public_steps=num_public,
             refine=refinement,
         )
 

@@ -36,6 +36,8 @@ from .batches import batch_size
 from .cohort import num_slots
 from .tables import put
 
+PUBLIC_STEPS = "public_steps"  # of a report, what `Info.public_steps` counts
+
 
 class Shifted(NamedTuple):
     """What refined clients leave behind."""
@@ -139,8 +141,21 @@ def refine_server(
     return refine.server(params, state, view, key)
 
 
+def public_steps(cohort: Cohort, steps: Array | None, report: dict) -> Array:
+    """Steps on the public set in this round, of clients and at the server. A scalar.
+
+    Args:
+      cohort: of the round; where nobody trained nothing counts.
+      steps: of its clients, [cohort]; None: nobody refines.
+      report: what the refinement says, `public_steps` of the server among it.
+    """
+    server = jnp.asarray(report.get(PUBLIC_STEPS, 0)).astype(float)
+    server = jnp.where(cohort.num_active > 0, server, 0)
+    return server if steps is None else server + steps.sum().astype(float)
+
+
 def shown(cohort: Cohort, report: dict[str, Array]) -> PyTree:
-    """A report with zeros where a client did not train, and where nobody did."""
+    """What a report shows; zeros where a client did not train, and where nobody did."""
     trained = cohort.num_active > 0
 
     def mask(leaf):
@@ -150,4 +165,5 @@ def shown(cohort: Cohort, report: dict[str, Array]) -> PyTree:
         active = cohort.active.reshape(-1, *(1,) * (leaf.ndim - 1))
         return jnp.where(active, leaf, jnp.zeros_like(leaf))
 
+    report = {name: leaf for name, leaf in report.items() if name != PUBLIC_STEPS}
     return jax.tree.map(mask, report)

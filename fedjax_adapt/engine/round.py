@@ -50,7 +50,14 @@ from .cohort import (
     with_num_steps,
 )
 from .local import Broadcast, Setup, train_loss
-from .refine import init_refinement, refine_clients, refine_server, settled, shown
+from .refine import (
+    init_refinement,
+    public_steps,
+    refine_clients,
+    refine_server,
+    settled,
+    shown,
+)
 from .slots import num_devices_of, num_lanes_of
 from .walk import afterwards, digest_cohort, measure_cohort, train_cohort
 
@@ -246,6 +253,7 @@ def _round(
         seconds=seconds,
         bytes_down=bytes_down,
         bytes_up=bytes_up,
+        public_steps=public_steps(cohort, moved.steps, refinement),
         refine=shown(cohort, moved.report | refinement),
     )
     new = jax.tree.map(_like, new, state)

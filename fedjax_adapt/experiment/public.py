@@ -98,6 +98,18 @@ def unused(config: Config, federation: "Federation") -> str | None:
     )
 
 
+def broadcast_bytes(federation: "Federation") -> int:
+    """What all clients receive once if they train on the public set; 0 if they do not.
+
+    A label takes a byte, as in FNR-FL's count of 3073 for an image of CIFAR-10.
+    """
+    public, refine = federation.data.public, as_refinement(federation.algorithm.refine)
+    if public is None or refine is None or refine.clients is None:
+        return 0
+    labels = 0 if public.y is None else public.num_examples
+    return federation.data.num_clients * (int(public.x.nbytes) + labels)
+
+
 def described(federation: "Federation") -> dict[str, Any]:
     """The public set of a run, for its summary; empty if there is none."""
     public = federation.public
@@ -109,6 +121,7 @@ def described(federation: "Federation") -> dict[str, Any]:
         "examples": public.num_examples,
         "validation": public.num_validation,
         "bytes": int(public.x.nbytes),
+        "broadcast_bytes": broadcast_bytes(federation),
         "used": federation.data.public is not None,
     }
 

@@ -15,7 +15,7 @@ from ..core import Array, Info, Metrics
 from . import store
 
 # what a row counts since the start of the run
-TOTALS = {"local_steps": int, "bytes_down": int, "bytes_up": int}
+TOTALS = {"local_steps": int, "public_steps": int, "bytes_down": int, "bytes_up": int}
 TOTALS["simulated_seconds"] = float
 
 
@@ -34,15 +34,26 @@ class Diverged(ArithmeticError):
 class Log:
     """The rows since the last checkpoint, waiting to be written with the next."""
 
-    def __init__(self, folder: Path, num_clients: int, accuracy: str = store.ACCURACY):
+    def __init__(
+        self,
+        folder: Path,
+        num_clients: int,
+        accuracy: str = store.ACCURACY,
+        broadcast: int = 0,
+    ):
         """Goes on from the rows that the run in `folder` already has.
 
-        `accuracy` is what accuracies are called in them.
+        Args:
+          folder: of the run.
+          num_clients: of the federation.
+          accuracy: what accuracies are called in the rows.
+          broadcast: bytes that clients have received before the first round.
         """
         self.folder, self.num_clients, self.accuracy = folder, num_clients, accuracy
         written = store.read_table(folder, "metrics")
         last = written.slice(len(written) - 1).to_pylist() if len(written) else [{}]
-        self.totals = {name: last[0].get(name) or 0 for name in TOTALS}
+        begin = {"bytes_down": broadcast}
+        self.totals = {name: last[0].get(name) or begin.get(name, 0) for name in TOTALS}
         self.cut = self.asked = 0  # local steps of policies, by this process
         self.broken = 0  # the last round in which a client's loss was not finite
         self.idle = 0  # the first round in which nobody trained
@@ -118,6 +129,7 @@ def metrics_row(
     clipped = (infos.clipped * infos.num_steps)[active].sum(dtype=np.float64)
     grown = {"local_steps": steps, "simulated_seconds": infos.seconds}
     grown |= {"bytes_down": infos.bytes_down, "bytes_up": infos.bytes_up}
+    grown["public_steps"] = infos.public_steps
     total = lambda name: before[name] + np.sum(grown[name], dtype=np.float64)
     return {
         "round": last_round,

@@ -37,8 +37,10 @@ class Record(NamedTuple):
     `metrics` has one row per evaluation: round (rounds done), accuracy and loss on the
     test set, train_loss (mean local objective of the rounds since the last row, over
     clients that trained; NaN if one of theirs is, or nobody did), cohort (clients that
-    trained, mean per round), local_steps, bytes_down, bytes_up and simulated_seconds (of
-    all clients since the start; seconds are 0 without a clock), clipped (share of the
+    trained, mean per round), local_steps, public_steps, bytes_down, bytes_up and
+    simulated_seconds (of all since the start: steps on a public set are those of clients
+    and server, bytes down begin with a public set that clients are sent, seconds are 0
+    without a clock), clipped (share of the
     local steps whose gradient was clipped), cut (local steps a policy asked for beyond
     max_steps), delta_norm and the step policy's scalars (of the last round),
     class_accuracy (a list: on the test examples of each label) and seconds (of training

@@ -52,15 +52,17 @@ class Summary:
         over the clients that hold examples; empty where not asked for.
       client_state_bytes: what the tables of all clients' states take, on each device.
       public: the public set: its protocol and origin, how many examples and bytes it has,
-        how many validate, and whether the algorithm used it; empty where there is none.
+        how many validate, whether the algorithm used it, and `broadcast_bytes`, what it
+        takes to send it to all clients that train on it; empty where there is none.
       auxiliary: what the method was given beside the clients' own training.
       accuracy_name: what the figures from `accuracy` to `class_accuracy`, kappa and rho are
         of: "test accuracy", or "training accuracy on the public set" where that set is
         tested on. Then summary.json has them below that name alone.
       kappa: accuracy times 1e4 by simulated seconds; None without a clock.
       rho: accuracy times 1e4 by the MiB that clients received and sent.
-      local_steps: of all clients over all rounds.
-      bytes_down: received by the clients of all rounds.
+      local_steps: of all clients over all rounds, on their own examples.
+      public_steps: steps on a public set, of clients and at the server.
+      bytes_down: received by the clients of all rounds, with a public set sent to them.
       bytes_up: sent by them.
       simulated_seconds: of all rounds on the simulated clock; 0 without one.
       seconds: of training and evaluation; compilation and files apart.
@@ -97,6 +99,7 @@ class Summary:
     kappa: float | None
     rho: float | None
     local_steps: int
+    public_steps: int
     bytes_down: int
     bytes_up: int
     simulated_seconds: float

@@ -118,6 +118,8 @@ def _costs(summary: dict[str, Any]) -> dict[str, str]:
     if known:
         rows["accuracy x 1e4"] = ", ".join(known)
     rows["local steps"] = f"{summary['local_steps']:,} of all clients"
+    if summary.get("public_steps"):
+        rows["local steps"] += f", and {summary['public_steps']:,} on the public set"
     if summary["simulated_seconds"]:
         rows["simulated time"] = f"{summary['simulated_seconds']:,.4g} s"
     return rows

@@ -159,7 +159,7 @@ def test_a_round_follows_the_numpy_oracle(x64, weights, teaching):
 
         theta = adam(np.average(ends, 0, n), gradient, 7, 0.1, clip)
         np.testing.assert_allclose(oracle.flat(state.params), theta, atol=1e-9)
-    assert int(info.refine["distill_steps"]) == 7
+    assert int(info.public_steps) == 7
 
 
 def after(algorithm, task, data, rounds=1, plan=PLAN):
@@ -190,7 +190,7 @@ def test_the_best_student_is_kept_and_old_ones_end_it(task, public_data, plain):
     still = FEW | dict(distill_steps=20, distill_lr=1e-12)
     state, info = after(feddf(**still, patience=5), task, public_data)
     # validated after 2, 4, 6 and 8 steps: then the best is 6 steps old
-    assert int(info.refine["distill_steps"]) == 8
+    assert int(info.public_steps) == 8
     params, score = plain
     close(state.params, params)
     np.testing.assert_allclose(info.refine["validation_accuracy"], score, rtol=1e-6)
@@ -201,7 +201,7 @@ def test_the_mean_itself_may_be_the_best_if_asked_for(task, public_data, plain, 
     """Steps so long that every student is worse."""
     wild = feddf(**FEW | dict(distill_lr=50.0), return_best_incl_init=init)
     state, info = after(wild, task, public_data)
-    assert int(info.refine["distill_steps"]) == 6
+    assert int(info.public_steps) == 6
     assert same(state.params, plain[0]) == init
     assert (info.refine["validation_accuracy"] == plain[1]) == init
 

@@ -229,6 +229,7 @@ def test_an_honest_run_says_what_it_was_given(finished):
         "examples": 143,
         "validation": 7,
         "bytes": 143 * 64,
+        "broadcast_bytes": 0,  # the server alone trains on it
         "used": True,
     }
     assert summary["data"]["train"] == 1437 - 150
@@ -256,3 +257,34 @@ def test_auxiliary_data_are_named_for_bases_too(nods):
 def test_settings_of_public_sets_survive_their_toml(tmp_path):
     config = from_settings({**SMALL, "public": "holdout", "public_examples": 7})
     assert 'public = "holdout"\npublic_examples = 7' in to_toml(config)
+
+
+def test_who_trains_on_the_public_set_is_sent_it_once(finished):
+    """Clients of FNR-FL hold P: n (|P| 65) bytes, and its steps are not local ones."""
+    config, result, said = finished(
+        algorithm="fnr",
+        algorithm_options={"epochs": 2, "fraction": 0.4},
+        public_examples=30,
+        batch_size=16,
+        participation=1,
+    )
+    sizes = {"cohort": config.num_clients, "refined": int(0.4 * config.num_clients)}
+    summary = read_run(config.folder).summary
+    broadcast = sizes["cohort"] * 30 * (64 + 1)
+    assert summary["public"]["broadcast_bytes"] == broadcast
+    model = summary["bytes_up"] // 3 - 4 * 11 * sizes["cohort"]
+    means = 4 * 10 * sizes["refined"]
+    assert summary["bytes_down"] == broadcast + 3 * (model + means)
+    assert summary["public_steps"] == 3 * sizes["refined"] * 2 * 2
+    assert f"{summary['public_steps']} on the public set" in said
+    control = finished(
+        algorithm="fedavg_pubft",
+        folder=f"{config.folder}-control",
+        algorithm_options={"epochs": 2, "fraction": 0.4},
+        public_examples=30,
+        batch_size=16,
+        participation=1,
+    )[1]
+    assert control.public["broadcast_bytes"] == 0
+    assert control.bytes_down == control.bytes_up == 3 * model
+    assert control.public_steps == result.public_steps

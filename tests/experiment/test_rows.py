@@ -17,9 +17,10 @@ INFOS = Info(
     seconds=np.array([1.5, 0.25], np.float32),
     bytes_down=np.array([8e9, 8e9], np.float32),
     bytes_up=np.array([4.0, 6.0], np.float32),
+    public_steps=np.array([0, 9], np.float32),
     clients={"gate": np.arange(6.0).reshape(2, 3), "pair": np.zeros((2, 3, 2))},
 )
-BEFORE = {"local_steps": 100, "bytes_down": 5, "bytes_up": 7}
+BEFORE = {"local_steps": 100, "public_steps": 1, "bytes_down": 5, "bytes_up": 7}
 BEFORE["simulated_seconds"] = 2.0
 METRICS = Metrics(np.float32(0.75), np.float32(0.5))
 MEASURED = rows.Measured(METRICS, np.array([0.5, 1.0], np.float32), also={})
@@ -35,6 +36,7 @@ def test_a_metrics_row_counts_only_clients_that_trained():
         "train_loss": 2.5,
         "cohort": 2.0,
         "local_steps": 110,
+        "public_steps": 10,
         "bytes_down": 16_000_000_005,
         "bytes_up": 17,
         "simulated_seconds": 3.75,

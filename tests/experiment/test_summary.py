@@ -13,6 +13,7 @@ def metrics(accuracy):
             "accuracy": accuracy,
             "loss": [1.0] * n,
             "local_steps": [10 * i for i in range(n)],
+            "public_steps": [3 * i for i in range(n)],
             "bytes_down": [100 * i for i in range(n)],
             "bytes_up": [50 * i for i in range(n)],
             "simulated_seconds": [0.5 * i for i in range(n)],
@@ -37,7 +38,7 @@ def test_results_are_those_of_the_table():
     assert result["last_mean"] == pytest.approx(0.6)
     assert result["last_std"] == pytest.approx((0.44 / 4) ** 0.5)
     assert result["rounds_per_second"] == pytest.approx(4.0)
-    assert result["local_steps"] == 30
+    assert (result["local_steps"], result["public_steps"]) == (30, 9)
     moved = (result["bytes_down"], result["bytes_up"])
     assert moved == (300, 150) and result["simulated_seconds"] == 1.5
 
