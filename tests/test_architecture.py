@@ -122,3 +122,17 @@ def test_paths_named_in_pyproject_exist():
     ]
     for path in named:
         assert (ROOT / path).exists(), path
+
+
+def test_no_function_of_a_module_keeps_a_program_for_every_task():
+    """`jax.jit` with static arguments does, for good: see engine/programs.py."""
+    whole_numbers = {"by_class", "_repeated"}  # are all that is static there
+    found = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                static = any((k.arg or "").startswith("static_arg") for k in node.keywords)
+                found |= {(path.name, node.lineno)} if static else set()
+    assert {name for name, _ in found} == {"evaluate.py", "mesh.py"} and len(found) == 2, (
+        f"besides {whole_numbers}: {found}"
+    )

@@ -14,6 +14,7 @@ from .. import check
 from ..core import Array, Metrics, Params, Task
 from ..data.dataset import FederatedDataset
 from . import mesh
+from .programs import jit_newest
 
 
 class Scores(NamedTuple):
@@ -154,7 +155,7 @@ def _scores_of(caller, task, params, test, batch_size, devices) -> Scores:
     return scores(task, params, test, batch_size, devices)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@jit_newest(static=3)
 def _scores(task, width, num_devices, params, x, y):
     n = x.shape[0]
     blocks = -(-n // (width * num_devices)) * num_devices

@@ -3,12 +3,12 @@ next and evaluation inside the program."""
 
 import warnings
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from ..core import Info, Key, PyTree, RoundFn, State
+from .programs import jit_newest
 
 
 def no_measure(state: State) -> tuple[()]:
@@ -69,7 +69,8 @@ def train_and_evaluate(
         )
     chunk = max(chunk_size // every, 1) * every
     place = getattr(round_fn, "placed", lambda state: state)
-    round_fn, measure = _as_pytree(round_fn), _as_pytree(measure)
+    functions = (_as_pytree(round_fn), _as_pytree(measure))
+    leaves, structure = jax.tree.flatten(functions)
     state = jax.tree.map(jnp.copy, place(state))  # the chunks below donate it
     parts = []
     for begin in range(0, rounds, chunk):
@@ -77,7 +78,7 @@ def train_and_evaluate(
             # under an outer vmap the state may be shared, and is copied instead
             warnings.filterwarnings("ignore", message="Some donated buffers")
             state, *part = _chunk(
-                round_fn, measure, every, state, keys[begin : begin + chunk]
+                structure, every, leaves, state, keys[begin : begin + chunk]
             )
         parts.append(part)
     if len(parts) == 1:
@@ -87,8 +88,10 @@ def train_and_evaluate(
     return state, infos, measures
 
 
-@partial(jax.jit, static_argnums=2, donate_argnums=3)
-def _chunk(round_fn, measure, every, state, keys):
+@jit_newest(static=2, donate_argnums=1)
+def _chunk(structure, every, leaves, state, keys):
+    round_fn, measure = jax.tree.unflatten(structure, leaves)
+
     def block(state, keys):
         state, infos = jax.lax.scan(round_fn, state, keys)
         return state, (infos, measure(state))

@@ -52,16 +52,17 @@ def compile_program(config: Config, federation: Federation) -> Program:
     abstract = mesh.placed(jax.eval_shape(init), num_devices)
     round_fn = make_round(algorithm, task, data, plan)
     options = compiler_options(num_lanes_of(plan, data, abstract.params))
-    reading = partial(_others, algorithm, data, bool(config.evaluate_also))
     # a Partial's arrays are arguments of the program, not constants in it
     test = mesh.shown(data.test, num_devices)
+    averaged = round_fn.data if config.evaluate_also else None
     measure = jax.tree_util.Partial(
-        partial(_measure, task, num_devices, data.num_classes, reading), test
+        partial(_measure, algorithm, task, num_devices, data.num_classes), test, averaged
     )
 
     def compiled(num_rounds: int) -> Group:
         arguments = (round_fn, measure, key_train)
-        program = _group.lower(num_rounds, abstract, *arguments).compile(options)
+        group = jax.jit(partial(_group, num_rounds), donate_argnums=0)
+        program = group.lower(abstract, *arguments).compile(options)
         return lambda state: program(state, *arguments)
 
     every, left_over = config.evaluate_every, config.rounds % config.evaluate_every
@@ -78,7 +79,6 @@ def run_keys(seed: int) -> tuple[Key, Key]:
     return jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _group(
     num_rounds: int, state: State, round_fn: RoundFn, measure: Callable, key_train: Key
 ):
@@ -88,11 +88,12 @@ def _group(
 
 
 def _measure(
+    algorithm: Algorithm,
     task: Task,
     num_devices: int,
     num_classes: int,
-    reading: Callable[[State], dict[str, Params]],
     test: tuple[Array, Array],
+    averaged: FederatedDataset | None,
     state: State,
 ) -> Measured:
     score = lambda params: scores(task, params, test, devices=num_devices)
@@ -100,15 +101,18 @@ def _measure(
     return Measured(
         server=overall(scored),
         classes=by_class(scored, test[1], num_classes),
-        also={name: overall(score(params)) for name, params in reading(state).items()},
+        also={
+            name: overall(score(params))
+            for name, params in _others(algorithm, averaged, state).items()
+        },
     )
 
 
 def _others(
-    algorithm: Algorithm, data: FederatedDataset, averaged: bool, state: State
+    algorithm: Algorithm, averaged: FederatedDataset | None, state: State
 ) -> dict[str, Params]:
     """The models beside the server's: averages, and the policy's best."""
-    models = averages(algorithm, state, data) if averaged else {}
+    models = {} if averaged is None else averages(algorithm, state, averaged)
     if algorithm.policy.best is not None:
         models["result"] = algorithm.policy.best(state.policy)
     return models

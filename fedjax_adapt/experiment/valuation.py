@@ -9,7 +9,6 @@ p_k are the weights with which the server averages what the clients send. What e
 does with the mean, as FedDyn's and FedNova's do, is not part of a coalition's model.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from .. import check
 from ..core import Array, Key, Mean, Params, Task
+from ..engine.programs import jit_newest
 from ..engine.valuation import Value, cohort_weights, leave_one_out, shapley
 from .build import build
 from .replay import config_of, replay
@@ -113,7 +113,7 @@ def value_cohort(
     return CohortValues(number, clients, values, _gsnr_of(clients, rows))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@jit_newest(static=2)
 def _values(
     task: Task,
     how: tuple[str, Value, int, float],

@@ -1,4 +1,5 @@
 import dataclasses
+import gc
 import json
 import shutil
 import signal
@@ -391,6 +392,19 @@ def test_the_default_folder_is_named_after_the_run():
     assert str(run_folder(config)).startswith("runs/my_set-fedavg-")
     assert run_folder(config) == run_folder(dataclasses.replace(config, data_dir="x"))
     assert run_folder(config) != run_folder(dataclasses.replace(config, seed=1))
+
+
+def test_a_run_leaves_nothing_on_the_device(tiny):
+    """Neither programs nor arrays: else a process aborts after some seventy runs."""
+
+    def left(folder):
+        also = ("sel", "all")  # needs to know what clients hold
+        run(tiny(folder, rounds=2, evaluate_clients=False, evaluate_also=also))
+        gc.collect()
+        return len(jax.devices()[0].client.live_executables()), len(jax.live_arrays())
+
+    first, second = left("first"), left("second")
+    assert second[0] <= first[0] and second[1] <= first[1]
 
 
 @pytest.mark.slow

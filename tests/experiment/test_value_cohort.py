@@ -99,19 +99,8 @@ CASES = {
 }
 
 
-@pytest.fixture
-def unwritten():
-    """Programs are not kept: in a process that has run the other slow tests before, XLA
-    aborts when it writes one of these out. Alone it does not; the cause is not known."""
-    name = "jax_persistent_cache_min_compile_time_secs"
-    before = jax.config.jax_persistent_cache_min_compile_time_secs
-    jax.config.update(name, 1e9)
-    yield
-    jax.config.update(name, before)
-
-
 @pytest.mark.parametrize("changes", fast(CASES))
-def test_other_rounds_run_again_are_the_runs_own_too(tmp_path, unwritten, changes):
+def test_other_rounds_run_again_are_the_runs_own_too(tmp_path, changes):
     config = Config(folder=str(tmp_path / "run"), **{**GSNR, **changes})
     interrupted(config, config.evaluate_every)
     check_against_the_run(config, value_cohort(config.folder, "shapley", orders=3))
