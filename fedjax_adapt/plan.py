@@ -17,8 +17,7 @@ class Plan:
       batch_size: examples per local step; None means full-batch steps.
       lr: local learning rate of round 0 (may be a tracer, as may the next three).
       lr_decay: the learning rate of round t is lr * lr_decay**t.
-      momentum: of local SGD, buffer zeroed at the start of every round. Control variates
-        built from (w - theta) / (K lr), as in SCAFFOLD and FedSSG, assume 0.
+      momentum: of local SGD, buffer zeroed at the start of every round.
       weight_decay: added to the gradient after clipping.
       clip_norm: the global norm to which gradient plus correction is clipped; None: no.
       max_steps: cap on the local steps of a client in a round; None: no cap. A policy that

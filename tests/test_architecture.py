@@ -131,8 +131,10 @@ def test_no_function_of_a_module_keeps_a_program_for_every_task():
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
-                static = any((k.arg or "").startswith("static_arg") for k in node.keywords)
+                static = any(
+                    (k.arg or "").startswith("static_arg") for k in node.keywords
+                )
                 found |= {(path.name, node.lineno)} if static else set()
-    assert {name for name, _ in found} == {"evaluate.py", "mesh.py"} and len(found) == 2, (
-        f"besides {whole_numbers}: {found}"
-    )
+    assert {name for name, _ in found} == {"evaluate.py", "mesh.py"} and len(
+        found
+    ) == 2, f"besides {whole_numbers}: {found}"

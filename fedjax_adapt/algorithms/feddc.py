@@ -23,7 +23,6 @@ round's difference (`correction="last_diff"`); both lose the optimum when client
 
 from typing import Any, Literal, NamedTuple
 
-import jax.numpy as jnp
 import optax
 
 from .. import check
@@ -34,6 +33,7 @@ from ..core import (
     Traffic,
     Upload,
     by_examples,
+    effective_steps,
     mean,
     uniformly,
 )
@@ -91,7 +91,8 @@ def feddc(
     def renewed(run, delta):  # s_i'
         lr = run.setting.base_lr if correction_lr == "base" else run.lr
         steps = run.setting.mean_steps if correction_steps == "mean" else run.num_steps
-        direction = optax.tree.scale(-1 / (jnp.maximum(steps, 1) * lr), delta)
+        passed = effective_steps(steps, run.setting.momentum) * lr
+        direction = optax.tree.scale(-1 / passed, delta)
         if correction == "last_diff":
             return direction
         bias = optax.tree.add_scale(

@@ -37,6 +37,7 @@ from ..core import (
     ServerRule,
     Traffic,
     Upload,
+    effective_steps,
     mean,
     uniformly,
 )
@@ -155,7 +156,7 @@ def fedssg(
     def correction_scale(run):  # Kbar lr_0
         lr = run.setting.base_lr if correction_lr == "base" else run.lr
         steps = run.setting.mean_steps if correction_steps == "mean" else run.num_steps
-        return jnp.maximum(steps, 1) * lr
+        return effective_steps(steps, run.setting.momentum) * lr
 
     def renewed(run, delta, gated):  # s_i'
         moved = gated if correction_gated else delta

@@ -16,11 +16,12 @@ References:
 
 Departs from the paper: unequal clients, which the paper does not treat, get w_i so that
 the fixed point is the optimum of the data-weighted objective; `scale` has other readings.
+With local momentum, which it does not treat either, K is the distance that as many steps
+go on a constant unit gradient (FedNova's a_i): c_i stays a mean of gradients.
 """
 
 from typing import Literal
 
-import jax.numpy as jnp
 import optax
 
 from .. import check
@@ -31,6 +32,7 @@ from ..core import (
     ServerRule,
     Traffic,
     Upload,
+    effective_steps,
     mean,
     uniformly,
 )
@@ -83,7 +85,8 @@ def scaffold(
         seen = 1.0 if scale == "legacy" else ratio(run)
         moved = optax.tree.sub(run.anchor, run.params)
         own = optax.tree.add_scale(run.client, -1 / seen, run.server)
-        return optax.tree.add_scale(own, 1 / (jnp.maximum(steps, 1) * lr), moved)
+        passed = effective_steps(steps, run.setting.momentum) * lr
+        return optax.tree.add_scale(own, 1 / passed, moved)
 
     def finish(run):
         control = renewed(run)

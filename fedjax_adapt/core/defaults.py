@@ -55,6 +55,17 @@ def task_loss(params: Params, view: LocalView, key: Key) -> Array:
     return weighted_loss(view.task, outputs, view.batch)
 
 
+def effective_steps(num_steps: Array, momentum: float | Array) -> Array:
+    """How far local steps go on a constant unit gradient, over lr; at least 1.
+
+    (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho): tau without momentum. What control
+    variates divide a displacement by to get a mean gradient (FedNova's a_i).
+    """
+    steps = jnp.maximum(num_steps, 1)
+    past = momentum * (1 - momentum**steps) / (1 - momentum)
+    return (steps - past) / (1 - momentum)
+
+
 def clip(grads: Params, norm_limit: float | Array | None) -> tuple[Params, Array]:
     """Scales `grads` to a global norm of at most `norm_limit`; says whether it did."""
     if norm_limit is None:

@@ -56,7 +56,9 @@ def compile_program(config: Config, federation: Federation) -> Program:
     test = mesh.shown(data.test, num_devices)
     averaged = round_fn.data if config.evaluate_also else None
     measure = jax.tree_util.Partial(
-        partial(_measure, algorithm, task, num_devices, data.num_classes), test, averaged
+        partial(_measure, algorithm, task, num_devices, data.num_classes),
+        test,
+        averaged,
     )
 
     def compiled(num_rounds: int) -> Group:

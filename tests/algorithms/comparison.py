@@ -59,7 +59,7 @@ def assert_follows(history, oracle, atol=1e-12):
         np.testing.assert_allclose(flat(state.params), expected, atol=atol, rtol=1e-10)
 
 
-def distance_to_optimum(algorithm, rounds=600):
+def distance_to_optimum(algorithm, rounds=600, momentum=0.0):
     """Largest error after many rounds of half participation on unequal quadratics."""
     rng = np.random.default_rng(3)
     sizes, curvatures = (2, 6, 4, 8, 3), (0.5, 2.0, 1.0, 0.3, 1.5)
@@ -70,7 +70,12 @@ def distance_to_optimum(algorithm, rounds=600):
     weight = np.array(sizes) * np.array(curvatures)
     optimum = np.average([x[0] for x, _ in clients], 0, weight)
     data = FederatedDataset.from_clients(clients)
-    plan = Plan(participation=bernoulli(0.5), batch_size=None, lr=0.1)
+    plan = Plan(
+        participation=bernoulli(0.5),
+        batch_size=None,
+        lr=0.1 * (1 - momentum),
+        momentum=momentum,
+    )
     algorithm = with_steps(algorithm, constant_steps(5))
     round_fn, state = start(algorithm, quadratic_task(jnp.float64), data, plan)
     state, _ = train(round_fn, state, keys(rounds), chunk_size=rounds)

@@ -32,4 +32,3 @@ def test_only_the_newest_programs_are_kept():
     assert compiled[-1] == 0  # again: it was let go
     del times
     assert num_programs() == before
-
