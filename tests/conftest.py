@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -26,6 +27,17 @@ def pytest_configure(config):
     jax.config.update("jax_num_cpu_devices", 4)
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.local_devices()  # now: a run of the command line would choose as many as cores
+
+
+# Linux grants a process 65,530 mappings of memory, and XLA aborts where there is none
+# left: a program takes hundreds, and a session compiles more than a thousand.
+MOST_MAPPINGS = 35_000
+
+
+def pytest_runtest_logfinish(nodeid, location):
+    maps = Path("/proc/self/maps")
+    if maps.exists() and len(maps.read_bytes().splitlines()) > MOST_MAPPINGS:
+        jax.clear_caches()
 
 
 @pytest.fixture
