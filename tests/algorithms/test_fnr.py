@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +43,7 @@ from fedjax_adapt.algorithms.fnr import feature_norms, penalty, worst
 from fedjax_adapt.costs import messages, traffic_of
 from fedjax_adapt.engine.refine import settled
 from fedjax_adapt.finetune import num_selected
+from fedjax_adapt.models import MODELS
 
 HIDDEN = 5
 PLAN = fa.Plan(
@@ -599,6 +601,34 @@ def test_what_cannot_be_refined_is_one_sentence(algorithm, model, data):
         ValueError, match="of a cohort of 1 is nobody; write at least 1"
     ):
         build(plan=replace(PLAN, cohort_size=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "vgg11"])
+def test_the_papers_models_can_be_refined(name):
+    """Traced, not run: the shapes of a round. VGG-11 drops out where it is augmented."""
+    image = (32, 32, 3)
+    task = fa.classification(MODELS[name](image, 10), image)
+    rng = np.random.default_rng(0)
+    examples = lambda n: (
+        rng.integers(0, 256, (n, *image)).astype(np.uint8),
+        np.arange(n, dtype=np.int32) % 10,
+    )
+    data = fa.FederatedDataset.from_clients(
+        [examples(5), examples(3)], public=examples(4), num_classes=10
+    )
+    plan = fa.Plan(batch_size=2)
+    algorithm = fnr(epochs=1, batch_size=3, augment=True)
+    round_fn = fa.make_round(algorithm, task, data, plan)
+    state = jax.eval_shape(
+        lambda key: fa.init_state(algorithm, task, data, plan, key), jax.random.key(0)
+    )
+    end, info = jax.eval_shape(round_fn, state, jax.random.key(1))
+    chex.assert_trees_all_equal_shapes_and_dtypes(end.params, state.params)
+    shown = {"public_accuracy": (2,), "refined": (2,), "penalty": (2,)}
+    assert jax.tree.map(jnp.shape, info.refine) == shown
+    outputs = jax.eval_shape(task.apply, state.params, data.x[:2])
+    assert outputs.features.shape == (2, 512)
 
 
 def test_a_model_without_features_is_refused(model, data):
