@@ -544,8 +544,9 @@ def test_traffic_is_that_of_table_3():
     plain = mib(10, traffic_of(fedavg()))
     assert plain == pytest.approx(8920, abs=0.5)
     true = mib(10, traffic_of(scaffold()))
-    assert true == pytest.approx(17840, abs=0.5)
-    assert true * 3 / 4 == pytest.approx(13380, abs=0.5)  # the paper's count: 3nM
+    n_t_m = 10 * 10 * 4 * size / 2**20
+    assert true == pytest.approx(4 * n_t_m)
+    assert 3 * n_t_m == pytest.approx(13380, abs=0.5)  # the paper's count
     again = told(fnr(upload="twice"))
     more = mib(5, again.refine.traffic_refined)
     assert mib(10, traffic_of(again)) + more == pytest.approx(11150, abs=0.5)
