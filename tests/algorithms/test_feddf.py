@@ -141,7 +141,8 @@ def towards(teacher, x):
 def test_a_round_follows_the_numpy_oracle(x64, weights, teaching):
     """All public inputs in every step, so that their order does not matter.
 
-    (The mean of linear models, weighted alike, has their mean logits: nothing to learn.)
+    The student learns in training mode, here on doubled inputs; teachers are in
+    evaluation mode on what training makes of them, here tripled to tell the two apart.
     """
     clip = 0.05
     algorithm = feddf(
@@ -154,9 +155,14 @@ def test_a_round_follows_the_numpy_oracle(x64, weights, teaching):
         teaching=teaching,
     )
     data = with_public(make_data(dtype=np.float64), np.float64)
-    round_fn, state = start(algorithm, make_task(jnp.float64), data, PLAN)
-    clients, x = make_clients(dtype=np.float64), np.asarray(data.public.x)
-    theta = oracle.flat(state.params)
+    plain = make_task(jnp.float64)
+    task = plain._replace(
+        apply_train=lambda params, x, key: plain.apply(params, 2 * x),
+        apply_frozen=lambda params, x, key: plain.apply(params, 3 * x),
+    )
+    round_fn, state = start(algorithm, task, data, PLAN)
+    clients = [(2 * x, y) for x, y in make_clients(dtype=np.float64)]
+    theta, x = oracle.flat(state.params), np.asarray(data.public.x)
 
     step = jax.jit(round_fn)
     for t, key in enumerate(keys(2)):
@@ -164,11 +170,11 @@ def test_a_round_follows_the_numpy_oracle(x64, weights, teaching):
         cohort = np.asarray(info.cohort)
         ends = [oracle.sgd(theta, clients[i], PLAN, t, epochs=1) for i in cohort]
         n = [len(clients[i][1]) for i in cohort] if weights == "data" else None
-        said = np.stack([says(end, x) for end in ends])
+        said = np.stack([says(end, 3 * x) for end in ends])
         logits = teaching == "avg_logits"
         teacher = softmax(said.mean(0)) if logits else softmax(said).mean(0)
         begin = np.average(ends, 0, n)
-        theta = adam(begin, towards(teacher, x), 7, 0.1, clip)[-1]
+        theta = adam(begin, towards(teacher, 2 * x), 7, 0.1, clip)[-1]
         np.testing.assert_allclose(oracle.flat(state.params), theta, atol=1e-9)
     assert int(info.public_steps) == 7
 

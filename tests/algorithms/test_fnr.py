@@ -229,10 +229,14 @@ def test_on_fedprox_with_an_sgd_of_its_own_it_follows_the_numpy_oracle(x64):
     agrees_with_the_oracle(algorithm, how, public, mu=0.7)
 
 
+def doubling(task):
+    """The task with inputs that are doubled in training."""
+    return task._replace(apply_train=lambda params, x, key: task.apply(params, 2 * x))
+
+
 def agrees_with_the_oracle(algorithm, how, public, mu=0.0):
-    """Three rounds of a model that in training sees everything doubled."""
-    plain = two_layers(jnp.float64)
-    task = plain._replace(apply_train=lambda params, x, key: plain.apply(params, 2 * x))
+    """Three rounds."""
+    task = doubling(two_layers(jnp.float64))
     shown = jax.tree.map(jnp.asarray, public)
     data = replace(make_data(dtype=np.float64), public=shown)
     round_fn, state = start(algorithm, task, data, PLAN)
@@ -502,16 +506,18 @@ def test_a_share_of_clients_is_not_lost_to_rounding(n, p, expected):
     ),
 )
 def test_a_control_takes_the_steps_of_all_refined_clients_together(name, x64):
-    """floor(4 / 2) = 2 clients of 2 epochs: 4 epochs at the server."""
+    """floor(4 / 2) = 2 clients of 2 epochs: 4 epochs at the server, in its own way."""
     data = make_data(dtype=np.float64)
-    algorithm = ALGORITHMS[name](**IN_ORDER)
-    task = two_layers(jnp.float64)
+    own = dict(lr=0.07, momentum=0.8, batch_size=4, augment=True)
+    algorithm = ALGORITHMS[name](**IN_ORDER | own)
+    task = doubling(two_layers(jnp.float64))
     state, _ = after(algorithm, task, data, rounds=1)
     base, _ = after(fedavg(), task, data, rounds=1)
     _, begin = start(fedavg(), task, data, PLAN)
     theta = base.params if name == "fedavg_pubft" else begin.params
     theta = tuple(np.asarray(theta[part]) for part in "uv")
-    theta = sgd(theta, make_public(np.float64), PLAN.lr, 4)
+    x, y = make_public(np.float64)
+    theta = sgd(theta, (2 * x, y), 0.07, 4, momentum=0.8, width=4)
     np.testing.assert_allclose(state.params["u"], theta[0], atol=1e-10)
     np.testing.assert_allclose(state.params["v"], theta[1], atol=1e-10)
 
