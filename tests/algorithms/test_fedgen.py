@@ -179,9 +179,9 @@ def test_the_generators_loss_is_the_published_one(x64):
 
 
 def of_one_label():
-    """What the server sees of two clients with label 1 and an empty slot, and its state.
+    """What the server sees of two clients with label 1 and an empty slot; a generator.
 
-    The generator makes the same of a whole batch, whatever the noise.
+    That makes the same of a whole batch, whatever the noise.
     """
     local, rng = a_view(), np.random.default_rng(1)
     task, made = local.task, local.refine.made
@@ -244,7 +244,6 @@ def test_the_generator_is_taught_by_uploaded_heads_as_the_oracle_has_it(x64):
     m = v = jax.tree.map(np.zeros_like, weights)
     heads = [np.asarray(view.runs.params["v"][slot]) for slot in (0, 1)]
     ours, trust = np.asarray(view.runs.anchor["v"]), (4 / 6, 2 / 6)
-
     kept = before_round_0(made)
 
     @jax.jit

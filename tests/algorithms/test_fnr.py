@@ -126,12 +126,12 @@ def class_norms(u, x, y):
     return norms @ here / np.maximum(here.sum(0), 1)
 
 
-class Refinement(NamedTuple):
+class Refining(NamedTuple):
     """How clients are refined, for `by_hand`."""
 
-    variant: str = "sq"
-    delta_set: str = "paper"
-    weight: float = 0.02
+    variant: str
+    delta_set: str
+    weight: float
     lr: float | None = None
     momentum: float = PLAN.momentum
     width: int = 3
@@ -141,7 +141,7 @@ class Refinement(NamedTuple):
 def by_hand(theta, cohort, clients, public, lr, how, mu=0.0):
     """w after a round, who was refined, and their mean J. mu: FedProx's."""
     x_p, y_p = public
-    variant, delta_set, weight = how[:3]
+    variant, delta_set, weight, *_ = how
     prox = lambda now, x, y: [mu * (a - b) for a, b in zip(now, theta, strict=True)]
     ends = [sgd(theta, clients[i], lr, 1, prox) for i in cohort]
     present = np.unique(y_p)
@@ -211,7 +211,7 @@ def by_hand(theta, cohort, clients, public, lr, how, mu=0.0):
 )
 def test_follows_the_numpy_oracle(x64, variant, delta_set):
     algorithm = fnr(variant, weight=0.02, delta_set=delta_set, **IN_ORDER)
-    how = Refinement(variant, delta_set, 0.02)
+    how = Refining(variant, delta_set, weight=0.02)
     agrees_with_the_oracle(algorithm, how, make_public(np.float64))
 
 
@@ -225,7 +225,7 @@ def test_on_fedprox_with_an_sgd_of_its_own_it_follows_the_numpy_oracle(x64):
     assert set(public[1]) == {0, 2}
     own = dict(lr=0.05, momentum=0.9, batch_size=4, augment=True)
     algorithm = fnr(weight=0.3, base=fedprox(0.7), **IN_ORDER | own)
-    how = Refinement("sq", "paper", 0.3, 0.05, 0.9, 4, 2.0)
+    how = Refining("sq", "paper", weight=0.3, lr=0.05, momentum=0.9, width=4, seen=2.0)
     agrees_with_the_oracle(algorithm, how, public, mu=0.7)
 
 
