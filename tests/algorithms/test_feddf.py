@@ -105,7 +105,9 @@ def test_teachers_equal_to_the_student_teach_nothing(x64, teaching):
 
 
 def adam(theta, gradient, steps, lr, clip):
+    """theta after each of the steps."""
     m = v = np.zeros_like(theta)
+    students = []
     for n in range(steps):
         g = gradient(theta)
         norm = np.linalg.norm(g)
@@ -113,7 +115,24 @@ def adam(theta, gradient, steps, lr, clip):
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
         step = (m / (1 - 0.9 ** (n + 1))) / (np.sqrt(v / (1 - 0.999 ** (n + 1))) + 1e-8)
         theta = theta - lr * (1 + np.cos(np.pi * n / steps)) / 2 * step
-    return theta
+        students.append(theta)
+    return students
+
+
+def says(theta, x):
+    """Logits of softmax regression."""
+    w, b = theta[: WIDTH * CLASSES].reshape(WIDTH, CLASSES), theta[-CLASSES:]
+    return x @ w + b
+
+
+def towards(teacher, x):
+    """theta -> gradient of the mean distance between `teacher` [batch, classes] and it."""
+
+    def gradient(theta):
+        d = (softmax(says(theta, x)) - teacher) / len(x)
+        return np.concatenate([(x.T @ d).ravel(), d.sum(0)])
+
+    return gradient
 
 
 @pytest.mark.parametrize(
@@ -122,7 +141,8 @@ def adam(theta, gradient, steps, lr, clip):
 def test_a_round_follows_the_numpy_oracle(x64, weights, teaching):
     """All public inputs in every step, so that their order does not matter.
 
-    (The mean of linear models, weighted alike, has their mean logits: nothing to learn.)
+    The student learns in training mode, here on doubled inputs; teachers are in
+    evaluation mode on what training makes of them, here tripled to tell the two apart.
     """
     clip = 0.05
     algorithm = feddf(
@@ -135,13 +155,14 @@ def test_a_round_follows_the_numpy_oracle(x64, weights, teaching):
         teaching=teaching,
     )
     data = with_public(make_data(dtype=np.float64), np.float64)
-    round_fn, state = start(algorithm, make_task(jnp.float64), data, PLAN)
-    clients, x = make_clients(dtype=np.float64), np.asarray(data.public.x)
-    theta = oracle.flat(state.params)
-
-    def says(theta):
-        w, b = theta[: WIDTH * CLASSES].reshape(WIDTH, CLASSES), theta[-CLASSES:]
-        return x @ w + b
+    plain = make_task(jnp.float64)
+    task = plain._replace(
+        apply_train=lambda params, x, key: plain.apply(params, 2 * x),
+        apply_frozen=lambda params, x, key: plain.apply(params, 3 * x),
+    )
+    round_fn, state = start(algorithm, task, data, PLAN)
+    clients = [(2 * x, y) for x, y in make_clients(dtype=np.float64)]
+    theta, x = oracle.flat(state.params), np.asarray(data.public.x)
 
     step = jax.jit(round_fn)
     for t, key in enumerate(keys(2)):
@@ -149,15 +170,11 @@ def test_a_round_follows_the_numpy_oracle(x64, weights, teaching):
         cohort = np.asarray(info.cohort)
         ends = [oracle.sgd(theta, clients[i], PLAN, t, epochs=1) for i in cohort]
         n = [len(clients[i][1]) for i in cohort] if weights == "data" else None
-        said = np.stack([says(end) for end in ends])
+        said = np.stack([says(end, 3 * x) for end in ends])
         logits = teaching == "avg_logits"
         teacher = softmax(said.mean(0)) if logits else softmax(said).mean(0)
-
-        def gradient(theta, teacher=teacher):
-            d = (softmax(says(theta)) - teacher) / len(x)
-            return np.concatenate([(x.T @ d).ravel(), d.sum(0)])
-
-        theta = adam(np.average(ends, 0, n), gradient, 7, 0.1, clip)
+        begin = np.average(ends, 0, n)
+        theta = adam(begin, towards(teacher, 2 * x), 7, 0.1, clip)[-1]
         np.testing.assert_allclose(oracle.flat(state.params), theta, atol=1e-9)
     assert int(info.public_steps) == 7
 
@@ -168,6 +185,38 @@ def after(algorithm, task, data, rounds=1, plan=PLAN):
     for key in keys(rounds):
         state, info = step(state, key)
     return state, info
+
+
+def test_the_student_of_the_best_validation_is_returned(x64):
+    """The second of four: examples are labelled as it would."""
+    algorithm = feddf(
+        distill_steps=8,
+        distill_lr=0.3,
+        distill_batch=10,
+        distill_clip=None,
+        teaching="avg_probs",
+        patience=8,
+        validate_every=2,
+    )
+    data = with_public(make_data(dtype=np.float64), np.float64)
+    plan = replace(PLAN, cohort_size=None)
+    task, clients = make_task(jnp.float64), make_clients(dtype=np.float64)
+    _, state = start(fedavg(), task, data, plan)
+    theta, x = oracle.flat(state.params), np.asarray(data.public.x)
+    ends = [oracle.sgd(theta, client, PLAN, 0, epochs=1) for client in clients]
+    teacher = np.mean([softmax(says(end, x)) for end in ends], 0)
+    begin = np.average(ends, 0, SIZES)
+    students = adam(begin, towards(teacher, x), 8, 0.3, np.inf)[1::2]
+
+    x_judged = np.asarray(data.public.validation[0])
+    guesses = [says(student, x_judged).argmax(1) for student in students]
+    alike = [np.mean(guess == guesses[1]) for guess in guesses]
+    assert max(alike[:1] + alike[2:]) < 0.9  # all others are wrong somewhere
+    judged = x_judged, guesses[1].astype(np.int32)
+    public = replace(data.public, validation=judged)
+    end, info = after(algorithm, task, replace(data, public=public), plan=plan)
+    np.testing.assert_allclose(oracle.flat(end.params), students[1], atol=1e-9)
+    assert info.refine["validation_accuracy"] == 1 and int(info.public_steps) == 8
 
 
 def test_without_distillation_it_is_its_base():

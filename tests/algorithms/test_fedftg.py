@@ -29,7 +29,7 @@ from fedjax_adapt.algorithms.fedftg import (
     student_loss,
     teaching,
 )
-from fedjax_adapt.generators import Generator
+from fedjax_adapt.generators import Generator, Made
 
 PLAN = fa.Plan(cohort_size=4, batch_size=3, lr=0.3, shuffle="none")
 FEW = dict(iterations=2, student_steps=2, generated_batch=4, noise_size=2)
@@ -116,28 +116,93 @@ def adam(m, v, g, n):
     return m, v, (m / (1 - 0.9**n)) / (np.sqrt(v / (1 - 0.999**n)) + 1e-8)
 
 
+NOISE = 2
+
+
+def keeping_generator(turns, batch):
+    """An affine one, twice as strong in training, that keeps what it was shown then."""
+
+    def init(key, noise_size, num_classes, shape):
+        one, two = jax.random.split(key)
+        weights = {
+            "label": jax.random.normal(one, (num_classes, *shape)),
+            "noise": jax.random.normal(two, (noise_size, *shape)) / 2,
+        }
+        shown = {
+            "turn": jnp.int32(0),
+            "label": jnp.zeros((turns, batch, num_classes)),
+            "noise": jnp.zeros((turns, batch, noise_size)),
+        }
+        return Made(weights, shown)
+
+    def apply(made, noise, labels, train):
+        seen, weights = made.statistics, made.weights
+        x = labels @ weights["label"] + noise @ weights["noise"]
+        if not train:
+            return x, seen
+        turn = seen["turn"]
+        put = lambda name, what: seen[name].at[turn].set(what)
+        kept = {"label": put("label", labels), "noise": put("noise", noise)}
+        return 2 * x, kept | {"turn": turn + 1}
+
+    return Generator(init, apply)
+
+
+def says(theta, x):
+    """Logits of softmax regression, and its weights."""
+    w = theta[: WIDTH * CLASSES].reshape(WIDTH, CLASSES)
+    return x @ w + theta[-CLASSES:], w
+
+
+def fooling_by_hand(theta, end, x, y, trust):
+    """-H + C / 2 of one client, and its gradient in x [batch, width]."""
+    (ours, w), (theirs, w_k) = says(theta, x), says(end, x)
+    p, far = softmax(theirs), trust[:, None] * np.abs(ours - theirs)
+    wrong = -np.log(p[np.arange(len(y)), y]).mean() * trust.mean()
+    away = -trust[:, None] * np.sign(ours - theirs) / ours.size @ w.T
+    right = trust.mean() * (p - np.eye(CLASSES)[y]) / len(y) @ w_k.T
+    return 0.5 * wrong - far.mean(), away + 0.5 * right
+
+
+def diversity_by_hand(x, noise):
+    """(D, its gradient in x [batch, width])."""
+    apart = x[:, None] - x[None]
+    noises = ((noise[:, None] - noise[None]) ** 2).mean(2)
+    d = np.exp(-(np.abs(apart).mean(2) * noises).mean())
+    pull = (noises[..., None] * np.sign(apart)).sum(1)
+    return d, -d * 2 * pull / (noises.size * x.shape[1])
+
+
 def test_rounds_follow_the_numpy_oracle(x64):
-    """One iteration of a table of inputs, one per label, against softmax regression."""
+    """Two iterations of a generator against softmax regression, three rounds.
+
+    Adam's moments last from one iteration to the next but not to the next round; the
+    model is taught by images of the generator in evaluation mode.
+    """
     rates = dict(generator_lr=0.05, student_lr=0.2, student_decay=0.01, decay=0.9)
-    size, steps = 12, 3
+    size, steps, iterations, clients_in = 6, 3, 2, PLAN.cohort_size
     algorithm = fedftg(
-        iterations=1,
+        iterations=iterations,
         student_steps=steps,
         generated_batch=size,
-        diversity=0.0,
+        noise_size=NOISE,
+        diversity=3.0,
         classifying=0.5,
-        generator=table_generator(),
+        generator=keeping_generator(3 * iterations * clients_in, size),
         **rates,
     )
-    data = make_data(dtype=np.float64)
-    round_fn, state = start(algorithm, make_task(jnp.float64), data, PLAN)
-    clients = make_clients(dtype=np.float64)
-    theta, table = oracle.flat(state.params), np.asarray(state.refine.weights)
-    onehot = np.eye(CLASSES)
+    task = make_task(jnp.float64)
 
-    def says(theta, x):
-        w = theta[: WIDTH * CLASSES].reshape(WIDTH, CLASSES)
-        return x @ w + theta[-CLASSES:], w
+    def apply_train(params, x, key):
+        assert len(x) == PLAN.batch_size  # nothing that was generated
+        return task.apply(params, x)
+
+    data = make_data(dtype=np.float64)
+    task = task._replace(apply_train=apply_train)
+    round_fn, state = start(algorithm, task, data, PLAN)
+    clients = make_clients(dtype=np.float64)
+    theta, onehot = oracle.flat(state.params), np.eye(CLASSES)
+    made = {name: np.asarray(w) for name, w in state.refine.weights.items()}
 
     step = jax.jit(round_fn)
     for t, key in enumerate(keys(3)):
@@ -145,31 +210,53 @@ def test_rounds_follow_the_numpy_oracle(x64):
         cohort = np.sort(np.asarray(info.cohort))
         ends = [oracle.sgd(theta, clients[i], PLAN, t, epochs=1) for i in cohort]
         n = np.stack([np.bincount(clients[i][1], minlength=CLASSES) for i in cohort])
-        alpha, ends_of = n / (n.sum(0) + 1e-6), np.cumsum(n.sum(0))
+        alpha = n / (n.sum(0) + 1e-6)
         theta = np.average(ends, 0, n.sum(1))
-        places = (np.arange(size) + 0.5) * ends_of[-1] / size
-        y = np.searchsorted(ends_of, places, side="right")
-        m = v = np.zeros_like(table)
-        for k, end in enumerate(ends):
-            trust = alpha[k][y][:, None]
-            (ours, w), (theirs, w_k) = says(theta, table[y]), says(end, table[y])
-            d = -trust / size * np.sign(ours - theirs) / CLASSES @ w.T
-            wrong = (softmax(theirs) - onehot[y]) / size
-            d = d + 0.5 * trust.mean() * wrong @ w_k.T
-            m, v, move = adam(m, v, onehot[y].T @ d, k + 1)
-            table = table - 0.05 * 0.9**t * move
-        x = table[y]
-        q = sum(
-            a[y][:, None] * softmax(says(e, x)[0])
-            for a, e in zip(alpha, ends, strict=True)
-        )
-        for _ in range(steps):
-            p = softmax(says(theta, x)[0])
-            d = (p * q.sum(1, keepdims=True) - q) / (size * CLASSES)
-            gradient = np.concatenate([(x.T @ d).ravel(), d.sum(0)])
-            theta = theta - 0.2 * 0.9**t * (gradient + 0.01 * theta)
-        np.testing.assert_allclose(state.refine.weights, table, atol=1e-8)
+        seen = jax.tree.map(np.asarray, state.refine.statistics)
+        assert seen["turn"] == (t + 1) * iterations * clients_in
+        m, v = (jax.tree.map(np.zeros_like, made) for _ in "mv")
+        labels, losses, taught = [], [], []
+        for iteration in range(iterations):
+            first = (t * iterations + iteration) * clients_in
+            for shown in (seen["label"], seen["noise"]):
+                # all clients judge the same
+                assert (shown[first : first + clients_in] == shown[first]).all()
+            y, noise = seen["label"][first].argmax(1), seen["noise"][first]
+            inputs = {"label": onehot[y], "noise": noise}
+            labels.extend(y)
+            for k, end in enumerate(ends):
+                x = 2 * sum(inputs[name] @ made[name] for name in made)
+                loss, d = fooling_by_hand(theta, end, x, y, alpha[k][y])
+                together, apart = diversity_by_hand(x, noise)
+                losses.append(loss + 3 * together / clients_in)
+                d, turn = d + 3 * apart / clients_in, iteration * clients_in + k + 1
+                for name, what in inputs.items():
+                    g = 2 * what.T @ d
+                    m[name], v[name], move = adam(m[name], v[name], g, turn)
+                    made[name] = made[name] - 0.05 * 0.9**t * move
+            x = sum(inputs[name] @ made[name] for name in made)
+            q = sum(
+                a[y][:, None] * softmax(says(e, x)[0])
+                for a, e in zip(alpha, ends, strict=True)
+            )
+            for _ in range(steps):
+                p = softmax(says(theta, x)[0])
+                taught.append(-(np.log(p) * q).mean())
+                d = (p * q.sum(1, keepdims=True) - q) / (size * CLASSES)
+                gradient = np.concatenate([(x.T @ d).ravel(), d.sum(0)])
+                theta = theta - 0.2 * 0.9**t * (gradient + 0.01 * theta)
+        ends_of = np.cumsum(n.sum(0))
+        places = (np.arange(len(labels)) + 0.5) * ends_of[-1] / len(labels)
+        expected = np.searchsorted(ends_of, places, side="right")
+        np.testing.assert_array_equal(np.sort(labels), expected)
+        for name, weights in made.items():
+            np.testing.assert_allclose(
+                state.refine.weights[name], weights, atol=1e-8, err_msg=name
+            )
         np.testing.assert_allclose(oracle.flat(state.params), theta, atol=1e-8)
+        loss = np.sum(losses) / iterations
+        np.testing.assert_allclose(info.refine["generator_loss"], loss)
+        np.testing.assert_allclose(info.refine["distill_loss"], np.mean(taught))
 
 
 def test_without_iterations_it_is_its_base():

@@ -178,6 +178,119 @@ def test_the_generators_loss_is_the_published_one(x64):
     np.testing.assert_allclose(both, 2 * np.sum(picked) / 4 - 0.5 * fooled, rtol=1e-12)
 
 
+def of_one_label():
+    """What the server sees of two clients with label 1 and an empty slot; a generator.
+
+    That makes the same of a whole batch, whatever the noise.
+    """
+    local, rng = a_view(), np.random.default_rng(1)
+    task, made = local.task, local.refine.made
+    heads = [local.task.init(jax.random.key(seed)) for seed in (3, 4, 5)]
+    models = jax.tree.map(lambda *leaves: jnp.stack(leaves), *heads)
+    models = jax.tree.map(lambda leaf: leaf.at[2].set(jnp.nan), models)
+    # exactly 0: of what rounding leaves of a batch less its mean Adam would make steps
+    hidden = jax.tree.map(jnp.zeros_like, made.weights["hidden"])
+    norm = {"scale": jnp.zeros(6), "bias": jnp.asarray(rng.normal(size=6))}
+    made = made._replace(weights=made.weights | {"hidden": hidden, "norm": norm})
+    cohort = fa.Cohort(
+        *[None] * 4,
+        active=jnp.array([True, True, False]),
+        round=None,
+        num_clients=3,
+        num_holders=3,
+        mean_epoch_steps=None,
+        label_counts=jnp.array([[0, 4, 0], [0, 1, 0], [0, 0, 0]]),
+    )
+    run = fa.LocalRun(models, local.params, *[None] * 7)
+    setting = Setting(jnp.int32(0), *[None] * 7)
+    # one more than what they trained on; the empty slot's is no matter
+    sent = jnp.array([[1, 4, 1], [1, 2, 1], [8, 8, 8]])
+    view = fa.RoundView(task, cohort, run, None, setting, CLASSES, sent=sent)
+    return view, made
+
+
+def before_round_0(made):
+    adam = optax.chain(optax.add_decayed_weights(0.0), optax.scale_by_adam())
+    return FedGenState(made, adam.init(made.weights), jnp.ones(CLASSES, bool))
+
+
+def heads_loss(layer, hidden, heads, trust, ours, teacher_weight, student_weight):
+    """The generator's loss but for D, and its gradients in its last layer and `hidden`."""
+    z = hidden @ layer["kernel"] + layer["bias"]
+    mixed = sum(o * head for o, head in zip(trust, heads, strict=True))
+    p, q = softmax(z @ mixed), softmax(z @ ours)
+    apart = np.log(p / q)
+    d_z = -student_weight * (mixed @ (p * (apart - p @ apart)) + ours @ (q - p))
+    loss = -student_weight * (p @ apart)
+    for o, head in zip(trust, heads, strict=True):
+        said = softmax(z @ head)
+        loss -= teacher_weight * o * np.log(said[1])
+        d_z += teacher_weight * o * head @ (said - np.eye(CLASSES)[1])
+    out = {"kernel": np.outer(hidden, d_z), "bias": d_z}
+    return loss, out, layer["kernel"] @ d_z
+
+
+def test_the_generator_is_taught_by_uploaded_heads_as_the_oracle_has_it(x64):
+    """Adam with weight decay, kept over rounds in which its learning rate fades.
+
+    The heads are those that clients sent, each with its share of the label; b's is the
+    one that was broadcast.
+    """
+    view, made = of_one_label()
+    rates = dict(generator_lr=0.03, generator_decay=0.2, decay=0.7)
+    parts = dict(teacher_weight=1.5, student_weight=0.4, diversity_weight=0.0)
+    algorithm = fedgen(**FEW | dict(generator_steps=2), **rates, **parts)
+    weights = jax.tree.map(np.asarray, made.weights)
+    m = v = jax.tree.map(np.zeros_like, weights)
+    heads = [np.asarray(view.runs.params["v"][slot]) for slot in (0, 1)]
+    ours, trust = np.asarray(view.runs.anchor["v"]), (4 / 6, 2 / 6)
+    kept = before_round_0(made)
+
+    @jax.jit
+    def server(kept, round):
+        now = view._replace(setting=view.setting._replace(round=round))
+        # the mean model is no teacher
+        return algorithm.refine.server(jnp.nan, kept, now, jax.random.key(round))
+
+    for round, n in ((0, 0), (1, 2), (5, 4)):
+        _, kept, report = server(kept, round)
+        losses = []
+        for step in (n + 1, n + 2):
+            bias = weights["norm"]["bias"]
+            loss, out, d_hidden = heads_loss(
+                weights["out"], np.maximum(bias, 0), heads, trust, ours, 1.5, 0.4
+            )
+            losses.append(loss)
+            g = jax.tree.map(np.zeros_like, weights)
+            g = g | {"out": out, "norm": g["norm"] | {"bias": (bias > 0) * d_hidden}}
+            g = jax.tree.map(lambda g, w: g + 0.2 * w, g, weights)
+            m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, g)
+            v = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g**2, v, g)
+
+            def move(w, m, v, step=step, lr=0.03 * 0.7**round):
+                m, v = m / (1 - 0.9**step), v / (1 - 0.999**step)
+                return w - lr * m / (np.sqrt(v) + 1e-8)
+
+            weights = jax.tree.map(move, weights, m, v)
+        np.testing.assert_allclose(report["generator_loss"], np.mean(losses))
+        close(kept.made.weights, weights, atol=1e-7)
+
+
+def test_features_become_diverse_where_nothing_else_is_asked_for(x64):
+    """With a = b = 0 the loss is eta D: in (0, eta], and less from round to round."""
+    view, _ = of_one_label()
+    made = latent_generator(6).init(jax.random.key(2), NOISE, CLASSES, (HIDDEN,))
+    rates = dict(generator_lr=0.05, generator_decay=0.0)
+    algorithm = fedgen(**FEW, **rates, teacher_weight=0.0, diversity_weight=2.0)
+    kept, losses = before_round_0(made), []
+    server = jax.jit(lambda kept, key: algorithm.refine.server((), kept, view, key))
+    for key in keys(4):
+        _, kept, report = server(kept, key)
+        losses.append(float(report["generator_loss"]))
+    assert 1.5 < losses[0] < 2 and losses[-1] > 0
+    assert losses == sorted(losses, reverse=True) and losses[-1] < 0.8 * losses[0]
+
+
 def test_round_0_is_fedavg_to_the_bit_and_round_1_is_not(trained, plain):
     (states, infos), (plain, plain_infos) = trained, plain
     assert same(states[1].params, plain[1].params)
