@@ -20,7 +20,9 @@ def lacking(runs: Sequence[Run]) -> list[str]:
     """
     users = [run for run in runs if run[1].get("public", {}).get("used")]
     controls = [run for run in users if _control(run)]
-    without: dict[tuple[str, ...], dict[str, None]] = {}  # names are kept in order, once
+    without: dict[
+        tuple[str, ...], dict[str, None]
+    ] = {}  # names are kept in order, once
     for run in users:
         if _control(run) is None:
             names = CONTROLS if run[0]["algorithm"] == "fnr" else CONTROLS[1:]
