@@ -63,7 +63,8 @@ def build(config: Config) -> Federation:
     seen = public if uses_public(algorithm) else None
     data = skewed(config, source, source.federated(rows, seen))
     if config.match is not None:
-        policy = matching_steps(config, np.asarray(data.size))
+        sizes, num_train = np.asarray(data.size), len(source.y_train)
+        policy = matching_steps(config, sizes, num_train, public)
         algorithm = with_steps(algorithm, policy)
     if config.evaluate_also:
         keep = {"cohort": "sel", "clients": "all"}
