@@ -30,7 +30,7 @@ from .clock import build_clock
 from .config import Config, partition_seed
 from .limits import is_set
 from .match import matching_steps
-from .options import checked, find, options_of, registry
+from .options import Option, checked, find, options_of, registry
 from .public import uses_public, with_public
 from .schema import DERIVED, kind_options
 
@@ -168,7 +168,7 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
     }
     if "participation" in told and config.sampler != "bernoulli":
         told["participation"] = cohort_size(config) / config.num_clients
-    given = {n: v for n, v in options.items() if v is not None}
+    given = {n: v for n, v in options.items() if v is not None or _says_none(n, known)}
     if config.max_local_steps is not None and "max_steps" in known:
         # a policy that learns must know what its clients really take
         for own in {"max_steps", "initial_steps"} & set(known):
@@ -197,6 +197,11 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
             f"algorithm={name}; write one of them."
         )
     return algorithm
+
+
+def _says_none(name: str, known: Mapping[str, Option]) -> bool:
+    """Whether None is a value of its own: neither the default nor what the run says."""
+    return name not in DERIVED and known[name].default is not None
 
 
 def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
