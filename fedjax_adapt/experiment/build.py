@@ -168,7 +168,9 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
     }
     if "participation" in told and config.sampler != "bernoulli":
         told["participation"] = cohort_size(config) / config.num_clients
-    given = {n: v for n, v in options.items() if v is not None or _says_none(n, known)}
+    given: dict[str, Any] = {
+        n: v for n, v in options.items() if v is not None or _says_none(n, known)
+    }
     if config.max_local_steps is not None and "max_steps" in known:
         # a policy that learns must know what its clients really take
         for own in {"max_steps", "initial_steps"} & set(known):
