@@ -37,6 +37,7 @@ examples:
   fedjax-adapt run --dataset mnist --data-dir DIR --num-clients 100 --participation 0.15
   fedjax-adapt run --config run.toml --lr 0.05
   fedjax-adapt run --folder runs/mine --resume
+  fedjax-adapt run --algorithm fnr --controls
   fedjax-adapt partition --partition labels_per_client --num-labels 3
   fedjax-adapt compare runs/mine runs/other
   fedjax-adapt contributions runs/mine
@@ -92,6 +93,7 @@ def run(arguments: list[str]) -> int:
     with _importing():
         _prepare_jax()
         from .experiment.config import from_settings
+        from .experiment.controls import unfinished, with_controls
         from .experiment.flags import parse
         from .experiment.folder import run_folder
 
@@ -100,19 +102,29 @@ def run(arguments: list[str]) -> int:
         except SystemExit:  # --help has been printed
             return 0
         config = from_settings(request.settings)
+        configs = with_controls(config) if request.controls else [config]
         from .engine.mesh import cores_as_devices
 
         # where JAX has begun already, "auto" takes the devices there are
         with suppress(ValueError):
             cores_as_devices(None if config.devices == "auto" else config.devices)
-        folder = run_folder(config)
+        left = unfinished(configs, request.resume) if request.controls else configs
         # needed by the first checkpoint; see `_importing`
         import orbax.checkpoint  # noqa: F401
         import pyarrow.parquet  # noqa: F401
-    try:
-        return _train(config, folder, request.resume)
-    except KeyboardInterrupt:
-        return _interrupted(folder)
+    for one in left:
+        try:
+            code = _train(one, run_folder(one), request.resume)
+        except KeyboardInterrupt:
+            again = f"--folder {run_folder(config)} --resume"
+            if request.controls:
+                again += " --controls"
+            return _interrupted(run_folder(one), again)
+        if code:
+            return code
+    if request.controls:
+        _print_comparison([run_folder(one) for one in configs])
+    return 0
 
 
 def _train(config, folder: Path, resume: bool) -> int:
@@ -145,16 +157,16 @@ def _train(config, folder: Path, resume: bool) -> int:
     return 0
 
 
-def _interrupted(folder: Path) -> int:
+def _interrupted(folder: Path, again: str) -> int:
     from .experiment.checkpoint import rounds
 
     if not folder.exists():
-        return _fail("interrupted before the first round; nothing is written.", 130)
+        said = f"interrupted before the first round; nothing is written to {folder}."
+        return _fail(said, 130)
     saved = rounds(folder / "checkpoints")
     upto = f"saved up to round {saved[-1]}" if saved else "no round is saved yet"
     goal = "to go on" if saved else "to begin again"
-    again = f"fedjax-adapt run --folder {folder} --resume"
-    return _fail(f"interrupted, {upto}; write {again} {goal}.", 130)
+    return _fail(f"interrupted, {upto}; write fedjax-adapt run {again} {goal}.", 130)
 
 
 def partition(arguments: list[str]) -> int:
@@ -190,7 +202,6 @@ def compare(arguments: list[str]) -> int:
 
         from .experiment.flags import read_flags
         from .experiment.options import Option
-        from .report.compare import comparison_tables
         from .report.plots import Against, comparison_curves
 
     flags = [i for i, word in enumerate(arguments) if word.startswith("-")]
@@ -219,13 +230,21 @@ def compare(arguments: list[str]) -> int:
         raise ValueError(
             f"against={values['against']} is about a picture; write --plot FILE as well."
         )
+    _print_comparison(folders)
+    if values["plot"] is not None:
+        path = comparison_curves(folders, values["plot"], values["against"] or "round")
+        Console().print(f"picture  {path}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _print_comparison(folders: Sequence[str | Path]) -> None:
+    from rich.console import Console
+
+    from .report.compare import comparison_tables
+
     console = Console()
     for table in comparison_tables(folders):
         console.print(table)
-    if values["plot"] is not None:
-        path = comparison_curves(folders, values["plot"], values["against"] or "round")
-        console.print(f"picture  {path}", highlight=False, soft_wrap=True)
-    return 0
 
 
 def contributions(arguments: list[str]) -> int:

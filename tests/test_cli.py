@@ -78,6 +78,15 @@ def fedjax_adapt(capsys, line):
             "run --match runs/none",
             "match=runs/none holds no run; write the folder of a",
         ),
+        (
+            "run --algorithm fedavg --controls",
+            "controls are those of algorithm=fnr, but algorithm=fedavg; leave --con",
+        ),
+        (
+            "run --folder none --resume --controls",
+            "--folder none holds no run to resume; write the folder of one",
+        ),
+        ("run --algorithm fnr --controls 3", "--controls 3: it takes no value, so"),
         ("run --config none.toml", "config=none.toml cannot be read"),
     ],
 )

@@ -97,6 +97,16 @@ def feddf(
     check.at_least("patience", patience, 1, none="no early stopping")
     check.at_least("validate_every", validate_every, 1)
     check.one_of("weights", weights, WEIGHTS)
+    if base is not None and weights != "data":
+        raise ValueError(
+            f"weights={weights!r} is of FedAvg's mean, but the base averages by its own "
+            "rule; leave weights or base out."
+        )
+    if return_best_incl_init and patience is None:
+        raise ValueError(
+            "return_best_incl_init=True chooses by validation, but patience=None validates "
+            "nothing; write patience=1000 or so, or leave return_best_incl_init out."
+        )
     if base is None:
         base = Algorithm(server=ServerRule(combine=mean(WEIGHTS[weights])))
     if distill_steps == 0:

@@ -115,6 +115,11 @@ def fedftg(
     check.one_of("hardness", hardness, get_args(Hardness))
     check.one_of("class_weight", class_weight, get_args(ClassWeight))
     check.one_of("weights", weights, WEIGHTS)
+    if base is not None and weights != "data":
+        raise ValueError(
+            f"weights={weights!r} is of FedAvg's mean, but the base averages by its own "
+            "rule; leave weights or base out."
+        )
     if base is None:
         base = Algorithm(server=ServerRule(combine=mean(WEIGHTS[weights])))
     if iterations == 0:

@@ -30,7 +30,7 @@ from .clock import build_clock
 from .config import Config, partition_seed
 from .limits import is_set
 from .match import matching_steps
-from .options import checked, find, options_of, registry
+from .options import Option, checked, find, options_of, registry
 from .public import uses_public, with_public
 from .schema import DERIVED, kind_options
 
@@ -63,7 +63,8 @@ def build(config: Config) -> Federation:
     seen = public if uses_public(algorithm) else None
     data = skewed(config, source, source.federated(rows, seen))
     if config.match is not None:
-        policy = matching_steps(config, np.asarray(data.size))
+        sizes, num_train = np.asarray(data.size), len(source.y_train)
+        policy = matching_steps(config, sizes, num_train, public)
         algorithm = with_steps(algorithm, policy)
     if config.evaluate_also:
         keep = {"cohort": "sel", "clients": "all"}
@@ -167,7 +168,9 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
     }
     if "participation" in told and config.sampler != "bernoulli":
         told["participation"] = cohort_size(config) / config.num_clients
-    given = {n: v for n, v in options.items() if v is not None}
+    given: dict[str, Any] = {
+        n: v for n, v in options.items() if v is not None or _says_none(n, known)
+    }
     if config.max_local_steps is not None and "max_steps" in known:
         # a policy that learns must know what its clients really take
         for own in {"max_steps", "initial_steps"} & set(known):
@@ -196,6 +199,11 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
             f"algorithm={name}; write one of them."
         )
     return algorithm
+
+
+def _says_none(name: str, known: Mapping[str, Option]) -> bool:
+    """Whether None is a value of its own: neither the default nor what the run says."""
+    return name not in DERIVED and known[name].default is not None
 
 
 def _parse_base(text: str) -> tuple[str, dict[str, Any]]:

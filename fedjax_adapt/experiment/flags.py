@@ -50,6 +50,12 @@ NAMES = {types.NoneType: ("none",), bool: ("true", "false")}  # of values of som
 ABOUT_THE_RUN = {
     "config": Option(str | None, None, "a TOML file of settings; flags win over it"),
     "resume": Option(bool, False, "go on with the half-finished run in the folder"),
+    "controls": Option(
+        bool,
+        False,
+        "after a run of fnr its controls, fnr(weight=0), fedavg_pubft and public_only, in "
+        "folders beside it, and a table of all; those that are finished stay as they are",
+    ),
 }
 
 
@@ -58,6 +64,7 @@ class Request(NamedTuple):
 
     settings: dict[str, Any]  # flat; see `config`
     resume: bool
+    controls: bool = False
 
 
 def parse(arguments: Sequence[str]) -> Request:
@@ -74,9 +81,9 @@ def parse(arguments: Sequence[str]) -> Request:
     settings = _settings_file(words)
     choices = chosen(words, settings)
     values = read_flags(arguments, _groups(choices), settings, PROGRAM, DESCRIPTION)
-    resume = values.pop("resume")
+    resume, controls = values.pop("resume"), values.pop("controls")
     del values["config"]
-    return Request(values, resume)
+    return Request(values, resume, controls)
 
 
 def chosen(words: Mapping[str, list[str]], settings: dict[str, Any]) -> dict[str, str]:
@@ -99,7 +106,7 @@ def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
         path = Path(words["folder"][0]).expanduser() / "config.toml"
         if path.is_file():
             return read_settings(path)
-        if set(words) == {"resume", "folder"}:
+        if set(words) <= {"resume", "folder", "controls"}:
             raise ValueError(
                 f"--folder {words['folder'][0]} holds no run to resume; write the folder "
                 "of one, or the settings of a new run."
@@ -205,7 +212,7 @@ def _flag(name: str, option: Option, settings: Mapping[str, Any]) -> tuple:
         help=option.help.removesuffix("."), metavar="NAME" if name in KINDS else None
     )
     annotation = Annotated[option.annotation, about]
-    if name in ("resume", "overwrite"):
+    if name in ("resume", "controls", "overwrite"):
         annotation = tyro.conf.FlagCreatePairsOff[annotation]
     return name, annotation, field(default=settings.get(name, option.default))
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core import StepPolicy
+from ..data import PublicSet
 from ..steps import matched_steps, scheduled_steps
 from . import store
 from .config import Config, from_settings, kind_options, read_settings, to_settings
@@ -17,7 +18,9 @@ SHARED = (
 )
 
 
-def matching_steps(config: Config, sizes: np.ndarray) -> StepPolicy:
+def matching_steps(
+    config: Config, sizes: np.ndarray, num_train: int, public: PublicSet | None = None
+) -> StepPolicy:
     """The policy that gives this run the total of the run in `config.match`.
 
     By "epochs" every client takes floor(E_avg n_i / B) local steps, E_avg = tau_all B
@@ -25,16 +28,21 @@ def matching_steps(config: Config, sizes: np.ndarray) -> StepPolicy:
     K n): FedVeca's protocol. By "steps" all clients of a round take equally many, the
     mean rounded down or up so that the total over all rounds differs by at most half the
     largest cohort: FedGSNR's protocol. A mean below 1 leaves some rounds idle.
-    Totals are those of equal cohorts: with coins, of the same seed.
+    Totals are those of equal cohorts: with coins, of the same seed. Steps on a public set
+    are not matched: neither those of the other run nor those of this one count.
 
     Args:
       config: of this run.
       sizes: how many examples each client holds, [clients].
+      num_train: examples that were split among the clients; a public set takes some out.
+      public: the public set of this run.
 
     Raises:
       ValueError: there is no finished run of the same federation and rounds.
     """
-    rounds, clients, num_steps = _columns(config)
+    record = _record(config)
+    _check_examples(config, record, num_train, public)
+    rounds, clients, num_steps = _columns(config, record)
     if clients.max(initial=0) >= len(sizes):
         raise ValueError(
             f"match={config.match} holds a run with a client {clients.max()}, but here "
@@ -73,9 +81,38 @@ def schedule(total: int, cohorts: np.ndarray) -> np.ndarray:
     return np.array(steps, np.int32)
 
 
-def _columns(config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _check_examples(
+    config: Config, record: store.Record, num_train: int, public: PublicSet | None
+) -> None:
+    """Raises ValueError unless the clients of both runs hold as many examples in all."""
+    assert record.summary is not None
+    theirs = record.summary["data"]["train"]
+    if theirs == num_train:
+        return
+    there = record.summary.get("public", {})  # a run of an earlier version had none
+    names = [there[x] for x in ("protocol", "examples", "validation")] if there else []
+    here = []
+    if public is not None:
+        here = [public.protocol, public.num_examples, public.num_validation]
+    raise ValueError(
+        f"match={config.match} holds a run whose clients share {theirs} examples ("
+        f"{_public_settings(names)}), but here they share {num_train} ("
+        f"{_public_settings(here)}); only runs of one federation can be matched, so take "
+        "as many examples out of the training set in both."
+    )
+
+
+def _public_settings(given: list) -> str:
+    if not given:
+        return "no public set"
+    return "public={}, public_examples={}, validation_examples={}".format(*given)
+
+
+def _columns(
+    config: Config, record: store.Record
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Round (1 is the first), client and local steps of each visit, [visits]."""
-    table = _record(config).clients
+    table = record.clients
     names = ("round", "client", "num_steps")
     if not set(names) <= set(table.column_names):
         raise ValueError(

@@ -59,7 +59,8 @@ class Config:
       num_steps: local steps of each client in a round, in place of epochs
       max_local_steps: cap on the local steps of a client in a round; none: no cap but the
         algorithm's own
-      match: folder of a finished run, in place of epochs: take as many local steps in all
+      match: folder of a finished run, in place of epochs: take as many local steps in all,
+        those on a public set apart
       match_by: epochs gives each client steps by its size, steps all clients of a round the
         same, from round to round the mean rounded down or up
       batch_size: examples per local step; none: all the client has

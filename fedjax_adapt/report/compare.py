@@ -1,8 +1,9 @@
 """Runs beside each other, those that do not compare apart.
 
-Runs rank by test accuracy among those that were tested on as many examples of the same
-data set. A run that trained on its test set has no test accuracy: it stands below all
-others, in a table of its own, without a rank.
+Runs rank by test accuracy among those that were tested on the same examples with the same
+labels. A run that trained on its test set has no test accuracy: it stands below all
+others, in a table of its own, without a rank. A table in which a method trains on a public
+set names the controls that are missing from it.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..experiment.store import TRAINED, figures_of, read_run
+from .controls import Run, lacking
 from .plots import method_of
 from .tables import percent
 
@@ -18,12 +20,40 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+class Tested(NamedTuple):
+    """What an accuracy was measured on; runs in which it is the same compare."""
+
+    trained: bool  # on the very examples
+    name: str  # of the data set
+    examples: int
+    labels: str
+    taken: tuple[int, int] | None  # split_test: public examples, and the seed that drew
+
+    def title(self) -> str:
+        """Of the table of these runs."""
+        kind = TRAINED.replace("_", " ") + " of" if self.trained else "test accuracy on"
+        title = f"{self.name}, {kind} {self.examples} examples"
+        if self.labels != "own":
+            title += f", labels={self.labels}"
+        if self.trained:
+            title += (
+                "\n(public=published: no test accuracy, compares with no table above)"
+            )
+        if self.taken is not None:
+            public, seed = self.taken
+            title += (
+                f"\n(public=split_test: left of the test set by {public} public examples "
+                f"drawn with partition_seed={seed})"
+            )
+        return title
+
+
 class Group(NamedTuple):
     """Runs that compare, the best first; or that do not, as they were given."""
 
     title: str
     ranked: bool
-    runs: list[tuple[dict[str, Any], dict[str, Any]]]  # (config, summary) of each
+    runs: list[Run]
 
 
 def groups(folders: Sequence[str | Path]) -> list[Group]:
@@ -32,28 +62,30 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
     Raises:
       ValueError: a folder holds no run, or one that is not finished.
     """
-    found: dict[tuple, list] = {}
+    found: dict[Tested, list[Run]] = {}
     for folder in folders:
         record = read_run(folder)
         if record.summary is None:
             raise ValueError(
                 f"{folder} holds a run that is not finished; resume it first."
             )
-        data = record.summary["data"]
-        key = (TRAINED in record.summary, data["name"], data["test"])
-        found.setdefault(key, []).append((record.config, record.summary))
+        tested = _tested(record.config, record.summary)
+        found.setdefault(tested, []).append((record.config, record.summary))
     result = []
-    for (trained, name, count), runs in sorted(found.items(), key=lambda kv: kv[0][0]):
-        title = f"{name}, test accuracy on {count} examples"
-        if trained:
-            title = (
-                f"{name}, {TRAINED.replace('_', ' ')} of {count} examples\n"
-                "(public=published: no test accuracy, compares with no table above)"
-            )
-        else:
+    for tested, runs in sorted(found.items(), key=lambda item: item[0].trained):
+        if not tested.trained:
             runs = sorted(runs, key=lambda run: -figures_of(run[1])["accuracy"])
-        result.append(Group(title, not trained, runs))
+        result.append(Group(tested.title(), not tested.trained, runs))
     return result
+
+
+def _tested(config: dict[str, Any], summary: dict[str, Any]) -> Tested:
+    data, taken = summary["data"], None
+    public = summary.get("public", {})  # a run of an earlier version had none
+    if public.get("protocol") == "split_test":
+        taken = (public["examples"], summary["seeds"]["partition_seed"])
+    labels = config.get("labels", "own")
+    return Tested(TRAINED in summary, data["name"], data["test"], labels, taken)
 
 
 def comparison_tables(folders: Sequence[str | Path]) -> "list[Table]":
@@ -63,13 +95,14 @@ def comparison_tables(folders: Sequence[str | Path]) -> "list[Table]":
     tables = []
     for group in groups(folders):
         accuracy = "test accuracy" if group.ranked else "training accuracy"
+        best = "best" if group.ranked else "best training accuracy"
         title_style = "bold" if group.ranked else "red"
         table = Table(
             title=group.title, title_style=title_style, caption_justify="left"
         )
         table.add_column("rank" if group.ranked else "", justify="right")
         table.add_column("method", overflow="fold")
-        for name in (accuracy, "best", "rounds", "MiB", "kappa", "rho"):
+        for name in (accuracy, best, "rounds", "MiB", "kappa", "rho"):
             table.add_column(name, justify="right")
         notes = []
         for row, (config, summary) in enumerate(group.runs):
@@ -80,7 +113,7 @@ def comparison_tables(folders: Sequence[str | Path]) -> "list[Table]":
             notes.append(
                 f"{name}: {summary['folder']}, seed {seed}; also given: {given}"
             )
-        table.caption = "\n".join(notes)
+        table.caption = "\n".join(notes + lacking(group.runs))
         tables.append(table)
     return tables
 

@@ -29,8 +29,10 @@ def summary_table(folder: str | Path) -> "Table":
     if summary is None:
         raise ValueError(f"{folder} holds a run that is not finished; resume it first.")
     found, accuracy, loss = figures_of(summary), "test accuracy", "test loss"
+    of = ""  # before what is no test accuracy, in every row that shows one
     if TRAINED in summary:
         accuracy, loss = TRAINED.replace("_", " "), "loss on the public set"
+        of = "training accuracy"
     data, hardware = summary["data"], summary["hardware"]
     on_cpu = hardware["platform"] == "cpu"
     device = hardware["cpu"] if on_cpu else hardware["device"]
@@ -44,22 +46,25 @@ def summary_table(folder: str | Path) -> "Table":
     rows = {
         accuracy: f"[bold]{percent(found['accuracy'])}[/bold] after "
         f"{summary['rounds']} rounds",
-        f"last {found['last_count']} evaluations": f"{percent(found['last_mean'])} "
-        f"± {percent(found['last_std'])}",
-        "best": f"{percent(found['best_accuracy'])} in round {found['best_round']}",
-        "rounds to": _targets(found["rounds_to"]),
+        _row(
+            of, f"last {found['last_count']} evaluations"
+        ): f"{percent(found['last_mean'])} ± {percent(found['last_std'])}",
+        _row(
+            of, "best"
+        ): f"{percent(found['best_accuracy'])} in round {found['best_round']}",
+        _row(of, "rounds to"): _targets(found["rounds_to"]),
         loss: f"{found['loss']:.4f}",
         **{
-            f"{name}: {MODELS[name]}": _model(figures)
+            _row(of, f"{name}: {MODELS[name]}"): _model(figures)
             for name, figures in found.get("models", {}).items()
         },
-        **_shares(summary),
+        **_shares(summary, of),
         **_auxiliary(summary),
         "clients": f"{data['clients']} with {data['smallest_client']} to "
         f"{data['largest_client']} of {data['train']} examples, "
         f"mean label entropy {data['label_entropy']:.2f} nats",
         **_state(summary.get("client_state_bytes", 0)),
-        **_costs(summary),
+        **_costs(summary, of),
         "time": f"{summary['seconds']:.1f} s "
         f"({summary['rounds_per_second']:.3g} rounds/s), "
         f"and {summary['compile_seconds']:.1f} s to compile",
@@ -71,6 +76,11 @@ def summary_table(folder: str | Path) -> "Table":
     return table
 
 
+def _row(of: str, name: str) -> str:
+    """The name of a row, with what its accuracy is of where that is not the test set."""
+    return f"{of}, {name}" if of else name
+
+
 def _model(figures: dict[str, Any]) -> str:
     return (
         f"{percent(figures['accuracy'])}, last {figures['last_count']}: "
@@ -79,14 +89,14 @@ def _model(figures: dict[str, Any]) -> str:
     )
 
 
-def _shares(summary: dict[str, Any]) -> dict[str, str]:
+def _shares(summary: dict[str, Any], of: str) -> dict[str, str]:
     """Between classes and clients; a run of an earlier version has neither."""
     rows = {}
     found = figures_of(summary)
     if "class_accuracy" in found:
         tested = [share for share in found["class_accuracy"] if share is not None]
         low, high = min(tested), max(tested)
-        rows["by class"] = f"{percent(low)} to {percent(high)}"
+        rows[_row(of, "by class")] = f"{percent(low)} to {percent(high)}"
     if summary.get("client_accuracy"):
         own = summary["client_accuracy"]
         rows["by client"] = (
@@ -106,7 +116,7 @@ def _state(size: int) -> dict[str, str]:
     return {"client state": f"{size / 2**30:.2f} GiB of memory"} if size else {}
 
 
-def _costs(summary: dict[str, Any]) -> dict[str, str]:
+def _costs(summary: dict[str, Any], of: str) -> dict[str, str]:
     """What clients moved; a run of an earlier version does not say."""
     if "bytes_up" not in summary:
         return {}
@@ -116,7 +126,7 @@ def _costs(summary: dict[str, Any]) -> dict[str, str]:
     per = {"kappa": "s", "rho": "MiB"}
     known = [f"{k} {found[k]:.4g} by {per[k]}" for k in per if found.get(k)]
     if known:
-        rows["accuracy x 1e4"] = ", ".join(known)
+        rows[f"{of or 'accuracy'} x 1e4"] = ", ".join(known)
     rows["local steps"] = f"{summary['local_steps']:,} of all clients"
     if summary.get("public_steps"):
         rows["local steps"] += f", and {summary['public_steps']:,} on the public set"

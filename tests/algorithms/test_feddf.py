@@ -341,6 +341,14 @@ def test_what_it_lacks_is_one_sentence(task, data, public_data):
         ),
         (dict(weights="equal"), "weights='equal' is unknown"),
         (dict(base=feddf()), "base refines its models already"),
+        (
+            dict(weights="uniform", base=fedavg()),
+            "weights='uniform' is of FedAvg's mean, but the base averages by its own",
+        ),
+        (
+            dict(return_best_incl_init=True, patience=None),
+            "return_best_incl_init=True chooses by validation, but patience=None valid",
+        ),
     ],
 )
 def test_an_option_out_of_range_is_one_sentence(options, says):

@@ -342,6 +342,10 @@ def test_what_it_lacks_is_one_sentence(task, data):
         (dict(hardness="l2"), "hardness='l2' is unknown; did you mean 'l1'"),
         (dict(class_weight="none"), "class_weight='none' is unknown"),
         (dict(base=fedftg()), "base refines its models already"),
+        (
+            dict(weights="uniform", base=fedavg()),
+            "weights='uniform' is of FedAvg's mean, but the base averages by its own",
+        ),
     ],
 )
 def test_an_option_out_of_range_is_one_sentence(options, says):

@@ -164,6 +164,24 @@ def test_a_public_set_may_not_be_tested_on_unless_it_says_so():
     assert federated(X + 3, test).public is not None
 
 
+@pytest.mark.parametrize("protocol", ["holdout", "split_test"])
+def test_a_protocol_that_says_apart_may_share_a_tenth_with_the_test_set(protocol):
+    x = np.arange(80, dtype=np.float32).reshape(20, 4)
+    y = np.zeros(20, np.int32)
+    tested = lambda count: (np.concatenate([x[7 : 7 + count], X]), Y[[0] * (count + 5)])
+    public = PublicSet(x, y, protocol=protocol)
+    assert federated(public, tested(2)).public is not None  # natural duplicates
+    with pytest.raises(
+        ValueError, match="in 3 of its 20 examples, the first of them 7"
+    ):
+        federated(public, tested(3))
+    judged = PublicSet(X + 3, Y, (x, y), protocol)
+    with pytest.raises(ValueError, match="validation overlaps the test set in 20 of"):
+        federated(judged, (x, y))
+    with pytest.raises(ValueError, match="public overlaps the test set in 1 of its 20"):
+        federated((x, y), tested(1))
+
+
 def test_parity_reaches_the_public_set():
     public = PublicSet(X, Y, (X, Y)).parity()
     np.testing.assert_array_equal(public.y, Y % 2)

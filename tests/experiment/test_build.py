@@ -6,8 +6,9 @@ import pytest
 
 import fedjax_adapt as fa
 from fedjax_adapt.data import load
-from fedjax_adapt.experiment.build import build
+from fedjax_adapt.experiment.build import build, build_algorithm
 from fedjax_adapt.experiment.config import from_settings
+from fedjax_adapt.experiment.public import validates
 
 SMALL = {"num_clients": 5, "partition": "dirichlet", "model": "linear"}
 
@@ -76,3 +77,15 @@ def test_what_does_not_fit_is_one_sentence(settings, says):
     with pytest.raises(ValueError, match=says) as error:
         built(**settings)
     assert "\n" not in str(error.value)
+
+
+def test_none_reaches_an_algorithm_whose_default_is_another():
+    def judges(**options):
+        algorithm = build_algorithm(
+            from_settings(SMALL | {"algorithm": "feddf"} | options)
+        )
+        return validates(algorithm)
+
+    assert judges() and not judges(patience=None)
+    with pytest.raises(ValueError, match="patience=None validates nothing; write"):
+        judges(patience=None, return_best_incl_init=True)

@@ -5,26 +5,48 @@ import pytest
 from rich.console import Console
 
 from fedjax_adapt.cli import main
-from fedjax_adapt.experiment import store
+from fedjax_adapt.experiment import store, toml
 from fedjax_adapt.report.compare import comparison_tables, groups
+
+LABELS = ", labels=parity"
 
 
 @pytest.fixture
 def finished(tmp_path):
     """A folder that looks like a finished run."""
 
-    def make(name, accuracy, trained=False, test=360, base=None, given=(), dataset="d"):
-        folder = tmp_path / name
+    def make(
+        name,
+        accuracy,
+        trained=False,
+        test=360,
+        base=None,
+        given=(),
+        dataset="d",
+        folder=None,
+        public=None,
+        seed=7,
+        **settings,
+    ):
+        folder = tmp_path / (folder or name)
         folder.mkdir()
-        base_line = f'base = "{base}"\n' if base else ""
-        store.write_text(folder / store.CONFIG, f'algorithm = "{name}"\n{base_line}')
+        settings |= {"algorithm": name} | ({"base": base} if base else {})
+        store.write_text(folder / store.CONFIG, toml.dumps(settings, {}))
         found = {"accuracy": accuracy, "best_accuracy": accuracy, "rho": 1.25}
         summary = {
             **({store.TRAINED: found} if trained else found),
-            **{"folder": f"runs/{name}", "rounds": 3, "seeds": {"seed": 7}},
+            **{"folder": f"runs/{name}", "rounds": 3},
+            "seeds": {"seed": 7, "partition_seed": seed},
             **{"bytes_down": 2**20, "bytes_up": 2**20, "auxiliary": list(given)},
             "data": {"name": dataset, "test": test},
         }
+        if public is not None:
+            protocol, examples, used = public
+            summary["public"] = {
+                "protocol": protocol,
+                "examples": examples,
+                "used": used,
+            }
         store.write_text(folder / store.SUMMARY, json.dumps(summary))
         return folder
 
@@ -69,6 +91,101 @@ def test_only_what_was_tested_on_the_same_examples_is_ranked_together(finished):
     names = [[config["algorithm"] for config, _ in group.runs] for group in found]
     assert sorted(names) == [["b"], ["c"], ["d", "a"]]
     assert all(group.ranked for group in found)
+
+
+def test_other_labels_and_other_halves_of_the_test_set_are_tables_of_their_own(
+    finished,
+):
+    half = {"public": ("split_test", 180, False), "test": 180}
+    folders = [
+        finished("plain", 0.5),
+        finished("even", 0.9, labels="parity"),
+        finished("own", 0.6, labels="own"),
+        finished("half", 0.7, **half),
+        finished("user", 0.8, **half | {"public": ("split_test", 180, True)}),
+        finished("otherwise", 0.7, seed=8, **half),
+        finished("fewer", 0.7, **half | {"public": ("split_test", 90, False)}),
+        finished("held", 0.7, public=("holdout", 180, False), seed=8),
+    ]
+    found = groups(folders)
+    names = [[config["algorithm"] for config, _ in group.runs] for group in found]
+    expected = [["held", "own", "plain"], ["even"], ["user", "half"], ["otherwise"]]
+    assert names == [*expected, ["fewer"]]
+    titles = [group.title for group in found]
+    assert len(set(titles)) == len(titles)
+    assert titles[:2] == [f"d, test accuracy on 360 examples{x}" for x in ("", LABELS)]
+    for title, left in zip(titles[2:], ((180, 7), (180, 8), (90, 7)), strict=True):
+        said = "by {} public examples drawn with partition_seed={})".format(*left)
+        assert title.endswith(said)
+    leaks = [
+        finished(name, 0.99, trained=True, labels=labels)
+        for name, labels in (("leak", "own"), ("leakier", "parity"))
+    ]
+    assert [LABELS in group.title for group in groups(leaks)] == [False, True]
+
+
+HELD = ("holdout", 143, True)
+WORK = {"fraction": 0.5, "algorithm_epochs": 5}
+
+
+def test_a_table_says_which_controls_are_missing_from_it(finished):
+    fnr = finished("fnr", 0.6, public=HELD, weight=0.1, **WORK)
+    bare = finished("fnr", 0.6, folder="bare", public=HELD, weight=0.0, **WORK)
+    tuned = finished("fedavg_pubft", 0.6, public=HELD, **WORK)
+    alone = finished("public_only", 0.6, public=HELD, **WORK)
+    plain = finished("fedavg", 0.6, public=("holdout", 143, False))
+    said = lambda *folders: " ".join(printed(folders).split())
+    tail = "what public data alone are worth is not known."
+    text = said(fnr, bare, plain)
+    assert (
+        f"fnr stands here without its controls fedavg_pubft, public_only: {tail}"
+        in text
+    )
+    assert text.count("stands here") == 1
+    assert "here without" not in said(fnr, bare, tuned, alone)
+    assert "here without" not in said(bare, tuned, alone, plain)
+    feddf = finished("feddf", 0.5, public=HELD)
+    assert f"feddf stands here without its controls public_only: {tail}" in said(
+        feddf, tuned, plain
+    )
+    both = said(fnr, feddf, alone, finished("fedgen", 0.5))
+    assert "fnr stands here without its controls fnr(weight=0), fedavg_pubft:" in both
+    assert "feddf stands here without its controls fedavg_pubft:" in both
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fraction": 0.3},
+        {"algorithm_epochs": 1},
+        {"base": "scaffold"},
+        {"public": ("holdout", 20, True)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_control_with_another_setting_is_none(finished, change):
+    fnr = finished("fnr", 0.6, public=HELD, weight=0.1, **WORK)
+    given = {"public": HELD, **WORK, **change}
+    others = [
+        finished(name, 0.6, folder=f"control-{name}", weight=0.0, **given)
+        for name in ("fnr", "fedavg_pubft", "public_only")
+    ]
+    text = " ".join(printed([fnr, *others]).split())
+    lacks = "fnr(weight=0), fedavg_pubft"
+    lacks += "" if "base" in change else ", public_only"  # which has none
+    assert f"fnr stands here without its controls {lacks}:" in text
+    several = {"variant": "linear"}  # a second method with the same gaps
+    also = finished(
+        "fnr", 0.4, folder="also", public=HELD, weight=1.0, **WORK, **several
+    )
+    store.write_text(
+        also / store.SUMMARY,
+        (also / store.SUMMARY)
+        .read_text()
+        .replace("{", '{"method": "fnr(linear)", ', 1),
+    )
+    text = " ".join(printed([fnr, also, *others]).split())
+    assert f"fnr, fnr(linear) stand here without their controls {lacks}:" in text
 
 
 def test_the_command_prints_and_draws_it(finished, capsys, tmp_path):

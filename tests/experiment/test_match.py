@@ -1,6 +1,8 @@
 """Runs of equal work: as many local steps in all as another run."""
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_adapt.experiment import Config, read_run, run, store
-from fedjax_adapt.experiment.build import build_algorithm
+from fedjax_adapt.experiment.build import build, build_algorithm
 from fedjax_adapt.experiment.match import matching_steps, schedule
 from fedjax_adapt.steps import scheduled_steps
+
+TRAIN = 1437  # examples of the digits
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ def test_average_epochs_give_the_total_within_a_step_per_visit(matched, whole):
     wanted = sum(clients["num_steps"].to_pylist())
     for seed in range(5):
         sizes = np.random.default_rng(seed).integers(60, 400, 6)
-        policy = matching_steps(matched(batch_size=20), sizes)
+        policy = matching_steps(matched(batch_size=20), sizes, TRAIN)
         visits = sizes[clients["client"].to_numpy()]
         total = int(policy.steps((), Seen(visits, 20), ()).sum())
         assert wanted - len(visits) <= total <= wanted
@@ -43,7 +47,7 @@ def test_average_epochs_give_the_total_within_a_step_per_visit(matched, whole):
 def test_full_batches_are_of_the_largest_client(matched, whole):
     """E_avg n_i / B with B the size of the largest: its share of the mean steps."""
     sizes = np.array([100, 100, 100, 100, 100, 1])
-    policy = matching_steps(matched(batch_size=None), sizes)
+    policy = matching_steps(matched(batch_size=None), sizes, TRAIN)
     clients = read_run(whole.folder).clients
     visits = sizes[clients["client"].to_numpy()]
     expected = sum(clients["num_steps"].to_pylist()) * 100 / visits.sum()
@@ -125,8 +129,32 @@ def test_what_cannot_be_matched_is_one_sentence(matched, whole, tmp_path):
         ({"partition_options": {"concentration": 9.0}}, "concentration=0.3, not"),
     ):
         with pytest.raises(ValueError, match=says) as error:
-            matching_steps(matched(**changes), sizes)
+            matching_steps(matched(**changes), sizes, TRAIN)
         assert "\n" not in str(error.value)
+
+
+def test_a_run_whose_clients_hold_other_examples_is_not_matched(
+    matched, whole, tmp_path
+):
+    """Where nothing else differs a public set takes them out, a default one too."""
+    own = matched(public="holdout", public_examples=37, validation_examples=0)
+    with pytest.raises(ValueError, match="clients share 1437 examples .no public set"):
+        build(own)
+    other = tmp_path / "other"
+    shutil.copytree(whole.folder, other)
+    summary = json.loads((other / store.SUMMARY).read_text())
+    summary["data"]["train"] = 1294
+    summary["public"] = {"protocol": "holdout", "examples": 143, "validation": 0}
+    store.write_text(other / store.SUMMARY, json.dumps(summary))
+    says = (
+        r"1294 examples \(public=holdout, public_examples=143, validation_examples=0\), "
+        r"but here they share 1400 \(public=holdout, public_examples=37, validation_"
+    )
+    with pytest.raises(ValueError, match=says) as error:
+        build(replace(own, match=str(other)))
+    assert "\n" not in str(error.value)
+    build(replace(own, match=str(other), public_examples=143))
+    build(matched(public="published"))  # which takes nothing out of the training set
 
 
 def test_an_algorithm_that_chooses_its_steps_cannot_be_matched(matched, monkeypatch):

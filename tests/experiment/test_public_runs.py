@@ -193,12 +193,21 @@ def finished(tiny, nods):
 
 
 def test_training_accuracy_is_called_so_wherever_it_is_shown(finished):
-    config, result, said = finished(algorithm="nodding", public="published")
+    config, result, said = finished(
+        algorithm="nodding", public="published", evaluate_also=("sel",)
+    )
     record = read_run(config.folder)
     assert result.accuracy_name == NAME
     assert "test accuracy" not in said and "test loss" not in said
     assert f"round 3/3  {NAME} {100 * result.accuracy:5.2f} %" in said
     assert f"{NAME}" in said.partition("after 3 rounds")[0].rpartition("\n")[2]
+    rows = [line for line in said.splitlines() if line.startswith("│")]
+    for name in ("last 3 evaluations", "best", "rounds to", "by class", "sel: cohort"):
+        assert any(f"│ training accuracy, {name}" in row for row in rows), name
+    assert any("│ training accuracy x 1e4" in row for row in rows)
+    shown = [row for row in rows if "%" in row and not row.startswith("│   ")]
+    own = ("training accuracy", "by client")  # and that is on the clients' own examples
+    assert all(row.removeprefix("│ ").startswith(own) for row in shown)
     # nothing that looks for an accuracy finds it
     names = set(record.metrics.column_names) | set(record.summary)
     others = {name for name in names if "accuracy" in name and TRAINED not in name}

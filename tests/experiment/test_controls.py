@@ -1,0 +1,149 @@
+"""`fedjax-adapt run --algorithm fnr --controls`: the run, its controls and their table."""
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+
+from fedjax_adapt import cli
+from fedjax_adapt.experiment import read_run, store
+from fedjax_adapt.experiment.config import to_settings, to_toml
+from fedjax_adapt.experiment.controls import unfinished, with_controls
+
+LINE = (
+    "run --algorithm fnr --model linear --num-clients 4 --participation 1 --rounds 2 "
+    "--epochs 1 --batch-size 100 --public-examples 30 --algorithm-epochs 2 "
+    "--fraction 0.25 --variant literal --folder mine"
+)
+FOLDERS = ("mine", *(f"mine-control-{x}" for x in ("weight0", "pubft", "public")))
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """An empty working folder, and the cache of compiled programs left as it is."""
+    before = jax.config.jax_compilation_cache_dir
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def fedjax_adapt(capsys, line):
+    code = cli.main(line.split())
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_one_flag_makes_the_controls_and_a_table_in_which_none_is_missing(
+    capsys, elsewhere
+):
+    code, out, err = fedjax_adapt(capsys, f"{LINE} --controls")
+    assert (code, err) == (0, "")
+    assert sorted(path.name for path in elsewhere.iterdir()) == sorted(FOLDERS)
+    runs = [read_run(name) for name in FOLDERS]
+    methods = [record.summary["method"] for record in runs]
+    work = "fraction=0.25, algorithm_epochs=2)"
+    assert methods[2:] == [f"fedavg_pubft({work}", f"public_only({work}"]
+    assert "weight=0.0" in methods[1] and "weight" not in methods[0]
+    table = out[out.rindex("digits, test accuracy on 360 examples") :]
+    assert all(f"{name}, seed 0" in table for name in FOLDERS[:1])
+    assert "here without" not in table
+    for name in ("data", "public_steps"):
+        assert all(run.summary[name] == runs[0].summary[name] for run in runs)
+    # the literal penalty has no gradient: it is its own control
+    assert runs[0].summary["loss"] == runs[1].summary["loss"]
+    code, again, err = fedjax_adapt(capsys, "run --folder mine --resume --controls")
+    assert (code, err, again.lstrip()) == (0, "", table)
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The folders of the runs that would have been trained, which look finished."""
+    folders = []
+
+    def train(config, folder, resume):
+        assert resume or not folder.exists()
+        folder.mkdir(exist_ok=True)
+        store.write_text(folder / store.CONFIG, to_toml(config))
+        summary = {
+            **{"folder": str(folder), "accuracy": 0.5, "best_accuracy": 0.5},
+            **{"rounds": 2, "seeds": {"seed": 0}, "data": {"name": "d", "test": 9}},
+            "public": {"protocol": "holdout", "examples": 30, "used": True},
+        }
+        store.write_text(folder / store.SUMMARY, json.dumps(summary))
+        folders.append(folder.name)
+        return 0
+
+    monkeypatch.setattr(cli, "_train", train)
+    return folders
+
+
+def test_what_is_finished_stays_and_what_is_half_finished_goes_on(
+    capsys, elsewhere, trained
+):
+    assert fedjax_adapt(capsys, LINE)[0] == 0 and trained == ["mine"]
+    for _ in range(2):
+        code, out, err = fedjax_adapt(capsys, f"{LINE} --controls")
+        assert (code, err) == (0, "") and trained == list(FOLDERS)
+        assert "d, test accuracy on 9 examples" in out and "here without" not in out
+    (elsewhere / FOLDERS[2] / store.SUMMARY).unlink()
+    code, _, err = fedjax_adapt(capsys, f"{LINE} --controls")
+    assert code == 2 and f"folder={FOLDERS[2]} holds this run, half finished" in err
+    code, _, err = fedjax_adapt(capsys, f"{LINE} --controls --lr 0.2")
+    assert code == 2 and "folder=mine holds another run (lr=0.1, here lr=0.2)" in err
+    assert trained == list(FOLDERS)
+    code, _, err = fedjax_adapt(capsys, "run --folder mine --resume --controls")
+    assert (code, err) == (0, "") and trained == [*FOLDERS, FOLDERS[2]]
+
+
+def test_controls_share_every_setting_but_the_method(tiny):
+    options = {"base": "scaffold", "upload": "twice", "epochs": 3, "lr": 0.5}
+    config = tiny(algorithm="fnr", algorithm_options=options, seed=4)
+    first, *others = (to_settings(one) for one in with_controls(config))
+    assert first == to_settings(config)
+    own = {"algorithm", "folder", "weight"}
+    for one in others:
+        same = set(one) & set(first) - own
+        assert all(one[name] == first[name] for name in same)
+        assert one["algorithm_epochs"] == 3 and one["algorithm_lr"] == 0.5
+    assert [one["algorithm"] for one in others] == [
+        "fnr",
+        "fedavg_pubft",
+        "public_only",
+    ]
+    assert others[0]["weight"] == 0 and others[1]["base"] == "scaffold"
+    assert set(first) - set(others[0]) == set()
+    names = [one["folder"].removeprefix(first["folder"]) for one in others]
+    assert names == ["-control-weight0", "-control-pubft", "-control-public"]
+
+
+def test_a_run_without_a_penalty_is_a_control_itself(tiny):
+    config = tiny(algorithm="fnr", algorithm_options={"weight": 0.0})
+    names = [one.algorithm for one in with_controls(config)]
+    assert names == ["fnr", "fedavg_pubft", "public_only"]
+
+
+def test_a_folder_that_is_taken_is_said_before_anything_is_run(tiny, elsewhere):
+    configs = with_controls(tiny(algorithm="fnr"))
+    assert unfinished(configs, False) == configs
+    taken = Path(f"{configs[0].folder}-control-pubft")
+    taken.mkdir()
+    store.write_text(taken / store.CONFIG, to_toml(tiny(algorithm="fedavg")))
+    with pytest.raises(ValueError, match="holds another run .algorithm=fedavg, here"):
+        unfinished(configs, False)
+
+
+def test_who_is_interrupted_in_a_control_is_told_to_go_on_with_all(
+    capsys, monkeypatch, elsewhere
+):
+    def train(config, folder, resume):
+        folder.mkdir()
+        if "pubft" in folder.name:
+            raise KeyboardInterrupt
+        return 0
+
+    monkeypatch.setattr(cli, "_train", train)
+    code, _, err = fedjax_adapt(capsys, f"{LINE} --controls")
+    assert code == 130
+    assert "write fedjax-adapt run --folder mine --resume --controls to begin" in err
+    assert {path.name for path in elsewhere.iterdir()} == set(FOLDERS[:3])
