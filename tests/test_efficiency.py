@@ -98,8 +98,10 @@ def test_refined_models_sent_again_are_half_a_model_more_for_each_client():
 def test_findings_gives_the_traffic_that_is_computed():
     """The table's count first, then what is sent here."""
     for name, counts in {"SCAFFOLD": (3, 4), "FNR-FL": (2, 2.5)}.items():
-        said = figures(r"\d+,\d{3}", f"| traffic of {name}")
+        said = figures(r"(\d+,\d{3})(?:,? Mi?B|,)", f"| traffic of {name}")
         assert said == [f"{exchanged(models):,.0f}" for models in counts]
+    sent = 10 * 10_000 * (32 * 32 * 3 + 1) / 2**20  # n images and their labels
+    assert figures(r"(\d+) MiB more", "| traffic of FNR-FL") == [f"{sent:.0f}"]
 
 
 def figures(form: str, begin: str, end: str = "\n") -> list[str]:
