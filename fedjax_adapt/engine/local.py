@@ -4,8 +4,8 @@
     G     <- G min(1, C / (||G|| + 1e-6))                 one norm over all tensors
     theta <- theta - lr (G + decay + weight_decay theta)
 
-The loop runs to the client's own step count. Under `vmap` it runs to the longest of the
-lane group and JAX masks the clients that are done: unequal step counts are exact.
+The loop runs to the client's own step count, or `packing` takes its steps one by one among
+those of others: unequal step counts are exact.
 """
 
 from collections.abc import Callable

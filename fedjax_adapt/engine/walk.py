@@ -133,26 +133,21 @@ def train_cohort(
         shapes = summed(jax.eval_shape(train_one, _only(ready)))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         begin = lambda carry, some: seated(carry[1], some)
-        if dealt.num_lanes == 1:
+        carry, num_lanes = (zeros, tables), dealt.num_lanes
+        if num_lanes in (1, dealt.each):  # nobody waits for a lane, or for anybody else
             (total, tables), kept = lanes.fold(
-                train_one, collect, (zeros, tables), slots, 1, begin
+                train_one, collect, carry, slots, num_lanes, begin
             )
         else:
+            enter = lambda carry, some: _only(begin(carry, some)).client
             parts = Parts(
-                lambda carry, some: begin_client(
-                    *here, _only(begin(carry, some)).client
-                ),
-                partial(step_client, *here),
-                lambda running: left_by(end_client(*here, running)),
-                collect,
+                begin=lambda *some: begin_client(*here, enter(*some)),
+                step=partial(step_client, *here),
+                end=lambda running: left_by(end_client(*here, running)),
+                collect=collect,
             )
-            (total, tables), kept = pack(
-                parts,
-                (zeros, tables),
-                slots,
-                slots.client.num_steps,
-                dealt.num_lanes,
-            )
+            steps = slots.client.num_steps
+            (total, tables), kept = pack(parts, carry, slots, steps, num_lanes)
         return (
             total,
             kept,
