@@ -4,8 +4,8 @@
     G     <- G min(1, C / (||G|| + 1e-6))                 one norm over all tensors
     theta <- theta - lr (G + decay + weight_decay theta)
 
-The loop runs to the client's own step count. Under `vmap` it runs to the longest of the
-lane group and JAX masks the clients that are done: unequal step counts are exact.
+The loop runs to the client's own step count, or `packing` takes its steps one by one among
+those of others: unequal step counts are exact.
 """
 
 from collections.abc import Callable
@@ -64,6 +64,14 @@ class Client(NamedTuple):
     state: ClientState
     num_steps: Array
     key: Key
+
+
+class Running(NamedTuple):
+    """A client between two of its local steps."""
+
+    client: Client
+    prepared: PyTree
+    progress: "Progress"
 
 
 class Progress(NamedTuple):
@@ -126,8 +134,10 @@ def advance(setup: Setup, progress: Progress, view: LocalView, key: Key) -> Prog
     )
 
 
-def view_before(setup: Setup, broadcast: Broadcast, client: Client) -> LocalView:
-    """What a client sees before its first step."""
+def view_before(
+    setup: Setup, broadcast: Broadcast, client: Client, prepared: PyTree = None
+) -> LocalView:
+    """What a client sees before its first step. `prepared`: by its rule; None: now."""
     before = LocalView(
         task=setup.task,
         params=broadcast.params,
@@ -141,7 +151,9 @@ def view_before(setup: Setup, broadcast: Broadcast, client: Client) -> LocalView
         full_gradient=whole(setup, client, broadcast.setting.weight_decay)[1],
         refine=broadcast.refine,
     )
-    before = before._replace(prepared=setup.algorithm.local.prepare(before))
+    if prepared is None:
+        prepared = setup.algorithm.local.prepare(before)
+    before = before._replace(prepared=prepared)
     return before._replace(corrected=correction(setup.algorithm.local, before))
 
 
@@ -245,16 +257,41 @@ def finished(
     )
 
 
+def begin_client(setup: Setup, broadcast: Broadcast, client: Client) -> Running:
+    """A client before its first local step."""
+    before = view_before(setup, broadcast, client)
+    return Running(client, before.prepared, start(setup, before))
+
+
+def step_client(
+    setup: Setup, broadcast: Broadcast, running: Running, step: Array
+) -> Running:
+    """A client after one local step more; `step` counts those before."""
+    client, prepared, progress = running
+    before = view_before(setup, broadcast, client, prepared)
+    view = view_of(setup, before, client)
+    progress = advance(setup, progress, *view(progress.params, step))
+    return running._replace(progress=progress)
+
+
+def end_client(
+    setup: Setup, broadcast: Broadcast, running: Running
+) -> tuple[LocalRun, Array]:
+    """A client's run, and the share of its steps that were clipped."""
+    client, _, progress = running
+    run = finished(setup, broadcast, client, progress)
+    return run, progress.clipped / jnp.maximum(client.num_steps, 1)
+
+
 def train_client(
     setup: Setup, broadcast: Broadcast, client: Client
 ) -> tuple[LocalRun, Array]:
-    """Trains one client; returns its run and the share of its steps that were clipped."""
-    before = view_before(setup, broadcast, client)
-    view = view_of(setup, before, client)
+    """All local steps of one client; returns as `end_client`."""
+    running = begin_client(setup, broadcast, client)
 
     def step(i, progress):
-        return advance(setup, progress, *view(progress.params, i))
+        here = running._replace(progress=progress)
+        return step_client(setup, broadcast, here, i).progress
 
-    progress = jax.lax.fori_loop(0, client.num_steps, step, start(setup, before))
-    run = finished(setup, broadcast, client, progress)
-    return run, progress.clipped / jnp.maximum(client.num_steps, 1)
+    progress = jax.lax.fori_loop(0, client.num_steps, step, running.progress)
+    return end_client(setup, broadcast, running._replace(progress=progress))

@@ -30,7 +30,17 @@ from ..core import (
     weighted_sums,
 )
 from . import lanes, mesh
-from .local import Broadcast, Setup, train_client, view_before, view_of
+from .local import (
+    Broadcast,
+    Setup,
+    begin_client,
+    end_client,
+    step_client,
+    train_client,
+    view_before,
+    view_of,
+)
+from .packing import Parts, pack
 from .slots import Slot, deal, num_devices_of, num_lanes_of, seated
 from .tables import fetch, give_back, put, write
 
@@ -85,8 +95,8 @@ def train_cohort(
     weights = (combine.weights(cohort) if streams else (), uniformly(cohort))
     dealt = deal(setup, cohort, broadcast.params, table, key, weights)
 
-    def train(setup: Setup, broadcast: Broadcast, slot: Slot) -> _Result:
-        run, clipped = train_client(setup, broadcast, slot.client)
+    def left_by(trained: tuple[LocalRun, Array]) -> _Result:
+        run, clipped = trained
         upload, new = algorithm.local.finish(run)
         sent = algorithm.policy.send(run)
         kept = kept_of(run) if keep_runs else ()
@@ -116,16 +126,28 @@ def train_cohort(
 
     def walk(shared, slots: Slot, own: ClientState):
         data, broadcast, copied, guests = shared
-        train_one = partial(train, setup._replace(data=data), broadcast)
+        here = setup._replace(data=data), broadcast
+        train_one = lambda slot: left_by(train_client(*here, slot.client))
         tables = fetch(own if dealt.at_home else copied, guests, dealt.each)
         ready = seated(tables, jax.tree.map(lambda leaf: leaf[:1], slots))
-        one = jax.tree.map(lambda leaf: leaf[0], ready)
-        shapes = summed(jax.eval_shape(train_one, one))
+        shapes = summed(jax.eval_shape(train_one, _only(ready)))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         begin = lambda carry, some: seated(carry[1], some)
-        (total, tables), kept = lanes.fold(
-            train_one, collect, (zeros, tables), slots, dealt.num_lanes, begin
-        )
+        carry, num_lanes = (zeros, tables), dealt.num_lanes
+        if num_lanes in (1, dealt.each):  # nobody waits for a lane, or for anybody else
+            (total, tables), kept = lanes.fold(
+                train_one, collect, carry, slots, num_lanes, begin
+            )
+        else:
+            enter = lambda carry, some: _only(begin(carry, some)).client
+            parts = Parts(
+                begin=lambda *some: begin_client(*here, enter(*some)),
+                step=partial(step_client, *here),
+                end=lambda running: left_by(end_client(*here, running)),
+                collect=collect,
+            )
+            steps = slots.client.num_steps
+            (total, tables), kept = pack(parts, carry, slots, steps, num_lanes)
         return (
             total,
             kept,
@@ -159,6 +181,11 @@ def train_cohort(
         sent,
         kept.told,
     )
+
+
+def _only(tree: PyTree) -> PyTree:
+    """The one client of a leading axis of 1."""
+    return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
 def kept_of(run: LocalRun) -> LocalRun:

@@ -1,0 +1,169 @@
+"""Unequal local steps on few lanes: steps executed by steps that count, and what they take.
+
+    python benchmarks/lanes.py                      # counts, on partitions of 60,000 labels
+    python benchmarks/lanes.py --steps runs/gsnr runs/veca      # and those of finished runs
+    python benchmarks/lanes.py --time          # seconds per useful step, equal and unequal
+
+Without packing a cohort on L lanes is cut into groups of L, each as long as its longest
+client; side by side all wait for the longest of the cohort. With packing the longest client
+not begun goes to the first lane that is free (fedjax_adapt/engine/packing.py).
+"""
+
+import argparse
+import heapq
+import json
+import time
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rounds
+
+import fedjax_adapt as fa
+from fedjax_adapt.data import split
+from fedjax_adapt.engine.lanes import compiler_options
+from fedjax_adapt.experiment import read_run
+
+PARTITIONS = {
+    "dirichlet_classes 0.3": ("dirichlet_classes", {"concentration": 0.3}),
+    "dirichlet_classes 0.1": ("dirichlet_classes", {"concentration": 0.1}),
+    "nonbalance": ("nonbalance", {}),
+    "pareto": ("pareto", {}),
+    "quantity_dirichlet 0.5": ("quantity_dirichlet", {"concentration": 0.5}),
+}
+CLIENTS, COHORTS, BATCH = (100, 500), (10, 50, 100), 50
+DRAWS = 50  # cohorts of each kind
+UNEQUAL = {"equal": 0.0, "lognormal 0.5": 0.5, "lognormal 1": 1.0}  # sigma of the steps
+
+
+def longest_first(num_steps: Iterable[int], num_lanes: int) -> int:
+    """Steps of the lane that ends last."""
+    lanes = [0] * num_lanes
+    for steps in sorted(num_steps, reverse=True):
+        heapq.heappush(lanes, heapq.heappop(lanes) + steps)
+    return max(lanes)
+
+
+def executed(cohorts: list[np.ndarray]) -> dict[str, float]:
+    """Executed by useful steps over some cohorts: side by side, and packed.
+
+    As many lanes as the sum holds of the longest client, and half as many.
+    """
+    useful = sum(int(steps.sum()) for steps in cohorts)
+    padded = sum(len(steps) * int(steps.max()) for steps in cohorts)
+    packed, halved, lanes = 0, 0, []
+    for steps in cohorts:
+        few = max(int(steps.sum()) // int(steps.max()), 1)
+        half = max(few // 2, 1)
+        packed += few * longest_first(steps.tolist(), few)
+        halved += half * longest_first(steps.tolist(), half)
+        lanes.append(few)
+    return {
+        "padded": round(padded / useful, 3),
+        "packed": round(packed / useful, 3),
+        "packed_half": round(halved / useful, 3),
+        "lanes": float(np.median(lanes)),
+    }
+
+
+def of_partitions() -> list[dict]:
+    """One epoch on the sizes that partitions make of 60,000 labels of ten classes."""
+    labels, lines = np.arange(60_000) % 10, []
+    rng = np.random.default_rng(0)
+    for name, (partition, options) in PARTITIONS.items():
+        for clients in CLIENTS:
+            rows = split(partition, labels, clients, seed=0, **options)
+            steps = -(-np.array([len(mine) for mine in rows]) // BATCH)
+            for size in COHORTS:
+                drawn = [rng.choice(steps, size, False) for _ in range(DRAWS)]
+                line = {"partition": name, "clients": clients, "cohort": size}
+                lines.append(line | executed(drawn))
+    return lines
+
+
+def of_run(folder: str) -> dict:
+    """The steps that a finished run's clients took, round by round."""
+    record = read_run(folder)
+    rounds_, steps = (record.clients[n].to_numpy() for n in ("round", "num_steps"))
+    cohorts = [steps[rounds_ == round] for round in np.unique(rounds_)]
+    algorithm = record.config["algorithm"]
+    line = {"run": algorithm, "clients": record.config["num_clients"]}
+    size = float(np.median([len(cohort) for cohort in cohorts]))
+    return line | {"cohort": size} | executed([c for c in cohorts if c.any()])
+
+
+def timed(num_lanes: int, repeats: int) -> list[dict]:
+    """W2 of rounds.py on one device, ten steps a client on average, in turn."""
+    workload = rounds.WORKLOADS["w2"]
+    data = rounds.examples(workload, workload.clients)
+    shape = workload.shape
+    task = fa.classification(rounds.MODELS[workload.model](shape, 10), shape)
+    plan = fa.Plan(
+        cohort_size=workload.cohort,
+        batch_size=workload.batch,
+        lr=0.1,
+        weight_decay=1e-3,
+        lanes=num_lanes,
+    )
+    table = jnp.zeros(workload.clients, jnp.int32)  # an argument: one program for all
+
+    @jax.jit
+    def steps_of(sigma, key):
+        drawn = jnp.exp(sigma * jax.random.normal(key, (workload.clients,)))
+        return jnp.maximum(jnp.round(10 * drawn / drawn.mean()), 1).astype(jnp.int32)
+
+    def run(round_data, table, state, key):
+        take = lambda state, cohort, measured: table[cohort.ids]
+        algorithm = fa.with_steps(fa.algorithms.fedavg(), fa.StepPolicy(take))
+        return fa.make_round(algorithm, task, round_data, plan)(state, key)
+
+    state = fa.init_state(
+        fa.algorithms.fedavg(), task, data, plan, jax.random.key(0)
+    )._replace(params=rounds.initial_params(workload))
+    key = jax.random.key(1)
+    options = compiler_options(num_lanes)
+    program = jax.jit(run).lower(data, table, state, key).compile(options)
+    found = {name: [] for name in UNEQUAL}
+    for repeat in range(repeats + 1):
+        for name, sigma in UNEQUAL.items():
+            table = steps_of(sigma, jax.random.fold_in(key, repeat))
+            round_key = jax.random.fold_in(key, 1000 + repeat)
+            jax.block_until_ready(table)
+            begin = time.perf_counter()
+            _, info = jax.block_until_ready(program(data, table, state, round_key))
+            spent = time.perf_counter() - begin
+            steps = np.asarray(info.num_steps)
+            if repeat:  # the first is not timed
+                found[name].append((spent / steps.sum(), executed([steps])["padded"]))
+    return [
+        {
+            "steps": name,
+            "lanes": num_lanes,
+            "padded": round(float(np.mean([padded for _, padded in values])), 2),
+            "ms_per_step": round(1e3 * float(np.median([s for s, _ in values])), 4),
+            "n": len(values),
+            "commit": rounds.commit(),
+            "hardware": rounds.hardware(),
+        }
+        for name, values in found.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", nargs="*", default=[], help="folders of runs")
+    parser.add_argument("--time", action="store_true")
+    parser.add_argument("--lanes", type=int, default=10, help="for --time")
+    parser.add_argument("--repeats", type=int, default=20, help="for --time")
+    arguments = parser.parse_args()
+    if arguments.time:
+        lines = timed(arguments.lanes, arguments.repeats)
+    else:
+        lines = of_partitions() + [of_run(folder) for folder in arguments.steps]
+    for line in lines:
+        print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()
