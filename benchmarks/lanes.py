@@ -77,7 +77,7 @@ def of_partitions() -> list[dict]:
             steps = -(-np.array([len(mine) for mine in rows]) // BATCH)
             for size in COHORTS:
                 drawn = [rng.choice(steps, size, False) for _ in range(DRAWS)]
-                line = {"partition": name, "clients": clients, "cohort": size}
+                line = {"partition": name, "num_clients": clients, "cohort": size}
                 lines.append(line | executed(drawn))
     return lines
 
@@ -87,10 +87,9 @@ def of_run(folder: str) -> dict:
     record = read_run(folder)
     rounds_, steps = (record.clients[n].to_numpy() for n in ("round", "num_steps"))
     cohorts = [steps[rounds_ == round] for round in np.unique(rounds_)]
-    algorithm = record.config["algorithm"]
-    line = {"run": algorithm, "clients": record.config["num_clients"]}
     size = float(np.median([len(cohort) for cohort in cohorts]))
-    return line | {"cohort": size} | executed([c for c in cohorts if c.any()])
+    named = {n: record.config[n] for n in ("algorithm", "partition", "num_clients")}
+    return named | {"cohort": size} | executed([c for c in cohorts if c.any()])
 
 
 def timed(num_lanes: int, repeats: int) -> list[dict]:
