@@ -202,6 +202,7 @@ def compare(arguments: list[str]) -> int:
 
         from .experiment.flags import read_flags
         from .experiment.options import Option
+        from .experiment.preview import picture_path
         from .report.plots import Against, comparison_curves
 
     flags = [i for i, word in enumerate(arguments) if word.startswith("-")]
@@ -209,6 +210,7 @@ def compare(arguments: list[str]) -> int:
     choices = {
         "plot": Option(str | None, None, "where a picture of all curves goes"),
         "against": Option(Against | None, None, "its horizontal axis; none: round"),
+        "overwrite": Option(bool, False, "replace the picture if it is there"),
     }
     about = (
         "fedjax-adapt compare RUN [RUN ...] [OPTIONS] ranks finished runs, those that "
@@ -230,9 +232,13 @@ def compare(arguments: list[str]) -> int:
         raise ValueError(
             f"against={values['against']} is about a picture; write --plot FILE as well."
         )
-    _print_comparison(folders)
+    path = None
     if values["plot"] is not None:
-        path = comparison_curves(folders, values["plot"], values["against"] or "round")
+        wanted = Path(values["plot"]).expanduser()
+        path = picture_path("--plot", wanted, values["overwrite"])
+        comparison_curves(folders, path, values["against"] or "round")
+    _print_comparison(folders)
+    if path is not None:
         Console().print(f"picture  {path}", highlight=False, soft_wrap=True)
     return 0
 

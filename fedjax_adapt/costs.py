@@ -190,6 +190,11 @@ def _rule_traffic(algorithm: Algorithm) -> Traffic:
     return _sum(algorithm.local.traffic, refine.traffic)
 
 
+def asks_clients(algorithm: Algorithm) -> bool:
+    """Whether a round exchanges anything with clients; else what they do is of no cost."""
+    return traffic_of(algorithm) != Traffic()
+
+
 def answers_late(policy: StepPolicy) -> bool:
     """Whether tau comes down only when all clients of the cohort have measured."""
     return policy.measure is not None and policy.traffic.round_trips > 0
@@ -266,7 +271,7 @@ def step_seconds(clock: Clock | None, cohort: Cohort) -> Array | None:
 def end_times(
     clock: Clock | None, algorithm: Algorithm, params: Params, cohort: Cohort, key: Key
 ) -> Array:
-    """t_i, in seconds since the round began, [cohort]; zeros without a clock.
+    """t_i, in seconds since the round began, [cohort]; zeros without a clock or traffic.
 
     Where the policy answers late, a client that it leaves out ends when tau is known, and
     the delay of a client delays what it measured, so that all wait for it.
@@ -278,7 +283,7 @@ def end_times(
       cohort: all that start, with their steps; an empty slot has a time that says nothing.
       key: of the round. The delay of a client depends on nothing else but its id.
     """
-    if clock is None:
+    if clock is None or not asks_clients(algorithm):
         return jnp.zeros(cohort.ids.shape)
     policy = algorithm.policy
     key_step, key_up, key_down, key_late = _keys(clock)

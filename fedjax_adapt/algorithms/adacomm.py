@@ -28,7 +28,14 @@ import jax
 import jax.numpy as jnp
 
 from .. import check
-from ..core import Algorithm, Array, StepPolicy, Traffic, with_steps
+from ..core import (
+    Algorithm,
+    Array,
+    StepPolicy,
+    Traffic,
+    as_base,
+    with_steps,
+)
 
 Trigger = Literal["tau_not_smaller", "loss_not_decreasing"]
 Coupling = Literal["off", "practical", "exact"]
@@ -80,7 +87,7 @@ def adacomm(
         initial_steps, fix, trigger, gamma, every_rounds, every_seconds, start,
         max_steps, lr_coupling,
     )  # fmt: skip
-    return with_steps(base or Algorithm(), policy)
+    return with_steps(as_base(base), policy)
 
 
 def adacomm_steps(

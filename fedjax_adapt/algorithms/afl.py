@@ -44,6 +44,7 @@ from ..core import (
     StepPolicy,
     Traffic,
     add_delta,
+    as_base,
     by_examples,
     constant_steps,
     keep_state,
@@ -153,11 +154,11 @@ def afl(
         c = STEP_SECONDS if step_seconds is None else step_seconds
         b = AGGREGATION_SECONDS if aggregation_seconds is None else aggregation_seconds
         fixed = afl_fixed(beta, delta, rho, budget, lr, phi, c, b, max_steps)
-        return with_steps(base or Algorithm(), fixed)
+        return with_steps(as_base(base), fixed)
     policy = afl_online(
         budget, phi, hold, step_seconds, aggregation_seconds, max_steps, trial_steps
     )
-    return with_steps(_remembering(base or Algorithm()), policy)
+    return with_steps(_remembering(as_base(base)), policy)
 
 
 def afl_fixed(

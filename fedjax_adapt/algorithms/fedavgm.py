@@ -14,7 +14,10 @@ Departs from the paper: none. The paper's Nesterov form is `nesterov=True`.
 import optax
 
 from .. import check
-from ..core import Algorithm
+from ..core import (
+    Algorithm,
+    as_base,
+)
 from ..wrap import with_server_optimizer
 
 
@@ -35,4 +38,4 @@ def fedavgm(
     check.positive("server_lr", server_lr)
     check.between("server_momentum", server_momentum, 0, 1, closed="left")
     optimizer = optax.sgd(server_lr, server_momentum, nesterov)
-    return with_server_optimizer(base or Algorithm(), optimizer)
+    return with_server_optimizer(as_base(base), optimizer)

@@ -34,6 +34,7 @@ from ..core import (
     Refinement,
     ServerRule,
     Task,
+    as_base,
     mean,
     predict_frozen,
     predict_train,
@@ -109,6 +110,7 @@ def feddf(
         )
     if base is None:
         base = Algorithm(server=ServerRule(combine=mean(WEIGHTS[weights])))
+    base = as_base(base)
     if distill_steps == 0:
         return base
     if base.refine is not None:

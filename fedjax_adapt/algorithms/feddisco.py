@@ -23,7 +23,15 @@ import jax.numpy as jnp
 import optax
 
 from .. import check
-from ..core import Algorithm, Cohort, Mean, ServerRule, add_delta, by_examples
+from ..core import (
+    Algorithm,
+    Cohort,
+    Mean,
+    ServerRule,
+    add_delta,
+    as_base,
+    by_examples,
+)
 
 DISTANCES = ("kl", "cosine", "l1", "l2", "only_iid")
 
@@ -54,7 +62,7 @@ def feddisco(
     check.nonnegative("a", a)
     check.nonnegative("b", b)
     check.one_of("distance", distance, DISTANCES)
-    base = base or Algorithm()
+    base = as_base(base)
     combine, is_plain = base.server.combine, base.server.update is add_delta
     if not (isinstance(combine, Mean) and (is_plain or base.server.adds_mean)):
         raise ValueError(

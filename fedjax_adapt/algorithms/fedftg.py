@@ -37,6 +37,7 @@ from ..core import (
     Key,
     Refinement,
     ServerRule,
+    as_base,
     mean,
     with_refinement,
 )
@@ -122,6 +123,7 @@ def fedftg(
         )
     if base is None:
         base = Algorithm(server=ServerRule(combine=mean(WEIGHTS[weights])))
+    base = as_base(base)
     if iterations == 0:
         return base
     if base.refine is not None:

@@ -44,6 +44,7 @@ from ..core import (
     Params,
     StepPolicy,
     Traffic,
+    as_base,
     with_steps,
 )
 from ..moments import (
@@ -275,7 +276,7 @@ def fedgsnr(
         probe_batches,
         micro_batch,
     )
-    return with_steps(base or Algorithm(), policy)
+    return with_steps(as_base(base), policy)
 
 
 def _corrected(parts: Parts, params: Params, adds: Callable[[Params], Params]) -> Parts:

@@ -24,7 +24,10 @@ import jax.numpy as jnp
 import optax
 
 from .. import check
-from ..core import Algorithm
+from ..core import (
+    Algorithm,
+    as_base,
+)
 from ..wrap import with_server_optimizer
 
 
@@ -115,4 +118,4 @@ def _adaptive(server_lr, b1, tau, base: Algorithm | None, second: Callable):
         return jax.tree.map(step, first, v), Moments(first, v)
 
     optimizer = optax.GradientTransformation(init, update)
-    return with_server_optimizer(base or Algorithm(), optimizer)
+    return with_server_optimizer(as_base(base), optimizer)

@@ -55,6 +55,7 @@ from ..core import (
     RoundView,
     Task,
     Traffic,
+    as_base,
     public_examples,
     with_refinement,
 )
@@ -108,7 +109,7 @@ def fnr(
     Raises:
       ValueError: an argument is out of its range, or the base refines already.
     """
-    base = base or Algorithm()
+    base = as_base(base)
     if base.refine is not None:
         raise ValueError(
             "fnr refines clients but its base already has a refinement; give "

@@ -26,6 +26,7 @@ from ..core import (
     ServerRule,
     Traffic,
     Upload,
+    as_base,
     task_loss,
     with_refinement,
 )
@@ -64,7 +65,7 @@ def fedavg_pubft(
     Raises:
       ValueError: an argument is out of its range, or the base refines already.
     """
-    base = base or Algorithm()
+    base = as_base(base)
     if base.refine is not None:
         raise ValueError(
             "fedavg_pubft refines the server's model but its base already has a "

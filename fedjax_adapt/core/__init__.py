@@ -10,7 +10,14 @@ and their annotations say so.
 State is what the next round needs; Info is what a person wants to see.
 """
 
-from .algorithm import Algorithm, constant_steps, epochs, with_refinement, with_steps
+from .algorithm import (
+    Algorithm,
+    as_base,
+    constant_steps,
+    epochs,
+    with_refinement,
+    with_steps,
+)
 from .defaults import (
     ONE_MODEL_EACH_WAY,
     WEIGHTS,
@@ -122,6 +129,7 @@ __all__ = [
     "Upload",
     "WEIGHTS",
     "add_delta",
+    "as_base",
     "as_measured",
     "as_refinement",
     "by_examples",

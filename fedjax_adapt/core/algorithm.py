@@ -48,6 +48,22 @@ class Algorithm(NamedTuple):
     refine: Refinement | Refine | None = None  # None: client models need not be kept
 
 
+def as_base(base: Algorithm | None) -> Algorithm:
+    """The algorithm that another stands on; None: FedAvg.
+
+    Raises:
+      ValueError: it is no Algorithm.
+    """
+    if base is None:
+        return Algorithm()
+    if not isinstance(base, Algorithm):
+        name = base if isinstance(base, str) else getattr(base, "__name__", "scaffold")
+        raise ValueError(
+            f"base={name!r} is no algorithm; call its constructor, as in base={name}()."
+        )
+    return base
+
+
 def with_steps(algorithm: Algorithm, policy: StepPolicy) -> Algorithm:
     """The same algorithm, with another answer to "how many local steps?".
 

@@ -185,7 +185,7 @@ def put(
         at = index[0]  # a scatter would read the old row, which it may have to keep
 
         def replaced(all_, some):
-            start = (at, *(0,) * (all_.ndim - 1))
+            start = (at, *(jnp.zeros_like(at),) * (all_.ndim - 1))
             return jax.lax.dynamic_update_slice(all_, some.astype(all_.dtype), start)
 
         both = lambda table: jax.tree.map(replaced, table, rows)

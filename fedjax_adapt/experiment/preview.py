@@ -107,14 +107,23 @@ def _picture(config: Config, output: str | None, overwrite: bool) -> Path:
         path = Path(f"partition-{name}.png")
     else:
         path = Path(output).expanduser()
+    return picture_path("--output", path, overwrite)
+
+
+def picture_path(flag: str, path: Path, overwrite: bool) -> Path:
+    """Where a picture goes that was asked for by `flag`.
+
+    Raises:
+      ValueError: it cannot be drawn there, or something is there already.
+    """
     if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"--output {path} must end in {', '.join(FORMATS)}.")
+        raise ValueError(f"{flag} {path} must end in {', '.join(FORMATS)}.")
     if not path.parent.is_dir():
-        raise ValueError(f"--output {path}: there is no folder {path.parent}.")
+        raise ValueError(f"{flag} {path}: there is no folder {path.parent}.")
     if path.is_dir() or (path.exists() and not overwrite):
         raise ValueError(
             f"{path} is there already; write --overwrite to replace it, or another "
-            "--output FILE."
+            f"{flag} FILE."
         )
     return path
 

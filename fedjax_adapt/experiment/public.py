@@ -137,7 +137,7 @@ def auxiliary(config: Config, federation: "Federation") -> list[str]:
         given.append("public examples")
     whence = f"({public.num_examples}, {ORIGIN[public.protocol]})"
     given = [f"{text} {whence}" if "public" in text else text for text in given]
-    if public.validation is not None:
+    if public.validation is not None and validates(federation.algorithm):
         held = f"({public.num_validation}, held out of the training set)"
         given.append(f"labelled validation examples {held}")
     return given

@@ -63,14 +63,18 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
       ValueError: a folder holds no run, or one that is not finished.
     """
     found: dict[Tested, list[Run]] = {}
-    for folder in folders:
+    paths = [Path(folder).expanduser().resolve() for folder in folders]
+    for folder, path in zip(folders, paths, strict=True):
+        if paths.count(path) > 1:
+            raise ValueError(f"{folder} is given more than once; give each run once.")
         record = read_run(folder)
         if record.summary is None:
             raise ValueError(
                 f"{folder} holds a run that is not finished; resume it first."
             )
         tested = _tested(record.config, record.summary)
-        found.setdefault(tested, []).append((record.config, record.summary))
+        summary = record.summary | {"folder": str(folder)}  # it may have been moved
+        found.setdefault(tested, []).append((record.config, summary))
     result = []
     for tested, runs in sorted(found.items(), key=lambda item: item[0].trained):
         if not tested.trained:

@@ -116,10 +116,10 @@ def _drawable(folder: str | Path, against: str) -> Record:
             f"{folder} does not say its {against}; draw it against local_steps."
         )
     if not record.metrics[against].to_numpy().any():
-        raise ValueError(
-            f"{folder} has no simulated clock; train with --step-seconds, or draw it "
-            "against local_steps."
-        )
+        why = "has no simulated clock; train with --step-seconds"
+        if against != "simulated_seconds":
+            why = f"has no {AGAINST[against]} to count; leave it out"
+        raise ValueError(f"{folder} {why}, or draw it against round.")
     return record
 
 
