@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The keys and values of a TOML file.
+def read(path: Path, called: str = "config") -> dict[str, Any]:
+    """The keys and values of a TOML file, which the user knows as `called`.
 
     Raises:
       ValueError: the file is missing, unreadable or not TOML; the sentence names it.
@@ -23,17 +23,22 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not valid TOML: {error}.") from None
     except OSError as error:
         raise ValueError(
-            f"config={path} cannot be read ({error.strerror}); "
+            f"{called}={path} cannot be read ({error.strerror}); "
             "give the path of a TOML file."
         ) from None
 
 
-def line_of(path: Path, key: str) -> int:
-    """The number of the line that sets `key` (or opens the table `key`), from 1."""
+def line_of(path: Path, key: str, after: int = 0) -> int:
+    """The number of the line that sets `key` (or opens the table `key`), from 1.
+
+    The first below line `after`, and 1 if there is none.
+    """
     name = rf"(?:{re.escape(key)}|\"{re.escape(key)}\"|'{re.escape(key)}')"
     pattern = re.compile(rf"^\s*(?:{name}\s*[.=]|\[+\s*{name}\s*[.\]])")
     lines = path.read_text(encoding="utf-8").splitlines()
-    return next((n for n, line in enumerate(lines, 1) if pattern.match(line)), 1)
+    return next(
+        (n for n, line in enumerate(lines, 1) if n > after and pattern.match(line)), 1
+    )
 
 
 def dumps(values: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
