@@ -5,19 +5,17 @@ the program each builds its algorithm and plan from its own numbers, so that wha
 computes is what its run would.
 """
 
-import copy
 import time
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import Array, Key, PyTree, State
+from ..core import Array, Key, State
 from ..engine import memory, mesh, trials
 from ..engine.batches import batch_size
 from ..engine.cohort import most_steps, num_slots
@@ -28,10 +26,7 @@ from ..engine.trials import Layout
 from .build import Federation, build_algorithm, build_plan, completed
 from .config import Config
 from .program import Program, compile_program, measure, rounds, run_keys
-from .schema import kind_options
-
-# settings that are numbers to the engine, beside the options of an algorithm
-NUMBERS = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm")
+from .traced import number, with_numbers
 
 
 class Own(NamedTuple):
@@ -52,43 +47,6 @@ class Fleet(NamedTuple):
     program_of: Callable[[Sequence[int]], Program]
     abstract: State
     width: int
-
-
-def number_names(config: Config) -> list[str]:
-    """The settings of a trial that may be traced: numbers, and none of them None."""
-    return [*NUMBERS[: None if config.clip_norm is not None else -1], *_own(config)]
-
-
-def _own(config: Config) -> dict[str, str]:
-    """The options of the algorithm that are numbers, by their names in flat space."""
-    known = kind_options("algorithm", config.algorithm)
-    value = lambda own: config.algorithm_options.get(own, known[own][1].default)
-    return {
-        flat: own for own, (flat, _) in known.items() if isinstance(value(own), float)
-    }
-
-
-def number(config: Config, name: str) -> float:
-    """A setting that `number_names` names."""
-    if name in NUMBERS:
-        return getattr(config, name)
-    own = _own(config)[name]
-    known = kind_options("algorithm", config.algorithm)
-    return config.algorithm_options.get(own, known[own][1].default)
-
-
-def with_numbers(config: Config, numbers: dict[str, Any]) -> Config:
-    """`config` with some numbers that JAX may be tracing, which nobody can check."""
-    changed = copy.copy(config)
-    put = partial(object.__setattr__, changed)
-    own, options = _own(config), dict(config.algorithm_options)
-    for name, value in numbers.items():
-        if name in NUMBERS:
-            put(name, value)
-        else:
-            options[own[name]] = value
-    put("algorithm_options", types.MappingProxyType(options))
-    return changed
 
 
 def can_trace(config: Config, federation: Federation, names: Sequence[str]) -> bool:
@@ -144,6 +102,7 @@ def compile_group(
     federation: Federation,
     names: Sequence[str],
     layout: Layout,
+    fixed: bool = False,
 ) -> Fleet:
     """Traces and compiles; fewer trials side by side where the program is too large.
 
@@ -153,6 +112,7 @@ def compile_group(
       federation: of each of them.
       names: of the numbers that are traced.
       layout: how the trials are dealt out.
+      fixed: and nothing else will do.
     """
     if len(configs) == 1:
         program = compile_program(configs[0], federation)
@@ -186,7 +146,7 @@ def compile_group(
     every, left_over = config.evaluate_every, config.rounds % config.evaluate_every
     group = compiled(every) if config.rounds >= every else None
     last = compiled(left_over) if left_over else None
-    if layout.each > 1 and trials.too_large(group or last):
+    if not fixed and layout.each > 1 and trials.too_large(group or last):
         return compile_group(configs, federation, names, trials.halved(layout))
     seconds = time.perf_counter() - began
     most = most_steps(federation.plan, federation.algorithm.policy)
@@ -227,8 +187,6 @@ def _stacked(configs: Sequence[Config], names: Sequence[str]) -> Own:
     }
     keys = [run_keys(config.seed) for config in configs]
     return Own(numbers, *map(jnp.stack, zip(*keys, strict=True)))
-
-
 
 
 def _lanes(

@@ -54,15 +54,16 @@ def dumps(values: Mapping[str, Any], comments: Mapping[str, str] | None = None) 
         if key in comments:
             lines += ["", f"# {comments[key]}"]
         if value is not None:
-            lines.append(f"{_key(key)} = {_value(value)}")
+            lines.append(f"{_key(key)} = {spelled(value)}")
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
 def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else spelled(key)
 
 
-def _value(value: Any) -> str:
+def spelled(value: Any) -> str:
+    """A value as TOML writes it; TypeError for what has no place in a flat file."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -70,7 +71,7 @@ def _value(value: Any) -> str:
     if isinstance(value, str | Path):
         return '"' + "".join(map(_escaped, str(value))) + '"'
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        return "[" + ", ".join(map(spelled, value)) + "]"
     raise TypeError(f"{value!r} has no place in a flat TOML file")
 
 
