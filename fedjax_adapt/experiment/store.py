@@ -29,6 +29,9 @@ ACCURACY = "accuracy"
 TRAINED = "training_accuracy_on_the_public_set"  # in its place where that is tested on
 CONFIG, SUMMARY, LOCK = "config.toml", "summary.json", ".lock"
 SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see swept.py
+COLUMNS = {
+    "rho": "algorithm_rho"
+}  # of settings in its results, if not as they are called
 TABLES = ("metrics", "clients")
 
 
@@ -90,11 +93,12 @@ class Swept(NamedTuple):
     """What a sweep folder says.
 
     `results` has one row per trial of the groups that are done: trial, the settings that
-    vary, method, config_hash, group, dataset, test_examples (how many it was tested on),
-    diverged_round (null unless it diverged; then there are no figures) and the figures of
-    a run's summary, `rounds_to` as a column for each target, those of other models with
-    their name at the end. Columns of a run that trained on its test set
-    (public=published) begin with training_accuracy_on_the_public_set.
+    vary (`COLUMNS` names one that is called like a figure), method, config_hash, group,
+    dataset, test_examples (how many it was tested on), diverged_round (null unless it
+    diverged; then there are no figures) and the figures of a run's summary, `rounds_to`
+    as a column for each target, those of other models with their name at the end. Columns
+    of a run that trained on its test set (public=published) begin with
+    training_accuracy_on_the_public_set.
     """
 
     folder: Path

@@ -136,7 +136,7 @@ def rows_of(
         settings = to_settings(trial.config)
         row = {
             "trial": trial.number,
-            **{name: settings.get(name) for name in names},
+            **{store.COLUMNS.get(name, name): settings.get(name) for name in names},
             "method": method_of(trial.config),
             "config_hash": config_hash(trial.config),
             "group": group.name,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..experiment.store import ACCURACY, TRAINED, read_swept
+from ..experiment.store import ACCURACY, COLUMNS, TRAINED, read_swept
 from .tables import percent
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def parts(folder: str | Path) -> list[Part]:
         lines = sorted_rows.setdefault(
             (trained, row["dataset"], row["test_examples"]), {}
         )
-        point = {name: row[name] for name in names}
+        point = {name: row[COLUMNS.get(name, name)] for name in names}
         line = lines.setdefault(tuple(map(str, point.values())), Line(point, [], []))
         if row["diverged_round"] is not None:
             line.diverged.append(row["trial"])
