@@ -94,11 +94,11 @@ class Swept(NamedTuple):
 
     `results` has one row per trial of the groups that are done: trial, the settings that
     vary (`COLUMNS` names one that is called like a figure), method, config_hash, group,
-    dataset, test_examples (how many it was tested on), diverged_round (null unless it
-    diverged; then there are no figures) and the figures of a run's summary, `rounds_to`
-    as a column for each target, those of other models with their name at the end. Columns
-    of a run that trained on its test set (public=published) begin with
-    training_accuracy_on_the_public_set.
+    dataset, test_examples (how many it was tested on), accuracy_name (as in a summary),
+    diverged_round (null unless it diverged; then there are no figures) and the figures of
+    a run's summary, `rounds_to` as a column for each target, those of other models with
+    their name at the end. Columns of a run that trained on its test set
+    (public=published) begin with training_accuracy_on_the_public_set.
     """
 
     folder: Path

@@ -27,7 +27,7 @@ from .run import Progress, Report, silent
 from .store import Swept
 from .trial_rows import TrialsLog
 
-GROUP = "group.toml"
+GROUP, CHECKPOINTS = "group.toml", "checkpoints"  # of a group
 
 
 def sweep(
@@ -47,8 +47,8 @@ def sweep(
       resume: go on with the sweep that lies in the folder, if there is one.
       devices: that share the trials, each trial on one of them; a trial that is alone in
         its group has them all; None: as `source` says, else "auto".
-      side_by_side: trials at once on a device; "auto": all that fit on an accelerator, what
-        is fast on a CPU.
+      side_by_side: trials at once on a device, fewer where the program does not fit into
+        its memory; "auto": all that fit on an accelerator, what is fast on a CPU.
       progress: called about every second. Its rounds are those of all trials, its figures
         means over the trials under way. If it raises KeyboardInterrupt the rounds so far
         are saved.
@@ -83,6 +83,7 @@ def sweep(
             )
             if store.read_summary(runner.path) is None:
                 runner.run(side_by_side, commit)
+            shutil.rmtree(runner.path / CHECKPOINTS, ignore_errors=True)
             before += sum(trial.config.rounds for trial in group.trials)
             rows += swept.rows_of(runner.path, group.trials, asked.names)
             rows.sort(key=lambda row: row["trial"])
@@ -121,8 +122,8 @@ class _Runner:
             told = {"trials": numbers, "traced": self.group.numbers}
             told["at_once"] = fleet.width
             store.write_text(self.path / GROUP, toml.dumps(told))
-        checkpoints, rounds = self.path / "checkpoints", configs[0].rounds
-        restored = checkpoint.restore(checkpoints, fleet.abstract)
+        rounds = configs[0].rounds
+        restored = checkpoint.restore(self.path / CHECKPOINTS, fleet.abstract)
         state, done = restored if restored is not None else (None, 0)
         store.truncate(self.path, done)
         for first in range(done // rounds * fleet.width, len(configs), fleet.width):
@@ -137,7 +138,6 @@ class _Runner:
             "compile_seconds": fleet.program_of([0]).seconds,
         }
         store.finish(self.path, told | _evidence(commit))
-        shutil.rmtree(checkpoints, ignore_errors=True)
 
     def layout(
         self, federation: Federation, side_by_side: int | str
@@ -177,7 +177,7 @@ class _Runner:
 
         def save(state: State, done: int) -> None:
             log.write(done)
-            checkpoint.save(self.path / "checkpoints", state, base + done)
+            checkpoint.save(self.path / CHECKPOINTS, state, base + done)
 
         def report(done: int, latest: tuple[float, float], rate: float) -> None:
             rounds = self.before + some.start * config.rounds + done * len(some)

@@ -131,7 +131,7 @@ def rows_of(
     import pyarrow.compute as pc
 
     metrics, said = store.read_table(group, "metrics"), store.read_summary(group) or {}
-    found = []
+    named, found = store.accuracy_in(metrics.column_names), []
     for trial in trials:
         settings = to_settings(trial.config)
         row = {
@@ -142,6 +142,9 @@ def rows_of(
             "group": group.name,
             "dataset": trial.config.dataset,
             "test_examples": said.get("test_examples"),
+            "accuracy_name": TEST
+            if named == store.ACCURACY
+            else named.replace("_", " "),
         }
         own = metrics.filter(pc.equal(metrics["trial"], trial.number))
         diverged = own["diverged_round"][-1].as_py() or None

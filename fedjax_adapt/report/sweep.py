@@ -58,10 +58,9 @@ def parts(folder: str | Path) -> list[Part]:
     grids = [grids] if isinstance(grids, dict) else grids
     names = dict.fromkeys(n for grid in grids for n in grid if n != SEED)
     rows = found.results.to_pylist()
-    trained_groups = {row["group"] for row in rows if row.get(TRAINED) is not None}
     sorted_rows: dict[tuple, dict[tuple, Line]] = {}
     for row in rows:
-        trained = row["group"] in trained_groups
+        trained = row["accuracy_name"] == TRAINED.replace("_", " ")
         lines = sorted_rows.setdefault(
             (trained, row["dataset"], row["test_examples"]), {}
         )

@@ -62,6 +62,14 @@ def test_a_trial_is_the_run_with_its_settings(three, whole):
         np.testing.assert_allclose(own, theirs[name], rtol=1e-4, atol=1e-5)
 
 
+def test_a_trial_alone_is_its_run_to_the_bit(tmp_path, whole):
+    """Its clients share the devices, by the program of a run."""
+    found = sweep({"run": TINY, "grid": {"seed": [0]}}, tmp_path / "sweep")
+    ours, theirs = metrics(found), read_run(whole.folder).metrics.to_pydict()
+    for name in set(theirs) - {"seconds"}:
+        assert ours[name] == theirs[name]
+
+
 def test_the_folder_of_a_sweep_holds_what_it_should(three):
     files = {p.name for p in three.folder.iterdir()}
     assert files == {"sweep.toml", "results.parquet", "groups", "summary.json"}
@@ -289,6 +297,7 @@ def written(folder, rows, grid):
     """The folder of a sweep with these results."""
     folder.mkdir()
     common = {"method": "m", "group": "g", "dataset": "d", "test_examples": 9}
+    common |= {"accuracy_name": "test accuracy"}
     rows = [
         {"trial": i, **common, "diverged_round": None} | row
         for i, row in enumerate(rows)
@@ -331,25 +340,28 @@ def test_seeds_are_one_line_with_their_spread_and_the_best_comes_first(tmp_path)
 def test_training_accuracy_stands_in_a_table_of_its_own(tmp_path):
     from fedjax_adapt.experiment.store import TRAINED
 
+    named = TRAINED.replace("_", " ")
     rows = [
-        {"public": "published", "group": "h", **figures(0.99, TRAINED)},
-        {"public": "holdout", **figures(0.5)},
-        {"public": "split_test", "test_examples": 5, **figures(0.6)},
+        {"public": "published", "accuracy_name": named, "lr": 1}
+        | figures(0.99, TRAINED),
+        {"public": "published", "accuracy_name": named, "diverged_round": 1, "lr": 2},
+        {"public": "holdout", "lr": 1, **figures(0.5)},
+        {"public": "split_test", "lr": 1, "test_examples": 5, **figures(0.6)},
     ]
-    grid = {"public": ["published", "holdout", "split_test"]}
+    grid = {"public": ["published", "holdout", "split_test"], "lr": [1, 2]}
     found = parts(written(tmp_path / "s", rows, grid))
     assert [part.ranked for part in found] == [True, True, False]
-    assert [len(part.lines) for part in found] == [1, 1, 1]
+    assert [len(part.lines) for part in found] == [1, 1, 2]
     assert "training accuracy" in found[2].title and "public=publ" in found[2].title
     last = sweep_tables(tmp_path / "s")[2]
     headers = [column.header for column in last.columns]
-    assert headers == ["public", "training accuracy", "last", "best", "n"]
+    assert headers == ["public", "lr", "training accuracy", "last", "best", "n"]
 
 
 CASES = {
     "fedavg": {"seed": [0, 1], "lr": [0.1, 0.05]},
     "scaffold": {"seed": [1], "lr": [0.05], "server_lr": [0.5, 1.0]},
-    "fedprox": {"seed": [1], "mu": [0.1, 1.0]},
+    "fedprox": {"seed": [0, 1], "mu": [0.1, 1.0], "lr": [0.05]},
     "fedssg": {"seed": [0, 1], "alpha": [0.02, 0.1], "lr": [0.05]},
     "fedgsnr": {"seed": [0, 1], "interpolation": [0.3, 0.7]},
 }
@@ -358,9 +370,9 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", CASES)
 def test_every_trial_is_the_run_with_its_settings(tmp_path, algorithm):
-    """Its last trial, two at a time or each on a device; rounds end in half a group."""
+    """Its last trial, two at a time or each on a device of its own."""
     common = {name: v for name, v in RUN.items() if name != "epochs"}
-    common |= {"algorithm": algorithm, "evaluate_every": 2, "rounds": 5}
+    common |= {"algorithm": algorithm, "evaluate_every": 3, "rounds": 3}
     grid = CASES[algorithm]
     asked = read_sweep({"run": common, "grid": grid})
     side = {"devices": 2, "side_by_side": 1} if algorithm == "fedssg" else {}
