@@ -14,10 +14,8 @@ from .fleet import can_trace, layout_of
 from .grid import Trial, described
 from .traced import number, number_names
 
-SEEDS = (
-    "partition_seed",
-    "clock_seed",
-)  # change data and clocks, not what may be traced
+# they change data and clocks, not what may be traced
+SEEDS = ("partition_seed", "clock_seed")
 
 
 class Group(NamedTuple):
