@@ -149,7 +149,7 @@ def _reporting(console) -> Iterator[Callable]:
         def report(progress):
             if progress.warning is not None:
                 told = f"warning: {progress.warning}"
-                console.print(told, highlight=False, soft_wrap=True)
+                console.print(told, highlight=False, soft_wrap=True, markup=False)
             show(progress)
             stop_if_asked()
 

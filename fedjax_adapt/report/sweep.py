@@ -87,6 +87,7 @@ def parts(folder: str | Path) -> list[Part]:
 
 def sweep_tables(folder: str | Path) -> "list[Table]":
     """A table for each of the `parts`; raises like them."""
+    from rich.markup import escape
     from rich.table import Table
 
     tables = []
@@ -101,7 +102,9 @@ def sweep_tables(folder: str | Path) -> "list[Table]":
         for name in (accuracy, *FIGURES, "n"):
             table.add_column(name, justify="right", no_wrap=True)
         for rank, line in enumerate(part.lines, 1):
-            settings = ["-" if v is None else str(v) for v in line.point.values()]
+            settings = [
+                "-" if v is None else escape(str(v)) for v in line.point.values()
+            ]
             cells = [_cell(line, name) for name in (ACCURACY, *FIGURES)]
             place = [str(rank)] if part.ranked else []
             table.add_row(*place, *settings, *cells, str(len(line.figures)))
