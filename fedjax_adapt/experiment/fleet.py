@@ -49,6 +49,13 @@ class Fleet(NamedTuple):
     width: int
 
 
+def check_numbers(config: Config, federation: Federation) -> None:
+    """Raises ValueError as a run would that knows its numbers, traced or not."""
+    data, plan = federation.data, replace(build_plan(config), devices=1)
+    algorithm = completed(config, build_algorithm(config), data)
+    make_round(algorithm, federation.task, data, plan)
+
+
 def can_trace(config: Config, federation: Federation, names: Sequence[str]) -> bool:
     """Whether a run's program can be built without knowing these numbers.
 

@@ -5,12 +5,13 @@ that JAX may trace. Whether an algorithm's options may be is found out by tracin
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from .build import build
 from .config import identity
-from .fleet import can_trace, layout_of
+from .fleet import can_trace, check_numbers, layout_of
 from .grid import Trial, described
 from .traced import number, number_names
 
@@ -44,11 +45,7 @@ def groups_of(trials: Sequence[Trial], side_by_side: int | str = "auto") -> list
         names = _varying(some)
         kind = _key(some[0], number_names(some[0].config), SEEDS) + json.dumps(names)
         if kind not in known:
-            try:
-                known[kind] = _traceable(some, names, side_by_side)
-            except ValueError as error:
-                about = f"trial {some[0].number} ({described(some[0])})"
-                raise ValueError(f"{about}: {error}") from None
+            known[kind] = _traceable(some, names, side_by_side)
         split: dict[str, list[Trial]] = {}
         for trial in some:
             split.setdefault(_key(trial, known[kind]), []).append(trial)
@@ -80,12 +77,26 @@ def _varying(trials: Sequence[Trial]) -> list[str]:
 def _traceable(
     trials: Sequence[Trial], names: list[str], side_by_side: int | str
 ) -> list[str]:
-    """Those of the numbers that a program can be built without."""
+    """Those of the numbers that a program can be built without; all trials checked."""
     config = trials[0].config
-    federation = build(config)
-    layout_of(config, federation, len(trials), side_by_side)
-    can_trace(config, federation, [])
+    with _about(trials[0]):
+        federation = build(config)
+        layout_of(config, federation, len(trials), side_by_side)
+        can_trace(config, federation, [])
+    for trial in trials:
+        with _about(trial):
+            check_numbers(trial.config, federation)
     if can_trace(config, federation, names):
         return names
     alone = [name for name in names if can_trace(config, federation, [name])]
     return alone if can_trace(config, federation, alone) else []
+
+
+@contextmanager
+def _about(trial: Trial) -> Iterator[None]:
+    """Errors say which trial they are about."""
+    try:
+        yield
+    except ValueError as error:
+        about = f"trial {trial.number} ({described(trial)})"
+        raise ValueError(f"{about}: {error}") from None
