@@ -1,4 +1,4 @@
-"""The command line: `fedjax-adapt run`, `partition`, `compare` and so on; see USAGE.
+"""The command line: `fedjax-adapt run`, `sweep`, `partition` and so on; see USAGE.
 
 A mistake of the user is one sentence on stderr and exit code 2; training that diverges
 is exit code 1; Ctrl-C is 130. JAX is imported only where it is needed.
@@ -20,6 +20,7 @@ A vectorised simulator for adaptive federated learning in JAX.
 
 commands:
   run        train a federation; without options: FedSSG on the digits, under a minute
+  sweep      run a grid of settings, those that differ in numbers and seeds at once
   partition  print and draw who would hold what, before anyone trains on it
   compare    rank finished runs, those that trained on their test set apart
   contributions
@@ -38,6 +39,7 @@ examples:
   fedjax-adapt run --config run.toml --lr 0.05
   fedjax-adapt run --folder runs/mine --resume
   fedjax-adapt run --algorithm fnr --controls
+  fedjax-adapt sweep SWEEP.toml --folder runs/sweep
   fedjax-adapt partition --partition labels_per_client --num-labels 3
   fedjax-adapt compare runs/mine runs/other
   fedjax-adapt contributions runs/mine
@@ -75,6 +77,7 @@ def _main(arguments: list[str]) -> int:
         return 0
     commands = {
         "run": run,
+        "sweep": sweep,
         "partition": partition,
         "compare": compare,
         "contributions": contributions,
@@ -132,21 +135,12 @@ def _train(config, folder: Path, resume: bool) -> int:
 
     from .experiment.rows import Diverged
     from .experiment.run import run as train
-    from .report.live import live
     from .report.plots import learning_curve
     from .report.tables import summary_table
 
     console = Console()
     try:
-        with live(console) as show, _finishing() as stop_if_asked:
-
-            def report(progress):
-                if progress.warning is not None:
-                    told = f"warning: {progress.warning}"
-                    console.print(told, highlight=False, soft_wrap=True)
-                show(progress)
-                stop_if_asked()
-
+        with _reporting(console) as report:
             train(config, resume, report)
     except Diverged as error:
         return _fail(str(error), 1)
@@ -155,6 +149,23 @@ def _train(config, folder: Path, resume: bool) -> int:
     console.print(f"run      {folder}", highlight=False, soft_wrap=True)
     console.print(f"picture  {picture}", highlight=False, soft_wrap=True)
     return 0
+
+
+@contextmanager
+def _reporting(console) -> Iterator[Callable]:
+    """A function that shows progress and its warnings, and where Ctrl-C takes effect."""
+    from .report.live import live
+
+    with live(console) as show, _finishing() as stop_if_asked:
+
+        def report(progress):
+            if progress.warning is not None:
+                told = f"warning: {progress.warning}"
+                console.print(told, highlight=False, soft_wrap=True, markup=False)
+            show(progress)
+            stop_if_asked()
+
+        yield report
 
 
 def _interrupted(folder: Path, again: str) -> int:
@@ -167,6 +178,60 @@ def _interrupted(folder: Path, again: str) -> int:
     upto = f"saved up to round {saved[-1]}" if saved else "no round is saved yet"
     goal = "to go on" if saved else "to begin again"
     return _fail(f"interrupted, {upto}; write fedjax-adapt run {again} {goal}.", 130)
+
+
+def sweep(arguments: list[str]) -> int:
+    """`fedjax-adapt sweep SWEEP.toml`: runs a grid of settings, prints a table."""
+    with _importing():
+        _prepare_jax()
+        from .engine.mesh import cores_as_devices
+        from .experiment.grid import read_sweep
+        from .experiment.sweep_flags import parse
+        from .experiment.swept import sweep_folder
+
+        try:
+            request = parse(arguments)
+        except SystemExit:  # --help has been printed
+            return 0
+        asked = read_sweep(request.file)
+        folder = sweep_folder(asked, request.folder)
+        told = request.devices or asked.run.get("devices", "auto")
+        with suppress(ValueError):  # where JAX has begun already
+            cores_as_devices(None if told == "auto" else told)
+        # needed by the first checkpoint; see `_importing`
+        import orbax.checkpoint  # noqa: F401
+        import pyarrow.parquet  # noqa: F401
+    try:
+        return _sweep(asked, folder, request)
+    except KeyboardInterrupt:
+        if not folder.exists():
+            return _interrupted(folder, "")
+        again = f"fedjax-adapt sweep {request.file} --folder {folder} --resume"
+        return _fail(f"interrupted; write {again} to go on.", 130)
+
+
+def _sweep(asked, folder: Path, request) -> int:
+    from rich.console import Console
+
+    from .experiment.store import RESULTS
+    from .experiment.sweep import sweep as run_sweep
+    from .report.sweep import sweep_tables
+
+    console = Console()
+    with _reporting(console) as report:
+        _, _, resume, devices, side_by_side = request
+        found = run_sweep(asked, folder, resume, devices, side_by_side, report)
+    for table in sweep_tables(folder):
+        console.print(table)
+    console.print(f"results  {folder / RESULTS}", highlight=False, soft_wrap=True)
+    if not found.diverged:
+        return 0
+    trials = ", ".join(map(str, found.diverged))
+    return _fail(
+        f"{len(found.diverged)} of {len(found.results)} trials diverged (trial {trials}, "
+        f"see diverged_round in {folder / RESULTS}); lower lr or clip_norm there.",
+        1,
+    )
 
 
 def partition(arguments: list[str]) -> int:

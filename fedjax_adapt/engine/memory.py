@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
 from ..core import ClientState
 from . import mesh
@@ -20,10 +19,8 @@ def check_fits(
       num_slots: clients of a round, whose rows may be on their way between devices.
       num_devices: how many share the table, or hold a copy each.
     """
-    row = sum(
-        jnp.size(leaf) * jnp.result_type(leaf).itemsize
-        for leaf in jax.tree.leaves(client)
-    )
+    leaves = jax.tree.leaves(jax.eval_shape(lambda client: client, client))
+    row = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     # cores that are devices share one memory; an accelerator has its own
     shared = jax.default_backend() == "cpu"
 

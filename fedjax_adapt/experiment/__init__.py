@@ -4,6 +4,9 @@ from fedjax_adapt.experiment import Config, read_run, run
 
 summary = run(Config(algorithm="fedavg", rounds=20, folder="runs/first"))
 read_run("runs/first").metrics.to_pandas()
+
+grid = {"lr": [0.1, 0.03], "seed": [0, 1, 2]}
+sweep({"run": {"algorithm": "fedavg", "partition_seed": 0}, "grid": grid}).results
 """
 
 from .build import Federation as Federation
@@ -13,7 +16,10 @@ from .rows import Diverged as Diverged
 from .run import Progress as Progress
 from .run import run as run
 from .store import Record as Record
+from .store import Swept as Swept
 from .store import read_run as read_run
+from .store import read_swept as read_swept
 from .summary import Summary as Summary
+from .sweep import sweep as sweep
 from .valuation import CohortValues as CohortValues
 from .valuation import value_cohort as value_cohort

@@ -62,6 +62,15 @@ def build(config: Config) -> Federation:
         source, public = source.parity(), public and public.parity()
     seen = public if uses_public(algorithm) else None
     data = skewed(config, source, source.federated(rows, seen))
+    algorithm = completed(config, algorithm, data)
+    task = build_task(config, source)
+    return Federation(algorithm, task, data, plan, source, measured, public)
+
+
+def completed(
+    config: Config, algorithm: Algorithm, data: FederatedDataset
+) -> Algorithm:
+    """The algorithm with what of the run hangs on the data, or is only measured."""
     if config.match is not None:
         sizes, num_train = np.asarray(data.size), len(source.y_train)
         policy = matching_steps(config, sizes, num_train, public)
@@ -70,8 +79,7 @@ def build(config: Config) -> Federation:
         keep = {"cohort": "sel", "clients": "all"}
         wanted = {name: model in config.evaluate_also for name, model in keep.items()}
         algorithm = with_averages(algorithm, **wanted)
-    task = build_task(config, source)
-    return Federation(algorithm, task, data, plan, source, measured, public)
+    return algorithm
 
 
 def split_source(config: Config, source: Source) -> list[np.ndarray]:

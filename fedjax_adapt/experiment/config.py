@@ -7,7 +7,7 @@ model, partition and data set. An option whose name is taken is prefixed with it
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,29 @@ def read_settings(path: Path) -> dict[str, Any]:
         names the file and the line.
     """
     settings = toml.read(path)
-    at = lambda key: f"{path}, line {toml.line_of(path, key)}"
+
+    def at(key: str) -> str:
+        return (
+            f"{path}, line {toml.line_of(path, key)}" if key in settings else str(path)
+        )
+
+    return check_settings(settings, at)
+
+
+def check_settings(
+    settings: Mapping[str, Any], at: Callable[[str], str]
+) -> dict[str, Any]:
+    """The settings, of the types they should have.
+
+    Args:
+      settings: flat.
+      at: says where a setting is written, or where it could be.
+
+    Raises:
+      ValueError: an unknown name, or a value of the wrong type or out of range; the
+        sentence begins with the place.
+    """
+    settings = dict(settings)
     choices = choices_in(settings)
     for kind in KINDS:
         try:
@@ -127,8 +149,7 @@ def read_settings(path: Path) -> dict[str, Any]:
             build()
         except ValueError as error:  # out of range
             key = name_of(str(error).partition("=")[0])
-            where = at(key) if key in settings else path
-            raise ValueError(f"{where}: {error}") from None
+            raise ValueError(f"{at(key)}: {error}") from None
     return settings
 
 
@@ -151,9 +172,13 @@ def to_toml(config: Config) -> str:
     return toml.dumps(settings, comments)
 
 
-def config_hash(config: Config) -> str:
-    """Eight hexadecimal digits that say which numbers a run will produce."""
+def identity(config: Config) -> dict[str, Any]:
+    """The settings that say which numbers a run will produce."""
     settings = to_settings(config)
-    identity = {k: v for k, v in settings.items() if k not in INCIDENTAL}
-    text = json.dumps(identity, sort_keys=True)
+    return {name: v for name, v in settings.items() if name not in INCIDENTAL}
+
+
+def config_hash(config: Config) -> str:
+    """Eight hexadecimal digits of the `identity`."""
+    text = json.dumps(identity(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

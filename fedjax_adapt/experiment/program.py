@@ -55,15 +55,15 @@ def compile_program(config: Config, federation: Federation) -> Program:
     # a Partial's arrays are arguments of the program, not constants in it
     test = mesh.shown(data.test, num_devices)
     averaged = round_fn.data if config.evaluate_also else None
-    measure = jax.tree_util.Partial(
-        partial(_measure, algorithm, task, num_devices, data.num_classes),
+    measured = jax.tree_util.Partial(
+        partial(measure, algorithm, task, num_devices, data.num_classes),
         test,
         averaged,
     )
 
     def compiled(num_rounds: int) -> Group:
-        arguments = (round_fn, measure, key_train)
-        group = jax.jit(partial(_group, num_rounds), donate_argnums=0)
+        arguments = (round_fn, measured, key_train)
+        group = jax.jit(partial(rounds, num_rounds), donate_argnums=0)
         program = group.lower(abstract, *arguments).compile(options)
         return lambda state: program(state, *arguments)
 
@@ -81,15 +81,16 @@ def run_keys(seed: int) -> tuple[Key, Key]:
     return jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
 
 
-def _group(
+def rounds(
     num_rounds: int, state: State, round_fn: RoundFn, measure: Callable, key_train: Key
-):
-    rounds = state.round + jnp.arange(num_rounds)
-    keys = jax.vmap(partial(jax.random.fold_in, key_train))(rounds)
+) -> tuple[State, Any, Any]:
+    """As many rounds, and what `measure` says of the state after them, [1, ...]."""
+    numbers = state.round + jnp.arange(num_rounds)
+    keys = jax.vmap(partial(jax.random.fold_in, key_train))(numbers)
     return train_and_evaluate(round_fn, state, keys, measure, num_rounds, num_rounds)
 
 
-def _measure(
+def measure(
     algorithm: Algorithm,
     task: Task,
     num_devices: int,
@@ -98,6 +99,7 @@ def _measure(
     averaged: FederatedDataset | None,
     state: State,
 ) -> Measured:
+    """What a state is worth on the test set; `averaged`: evaluate averages of it too."""
     score = lambda params: scores(task, params, test, devices=num_devices)
     scored = score(state.params)
     return Measured(

@@ -31,6 +31,61 @@ class Diverged(ArithmeticError):
     """The server's model is no longer finite; the message names the round."""
 
 
+class Tally:
+    """What a run has counted since its start, row after row."""
+
+    def __init__(
+        self,
+        last: Mapping[str, Any],
+        accuracy: str = store.ACCURACY,
+        broadcast: int = 0,
+    ):
+        """Goes on from a row.
+
+        Args:
+          last: the last row of `metrics` that is written; empty if there is none.
+          accuracy: what accuracies are called in the rows.
+          broadcast: bytes that clients have received before the first round.
+        """
+        begin = {"bytes_down": broadcast}
+        self.accuracy = accuracy
+        self.totals = {name: last.get(name) or begin.get(name, 0) for name in TOTALS}
+        self.cut = self.asked = 0  # local steps of policies, by this process
+        self.broken = 0  # the last round in which a client's loss was not finite
+        self.idle = 0  # the first round in which nobody trained
+        self.seconds = last.get("seconds", 0.0)
+
+    def row(
+        self, done: int, infos: Info, measured: Measured, spent: float
+    ) -> dict[str, Any]:
+        """The next row of `metrics`, of a group that took `spent` seconds.
+
+        Args:
+          done: rounds done before the group.
+          infos: of the group, NumPy arrays [rounds, cohort, ...].
+          measured: after the group.
+          spent: seconds.
+        """
+        if not self.idle and not infos.num_active.all():
+            self.idle = done + 1 + int(np.argmin(infos.num_active))
+        done += len(infos.delta_norm)
+        row = metrics_row(infos, measured, done, self.totals)
+        self.cut += row["cut"]
+        if row["cohort"] and not np.isfinite(row["train_loss"]):
+            self.broken = done
+        self.asked += row["local_steps"] - self.totals["local_steps"] + row["cut"]
+        self.totals = {name: row[name] for name in TOTALS}
+        self.seconds += spent
+        row = {**row, "seconds": self.seconds}
+        return {self._named(name): value for name, value in row.items()}
+
+    def _named(self, column: str) -> str:
+        """A column, by what the accuracy on the test set is to be called."""
+        own, _, _ = column.partition("_")
+        tested = own == store.ACCURACY or column == f"class_{store.ACCURACY}"
+        return column.replace(store.ACCURACY, self.accuracy) if tested else column
+
+
 class Log:
     """The rows since the last checkpoint, waiting to be written with the next."""
 
@@ -49,15 +104,10 @@ class Log:
           accuracy: what accuracies are called in the rows.
           broadcast: bytes that clients have received before the first round.
         """
-        self.folder, self.num_clients, self.accuracy = folder, num_clients, accuracy
+        self.folder, self.num_clients = folder, num_clients
         written = store.read_table(folder, "metrics")
         last = written.slice(len(written) - 1).to_pylist() if len(written) else [{}]
-        begin = {"bytes_down": broadcast}
-        self.totals = {name: last[0].get(name) or begin.get(name, 0) for name in TOTALS}
-        self.cut = self.asked = 0  # local steps of policies, by this process
-        self.broken = 0  # the last round in which a client's loss was not finite
-        self.idle = 0  # the first round in which nobody trained
-        self.seconds = last[0].get("seconds", 0.0)
+        self.tally = Tally(last[0], accuracy, broadcast)
         self.metrics, self.clients = [], []
 
     def add(
@@ -81,28 +131,11 @@ class Log:
                     f"training diverged in round {diverged}: the model is not "
                     f"finite; lower lr or clip_norm and give another folder{kept}."
                 )
-            if not self.idle and not infos.num_active.all():
-                self.idle = done + 1 + int(np.argmin(infos.num_active))
             self.clients.append(client_rows(infos, done + 1, self.num_clients))
+            row = self.tally.row(done, infos, measured, spent / len(parts))
+            self.metrics.append(row)
             done += len(infos.delta_norm)
-            row = metrics_row(infos, measured, done, self.totals)
-            self.cut += row["cut"]
-            if row["cohort"] and not np.isfinite(row["train_loss"]):
-                self.broken = done
-            self.asked += row["local_steps"] - self.totals["local_steps"] + row["cut"]
-            self.totals = {name: row[name] for name in TOTALS}
-            self.seconds += spent / len(parts)
-            row = {**row, "seconds": self.seconds}
-            self.metrics.append(
-                {self._named(name): value for name, value in row.items()}
-            )
-        return done, (row["accuracy"], row["loss"])
-
-    def _named(self, column: str) -> str:
-        """A column, by what the accuracy on the test set is to be called."""
-        own, _, _ = column.partition("_")
-        tested = own == store.ACCURACY or column == f"class_{store.ACCURACY}"
-        return column.replace(store.ACCURACY, self.accuracy) if tested else column
+        return done, (row[self.tally.accuracy], row["loss"])
 
     def write(self, done: int) -> None:
         """Appends the rows to the tables of the run."""

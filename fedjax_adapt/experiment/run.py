@@ -7,13 +7,10 @@ from the seed by t, and every group is the same program, so a resumed run gives 
 numbers of one that was never interrupted, to the bit.
 """
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
-
-import jax
 
 from ..core import State
 from ..engine.evaluate import evaluate_clients
@@ -22,11 +19,10 @@ from . import checkpoint, figures, public, store, summary
 from .build import Federation, build
 from .config import Config, config_hash, method_of, partition_seed, to_toml
 from .folder import check_folder, create, devices_of, run_folder
+from .loop import train
 from .program import Program, compile_program
-from .rows import Log
+from .rows import Log, Tally
 from .summary import Summary
-
-UPDATE = 0.7  # seconds between two reports of progress, about
 
 
 class Progress(NamedTuple):
@@ -101,108 +97,47 @@ def _train(
     store.truncate(folder, done)
     broadcast = public.broadcast_bytes(federation)
     log = Log(folder, config.num_clients, accuracy, broadcast)
-    schedule = Schedule(config, done)
     told = set()
     unused = public.unused(config, federation)
     progress(Progress(done, config.rounds, warning=unused, accuracy_name=shown))
-    first, seconds, groups = done, 0.0, 1
-    while done < config.rounds:
-        began = time.perf_counter()
-        stop = schedule.next_stop()
-        state, parts = _dispatch(config, program, state, done, stop, groups)
-        spent = time.perf_counter() - began
-        done, latest = log.add(done, parts, spent)
-        seconds += spent
-        # as many groups as fit between two reports, found by trying
-        groups = max(1, min(int(len(parts) * UPDATE / spent), 4 * len(parts)))
-        rate = (done - first) / seconds
-        warning = _warning(config, program, log, done, told)
-        try:
-            progress(Progress(done, config.rounds, *latest, rate, warning, shown))
-        except KeyboardInterrupt:  # nothing is under way, so nothing need be lost
-            log.write(done)
-            checkpoint.save(checkpoints, state, done)
-            raise
-        if schedule.due(done):
-            began = time.perf_counter()
-            log.write(done)
-            checkpoint.save(checkpoints, state, done)
-            schedule.saved(done, time.perf_counter() - began)
-    return state
+
+    def report(done: int, latest: tuple[float, float], rate: float) -> None:
+        warning = _warning(config, program, log.tally, done, told)
+        progress(Progress(done, config.rounds, *latest, rate, warning, shown))
+
+    def save(state: State, done: int) -> None:
+        log.write(done)
+        checkpoint.save(checkpoints, state, done)
+
+    return train(config, program, state, done, log, save, report)
 
 
 def _warning(
-    config: Config, program: Program, log: Log, done: int, told: set[str]
+    config: Config, program: Program, tally: Tally, done: int, told: set[str]
 ) -> str | None:
     """What the user should know and has not been told; once each."""
-    if log.broken and "broken" not in told:
+    if tally.broken and "broken" not in told:
         told.add("broken")
         return (
-            f"a client's loss was not finite in the rounds up to {log.broken}, and the "
+            f"a client's loss was not finite in the rounds up to {tally.broken}, and the "
             "server refused what came of it; lower lr if that is not what you wanted."
         )
-    if log.idle and "idle" not in told:
+    if tally.idle and "idle" not in told:
         told.add("idle")
         return (
-            f"nobody trained in round {log.idle}: {config.algorithm} gave every client 0 "
+            f"nobody trained in round {tally.idle}: {config.algorithm} gave every client 0 "
             "local steps, and the model stayed as it was; give more budget if it has one."
         )
-    if log.cut and "cut" not in told:
+    if tally.cut and "cut" not in told:
         told.add("cut")
         ours = config.max_local_steps == program.max_steps
         name = "max_local_steps" if ours else "max_steps"
         return (
-            f"{name}={program.max_steps} cut {log.cut} of {log.asked} local steps that "
+            f"{name}={program.max_steps} cut {tally.cut} of {tally.asked} local steps that "
             f"{config.algorithm} asked for up to round {done}; the column cut of the "
             "metrics counts on."
         )
     return None
-
-
-def _dispatch(
-    config: Config, program: Program, state: State, done: int, stop: int, groups: int
-) -> tuple[State, list]:
-    """Runs up to `groups` groups, not beyond `stop`, without waiting for each."""
-    parts = []
-    while len(parts) < groups and done < stop:
-        whole = config.rounds - done >= config.evaluate_every
-        group = program.group if whole else program.last
-        assert group is not None
-        state, *part = group(state)
-        parts.append(part)
-        done += config.evaluate_every
-    return state, jax.device_get(parts)
-
-
-@dataclass
-class Schedule:
-    """When to take a checkpoint: every so many rounds, or by the clock."""
-
-    config: Config
-    last: int  # the round of the newest checkpoint
-    cost: float = 0.0  # seconds the newest took
-    since: float = field(default_factory=time.monotonic)
-
-    # Without checkpoint_every: every 20 s, or less often where writing takes more than
-    # a twentieth of the time.
-    SECONDS, SHARE = 20.0, 0.05
-
-    def next_stop(self) -> int:
-        """The round at which the device must hand back its state, at the latest."""
-        every = self.config.checkpoint_every
-        end = self.config.rounds
-        return end if every is None else min(self.last + every, end)
-
-    def due(self, done: int) -> bool:
-        """Whether a checkpoint is due after `done` rounds."""
-        waited = time.monotonic() - self.since
-        by_clock = waited > max(self.SECONDS, self.cost / self.SHARE)
-        clocked = self.config.checkpoint_every is None and by_clock
-        return clocked or done >= self.next_stop()
-
-    def saved(self, done: int, cost: float) -> None:
-        """Takes note of a checkpoint."""
-        self.last, self.cost, self.since = done, cost, time.monotonic()
 
 
 def _summarise(

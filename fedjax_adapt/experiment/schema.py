@@ -1,5 +1,6 @@
 """What a run is: every setting in one frozen dataclass, checked as it is made."""
 
+import functools
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -168,6 +169,11 @@ class Config:
 
 def common_options() -> dict[str, Option]:
     """The settings every run has."""
+    return dict(_common_options())
+
+
+@functools.cache
+def _common_options() -> Mapping[str, Option]:
     hints = get_type_hints(Config)
     helps = argument_help((Config.__doc__ or "").replace("\n    ", "\n"))
     return {

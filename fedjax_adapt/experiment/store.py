@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 ACCURACY = "accuracy"
 TRAINED = "training_accuracy_on_the_public_set"  # in its place where that is tested on
 CONFIG, SUMMARY, LOCK = "config.toml", "summary.json", ".lock"
+SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see swept.py
+COLUMNS = {
+    "rho": "algorithm_rho"
+}  # of settings in its results, if not as they are called
 TABLES = ("metrics", "clients")
 
 
@@ -85,6 +89,52 @@ def read_run(folder: str | Path) -> Record:
     )
 
 
+class Swept(NamedTuple):
+    """What a sweep folder says.
+
+    `results` has one row per trial of the groups that are done: trial, the settings that
+    vary (`COLUMNS` names one that is called like a figure), method, config_hash, group,
+    dataset, test_examples (how many it was tested on), accuracy_name (as in a summary),
+    diverged_round (null unless it diverged; then there are no figures) and the figures of
+    a run's summary, `rounds_to` as a column for each target, those of other models with
+    their name at the end. Columns of a run that trained on its test set
+    (public=published) begin with training_accuracy_on_the_public_set.
+    """
+
+    folder: Path
+    sweep: dict[str, Any]  # sweep.toml
+    results: "pyarrow.Table"
+
+    @property
+    def diverged(self) -> list[int]:
+        """The trials that diverged."""
+        rows = self.results.select(["trial", "diverged_round"]).to_pylist()
+        return [row["trial"] for row in rows if row["diverged_round"] is not None]
+
+
+def read_swept(folder: str | Path) -> Swept:
+    """Reads a sweep folder, as soon as a group of it is done.
+
+    Raises:
+      ValueError: the folder holds no sweep, none of whose results are there, or a file in
+        it is broken.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = Path(folder)
+    for name in (SWEEP, RESULTS):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} holds no results of a sweep: it has no {name}.")
+    try:
+        table = pq.read_table(folder / RESULTS)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(
+            f"{folder / RESULTS} is broken ({_first_line(error)})."
+        ) from None
+    return Swept(folder, toml.read(folder / SWEEP), table)
+
+
 def accuracy_in(names: Iterable[str]) -> str:
     """What accuracy is called among the names of columns or keys."""
     return TRAINED if TRAINED in names else ACCURACY
@@ -132,12 +182,18 @@ def append(folder: Path, name: str, rows: Mapping[str, Any], last_round: int) ->
       last_round: the rounds done when the last row was taken; parts never straddle one.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     path = _part(folder, name, last_round)
     path.parent.mkdir(exist_ok=True)
+    write_table(path, pa.table(dict(rows)))
+
+
+def write_table(path: Path, table: "pyarrow.Table") -> None:
+    """Writes a Parquet file whole or not at all."""
+    import pyarrow.parquet as pq
+
     with _replacing(path) as temporary:
-        pq.write_table(pa.table(dict(rows)), temporary)
+        pq.write_table(table, temporary)
 
 
 def truncate(folder: Path, last_round: int) -> None:

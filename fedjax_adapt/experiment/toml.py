@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The keys and values of a TOML file.
+def read(path: Path, called: str = "config") -> dict[str, Any]:
+    """The keys and values of a TOML file, which the user knows as `called`.
 
     Raises:
       ValueError: the file is missing, unreadable or not TOML; the sentence names it.
@@ -23,17 +23,22 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not valid TOML: {error}.") from None
     except OSError as error:
         raise ValueError(
-            f"config={path} cannot be read ({error.strerror}); "
+            f"{called}={path} cannot be read ({error.strerror}); "
             "give the path of a TOML file."
         ) from None
 
 
-def line_of(path: Path, key: str) -> int:
-    """The number of the line that sets `key` (or opens the table `key`), from 1."""
+def line_of(path: Path, key: str, after: int = 0) -> int:
+    """The number of the line that sets `key` (or opens the table `key`), from 1.
+
+    The first below line `after`, and 1 if there is none.
+    """
     name = rf"(?:{re.escape(key)}|\"{re.escape(key)}\"|'{re.escape(key)}')"
     pattern = re.compile(rf"^\s*(?:{name}\s*[.=]|\[+\s*{name}\s*[.\]])")
     lines = path.read_text(encoding="utf-8").splitlines()
-    return next((n for n, line in enumerate(lines, 1) if pattern.match(line)), 1)
+    return next(
+        (n for n, line in enumerate(lines, 1) if n > after and pattern.match(line)), 1
+    )
 
 
 def dumps(values: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
@@ -49,15 +54,16 @@ def dumps(values: Mapping[str, Any], comments: Mapping[str, str] | None = None) 
         if key in comments:
             lines += ["", f"# {comments[key]}"]
         if value is not None:
-            lines.append(f"{_key(key)} = {_value(value)}")
+            lines.append(f"{_key(key)} = {spelled(value)}")
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
 def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else spelled(key)
 
 
-def _value(value: Any) -> str:
+def spelled(value: Any) -> str:
+    """A value as TOML writes it; TypeError for what has no place in a flat file."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -65,7 +71,7 @@ def _value(value: Any) -> str:
     if isinstance(value, str | Path):
         return '"' + "".join(map(_escaped, str(value))) + '"'
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        return "[" + ", ".join(map(spelled, value)) + "]"
     raise TypeError(f"{value!r} has no place in a flat TOML file")
 
 

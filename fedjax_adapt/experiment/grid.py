@@ -1,0 +1,214 @@
+"""A sweep as its file says it: the settings of every run, and what varies.
+
+folder = "runs/lr-sweep"      # optional
+[run]                         # settings of every run, flat
+algorithm = "fedavg"
+[grid]                        # every combination; or several [[grid]] tables
+lr = [0.1, 0.03]
+seed = [0, 1, 2]
+"""
+
+import json
+from collections.abc import Mapping
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import check
+from . import toml
+from .config import (
+    INCIDENTAL,
+    Config,
+    check_settings,
+    common_options,
+    from_settings,
+    identity,
+)
+
+MOST = 10_000  # trials; a mistake of a few lines makes more
+
+
+class Trial(NamedTuple):
+    """One run of a sweep."""
+
+    number: int
+    point: dict[str, Any]  # what the grid says of it
+    config: Config
+
+
+class Sweep(NamedTuple):
+    """What a file says, and the trials that follow."""
+
+    folder: str | None
+    run: dict[str, Any]  # settings of every run, as they are written
+    grids: list[dict[str, list]]
+    trials: list[Trial]
+
+    @property
+    def names(self) -> list[str]:
+        """The settings that vary, in the order in which they are written."""
+        return list(dict.fromkeys(name for grid in self.grids for name in grid))
+
+
+class _Source:
+    """Where things are written: in a file, by line, or in Python."""
+
+    def __init__(self, path: Path | None):
+        self.path = path
+        self.name = "sweep" if path is None else str(path)
+
+    def at(self, key: str, table: int | str | None = None) -> str:
+        """Where `key` stands: in a table, [run] or the grid of a number."""
+        if self.path is None:
+            return self.name
+        below = 0
+        for _ in range(table + 1 if isinstance(table, int) else table is not None):
+            name = "grid" if isinstance(table, int) else str(table)
+            below = _header(self.path, name, below)
+        return f"{self.path}, line {toml.line_of(self.path, key, below)}"
+
+
+def read_sweep(source: str | Path | Mapping[str, Any] | Sweep) -> Sweep:
+    """A sweep, every trial of it checked as a run is before its data are read.
+
+    Args:
+      source: a TOML file, or what one would hold: a dict of folder, run and grid;
+        or a sweep that was read.
+
+    Raises:
+      ValueError: one sentence on the first mistake, with its line.
+    """
+    if isinstance(source, Sweep):
+        return source
+    path = None if isinstance(source, Mapping) else Path(source).expanduser()
+    tables = toml.read(path, "sweep") if path else dict(source)
+    where = _Source(path)
+    for key in tables:
+        if key not in ("folder", "run", "grid"):
+            raise ValueError(f"{where.at(key)}: {key} {_misplaced(key)}")
+    folder, run = tables.get("folder"), tables.get("run", {})
+    if not isinstance(folder, str | Path | None):
+        raise ValueError(f"{where.at('folder')}: folder={folder!r}; write a text.")
+    if not isinstance(run, Mapping):
+        raise ValueError(f"{where.at('run')}: run={run!r}; write [run] above settings.")
+    if "folder" in run:
+        raise ValueError(
+            f"{where.at('folder', 'run')}: folder is that of the sweep; write it above "
+            "[run]."
+        )
+    grids = _grids(tables, where)
+    sweep = Sweep(None if folder is None else str(folder), dict(run), grids, [])
+    sweep.trials.extend(_trials(sweep, where))
+    return sweep
+
+
+def _misplaced(key: str) -> str:
+    if key in common_options():
+        return "is a setting of runs; write it below [run], or a list of them below [grid]."
+    return f"is no part of a sweep; {check.nearest(key, ('folder', 'run', 'grid'))}"
+
+
+def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
+    grids = tables.get("grid")
+    grids = [grids] if isinstance(grids, Mapping) else grids
+    whole = isinstance(grids, list | tuple) and all(
+        isinstance(grid, Mapping) and grid for grid in grids
+    )
+    if not grids or not whole:
+        raise ValueError(
+            f"{where.name} has no grid; write [grid] and below it what varies, as in "
+            "lr = [0.1, 0.03]."
+        )
+    for number, grid in enumerate(grids):
+        for name, values in grid.items():
+            at = where.at(name, number)
+            if name == "match":
+                raise ValueError(
+                    f"{at}: match names one finished run, whose steps all trials take; "
+                    "write it below [run]."
+                )
+            if name in INCIDENTAL or name in ("resume", "config"):
+                place = "above" if name == "folder" else "below"
+                rest = f"write it {place} [run]."
+                if name in ("resume", "config"):
+                    rest = "leave it out."
+                raise ValueError(
+                    f"{at}: {name} changes no number of a run, so nothing varies; {rest}"
+                )
+            if not isinstance(values, list | tuple) or not values:
+                came = "is empty" if values in ([], ()) else "is no list"
+                raise ValueError(
+                    f"{at}: {name}={values!r} {came}; write the values to try, as in "
+                    f"{name} = [{_example(values)}]."
+                )
+    return [{name: list(values) for name, values in g.items()} for g in grids]
+
+
+def _example(values: Any) -> str:
+    return "1, 2" if isinstance(values, list | tuple | dict) else toml.spelled(values)
+
+
+def _trials(sweep: Sweep, where: _Source) -> list[Trial]:
+    trials: list[Trial] = []
+    seen: dict[str, Trial] = {}
+    count = sum(prod(map(len, grid.values())) for grid in sweep.grids)
+    if count > MOST:
+        raise ValueError(
+            f"{where.name} has {count} trials, more than {MOST}; write several sweeps."
+        )
+    for number, grid in enumerate(sweep.grids):
+        for values in product(*grid.values()):
+            point = dict(zip(grid, values, strict=True))
+            trial = _trial(sweep.run, point, number, len(trials), where)
+            text = json.dumps(identity(trial.config), sort_keys=True)
+            if text in seen:
+                raise ValueError(
+                    f"{where.name}: two trials are the same run ({described(trial)}); "
+                    "leave one of them out."
+                )
+            seen[text] = trial
+            trials.append(trial)
+    return trials
+
+
+def _trial(
+    run: Mapping[str, Any],
+    point: dict[str, Any],
+    grid: int,
+    number: int,
+    where: _Source,
+) -> Trial:
+    def at(key: str) -> str:
+        if key in point:
+            return where.at(key, grid)
+        return where.at(key, "run") if key in run else where.name
+
+    settings = check_settings({**run, **point}, at)
+    return Trial(number, point, from_settings(settings))
+
+
+def described(trial: Trial) -> str:
+    """A trial by what the grid says of it."""
+    return ", ".join(f"{name}={value}" for name, value in trial.point.items())
+
+
+def seed_hint(sweep: Sweep) -> str | None:
+    """What to say of seeds that change the data too; None: nothing."""
+    given = {*sweep.run, *sweep.names}
+    if "seed" not in sweep.names or "partition_seed" in given:
+        return None
+    return (
+        "every seed deals out the data anew, so that trials of different seeds share no "
+        "program; write partition_seed = 0 below [run] to vary the training alone."
+    )
+
+
+def _header(path: Path, name: str, below: int) -> int:
+    """The next line after `below` that opens the table [name] or [[name]]."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    opens = ("[" + name + "]", "[[" + name + "]]")
+    numbered = enumerate(lines, 1)
+    return next(
+        (n for n, x in numbered if n > below and x.strip().startswith(opens)), 0
+    )

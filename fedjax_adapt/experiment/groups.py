@@ -1,0 +1,102 @@
+"""Which trials of a sweep share a program.
+
+Those that agree in all but the seed, where it does not deal out the data, and in numbers
+that JAX may trace. Whether an algorithm's options may be is found out by tracing it.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from .build import build
+from .config import identity
+from .fleet import can_trace, check_numbers, layout_of
+from .grid import Trial, described
+from .traced import number, number_names
+
+# they change data and clocks, not what may be traced
+SEEDS = ("partition_seed", "clock_seed")
+
+
+class Group(NamedTuple):
+    """Trials that share a program."""
+
+    name: str
+    trials: list[Trial]
+    numbers: list[str]  # that are traced
+
+
+def groups_of(trials: Sequence[Trial], side_by_side: int | str = "auto") -> list[Group]:
+    """The trials by the program they share, in the order of their first.
+
+    Data are loaded and programs traced, so that whatever does not fit is found here.
+
+    Raises:
+      ValueError: as building a run; the sentence names the trial.
+    """
+    alike: dict[str, list[Trial]] = {}
+    for trial in trials:
+        alike.setdefault(_key(trial, number_names(trial.config)), []).append(trial)
+    known: dict[str, list[str]] = {}
+    groups: list[list[Trial]] = []
+    traced: list[list[str]] = []
+    for some in alike.values():
+        names = _varying(some)
+        kind = _key(some[0], number_names(some[0].config), SEEDS) + json.dumps(names)
+        if kind not in known:
+            known[kind] = _traceable(some, names, side_by_side)
+        split: dict[str, list[Trial]] = {}
+        for trial in some:
+            split.setdefault(_key(trial, known[kind]), []).append(trial)
+        groups += split.values()
+        traced += [[n for n in known[kind] if n in _varying(s)] for s in split.values()]
+    named = zip(groups, traced, strict=True)
+    return [
+        Group(f"{i:03d}-{group[0].config.algorithm}", group, names)
+        for i, (group, names) in enumerate(named)
+    ]
+
+
+def _key(trial: Trial, numbers: Sequence[str], but: Sequence[str] = ()) -> str:
+    """What trials of one program agree in: all but the seed and some numbers."""
+    settings = identity(trial.config) | dict.fromkeys(numbers, "a number")
+    left_out = {"seed", *but}
+    kept = {name: value for name, value in settings.items() if name not in left_out}
+    return json.dumps(kept, sort_keys=True)
+
+
+def _varying(trials: Sequence[Trial]) -> list[str]:
+    return [
+        name
+        for name in number_names(trials[0].config)
+        if len({number(trial.config, name) for trial in trials}) > 1
+    ]
+
+
+def _traceable(
+    trials: Sequence[Trial], names: list[str], side_by_side: int | str
+) -> list[str]:
+    """Those of the numbers that a program can be built without; all trials checked."""
+    config = trials[0].config
+    with _about(trials[0]):
+        federation = build(config)
+        layout_of(config, federation, len(trials), side_by_side)
+        can_trace(config, federation, [])
+    for trial in trials:
+        with _about(trial):
+            check_numbers(trial.config, federation)
+    if can_trace(config, federation, names):
+        return names
+    alone = [name for name in names if can_trace(config, federation, [name])]
+    return alone if can_trace(config, federation, alone) else []
+
+
+@contextmanager
+def _about(trial: Trial) -> Iterator[None]:
+    """Errors say which trial they are about."""
+    try:
+        yield
+    except ValueError as error:
+        about = f"trial {trial.number} ({described(trial)})"
+        raise ValueError(f"{about}: {error}") from None

@@ -1,0 +1,114 @@
+"""From one state to the last round: groups of rounds, reports and checkpoints."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+
+from ..core import State
+from .config import Config
+from .program import Program
+
+UPDATE = 0.7  # seconds between two reports of progress, about
+
+
+class Rows(Protocol):
+    """What takes down the results; see `rows.Log`."""
+
+    def add(
+        self, done: int, parts: list, spent: float
+    ) -> tuple[int, tuple[float, float]]:
+        """Takes the results of some groups; returns the rounds done, and figures."""
+        ...
+
+
+def train(
+    config: Config,
+    program: Program,
+    state: State,
+    done: int,
+    log: Rows,
+    save: Callable[[Any, int], None],
+    report: Callable[[int, tuple[float, float], float], None],
+) -> State:
+    """Goes on from `state`, after `done` rounds, to the last; returns the state then.
+
+    Args:
+      config: how many rounds there are, and how often to evaluate and to save.
+      program: what runs on the device.
+      state: it gives up its memory.
+      done: rounds done.
+      log: what takes down the results.
+      save: writes down the rows so far and a state, with the rounds done.
+      report: called about every second with the rounds done, the last figures and the
+        rounds per second; if it raises KeyboardInterrupt the rounds so far are saved.
+    """
+    schedule = Schedule(config, done)
+    first, seconds, groups = done, 0.0, 1
+    while done < config.rounds:
+        began = time.perf_counter()
+        stop = schedule.next_stop()
+        state, parts = _dispatch(config, program, state, done, stop, groups)
+        spent = time.perf_counter() - began
+        done, latest = log.add(done, parts, spent)
+        seconds += spent
+        # as many groups as fit between two reports, found by trying
+        groups = max(1, min(int(len(parts) * UPDATE / spent), 4 * len(parts)))
+        try:
+            report(done, latest, (done - first) / seconds)
+        except KeyboardInterrupt:  # nothing is under way, so nothing need be lost
+            save(state, done)
+            raise
+        if schedule.due(done):
+            began = time.perf_counter()
+            save(state, done)
+            schedule.saved(done, time.perf_counter() - began)
+    return state
+
+
+def _dispatch(
+    config: Config, program: Program, state: State, done: int, stop: int, groups: int
+) -> tuple[State, list]:
+    """Runs up to `groups` groups, not beyond `stop`, without waiting for each."""
+    parts = []
+    while len(parts) < groups and done < stop:
+        whole = config.rounds - done >= config.evaluate_every
+        group = program.group if whole else program.last
+        assert group is not None
+        state, *part = group(state)
+        parts.append(part)
+        done += config.evaluate_every
+    return state, jax.device_get(parts)
+
+
+@dataclass
+class Schedule:
+    """When to take a checkpoint: every so many rounds, or by the clock."""
+
+    config: Config
+    last: int  # the round of the newest checkpoint
+    cost: float = 0.0  # seconds the newest took
+    since: float = field(default_factory=time.monotonic)
+
+    # Without checkpoint_every: every 20 s, or less often where writing takes more than
+    # a twentieth of the time.
+    SECONDS, SHARE = 20.0, 0.05
+
+    def next_stop(self) -> int:
+        """The round at which the device must hand back its state, at the latest."""
+        every = self.config.checkpoint_every
+        end = self.config.rounds
+        return end if every is None else min(self.last + every, end)
+
+    def due(self, done: int) -> bool:
+        """Whether a checkpoint is due after `done` rounds."""
+        waited = time.monotonic() - self.since
+        by_clock = waited > max(self.SECONDS, self.cost / self.SHARE)
+        clocked = self.config.checkpoint_every is None and by_clock
+        return clocked or done >= self.next_stop()
+
+    def saved(self, done: int, cost: float) -> None:
+        """Takes note of a checkpoint."""
+        self.last, self.cost, self.since = done, cost, time.monotonic()

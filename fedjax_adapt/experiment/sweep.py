@@ -1,0 +1,195 @@
+"""A sweep: many runs, those that differ in numbers and seeds alone in one program.
+
+Trials that agree in all but the seed and numbers that JAX may trace form a group: its data
+are loaded once, its program is compiled once, and as many trials as fit run side by side.
+Groups come one after the other, and so do the trials of a group that do not fit. What is
+done is never done again: a sweep that was killed goes on from the newest checkpoint.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from .. import check
+from ..core import State
+from ..engine import mesh
+from ..engine.trials import Layout
+from . import checkpoint, public, store, summary, swept, toml
+from .build import Federation, build
+from .fleet import Fleet, compile_group, layout_of
+from .folder import create
+from .grid import Sweep, Trial, read_sweep, seed_hint
+from .groups import Group, groups_of
+from .loop import train
+from .run import Progress, Report, silent
+from .store import Swept
+from .trial_rows import TrialsLog
+
+GROUP, CHECKPOINTS = "group.toml", "checkpoints"  # of a group
+
+
+def sweep(
+    source: str | Path | Mapping[str, Any] | Sweep,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    devices: int | Literal["auto"] | None = None,
+    side_by_side: int | Literal["auto"] = "auto",
+    progress: Report = silent,
+) -> Swept:
+    """Runs every trial of a sweep, or goes on with it, and leaves a folder behind.
+
+    Args:
+      source: a TOML file, or what one would hold, as in
+        {"run": {"algorithm": "fedavg"}, "grid": {"lr": [0.1, 0.03], "seed": [0, 1]}}.
+      folder: where it goes; None: as `source` says, else runs/sweep-HASH.
+      resume: go on with the sweep that lies in the folder, if there is one.
+      devices: that share the trials, each trial on one of them; a trial that is alone in
+        its group has them all; None: as `source` says, else "auto".
+      side_by_side: trials at once on a device, fewer where the program does not fit into
+        its memory; "auto": all that fit on an accelerator, what is fast on a CPU.
+      progress: called about every second. Its rounds are those of all trials, its figures
+        means over the trials under way. If it raises KeyboardInterrupt the rounds so far
+        are saved.
+
+    Returns:
+      What results.parquet holds; trials that diverged are named there.
+
+    Raises:
+      ValueError: a setting, a data file or the folder is not as it must be; nothing has
+        been written.
+    """
+    asked = read_sweep(source)
+    place = swept.sweep_folder(asked, folder)
+    if side_by_side != "auto":
+        check.at_least("side_by_side", side_by_side, 1)
+    if devices is not None and devices != "auto":
+        check.at_least("devices", devices, 1)
+    commit = summary.commit()
+    swept.check_folder(place, asked, resume)
+    groups = groups_of(_on(asked.trials, devices), side_by_side)
+    create(place)
+    with store.locked(place):
+        swept.check_folder(place, asked, resume)
+        if not (place / store.SWEEP).exists():
+            store.write_text(place / store.SWEEP, swept.to_toml(asked))
+        total = sum(trial.config.rounds for trial in asked.trials)
+        progress(Progress(0, total, warning=seed_hint(asked)))
+        rows, before = [], 0
+        for group in groups:
+            runner = _Runner(
+                place / "groups" / group.name, group, before, total, progress
+            )
+            if store.read_summary(runner.path) is None:
+                runner.run(side_by_side, commit)
+            shutil.rmtree(runner.path / CHECKPOINTS, ignore_errors=True)
+            before += sum(trial.config.rounds for trial in group.trials)
+            rows += swept.rows_of(runner.path, group.trials, asked.names)
+            rows.sort(key=lambda row: row["trial"])
+            store.write_table(place / store.RESULTS, swept.table_of(rows))
+        told = {"trials": len(asked.trials), "groups": len(groups)}
+        store.finish(place, told | _evidence(commit))
+    return store.read_swept(place)
+
+
+def _on(trials: Sequence[Trial], devices: int | str | None) -> list[Trial]:
+    if devices is None:
+        return list(trials)
+    on = lambda trial: replace(trial.config, devices=devices)
+    return [trial._replace(config=on(trial)) for trial in trials]
+
+
+@dataclass(frozen=True)
+class _Runner:
+    """Runs one group."""
+
+    path: Path
+    group: Group
+    before: int  # rounds of the trials of earlier groups
+    total: int  # rounds of all trials
+    progress: Report
+
+    def run(self, side_by_side: int | str, commit: str | None) -> None:
+        """Runs its trials, or goes on with them, as many at once as fit."""
+        configs = [trial.config for trial in self.group.trials]
+        numbers = [trial.number for trial in self.group.trials]
+        federation = build(configs[0])
+        layout, fixed = self.layout(federation, side_by_side)
+        fleet = compile_group(configs, federation, self.group.numbers, layout, fixed)
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not fixed:
+            told = {"trials": numbers, "traced": self.group.numbers}
+            told["at_once"] = fleet.width
+            store.write_text(self.path / GROUP, toml.dumps(told))
+        rounds = configs[0].rounds
+        restored = checkpoint.restore(self.path / CHECKPOINTS, fleet.abstract)
+        state, done = restored if restored is not None else (None, 0)
+        store.truncate(self.path, done)
+        for first in range(done // rounds * fleet.width, len(configs), fleet.width):
+            some = range(first, min(first + fleet.width, len(configs)))
+            self.run_some(federation, fleet, some, state, done)
+            state, done = None, (first // fleet.width + 1) * rounds
+        told = {
+            "trials": numbers,
+            "test_examples": len(federation.source.y_test),
+            "auxiliary": public.auxiliary(configs[0], federation),
+            "seconds": store.read_table(self.path, "metrics")["seconds"][-1].as_py(),
+            "compile_seconds": fleet.program_of([0]).seconds,
+        }
+        store.finish(self.path, told | _evidence(commit))
+
+    def layout(
+        self, federation: Federation, side_by_side: int | str
+    ) -> tuple[Layout, bool]:
+        """How the trials are dealt out, and whether this was settled before."""
+        config, count = self.group.trials[0].config, len(self.group.trials)
+        if not (self.path / GROUP).exists():
+            return layout_of(config, federation, count, side_by_side), False
+        width = toml.read(self.path / GROUP)["at_once"]
+        most = mesh.count(config.devices, width)
+        devices = next(d for d in range(most, 0, -1) if width % d == 0)
+        return Layout(devices, width // devices), True
+
+    def run_some(
+        self,
+        federation: Federation,
+        fleet: Fleet,
+        some: range,
+        state: State | None,
+        done: int,
+    ) -> None:
+        """Runs some of its trials at once.
+
+        The rounds of a group count on from some trials to the next; `done` are those of
+        `state`, if it is one of these trials.
+        """
+        config = self.group.trials[0].config
+        base = some.start // fleet.width * config.rounds
+        program = fleet.program_of(some)
+        if state is None or done == base:
+            state, done = program.init(), base
+        accuracy = public.accuracy_name(federation)
+        numbers = [self.group.trials[i].number for i in some]
+        sent = public.broadcast_bytes(federation)
+        log = TrialsLog(self.path, numbers, base, accuracy, sent)
+        shown = "mean " + accuracy.replace("_", " ")
+
+        def save(state: State, done: int) -> None:
+            log.write(done)
+            checkpoint.save(self.path / CHECKPOINTS, state, base + done)
+
+        def report(done: int, latest: tuple[float, float], rate: float) -> None:
+            rounds = self.before + some.start * config.rounds + done * len(some)
+            rate *= len(some)
+            self.progress(Progress(rounds, self.total, *latest, rate, None, shown))
+
+        train(config, program, state, done - base, log, save, report)
+
+
+def _evidence(commit: str | None) -> dict[str, Any]:
+    return {
+        "hardware": summary.hardware(),
+        "versions": summary.versions(),
+        "commit": commit,
+    }

@@ -1,0 +1,63 @@
+"""The flags of `fedjax-adapt sweep`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from .flags import read_flags
+from .options import Option
+
+PROGRAM = "fedjax-adapt sweep"
+DESCRIPTION = """\
+fedjax-adapt sweep SWEEP.toml [OPTIONS] runs a grid of settings and leaves a folder behind.
+
+The file has the settings of every run below [run], flat as in a run's config.toml, and
+below [grid] lists of what varies: every combination is a trial. Several [[grid]] tables
+come one after the other. Trials that differ in numbers and seeds alone run at once."""
+COUNT = int | Literal["auto"]
+FLAGS = {
+    "folder": Option(
+        str | None,
+        None,
+        "where the sweep goes; none: as the file says, runs/sweep-HASH",
+    ),
+    "resume": Option(bool, False, "go on with the half-finished sweep in the folder"),
+    "devices": Option(
+        COUNT | None,
+        None,
+        "that share the trials, each on one; none: as the file says, auto",
+    ),
+    "side_by_side": Option(
+        COUNT, "auto", "trials at once on a device; auto: by backend and memory"
+    ),
+}
+
+
+class Request(NamedTuple):
+    """What a command line asks for."""
+
+    file: Path
+    folder: str | None
+    resume: bool
+    devices: int | Literal["auto"] | None
+    side_by_side: int | Literal["auto"]
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """Reads the arguments of `fedjax-adapt sweep`.
+
+    Raises:
+      ValueError: one sentence on the first mistake.
+      SystemExit: --help was asked for and has been printed.
+    """
+    flags = [i for i, word in enumerate(arguments) if word.startswith("-")]
+    files = arguments[: flags[0]] if flags else arguments
+    values = read_flags(
+        arguments[len(files) :], {"sweep": FLAGS}, {}, PROGRAM, DESCRIPTION
+    )
+    if len(files) != 1:
+        raise ValueError(
+            f"sweep got {len(files)} files before its flags; give one, as in "
+            "fedjax-adapt sweep SWEEP.toml --folder runs/mine."
+        )
+    return Request(Path(files[0]).expanduser(), **values)

@@ -1,0 +1,200 @@
+"""What lies in the folder of a sweep.
+
+sweep.toml                       the sweep, resolved
+results.parquet                  one row per trial, of the groups that are done
+groups/NNN-ALGORITHM/group.toml  which trials, and how many of them at once
+groups/.../metrics/              as of a run, with the columns trial and diverged_round
+groups/.../checkpoints/          the states of all its trials; gone when it is done
+groups/.../summary.json          a group that has one is done
+summary.json                     a sweep that has one is done
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import store, toml
+from .config import (
+    choices_in,
+    common_options,
+    config_hash,
+    identity,
+    kind_options,
+    method_of,
+    to_settings,
+)
+from .grid import Sweep, Trial, read_sweep
+from .options import KINDS
+from .summary import FIGURES, TEST, results
+
+if TYPE_CHECKING:
+    import pyarrow
+
+UNTOLD = (
+    "seconds",
+    "rounds_per_second",
+    "accuracy_name",
+)  # of no single trial, or said
+
+
+def sweep_folder(sweep: Sweep, folder: str | Path | None = None) -> Path:
+    """Where a sweep lies: as told, or runs/sweep-HASH."""
+    if folder is None:
+        folder = sweep.folder
+    if folder is not None:
+        return Path(folder).expanduser()
+    text = json.dumps([identity(trial.config) for trial in sweep.trials])
+    return Path("runs") / f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
+    """Raises ValueError unless this sweep may start, or go on, in `folder`."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ValueError(f"folder={folder} is a file; give the path of a folder.")
+    if not (folder / store.SWEEP).exists():
+        if any(path.name != store.LOCK for path in folder.iterdir()):
+            raise ValueError(
+                f"folder={folder} holds files that are no sweep; give a new folder."
+            )
+        return
+    change = first_change(read_sweep(folder / store.SWEEP), sweep)
+    if change is not None:
+        raise ValueError(
+            f"folder={folder} holds another sweep ({change}); give another folder."
+        )
+    if (folder / store.SUMMARY).exists():
+        raise ValueError(
+            f"folder={folder} holds this sweep, finished; a finished sweep is never "
+            "overwritten, so give another folder."
+        )
+    if not resume:
+        raise ValueError(
+            f"folder={folder} holds this sweep, half finished; write --resume "
+            "(sweep(..., resume=True) in Python), or give another folder."
+        )
+
+
+def first_change(old: Sweep, new: Sweep) -> str | None:
+    """In what `new` is another sweep than `old`, in words; None: in nothing."""
+    for before, now in zip(old.trials, new.trials, strict=False):
+        then, here = identity(before.config), identity(now.config)
+        for name in {**here, **then}:
+            if then.get(name) != here.get(name):
+                return (
+                    f"its trial {now.number} has {name}={then.get(name)}, here "
+                    f"{name}={here.get(name)}"
+                )
+    if len(old.trials) != len(new.trials):
+        return f"it has {len(old.trials)} trials, here {len(new.trials)}"
+    return None
+
+
+def to_toml(sweep: Sweep) -> str:
+    """The resolved sweep as a file that `read_sweep` reads back.
+
+    Left out are what varies, and the options of choices that vary, unless they are given.
+    """
+    config = sweep.trials[0].config
+    settings = to_settings(config) | {"partition_seed": config.partition_seed}
+    known = dict(common_options())
+    for kind in KINDS:
+        if kind not in sweep.names:
+            known.update(kind_options(kind, choices_in(settings)[kind]).values())
+    resolved = {name: v for name, v in settings.items() if name not in sweep.names}
+    resolved = {name: v for name, v in resolved.items() if name in known} | sweep.run
+    for name in ("folder", "data_dir"):
+        resolved.pop(name, None)
+    for name, value in resolved.items():
+        if value is None and name in known and known[name].default is not None:
+            resolved[name] = "none"
+    none = lambda value: "none" if value is None else value
+    written = lambda values: [none(value) for value in values]
+    grids = [{name: written(v) for name, v in grid.items()} for grid in sweep.grids]
+    tables = [("[run]", resolved), *(("[[grid]]", grid) for grid in grids)]
+    return "\n".join(f"{header}\n{toml.dumps(table)}" for header, table in tables)
+
+
+def rows_of(
+    group: Path, trials: Sequence[Trial], names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The rows of results.parquet of a group that is done.
+
+    Args:
+      group: its folder.
+      trials: of the group.
+      names: of the settings that vary in the sweep.
+    """
+    import pyarrow.compute as pc
+
+    metrics, said = store.read_table(group, "metrics"), store.read_summary(group) or {}
+    named, found = store.accuracy_in(metrics.column_names), []
+    for trial in trials:
+        settings = to_settings(trial.config)
+        row = {
+            "trial": trial.number,
+            **{store.COLUMNS.get(name, name): settings.get(name) for name in names},
+            "method": method_of(trial.config),
+            "config_hash": config_hash(trial.config),
+            "group": group.name,
+            "dataset": trial.config.dataset,
+            "test_examples": said.get("test_examples"),
+            "accuracy_name": TEST
+            if named == store.ACCURACY
+            else named.replace("_", " "),
+        }
+        own = metrics.filter(pc.equal(metrics["trial"], trial.number))
+        diverged = own["diverged_round"][-1].as_py() or None
+        row["diverged_round"] = diverged
+        if diverged is None:
+            row |= flat(results(own, trial.config.targets))
+        found.append(row)
+    return found
+
+
+def flat(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """What `summary.results` gives, as columns.
+
+    Where the run trained on its test set, the columns of what is measured on it begin
+    with that name, as in summary.json.
+    """
+    columns = {}
+    for name, value in figures.items():
+        values = _columns(name, value)
+        if name in FIGURES and figures["accuracy_name"] != TEST:
+            trained = store.TRAINED
+            of = lambda n: trained if n == store.ACCURACY else f"{trained}.{n}"  # noqa: B023
+            values = {of(n): v for n, v in values.items()}
+        columns |= values
+    return {name: value for name, value in columns.items() if name not in UNTOLD}
+
+
+def _columns(name: str, value: Any) -> dict[str, Any]:
+    if name == "rounds_to":
+        return {f"rounds_to_{target}": first for target, first in value.items()}
+    if name == "models":
+        return {
+            f"{column}_{model}": v
+            for model, own in value.items()
+            for figure, inner in own.items()
+            for column, v in _columns(figure, inner).items()
+        }
+    return {name: value}
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> "pyarrow.Table":
+    """Rows as a table; a column of numbers and texts becomes one of texts."""
+    import pyarrow as pa
+
+    def column(name: str) -> pa.Array:
+        values = [row.get(name) for row in rows]
+        try:
+            return pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            return pa.array([None if v is None else str(v) for v in values])
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: column(name) for name in names})

@@ -1,0 +1,50 @@
+"""The numbers of a run that JAX may trace, so that many runs are one program."""
+
+import copy
+import types
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from .config import Config
+from .schema import kind_options
+
+# settings that are numbers to the engine, beside the options of an algorithm
+NUMBERS = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm")
+
+
+def number_names(config: Config) -> list[str]:
+    """The settings of a trial that may be traced: numbers, and none of them None."""
+    return [*NUMBERS[: None if config.clip_norm is not None else -1], *_own(config)]
+
+
+def _own(config: Config) -> dict[str, str]:
+    """The options of the algorithm that are numbers, by their names in flat space."""
+    known = kind_options("algorithm", config.algorithm)
+    value = lambda own: config.algorithm_options.get(own, known[own][1].default)
+    return {
+        flat: own for own, (flat, _) in known.items() if isinstance(value(own), float)
+    }
+
+
+def number(config: Config, name: str) -> float:
+    """A setting that `number_names` names."""
+    if name in NUMBERS:
+        return getattr(config, name)
+    own = _own(config)[name]
+    known = kind_options("algorithm", config.algorithm)
+    return config.algorithm_options.get(own, known[own][1].default)
+
+
+def with_numbers(config: Config, numbers: Mapping[str, Any]) -> Config:
+    """`config` with some numbers that JAX may be tracing, which nobody can check."""
+    changed = copy.copy(config)
+    put = partial(object.__setattr__, changed)
+    own, options = _own(config), dict(config.algorithm_options)
+    for name, value in numbers.items():
+        if name in NUMBERS:
+            put(name, value)
+        else:
+            options[own[name]] = value
+    put("algorithm_options", types.MappingProxyType(options))
+    return changed

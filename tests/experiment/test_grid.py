@@ -1,0 +1,174 @@
+import pytest
+
+from fedjax_adapt.experiment import Config
+from fedjax_adapt.experiment.config import all_options, identity
+from fedjax_adapt.experiment.grid import read_sweep, seed_hint
+from fedjax_adapt.experiment.options import KINDS, registry
+from fedjax_adapt.experiment.store import COLUMNS
+from fedjax_adapt.experiment.summary import FIGURES, Summary
+from fedjax_adapt.experiment.swept import first_change, sweep_folder, to_toml
+
+GRID = {"algorithm": ["fedavg", "scaffold"], "lr": [0.1, 1]}
+
+
+def written(tmp_path, text):
+    path = tmp_path / "sweep.toml"
+    path.write_text(text)
+    return path
+
+
+def test_every_combination_is_a_trial_and_grids_follow_one_another(tmp_path):
+    text = """
+folder = "here"
+[run]
+rounds = 3
+lr = 0.7
+[[grid]]
+algorithm = ["fedavg", "scaffold"]
+seed = [0, 1]
+[[grid]]  # of the baseline
+algorithm = ["fedprox"]
+mu = [0.5]
+"""
+    found = read_sweep(written(tmp_path, text))
+    points = [tuple(trial.point.values()) for trial in found.trials]
+    assert points == [
+        *(("fedavg", 0), ("fedavg", 1), ("scaffold", 0), ("scaffold", 1)),
+        ("fedprox", 0.5),
+    ]
+    assert found.trials[3].config == Config(
+        algorithm="scaffold", rounds=3, lr=0.7, seed=1
+    )
+    assert found.trials[4].config.algorithm_options == {"mu": 0.5}
+    assert [trial.number for trial in found.trials] == list(range(5))
+    assert (found.folder, found.names) == ("here", ["algorithm", "seed", "mu"])
+
+
+def test_a_dict_says_what_a_file_does(tmp_path):
+    text = "[run]\nrounds = 3\n[grid]\nclip_norm = ['none', 1.0]\n"
+    ours = read_sweep({"run": {"rounds": 3}, "grid": {"clip_norm": [None, 1]}})
+    theirs = read_sweep(written(tmp_path, text))
+    assert first_change(ours, theirs) is None
+    assert [t.config.clip_norm for t in ours.trials] == [None, 1.0]
+    assert sweep_folder(ours) == sweep_folder(theirs) != sweep_folder(ours, "x")
+
+
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        {"grid": GRID},
+        {"run": {"algorithm": "fedprox", "mu": 0.3}, "grid": {"seed": [0, 1]}},
+        {"run": {"partition_seed": 7, "clip_norm": "none"}, "grid": {"seed": [0, 1]}},
+        {"run": {"lr": 0.7}, "grid": [{"lr": [0.2]}, {"seed": [5]}]},
+        {"grid": {"clip_norm": [None, 3], "widths": [[4], [5, 6]]}},
+        {"run": {"seed": 3}, "grid": {"partition": ["iid", "dirichlet"]}},
+        {"run": {"data_dir": "/x"}, "grid": {"algorithm": ["fedprox"], "mu": [1, 2]}},
+    ],
+)
+def test_the_resolved_sweep_is_the_sweep(tmp_path, sweep):
+    sweep = read_sweep(sweep)
+    text = to_toml(sweep)
+    again = read_sweep(written(tmp_path, text))
+    assert [identity(t.config) for t in again.trials] == [
+        identity(t.config) for t in sweep.trials
+    ]
+    assert "data_dir" not in text and "batch_size = 20" in text
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("x = 1", "line 1: x is no part of a sweep; write one of folder, run, grid."),
+        ("rounds = 1", "line 1: rounds is a setting of runs; write it below [run], or"),
+        ("folder = 3", "line 1: folder=3; write a text."),
+        ("run = 3", "line 1: run=3; write [run] above settings."),
+        ("[run]\nrounds = 3", " has no grid; write [grid] and below it what varies"),
+        ("[grid]", " has no grid; write [grid] and below it what varies"),
+        ("grid = 3", " has no grid; write [grid] and below it what varies"),
+        ("[run]\nfolder = 'x'\n[grid]\nlr = [1]", "line 2: folder is that of the swee"),
+        ("[grid]\nlr = []", "line 2: lr=[] is empty; write the values to try, as in"),
+        ("[grid]\nlr = 0.3", "line 2: lr=0.3 is no list; write the values to try, as "),
+        ("[grid]\nlrr = [1]", "line 2: lrr is unknown; did you mean lr?"),
+        ("[run]\nlr = 1\n[grid]\nlr = ['x']", "line 4: lr='x'; write a number."),
+        ("[run]\nlr = 'x'\n[grid]\nseed = [1]", "line 2: lr='x'; write a number."),
+        (
+            "[[grid]]\nlr = [1]\n[[grid]]\nlr = [2, 0]",
+            "line 4: lr=0.0 must be a finite",
+        ),
+        ("[grid]\nalgorithm = ['fedprox']\nmu = [-1]", "line 3: mu=-1.0 must be a fin"),
+        ("[grid]\nalgorithm = ['fedavgg']", "line 2: algorithm='fedavgg' is unknown; "),
+        (
+            "[run]\nmu = 1\n[grid]\nalgorithm = ['fedprox', 'fedavg']",
+            "line 2: mu is unknown; it is an option of algorithm fedprox,",
+        ),
+        (
+            "[grid]\nfolder = ['a']",
+            "line 2: folder changes no number of a run, so noth",
+        ),
+        (
+            "[grid]\ndata_dir = ['a']",
+            "line 2: data_dir changes no number of a run, so ",
+        ),
+        (
+            "[grid]\nresume = [true]",
+            "line 2: resume changes no number of a run, so not",
+        ),
+        ("[grid]\nmatch = ['a']", "line 2: match names one finished run, whose steps"),
+        (
+            "[grid]\nseed = [0, 1]\nlr = [1, 1.0]",
+            ": two trials are the same run (seed=0, lr=1.0); leave one of them out.",
+        ),
+        (
+            "[grid]\nseed = [" + "1," * 10_001 + "]",
+            " has 10001 trials, more than 10000",
+        ),
+        (
+            "[run]\nnum_steps = 1\n[grid]\nepochs = [2]",
+            "line 4: epochs=2 and num_steps=",
+        ),
+        ("lr = [", " is not valid TOML: "),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_its_line(tmp_path, text, says):
+    path = written(tmp_path, text)
+    with pytest.raises(ValueError) as error:
+        read_sweep(path)
+    said = str(error.value)
+    assert said.startswith(f"{path}{'' if says[0] in ' :' else ', '}{says}")
+    assert "\n" not in said and said.endswith((".", "?"))
+
+
+def test_a_file_that_is_not_there_is_a_sentence():
+    with pytest.raises(ValueError, match="sweep=none.toml cannot be read"):
+        read_sweep("none.toml")
+
+
+def test_another_sweep_is_told_apart_by_its_first_change():
+    ours = read_sweep({"grid": {"lr": [0.1, 0.2]}})
+    assert first_change(ours, ours) is None
+    other = read_sweep({"grid": {"lr": [0.1, 0.3]}})
+    assert first_change(ours, other) == "its trial 1 has lr=0.2, here lr=0.3"
+    more = read_sweep({"grid": {"lr": [0.1, 0.2, 0.3]}})
+    assert first_change(ours, more) == "it has 2 trials, here 3"
+    aside = read_sweep({"run": {"data_dir": "/x"}, "grid": {"lr": [0.1, 0.2]}})
+    assert first_change(ours, aside) is None
+
+
+def test_seeds_that_deal_out_the_data_are_told():
+    seeds = {"seed": [0, 1]}
+    assert "write partition_seed = 0" in str(seed_hint(read_sweep({"grid": seeds})))
+    fixed = {"run": {"partition_seed": 0}, "grid": seeds}
+    assert seed_hint(read_sweep(fixed)) is None
+    assert seed_hint(read_sweep({"grid": {"lr": [1, 2]}})) is None
+
+
+def test_settings_and_figures_have_columns_of_their_own():
+    """But for `rounds`, which is both, and the same."""
+    names = set()
+    for kind in KINDS:
+        for choice in registry(kind):
+            default = dict(zip(KINDS, ("fedavg", "mlp", "iid", "digits"), strict=True))
+            names |= set(all_options(default | {kind: choice}))
+    figures = {*FIGURES, *Summary.__dataclass_fields__} - {"folder", "public", "data"}
+    assert names & figures == {"rounds", *COLUMNS}
+    assert not names & set(COLUMNS.values())

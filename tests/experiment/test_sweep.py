@@ -1,0 +1,386 @@
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from conftest import TINY
+from test_run import Stop, stop_after
+
+from fedjax_adapt import cli
+from fedjax_adapt.algorithms import ALGORITHMS
+from fedjax_adapt.core import Algorithm, epochs
+from fedjax_adapt.experiment import Config, fleet, read_run, read_swept, run, sweep
+from fedjax_adapt.experiment.grid import read_sweep
+from fedjax_adapt.experiment.groups import groups_of
+from fedjax_adapt.experiment.store import read_table
+from fedjax_adapt.experiment.swept import flat, table_of, to_toml
+from fedjax_adapt.experiment.traced import number, number_names, with_numbers
+from fedjax_adapt.report.sweep import parts, sweep_tables
+
+# three trials of one group, two at a time: the second time one and a copy of it
+RUN = {**TINY, "devices": 1, "partition_seed": 0}
+THREE = {"run": RUN, "grid": [{"lr": [0.03, 0.1]}, {"seed": [5]}]}
+FIGURES = ("accuracy", "loss", "best_accuracy", "best_round", "last_mean", "rounds_to")
+COSTS = ("area_under_curve", "local_steps", "bytes_up", "bytes_down", "rho")
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory, compiled_programs):
+    """A finished sweep, never interrupted; only to be read."""
+    folder = tmp_path_factory.mktemp("sweeps") / "three"
+    return sweep(THREE, folder, side_by_side=2)
+
+
+def metrics(swept, group="000-scaffold"):
+    table = read_table(swept.folder / "groups" / group, "metrics")
+    return table.drop_columns(["seconds"]).to_pydict()
+
+
+def check_trial_is_a_run(row, summary):
+    """The row of a trial and the summary of the run with the same settings."""
+    assert row["config_hash"] == summary["config_hash"]
+    kept = (*FIGURES, *COSTS, "accuracy_name")
+    for name, value in flat({name: summary[name] for name in kept}).items():
+        if isinstance(value, float):
+            assert row[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+        else:
+            assert row[name] == value, name
+
+
+def test_a_trial_is_the_run_with_its_settings(three, whole):
+    row = three.results.to_pylist()[1]
+    check_trial_is_a_run(row, read_run(whole.folder).summary)
+    theirs = read_run(whole.folder).metrics.to_pydict()
+    ours = metrics(three)
+    mine = [i for i, trial in enumerate(ours["trial"]) if trial == 1]
+    for name in set(theirs) - {"seconds"}:
+        own = [ours[name][i] for i in mine]
+        np.testing.assert_allclose(own, theirs[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_trial_alone_is_its_run_to_the_bit(tmp_path, whole):
+    """Its clients share the devices, by the program of a run."""
+    found = sweep({"run": TINY, "grid": {"seed": [0]}}, tmp_path / "sweep")
+    ours, theirs = metrics(found), read_run(whole.folder).metrics.to_pydict()
+    for name in set(theirs) - {"seconds"}:
+        assert ours[name] == theirs[name]
+
+
+def test_the_folder_of_a_sweep_holds_what_it_should(three):
+    files = {p.name for p in three.folder.iterdir()}
+    assert files == {"sweep.toml", "results.parquet", "groups", "summary.json"}
+    group = three.folder / "groups" / "000-scaffold"
+    assert {p.name for p in group.iterdir()} == {
+        *("group.toml", "metrics", "summary.json")  # its checkpoints are gone
+    }
+    table = pq.read_table(three.folder / "results.parquet").to_pydict()
+    assert table["trial"] == [0, 1, 2]
+    assert (table["lr"], table["seed"]) == ([0.03, 0.1, 0.1], [0, 0, 5])
+    assert table["diverged_round"] == [None] * 3 and three.diverged == []
+    assert len(set(table["loss"])) == 3
+    again = read_sweep(three.folder / "sweep.toml")
+    assert [t.config.lr for t in again.trials] == table["lr"]
+    said = json.loads((three.folder / "summary.json").read_text())
+    assert (said["trials"], said["groups"]) == (3, 1)
+
+
+@pytest.mark.parametrize("stop", [8, 18])
+def test_a_resumed_sweep_equals_an_uninterrupted_one_to_the_bit(tmp_path, three, stop):
+    """Stopped among the first two trials, and while the third runs."""
+    folder, seen = tmp_path / "sweep", []
+    with pytest.raises(Stop):
+        sweep(THREE, folder, side_by_side=2, progress=stop_after(stop))
+    assert not (folder / "summary.json").exists()
+    with pytest.raises(ValueError, match="this sweep, half finished; write --resume"):
+        sweep(THREE, folder)
+    found = sweep(THREE, folder, resume=True, progress=seen.append)
+    assert found.results.equals(three.results)
+    assert metrics(found) == metrics(three)
+    rounds = [now.round for now in seen]
+    assert rounds[1] > stop - 4 and rounds[-1] == seen[-1].rounds == 21
+
+
+def test_a_sweep_goes_on_where_there_are_more_devices(tmp_path, three):
+    """Each of the two trials at once has a device of its own then."""
+    folder = tmp_path / "sweep"
+    with pytest.raises(Stop):
+        sweep(THREE, folder, side_by_side=2, progress=stop_after(8))
+    found = sweep(THREE, folder, resume=True, devices=2).results.to_pydict()
+    for name, values in three.results.to_pydict().items():
+        if isinstance(values[0], float):
+            np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
+        else:
+            assert found[name] == values
+
+
+def test_a_finished_group_is_never_run_again(tmp_path, three, monkeypatch):
+    folder = tmp_path / "sweep"
+    shutil.copytree(three.folder, folder)
+    for name in ("summary.json", "results.parquet"):
+        (folder / name).unlink()
+    module = sys.modules["fedjax_adapt.experiment.sweep"]
+    monkeypatch.setattr(module, "compile_group", None)
+    found = sweep(THREE, folder, resume=True)
+    assert found.results.equals(three.results)
+
+
+def test_a_folder_belongs_to_one_sweep(tmp_path, three):
+    with pytest.raises(
+        ValueError, match="holds this sweep, finished; a finished sweep"
+    ):
+        sweep(THREE, three.folder, resume=True)
+    other = {**THREE, "run": {**RUN, "momentum": 0.5}}
+    with pytest.raises(
+        ValueError, match="another sweep .its trial 0 has momentum=0.0,"
+    ):
+        sweep(other, three.folder, resume=True)
+    (tmp_path / "x").touch()
+    with pytest.raises(ValueError, match="holds files that are no sweep; give a new"):
+        sweep(THREE, tmp_path)
+    with pytest.raises(ValueError, match="is a file; give the path of a folder"):
+        sweep(THREE, tmp_path / "x")
+
+
+def test_what_does_not_fit_is_found_before_anything_is_written(tmp_path):
+    bad = {"run": RUN, "grid": [{"lr": [0.1]}, {"num_clients": [3, 10_000]}]}
+    with pytest.raises(ValueError, match=r"^trial 2 \(num_clients=10000\): .*10000"):
+        sweep(bad, tmp_path / "sweep")
+    bad = {"run": {**RUN, "algorithm": "fnr"}, "grid": {"fraction": [0.5, 0.01]}}
+    with pytest.raises(ValueError, match=r"^trial 1 \(fraction=0.01\): .* is nobody;"):
+        sweep(bad, tmp_path / "sweep")  # which would be traced
+    bad = {"run": RUN, "grid": {"lr": [0.1, 0.2]}}
+    with pytest.raises(ValueError, match="devices=99 but JAX sees 4"):
+        sweep(bad, tmp_path / "sweep", devices=99)
+    with pytest.raises(ValueError, match="side_by_side=0 must be an integer >= 1"):
+        sweep(bad, tmp_path / "sweep", side_by_side=0)
+    assert not (tmp_path / "sweep").exists()
+
+
+def grouped(run, grid):
+    groups = groups_of(read_sweep({"run": {**TINY, **run}, "grid": grid}).trials)
+    return [([t.number for t in group.trials], group.numbers) for group in groups]
+
+
+def test_trials_share_a_program_if_numbers_and_seeds_are_all_that_varies():
+    fixed = {"partition_seed": 0}
+    both = {"lr": [0.1, 0.2], "seed": [0, 1]}
+    assert grouped(fixed, both) == [([0, 1, 2, 3], ["lr"])]
+    # seeds that deal out the data
+    assert grouped({}, both) == [([0, 2], ["lr"]), ([1, 3], ["lr"])]
+    # what is no number
+    assert grouped({}, {"clip_norm": [1, 2, "none"]}) == [
+        ([0, 1], ["clip_norm"]),
+        ([2], []),
+    ]
+    longer = {"epochs": [1.0, 2.0], "weight_decay": [0.0, 1e-3]}
+    assert grouped(fixed, longer) == [
+        ([0, 1], ["weight_decay"]),
+        ([2, 3], ["weight_decay"]),
+    ]
+
+
+def test_options_that_cannot_be_traced_are_looped(monkeypatch):
+    def picky(mu: float = 0.5, alpha: float = 0.5):
+        return Algorithm(policy=epochs(2 if alpha > 0.5 else mu))
+
+    monkeypatch.setitem(ALGORITHMS, "fedprox", picky)
+    # it has steps of its own
+    run = {"algorithm": "fedprox", "epochs": Config.epochs, "partition_seed": 0}
+    found = grouped(run, {"mu": [0.1, 0.2], "alpha": [0.3, 0.4]})
+    assert found == [([0, 2], ["mu"]), ([1, 3], ["mu"])]
+
+
+def test_numbers_of_a_config_are_read_and_set():
+    options = {"mu": 0.3}
+    config = Config(algorithm="fedprox", algorithm_options=options, clip_norm=None)
+    assert number_names(config) == ["lr", "lr_decay", "momentum", "weight_decay", "mu"]
+    changed = with_numbers(config, {"mu": 0.7, "lr": "traced"})
+    assert (number(changed, "mu"), changed.lr) == (0.7, "traced")
+    assert (number(config, "mu"), config.lr) == (0.3, 0.1)
+    assert "clip_norm" in number_names(Config(algorithm="fedprox"))
+
+
+def test_a_program_that_is_too_large_has_fewer_trials_at_once(monkeypatch):
+    from fedjax_adapt.experiment import build
+
+    monkeypatch.setattr(fleet.trials, "too_large", lambda program: True)
+    config = Config(**{**RUN, "algorithm": "fedavg"})
+    federation = build(config)
+    layout = fleet.Layout(1, 2)
+    found = fleet.compile_group([config, config], federation, [], layout)
+    assert found.width == 1
+
+
+def fedjax_adapt(capsys, line):
+    code = cli.main(line.split())
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_trial_that_diverges_stops_no_other_and_is_exit_code_1(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    diverging = {"clip_norm": "none", "algorithm": "fedavg", "rounds": 4}
+    grid = {"lr": [0.1, 1e38], "seed": [0, 1]}
+    asked = read_sweep({"run": {**RUN, **diverging}, "grid": grid})
+    Path("sweep.toml").write_text(to_toml(asked))
+    line = "sweep sweep.toml --folder mine --side-by-side 4"
+    code, out, err = fedjax_adapt(capsys, line)
+    assert code == 1
+    assert err == (
+        "fedjax-adapt: 2 of 4 trials diverged (trial 2, 3, see diverged_round in "
+        "mine/results.parquet); lower lr or clip_norm there.\n"
+    )
+    found = read_swept("mine")
+    rows = found.results.to_pylist()
+    assert found.diverged == [2, 3]
+    assert [row["diverged_round"] for row in rows] == [None, None, 1, 1]
+    assert rows[2]["accuracy"] is None and rows[0]["rounds"] == 4
+    table = metrics(found, "000-fedavg")
+    assert table["trial"] == [0, 1, 2, 3, 0, 1, 0, 1, 0, 1]
+    assert "diverged, and left out: trial 2, 3" in " ".join(out.split())
+    assert out.count("±") > 1 and "results  mine/results.parquet" in out
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("sweep", "sweep got 0 files before its flags; give one, as in"),
+        ("sweep a.toml b.toml", "sweep got 2 files before its flags; give one, as in"),
+        ("sweep none.toml", "sweep=none.toml cannot be read"),
+        (
+            "sweep a.toml --devices x",
+            "--devices x: write an integer or 'auto' or none.",
+        ),
+        ("sweep a.toml --side-by-side", "--side-by-side: it needs a value; write an"),
+        ("sweep a.toml --rounds 3", "--rounds is no flag of this sweep"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_sentence(
+    tmp_path, capsys, monkeypatch, line, says
+):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = fedjax_adapt(capsys, line)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("fedjax-adapt: " + says)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_figures_of_a_run_that_trained_on_its_test_set_are_called_so():
+    from fedjax_adapt.experiment.store import TRAINED
+
+    own = {"accuracy": 0.5, "loss": 1.0, "rounds_to": {"0.9": None}, "local_steps": 3}
+    own["models"] = {"sel": {"accuracy": 0.4, "rounds_to": {"0.9": 2}}}
+    tested = flat({**own, "accuracy_name": "test accuracy", "seconds": 1.0})
+    assert tested == {
+        "accuracy": 0.5,
+        "loss": 1.0,
+        "rounds_to_0.9": None,
+        "local_steps": 3,
+        "accuracy_sel": 0.4,
+        "rounds_to_0.9_sel": 2,
+    }
+    trained = flat({**own, "accuracy_name": TRAINED.replace("_", " ")})
+    assert trained == {
+        TRAINED: 0.5,
+        f"{TRAINED}.loss": 1.0,
+        f"{TRAINED}.rounds_to_0.9": None,
+        "local_steps": 3,
+        f"{TRAINED}.accuracy_sel": 0.4,
+        f"{TRAINED}.rounds_to_0.9_sel": 2,
+    }
+
+
+def written(folder, rows, grid):
+    """The folder of a sweep with these results."""
+    folder.mkdir()
+    common = {"method": "m", "group": "g", "dataset": "d", "test_examples": 9}
+    common |= {"accuracy_name": "test accuracy"}
+    rows = [
+        {"trial": i, **common, "diverged_round": None} | row
+        for i, row in enumerate(rows)
+    ]
+    pq.write_table(table_of(rows), folder / "results.parquet")
+    lines = [f"{name} = {json.dumps(values)}" for name, values in grid.items()]
+    (folder / "sweep.toml").write_text("\n".join(["[grid]", *lines]))
+    return folder
+
+
+def figures(accuracy, prefix=""):
+    rest = {"last_mean": accuracy, "best_accuracy": accuracy}
+    if not prefix:
+        return {"accuracy": accuracy} | rest
+    return {prefix: accuracy} | {f"{prefix}.{n}": v for n, v in rest.items()}
+
+
+def test_seeds_are_one_line_with_their_spread_and_the_best_comes_first(tmp_path):
+    rows = [
+        {"lr": 0.1, "seed": 0, **figures(0.5)},
+        {"lr": 0.1, "seed": 1, **figures(0.7)},
+        {"lr": 0.2, "seed": 0, **figures(0.9)},
+        {"lr": 0.2, "seed": 1, "diverged_round": 3},
+        {"lr": 0.3, "seed": 0, "diverged_round": 1},
+    ]
+    folder = written(tmp_path / "s", rows, {"lr": [0.1, 0.2, 0.3], "seed": [0, 1]})
+    (part,) = parts(folder)
+    assert [line.point["lr"] for line in part.lines] == [0.2, 0.1, 0.3]
+    assert [len(line.figures) for line in part.lines] == [1, 2, 0]
+    assert [line.diverged for line in part.lines] == [[3], [], [4]]
+    assert part.lines[1].mean("accuracy") == pytest.approx(0.6)
+    assert part.lines[1].deviation("accuracy") == pytest.approx(np.sqrt(0.02))
+    assert part.lines[0].deviation("accuracy") is None
+    (table,) = sweep_tables(folder)
+    cells = {str(column.header): list(column.cells) for column in table.columns}
+    assert cells["test accuracy"] == ["90.00 %", "60.00 % ± 14.14", "diverged"]
+    assert cells["n"] == ["1", "2", "0"] and cells["rank"] == ["1", "2", "3"]
+
+
+def test_training_accuracy_stands_in_a_table_of_its_own(tmp_path):
+    from fedjax_adapt.experiment.store import TRAINED
+
+    named = TRAINED.replace("_", " ")
+    rows = [
+        {"public": "published", "accuracy_name": named, "lr": 1}
+        | figures(0.99, TRAINED),
+        {"public": "published", "accuracy_name": named, "diverged_round": 1, "lr": 2},
+        {"public": "holdout", "lr": 1, **figures(0.5)},
+        {"public": "split_test", "lr": 1, "test_examples": 5, **figures(0.6)},
+    ]
+    grid = {"public": ["published", "holdout", "split_test"], "lr": [1, 2]}
+    found = parts(written(tmp_path / "s", rows, grid))
+    assert [part.ranked for part in found] == [True, True, False]
+    assert [len(part.lines) for part in found] == [1, 1, 2]
+    assert "training accuracy" in found[2].title and "public=publ" in found[2].title
+    last = sweep_tables(tmp_path / "s")[2]
+    headers = [column.header for column in last.columns]
+    assert headers == ["public", "lr", "training accuracy", "last", "best", "n"]
+
+
+CASES = {
+    "fedavg": {"seed": [0, 1], "lr": [0.1, 0.05]},
+    "scaffold": {"seed": [1], "lr": [0.05], "server_lr": [0.5, 1.0]},
+    "fedprox": {"seed": [0, 1], "mu": [0.1, 1.0], "lr": [0.05]},
+    "fedssg": {"seed": [0, 1], "alpha": [0.02, 0.1], "lr": [0.05]},
+    "fedgsnr": {"seed": [0, 1], "interpolation": [0.3, 0.7]},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", CASES)
+def test_every_trial_is_the_run_with_its_settings(tmp_path, algorithm):
+    """Its last trial, two at a time or each on a device of its own."""
+    common = {name: v for name, v in RUN.items() if name != "epochs"}
+    common |= {"algorithm": algorithm, "evaluate_every": 3, "rounds": 3}
+    grid = CASES[algorithm]
+    asked = read_sweep({"run": common, "grid": grid})
+    side = {"devices": 2, "side_by_side": 1} if algorithm == "fedssg" else {}
+    found = sweep(asked, tmp_path / "sweep", **({"side_by_side": 2} | side))
+    assert {row["group"] for row in found.results.to_pylist()} == {f"000-{algorithm}"}
+    last = asked.trials[-1]
+    result = run(replace(last.config, folder=str(tmp_path / "run")))
+    check_trial_is_a_run(found.results.to_pylist()[-1], result.to_dict())
