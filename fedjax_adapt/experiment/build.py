@@ -62,18 +62,19 @@ def build(config: Config) -> Federation:
         source, public = source.parity(), public and public.parity()
     seen = public if uses_public(algorithm) else None
     data = skewed(config, source, source.federated(rows, seen))
-    algorithm = completed(config, algorithm, data)
     task = build_task(config, source)
-    return Federation(algorithm, task, data, plan, source, measured, public)
+    found = Federation(algorithm, task, data, plan, source, measured, public)
+    return found._replace(algorithm=completed(config, algorithm, found))
 
 
 def completed(
-    config: Config, algorithm: Algorithm, data: FederatedDataset
+    config: Config, algorithm: Algorithm, federation: Federation
 ) -> Algorithm:
     """The algorithm with what of the run hangs on the data, or is only measured."""
     if config.match is not None:
-        sizes, num_train = np.asarray(data.size), len(source.y_train)
-        policy = matching_steps(config, sizes, num_train, public)
+        sizes = np.asarray(federation.data.size)
+        num_train = len(federation.source.y_train)
+        policy = matching_steps(config, sizes, num_train, federation.public)
         algorithm = with_steps(algorithm, policy)
     if config.evaluate_also:
         keep = {"cohort": "sel", "clients": "all"}

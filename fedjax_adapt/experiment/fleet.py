@@ -52,7 +52,7 @@ class Fleet(NamedTuple):
 def check_numbers(config: Config, federation: Federation) -> None:
     """Raises ValueError as a run would that knows its numbers, traced or not."""
     data, plan = federation.data, replace(build_plan(config), devices=1)
-    algorithm = completed(config, build_algorithm(config), data)
+    algorithm = completed(config, build_algorithm(config), federation)
     make_round(algorithm, federation.task, data, plan)
 
 
@@ -210,7 +210,7 @@ def _of_one(config: Config, federation: Federation) -> tuple[Callable, Callable]
 
     def parts(own: Own):
         mine = with_numbers(config, own.numbers)
-        return completed(mine, build_algorithm(mine), data), build_plan(mine)
+        return completed(mine, build_algorithm(mine), federation), build_plan(mine)
 
     def init(shared, own: Own) -> State:
         algorithm, plan = parts(own)

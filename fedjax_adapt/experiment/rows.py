@@ -48,7 +48,7 @@ class Tally:
           broadcast: bytes that clients have received before the first round.
         """
         begin = {"bytes_down": broadcast}
-        self.accuracy = accuracy
+        self.accuracy, self.broadcast = accuracy, broadcast
         self.totals = {name: last.get(name) or begin.get(name, 0) for name in TOTALS}
         self.cut = self.asked = 0  # local steps of policies, by this process
         self.broken = 0  # the last round in which a client's loss was not finite
@@ -157,7 +157,10 @@ def metrics_row(
       before: the `TOTALS` before the group.
     """
     active = infos.num_steps > 0
-    steps = int(infos.num_steps.sum(dtype=np.int64))
+    # where nothing is sent nobody was asked, and steps only show a loss
+    asked = np.asarray(infos.bytes_down + infos.bytes_up > 0)
+    counted = infos.num_steps * asked.reshape(-1, 1)
+    steps = int(counted.sum(dtype=np.int64))
     losses = infos.loss[active].astype(np.float64)
     clipped = (infos.clipped * infos.num_steps)[active].sum(dtype=np.float64)
     grown = {"local_steps": steps, "simulated_seconds": infos.seconds}

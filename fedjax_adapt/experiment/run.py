@@ -128,6 +128,11 @@ def _warning(
             f"nobody trained in round {tally.idle}: {config.algorithm} gave every client 0 "
             "local steps, and the model stayed as it was; give more budget if it has one."
         )
+    if tally.broadcast and done == config.rounds and not tally.totals["public_steps"]:
+        return (
+            f"{config.algorithm} trained no client on the public set in any round; give a "
+            "larger fraction of the cohort, or more rounds."
+        )
     if tally.cut and "cut" not in told:
         told.add("cut")
         ours = config.max_local_steps == program.max_steps

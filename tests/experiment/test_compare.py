@@ -12,8 +12,10 @@ LABELS = ", labels=parity"
 
 
 @pytest.fixture
-def finished(tmp_path):
+def finished(tmp_path, monkeypatch):
     """A folder that looks like a finished run."""
+
+    monkeypatch.chdir(tmp_path)
 
     def make(
         name,
@@ -48,7 +50,7 @@ def finished(tmp_path):
                 "used": used,
             }
         store.write_text(folder / store.SUMMARY, json.dumps(summary))
-        return folder
+        return folder.relative_to(tmp_path)
 
     return make
 
@@ -76,8 +78,8 @@ def test_training_accuracy_stands_below_all_others_without_a_rank(finished):
     honest = "\n".join(lines[: place("second") + 2])
     assert "leaks" not in honest and "99.70" not in honest
     assert not any("rank" in line or "test accuracy " in line for line in below[3:])
-    assert "1: runs/first, seed 7; also given: labelled public examples (9)" in text
-    assert "a: runs/leaks, seed 7; also given: nothing" in text and "1.25" in honest
+    assert "1: first, seed 7; also given: labelled public examples (9)" in text
+    assert "a: leaks, seed 7; also given: nothing" in text and "1.25" in honest
 
 
 def test_only_what_was_tested_on_the_same_examples_is_ranked_together(finished):
