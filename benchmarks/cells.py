@@ -22,13 +22,19 @@ KEPT = (
 PRIVATE = ("--data-dir", "--folder")  # where things lie on this machine
 
 
-def cell(folder: Path, settings: Mapping[str, Any], more: Sequence[str]) -> dict:
+def cell(
+    folder: Path,
+    settings: Mapping[str, Any],
+    more: Sequence[str],
+    lines: Sequence[Mapping[str, Any]] = (),
+) -> dict:
     """What was measured in one run, which is made if it is not there.
 
     Args:
       folder: of the run.
       settings: of the run, by name; several values as a tuple.
       more: further words of the command line, which win over `settings`.
+      lines: of the results so far; a run that has one, by its command, needs no folder.
     """
     words = ["run", "--folder", str(folder)]
     for name, value in settings.items():
@@ -41,6 +47,9 @@ def cell(folder: Path, settings: Mapping[str, Any], more: Sequence[str]) -> dict
         for before, word in zip(["", *words], words, strict=False)
         if word not in PRIVATE and before not in PRIVATE
     )
+    for line in lines:
+        if line["command"] == command:
+            return {name: line[name] for name in ("command", *KEPT) if name in line}
     if kept_command.exists() and json.loads(kept_command.read_text()) != command:
         raise SystemExit(
             f"{folder} holds a run with other settings; give another --folder."

@@ -18,8 +18,8 @@ clients hold as many examples. Both refine for one epoch in place of five.
 
 Accuracies are those after the last round: nothing was chosen on the test set.
 
-A run that is finished is not run again, one that was killed is resumed: call it again to
-go on. A run is a line of results/fnr-table-cifar10.jsonl.
+A run is a line of results/fnr-table-cifar10.jsonl. One that has its line is not run again,
+one that was killed is resumed: call it again to go on.
 """
 
 import argparse
@@ -107,13 +107,13 @@ def settings_of(this: dict, arguments) -> dict:
     return COMMON | SKEWS[this["skew"]] | method | size | told
 
 
-def line_of(this: dict, arguments, more: list[str]) -> dict:
+def line_of(this: dict, arguments, more: list[str], lines: list[dict]) -> dict:
     """One run, which is made if it is not there."""
     size = {"rounds": arguments.rounds, "train_examples": arguments.train_examples}
     settings = settings_of(this, arguments)
     words = [str(value) for value in (this | size).values()]
     name = "".join(c if c.isalnum() else "-" for c in "-".join(words).lower())
-    return this | size | cell(arguments.folder / name, settings, more)
+    return this | size | cell(arguments.folder / name, settings, more, lines)
 
 
 def table(lines: list[dict], skews: list[str]) -> str:
@@ -178,7 +178,7 @@ def main() -> None:
     text = arguments.results.read_text() if arguments.results.exists() else ""
     lines, mine = [json.loads(line) for line in text.splitlines()], []
     for this in cells_of(arguments):
-        line = line_of(this, arguments, more)
+        line = line_of(this, arguments, more, lines)
         mine.append(line)
         lines = [old for old in lines if old["command"] != line["command"]] + [line]
         arguments.results.write_text("".join(json.dumps(x) + "\n" for x in lines))

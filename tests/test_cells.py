@@ -47,6 +47,16 @@ def test_a_cell_is_run_once_and_leaves_out_where_things_lie(cells, tmp_path):
     assert len(ran) == 1
 
 
+def test_a_cell_that_has_its_line_needs_no_folder(cells, tmp_path):
+    module, ran = cells
+    line = module.cell(tmp_path / "one", {"lr": 0.1}, [])
+    kept = [{"skew": "label"} | line]
+    assert module.cell(tmp_path / "two", {"lr": 0.1}, [], kept) == line
+    assert len(ran) == 1 and not (tmp_path / "two").exists()
+    module.cell(tmp_path / "two", {"lr": 0.2}, [], kept)
+    assert len(ran) == 2
+
+
 def test_a_cell_that_was_stopped_is_resumed_and_never_mixed_up(cells, tmp_path):
     module, ran = cells
     with pytest.raises(KeyboardInterrupt):
