@@ -106,15 +106,9 @@ def run(arguments: list[str]) -> int:
             return 0
         config = from_settings(request.settings)
         configs = with_controls(config) if request.controls else [config]
-        from .engine.mesh import cores_as_devices
-
-        # where JAX has begun already, "auto" takes the devices there are
-        with suppress(ValueError):
-            cores_as_devices(None if config.devices == "auto" else config.devices)
         left = unfinished(configs, request.resume) if request.controls else configs
-        # needed by the first checkpoint; see `_importing`
-        import orbax.checkpoint  # noqa: F401
-        import pyarrow.parquet  # noqa: F401
+        _take_devices(config.devices)
+        _import_writers()
     for one in left:
         try:
             code = _train(one, run_folder(one), request.resume)
@@ -184,7 +178,6 @@ def sweep(arguments: list[str]) -> int:
     """`fedjax-adapt sweep SWEEP.toml`: runs a grid of settings, prints a table."""
     with _importing():
         _prepare_jax()
-        from .engine.mesh import cores_as_devices
         from .experiment.grid import read_sweep
         from .experiment.sweep_flags import parse
         from .experiment.swept import sweep_folder
@@ -195,12 +188,8 @@ def sweep(arguments: list[str]) -> int:
             return 0
         asked = read_sweep(request.file)
         folder = sweep_folder(asked, request.folder)
-        told = request.devices or asked.run.get("devices", "auto")
-        with suppress(ValueError):  # where JAX has begun already
-            cores_as_devices(None if told == "auto" else told)
-        # needed by the first checkpoint; see `_importing`
-        import orbax.checkpoint  # noqa: F401
-        import pyarrow.parquet  # noqa: F401
+        _take_devices(request.devices or asked.run.get("devices", "auto"))
+        _import_writers()
     try:
         return _sweep(asked, folder, request)
     except KeyboardInterrupt:
@@ -345,7 +334,6 @@ def contributions(arguments: list[str]) -> int:
 
 def _references(folder: str, options: dict) -> tuple[dict, list[str]]:
     """What `value_cohort` finds: columns of the table, and how it agrees with r_k."""
-    from .engine.mesh import cores_as_devices
     from .experiment.replay import config_of
     from .experiment.valuation import value_cohort
     from .report.contributions import agreement
@@ -353,8 +341,7 @@ def _references(folder: str, options: dict) -> tuple[dict, list[str]]:
 
     means = {one.client: one.mean for one in ranking(folder)}  # or the run is refused
     devices = config_of(Path(folder), devices=options["devices"]).devices
-    with suppress(ValueError):  # where JAX has begun already
-        cores_as_devices(None if devices == "auto" else devices)
+    _take_devices(devices)
     found = value_cohort(folder, **options)
     of_clients = lambda column: dict(
         zip(found.clients.tolist(), column.tolist(), strict=True)
@@ -429,6 +416,21 @@ def _finishing() -> Iterator[Callable[[], None]]:
         yield stop_if_asked
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _take_devices(devices: int | str) -> None:
+    """Makes so many of the cores devices of JAX; "auto": all."""
+    from .engine.mesh import cores_as_devices
+
+    # where JAX has begun already, "auto" takes the devices there are
+    with suppress(ValueError):
+        cores_as_devices(None if devices == "auto" else devices)
+
+
+def _import_writers() -> None:
+    """What the first checkpoint needs, imported while Ctrl-C may; see `_importing`."""
+    import orbax.checkpoint  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
 
 
 def _prepare_jax() -> None:

@@ -28,14 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import check
-from ..core import (
-    Algorithm,
-    Array,
-    StepPolicy,
-    Traffic,
-    as_base,
-    with_steps,
-)
+from ..core import Algorithm, Array, StepPolicy, Traffic, as_base, with_steps
 
 Trigger = Literal["tau_not_smaller", "loss_not_decreasing"]
 Coupling = Literal["off", "practical", "exact"]

@@ -14,10 +14,7 @@ Departs from the paper: none. The paper's Nesterov form is `nesterov=True`.
 import optax
 
 from .. import check
-from ..core import (
-    Algorithm,
-    as_base,
-)
+from ..core import Algorithm, as_base
 from ..wrap import with_server_optimizer
 
 

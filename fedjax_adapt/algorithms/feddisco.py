@@ -23,15 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from .. import check
-from ..core import (
-    Algorithm,
-    Cohort,
-    Mean,
-    ServerRule,
-    add_delta,
-    as_base,
-    by_examples,
-)
+from ..core import Algorithm, Cohort, Mean, ServerRule, add_delta, as_base, by_examples
 
 DISTANCES = ("kl", "cosine", "l1", "l2", "only_iid")
 

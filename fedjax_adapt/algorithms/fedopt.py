@@ -24,10 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from .. import check
-from ..core import (
-    Algorithm,
-    as_base,
-)
+from ..core import Algorithm, as_base
 from ..wrap import with_server_optimizer
 
 

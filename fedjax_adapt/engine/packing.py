@@ -95,19 +95,16 @@ def pack(
         go_on = lambda lanes: _active(lanes, size).any() & ~_ended(lanes, size).any()
         return jax.lax.while_loop(go_on, advance, lanes), *rest
 
-    first = jax.eval_shape(lambda: parts.begin(carry, of(0)))
-    one = jax.eval_shape(
-        lambda: parts.collect(carry, of(0), _first_result(parts, first))
-    )
-    lanes = Lanes(
-        jax.tree.map(
-            lambda leaf: jnp.zeros((num_lanes, *leaf.shape), leaf.dtype), first
-        ),
-        *(jnp.full(num_lanes, n, jnp.int32) for n in (size, 0, 0)),
-    )
-    kept = jax.tree.map(
-        lambda leaf: jnp.zeros((size, *leaf.shape[1:]), leaf.dtype), one[1]
-    )
+    def left_of_one():
+        running = parts.begin(carry, of(0))
+        result = jax.tree.map(lambda leaf: leaf[None], parts.end(running))
+        kept = parts.collect(carry, of(0), result)[1]
+        return running, jax.tree.map(lambda leaf: leaf[0], kept)
+
+    running, kept = jax.eval_shape(left_of_one)
+    kept = _zeros(size, kept)
+    slot, none = (jnp.full(num_lanes, n, jnp.int32) for n in (size, 0))
+    lanes = Lanes(_zeros(num_lanes, running), slot, done=none, length=none)
     lanes = jax.lax.fori_loop(
         0, num_lanes, lambda lane, lanes: enter(lane, lane, lanes, carry), lanes
     )
@@ -120,9 +117,9 @@ def pack(
     return carry, kept
 
 
-def _first_result(parts: Parts, running: PyTree) -> PyTree:
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), running)
-    return jax.tree.map(lambda leaf: leaf[None], parts.end(zeros))
+def _zeros(count: int, shapes: PyTree) -> PyTree:
+    """So many of each."""
+    return jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), shapes)
 
 
 def _active(lanes: Lanes, size: int) -> Array:

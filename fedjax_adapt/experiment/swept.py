@@ -32,11 +32,8 @@ from .summary import FIGURES, TEST, results
 if TYPE_CHECKING:
     import pyarrow
 
-UNTOLD = (
-    "seconds",
-    "rounds_per_second",
-    "accuracy_name",
-)  # of no single trial, or said
+# of a summary: what no single trial has, or what has a column of its own
+UNTOLD = ("seconds", "rounds_per_second", "accuracy_name")
 
 
 def sweep_folder(sweep: Sweep, folder: str | Path | None = None) -> Path:
