@@ -30,6 +30,8 @@ class Plan:
       shuffle: "epoch" (without replacement, the last partial batch kept),
         "replacement", or "none" (in order, for comparisons).
       participation: who takes part, e.g. `bernoulli(0.15)`; None: `cohort_size` decides.
+      client_memory: "device", or "host" where the state of all clients is too large for
+        it: then only the rows of a cohort visit the device.
       clock: what a round takes, in simulated seconds; None: they are not counted.
     """
 
@@ -45,6 +47,7 @@ class Plan:
     shuffle: str = "epoch"
     participation: Participation | None = None
     devices: int | str = 1
+    client_memory: str = "device"
     clock: Clock | None = None
 
     def __post_init__(self):
@@ -62,6 +65,7 @@ class Plan:
         if self.devices != "auto":
             check.at_least("devices", self.devices, 1)
         check.one_of("shuffle", self.shuffle, ("epoch", "replacement", "none"))
+        check.one_of("client_memory", self.client_memory, ("device", "host"))
         if not isinstance(self.participation, Participation | None):
             raise ValueError(
                 f"participation={self.participation!r} is no rule; write bernoulli(q) for "

@@ -188,7 +188,7 @@ class FederatedDataset:
                 index[i, : len(r)] = r
         on_device = lambda tree: jax.tree.map(jnp.asarray, tree)
         return cls(
-            x=jnp.asarray(x),
+            x=jax.device_put(x),  # jnp.asarray would copy it twice
             y=jnp.asarray(y),
             index=jnp.asarray(index),
             size=jnp.asarray(size),

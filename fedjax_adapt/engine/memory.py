@@ -1,11 +1,14 @@
-"""Whether the state of the clients fits, asked before it is allocated."""
+"""Whether what a run holds fits, asked before it is allocated."""
 
 from pathlib import Path
 
 import jax
 
-from ..core import ClientState
+from .. import check
+from ..core import ClientState, PyTree
 from . import mesh
+from .footprint import Footprint, gibibytes, of_table
+from .liveness import num_bytes
 
 
 def check_fits(
@@ -20,7 +23,7 @@ def check_fits(
       num_devices: how many share the table, or hold a copy each.
     """
     leaves = jax.tree.leaves(jax.eval_shape(lambda client: client, client))
-    row = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    row = sum(map(num_bytes, leaves))
     # cores that are devices share one memory; an accelerator has its own
     shared = jax.default_backend() == "cpu"
 
@@ -36,10 +39,10 @@ def check_fits(
     on = f" on {'each of ' * (not shared)}{num_devices} devices"
     less = "take fewer clients, a smaller model or an algorithm without client state"
     raise ValueError(
-        f"the state of {num_clients} clients, held twice, takes "
-        f"{needed(num_devices) / 2**30:.1f} GiB{on if num_devices > 1 else ''} but "
-        f"{free / 2**30:.1f} GiB are free; "
+        f"the state of {num_clients} clients takes {gibibytes(needed(num_devices))}"
+        f"{on if num_devices > 1 else ''} but {gibibytes(free)} are free; "
         + (f"write devices={others[0]}, or " if others else "")
+        + ("" if shared else "write client_memory=host, or ")
         + f'{less} (evaluating the mean of "all" clients keeps a model for each).'
     )
 
@@ -50,8 +53,37 @@ def rows_on_a_device(num_clients: int, num_slots: int, num_devices: int) -> int:
         own, guests = num_clients // num_devices, -(-num_slots // num_devices)
     else:  # a copy of the whole table; all new rows are passed to all devices
         own, guests = num_clients, num_slots if num_devices > 1 else 0
-    # twice: `train` leaves the state it is given as it is, and works on another
-    return 2 * own + guests
+    return own + guests
+
+
+def check_copy(state: PyTree) -> None:
+    """Raises ValueError unless there is room for another such state beside it."""
+    arrays = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
+    if any(map(check.is_tracer, arrays)):
+        return
+    shared = jax.default_backend() == "cpu"
+    parts = lambda leaf: len(leaf.sharding.device_set) if shared else 1
+    needed = sum(of_table(leaf, parts(leaf)) for leaf in arrays if leaf.ndim)
+    free = free_memory()
+    if free is not None and needed > free:
+        raise ValueError(
+            f"train leaves the state it is given as it is and takes {gibibytes(needed)} "
+            f"for a copy, but {gibibytes(free)} are free; call jax.jit(round_fn, "
+            "donate_argnums=0) round by round, or fedjax-adapt run, which need none."
+        )
+
+
+def check_room(needed: Footprint) -> None:
+    """Raises ValueError unless there is room for a program, its data being there."""
+    free, wanted = free_memory(), needed.total - needed.data
+    if free is None or wanted <= free:
+        return
+    parts = str(needed._replace(data=0))
+    raise ValueError(
+        f"a round takes {gibibytes(wanted)} beside the data ({parts}) but "
+        f"{gibibytes(free)} are free; write fewer lanes, a smaller batch_size, fewer "
+        "clients or a smaller model."
+    )
 
 
 def free_memory() -> int | None:
@@ -60,6 +92,19 @@ def free_memory() -> int | None:
     if stats is not None and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats["bytes_in_use"]
     return free_host_memory()
+
+
+def peak_memory() -> int | None:
+    """The most bytes held so far: on the device, or by this process for a CPU."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats is not None and "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"]
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    line = next((x for x in status.splitlines() if x.startswith("VmHWM")), None)
+    return None if line is None else int(line.split()[1]) * 2**10
 
 
 def free_host_memory(root: Path = Path("/")) -> int | None:

@@ -32,6 +32,7 @@ from .. import check
 from ..core import Array, ClientState, PyTree, State
 
 AXIS = "clients"
+HOST_MEMORY = "pinned_host"  # which accelerators reach without a copy
 
 # A device that is done waits for the others. XLA gives up after 40 s and ends the process,
 # which the last client of a large model may well take.
@@ -138,12 +139,13 @@ def moved(state: State, num_devices: int) -> State:
         return state
     if num_devices > 1:
         return placed(state, num_devices)
-    # one device may be any: the user has chosen it
-    on_several = any(
-        isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
-        for leaf in leaves
-    )
-    return jax.device_put(state, _sharding(1)) if on_several else state
+
+    def elsewhere(leaf):  # one device may be any: the user has chosen it
+        lies = leaf.sharding
+        return len(lies.device_set) > 1 or lies.memory_kind == HOST_MEMORY
+
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    return jax.device_put(state, _sharding(1)) if any(map(elsewhere, arrays)) else state
 
 
 def table_of(client: ClientState, num_clients: int, num_devices: int) -> ClientState:
@@ -151,17 +153,19 @@ def table_of(client: ClientState, num_clients: int, num_devices: int) -> ClientS
 
     So a table that fits only when it is cut up among the devices is never whole.
     """
-    if num_devices == 1 or any(map(check.is_tracer, jax.tree.leaves(client))):
-        return _repeated(client, num_clients)
-    lies = _table_sharding(num_clients, num_devices)
-    build = jax.jit(_repeated, static_argnums=1, out_shardings=lies)
+    if any(map(check.is_tracer, jax.tree.leaves(client))):
+        return repeated(client, num_clients)
+    lies = None if num_devices == 1 else _table_sharding(num_clients, num_devices)
+    build = jax.jit(repeated, static_argnums=1, out_shardings=lies)
     return build(everywhere(client, num_devices), num_clients)
 
 
-def _repeated(client: ClientState, num_clients: int) -> ClientState:
+def repeated(client: ClientState, num_clients: int) -> ClientState:
+    """The state of one client `num_clients` times, in a buffer of its own."""
+
     def repeat(leaf):
         rows = jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf)))
-        # a buffer of its own, strongly typed, so that it can be donated
+        # strongly typed, so that it can be donated
         return jax.lax.convert_element_type(jnp.array(rows), rows.dtype)
 
     return jax.tree.map(repeat, client)

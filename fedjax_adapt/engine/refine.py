@@ -34,7 +34,7 @@ from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import batch_size
 from .cohort import num_slots
-from .tables import put
+from .tables import Held, put
 
 PUBLIC_STEPS = "public_steps"  # of a report, what `Info.public_steps` counts
 
@@ -110,23 +110,22 @@ def init_refinement(
 
 
 def refine_clients(
-    algorithm: Algorithm, view: RoundView, table: ClientState, key: Key
+    algorithm: Algorithm, view: RoundView, held: Held, key: Key
 ) -> Shifted:
     """The clients' models refined, and what follows for the server and the table."""
     refine, runs, cohort = as_refinement(algorithm.refine), view.runs, view.cohort
     if refine is None or refine.clients is None:
-        return Shifted(None, runs, table, None, {})
+        return Shifted(None, runs, held.table, None, {})
     refined = refine.clients(view, key)
     steps = jnp.where(cohort.active, refined.steps, 0)
     weights = model_weights(algorithm.server, cohort)
     moved = optax.tree.sub(refined.params, runs.params)
     shift = jax.tree.map(lambda leaf: weighted_sum(weights, steps > 0, leaf), moved)
-    renew = algorithm.local.refined
+    renew, table = algorithm.local.refined, held.table
     if renew is not keep_state:
-        seats = jnp.minimum(cohort.ids, cohort.num_clients - 1)
-        rows = jax.tree.map(lambda leaf: leaf[seats], table)
-        rows = jax.vmap(renew)(rows, refined.params)
-        table = put(table, cohort.ids, steps > 0, rows)
+        take = lambda leaf: jnp.take(leaf, held.row, axis=0, mode="clip")
+        rows = jax.vmap(renew)(jax.tree.map(take, table), refined.params)
+        table = put(table, held.row, steps > 0, rows)
     runs = runs._replace(params=refined.params)
     return Shifted(shift, runs, table, steps, refined.report)
 

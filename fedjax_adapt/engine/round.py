@@ -9,6 +9,7 @@ only, so the order in which lanes and devices take them cannot change a result.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ from ..costs import (
 )
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
-from . import memory, mesh
+from . import host, memory, mesh
 from .batches import batch_size
 from .cohort import (
     first_to_end,
@@ -49,6 +50,7 @@ from .cohort import (
     unless_idle,
     with_num_steps,
 )
+from .home import home_of, lend, take_back
 from .local import Broadcast, Setup, train_loss
 from .refine import (
     init_refinement,
@@ -76,6 +78,7 @@ class Round:
     data: FederatedDataset
     step: Callable[..., tuple[State, Info]] = field(metadata={"static": True})
     num_devices: int = field(default=1, metadata={"static": True})
+    home: ModuleType = field(default=mesh, metadata={"static": True})
 
     def __call__(self, state: State, key: Key) -> tuple[State, Info]:
         """Runs one round."""
@@ -86,7 +89,7 @@ class Round:
 
         A round called as it is and `train` do so themselves; `jax.jit(round_fn)` cannot.
         """
-        return mesh.moved(state, self.num_devices)
+        return self.home.moved(state, self.num_devices)
 
 
 def init_state(
@@ -104,6 +107,8 @@ def init_state(
     client = algorithm.local.init(params)
     num_clients = data.num_clients
     num_devices = num_devices_of(plan, data)
+    if plan.client_memory == "host":
+        host.check_cut(num_clients, num_devices)
     if not check.is_tracer(key):  # else it may be about the shapes alone
         slots = num_slots(plan, data)
         memory.check_fits(client, num_clients, slots, num_devices)
@@ -119,8 +124,9 @@ def init_state(
     )
     # a buffer of its own for every leaf, so that the state can be donated
     state = jax.tree.map(lambda leaf: _like(jnp.array(leaf), jnp.asarray(leaf)), state)
-    state = state._replace(clients=mesh.table_of(client, num_clients, num_devices))
-    return mesh.placed(state, num_devices)
+    home = home_of(plan)
+    state = state._replace(clients=home.table_of(client, num_clients, num_devices))
+    return home.placed(state, num_devices)
 
 
 def make_round(
@@ -137,7 +143,8 @@ def make_round(
     algorithm = settled(algorithm, task, data, plan)
     num_devices = num_devices_of(plan, data)
     data = mesh.shown(data, num_devices)
-    return Round(data, partial(_round, algorithm, task, plan), num_devices)
+    step = partial(_round, algorithm, task, plan)
+    return Round(data, step, num_devices, home_of(plan))
 
 
 def _check_outputs(task: Task, data: FederatedDataset) -> None:
@@ -179,7 +186,9 @@ def _round(
         setting_of(plan, algorithm.policy, cohort),
         state.refine,
     )
-    measured = measure_cohort(setup, broadcast, cohort, state.clients, key_measure)
+    num_devices = num_devices_of(plan, data)
+    held = lend(plan, num_devices, state.clients, ids)
+    measured = measure_cohort(setup, broadcast, cohort, held, key_measure)
     measured = digest_cohort(setup, cohort, measured, state.params)
     num_steps = algorithm.policy.steps(state.policy, cohort, measured)
     num_steps = afterwards(measured, num_steps)
@@ -187,11 +196,14 @@ def _round(
     times = end_times(plan.clock, algorithm, state.params, cohort, key)
     rows = first_to_end(plan, data, cohort, times, key_cohort)
     asked, seen, cohort = cohort, measured, rows_of(cohort, rows)
-    cut, times, measured = jax.tree.map(lambda leaf: leaf[rows], (cut, times, measured))
+    pick = partial(jax.tree.map, lambda leaf: leaf[rows])
+    cut, times, measured = pick((cut, times, measured))
+    held = held._replace(row=pick(held.row))
     setting = setting_of(plan, algorithm.policy, cohort)
 
     broadcast = broadcast._replace(setting=setting)
-    walked = train_cohort(setup, broadcast, cohort, state.clients, key_train)
+    walked = train_cohort(setup, broadcast, cohort, held, key_train)
+    held = held._replace(table=walked.clients)
     upload = walked.upload
     if not walked.streams:
         upload = algorithm.server.combine(upload, cohort)
@@ -206,7 +218,7 @@ def _round(
         lanes,
         walked.told,
     )
-    moved = refine_clients(algorithm, view, walked.clients, key_refine_clients)
+    moved = refine_clients(algorithm, view, held, key_refine_clients)
     seconds = round_seconds(algorithm, cohort, times)
     seconds += refine_seconds(plan.clock, algorithm, state.params, cohort, moved.steps)
     params, server = update_refined(
@@ -236,7 +248,8 @@ def _round(
 
     report = algorithm.policy.report(policy, asked, seen)  # of all it decided about
     report = jax.tree.map(lambda leaf: leaf[rows] if jnp.ndim(leaf) else leaf, report)
-    new = State(params, server, policy, moved.clients, state.round + 1, refine)
+    clients = take_back(plan, num_devices, state.clients, ids, moved.clients)
+    new = State(params, server, policy, clients, state.round + 1, refine)
     bytes_down, bytes_up = round_bytes(
         algorithm, state.params, cohort, asked, moved.steps
     )
@@ -257,7 +270,7 @@ def _round(
         refine=shown(cohort, moved.report | refinement),
     )
     new = jax.tree.map(_like, new, state)
-    return mesh.placed(new, num_devices_of(plan, data)), info
+    return home_of(plan).placed(new, num_devices), info
 
 
 def _like(new, old) -> Array:

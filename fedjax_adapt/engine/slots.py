@@ -5,14 +5,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core import Array, ClientState, Cohort, Key, Params, PyTree
+from ..core import Array, Cohort, Key, Params, PyTree
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from . import lanes, mesh
 from .batches import batch_size
 from .cohort import num_slots
 from .local import Client, Setup
-from .tables import Route, Seat, Tables, read, route
+from .tables import Held, Route, Seat, Tables, num_rows_of, read, route
 
 
 class Slot(NamedTuple):
@@ -63,7 +63,7 @@ def deal(
     setup: Setup,
     cohort: Cohort,
     params: Params,
-    table: ClientState,
+    held: Held,
     key: Key,
     weights: PyTree = (),
     alike: bool = False,
@@ -83,8 +83,10 @@ def deal(
     ids, num_steps = pad(cohort.ids, num_clients), pad(cohort.num_steps)
     weights = jax.tree.map(pad, weights)
 
-    cut = mesh.cuts_tables(num_clients, num_devices) and bool(jax.tree.leaves(table))
+    stateful = bool(jax.tree.leaves(held.table)) and plan.client_memory == "device"
+    cut = stateful and mesh.cuts_tables(num_clients, num_devices)
     num_rows = num_clients // num_devices if cut else num_clients
+    row = pad(held.row, num_rows_of(held.table))
     back = None
     if num_devices > 1 and not (alike and not cut):
         # without homes of their own all rows are wherever the client goes
@@ -92,8 +94,10 @@ def deal(
         home = jnp.minimum(ids // num_rows, nobody) if cut else nobody
         order, back = mesh.deal(num_steps, home, num_devices)
         pick = lambda leaf: leaf[order]
-        ids, num_steps, weights = jax.tree.map(pick, (ids, num_steps, weights))
-    seat, guests = Seat(ids, ids), None
+        ids, row, num_steps, weights = jax.tree.map(
+            pick, (ids, row, num_steps, weights)
+        )
+    seat, guests = Seat(row, row), None
     if cut:
         seat, guests = route(ids, num_steps > 0, num_rows, num_devices)
     client = Client(

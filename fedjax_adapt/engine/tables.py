@@ -19,6 +19,13 @@ from ..core import Array, ClientState, PyTree
 from . import mesh
 
 
+class Held(NamedTuple):
+    """A table, and where it has the rows of a cohort."""
+
+    table: ClientState  # [rows, ...]
+    row: Array  # of each slot, [slots]; beyond the table: nobody's
+
+
 class Seat(NamedTuple):
     """Where a slot finds its row, on the device that serves it."""
 

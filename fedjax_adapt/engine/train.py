@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core import Info, Key, PyTree, RoundFn, State
+from . import memory
 from .programs import jit_newest
 
 
@@ -71,7 +72,9 @@ def train_and_evaluate(
     place = getattr(round_fn, "placed", lambda state: state)
     functions = (_as_pytree(round_fn), _as_pytree(measure))
     leaves, structure = jax.tree.flatten(functions)
-    state = jax.tree.map(jnp.copy, place(state))  # the chunks below donate it
+    state = place(state)
+    memory.check_copy(state)
+    state = jax.tree.map(jnp.copy, state)  # the chunks below donate it
     parts = []
     for begin in range(0, rounds, chunk):
         with warnings.catch_warnings():

@@ -42,7 +42,7 @@ from .local import (
 )
 from .packing import Parts, pack
 from .slots import Slot, deal, num_devices_of, num_lanes_of, seated
-from .tables import fetch, give_back, put, write
+from .tables import Held, fetch, give_back, put, write
 
 
 class Walked(NamedTuple):
@@ -50,7 +50,7 @@ class Walked(NamedTuple):
 
     upload: Upload  # combined already where `streams`
     streams: bool
-    clients: ClientState  # the whole table, [num_clients, ...]
+    clients: ClientState  # the whole table, [rows, ...]
     loss: Array
     clipped: Array
     info: PyTree
@@ -84,16 +84,16 @@ class _Kept(NamedTuple):
 
 
 def train_cohort(
-    setup: Setup, broadcast: Broadcast, cohort: Cohort, table: ClientState, key: Key
+    setup: Setup, broadcast: Broadcast, cohort: Cohort, held: Held, key: Key
 ) -> Walked:
-    """Trains the cohort and puts its rows back into the client table."""
+    """Trains the cohort and puts its rows back into the table they come from."""
     algorithm = setup.algorithm
     combine = algorithm.server.combine
     refine = as_refinement(algorithm.refine) or Refinement()
     streams = isinstance(combine, Mean)
     keep_runs = algorithm.refine is not None or algorithm.policy.update is not unchanged
     weights = (combine.weights(cohort) if streams else (), uniformly(cohort))
-    dealt = deal(setup, cohort, broadcast.params, table, key, weights)
+    dealt = deal(setup, cohort, broadcast.params, held, key, weights)
 
     def left_by(trained: tuple[LocalRun, Array]) -> _Result:
         run, clipped = trained
@@ -154,6 +154,7 @@ def train_cohort(
             give_back(tables, guests, dealt.each) if dealt.at_home else (),
         )
 
+    table = held.table
     own, copied = (table, ()) if dealt.at_home else ((), table)
     shared = (setup.data, broadcast, copied, dealt.route)
     total, kept, written = mesh.spread(
@@ -161,7 +162,7 @@ def train_cohort(
     )
     if not dealt.at_home:
         slots = dealt.slots
-        written = put(table, slots.client.id, slots.client.num_steps > 0, kept.row)
+        written = put(table, slots.seat.row, slots.client.num_steps > 0, kept.row)
     kept = dealt.in_order(kept._replace(row=()))
     runs = kept.run
     if keep_runs:
@@ -209,13 +210,13 @@ def afterwards(measured: PyTree, num_steps: Array) -> Array:
 
 
 def measure_cohort(
-    setup: Setup, broadcast: Broadcast, cohort: Cohort, table: ClientState, key: Key
+    setup: Setup, broadcast: Broadcast, cohort: Cohort, held: Held, key: Key
 ) -> PyTree:
     """What each client measures at the broadcast model, [cohort, ...]."""
     measure = setup.algorithm.policy.measure
     if measure is None:
         return ()
-    dealt = deal(setup, cohort, broadcast.params, table, key, alike=True)
+    dealt = deal(setup, cohort, broadcast.params, held, key, alike=True)
 
     def walk(shared, slots: Slot, own: ClientState):
         data, broadcast, copied, guests = shared
@@ -232,7 +233,7 @@ def measure_cohort(
         _, kept = lanes.fold(one, keep, (), slots, dealt.num_lanes, begin)
         return (), kept, ()
 
-    own, copied = (table, ()) if dealt.at_home else ((), table)
+    own, copied = (held.table, ()) if dealt.at_home else ((), held.table)
     shared = (setup.data, broadcast, copied, dealt.route)
     _, measured, _ = mesh.spread(walk, shared, dealt.slots, own, dealt.num_devices)
     return dealt.in_order(measured)

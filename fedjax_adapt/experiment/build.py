@@ -273,6 +273,7 @@ def build_plan(config: Config) -> Plan:
         shuffle=config.shuffle,
         lanes=config.lanes,
         devices=config.devices,
+        client_memory=config.client_memory,
         participation=participation,
         clock=build_clock(config),
     )

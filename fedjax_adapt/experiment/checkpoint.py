@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 PyTree = Any
 
+CHUNK = 2**27  # bytes: a table in one piece would be copied whole on its way
 KEEP = 2  # the newest, and the one before it should the newest be damaged
 
 
@@ -25,9 +26,13 @@ def save(folder: Path, state: PyTree, round: int) -> None:
     Raises:
       OSError: the disk is full or read-only.
     """
+    from orbax.checkpoint import SaveArgs
+
     with _orbax() as checkpointer:
         # A checkpoint of the same round is one that could not be read back.
-        checkpointer.save(_path(folder, round), _solid(state), force=True)
+        whole = _solid(state)
+        pieces = jax.tree.map(lambda _: SaveArgs(chunk_byte_size=CHUNK), whole)
+        checkpointer.save(_path(folder, round), whole, save_args=pieces, force=True)
     for old in rounds(folder)[:-KEEP]:
         shutil.rmtree(_path(folder, old))
     for left_over in folder.glob("*.orbax-checkpoint-tmp*"):

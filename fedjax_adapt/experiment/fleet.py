@@ -88,6 +88,11 @@ def layout_of(
       ValueError: JAX has fewer devices, or the clients' states do not fit into memory.
     """
     data, plan = federation.data, federation.plan
+    if plan.client_memory == "host" and num_trials > 1:
+        raise ValueError(
+            "client_memory=host is about one run at a time, but a sweep trains several at "
+            "once; leave it out of the sweep."
+        )
     own = jax.tree.map(lambda leaf: leaf[0], _stacked([config], ()))
     init, _ = _of_one(replace(config, devices=1), federation)
     state = jax.eval_shape(init, federation.data, own)

@@ -44,6 +44,11 @@ def check_limits(config: "Config") -> None:
             )
     if config.match is None and is_set(config, "match_by"):
         raise ValueError("match_by needs match, the folder of the run to be matched.")
+    if config.client_memory == "host" and "all" in config.evaluate_also:
+        raise ValueError(
+            "evaluate_also=all averages the models of all clients on the device, which "
+            "client_memory=host is there to avoid; leave one of them out."
+        )
     _check_clock(config)
     check.at_least("rounds", config.rounds, 1)
     check.at_least("evaluate_every", config.evaluate_every, 1)

@@ -14,7 +14,10 @@ from ..engine import mesh
 from ..engine.averages import averages
 from ..engine.cohort import most_steps
 from ..engine.evaluate import by_class, overall, scores
+from ..engine.footprint import Footprint, footprint
+from ..engine.home import home_of
 from ..engine.lanes import compiler_options
+from ..engine.memory import check_room
 from ..engine.round import init_state, make_round
 from ..engine.slots import num_devices_of, num_lanes_of
 from ..engine.train import train_and_evaluate
@@ -40,6 +43,7 @@ class Program(NamedTuple):
     group: Group | None
     last: Group | None
     seconds: float  # to trace and compile
+    footprint: Footprint
 
 
 def compile_program(config: Config, federation: Federation) -> Program:
@@ -49,7 +53,7 @@ def compile_program(config: Config, federation: Federation) -> Program:
     key_init, key_train = run_keys(config.seed)
     init = partial(init_state, algorithm, task, data, plan, key_init)
     num_devices = num_devices_of(plan, data)
-    abstract = mesh.placed(jax.eval_shape(init), num_devices)
+    abstract = home_of(plan).placed(jax.eval_shape(init), num_devices)
     round_fn = make_round(algorithm, task, data, plan)
     options = compiler_options(num_lanes_of(plan, data, abstract.params))
     # a Partial's arrays are arguments of the program, not constants in it
@@ -61,18 +65,30 @@ def compile_program(config: Config, federation: Federation) -> Program:
         averaged,
     )
 
+    arguments, held = (round_fn, measured, key_train), []
+
     def compiled(num_rounds: int) -> Group:
-        arguments = (round_fn, measured, key_train)
         group = jax.jit(partial(rounds, num_rounds), donate_argnums=0)
-        program = group.lower(abstract, *arguments).compile(options)
+        traced = group.trace(abstract, *arguments)
+        others = jax.tree.leaves(arguments)
+        held.append(footprint(traced.jaxpr.jaxpr, abstract, others, num_devices))
+        check_room(held[-1])
+        program = traced.lower().compile(options)
         return lambda state: program(state, *arguments)
 
     every, left_over = config.evaluate_every, config.rounds % config.evaluate_every
     group = compiled(every) if config.rounds >= every else None
     last = compiled(left_over) if left_over else None
-    seconds = time.perf_counter() - began
-    most = most_steps(plan, algorithm.policy)
-    return Program(jax.jit(init), abstract, num_devices, most, group, last, seconds)
+    return Program(
+        jax.jit(init),
+        abstract,
+        num_devices,
+        most_steps(plan, algorithm.policy),
+        group,
+        last,
+        seconds=time.perf_counter() - began,
+        footprint=max(held, key=lambda one: one.total),
+    )
 
 
 def run_keys(seed: int) -> tuple[Key, Key]:

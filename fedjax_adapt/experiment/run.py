@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..core import State
+from ..engine import memory
 from ..engine.evaluate import evaluate_clients
 from ..engine.lanes import num_bytes
 from . import checkpoint, figures, public, store, summary
@@ -185,6 +186,7 @@ def _summarise(
         class_accuracy=figures.per_class(by_class, source.y_test),
         client_accuracy=spread,
         client_state_bytes=num_bytes(program.abstract.clients),
+        memory=program.footprint._asdict() | {"peak": memory.peak_memory()},
         public=public.described(federation),
         auxiliary=public.auxiliary(config, federation),
         **summary.results(metrics, config.targets),

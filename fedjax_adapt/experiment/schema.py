@@ -90,6 +90,8 @@ class Config:
       targets: test accuracies whose first round the summary gives
       lanes: clients trained side by side on a device; auto: by backend
       devices: that share the clients of a round; auto: every accelerator, or every core
+      client_memory: where the state of all clients lies; host: in the host's memory, and
+        only the rows of a cohort visit the device
       seed: of the initial model and of every round
       partition_seed: of the partition and of generated data; none: seed
       data_dir: where data files lie; none: the variable FEDJAX_ADAPT_DATA
@@ -146,6 +148,7 @@ class Config:
     targets: tuple[float, ...] = (0.9, 0.95, 0.97)
     lanes: int | Literal["auto"] = "auto"
     devices: int | Literal["auto"] = "auto"
+    client_memory: Literal["device", "host"] = "device"
     seed: int = 0
     partition_seed: int | None = None
     data_dir: str | None = None

@@ -1,0 +1,148 @@
+"""Client tables in the memory of the host, for when that of the device is too small.
+
+A table stays in pinned host memory from round to round. A round borrows the rows of its
+cohort and gives them back, so that a device holds as many rows as the cohort has slots:
+
+    host --- rows of the cohort ---> device: the round ---> host
+
+On D devices the host keeps row i for device i // (N / D), which passes it to all. The
+host's own processor gathers and scatters, where the rows lie.
+
+`table_of`, `placed` and `moved` are those of mesh.py for such tables.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.compute_on import compute_on
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .. import check
+from ..core import Array, ClientState, PyTree, State
+from . import mesh
+from .tables import num_rows_of
+
+HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+EVERY, CUT = PartitionSpec(), PartitionSpec(mesh.AXIS)
+
+
+def check_cut(num_clients: int, num_devices: int) -> None:
+    """Raises ValueError unless the rows can be dealt out evenly."""
+    if num_clients % num_devices:
+        raise ValueError(
+            f"client_memory=host cuts the rows of {num_clients} clients into "
+            f"{num_devices} equal parts, one for each device; write devices=1."
+        )
+
+
+def table_of(client: ClientState, num_clients: int, num_devices: int) -> ClientState:
+    """The state of one client `num_clients` times, made where it is to lie."""
+    each = num_clients // num_devices
+    repeat = _on_host(partial(mesh.repeated, num_clients=each))
+    build = lambda client: repeat(jax.device_put(client, HOST))
+    if not any(map(check.is_tracer, jax.tree.leaves(client))):
+        client = jax.device_put(client, NamedSharding(mesh.mesh_of(num_devices), EVERY))
+    return jax.jit(_by_device(build, num_devices, (EVERY,), CUT))(client)
+
+
+def placed(state: State, num_devices: int) -> State:
+    """`state` with its client tables in the host's memory; see `mesh.placed`."""
+    lies = NamedSharding(mesh.mesh_of(num_devices), CUT, memory_kind=mesh.HOST_MEMORY)
+
+    def place(leaf):
+        if check.is_tracer(leaf):
+            return jax.device_put(leaf, HOST)
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=lies)
+        return jax.device_put(leaf, lies)
+
+    rest = mesh.placed(state._replace(clients=()), num_devices)
+    return rest._replace(clients=jax.tree.map(place, state.clients))
+
+
+def moved(state: State, num_devices: int) -> State:
+    """`state` where a round reads it, wherever it was; see `mesh.moved`."""
+    if any(map(check.is_tracer, jax.tree.leaves(state))):
+        return state
+    rest = mesh.moved(state._replace(clients=()), num_devices)
+    return placed(rest._replace(clients=state.clients), num_devices)
+
+
+@partial(jax.jit, static_argnames="num_devices")
+def borrow(table: ClientState, ids: Array, num_devices: int) -> ClientState:
+    """The rows of some clients, on every device.
+
+    Args:
+      table: in the host's memory, [num_clients, ...].
+      ids: of the clients, [slots]; beyond the table: nobody's, zeros.
+      num_devices: among which the table is cut up.
+    """
+
+    def of_device(table, ids):
+        row = _row_here(table, ids)
+        taken = jax.device_put(gather(table, jax.device_put(row, HOST)), DEVICE)
+        here = row < num_rows_of(table)
+        shape = lambda leaf: here.reshape(-1, *(1,) * (leaf.ndim - 1))
+        mine = jax.tree.map(lambda leaf: jnp.where(shape(leaf), leaf, 0), taken)
+        return jax.lax.psum(mine, mesh.AXIS)
+
+    @_on_host
+    def gather(table, row):
+        take = lambda leaf: jnp.take(leaf, row, axis=0, mode="clip")
+        return jax.tree.map(take, table)
+
+    if not jax.tree.leaves(table):
+        return table
+    return _by_device(of_device, num_devices, (CUT, EVERY), EVERY)(table, ids)
+
+
+@partial(jax.jit, static_argnames="num_devices")
+def give_back(
+    table: ClientState, ids: Array, rows: ClientState, num_devices: int
+) -> ClientState:
+    """The table with other rows for some clients.
+
+    Args:
+      table: in the host's memory, [num_clients, ...].
+      ids: of the clients, [slots]; beyond the table: nobody, whose row is dropped.
+      rows: theirs, [slots, ...].
+      num_devices: among which the table is cut up.
+    """
+
+    def of_device(table, ids, rows):
+        return scatter(table, *jax.device_put((_row_here(table, ids), rows), HOST))
+
+    @_on_host
+    def scatter(table, row, rows):
+        put = lambda all_, new: all_.at[row].set(new.astype(all_.dtype), mode="drop")
+        return jax.tree.map(put, table, rows)
+
+    if not jax.tree.leaves(table):
+        return table
+    put_back = _by_device(of_device, num_devices, (CUT, EVERY, EVERY), CUT)
+    return put_back(table, ids, rows)
+
+
+def _row_here(table: ClientState, ids: Array) -> Array:
+    """Where this device's part of the table has each client; beyond it: not there."""
+    each = num_rows_of(table)
+    row = ids - jax.lax.axis_index(mesh.AXIS) * each
+    return jnp.where((row >= 0) & (row < each), row, each)
+
+
+def _by_device(
+    function: Callable, num_devices: int, takes: PyTree, gives: PyTree
+) -> Callable:
+    return jax.shard_map(
+        function,
+        mesh=mesh.mesh_of(num_devices),
+        in_specs=takes,
+        out_specs=gives,
+        check_vma=False,
+    )
+
+
+def _on_host(function: Callable) -> Callable:
+    return compute_on("device_host")(jax.jit(function))
