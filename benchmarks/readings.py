@@ -11,8 +11,9 @@ import functools
 import json
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,12 +91,50 @@ def take(cases: Sequence[Case], ledger: Ledger, effort: Effort) -> None:
                 try:
                     built[i] = case.build()
                 except ValueError as error:
-                    print(f"left out: {case.setting}: {error}", file=sys.stderr)
+                    which = ", ".join(f"{n} {v}" for n, v in case.setting.items())
+                    print(f"left out: {error} ({which})", file=sys.stderr)
                     built[i] = None
             ready = built[i]
             if ready is not None:
                 found = reading(ready, effort.calls, effort.seconds)
                 ledger.add(setting | found | ready.about | evidence())
+
+
+class Read:
+    """The seconds of some cases, pass by pass."""
+
+    def __init__(self, ledger: Ledger, cases: Mapping[Any, Case]):
+        """Reads the ledger."""
+        self.of = {
+            name: {
+                line["pass"]: line["seconds"] for line in ledger.find(**case.setting)
+            }
+            for name, case in cases.items()
+        }
+
+    def value(
+        self,
+        written: Callable[[float], str],
+        name: Any,
+        less: Any = None,
+        by: Any = None,
+    ) -> str:
+        """(name - less) / by of each pass: "median (minimum to maximum)".
+
+        Args:
+          written: a number as text.
+          name: of a case.
+          less: of the case that is taken off; None: nothing is.
+          by: of the case that it is divided by; None: by nothing.
+        """
+        used = [self.of[n] for n in (name, less, by) if n is not None]
+        passes = sorted(set.intersection(*map(set, used)))
+        if not passes:
+            return ""
+        at = lambda n, i, otherwise: otherwise if n is None else self.of[n][i]
+        found = [(at(name, i, 0) - at(less, i, 0)) / at(by, i, 1) for i in passes]
+        low, high = written(min(found)), written(max(found))
+        return f"{written(float(np.median(found)))} ({low} to {high})"
 
 
 def reading(ready: Ready, calls: int, seconds: float) -> Line:
@@ -132,6 +171,16 @@ def evidence() -> Line:
         "commit": commit(),
         "hardware": hardware(),
     }
+
+
+def scratch() -> Path:
+    """An empty folder that goes when the process ends."""
+    return Path(tempfile.mkdtemp(dir=_all_scratch().name))
+
+
+@functools.cache
+def _all_scratch() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory()
 
 
 def described(lines: Iterable[Line]) -> str:

@@ -3,27 +3,20 @@
     python benchmarks/scaling.py                       # all series; call it again to go on
     python benchmarks/scaling.py --series cohort steps --passes 3
 
-An MLP as in W2 of rounds.py, of which one number changes per series. With the number of
-clients only the client tables and the index grow: the examples of 500 clients are dealt
-out again to those beyond. To each series a line a + b x is fitted, by least squares of
-
-    (a + b x) / t - 1
-
-so that all points count alike; the largest of these is the series' deviation. The x of a
-cohort is filled up to a multiple of the devices: what is left over keeps one of them as
-busy as a full row keeps all.
+An MLP as in W2 of rounds.py, of which one number changes per series; growth.py has the
+line that is fitted to each. With the number of clients only the client tables and the
+index grow: the examples of 500 clients are dealt out again to those beyond.
 """
 
 import argparse
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import rounds
-from matplotlib.figure import Figure
+from growth import Panel, Points, plot, points, tables
 from one_round import one_round
 from readings import (
     Case,
@@ -54,53 +47,30 @@ POOL = 500  # clients that have examples of their own
 
 
 class Series(NamedTuple):
-    """What changes, and how it is drawn."""
+    """What changes."""
 
     field: str
     values: tuple[int, ...]
-    label: str  # of the x axis
-    panel: int
-    flat: bool = False  # the ideal: no growth at all
+    panel: Panel
     algorithm: str = "fedavg"
 
 
-# the tables of 10,000 clients come last: they are given back when all is read
+COHORTS = (1, 2, 4, 10, 20, 50, 100, 200, 500)
+STEPS = (1, 2, 5, 10, 20, 50, 100)
+WIDTHS = (50, 100, 200, 400, 800)
+CLIENTS = (100, 300, 1000, 3000, 10_000)
+# the tables of 10,000 clients come last: the allocator may not give them back
 SERIES = {
     "cohort": Series(
-        "cohort", (1, 2, 4, 10, 20, 50, 100, 200, 500), "clients in a round", 0
+        "cohort", COHORTS, Panel(0, "clients in a round, up to full devices")
     ),
-    "steps": Series("steps", (1, 2, 5, 10, 20, 50, 100), "local steps of a client", 2),
-    "parameters": Series("width", (50, 100, 200, 400, 800), "parameters", 3),
-    "clients": Series(
-        "clients", (100, 300, 1000, 3000, 10_000), "clients", 1, flat=True
-    ),
+    "steps": Series("steps", STEPS, Panel(2, "local steps of a client")),
+    "parameters": Series("width", WIDTHS, Panel(3, "parameters")),
+    "clients": Series("clients", CLIENTS, Panel(1, "clients", flat=True)),
     "clients, SCAFFOLD": Series(
-        "clients", (100, 300, 1000, 3000, 10_000), "clients", 1, True, "scaffold"
+        "clients", CLIENTS, Panel(1, "clients", flat=True), "scaffold"
     ),
 }
-
-
-class Straight(NamedTuple):
-    """a + b x."""
-
-    a: float
-    b: float
-
-    def at(self, x: Any) -> Any:
-        """Its value at a number or at many."""
-        return self.a + self.b * x
-
-
-def fit(x: np.ndarray, t: np.ndarray) -> Straight:
-    """The line of least squares of (a + b x) / t - 1."""
-    x, t = np.asarray(x, float), np.asarray(t, float)
-    (a, b), *_ = np.linalg.lstsq(np.stack([1 / t, x / t], 1), np.ones_like(t))
-    return Straight(float(a), float(b))
-
-
-def deviations(line: Straight, x: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """How far each t lies off the line, as a share of t."""
-    return 1 - line.at(np.asarray(x, float)) / np.asarray(t, float)
 
 
 @cache
@@ -142,103 +112,24 @@ def ready(setting: dict[str, Any]) -> Ready:
     field = SERIES[setting["series"]].field
     x = found.about["parameters"] if field == "width" else setting[field]
     if field == "cohort":
-        present = jax.local_device_count()
-        devices = present if plan.devices == "auto" else int(plan.devices)
+        # clients that do not fill a row of devices keep one as busy as a full row all
+        devices = plan.devices
+        devices = jax.local_device_count() if devices == "auto" else int(devices)
         x = -(-x // devices) * devices
     return found._replace(about=found.about | {"x": x})
 
 
-def cases(name: str, arguments: argparse.Namespace) -> list[Case]:
-    """The points of a series, the largest first, as it needs most memory to be built."""
-    series = SERIES[name]
-    values = getattr(arguments, series.field) or series.values
+def cases(name: str, arguments: argparse.Namespace) -> dict[int, Case]:
+    """What is varied -> the case, the largest first: it needs most memory to be built."""
+    series, found = SERIES[name], {}
     where = {"lanes": arguments.lanes, "devices": arguments.devices}
-    found = []
-    for value in sorted(set(values), reverse=True):
+    for value in sorted(
+        getattr(arguments, series.field) or series.values, reverse=True
+    ):
         changed = {"algorithm": series.algorithm, series.field: value}
         setting = {"series": name} | BASE | changed | where
-        found.append(Case(setting, partial(ready, setting)))
+        found[value] = Case(setting, partial(ready, setting))
     return found
-
-
-class Points(NamedTuple):
-    """What was read of a series, all passes taken together; [points]."""
-
-    value: np.ndarray  # of what was varied
-    x: np.ndarray  # what the line is a function of
-    t: np.ndarray  # seconds per round, the median of the passes' medians
-    low: np.ndarray
-    high: np.ndarray
-
-    @property
-    def line(self) -> Straight | None:
-        """None for so few points that any line would do."""
-        return fit(self.x, self.t) if len(set(self.x.tolist())) > 2 else None
-
-
-def points(ledger: Ledger, wanted: list[Case]) -> Points | None:
-    """What the ledger says of these cases; None: nothing."""
-    rows = []
-    for case in wanted:
-        lines = ledger.find(**case.setting)
-        if lines:
-            of = lambda name, lines=lines: [line[name] for line in lines]
-            value = case.setting[SERIES[case.setting["series"]].field]
-            t = float(np.median(of("seconds")))
-            rows.append((value, lines[0]["x"], t, min(of("min")), max(of("max"))))
-    return Points(*map(np.array, zip(*sorted(rows), strict=True))) if rows else None
-
-
-def tables(found: dict[str, Points]) -> str:
-    """Every point beside its line, and every series with its largest deviation."""
-    each = ["| series | value | ms per round | min to max | line | off |", "|---" * 6 + "|"]
-    all_ = [
-        "| series | a, ms | b, ms | largest deviation | at | last by first |",
-        "|---" * 6 + "|",
-    ]
-    for name, of in found.items():
-        line = of.line
-        on = np.full(len(of.x), np.nan) if line is None else line.at(of.x)
-        off = 1 - on / of.t
-        for value, t, low, high, there, share in zip(
-            of.value, of.t, of.low, of.high, on, off, strict=True
-        ):
-            each.append(
-                f"| {name} | {value:,} | {1e3 * t:.4g} | {1e3 * low:.4g} to "
-                f"{1e3 * high:.4g} | {1e3 * there:.4g} | {100 * share:+.1f} % |"
-            )
-        if line is not None:
-            worst = int(abs(off).argmax())
-            all_.append(
-                f"| {name} | {1e3 * line.a:.4g} | {1e3 * line.b:.4g} | "
-                f"{100 * abs(off[worst]):.1f} % | {of.value[worst]:,} | "
-                f"{of.t[-1] / of.t[0]:.2f} |"
-            )
-    return "\n".join([*each, "", *all_])
-
-
-def plot(found: dict[str, Points], path: Path) -> None:
-    """A panel each for cohort, clients, steps and parameters."""
-    figure = Figure(figsize=(10, 7), layout="constrained")
-    panels = figure.subplots(2, 2).flat
-    for number, (name, of) in enumerate(found.items()):
-        series = SERIES[name]
-        axes, color = panels[series.panel], f"C{number}"
-        x = of.x if series.field == "width" else of.value
-        bars = 1e3 * np.stack([of.t - of.low, of.high - of.t])
-        axes.errorbar(x, 1e3 * of.t, bars, fmt="o", ms=4, color=color, label=name)
-        if of.line is not None:
-            along = np.geomspace(of.x.min(), of.x.max(), 200)
-            axes.plot(along, 1e3 * of.line.at(along), color=color, linewidth=1)
-        axes.set(xlabel=series.label, ylabel="ms per round", xscale="log")
-        if series.flat:
-            axes.set_ylim(0, None)
-        else:
-            axes.set_yscale("log")
-        axes.grid(True, alpha=0.25, linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Points]:
@@ -246,24 +137,23 @@ def measure(arguments: argparse.Namespace) -> dict[str, Points]:
     ledger, found, used = Ledger(arguments.results), {}, []
     for name in arguments.series:
         wanted = cases(name, arguments)
-        take(wanted, ledger, effort_of(arguments))
-        here = points(ledger, wanted)
-        if here is not None:
-            found[name] = here
-        used += [line for case in wanted for line in ledger.find(**case.setting)]
+        take([*wanted.values()], ledger, effort_of(arguments))
+        lines = {value: ledger.find(**case.setting) for value, case in wanted.items()}
+        of = points(lines)
+        if of is not None:
+            found[name] = of
+        used += sum(lines.values(), [])
     print(tables(found), described(used), sep="\n\n")
-    plot(found, arguments.results.with_suffix(".png"))
+    panels = {name: series.panel for name, series in SERIES.items()}
+    plot(found, panels, arguments.results.with_suffix(".png"))
     return found
 
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--series", nargs="*", default=[*SERIES], choices=SERIES)
-    many = {"type": int, "nargs": "*", "metavar": "N"}
-    parser.add_argument("--cohort", **many, help="clients in a round")
-    parser.add_argument("--clients", **many)
-    parser.add_argument("--steps", **many, help="local steps")
-    parser.add_argument("--width", **many, help="of both hidden layers")
+    for field in dict.fromkeys(series.field for series in SERIES.values()):
+        parser.add_argument(f"--{field}", type=int, nargs="*", metavar="N")
     parser.add_argument("--lanes", type=number_or_auto, default="auto")
     parser.add_argument("--devices", type=number_or_auto, default="auto")
     add_options(parser, "scaling")
