@@ -77,7 +77,9 @@ def points(lines: Mapping[int, list[dict[str, Any]]]) -> Points | None:
 def tables(found: Mapping[str, Points]) -> str:
     """Every point beside its line, and every series with its largest deviation."""
     head = lambda *names: ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
-    each = head("series", "value", "ms per round", "min to max", "line", "off the line")
+    each = head(
+        *("series", "value", "x", "ms per round", "min to max", "line", "off the line")
+    )
     all_ = head("series", "a, ms", "b, ms", "largest deviation", "at", "last by first")
     for name, of in found.items():
         line = of.line
@@ -87,7 +89,7 @@ def tables(found: Mapping[str, Points]) -> str:
                 there = f"{1e3 * line.at(x):.4g}"
                 off = f"{100 * deviations(line, x, t):+.1f} %"
             each.append(
-                f"| {name} | {value:,} | {1e3 * t:.4g} | {1e3 * low:.4g} to "
+                f"| {name} | {value:,} | {x:,} | {1e3 * t:.4g} | {1e3 * low:.4g} to "
                 f"{1e3 * high:.4g} | {there} | {off} |"
             )
         if line is not None:

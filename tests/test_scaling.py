@@ -156,13 +156,9 @@ def test_the_whole_of_it_in_small_and_nothing_twice(
     assert cohort.x.tolist() == [2, 4]  # two devices wait for the one that is busy
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert {line["num_devices"] for line in lines if line["cohort"] == 3} == {2}
-    assert {line["clients"] for line in lines} == {
-        5,
-        6,
-        700,
-    }  # 700 share 500's examples
+    assert {line["clients"] for line in lines} == {6, 700}  # 700 share 500's examples
     assert path.with_suffix(".png").stat().st_size > 1000
-    assert "| clients, SCAFFOLD | 700 |" in capsys.readouterr().out
+    assert "| clients, SCAFFOLD | 700 | 700 |" in capsys.readouterr().out
 
     monkeypatch.setattr(scaling, "one_round", None)  # which would be called
     scaling.measure(scaling.parser().parse_args(words))
@@ -272,6 +268,34 @@ def test_every_part_of_the_profile_can_be_timed(modules, work):
         ready = cases[name].build()
         for _ in range(2):
             jax.block_until_ready(ready.call())
+
+
+@pytest.mark.slow
+def test_the_whole_of_the_overhead_in_small(modules, tmp_path, monkeypatch, capsys):
+    overhead, path = modules["overhead"], tmp_path / "overhead.jsonl"
+    layers = {"hidden/0": (200, 4), "hidden/1": (200, 200), "out": (10, 200)}
+    small = overhead.rounds.WORKLOADS["w2"]._replace(
+        shape=(4,), clients=4, examples=6, cohort=4, batch=3, layers=layers
+    )
+    monkeypatch.setitem(overhead.rounds.WORKLOADS, "w2", small)
+    overhead.data_of.cache_clear()
+    words = [
+        *("--workloads", "w2", "--devices", "1", "2", "--chunks", "1"),
+        *("--empty-rounds", "2", "--passes", "1", "--calls", "1", "--seconds", "0"),
+        *("--results", str(path)),
+    ]
+    try:
+        overhead.measure(overhead.parser().parse_args(words))
+    finally:
+        overhead.data_of.cache_clear()
+    told = capsys.readouterr()
+    assert told.err == ""  # nothing was left out
+    assert all(f"| {name} |" in told.out for name in overhead.SHARES)
+    assert "|  |" not in told.out  # no cell is empty
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    # lanes of one device: 4 and 1, of two: 1; two numbers of devices, three ways, two sizes
+    parts = [line["part"] for line in lines]
+    assert [parts.count(p) for p in overhead.PARTS] == [3 * 3, 2 * 3 * 2, 11]
 
 
 def test_empty_rounds_are_sent_in_chunks(modules, tmp_path):
