@@ -135,14 +135,9 @@ def dispatch_part(arguments, ledger: Ledger) -> list[Case]:
     print(
         head("devices", "through", "rounds a chunk", "ms per round", "less the limit")
     )
-    for (num_devices, path, chunk), _ in cases.items():
-        this, limit = (
-            (num_devices, path, chunk),
-            (
-                *(num_devices, path),
-                arguments.empty_rounds,
-            ),
-        )
+    for this in cases:
+        num_devices, path, chunk = this
+        limit = num_devices, path, arguments.empty_rounds
         cells = [read.value(ms, this), read.value(ms, this, less=limit)]
         if this == limit:
             cells[1] = "the limit"

@@ -149,8 +149,19 @@ def compiled(
 
 
 def save(work: Work, algorithm: Any) -> Ready:
-    """A checkpoint of the state, as `fedjax-adapt run` takes it: until it is on disk."""
-    state = fa.init_state(algorithm, work.task, work.data, work.plan, jax.random.key(0))
+    """A checkpoint of a state, as `fedjax-adapt run` takes it: until it is on disk.
+
+    Its numbers are random: a table of zeros would be compressed to nothing.
+    """
+    key = jax.random.key(0)
+    state = fa.init_state(algorithm, work.task, work.data, work.plan, key)
+
+    def filled(leaf):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        return leaf + 0.01 * jax.random.normal(key, leaf.shape, leaf.dtype)
+
+    state = jax.tree.map(filled, state)
     folder, numbers = scratch(), itertools.count(1)
     call = lambda: checkpoint.save(folder, state, next(numbers))
     leaves = jax.tree.leaves(state)

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from rounds import busy_elsewhere, commit, hardware
+from rounds import busy_elsewhere
 
-from fedjax_adapt.experiment.summary import versions
+from fedjax_adapt.experiment.summary import commit, hardware, versions
 
 RESULTS = Path(__file__).parent / "results"
 Line = dict[str, Any]
@@ -81,6 +81,7 @@ def take(cases: Sequence[Case], ledger: Ledger, effort: Effort) -> None:
     All cases stay built until the end. One that cannot be built (its state does not fit
     into memory, say) is left out, and why is said.
     """
+    evidence()  # now: the checkout may move on
     built: dict[int, Ready | None] = {}
     for number in range(effort.passes):
         for i, case in enumerate(cases):
@@ -139,6 +140,7 @@ class Read:
 
 def reading(ready: Ready, calls: int, seconds: float) -> Line:
     """Seconds per unit over at least so many calls, which take at least so long."""
+    os.sync()  # what a checkpoint left behind is written now, and not meanwhile
     jax.block_until_ready(ready.call())  # memory touched, caches filled
     taken: list[float] = []
     busy, first = busy_elsewhere(), time.perf_counter()
@@ -162,7 +164,7 @@ def short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-@functools.cache  # the checkout may move on meanwhile
+@functools.cache
 def evidence() -> Line:
     """What any reading hangs on."""
     return {

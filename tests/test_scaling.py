@@ -268,6 +268,12 @@ def test_every_part_of_the_profile_can_be_timed(modules, work):
         ready = cases[name].build()
         for _ in range(2):
             jax.block_until_ready(ready.call())
+    model = fa.num_parameters(
+        work.params
+    )  # with its table and the server's own control
+    assert ready.about["parameters"] == model
+    saved = cases["checkpoint, SCAFFOLD"].build().about["megabytes"]
+    np.testing.assert_allclose(saved, 4e-6 * (2 + 4) * model, rtol=0.02)
 
 
 @pytest.mark.slow
