@@ -1,6 +1,8 @@
 """State to folder and back, whole or not at all: orbax, the last two kept."""
 
 import logging
+import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -28,7 +30,7 @@ def save(folder: Path, state: PyTree, round: int) -> None:
     """
     from orbax.checkpoint import SaveArgs
 
-    with _orbax() as checkpointer:
+    with _as_os_error(folder), _orbax() as checkpointer:
         # A checkpoint of the same round is one that could not be read back.
         whole = _solid(state)
         pieces = jax.tree.map(lambda _: SaveArgs(chunk_byte_size=CHUNK), whole)
@@ -89,6 +91,19 @@ def _filled(abstract: PyTree, tree: PyTree) -> PyTree:
         next(solid) if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
         for leaf in leaves
     )
+
+
+@contextmanager
+def _as_os_error(folder: Path) -> Iterator[None]:
+    """What tensorstore says of the system's errors, as the error that Python has for it."""
+    try:
+        yield
+    except Exception as error:
+        found = re.search(r"os_error_code='(\d+)'", str(error))
+        if found is None:
+            raise
+        code = int(found[1])
+        raise OSError(code, os.strerror(code), str(folder)) from None
 
 
 @contextmanager

@@ -1,3 +1,4 @@
+import resource
 from typing import Any, NamedTuple
 
 import jax
@@ -50,6 +51,21 @@ def test_a_half_written_checkpoint_is_none_and_is_swept_away(tmp_path):
     assert checkpoint.restore(tmp_path, ABSTRACT) is None
     checkpoint.save(tmp_path, state(4.0), 4)
     assert [path.name for path in tmp_path.iterdir()] == ["000000004"]
+
+
+def test_a_disk_without_room_is_an_error_of_the_system(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    noise = {"w": jax.random.normal(jax.random.key(0), (400, 400))}
+    checkpoint.save(tmp_path, noise, 1)
+    try:  # as on a full disk, but for the number of the error
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        with pytest.raises(OSError, match="File too large"):
+            checkpoint.save(tmp_path, noise, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert checkpoint.rounds(tmp_path) == [1]
+    checkpoint.save(tmp_path, noise, 2)
+    assert checkpoint.restore(tmp_path, jax.eval_shape(lambda: noise))[1] == 2
 
 
 def damage(folder):
