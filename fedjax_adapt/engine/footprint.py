@@ -10,12 +10,13 @@ from ..core import PyTree, State
 from . import mesh
 from .liveness import bytes_held, num_bytes
 
+# Measured, see benchmarks/README.md.
+PROCESS = 2**28  # Python with JAX and this package
+COMPILER = 2**28  # what XLA takes to compile a round, and the program
+
 
 class Footprint(NamedTuple):
-    """Bytes in the memory of a device, or in that of the machine where cores are devices.
-
-    The process itself, with JAX and its compiler, comes on top: 0.4 GiB on a CPU.
-    """
+    """Bytes in the memory of a device, or in that of the machine where cores are devices."""
 
     data: int  # examples, who holds them, test and public sets
     clients: int  # the state of all clients
@@ -27,6 +28,17 @@ class Footprint(NamedTuple):
     def total(self) -> int:
         """Of the device."""
         return self.data + self.clients + self.models + self.work
+
+    @property
+    def peak(self) -> int:
+        """The most there will be: of the device, or of the whole process on a CPU.
+
+        There Python, JAX and its compiler come on top, and examples are held twice while
+        they are loaded.
+        """
+        if jax.default_backend() != "cpu":
+            return self.total
+        return PROCESS + max(2 * self.data, self.total + COMPILER)
 
     def __str__(self) -> str:
         parts = {

@@ -30,8 +30,9 @@ READS_FUSED = FUSED | {
 
 # what they return lies where what they take lay, if nobody reads that any more
 IN_PLACE = frozenset(
-    """closed_call cond custom_jvp_call custom_vjp_call dynamic_update_slice jit pjit scan
-    scatter scatter-add shard_map while""".split()
+    """closed_call cond copy custom_jvp_call custom_vjp_call device_put
+    dynamic_update_slice jit pjit scan scatter scatter-add shard_map sharding_constraint
+    while""".split()
 )
 
 
@@ -69,10 +70,9 @@ def bytes_held(jaxpr: Jaxpr, parts: int = 1) -> int:
 
 
 def _like(var: Var, others: list[Var]) -> Var | None:
-    """Another of the same shape and dtype."""
-    kind = var.aval.shape, var.aval.dtype
-    same = (o for o in others if (o.aval.shape, o.aval.dtype) == kind)
-    return next(same, None)
+    """Another of the same shape and dtype in the same memory."""
+    kind = lambda var: (var.aval.shape, var.aval.dtype, var.aval.memory_space)
+    return next((other for other in others if kind(other) == kind(var)), None)
 
 
 def num_bytes(aval: Any) -> int:

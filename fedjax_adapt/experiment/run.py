@@ -186,7 +186,8 @@ def _summarise(
         class_accuracy=figures.per_class(by_class, source.y_test),
         client_accuracy=spread,
         client_state_bytes=num_bytes(program.abstract.clients),
-        memory=program.footprint._asdict() | {"peak": memory.peak_memory()},
+        memory=program.footprint._asdict()
+        | {"predicted_peak": program.footprint.peak, "peak": memory.peak_memory()},
         public=public.described(federation),
         auxiliary=public.auxiliary(config, federation),
         **summary.results(metrics, config.targets),

@@ -51,9 +51,9 @@ class Summary:
         training examples: mean, std, min and worst_tenth (the mean of the worst tenth)
         over the clients that hold examples; empty where not asked for.
       client_state_bytes: what the tables of all clients' states take, on each device.
-      memory: bytes, as predicted before the first round: data, clients, models and work,
-        see `Footprint`, and host, the state of all clients where the host keeps it;
-        peak: the most there was, of the device, or of the process where cores are devices.
+      memory: bytes, predicted before anything was compiled: data, clients, models, work,
+        host and predicted_peak, see `Footprint`; and peak, the most there was, of the
+        device, or of this process where cores are devices, which may have run others.
       public: the public set: its protocol and origin, how many examples and bytes it has,
         how many validate, whether the algorithm used it, and `broadcast_bytes`, what it
         takes to send it to all clients that train on it; empty where there is none.
