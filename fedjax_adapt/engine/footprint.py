@@ -16,7 +16,7 @@ COMPILER = 2**28  # what XLA takes to compile a round, and the program
 
 
 class Footprint(NamedTuple):
-    """Bytes in the memory of a device, or in that of the machine where cores are devices."""
+    """Bytes in the memory of a device, or of the machine where cores are devices."""
 
     data: int  # examples, who holds them, test and public sets
     clients: int  # the state of all clients

@@ -30,7 +30,7 @@ def train(
     state: State,
     done: int,
     log: Rows,
-    save: Callable[[Any, int], None],
+    save: Callable[[Any, int], float],
     report: Callable[[int, tuple[float, float], float], None],
 ) -> State:
     """Goes on from `state`, after `done` rounds, to the last; returns the state then.
@@ -41,7 +41,8 @@ def train(
       state: it gives up its memory.
       done: rounds done.
       log: what takes down the results.
-      save: writes down the rows so far and a state, with the rounds done.
+      save: writes down the rows so far and a state, with the rounds done; it may still
+        be at it when it returns, and says how long it took the last time, in seconds.
       report: called about every second with the rounds done, the last figures and the
         rounds per second; if it raises KeyboardInterrupt the rounds so far are saved.
     """
@@ -63,8 +64,8 @@ def train(
             raise
         if schedule.due(done):
             began = time.perf_counter()
-            save(state, done)
-            schedule.saved(done, time.perf_counter() - began)
+            spent = save(state, done)
+            schedule.saved(done, max(spent, time.perf_counter() - began))
     return state
 
 

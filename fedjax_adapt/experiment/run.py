@@ -23,6 +23,7 @@ from .folder import check_folder, create, devices_of, run_folder
 from .loop import train
 from .program import Program, compile_program
 from .rows import Log, Tally
+from .saver import saver
 from .summary import Summary
 
 
@@ -106,11 +107,13 @@ def _train(
         warning = _warning(config, program, log.tally, done, told)
         progress(Progress(done, config.rounds, *latest, rate, warning, shown))
 
-    def save(state: State, done: int) -> None:
-        log.write(done)
-        checkpoint.save(checkpoints, state, done)
+    with saver(checkpoints) as writes:
 
-    return train(config, program, state, done, log, save, report)
+        def save(state: State, done: int) -> float:
+            log.write(done)
+            return writes.save(state, done)
+
+        return train(config, program, state, done, log, save, report)
 
 
 def _warning(

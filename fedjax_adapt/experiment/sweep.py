@@ -24,6 +24,7 @@ from .grid import Sweep, Trial, read_sweep, seed_hint
 from .groups import Group, groups_of
 from .loop import train
 from .run import Progress, Report, silent
+from .saver import saver
 from .store import Swept
 from .trial_rows import TrialsLog
 
@@ -175,16 +176,18 @@ class _Runner:
         log = TrialsLog(self.path, numbers, base, accuracy, sent)
         shown = "mean " + accuracy.replace("_", " ")
 
-        def save(state: State, done: int) -> None:
-            log.write(done)
-            checkpoint.save(self.path / CHECKPOINTS, state, base + done)
-
         def report(done: int, latest: tuple[float, float], rate: float) -> None:
             rounds = self.before + some.start * config.rounds + done * len(some)
             rate *= len(some)
             self.progress(Progress(rounds, self.total, *latest, rate, None, shown))
 
-        train(config, program, state, done - base, log, save, report)
+        with saver(self.path / CHECKPOINTS) as writes:
+
+            def save(state: State, done: int) -> float:
+                log.write(done)
+                return writes.save(state, base + done)
+
+            train(config, program, state, done - base, log, save, report)
 
 
 def _evidence(commit: str | None) -> dict[str, Any]:

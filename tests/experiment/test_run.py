@@ -44,6 +44,7 @@ def numbers(folder):
     """Everything a run says, without clocks and places."""
     record = read_run(folder)
     summary = {k: v for k, v in record.summary.items() if k not in CIRCUMSTANCES}
+    summary["memory"] = summary["memory"] | {"peak": None}
     metrics = record.metrics.drop_columns(["seconds"]).to_pydict()
     return summary, metrics, record.clients.to_pydict()
 
