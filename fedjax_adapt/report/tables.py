@@ -63,7 +63,7 @@ def summary_table(folder: str | Path) -> "Table":
         "clients": f"{data['clients']} with {data['smallest_client']} to "
         f"{data['largest_client']} of {data['train']} examples, "
         f"mean label entropy {data['label_entropy']:.2f} nats",
-        **_state(summary.get("client_state_bytes", 0)),
+        **_memory(summary),
         **_costs(summary, of),
         "time": f"{summary['seconds']:.1f} s "
         f"({summary['rounds_per_second']:.3g} rounds/s), "
@@ -112,8 +112,17 @@ def _auxiliary(summary: dict[str, Any]) -> dict[str, str]:
     return {"also given": ", ".join(given)} if given else {}
 
 
-def _state(size: int) -> dict[str, str]:
-    return {"client state": f"{size / 2**30:.2f} GiB of memory"} if size else {}
+def _memory(summary: dict[str, Any]) -> dict[str, str]:
+    """What clients' states take, and all of it; an earlier version does not say."""
+    shown = lambda size: f"{size / 2**30:.2f} GiB"
+    rows, state = {}, summary.get("client_state_bytes", 0)
+    if state:
+        rows["client state"] = f"{shown(state)} of memory"
+    held = summary.get("memory", {})
+    if held.get("peak") is not None:
+        expected = shown(held["predicted_peak"])
+        rows["memory"] = f"{shown(held['peak'])} at most, {expected} were expected"
+    return rows
 
 
 def _costs(summary: dict[str, Any], of: str) -> dict[str, str]:
