@@ -27,7 +27,6 @@ from fedjax_adapt.engine.slots import num_devices_of, num_lanes_of
 from fedjax_adapt.experiment.summary import commit, hardware
 from fedjax_adapt.models import MODELS
 
-
 # options under which a step policy works and the clients take the usual 10 steps, so that
 # what it costs can be seen; FedVeca moves on from there: compare its steps per second
 OPTIONS = {

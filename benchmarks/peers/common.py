@@ -1,4 +1,4 @@
-"""What the peers' scripts share: their command line, whose turn it is, and the line they print.
+"""What the peers' scripts share: command line, data, cohorts, and the line they print.
 
 A script runs in the environment of its peer, made from locks/. What is done is defined in
 benchmarks/work.py, how it is timed in benchmarks/stopwatch.py.

@@ -15,15 +15,16 @@ def python_of(folder: Path, environment: str | None) -> Path:
 
 
 def make(folder: Path, environment: str) -> None:
-    """Makes an environment from its lock file, unless it is there."""
-    if python_of(folder, environment).exists():
-        return
-    print(f"making {folder / environment}", file=sys.stderr)
-    half = folder / f"{environment}.unfinished"
-    lock = str(LOCKS / f"{environment}.txt")
-    _call([sys.executable, "-m", "venv", "--clear", str(half)])
-    _call([str(half / "bin" / "python"), "-m", "pip", "install", "-q", "-r", lock])
-    half.rename(folder / environment)  # one that has its name is whole
+    """Makes an environment from its lock file, or completes the one that is there.
+
+    Raises:
+      RuntimeError: that failed; one sentence.
+    """
+    python, lock = python_of(folder, environment), LOCKS / f"{environment}.txt"
+    print(f"installing {lock.name}", file=sys.stderr)
+    if not python.exists():
+        _call([sys.executable, "-m", "venv", str(folder / environment)])
+    _call([str(python), "-m", "pip", "install", "-q", "-r", str(lock)])
 
 
 def _call(command: list[str]) -> None:

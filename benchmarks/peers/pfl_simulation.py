@@ -116,9 +116,8 @@ def main() -> None:
     # torchrun is the parent of its workers
     watch = common.stopwatch.Stopwatch(os.getppid() if workers > 1 else None)
     algorithm = FederatedAveraging()
-    algorithm._current_central_iteration = (
-        1  # pfl evaluates in iteration 0, whatever one asks
-    )
+    # in iteration 0 pfl evaluates, whatever one asks for
+    algorithm._current_central_iteration = 1
     algorithm.run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=arguments.num_rounds + 1,

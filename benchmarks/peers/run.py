@@ -38,16 +38,18 @@ def chosen(arguments) -> dict[str, list[Setting]]:
 def check(settings: dict[str, list[Setting]], folder: Path) -> list[str]:
     """Holds a round of every peer against ours; sentences on those that do not agree."""
     wrong = []
+
+    def fingerprint(setting: Setting, workload: str) -> dict:
+        words = ["--workload", workload, "--check", *setting.options.split()]
+        return sitting.call(setting, words, folder)["fingerprint"]
+
     for workload, some in settings.items():
-        words = ["--workload", workload, "--check"]
-        ours = sitting.call(OURS, words, folder)["fingerprint"]
+        ours = fingerprint(OURS, workload)
         # an allocator changes no number
-        for setting in dict.fromkeys(setting._replace(tuned=True) for setting in some):
+        for setting in dict.fromkeys(s._replace(tuned=True) for s in some if s != OURS):
             name = f"{setting.name} at {workload}"
             try:
-                theirs = sitting.call(
-                    setting, [*words, *setting.options.split()], folder
-                )["fingerprint"]
+                theirs = fingerprint(setting, workload)
             except RuntimeError as error:
                 wrong.append(f"{name}: {error}")
                 continue
@@ -57,7 +59,7 @@ def check(settings: dict[str, list[Setting]], folder: Path) -> list[str]:
                 print(f"{name} agrees: {told}", flush=True)
             else:
                 limit = agreement.TOLERANCE[workload]
-                wrong.append(f"{name} does other work: {told}, allowed are {limit:g}.")
+                wrong.append(f"{name} does other work: {told}, allowed is {limit:g}.")
     return wrong
 
 
@@ -77,6 +79,12 @@ def measure(settings: dict[str, list[Setting]], arguments) -> list[str]:
     path, now = arguments.results, commit()
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = sitting.read(path)
+    if old := {str(line["commit"]) for line in lines} - {str(now)}:
+        print(
+            f"{path} has lines of commit {', '.join(sorted(old))}, which are kept as "
+            f"they are: to measure {now} alone give another --results.",
+            file=sys.stderr,
+        )
 
     def line_of(run: sitting.Run) -> sitting.Line:
         print(f"pass {run.turn}, {run.workload}, {run.setting.name}", file=sys.stderr)
@@ -84,8 +92,9 @@ def measure(settings: dict[str, list[Setting]], arguments) -> list[str]:
 
     keep = lambda line: sitting.append(path, line)
     failures = sitting.sit(runs, lines, line_of, keep)
-    mine = [line for run in runs for line in sitting.of(run, lines)]
-    text = table.table(settings, mine, failures)
+    text = table.table(
+        settings, [line for run in runs for line in sitting.of(run, lines)]
+    )
     path.with_suffix(".md").write_text(text)
     print(text)
     return failures
@@ -132,16 +141,17 @@ def main() -> None:
                 wrong.append(str(error))
     there = [environments.python_of(arguments.venvs, n).exists() for n in needed]
     if not any(there):
-        parser.error(
-            f"--venvs {arguments.venvs} holds no environment: add --make-venvs."
-        )
-    if arguments.check:
-        wrong += check(settings, arguments.venvs)
-    else:
-        wrong += measure(settings, arguments)
-    for sentence in wrong:
-        print(sentence, file=sys.stderr)
-    sys.exit(1 if wrong else 0)
+        told = "holds no environment of a peer: add --make-venvs."
+        parser.error("; ".join(wrong) or f"--venvs {arguments.venvs} {told}")
+    try:
+        if arguments.check:
+            wrong += check(settings, arguments.venvs)
+        else:
+            wrong += measure(settings, arguments)
+    except RuntimeError as error:  # ours, which all are held against
+        wrong.append(str(error))
+    if wrong:
+        sys.exit("\n".join(wrong))
 
 
 if __name__ == "__main__":

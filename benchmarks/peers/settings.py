@@ -48,7 +48,7 @@ class Setting(NamedTuple):
             "old CPU runtime" if self.flags == OLD_RUNTIME else "",
             "" if self.tuned else "untuned allocator",
         ]
-        return ", ".join(filter(None, words)) or "as it is"
+        return ", ".join(filter(None, words)) or "defaults"
 
     @property
     def name(self) -> str:

@@ -6,7 +6,6 @@ there, and one that is there is not made again.
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,8 +50,8 @@ class Run(NamedTuple):
 
 def of(run: Run, lines: Sequence[Line]) -> list[Line]:
     """The lines of a run, one for every attempt at it."""
-    key = run.key.items()
-    return [line for line in lines if key <= {k: line.get(k) for k in run.key}.items()]
+    key = run.key
+    return [line for line in lines if key == {name: line.get(name) for name in key}]
 
 
 def is_wanted(run: Run, lines: Sequence[Line]) -> bool:
@@ -83,11 +82,10 @@ def sit(
         which = run.workload, run.setting.name
         while which not in failures and is_wanted(run, lines):
             try:
-                line = run.key | measure(run)
+                line = measure(run) | run.key
             except RuntimeError as error:
                 failures[which] = f"{run.setting.name} at {run.workload}: {error}"
-                print(failures[which], file=sys.stderr)
-                break
+                continue
             line["disturbed"] = line["other_cores"] > LIMIT
             lines.append(line)
             keep(line)
@@ -107,9 +105,7 @@ def call(setting: Setting, words: Sequence[str], folder: Path) -> Line:
     """
     python = python_of(folder, setting.environment)
     if not python.exists():
-        raise RuntimeError(
-            f"there is no environment {python.parents[1]}; add --make-venvs."
-        )
+        raise RuntimeError(f"{python} is not there; add --make-venvs.")
     command = [str(python), str(FOLDER / SIMULATORS[setting.simulator][1]), *words]
     done = subprocess.run(
         command, capture_output=True, text=True, env=setting.surroundings()

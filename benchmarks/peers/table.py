@@ -93,30 +93,24 @@ def rows(settings: Sequence[Setting], lines: Sequence[Line]) -> list[Row]:
     return sorted(found, key=lambda row: row.seconds)
 
 
-def table(
-    settings: Mapping[str, Sequence[Setting]],
-    lines: Sequence[Line],
-    failures: Sequence[str] = (),
-) -> str:
+def table(settings: Mapping[str, Sequence[Setting]], lines: Sequence[Line]) -> str:
     """The tables of all workloads, with hardware, commit and versions below.
 
     Args:
       settings: of every workload.
       lines: of the sitting; those that others disturbed are left out.
-      failures: sentences on what could not be run.
     """
     quiet = [line for line in lines if not line["disturbed"]]
     texts = []
     for workload, some in settings.items():
         mine = [line for line in quiet if line["workload"] == workload]
         shown = rows(some, mine)
-        texts += [f"{workload.upper()}\n\n{HEAD}"]
-        texts[-1] += "".join(f"\n{row.text()}" for row in shown)
-        left = {row.setting.name for row in shown}
-        missing = [setting.name for setting in some if setting.name not in left]
+        body = "\n".join([HEAD, *(row.text() for row in shown)])
+        texts += [workload.upper(), body]
+        there = {row.setting for row in shown}
+        missing = [setting.name for setting in some if setting not in there]
         if missing:
             texts.append(f"Without an undisturbed line: {'; '.join(missing)}.")
-    texts += [f"Not run: {failure}" for failure in failures]
     if quiet:
         texts.append(evidence(quiet))
     return "\n\n".join(texts) + "\n"
