@@ -82,7 +82,7 @@ def sit(
         which = run.workload, run.setting.name
         while which not in failures and is_wanted(run, lines):
             try:
-                line = measure(run) | run.key
+                line: Line = {**measure(run), **run.key}
             except RuntimeError as error:
                 failures[which] = f"{run.setting.name} at {run.workload}: {error}"
                 continue
