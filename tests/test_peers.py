@@ -135,6 +135,36 @@ def arguments_of(peers, check=False):
     )  # fmt: skip
 
 
+def parsed(peers, monkeypatch, *words):
+    options = peers.common.parser("A peer.")
+    options.add_argument("--channels-last", action="store_true")
+    options.add_argument("--threads", type=int, default=0)
+    monkeypatch.setattr(sys, "argv", ["peer.py", *words])
+    return peers.common.parse(options)
+
+
+def test_a_check_is_one_round_of_one_cohort(peers, monkeypatch):
+    found = parsed(peers, monkeypatch, "--workload", "w1", "--channels-last", "--check")
+    assert (found.num_rounds, found.num_clients) == (1, 10)
+    found = parsed(peers, monkeypatch, "--workload", "w2", "--rounds", "5")
+    assert (found.num_rounds, found.num_clients, found.work.batch) == (7, 500, 10)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--channels-last"], "--channels-last: w2 has no pictures; leave out."),
+        (["--rounds", "0"], "--rounds 0 --warmup 2: write --rounds 1 or more"),
+        (["--threads", "-1"], "--threads -1: write 1 or more, or leave it out."),
+    ],
+)
+def test_a_mistake_in_a_script_is_a_sentence(peers, monkeypatch, capsys, words, said):
+    with pytest.raises(SystemExit) as end:
+        parsed(peers, monkeypatch, "--workload", "w2", *words)
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 def test_clients_take_turns_and_are_in_order_in_a_check(peers):
     turns = [ids.tolist() for ids in peers.common.cohorts(arguments_of(peers))]
     assert len(turns) == 3 and all(len(set(ids)) == 2 for ids in turns)
@@ -381,11 +411,9 @@ def test_a_sitting_from_the_command_line(peers, monkeypatch, capsys, tmp_path):
     def call(setting, words, folder):
         called.append(setting.name)
         run = peers.sitting.Run("w2", setting, 1, (3, 2))
-        seconds = 1.0 if setting.simulator == "ours" else 2.0
-        return line_of(run, seconds) | {"pass": None}
+        return line_of(run, 1.0 if setting.simulator == "ours" else 2.0)
 
     monkeypatch.setattr(peers.sitting, "call", call)
-    # a line says which pass it is of, whatever the script printed
     monkeypatch.setattr(peers.run, "commit", lambda: "abc")
     file = tmp_path / "deep" / "lines.jsonl"
     words = ["--venvs", tmp_path, "--workloads", "w2", "--only", "loop"]

@@ -43,6 +43,15 @@ def parse(options: argparse.ArgumentParser) -> argparse.Namespace:
             "write --rounds 1 or more and --warmup 0 or more."
         )
     arguments.work = work.WORKLOADS[arguments.workload]
+    pictures = len(arguments.work.shape) == 3
+    if getattr(arguments, "channels_last", False) and not pictures:
+        options.error(
+            f"--channels-last: {arguments.workload} has no pictures; leave out."
+        )
+    if getattr(arguments, "threads", 0) < 0:
+        options.error(
+            f"--threads {arguments.threads}: write 1 or more, or leave it out."
+        )
     arguments.num_clients = arguments.work.clients
     arguments.num_rounds = arguments.warmup + arguments.rounds
     if arguments.check:

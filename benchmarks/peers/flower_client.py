@@ -17,10 +17,10 @@ def data(x_file: str, y_file: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 @functools.cache
-def network(name: str, threads: int) -> torch_network.Network:
+def network(name: str, channels_last: bool, threads: int) -> torch_network.Network:
     """One network for all clients of an actor."""
     torch.set_num_threads(threads)
-    return torch_network.network(common.work.WORKLOADS[name])
+    return torch_network.network(common.work.WORKLOADS[name], channels_last)
 
 
 class Client(NumPyClient):
@@ -31,7 +31,8 @@ class Client(NumPyClient):
 
     def fit(self, parameters, config):
         """Returns parameters after an epoch, and how many examples it had."""
-        local = network(config["workload"], config["threads"])
+        given = [config[name] for name in ("workload", "channels_last", "threads")]
+        local = network(*given)
         x, y = data(config["x_file"], config["y_file"])
         with torch.no_grad():
             for mine, value in zip(local.parameters(), parameters, strict=True):

@@ -54,6 +54,7 @@ class TimedFedAvg(FedAvg):
 def main() -> None:
     options = common.parser(__doc__)
     options.add_argument("--client-cpus", type=int, default=1, help="cores of a client")
+    options.add_argument("--channels-last", action="store_true", help="for w1")
     arguments = common.parse(options)
     workload, cpus = arguments.work, arguments.client_cpus
     if cpus < 1:
@@ -62,6 +63,7 @@ def main() -> None:
     x_file, y_file = common.data_files(arguments)
     config = {
         "workload": arguments.workload,
+        "channels_last": arguments.channels_last,
         "threads": cpus,
         "shuffle": not arguments.check,
         "x_file": str(x_file),
@@ -77,6 +79,7 @@ def main() -> None:
             before,
             dict(zip(before, values, strict=True)),
             ("flwr", "ray", "torch"),
+            channels_last=arguments.channels_last,
             client_cpus=cpus,
         )
 

@@ -88,6 +88,7 @@ def main() -> None:
     options.add_argument(
         "--threads", type=int, default=0, help="of a process; 0: cores by processes"
     )
+    options.add_argument("--channels-last", action="store_true", help="for w1")
     arguments = common.parse(options)
     workload, workers = arguments.work, arguments.workers
     if workers < 1:
@@ -100,7 +101,7 @@ def main() -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     np.random.seed(0)  # pfl draws from NumPy's own stream, alike in all processes
-    network = torch_network.network(workload, Network)
+    network = torch_network.network(workload, arguments.channels_last, Network)
     before = torch_network.named(workload, map(torch.clone, network.parameters()))
     model = PyTorchModel(
         model=network,
@@ -144,6 +145,7 @@ def main() -> None:
             before,
             torch_network.named(workload, network.parameters()),
             ("pfl", "torch"),
+            channels_last=arguments.channels_last,
             workers=workers,
             threads=threads,
         )

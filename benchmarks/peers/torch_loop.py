@@ -22,20 +22,14 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=0, help="0: PyTorch's default")
     arguments = common.parse(options)
     workload = arguments.work
-    if arguments.channels_last and len(workload.shape) != 3:
-        options.error(
-            f"--channels-last: {arguments.workload} has no pictures; leave out."
-        )
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     x, y = map(torch.from_numpy, common.data(arguments, not arguments.channels_last))
-    layout = torch.contiguous_format
     if arguments.channels_last:
-        layout = torch.channels_last
         x = x.permute(0, 1, 4, 2, 3)  # [clients, examples, channels, height, width]
-    server = torch_network.network(workload).to(memory_format=layout)
-    local = torch_network.network(workload).to(memory_format=layout)
+    server = torch_network.network(workload, arguments.channels_last)
+    local = torch_network.network(workload, arguments.channels_last)
     loss = torch.compile(local.loss) if arguments.compile else local.loss
     before = torch_network.named(workload, map(torch.clone, server.parameters()))
 
@@ -49,7 +43,7 @@ def main() -> None:
             local.load_state_dict(server.state_dict())
             torch_network.train(
                 local.parameters(), loss, x[i], y[i],
-                workload.batch, not arguments.check, layout,
+                workload.batch, not arguments.check,
             )  # fmt: skip
             for total, value in zip(sums, local.parameters(), strict=True):
                 total += value.detach()

@@ -12,14 +12,19 @@ work = common.work
 
 
 class Network(nn.Sequential):
-    """A network that knows its loss."""
+    """A network that knows its loss, and in which layout it wants its pictures."""
+
+    layout = torch.contiguous_format
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Mean cross entropy of examples x [batch, ...], labels y [batch]."""
-        return nn.functional.cross_entropy(self(x), y)
+        logits = self(x.contiguous(memory_format=self.layout))
+        return nn.functional.cross_entropy(logits, y)
 
 
-def network(workload, kind: type[Network] = Network) -> Network:
+def network(
+    workload, channels_last: bool = False, kind: type[Network] = Network
+) -> Network:
     """The network of a workload at its initial parameters.
 
     A convolution is followed by ReLU and 2x2 pooling, a dense layer but the last by ReLU.
@@ -39,7 +44,9 @@ def network(workload, kind: type[Network] = Network) -> Network:
     with torch.no_grad():
         for mine, value in zip(built.parameters(), values, strict=True):
             mine.copy_(torch.from_numpy(value))
-    return built
+    if channels_last:
+        built.layout = torch.channels_last
+    return built.to(memory_format=built.layout)
 
 
 def named(workload, parameters) -> dict[str, np.ndarray]:
@@ -55,7 +62,6 @@ def train(
     y: torch.Tensor,
     batch: int,
     shuffle: bool,
-    memory_format: torch.memory_format = torch.contiguous_format,
 ) -> None:
     """One epoch of SGD on one client's examples, in place.
 
@@ -66,11 +72,10 @@ def train(
       y: labels [examples].
       batch: size of a batch.
       shuffle: whether the examples are taken in a new order.
-      memory_format: of the batches.
     """
     optimiser = torch.optim.SGD(parameters, lr=work.LR, weight_decay=work.WEIGHT_DECAY)
     order = torch.randperm(len(x)) if shuffle else torch.arange(len(x))
     for rows in order.split(batch):
         optimiser.zero_grad()
-        loss(x[rows].contiguous(memory_format=memory_format), y[rows]).backward()
+        loss(x[rows], y[rows]).backward()
         optimiser.step()
