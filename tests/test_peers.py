@@ -265,6 +265,8 @@ def test_a_disturbed_line_is_made_again_twice_and_kept(peers, tmp_path):
     peers.sitting.sit([run], [], measure, keep)
     lines = peers.sitting.read(file)
     assert [line["disturbed"] for line in lines] == [True, True, False]
+    file.write_text(file.read_text() + '{"setting": "PyTo')  # killed in the middle
+    assert peers.sitting.read(file) == lines == peers.sitting.read(file)
     others = iter([0.5] * 9)
     lines = lines[:1]  # as if killed after the first
     peers.sitting.sit([run], lines, measure, keep)

@@ -118,10 +118,15 @@ def call(setting: Setting, words: Sequence[str], folder: Path) -> Line:
 
 
 def read(path: Path) -> list[Line]:
-    """The lines of a file of results, none if there is no file."""
-    if not path.exists():
-        return []
-    return [json.loads(text) for text in path.read_text().splitlines()]
+    """The lines of a file of results, none if there is no file.
+
+    What a kill cut short is dropped, from the file as well.
+    """
+    text = path.read_text() if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole)
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
