@@ -28,7 +28,11 @@ from readings import (
 import fedjax_adapt as fa
 from fedjax_adapt.models import MODELS
 
-FIXED = {"w1": (1, 2, 5, 10), "w2": (1, 2, 5, 10, 25, 50), "tiny": (1, 2, 5, 10, 25, 50)}
+FIXED = {
+    "w1": (1, 2, 5, 10),
+    "w2": (1, 2, 5, 10, 25, 50),
+    "tiny": (1, 2, 5, 10, 25, 50),
+}
 HIDDEN = 10
 
 

@@ -22,6 +22,7 @@ from work import WORKLOADS, Workload
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
+from fedjax_adapt.engine.footprint import footprint
 from fedjax_adapt.engine.lanes import compiler_options
 from fedjax_adapt.engine.mesh import placed
 from fedjax_adapt.engine.slots import num_devices_of, num_lanes_of
@@ -102,7 +103,9 @@ def measure(arguments: argparse.Namespace) -> dict:
     begin = time.perf_counter()
     num_lanes = num_lanes_of(plan, data, params)
     flags = compiler_options(num_lanes)  # as fedjax-adapt run does
-    step = step.lower(round_fn, state, keys[0]).compile(flags)
+    traced = step.trace(round_fn, state, keys[0])
+    held = footprint(traced.jaxpr.jaxpr, state, data, num_devices_of(plan, data))
+    step = traced.lower().compile(flags)
     compile_seconds = time.perf_counter() - begin
 
     if arguments.check:
@@ -124,6 +127,7 @@ def measure(arguments: argparse.Namespace) -> dict:
         "devices": num_devices_of(plan, data),
         **watch.figures(arguments.warmup, steps),
         "compile_seconds": round(compile_seconds, 2),
+        "predicted_memory_mb": round(held.peak / 2**20),
         "peak_memory_mb": peak_memory_mb(),
         "tuned_allocator": allocator_is_tuned(),
         "parameters": fa.num_parameters(params),

@@ -440,13 +440,13 @@ def _prepare_jax() -> None:
 
     import jax
 
+    from .experiment.folder import cache_home
+
     # a cache that cannot be written costs time, nothing else
     warnings.filterwarnings("ignore", message=".*persistent compilation cache.*")
     told = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     if told is None:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        cache = home / "fedjax-adapt" / "xla"
-        jax.config.update("jax_compilation_cache_dir", str(cache))
+        jax.config.update("jax_compilation_cache_dir", str(cache_home() / "xla"))
 
 
 def _raised_by_us(error: BaseException) -> bool:

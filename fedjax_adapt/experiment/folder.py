@@ -1,6 +1,8 @@
 """Who may write into a run folder, and what it already holds."""
 
+import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,12 @@ def run_folder(config: Config) -> Path:
         return Path(config.folder).expanduser()
     dataset = re.sub(r"[^\w.-]+", "_", Path(config.dataset).name.removesuffix(".npz"))
     return Path("runs") / f"{dataset}-{config.algorithm}-{config_hash(config)}"
+
+
+def cache_home() -> Path:
+    """Where what one run keeps for others lies."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return home / "fedjax-adapt"
 
 
 def check_folder(folder: Path, config: Config, resume: bool) -> None:
@@ -69,11 +77,13 @@ def first_change(folder: Path, config: Config) -> tuple[str, Any, Any] | None:
     return None
 
 
-def devices_of(folder: Path, config: Config) -> int | str:
-    """The devices to run on: "auto" goes on as the run in `folder` began."""
-    if config.devices == "auto" and (folder / store.CONFIG).exists():
-        return from_settings(read_settings(folder / store.CONFIG)).devices
-    return config.devices
+def as_begun(folder: Path, config: Config) -> Config:
+    """The config, where "auto" lanes and devices are those the run in `folder` took."""
+    if not (folder / store.CONFIG).exists():
+        return config
+    begun = from_settings(read_settings(folder / store.CONFIG))
+    auto = [name for name in ("devices", "lanes") if getattr(config, name) == "auto"]
+    return replace(config, **{name: getattr(begun, name) for name in auto})
 
 
 def create(folder: Path) -> None:

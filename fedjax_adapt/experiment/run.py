@@ -17,13 +17,14 @@ from ..engine import memory
 from ..engine.evaluate import evaluate_clients
 from ..engine.lanes import num_bytes
 from . import checkpoint, figures, public, store, summary
-from .build import Federation, build
+from .build import Federation, build, build_plan
 from .config import Config, config_hash, method_of, partition_seed, to_toml
-from .folder import check_folder, create, devices_of, run_folder
+from .folder import as_begun, check_folder, create, run_folder
 from .loop import train
 from .program import Program, compile_program
 from .rows import Log, Tally
 from .saver import saver
+from .side_by_side import lanes_for
 from .summary import Summary
 
 
@@ -68,8 +69,10 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
     commit = summary.commit()  # now: the checkout may move on while the run goes on
     folder = run_folder(config)
     check_folder(folder, config, resume)
-    config = replace(config, devices=devices_of(folder, config))
+    config = as_begun(folder, config)
     federation = build(config)
+    config = replace(config, lanes=lanes_for(config, federation))
+    federation = federation._replace(plan=build_plan(config))
     program = compile_program(config, federation)
     create(folder)
     with store.locked(folder):

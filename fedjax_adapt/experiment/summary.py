@@ -72,7 +72,7 @@ class Summary:
       compile_seconds: to compile the round.
       rounds_per_second: rounds over seconds.
       config_hash: which numbers the run produces; runs with equal hashes agree, to the bit
-        on as many devices of the same kind.
+        on as many lanes and devices of the same kind; config.toml has how many.
       seeds: of training and of the partition.
       data: the data set, and what the partition made of it.
       hardware: what it ran on.

@@ -21,7 +21,8 @@ from fedjax_adapt import (
     init_state,
     make_round,
 )
-from fedjax_adapt.experiment import Config, Diverged, build, read_run, run
+from fedjax_adapt.engine import round as round_module
+from fedjax_adapt.experiment import Config, Diverged, build, program, read_run, run
 from fedjax_adapt.experiment import checkpoint as checkpoints
 from fedjax_adapt.experiment.folder import run_folder
 from fedjax_adapt.experiment.program import run_keys
@@ -206,6 +207,27 @@ def test_how_often_a_run_is_saved_or_evaluated_changes_no_result(tiny, whole):
     leaves = jax.tree.leaves(final_state(rare)), jax.tree.leaves(final_state(whole))
     for ours, theirs in zip(*leaves, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_traces_its_round_and_its_evaluation_once(tiny, monkeypatch):
+    traced = []
+
+    def counted(module, name):
+        function = getattr(module, name)
+
+        def call(*arguments):
+            traced.append(name)
+            return function(*arguments)
+
+        monkeypatch.setattr(module, name, call)
+
+    counted(round_module, "_round")
+    counted(program, "measure")
+    run(tiny(rounds=6, evaluate_every=2))
+    assert sorted(traced) == ["_round", "measure"]
+    traced.clear()
+    run(tiny("left over", rounds=7, evaluate_every=2))  # a last round by itself
+    assert sorted(traced) == ["_round"] * 2 + ["measure"] * 2
 
 
 def test_fewer_rounds_than_an_evaluation_takes_are_evaluated_once(tiny):
