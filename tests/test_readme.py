@@ -42,7 +42,7 @@ def test_files_and_links_of_the_readme_exist():
 
 
 def test_the_example_prints_its_number_and_the_others_go_on_from_it():
-    code, steps, own, skews = blocks("python")
+    code, steps, own, memory, skews = blocks("python")
     printed = blocks("")[0]
     assert len([line for line in code.splitlines() if line]) == 15
     output = io.StringIO()
@@ -59,5 +59,7 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it():
         assert isinstance(names["algorithm"], names["fa"].Algorithm)
         exec(compile("import optax\n" + own, "README.md", "exec"), names)
         assert isinstance(names["leash"](), names["fa"].Algorithm)
+        exec(compile(memory, "README.md", "exec"), names)
+        assert "client state 0.00 GiB" in output.getvalue()
         exec(compile(skews, "README.md", "exec"), names)
     assert names["models"].keys() == {"sel", "all"}

@@ -148,3 +148,19 @@ def test_train_says_when_there_is_no_room_for_its_copy(task, data, monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda: size)
     fa.train(round_fn, state, keys(1))
     assert memory.peak_memory() > MIB
+
+
+def test_what_is_needed_is_known_before_anything_is_allocated():
+    task, data, plan = images(12, 8, lanes=4, model="mlp")
+    found = fa.memory_needed(scaffold(), task, data, plan)
+    row = 4 * fa.num_parameters(task.init(jax.random.key(0)))
+    assert found.clients == 12 * row
+    assert 2 * row <= found.models <= 2 * row + 100  # and the control variate's mean
+    assert found.data == sum(leaf.nbytes for leaf in jax.tree.leaves(data))
+    predicted, _ = traced(scaffold(), task, data, plan)
+    assert found == predicted
+    # far more than there is
+    many = fa.FederatedDataset.from_rows(
+        data.x, data.y, [np.arange(1)] * 100_000, num_classes=10
+    )
+    assert fa.memory_needed(scaffold(), task, many, plan).clients == 100_000 * row
