@@ -1,8 +1,9 @@
 """How many clients side by side are fastest here, by trying.
 
-A few steps of a round are timed, of as many clients as a real round has on its devices,
-beginning with the number that `lanes.choose` gives by rule. From there the candidates
-are climbed, up and then down, as long as each is faster than the one before.
+A few steps of a round are timed, of as many clients as a real round has, the longest of
+them as many times longer as there: side by side they wait for it, packed they do not. It
+begins with the number that `lanes.choose` gives by rule. From there the candidates are
+climbed, up and then down, as long as each is faster than the one before.
 """
 
 import math
@@ -11,19 +12,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..core import Algorithm, Task
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from . import mesh
-from .cohort import num_slots
+from .batches import batch_size
+from .cohort import gather_cohort, num_slots
 from .lanes import compiler_options
 from .round import init_state, make_round
 from .slots import num_devices_of, num_lanes_of
 
 CANDIDATES = (1, 2, 5, 10, 25, 50, 100, 250, 500)
-STEPS = 3  # of each client
+STEPS = 3  # of a client, in the mean
 LEAST = 3  # rounds timed, the fastest of which counts
 SECONDS = 0.3  # and at least so long
 
@@ -39,14 +42,14 @@ def fastest_lanes(
     Args:
       algorithm: what is trained by; its refinement on a public set is not timed.
       task: what is learnt.
-      data: the federation; its first clients are timed.
+      data: the federation; some of its clients are timed.
       plan: how clients train; `plan.lanes` does not matter.
 
     Raises:
       ValueError: as `init_state` and `make_round` do.
     """
-    algorithm = algorithm._replace(refine=None)
-    data, plan = _small(data, plan)
+    data, plan = _some_clients(data, plan)
+    algorithm = _few_steps(algorithm._replace(refine=None), task, data, plan)
     each = -(-num_slots(plan, data) // num_devices_of(plan, data))
     params = jax.eval_shape(task.init, jax.random.key(0))
     auto = replace(plan, lanes="auto")
@@ -79,19 +82,35 @@ def climb(seconds: Callable[[int], float], candidates: list[int], first: int) ->
     return candidates[at]
 
 
-def _small(data: FederatedDataset, plan: Plan) -> tuple[FederatedDataset, Plan]:
-    """As many clients as a round has, all of them, for a few steps."""
-    some = np.arange(data.num_clients)
-    if data.holders is not None:
-        some = np.asarray(data.holders)
-    some = some[: num_slots(plan, data)]
+def _some_clients(data: FederatedDataset, plan: Plan) -> tuple[FederatedDataset, Plan]:
+    """As many clients as a round has, drawn once, all of whom take part."""
+    all_ = np.arange(data.num_clients) if data.holders is None else data.holders
+    rng = np.random.default_rng(0)
+    some = np.sort(rng.choice(np.asarray(all_), num_slots(plan, data), replace=False))
     data = data.with_changed(index=data.index[some], size=data.size[some])
     data = replace(data, test=None, public=None, noise=None)
-    steps = STEPS if plan.max_steps is None else min(STEPS, plan.max_steps)
-    plan = replace(
-        plan, cohort_size=None, participation=None, clock=None, max_steps=steps
-    )
+    plan = replace(plan, cohort_size=None, participation=None, clock=None)
     return data, replace(plan, devices=mesh.count(plan.devices, len(some)))
+
+
+def _few_steps(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+) -> Algorithm:
+    """The algorithm, whose clients take fewer steps in the proportions of its policy.
+
+    A policy that measures first cannot say so: then all take as many.
+    """
+    policy, size = algorithm.policy, np.arange(data.num_clients)
+    steps = np.ones(len(size))
+    if policy.measure is None:
+        params = jax.eval_shape(task.init, jax.random.key(0))
+        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), params)
+        width = batch_size(data, plan)
+        cohort = gather_cohort(data, jnp.asarray(size), jnp.zeros((), jnp.int32), width)
+        steps = policy.steps(policy.init(zeros, data.num_clients), cohort, ())
+        steps = np.maximum(steps, 1)
+    few = jnp.ceil(STEPS * steps / steps.mean()).astype(jnp.int32)
+    return algorithm._replace(policy=policy._replace(steps=lambda *_: few))
 
 
 def _seconds(

@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from helpers import make_data
+from helpers import constructed, make_data
 
 import fedjax_adapt as fa
-from fedjax_adapt.algorithms import scaffold
+from fedjax_adapt.algorithms import ALGORITHMS, fedgsnr, scaffold
 from fedjax_adapt.engine import calibrate
 
 
@@ -28,26 +28,51 @@ def test_it_climbs_as_long_as_it_gets_faster(first, seconds, found, tried):
 
 
 def test_it_times_the_clients_of_a_round_for_a_few_steps(task, monkeypatch):
-    sizes = (4, 0, 6, 3, 5, 2, 4, 4)
+    sizes = (4, 0, 20, 4, 0, 2, 4)  # 2, 10, 2, 1 and 2 steps, 3.4 in the mean
     data, seen = make_data(sizes), []
 
     def seconds(algorithm, task, data, plan):
         seen.append(plan.lanes)
-        np.testing.assert_array_equal(data.size, [4, 6, 3, 5])
-        assert data.num_holders == data.num_clients == 4
-        assert (plan.max_steps, plan.devices, plan.cohort_size) == (3, 2, None)
+        np.testing.assert_array_equal(data.size, [4, 20, 4, 2, 4])
+        assert data.num_holders == data.num_clients == 5
+        assert (plan.devices, plan.cohort_size) == (2, None)
         state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
         _, info = fa.make_round(algorithm, task, data, plan)(state, jax.random.key(1))
-        np.testing.assert_array_equal(info.num_steps, [2, 3, 2, 3])
-        assert len(jax.tree.leaves(state.clients)[0]) == 4
+        # 3 / 3.4 of each, rounded up
+        np.testing.assert_array_equal(info.num_steps, [2, 9, 2, 1, 2])
+        assert len(jax.tree.leaves(state.clients)[0]) == 5
         return 1 / plan.lanes
 
     monkeypatch.setattr(calibrate, "_seconds", seconds)
-    plan = fa.Plan(participation=fa.uniform(4), batch_size=2, devices=2)
-    assert calibrate.fastest_lanes(scaffold(), task, data, plan) == 2
-    assert seen == [1, 2]
+    plan = fa.Plan(participation=fa.uniform(5), batch_size=2, devices=2)
+    assert calibrate.fastest_lanes(scaffold(), task, data, plan) == 3
+    assert seen == [1, 2, 3]
+
+
+def test_where_steps_follow_from_measurements_all_take_as_many(task, monkeypatch):
+    def seconds(algorithm, task, data, plan):
+        round_fn = fa.make_round(algorithm, task, data, plan)
+        state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
+        np.testing.assert_array_equal(
+            round_fn(state, jax.random.key(1))[1].num_steps, 3
+        )
+        return 1
+
+    monkeypatch.setattr(calibrate, "_seconds", seconds)
+    plan = fa.Plan(cohort_size=2, batch_size=2)
+    algorithm = fedgsnr(num_steps=4)
+    assert calibrate.fastest_lanes(algorithm, task, make_data((9, 3, 4)), plan) == 2
 
 
 def test_what_it_times_is_a_compiled_round(task):
     plan = fa.Plan(batch_size=4, lanes=2, max_steps=1)
     assert 0 < calibrate._seconds(scaffold(), task, make_data((4, 5)), plan) < 10
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_says_how_many_steps_to_try(name, task):
+    plan = fa.Plan(batch_size=2)
+    algorithm = constructed(name)._replace(refine=None)
+    few = calibrate._few_steps(algorithm, task, make_data((9, 3, 4)), plan)
+    steps = np.asarray(few.policy.steps((), (), ()))
+    assert steps.shape == (3,) and (steps >= 1).all() and steps.max() <= 9
