@@ -55,6 +55,7 @@ _PUBLIC = {
     "costs": ("Clock",),
     "data.dataset": ("FederatedDataset",),
     "data.public": ("PublicSet",),
+    "engine.allocator": ("keep_memory",),
     "engine.averages": ("averages", "with_averages"),
     "engine.calibrate": ("fastest_lanes",),
     "engine.debug": ("debug_round",),

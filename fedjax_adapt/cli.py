@@ -419,9 +419,11 @@ def _finishing() -> Iterator[Callable[[], None]]:
 
 
 def _take_devices(devices: int | str) -> None:
-    """Makes so many of the cores devices of JAX; "auto": all."""
+    """Makes so many of the cores devices of JAX; "auto": all. Freed memory is kept."""
+    from .engine.allocator import keep_memory
     from .engine.mesh import cores_as_devices
 
+    keep_memory()
     # where JAX has begun already, "auto" takes the devices there are
     with suppress(ValueError):
         cores_as_devices(None if devices == "auto" else devices)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ..core import State
 from ..engine import memory
+from ..engine.allocator import keeps_memory
 from ..engine.evaluate import evaluate_clients
 from ..engine.lanes import num_bytes
 from . import checkpoint, figures, public, store, summary
@@ -186,7 +187,8 @@ def _summarise(
             "largest_client": int(sizes.max()),
             "label_entropy": float(federation.skew.label_entropy.mean()),
         },
-        hardware=summary.hardware() | {"devices": program.num_devices},
+        hardware=summary.hardware()
+        | {"devices": program.num_devices, "keeps_memory": keeps_memory()},
         versions=summary.versions(),
         commit=commit,
         class_accuracy=figures.per_class(by_class, source.y_test),

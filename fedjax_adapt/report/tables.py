@@ -69,7 +69,8 @@ def summary_table(folder: str | Path) -> "Table":
         f"({summary['rounds_per_second']:.3g} rounds/s), "
         f"and {summary['compile_seconds']:.1f} s to compile",
         "on": f"{device}, {hardware['cores']} cores, "
-        f"jax {summary['versions']['jax']}, seed {summary['seeds']['seed']}",
+        f"jax {summary['versions']['jax']}, seed {summary['seeds']['seed']}"
+        + (", freed memory kept" if hardware.get("keeps_memory") else ""),
     }
     for name, text in rows.items():
         table.add_row(name, text)

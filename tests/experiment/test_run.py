@@ -46,6 +46,7 @@ def numbers(folder):
     record = read_run(folder)
     summary = {k: v for k, v in record.summary.items() if k not in CIRCUMSTANCES}
     summary["memory"] = summary["memory"] | {"peak": None}
+    del summary["hardware"]["keeps_memory"]  # the command line may have run in between
     metrics = record.metrics.drop_columns(["seconds"]).to_pydict()
     return summary, metrics, record.clients.to_pydict()
 
