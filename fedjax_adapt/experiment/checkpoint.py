@@ -1,7 +1,7 @@
 """State to folder and back, whole or not at all: orbax, the last two kept.
 
-Of several processes the first writes and reads; the others give their parts of the state
-and are given them back, so they need not see the folder.
+Of several processes the first writes and reads; the others are given their parts of the
+state, so they need not see the folder. See also saver.py.
 """
 
 import logging
@@ -29,18 +29,14 @@ KEEP = 2  # the newest, and the one before it should the newest be damaged
 def save(folder: Path, state: PyTree, round: int) -> None:
     """Writes `state` to `folder/<round>` and drops all but the last two.
 
-    Every process must call it. Orbax writes beside it and renames, so a process killed
-    meanwhile leaves the checkpoints that were there.
+    Orbax writes beside it and renames, so a process killed meanwhile leaves the
+    checkpoints that were there. Of several processes one calls it, with what it can read.
 
     Raises:
       OSError: the disk is full or read-only.
     """
     from orbax.checkpoint import SaveArgs
 
-    if processes.several():
-        state = jax.tree.map(arrays.on_host, state)
-        if not processes.is_first():
-            return
     with _as_os_error(folder), _orbax() as checkpointer:
         # A checkpoint of the same round is one that could not be read back.
         whole = _solid(state)
