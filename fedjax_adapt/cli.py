@@ -52,17 +52,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _main(arguments)
-    except ValueError as error:
-        if not _raised_by_us(error):
+    except BaseException as error:
+        code = _told(error)
+        if code is None:
             raise  # a bug of ours, which a sentence would hide
-        return _fail(str(error), 2)
-    except KeyboardInterrupt:
-        return _fail("interrupted.", 130)
-    except BrokenPipeError:  # the reader of a pipe has left, as in `list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as error:  # a disk that is full, a folder that has gone
-        return _fail(f"{error}.", 1)
+        return code
+
+
+def _told(error: BaseException) -> int | None:
+    """Says what has gone wrong; returns the exit code, or None if it is no sentence."""
+    match error:
+        case ValueError() if _raised_by_us(error):
+            return _fail(str(error), 2)
+        case KeyboardInterrupt():
+            return _fail("interrupted.", 130)
+        case BrokenPipeError():  # the reader of a pipe has left, as in `list | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        case OSError():  # a disk that is full, a folder that has gone
+            return _fail(f"{error}.", 1)
+    return None
 
 
 def _main(arguments: list[str]) -> int:
@@ -107,8 +116,11 @@ def run(arguments: list[str]) -> int:
         config = from_settings(request.settings)
         configs = with_controls(config) if request.controls else [config]
         left = unfinished(configs, request.resume) if request.controls else configs
-        _take_devices(config.devices)
+        others = request.together
+        _take_devices(others.share(config.devices) if others else config.devices)
         _import_writers()
+    if others:
+        return _run_together(config, request)
     for one in left:
         try:
             code = _train(one, run_folder(one), request.resume)
@@ -124,20 +136,53 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
+def _run_together(config, request) -> int:
+    """`run` as one of several processes, of which the first prints and draws."""
+    from rich.console import Console
+
+    from .experiment.folder import run_folder
+    from .experiment.joined import joined
+    from .experiment.loop import Stopped
+    from .experiment.rows import Diverged
+    from .experiment.run import run as train
+
+    folder = run_folder(config)
+    try:
+        with joined(request.together, _told) as first:
+            with _reporting(Console()) as report:
+                train(config, request.resume, report)
+    except Diverged as error:
+        return _fail(str(error), 1)
+    except Stopped:
+        if not folder.exists():  # another machine's
+            return 130
+        again = f"--folder {folder} --resume in every process, with its --process-id,"
+        return _interrupted(folder, again)
+    return _show(folder) if first else 0
+
+
 def _train(config, folder: Path, resume: bool) -> int:
     from rich.console import Console
 
     from .experiment.rows import Diverged
     from .experiment.run import run as train
+
+    try:
+        with _reporting(Console()) as report:
+            train(config, resume, report)
+    except Diverged as error:
+        return _fail(str(error), 1)
+    return _show(folder)
+
+
+def _show(folder: Path) -> int:
+    """Draws and prints what has come of a run."""
+    from rich.console import Console
+
     from .report.plots import learning_curve
     from .report.tables import summary_table
 
     console = Console()
-    try:
-        with _reporting(console) as report:
-            train(config, resume, report)
-    except Diverged as error:
-        return _fail(str(error), 1)
     picture = learning_curve(folder)
     console.print(summary_table(folder))
     console.print(f"run      {folder}", highlight=False, soft_wrap=True)

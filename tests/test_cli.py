@@ -87,6 +87,36 @@ def fedjax_adapt(capsys, line):
             "--folder none holds no run to resume; write the folder of one",
         ),
         ("run --algorithm fnr --controls 3", "--controls 3: it takes no value, so"),
+        (
+            "run --num-processes 2 --process-id 0",
+            "processes that make a run together need --coordinator-address HOST:PORT, "
+            "--num-processes and --process-id each; write --coordinator-address as well.",
+        ),
+        (
+            "run --coordinator-address here:1 --num-processes 2 --process-id 2",
+            "process_id=2 but the processes of num_processes=2 are numbered 0 to 1; give",
+        ),
+        (
+            "run --coordinator-address here:1 --num-processes 0 --process-id 0",
+            "num_processes=0 must be an integer >= 1.",
+        ),
+        (
+            "run --coordinator-address here --num-processes 2 --process-id 0",
+            "coordinator_address=here names no port; write HOST:PORT of process 0, such",
+        ),
+        (
+            "run --coordinator-address auto --process-id 0",
+            "coordinator_address=auto finds out num_processes and process_id by itself;",
+        ),
+        (
+            "run --coordinator-address here:1 --num-processes 2 --process-id 0 --devices 1",
+            "devices=1 are too few for num_processes=2, which share them; write devices=2",
+        ),
+        (
+            "run --algorithm fnr --controls --coordinator-address here:1 "
+            "--num-processes 2 --process-id 0",
+            "controls are run by one process; leave --controls out, or the flags about",
+        ),
         ("run --config none.toml", "config=none.toml cannot be read"),
     ],
 )

@@ -62,7 +62,8 @@ def footprint(
       others: what else it takes: the data.
       num_devices: that share a round.
     """
-    shared = num_devices if jax.default_backend() == "cpu" else 1  # one memory for all
+    # one memory for all that are of this process
+    shared = mesh.devices_here(num_devices) if jax.default_backend() == "cpu" else 1
     kept, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     tables = [of_table(leaf, shared) for leaf in jax.tree.leaves(state.clients)]
     on_host = [

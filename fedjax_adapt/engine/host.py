@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import check
 from ..core import Array, ClientState, PyTree, State
-from . import mesh
+from . import mesh, processes
 from .tables import num_rows_of
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
@@ -29,7 +29,12 @@ EVERY, CUT = PartitionSpec(), PartitionSpec(mesh.AXIS)
 
 
 def check_cut(num_clients: int, num_devices: int) -> None:
-    """Raises ValueError unless the rows can be dealt out evenly."""
+    """Raises ValueError unless one process can deal out the rows evenly."""
+    if processes.several():
+        raise ValueError(
+            "client_memory=host keeps the state of all clients beside one process, and "
+            f"here are {jax.process_count()}; write client_memory=device."
+        )
     if num_clients % num_devices:
         raise ValueError(
             f"client_memory=host cuts the rows of {num_clients} clients into "

@@ -29,13 +29,14 @@ def check_fits(
 
     def needed(num_devices: int) -> int:
         rows = rows_on_a_device(num_clients, num_slots, num_devices)
-        return row * rows * (num_devices if shared else 1)
+        return row * rows * (mesh.devices_here(num_devices) if shared else 1)
 
     free = free_memory()
     if free is None or needed(num_devices) <= free:
         return
-    others = range(len(jax.local_devices()), 0, -1)
-    others = [d for d in others if mesh.count(d, num_slots) == d and needed(d) <= free]
+    others = range(len(jax.devices()), jax.process_count() - 1, -1)
+    others = [d for d in others if mesh.serving(d, num_slots) == d]
+    others = [d for d in others if needed(d) <= free]
     on = f" on {'each of ' * (not shared)}{num_devices} devices"
     less = "take fewer clients, a smaller model or an algorithm without client state"
     raise ValueError(
@@ -62,7 +63,7 @@ def check_copy(state: PyTree) -> None:
     if any(map(check.is_tracer, arrays)):
         return
     shared = jax.default_backend() == "cpu"
-    parts = lambda leaf: len(leaf.sharding.device_set) if shared else 1
+    parts = lambda leaf: len(leaf.sharding.addressable_devices) if shared else 1
     needed = sum(of_table(leaf, parts(leaf)) for leaf in arrays if leaf.ndim)
     free = free_memory()
     if free is not None and needed > free:

@@ -11,6 +11,11 @@ number of devices changes results by rounding only.
 A CPU counts as one device unless `cores_as_devices` was called. Cores that serve one
 client each finish a round sooner than cores that share every product; see
 benchmarks/README.md.
+
+After `jax.distributed.initialize` the devices are those of all processes, and a round
+runs in all of them at once: each process builds the same round and the same state, and
+calls the same functions in the same order, under `jax.jit` or `train`. Parameters and
+infos can be read in each; a table that is cut up has rows in each. See processes.py.
 """
 
 import functools
@@ -30,6 +35,8 @@ from jax.sharding import (
 
 from .. import check
 from ..core import Array, ClientState, PyTree, State
+from . import processes
+from .arrays import put
 
 AXIS = "clients"
 HOST_MEMORY = "pinned_host"  # which accelerators reach without a copy
@@ -80,24 +87,42 @@ def count(devices: int | str, cohort_size: int) -> int:
     """How many devices serve a cohort: at most `devices`, with none left over.
 
     Raises:
-      ValueError: JAX has fewer than `devices`.
+      ValueError: JAX has fewer than `devices`, or a process would have none of them.
     """
-    present = len(jax.local_devices())
+    present = len(jax.devices())
     if devices != "auto" and int(devices) > present:
         more = f"or begin with fedjax_adapt.cores_as_devices({devices})"
-        hint = more if jax.default_backend() == "cpu" else 'or "auto" for all there are'
+        alone = jax.default_backend() == "cpu" and not processes.several()
+        hint = more if alone else 'or "auto" for all there are'
         raise ValueError(
             f"devices={devices} but JAX sees {present}; write devices={present}, {hint}."
         )
-    wanted = present if devices == "auto" else int(devices)
-    each = -(-cohort_size // min(wanted, cohort_size))
+    used = serving(present if devices == "auto" else int(devices), cohort_size)
+    if 1 < used < jax.process_count():
+        raise ValueError(
+            f"{used} devices serve a cohort of {cohort_size} with devices={devices}, but "
+            f"there are {jax.process_count()} processes; begin {used}, or fewer."
+        )
+    return used
+
+
+def serving(most: int, cohort_size: int) -> int:
+    """How many of at most so many devices serve a cohort, with none left over."""
+    each = -(-cohort_size // min(most, cohort_size))
     return -(-cohort_size // each)  # 10 clients on 8 devices are 5 x 2
 
 
 @functools.cache
 def mesh_of(num_devices: int) -> Mesh:
     """The first devices, in a row."""
-    return Mesh(np.array(jax.local_devices()[:num_devices]), (AXIS,))
+    return Mesh(np.array(processes.devices()[:num_devices]), (AXIS,))
+
+
+def devices_here(num_devices: int) -> int:
+    """How many of so many devices are of this process."""
+    if num_devices == 1:
+        return 1
+    return len(mesh_of(num_devices).local_devices)
 
 
 def cuts_tables(num_clients: int, num_devices: int) -> bool:
@@ -124,7 +149,7 @@ def placed(state: State, num_devices: int) -> State:
             return tree
         if any(map(check.is_tracer, jax.tree.leaves(tree))):
             return jax.lax.with_sharding_constraint(tree, sharding)
-        return jax.device_put(tree, sharding)
+        return put(tree, sharding)
 
     rest = place(state._replace(clients=()), _sharding(num_devices))
     num_clients = tables[0].shape[0] if tables else 0
@@ -145,7 +170,7 @@ def moved(state: State, num_devices: int) -> State:
         return len(lies.device_set) > 1 or lies.memory_kind == HOST_MEMORY
 
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-    return jax.device_put(state, _sharding(1)) if any(map(elsewhere, arrays)) else state
+    return put(state, _sharding(1)) if any(map(elsewhere, arrays)) else state
 
 
 def table_of(client: ClientState, num_clients: int, num_devices: int) -> ClientState:
@@ -187,7 +212,14 @@ def everywhere(tree: PyTree, num_devices: int) -> PyTree:
     """`tree` with a copy of every leaf on each device; as it was for one device."""
     if num_devices == 1:
         return tree
-    return jax.device_put(tree, _sharding(num_devices))
+    if processes.several() and any(map(check.is_tracer, jax.tree.leaves(tree))):
+        return jax.lax.with_sharding_constraint(tree, _sharding(num_devices))
+    return put(tree, _sharding(num_devices))
+
+
+def readable(tree: PyTree, num_devices: int) -> PyTree:
+    """`tree` where every process can read all of it; as it was for one process."""
+    return everywhere(tree, num_devices) if processes.several() else tree
 
 
 def shown(tree: PyTree, num_devices: int) -> PyTree:

@@ -270,7 +270,8 @@ def _round(
         refine=shown(cohort, moved.report | refinement),
     )
     new = jax.tree.map(_like, new, state)
-    return home_of(plan).placed(new, num_devices), info
+    placed = home_of(plan).placed(new, num_devices)
+    return placed, mesh.readable(info, num_devices)
 
 
 def _like(new, old) -> Array:

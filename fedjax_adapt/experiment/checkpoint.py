@@ -1,4 +1,8 @@
-"""State to folder and back, whole or not at all: orbax, the last two kept."""
+"""State to folder and back, whole or not at all: orbax, the last two kept.
+
+Of several processes the first writes and reads; the others are given their parts of the
+state, so they need not see the folder. See also saver.py.
+"""
 
 import logging
 import os
@@ -12,6 +16,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from ..engine import arrays, processes
 
 PyTree = Any
 
@@ -23,7 +30,7 @@ def save(folder: Path, state: PyTree, round: int) -> None:
     """Writes `state` to `folder/<round>` and drops all but the last two.
 
     Orbax writes beside it and renames, so a process killed meanwhile leaves the
-    checkpoints that were there.
+    checkpoints that were there. Of several processes one calls it, with what it can read.
 
     Raises:
       OSError: the disk is full or read-only.
@@ -44,6 +51,8 @@ def save(folder: Path, state: PyTree, round: int) -> None:
 def restore(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
     """The newest state that can be read, and its round; None if none was saved.
 
+    Every process must call it.
+
     Args:
       folder: where `save` wrote.
       abstract: `jax.eval_shape` of the state: structure, shapes and dtypes, and by their
@@ -52,6 +61,31 @@ def restore(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
     Raises:
       ValueError: there are checkpoints and none of them can be read.
     """
+    if processes.several():
+        return _restored_by_first(folder, abstract)
+    return _restored(folder, abstract)
+
+
+def _restored_by_first(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
+    """As `restore`, for several processes."""
+    # a view of one zero each, which takes no memory and says where to: NumPy
+    like = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+    state = jax.tree.map(like, abstract)
+    found = None
+    with processes.agreed():
+        if processes.is_first():
+            found = _restored(folder, state)
+    round = processes.from_first(found and found[1])
+    if round is None:
+        return None
+    state = found[0] if found is not None else state
+    give = lambda leaf, shape: arrays.put(
+        processes.array_from_first(np.asarray(leaf)), shape.sharding
+    )
+    return jax.tree.map(give, state, abstract), round
+
+
+def _restored(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
     saved = rounds(folder)
     for round in reversed(saved):
         # A damaged file may surface as almost any exception of orbax or tensorstore.
@@ -111,13 +145,19 @@ def _orbax() -> Iterator[Any]:
     """A checkpointer that keeps its log to itself."""
     import orbax.checkpoint as ocp
 
+    # among several processes orbax would wait for all of them
+    alone = ocp.options.MultiprocessingOptions()
+    if processes.several():
+        alone = ocp.options.MultiprocessingOptions(active_processes={0})
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with ocp.StandardCheckpointer() as checkpointer:
+            with ocp.StandardCheckpointer(
+                multiprocessing_options=alone
+            ) as checkpointer:
                 yield checkpointer
     finally:
         logger.setLevel(level)

@@ -22,6 +22,7 @@ from .config import (
     read_settings,
 )
 from .options import KINDS, Option, convert, find, suggestion, wanted
+from .together import OPTIONS, Together, together
 
 PROGRAM = "fedjax-adapt run"
 DESCRIPTION = """\
@@ -66,6 +67,7 @@ class Request(NamedTuple):
     settings: dict[str, Any]  # flat; see `config`
     resume: bool
     controls: bool = False
+    together: Together | None = None  # with which processes
 
 
 def parse(arguments: Sequence[str]) -> Request:
@@ -83,8 +85,14 @@ def parse(arguments: Sequence[str]) -> Request:
     choices = chosen(words, settings)
     values = read_flags(arguments, _groups(choices), settings, PROGRAM, DESCRIPTION)
     resume, controls = values.pop("resume"), values.pop("controls")
+    others = together({name: values.pop(name) for name in OPTIONS})
+    if others and controls:
+        raise ValueError(
+            "controls are run by one process; leave --controls out, or the flags about "
+            "other processes."
+        )
     del values["config"]
-    return Request(values, resume, controls)
+    return Request(values, resume, controls, others)
 
 
 def chosen(words: Mapping[str, list[str]], settings: dict[str, Any]) -> dict[str, str]:
@@ -107,7 +115,7 @@ def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
         path = Path(words["folder"][0]).expanduser() / "config.toml"
         if path.is_file():
             return read_settings(path)
-        if set(words) <= {"resume", "folder", "controls"}:
+        if set(words) <= {"resume", "folder", "controls", *OPTIONS}:
             raise ValueError(
                 f"--folder {words['folder'][0]} holds no run to resume; write the folder "
                 "of one, or the settings of a new run."
@@ -186,6 +194,7 @@ def _groups(choices: Mapping[str, str]) -> dict[str, dict[str, Option]]:
     groups = {t: {name: common[name] for name in names} for t, names in GROUPS.items()}
     groups["record"] = {n: o for n, o in common.items() if n not in grouped}
     groups["record"].update(ABOUT_THE_RUN)
+    groups["several processes"] = OPTIONS
     for kind, name in choices.items():
         flags = dict(kind_options(kind, name).values())
         if flags:

@@ -2,10 +2,13 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..engine import processes
 from . import store
 from .config import (
     INCIDENTAL,
@@ -14,6 +17,7 @@ from .config import (
     from_settings,
     read_settings,
     to_settings,
+    to_toml,
 )
 
 
@@ -96,3 +100,22 @@ def create(folder: Path) -> None:
             f"folder={folder} cannot be written ({error.strerror}); "
             "give another folder."
         ) from None
+
+
+@contextmanager
+def held(folder: Path, config: Config, resume: bool) -> Iterator[bool]:
+    """The folder, its settings written, held for this process while the block runs.
+
+    Of several processes the first holds it. Yields whether that is this one.
+
+    Raises:
+      ValueError: another run holds it, or has begun in it meanwhile.
+    """
+    with ExitStack() as stack:
+        with processes.agreed():
+            if processes.is_first():
+                stack.enter_context(store.locked(folder))
+                check_folder(folder, config, resume)
+                if not (folder / store.CONFIG).exists():
+                    store.write_text(folder / store.CONFIG, to_toml(config))
+        yield processes.is_first()

@@ -8,10 +8,15 @@ from typing import Any, Protocol
 import jax
 
 from ..core import State
+from ..engine import processes
 from .config import Config
 from .program import Program
 
 UPDATE = 0.7  # seconds between two reports of progress, about
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C between two rounds, in this process or another; what is done is saved."""
 
 
 class Rows(Protocol):
@@ -45,6 +50,9 @@ def train(
         be at it when it returns, and says how long it took the last time, in seconds.
       report: called about every second with the rounds done, the last figures and the
         rounds per second; if it raises KeyboardInterrupt the rounds so far are saved.
+
+    Raises:
+      Stopped: `report` raised KeyboardInterrupt, in any process.
     """
     schedule = Schedule(config, done)
     first, seconds, groups = done, 0.0, 1
@@ -57,16 +65,27 @@ def train(
         seconds += spent
         # as many groups as fit between two reports, found by trying
         groups = max(1, min(int(len(parts) * UPDATE / spent), 4 * len(parts)))
+        stopped = False
         try:
             report(done, latest, (done - first) / seconds)
-        except KeyboardInterrupt:  # nothing is under way, so nothing need be lost
+        except KeyboardInterrupt:
+            stopped = True
+        groups, due, stopped = _agreed(groups, schedule.due(done), stopped)
+        if stopped:  # nothing is under way, so nothing need be lost
             save(state, done)
-            raise
-        if schedule.due(done):
+            raise Stopped
+        if due:
             began = time.perf_counter()
             spent = save(state, done)
             schedule.saved(done, max(spent, time.perf_counter() - began))
     return state
+
+
+def _agreed(groups: int, due: bool, stopped: bool) -> tuple[int, bool, bool]:
+    """What all processes do next: by the clock of the first, and by anybody's Ctrl-C."""
+    votes = processes.of_all([groups, due, stopped])
+    groups, due, _ = votes[0]
+    return groups, due, any(vote[2] for vote in votes)
 
 
 def _dispatch(

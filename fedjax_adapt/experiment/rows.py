@@ -91,7 +91,7 @@ class Log:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         num_clients: int,
         accuracy: str = store.ACCURACY,
         broadcast: int = 0,
@@ -99,15 +99,14 @@ class Log:
         """Goes on from the rows that the run in `folder` already has.
 
         Args:
-          folder: of the run.
+          folder: of the run; None: another process writes it.
           num_clients: of the federation.
           accuracy: what accuracies are called in the rows.
           broadcast: bytes that clients have received before the first round.
         """
         self.folder, self.num_clients = folder, num_clients
-        written = store.read_table(folder, "metrics")
-        last = written.slice(len(written) - 1).to_pylist() if len(written) else [{}]
-        self.tally = Tally(last[0], accuracy, broadcast)
+        last = {} if folder is None else store.last_row(folder, "metrics")
+        self.tally = Tally(last, accuracy, broadcast)
         self.metrics, self.clients = [], []
 
     def add(
@@ -126,7 +125,8 @@ class Log:
             diverged = first_diverged(infos, measured.server, done + 1)
             if diverged is not None:
                 self.write(done)
-                kept = f" (earlier rows are in {self.folder})" if done else ""
+                kept = f" (earlier rows are in {self.folder})"
+                kept = kept if done and self.folder is not None else ""
                 raise Diverged(
                     f"training diverged in round {diverged}: the model is not "
                     f"finite; lower lr or clip_norm and give another folder{kept}."
@@ -139,7 +139,7 @@ class Log:
 
     def write(self, done: int) -> None:
         """Appends the rows to the tables of the run."""
-        if self.metrics:
+        if self.metrics and self.folder is not None:
             store.append(self.folder, "metrics", concatenate(self.metrics), done)
             store.append(self.folder, "clients", concatenate(self.clients), done)
         self.metrics, self.clients = [], []

@@ -5,22 +5,28 @@ in one compiled program. Rows are written before each checkpoint, and a resumed 
 on from the newest checkpoint with the rows cut back to it. Round t's key is folded in
 from the seed by t, and every group is the same program, so a resumed run gives the
 numbers of one that was never interrupted, to the bit.
+
+Several processes that `jax.distributed.initialize` has joined make one run together: each
+calls `run` with the same config, and the first alone sees the folder.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core import State
-from ..engine import memory
+import jax
+
+from ..core import Metrics, State
+from ..engine import memory, processes
 from ..engine.allocator import keeps_memory
 from ..engine.evaluate import evaluate_clients
 from ..engine.lanes import num_bytes
 from . import checkpoint, figures, public, store, summary
 from .build import Federation, build, build_plan
-from .config import Config, config_hash, method_of, partition_seed, to_toml
-from .folder import as_begun, check_folder, create, run_folder
+from .config import Config, config_hash, method_of, partition_seed
+from .folder import as_begun, check_folder, create, held, run_folder
+from .joined import check_same_run
 from .loop import train
 from .program import Program, compile_program
 from .rows import Log, Tally
@@ -62,29 +68,38 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
       What summary.json holds.
 
     Raises:
-      ValueError: a setting, a data file or the folder is not as it must be; nothing has
-        been written.
+      ValueError: a setting, a data file or the folder is not as it must be, or not the
+        same in every process; nothing has been written.
       Diverged: the server's model is no longer finite, or its loss; the rows so far are
         written.
     """
     commit = summary.commit()  # now: the checkout may move on while the run goes on
     folder = run_folder(config)
-    check_folder(folder, config, resume)
-    config = as_begun(folder, config)
-    federation = build(config)
-    config = replace(config, lanes=lanes_for(config, federation))
-    federation = federation._replace(plan=build_plan(config))
-    program = compile_program(config, federation)
-    create(folder)
-    with store.locked(folder):
-        check_folder(folder, config, resume)
-        if not (folder / store.CONFIG).exists():
-            used = replace(config, devices=program.num_devices)
-            store.write_text(folder / store.CONFIG, to_toml(used))
+    begun = config
+    with processes.agreed():
+        if processes.is_first():
+            check_folder(folder, config, resume)
+            begun = as_begun(folder, config)
+    devices, lanes = processes.from_first([begun.devices, begun.lanes])
+    config = replace(config, devices=devices, lanes=lanes)
+    with processes.agreed():
+        federation = build(config)
+    check_same_run(config, federation.source)
+    with processes.agreed():
+        config = replace(config, lanes=lanes_for(config, federation))
+        federation = federation._replace(plan=build_plan(config))
+        program = compile_program(config, federation)
+        if processes.is_first():
+            create(folder)
+    used = replace(config, devices=program.num_devices)
+    with held(folder, used, resume) as own:
         state = _train(config, federation, program, folder, progress)
-        result = _summarise(config, federation, program, folder, commit, state)
-        store.finish(folder, result.to_dict())
-    return result
+        clients = _on_clients(config, federation, program, state)
+        result = None
+        if own:
+            result = _summarise(config, federation, program, folder, commit, clients)
+            store.finish(folder, result.to_dict())
+    return Summary(**processes.from_first(asdict(result) if result else None))
 
 
 def _train(
@@ -95,14 +110,16 @@ def _train(
     progress: Report,
 ) -> State:
     """From the newest checkpoint to the last round; returns the state after it."""
+    own = processes.is_first()
     accuracy = public.accuracy_name(federation)
     shown = accuracy.replace("_", " ")
     checkpoints = folder / "checkpoints"
     restored = checkpoint.restore(checkpoints, program.abstract)
     state, done = restored if restored is not None else (program.init(), 0)
-    store.truncate(folder, done)
+    if own:
+        store.truncate(folder, done)
     broadcast = public.broadcast_bytes(federation)
-    log = Log(folder, config.num_clients, accuracy, broadcast)
+    log = Log(folder if own else None, config.num_clients, accuracy, broadcast)
     told = set()
     unused = public.unused(config, federation)
     progress(Progress(done, config.rounds, warning=unused, accuracy_name=shown))
@@ -153,24 +170,35 @@ def _warning(
     return None
 
 
+def _on_clients(
+    config: Config, federation: Federation, program: Program, state: State
+) -> Metrics | None:
+    """What the last model is worth to each client; None where nobody asks."""
+    if not config.evaluate_clients:
+        return None
+    return evaluate_clients(
+        federation.task, state.params, federation.data, devices=program.num_devices
+    )
+
+
 def _summarise(
     config: Config,
     federation: Federation,
     program: Program,
     folder: Path,
     commit: str | None,
-    state: State,
+    clients: Metrics | None,
 ) -> Summary:
     source, sizes = federation.source, federation.skew.sizes
     metrics = store.read_table(folder, "metrics")
     named = store.accuracy_in(metrics.column_names)
     by_class = metrics[f"class_{named}"][-1].as_py()
     spread = {}
-    if config.evaluate_clients:
-        own = evaluate_clients(
-            federation.task, state.params, federation.data, devices=program.num_devices
-        )
-        spread = figures.spread_over_clients(own.accuracy, sizes)
+    if clients is not None:
+        spread = figures.spread_over_clients(clients.accuracy, sizes)
+    used = {"devices": program.num_devices}
+    if processes.several():
+        used["processes"] = jax.process_count()
     return Summary(
         folder=str(folder),
         method=method_of(config),
@@ -187,8 +215,7 @@ def _summarise(
             "largest_client": int(sizes.max()),
             "label_entropy": float(federation.skew.label_entropy.mean()),
         },
-        hardware=summary.hardware()
-        | {"devices": program.num_devices, "keeps_memory": keeps_memory()},
+        hardware=summary.hardware() | used | {"keeps_memory": keeps_memory()},
         versions=summary.versions(),
         commit=commit,
         class_accuracy=figures.per_class(by_class, source.y_test),

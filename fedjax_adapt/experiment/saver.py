@@ -3,7 +3,8 @@
 A state is taken off the device, which takes little, and a thread writes it. The next one
 waits until that is done, so at most one write is under way, and one that failed is an
 error at the next save, or at the end. A large state is written at once instead: it would
-lie in memory twice meanwhile.
+lie in memory twice meanwhile. Of several processes all take part in taking the state off
+the devices, and the first writes it.
 """
 
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 import jax
 
 from ..core import State
+from ..engine import arrays, processes
 from ..engine.lanes import num_bytes
 from . import checkpoint
 
@@ -32,6 +34,8 @@ class Saver:
     def save(self, state: State, round: int) -> float:
         """Begins to write a state, whose memory may be given up at once.
 
+        Every process must call it.
+
         Returns:
           The seconds that the newest write took which has ended; 0 before.
 
@@ -39,6 +43,10 @@ class Saver:
           OSError: the write before this one failed, the disk is full or read-only.
         """
         spent = self.wait()
+        if processes.several():  # not in the thread: programs have one order in all
+            state = jax.tree.map(arrays.on_host, state)
+            if not processes.is_first():
+                return spent
         if num_bytes(state) > LARGE:
             return self._write(state, round)
         self._last = self._pool.submit(self._write, jax.device_get(state), round)

@@ -1,8 +1,8 @@
 """How many clients a run trains side by side where it says lanes="auto".
 
 A long run tries what is fastest, once: what it finds is kept in a file, for this machine
-and work of the same shapes. A short run, and one that refines on a public set, goes by
-the rule of `engine.lanes.choose`.
+and work of the same shapes. A short run, one that refines on a public set, and one of
+several processes, whose clocks differ, goes by the rule of `engine.lanes.choose`.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 
+from ..engine import processes
 from ..engine.calibrate import fastest_lanes
 from ..engine.cohort import num_slots
 from ..engine.slots import num_devices_of, num_lanes_of
@@ -29,6 +30,8 @@ def lanes_for(config: Config, federation: Federation) -> int:
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     by_rule = num_lanes_of(plan, data, shapes)
     if config.lanes != "auto" or config.rounds < LONG or algorithm.refine is not None:
+        return by_rule
+    if processes.several():
         return by_rule
     file, work = cache_home() / "lanes.json", _work(config, federation, shapes)
     found = _read(file).get(work)

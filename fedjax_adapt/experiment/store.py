@@ -161,6 +161,12 @@ def read_table(folder: Path, name: str) -> "pyarrow.Table":
     )
 
 
+def last_row(folder: Path, name: str) -> dict[str, Any]:
+    """The last row that is written of a table; empty if there is none."""
+    table = read_table(folder, name)
+    return table.slice(len(table) - 1).to_pylist()[0] if len(table) else {}
+
+
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """The summary of a finished run, None for one that is not finished."""
     path = folder / SUMMARY

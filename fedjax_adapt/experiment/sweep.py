@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from .. import check
 from ..core import State
-from ..engine import mesh
+from ..engine import mesh, processes
 from ..engine.trials import Layout
 from . import checkpoint, public, store, summary, swept, toml
 from .build import Federation, build
@@ -61,6 +61,7 @@ def sweep(
       ValueError: a setting, a data file or the folder is not as it must be; nothing has
         been written.
     """
+    processes.check_alone("a sweep")
     asked = read_sweep(source)
     place = swept.sweep_folder(asked, folder)
     if side_by_side != "auto":

@@ -17,6 +17,7 @@ import numpy as np
 
 from .. import check
 from ..core import Array, Key, Mean, Params, Task
+from ..engine import processes
 from ..engine.programs import jit_newest
 from ..engine.valuation import Value, cohort_weights, leave_one_out, shapley
 from .build import build
@@ -68,6 +69,7 @@ def value_cohort(
         its devices too few, its method has no weights, fewer than two clients trained, a
         number is not finite, or an argument is not as it must be.
     """
+    processes.check_alone("a valuation")
     check.one_of("reference", reference, get_args(Reference))
     check.one_of("value", value, get_args(Value))
     for name, given in {"orders": orders, "tolerance": tolerance}.items():

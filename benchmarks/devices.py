@@ -1,0 +1,244 @@
+"""Seconds per round on one device and on two, and on paper what moves between up to 64.
+
+    python benchmarks/devices.py                     # times here, then the table on paper
+    python benchmarks/devices.py --paper --link 1.25e9 --latency 5e-5
+
+Timed lines go to results/devices-DATE.jsonl, one process of rounds.py each, in turn; a line
+that is there is not measured again. The table takes the seconds of a client from them
+(one device, by the clients of a round), or from --client-seconds.
+
+On paper, D of the devices serve M of N clients, S is the size of what a client sends, r of
+its row in the client tables (of L arrays), and a device sends in a round
+
+    sums     2 (D - 1) / D S      an all-reduce in a ring: what every device has summed up
+    guests   2 J (D - 1) r        N / D rows live on each device; J times one row from
+                                  every home is passed to all, before the walk, and back
+    copies   (D - 1) / D M r      in place of guests where D does not divide N
+
+The model is not sent: each device has it, and moves it by the same sums. J, the most guests
+any home has, is counted: the mean over cohorts dealt out as the engine does. A round takes
+
+    ceil(M / D) t + sent / link + hops latency,   hops = (D - 1) (2 + 2 J L, or 2 + L)
+
+with t seconds of a client. Infos and test scores, some bytes per client and example, are
+left out, and so is that a link may be shared.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rounds
+
+from fedjax_adapt.algorithms import ALGORITHMS
+from fedjax_adapt.core import Algorithm, Params
+from fedjax_adapt.costs import messages, traffic_of
+from fedjax_adapt.engine import mesh
+from fedjax_adapt.engine.lanes import num_bytes
+from fedjax_adapt.engine.tables import route
+
+RESULTS = Path(__file__).with_name("results")
+METHODS = ("fedavg", "scaffold")
+DEVICES = (1, 2, 4, 8, 16, 32, 64)
+HERE = (1, 2)
+ROUNDS = {"w1": 3, "w2": 20}  # timed in a line
+DRAWS = 50  # cohorts over which guests are counted
+
+
+class Moved(NamedTuple):
+    """Bytes that each device sends in a round, and messages one after the other."""
+
+    devices: int  # that serve the round
+    sums: float
+    rows: float
+    hops: float
+
+
+def moved(
+    algorithm: Algorithm, params: Params, num_clients: int, cohort_size: int, most: int
+) -> Moved:
+    """What a round moves on at most so many devices.
+
+    Args:
+      algorithm: whose clients send and keep something.
+      params: of its model; shapes are enough.
+      num_clients: in all.
+      cohort_size: in the round.
+      most: how many devices there are.
+    """
+    sent = messages(traffic_of(algorithm), params)[1]
+    row = jax.eval_shape(algorithm.local.init, params)
+    size, leaves = num_bytes(row), len(jax.tree.leaves(row))
+    used = mesh.serving(most, cohort_size)
+    others = used - 1
+    sums = 2 * others / used * sent
+    if used == 1 or not size:
+        return Moved(used, sums, 0.0, 2.0 * others)
+    if num_clients % used:
+        copied = others / used * cohort_size * size
+        return Moved(used, sums, copied, others * (2.0 + leaves))
+    times = guests(num_clients, cohort_size, used)
+    passed = 2 * times * others * size
+    return Moved(used, sums, passed, others * (2 + 2 * times * leaves))
+
+
+def guests(num_clients: int, cohort_size: int, num_devices: int) -> float:
+    """Guests of the home that has most, on average over cohorts of equal steps."""
+    num_rows, empty = num_clients // num_devices, -cohort_size % num_devices
+    steps = jnp.pad(jnp.ones(cohort_size, jnp.int32), (0, empty))
+
+    @jax.jit
+    def most(ids):
+        home = jnp.minimum(ids // num_rows, num_devices)
+        order, _ = mesh.deal(steps, home, num_devices)
+        _, leaving = route(ids[order], steps[order] > 0, num_rows, num_devices)
+        return leaving.longest
+
+    rng = np.random.default_rng(0)
+    draw = lambda: rng.choice(num_clients, cohort_size, False)
+    pad = lambda ids: np.pad(ids, (0, empty), constant_values=num_clients)
+    return float(np.mean([most(jnp.asarray(pad(draw()))) for _ in range(DRAWS)]))
+
+
+def on_paper(
+    name: str,
+    workload: rounds.Workload,
+    client_seconds: float,
+    link: float,
+    latency: float,
+) -> list[dict]:
+    """A row for each number of devices.
+
+    Args:
+      name: of the method.
+      workload: of the round.
+      client_seconds: what a client takes on one device.
+      link: bytes that a device sends in a second.
+      latency: seconds of a message, whatever its size.
+    """
+    rows, alone = [], workload.cohort * client_seconds
+    params = jax.eval_shape(lambda: rounds.initial_params(workload))
+    clients = workload.clients, workload.cohort
+    for most in DEVICES:
+        found = moved(ALGORITHMS[name](), params, *clients, most)
+        moving = (found.sums + found.rows) / link + found.hops * latency
+        seconds = -(-workload.cohort // found.devices) * client_seconds + moving
+        rows.append(
+            {
+                "method": name,
+                "devices": most,
+                "serving": found.devices,
+                "sums_mb": found.sums / 1e6,
+                "rows_mb": found.rows / 1e6,
+                "moving_s": moving,
+                "round_s": seconds,
+                "speedup": alone / seconds,
+                "efficiency": alone / seconds / found.devices,
+            }
+        )
+    return rows
+
+
+def stops(rows: Sequence[dict]) -> str:
+    """Where more devices no longer help, and where they no longer pay."""
+    best = min(rows, key=lambda row: row["round_s"])
+    pays = max((r for r in rows if r["efficiency"] >= 0.5), key=lambda r: r["serving"])
+    return (
+        f"fastest on {best['serving']} devices ({best['speedup']:.1f} times one); "
+        f"half of each is used up to {pays['serving']}"
+    )
+
+
+def measured(path: Path, passes: int, workloads: Iterable[str]) -> list[dict]:
+    """The lines of `path`, once those that are missing have been timed and added."""
+    lines = read(path)
+    done = {(line["pass"], line["command"]) for line in lines}
+    for turn in range(passes):
+        for work in workloads:
+            for name in METHODS:
+                for devices in HERE:
+                    words = ["--workload", work, "--algorithm", name]
+                    words += ["--devices", str(devices), "--rounds", str(ROUNDS[work])]
+                    key = {"pass": turn, "command": " ".join(words)}
+                    if (turn, key["command"]) in done:
+                        continue
+                    program = [sys.executable, rounds.__file__, *words]
+                    out = subprocess.run(program, check=True, stdout=subprocess.PIPE)
+                    line = json.dumps(key | json.loads(out.stdout.splitlines()[-1]))
+                    print(line, flush=True)
+                    with open(path, "a") as file:
+                        file.write(line + "\n")
+    return read(path)
+
+
+def read(path: Path) -> list[dict]:
+    """The lines so far."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def seconds_of(lines: Sequence[dict], work: str, name: str, devices: int) -> float:
+    """The median over the passes; a sentence if there is none."""
+    wanted = {"workload": work, "algorithm": name, "devices": devices}
+    found = [
+        line["seconds_per_round"] for line in lines if wanted.items() <= line.items()
+    ]
+    if not found:
+        raise SystemExit(
+            f"no line says what {work} with {name} takes on {devices} devices; leave "
+            "--paper out to measure it, or write --client-seconds."
+        )
+    return float(np.median(found))
+
+
+def print_table(rows: Sequence[dict]) -> None:
+    """Rows in Markdown."""
+    print("| " + " | ".join(rows[0]) + " |")
+    print("|" + "---|" * len(rows[0]))
+    for row in rows:
+        shown = (f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values())
+        print("| " + " | ".join(shown) + " |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    today = RESULTS / f"devices-{time.strftime('%Y-%m-%d')}.jsonl"
+    parser.add_argument("--results", type=Path, default=today)
+    parser.add_argument("--passes", type=int, default=2, help="lines of each kind")
+    parser.add_argument("--workloads", nargs="+", default=["w2", "w1"])
+    parser.add_argument("--paper", action="store_true", help="measure nothing")
+    parser.add_argument("--client-seconds", type=float, help="in place of lines")
+    parser.add_argument("--link", type=float, default=1.25e9, help="bytes per second")
+    parser.add_argument("--latency", type=float, default=5e-5, help="s per message")
+    given = parser.parse_args()
+    lines = read(given.results)
+    if not given.paper:
+        lines = measured(given.results, given.passes, given.workloads)
+        here = partial(seconds_of, lines)
+        for work in given.workloads:
+            for name in METHODS:
+                one, two = (here(work, name, devices) for devices in HERE)
+                print(f"{work} {name}: {one:.4f} s, {two:.4f} s, {one / two:.2f} times")
+    for work in given.workloads:
+        workload = rounds.WORKLOADS[work]
+        for name in METHODS:
+            client = given.client_seconds
+            if client is None:
+                client = seconds_of(lines, work, name, 1) / workload.cohort
+            rows = on_paper(name, workload, client, given.link, given.latency)
+            print(f"\n{work}, {1e3 * client:.3g} ms a client: {stops(rows)}\n")
+            print_table(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Several processes as one run: they meet, mean the same run, and end together."""
+
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+from zlib import crc32
+
+import jax
+import numpy as np
+
+from ..data import Source
+from ..engine import processes
+from .config import Config, to_settings
+from .loop import Stopped
+from .rows import Diverged
+from .together import AUTO, Together
+
+WAIT = 300  # seconds for the other processes, as in jax.distributed.initialize
+TOGETHER = (processes.Refused, Diverged, Stopped)  # what all processes raise at once
+# in what gloo, NCCL and JAX's own service say when a process no longer answers
+LOST = re.compile("Gloo|NCCL|peer|coordination service|UNAVAILABLE|DEADLINE_EXCEEDED")
+
+
+@contextmanager
+def joined(
+    them: Together, told: Callable[[BaseException], int | None]
+) -> Iterator[bool]:
+    """The block runs together with the other processes, who run it too.
+
+    What all raise at once (`TOGETHER`) is raised when they have parted. A process that
+    fails alone ends here and now, and the others with it: Python's own way out would wait
+    for them, and they for this one. Yields whether this process is the first.
+
+    Args:
+      them: the other processes; the first is waited for, for five minutes at most.
+      told: says what an error means and returns the exit code; None: it is a bug.
+    """
+    try:
+        _join(them)
+        yield processes.is_first()
+    except TOGETHER as error:
+        jax.distributed.shutdown()
+        cause = error.__cause__
+        raise error if cause is None else cause from None
+    except BaseException as error:
+        _end(error, told)
+    else:
+        jax.distributed.shutdown()
+
+
+def _join(them: Together) -> None:
+    # it would keep SIGTERM from ending a process, and nobody here asks it
+    jax.config.update("jax_enable_preemption_service", False)
+    address = them.coordinator_address
+    if them.process_id == 0:
+        _check_port(address)
+    late = threading.Timer(WAIT, _give_up, [address])
+    late.daemon = True
+    late.start()
+    # waiting is not Python's, which could not act on Ctrl-C meanwhile
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        # a little longer, for JAX gives up by aborting
+        if address == AUTO:
+            jax.distributed.initialize(initialization_timeout=WAIT + 60)
+        else:
+            jax.distributed.initialize(*them, initialization_timeout=WAIT + 60)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ValueError(
+            f"coordinator_address={address} leads to no other process ({reason}); write "
+            "HOST:PORT of process 0, and num_processes and process_id."
+        ) from None
+    finally:
+        late.cancel()
+        signal.signal(signal.SIGINT, before)
+    _keep_output()
+
+
+def _give_up(address: str) -> None:
+    print(
+        f"fedjax-adapt: the other processes have not come to {address} within {WAIT} "
+        "seconds; begin all of them, with the same num_processes.",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(2)
+
+
+def _check_port(address: str) -> None:
+    """Raises ValueError if JAX, which would crash, could not listen there."""
+    port = int(address.rpartition(":")[2])
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", port))
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"coordinator_address={address} cannot be listened to ({error}); give another "
+            "port in every process."
+        ) from None
+
+
+def _keep_output() -> None:
+    """Shuts standard output to gloo, which tells it of every connection.
+
+    It stays open to Python, in the first process.
+    """
+    sys.stdout.flush()
+    own, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    told = own if processes.is_first() else nowhere
+    sys.stdout = open(told, "w", buffering=1, encoding=sys.stdout.encoding)
+
+
+def _end(error: BaseException, told: Callable[[BaseException], int | None]) -> NoReturn:
+    code = told(error)
+    if code is None and LOST.search(str(error)):
+        lost = "another process of this run has ended; begin all again, with --resume"
+        code = told(ConnectionError(lost))  # told as any OSError is
+    if code is None:
+        traceback.print_exception(error)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def check_same_run(config: Config, source: Source) -> None:
+    """Raises ValueError, in every process, unless all have these settings and data."""
+    if not processes.several():
+        return
+    settings = to_settings(config)
+    del settings["folder"], settings["data_dir"]  # where things lie on each machine
+    of = lambda array: f"{crc32(np.ascontiguousarray(array).data):08x}"
+    settings |= {
+        f"checksum of {name}": of(getattr(source, name))
+        for name in ("x_train", "y_train", "x_test", "y_test")
+    }
+    processes.check_same({name: str(value) for name, value in settings.items()})

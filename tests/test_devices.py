@@ -1,0 +1,106 @@
+"""What benchmarks/devices.py says of a round, against the round that XLA makes."""
+
+import importlib
+import json
+import math
+import re
+from pathlib import Path
+
+import jax
+import pytest
+from helpers import keys, make_data, start
+
+import fedjax_adapt as fa
+from fedjax_adapt.algorithms import ALGORITHMS
+from fedjax_adapt.engine import processes
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("devices")
+
+
+def floats_moved(program):
+    """kind of collective -> float32 numbers that come out of all of that kind."""
+    found = {}
+    for line in program.splitlines():
+        kind = re.search(r" (all-reduce|all-gather|reduce-scatter)\(", line)
+        if kind:
+            shapes = re.findall(r"f32\[([\d,]*)\]", line[: kind.start()])
+            sizes = [math.prod(map(int, filter(None, s.split(",")))) for s in shapes]
+            found[kind[1]] = found.get(kind[1], 0) + sum(sizes)
+        assert not re.search(r" (all-to-all|collective-permute)\(", line)
+    return {kind: size for kind, size in found.items() if size}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "num_clients"), [("fedavg", 8), ("scaffold", 8), ("scaffold", 6)]
+)
+def test_a_round_of_processes_moves_what_is_counted(
+    devices, task, monkeypatch, name, num_clients
+):
+    monkeypatch.setattr(processes, "several", lambda: True)
+    algorithm, data = ALGORITHMS[name](), make_data((5,) * num_clients)
+    plan = fa.Plan(cohort_size=4, batch_size=4, devices=4)
+    round_fn, state = start(algorithm, task, data, plan)
+    program = jax.jit(round_fn).lower(state, keys(1)[0]).compile().as_text()
+    found = floats_moved(program)
+
+    said = devices.moved(algorithm, state.params, num_clients, 4, 4)
+    assert said.devices == 4
+    losses_and_clipped = 2 * 4
+    summed = said.sums / 4 / (2 * 3 / 4) + losses_and_clipped
+    row = 0 if name == "fedavg" else fa.num_parameters(state.params)
+    if name == "fedavg":
+        assert (said.rows, said.hops) == (0, 2 * 3)
+        assert found == {"all-reduce": summed}
+    elif num_clients == 8:  # one row of each of four homes, and one back
+        times = devices.guests(8, 4, 4)
+        assert said.rows == 2 * times * 3 * 4 * row
+        assert said.hops == 3 * (2 + 2 * times * len(state.params))
+        moves = {"all-reduce": summed, "all-gather": 4 * row, "reduce-scatter": row}
+        assert found == moves
+    else:  # every device gets the rows of the others
+        assert said.rows == 3 * 4 * row
+        assert found == {"all-reduce": summed, "all-gather": 4 * row}
+
+
+def test_more_devices_pay_until_moving_takes_as_long_as_training(devices):
+    workload = devices.rounds.WORKLOADS["w2"]
+    rows = devices.on_paper("fedavg", workload, 0.002, math.inf, 0.0)
+    assert [row["serving"] for row in rows] == [1, 2, 4, 8, 13, 25, 50]
+    assert (
+        rows[1]["efficiency"] == 1.0
+    )  # 25 and 25 clients, and a link that costs nothing
+    assert devices.stops(rows).startswith("fastest on 50 devices (50.0 times one)")
+    # an all-reduce of 797 kB takes as long as a client: 1 / (1/2 + 1/50) at two devices
+    link = 4 * 199_210 / 0.002
+    rows = devices.on_paper("fedavg", workload, 0.002, link, 0.0)
+    assert rows[1]["speedup"] == pytest.approx(50 / 26)
+    assert rows[-1]["speedup"] == pytest.approx(50 / (1 + 2 * 49 / 50))
+
+
+def test_a_line_that_is_there_is_not_measured_again(devices, tmp_path, monkeypatch):
+    ran = []
+
+    class Done:
+        stdout = b'{"seconds_per_round": 0.5, "workload": "w2"}\n'
+
+    def run(program, check, stdout):
+        ran.append(program)
+        if len(ran) == 3:
+            raise KeyboardInterrupt
+        return Done()
+
+    monkeypatch.setattr(devices.subprocess, "run", run)
+    path = tmp_path / "lines.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        devices.measured(path, 1, ["w2"])
+    lines = devices.measured(path, 1, ["w2"])
+    assert len(ran) == 1 + len(lines) == 1 + 4
+    assert lines == [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({line["command"] for line in lines}) == 4
