@@ -4,11 +4,14 @@
     python benchmarks/best_lanes.py --workloads tiny --devices 1
 
 FedAvg's round of W1 and W2 (rounds.py), and of W2 with 10 hidden units, with each number
-of lanes on each number of devices, in turn. Printed are the seconds of a round, and what
-`auto` takes over the fastest of the same pass.
+of lanes on each number of devices, in turn; `rule` is what a short run takes, `auto` what
+a long one finds by trying (engine/calibrate.py). Printed are the seconds of a round, and
+what `rule` and `auto` take over the fastest fixed number of the same pass.
 """
 
 import argparse
+import dataclasses
+from collections.abc import Sequence
 from functools import cache, partial
 
 import jax
@@ -46,6 +49,7 @@ def data_of(workload: str) -> fa.FederatedDataset:
 def build(workload: str, num_devices: int, lanes: int | str) -> Ready:
     """A round, ready to be timed."""
     this = rounds.WORKLOADS["w1" if workload == "w1" else "w2"]
+    algorithm = fa.algorithms.fedavg()
     own = {"widths": (HIDDEN,)} if workload == "tiny" else {}
     task = fa.classification(MODELS[this.model](this.shape, 10, **own), this.shape)
     plan = fa.Plan(
@@ -53,18 +57,21 @@ def build(workload: str, num_devices: int, lanes: int | str) -> Ready:
         batch_size=this.batch,
         lr=0.1,
         weight_decay=1e-3,
-        lanes=lanes,
+        lanes="auto" if isinstance(lanes, str) else lanes,
         devices=num_devices,
     )
-    return one_round(fa.algorithms.fedavg(), task, data_of(workload), plan)
+    data = data_of(workload)
+    if lanes == "auto":
+        tried = fa.fastest_lanes(algorithm, task, data, plan)
+        plan = dataclasses.replace(plan, lanes=tried)
+    return one_round(algorithm, task, data, plan)
 
 
-def over_the_best(read: Read, lanes: list) -> str:
-    """Of `auto`: median (minimum to maximum) of its time over the fastest, pass by pass."""
-    passes = set.intersection(*(set(read.of[number]) for number in lanes))
-    best = {i: min(read.of[n][i] for n in lanes if n != "auto") for i in passes}
-    read.of["best"] = best
-    return read.value(lambda ratio: f"{ratio:.3f}", "auto", by="best")
+def over_the_best(read: Read, which: str, fixed: Sequence[int]) -> str:
+    """Median (minimum to maximum) of its time over the fastest fixed one, by pass."""
+    passes = set.intersection(*(set(read.of[lanes]) for lanes in fixed))
+    read.of["best"] = {i: min(read.of[lanes][i] for lanes in fixed) for i in passes}
+    return read.value(lambda ratio: f"{ratio:.3f}", which, by="best")
 
 
 def measure(arguments: argparse.Namespace) -> None:
@@ -77,7 +84,7 @@ def measure(arguments: argparse.Namespace) -> None:
                     {"workload": workload, "devices": num_devices, "lanes": lanes},
                     partial(build, workload, num_devices, lanes),
                 )
-                for lanes in (*FIXED[workload], "auto")
+                for lanes in (*FIXED[workload], "rule", "auto")
             }
             take([*cases.values()], ledger, effort_of(arguments))
             read = Read(ledger, cases)
@@ -85,7 +92,9 @@ def measure(arguments: argparse.Namespace) -> None:
             print("| lanes | ms |\n|---|---|")
             for lanes in cases:
                 print(f"| {lanes} | {read.value(lambda s: f'{1e3 * s:.4g}', lanes)} |")
-            print(f"\nauto over the fastest: {over_the_best(read, [*cases])}")
+            for which in ("rule", "auto"):
+                found = over_the_best(read, which, FIXED[workload])
+                print(f"\n{which} over the fastest: {found}")
             used += cases.values()
     print(described(line for case in used for line in ledger.find(**case.setting)))
 

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 from rounds import busy_elsewhere
 
+from fedjax_adapt.engine.allocator import keep_memory, keeps_memory
 from fedjax_adapt.experiment.summary import commit, hardware, versions
 
 RESULTS = Path(__file__).parent / "results"
@@ -81,6 +82,7 @@ def take(cases: Sequence[Case], ledger: Ledger, effort: Effort) -> None:
     All cases stay built until the end. One that cannot be built (its state does not fit
     into memory, say) is left out, and why is said.
     """
+    keep_memory()  # as `fedjax-adapt` does
     evidence()  # now: the checkout may move on
     built: dict[int, Ready | None] = {}
     for number in range(effort.passes):
@@ -168,7 +170,7 @@ def short(value: float) -> float:
 def evidence() -> Line:
     """What any reading hangs on."""
     return {
-        "tuned_allocator": "MALLOC_MMAP_THRESHOLD_" in os.environ,
+        "tuned_allocator": keeps_memory(),
         "versions": versions(),
         "commit": commit(),
         "hardware": hardware(),

@@ -192,12 +192,18 @@ def _show(folder: Path) -> int:
 
 @contextmanager
 def _reporting(console) -> Iterator[Callable]:
-    """A function that shows progress and its warnings, and where Ctrl-C takes effect."""
+    """A function that shows progress and its warnings, and where Ctrl-C takes effect.
+
+    From its first call on freed memory is kept: then rounds begin, and what loading and
+    compiling took has been given back.
+    """
+    from .engine.allocator import keep_memory
     from .report.live import live
 
     with live(console) as show, _finishing() as stop_if_asked:
 
         def report(progress):
+            keep_memory()
             if progress.warning is not None:
                 told = f"warning: {progress.warning}"
                 console.print(told, highlight=False, soft_wrap=True, markup=False)
@@ -464,11 +470,9 @@ def _finishing() -> Iterator[Callable[[], None]]:
 
 
 def _take_devices(devices: int | str) -> None:
-    """Makes so many of the cores devices of JAX; "auto": all. Freed memory is kept."""
-    from .engine.allocator import keep_memory
+    """Makes so many of the cores devices of JAX; "auto": all."""
     from .engine.mesh import cores_as_devices
 
-    keep_memory()
     # where JAX has begun already, "auto" takes the devices there are
     with suppress(ValueError):
         cores_as_devices(None if devices == "auto" else devices)

@@ -58,7 +58,7 @@ class Setting(NamedTuple):
     @property
     def variables(self) -> dict[str, str]:
         """Environment variables that are set for it."""
-        tuned = TUNED if self.tuned else {}
+        tuned = TUNED if self.tuned and self.environment else {}  # ours does so itself
         return tuned | ({"XLA_FLAGS": self.flags} if self.flags else {})
 
     def surroundings(self) -> dict[str, str]:

@@ -43,7 +43,7 @@ class Program(NamedTuple):
     group: Group | None
     last: Group | None
     seconds: float  # to trace and compile
-    footprint: Footprint
+    footprint: Footprint | None = None  # of a run; trials side by side have none
 
 
 def compile_program(config: Config, federation: Federation) -> Program:

@@ -221,9 +221,15 @@ def _summarise(
         class_accuracy=figures.per_class(by_class, source.y_test),
         client_accuracy=spread,
         client_state_bytes=num_bytes(program.abstract.clients),
-        memory=program.footprint._asdict()
-        | {"predicted_peak": program.footprint.peak, "peak": memory.peak_memory()},
+        memory=_memory(program),
         public=public.described(federation),
         auxiliary=public.auxiliary(config, federation),
         **summary.results(metrics, config.targets),
     )
+
+
+def _memory(program: Program) -> dict[str, int | None]:
+    expected = program.footprint
+    assert expected is not None
+    most = {"predicted_peak": expected.peak, "peak": memory.peak_memory()}
+    return expected._asdict() | most
