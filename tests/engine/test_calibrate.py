@@ -37,10 +37,12 @@ def test_it_times_the_clients_of_a_round_for_a_few_steps(task, monkeypatch):
         assert data.num_holders == data.num_clients == 5
         assert (plan.devices, plan.cohort_size) == (2, None)
         state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
-        _, info = fa.make_round(algorithm, task, data, plan)(state, jax.random.key(1))
-        # 3 / 3.4 of each, rounded up
-        np.testing.assert_array_equal(info.num_steps, [2, 9, 2, 1, 2])
         assert len(jax.tree.leaves(state.clients)[0]) == 5
+        if plan.lanes == 1:
+            round_fn = jax.jit(fa.make_round(algorithm, task, data, plan))
+            # 3 / 3.4 of each, rounded up
+            steps = round_fn(state, jax.random.key(1))[1].num_steps
+            np.testing.assert_array_equal(steps, [2, 9, 2, 1, 2])
         return 1 / plan.lanes
 
     monkeypatch.setattr(calibrate, "_seconds", seconds)
@@ -51,7 +53,7 @@ def test_it_times_the_clients_of_a_round_for_a_few_steps(task, monkeypatch):
 
 def test_where_steps_follow_from_measurements_all_take_as_many(task, monkeypatch):
     def seconds(algorithm, task, data, plan):
-        round_fn = fa.make_round(algorithm, task, data, plan)
+        round_fn = jax.jit(fa.make_round(algorithm, task, data, plan))
         state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
         np.testing.assert_array_equal(
             round_fn(state, jax.random.key(1))[1].num_steps, 3
