@@ -2,9 +2,11 @@
 
 A state is taken off the device, which takes little, and a thread writes it. The next one
 waits until that is done, so at most one write is under way, and one that failed is an
-error at the next save, or at the end. A large state is written at once instead: it would
-lie in memory twice meanwhile. Of several processes all take part in taking the state off
-the devices, and the first writes it.
+error at the next save, or at the end. A large state is written at once: memory would hold
+it up to four times meanwhile, with what the writer makes of it.
+
+Of several processes all take part in taking the state off the devices, and the first
+writes it.
 """
 
 import time
@@ -20,7 +22,7 @@ from ..engine import arrays, processes
 from ..engine.lanes import num_bytes
 from . import checkpoint
 
-LARGE = 2**29  # bytes
+LARGE = 2**26  # bytes
 
 
 class Saver:
