@@ -279,7 +279,7 @@ def test_every_part_of_the_profile_can_be_timed(modules, work):
 @pytest.mark.slow
 def test_the_whole_of_the_overhead_in_small(modules, tmp_path, monkeypatch, capsys):
     overhead, path = modules["overhead"], tmp_path / "overhead.jsonl"
-    layers = {"hidden/0": (200, 4), "hidden/1": (200, 200), "out": (10, 200)}
+    layers = {"hidden.0": (200, 4), "hidden.1": (200, 200), "out": (10, 200)}
     small = overhead.rounds.WORKLOADS["w2"]._replace(
         shape=(4,), clients=4, examples=6, cohort=4, batch=3, layers=layers
     )
