@@ -21,7 +21,9 @@ from ..plan import Plan
 from . import mesh
 from .batches import batch_size
 from .cohort import gather_cohort, num_slots
+from .footprint import footprint
 from .lanes import compiler_options
+from .memory import check_room
 from .round import init_state, make_round
 from .slots import num_devices_of, num_lanes_of
 
@@ -36,8 +38,8 @@ def fastest_lanes(
 ) -> int:
     """The number of lanes to write into a `Plan` for this work on this machine.
 
-    It compiles and times two to four short rounds. Numbers of a run change by rounding
-    only, whatever the number of lanes.
+    It compiles and times some short rounds, but for those without room. Numbers of a run
+    change by rounding only, whatever the number of lanes.
 
     Args:
       algorithm: what is trained by; its refinement on a public set is not timed.
@@ -116,13 +118,19 @@ def _few_steps(
 def _seconds(
     algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
 ) -> float:
-    """The fastest of some rounds."""
+    """The fastest of some rounds; infinite where they do not fit into memory."""
     state = init_state(algorithm, task, data, plan, jax.random.key(0))
     round_fn = make_round(algorithm, task, data, plan)
     step = jax.jit(lambda state, f, key: f(state, key), donate_argnums=0)
     options = compiler_options(num_lanes_of(plan, data, state.params))
     key = jax.random.key(1)
-    program = step.lower(state, round_fn, key).compile(options)
+    traced = step.trace(state, round_fn, key)
+    devices = num_devices_of(plan, data)
+    try:
+        check_room(footprint(traced.jaxpr.jaxpr, state, round_fn.data, devices))
+    except ValueError:
+        return math.inf
+    program = traced.lower().compile(options)
     taken: list[float] = []
     state, _ = jax.block_until_ready(program(state, round_fn, key))
     while len(taken) < LEAST or sum(taken) < SECONDS:

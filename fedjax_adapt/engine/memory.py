@@ -48,6 +48,23 @@ def check_fits(
     )
 
 
+def check_host(client: ClientState, num_clients: int) -> None:
+    """Raises ValueError unless the host has room for a client table.
+
+    Args:
+      client: the state of one client; shapes are enough.
+      num_clients: rows of the table.
+    """
+    leaves = jax.tree.leaves(jax.eval_shape(lambda client: client, client))
+    needed, free = num_clients * sum(map(num_bytes, leaves)), free_host_memory()
+    if free is not None and needed > free:
+        raise ValueError(
+            f"the state of {num_clients} clients takes {gibibytes(needed)} but the host "
+            f"has {gibibytes(free)} free; take fewer clients, a smaller model or an "
+            "algorithm without client state."
+        )
+
+
 def rows_on_a_device(num_clients: int, num_slots: int, num_devices: int) -> int:
     """How many clients' states a device holds at once, while it trains."""
     if mesh.cuts_tables(num_clients, num_devices):

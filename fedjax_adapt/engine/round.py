@@ -107,9 +107,13 @@ def init_state(
     client = algorithm.local.init(params)
     num_clients = data.num_clients
     num_devices = num_devices_of(plan, data)
-    if plan.client_memory == "host":
+    on_host = plan.client_memory == "host"
+    if on_host:
         host.check_cut(num_clients, num_devices)
-    if not check.is_tracer(key):  # else it may be about the shapes alone
+    traced = check.is_tracer(key)  # then it may be about the shapes alone
+    if on_host and not traced:
+        memory.check_host(client, num_clients)
+    elif not traced:
         slots = num_slots(plan, data)
         memory.check_fits(client, num_clients, slots, num_devices)
     state = State(

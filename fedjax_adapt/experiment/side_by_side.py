@@ -49,6 +49,9 @@ def _work(config: Config, federation: Federation, shapes) -> str:
     told = [
         *(config.algorithm, dict(config.algorithm_options), config.model, leaves),
         *(data.x.shape[1:], str(data.x.dtype), plan.batch_size, config.augment),
+        # how unequal the steps are
+        *(config.partition, dict(config.partition_options), config.num_clients),
+        *(config.epochs, config.num_steps, config.max_local_steps, config.match),
         *(-(-slots // devices), devices, plan.client_memory, plan.momentum == 0),
         *(summary.hardware(), platform.node(), jax.__version__),
     ]

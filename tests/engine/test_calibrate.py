@@ -1,5 +1,7 @@
 """Lanes that are found by trying."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from helpers import constructed, make_data
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS, fedgsnr, scaffold
-from fedjax_adapt.engine import calibrate
+from fedjax_adapt.engine import calibrate, memory
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,13 @@ def test_where_steps_follow_from_measurements_all_take_as_many(task, monkeypatch
 def test_what_it_times_is_a_compiled_round(task):
     plan = fa.Plan(batch_size=4, lanes=2, max_steps=1)
     assert 0 < calibrate._seconds(scaffold(), task, make_data((4, 5)), plan) < 10
+
+
+def test_what_has_no_room_is_not_tried(task, monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda: 1)
+    plan = fa.Plan(batch_size=4, lanes=2, max_steps=1)
+    monkeypatch.setattr(memory, "check_fits", lambda *_: None)
+    assert calibrate._seconds(scaffold(), task, make_data((4, 5)), plan) == math.inf
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

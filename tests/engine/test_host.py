@@ -9,7 +9,7 @@ from helpers import close, fast, keys, make_data, start
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import afl, fedavg, fnr, scaffold
 from fedjax_adapt.costs import exponential
-from fedjax_adapt.engine import host, mesh
+from fedjax_adapt.engine import host, memory, mesh
 
 HOST = dict(client_memory="host")
 
@@ -40,8 +40,8 @@ ALGORITHMS = {
 @pytest.mark.parametrize("algorithm, options", fast(ALGORITHMS, "scaffold"))
 def test_the_same_numbers_from_the_memory_of_the_host(algorithm, options, task, data):
     ends = []
-    for memory in ("device", "host"):
-        plan = fa.Plan(batch_size=4, client_memory=memory, **options)
+    for where in ("device", "host"):
+        plan = fa.Plan(batch_size=4, client_memory=where, **options)
         round_fn, state = start(algorithm, task, data, plan)
         begun = jax.tree.map(np.asarray, state.clients)
         ends.append(fa.train(round_fn, state, keys(3)))
@@ -56,8 +56,8 @@ def test_the_same_numbers_from_the_memory_of_the_host(algorithm, options, task, 
 @pytest.mark.parametrize("devices", fast({"2": 2, "3": 3}, "3"))
 def test_each_device_has_its_part_of_the_host_s_memory(devices, task, data):
     ends = []
-    for count, memory in ((1, "device"), (devices, "host")):
-        plan = fa.Plan(cohort_size=5, batch_size=4, devices=count, client_memory=memory)
+    for count, where in ((1, "device"), (devices, "host")):
+        plan = fa.Plan(cohort_size=5, batch_size=4, devices=count, client_memory=where)
         round_fn, state = start(scaffold(), task, data, plan)
         ends.append(jax.jit(round_fn)(state, keys(1)[0])[0])
     close(*ends)
@@ -103,6 +103,16 @@ def test_rows_of_nobody_are_neither_read_nor_written():
     expected = np.array(table["b"])
     expected[[5, 0]] += 100
     np.testing.assert_array_equal(written["b"], expected)
+
+
+def test_what_the_device_has_no_room_for_the_host_may_have(task, data, monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda: 1)
+    with pytest.raises(ValueError, match="the state of 6 clients takes"):
+        start(scaffold(), task, data, fa.Plan())
+    start(scaffold(), task, data, fa.Plan(**HOST))
+    monkeypatch.setattr(memory, "free_host_memory", lambda: 1)
+    with pytest.raises(ValueError, match="takes 0.00 GiB but the host has 0.00 GiB"):
+        start(scaffold(), task, data, fa.Plan(**HOST))
 
 
 def test_what_cannot_be_cut_evenly_is_one_sentence(task):

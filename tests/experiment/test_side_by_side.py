@@ -31,7 +31,8 @@ def test_a_long_run_tries_once_and_remembers(tiny, tried):
     assert len(tried) == 1
     assert lanes_of(tiny("batches", rounds=4, batch_size=7)) == 3
     assert lanes_of(tiny("who", rounds=4, algorithm="fedavg")) == 3
-    assert len(tried) == 3
+    assert lanes_of(tiny("unequal", rounds=4, partition="iid")) == 3
+    assert len(tried) == 4
 
 
 def test_what_is_told_or_short_or_refines_is_not_tried(tiny, tried):
