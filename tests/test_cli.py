@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from fedjax_adapt import __version__, cli
+from fedjax_adapt.cli import process
 from fedjax_adapt.experiment import checkpoint, read_run
 from fedjax_adapt.experiment.flags import parse
 
@@ -277,11 +278,11 @@ def test_compiled_programs_are_kept_per_user_unless_told_otherwise(
     tmp_path, monkeypatch
 ):
     ours = jax.config.jax_compilation_cache_dir
-    cli._prepare_jax()
+    process.prepare_jax()
     assert jax.config.jax_compilation_cache_dir == ours
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     jax.config.update("jax_compilation_cache_dir", None)
-    cli._prepare_jax()
+    process.prepare_jax()
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "fedjax-adapt/xla")
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_adapt import cli
+from fedjax_adapt.cli import process
 from fedjax_adapt.data import Skew, skew
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import Config
@@ -21,7 +22,7 @@ def elsewhere(tmp_path, monkeypatch):
     """An empty working folder, and a terminal of 80 columns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(cli, "_prepare_jax", lambda: None)
+    monkeypatch.setattr(process, "prepare_jax", lambda: None)
     return tmp_path
 
 

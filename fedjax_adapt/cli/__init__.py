@@ -1,0 +1,87 @@
+"""The command line: `fedjax-adapt run`, `sweep`, `partition` and so on; see USAGE.
+
+A mistake of the user is one sentence on stderr and exit code 2; training that diverges
+is exit code 1; Ctrl-C is 130. JAX is imported only where it is needed.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from .choices import list_choices
+from .compare import compare
+from .contributions import contributions
+from .partition import partition
+from .run import run
+from .sentences import told
+from .sweep import sweep
+
+USAGE = """\
+usage: fedjax-adapt COMMAND [OPTIONS]
+
+A vectorised simulator for adaptive federated learning in JAX.
+
+commands:
+  run        train a federation; without options: FedSSG on the digits, under a minute
+  sweep      run a grid of settings, those that differ in numbers and seeds at once
+  partition  print and draw who would hold what, before anyone trains on it
+  compare    rank finished runs, those that trained on their test set apart
+  contributions
+             rank the clients of a fedgsnr run by what their gradients said, and
+             compare that with leave-one-out or Shapley values
+  list       algorithms, data sets, partitions and models, one line each
+
+options:
+  -h, --help    this text; fedjax-adapt run --help shows what a run can be told
+  --version     the version
+
+examples:
+  fedjax-adapt run
+  fedjax-adapt run --algorithm fedavg --rounds 100 --seed 1
+  fedjax-adapt run --dataset mnist --data-dir DIR --num-clients 100 --participation 0.15
+  fedjax-adapt run --config run.toml --lr 0.05
+  fedjax-adapt run --folder runs/mine --resume
+  fedjax-adapt run --algorithm fnr --controls
+  fedjax-adapt sweep SWEEP.toml --folder runs/sweep
+  fedjax-adapt partition --partition labels_per_client --num-labels 3
+  fedjax-adapt compare runs/mine runs/other
+  fedjax-adapt contributions runs/mine
+  fedjax-adapt contributions runs/mine --reference shapley --orders 200
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _main(arguments)
+    except BaseException as error:
+        code = told(error)
+        if code is None:
+            raise  # a bug of ours, which a sentence would hide
+        return code
+
+
+def _main(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    command, *rest = arguments
+    if command == "--version":
+        from .. import __version__
+
+        print(f"fedjax-adapt {__version__}")
+        return 0
+    commands = {
+        "run": run,
+        "sweep": sweep,
+        "partition": partition,
+        "compare": compare,
+        "contributions": contributions,
+        "list": list_choices,
+    }
+    if command not in commands:
+        from .. import check
+
+        known = check.nearest(command, commands)
+        raise ValueError(f"{command!r} is no command; {known}")
+    return commands[command](rest)

@@ -1,0 +1,83 @@
+"""What a command asks of its process: signals, devices, where programs are kept."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from .sentences import fail
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Ctrl-C leaves at once: an exception inside a native import crashes Python."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where signals cannot be handled
+        return
+    leave = lambda *_: os._exit(fail("interrupted; nothing is written.", 130))
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def finishing() -> Iterator[Callable[[], None]]:
+    """Ctrl-C waits for the rounds under way; a second one does not.
+
+    Yields a function to call between rounds, which raises KeyboardInterrupt when it was
+    asked for. Until it has been called once there is nothing to wait for.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None  # where signals cannot be handled
+        return
+    begun, asked = threading.Event(), threading.Event()
+
+    def stop_if_asked():
+        begun.set()
+        if asked.is_set():
+            raise KeyboardInterrupt
+
+    def on_signal(*_):
+        if asked.is_set() or not begun.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield stop_if_asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def take_devices(devices: int | str) -> None:
+    """Makes so many of the cores devices of JAX; "auto": all."""
+    from ..engine.mesh import cores_as_devices
+
+    # where JAX has begun already, "auto" takes the devices there are
+    with suppress(ValueError):
+        cores_as_devices(None if devices == "auto" else devices)
+
+
+def import_writers() -> None:
+    """What the first checkpoint needs, imported while Ctrl-C may; see `importing`."""
+    import orbax.checkpoint  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
+
+
+def prepare_jax() -> None:
+    """Keeps compiled programs for the next run, and XLA's own log to itself."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import warnings
+
+    import jax
+
+    from ..experiment.folder import cache_home
+
+    # a cache that cannot be written costs time, nothing else
+    warnings.filterwarnings("ignore", message=".*persistent compilation cache.*")
+    told = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    if told is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_home() / "xla"))

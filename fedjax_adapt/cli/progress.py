@@ -1,0 +1,44 @@
+"""What is shown while rounds run, and said where they were interrupted."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from . import process
+from .sentences import fail
+
+
+@contextmanager
+def reporting(console) -> Iterator[Callable]:
+    """A function that shows progress and its warnings, and where Ctrl-C takes effect.
+
+    From its first call on freed memory is kept: then rounds begin, and what loading and
+    compiling took has been given back.
+    """
+    from ..engine.allocator import keep_memory
+    from ..report.live import live
+
+    with live(console) as show, process.finishing() as stop_if_asked:
+
+        def report(progress):
+            keep_memory()
+            if progress.warning is not None:
+                told = f"warning: {progress.warning}"
+                console.print(told, highlight=False, soft_wrap=True, markup=False)
+            show(progress)
+            stop_if_asked()
+
+        yield report
+
+
+def interrupted(folder: Path, again: str) -> int:
+    """Says how far a run has come, and the command `again` that goes on."""
+    from ..experiment.checkpoint import rounds
+
+    if not folder.exists():
+        said = f"interrupted before the first round; nothing is written to {folder}."
+        return fail(said, 130)
+    saved = rounds(folder / "checkpoints")
+    upto = f"saved up to round {saved[-1]}" if saved else "no round is saved yet"
+    goal = "to go on" if saved else "to begin again"
+    return fail(f"interrupted, {upto}; write fedjax-adapt run {again} {goal}.", 130)

@@ -1,0 +1,98 @@
+"""`fedjax-adapt run`."""
+
+from pathlib import Path
+
+from . import process
+from .compare import print_comparison
+from .progress import interrupted, reporting
+from .sentences import fail, told
+
+
+def run(arguments: list[str]) -> int:
+    """`fedjax-adapt run`: trains, draws the curve, prints a table."""
+    with process.importing():
+        process.prepare_jax()
+        from ..experiment.config import from_settings
+        from ..experiment.controls import unfinished, with_controls
+        from ..experiment.flags import parse
+        from ..experiment.folder import run_folder
+
+        try:
+            request = parse(arguments)
+        except SystemExit:  # --help has been printed
+            return 0
+        config = from_settings(request.settings)
+        configs = with_controls(config) if request.controls else [config]
+        left = unfinished(configs, request.resume) if request.controls else configs
+        others = request.together
+        process.take_devices(others.share(config.devices) if others else config.devices)
+        process.import_writers()
+    if others:
+        return _run_together(config, request)
+    for one in left:
+        try:
+            code = _train(one, run_folder(one), request.resume)
+        except KeyboardInterrupt:
+            again = f"--folder {run_folder(config)} --resume"
+            if request.controls:
+                again += " --controls"
+            return interrupted(run_folder(one), again)
+        if code:
+            return code
+    if request.controls:
+        print_comparison([run_folder(one) for one in configs])
+    return 0
+
+
+def _run_together(config, request) -> int:
+    """`run` as one of several processes, of which the first prints and draws."""
+    from rich.console import Console
+
+    from ..experiment.folder import run_folder
+    from ..experiment.joined import joined
+    from ..experiment.loop import Stopped
+    from ..experiment.rows import Diverged
+    from ..experiment.run import run as train
+
+    folder = run_folder(config)
+    try:
+        with joined(request.together, told) as first:
+            with reporting(Console()) as report:
+                train(config, request.resume, report)
+    except Diverged as error:
+        return fail(str(error), 1)
+    except Stopped:
+        if not folder.exists():  # another machine's
+            return 130
+        again = f"--folder {folder} --resume in every process, with its --process-id,"
+        return interrupted(folder, again)
+    return _show(folder) if first else 0
+
+
+def _train(config, folder: Path, resume: bool) -> int:
+    from rich.console import Console
+
+    from ..experiment.rows import Diverged
+    from ..experiment.run import run as train
+
+    try:
+        with reporting(Console()) as report:
+            train(config, resume, report)
+    except Diverged as error:
+        return fail(str(error), 1)
+    return _show(folder)
+
+
+def _show(folder: Path) -> int:
+    """Draws and prints what has come of a run."""
+    from rich.console import Console
+
+    from ..report.plots import learning_curve
+    from ..report.tables import summary_table
+
+    console = Console()
+    picture = learning_curve(folder)
+    console.print(summary_table(folder))
+    console.print(f"run      {folder}", highlight=False, soft_wrap=True)
+    console.print(f"picture  {picture}", highlight=False, soft_wrap=True)
+    return 0

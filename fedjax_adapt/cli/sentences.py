@@ -1,0 +1,36 @@
+"""What has gone wrong, as a sentence on stderr, and its exit code."""
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def told(error: BaseException) -> int | None:
+    """Says what has gone wrong; returns the exit code, or None if it is no sentence."""
+    match error:
+        case ValueError() if _raised_by_us(error):
+            return fail(str(error), 2)
+        case KeyboardInterrupt():
+            return fail("interrupted.", 130)
+        case BrokenPipeError():  # the reader of a pipe has left, as in `list | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        case OSError():  # a disk that is full, a folder that has gone
+            return fail(f"{error}.", 1)
+    return None
+
+
+def _raised_by_us(error: BaseException) -> bool:
+    """Whether a sentence of this package is what went wrong, not a call it made."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    ours = Path(last.filename).is_relative_to(PACKAGE)
+    return ours and (last.line or "raise").startswith("raise")
+
+
+def fail(sentence: str, code: int) -> int:
+    """Prints a sentence on stderr; returns the exit code it was given."""
+    print(f"fedjax-adapt: {sentence}", file=sys.stderr, flush=True)
+    return code

@@ -1,0 +1,56 @@
+"""`fedjax-adapt sweep`."""
+
+from pathlib import Path
+
+from . import process
+from .progress import interrupted, reporting
+from .sentences import fail
+
+
+def sweep(arguments: list[str]) -> int:
+    """`fedjax-adapt sweep SWEEP.toml`: runs a grid of settings, prints a table."""
+    with process.importing():
+        process.prepare_jax()
+        from ..experiment.grid import read_sweep
+        from ..experiment.sweep_flags import parse
+        from ..experiment.swept import sweep_folder
+
+        try:
+            request = parse(arguments)
+        except SystemExit:  # --help has been printed
+            return 0
+        asked = read_sweep(request.file)
+        folder = sweep_folder(asked, request.folder)
+        process.take_devices(request.devices or asked.run.get("devices", "auto"))
+        process.import_writers()
+    try:
+        return _sweep(asked, folder, request)
+    except KeyboardInterrupt:
+        if not folder.exists():
+            return interrupted(folder, "")
+        again = f"fedjax-adapt sweep {request.file} --folder {folder} --resume"
+        return fail(f"interrupted; write {again} to go on.", 130)
+
+
+def _sweep(asked, folder: Path, request) -> int:
+    from rich.console import Console
+
+    from ..experiment.store import RESULTS
+    from ..experiment.sweep import sweep as run_sweep
+    from ..report.sweep import sweep_tables
+
+    console = Console()
+    with reporting(console) as report:
+        _, _, resume, devices, side_by_side = request
+        found = run_sweep(asked, folder, resume, devices, side_by_side, report)
+    for table in sweep_tables(folder):
+        console.print(table)
+    console.print(f"results  {folder / RESULTS}", highlight=False, soft_wrap=True)
+    if not found.diverged:
+        return 0
+    trials = ", ".join(map(str, found.diverged))
+    return fail(
+        f"{len(found.diverged)} of {len(found.results)} trials diverged (trial {trials}, "
+        f"see diverged_round in {folder / RESULTS}); lower lr or clip_norm there.",
+        1,
+    )
