@@ -1,0 +1,24 @@
+"""What a method costs: bytes a round moves, and seconds on a simulated clock.
+
+References:
+  GIFT's defaults: 5 Mbit/s for the upload, the broadcast free, no time for the server.
+  FNR-FL, Table 3: kappa and rho.
+"""
+
+from .clock import Clock as Clock
+from .efficiency import kappa as kappa
+from .efficiency import rho as rho
+from .laws import LAWS as LAWS
+from .laws import Law as Law
+from .laws import exponential as exponential
+from .laws import lognormal as lognormal
+from .laws import normal as normal
+from .laws import uniform as uniform
+from .times import end_times as end_times
+from .times import refine_seconds as refine_seconds
+from .times import round_seconds as round_seconds
+from .times import step_seconds as step_seconds
+from .traffic import answers_late as answers_late
+from .traffic import messages as messages
+from .traffic import round_bytes as round_bytes
+from .traffic import traffic_of as traffic_of

@@ -1,0 +1,98 @@
+"""How long clients take: what a plan knows of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import check
+from ..core import Array, Cohort, Key
+from .laws import LARGEST, SMALLEST, Law, Quantity
+
+
+@dataclass(frozen=True, eq=False)
+class Clock:
+    """How long clients take. A quantity is a number, or one of each client
+    [num_clients], or a law, such as `costs.lognormal(0.05, 0.5)`.
+
+    Attributes:
+      step_seconds: c_i, seconds per local step; by a law every client draws once.
+      bandwidth: of a client's upload, bits per second; by a law every client draws once.
+      download_bandwidth: of its download, likewise; None: the broadcast takes no time.
+      latency: seconds per round trip of messages; FedAvg makes one.
+      delay: xi_i, seconds; by a law every client draws anew each round.
+      delay_persists: whether it draws once, so that the same clients are always late.
+      seed: of what clients draw once.
+
+    Raises:
+      ValueError: a number is negative, not finite or above 1e15, or a bandwidth 0.
+    """
+
+    step_seconds: Quantity
+    bandwidth: Quantity = 5e6
+    download_bandwidth: Quantity | None = None
+    latency: float | Array = 0.0
+    delay: Quantity = 0.0
+    delay_persists: bool = False
+    seed: int = 0
+
+    def __post_init__(self):
+        if jnp.ndim(self.latency) > 0 or isinstance(self.latency, Law):
+            raise ValueError(
+                f"latency={self.latency!r} is no single number; write seconds per round "
+                "trip, and what differs between clients as delay."
+            )
+        for name in ("step_seconds", "latency", "delay"):
+            _check(check.nonnegative, name, getattr(self, name))
+        for name in ("step_seconds", "bandwidth", "delay"):
+            if getattr(self, name) is None:
+                raise ValueError(f"{name}=None says nothing; write a number or a law.")
+        for name in ("bandwidth", "download_bandwidth"):
+            law = getattr(self, name)
+            if isinstance(law, Law) and not law.positive:
+                raise ValueError(
+                    f"{name} may be 0 under this law, and a message would never arrive; "
+                    "write a number or lognormal(median, sigma)."
+                )
+            _check(check.positive, name, getattr(self, name))
+
+
+def _check(
+    wanted: Callable[[str, Quantity], None], name: str, value: Quantity | None
+) -> None:
+    if isinstance(value, Law | None) or check.is_tracer(value):
+        return
+    numbers = {name: value}
+    if getattr(value, "ndim", 0) > 0:
+        several = enumerate(np.asarray(value).ravel())
+        numbers = {f"{name} of client {client}": number for client, number in several}
+    least = 0 if wanted is check.nonnegative else SMALLEST
+    for title, number in numbers.items():
+        wanted(title, number)
+        check.between(title, number, least, LARGEST)
+
+
+def keys(clock: Clock) -> Array:
+    """Of what clients draw for good: steps, upload, download, delay. [4]
+
+    A round's own key is for the delays alone.
+    """
+    return jax.random.split(jax.random.key(clock.seed), 4)
+
+
+def drawn(name: str, quantity: Quantity, cohort: Cohort, key: Key) -> Array:
+    """A quantity of the clients of a cohort: a scalar, or [cohort]."""
+    if isinstance(quantity, Law):
+        draw = lambda client: quantity.sample(jax.random.fold_in(key, client))
+        return jax.vmap(draw)(cohort.ids)
+    quantity = jnp.asarray(quantity)
+    if quantity.ndim == 0:
+        return quantity
+    if quantity.shape != (cohort.num_clients,):
+        raise ValueError(
+            f"{name} has shape {quantity.shape} but there are {cohort.num_clients} "
+            "clients; give one number per client."
+        )
+    return quantity[jnp.minimum(cohort.ids, cohort.num_clients - 1)]

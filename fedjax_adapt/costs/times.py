@@ -1,0 +1,129 @@
+"""Seconds of a round on a simulated clock.
+
+    t_i = tau_i c_i + b_i + xi_i        tau_i local steps of c_i seconds, b_i of messages,
+                                        xi_i of delay
+
+Measuring for a step policy takes q_i c_i more: a step for each gradient on a batch, and
+nothing for a loss alone. Where tau follows from what the cohort measured, nobody begins
+to train before the last client has measured and sent it:
+
+    t_i = max_j (q_j c_j + b'_j + xi_j) + tau_i c_i + b''_i         b_i = b'_i + b''_i
+
+A round ends with the last client whose upload the server waits for, or with the last that
+refines its model on a public set after that.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core import Algorithm, Array, Cohort, Key, Params, Traffic
+from .clock import Clock, drawn, keys
+from .traffic import (
+    answers_late,
+    asks_clients,
+    legs,
+    messages,
+    refined_traffic,
+    traffic_of,
+)
+
+# what a round's key is folded in by for the delays, so that they change nothing else:
+# neither a part of the split key nor a client is called that
+DELAYS = np.uint32(2**32 - 1)
+
+
+def step_seconds(clock: Clock | None, cohort: Cohort) -> Array | None:
+    """c_i, [cohort]; None without a clock."""
+    if clock is None:
+        return None
+    key = keys(clock)[0]
+    seconds = drawn("step_seconds", clock.step_seconds, cohort, key)
+    return jnp.broadcast_to(seconds, cohort.ids.shape)
+
+
+def end_times(
+    clock: Clock | None, algorithm: Algorithm, params: Params, cohort: Cohort, key: Key
+) -> Array:
+    """t_i, in seconds since the round began, [cohort]; zeros without a clock or traffic.
+
+    Where the policy answers late, a client that it leaves out ends when tau is known, and
+    the delay of a client delays what it measured, so that all wait for it.
+
+    Args:
+      clock: of the plan.
+      algorithm: what is measured, and what is sent how often.
+      params: how large a model is.
+      cohort: all that start, with their steps; an empty slot has a time that says nothing.
+      key: of the round. The delay of a client depends on nothing else but its id.
+    """
+    if clock is None or not asks_clients(algorithm):
+        return jnp.zeros(cohort.ids.shape)
+    policy = algorithm.policy
+    key_step, key_up, key_down, key_late = keys(clock)
+    key_delay = key_late if clock.delay_persists else jax.random.fold_in(key, DELAYS)
+
+    def of(name: str, key: Key) -> Array:
+        return drawn(name, getattr(clock, name), cohort, key)
+
+    def carried(traffic: Traffic) -> Array:
+        down, up = messages(traffic, params)
+        seconds = 8 * up / of("bandwidth", key_up)
+        if clock.download_bandwidth is not None:
+            seconds += 8 * down / of("download_bandwidth", key_down)
+        return seconds + traffic.round_trips * clock.latency
+
+    step, delay = of("step_seconds", key_step), of("delay", key_delay)
+    trains = cohort.num_steps * step
+    measures = (
+        0 if policy.measure_steps is None else policy.measure_steps(cohort) * step
+    )
+    if not answers_late(policy):
+        return trains + measures + carried(traffic_of(algorithm)) + delay
+    first, second = legs(algorithm)
+    measured = measures + carried(first) + delay
+    known = jnp.where(cohort.num_examples > 0, measured, 0).max()
+    return known + jnp.where(cohort.active, trains + carried(second), 0)
+
+
+def round_seconds(algorithm: Algorithm, cohort: Cohort, times: Array) -> Array:
+    """When the server has all it waits for; 0 if that is nothing. A scalar.
+
+    It waits for whoever trains and, where the policy answers late, whoever measures.
+    """
+    late = answers_late(algorithm.policy)
+    awaited = cohort.num_examples > 0 if late else cohort.active
+    return jnp.where(awaited, times, 0).max()
+
+
+def refine_seconds(
+    clock: Clock | None,
+    algorithm: Algorithm,
+    params: Params,
+    cohort: Cohort,
+    steps: Array | None,
+) -> Array:
+    """What a round takes more until the last client has refined its model. A scalar.
+
+    Those who refine begin when the server has all uploads. What they do without training,
+    as evaluating the public set, takes no time.
+
+    Args:
+      clock: of the plan; None: 0.
+      algorithm: what a client exchanges more that refines its model.
+      params: how large a model is.
+      cohort: of the round.
+      steps: on the public set, [cohort], 0 for those that do not refine; None: nobody.
+    """
+    if clock is None or steps is None:
+        return jnp.zeros(())
+    key_step, key_up, key_down, _ = keys(clock)
+    traffic = refined_traffic(algorithm)
+    down, up = messages(traffic, params)
+    seconds = steps * drawn("step_seconds", clock.step_seconds, cohort, key_step)
+    seconds += 8 * up / drawn("bandwidth", clock.bandwidth, cohort, key_up)
+    if clock.download_bandwidth is not None:
+        width = drawn("download_bandwidth", clock.download_bandwidth, cohort, key_down)
+        seconds += 8 * down / width
+    seconds += traffic.round_trips * clock.latency
+    return jnp.where(steps > 0, seconds, 0).max()

@@ -1,0 +1,120 @@
+"""What an algorithm sends, and the bytes that a round moves.
+
+They follow from what its parts declare as their `traffic`, and from the model's size.
+"""
+
+import jax
+
+from ..core import (
+    Algorithm,
+    Array,
+    Cohort,
+    Params,
+    Refinement,
+    StepPolicy,
+    Traffic,
+    as_refinement,
+)
+
+SCALAR = 4  # bytes
+
+
+def messages(traffic: Traffic, params: Params) -> tuple[int, int]:
+    """The bytes one client receives and sends in a round."""
+    leaves = jax.tree.leaves(params)
+    model = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    down = traffic.models_down * model + traffic.scalars_down * SCALAR
+    return int(down), int(traffic.models_up * model + traffic.scalars_up * SCALAR)
+
+
+def traffic_of(algorithm: Algorithm) -> Traffic:
+    """What a client that trains exchanges: all that the parts of its algorithm declare.
+
+    Raises:
+      ValueError: the refinement's traffic depends on model and data.
+    """
+    return _sum(_rule_traffic(algorithm), algorithm.policy.traffic)
+
+
+def _sum(*traffics: Traffic) -> Traffic:
+    return Traffic(*map(sum, zip(*traffics, strict=True)))
+
+
+def _rule_traffic(algorithm: Algorithm) -> Traffic:
+    """The traffic of all but the policy."""
+    refine = as_refinement(algorithm.refine) or Refinement()
+    if not isinstance(refine.traffic, Traffic):
+        raise ValueError(
+            "the traffic of this refinement depends on model and data; call "
+            "fedjax_adapt.engine.refine.settled(algorithm, task, data, plan) before."
+        )
+    return _sum(algorithm.local.traffic, refine.traffic)
+
+
+def refined_traffic(algorithm: Algorithm) -> Traffic:
+    """What a client exchanges more that refines its model."""
+    refine = as_refinement(algorithm.refine)
+    assert refine is not None and isinstance(refine.traffic_refined, Traffic)
+    return refine.traffic_refined
+
+
+def asks_clients(algorithm: Algorithm) -> bool:
+    """Whether a round exchanges anything with clients; else what they do is of no cost."""
+    return traffic_of(algorithm) != Traffic()
+
+
+def answers_late(policy: StepPolicy) -> bool:
+    """Whether tau comes down only when all clients of the cohort have measured."""
+    return policy.measure is not None and policy.traffic.round_trips > 0
+
+
+def legs(algorithm: Algorithm) -> tuple[Traffic, Traffic]:
+    """`traffic_of` a policy that answers late, cut where tau is known.
+
+    First the model goes down and the measurements up, then tau goes down and the rest up.
+    """
+    rule, policy = _rule_traffic(algorithm), algorithm.policy.traffic
+
+    def leg(down: Traffic, up: Traffic) -> Traffic:
+        # the round trip is that of what goes up
+        return up._replace(models_down=down.models_down, scalars_down=down.scalars_down)
+
+    return leg(rule, policy), leg(policy, rule)
+
+
+def round_bytes(
+    algorithm: Algorithm,
+    params: Params,
+    cohort: Cohort,
+    starters: Cohort | None = None,
+    refined: Array | None = None,
+) -> tuple[Array, Array]:
+    """The bytes that all clients of a round receive and send, two scalars.
+
+    Where a policy measures first, a client that it then leaves out, or that is too late,
+    has received all and has sent the policy's part. If nobody trains, nobody was asked,
+    unless that followed from what they measured.
+
+    Args:
+      algorithm: what is sent how often.
+      params: how large a model is.
+      cohort: who trained.
+      starters: all that began, where the first to end are the cohort.
+      refined: steps on a public set, [cohort]; None: nobody refines.
+    """
+    asked = cohort.active
+    if algorithm.policy.measure is not None:
+        asked = (starters or cohort).num_examples > 0
+        asked &= answers_late(algorithm.policy) | (cohort.num_active > 0)
+    count = lambda who: who.sum().astype(float)
+    down, _ = messages(traffic_of(algorithm), params)
+    _, own = messages(_rule_traffic(algorithm), params)
+    _, measured = messages(algorithm.policy.traffic, params)
+    # in floating point: an int32 would overflow
+    down = count(asked) * down
+    up = count(cohort.active) * own + count(asked) * measured
+    if refined is None:
+        return down, up
+    more_down, more_up = messages(refined_traffic(algorithm), params)
+    again = count(refined > 0)
+    return down + again * more_down, up + again * more_up
