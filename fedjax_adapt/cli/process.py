@@ -81,3 +81,5 @@ def prepare_jax() -> None:
     told = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     if told is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_home() / "xla"))
+        # the small ones, too: a run has dozens beside its rounds
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -18,6 +18,13 @@ def told(error: BaseException) -> int | None:
         case BrokenPipeError():  # the reader of a pipe has left, as in `list | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
+        case RuntimeError() if "RESOURCE_EXHAUSTED" in str(error):  # XLA's
+            return fail(
+                "the device has no memory left, though the run was expected to fit; write "
+                "fewer lanes, a smaller batch_size, a smaller model or, in a sweep, fewer "
+                "side by side.",
+                1,
+            )
         case OSError():  # a disk that is full, a folder that has gone
             return fail(f"{error}.", 1)
     return None

@@ -15,15 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import Algorithm, Task
+from ..core import Algorithm, Task, as_refinement
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
-from . import mesh
+from . import memory, mesh
 from .batches import batch_size
 from .cohort import gather_cohort, num_slots
 from .footprint import footprint
 from .lanes import compiler_options
-from .memory import check_room
 from .round import init_state, make_round
 from .slots import num_devices_of, num_lanes_of
 
@@ -51,7 +50,10 @@ def fastest_lanes(
       ValueError: as `init_state` and `make_round` do.
     """
     data, plan = _some_clients(data, plan)
-    algorithm = _few_steps(algorithm._replace(refine=None), task, data, plan)
+    refine = as_refinement(algorithm.refine)
+    if refine is not None:  # what it begins with, clients may read
+        refine = refine._replace(clients=None, server=None)
+    algorithm = _few_steps(algorithm._replace(refine=refine), task, data, plan)
     each = -(-num_slots(plan, data) // num_devices_of(plan, data))
     params = jax.eval_shape(task.init, jax.random.key(0))
     auto = replace(plan, lanes="auto")
@@ -66,13 +68,19 @@ def climb(seconds: Callable[[int], float], candidates: list[int], first: int) ->
     """The candidate from which neither neighbour is faster.
 
     Args:
-      seconds: of a candidate; asked once for each.
+      seconds: of a candidate; asked once for each. Infinite where there is no room for
+        it: then fewer lanes are tried, and if none fit it is the first.
       candidates: in order.
       first: where to begin: the candidate nearest to it.
     """
     at = min(range(len(candidates)), key=lambda i: abs(math.log(candidates[i] / first)))
-    best = seconds(candidates[at])
-    for way in (1, -1):
+    start, best = at, seconds(candidates[at])
+    while best == math.inf and at > 0:  # no room
+        at -= 1
+        best = seconds(candidates[at])
+    if best == math.inf:
+        return candidates[start]
+    for way in (1, -1) if at == start else (-1,):
         begun = at
         while 0 <= at + way < len(candidates):
             found = seconds(candidates[at + way])
@@ -127,14 +135,19 @@ def _seconds(
     traced = step.trace(state, round_fn, key)
     devices = num_devices_of(plan, data)
     try:
-        check_room(footprint(traced.jaxpr.jaxpr, state, round_fn.data, devices))
+        memory.check_room(footprint(traced.jaxpr.jaxpr, state, round_fn.data, devices))
     except ValueError:
         return math.inf
-    program = traced.lower().compile(options)
     taken: list[float] = []
-    state, _ = jax.block_until_ready(program(state, round_fn, key))
-    while len(taken) < LEAST or sum(taken) < SECONDS:
-        began = time.perf_counter()
+    try:
+        program = traced.lower().compile(options)
         state, _ = jax.block_until_ready(program(state, round_fn, key))
-        taken.append(time.perf_counter() - began)
+        while len(taken) < LEAST or sum(taken) < SECONDS:
+            began = time.perf_counter()
+            state, _ = jax.block_until_ready(program(state, round_fn, key))
+            taken.append(time.perf_counter() - began)
+    except jax.errors.JaxRuntimeError as error:
+        if memory.is_exhausted(error):  # more than the footprint told
+            return math.inf
+        raise
     return min(taken)

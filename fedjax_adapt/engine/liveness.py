@@ -3,7 +3,7 @@
 The equations of a jaxpr are walked in order: what an equation makes is held until its
 last use. XLA fuses elementwise work into what reads it, so a value that only such
 equations and sums read takes nothing. It moves equations about and shares
-buffers too, so this is an estimate: compare benchmarks/memory.py.
+buffers too, so this is an estimate, held against what runs take in benchmarks/README.md.
 """
 
 from typing import Any

@@ -43,7 +43,7 @@ def check_fits(
         f"the state of {num_clients} clients takes {gibibytes(needed(num_devices))}"
         f"{on if num_devices > 1 else ''} but {gibibytes(free)} are free; "
         + (f"write devices={others[0]}, or " if others else "")
-        + ("" if shared else "write client_memory=host, or ")
+        + (f"write {_host_instead()}or " if _host_instead() else "")
         + f'{less} (evaluating the mean of "all" clients keeps a model for each).'
     )
 
@@ -80,15 +80,25 @@ def check_copy(state: PyTree) -> None:
     if any(map(check.is_tracer, arrays)):
         return
     shared = jax.default_backend() == "cpu"
-    parts = lambda leaf: len(leaf.sharding.addressable_devices) if shared else 1
-    needed = sum(of_table(leaf, parts(leaf)) for leaf in arrays if leaf.ndim)
-    free = free_memory()
-    if free is not None and needed > free:
-        raise ValueError(
-            f"train leaves the state it is given as it is and takes {gibibytes(needed)} "
-            f"for a copy, but {gibibytes(free)} are free; call jax.jit(round_fn, "
-            "donate_argnums=0) round by round, or fedjax-adapt run, which need none."
-        )
+    on_host = lambda leaf: not shared and leaf.sharding.memory_kind == mesh.HOST_MEMORY
+    parts = lambda leaf: (
+        len(leaf.sharding.addressable_devices) if shared or on_host(leaf) else 1
+    )
+    for there, free in ((False, free_memory()), (True, free_host_memory())):
+        leaves = [leaf for leaf in arrays if leaf.ndim and on_host(leaf) == there]
+        needed = sum(of_table(leaf, parts(leaf)) for leaf in leaves)
+        if free is not None and needed > free:
+            raise ValueError(
+                "train leaves the state it is given as it is and takes "
+                f"{gibibytes(needed)} for a copy, but {gibibytes(free)} are free; call "
+                "jax.jit(round_fn, donate_argnums=0) round by round, or fedjax-adapt "
+                "run, which need none."
+            )
+
+
+def is_exhausted(error: Exception) -> bool:
+    """Whether this is what JAX raises where there is no memory left."""
+    return "RESOURCE_EXHAUSTED" in str(error)
 
 
 def check_room(needed: Footprint) -> None:
@@ -99,9 +109,14 @@ def check_room(needed: Footprint) -> None:
     parts = str(needed._replace(data=0))
     raise ValueError(
         f"a round takes {gibibytes(wanted)} beside the data ({parts}) but "
-        f"{gibibytes(free)} are free; write fewer lanes, a smaller batch_size, fewer "
-        "clients or a smaller model."
+        f"{gibibytes(free)} are free; write {_host_instead()}fewer lanes, a smaller "
+        "batch_size, fewer clients or a smaller model."
     )
+
+
+def _host_instead() -> str:
+    """Where clients' state may lie elsewhere than in the memory that is short."""
+    return "" if jax.default_backend() == "cpu" else "client_memory=host, "
 
 
 def free_memory() -> int | None:

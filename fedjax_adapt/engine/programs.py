@@ -21,15 +21,23 @@ def jit_newest(static: int, **options: Any) -> Callable[[Callable], Callable]:
     Args:
       static: the first so many arguments are static, and make a program of their own.
       **options: of `jax.jit`; arguments are counted from the first that is not static.
+
+    Returns:
+      A decorator. What it makes takes `compiler_options` as well, which only a call that
+      is not inside another `jax.jit` may have.
     """
 
     def decorate(function: Callable) -> Callable:
         @lru_cache(MOST)
-        def program(*given: Any) -> Callable:
-            return jax.jit(partial(function, *given), **options)
+        def program(told: tuple[tuple[str, str], ...], *given: Any) -> Callable:
+            compiler_options = dict(told) or None
+            return jax.jit(
+                partial(function, *given), compiler_options=compiler_options, **options
+            )
 
-        def call(*arguments: Any) -> Any:
-            return program(*arguments[:static])(*arguments[static:])
+        def call(*arguments: Any, compiler_options: dict | None = None) -> Any:
+            told = tuple((compiler_options or {}).items())
+            return program(told, *arguments[:static])(*arguments[static:])
 
         return call
 

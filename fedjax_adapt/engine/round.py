@@ -79,6 +79,7 @@ class Round:
     step: Callable[..., tuple[State, Info]] = field(metadata={"static": True})
     num_devices: int = field(default=1, metadata={"static": True})
     home: ModuleType = field(default=mesh, metadata={"static": True})
+    num_lanes: int = field(default=1, metadata={"static": True})  # on a device
 
     def __call__(self, state: State, key: Key) -> tuple[State, Info]:
         """Runs one round."""
@@ -148,7 +149,8 @@ def make_round(
     num_devices = num_devices_of(plan, data)
     data = mesh.shown(data, num_devices)
     step = partial(_round, algorithm, task, plan)
-    return Round(data, step, num_devices, home_of(plan))
+    num_lanes = num_lanes_of(plan, data, jax.eval_shape(task.init, jax.random.key(0)))
+    return Round(data, step, num_devices, home_of(plan), num_lanes)
 
 
 def _check_outputs(task: Task, data: FederatedDataset) -> None:

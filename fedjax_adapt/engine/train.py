@@ -7,8 +7,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from .. import check
 from ..core import Info, Key, PyTree, RoundFn, State
 from . import memory
+from .lanes import compiler_options
 from .programs import jit_newest
 
 
@@ -75,13 +77,21 @@ def train_and_evaluate(
     state = place(state)
     memory.check_copy(state)
     state = jax.tree.map(jnp.copy, state)  # the chunks below donate it
+    options = None
+    if not any(map(check.is_tracer, jax.tree.leaves((leaves, state, keys)))):
+        options = compiler_options(getattr(round_fn, "num_lanes", 1))
     parts = []
     for begin in range(0, rounds, chunk):
         with warnings.catch_warnings():
             # under an outer vmap the state may be shared, and is copied instead
             warnings.filterwarnings("ignore", message="Some donated buffers")
             state, *part = _chunk(
-                structure, every, leaves, state, keys[begin : begin + chunk]
+                structure,
+                every,
+                leaves,
+                state,
+                keys[begin : begin + chunk],
+                compiler_options=options,
             )
         parts.append(part)
     if len(parts) == 1:

@@ -106,7 +106,7 @@ def choose(
       batch: the examples of a local step, and the bytes of one as a number.
 
     Raises:
-      ValueError: JAX has fewer devices, or no trial fits into memory.
+      ValueError: JAX has fewer devices.
     """
     num_devices = mesh.count(devices, num_trials)
     there = -(-num_trials // num_devices)
@@ -124,16 +124,19 @@ def choose(
 
 
 def halved(layout: Layout) -> Layout:
-    """Half as many trials side by side."""
-    return layout._replace(each=-(-layout.each // 2))
+    """Half as many trials at once: side by side, or else on half as many devices."""
+    if layout.each > 1:
+        return layout._replace(each=-(-layout.each // 2))
+    return layout._replace(num_devices=-(-layout.num_devices // 2))
 
 
-def too_large(program: Any) -> bool:
-    """Whether a compiled program wants more memory on a device than is free."""
+def too_large(program: Any, num_devices: int) -> bool:
+    """Whether a compiled program wants more memory on its devices than is free."""
     free, found = memory.free_memory(), program.memory_analysis()
     if free is None or found is None:
         return False
-    return found.temp_size_in_bytes + found.output_size_in_bytes > free
+    wanted = found.temp_size_in_bytes + found.output_size_in_bytes
+    return wanted * _sharing(num_devices) > free
 
 
 def trial_bytes(state: State, num_lanes: int, batch: tuple[int, int]) -> int:
@@ -149,9 +152,13 @@ def _fitting(
     free = memory.free_memory()
     if free is None:
         return 2**30
-    shared = num_devices if jax.default_backend() == "cpu" else 1
     each = trial_bytes(state, num_lanes, batch)
-    return int(SHARE * free / shared) // max(each, 1)
+    return int(SHARE * free / _sharing(num_devices)) // max(each, 1)
+
+
+def _sharing(num_devices: int) -> int:
+    """How many devices share a memory: all where they are cores of a CPU."""
+    return num_devices if jax.default_backend() == "cpu" else 1
 
 
 def _bytes(tree: PyTree | Params) -> int:

@@ -90,7 +90,7 @@ def _restored(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
     for round in reversed(saved):
         # A damaged file may surface as almost any exception of orbax or tensorstore.
         try:
-            with _orbax() as checkpointer:
+            with _silence(), _orbax() as checkpointer:
                 state = checkpointer.restore(_path(folder, round), _solid(abstract))
         except Exception:
             continue
@@ -142,22 +142,28 @@ def _as_os_error(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _orbax() -> Iterator[Any]:
-    """A checkpointer that keeps its log to itself."""
     import orbax.checkpoint as ocp
 
     # among several processes orbax would wait for all of them
     alone = ocp.options.MultiprocessingOptions()
     if processes.several():
         alone = ocp.options.MultiprocessingOptions(active_processes={0})
+    with ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer:
+        yield checkpointer
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """No word on what cannot be read, which the next older checkpoint makes good.
+
+    Of the whole process, so not for a thread beside others: states are written without.
+    """
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with ocp.StandardCheckpointer(
-                multiprocessing_options=alone
-            ) as checkpointer:
-                yield checkpointer
+            yield
     finally:
         logger.setLevel(level)

@@ -125,6 +125,9 @@ def compile_group(
       names: of the numbers that are traced.
       layout: how the trials are dealt out.
       fixed: and nothing else will do.
+
+    Raises:
+      ValueError: not even one trial fits into memory.
     """
     if len(configs) == 1:
         program = compile_program(configs[0], federation)
@@ -158,8 +161,14 @@ def compile_group(
     every, left_over = config.evaluate_every, config.rounds % config.evaluate_every
     group = compiled(every) if config.rounds >= every else None
     last = compiled(left_over) if left_over else None
-    if not fixed and layout.each > 1 and trials.too_large(group or last):
-        return compile_group(configs, federation, names, trials.halved(layout))
+    # one that is resumed fitted before
+    if not fixed and trials.too_large(group or last, layout.num_devices):
+        if layout.width > 1:
+            return compile_group(configs, federation, names, trials.halved(layout))
+        raise ValueError(
+            "a single trial does not fit into memory; write fewer lanes, a smaller "
+            "batch_size, fewer clients or a smaller model."
+        )
     seconds = time.perf_counter() - began
     most = most_steps(federation.plan, federation.algorithm.policy)
 

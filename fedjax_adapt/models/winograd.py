@@ -15,7 +15,7 @@ References:
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ import numpy as np
 from jax import lax
 
 Array = jax.Array
+Places = list[list[Array]]  # [place][place], matrices of their own
 
 TILE = 2  # results a side
 POINTS = {3: (0, 1, -1), 5: (0, 1, -1, 2, -0.5)}  # by the side of the kernel
@@ -65,12 +66,13 @@ def _forward(x: Array, kernel: Array):
     a, g, b = transforms(r)
     rows, columns = ((x.shape[axis] - r + 1) // TILE for axis in (1, 2))
     d = _stack(_sums(b, [_tiles(x, 1, i, rows) for i in range(len(b))]))
-    v = _stack(_sums(b, [_tiles(d, 3, j, columns) for j in range(len(b))]))
-    u = jnp.einsum("qj,pi,ijcf->qpfc", *(jnp.asarray(g, x.dtype),) * 2, kernel)
-    u = lax.optimization_barrier(u)  # [place, place, filters, channels]
-    m = _products(jnp.matmul, u, v.reshape(*v.shape[:3], -1))
-    y = _stack(_sums(a, m))  # [2, place, filters, tiles x batch]
-    y = jnp.stack(_sums(a, [y[:, p] for p in range(len(b))]))
+    v = [_sums(b, [_tiles(row, 2, j, columns) for j in range(len(b))]) for row in d]
+    v = [[place.reshape(channels, -1) for place in row] for row in v]
+    u = _transformed(g, kernel)
+    m = _products(jnp.matmul, u, v)
+    y = [_stack(_sums(a, column)) for column in zip(*m, strict=True)]
+    y = [_sums(a, row) for row in zip(*y, strict=True)]
+    y = jnp.stack([jnp.stack(row) for row in y])
     y = y.reshape(TILE, TILE, filters, rows, columns, -1).transpose(2, 3, 0, 4, 1, 5)
     return y.reshape(filters, TILE * rows, TILE * columns, -1), (x, kernel, u, v)
 
@@ -82,30 +84,46 @@ def _backward(residuals, dy: Array) -> tuple[Array, Array]:
     rows, columns = dy.shape[1] // TILE, dy.shape[2] // TILE
     dy = dy.reshape(filters, rows, TILE, columns, TILE, -1)
     dy = _stack(_sums(a.T, [dy[:, :, i] for i in range(TILE)]))
-    dm = _stack(_sums(a.T, [dy[..., j, :] for j in range(TILE)]))
-    dm, v = (t.reshape(*t.shape[:3], -1) for t in (dm, v))
-    by_transpose = lambda m, v: lax.dot_general(m, v, (((1,), (1,)), ((), ())))
-    du = jnp.stack(_products(by_transpose, dm, v))
-    dkernel = jnp.einsum("qj,pi,qpfc->ijcf", *(jnp.asarray(g, x.dtype),) * 2, du)
-    # as a matrix of its own: XLA multiplies by a folded transposition slowly
-    u = lax.optimization_barrier(u.swapaxes(2, 3))
+    dm = [_sums(a.T, [row[..., j, :] for j in range(TILE)]) for row in dy]
+    dm = [[place.reshape(filters, -1) for place in row] for row in dm]
+    by_rows, by_columns = _contracting(1), _contracting(0)
+    du = jnp.stack([jnp.stack(row) for row in _products(by_rows, dm, v)])
+    dkernel = jnp.einsum("pi,qj,pqfc->ijcf", *(jnp.asarray(g, x.dtype),) * 2, du)
     dv = [
-        m.reshape(len(b), channels, rows, columns, -1)
-        for m in _products(jnp.matmul, u, dm)
+        [place.reshape(channels, rows, columns, -1) for place in row]
+        for row in _products(by_columns, u, dm)
     ]
-    dd = _overlapped(_sums(b.T, dv), 3, x.shape[2])
-    dd = lax.optimization_barrier(dd)
+    dd = _stack([_overlapped(_sums(b.T, row), 2, x.shape[2]) for row in dv])
     return _overlapped(_sums(b.T, list(dd)), 1, x.shape[1]), dkernel
 
 
 winograd.defvjp(_forward, _backward)
 
 
-def _sums(matrix: np.ndarray, terms: list[Array]) -> list[Array]:
+def _transformed(g: np.ndarray, kernel: Array) -> Places:
+    """G g G^T, [filters, channels] at every place."""
+    kernel = kernel.transpose(0, 1, 3, 2).reshape(-1, kernel.shape[3], kernel.shape[2])
+    kernel = lax.optimization_barrier(kernel)
+    factors = np.einsum("pi,qj->pqij", g, g).reshape(*(len(g),) * 2, -1)
+    place = lambda factor: _contracting(0)(factor.astype(kernel.dtype), kernel)
+    return [[place(factor) for factor in row] for row in factors]
+
+
+def _contracting(axis: int) -> Callable[[Array, Array], Array]:
+    """The product that sums over an axis of both factors."""
+    numbers = (((axis,), (axis,)), ((), ()))
+    return lambda left, right: lax.dot_general(left, right, numbers)
+
+
+def _sum(terms: Iterable[Array]) -> Array:
+    return functools.reduce(lax.add, terms)
+
+
+def _sums(matrix: np.ndarray, terms: Sequence[Array]) -> list[Array]:
     """matrix x terms, one sum a row; what is 0 is left out."""
     return [
-        sum(
-            np.asarray(factor, term.dtype) * term
+        _sum(
+            term if factor == 1 else lax.mul(term, np.asarray(factor, term.dtype))
             for factor, term in zip(row, terms, strict=True)
             if factor
         )
@@ -118,14 +136,15 @@ def _stack(terms: list[Array]) -> Array:
     return lax.optimization_barrier(jnp.stack(terms))
 
 
-def _products(multiply: Callable, left: Array, right: Array) -> list[Array]:
-    """left x right for every place [place, place], as n arrays [place, ...].
+def _products(multiply: Callable, left: Places, right: Places) -> Places:
+    """left x right for every place.
 
     One product at a time: XLA multiplies a batch of small matrices at a third of the
-    speed.
+    speed. Places that are arrays of their own are multiplied where they lie; those of
+    one large array would be copied out of it.
     """
     return [
-        jnp.stack([multiply(a, b) for a, b in zip(*pair, strict=True)])
+        [multiply(a, b) for a, b in zip(*pair, strict=True)]
         for pair in zip(left, right, strict=True)
     ]
 
@@ -145,4 +164,4 @@ def _overlapped(places: list[Array], axis: int, size: int) -> Array:
         config[axis] = (begin, size - begin - used, TILE - 1)
         return lax.pad(x, jnp.zeros((), x.dtype), config)
 
-    return sum(spread(x, begin) for begin, x in enumerate(places))
+    return _sum(spread(x, begin) for begin, x in enumerate(places))

@@ -20,6 +20,15 @@ from fedjax_adapt.engine import calibrate, memory
         (25, {1: 1, 2: 2, 5: 3, 10: 4, 25: 5}, 1, [25, 10, 5, 2, 1]),
         (4, {1: 2, 2: 2, 5: 2}, 5, [5, 2]),  # no faster is no reason to move
         (7, {7: 1}, 7, [7]),
+        # no room: fewer, until there is
+        (
+            500,
+            {50: 2, 100: math.inf, 250: math.inf, 500: math.inf},
+            50,
+            [500, 250, 100, 50],
+        ),
+        (25, {5: 1, 10: 2, 25: math.inf}, 5, [25, 10, 5]),
+        (5, {2: math.inf, 5: math.inf}, 5, [5, 2]),
     ],
 )
 def test_it_climbs_as_long_as_it_gets_faster(first, seconds, found, tried):
@@ -68,9 +77,23 @@ def test_where_steps_follow_from_measurements_all_take_as_many(task, monkeypatch
     assert calibrate.fastest_lanes(algorithm, task, make_data((9, 3, 4)), plan) == 2
 
 
-def test_what_it_times_is_a_compiled_round(task):
+@pytest.mark.parametrize("name", ["scaffold", "fedgen"])
+def test_what_it_times_is_a_compiled_round(name, task, monkeypatch):
+    monkeypatch.setattr(
+        calibrate, "climb", lambda seconds, candidates, first: seconds(2)
+    )
+    plan = fa.Plan(batch_size=4, max_steps=1)
+    found = calibrate.fastest_lanes(constructed(name), task, make_data((4, 5)), plan)
+    assert 0 < found < 10
+
+
+def test_where_xla_finds_no_memory_there_is_no_room(task, monkeypatch):
+    def no_memory(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(calibrate.jax, "block_until_ready", no_memory)
     plan = fa.Plan(batch_size=4, lanes=2, max_steps=1)
-    assert 0 < calibrate._seconds(scaffold(), task, make_data((4, 5)), plan) < 10
+    assert calibrate._seconds(scaffold(), task, make_data((4, 5)), plan) == math.inf
 
 
 def test_what_has_no_room_is_not_tried(task, monkeypatch):

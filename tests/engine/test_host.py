@@ -121,3 +121,17 @@ def test_what_cannot_be_cut_evenly_is_one_sentence(task):
         start(scaffold(), task, data, fa.Plan(devices=2, **HOST))
     with pytest.raises(ValueError, match="client_memory='disk' is unknown"):
         fa.Plan(client_memory="disk")
+
+
+def test_a_copy_of_tables_in_the_host_is_asked_of_the_host(task, data, monkeypatch):
+    plan = fa.Plan(cohort_size=4, batch_size=4, **HOST)
+    state = fa.init_state(scaffold(), task, data, plan, jax.random.key(0))
+    rows = sum(leaf.nbytes for leaf in jax.tree.leaves(state.clients))
+    rest = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) - rows
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(memory, "free_memory", lambda: rest)
+    monkeypatch.setattr(memory, "free_host_memory", lambda: rows)
+    memory.check_copy(state)
+    monkeypatch.setattr(memory, "free_host_memory", lambda: rows - 1)
+    with pytest.raises(ValueError, match="takes 0.00 GiB for a copy, but 0.00 GiB are"):
+        memory.check_copy(state)

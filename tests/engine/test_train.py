@@ -6,6 +6,7 @@ from helpers import close, keys, same, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import scaffold
+from fedjax_adapt.engine import train
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,22 @@ def test_any_function_of_state_and_key_can_be_trained():
     end, infos = fa.train(round_fn, jnp.zeros(()), keys(4))
     assert float(end) == 4
     assert len(set(np.asarray(infos).tolist())) == 4
+
+
+def test_programs_of_its_own_have_the_options_that_lanes_are_fastest_with(
+    task, data, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(train, "compiler_options", asked.append)
+    plan = fa.Plan(cohort_size=4, batch_size=4, lanes=2)
+    state = fa.init_state(scaffold(), task, data, plan, jax.random.key(0))
+    round_fn = fa.make_round(scaffold(), task, data, plan)
+    alone, _ = fa.train(round_fn, state, keys(1))
+    assert asked == [2]
+    # no jit but the outermost may have options
+    inside, _ = jax.jit(lambda state: fa.train(round_fn, state, keys(1)))(state)
+    assert asked == [2]
+    close(inside, alone)
 
 
 def test_rounds_must_fill_the_interval():

@@ -207,12 +207,28 @@ def test_numbers_of_a_config_are_read_and_set():
 def test_a_program_that_is_too_large_has_fewer_trials_at_once(monkeypatch):
     from fedjax_adapt.experiment import build
 
-    monkeypatch.setattr(fleet.trials, "too_large", lambda program: True)
+    needs, too_large = [], fleet.trials.too_large
+
+    def weighed(program, num_devices):
+        found = program.memory_analysis()
+        needs.append(found.temp_size_in_bytes + found.output_size_in_bytes)
+        return too_large(program, num_devices)
+
+    monkeypatch.setattr(fleet.trials, "too_large", weighed)
     config = Config(**{**RUN, "algorithm": "fedavg"})
     federation = build(config)
-    layout = fleet.Layout(1, 2)
-    found = fleet.compile_group([config, config], federation, [], layout)
-    assert found.width == 1
+
+    def width(layout, free):
+        monkeypatch.setattr(fleet.memory, "free_memory", lambda: free)
+        return fleet.compile_group([config, config], federation, [], layout).width
+
+    assert width(fleet.Layout(1, 2), None) == 2
+    assert width(fleet.Layout(1, 2), needs[0] - 1) == 1
+    assert needs[1] == needs[0] > needs[2]
+    # cores share one memory
+    assert width(fleet.Layout(2, 1), 2 * needs[2] - 1) == 1
+    with pytest.raises(ValueError, match="a single trial does not fit into memory; wr"):
+        width(fleet.Layout(1, 1), needs[2] - 1)
 
 
 def fedjax_adapt(capsys, line):
