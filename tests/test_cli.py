@@ -103,7 +103,11 @@ def fedjax_adapt(capsys, line):
         ),
         (
             "run --coordinator-address here --num-processes 2 --process-id 0",
-            "coordinator_address=here names no port; write HOST:PORT of process 0, such",
+            "coordinator_address=here names no port from 1 to 65535; write HOST:PORT of",
+        ),
+        (
+            "run --coordinator-address here:65536 --num-processes 2 --process-id 0",
+            "coordinator_address=here:65536 names no port from 1 to 65535; write HOST:",
         ),
         (
             "run --coordinator-address auto --process-id 0",
@@ -333,5 +337,9 @@ def test_client_state_that_does_not_fit_is_one_sentence(capsys, monkeypatch, els
     monkeypatch.setattr(memory, "free_memory", lambda: 1000)
     code, _, err = fedjax_adapt(capsys, f"{QUICK} --folder mine")
     assert code == 2
-    assert "the state of 6 clients takes 0.00 GiB" in err and err.count("\n") == 1
+    assert (
+        "the state of 6 clients takes " in err
+        and "MiB on" in err
+        and err.count("\n") == 1
+    )
     assert not list(elsewhere.iterdir())

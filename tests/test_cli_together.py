@@ -66,7 +66,7 @@ def pair(place, *lines):
     """Two processes that know each other, by the lines of both."""
     address = f"--coordinator-address 127.0.0.1:{free_port()} --num-processes 2"
     return [
-        begin(place, f"{line} {address} --process-id {i}")
+        begin(place, f"run {address} --process-id {i} {line.removeprefix('run ')}")
         for i, line in enumerate(lines)
     ]
 
@@ -153,6 +153,10 @@ def test_a_run_together_goes_on_together_and_alone(place, together):
     [
         ("--seed 1", "process 1 has seed=1 but process 0 seed=0; give all the same"),
         (
+            "--num-processes 3",
+            "process 1 has num_processes=3 but process 0 num_processes=2; give all the",
+        ),
+        (
             "--dataset mnist --data-dir nowhere",
             "data_dir=nowhere does not exist; write",
         ),
@@ -212,6 +216,14 @@ def test_processes_that_do_not_come_are_not_waited_for_without_end(place, proces
     assert code == 2
     says = f"fedjax-adapt: the other processes have not come to {address} within 2 sec"
     assert sentences(error)[0].startswith(says)
+
+
+def test_a_host_that_nobody_knows_is_not_waited_for(place):
+    there = "--coordinator-address no.such.host.invalid:2100 --num-processes 2"
+    (ended,) = ends([begin(place, f"{RUN} {there} --process-id 1")])
+    assert ended[0] == 2
+    (said,) = sentences(ended[2])
+    assert "names a host that is not known" in said
 
 
 def test_a_port_that_is_taken_is_one_sentence(place):

@@ -53,12 +53,15 @@ def finishing() -> Iterator[Callable[[], None]]:
 
 
 def take_devices(devices: int | str) -> None:
-    """Makes so many of the cores devices of JAX; "auto": all."""
-    from ..engine.mesh import cores_as_devices
+    """Makes so many of the cores devices of JAX; "auto": all.
+
+    More than there are cores are refused by who asks JAX for them.
+    """
+    from ..engine.mesh import cores_as_devices, num_cores
 
     # where JAX has begun already, "auto" takes the devices there are
     with suppress(ValueError):
-        cores_as_devices(None if devices == "auto" else devices)
+        cores_as_devices(None if devices == "auto" else min(devices, num_cores()))
 
 
 def import_writers() -> None:

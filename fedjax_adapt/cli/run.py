@@ -64,9 +64,20 @@ def _run_together(config, request) -> int:
     except Stopped:
         if not folder.exists():  # another machine's
             return 130
-        again = f"--folder {folder} --resume in every process, with its --process-id,"
+        again = f"--folder {folder} --resume {_flags(request.together)}"
         return interrupted(folder, again)
     return _show(folder) if first else 0
+
+
+def _flags(them) -> str:
+    """What every process is begun with again."""
+    address = f"--coordinator-address {them.coordinator_address}"
+    if them.num_processes is None:
+        return f"{address} in every process,"
+    return (
+        f"{address} --num-processes {them.num_processes} in every process, with its "
+        "--process-id,"
+    )
 
 
 def _train(config, folder: Path, resume: bool) -> int:

@@ -68,9 +68,9 @@ def end_times(
 
     def carried(traffic: Traffic) -> Array:
         down, up = messages(traffic, params)
-        seconds = 8 * up / of("bandwidth", key_up)
+        seconds = 8.0 * up / of("bandwidth", key_up)
         if clock.download_bandwidth is not None:
-            seconds += 8 * down / of("download_bandwidth", key_down)
+            seconds += 8.0 * down / of("download_bandwidth", key_down)
         return seconds + traffic.round_trips * clock.latency
 
     step, delay = of("step_seconds", key_step), of("delay", key_delay)
@@ -121,9 +121,9 @@ def refine_seconds(
     traffic = refined_traffic(algorithm)
     down, up = messages(traffic, params)
     seconds = steps * drawn("step_seconds", clock.step_seconds, cohort, key_step)
-    seconds += 8 * up / drawn("bandwidth", clock.bandwidth, cohort, key_up)
+    seconds += 8.0 * up / drawn("bandwidth", clock.bandwidth, cohort, key_up)
     if clock.download_bandwidth is not None:
         width = drawn("download_bandwidth", clock.download_bandwidth, cohort, key_down)
-        seconds += 8 * down / width
+        seconds += 8.0 * down / width
     seconds += traffic.round_trips * clock.latency
     return jnp.where(steps > 0, seconds, 0).max()

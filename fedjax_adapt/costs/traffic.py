@@ -111,10 +111,10 @@ def round_bytes(
     _, own = messages(_rule_traffic(algorithm), params)
     _, measured = messages(algorithm.policy.traffic, params)
     # in floating point: an int32 would overflow
-    down = count(asked) * down
-    up = count(cohort.active) * own + count(asked) * measured
+    down = count(asked) * float(down)
+    up = count(cohort.active) * float(own) + count(asked) * float(measured)
     if refined is None:
         return down, up
     more_down, more_up = messages(refined_traffic(algorithm), params)
     again = count(refined > 0)
-    return down + again * more_down, up + again * more_up
+    return down + again * float(more_down), up + again * float(more_up)

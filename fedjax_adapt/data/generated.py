@@ -4,6 +4,7 @@ Every loader takes the folder of the data, which it ignores, and options by keyw
 """
 
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,7 @@ def synthetic(
     check.at_least("seed", seed, 0, most=math.inf)
     rng = np.random.Generator(np.random.PCG64(seed))
     sizes = 50 + rng.lognormal(4, 2, num_clients).astype(int)
+    _check_memory(num_clients, int(sizes.sum()) * num_features)
     spread = np.arange(1, num_features + 1) ** -0.6  # the root of Sigma's diagonal
     train, test = [], []
     for n in sizes:
@@ -160,3 +162,18 @@ def gaussian_images(
     return Source(
         "gaussian_images", x_train, y_train, x_test, y_test, num_classes, mean, std
     )
+
+
+def _check_memory(num_clients: int, numbers: int) -> None:
+    """Raises ValueError if the machine could never hold so many numbers, twice."""
+    needed = 2 * numbers * np.dtype(float).itemsize
+    try:
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # nobody tells
+        return
+    if needed > there:
+        raise ValueError(
+            f"num_clients={num_clients} of this data set would take "
+            f"{needed / 2**30:.0f} GiB to make and the machine has {there / 2**30:.0f}; "
+            "take fewer clients or features."
+        )

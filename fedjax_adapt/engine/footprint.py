@@ -8,11 +8,12 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from ..core import PyTree, State
 from . import mesh
-from .liveness import bytes_held, num_bytes
+from .liveness import bytes_held, inner, num_bytes
 
 # Measured, see benchmarks/README.md.
 PROCESS = 2**28  # Python with JAX and this package
-COMPILER = 2**28  # what XLA takes to compile a round, and the program
+# what XLA takes to compile a round, and the program: so much, and so much an equation
+COMPILER, OF_EQUATION = 2**27, 2**17
 
 
 class Footprint(NamedTuple):
@@ -23,6 +24,7 @@ class Footprint(NamedTuple):
     models: int  # the server's model, and all else of the state
     work: int  # what a round makes and forgets: lanes, sums, an evaluation
     host: int = 0  # the state of all clients where the host keeps it for the device
+    compiler: int = COMPILER  # of the machine, and only while it compiles
 
     @property
     def total(self) -> int:
@@ -38,16 +40,23 @@ class Footprint(NamedTuple):
         """
         if jax.default_backend() != "cpu":
             return self.total
-        return PROCESS + max(2 * self.data, self.total + COMPILER)
+        return PROCESS + max(2 * self.data, self.total + self.compiler)
 
     def __str__(self) -> str:
+        return f"{readable(self.total)}: {self.parts}"
+
+    @property
+    def parts(self) -> str:
+        """What there is of each."""
         parts = {
             "data": self.data,
             "client state": self.clients,
             "models": self.models,
             "work": self.work,
         }
-        shown = [f"{name} {gibibytes(size)}" for name, size in parts.items() if size]
+        shown = [f"{name} {readable(size)}" for name, size in parts.items() if size]
+        if self.host:
+            shown.append(f"in the host's memory {readable(self.host)}")
         return ", ".join(shown)
 
 
@@ -79,7 +88,13 @@ def footprint(
         * sum(map(num_bytes, jax.tree.leaves(state._replace(clients=())))),
         work=bytes_held(kept, shared),
         host=aside,
+        compiler=COMPILER + OF_EQUATION * _num_equations(kept),
     )
+
+
+def _num_equations(jaxpr: Jaxpr) -> int:
+    """Those of inner programs included."""
+    return sum(1 + sum(map(_num_equations, inner(eqn))) for eqn in jaxpr.eqns)
 
 
 def of_table(leaf: jax.ShapeDtypeStruct | jax.Array, num_devices: int) -> int:
@@ -88,6 +103,8 @@ def of_table(leaf: jax.ShapeDtypeStruct | jax.Array, num_devices: int) -> int:
     return num_bytes(leaf) // leaf.shape[0] * rows * num_devices
 
 
-def gibibytes(size: int) -> str:
-    """For people."""
+def readable(size: int) -> str:
+    """For people: in MiB where it is small."""
+    if size < 2**30 / 10:
+        return f"{size / 2**20:.2f} MiB"
     return f"{size / 2**30:.2f} GiB"

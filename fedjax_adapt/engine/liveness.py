@@ -50,7 +50,7 @@ def bytes_held(jaxpr: Jaxpr, parts: int = 1) -> int:
     for at, equation in enumerate(jaxpr.eqns):
         primitive = equation.primitive.name
         each = parts if primitive == "shard_map" else 1
-        inside = [each * bytes_held(inner, parts) for inner in _inner(equation)]
+        inside = [each * bytes_held(one, parts) for one in inner(equation)]
         ending = ends.get(at, [])
         before = [var for var in ending if var in equation.invars]
         for var in equation.outvars:
@@ -111,7 +111,7 @@ def _written(jaxpr: Jaxpr) -> set[Var]:
     }
 
 
-def _inner(equation: Any) -> list[Jaxpr]:
+def inner(equation: Any) -> list[Jaxpr]:
     """The programs an equation runs."""
     found = []
     for value in equation.params.values():

@@ -7,7 +7,7 @@ import jax
 from .. import check
 from ..core import ClientState, PyTree
 from . import mesh
-from .footprint import Footprint, gibibytes, of_table
+from .footprint import Footprint, of_table, readable
 from .liveness import num_bytes
 
 
@@ -40,8 +40,8 @@ def check_fits(
     on = f" on {'each of ' * (not shared)}{num_devices} devices"
     less = "take fewer clients, a smaller model or an algorithm without client state"
     raise ValueError(
-        f"the state of {num_clients} clients takes {gibibytes(needed(num_devices))}"
-        f"{on if num_devices > 1 else ''} but {gibibytes(free)} are free; "
+        f"the state of {num_clients} clients takes {readable(needed(num_devices))}"
+        f"{on if num_devices > 1 else ''} but {readable(free)} are free; "
         + (f"write devices={others[0]}, or " if others else "")
         + (f"write {_host_instead()}or " if _host_instead() else "")
         + f'{less} (evaluating the mean of "all" clients keeps a model for each).'
@@ -59,8 +59,8 @@ def check_host(client: ClientState, num_clients: int) -> None:
     needed, free = num_clients * sum(map(num_bytes, leaves)), free_host_memory()
     if free is not None and needed > free:
         raise ValueError(
-            f"the state of {num_clients} clients takes {gibibytes(needed)} but the host "
-            f"has {gibibytes(free)} free; take fewer clients, a smaller model or an "
+            f"the state of {num_clients} clients takes {readable(needed)} but the host "
+            f"has {readable(free)} free; take fewer clients, a smaller model or an "
             "algorithm without client state."
         )
 
@@ -90,7 +90,7 @@ def check_copy(state: PyTree) -> None:
         if free is not None and needed > free:
             raise ValueError(
                 "train leaves the state it is given as it is and takes "
-                f"{gibibytes(needed)} for a copy, but {gibibytes(free)} are free; call "
+                f"{readable(needed)} for a copy, but {readable(free)} are free; call "
                 "jax.jit(round_fn, donate_argnums=0) round by round, or fedjax-adapt "
                 "run, which need none."
             )
@@ -106,10 +106,10 @@ def check_room(needed: Footprint) -> None:
     free, wanted = free_memory(), needed.total - needed.data
     if free is None or wanted <= free:
         return
-    parts = str(needed._replace(data=0))
+    parts = needed._replace(data=0).parts
     raise ValueError(
-        f"a round takes {gibibytes(wanted)} beside the data ({parts}) but "
-        f"{gibibytes(free)} are free; write {_host_instead()}fewer lanes, a smaller "
+        f"a round takes {readable(wanted)} beside the data ({parts}) but "
+        f"{readable(free)} are free; write {_host_instead()}fewer lanes, a smaller "
         "batch_size, fewer clients or a smaller model."
     )
 

@@ -63,9 +63,7 @@ def cores_as_devices(cores: int | None = None) -> None:
       ValueError: `cores` is no positive integer, or JAX has begun to run.
     """
     check.at_least("cores", cores, 1, none="all")
-    if cores is None:
-        known = hasattr(os, "sched_getaffinity")
-        cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    cores = num_cores() if cores is None else cores
     flags = os.environ.get("XLA_FLAGS", "")
     missing = [flag for flag in PATIENCE if flag not in flags]
     os.environ["XLA_FLAGS"] = " ".join(
@@ -83,6 +81,12 @@ def cores_as_devices(cores: int | None = None) -> None:
             ) from None
 
 
+def num_cores() -> int:
+    """The cores that this process may use."""
+    known = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+
+
 def count(devices: int | str, cohort_size: int) -> int:
     """How many devices serve a cohort: at most `devices`, with none left over.
 
@@ -93,7 +97,11 @@ def count(devices: int | str, cohort_size: int) -> int:
     if devices != "auto" and int(devices) > present:
         more = f"or begin with fedjax_adapt.cores_as_devices({devices})"
         alone = jax.default_backend() == "cpu" and not processes.several()
-        hint = more if alone else 'or "auto" for all there are'
+        hint = (
+            more
+            if alone and int(devices) <= num_cores()
+            else 'or "auto" for all there are'
+        )
         raise ValueError(
             f"devices={devices} but JAX sees {present}; write devices={present}, {hint}."
         )

@@ -37,10 +37,9 @@ def cache_home() -> Path:
 
 def check_folder(folder: Path, config: Config, resume: bool) -> None:
     """Raises ValueError unless this run may start, or go on, in `folder`."""
+    check_can_write(folder)
     if not folder.exists():
         return
-    if not folder.is_dir():
-        raise ValueError(f"folder={folder} is a file; give the path of a folder.")
     if not (folder / store.CONFIG).exists():
         if any(path.name != store.LOCK for path in folder.iterdir()):
             raise ValueError(
@@ -68,6 +67,18 @@ def check_folder(folder: Path, config: Config, resume: bool) -> None:
         raise ValueError(
             f"folder={folder} holds this run, half finished; write --resume "
             "(run(config, resume=True) in Python), or give another folder."
+        )
+
+
+def check_can_write(folder: Path) -> None:
+    """Raises ValueError if the folder cannot be made, or nothing be written there."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        what = "is a file" if there == folder else f"lies below {there}, a file"
+        raise ValueError(f"folder={folder} {what}; give the path of a folder.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"folder={folder} cannot be written; give a folder where you may write."
         )
 
 

@@ -44,6 +44,8 @@ def joined(
     """
     try:
         _join(them)
+        if them.num_processes is not None:
+            processes.check_same({"num_processes": str(them.num_processes)})
         yield processes.is_first()
     except TOGETHER as error:
         jax.distributed.shutdown()
@@ -61,6 +63,8 @@ def _join(them: Together) -> None:
     address = them.coordinator_address
     if them.process_id == 0:
         _check_port(address)
+    elif address != AUTO:
+        _check_host(address)
     late = threading.Timer(WAIT, _give_up, [address])
     late.daemon = True
     late.start()
@@ -101,10 +105,22 @@ def _check_port(address: str) -> None:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("", port))
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ValueError(
             f"coordinator_address={address} cannot be listened to ({error}); give another "
             "port in every process."
+        ) from None
+
+
+def _check_host(address: str) -> None:
+    """Raises ValueError if nobody knows that name: JAX would wait for it."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        raise ValueError(
+            f"coordinator_address={address} names a host that is not known "
+            f"({error.strerror}); write HOST:PORT of process 0."
         ) from None
 
 

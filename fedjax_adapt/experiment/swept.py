@@ -25,6 +25,7 @@ from .config import (
     method_of,
     to_settings,
 )
+from .folder import check_can_write
 from .grid import Sweep, Trial, read_sweep
 from .options import KINDS
 from .summary import FIGURES, TEST, results
@@ -48,10 +49,9 @@ def sweep_folder(sweep: Sweep, folder: str | Path | None = None) -> Path:
 
 def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
     """Raises ValueError unless this sweep may start, or go on, in `folder`."""
+    check_can_write(folder)
     if not folder.exists():
         return
-    if not folder.is_dir():
-        raise ValueError(f"folder={folder} is a file; give the path of a folder.")
     if not (folder / store.SWEEP).exists():
         if any(path.name != store.LOCK for path in folder.iterdir()):
             raise ValueError(

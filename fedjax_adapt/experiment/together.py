@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 from .options import Option
 
 AUTO = "auto"
+LAST_PORT = 2**16 - 1
 OPTIONS = {  # by the names of the arguments of jax.distributed.initialize
     "coordinator_address": Option(
         str | None,
@@ -67,10 +68,11 @@ def together(values: Mapping[str, Any]) -> Together | None:
             "processes that make a run together need --coordinator-address HOST:PORT, "
             f"--num-processes and --process-id each; write {flags} as well."
         )
-    if not re.fullmatch(r".+:\d{1,5}", address):
+    found = re.fullmatch(r"(.+):(\d+)", address)
+    if found is None or not 1 <= int(found[2]) <= LAST_PORT:
         raise ValueError(
-            f"coordinator_address={address} names no port; write HOST:PORT of process 0, "
-            "such as 10.0.0.1:1234."
+            f"coordinator_address={address} names no port from 1 to {LAST_PORT}; write "
+            "HOST:PORT of process 0, such as 10.0.0.1:1234."
         )
     if count < 1:
         raise ValueError(f"num_processes={count} must be an integer >= 1.")

@@ -132,7 +132,7 @@ def test_a_round_without_room_is_one_sentence(monkeypatch):
     memory.check_room(needed)
     monkeypatch.setattr(memory, "free_memory", lambda: 512 * MIB)
     says = (
-        r"a round takes 0.50 GiB beside the data \(client state 0.29 GiB, models 0.00 GiB, "
+        r"a round takes 0.50 GiB beside the data \(client state 0.29 GiB, models 1.00 MiB, "
         r"work 0.21 GiB\) but 0.50 GiB are free; write fewer lanes"
     )
     with pytest.raises(ValueError, match=says):
@@ -164,3 +164,33 @@ def test_what_is_needed_is_known_before_anything_is_allocated():
         data.x, data.y, [np.arange(1)] * 100_000, num_classes=10
     )
     assert fa.memory_needed(scaffold(), task, many, plan).clients == 100_000 * row
+
+
+def test_what_is_needed_is_said_in_words():
+    needed = Footprint(
+        data=5 * MIB, clients=0, models=MIB, work=300 * MIB, host=2 * MIB
+    )
+    assert str(needed) == (
+        "0.30 GiB: data 5.00 MiB, models 1.00 MiB, work 0.29 GiB, in the host's memory "
+        "2.00 MiB"
+    )
+
+
+def test_a_longer_program_takes_more_to_compile(task, data):
+    found = [traced(one, task, data, fa.Plan())[0] for one in (fedavg(), scaffold())]
+    assert found[0].compiler < found[1].compiler < 2 * found[0].compiler
+    assert found[0].peak - found[0].total > found[0].compiler
+
+
+def test_a_model_that_nobody_has_room_for_is_refused_not_counted_in_int32(
+    data, monkeypatch
+):
+    shape, widths = data.x.shape[1:], (200_000, 200_000)
+    wide = fa.models.mlp(shape, data.num_classes, widths)
+    task = fa.classification(wide, shape)
+    plan = fa.Plan(cohort_size=3, clock=fa.Clock(step_seconds=1.0))
+    needed = fa.memory_needed(fedavg(), task, data, plan)
+    assert needed.models > 160e9
+    monkeypatch.setattr(memory, "free_memory", lambda: 2**36)
+    with pytest.raises(ValueError, match="a round takes .* GiB beside the data"):
+        memory.check_room(needed)

@@ -111,7 +111,7 @@ def test_what_the_device_has_no_room_for_the_host_may_have(task, data, monkeypat
         start(scaffold(), task, data, fa.Plan())
     start(scaffold(), task, data, fa.Plan(**HOST))
     monkeypatch.setattr(memory, "free_host_memory", lambda: 1)
-    with pytest.raises(ValueError, match="takes 0.00 GiB but the host has 0.00 GiB"):
+    with pytest.raises(ValueError, match="takes 0.00 MiB but the host has 0.00 MiB"):
         start(scaffold(), task, data, fa.Plan(**HOST))
 
 
@@ -133,5 +133,5 @@ def test_a_copy_of_tables_in_the_host_is_asked_of_the_host(task, data, monkeypat
     monkeypatch.setattr(memory, "free_host_memory", lambda: rows)
     memory.check_copy(state)
     monkeypatch.setattr(memory, "free_host_memory", lambda: rows - 1)
-    with pytest.raises(ValueError, match="takes 0.00 GiB for a copy, but 0.00 GiB are"):
+    with pytest.raises(ValueError, match="takes 0.00 MiB for a copy, but 0.00 MiB are"):
         memory.check_copy(state)

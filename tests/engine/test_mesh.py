@@ -246,7 +246,7 @@ def test_client_state_that_cannot_fit_is_one_sentence(task, data, monkeypatch):
     fits(40)
     begin(**copied)
     fits(39)
-    says = "6 clients takes .* GiB on 4 devices but .*; write devices=2, or take fewer"
+    says = "6 clients takes .* MiB on 4 devices but .*; write devices=2, or take fewer"
     with pytest.raises(ValueError, match=says) as error:
         begin(**copied)
     assert "\n" not in str(error.value)
@@ -261,7 +261,7 @@ def test_client_state_that_cannot_fit_is_one_sentence(task, data, monkeypatch):
     begin(devices=1)
     fits(6 - 1)
     with pytest.raises(
-        ValueError, match="takes 0.00 GiB but .* free; take fewer clients"
+        ValueError, match="takes .* MiB but .* free; take fewer clients"
     ):
         begin(devices=1)
     monkeypatch.undo()
@@ -276,7 +276,7 @@ def test_accelerators_have_a_memory_each_and_a_table_may_fit_only_cut(
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(memory, "free_memory", lambda: 4 * row)
     memory.check_fits(client, 6, 6, 3)  # 2 + 2 rows on each
-    for devices, place in ((1, "GiB but"), (2, "GiB on each of 2 devices but")):
+    for devices, place in ((1, "MiB but"), (2, "MiB on each of 2 devices but")):
         says = f"{place} .* free; write devices=3, or write client_memory=host, or take"
         with pytest.raises(ValueError, match=says):
             memory.check_fits(client, 6, 6, devices)
