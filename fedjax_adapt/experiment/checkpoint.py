@@ -4,6 +4,7 @@ Of several processes the first writes and reads; the others are given their part
 state, so they need not see the folder. See also saver.py.
 """
 
+import errno
 import logging
 import os
 import re
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..engine import arrays, processes
+from ..engine.lanes import num_bytes
 
 PyTree = Any
 
@@ -40,12 +42,20 @@ def save(folder: Path, state: PyTree, round: int) -> None:
     with _as_os_error(folder), _orbax() as checkpointer:
         # A checkpoint of the same round is one that could not be read back.
         whole = _solid(state)
+        _check_space(folder, whole)
         pieces = jax.tree.map(lambda _: SaveArgs(chunk_byte_size=CHUNK), whole)
         checkpointer.save(_path(folder, round), whole, save_args=pieces, force=True)
     for old in rounds(folder)[:-KEEP]:
         shutil.rmtree(_path(folder, old))
     for left_over in folder.glob("*.orbax-checkpoint-tmp*"):
         shutil.rmtree(left_over, ignore_errors=True)
+
+
+def _check_space(folder: Path, state: PyTree) -> None:
+    """Raises OSError where a disk is too full, of which tensorstore says too much."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(folder).free < num_bytes(state):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 def restore(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
@@ -90,7 +100,7 @@ def _restored(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
     for round in reversed(saved):
         # A damaged file may surface as almost any exception of orbax or tensorstore.
         try:
-            with _silence(), _orbax() as checkpointer:
+            with _no_warnings(), _orbax() as checkpointer:
                 state = checkpointer.restore(_path(folder, round), _solid(abstract))
         except Exception:
             continue
@@ -142,28 +152,29 @@ def _as_os_error(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _orbax() -> Iterator[Any]:
+    """A checkpointer that keeps its log to itself: what it raises says as much."""
     import orbax.checkpoint as ocp
 
     # among several processes orbax would wait for all of them
     alone = ocp.options.MultiprocessingOptions()
     if processes.several():
         alone = ocp.options.MultiprocessingOptions(active_processes={0})
-    with ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer:
-        yield checkpointer
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """No word on what cannot be read, which the next older checkpoint makes good.
-
-    Of the whole process, so not for a thread beside others: states are written without.
-    """
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        with ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer:
+            yield checkpointer
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """What cannot be read the next older checkpoint makes good.
+
+    Of the whole process, so not for a thread beside others: states are written without.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,4 +1,5 @@
 import resource
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -6,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from helpers import same
 
+from fedjax_adapt.engine.lanes import num_bytes
 from fedjax_adapt.experiment import checkpoint
 
 
@@ -102,3 +104,15 @@ def test_another_models_checkpoint_is_not_taken_for_ours(tmp_path):
     other = ABSTRACT._replace(params={"v": jax.ShapeDtypeStruct((3, 2), jnp.float32)})
     with pytest.raises(ValueError, match="can be read"):
         checkpoint.restore(tmp_path, other)
+
+
+def test_a_disk_without_room_is_left_as_it_is(tmp_path, monkeypatch):
+    checkpoint.save(tmp_path, state(1.0), 1)
+    size = num_bytes(state(1.0))
+    usage = lambda free: lambda folder: SimpleNamespace(free=free)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", usage(size - 1))
+    with pytest.raises(OSError, match="No space left on device"):
+        checkpoint.save(tmp_path, state(2.0), 2)
+    assert checkpoint.rounds(tmp_path) == [1]
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", usage(size))
+    checkpoint.save(tmp_path, state(2.0), 2)
