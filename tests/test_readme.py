@@ -60,6 +60,6 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it():
         exec(compile("import optax\n" + own, "README.md", "exec"), names)
         assert isinstance(names["leash"](), names["fa"].Algorithm)
         exec(compile(memory, "README.md", "exec"), names)
-        assert "client state 0.01 GiB" in output.getvalue()
+        assert "client state 6.32 MiB" in output.getvalue()
         exec(compile(skews, "README.md", "exec"), names)
     assert names["models"].keys() == {"sel", "all"}

@@ -44,6 +44,7 @@ class Program(NamedTuple):
     last: Group | None
     seconds: float  # to trace and compile
     footprint: Footprint | None = None  # of a run; trials side by side have none
+    xla_options: dict[str, str] | None = None  # under which it is compiled
 
 
 def compile_program(config: Config, federation: Federation) -> Program:
@@ -88,6 +89,7 @@ def compile_program(config: Config, federation: Federation) -> Program:
         last,
         seconds=time.perf_counter() - began,
         footprint=max(held, key=lambda one: one.total),
+        xla_options=options,
     )
 
 

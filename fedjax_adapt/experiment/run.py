@@ -10,6 +10,8 @@ Several processes that `jax.distributed.initialize` has joined make one run toge
 calls `run` with the same config, and the first alone sees the folder.
 """
 
+import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -86,7 +88,9 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
         federation = build(config)
     check_same_run(config, federation.source)
     with processes.agreed():
+        began = time.perf_counter()
         config = replace(config, lanes=lanes_for(config, federation))
+        calibrated = time.perf_counter() - began
         federation = federation._replace(plan=build_plan(config))
         program = compile_program(config, federation)
         if processes.is_first():
@@ -97,7 +101,9 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
         clients = _on_clients(config, federation, program, state)
         result = None
         if own:
-            result = _summarise(config, federation, program, folder, commit, clients)
+            result = _summarise(
+                config, federation, program, folder, commit, clients, calibrated
+            )
             store.finish(folder, result.to_dict())
     return Summary(**processes.from_first(asdict(result) if result else None))
 
@@ -188,6 +194,7 @@ def _summarise(
     folder: Path,
     commit: str | None,
     clients: Metrics | None,
+    calibrated: float,
 ) -> Summary:
     source, sizes = federation.source, federation.skew.sizes
     metrics = store.read_table(folder, "metrics")
@@ -196,13 +203,19 @@ def _summarise(
     spread = {}
     if clients is not None:
         spread = figures.spread_over_clients(clients.accuracy, sizes)
-    used = {"devices": program.num_devices}
+    used = {
+        "devices": program.num_devices,
+        "keeps_memory": keeps_memory(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "xla_options": program.xla_options or {},
+    }
     if processes.several():
         used["processes"] = jax.process_count()
     return Summary(
         folder=str(folder),
         method=method_of(config),
         compile_seconds=program.seconds,
+        calibrate_seconds=calibrated,
         config_hash=config_hash(config),
         seeds={"seed": config.seed, "partition_seed": partition_seed(config)},
         data={
@@ -215,7 +228,7 @@ def _summarise(
             "largest_client": int(sizes.max()),
             "label_entropy": float(federation.skew.label_entropy.mean()),
         },
-        hardware=summary.hardware() | used | {"keeps_memory": keeps_memory()},
+        hardware=summary.hardware() | used,
         versions=summary.versions(),
         commit=commit,
         class_accuracy=figures.per_class(by_class, source.y_test),

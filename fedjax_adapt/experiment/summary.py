@@ -70,12 +70,15 @@ class Summary:
       simulated_seconds: of all rounds on the simulated clock; 0 without one.
       seconds: of training and evaluation; compilation and files apart.
       compile_seconds: to compile the round.
+      calibrate_seconds: to try how many lanes are fastest; next to none where that was
+        told, known or not asked.
       rounds_per_second: rounds over seconds.
       config_hash: which numbers the run produces; runs with equal hashes agree, to the bit
         on as many lanes and devices of the same kind; config.toml has how many.
       seeds: of training and of the partition.
       data: the data set, and what the partition made of it.
-      hardware: what it ran on.
+      hardware: what it ran on, and how: devices, whether freed memory was kept, XLA_FLAGS
+        of the environment, and the options that the program was compiled with.
       versions: of Python and of the packages that decide the numbers.
       commit: of the git checkout the package was run from; None if it was installed.
     """
@@ -109,6 +112,7 @@ class Summary:
     simulated_seconds: float
     seconds: float
     compile_seconds: float
+    calibrate_seconds: float
     rounds_per_second: float
     config_hash: str
     seeds: dict[str, int]

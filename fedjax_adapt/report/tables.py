@@ -67,14 +67,28 @@ def summary_table(folder: str | Path) -> "Table":
         **_costs(summary, of),
         "time": f"{summary['seconds']:.1f} s "
         f"({summary['rounds_per_second']:.3g} rounds/s), "
-        f"and {summary['compile_seconds']:.1f} s to compile",
+        f"and {summary['compile_seconds']:.1f} s to compile" + _calibration(summary),
         "on": f"{device}, {hardware['cores']} cores, "
         f"jax {summary['versions']['jax']}, seed {summary['seeds']['seed']}"
-        + (", freed memory kept" if hardware.get("keeps_memory") else ""),
+        + (", freed memory kept" if hardware.get("keeps_memory") else "")
+        + _xla_options(hardware),
     }
     for name, text in rows.items():
         table.add_row(name, text)
     return table
+
+
+def _calibration(summary: dict) -> str:
+    """What trying lanes took, where any were tried."""
+    seconds = summary.get("calibrate_seconds", 0.0)
+    return f", {seconds:.1f} s to try lanes" if seconds >= 0.1 else ""
+
+
+def _xla_options(hardware: dict) -> str:
+    """What the program was compiled with, where that is not what XLA does by itself."""
+    options = hardware.get("xla_options") or {}
+    told = [f"{name}={value}" for name, value in options.items()]
+    return f", XLA with {', '.join(told)}" if told else ""
 
 
 def _row(of: str, name: str) -> str:

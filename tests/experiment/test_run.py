@@ -29,7 +29,10 @@ from fedjax_adapt.experiment.program import run_keys
 from fedjax_adapt.experiment.store import locked
 
 # what two equal runs need not share; somebody may edit the checkout meanwhile
-CIRCUMSTANCES = {"seconds", "compile_seconds", "rounds_per_second", "folder", "commit"}
+CIRCUMSTANCES = {
+    *("seconds", "compile_seconds", "calibrate_seconds", "rounds_per_second"),
+    *("folder", "commit"),
+}
 
 
 def final_state(config):
