@@ -61,10 +61,8 @@ class Plan:
         if self.clip_norm is not None:
             check.positive("clip_norm", self.clip_norm)
         check.at_least("max_steps", self.max_steps, 1, none="no cap")
-        if self.lanes != "auto":
-            check.at_least("lanes", self.lanes, 1)
-        if self.devices != "auto":
-            check.at_least("devices", self.devices, 1)
+        check.at_least("lanes", self.lanes, 1, auto=True)
+        check.at_least("devices", self.devices, 1, auto=True)
         check.one_of("shuffle", self.shuffle, ("epoch", "replacement", "none"))
         check.one_of("client_memory", self.client_memory, ("device", "host"))
         if not isinstance(self.participation, Participation | None):

@@ -52,8 +52,22 @@ def fedjax_adapt(capsys, line):
         ("run --widths 3 x", "--widths 3 x: write integers."),
         ("run --clip-norm off", "--clip-norm off: write a number or none."),
         ("run --resume 3", "--resume 3: it takes no value, so leave '3' out."),
-        ("run digits", "digits is no flag;"),
+        ("nonsense", "'nonsense' is no command; write one of run, sweep,"),
+        ("run digits", "digits is no flag; flags begin with --; fedjax-adapt run --h"),
+        ("run 5", "5 is no flag; flags begin with --; fedjax-adapt run --help shows"),
+        ("run lr 3", "lr is no flag; did you mean --lr?"),
         ("run -lr 3", "-lr is no flag; did you mean --lr?"),
+        ("run --lrate 3", "--lrate is no flag of this run; did you mean --lr?"),
+        ("run --num-processs 2", "--num-processs is no flag of this run; did you mean"),
+        (
+            "compare a --lr 1",
+            "--lr is a setting of runs, not of compare; leave it out.",
+        ),
+        (
+            "run --folder=",
+            "--folder '' is empty; write a value, or leave --folder out.",
+        ),
+        ("run --partition nope", "partition='nope' is unknown; write one of"),
         (
             "run --algorithm fedavg --alpha 1",
             "--alpha is no flag of this run; it is an option of algorithm feddyn, ",

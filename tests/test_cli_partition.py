@@ -107,7 +107,9 @@ def test_the_file_of_a_run_gives_its_split_and_flags_win(elsewhere):
         ("--output here/p.png", "--output here/p.png: there is no folder here."),
         ("--output p.txt", "--output p.txt must end in .png, .pdf, .svg."),
         ("--config none.toml", "config=none.toml cannot be read"),
-        ("digits", "digits is no flag;"),
+        ("digits", "digits is no flag; flags begin with --; fedjax-adapt partition"),
+        ("--output=", "--output '' is empty; write a value, or leave --output out."),
+        ("--config=", "--config '' is empty; write a value, or leave --config out."),
     ],
 )
 def test_a_mistake_is_one_sentence_exit_code_2_and_nothing_written(

@@ -16,7 +16,8 @@ from .config import (
     kind_options,
     read_settings,
 )
-from .flags import chosen, read_flags, words_of
+from .flags import chosen, read_flags
+from .mistakes import words_of
 from .options import KINDS, Option, options_of, registry
 from .public import with_public
 

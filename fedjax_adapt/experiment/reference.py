@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from .config import common_options
-from .flags import read_flags, words_of
+from .flags import read_flags
+from .mistakes import words_of
 from .options import Option
 from .valuation import ORDERS, Reference, Value
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import constructed
 
-from fedjax_adapt import Algorithm
+from fedjax_adapt import Algorithm, check
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.algorithms.afl import afl_fixed
 from fedjax_adapt.experiment.build import build_algorithm, build_plan
@@ -381,3 +381,24 @@ def test_the_catalogue_has_a_line_for_everything():
 def test_a_method_is_named_by_what_is_not_its_default(algorithm, options, name):
     config = Config(algorithm=algorithm, algorithm_options=options)
     assert method_of(config) == name
+
+
+@pytest.mark.parametrize(
+    "written, meant",
+    [
+        ("lrate", "lr"),
+        ("lr_dcay", "lr_decay"),
+        ("LR", "lr"),
+        ("clients", "num_clients"),
+        ("batchsize", "batch_size"),
+        ("rat", "rate"),
+        ("nope", None),
+        ("copy", None),
+        ("5", None),
+        ("", None),
+    ],
+)
+def test_a_name_is_guessed_only_where_it_is_near(written, meant):
+    known = ["rate", "lr", "lr_decay", "num_clients", "batch_size", "latency", "copies"]
+    assert check.closest(written, known) == meant
+    assert check.closest(written, []) is None

@@ -274,7 +274,27 @@ def test_a_trial_that_diverges_stops_no_other_and_is_exit_code_1(
             "--devices x: write an integer or 'auto' or none.",
         ),
         ("sweep a.toml --side-by-side", "--side-by-side: it needs a value; write an"),
-        ("sweep a.toml --rounds 3", "--rounds is no flag of this sweep"),
+        (
+            "sweep a.toml --lr 0.1",
+            "--lr is a setting of runs; write lr below [run] of SWEEP.toml, or a list of "
+            "values below [grid].",
+        ),
+        (
+            "sweep a.toml --num-labels 3",
+            "--num-labels is a setting of runs; write num_l",
+        ),
+        (
+            "sweep a.toml --no-gate-alignment",
+            "--no-gate-alignment is a setting of runs",
+        ),
+        (
+            "sweep a.toml --data-dir x",
+            "--data-dir is a setting of runs; write data_dir below [run] of SWEEP.toml.\n",
+        ),
+        (
+            "sweep a.toml --xyz",
+            "--xyz is no flag of this sweep; fedjax-adapt sweep --help shows what there",
+        ),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_sentence(
