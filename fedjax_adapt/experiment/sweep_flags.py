@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from .flags import read_flags
 from .options import Option
+from .store import SWEEP
 
 PROGRAM = "fedjax-adapt sweep"
 DESCRIPTION = """\
@@ -46,6 +47,8 @@ class Request(NamedTuple):
 def parse(arguments: Sequence[str]) -> Request:
     """Reads the arguments of `fedjax-adapt sweep`.
 
+    With --resume and --folder, and no file, it is the one in the folder.
+
     Raises:
       ValueError: one sentence on the first mistake.
       SystemExit: --help was asked for and has been printed.
@@ -55,9 +58,22 @@ def parse(arguments: Sequence[str]) -> Request:
     values = read_flags(
         arguments[len(files) :], {"sweep": FLAGS}, {}, PROGRAM, DESCRIPTION
     )
+    if not files and values["resume"] and values["folder"] is not None:
+        files = [_file_in(values["folder"])]
     if len(files) != 1:
         raise ValueError(
             f"sweep got {len(files)} files before its flags; give one, as in "
             "fedjax-adapt sweep SWEEP.toml --folder runs/mine."
         )
     return Request(Path(files[0]).expanduser(), **values)
+
+
+def _file_in(folder: str) -> Path:
+    """The file that a sweep has left in its folder, to go on with it."""
+    file = Path(folder).expanduser() / SWEEP
+    if not file.is_file():
+        raise ValueError(
+            f"--folder {folder} holds no sweep to resume: it has no {SWEEP}; write the "
+            "folder of one, or the file of a new sweep before its flags."
+        )
+    return file

@@ -393,7 +393,6 @@ def test_a_method_is_named_by_what_is_not_its_default(algorithm, options, name):
         ("batchsize", "batch_size"),
         ("rat", "rate"),
         ("nope", None),
-        ("copy", None),
         ("5", None),
         ("", None),
     ],

@@ -17,6 +17,7 @@ from fedjax_adapt.experiment import Config, fleet, read_run, read_swept, run, sw
 from fedjax_adapt.experiment.grid import read_sweep
 from fedjax_adapt.experiment.groups import groups_of
 from fedjax_adapt.experiment.store import read_table
+from fedjax_adapt.experiment.sweep_flags import parse
 from fedjax_adapt.experiment.swept import flat, table_of, to_toml
 from fedjax_adapt.experiment.traced import number, number_names, with_numbers
 from fedjax_adapt.report.sweep import parts, sweep_tables
@@ -270,6 +271,14 @@ def test_a_trial_that_diverges_stops_no_other_and_is_exit_code_1(
         ("sweep a.toml b.toml", "sweep got 2 files before its flags; give one, as in"),
         ("sweep none.toml", "sweep=none.toml cannot be read"),
         (
+            "sweep --folder nosuch",
+            "sweep got 0 files before its flags; give one, as in",
+        ),
+        (
+            "sweep --folder nosuch --resume",
+            "--folder nosuch holds no sweep to resume: it has no sweep.toml; write the fol",
+        ),
+        (
             "sweep a.toml --devices x",
             "--devices x: write an integer or 'auto' or none.",
         ),
@@ -305,6 +314,13 @@ def test_a_mistake_on_the_command_line_is_one_sentence(
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("fedjax-adapt: " + says)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_sweep_is_enough_to_resume_it(tmp_path):
+    (tmp_path / "sweep.toml").write_text("[grid]\nlr = [0.1]\n")
+    request = parse(["--resume", "--folder", str(tmp_path), "--devices", "1"])
+    assert request.file == tmp_path / "sweep.toml"
+    assert (request.folder, request.devices) == (str(tmp_path), 1)
 
 
 def test_figures_of_a_run_that_trained_on_its_test_set_are_called_so():
