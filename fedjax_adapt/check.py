@@ -110,6 +110,8 @@ def closest(value: str, known: Iterable[str]) -> str | None:
 def nearest(value: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: the nearest one, and all of them."""
     known = list(known)
+    if not known:
+        return "there are none."
     close = closest(value, known)
     if close is not None:
         return f"did you mean {close!r}? There are {', '.join(known)}."

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from fedjax_adapt import cli
 from fedjax_adapt.cli import process
@@ -67,6 +68,35 @@ def test_a_picture_is_replaced_only_when_asked_to(capsys, elsewhere):
     )
     assert fedjax_adapt(capsys, f"{line} --overwrite")[0] == 0
     assert mine.read_bytes().startswith(PNG)
+
+
+def test_a_picture_for_which_there_is_no_room_leaves_the_old_one(
+    capsys, elsewhere, monkeypatch
+):
+    def full(figure, path, **_):
+        path.write_bytes(PNG)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    (elsewhere / "mine.png").write_text("mine")
+    line = "partition --num-clients 3 --output mine.png --overwrite"
+    code, _, err = fedjax_adapt(capsys, line)
+    assert code == 1
+    assert err == "fedjax-adapt: [Errno 28] No space left on device: 'mine.png'.\n"
+    (left,) = elsewhere.iterdir()
+    assert left.read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_drawn(
+    capsys, elsewhere, monkeypatch
+):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    for line in ("partition --output p.png", "compare runs --plot p.png"):
+        flag = " ".join(line.split()[-2:])
+        code, out, err = fedjax_adapt(capsys, line)
+        assert (code, out) == (2, "")
+        says = f"{flag}: the folder . cannot be written to; choose another.\n"
+        assert err == f"fedjax-adapt: {says}"
 
 
 def test_the_file_of_a_run_gives_its_split_and_flags_win(elsewhere):

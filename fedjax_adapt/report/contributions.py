@@ -148,5 +148,4 @@ def draw_contributions(folder: str | Path, path: str | Path | None = None) -> Pa
     axes.grid(True, axis="y", color=GREY, alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9, labelcolor=INK)
-    figure.savefig(path)
-    return path
+    return saved(figure, path)

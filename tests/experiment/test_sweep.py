@@ -159,10 +159,13 @@ def test_what_does_not_fit_is_found_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match="side_by_side=0 must be an integer >= 1"):
         sweep(bad, tmp_path / "sweep", side_by_side=0)
     assert not (tmp_path / "sweep").exists()
+    with pytest.raises(ValueError, match="folder='' is empty; write the path of a f"):
+        sweep(bad, "")
 
 
 def grouped(run, grid):
-    groups = groups_of(read_sweep({"run": {**TINY, **run}, "grid": grid}).trials)
+    run = {name: value for name, value in {**TINY, **run}.items() if name not in grid}
+    groups = groups_of(read_sweep({"run": run, "grid": grid}).trials)
     return [([t.number for t in group.trials], group.numbers) for group in groups]
 
 
@@ -269,6 +272,10 @@ def test_a_trial_that_diverges_stops_no_other_and_is_exit_code_1(
     [
         ("sweep", "sweep got 0 files before its flags; give one, as in"),
         ("sweep a.toml b.toml", "sweep got 2 files before its flags; give one, as in"),
+        (
+            "sweep a.toml --folder=",
+            "--folder '' is empty; write a value, or leave --fol",
+        ),
         ("sweep none.toml", "sweep=none.toml cannot be read"),
         (
             "sweep --folder nosuch",
