@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_adapt import __version__, cli
 from fedjax_adapt.cli import process
+from fedjax_adapt.cli.progress import nothing_to_resume
 from fedjax_adapt.experiment import checkpoint, read_run
 from fedjax_adapt.experiment.flags import parse
 
@@ -228,8 +229,30 @@ def test_ctrl_c_says_how_to_go_on_and_going_on_works(capsys, monkeypatch):
     assert code == 2 and "half finished; write --resume" in err
     code, _, err = fedjax_adapt(capsys, f"{line} --resume --lr 0.3")
     assert code == 2 and "holds a run with lr=0.1, not lr=0.3" in err
-    assert fedjax_adapt(capsys, command.removeprefix("fedjax-adapt "))[0] == 0
+    code, out, _ = fedjax_adapt(capsys, command.removeprefix("fedjax-adapt "))
+    assert code == 0 and "nothing to resume" not in out
     assert read_run("mine").metrics["round"].to_pylist() == [*range(1, 8)]
+
+
+def test_a_run_that_has_nothing_to_resume_begins_and_says_so(capsys):
+    code, out, err = fedjax_adapt(capsys, f"{QUICK} --folder mine --resume")
+    assert (code, err) == (0, "")
+    said = "warning: nothing to resume in mine: the run begins at round 1.\n"
+    assert out.count(said) == 1 and out.startswith(said)
+    assert read_run("mine").summary["rounds"] == 7
+
+
+def test_there_is_nothing_to_resume_where_nothing_is_saved(elsewhere):
+    said = lambda resume=True: nothing_to_resume(elsewhere / "a", resume, "it begins")
+    here = f"nothing to resume in {elsewhere / 'a'}: it begins."
+    assert said() == here and said(resume=False) is None
+    (elsewhere / "a" / "checkpoints").mkdir(parents=True)
+    assert said() == here
+    (elsewhere / "a" / "sweep.toml").touch()
+    assert said() is None
+    (elsewhere / "a" / "sweep.toml").unlink()
+    (elsewhere / "a" / "checkpoints" / "000000002").mkdir()
+    assert said() is None
 
 
 def test_a_run_that_diverges_is_exit_code_1_and_one_sentence(capsys, monkeypatch):

@@ -269,9 +269,8 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:  # as a full disk gives it, it names no file
-        error.filename, error.filename2 = str(path), None
-        if error.errno is None:  # nor a reason that is a number
-            error.args = (f"{path}: {error}",)
-        raise
+        if error.errno is None:
+            raise OSError(f"{path} cannot be written: {error}") from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)

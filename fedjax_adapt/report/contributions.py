@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..experiment.store import read_run
+from .plots import BLUE, GREY, INK, ORANGE, saved
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-INK, BLUE, ORANGE, GREY = "#222222", "#2a6fbb", "#d9822b", "#9aa0a6"
 
 
 class Contribution(NamedTuple):
