@@ -70,6 +70,12 @@ def fedjax_adapt(capsys, line):
         ),
         ("run --partition nope", "partition='nope' is unknown; write one of"),
         (
+            "compare nosuch",
+            "nosuch holds no run: it has no config.toml; write the fold",
+        ),
+        ("contributions nosuch", "nosuch holds no run: it has no config.toml; write"),
+        ("run --epochs 1e12", "epochs=1000000000000.0 must lie in (0, 1000000]."),
+        (
             "run --algorithm fedavg --alpha 1",
             "--alpha is no flag of this run; it is an option of algorithm feddyn, ",
         ),
@@ -144,6 +150,13 @@ def test_a_mistake_is_one_sentence_exit_code_2_and_nothing_written(
     assert err.startswith("fedjax-adapt: " + says)
     assert err.count("\n") == 1 and err.endswith("\n")
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["compare", "contributions", "sweep"])
+def test_a_path_that_is_empty_is_one_sentence(capsys, command):
+    assert cli.main([command, "", "--devices", "1"]) == 2
+    says = "a path before the flags is empty; write that of a file or a folder.\n"
+    assert capsys.readouterr().err == f"fedjax-adapt: {command}: {says}"
 
 
 def test_a_mistake_in_the_file_names_file_and_line(capsys, elsewhere):

@@ -31,6 +31,25 @@ def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
     return words
 
 
+def paths_and_flags(
+    arguments: Sequence[str], command: str
+) -> tuple[list[str], list[str]]:
+    """The words before the first flag, which are paths, and those from it on.
+
+    Raises:
+      ValueError: a path is empty.
+    """
+    flags = (i for i, word in enumerate(arguments) if word.startswith("-"))
+    count = next(flags, len(arguments))
+    paths = list(arguments[:count])
+    if "" in paths:
+        raise ValueError(
+            f"{command}: a path before the flags is empty; write that of a file or a "
+            "folder."
+        )
+    return paths, list(arguments[count:])
+
+
 def explain(
     arguments: Sequence[str],
     options: Mapping[str, Option],

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from .flags import read_flags
+from .mistakes import paths_and_flags
 from .options import Option
 from .store import SWEEP
 
@@ -53,13 +54,10 @@ def parse(arguments: Sequence[str]) -> Request:
       ValueError: one sentence on the first mistake.
       SystemExit: --help was asked for and has been printed.
     """
-    flags = [i for i, word in enumerate(arguments) if word.startswith("-")]
-    files = arguments[: flags[0]] if flags else arguments
-    values = read_flags(
-        arguments[len(files) :], {"sweep": FLAGS}, {}, PROGRAM, DESCRIPTION
-    )
+    files, flags = paths_and_flags(arguments, "sweep")
+    values = read_flags(flags, {"sweep": FLAGS}, {}, PROGRAM, DESCRIPTION)
     if not files and values["resume"] and values["folder"] is not None:
-        files = [_file_in(values["folder"])]
+        files = [str(_file_in(values["folder"]))]
     if len(files) != 1:
         raise ValueError(
             f"sweep got {len(files)} files before its flags; give one, as in "
