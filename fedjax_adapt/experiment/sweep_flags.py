@@ -23,7 +23,11 @@ FLAGS = {
         None,
         "where the sweep goes; none: as the file says, runs/sweep-HASH",
     ),
-    "resume": Option(bool, False, "go on with the half-finished sweep in the folder"),
+    "resume": Option(
+        bool,
+        False,
+        "go on with the half-finished sweep in the folder, which needs no SWEEP.toml",
+    ),
     "devices": Option(
         COUNT | None,
         None,
