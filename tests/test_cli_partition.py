@@ -2,10 +2,10 @@
 
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from fedjax_adapt import cli
 from fedjax_adapt.cli import process
@@ -73,11 +73,11 @@ def test_a_picture_is_replaced_only_when_asked_to(capsys, elsewhere):
 def test_a_picture_for_which_there_is_no_room_leaves_the_old_one(
     capsys, elsewhere, monkeypatch
 ):
-    def full(figure, path, **_):
-        path.write_bytes(PNG)
+    def full(path, data):
+        path.write_text("half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Figure, "savefig", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     (elsewhere / "mine.png").write_text("mine")
     line = "partition --num-clients 3 --output mine.png --overwrite"
     code, _, err = fedjax_adapt(capsys, line)

@@ -1,5 +1,6 @@
 """Figures of a run, from its folder."""
 
+import io
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -132,10 +133,13 @@ def saved(figure: "Figure", path: Path) -> Path:
     Raises:
       OSError: it cannot be written; the error names it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings(), replacing(path) as temporary:
+    drawn = io.BytesIO()  # for matplotlib's PDF crashes where there is no room for it
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a glyph the font does not have
-        figure.savefig(temporary, format=path.suffix.removeprefix(".") or "png")
+        figure.savefig(drawn, format=path.suffix.removeprefix(".") or "png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(drawn.getvalue())
     return path
 
 
