@@ -89,8 +89,8 @@ class Config:
       checkpoint_every: rounds between checkpoints; none: about every 20 seconds
       targets: test accuracies whose first round the summary gives
       lanes: clients trained side by side on a device, cut to the most it has in a round;
-        auto: in a run of 100 rounds or more what is fastest, tried out and kept for later runs,
-        else by a rule
+        auto: in a run of 100 rounds or more what is fastest, tried out and kept for later
+        runs, else by a rule
       devices: that share the clients of a round; auto: every accelerator, or every core
       client_memory: where the state of all clients lies; host: in the host's memory, and
         only the rows of a cohort visit the device
