@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 MOST = 2**30  # of an integer: two of them add up to one that an int32 holds
+NEAR = 0.75  # of `closest`: mpl is near mlp (0.82), nope is not near copies (0.6)
 
 
 def is_tracer(value: Any) -> bool:
@@ -63,28 +64,57 @@ def between(
 
 
 def at_least(
-    name: str, value: Any, low: int, none: str | None = None, most: float = MOST
+    name: str,
+    value: Any,
+    low: int,
+    none: str | None = None,
+    most: float = MOST,
+    auto: bool = False,
 ) -> None:
     """Raises ValueError unless `value` is an integer >= low and <= most.
 
-    `none` says what None means to this argument; without it None is refused.
+    `none` says what None means to this argument; without it None is refused. With `auto`
+    "auto" passes, too.
     """
     if is_tracer(value) or (value is None and none is not None):
         return
+    if auto and isinstance(value, str) and value == "auto":
+        return
     hint = f", or None for {none}" if none else ""
-    number = None if value is None else _number(name, value, f"an integer >= {low}")
+    hint += ', or "auto"' if auto else ""
+    wanted = f"an integer >= {low}{hint}"
+    number = None if value is None else _number(name, value, wanted)
     if number is None or number % 1 != 0 or number < low:  # NaN and inf: x % 1 is NaN
         raise ValueError(f"{name}={value} must be an integer >= {low}{hint}.")
     if number > most:
         raise ValueError(f"{name}={value} must be at most {most}{hint}.")
 
 
+def closest(value: str, known: Iterable[str]) -> str | None:
+    """The name that was meant, as far as one can tell; None where none is really near.
+
+    Names count by difflib's ratio, in [0, 1]. One that begins with the same letter, or
+    that `value` begins with, counts more: `lrate` is sooner `lr` than `rate`.
+    """
+    value = str(value).lower()
+
+    def likeness(name: str) -> float:
+        ratio = difflib.SequenceMatcher(None, value, name.lower()).ratio()
+        begins = len(name) > 1 and value.startswith(name.lower())
+        return ratio + 0.15 * (value[:1] == name[:1].lower()) + 0.2 * begins
+
+    best = max(known, key=likeness, default=None)
+    return None if best is None or likeness(best) < NEAR else best
+
+
 def nearest(value: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: the nearest one, and all of them."""
     known = list(known)
-    close = difflib.get_close_matches(str(value), known, n=1, cutoff=0.4)
-    if close:
-        return f"did you mean {close[0]!r}? There are {', '.join(known)}."
+    if not known:
+        return "there are none."
+    close = closest(value, known)
+    if close is not None:
+        return f"did you mean {close!r}? There are {', '.join(known)}."
     return f"write one of {', '.join(known)}."
 
 

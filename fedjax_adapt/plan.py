@@ -22,9 +22,10 @@ class Plan:
       clip_norm: the global norm to which gradient plus correction is clipped; None: no.
       max_steps: cap on the local steps of a client in a round; None: no cap. A policy that
         learns should be built with a cap that is no larger: it does not see this one.
-      lanes: how many clients run side by side on a device; "auto" chooses by backend and
-        model. With fewer lanes than clients whoever is done makes room for the next: as
-        many as the cohort's steps hold those of its longest client waste little.
+      lanes: how many clients run side by side on a device, cut to the most it has in a
+        round; "auto" chooses by backend and model. With fewer lanes than
+        clients whoever is done makes room for the next: as many as the cohort's steps hold
+        those of its longest client waste little.
       devices: how many of JAX's devices share the clients of a round; "auto": all, those
         of other processes too after `jax.distributed.initialize` (see engine/mesh.py). On
         a CPU begin with `cores_as_devices()`.
@@ -61,10 +62,8 @@ class Plan:
         if self.clip_norm is not None:
             check.positive("clip_norm", self.clip_norm)
         check.at_least("max_steps", self.max_steps, 1, none="no cap")
-        if self.lanes != "auto":
-            check.at_least("lanes", self.lanes, 1)
-        if self.devices != "auto":
-            check.at_least("devices", self.devices, 1)
+        check.at_least("lanes", self.lanes, 1, auto=True)
+        check.at_least("devices", self.devices, 1, auto=True)
         check.one_of("shuffle", self.shuffle, ("epoch", "replacement", "none"))
         check.one_of("client_memory", self.client_memory, ("device", "host"))
         if not isinstance(self.participation, Participation | None):

@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_adapt import __version__, cli
 from fedjax_adapt.cli import process
+from fedjax_adapt.cli.progress import nothing_to_resume
 from fedjax_adapt.experiment import checkpoint, read_run
 from fedjax_adapt.experiment.flags import parse
 
@@ -52,8 +53,28 @@ def fedjax_adapt(capsys, line):
         ("run --widths 3 x", "--widths 3 x: write integers."),
         ("run --clip-norm off", "--clip-norm off: write a number or none."),
         ("run --resume 3", "--resume 3: it takes no value, so leave '3' out."),
-        ("run digits", "digits is no flag;"),
+        ("nonsense", "'nonsense' is no command; write one of run, sweep,"),
+        ("run digits", "digits is no flag; flags begin with --; fedjax-adapt run --h"),
+        ("run 5", "5 is no flag; flags begin with --; fedjax-adapt run --help shows"),
+        ("run lr 3", "lr is no flag; did you mean --lr?"),
         ("run -lr 3", "-lr is no flag; did you mean --lr?"),
+        ("run --lrate 3", "--lrate is no flag of this run; did you mean --lr?"),
+        ("run --num-processs 2", "--num-processs is no flag of this run; did you mean"),
+        (
+            "compare a --lr 1",
+            "--lr is a setting of runs, not of compare; leave it out.",
+        ),
+        (
+            "run --folder=",
+            "--folder '' is empty; write a value, or leave --folder out.",
+        ),
+        ("run --partition nope", "partition='nope' is unknown; write one of"),
+        (
+            "compare nosuch",
+            "nosuch holds no run: it has no config.toml; write the fold",
+        ),
+        ("contributions nosuch", "nosuch holds no run: it has no config.toml; write"),
+        ("run --epochs 1e12", "epochs=1000000000000.0 must lie in (0, 1000000]."),
         (
             "run --algorithm fedavg --alpha 1",
             "--alpha is no flag of this run; it is an option of algorithm feddyn, ",
@@ -133,6 +154,13 @@ def test_a_mistake_is_one_sentence_exit_code_2_and_nothing_written(
     assert err.startswith("fedjax-adapt: " + says)
     assert err.count("\n") == 1 and err.endswith("\n")
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["compare", "contributions", "sweep"])
+def test_a_path_that_is_empty_is_one_sentence(capsys, command):
+    assert cli.main([command, "", "--devices", "1"]) == 2
+    says = "a path before the flags is empty; write that of a file or a folder.\n"
+    assert capsys.readouterr().err == f"fedjax-adapt: {command}: {says}"
 
 
 def test_a_mistake_in_the_file_names_file_and_line(capsys, elsewhere):
@@ -218,8 +246,30 @@ def test_ctrl_c_says_how_to_go_on_and_going_on_works(capsys, monkeypatch):
     assert code == 2 and "half finished; write --resume" in err
     code, _, err = fedjax_adapt(capsys, f"{line} --resume --lr 0.3")
     assert code == 2 and "holds a run with lr=0.1, not lr=0.3" in err
-    assert fedjax_adapt(capsys, command.removeprefix("fedjax-adapt "))[0] == 0
+    code, out, _ = fedjax_adapt(capsys, command.removeprefix("fedjax-adapt "))
+    assert code == 0 and "nothing to resume" not in out
     assert read_run("mine").metrics["round"].to_pylist() == [*range(1, 8)]
+
+
+def test_a_run_that_has_nothing_to_resume_begins_and_says_so(capsys):
+    code, out, err = fedjax_adapt(capsys, f"{QUICK} --folder mine --resume")
+    assert (code, err) == (0, "")
+    said = "warning: nothing to resume in mine: the run begins at round 1.\n"
+    assert out.count(said) == 1 and out.startswith(said)
+    assert read_run("mine").summary["rounds"] == 7
+
+
+def test_there_is_nothing_to_resume_where_nothing_is_saved(elsewhere):
+    said = lambda resume=True: nothing_to_resume(elsewhere / "a", resume, "it begins")
+    here = f"nothing to resume in {elsewhere / 'a'}: it begins."
+    assert said() == here and said(resume=False) is None
+    (elsewhere / "a" / "checkpoints").mkdir(parents=True)
+    assert said() == here
+    (elsewhere / "a" / "sweep.toml").touch()
+    assert said() is None
+    (elsewhere / "a" / "sweep.toml").unlink()
+    (elsewhere / "a" / "checkpoints" / "000000002").mkdir()
+    assert said() is None
 
 
 def test_a_run_that_diverges_is_exit_code_1_and_one_sentence(capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,6 +70,35 @@ def test_a_picture_is_replaced_only_when_asked_to(capsys, elsewhere):
     assert mine.read_bytes().startswith(PNG)
 
 
+def test_a_picture_for_which_there_is_no_room_leaves_the_old_one(
+    capsys, elsewhere, monkeypatch
+):
+    def full(path, data):
+        path.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    (elsewhere / "mine.png").write_text("mine")
+    line = "partition --num-clients 3 --output mine.png --overwrite"
+    code, _, err = fedjax_adapt(capsys, line)
+    assert code == 1
+    assert err == "fedjax-adapt: [Errno 28] No space left on device: 'mine.png'.\n"
+    (left,) = elsewhere.iterdir()
+    assert left.read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_drawn(
+    capsys, elsewhere, monkeypatch
+):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    for line in ("partition --output p.png", "compare runs --plot p.png"):
+        flag = " ".join(line.split()[-2:])
+        code, out, err = fedjax_adapt(capsys, line)
+        assert (code, out) == (2, "")
+        says = f"{flag}: the folder . cannot be written to; choose another.\n"
+        assert err == f"fedjax-adapt: {says}"
+
+
 def test_the_file_of_a_run_gives_its_split_and_flags_win(elsewhere):
     (elsewhere / "run.toml").write_text(
         "algorithm = 'fedprox'\nmu = 0.5\nlr = 0.01\npartition = 'shards'\n"
@@ -107,7 +137,9 @@ def test_the_file_of_a_run_gives_its_split_and_flags_win(elsewhere):
         ("--output here/p.png", "--output here/p.png: there is no folder here."),
         ("--output p.txt", "--output p.txt must end in .png, .pdf, .svg."),
         ("--config none.toml", "config=none.toml cannot be read"),
-        ("digits", "digits is no flag;"),
+        ("digits", "digits is no flag; flags begin with --; fedjax-adapt partition"),
+        ("--output=", "--output '' is empty; write a value, or leave --output out."),
+        ("--config=", "--config '' is empty; write a value, or leave --config out."),
     ],
 )
 def test_a_mistake_is_one_sentence_exit_code_2_and_nothing_written(

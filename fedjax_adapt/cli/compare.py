@@ -12,12 +12,12 @@ def compare(arguments: list[str]) -> int:
         from rich.console import Console
 
         from ..experiment.flags import read_flags
+        from ..experiment.mistakes import paths_and_flags
         from ..experiment.options import Option
         from ..experiment.preview import picture_path
         from ..report.plots import Against, comparison_curves
 
-    flags = [i for i, word in enumerate(arguments) if word.startswith("-")]
-    folders = arguments[: flags[0]] if flags else arguments
+    folders, flags = paths_and_flags(arguments, "compare")
     choices = {
         "plot": Option(str | None, None, "where a picture of all curves goes"),
         "against": Option(Against | None, None, "its horizontal axis; none: round"),
@@ -29,9 +29,7 @@ def compare(arguments: list[str]) -> int:
     )
     program = "fedjax-adapt compare"
     try:
-        values = read_flags(
-            arguments[len(folders) :], {"picture": choices}, {}, program, about
-        )
+        values = read_flags(flags, {"picture": choices}, {}, program, about)
     except SystemExit:  # --help has been printed
         return 0
     if not folders:

@@ -9,26 +9,39 @@ from .sentences import fail
 
 
 @contextmanager
-def reporting(console) -> Iterator[Callable]:
+def reporting(console, warning: str | None = None) -> Iterator[Callable]:
     """A function that shows progress and its warnings, and where Ctrl-C takes effect.
 
     From its first call on freed memory is kept: then rounds begin, and what loading and
-    compiling took has been given back.
+    compiling took has been given back. A `warning` is told then, too.
     """
     from ..engine.allocator import keep_memory
     from ..report.live import live
 
     with live(console) as show, process.finishing() as stop_if_asked:
+        before = [] if warning is None else [warning]  # the first round
 
         def report(progress):
             keep_memory()
-            if progress.warning is not None:
-                told = f"warning: {progress.warning}"
+            now = [] if progress.warning is None else [progress.warning]
+            for told in (*before, *now):
+                told = f"warning: {told}"
                 console.print(told, highlight=False, soft_wrap=True, markup=False)
+            before.clear()
             show(progress)
             stop_if_asked()
 
         yield report
+
+
+def nothing_to_resume(folder: Path, resume: bool, begins: str) -> str | None:
+    """What to say where --resume finds nothing saved in a folder; None: nothing."""
+    from ..experiment.checkpoint import rounds
+    from ..experiment.store import SWEEP
+
+    if not resume or (folder / SWEEP).exists() or rounds(folder / "checkpoints"):
+        return None
+    return f"nothing to resume in {folder}: {begins}."
 
 
 def interrupted(folder: Path, again: str) -> int:

@@ -4,8 +4,10 @@ from pathlib import Path
 
 from . import process
 from .compare import print_comparison
-from .progress import interrupted, reporting
+from .progress import interrupted, nothing_to_resume, reporting
 from .sentences import fail, told
+
+FIRST = "the run begins at round 1"  # where nothing is resumed
 
 
 def run(arguments: list[str]) -> int:
@@ -29,9 +31,10 @@ def run(arguments: list[str]) -> int:
         process.import_writers()
     if others:
         return _run_together(config, request)
+    unsaved = nothing_to_resume(run_folder(config), request.resume, FIRST)
     for one in left:
         try:
-            code = _train(one, run_folder(one), request.resume)
+            code = _train(one, run_folder(one), request.resume, unsaved)
         except KeyboardInterrupt:
             again = f"--folder {run_folder(config)} --resume"
             if request.controls:
@@ -39,6 +42,7 @@ def run(arguments: list[str]) -> int:
             return interrupted(run_folder(one), again)
         if code:
             return code
+        unsaved = None  # controls that have not begun are no surprise
     if request.controls:
         print_comparison([run_folder(one) for one in configs])
     return 0
@@ -55,9 +59,10 @@ def _run_together(config, request) -> int:
     from ..experiment.run import run as train
 
     folder = run_folder(config)
+    unsaved = nothing_to_resume(folder, request.resume, FIRST)
     try:
         with joined(request.together, told) as first:
-            with reporting(Console()) as report:
+            with reporting(Console(), unsaved) as report:
                 train(config, request.resume, report)
     except Diverged as error:
         return fail(str(error), 1)
@@ -80,14 +85,14 @@ def _flags(them) -> str:
     )
 
 
-def _train(config, folder: Path, resume: bool) -> int:
+def _train(config, folder: Path, resume: bool, warning: str | None) -> int:
     from rich.console import Console
 
     from ..experiment.rows import Diverged
     from ..experiment.run import run as train
 
     try:
-        with reporting(Console()) as report:
+        with reporting(Console(), warning) as report:
             train(config, resume, report)
     except Diverged as error:
         return fail(str(error), 1)

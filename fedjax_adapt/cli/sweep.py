@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from . import process
-from .progress import interrupted, reporting
+from .progress import interrupted, nothing_to_resume, reporting
 from .sentences import fail
 
 
@@ -40,8 +40,9 @@ def _sweep(asked, folder: Path, request) -> int:
     from ..report.sweep import sweep_tables
 
     console = Console()
-    with reporting(console) as report:
-        _, _, resume, devices, side_by_side = request
+    _, _, resume, devices, side_by_side = request
+    unsaved = nothing_to_resume(folder, resume, "the sweep begins with its first trial")
+    with reporting(console, unsaved) as report:
         found = run_sweep(asked, folder, resume, devices, side_by_side, report)
     for table in sweep_tables(folder):
         console.print(table)

@@ -239,7 +239,10 @@ def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
     check.one_of("base", name, registry("algorithm"))
     known = options_of("algorithm", find("algorithm", name))
     for option, value in values.items():
-        check.one_of(f"option of base {name}", option, known)
+        if option not in known:
+            raise ValueError(
+                f"base={text} has no option {option}; {check.nearest(option, known)}"
+            )
         sentence = f"{option}={value!r} of base {name}"
         values[option] = checked(sentence, known[option].annotation, value)
     return name, values

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import toml
-from .options import KINDS, Option, checked, find, suggestion
+from .options import KINDS, Option, checked, find, registry, suggestion
 from .schema import Config, common_options, kind_options
 from .schema import Corruption as Corruption
 
@@ -30,6 +30,18 @@ def all_options(choices: Mapping[str, str]) -> dict[str, Option]:
     for kind in KINDS:
         options.update(kind_options(kind, choices[kind]).values())
     return options
+
+
+def is_setting(name: str) -> bool:
+    """Whether it is the flat name of a setting of any run, or an option's own name."""
+    if name in common_options():
+        return True
+    return any(
+        name in (own, flat)
+        for kind in KINDS
+        for choice in registry(kind)
+        for own, (flat, _) in kind_options(kind, choice).items()
+    )
 
 
 def choices_in(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from .config import (
     kind_options,
     read_settings,
 )
-from .options import KINDS, Option, convert, find, suggestion, wanted
+from .mistakes import explain, words_of
+from .options import KINDS, Option, find
 from .together import OPTIONS, Together, together
 
 PROGRAM = "fedjax-adapt run"
@@ -123,19 +124,6 @@ def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
     return {}
 
 
-def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
-    """The words after each flag, before anything is known of their types."""
-    words, name = {}, None
-    for token in arguments:
-        if token.startswith("--"):
-            name, equals, word = token[2:].partition("=")
-            name = name.replace("-", "_")
-            words[name] = [word] if equals else []
-        elif name is not None:
-            words[name].append(token)
-    return words
-
-
 def read_flags(
     arguments: Sequence[str],
     groups: Mapping[str, Mapping[str, Option]],
@@ -151,6 +139,7 @@ def read_flags(
     """
     import tyro
 
+    words_of(arguments)  # or it is refused
     errors = io.StringIO()
     options = {name: o for group in groups.values() for name, o in group.items()}
     try:
@@ -225,57 +214,3 @@ def _flag(name: str, option: Option, settings: Mapping[str, Any]) -> tuple:
     if name in ("resume", "controls", "overwrite"):
         annotation = tyro.conf.FlagCreatePairsOff[annotation]
     return name, annotation, field(default=settings.get(name, option.default))
-
-
-def explain(
-    arguments: Sequence[str],
-    options: Mapping[str, Option],
-    said: str = "",
-    command: str = "run",
-) -> str:
-    """One sentence on the first mistake among the arguments; failing that, tyro's."""
-    flags = [f"--{name.replace('_', '-')}" for name in options]
-    short = [token for token in arguments if re.match(r"-[^-\d.]", token)]
-    for token in [*arguments[:1], *short]:
-        if not token.startswith("--"):
-            return f"{token} is no flag; {suggestion(f'--{token}', flags)}"
-    for name, words in words_of(arguments).items():
-        flag = "--" + name.replace("_", "-")
-        positive = name.removeprefix("no_")
-        if positive in options and options[positive].annotation is bool:
-            name = positive
-        if name not in options:
-            return f"{flag} is no flag of this {command}; {suggestion(flag, flags)}"
-        problem = _problem(options[name].annotation, words)
-        if problem:
-            return f"{' '.join([flag, *words])}: {problem}."
-    rest = " ".join(said.translate(dict.fromkeys(map(ord, "╭╮╰╯│─"))).split())
-    return rest or "the command line cannot be read; see --help."
-
-
-def _problem(annotation: Any, values: list[str]) -> str | None:
-    """What is wrong with the values of a flag, or None."""
-    wish = wanted(annotation)
-    if annotation is bool:
-        return f"it takes no value, so leave {values[0]!r} out" if values else None
-    many = typing.get_origin(annotation) is tuple
-    if not values and not many:
-        return f"it needs a value; write {wish}"
-    if len(values) > 1 and not many:
-        return f"it takes one value; write {wish}"
-    try:
-        parsed = [_parse_word(value) for value in values]
-        if bool in typing.get_args(annotation):
-            truth = {"true": True, "false": False}
-            parsed = [truth.get(str(word).lower(), word) for word in parsed]
-        convert(annotation, parsed if many else parsed[0])
-    except TypeError:
-        return f"write {wish}"
-    return None
-
-
-def _parse_word(word: str) -> Any:
-    for number in (int, float):
-        with contextlib.suppress(ValueError):
-            return number(word)
-    return word

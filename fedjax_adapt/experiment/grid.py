@@ -81,8 +81,13 @@ def read_sweep(source: str | Path | Mapping[str, Any] | Sweep) -> Sweep:
     """
     if isinstance(source, Sweep):
         return source
+    if not isinstance(source, str | Path | Mapping):
+        raise ValueError(
+            f"sweep={source!r} is no sweep; write the path of a TOML file, or a dict as in "
+            "{'run': {'algorithm': 'fedavg'}, 'grid': {'lr': [0.1, 0.03]}}."
+        )
     path = None if isinstance(source, Mapping) else Path(source).expanduser()
-    tables = toml.read(path, "sweep") if path else dict(source)
+    tables = dict(source) if isinstance(source, Mapping) else toml.read(path, "sweep")
     where = _Source(path)
     for key in tables:
         if key not in ("folder", "run", "grid"):
@@ -97,8 +102,10 @@ def read_sweep(source: str | Path | Mapping[str, Any] | Sweep) -> Sweep:
             f"{where.at('folder', 'run')}: folder is that of the sweep; write it above "
             "[run]."
         )
+    run = {name: _plain(value) for name, value in run.items()}
     grids = _grids(tables, where)
-    sweep = Sweep(None if folder is None else str(folder), dict(run), grids, [])
+    _check_disjoint(run, grids, where)
+    sweep = Sweep(None if folder is None else str(folder), run, grids, [])
     sweep.trials.extend(_trials(sweep, where))
     return sweep
 
@@ -122,6 +129,7 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
         )
     for number, grid in enumerate(grids):
         for name, values in grid.items():
+            values = _plain(values)
             at = where.at(name, number)
             if name == "match":
                 raise ValueError(
@@ -136,17 +144,40 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
                 raise ValueError(
                     f"{at}: {name} changes no number of a run, so nothing varies; {rest}"
                 )
-            if not isinstance(values, list | tuple) or not values:
-                came = "is empty" if values in ([], ()) else "is no list"
+            if not isinstance(values, list) or not values:
+                came = "is empty" if values == [] else "is no list"
                 raise ValueError(
                     f"{at}: {name}={values!r} {came}; write the values to try, as in "
                     f"{name} = [{_example(values)}]."
                 )
-    return [{name: list(values) for name, values in g.items()} for g in grids]
+    return [{name: _plain(values) for name, values in g.items()} for g in grids]
+
+
+def _plain(value: Any) -> Any:
+    """Python's numbers and lists in place of NumPy's or JAX's, of ranges and tuples."""
+    if isinstance(value, list | tuple | range):
+        return [_plain(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _check_disjoint(
+    run: Mapping[str, Any], grids: list[dict[str, list]], where: _Source
+) -> None:
+    """Raises ValueError if a setting of [run] is that of no trial, for all grids vary it.
+
+    With several grids it may be that of the trials of a grid that does not.
+    """
+    for name in run:
+        if all(name in grid for grid in grids):
+            raise ValueError(
+                f"{where.at(name, 'run')}: {name} stands below [run] and below [grid]; "
+                "leave it out of one of them."
+            )
 
 
 def _example(values: Any) -> str:
-    return "1, 2" if isinstance(values, list | tuple | dict) else toml.spelled(values)
+    written = isinstance(values, bool | int | float | str)
+    return toml.spelled(values) if written else "1, 2"
 
 
 def _trials(sweep: Sweep, where: _Source) -> list[Trial]:

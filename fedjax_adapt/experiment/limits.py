@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 def check_limits(config: "Config") -> None:
     """Raises ValueError on the first setting out of range or at odds with others."""
+    for name in ("data_dir", "folder", "match"):
+        check_path(name, getattr(config, name))
     check.at_least("projection", config.projection, 1, none="no head")
     check.at_least("num_clients", config.num_clients, 1)
     check.at_least("train_examples", config.train_examples, 1, none="all of them")
@@ -26,8 +28,7 @@ def check_limits(config: "Config") -> None:
             raise ValueError(
                 f"{name} needs corrupt, which says what is wrong with them."
             )
-    check.positive("epochs", config.epochs)
-    check.between("epochs", config.epochs, 0, 1_000_000)
+    check.between("epochs", config.epochs, 0, 1_000_000, closed="right")
     check.at_least("num_steps", config.num_steps, 1, none="epochs")
     check.at_least("max_local_steps", config.max_local_steps, 1, none="no cap")
     if config.num_steps is not None and is_set(config, "epochs"):
@@ -57,6 +58,14 @@ def check_limits(config: "Config") -> None:
         check.between("targets", target, 0, 1)
     for seed in ("seed", "partition_seed", "clock_seed"):
         check.between(seed, getattr(config, seed) or 0, 0, 2**32 - 1)
+
+
+def check_path(name: str, path: object) -> None:
+    """Raises ValueError if a path is empty, which would be the working folder."""
+    if path == "":
+        raise ValueError(
+            f"{name}='' is empty; write the path of a folder, or leave {name} out."
+        )
 
 
 def _check_clock(config: "Config") -> None:

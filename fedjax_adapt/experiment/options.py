@@ -6,7 +6,6 @@ brings along its command-line flags, its TOML keys and its line in `fedjax-adapt
 """
 
 import contextlib
-import difflib
 import functools
 import inspect
 import math
@@ -219,7 +218,7 @@ def wanted(annotation: Any) -> str:
     return " or ".join(map(wanted, arguments))
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str], command: str = "run") -> str:
     """The end of a sentence about an unknown setting: whose it is, or the nearest."""
     plainly = lambda name: name.lstrip("-").replace("-", "_")
     known, own, owners = list(known), plainly(name), []
@@ -233,9 +232,10 @@ def suggestion(name: str, known: Iterable[str]) -> str:
             owners.append(f"{kind} {', '.join(choices)}")
     if owners:
         return f"it is an option of {' and of '.join(owners)}; leave it out here."
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    end = "fedjax-adapt run --help shows what there is."
-    return f"did you mean {close[0]}?" if close else end
+    close = check.closest(own, map(plainly, known))
+    if close is None:
+        return f"fedjax-adapt {command} --help shows what there is."
+    return f"did you mean {next(name for name in known if plainly(name) == close)}?"
 
 
 def checked(sentence: str, annotation: Any, value: Any) -> Any:

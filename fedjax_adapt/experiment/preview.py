@@ -1,5 +1,6 @@
 """What a partition looks like, before anyone trains on it: `fedjax-adapt partition`."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,8 @@ from .config import (
     kind_options,
     read_settings,
 )
-from .flags import chosen, read_flags, words_of
+from .flags import chosen, read_flags
+from .mistakes import words_of
 from .options import KINDS, Option, options_of, registry
 from .public import with_public
 
@@ -120,6 +122,10 @@ def picture_path(flag: str, path: Path, overwrite: bool) -> Path:
         raise ValueError(f"{flag} {path} must end in {', '.join(FORMATS)}.")
     if not path.parent.is_dir():
         raise ValueError(f"{flag} {path}: there is no folder {path.parent}.")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"{flag} {path}: the folder {path.parent} cannot be written to; choose another."
+        )
     if path.is_dir() or (path.exists() and not overwrite):
         raise ValueError(
             f"{path} is there already; write --overwrite to replace it, or another "

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from .config import common_options
-from .flags import read_flags, words_of
+from .flags import read_flags
+from .mistakes import paths_and_flags, words_of
 from .options import Option
 from .valuation import ORDERS, Reference, Value
 
@@ -51,16 +52,14 @@ def parse(arguments: Sequence[str]) -> Request:
       SystemExit: --help was asked for and has been printed.
     """
     asks = any(word in ("-h", "--help") for word in arguments)
-    flags = [i for i, word in enumerate(arguments) if word.startswith("-")]
-    num_folders = flags[0] if flags else len(arguments)
-    if num_folders != 1 and not asks:
+    folders, given = paths_and_flags(arguments, "contributions")
+    if len(folders) != 1 and not asks:
         raise ValueError(
-            f"contributions got {num_folders} folders before its flags; give the folder "
+            f"contributions got {len(folders)} folders before its flags; give the folder "
             "of one run, as in fedjax-adapt contributions runs/mine."
         )
-    given = arguments[num_folders:]
     values = read_flags(given, {"reference": FLAGS}, {}, PROGRAM, DESCRIPTION)
-    (folder,) = arguments[:num_folders]
+    (folder,) = folders
     if values["reference"] is not None:
         return Request(folder, values | {"value": values["value"] or "loss"})
     for name in words_of(given):

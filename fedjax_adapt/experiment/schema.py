@@ -88,8 +88,9 @@ class Config:
         cohort, all: the mean of every client's last model (one model kept per client)
       checkpoint_every: rounds between checkpoints; none: about every 20 seconds
       targets: test accuracies whose first round the summary gives
-      lanes: clients trained side by side on a device; auto: in a run of 100 rounds or
-        more what is fastest, tried out and kept for later runs, else by a rule
+      lanes: clients trained side by side on a device, cut to the most it has in a round;
+        auto: in a run of 100 rounds or more what is fastest, tried out and kept for later
+        runs, else by a rule
       devices: that share the clients of a round; auto: every accelerator, or every core
       client_memory: where the state of all clients lies; host: in the host's memory, and
         only the rows of a cohort visit the device
@@ -208,6 +209,9 @@ def _checked_options(config: Config, kind: str) -> Mapping[str, Any]:
     known = {own: option for own, (_, option) in kind_options(kind, name).items()}
     given = dict(getattr(config, f"{kind}_options"))
     for option, value in given.items():
-        check.one_of(f"option of {kind} {name}", option, known)
+        if option not in known:
+            raise ValueError(
+                f"{kind}={name} has no option {option}; {check.nearest(option, known)}"
+            )
         given[option] = checked(f"{option}={value!r}", known[option].annotation, value)
     return types.MappingProxyType(given)

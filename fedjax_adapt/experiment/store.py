@@ -79,7 +79,10 @@ def read_run(folder: str | Path) -> Record:
     """
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder} holds no run: it has no {CONFIG}.")
+        raise ValueError(
+            f"{folder} holds no run: it has no {CONFIG}; write the folder that "
+            "fedjax-adapt run has printed, as in runs/digits-fedssg-0123abcd."
+        )
     return Record(
         folder=folder,
         config=toml.read(folder / CONFIG),
@@ -198,7 +201,7 @@ def write_table(path: Path, table: "pyarrow.Table") -> None:
     """Writes a Parquet file whole or not at all."""
     import pyarrow.parquet as pq
 
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         pq.write_table(table, temporary)
 
 
@@ -218,7 +221,7 @@ def finish(folder: Path, summary: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file whole or not at all."""
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -253,13 +256,21 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A path to write to; it becomes `path` when the block ends well."""
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to; it becomes `path` when the block ends well.
+
+    Raises:
+      OSError: it cannot be written; the error names `path`.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:  # as a full disk gives it, it names no file
+        if error.errno is None:
+            raise OSError(f"{path} cannot be written: {error}") from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)

@@ -64,10 +64,8 @@ def sweep(
     processes.check_alone("a sweep")
     asked = read_sweep(source)
     place = swept.sweep_folder(asked, folder)
-    if side_by_side != "auto":
-        check.at_least("side_by_side", side_by_side, 1)
-    if devices is not None and devices != "auto":
-        check.at_least("devices", devices, 1)
+    check.at_least("side_by_side", side_by_side, 1, auto=True)
+    check.at_least("devices", devices, 1, none="those of the sweep", auto=True)
     commit = summary.commit()
     swept.check_folder(place, asked, resume)
     groups = groups_of(_on(asked.trials, devices), side_by_side)

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from .flags import read_flags
+from .mistakes import paths_and_flags
 from .options import Option
+from .store import SWEEP
 
 PROGRAM = "fedjax-adapt sweep"
 DESCRIPTION = """\
@@ -21,7 +23,11 @@ FLAGS = {
         None,
         "where the sweep goes; none: as the file says, runs/sweep-HASH",
     ),
-    "resume": Option(bool, False, "go on with the half-finished sweep in the folder"),
+    "resume": Option(
+        bool,
+        False,
+        "go on with the half-finished sweep in the folder, which needs no SWEEP.toml",
+    ),
     "devices": Option(
         COUNT | None,
         None,
@@ -46,18 +52,30 @@ class Request(NamedTuple):
 def parse(arguments: Sequence[str]) -> Request:
     """Reads the arguments of `fedjax-adapt sweep`.
 
+    With --resume and --folder, and no file, it is the one in the folder.
+
     Raises:
       ValueError: one sentence on the first mistake.
       SystemExit: --help was asked for and has been printed.
     """
-    flags = [i for i, word in enumerate(arguments) if word.startswith("-")]
-    files = arguments[: flags[0]] if flags else arguments
-    values = read_flags(
-        arguments[len(files) :], {"sweep": FLAGS}, {}, PROGRAM, DESCRIPTION
-    )
+    files, flags = paths_and_flags(arguments, "sweep")
+    values = read_flags(flags, {"sweep": FLAGS}, {}, PROGRAM, DESCRIPTION)
+    if not files and values["resume"] and values["folder"] is not None:
+        files = [str(_file_in(values["folder"]))]
     if len(files) != 1:
         raise ValueError(
             f"sweep got {len(files)} files before its flags; give one, as in "
             "fedjax-adapt sweep SWEEP.toml --folder runs/mine."
         )
     return Request(Path(files[0]).expanduser(), **values)
+
+
+def _file_in(folder: str) -> Path:
+    """The file that a sweep has left in its folder, to go on with it."""
+    file = Path(folder).expanduser() / SWEEP
+    if not file.is_file():
+        raise ValueError(
+            f"--folder {folder} holds no sweep to resume: it has no {SWEEP}; write the "
+            "folder of one, or the file of a new sweep before its flags."
+        )
+    return file

@@ -27,6 +27,7 @@ from .config import (
 )
 from .folder import check_can_write
 from .grid import Sweep, Trial, read_sweep
+from .limits import check_path
 from .options import KINDS
 from .summary import FIGURES, TEST, results
 
@@ -41,6 +42,7 @@ def sweep_folder(sweep: Sweep, folder: str | Path | None = None) -> Path:
     """Where a sweep lies: as told, or runs/sweep-HASH."""
     if folder is None:
         folder = sweep.folder
+    check_path("folder", folder)
     if folder is not None:
         return Path(folder).expanduser()
     text = json.dumps([identity(trial.config) for trial in sweep.trials])

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..experiment.store import read_run
+from .plots import BLUE, GREY, INK, ORANGE, saved
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-INK, BLUE, ORANGE, GREY = "#222222", "#2a6fbb", "#d9822b", "#9aa0a6"
 
 
 class Contribution(NamedTuple):
@@ -148,5 +147,4 @@ def draw_contributions(folder: str | Path, path: str | Path | None = None) -> Pa
     axes.grid(True, axis="y", color=GREY, alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9, labelcolor=INK)
-    figure.savefig(path)
-    return path
+    return saved(figure, path)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .plots import BLUE, GREY, INK
+from .plots import BLUE, GREY, INK, saved
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -89,5 +89,4 @@ def draw_partition(skew: Any, title: str, path: str | Path) -> Path:
     sizes.grid(True, axis="x", color=GREY, alpha=0.25, linewidth=0.6)
     sizes.spines[["top", "right"]].set_visible(False)
     sizes.tick_params(labelleft=False)
-    figure.savefig(path)
-    return Path(path)
+    return saved(figure, Path(path))

@@ -1,13 +1,17 @@
 """Figures of a run, from its folder."""
 
+import io
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..experiment.store import ACCURACY, Record, read_run
+from ..experiment.store import ACCURACY, Record, read_run, replacing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 INK, BLUE, ORANGE, GREY = "#222222", "#2a6fbb", "#d9822b", "#9aa0a6"
 GREEN, PURPLE = "#3a8a4d", "#8a5aa8"
@@ -58,7 +62,7 @@ def learning_curve(
     figure.suptitle(_title(record), fontsize=11, color=INK)
     _accuracy(left, record, against)
     _loss(right, record, against)
-    return _saved(figure, path)
+    return saved(figure, path)
 
 
 def comparison_curves(
@@ -89,7 +93,7 @@ def comparison_curves(
     axes.set_ylabel("test accuracy (%)")
     axes.legend(frameon=False, fontsize=9)
     _dress(axes, against)
-    return _saved(figure, Path(path))
+    return saved(figure, Path(path))
 
 
 def method_of(config: Mapping[str, Any], summary: Mapping[str, Any] | None) -> str:
@@ -123,11 +127,19 @@ def _drawable(folder: str | Path, against: str) -> Record:
     return record
 
 
-def _saved(figure, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def saved(figure: "Figure", path: Path) -> Path:
+    """Writes a picture whole or not at all, in the format its name ends in.
+
+    Raises:
+      OSError: it cannot be written; the error names it.
+    """
+    drawn = io.BytesIO()  # for matplotlib's PDF crashes where there is no room for it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a glyph the font does not have
-        figure.savefig(path)
+        figure.savefig(drawn, format=path.suffix.removeprefix(".") or "png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(drawn.getvalue())
     return path
 
 

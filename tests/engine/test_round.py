@@ -219,7 +219,11 @@ def test_more_clients_per_round_than_there_are_is_refused(task, data):
         (dict(weight_decay=-1e-3), "weight_decay=-0.001 must be a finite number of at"),
         (dict(clip_norm=0), "clip_norm=0 must be a finite number above 0"),
         (dict(max_steps=float("inf")), "max_steps=inf must be an integer >= 1"),
-        (dict(lanes="all"), "lanes='all' is not a number; write an integer >= 1"),
+        (
+            dict(lanes="all"),
+            "lanes='all' is not a number; write an integer >= 1, or \"auto\"",
+        ),
+        (dict(devices=0), 'devices=0 must be an integer >= 1, or "auto"'),
         (dict(shuffle="epochs"), "shuffle='epochs' is unknown; did you mean 'epoch'"),
         (
             dict(cohort_size=2, participation=fa.bernoulli(0.5)),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import constructed
 
-from fedjax_adapt import Algorithm
+from fedjax_adapt import Algorithm, check
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.algorithms.afl import afl_fixed
 from fedjax_adapt.experiment.build import build_algorithm, build_plan
@@ -183,7 +183,11 @@ def test_a_wrong_key_is_named_with_file_and_line(written, text, says):
         ({"sampler": "earliest"}, "sampler=earliest needs step_seconds, the simulated"),
         ({"delay": 3.0}, "delay needs step_seconds, the simulated seconds of a"),
         ({"rounds": 2**31}, "rounds=2147483648 must be at most 1073741824"),
-        ({"epochs": 1e300}, r"epochs=1e\+300 must lie in \[0, 1000000\]"),
+        ({"epochs": 1e300}, r"epochs=1e\+300 must lie in \(0, 1000000\]"),
+        ({"epochs": 0.0}, r"epochs=0.0 must lie in \(0, 1000000\]"),
+        ({"folder": ""}, "folder='' is empty; write the path of a folder, or leave"),
+        ({"data_dir": ""}, "data_dir='' is empty; write the path of a folder, or"),
+        ({"match": ""}, "match='' is empty; write the path of a folder, or leave"),
         ({"feature_noise": 10**400}, "feature_noise=inf must be a finite number of at"),
         ({"clock_seed": 3}, "clock_seed needs step_seconds, the simulated seconds of"),
         ({"max_local_steps": 0}, "max_local_steps=0 must be an integer >= 1, or None"),
@@ -191,7 +195,14 @@ def test_a_wrong_key_is_named_with_file_and_line(written, text, says):
         ({"dataset": "minst"}, "dataset='minst' is unknown; did you mean 'mnist'"),
         ({"partition": "dirichle"}, "partition='dirichle' is unknown; .*'dirichlet'"),
         ({"model": "mpl"}, "model='mpl' is unknown; did you mean 'mlp'"),
-        ({"algorithm_options": {"alpa": 1.0}}, "alpa.*did you mean 'alpha'"),
+        (
+            {"algorithm_options": {"alpa": 1.0}},
+            "^algorithm=fedssg has no option alpa; did you mean 'alpha'",
+        ),
+        (
+            {"model": "linear", "model_options": {"widths": 3}},
+            "^model=linear has no option widths; there are none.$",
+        ),
         ({"algorithm_options": {"alpha": "x"}}, r"alpha='x'; write a number\."),
     ],
 )
@@ -241,7 +252,11 @@ def test_every_algorithm_takes_the_local_steps_it_is_told_or_refuses(name):
         ("-" * 5000 + "1", "is no algorithm; write its name"),
         (
             "feddyn(alpa=1)",
-            "option of base feddyn='alpa' is unknown; did you mean 'alp",
+            r"^base=feddyn\(alpa=1\) has no option alpa; did you mean 'alpha'\?",
+        ),
+        (
+            "feddyn(beta=1)",
+            r"^base=feddyn\(beta=1\) has no option beta; write one of alpha,",
         ),
         ("feddyn(alpha='x')", "alpha='x' of base feddyn; write a number"),
         ("feddyn(alpha=-1)", "alpha=-1.* must be a finite number of at least 0"),
@@ -381,3 +396,23 @@ def test_the_catalogue_has_a_line_for_everything():
 def test_a_method_is_named_by_what_is_not_its_default(algorithm, options, name):
     config = Config(algorithm=algorithm, algorithm_options=options)
     assert method_of(config) == name
+
+
+@pytest.mark.parametrize(
+    "written, meant",
+    [
+        ("lrate", "lr"),
+        ("lr_dcay", "lr_decay"),
+        ("LR", "lr"),
+        ("clients", "num_clients"),
+        ("batchsize", "batch_size"),
+        ("rat", "rate"),
+        ("nope", None),
+        ("5", None),
+        ("", None),
+    ],
+)
+def test_a_name_is_guessed_only_where_it_is_near(written, meant):
+    known = ["rate", "lr", "lr_decay", "num_clients", "batch_size", "latency", "copies"]
+    assert check.closest(written, known) == meant
+    assert check.closest(written, []) is None

@@ -1,3 +1,5 @@
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fedjax_adapt.experiment import Config
@@ -89,7 +91,15 @@ def test_the_resolved_sweep_is_the_sweep(tmp_path, sweep):
         ("[grid]\nlr = []", "line 2: lr=[] is empty; write the values to try, as in"),
         ("[grid]\nlr = 0.3", "line 2: lr=0.3 is no list; write the values to try, as "),
         ("[grid]\nlrr = [1]", "line 2: lrr is unknown; did you mean lr?"),
-        ("[run]\nlr = 1\n[grid]\nlr = ['x']", "line 4: lr='x'; write a number."),
+        ("[run]\nseed = 1\n[grid]\nlr = ['x']", "line 4: lr='x'; write a number."),
+        (
+            "[run]\nseed = 1\nlr = 1\n[grid]\nlr = [1, 2]",
+            "line 3: lr stands below [run] and below [grid]; leave it out of one of them.",
+        ),
+        (
+            "[run]\nlr = 1\n[[grid]]\nlr = [1, 2]\n[[grid]]\nseed = [3]\nlr = [1]",
+            "line 2: lr stands below [run] and below [grid]; leave it out of one of them.",
+        ),
         ("[run]\nlr = 'x'\n[grid]\nseed = [1]", "line 2: lr='x'; write a number."),
         (
             "[[grid]]\nlr = [1]\n[[grid]]\nlr = [2, 0]",
@@ -136,6 +146,37 @@ def test_a_mistake_is_one_sentence_with_its_line(tmp_path, text, says):
     said = str(error.value)
     assert said.startswith(f"{path}{'' if says[0] in ' :' else ', '}{says}")
     assert "\n" not in said and said.endswith((".", "?"))
+
+
+def test_arrays_and_ranges_are_lists():
+    arrays = {"lr": np.array([0.5, 0.25]), "seed": range(2), "mu": [np.float64(0.5)]}
+    run = {"algorithm": "fedprox", "rounds": np.int64(3), "momentum": jnp.zeros(())}
+    found = read_sweep({"run": run, "grid": arrays})
+    lists = {"lr": [0.5, 0.25], "seed": [0, 1], "mu": [0.5]}
+    assert found.grids == [lists]
+    same = {"algorithm": "fedprox", "rounds": 3, "momentum": 0.0}
+    assert found.trials == read_sweep({"run": same, "grid": lists}).trials
+    assert "seed = [0, 1]" in to_toml(found)
+
+
+@pytest.mark.parametrize(
+    "source, says",
+    [
+        ([1], r"sweep=\[1\] is no sweep; write the path of a TOML file, or a dict as"),
+        (
+            None,
+            "sweep=None is no sweep; write the path of a TOML file, or a dict as in",
+        ),
+        ({"grid": {"lr": np.array(0.1)}}, r"sweep: lr=0.1 is no list; .* lr = \[0.1\]"),
+        ({"grid": {"lr": np.array([])}}, r"sweep: lr=\[\] is empty; write the values"),
+        ({"grid": {"lr": None}}, r"sweep: lr=None is no list; write .* lr = \[1, 2\]"),
+        ({"grid": {"lr": {0.1}}}, r"sweep: lr=\{0.1\} is no list; write the values to"),
+        ({"grid": {"lr": np.ones((2, 2))}}, r"sweep: lr=\[1.0, 1.0\]; write a number"),
+    ],
+)
+def test_a_sweep_in_python_that_is_none_is_one_sentence(source, says):
+    with pytest.raises(ValueError, match=says):
+        read_sweep(source)
 
 
 def test_a_file_that_is_not_there_is_a_sentence():

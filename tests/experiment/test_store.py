@@ -56,6 +56,21 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
 
+@pytest.mark.parametrize(
+    "reason", [(28, "No space left on device"), ("encoder error",)]
+)
+def test_a_write_that_fails_names_the_file(tmp_path, reason):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(OSError) as error:
+        with store.replacing(path) as temporary:
+            temporary.write_text("half")
+            raise OSError(*reason)
+    assert str(path) in str(error.value) and reason[-1] in str(error.value)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
 def test_what_a_killed_write_leaves_behind_is_not_read(folder):
     (folder / "metrics" / ".part-000000009.parquet.tmp").write_bytes(b"PAR1")
     assert store.read_run(folder).metrics.num_rows == 3
@@ -85,7 +100,8 @@ def test_a_second_holder_is_refused_until_the_first_has_gone(tmp_path):
 
 
 def test_a_folder_without_a_run_is_one_sentence(tmp_path):
-    with pytest.raises(ValueError, match=r"holds no run: it has no config.toml\."):
+    says = "holds no run: it has no config.toml; write the folder that fedjax-adapt run"
+    with pytest.raises(ValueError, match=says):
         store.read_run(tmp_path)
 
 

@@ -17,6 +17,7 @@ from fedjax_adapt.experiment import Config, fleet, read_run, read_swept, run, sw
 from fedjax_adapt.experiment.grid import read_sweep
 from fedjax_adapt.experiment.groups import groups_of
 from fedjax_adapt.experiment.store import read_table
+from fedjax_adapt.experiment.sweep_flags import parse
 from fedjax_adapt.experiment.swept import flat, table_of, to_toml
 from fedjax_adapt.experiment.traced import number, number_names, with_numbers
 from fedjax_adapt.report.sweep import parts, sweep_tables
@@ -158,10 +159,13 @@ def test_what_does_not_fit_is_found_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match="side_by_side=0 must be an integer >= 1"):
         sweep(bad, tmp_path / "sweep", side_by_side=0)
     assert not (tmp_path / "sweep").exists()
+    with pytest.raises(ValueError, match="folder='' is empty; write the path of a f"):
+        sweep(bad, "")
 
 
 def grouped(run, grid):
-    groups = groups_of(read_sweep({"run": {**TINY, **run}, "grid": grid}).trials)
+    run = {name: value for name, value in {**TINY, **run}.items() if name not in grid}
+    groups = groups_of(read_sweep({"run": run, "grid": grid}).trials)
     return [([t.number for t in group.trials], group.numbers) for group in groups]
 
 
@@ -268,13 +272,45 @@ def test_a_trial_that_diverges_stops_no_other_and_is_exit_code_1(
     [
         ("sweep", "sweep got 0 files before its flags; give one, as in"),
         ("sweep a.toml b.toml", "sweep got 2 files before its flags; give one, as in"),
+        (
+            "sweep a.toml --folder=",
+            "--folder '' is empty; write a value, or leave --fol",
+        ),
         ("sweep none.toml", "sweep=none.toml cannot be read"),
+        (
+            "sweep --folder nosuch",
+            "sweep got 0 files before its flags; give one, as in",
+        ),
+        (
+            "sweep --folder nosuch --resume",
+            "--folder nosuch holds no sweep to resume: it has no sweep.toml; write the fol",
+        ),
         (
             "sweep a.toml --devices x",
             "--devices x: write an integer or 'auto' or none.",
         ),
         ("sweep a.toml --side-by-side", "--side-by-side: it needs a value; write an"),
-        ("sweep a.toml --rounds 3", "--rounds is no flag of this sweep"),
+        (
+            "sweep a.toml --lr 0.1",
+            "--lr is a setting of runs; write lr below [run] of SWEEP.toml, or a list of "
+            "values below [grid].",
+        ),
+        (
+            "sweep a.toml --num-labels 3",
+            "--num-labels is a setting of runs; write num_l",
+        ),
+        (
+            "sweep a.toml --no-gate-alignment",
+            "--no-gate-alignment is a setting of runs",
+        ),
+        (
+            "sweep a.toml --data-dir x",
+            "--data-dir is a setting of runs; write data_dir below [run] of SWEEP.toml.\n",
+        ),
+        (
+            "sweep a.toml --xyz",
+            "--xyz is no flag of this sweep; fedjax-adapt sweep --help shows what there",
+        ),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_sentence(
@@ -285,6 +321,13 @@ def test_a_mistake_on_the_command_line_is_one_sentence(
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("fedjax-adapt: " + says)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_sweep_is_enough_to_resume_it(tmp_path):
+    (tmp_path / "sweep.toml").write_text("[grid]\nlr = [0.1]\n")
+    request = parse(["--resume", "--folder", str(tmp_path), "--devices", "1"])
+    assert request.file == tmp_path / "sweep.toml"
+    assert (request.folder, request.devices) == (str(tmp_path), 1)
 
 
 def test_figures_of_a_run_that_trained_on_its_test_set_are_called_so():

@@ -164,7 +164,7 @@ def test_agreement_is_over_clients_that_have_both():
         ("RUN --reference shapley --orders 0", "orders=0 must be an integer >= 1"),
         ("RUN --reference shapley --tolerance -1", "tolerance=-1.0 must be a finite"),
         ("RUN --reference shapley --devices 99", "devices=99 but JAX sees 4; write"),
-        ("none --reference shapley", "none holds no run: it has no config.toml."),
+        ("none --reference shapley", "none holds no run: it has no config.toml; write"),
     ],
 )
 def test_a_mistake_is_one_sentence(half, capsys, line, says):
