@@ -127,7 +127,10 @@ def train_cohort(
     def walk(shared, slots: Slot, own: ClientState):
         data, broadcast, copied, guests = shared
         here = setup._replace(data=data), broadcast
-        train_one = lambda slot: left_by(train_client(*here, slot.client))
+        # jitted so that it is traced once, for its shapes and for the walk
+        train_one = jax.jit(
+            lambda slot: left_by(train_client(*here, slot.client)), inline=True
+        )
         tables = fetch(own if dealt.at_home else copied, guests, dealt.each)
         ready = seated(tables, jax.tree.map(lambda leaf: leaf[:1], slots))
         shapes = summed(jax.eval_shape(train_one, _only(ready)))
