@@ -1,6 +1,7 @@
 """`fedjax-adapt run --algorithm fnr --controls`: the run, its controls and their table."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ LINE = (
     "--epochs 1 --batch-size 100 --public-examples 30 --algorithm-epochs 2 "
     "--fraction 0.25 --variant literal --folder mine"
 )
+RUNNING = import_module("fedjax_adapt.cli.run")
 FOLDERS = ("mine", *(f"mine-control-{x}" for x in ("weight0", "pubft", "public")))
 
 
@@ -61,7 +63,7 @@ def trained(monkeypatch):
     """The folders of the runs that would have been trained, which look finished."""
     folders = []
 
-    def train(config, folder, resume):
+    def train(config, folder, resume, warning):
         assert resume or not folder.exists()
         folder.mkdir(exist_ok=True)
         store.write_text(folder / store.CONFIG, to_toml(config))
@@ -74,7 +76,7 @@ def trained(monkeypatch):
         folders.append(folder.name)
         return 0
 
-    monkeypatch.setattr(cli, "_train", train)
+    monkeypatch.setattr(RUNNING, "_train", train)
     return folders
 
 
@@ -136,13 +138,13 @@ def test_a_folder_that_is_taken_is_said_before_anything_is_run(tiny, elsewhere):
 def test_who_is_interrupted_in_a_control_is_told_to_go_on_with_all(
     capsys, monkeypatch, elsewhere
 ):
-    def train(config, folder, resume):
+    def train(config, folder, resume, warning):
         folder.mkdir()
         if "pubft" in folder.name:
             raise KeyboardInterrupt
         return 0
 
-    monkeypatch.setattr(cli, "_train", train)
+    monkeypatch.setattr(RUNNING, "_train", train)
     code, _, err = fedjax_adapt(capsys, f"{LINE} --controls")
     assert code == 130
     assert "write fedjax-adapt run --folder mine --resume --controls to begin" in err
