@@ -153,10 +153,6 @@ def test_a_run_together_goes_on_together_and_alone(place, together):
     [
         ("--seed 1", "process 1 has seed=1 but process 0 seed=0; give all the same"),
         (
-            "--num-processes 3",
-            "process 1 has num_processes=3 but process 0 num_processes=2; give all the",
-        ),
-        (
             "--dataset mnist --data-dir nowhere",
             "data_dir=nowhere does not exist; write",
         ),

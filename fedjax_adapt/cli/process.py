@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 
 from .sentences import fail
 
+MANY = 64  # devices on one machine
+
 
 @contextmanager
 def importing() -> Iterator[None]:
@@ -55,13 +57,15 @@ def finishing() -> Iterator[Callable[[], None]]:
 def take_devices(devices: int | str) -> None:
     """Makes so many of the cores devices of JAX; "auto": all.
 
-    More than there are cores are refused by who asks JAX for them.
+    More devices than cores are slow, but go on with a run of a larger machine. Far too
+    many, each of which takes memory, are refused by who asks JAX for them.
     """
     from ..engine.mesh import cores_as_devices, num_cores
 
     # where JAX has begun already, "auto" takes the devices there are
     with suppress(ValueError):
-        cores_as_devices(None if devices == "auto" else min(devices, num_cores()))
+        most = max(num_cores(), MANY)
+        cores_as_devices(None if devices == "auto" else min(devices, most))
 
 
 def import_writers() -> None:

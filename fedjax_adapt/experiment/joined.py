@@ -44,8 +44,6 @@ def joined(
     """
     try:
         _join(them)
-        if them.num_processes is not None:
-            processes.check_same({"num_processes": str(them.num_processes)})
         yield processes.is_first()
     except TOGETHER as error:
         jax.distributed.shutdown()

@@ -49,7 +49,11 @@ def numbers(folder):
     record = read_run(folder)
     summary = {k: v for k, v in record.summary.items() if k not in CIRCUMSTANCES}
     summary["memory"] = summary["memory"] | {"peak": None}
-    del summary["hardware"]["keeps_memory"]  # the command line may have run in between
+    for name in (
+        "keeps_memory",
+        "xla_flags",
+    ):  # of the command line, or of this process
+        del summary["hardware"][name]
     metrics = record.metrics.drop_columns(["seconds"]).to_pydict()
     return summary, metrics, record.clients.to_pydict()
 
