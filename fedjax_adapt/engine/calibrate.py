@@ -130,7 +130,7 @@ def _seconds(
     state = init_state(algorithm, task, data, plan, jax.random.key(0))
     round_fn = make_round(algorithm, task, data, plan)
     step = jax.jit(lambda state, f, key: f(state, key), donate_argnums=0)
-    options = compiler_options(num_lanes_of(plan, data, state.params))
+    options = compiler_options(round_fn.num_lanes)
     key = jax.random.key(1)
     traced = step.trace(state, round_fn, key)
     devices = num_devices_of(plan, data)

@@ -19,7 +19,7 @@ from ..engine.home import home_of
 from ..engine.lanes import compiler_options
 from ..engine.memory import check_room
 from ..engine.round import init_state, make_round
-from ..engine.slots import num_devices_of, num_lanes_of
+from ..engine.slots import num_devices_of
 from ..engine.train import train_and_evaluate
 from .build import Federation
 from .config import Config
@@ -56,7 +56,7 @@ def compile_program(config: Config, federation: Federation) -> Program:
     num_devices = num_devices_of(plan, data)
     abstract = home_of(plan).placed(jax.eval_shape(init), num_devices)
     round_fn = make_round(algorithm, task, data, plan)
-    options = compiler_options(num_lanes_of(plan, data, abstract.params))
+    options = compiler_options(round_fn.num_lanes)
     # a Partial's arrays are arguments of the program, not constants in it
     test = mesh.shown(data.test, num_devices)
     averaged = round_fn.data if config.evaluate_also else None
