@@ -33,10 +33,10 @@ def place(tmp_path_factory):
     return place, dict(os.environ, JAX_PLATFORMS="cpu", XDG_CACHE_HOME=str(place))
 
 
-def begin(place, line, program=("-m", "fedjax_adapt")):
+def begin(place, line):
     folder, environment = place
     return subprocess.Popen(
-        [sys.executable, *program, *line.split()],
+        [sys.executable, "-m", "fedjax_adapt", *line.split()],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -193,22 +193,12 @@ def test_ctrl_c_in_one_process_saves_and_ends_all(place):
     assert read_run(place[0] / "stopped").metrics["round"].to_pylist()[-1] == done
 
 
-IMPATIENT = """
-import sys
-from fedjax_adapt import cli
-from fedjax_adapt.experiment import joined
-
-joined.WAIT = 2
-sys.exit(cli.main(sys.argv[1:]))
-"""
-
-
 @pytest.mark.parametrize("process_id", [0, 1])
 def test_processes_that_do_not_come_are_not_waited_for_without_end(place, process_id):
     address = f"127.0.0.1:{free_port()}"
     line = f"run --coordinator-address {address} --num-processes 2"
-    program = begin(place, f"{line} --process-id {process_id}", ("-c", IMPATIENT))
-    ((code, _, error),) = ends([program])
+    line += f" --process-id {process_id} --initialization-timeout 2"
+    ((code, _, error),) = ends([begin(place, line)])
     assert code == 2
     says = f"fedjax-adapt: the other processes have not come to {address} within 2 sec"
     assert sentences(error)[0].startswith(says)
@@ -222,11 +212,23 @@ def test_a_host_that_nobody_knows_is_not_waited_for(place):
     assert "names a host that is not known" in said
 
 
-def test_a_port_that_is_taken_is_one_sentence(place):
+def test_a_port_that_is_taken_is_one_sentence_in_each_process(place):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
         line = f"run --coordinator-address 127.0.0.1:{port} --num-processes 2"
-        ((code, _, error),) = ends([begin(place, f"{line} --process-id 0")])
-    assert code == 2 and f":{port} cannot be listened to" in sentences(error)[0]
+        ended = ends([begin(place, f"{line} --process-id {i}") for i in (0, 1)])
+    assert [code for code, *_ in ended] == [2, 2]
+    first, second = (sentences(error) for *_, error in ended)
+    assert f":{port} cannot be listened to" in first[0]
+    assert f":{port} is the port of another program" in second[0]
+
+
+def test_processes_that_count_themselves_differently_end_with_one_sentence(place):
+    address = f"--coordinator-address 127.0.0.1:{free_port()}"
+    lines = [f"run {address} --num-processes {2 + i} --process-id {i}" for i in (0, 1)]
+    for code, out, error in ends([begin(place, line) for line in lines]):
+        assert (code, out) == (2, "")
+        (said,) = sentences(error)
+        assert "process 1 has num_processes=3 but process 0 num_processes=2" in said

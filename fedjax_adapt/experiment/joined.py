@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 from zlib import crc32
 
 import jax
@@ -19,10 +19,10 @@ from ..data import Source
 from ..engine import processes
 from .config import Config, to_settings
 from .loop import Stopped
+from .meeting import late, meet
 from .rows import Diverged
 from .together import AUTO, Together
 
-WAIT = 300  # seconds for the other processes, as in jax.distributed.initialize
 TOGETHER = (processes.Refused, Diverged, Stopped)  # what all processes raise at once
 # in what gloo, NCCL and JAX's own service say when a process no longer answers
 LOST = re.compile("Gloo|NCCL|peer|coordination service|UNAVAILABLE|DEADLINE_EXCEEDED")
@@ -39,7 +39,7 @@ def joined(
     for them, and they for this one. Yields whether this process is the first.
 
     Args:
-      them: the other processes; the first is waited for, for five minutes at most.
+      them: the other processes, which are waited for as long as they say.
       told: says what an error means and returns the exit code; None: it is a bug.
     """
     try:
@@ -59,21 +59,20 @@ def _join(them: Together) -> None:
     # it would keep SIGTERM from ending a process, and nobody here asks it
     jax.config.update("jax_enable_preemption_service", False)
     address = them.coordinator_address
-    if them.process_id == 0:
-        _check_port(address)
-    elif address != AUTO:
-        _check_host(address)
-    late = threading.Timer(WAIT, _give_up, [address])
-    late.daemon = True
-    late.start()
+    if address != AUTO:
+        if them.process_id:
+            _check_host(address)
+        meet(them)
+    alarm = threading.Timer(them.initialization_timeout, _give_up, [late(them)])
+    alarm.daemon = True
+    alarm.start()
     # waiting is not Python's, which could not act on Ctrl-C meanwhile
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    known: dict[str, Any] = {} if address == AUTO else them._asdict()
+    # a little longer, for JAX gives up by aborting
+    known["initialization_timeout"] = them.initialization_timeout + 60
     try:
-        # a little longer, for JAX gives up by aborting
-        if address == AUTO:
-            jax.distributed.initialize(initialization_timeout=WAIT + 60)
-        else:
-            jax.distributed.initialize(*them, initialization_timeout=WAIT + 60)
+        jax.distributed.initialize(**known)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise ValueError(
@@ -81,33 +80,14 @@ def _join(them: Together) -> None:
             "HOST:PORT of process 0, and num_processes and process_id."
         ) from None
     finally:
-        late.cancel()
+        alarm.cancel()
         signal.signal(signal.SIGINT, before)
     _keep_output()
 
 
-def _give_up(address: str) -> None:
-    print(
-        f"fedjax-adapt: the other processes have not come to {address} within {WAIT} "
-        "seconds; begin all of them, with the same num_processes.",
-        file=sys.stderr,
-        flush=True,
-    )
+def _give_up(sentence: str) -> None:
+    print(f"fedjax-adapt: {sentence}", file=sys.stderr, flush=True)
     os._exit(2)
-
-
-def _check_port(address: str) -> None:
-    """Raises ValueError if JAX, which would crash, could not listen there."""
-    port = int(address.rpartition(":")[2])
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", port))
-    except OSError as error:
-        raise ValueError(
-            f"coordinator_address={address} cannot be listened to ({error}); give another "
-            "port in every process."
-        ) from None
 
 
 def _check_host(address: str) -> None:

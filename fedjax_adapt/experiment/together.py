@@ -4,10 +4,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from .. import check
 from .options import Option
 
 AUTO = "auto"
 LAST_PORT = 2**16 - 1
+DAY = 24 * 3600
 OPTIONS = {  # by the names of the arguments of jax.distributed.initialize
     "coordinator_address": Option(
         str | None,
@@ -19,6 +21,9 @@ OPTIONS = {  # by the names of the arguments of jax.distributed.initialize
     "process_id": Option(
         int | None, None, "which of them this is, from 0; process 0 writes and prints"
     ),
+    "initialization_timeout": Option(
+        int, 300, "seconds that each of them waits for the others to come"
+    ),
 }
 
 
@@ -28,6 +33,7 @@ class Together(NamedTuple):
     coordinator_address: str
     num_processes: int | None  # None: as the cluster says
     process_id: int | None
+    initialization_timeout: int = 300  # seconds
 
     def share(self, devices: int | Literal["auto"]) -> int | Literal["auto"]:
         """How many devices each process should have, for `devices` in all.
@@ -51,16 +57,17 @@ def together(values: Mapping[str, Any]) -> Together | None:
     Raises:
       ValueError: a flag is missing, or not as it must be.
     """
-    address, count, own = (values[name] for name in OPTIONS)
+    address, count, own, timeout = (values[name] for name in OPTIONS)
+    check.at_least("initialization_timeout", timeout, 1, most=DAY)
     if address == AUTO:
         if (count, own) != (None, None):
             raise ValueError(
                 "coordinator_address=auto finds out num_processes and process_id by "
                 "itself; leave them out."
             )
-        return Together(AUTO, None, None)
+        return Together(AUTO, None, None, timeout)
     missing = [name for name in OPTIONS if values[name] is None]
-    if len(missing) == len(OPTIONS):
+    if all(values[name] == option.default for name, option in OPTIONS.items()):
         return None
     if missing:
         flags = " and ".join("--" + name.replace("_", "-") for name in missing)
@@ -82,4 +89,4 @@ def together(values: Mapping[str, Any]) -> Together | None:
             f"process_id={own} but the processes of num_processes={count} are numbered 0 "
             f"{last}; give each its own."
         )
-    return Together(address, count, own)
+    return Together(address, count, own, timeout)
