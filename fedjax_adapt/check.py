@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import numpy as np
 
 MOST = 2**30  # of an integer: two of them add up to one that an int32 holds
 NEAR = 0.75  # of `closest`: mpl is near mlp (0.82), nope is not near copies (0.6)
@@ -31,7 +32,9 @@ def _number(name: str, value: Any, wanted: str) -> float | None:
     except OverflowError:  # an integer of more than 300 digits
         return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError):
-        raise ValueError(f"{name}={value!r} is not a number; write {wanted}.") from None
+        shown = repr(value)
+        what = f"={shown} is" if len(shown) < 60 else f" is {kind_of(value)},"
+        raise ValueError(f"{name}{what} not a number; write {wanted}.") from None
 
 
 def nonnegative(name: str, value: Any) -> None:
@@ -88,6 +91,58 @@ def at_least(
         raise ValueError(f"{name}={value} must be an integer >= {low}{hint}.")
     if number > most:
         raise ValueError(f"{name}={value} must be at most {most}{hint}.")
+
+
+def kinds(call: str, **arguments: tuple[Any, Any]) -> None:
+    """Raises ValueError unless every argument is of its kind.
+
+    Args:
+      call: what to write, such as "evaluate(task, params, test)".
+      arguments: name=(value, kind), a type, or `tree`, `array`, `pair` or `shape`.
+    """
+    for name, (value, kind) in arguments.items():
+        fits = isinstance(value, kind) if isinstance(kind, type) else kind(value)
+        if not fits:
+            caller = call.partition("(")[0]
+            raise ValueError(f"{caller} got {kind_of(value)} for {name}; write {call}.")
+
+
+def tree(value: Any) -> bool:
+    """Whether it is a tree of arrays or numbers, and no object of this package."""
+    number = lambda leaf: hasattr(leaf, "shape") or isinstance(leaf, int | float)
+    return not _is_ours(value) and all(map(number, jax.tree.leaves(value)))
+
+
+def array(value: Any) -> bool:
+    """Whether it is an array, of JAX or NumPy; tracers are."""
+    return isinstance(value, jax.Array | np.ndarray)
+
+
+def pair(value: Any) -> bool:
+    """Whether it is (x, y)."""
+    return isinstance(value, tuple | list) and len(value) == 2 and not _is_ours(value)
+
+
+def shape(value: Any) -> bool:
+    """Whether it is the shape of an array."""
+    sides = value if isinstance(value, tuple | list) else ["none"]
+    return all(isinstance(side, int | np.integer) for side in sides)
+
+
+def _is_ours(value: Any) -> bool:
+    package = __name__.partition(".")[0]
+    return type(value).__module__.partition(".")[0] == package
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, in words: "a Plan", "5", "the function fedavg"."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    name = getattr(value, "__name__", None)
+    if callable(value) and name:
+        return f"the {'class' if isinstance(value, type) else 'function'} {name}"
+    kind = "array" if array(value) else type(value).__name__
+    return f"a{'n' if kind[0].lower() in 'aeiou' else ''} {kind}"
 
 
 def closest(value: str, known: Iterable[str]) -> str | None:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import optax
 
+from . import check
 from .core import (
     Algorithm,
     ClientState,
@@ -54,13 +55,13 @@ def with_server_optimizer(
     """
     if not isinstance(algorithm, Algorithm):
         raise ValueError(
-            f"with_server_optimizer got algorithm={algorithm!r}; call its constructor, as "
-            "in with_server_optimizer(fedavg(), optax.adam(0.01))."
+            f"with_server_optimizer got {check.kind_of(algorithm)} for algorithm; call its "
+            "constructor, as in with_server_optimizer(fedavg(), optax.adam(0.01))."
         )
     if not isinstance(optimizer, optax.GradientTransformation):
         raise ValueError(
-            f"with_server_optimizer got optimizer={optimizer!r}; write an optax "
-            "transformation, such as optax.adam(0.01)."
+            f"with_server_optimizer got {check.kind_of(optimizer)} for optimizer; write an "
+            "optax transformation, such as optax.adam(0.01)."
         )
     rule = algorithm.server
 

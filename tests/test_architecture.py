@@ -22,9 +22,9 @@ ALLOWED = {
     "participation": {"check", "core"},
     "steps": {"check", "core"},
     "data": {"check"},
-    "wrap": {"core"},
+    "wrap": {"check", "core"},
     # what a step policy measures is in no one algorithm's file: it reads any model
-    "moments": {"core"},
+    "moments": {"check", "core"},
     "finetune": {"check", "core"},
     # what several methods share that teach a model by others
     "distill": {"core"},

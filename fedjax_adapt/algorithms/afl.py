@@ -203,11 +203,22 @@ def afl_constants(infos: Info) -> dict[str, Array]:
       infos: of `train` with `afl(trial_steps=...)`, [rounds, ...]. The first round, before
         which no client had a model to compare with, does not count.
     """
-    return {name: infos.policy[name][1:].mean() for name in ("beta", "delta", "rho")}
+    policy = infos.policy if isinstance(infos, Info) else None
+    if not isinstance(policy, dict) or not {"beta", "delta", "rho"} <= set(policy):
+        raise ValueError(
+            f"afl_constants got {check.kind_of(infos)} without afl's estimates; write "
+            "afl_constants(infos) with what train returned for afl(trial_steps=5) or so."
+        )
+    return {name: policy[name][1:].mean() for name in ("beta", "delta", "rho")}
 
 
 def afl_best(state: State) -> Params:
     """The w with the least estimated loss of a run with `afl`, its result."""
+    if not isinstance(state, State) or not isinstance(state.policy, AflState):
+        raise ValueError(
+            f"afl_best got {check.kind_of(state)} that is no state of afl; write "
+            "afl_best(state) with what train returned for afl(budget=15.0) or so."
+        )
     return state.policy.best
 
 

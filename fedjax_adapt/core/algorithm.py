@@ -72,16 +72,16 @@ def with_steps(algorithm: Algorithm, policy: StepPolicy) -> Algorithm:
     """
     if not isinstance(algorithm, Algorithm):
         raise ValueError(
-            f"with_steps got algorithm={algorithm!r}; call its constructor, as in "
-            "with_steps(fedavg(), epochs(5))."
+            f"with_steps got {check.kind_of(algorithm)} for algorithm; call its "
+            "constructor, as in with_steps(fedavg(), epochs(5))."
         )
     if not isinstance(policy, StepPolicy):
         raise ValueError(
-            f"with_steps got policy={policy!r}; "
+            f"with_steps got {check.kind_of(policy)} for policy; "
             + (
                 "call it, as in gsnr_steps(20)."
                 if callable(policy)
-                else f"write epochs({policy}) or constant_steps({policy})."
+                else "write epochs(5) or constant_steps(20)."
             )
         )
     return algorithm._replace(policy=policy)
@@ -103,14 +103,14 @@ def with_refinement(
     """
     if not isinstance(algorithm, Algorithm):
         raise ValueError(
-            f"with_refinement got algorithm={algorithm!r}; call its constructor, as in "
-            "with_refinement(fedavg(), fnr_refinement())."
+            f"with_refinement got {check.kind_of(algorithm)} for algorithm; call its "
+            "constructor, as in with_refinement(fedavg(), fnr_refinement())."
         )
     if isinstance(refine, Algorithm):
         refine = refine.refine
     if not (refine is None or isinstance(refine, Refinement) or callable(refine)):
         raise ValueError(
-            f"with_refinement got refine={refine!r}; write a Refinement, or a function "
-            "(params, view, key) -> params."
+            f"with_refinement got {check.kind_of(refine)} for refine; write a Refinement, "
+            "or a function (params, view, key) -> params."
         )
     return algorithm._replace(refine=as_refinement(refine))

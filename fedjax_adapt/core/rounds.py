@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 
+from .. import check
 from .task import (
     Array,
     ClientState,
@@ -78,4 +79,5 @@ class Metrics(NamedTuple):
 
 def num_parameters(params: Params) -> int:
     """The number of scalars in `params`; works on shapes alone too."""
+    check.kinds("num_parameters(state.params)", params=(params, check.tree))
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))

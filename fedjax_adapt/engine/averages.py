@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .. import check
 from ..core import (
     Algorithm,
     ClientState,
@@ -68,6 +69,7 @@ def with_averages(
       clients: keep the last local models for all, a client table of num_clients x the
         size of the model.
     """
+    check.kinds("with_averages(algorithm)", algorithm=(algorithm, Algorithm))
     inner = seeing(
         algorithm,
         server=lambda extra: extra.inner,
@@ -96,6 +98,12 @@ def averages(
     Raises:
       ValueError: the state is not that of an algorithm from `with_averages`.
     """
+    check.kinds(
+        "averages(algorithm, state, data)",
+        algorithm=(algorithm, Algorithm),
+        state=(state, State),
+        data=(data, FederatedDataset),
+    )
     if not isinstance(state.server, Beside) or not isinstance(state.clients, Beside):
         raise ValueError(
             "averages got a state that keeps no averages; build state and rounds with "

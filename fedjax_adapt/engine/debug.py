@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import check
 from ..core import (
     Algorithm,
     Info,
@@ -63,6 +64,7 @@ from .local import (
     view_of,
 )
 from .refine import public_steps, settled, shown
+from .round import federation_kinds
 from .slots import num_lanes_of
 from .walk import kept_of
 
@@ -76,6 +78,10 @@ def debug_round(
       FloatingPointError: a loss or parameter is not finite; names client and step.
       RuntimeError: the task or algorithm raised; names the client and where it stood.
     """
+    check.kinds(
+        "debug_round(algorithm, task, data, plan)",
+        **federation_kinds(algorithm, task, data, plan),
+    )
     algorithm = settled(algorithm, task, data, plan)
     setup = Setup(algorithm, task, plan, data)
     policy, server_rule = algorithm.policy, algorithm.server

@@ -41,9 +41,11 @@ def evaluate(
       devices: how many devices share the examples; "auto": all.
 
     Raises:
-      ValueError: there are no test examples, or fewer than `devices` devices.
+      ValueError: there are no test examples, or fewer than `devices` devices, or an
+        argument is not of its kind.
     """
-    return overall(_scores_of("evaluate", task, params, test, batch_size, devices))
+    _check_call("evaluate(task, params, test)", task, params, test)
+    return overall(scores(task, params, test, batch_size, devices))
 
 
 def class_accuracy(
@@ -70,15 +72,16 @@ def class_accuracy(
       ValueError: there are no test examples, a label is `num_classes` or more, or there
         are fewer than `devices` devices.
     """
+    _check_call("class_accuracy(task, params, test, num_classes)", task, params, test)
     check.at_least("num_classes", num_classes, 1)
-    if test is not None and not check.is_tracer(test[1]) and len(test[1]):
+    if not check.is_tracer(test[1]):
         largest = int(jnp.max(jnp.asarray(test[1])))
         if largest >= num_classes:
             raise ValueError(
                 f"num_classes={num_classes} but a test label is {largest}; write "
                 f"num_classes={largest + 1} or more."
             )
-    scored = _scores_of("class_accuracy", task, params, test, batch_size, devices)
+    scored = scores(task, params, test, batch_size, devices)
     return by_class(scored, jnp.asarray(test[1]), num_classes)
 
 
@@ -104,6 +107,12 @@ def evaluate_clients(
     Raises:
       ValueError: there are fewer than `devices` devices.
     """
+    check.kinds(
+        "evaluate_clients(task, params, data)",
+        task=(task, Task),
+        params=(params, check.tree),
+        data=(data, FederatedDataset),
+    )
     scored = scores(task, params, (data.x, data.y), batch_size, devices)
     return _by_client(scored, data.index, data.size)
 
@@ -147,12 +156,15 @@ def _by_client(scored: Scores, index: Array, size: Array) -> Metrics:
     return Metrics(accuracy=mean(scored.right), loss=mean(scored.loss))
 
 
-def _scores_of(caller, task, params, test, batch_size, devices) -> Scores:
-    if test is None or not len(test[1]):
+def _check_call(call: str, task: Task, params: Params, test: tuple) -> None:
+    """Raises ValueError unless a model can be evaluated so."""
+    check.kinds(call, task=(task, Task), params=(params, check.tree))
+    if test is None or (check.pair(test) and not len(test[1])):
         raise ValueError(
-            f"{caller} got test={test}; give (x, y), as in from_clients(..., test=(x, y))."
+            f"{call.partition('(')[0]} got test={test}; give (x, y), as in "
+            "from_clients(..., test=(x, y))."
         )
-    return scores(task, params, test, batch_size, devices)
+    check.kinds(call, test=(test, check.pair))
 
 
 @jit_newest(static=3)

@@ -4,12 +4,13 @@ from functools import partial
 
 import jax
 
+from .. import check
 from ..core import Algorithm, Task
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .footprint import Footprint, footprint
 from .home import home_of
-from .round import init_state, make_round
+from .round import federation_kinds, init_state, make_round
 
 
 def memory_needed(
@@ -26,6 +27,10 @@ def memory_needed(
     Raises:
       ValueError: as `make_round`.
     """
+    check.kinds(
+        "memory_needed(algorithm, task, data, plan)",
+        **federation_kinds(algorithm, task, data, plan),
+    )
     round_fn = make_round(algorithm, task, data, plan)
     init = partial(init_state, algorithm, task, data, plan)
     key = jax.random.key(0)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -102,8 +103,14 @@ def init_state(
     up among the devices of the plan where their number divides `num_clients`.
 
     Raises:
-      ValueError: the client table does not fit into memory.
+      ValueError: the client table does not fit into memory, or an argument is not of its
+        kind.
     """
+    check.kinds(
+        "init_state(algorithm, task, data, plan, jax.random.key(0))",
+        **federation_kinds(algorithm, task, data, plan),
+        key=(key, check.array),
+    )
     params = task.init(key)
     client = algorithm.local.init(params)
     num_clients = data.num_clients
@@ -142,8 +149,13 @@ def make_round(
     Raises:
       ValueError: the plan asks for more clients than the data set has, or for more
         devices than there are, or the model has fewer outputs than there are labels; or
-        a refinement finds no public set, or nothing to refine.
+        a refinement finds no public set, or nothing to refine; or an argument is not of
+        its kind.
     """
+    check.kinds(
+        "make_round(algorithm, task, data, plan)",
+        **federation_kinds(algorithm, task, data, plan),
+    )
     _check_outputs(task, data)
     algorithm = settled(algorithm, task, data, plan)
     num_devices = num_devices_of(plan, data)
@@ -151,6 +163,18 @@ def make_round(
     step = partial(_round, algorithm, task, plan)
     num_lanes = num_lanes_of(plan, data, jax.eval_shape(task.init, jax.random.key(0)))
     return Round(data, step, num_devices, home_of(plan), num_lanes)
+
+
+def federation_kinds(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+) -> dict[str, tuple[Any, type]]:
+    """For `check.kinds`: what a round is made from, and the type of each."""
+    return {
+        "algorithm": (algorithm, Algorithm),
+        "task": (task, Task),
+        "data": (data, FederatedDataset),
+        "plan": (plan, Plan),
+    }
 
 
 def _check_outputs(task: Task, data: FederatedDataset) -> None:

@@ -33,7 +33,16 @@ def train(
 
     Returns:
       The state after the last round, and the infos of all rounds, [rounds, ...].
+
+    Raises:
+      ValueError: an argument is not of its kind, or there is no key.
     """
+    check.kinds(
+        "train(round_fn, state, jax.random.split(key, rounds))",
+        round_fn=(round_fn, Callable),
+        state=(state, State),
+        keys=(keys, check.array),
+    )
     state, infos, _ = train_and_evaluate(
         round_fn, state, keys, no_measure, every=1, chunk_size=chunk_size
     )
@@ -63,8 +72,20 @@ def train_and_evaluate(
       The last state, infos [rounds, ...] and measures [rounds / every, ...].
 
     Raises:
-      ValueError: the number of keys is no multiple of `every`.
+      ValueError: the number of keys is no multiple of `every`, or an argument is not of
+        its kind.
     """
+    check.kinds(
+        "train_and_evaluate(round_fn, state, jax.random.split(key, rounds), measure)",
+        round_fn=(round_fn, Callable),
+        state=(state, State),
+        keys=(keys, check.array),
+        measure=(measure, Callable),
+    )
+    if not keys.ndim:
+        raise ValueError(
+            "keys is one key, for no number of rounds; write jax.random.split(key, rounds)."
+        )
     rounds = keys.shape[0]
     if rounds % every or not rounds:
         raise ValueError(

@@ -45,6 +45,7 @@ def show_deltas(algorithm: Algorithm) -> Algorithm:
 
     They are stacked, [cohort, ...], and 0 for a client that took no step.
     """
+    check.kinds("show_deltas(algorithm)", algorithm=(algorithm, Algorithm))
     finish = algorithm.local.finish
 
     def shown(run):
@@ -95,7 +96,8 @@ def leave_one_out(
     Raises:
       ValueError: `value` is unknown, or weights and deltas are not of one cohort.
     """
-    worth = _worth(task, params, deltas, weights, test, value)
+    call = "leave_one_out(task, params, deltas, weights, test)"
+    worth = _worth(call, task, params, deltas, weights, test, value)
     size = weights.shape[0]
     coalitions = jnp.concatenate([jnp.ones((1, size)), 1 - jnp.eye(size)])
     values = jax.lax.map(worth, coalitions)
@@ -133,7 +135,9 @@ def shapley(
     """
     check.at_least("num_orders", num_orders, 1)
     check.nonnegative("tolerance", tolerance)
-    worth = _worth(task, params, deltas, weights, test, value)
+    call = "shapley(task, params, deltas, weights, test, jax.random.key(0))"
+    check.kinds(call, key=(key, check.array))
+    worth = _worth(call, task, params, deltas, weights, test, value)
     size = weights.shape[0]
     none, all_ = worth(jnp.zeros(size)), worth(jnp.ones(size))
 
@@ -158,8 +162,18 @@ def shapley(
     return jax.lax.map(of_order, jax.random.split(key, num_orders)).mean(0)
 
 
-def _worth(task, params, deltas, weights, test, value) -> Callable[[Array], Array]:
+def _worth(
+    call, task, params, deltas, weights, test, value
+) -> Callable[[Array], Array]:
     """A function from members [cohort], 0 or 1, to the value of their mean."""
+    check.kinds(
+        call,
+        task=(task, Task),
+        params=(params, check.tree),
+        deltas=(deltas, check.tree),
+        weights=(weights, check.array),
+        test=(test, check.pair),
+    )
     check.one_of("value", value, ("accuracy", "loss"))
     for leaf in jax.tree.leaves(deltas):
         if leaf.shape[0] != weights.shape[0]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from .. import check
 from ..core import Array, Task
 from .augment import Augment
 from .modules import Model, pure
@@ -50,6 +51,8 @@ def classification(
         logits of shape [batch, classes], `augment` does not take such inputs, or `model`,
         `mean` or `std` are none of the above.
     """
+    call = "classification(model, input_shape)"
+    check.kinds(call, input_shape=(input_shape, check.shape))
     input_shape = tuple(input_shape)
     mean, std = np.asarray(mean), np.asarray(std)
     if not np.all(std > 0):

@@ -25,6 +25,7 @@ References:
 import jax
 import jax.numpy as jnp
 
+from .. import check
 from ..core import Array, Batch, Params, Task
 from .parts import Parts, joined, leaves_of, moments_of, pooled, second_moments
 from .program import Program, Tap, taps_of, trace
@@ -65,6 +66,12 @@ def gradient_moments(
       micro_batch: examples whose gradients are held at once; None: what is fast.
       generic: whether to take each example's gradient as it is, whatever the model.
     """
+    check.kinds(
+        "gradient_moments(task, params, batch)",
+        task=(task, Task),
+        params=(params, check.tree),
+        batch=(batch, Batch),
+    )
     parts = gradient_parts(task, params, batch, micro_batch, generic)
     mean, var, _ = zip(*map(moments_of, leaves_of(parts)), strict=True)
     whole = jax.tree.structure(params).unflatten
