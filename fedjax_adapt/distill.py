@@ -5,7 +5,40 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from .core import Array, Params, RefineSetup, RoundView, Task
+from . import check
+from .core import (
+    WEIGHTS,
+    Algorithm,
+    Array,
+    Params,
+    RefineSetup,
+    RoundView,
+    ServerRule,
+    Task,
+    as_base,
+    mean,
+)
+
+
+def averaged(weights: str, base: Algorithm | None) -> Algorithm:
+    """What a method's clients and its server do before it teaches the mean.
+
+    Args:
+      weights: of FedAvg's mean, "data" or "uniform".
+      base: another algorithm in FedAvg's place, which averages by a rule of its own.
+
+    Raises:
+      ValueError: `weights` is unknown, or both are given; or `base` is no Algorithm.
+    """
+    check.one_of("weights", weights, WEIGHTS)
+    if base is None:
+        return Algorithm(server=ServerRule(combine=mean(WEIGHTS[weights])))
+    if weights != "data":
+        raise ValueError(
+            f"weights={weights!r} is of FedAvg's mean, but the base averages by its own "
+            "rule; leave weights or base out."
+        )
+    return as_base(base)
 
 
 def teachers(view: RoundView) -> Params:

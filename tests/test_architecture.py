@@ -27,7 +27,7 @@ ALLOWED = {
     "moments": {"check", "core"},
     "finetune": {"check", "core"},
     # what several methods share that teach a model by others
-    "distill": {"core"},
+    "distill": {"check", "core"},
     "generators": {"models"},
     "algorithms": {
         "check", "core", "distill", "finetune", "generators", "moments", "wrap",

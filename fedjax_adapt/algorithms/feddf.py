@@ -27,20 +27,16 @@ import optax
 
 from .. import check
 from ..core import (
-    WEIGHTS,
     Algorithm,
     Array,
     Params,
     Refinement,
-    ServerRule,
     Task,
-    as_base,
-    mean,
     predict_frozen,
     predict_train,
     with_refinement,
 )
-from ..distill import accuracy, kl, of_each, teachers
+from ..distill import accuracy, averaged, kl, of_each, teachers
 
 TEACHING = ("avg_logits", "avg_probs", "avg_losses")
 
@@ -97,20 +93,12 @@ def feddf(
     check.one_of("teaching", teaching, TEACHING)
     check.at_least("patience", patience, 1, none="no early stopping")
     check.at_least("validate_every", validate_every, 1)
-    check.one_of("weights", weights, WEIGHTS)
-    if base is not None and weights != "data":
-        raise ValueError(
-            f"weights={weights!r} is of FedAvg's mean, but the base averages by its own "
-            "rule; leave weights or base out."
-        )
     if return_best_incl_init and patience is None:
         raise ValueError(
             "return_best_incl_init=True chooses by validation, but patience=None validates "
             "nothing; write patience=1000 or so, or leave return_best_incl_init out."
         )
-    if base is None:
-        base = Algorithm(server=ServerRule(combine=mean(WEIGHTS[weights])))
-    base = as_base(base)
+    base = averaged(weights, base)
     if distill_steps == 0:
         return base
     if base.refine is not None:
@@ -123,8 +111,8 @@ def feddf(
         if setup.public.validation is None and (validates or drop_worst):
             raise ValueError(
                 "feddf validates its students but the public set has no validation "
-                "examples; give PublicSet(x, validation=(x, y)), or patience=None and "
-                "drop_worst=False."
+                "examples; give it some, as --validation-examples 50 or PublicSet(x, "
+                "validation=(x, y)) do, or leave drop_worst out and write patience=None."
             )
 
     decay = lambda n: -distill_lr * (1 + jnp.cos(jnp.pi * n / distill_steps)) / 2

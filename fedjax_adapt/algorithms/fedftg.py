@@ -31,17 +31,13 @@ import optax
 
 from .. import check
 from ..core import (
-    WEIGHTS,
     Algorithm,
     Array,
     Key,
     Refinement,
-    ServerRule,
-    as_base,
-    mean,
     with_refinement,
 )
-from ..distill import check_labelled, kl, label_counts, of_each, teachers
+from ..distill import averaged, check_labelled, kl, label_counts, of_each, teachers
 from ..generators import Generator, Made, image_generator
 from ..generators import diversity as spread
 
@@ -115,15 +111,7 @@ def fedftg(
     check.between("decay", decay, 0, 1, closed="right")
     check.one_of("hardness", hardness, get_args(Hardness))
     check.one_of("class_weight", class_weight, get_args(ClassWeight))
-    check.one_of("weights", weights, WEIGHTS)
-    if base is not None and weights != "data":
-        raise ValueError(
-            f"weights={weights!r} is of FedAvg's mean, but the base averages by its own "
-            "rule; leave weights or base out."
-        )
-    if base is None:
-        base = Algorithm(server=ServerRule(combine=mean(WEIGHTS[weights])))
-    base = as_base(base)
+    base = averaged(weights, base)
     if iterations == 0:
         return base
     if base.refine is not None:

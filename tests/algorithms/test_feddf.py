@@ -320,7 +320,7 @@ def test_what_it_lacks_is_one_sentence(task, data, public_data):
         fa.make_round(feddf(), task, replace(data, public=None), PLAN)
     public = replace(public_data.public, validation=None)
     unjudged = replace(public_data, public=public)
-    says = r"feddf validates its students but the public set has no .*patience=None"
+    says = "feddf validates its students but the public set has no .*patience=None"
     with pytest.raises(ValueError, match=says):
         fa.make_round(feddf(), task, unjudged, PLAN)
     with pytest.raises(ValueError, match=says):
