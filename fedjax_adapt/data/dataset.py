@@ -10,7 +10,7 @@ import numpy as np
 
 from .examples import check_finite, count_labels, num_classes_of
 from .noise import ClientNoise
-from .public import PublicSet, public_set
+from .public import PublicSet, check_apart, public_set
 
 Array = jax.Array
 
@@ -82,6 +82,13 @@ class FederatedDataset:
                 np.asarray(data.y), data.rows(), data.num_classes
             ),
         )
+
+    def check_public(self) -> None:
+        """Raises ValueError if the public set holds test examples and does not say so.
+
+        `from_clients` and `from_rows` have looked already, `dataclasses.replace` has not.
+        """
+        check_apart(self.public, self.test)
 
     def pooled(self) -> "FederatedDataset":
         """One client that holds every row some client holds, once, without noise.

@@ -76,11 +76,16 @@ def split_test(
       seed: of the draw.
 
     Raises:
-      ValueError: there are not as many.
+      ValueError: there are not as many, or fewer are left to test on than there are labels.
     """
     m = len(source.y_test)
     examples = min(m // 2, MOST) if examples is None else examples
     _check("public_examples", examples, m, "test", least=1)
+    if m - examples < source.num_classes <= m // 2:
+        raise ValueError(
+            f"public_examples={examples} leaves {m - examples} of {m} test examples for "
+            f"{source.num_classes} labels; write public_examples={m // 2} or so."
+        )
     rest, taken = _draw(source.y_test, examples, seed)
     public = PublicSet(source.x_test[taken], source.y_test[taken], None, "split_test")
     left = source._replace(x_test=source.x_test[rest], y_test=source.y_test[rest])

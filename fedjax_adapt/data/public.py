@@ -84,24 +84,50 @@ def public_set(
     """
     if public is None:
         return None
-    if not isinstance(public, PublicSet):
-        pair = public if isinstance(public, tuple | list) else (public, None)
-        if len(pair) != 2 or isinstance(public, dict):
-            raise ValueError(
-                "public must be inputs [n, ...], a pair (x, y) or a PublicSet; it is a "
-                f"{type(public).__name__}."
-            )
-        public = PublicSet(pair[0], pair[1])
+    public = _as_set(public)
     check.one_of("protocol", public.protocol, ORIGINS)
+    for name, (inputs, labels) in _parts(public).items():
+        _check_part(name, np.asarray(inputs), labels, x, num_classes)
+    check_apart(public, test)
+    return jax.tree.map(jnp.asarray, public)
+
+
+def check_apart(public: Any, test: tuple[Any, Any] | None) -> None:
+    """Raises ValueError if more of a public set is in `test` than its protocol lets.
+
+    Args:
+      public: as for `public_set`. What JAX is tracing passes.
+      test: what is tested on, or None.
+    """
+    leaves = jax.tree.leaves((public, test))
+    if public is None or test is None or any(map(check.is_tracer, leaves)):
+        return
+    public = _as_set(public)
+    if public.protocol == "published":
+        return
+    for name, (inputs, _) in _parts(public).items():
+        most = SHARED[public.protocol]
+        _check_apart(name, np.asarray(inputs), np.asarray(test[0]), most)
+
+
+def _as_set(public: Any) -> PublicSet:
+    if isinstance(public, PublicSet):
+        return public
+    pair = public if isinstance(public, tuple | list) else (public, None)
+    if len(pair) != 2 or isinstance(public, dict):
+        raise ValueError(
+            "public must be inputs [n, ...], a pair (x, y) or a PublicSet; it is a "
+            f"{type(public).__name__}."
+        )
+    return PublicSet(pair[0], pair[1])
+
+
+def _parts(public: PublicSet) -> dict[str, tuple[Any, Any]]:
+    """(x, y) of what is trained on, and of what validates if there is any."""
     parts = {"public": (public.x, public.y)}
     if public.validation is not None:
         parts["validation"] = public.validation
-    for name, (inputs, labels) in parts.items():
-        _check_part(name, np.asarray(inputs), labels, x, num_classes)
-        if public.protocol != "published" and test is not None:
-            most = SHARED[public.protocol]
-            _check_apart(name, np.asarray(inputs), np.asarray(test[0]), most)
-    return jax.tree.map(jnp.asarray, public)
+    return parts
 
 
 def _check_part(name, inputs: np.ndarray, labels, x: np.ndarray, num_classes) -> None:

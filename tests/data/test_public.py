@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,6 +103,14 @@ def test_a_source_too_small_is_one_sentence(name):
             PROTOCOLS[name](source, 0)
 
 
+def test_enough_of_the_test_set_is_left_to_test_on():
+    source = numbered([6, 6, 6], [4, 4, 4])
+    says = "public_examples=10 leaves 2 of 12 test examples for 3 labels; write public_"
+    with pytest.raises(ValueError, match=says):
+        half_of_test(source, 10)
+    assert len(half_of_test(source, 9).source.y_test) == 3
+
+
 def federated(public, test=None):
     return fa.FederatedDataset.from_clients(
         make_clients(), test=test, public=public, num_classes=3
@@ -162,6 +172,17 @@ def test_a_public_set_may_not_be_tested_on_unless_it_says_so():
             federated(public, test)
     assert federated(PublicSet(X, Y, protocol="published"), test).public is not None
     assert federated(X + 3, test).public is not None
+
+
+def test_replacing_a_public_set_does_not_let_test_examples_in():
+    data = federated(X + 3, (X, Y))
+    data.check_public()
+    for public in (X, (X, Y), PublicSet(X + 3, Y, (X, Y))):
+        with pytest.raises(ValueError, match="overlaps the test set in 5 of its 5"):
+            replace(data, public=public).check_public()
+    replace(data, public=PublicSet(X, Y, protocol="published")).check_public()
+    replace(data, public=X, test=None).check_public()
+    jax.eval_shape(lambda data: data.check_public(), replace(data, public=X))
 
 
 @pytest.mark.parametrize("protocol", ["holdout", "split_test"])

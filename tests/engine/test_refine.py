@@ -254,12 +254,59 @@ def test_a_refinement_without_a_public_set_is_one_sentence(task, data):
     "wrong, sentence",
     [
         (lambda: fa.with_refinement(fedavg, None), "call its constructor"),
-        (lambda: fa.with_refinement(fedavg(), 0.5), "refine=0.5; write a Refinement"),
+        (
+            lambda: fa.with_refinement(fedavg(), 0.5),
+            "got 0.5 for refine; write a Refinement",
+        ),
     ],
 )
 def test_what_is_no_refinement_is_one_sentence(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):
         wrong()
+
+
+WRONG = {
+    "shape": (
+        lambda params, view, key: jax.tree.map(lambda leaf: leaf[:1], params),
+        r"the server's model with \[3\] at \['b'\] but returned \[1\]; return the shapes",
+    ),
+    "tree": (
+        lambda params, view, key: (params, {}),
+        "given a dict for the server's model and returned a tuple with another tree",
+    ),
+    "clients": (
+        fa.Refinement(
+            clients=lambda view, key: as_they_were(view, key)._replace(
+                params=view.runs.anchor
+            )
+        ),
+        r"the clients' models with \[6, 3\] at \['b'\] but returned \[3\]",
+    ),
+    "state": (
+        fa.Refinement(server=lambda params, state, view, key: (params, 0, {})),
+        "given a tuple for its own state and returned 0 with another tree",
+    ),
+    "report": (
+        fa.Refinement(server=lambda params, state, view, key: params),
+        r"Refinement.server returned a dict; return \(params, state, report\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("refine, sentence", WRONG.values(), ids=WRONG)
+def test_a_refinement_that_returns_other_shapes_is_one_sentence(
+    refine, sentence, task, data
+):
+    algorithm = fa.with_refinement(fedavg(), refine)
+    plan = fa.Plan(batch_size=4)
+    key = jax.random.key(0)
+    init = lambda key: fa.init_state(algorithm, task, data, plan, key)
+    state, round_fn = (
+        jax.eval_shape(init, key),
+        fa.make_round(algorithm, task, data, plan),
+    )
+    with pytest.raises(ValueError, match=sentence):
+        jax.eval_shape(round_fn, state, key)
 
 
 def test_the_refinement_of_an_algorithm_goes_with_another_base():
