@@ -144,6 +144,18 @@ def fedjax_adapt(capsys, line):
             "controls are run by one process; leave --controls out, or the flags about",
         ),
         ("run --config none.toml", "config=none.toml cannot be read"),
+        (
+            "run --algorithm feddf --patience 0",
+            "patience=0 must be an integer >= 1, or none for no early stopping.",
+        ),
+        (
+            "run --algorithm feddf --patience none --return-best-incl-init",
+            "return_best_incl_init=true chooses by validation, but patience=none valid",
+        ),
+        (
+            "run --initialization-timeout 9",
+            "processes that make a run together need --coordinator-address HOST:PORT, ",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence_exit_code_2_and_nothing_written(
@@ -185,6 +197,24 @@ def test_the_command_line_wins_over_the_file(elsewhere):
     assert (both["algorithm"], both["mu"], both["rounds"]) == ("fedprox", 0.5, 4)
     other = settings("--config a.toml --algorithm fedssg")
     assert "mu" not in other and other["rounds"] == 3
+
+
+def test_what_of_the_file_a_flag_leaves_without_an_owner_is_said(capsys, elsewhere):
+    file = "algorithm = 'fedprox'\nmu = 0.5\nmodel = 'mlp'\nwidths = [9]\nlr = 0.2\n"
+    (elsewhere / "a.toml").write_text(file)
+    note = lambda line: parse(f"--config a.toml {line}".split()).note
+    assert note("") is note("--algorithm fedprox --model mlp") is None
+    assert note("--algorithm fedssg") == (
+        "the file's mu=0.5 of algorithm=fedprox is left out: a flag chooses another."
+    )
+    both = note("--algorithm fedavg --model linear")
+    assert "mu=0.5 of algorithm=fedprox and widths=(9,) of model=mlp is left" in both
+    (elsewhere / "a.toml").write_text("algorithm = 'fedprox'\nmu = 1e-4\n")
+    assert note("--algorithm fedavg") is None  # the default, as a run's file has it
+    line = "run --config a.toml --algorithm fedavg --folder x --num-clients 5000"
+    (elsewhere / "a.toml").write_text(file)
+    _, _, err = fedjax_adapt(capsys, line)
+    assert err.splitlines()[0].startswith("fedjax-adapt: the file's mu=0.5 of algo")
 
 
 def test_a_quantity_is_a_number_or_a_text():

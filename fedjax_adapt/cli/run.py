@@ -5,7 +5,7 @@ from pathlib import Path
 from . import process
 from .compare import print_comparison
 from .progress import interrupted, nothing_to_resume, reporting
-from .sentences import fail, told
+from .sentences import fail, note, told
 
 FIRST = "the run begins at round 1"  # where nothing is resumed
 
@@ -23,6 +23,7 @@ def run(arguments: list[str]) -> int:
             request = parse(arguments)
         except SystemExit:  # --help has been printed
             return 0
+        note(request.note)
         config = from_settings(request.settings)
         configs = with_controls(config) if request.controls else [config]
         left = unfinished(configs, request.resume) if request.controls else configs

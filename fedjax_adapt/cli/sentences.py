@@ -1,6 +1,7 @@
 """What has gone wrong, as a sentence on stderr, and its exit code."""
 
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -12,13 +13,13 @@ def told(error: BaseException) -> int | None:
     """Says what has gone wrong; returns the exit code, or None if it is no sentence."""
     match error:
         case ValueError() if _raised_by_us(error):
-            return fail(str(error), 2)
+            return fail(as_written(str(error)), 2)
         case KeyboardInterrupt():
             return fail("interrupted.", 130)
         case BrokenPipeError():  # the reader of a pipe has left, as in `list | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        case RuntimeError() if "RESOURCE_EXHAUSTED" in str(error):  # XLA's
+        case RuntimeError() if _is_exhausted(error):
             return fail(
                 "the device has no memory left, though the run was expected to fit; write "
                 "fewer lanes, a smaller batch_size, a smaller model or, in a sweep, fewer "
@@ -30,11 +31,29 @@ def told(error: BaseException) -> int | None:
     return None
 
 
+def as_written(sentence: str) -> str:
+    """Python's None, True and False as flags and files have them."""
+    values = r"(?<==)(None|True|False)\b|(?<=\bor )None\b"
+    return re.sub(values, lambda word: word[0].lower(), sentence)
+
+
+def _is_exhausted(error: RuntimeError) -> bool:
+    from ..engine.memory import is_exhausted  # which imports JAX
+
+    return is_exhausted(error)
+
+
 def _raised_by_us(error: BaseException) -> bool:
     """Whether a sentence of this package is what went wrong, not a call it made."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     ours = Path(last.filename).is_relative_to(PACKAGE)
     return ours and (last.line or "raise").startswith("raise")
+
+
+def note(sentence: str | None) -> None:
+    """Prints what a user should know, and goes on; None: nothing."""
+    if sentence is not None:
+        fail(sentence, 0)
 
 
 def fail(sentence: str, code: int) -> int:

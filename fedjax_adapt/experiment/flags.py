@@ -69,6 +69,7 @@ class Request(NamedTuple):
     resume: bool
     controls: bool = False
     together: Together | None = None  # with which processes
+    note: str | None = None  # what of the file does not count
 
 
 def parse(arguments: Sequence[str]) -> Request:
@@ -83,6 +84,7 @@ def parse(arguments: Sequence[str]) -> Request:
     """
     words = words_of(arguments)
     settings = _settings_file(words)
+    note = left_out(words, settings)
     choices = chosen(words, settings)
     values = read_flags(arguments, _groups(choices), settings, PROGRAM, DESCRIPTION)
     resume, controls = values.pop("resume"), values.pop("controls")
@@ -93,7 +95,30 @@ def parse(arguments: Sequence[str]) -> Request:
             "other processes."
         )
     del values["config"]
-    return Request(values, resume, controls, others)
+    return Request(values, resume, controls, others, note)
+
+
+def left_out(words: Mapping[str, list[str]], settings: Mapping[str, Any]) -> str | None:
+    """What to say of options in a file whose owner a flag replaces; None: nothing.
+
+    Those that are written as their defaults, as a run writes them, are not missed.
+    """
+    gone = []
+    for kind, name in choices_in(settings).items():
+        told = words.get(kind) or [name]
+        if told[0] == name:
+            continue
+        options = kind_options(kind, name).values()
+        lost = [
+            f"{flat}={settings[flat]}"
+            for flat, option in options
+            if flat in settings and settings[flat] != option.default
+        ]
+        if lost:
+            gone.append(f"{', '.join(lost)} of {kind}={name}")
+    if not gone:
+        return None
+    return f"the file's {' and '.join(gone)} is left out: a flag chooses another."
 
 
 def chosen(words: Mapping[str, list[str]], settings: dict[str, Any]) -> dict[str, str]:
