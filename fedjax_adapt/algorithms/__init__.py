@@ -1,5 +1,6 @@
-"""Every algorithm, one file per paper. This list is the only other line a new one takes:
-from it follow the contract tests, the command line's options and the README's row."""
+"""Every algorithm, one file (or folder) per paper. This list is the only other line a new
+one takes: from it follow the contract tests, the command line's options and the README's
+row."""
 
 from .adacomm import adacomm
 from .afl import afl

@@ -19,7 +19,7 @@ from fedjax_adapt import (
     with_steps,
 )
 from fedjax_adapt.algorithms import afl, scaffold
-from fedjax_adapt.algorithms.afl import _bound, _drift
+from fedjax_adapt.algorithms.afl.bound import bounds, drifts
 
 C, B = 0.5, 2.0  # seconds of a step and of an aggregation
 COSTS = dict(step_seconds=C, aggregation_seconds=B)
@@ -30,18 +30,18 @@ COSTS = dict(step_seconds=C, aggregation_seconds=B)
 
 def test_h_is_the_papers_and_exactly_zero_for_one_step(x64):
     x, lr, beta, delta = np.arange(1, 31), 0.02, 3.0, 1.7
-    h = _drift(beta, delta, lr, 30)
+    h = drifts(beta, delta, lr, 30)
     paper = delta / beta * ((lr * beta + 1.0) ** x - 1) - lr * delta * x
     np.testing.assert_allclose(h, paper, atol=1e-14)
-    small = _drift(1e-4, delta, lr, 30)
+    small = drifts(1e-4, delta, lr, 30)
     np.testing.assert_allclose(small, delta * lr**2 * 1e-4 * x * (x - 1) / 2, rtol=1e-4)
     with jax.enable_x64(False):  # where the paper's difference would be all error
-        h = np.asarray(_drift(1e-5, delta, 1e-3, 1000))
+        h = np.asarray(drifts(1e-5, delta, 1e-3, 1000))
     assert h[0] == 0 and (np.diff(h) > 0).all()
 
 
 def test_without_drift_g_is_the_time_left_alone(x64):
-    g = _bound(2.0, 0.0, 5.0, 0.1, 0.02, (40.0, C, B), 20)
+    g = bounds(2.0, 0.0, 5.0, 0.1, 0.02, (40.0, C, B), 20)
     x = np.arange(1, 21)
     total = (40 - B - C) * x / (C * x + B)
     np.testing.assert_allclose(g, 1 / (0.1 * 0.02 * total), rtol=1e-12)

@@ -1,0 +1,129 @@
+"""What AFL measures: smoothness, divergence and a Lipschitz constant, by its clients.
+
+See `__init__.py` for the symbols.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ... import check
+from ...core import (
+    Algorithm,
+    Array,
+    ClientState,
+    Info,
+    Params,
+    add_delta,
+    keep_state,
+    update_refined,
+    weighted_loss,
+)
+from ...wrap import seeing
+
+
+class Remembered(NamedTuple):
+    """What a client keeps: the base's own state, and the model it ended with."""
+
+    inner: ClientState
+    model: Params
+
+
+class Estimate(NamedTuple):
+    """What a client measures at w before it trains."""
+
+    loss: Array
+    gradient: Params
+    beta: Array
+    rho: Array
+
+
+def estimate(view, key) -> Estimate:
+    """On one minibatch, at the broadcast model and at the client's last one."""
+    del key
+    if not isinstance(view.client, Remembered):
+        raise ValueError(
+            "afl_online needs clients that keep their last model; write "
+            "afl(budget=..., base=scaffold()) in place of with_steps(scaffold(), ...)."
+        )
+
+    def of(params):
+        outputs = view.task.apply(params, view.batch.x)
+        return weighted_loss(view.task, outputs, view.batch)
+
+    model = view.client.model
+    loss, gradient = jax.value_and_grad(of)(view.params)
+    last_loss, last_gradient = jax.value_and_grad(of)(model)
+    apart = optax.tree.norm(optax.tree.sub(model, view.params))
+    far = ~(apart <= 1e-10)  # the paper's threshold; what is NaN is to be seen
+    over = jnp.where(far, apart, 1)
+    turned = optax.tree.norm(optax.tree.sub(last_gradient, gradient))
+    return Estimate(
+        loss=loss,
+        gradient=gradient,
+        beta=jnp.where(far, jnp.maximum(turned / over, 1e-5), 0),  # the paper's floor
+        rho=jnp.where(far, jnp.abs(last_loss - loss) / over, 0),
+    )
+
+
+def divergences(gradients: Params, mean) -> Array:
+    """||grad F_i - grad F||, [cohort], of gradients [cohort, ...]."""
+    away = lambda leaf: ((leaf - mean(leaf)[None]) ** 2).reshape(len(leaf), -1).sum(1)
+    return jnp.sqrt(jnp.stack(jax.tree.leaves(jax.tree.map(away, gradients))).sum(0))
+
+
+def remembering(base: Algorithm) -> Algorithm:
+    """The base, whose clients keep their last model and whose server refuses NaN."""
+    inner = seeing(base, client=lambda state: state.inner)
+
+    def init(params):
+        return Remembered(base.local.init(params), params)
+
+    def finish(run):
+        upload, state = inner.local.finish(run)
+        return upload, Remembered(state, run.params)
+
+    def refined_client(state, params):  # what AFL compares with is the local model
+        return state._replace(inner=base.local.refined(state.inner, params))
+
+    def refined(params, extra, upload, cohort, shift):
+        new = update_refined(base.server, params, extra, upload, cohort, shift)
+        keep = lambda a, b: jnp.where(finite((upload, shift)), a, b)
+        return jax.tree.map(keep, new, (params, extra))
+
+    def update(params, extra, upload, cohort):
+        return refined(params, extra, upload, cohort, None)
+
+    renews = base.local.refined is not keep_state
+    adds = base.server.adds_mean or base.server.update is add_delta
+    return inner._replace(
+        local=inner.local._replace(
+            init=init,
+            finish=finish,
+            refined=refined_client if renews else keep_state,
+        ),
+        server=base.server._replace(update=update, adds_mean=adds, refined=refined),
+    )
+
+
+def finite(tree) -> Array:
+    """Whether all numbers are. A scalar."""
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+
+
+def afl_constants(infos: Info) -> dict[str, Array]:
+    """beta, delta and rho as `afl_fixed` takes them: means over the rounds of a trial.
+
+    Args:
+      infos: of `train` with `afl(trial_steps=...)`, [rounds, ...]. The first round, before
+        which no client had a model to compare with, does not count.
+    """
+    policy = infos.policy if isinstance(infos, Info) else None
+    if not isinstance(policy, dict) or not {"beta", "delta", "rho"} <= set(policy):
+        raise ValueError(
+            f"afl_constants got {check.kind_of(infos)} without afl's estimates; write "
+            "afl_constants(infos) with what train returned for afl(trial_steps=5) or so."
+        )
+    return {name: policy[name][1:].mean() for name in ("beta", "delta", "rho")}
