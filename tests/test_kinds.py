@@ -38,7 +38,12 @@ ARGUMENTS = {  # right ones, by the names of parameters
     "input_shape": (4,),
     "model": fa.models.linear((4,), 3),
 }
-ALIKE = ({"params", "deltas"}, {"key", "keys", "weights"}, {"round_fn", "measure"})
+ALIKE = (  # a number is a tree as well
+    {"params", "deltas"},
+    {"params", "num_classes"},
+    {"key", "keys", "weights"},
+    {"round_fn", "measure"},
+)
 
 
 def required(function):

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import check
 from ..core import Algorithm, Task, as_refinement
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
@@ -23,7 +24,7 @@ from .batches import batch_size
 from .cohort import gather_cohort, num_slots
 from .footprint import footprint
 from .lanes import compiler_options
-from .round import init_state, make_round
+from .round import federation_kinds, init_state, make_round
 from .slots import num_devices_of, num_lanes_of
 
 CANDIDATES = (1, 2, 5, 10, 25, 50, 100, 250, 500)
@@ -49,6 +50,10 @@ def fastest_lanes(
     Raises:
       ValueError: as `init_state` and `make_round` do.
     """
+    check.kinds(
+        "fastest_lanes(algorithm, task, data, plan)",
+        **federation_kinds(algorithm, task, data, plan),
+    )
     data, plan = _some_clients(data, plan)
     refine = as_refinement(algorithm.refine)
     if refine is not None:  # what it begins with, clients may read
