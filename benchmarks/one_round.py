@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from readings import Ready
 
 import fedjax_adapt as fa
+from fedjax_adapt.engine.device import placed
 from fedjax_adapt.engine.lanes import compiler_options
-from fedjax_adapt.engine.mesh import placed
 from fedjax_adapt.engine.slots import num_devices_of, num_lanes_of
 
 KEYS = 100  # of rounds; then they come again, and with them the cohorts

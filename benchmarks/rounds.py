@@ -23,9 +23,9 @@ from work import WORKLOADS, Workload
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.engine.allocator import keeps_memory
+from fedjax_adapt.engine.device import placed
 from fedjax_adapt.engine.footprint import footprint
 from fedjax_adapt.engine.lanes import compiler_options
-from fedjax_adapt.engine.mesh import placed
 from fedjax_adapt.engine.slots import num_devices_of, num_lanes_of
 from fedjax_adapt.experiment.summary import commit, hardware
 from fedjax_adapt.models import MODELS

@@ -140,7 +140,7 @@ def test_no_function_of_a_module_keeps_a_program_for_every_task():
                 found |= {(path.name, node.lineno)} if static else set()
     # by_class, borrow, give_back and repeated, where a whole number is static
     assert sorted(n for n, _ in found) == [
+        "device.py",
         "evaluate.py",
         *["host.py"] * 2,
-        "mesh.py",
     ], found

@@ -39,7 +39,7 @@ from ..costs import (
 )
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
-from . import mesh
+from . import device
 from .batches import batch_size
 from .cohort import (
     gather_cohort,
@@ -91,7 +91,7 @@ def debug_round(
             return slow_round(state, key)
 
     def slow_round(state, key):
-        state = mesh.moved(state, num_devices=1)
+        state = device.moved(state, num_devices=1)
         key_cohort, key_local, key_refine = jax.random.split(key, 3)
         key_train, key_measure = jax.random.split(key_local)
         key_refine_clients, key_refine_server = jax.random.split(key_refine)

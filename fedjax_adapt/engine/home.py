@@ -7,13 +7,13 @@ import jax.numpy as jnp
 
 from ..core import Array, ClientState
 from ..plan import Plan
-from . import host, mesh
+from . import device, host
 from .tables import Held
 
 
 def home_of(plan: Plan) -> ModuleType:
     """What has `table_of`, `placed` and `moved` for states of this plan."""
-    return host if plan.client_memory == "host" else mesh
+    return host if plan.client_memory == "host" else device
 
 
 def lend(plan: Plan, num_devices: int, table: ClientState, ids: Array) -> Held:

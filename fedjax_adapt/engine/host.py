@@ -8,7 +8,7 @@ cohort and gives them back, so that a device holds as many rows as the cohort ha
 On D devices the host keeps row i for device i // (N / D), which passes it to all. The
 host's own processor gathers and scatters, where the rows lie.
 
-`table_of`, `placed` and `moved` are those of mesh.py for such tables.
+`table_of`, `placed` and `moved` are those of device.py for such tables.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import check
 from ..core import Array, ClientState, PyTree, State
-from . import mesh, processes
+from . import device, mesh, processes
 from .tables import num_rows_of
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
@@ -45,7 +45,7 @@ def check_cut(num_clients: int, num_devices: int) -> None:
 def table_of(client: ClientState, num_clients: int, num_devices: int) -> ClientState:
     """The state of one client `num_clients` times, made where it is to lie."""
     each = num_clients // num_devices
-    repeat = _on_host(partial(mesh.repeated, num_clients=each))
+    repeat = _on_host(partial(device.repeated, num_clients=each))
     build = lambda client: repeat(jax.device_put(client, HOST))
     if not any(map(check.is_tracer, jax.tree.leaves(client))):
         client = jax.device_put(client, NamedSharding(mesh.mesh_of(num_devices), EVERY))
@@ -53,7 +53,7 @@ def table_of(client: ClientState, num_clients: int, num_devices: int) -> ClientS
 
 
 def placed(state: State, num_devices: int) -> State:
-    """`state` with its client tables in the host's memory; see `mesh.placed`."""
+    """`state` with its client tables in the host's memory; see `device.placed`."""
     lies = NamedSharding(mesh.mesh_of(num_devices), CUT, memory_kind=mesh.HOST_MEMORY)
 
     def place(leaf):
@@ -63,15 +63,15 @@ def placed(state: State, num_devices: int) -> State:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=lies)
         return jax.device_put(leaf, lies)
 
-    rest = mesh.placed(state._replace(clients=()), num_devices)
+    rest = device.placed(state._replace(clients=()), num_devices)
     return rest._replace(clients=jax.tree.map(place, state.clients))
 
 
 def moved(state: State, num_devices: int) -> State:
-    """`state` where a round reads it, wherever it was; see `mesh.moved`."""
+    """`state` where a round reads it, wherever it was; see `device.moved`."""
     if any(map(check.is_tracer, jax.tree.leaves(state))):
         return state
-    rest = mesh.moved(state._replace(clients=()), num_devices)
+    rest = device.moved(state._replace(clients=()), num_devices)
     return placed(rest._replace(clients=state.clients), num_devices)
 
 

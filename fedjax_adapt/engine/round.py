@@ -37,7 +37,7 @@ from ..costs import (
 )
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
-from . import host, memory, mesh
+from . import device, host, memory, mesh
 from .batches import batch_size
 from .cohort import (
     first_to_end,
@@ -79,7 +79,7 @@ class Round:
     data: FederatedDataset
     step: Callable[..., tuple[State, Info]] = field(metadata={"static": True})
     num_devices: int = field(default=1, metadata={"static": True})
-    home: ModuleType = field(default=mesh, metadata={"static": True})
+    home: ModuleType = field(default=device, metadata={"static": True})
     num_lanes: int = field(default=1, metadata={"static": True})  # on a device
 
     def __call__(self, state: State, key: Key) -> tuple[State, Info]:

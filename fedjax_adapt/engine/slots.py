@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from ..core import Array, Cohort, Key, Params, PyTree
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
-from . import lanes, mesh
+from . import device, lanes, mesh
 from .batches import batch_size
 from .cohort import num_slots
 from .local import Client, Setup
@@ -84,7 +84,7 @@ def deal(
     weights = jax.tree.map(pad, weights)
 
     stateful = bool(jax.tree.leaves(held.table)) and plan.client_memory == "device"
-    cut = stateful and mesh.cuts_tables(num_clients, num_devices)
+    cut = stateful and device.cuts_tables(num_clients, num_devices)
     num_rows = num_clients // num_devices if cut else num_clients
     row = pad(held.row, num_rows_of(held.table))
     back = None

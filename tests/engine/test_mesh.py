@@ -11,7 +11,7 @@ from helpers import close, fast, keys, make_data, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedprox, scaffold
-from fedjax_adapt.engine import memory, mesh
+from fedjax_adapt.engine import device, memory, mesh
 from fedjax_adapt.engine.slots import num_devices_of
 
 
@@ -284,9 +284,9 @@ def test_accelerators_have_a_memory_each_and_a_table_may_fit_only_cut(
 
 def test_a_table_is_made_where_it_lies(task, data, monkeypatch):
     seen = []
-    placed = mesh.placed
+    placed = device.placed
     monkeypatch.setattr(
-        mesh, "placed", lambda state, n: seen.append(state) or placed(state, n)
+        device, "placed", lambda state, n: seen.append(state) or placed(state, n)
     )
     for devices in (3, 4):  # 4 does not divide 6
         plan = fa.Plan(cohort_size=4, batch_size=4, devices=devices)
@@ -305,7 +305,7 @@ def test_a_table_is_made_where_it_lies(task, data, monkeypatch):
 
 def test_no_two_leaves_of_a_table_share_a_buffer():
     twice = jnp.ones(3)
-    a, b = mesh.table_of((twice, twice), 6, 3)
+    a, b = device.table_of((twice, twice), 6, 3)
     pointers = lambda x: {s.data.unsafe_buffer_pointer() for s in x.addressable_shards}
     assert not pointers(a) & pointers(b)
 
