@@ -108,7 +108,11 @@ def test_the_file_of_a_run_gives_its_split_and_flags_win(elsewhere):
     assert (config.partition, config.num_clients) == ("shards", 5)
     assert config.partition_options["shards_per_client"] == 4
     assert title_of(config) == "digits, shards(shards_per_client=4)"
-    other = parse(["--config", "run.toml", "--partition", "iid"]).config
+    other, _, note = parse(["--config", "run.toml", "--partition", "iid"])
+    assert note == (
+        "the file's shards_per_client=4 of partition=shards is left out: a flag chooses "
+        "another."
+    )
     assert other.num_clients == 7 and "shards_per_client" not in other.partition_options
 
 

@@ -1,6 +1,7 @@
 """`fedjax-adapt partition`."""
 
 from . import process
+from .sentences import note
 
 
 def partition(arguments: list[str]) -> int:
@@ -16,6 +17,7 @@ def partition(arguments: list[str]) -> int:
             request = parse(arguments)
         except SystemExit:  # --help has been printed
             return 0
+    note(request.note)
     skew = preview(request.config)
     console = Console()
     console.print(clients_table(skew))

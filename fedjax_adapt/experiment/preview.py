@@ -17,7 +17,7 @@ from .config import (
     kind_options,
     read_settings,
 )
-from .flags import chosen, read_flags
+from .flags import chosen, left_out, read_flags
 from .mistakes import words_of
 from .options import KINDS, Option, options_of, registry
 from .public import with_public
@@ -49,6 +49,7 @@ class Request(NamedTuple):
 
     config: Config
     picture: Path
+    note: str | None = None  # what of the file does not count
 
 
 def parse(arguments: Sequence[str]) -> Request:
@@ -62,7 +63,9 @@ def parse(arguments: Sequence[str]) -> Request:
     settings = {}
     if words.get("config"):
         settings = read_settings(Path(words["config"][0]).expanduser())
-    choices = chosen({k: v for k, v in words.items() if k in DECIDE}, settings)
+    told = {k: v for k, v in words.items() if k in DECIDE}
+    note = left_out(told, settings)
+    choices = chosen(told, settings)
     common = common_options()
     groups = {"clients": {name: common[name] for name in SETTINGS}, "picture": PICTURE}
     for kind in DECIDE:
@@ -81,7 +84,7 @@ def parse(arguments: Sequence[str]) -> Request:
     output, overwrite = values.pop("output"), values.pop("overwrite")
     del values["config"]
     config = from_settings(values)
-    return Request(config, _picture(config, output, overwrite))
+    return Request(config, _picture(config, output, overwrite), note)
 
 
 def preview(config: Config) -> Skew:
