@@ -218,6 +218,7 @@ def test_a_port_that_is_taken_is_one_sentence_in_each_process(place):
         taken.listen()
         port = taken.getsockname()[1]
         line = f"run --coordinator-address 127.0.0.1:{port} --num-processes 2"
+        line += " --initialization-timeout 2"
         ended = ends([begin(place, f"{line} --process-id {i}") for i in (0, 1)])
     assert [code for code, *_ in ended] == [2, 2]
     first, second = (sentences(error) for *_, error in ended)

@@ -109,9 +109,10 @@ def _call(them: Together, until: float) -> None:
 def _connected(them: Together, until: float) -> socket.socket:
     """A line to whoever listens at the address, which may be later than now."""
     host, _, port = them.coordinator_address.rpartition(":")
-    while time.monotonic() < until:
+    there = host.strip("[]"), int(port)
+    while (left := until - time.monotonic()) > 0:
         try:
-            line = socket.create_connection((host.strip("[]"), int(port)), WORD)
+            line = socket.create_connection(there, min(WORD, left))
         except OSError:
             time.sleep(PAUSE)
             continue
