@@ -64,7 +64,7 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it():
         exec(compile(skews, "README.md", "exec"), names)
     assert names["models"].keys() == {"sel", "all"}
     fa, task, data = (names[name] for name in ("fa", "task", "data"))
-    assert fa.evaluate(task, names["models"]["all"], data.test).accuracy > 0.88
+    assert fa.evaluate(task, names["models"]["all"], data.test).accuracy > 0.93
     own = fa.evaluate_clients(task, names["state"].params, data).accuracy
-    assert sorted(own.argsort()[:2].tolist()) == [0, 3] and own[[0, 3]].max() < 0.3
-    assert sorted(own.tolist())[15] > 0.85
+    assert sorted(own.argsort()[:2].tolist()) == [0, 3]
+    assert sorted(own.tolist())[15] > 0.93
