@@ -241,6 +241,8 @@ def test_a_refinement_without_a_public_set_is_one_sentence(task, data):
     for build in (fa.make_round, fa.debug_round):
         with pytest.raises(ValueError, match="on a public set but the data have none"):
             build(algorithm, task, replace(data, public=None), PLAN)
+        with pytest.raises(ValueError, match="public overlaps the test set in 48 of"):
+            build(algorithm, task, replace(data, public=data.test), PLAN)
 
     def refuse(task, setup):
         raise ValueError(f"{setup.cohort_size} are too few.")
