@@ -40,7 +40,7 @@ def train(
     check.kinds(
         "train(round_fn, state, jax.random.split(key, rounds))",
         round_fn=(round_fn, Callable),
-        state=(state, State),
+        state=(state, _is_state),
         keys=(keys, check.array),
     )
     state, infos, _ = train_and_evaluate(
@@ -78,7 +78,7 @@ def train_and_evaluate(
     check.kinds(
         "train_and_evaluate(round_fn, state, jax.random.split(key, rounds), measure)",
         round_fn=(round_fn, Callable),
-        state=(state, State),
+        state=(state, _is_state),
         keys=(keys, check.array),
         measure=(measure, Callable),
     )
@@ -120,6 +120,11 @@ def train_and_evaluate(
     else:
         infos, measures = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
     return state, infos, measures
+
+
+def _is_state(value: PyTree) -> bool:
+    """Whether rounds may begin with it: a State, or a tree of a user's own."""
+    return isinstance(value, State) or check.tree(value)
 
 
 @jit_newest(static=2, donate_argnums=1)

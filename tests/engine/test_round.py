@@ -252,7 +252,7 @@ def test_a_model_with_fewer_outputs_than_labels_is_refused(data):
     "wrong, sentence",
     [
         (lambda: fa.Plan(participation=0.3), r"=0.3 is no rule; write bernoulli\(q\)"),
-        (lambda: fa.with_steps(fedavg(), 5), r"policy=5; write epochs\(5\) or"),
+        (lambda: fa.with_steps(fedavg(), 5), r"got 5 for policy; write epochs\(5\) or"),
         (lambda: fa.with_steps(fedavg, fa.epochs(5)), "call its constructor"),
     ],
 )
