@@ -125,8 +125,8 @@ def pair(value: Any) -> bool:
 
 def shape(value: Any) -> bool:
     """Whether it is the shape of an array."""
-    sides = value if isinstance(value, tuple | list) else ["none"]
-    return all(isinstance(side, int | np.integer) for side in sides)
+    whole = lambda side: isinstance(side, int | np.integer)
+    return isinstance(value, tuple | list) and all(map(whole, value))
 
 
 def _is_ours(value: Any) -> bool:
