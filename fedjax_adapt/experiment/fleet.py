@@ -1,8 +1,8 @@
 """The trials of a group as one compiled program.
 
-Trials of a group agree in everything but numbers that JAX may trace and the seed. Inside
-the program each builds its algorithm and plan from its own numbers, so that what a trial
-computes is what its run would.
+Trials of a group agree in everything but numbers that JAX may trace, seeds, and who holds
+which examples. Inside the program each builds its algorithm, plan and data from what is
+its own, so that what a trial computes is what its run would.
 """
 
 import time
@@ -24,7 +24,9 @@ from ..engine.lanes import compiler_options
 from ..engine.round import init_state, make_round
 from ..engine.trials import Layout
 from .build import Federation, build_algorithm, build_plan, completed
+from .clock import clock_seed
 from .config import Config
+from .holdings import Holdings, dealt
 from .program import Program, compile_program, measure, rounds, run_keys
 from .traced import number, with_numbers
 
@@ -35,6 +37,8 @@ class Own(NamedTuple):
     numbers: dict[str, Array]
     key_init: Key
     key_train: Key
+    clock_seed: Array
+    holdings: Holdings | tuple[()] = ()  # (): those of the data that all share
 
 
 class Fleet(NamedTuple):
@@ -119,9 +123,9 @@ def compile_group(
     """Traces and compiles; fewer trials side by side where the program is too large.
 
     Args:
-      configs: of the trials, which differ in `names` and the seed alone. A single one is
-        compiled as a run is, and its clients share the devices.
-      federation: of each of them.
+      configs: of the trials, which differ in `names`, in seeds and in who holds which
+        examples. A single one is compiled as a run is, and its clients share the devices.
+      federation: of the first of them.
       names: of the numbers that are traced.
       layout: how the trials are dealt out.
       fixed: and nothing else will do.
@@ -134,10 +138,15 @@ def compile_group(
         return Fleet(lambda some: _alone(program), program.abstract, 1)
     began = time.perf_counter()
     config = configs[0]
-    own = _stacked(configs, names)
+    stacked, partitions = _stacked(configs, names), dealt(configs, federation)
     shared = federation.data
+
+    def owned(rows: np.ndarray) -> Own:
+        own = jax.tree.map(lambda leaf: leaf[rows], stacked)
+        return own._replace(holdings=partitions.of(rows))
+
     plain = _of_one(replace(config, devices=1), federation)[0]
-    first = jax.tree.map(lambda leaf: leaf[0], own)
+    first = jax.tree.map(lambda leaf: leaf[0], owned(np.array([0])))
     state = jax.eval_shape(plain, shared, first)
     lanes = _lanes(config, federation, state, layout.num_devices)
     lean = replace(config, devices=1, lanes=lanes)
@@ -147,8 +156,7 @@ def compile_group(
 
     def of(some: Sequence[int]) -> Own:
         rows = np.minimum(np.arange(layout.width), len(some) - 1)
-        rows = np.asarray(some)[rows]
-        return trials.placed(jax.tree.map(lambda leaf: leaf[rows], own), layout)
+        return trials.placed(owned(np.asarray(some)[rows]), layout)
 
     begin = jax.jit(trials.over(init, layout))
     abstract = trials.placed(jax.eval_shape(begin, shared, of([0])), layout)
@@ -207,7 +215,8 @@ def _stacked(configs: Sequence[Config], names: Sequence[str]) -> Own:
         for name in names
     }
     keys = [run_keys(config.seed) for config in configs]
-    return Own(numbers, *map(jnp.stack, zip(*keys, strict=True)))
+    clocks = np.array([clock_seed(config) for config in configs], np.uint32)
+    return Own(numbers, *map(jnp.stack, zip(*keys, strict=True)), jnp.asarray(clocks))
 
 
 def _lanes(
@@ -222,19 +231,23 @@ def _of_one(config: Config, federation: Federation) -> tuple[Callable, Callable]
     """Functions of one trial, to be traced: its first state, and some of its rounds."""
     task, data = federation.task, federation.data
 
-    def parts(own: Own):
+    def parts(shared, own: Own):
         mine = with_numbers(config, own.numbers)
-        return completed(mine, build_algorithm(mine), federation), build_plan(mine)
+        algorithm, plan = build_algorithm(mine), build_plan(mine)
+        if plan.clock is not None:
+            plan = replace(plan, clock=replace(plan.clock, seed=own.clock_seed))
+        held = own.holdings.put_into(shared) if own.holdings else shared
+        return completed(mine, algorithm, federation), plan, held
 
     def init(shared, own: Own) -> State:
-        algorithm, plan = parts(own)
-        return init_state(algorithm, task, shared, plan, own.key_init)
+        algorithm, plan, held = parts(shared, own)
+        return init_state(algorithm, task, held, plan, own.key_init)
 
     def some_rounds(num_rounds: int, shared, own: Own, state: State):
-        algorithm, plan = parts(own)
+        algorithm, plan, held = parts(shared, own)
         # checked with the data at hand, run with those that are an argument
-        round_fn = replace(make_round(algorithm, task, data, plan), data=shared)
-        averaged = shared if config.evaluate_also else None
+        round_fn = replace(make_round(algorithm, task, data, plan), data=held)
+        averaged = held if config.evaluate_also else None
         measured = jax.tree_util.Partial(
             partial(measure, algorithm, task, 1, data.num_classes),
             shared.test,

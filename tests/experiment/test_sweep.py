@@ -23,7 +23,7 @@ from fedjax_adapt.experiment.traced import number, number_names, with_numbers
 from fedjax_adapt.report.sweep import parts, sweep_tables
 
 # three trials of one group, two at a time: the second time one and a copy of it
-RUN = {**TINY, "devices": 1, "partition_seed": 0}
+RUN = {**TINY, "devices": 1}
 THREE = {"run": RUN, "grid": [{"lr": [0.03, 0.1]}, {"seed": [5]}]}
 FIGURES = ("accuracy", "loss", "best_accuracy", "best_round", "last_mean", "rounds_to")
 COSTS = ("area_under_curve", "local_steps", "bytes_up", "bytes_down", "rho")
@@ -69,6 +69,24 @@ def test_a_trial_alone_is_its_run_to_the_bit(tmp_path, whole):
     ours, theirs = metrics(found), read_run(whole.folder).metrics.to_pydict()
     for name in set(theirs) - {"seconds"}:
         assert ours[name] == theirs[name]
+
+
+def test_trials_share_a_program_though_each_has_a_partition_of_its_own(tmp_path):
+    """Clients of unlike sizes, some without examples, and clocks that follow the seed."""
+    common = {**RUN, "partition": "dirichlet_classes", "evaluate_also": ["all"]}
+    common |= {"rounds": 2, "evaluate_every": 2, "checkpoint_every": 2}
+    common["step_seconds"] = "lognormal(0.05, 0.5)"
+    grid = {"partition_alpha": [0.3, 30.0], "seed": [0, 1]}
+    asked = read_sweep({"run": common, "grid": grid})
+    found = sweep(asked, tmp_path / "sweep", side_by_side=2, devices=2)
+    rows = found.results.to_pylist()
+    assert {row["group"] for row in rows} == {"000-scaffold"}
+    for i in (1, 2):
+        config = replace(asked.trials[i].config, folder=str(tmp_path / str(i)))
+        result = run(config).to_dict()
+        check_trial_is_a_run(rows[i], result)
+        for name in ("simulated_seconds", "kappa"):
+            assert rows[i][name] == pytest.approx(result[name], rel=1e-5)
 
 
 def test_the_folder_of_a_sweep_holds_what_it_should(three):
@@ -173,8 +191,15 @@ def test_trials_share_a_program_if_numbers_and_seeds_are_all_that_varies():
     fixed = {"partition_seed": 0}
     both = {"lr": [0.1, 0.2], "seed": [0, 1]}
     assert grouped(fixed, both) == [([0, 1, 2, 3], ["lr"])]
-    # seeds that deal out the data
-    assert grouped({}, both) == [([0, 2], ["lr"]), ([1, 3], ["lr"])]
+    # seeds that deal out the same examples, as alpha does; or make others
+    assert grouped({}, both) == [([0, 1, 2, 3], ["lr"])]
+    dealt = {"partition_seed": [0, 1], "partition_alpha": [0.3, 3.0]}
+    assert grouped({"algorithm": "fedssg"}, dealt) == [([0, 1, 2, 3], [])]
+    corrupted = grouped({"corrupt": "random_labels"}, both)
+    assert corrupted == [([0, 2], ["lr"]), ([1, 3], ["lr"])]
+    # a local step of all that the largest client has
+    whole = {"partition": "dirichlet_classes", "batch_size": "none"}
+    assert grouped(whole, {"seed": [0, 1]}) == [([0], []), ([1], [])]
     # what is no number
     assert grouped({}, {"clip_norm": [1, 2, "none"]}) == [
         ([0, 1], ["clip_norm"]),
