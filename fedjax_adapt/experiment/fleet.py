@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import Array, Key, State
+from ..core import Array, Key, Params, State
 from ..engine import memory, mesh, trials
 from ..engine.batches import batch_size
 from ..engine.cohort import most_steps, num_slots
@@ -26,7 +26,7 @@ from ..engine.trials import Layout
 from .build import Federation, build_algorithm, build_plan, completed
 from .clock import clock_seed
 from .config import Config
-from .holdings import Holdings, dealt
+from .holdings import Dealt, Holdings, dealt
 from .program import Program, compile_program, measure, rounds, run_keys
 from .traced import number, with_numbers
 
@@ -51,6 +51,8 @@ class Fleet(NamedTuple):
     program_of: Callable[[Sequence[int]], Program]
     abstract: State
     width: int
+    params_of: Callable[[State], Params]  # with a leading axis [width], always
+    dealt: Dealt
 
 
 def check_numbers(config: Config, federation: Federation) -> None:
@@ -135,7 +137,9 @@ def compile_group(
     """
     if len(configs) == 1:
         program = compile_program(configs[0], federation)
-        return Fleet(lambda some: _alone(program), program.abstract, 1)
+        stacked = lambda state: jax.tree.map(lambda leaf: leaf[None], state.params)
+        one = dealt(configs, federation)
+        return Fleet(lambda some: _alone(program), program.abstract, 1, stacked, one)
     began = time.perf_counter()
     config = configs[0]
     stacked, partitions = _stacked(configs, names), dealt(configs, federation)
@@ -193,7 +197,8 @@ def compile_group(
             seconds=seconds,
         )
 
-    return Fleet(program_of, abstract, layout.width)
+    params_of = lambda state: state.params
+    return Fleet(program_of, abstract, layout.width, params_of, partitions)
 
 
 def _alone(program: Program) -> Program:

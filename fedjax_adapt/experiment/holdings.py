@@ -51,6 +51,11 @@ class Dealt(NamedTuple):
         """Those of some trials, [some, ...]."""
         return jax.tree.map(lambda leaf: leaf[self.which[trials]], self.partitions)
 
+    def put_into(self, data: FederatedDataset, trial: int) -> FederatedDataset:
+        """The data of one trial; `data`: of the first."""
+        own = self.of(np.array(trial))
+        return own.put_into(data) if own else data
+
 
 def what_follows(config: Config) -> str | None:
     """What of a run's examples its `partition_seed` changes, in words; None: nothing.

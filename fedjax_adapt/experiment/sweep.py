@@ -26,6 +26,7 @@ from .loop import train
 from .run import Progress, Report, silent
 from .saver import saver
 from .store import Swept
+from .trial_clients import client_figures
 from .trial_rows import TrialsLog
 
 GROUP, CHECKPOINTS = "group.toml", "checkpoints"  # of a group
@@ -133,6 +134,7 @@ class _Runner:
         told = {
             "trials": numbers,
             "test_examples": len(federation.source.y_test),
+            "test_counts": federation.source.test_counts().tolist(),
             "auxiliary": public.auxiliary(configs[0], federation),
             "seconds": store.read_table(self.path, "metrics")["seconds"][-1].as_py(),
             "compile_seconds": fleet.program_of([0]).seconds,
@@ -183,6 +185,8 @@ class _Runner:
         with saver(self.path / CHECKPOINTS) as writes:
 
             def save(state: State, done: int) -> float:
+                if done == config.rounds:
+                    log.end(client_figures(config, federation, fleet, state, some))
                 log.write(done)
                 return writes.save(state, base + done)
 

@@ -44,9 +44,9 @@ def metrics(swept, group="000-scaffold"):
 def check_trial_is_a_run(row, summary):
     """The row of a trial and the summary of the run with the same settings."""
     assert row["config_hash"] == summary["config_hash"]
-    kept = (*FIGURES, *COSTS, "accuracy_name")
+    kept = (*FIGURES, *COSTS, "accuracy_name", "class_accuracy", "client_accuracy")
     for name, value in flat({name: summary[name] for name in kept}).items():
-        if isinstance(value, float):
+        if isinstance(value, float | list):
             assert row[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
         else:
             assert row[name] == value, name
@@ -72,11 +72,11 @@ def test_a_trial_alone_is_its_run_to_the_bit(tmp_path, whole):
 
 
 def test_trials_share_a_program_though_each_has_a_partition_of_its_own(tmp_path):
-    """Clients of unlike sizes, some without examples, and clocks that follow the seed."""
+    """Clients of unlike sizes, and clocks that follow the seed."""
     common = {**RUN, "partition": "dirichlet_classes", "evaluate_also": ["all"]}
     common |= {"rounds": 2, "evaluate_every": 2, "checkpoint_every": 2}
     common["step_seconds"] = "lognormal(0.05, 0.5)"
-    grid = {"partition_alpha": [0.3, 30.0], "seed": [0, 1]}
+    grid = {"concentration": [0.3, 30.0], "seed": [0, 1]}
     asked = read_sweep({"run": common, "grid": grid})
     found = sweep(asked, tmp_path / "sweep", side_by_side=2, devices=2)
     rows = found.results.to_pylist()
@@ -94,9 +94,11 @@ def test_the_folder_of_a_sweep_holds_what_it_should(three):
     assert files == {"sweep.toml", "results.parquet", "groups", "summary.json"}
     group = three.folder / "groups" / "000-scaffold"
     assert {p.name for p in group.iterdir()} == {
-        *("group.toml", "metrics", "summary.json")  # its checkpoints are gone
+        # its checkpoints are gone
+        *("group.toml", "metrics", "trials", "summary.json")
     }
     table = pq.read_table(three.folder / "results.parquet").to_pydict()
+    assert np.shape(table["class_accuracy"]) == (3, 10)
     assert table["trial"] == [0, 1, 2]
     assert (table["lr"], table["seed"]) == ([0.03, 0.1, 0.1], [0, 0, 5])
     assert table["diverged_round"] == [None] * 3 and three.diverged == []
@@ -130,7 +132,7 @@ def test_a_sweep_goes_on_where_there_are_more_devices(tmp_path, three):
         sweep(THREE, folder, side_by_side=2, progress=stop_after(8))
     found = sweep(THREE, folder, resume=True, devices=2).results.to_pydict()
     for name, values in three.results.to_pydict().items():
-        if isinstance(values[0], float):
+        if isinstance(values[0], float | list):
             np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
         else:
             assert found[name] == values
@@ -193,8 +195,8 @@ def test_trials_share_a_program_if_numbers_and_seeds_are_all_that_varies():
     assert grouped(fixed, both) == [([0, 1, 2, 3], ["lr"])]
     # seeds that deal out the same examples, as alpha does; or make others
     assert grouped({}, both) == [([0, 1, 2, 3], ["lr"])]
-    dealt = {"partition_seed": [0, 1], "partition_alpha": [0.3, 3.0]}
-    assert grouped({"algorithm": "fedssg"}, dealt) == [([0, 1, 2, 3], [])]
+    dealt = {"partition_seed": [0, 1], "concentration": [0.3, 3.0]}
+    assert grouped({}, dealt) == [([0, 1, 2, 3], [])]
     corrupted = grouped({"corrupt": "random_labels"}, both)
     assert corrupted == [([0, 2], ["lr"]), ([1, 3], ["lr"])]
     # a local step of all that the largest client has
