@@ -33,8 +33,8 @@ from readings import (
 import fedjax_adapt as fa
 from fedjax_adapt.experiment.build import Federation, build_algorithm, build_plan
 from fedjax_adapt.experiment.config import Config, from_settings
-from fedjax_adapt.experiment.fleet import compile_group, layout_of
 from fedjax_adapt.experiment.program import compile_program
+from fedjax_adapt.experiment.sweeps.fleet import compile_group, layout_of
 from fedjax_adapt.models import MODELS
 
 

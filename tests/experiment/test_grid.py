@@ -4,11 +4,11 @@ import pytest
 
 from fedjax_adapt.experiment import Config
 from fedjax_adapt.experiment.config import all_options, identity
-from fedjax_adapt.experiment.grid import read_sweep, seed_hint
 from fedjax_adapt.experiment.options import KINDS, registry
 from fedjax_adapt.experiment.store import COLUMNS
 from fedjax_adapt.experiment.summary import FIGURES, Summary
-from fedjax_adapt.experiment.swept import first_change, sweep_folder, to_toml
+from fedjax_adapt.experiment.sweeps.grid import read_sweep, seed_hint
+from fedjax_adapt.experiment.sweeps.swept import first_change, sweep_folder, to_toml
 
 GRID = {"algorithm": ["fedavg", "scaffold"], "lr": [0.1, 1]}
 

@@ -13,13 +13,14 @@ from test_run import Stop, stop_after
 from fedjax_adapt import cli
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.core import Algorithm, epochs
-from fedjax_adapt.experiment import Config, fleet, read_run, read_swept, run, sweep
-from fedjax_adapt.experiment.grid import read_sweep
-from fedjax_adapt.experiment.groups import groups_of
+from fedjax_adapt.experiment import Config, read_run, read_swept, run, sweep
 from fedjax_adapt.experiment.store import read_table
-from fedjax_adapt.experiment.sweep_flags import parse
-from fedjax_adapt.experiment.swept import flat, table_of, to_toml
-from fedjax_adapt.experiment.traced import number, number_names, with_numbers
+from fedjax_adapt.experiment.sweeps import fleet
+from fedjax_adapt.experiment.sweeps.flags import parse
+from fedjax_adapt.experiment.sweeps.grid import read_sweep
+from fedjax_adapt.experiment.sweeps.groups import groups_of
+from fedjax_adapt.experiment.sweeps.swept import flat, table_of, to_toml
+from fedjax_adapt.experiment.sweeps.traced import number, number_names, with_numbers
 from fedjax_adapt.report.sweep import parts, sweep_tables
 
 # three trials of one group, two at a time: the second time one and a copy of it
@@ -73,20 +74,21 @@ def test_a_trial_alone_is_its_run_to_the_bit(tmp_path, whole):
 
 def test_trials_share_a_program_though_each_has_a_partition_of_its_own(tmp_path):
     """Clients of unlike sizes, and clocks that follow the seed."""
-    common = {**RUN, "partition": "dirichlet_classes", "evaluate_also": ["all"]}
+    common = {**RUN, "partition": "dirichlet_classes", "algorithm": "fedavg"}
     common |= {"rounds": 2, "evaluate_every": 2, "checkpoint_every": 2}
     common["step_seconds"] = "lognormal(0.05, 0.5)"
     grid = {"concentration": [0.3, 30.0], "seed": [0, 1]}
     asked = read_sweep({"run": common, "grid": grid})
     found = sweep(asked, tmp_path / "sweep", side_by_side=2, devices=2)
     rows = found.results.to_pylist()
-    assert {row["group"] for row in rows} == {"000-scaffold"}
-    for i in (1, 2):
-        config = replace(asked.trials[i].config, folder=str(tmp_path / str(i)))
-        result = run(config).to_dict()
-        check_trial_is_a_run(rows[i], result)
-        for name in ("simulated_seconds", "kappa"):
-            assert rows[i][name] == pytest.approx(result[name], rel=1e-5)
+    assert {row["group"] for row in rows} == {"000-fedavg"}
+    # the last, whose largest client is smaller than that of others
+    result = run(
+        replace(asked.trials[3].config, folder=str(tmp_path / "run"))
+    ).to_dict()
+    check_trial_is_a_run(rows[3], result)
+    for name in ("simulated_seconds", "kappa"):
+        assert rows[3][name] == pytest.approx(result[name], rel=1e-5)
 
 
 def test_the_folder_of_a_sweep_holds_what_it_should(three):
@@ -109,6 +111,15 @@ def test_the_folder_of_a_sweep_holds_what_it_should(three):
     assert (said["trials"], said["groups"]) == (3, 1)
 
 
+def begun_otherwise(folder):
+    """A copy of the folder of a sweep, with the same trials in other groups."""
+    copy = folder.with_name("other")
+    shutil.copytree(folder, copy)
+    told = copy / "groups" / "000-scaffold" / "group.toml"
+    told.write_text(told.read_text().replace("trials = [0, 1, 2]", "trials = [0]"))
+    return copy
+
+
 @pytest.mark.parametrize("stop", [8, 18])
 def test_a_resumed_sweep_equals_an_uninterrupted_one_to_the_bit(tmp_path, three, stop):
     """Stopped among the first two trials, and while the third runs."""
@@ -118,6 +129,10 @@ def test_a_resumed_sweep_equals_an_uninterrupted_one_to_the_bit(tmp_path, three,
     assert not (folder / "summary.json").exists()
     with pytest.raises(ValueError, match="this sweep, half finished; write --resume"):
         sweep(THREE, folder)
+    with pytest.raises(
+        ValueError, match="was begun by a fedjax-adapt that dealt out t"
+    ):
+        sweep(THREE, begun_otherwise(folder), resume=True)
     found = sweep(THREE, folder, resume=True, progress=seen.append)
     assert found.results.equals(three.results)
     assert metrics(found) == metrics(three)
@@ -143,7 +158,7 @@ def test_a_finished_group_is_never_run_again(tmp_path, three, monkeypatch):
     shutil.copytree(three.folder, folder)
     for name in ("summary.json", "results.parquet"):
         (folder / name).unlink()
-    module = sys.modules["fedjax_adapt.experiment.sweep"]
+    module = sys.modules["fedjax_adapt.experiment.sweeps.sweep"]
     monkeypatch.setattr(module, "compile_group", None)
     found = sweep(THREE, folder, resume=True)
     assert found.results.equals(three.results)
@@ -193,14 +208,12 @@ def test_trials_share_a_program_if_numbers_and_seeds_are_all_that_varies():
     fixed = {"partition_seed": 0}
     both = {"lr": [0.1, 0.2], "seed": [0, 1]}
     assert grouped(fixed, both) == [([0, 1, 2, 3], ["lr"])]
-    # seeds that deal out the same examples, as alpha does; or make others
-    assert grouped({}, both) == [([0, 1, 2, 3], ["lr"])]
-    dealt = {"partition_seed": [0, 1], "concentration": [0.3, 3.0]}
-    assert grouped({}, dealt) == [([0, 1, 2, 3], [])]
-    corrupted = grouped({"corrupt": "random_labels"}, both)
+    # seeds that make other examples
+    plain = {"algorithm": "fedavg"}
+    corrupted = grouped(plain | {"corrupt": "random_labels"}, both)
     assert corrupted == [([0, 2], ["lr"]), ([1, 3], ["lr"])]
     # a local step of all that the largest client has
-    whole = {"partition": "dirichlet_classes", "batch_size": "none"}
+    whole = plain | {"partition": "dirichlet_classes", "batch_size": "none"}
     assert grouped(whole, {"seed": [0, 1]}) == [([0], []), ([1], [])]
     # what is no number
     assert grouped({}, {"clip_norm": [1, 2, "none"]}) == [

@@ -15,9 +15,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import check
-from . import toml
-from .config import (
+from ... import check
+from .. import toml
+from ..config import (
     INCIDENTAL,
     Config,
     check_settings,

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import jax
 
-from ..core import State
-from ..engine import mesh
-from ..engine.evaluate import evaluate_clients
-from .build import Federation
-from .config import Config
-from .figures import spread_over_clients
+from ...core import State
+from ...engine import mesh
+from ...engine.evaluate import evaluate_clients
+from ..build import Federation
+from ..config import Config
+from ..figures import spread_over_clients
 from .fleet import Fleet
 
 

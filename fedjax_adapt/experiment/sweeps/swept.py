@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import store, toml
-from .config import (
+from .. import store, toml
+from ..config import (
     choices_in,
     common_options,
     config_hash,
@@ -26,12 +26,12 @@ from .config import (
     method_of,
     to_settings,
 )
-from .figures import per_class
-from .folder import check_can_write
+from ..figures import per_class
+from ..folder import check_can_write
+from ..limits import check_path
+from ..options import KINDS
+from ..summary import FIGURES, TEST, results
 from .grid import Sweep, Trial, read_sweep
-from .limits import check_path
-from .options import KINDS
-from .summary import FIGURES, TEST, results
 
 if TYPE_CHECKING:
     import pyarrow

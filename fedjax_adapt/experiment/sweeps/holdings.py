@@ -15,16 +15,16 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from ..core import Array
-from ..data import FederatedDataset
-from ..data.dataset import table_of
-from ..data.examples import count_labels
-from ..engine.batches import batch_size
-from .build import Federation, build_algorithm, split_source
-from .config import Config, partition_seed
-from .options import find
-from .public import uses_public
-from .schema import kind_options
+from ...core import Array
+from ...data import FederatedDataset
+from ...data.dataset import table_of
+from ...data.examples import count_labels
+from ...engine.batches import batch_size
+from ..build import Federation, build_algorithm, split_source
+from ..config import Config, partition_seed
+from ..options import find
+from ..public import uses_public
+from ..schema import kind_options
 
 
 class Holdings(NamedTuple):

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..core import Info
-from . import store
-from .rows import TOTALS, Measured, Tally, concatenate, first_diverged
+from ...core import Info
+from .. import store
+from ..rows import TOTALS, Measured, Tally, concatenate, first_diverged
 
 
 class TrialsLog:
@@ -83,7 +83,7 @@ class TrialsLog:
     def end(self, clients: Sequence[Mapping[str, float]]) -> None:
         """Takes what the last models are worth to the clients of each trial."""
         pairs = zip(self.tallies, clients, strict=True)
-        self.ended = [{"trial": trial} | figures for trial, figures in pairs]
+        self.ended = [{"trial": trial, **figures} for trial, figures in pairs]
 
     def write(self, done: int) -> None:
         """Appends the rows to the tables of the group."""

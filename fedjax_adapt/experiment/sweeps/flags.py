@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from .flags import read_flags
-from .mistakes import paths_and_flags
-from .options import Option
-from .store import SWEEP
+from ..flags import read_flags
+from ..mistakes import paths_and_flags
+from ..options import Option
+from ..store import SWEEP
 
 PROGRAM = "fedjax-adapt sweep"
 DESCRIPTION = """\

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from .build import build
-from .config import identity
+from ..build import build
+from ..config import identity
 from .fleet import can_trace, check_numbers, layout_of
 from .grid import Trial, described
 from .holdings import holdings, partition_of, settings_of, shape_of

@@ -15,19 +15,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import Array, Key, Params, State
-from ..engine import memory, mesh, trials
-from ..engine.batches import batch_size
-from ..engine.cohort import most_steps, num_slots
-from ..engine.lanes import choose as choose_lanes
-from ..engine.lanes import compiler_options
-from ..engine.round import init_state, make_round
-from ..engine.trials import Layout
-from .build import Federation, build_algorithm, build_plan, completed
-from .clock import clock_seed
-from .config import Config
+from ...core import Array, Key, Params, State
+from ...engine import memory, mesh, trials
+from ...engine.batches import batch_size
+from ...engine.cohort import most_steps, num_slots
+from ...engine.lanes import choose as choose_lanes
+from ...engine.lanes import compiler_options
+from ...engine.round import init_state, make_round
+from ...engine.trials import Layout
+from ..build import Federation, build_algorithm, build_plan, completed
+from ..clock import clock_seed
+from ..config import Config
+from ..program import Program, compile_program, measure, rounds, run_keys
 from .holdings import Dealt, Holdings, dealt
-from .program import Program, compile_program, measure, rounds, run_keys
 from .traced import number, with_numbers
 
 

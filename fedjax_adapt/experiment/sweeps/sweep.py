@@ -12,20 +12,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from .. import check
-from ..core import State
-from ..engine import mesh, processes
-from ..engine.trials import Layout
-from . import checkpoint, public, store, summary, swept, toml
-from .build import Federation, build
+from ... import check
+from ...core import State
+from ...engine import mesh, processes
+from ...engine.trials import Layout
+from .. import checkpoint, public, store, summary, toml
+from ..build import Federation, build
+from ..folder import create
+from ..loop import train
+from ..run import Progress, Report, silent
+from ..saver import saver
+from ..store import Swept
+from . import swept
 from .fleet import Fleet, compile_group, layout_of
-from .folder import create
 from .grid import Sweep, Trial, read_sweep, seed_hint
 from .groups import Group, groups_of
-from .loop import train
-from .run import Progress, Report, silent
-from .saver import saver
-from .store import Swept
 from .trial_clients import client_figures
 from .trial_rows import TrialsLog
 
@@ -82,6 +83,7 @@ def sweep(
             runner = _Runner(
                 place / "groups" / group.name, group, before, total, progress
             )
+            runner.check_begun()
             if store.read_summary(runner.path) is None:
                 runner.run(side_by_side, commit)
             shutil.rmtree(runner.path / CHECKPOINTS, ignore_errors=True)
@@ -110,6 +112,17 @@ class _Runner:
     before: int  # rounds of the trials of earlier groups
     total: int  # rounds of all trials
     progress: Report
+
+    def check_begun(self) -> None:
+        """Raises ValueError if there are other trials in its folder."""
+        if not (self.path / GROUP).exists():
+            return
+        begun = toml.read(self.path / GROUP)["trials"]
+        if begun != [trial.number for trial in self.group.trials]:
+            raise ValueError(
+                f"folder={self.path.parents[1]} was begun by a fedjax-adapt that dealt out "
+                "trials to programs in another way; give another folder."
+            )
 
     def run(self, side_by_side: int | str, commit: str | None) -> None:
         """Runs its trials, or goes on with them, as many at once as fit."""
