@@ -73,15 +73,15 @@ def test_a_trial_alone_is_its_run_to_the_bit(tmp_path, whole):
 
 
 def test_trials_share_a_program_though_each_has_a_partition_of_its_own(tmp_path):
-    """Clients of unlike sizes, and clocks that follow the seed."""
-    common = {**RUN, "partition": "dirichlet_classes", "algorithm": "fedavg"}
+    """Clients of unlike sizes and labels, and clocks that follow the seed."""
+    common = {**RUN, "partition": "dirichlet_classes", "algorithm": "feddisco"}
     common |= {"rounds": 2, "evaluate_every": 2, "checkpoint_every": 2}
     common["step_seconds"] = "lognormal(0.05, 0.5)"
     grid = {"concentration": [0.3, 30.0], "seed": [0, 1]}
     asked = read_sweep({"run": common, "grid": grid})
     found = sweep(asked, tmp_path / "sweep", side_by_side=2, devices=2)
     rows = found.results.to_pylist()
-    assert {row["group"] for row in rows} == {"000-fedavg"}
+    assert {row["group"] for row in rows} == {"000-feddisco"}
     # the last, whose largest client is smaller than that of others
     result = run(
         replace(asked.trials[3].config, folder=str(tmp_path / "run"))
