@@ -1,8 +1,7 @@
 """The trials of a group as one compiled program.
 
 Trials of a group agree in everything but numbers that JAX may trace, seeds, and who holds
-which examples. Inside the program each builds its algorithm, plan and data from what is
-its own, so that what a trial computes is what its run would.
+which examples.
 """
 
 import time
@@ -12,33 +11,20 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ...core import Array, Key, Params, State
+from ...core import Params, State
 from ...engine import memory, mesh, trials
 from ...engine.batches import batch_size
 from ...engine.cohort import most_steps, num_slots
 from ...engine.lanes import choose as choose_lanes
 from ...engine.lanes import compiler_options
-from ...engine.round import init_state, make_round
 from ...engine.trials import Layout
-from ..build import Federation, build_algorithm, build_plan, completed
-from ..clock import clock_seed
+from ..build import Federation
 from ..config import Config
-from ..program import Program, compile_program, measure, rounds, run_keys
-from .holdings import Dealt, Holdings, dealt
-from .traced import number, with_numbers
-
-
-class Own(NamedTuple):
-    """What a trial has of its own; in a program with a leading axis [trials]."""
-
-    numbers: dict[str, Array]
-    key_init: Key
-    key_train: Key
-    clock_seed: Array
-    holdings: Holdings | tuple[()] = ()  # (): those of the data that all share
+from ..program import Program, compile_program
+from .holdings import Dealt, dealt
+from .one_trial import Own, of_one, stacked
 
 
 class Fleet(NamedTuple):
@@ -51,38 +37,9 @@ class Fleet(NamedTuple):
     program_of: Callable[[Sequence[int]], Program]
     abstract: State
     width: int
+    num_devices: int
     params_of: Callable[[State], Params]  # with a leading axis [width], always
     dealt: Dealt
-
-
-def check_numbers(config: Config, federation: Federation) -> None:
-    """Raises ValueError as a run would that knows its numbers, traced or not."""
-    data, plan = federation.data, replace(build_plan(config), devices=1)
-    algorithm = completed(config, build_algorithm(config), federation)
-    make_round(algorithm, federation.task, data, plan)
-
-
-def can_trace(config: Config, federation: Federation, names: Sequence[str]) -> bool:
-    """Whether a run's program can be built without knowing these numbers.
-
-    Raises:
-      ValueError: it can be built with none.
-    """
-    own = _stacked([config], names)
-    own = jax.tree.map(lambda leaf: leaf[0], own)
-    init, some_rounds = _of_one(replace(config, devices=1), federation)
-    shared = federation.data
-
-    def both(shared, own):
-        return some_rounds(1, shared, own, init(shared, own))
-
-    try:
-        jax.eval_shape(both, shared, own)
-    except (TypeError, jax.errors.JAXIndexError):  # Python needed to know
-        if not names:
-            raise
-        return False
-    return True
 
 
 def layout_of(
@@ -99,8 +56,8 @@ def layout_of(
             "client_memory=host is about one run at a time, but a sweep trains several at "
             "once; leave it out of the sweep."
         )
-    own = jax.tree.map(lambda leaf: leaf[0], _stacked([config], ()))
-    init, _ = _of_one(replace(config, devices=1), federation)
+    own = jax.tree.map(lambda leaf: leaf[0], stacked([config], ()))
+    init, _ = of_one(replace(config, devices=1), federation)
     state = jax.eval_shape(init, federation.data, own)
     client = jax.eval_shape(federation.algorithm.local.init, state.params)
     memory.check_fits(client, data.num_clients, num_slots(plan, data), 1)
@@ -137,24 +94,30 @@ def compile_group(
     """
     if len(configs) == 1:
         program = compile_program(configs[0], federation)
-        stacked = lambda state: jax.tree.map(lambda leaf: leaf[None], state.params)
-        one = dealt(configs, federation)
-        return Fleet(lambda some: _alone(program), program.abstract, 1, stacked, one)
+        with_axis = lambda state: jax.tree.map(lambda leaf: leaf[None], state.params)
+        return Fleet(
+            program_of=lambda some: _alone(program),
+            abstract=program.abstract,
+            width=1,
+            num_devices=program.num_devices,
+            params_of=with_axis,
+            dealt=dealt(configs, federation),
+        )
     began = time.perf_counter()
     config = configs[0]
-    stacked, partitions = _stacked(configs, names), dealt(configs, federation)
+    every_own, partitions = stacked(configs, names), dealt(configs, federation)
     shared = federation.data
 
     def owned(rows: np.ndarray) -> Own:
-        own = jax.tree.map(lambda leaf: leaf[rows], stacked)
+        own = jax.tree.map(lambda leaf: leaf[rows], every_own)
         return own._replace(holdings=partitions.of(rows))
 
-    plain = _of_one(replace(config, devices=1), federation)[0]
+    plain = of_one(replace(config, devices=1), federation)[0]
     first = jax.tree.map(lambda leaf: leaf[0], owned(np.array([0])))
     state = jax.eval_shape(plain, shared, first)
     lanes = _lanes(config, federation, state, layout.num_devices)
     lean = replace(config, devices=1, lanes=lanes)
-    init, some_rounds = _of_one(lean, federation)
+    init, some_rounds = of_one(lean, federation)
     options = compiler_options(lanes * layout.each)
     shared = mesh.shown(shared, layout.num_devices)
 
@@ -198,7 +161,8 @@ def compile_group(
         )
 
     params_of = lambda state: state.params
-    return Fleet(program_of, abstract, layout.width, params_of, partitions)
+    where = layout.width, layout.num_devices
+    return Fleet(program_of, abstract, *where, params_of, partitions)
 
 
 def _alone(program: Program) -> Program:
@@ -214,53 +178,9 @@ def _alone(program: Program) -> Program:
     return program._replace(group=stacked(program.group), last=stacked(program.last))
 
 
-def _stacked(configs: Sequence[Config], names: Sequence[str]) -> Own:
-    numbers = {
-        name: jnp.array([number(c, name) for c in configs], jnp.result_type(float))
-        for name in names
-    }
-    keys = [run_keys(config.seed) for config in configs]
-    clocks = np.array([clock_seed(config) for config in configs], np.uint32)
-    return Own(numbers, *map(jnp.stack, zip(*keys, strict=True)), jnp.asarray(clocks))
-
-
 def _lanes(
     config: Config, federation: Federation, state: State, num_devices: int
 ) -> int:
     data, plan = federation.data, federation.plan
     slots, width = num_slots(plan, data), batch_size(data, plan)
     return choose_lanes(config.lanes, slots, state.params, width, num_devices)
-
-
-def _of_one(config: Config, federation: Federation) -> tuple[Callable, Callable]:
-    """Functions of one trial, to be traced: its first state, and some of its rounds."""
-    task, data = federation.task, federation.data
-
-    def parts(shared, own: Own):
-        mine = with_numbers(config, own.numbers)
-        algorithm, plan = build_algorithm(mine), build_plan(mine)
-        if plan.clock is not None:
-            plan = replace(plan, clock=replace(plan.clock, seed=own.clock_seed))
-        held = own.holdings.put_into(shared) if own.holdings else shared
-        return completed(mine, algorithm, federation), plan, held
-
-    def init(shared, own: Own) -> State:
-        algorithm, plan, held = parts(shared, own)
-        return init_state(algorithm, task, held, plan, own.key_init)
-
-    def some_rounds(num_rounds: int, shared, own: Own, state: State):
-        algorithm, plan, held = parts(shared, own)
-        # checked with the data at hand, run with those that are an argument
-        round_fn = replace(make_round(algorithm, task, data, plan), data=held)
-        averaged = held if config.evaluate_also else None
-        measured = jax.tree_util.Partial(
-            partial(measure, algorithm, task, 1, data.num_classes),
-            shared.test,
-            averaged,
-        )
-        state, infos, found = rounds(
-            num_rounds, state, round_fn, measured, own.key_train
-        )
-        return state, infos._replace(clients=()), found  # the rows of clients stay away
-
-    return init, some_rounds

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from ..build import build
 from ..config import identity
-from .fleet import can_trace, check_numbers, layout_of
+from .fleet import layout_of
 from .grid import Trial, described
 from .holdings import holdings, partition_of, settings_of, shape_of
+from .one_trial import can_trace, check_numbers
 from .traced import number, number_names
 
 SEEDS = ("seed", "clock_seed")  # of keys, which are traced

@@ -31,14 +31,13 @@ def client_figures(
     """
     if not config.evaluate_clients:
         return [{} for _ in some]
-    num_devices = fleet.program_of(some).num_devices
-    shared = mesh.shown(federation.data, num_devices)
+    shared = mesh.shown(federation.data, fleet.num_devices)
     every, found = jax.device_get(fleet.params_of(state)), []
     for row, trial in enumerate(some):
         data = fleet.dealt.put_into(shared, trial)
         params = jax.tree.map(lambda leaf, row=row: leaf[row], every)
         accuracy = evaluate_clients(
-            federation.task, params, data, devices=num_devices
+            federation.task, params, data, devices=fleet.num_devices
         ).accuracy
         found.append(spread_over_clients(accuracy, data.size))
     return found
