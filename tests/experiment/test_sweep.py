@@ -73,10 +73,10 @@ def test_a_trial_alone_is_its_run_to_the_bit(tmp_path, whole):
 
 
 def test_trials_share_a_program_though_each_has_a_partition_of_its_own(tmp_path):
-    """Clients of unlike sizes and labels, and clocks that follow the seed."""
+    """Clients of unlike sizes, split by labels they never see; clocks of the seed."""
     common = {**RUN, "partition": "dirichlet_classes", "algorithm": "feddisco"}
     common |= {"rounds": 2, "evaluate_every": 2, "checkpoint_every": 2}
-    common["step_seconds"] = "lognormal(0.05, 0.5)"
+    common |= {"step_seconds": "lognormal(0.05, 0.5)", "labels": "parity"}
     grid = {"concentration": [0.3, 30.0], "seed": [0, 1]}
     asked = read_sweep({"run": common, "grid": grid})
     found = sweep(asked, tmp_path / "sweep", side_by_side=2, devices=2)
