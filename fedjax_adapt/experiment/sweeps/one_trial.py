@@ -39,9 +39,9 @@ def stacked(configs: Sequence[Config], names: Sequence[str]) -> Own:
         name: jnp.array([number(c, name) for c in configs], jnp.result_type(float))
         for name in names
     }
-    keys = [run_keys(config.seed) for config in configs]
+    key_init, key_train = zip(*(run_keys(c.seed) for c in configs), strict=True)
     clocks = np.array([clock_seed(config) for config in configs], np.uint32)
-    return Own(numbers, *map(jnp.stack, zip(*keys, strict=True)), jnp.asarray(clocks))
+    return Own(numbers, jnp.stack(key_init), jnp.stack(key_train), jnp.asarray(clocks))
 
 
 def of_one(config: Config, federation: Federation) -> tuple[Callable, Callable]:
