@@ -1,7 +1,8 @@
-"""A sweep: many runs, those that differ in numbers and seeds alone in one program.
+"""A sweep: many runs, and one program for as many of them as it will do for.
 
-Trials that agree in all but the seed and numbers that JAX may trace form a group: its data
-are loaded once, its program is compiled once, and as many trials as fit run side by side.
+Trials that agree in all but seeds, numbers that JAX may trace and who holds which examples
+form a group: its examples are loaded once, its program is compiled once, and as many
+trials as fit run side by side.
 Groups come one after the other, and so do the trials of a group that do not fit. What is
 done is never done again: a sweep that was killed goes on from the newest checkpoint.
 """
@@ -74,16 +75,15 @@ def sweep(
     create(place)
     with store.locked(place):
         swept.check_folder(place, asked, resume)
+        for group in groups:
+            _check_begun(place, group)
         if not (place / store.SWEEP).exists():
             store.write_text(place / store.SWEEP, swept.to_toml(asked))
         total = sum(trial.config.rounds for trial in asked.trials)
         progress(Progress(0, total, warning=seed_hint(asked)))
         rows, before = [], 0
         for group in groups:
-            runner = _Runner(
-                place / "groups" / group.name, group, before, total, progress
-            )
-            runner.check_begun()
+            runner = _Runner(_path(place, group), group, before, total, progress)
             if store.read_summary(runner.path) is None:
                 runner.run(side_by_side, commit)
             shutil.rmtree(runner.path / CHECKPOINTS, ignore_errors=True)
@@ -94,6 +94,21 @@ def sweep(
         told = {"trials": len(asked.trials), "groups": len(groups)}
         store.finish(place, told | _evidence(commit))
     return store.read_swept(place)
+
+
+def _path(folder: Path, group: Group) -> Path:
+    return folder / "groups" / group.name
+
+
+def _check_begun(folder: Path, group: Group) -> None:
+    """Raises ValueError if the group was begun with other trials."""
+    told = _path(folder, group) / GROUP
+    numbers = [trial.number for trial in group.trials]
+    if told.exists() and toml.read(told)["trials"] != numbers:
+        raise ValueError(
+            f"folder={folder} was begun by a fedjax-adapt that put other trials into one "
+            "program; give another folder."
+        )
 
 
 def _on(trials: Sequence[Trial], devices: int | str | None) -> list[Trial]:
@@ -112,17 +127,6 @@ class _Runner:
     before: int  # rounds of the trials of earlier groups
     total: int  # rounds of all trials
     progress: Report
-
-    def check_begun(self) -> None:
-        """Raises ValueError if there are other trials in its folder."""
-        if not (self.path / GROUP).exists():
-            return
-        begun = toml.read(self.path / GROUP)["trials"]
-        if begun != [trial.number for trial in self.group.trials]:
-            raise ValueError(
-                f"folder={self.path.parents[1]} was begun by a fedjax-adapt that dealt out "
-                "trials to programs in another way; give another folder."
-            )
 
     def run(self, side_by_side: int | str, commit: str | None) -> None:
         """Runs its trials, or goes on with them, as many at once as fit."""
