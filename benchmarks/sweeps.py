@@ -83,11 +83,12 @@ def one_run(workload: str, num_rounds: int, num_devices: int) -> Ready:
     config = replace(config, lanes=lanes)
     federation = federation._replace(plan=build_plan(config))
     program = compile_program(config, federation)
-    state = program.init()
+    state, group = program.init(), program.group
+    assert group is not None
 
     def call() -> Any:
         nonlocal state
-        state, *results = program.group(state)
+        state, *results = group(state)
         return state, results
 
     about = {"compile_seconds": round(program.seconds, 2), "lanes": lanes}
@@ -115,7 +116,9 @@ def one_sweep(
     def call() -> Any:
         results = []
         for i, program in enumerate(programs):
-            states[i], *found = program.group(states[i])
+            assert program.group is not None
+            # one after the other, as a sweep does: a CPU would run them all at once
+            states[i], *found = jax.block_until_ready(program.group(states[i]))
             results.append(found)
         return states, results
 
