@@ -3,7 +3,9 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -271,6 +273,21 @@ def test_a_program_that_is_too_large_has_fewer_trials_at_once(monkeypatch):
     assert width(fleet.Layout(2, 1), 2 * needs[2] - 1) == 1
     with pytest.raises(ValueError, match="a single trial does not fit into memory; wr"):
         width(fleet.Layout(1, 1), needs[2] - 1)
+
+
+def test_trials_side_by_side_take_the_place_of_clients_on_a_cpu():
+    from fedjax_adapt.experiment import build
+
+    config = Config(**{**RUN, "algorithm": "fedavg", "batch_size": 10})
+    federation = build(config)
+    key = jax.random.key(0)
+    state = SimpleNamespace(params=jax.eval_shape(federation.task.init, key))
+    lanes = lambda config, each: fleet.lanes_of(
+        config, federation, state, fleet.Layout(1, each)
+    )
+    assert [lanes(config, each) for each in (1, 2, 4, 50)] == [6, 3, 1, 1]
+    told = replace(config, lanes=4)
+    assert [lanes(told, each) for each in (1, 4)] == [4, 4]
 
 
 def fedjax_adapt(capsys, line):

@@ -66,7 +66,7 @@ def layout_of(
         side_by_side,
         num_trials,
         config.devices,
-        lambda devices: _lanes(config, federation, state, devices),
+        lambda devices: lanes_of(config, federation, state, Layout(devices, 1)),
         state,
         (examples, 4 * int(np.prod(data.x.shape[1:]))),
     )
@@ -115,7 +115,7 @@ def compile_group(
     plain = of_one(replace(config, devices=1), federation)[0]
     first = jax.tree.map(lambda leaf: leaf[0], owned(np.array([0])))
     state = jax.eval_shape(plain, shared, first)
-    lanes = _lanes(config, federation, state, layout.num_devices)
+    lanes = lanes_of(config, federation, state, layout)
     lean = replace(config, devices=1, lanes=lanes)
     init, some_rounds = of_one(lean, federation)
     options = compiler_options(lanes * layout.each)
@@ -178,9 +178,17 @@ def _alone(program: Program) -> Program:
     return program._replace(group=stacked(program.group), last=stacked(program.last))
 
 
-def _lanes(
-    config: Config, federation: Federation, state: State, num_devices: int
+def lanes_of(
+    config: Config, federation: Federation, state: State, layout: Layout
 ) -> int:
+    """How many clients of a trial run side by side.
+
+    On a CPU "auto" has as many models side by side on a device as a run would: trials
+    take the place of clients.
+    """
     data, plan = federation.data, federation.plan
     slots, width = num_slots(plan, data), batch_size(data, plan)
-    return choose_lanes(config.lanes, slots, state.params, width, num_devices)
+    lanes = choose_lanes(config.lanes, slots, state.params, width, layout.num_devices)
+    if config.lanes == "auto" and jax.default_backend() == "cpu":
+        return max(1, lanes // layout.each)
+    return lanes
