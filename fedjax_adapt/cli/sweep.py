@@ -11,9 +11,9 @@ def sweep(arguments: list[str]) -> int:
     """`fedjax-adapt sweep SWEEP.toml`: runs a grid of settings, prints a table."""
     with process.importing():
         process.prepare_jax()
-        from ..experiment.grid import read_sweep
-        from ..experiment.sweep_flags import parse
-        from ..experiment.swept import sweep_folder
+        from ..experiment.sweeps.flags import parse
+        from ..experiment.sweeps.grid import read_sweep
+        from ..experiment.sweeps.swept import sweep_folder
 
         try:
             request = parse(arguments)
@@ -36,7 +36,7 @@ def _sweep(asked, folder: Path, request) -> int:
     from rich.console import Console
 
     from ..experiment.store import RESULTS
-    from ..experiment.sweep import sweep as run_sweep
+    from ..experiment.sweeps.sweep import sweep as run_sweep
     from ..report.sweep import sweep_tables
 
     console = Console()

@@ -180,19 +180,12 @@ class FederatedDataset:
             or holds examples of `test`.
         """
         x, y = np.asarray(x), np.asarray(y)
-        size = np.array([len(r) for r in rows], np.int32)
-        if not len(size) or size.max() == 0:
-            raise ValueError(f"{len(size)} clients hold no example; give them some.")
+        index, size = table_of(rows)
         num_classes = num_classes_of(y, num_classes)
         check_finite(x, y, "training example")
         if test is not None:
             num_classes_of(np.asarray(test[1]), num_classes, "test example")
             check_finite(*test, "test example")
-        index = np.zeros((len(size), size.max()), np.int32)
-        for i, r in enumerate(rows):
-            if len(r):
-                index[i] = r[0]
-                index[i, : len(r)] = r
         on_device = lambda tree: jax.tree.map(jnp.asarray, tree)
         return cls(
             x=jax.device_put(x),  # jnp.asarray would copy it twice
@@ -205,3 +198,20 @@ class FederatedDataset:
             public=public_set(public, x, test, num_classes),
             num_classes=num_classes,
         )
+
+
+def table_of(rows: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """`index` and `size` of clients that hold these rows, on the host.
+
+    Raises:
+      ValueError: nobody holds a row.
+    """
+    size = np.array([len(r) for r in rows], np.int32)
+    if not len(size) or size.max() == 0:
+        raise ValueError(f"{len(size)} clients hold no example; give them some.")
+    index = np.zeros((len(size), size.max()), np.int32)
+    for i, r in enumerate(rows):
+        if len(r):
+            index[i] = r[0]
+            index[i, : len(r)] = r
+    return index, size

@@ -43,6 +43,10 @@ class Source(NamedTuple):
         """Of one example."""
         return self.x_train.shape[1:]
 
+    def test_counts(self) -> np.ndarray:
+        """How many test examples each label has, [num_classes]."""
+        return np.bincount(self.y_test, minlength=self.num_classes)
+
     def first(self, num_examples: int) -> "Source":
         """The first examples of the training set; all the test set and its moments.
 

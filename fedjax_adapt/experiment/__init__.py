@@ -20,6 +20,6 @@ from .store import Swept as Swept
 from .store import read_run as read_run
 from .store import read_swept as read_swept
 from .summary import Summary as Summary
-from .sweep import sweep as sweep
+from .sweeps.sweep import sweep as sweep
 from .valuation import CohortValues as CohortValues
 from .valuation import value_cohort as value_cohort

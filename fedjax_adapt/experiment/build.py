@@ -45,6 +45,7 @@ class Federation(NamedTuple):
     source: Source  # what the clients learn from, and what is tested on
     skew: Skew
     public: PublicSet | None = None  # set apart; data.public if the algorithm uses it
+    labels: np.ndarray | None = None  # that the training examples were split by
 
 
 def build(config: Config) -> Federation:
@@ -56,14 +57,14 @@ def build(config: Config) -> Federation:
     """
     algorithm, plan = build_algorithm(config), build_plan(config)
     source, public = with_public(config, load_source(config), algorithm)
-    rows = split_source(config, source)
+    rows, labels = split_source(config, source), source.y_train
     measured = skew(rows, source.y_train, source.num_classes)
     if config.labels == "parity":  # of what was split by the labels themselves
         source, public = source.parity(), public and public.parity()
     seen = public if uses_public(algorithm) else None
     data = skewed(config, source, source.federated(rows, seen))
     task = build_task(config, source)
-    found = Federation(algorithm, task, data, plan, source, measured, public)
+    found = Federation(algorithm, task, data, plan, source, measured, public, labels)
     return found._replace(algorithm=completed(config, algorithm, found))
 
 

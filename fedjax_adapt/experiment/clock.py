@@ -19,7 +19,6 @@ def build_clock(config: Config) -> Clock | None:
         return None
     of = lambda name: quantity(name, getattr(config, name))
     download = config.download_bandwidth
-    seed = partition_seed(config) if config.clock_seed is None else config.clock_seed
     return Clock(
         step_seconds=of("step_seconds"),
         bandwidth=of("bandwidth"),
@@ -27,8 +26,13 @@ def build_clock(config: Config) -> Clock | None:
         latency=config.latency,
         delay=of("delay"),
         delay_persists=config.delay_persists,
-        seed=seed,
+        seed=clock_seed(config),
     )
+
+
+def clock_seed(config: Config) -> int:
+    """The seed of the clock: that of the partition, unless another is given."""
+    return partition_seed(config) if config.clock_seed is None else config.clock_seed
 
 
 def quantity(name: str, value: float | str) -> float | Law:

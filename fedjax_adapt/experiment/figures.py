@@ -39,9 +39,13 @@ def area_under_curve(rounds: np.ndarray, accuracy: np.ndarray) -> float:
     return float((widths * middles).sum() / widths.sum())
 
 
-def per_class(accuracy: Any, labels: Any) -> list[float | None]:
-    """The accuracy on each class, None for a class that `labels` has not."""
-    counts = np.bincount(labels, minlength=len(accuracy))
+def per_class(accuracy: Any, counts: Any) -> list[float | None]:
+    """The accuracy on each class, None for a class of which there is no example.
+
+    Args:
+      accuracy: on each class, [classes].
+      counts: of test examples, [classes].
+    """
     pairs = zip(accuracy, counts, strict=True)
     return [float(share) if count else None for share, count in pairs]
 

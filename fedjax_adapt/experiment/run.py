@@ -231,7 +231,7 @@ def _summarise(
         hardware=summary.hardware() | used,
         versions=summary.versions(),
         commit=commit,
-        class_accuracy=figures.per_class(by_class, source.y_test),
+        class_accuracy=figures.per_class(by_class, source.test_counts()),
         client_accuracy=spread,
         client_state_bytes=num_bytes(program.abstract.clients),
         memory=_memory(program),

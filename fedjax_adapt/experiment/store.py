@@ -32,7 +32,7 @@ SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see swept.py
 COLUMNS = {
     "rho": "algorithm_rho"
 }  # of settings in its results, if not as they are called
-TABLES = ("metrics", "clients")
+TABLES = ("metrics", "clients", "trials")
 
 
 class Record(NamedTuple):
@@ -99,8 +99,9 @@ class Swept(NamedTuple):
     vary (`COLUMNS` names one that is called like a figure), method, config_hash, group,
     dataset, test_examples (how many it was tested on), accuracy_name (as in a summary),
     diverged_round (null unless it diverged; then there are no figures) and the figures of
-    a run's summary, `rounds_to` as a column for each target, those of other models with
-    their name at the end. Columns of a run that trained on its test set
+    a run's summary, `rounds_to` and `client_accuracy` as columns for each target and each
+    of its figures, `class_accuracy` as a list, figures of other models with their name at
+    the end. Columns of a run that trained on its test set
     (public=published) begin with training_accuracy_on_the_public_set.
     """
 
@@ -186,7 +187,7 @@ def append(folder: Path, name: str, rows: Mapping[str, Any], last_round: int) ->
 
     Args:
       folder: the run.
-      name: one of `TABLES`.
+      name: one of `TABLES`; "trials" is of groups of a sweep, see swept.py.
       rows: columns of equal length, arrays or lists.
       last_round: the rounds done when the last row was taken; parts never straddle one.
     """

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_adapt.engine import mesh, processes
-from fedjax_adapt.experiment.sweep import sweep
+from fedjax_adapt.experiment.sweeps.sweep import sweep
 from fedjax_adapt.experiment.valuation import value_cohort
 
 

@@ -4,11 +4,11 @@ import pytest
 
 from fedjax_adapt.experiment import Config
 from fedjax_adapt.experiment.config import all_options, identity
-from fedjax_adapt.experiment.grid import read_sweep, seed_hint
 from fedjax_adapt.experiment.options import KINDS, registry
 from fedjax_adapt.experiment.store import COLUMNS
 from fedjax_adapt.experiment.summary import FIGURES, Summary
-from fedjax_adapt.experiment.swept import first_change, sweep_folder, to_toml
+from fedjax_adapt.experiment.sweeps.grid import read_sweep, seed_hint
+from fedjax_adapt.experiment.sweeps.swept import first_change, sweep_folder, to_toml
 
 GRID = {"algorithm": ["fedavg", "scaffold"], "lr": [0.1, 1]}
 
@@ -195,12 +195,26 @@ def test_another_sweep_is_told_apart_by_its_first_change():
     assert first_change(ours, aside) is None
 
 
-def test_seeds_that_deal_out_the_data_are_told():
+@pytest.mark.parametrize(
+    "run, says",
+    [
+        ({"algorithm": "fnr"}, "sets other public examples apart"),
+        ({"public": "holdout"}, "sets other public examples apart"),
+        ({"corrupt": "random_labels"}, "corrupts other examples"),
+        ({"dataset": "synthetic"}, "generates the data of dataset=synthetic anew"),
+    ],
+)
+def test_seeds_that_change_examples_are_told(run, says):
     seeds = {"seed": [0, 1]}
-    assert "write partition_seed = 0" in str(seed_hint(read_sweep({"grid": seeds})))
-    fixed = {"run": {"partition_seed": 0}, "grid": seeds}
+    told = seed_hint(read_sweep({"run": run, "grid": seeds}))
+    assert told is not None and told.startswith(f"every seed {says}, so that trials of")
+    fixed = {"run": {"partition_seed": 0, **run}, "grid": seeds}
     assert seed_hint(read_sweep(fixed)) is None
-    assert seed_hint(read_sweep({"grid": {"lr": [1, 2]}})) is None
+    assert seed_hint(read_sweep({"run": run, "grid": {"lr": [1, 2]}})) is None
+
+
+def test_seeds_that_deal_out_the_same_examples_are_not_worth_a_word():
+    assert seed_hint(read_sweep({"grid": {"seed": [0, 1]}})) is None
 
 
 def test_settings_and_figures_have_columns_of_their_own():

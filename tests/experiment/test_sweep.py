@@ -3,7 +3,9 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -13,17 +15,18 @@ from test_run import Stop, stop_after
 from fedjax_adapt import cli
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.core import Algorithm, epochs
-from fedjax_adapt.experiment import Config, fleet, read_run, read_swept, run, sweep
-from fedjax_adapt.experiment.grid import read_sweep
-from fedjax_adapt.experiment.groups import groups_of
+from fedjax_adapt.experiment import Config, read_run, read_swept, run, sweep
 from fedjax_adapt.experiment.store import read_table
-from fedjax_adapt.experiment.sweep_flags import parse
-from fedjax_adapt.experiment.swept import flat, table_of, to_toml
-from fedjax_adapt.experiment.traced import number, number_names, with_numbers
+from fedjax_adapt.experiment.sweeps import fleet
+from fedjax_adapt.experiment.sweeps.flags import parse
+from fedjax_adapt.experiment.sweeps.grid import read_sweep
+from fedjax_adapt.experiment.sweeps.groups import groups_of
+from fedjax_adapt.experiment.sweeps.swept import flat, table_of, to_toml
+from fedjax_adapt.experiment.sweeps.traced import number, number_names, with_numbers
 from fedjax_adapt.report.sweep import parts, sweep_tables
 
 # three trials of one group, two at a time: the second time one and a copy of it
-RUN = {**TINY, "devices": 1, "partition_seed": 0}
+RUN = {**TINY, "devices": 1}
 THREE = {"run": RUN, "grid": [{"lr": [0.03, 0.1]}, {"seed": [5]}]}
 FIGURES = ("accuracy", "loss", "best_accuracy", "best_round", "last_mean", "rounds_to")
 COSTS = ("area_under_curve", "local_steps", "bytes_up", "bytes_down", "rho")
@@ -44,9 +47,9 @@ def metrics(swept, group="000-scaffold"):
 def check_trial_is_a_run(row, summary):
     """The row of a trial and the summary of the run with the same settings."""
     assert row["config_hash"] == summary["config_hash"]
-    kept = (*FIGURES, *COSTS, "accuracy_name")
+    kept = (*FIGURES, *COSTS, "accuracy_name", "class_accuracy", "client_accuracy")
     for name, value in flat({name: summary[name] for name in kept}).items():
-        if isinstance(value, float):
+        if isinstance(value, float | list):
             assert row[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
         else:
             assert row[name] == value, name
@@ -71,14 +74,35 @@ def test_a_trial_alone_is_its_run_to_the_bit(tmp_path, whole):
         assert ours[name] == theirs[name]
 
 
+def test_trials_share_a_program_though_each_has_a_partition_of_its_own(tmp_path):
+    """Clients of unlike sizes, split by labels they never see; clocks of the seed."""
+    common = {**RUN, "partition": "dirichlet_classes", "algorithm": "feddisco"}
+    common |= {"rounds": 2, "evaluate_every": 2, "checkpoint_every": 2}
+    common |= {"step_seconds": "lognormal(0.05, 0.5)", "labels": "parity"}
+    grid = {"concentration": [0.3, 30.0], "seed": [0, 1]}
+    asked = read_sweep({"run": common, "grid": grid})
+    found = sweep(asked, tmp_path / "sweep", side_by_side=2, devices=2)
+    rows = found.results.to_pylist()
+    assert {row["group"] for row in rows} == {"000-feddisco"}
+    # the last, whose largest client is smaller than that of others
+    result = run(
+        replace(asked.trials[3].config, folder=str(tmp_path / "run"))
+    ).to_dict()
+    check_trial_is_a_run(rows[3], result)
+    for name in ("simulated_seconds", "kappa"):
+        assert rows[3][name] == pytest.approx(result[name], rel=1e-5)
+
+
 def test_the_folder_of_a_sweep_holds_what_it_should(three):
     files = {p.name for p in three.folder.iterdir()}
     assert files == {"sweep.toml", "results.parquet", "groups", "summary.json"}
     group = three.folder / "groups" / "000-scaffold"
     assert {p.name for p in group.iterdir()} == {
-        *("group.toml", "metrics", "summary.json")  # its checkpoints are gone
+        # its checkpoints are gone
+        *("group.toml", "metrics", "trials", "summary.json")
     }
     table = pq.read_table(three.folder / "results.parquet").to_pydict()
+    assert np.shape(table["class_accuracy"]) == (3, 10)
     assert table["trial"] == [0, 1, 2]
     assert (table["lr"], table["seed"]) == ([0.03, 0.1, 0.1], [0, 0, 5])
     assert table["diverged_round"] == [None] * 3 and three.diverged == []
@@ -87,6 +111,15 @@ def test_the_folder_of_a_sweep_holds_what_it_should(three):
     assert [t.config.lr for t in again.trials] == table["lr"]
     said = json.loads((three.folder / "summary.json").read_text())
     assert (said["trials"], said["groups"]) == (3, 1)
+
+
+def begun_otherwise(folder):
+    """A copy of the folder of a sweep, with the same trials in other groups."""
+    copy = folder.with_name("other")
+    shutil.copytree(folder, copy)
+    told = copy / "groups" / "000-scaffold" / "group.toml"
+    told.write_text(told.read_text().replace("trials = [0, 1, 2]", "trials = [0]"))
+    return copy
 
 
 @pytest.mark.parametrize("stop", [8, 18])
@@ -98,6 +131,8 @@ def test_a_resumed_sweep_equals_an_uninterrupted_one_to_the_bit(tmp_path, three,
     assert not (folder / "summary.json").exists()
     with pytest.raises(ValueError, match="this sweep, half finished; write --resume"):
         sweep(THREE, folder)
+    with pytest.raises(ValueError, match="was begun by a fedjax-adapt that put other"):
+        sweep(THREE, begun_otherwise(folder), resume=True)
     found = sweep(THREE, folder, resume=True, progress=seen.append)
     assert found.results.equals(three.results)
     assert metrics(found) == metrics(three)
@@ -112,7 +147,7 @@ def test_a_sweep_goes_on_where_there_are_more_devices(tmp_path, three):
         sweep(THREE, folder, side_by_side=2, progress=stop_after(8))
     found = sweep(THREE, folder, resume=True, devices=2).results.to_pydict()
     for name, values in three.results.to_pydict().items():
-        if isinstance(values[0], float):
+        if isinstance(values[0], float | list):
             np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
         else:
             assert found[name] == values
@@ -123,7 +158,7 @@ def test_a_finished_group_is_never_run_again(tmp_path, three, monkeypatch):
     shutil.copytree(three.folder, folder)
     for name in ("summary.json", "results.parquet"):
         (folder / name).unlink()
-    module = sys.modules["fedjax_adapt.experiment.sweep"]
+    module = sys.modules["fedjax_adapt.experiment.sweeps.sweep"]
     monkeypatch.setattr(module, "compile_group", None)
     found = sweep(THREE, folder, resume=True)
     assert found.results.equals(three.results)
@@ -173,8 +208,13 @@ def test_trials_share_a_program_if_numbers_and_seeds_are_all_that_varies():
     fixed = {"partition_seed": 0}
     both = {"lr": [0.1, 0.2], "seed": [0, 1]}
     assert grouped(fixed, both) == [([0, 1, 2, 3], ["lr"])]
-    # seeds that deal out the data
-    assert grouped({}, both) == [([0, 2], ["lr"]), ([1, 3], ["lr"])]
+    # seeds that make other examples
+    plain = {"algorithm": "fedavg"}
+    corrupted = grouped(plain | {"corrupt": "random_labels"}, both)
+    assert corrupted == [([0, 2], ["lr"]), ([1, 3], ["lr"])]
+    # a local step of all that the largest client has
+    whole = plain | {"partition": "dirichlet_classes", "batch_size": "none"}
+    assert grouped(whole, {"seed": [0, 1]}) == [([0], []), ([1], [])]
     # what is no number
     assert grouped({}, {"clip_norm": [1, 2, "none"]}) == [
         ([0, 1], ["clip_norm"]),
@@ -233,6 +273,21 @@ def test_a_program_that_is_too_large_has_fewer_trials_at_once(monkeypatch):
     assert width(fleet.Layout(2, 1), 2 * needs[2] - 1) == 1
     with pytest.raises(ValueError, match="a single trial does not fit into memory; wr"):
         width(fleet.Layout(1, 1), needs[2] - 1)
+
+
+def test_trials_side_by_side_take_the_place_of_clients_on_a_cpu():
+    from fedjax_adapt.experiment import build
+
+    config = Config(**{**RUN, "algorithm": "fedavg", "batch_size": 10})
+    federation = build(config)
+    key = jax.random.key(0)
+    state = SimpleNamespace(params=jax.eval_shape(federation.task.init, key))
+    lanes = lambda config, each: fleet.lanes_of(
+        config, federation, state, fleet.Layout(1, each)
+    )
+    assert [lanes(config, each) for each in (1, 2, 4, 50)] == [6, 3, 1, 1]
+    told = replace(config, lanes=4)
+    assert [lanes(told, each) for each in (1, 4)] == [4, 4]
 
 
 def fedjax_adapt(capsys, line):

@@ -15,9 +15,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import check
-from . import toml
-from .config import (
+from ... import check
+from .. import toml
+from ..config import (
     INCIDENTAL,
     Config,
     check_settings,
@@ -25,6 +25,7 @@ from .config import (
     from_settings,
     identity,
 )
+from .holdings import what_follows
 
 MOST = 10_000  # trials; a mistake of a few lines makes more
 
@@ -225,13 +226,14 @@ def described(trial: Trial) -> str:
 
 
 def seed_hint(sweep: Sweep) -> str | None:
-    """What to say of seeds that change the data too; None: nothing."""
+    """What to say of seeds that change the examples too; None: nothing."""
     given = {*sweep.run, *sweep.names}
     if "seed" not in sweep.names or "partition_seed" in given:
         return None
-    return (
-        "every seed deals out the data anew, so that trials of different seeds share no "
-        "program; write partition_seed = 0 below [run] to vary the training alone."
+    changes = next(filter(None, (what_follows(t.config) for t in sweep.trials)), None)
+    return changes and (
+        f"every seed {changes}, so that trials of different seeds share no program; write "
+        "partition_seed = 0 below [run] to vary the training alone."
     )
 
 

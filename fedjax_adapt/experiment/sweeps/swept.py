@@ -4,6 +4,7 @@ sweep.toml                       the sweep, resolved
 results.parquet                  one row per trial, of the groups that are done
 groups/NNN-ALGORITHM/group.toml  which trials, and how many of them at once
 groups/.../metrics/              as of a run, with the columns trial and diverged_round
+groups/.../trials/               the accuracy on clients, a row for each trial that ended
 groups/.../checkpoints/          the states of all its trials; gone when it is done
 groups/.../summary.json          a group that has one is done
 summary.json                     a sweep that has one is done
@@ -15,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import store, toml
-from .config import (
+from .. import store, toml
+from ..config import (
     choices_in,
     common_options,
     config_hash,
@@ -25,11 +26,12 @@ from .config import (
     method_of,
     to_settings,
 )
-from .folder import check_can_write
+from ..figures import per_class
+from ..folder import check_can_write
+from ..limits import check_path
+from ..options import KINDS
+from ..summary import FIGURES, TEST, results
 from .grid import Sweep, Trial, read_sweep
-from .limits import check_path
-from .options import KINDS
-from .summary import FIGURES, TEST, results
 
 if TYPE_CHECKING:
     import pyarrow
@@ -131,6 +133,7 @@ def rows_of(
 
     metrics, said = store.read_table(group, "metrics"), store.read_summary(group) or {}
     named, found = store.accuracy_in(metrics.column_names), []
+    ended = {row["trial"]: row for row in store.read_table(group, "trials").to_pylist()}
     for trial in trials:
         settings = to_settings(trial.config)
         row = {
@@ -149,7 +152,13 @@ def rows_of(
         diverged = own["diverged_round"][-1].as_py() or None
         row["diverged_round"] = diverged
         if diverged is None:
-            row |= flat(results(own, trial.config.targets))
+            by_class = own[f"class_{named}"][-1].as_py()
+            of_classes = per_class(by_class, said["test_counts"])
+            figures = {"class_accuracy": of_classes} | results(
+                own, trial.config.targets
+            )
+            of_clients = {n: v for n, v in ended[trial.number].items() if n != "trial"}
+            row |= flat(figures | {"client_accuracy": of_clients})
         found.append(row)
     return found
 
@@ -174,6 +183,8 @@ def flat(figures: Mapping[str, Any]) -> dict[str, Any]:
 def _columns(name: str, value: Any) -> dict[str, Any]:
     if name == "rounds_to":
         return {f"rounds_to_{target}": first for target, first in value.items()}
+    if name == "client_accuracy":
+        return {f"client_accuracy_{figure}": share for figure, share in value.items()}
     if name == "models":
         return {
             f"{column}_{model}": v

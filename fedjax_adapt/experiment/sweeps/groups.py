@@ -1,22 +1,23 @@
 """Which trials of a sweep share a program.
 
-Those that agree in all but the seed, where it does not deal out the data, and in numbers
-that JAX may trace. Whether an algorithm's options may be is found out by tracing it.
+Those that agree in all but seeds, who holds which examples, and numbers that JAX may
+trace. Whether an algorithm's options may be is found out by tracing it.
 """
 
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .build import build
-from .config import identity
-from .fleet import can_trace, check_numbers, layout_of
+from ..build import build
+from ..config import identity
+from .fleet import layout_of
 from .grid import Trial, described
+from .holdings import holdings, partition_of, settings_of, shape_of
+from .one_trial import can_trace, check_numbers
 from .traced import number, number_names
 
-# they change data and clocks, not what may be traced
-SEEDS = ("partition_seed", "clock_seed")
+SEEDS = ("seed", "clock_seed")  # of keys, which are traced
 
 
 class Group(NamedTuple):
@@ -39,16 +40,21 @@ def groups_of(trials: Sequence[Trial], side_by_side: int | str = "auto") -> list
     for trial in trials:
         alike.setdefault(_key(trial, number_names(trial.config)), []).append(trial)
     known: dict[str, list[str]] = {}
+    shapes: dict[int, Any] = {}
     groups: list[list[Trial]] = []
     traced: list[list[str]] = []
     for some in alike.values():
         names = _varying(some)
-        kind = _key(some[0], number_names(some[0].config), SEEDS) + json.dumps(names)
+        # another seed of the data changes nothing of what may be traced
+        kind = _key(some[0], number_names(some[0].config), ["partition_seed"])
+        kind += json.dumps(names)
         if kind not in known:
-            known[kind] = _traceable(some, names, side_by_side)
+            known[kind], found = _examined(some, names, side_by_side)
+            shapes |= found
         split: dict[str, list[Trial]] = {}
         for trial in some:
-            split.setdefault(_key(trial, known[kind]), []).append(trial)
+            key = _key(trial, known[kind]) + json.dumps(shapes.get(trial.number))
+            split.setdefault(key, []).append(trial)
         groups += split.values()
         traced += [[n for n in known[kind] if n in _varying(s)] for s in split.values()]
     named = zip(groups, traced, strict=True)
@@ -59,9 +65,9 @@ def groups_of(trials: Sequence[Trial], side_by_side: int | str = "auto") -> list
 
 
 def _key(trial: Trial, numbers: Sequence[str], but: Sequence[str] = ()) -> str:
-    """What trials of one program agree in: all but the seed and some numbers."""
+    """What trials of one program agree in: all but seeds, partitions and some numbers."""
     settings = identity(trial.config) | dict.fromkeys(numbers, "a number")
-    left_out = {"seed", *but}
+    left_out = {*SEEDS, *settings_of(trial.config), *but}
     kept = {name: value for name, value in settings.items() if name not in left_out}
     return json.dumps(kept, sort_keys=True)
 
@@ -74,22 +80,34 @@ def _varying(trials: Sequence[Trial]) -> list[str]:
     ]
 
 
-def _traceable(
+def _examined(
     trials: Sequence[Trial], names: list[str], side_by_side: int | str
-) -> list[str]:
-    """Those of the numbers that a program can be built without; all trials checked."""
+) -> tuple[list[str], dict[int, tuple[int, int]]]:
+    """Looks at all trials of a program.
+
+    Returns:
+      Those of the numbers that it can be built without, and the `shape_of` of each
+      trial's partition.
+    """
     config = trials[0].config
     with _about(trials[0]):
         federation = build(config)
         layout_of(config, federation, len(trials), side_by_side)
         can_trace(config, federation, [])
+    shapes, held = {}, {partition_of(config): federation.data}
     for trial in trials:
         with _about(trial):
-            check_numbers(trial.config, federation)
+            text = partition_of(trial.config)
+            if text not in held:
+                own = holdings(trial.config, federation)
+                held[text] = own.put_into(federation.data)
+            mine = federation._replace(data=held[text])
+            check_numbers(trial.config, mine)
+            shapes[trial.number] = shape_of(mine)
     if can_trace(config, federation, names):
-        return names
+        return names, shapes
     alone = [name for name in names if can_trace(config, federation, [name])]
-    return alone if can_trace(config, federation, alone) else []
+    return alone if can_trace(config, federation, alone) else [], shapes
 
 
 @contextmanager

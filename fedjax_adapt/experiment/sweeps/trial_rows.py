@@ -1,15 +1,15 @@
 """The rows of trials that run at once: those of a run, with the number of the trial."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from ..core import Info
-from . import store
-from .rows import TOTALS, Measured, Tally, concatenate, first_diverged
+from ...core import Info
+from .. import store
+from ..rows import TOTALS, Measured, Tally, concatenate, first_diverged
 
 
 class TrialsLog:
@@ -44,6 +44,7 @@ class TrialsLog:
         self.diverged = {t for t, row in last.items() if row["diverged_round"]}
         self.seconds = rows[-1]["seconds"] if rows else 0.0  # of the group
         self.rows: list[dict[str, Any]] = []
+        self.ended: list[dict[str, Any]] = []
 
     def add(
         self, done: int, parts: list[tuple[Info, Measured]], spent: float
@@ -79,9 +80,14 @@ class TrialsLog:
         means = np.mean(latest, axis=0) if latest else (np.nan, np.nan)
         return done, (float(means[0]), float(means[1]))
 
+    def end(self, clients: Sequence[Mapping[str, float]]) -> None:
+        """Takes what the last models are worth to the clients of each trial."""
+        pairs = zip(self.tallies, clients, strict=True)
+        self.ended = [{"trial": trial, **figures} for trial, figures in pairs]
+
     def write(self, done: int) -> None:
-        """Appends the rows to the table of the group."""
-        if self.rows:
-            rows = concatenate(self.rows)
-            store.append(self.folder, "metrics", rows, self.base + done)
-        self.rows = []
+        """Appends the rows to the tables of the group."""
+        for table, rows in (("metrics", self.rows), ("trials", self.ended)):
+            if rows:
+                store.append(self.folder, table, concatenate(rows), self.base + done)
+        self.rows, self.ended = [], []

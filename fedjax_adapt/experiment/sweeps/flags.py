@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from .flags import read_flags
-from .mistakes import paths_and_flags
-from .options import Option
-from .store import SWEEP
+from ..flags import read_flags
+from ..mistakes import paths_and_flags
+from ..options import Option
+from ..store import SWEEP
 
 PROGRAM = "fedjax-adapt sweep"
 DESCRIPTION = """\
@@ -15,7 +15,8 @@ fedjax-adapt sweep SWEEP.toml [OPTIONS] runs a grid of settings and leaves a fol
 
 The file has the settings of every run below [run], flat as in a run's config.toml, and
 below [grid] lists of what varies: every combination is a trial. Several [[grid]] tables
-come one after the other. Trials that differ in numbers and seeds alone run at once."""
+come one after the other. Trials that differ in numbers, in seeds and in options of the
+partition alone run at once."""
 COUNT = int | Literal["auto"]
 FLAGS = {
     "folder": Option(

@@ -1,7 +1,8 @@
-"""A sweep: many runs, those that differ in numbers and seeds alone in one program.
+"""A sweep: many runs, and one program for as many of them as it will do for.
 
-Trials that agree in all but the seed and numbers that JAX may trace form a group: its data
-are loaded once, its program is compiled once, and as many trials as fit run side by side.
+Trials that agree in all but seeds, numbers that JAX may trace and who holds which examples
+form a group: its examples are loaded once, its program is compiled once, and as many
+trials as fit run side by side.
 Groups come one after the other, and so do the trials of a group that do not fit. What is
 done is never done again: a sweep that was killed goes on from the newest checkpoint.
 """
@@ -12,20 +13,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from .. import check
-from ..core import State
-from ..engine import mesh, processes
-from ..engine.trials import Layout
-from . import checkpoint, public, store, summary, swept, toml
-from .build import Federation, build
+from ... import check
+from ...core import State
+from ...engine import mesh, processes
+from ...engine.trials import Layout
+from .. import checkpoint, public, store, summary, toml
+from ..build import Federation, build
+from ..folder import create
+from ..loop import train
+from ..run import Progress, Report, silent
+from ..saver import saver
+from ..store import Swept
+from . import swept
 from .fleet import Fleet, compile_group, layout_of
-from .folder import create
 from .grid import Sweep, Trial, read_sweep, seed_hint
 from .groups import Group, groups_of
-from .loop import train
-from .run import Progress, Report, silent
-from .saver import saver
-from .store import Swept
+from .trial_clients import client_figures
 from .trial_rows import TrialsLog
 
 GROUP, CHECKPOINTS = "group.toml", "checkpoints"  # of a group
@@ -72,15 +75,15 @@ def sweep(
     create(place)
     with store.locked(place):
         swept.check_folder(place, asked, resume)
+        for group in groups:
+            _check_begun(place, group)
         if not (place / store.SWEEP).exists():
             store.write_text(place / store.SWEEP, swept.to_toml(asked))
         total = sum(trial.config.rounds for trial in asked.trials)
         progress(Progress(0, total, warning=seed_hint(asked)))
         rows, before = [], 0
         for group in groups:
-            runner = _Runner(
-                place / "groups" / group.name, group, before, total, progress
-            )
+            runner = _Runner(_path(place, group), group, before, total, progress)
             if store.read_summary(runner.path) is None:
                 runner.run(side_by_side, commit)
             shutil.rmtree(runner.path / CHECKPOINTS, ignore_errors=True)
@@ -91,6 +94,21 @@ def sweep(
         told = {"trials": len(asked.trials), "groups": len(groups)}
         store.finish(place, told | _evidence(commit))
     return store.read_swept(place)
+
+
+def _path(folder: Path, group: Group) -> Path:
+    return folder / "groups" / group.name
+
+
+def _check_begun(folder: Path, group: Group) -> None:
+    """Raises ValueError if the group was begun with other trials."""
+    told = _path(folder, group) / GROUP
+    numbers = [trial.number for trial in group.trials]
+    if told.exists() and toml.read(told)["trials"] != numbers:
+        raise ValueError(
+            f"folder={folder} was begun by a fedjax-adapt that put other trials into one "
+            "program; give another folder."
+        )
 
 
 def _on(trials: Sequence[Trial], devices: int | str | None) -> list[Trial]:
@@ -133,6 +151,7 @@ class _Runner:
         told = {
             "trials": numbers,
             "test_examples": len(federation.source.y_test),
+            "test_counts": federation.source.test_counts().tolist(),
             "auxiliary": public.auxiliary(configs[0], federation),
             "seconds": store.read_table(self.path, "metrics")["seconds"][-1].as_py(),
             "compile_seconds": fleet.program_of([0]).seconds,
@@ -183,6 +202,8 @@ class _Runner:
         with saver(self.path / CHECKPOINTS) as writes:
 
             def save(state: State, done: int) -> float:
+                if done == config.rounds:
+                    log.end(client_figures(config, federation, fleet, state, some))
                 log.write(done)
                 return writes.save(state, base + done)
 

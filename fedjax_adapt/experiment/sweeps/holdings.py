@@ -1,0 +1,138 @@
+"""Who holds which examples, where that is all in which the data of trials differ.
+
+A partition, its options and its seed deal out examples; they do not change them. Trials
+that differ in nothing else of their data share the examples, and each brings tables of
+its own of who holds what. Those of a group are stacked, the index as wide as the largest
+client of all, which no batch sees: a batch stays below the client's own size.
+"""
+
+import inspect
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from ...core import Array
+from ...data import FederatedDataset
+from ...data.dataset import table_of
+from ...data.examples import count_labels
+from ...engine.batches import batch_size
+from ..build import Federation, build_algorithm, split_source
+from ..config import Config, partition_seed
+from ..options import find
+from ..public import uses_public
+from ..schema import kind_options
+
+
+class Holdings(NamedTuple):
+    """Fields of `FederatedDataset` that a partition decides, on the host."""
+
+    index: np.ndarray | Array  # [clients, longest]
+    size: np.ndarray | Array  # [clients]
+    holders: np.ndarray | Array  # [those with examples]
+    label_counts: np.ndarray | Array | None  # [clients, classes]
+
+    def put_into(self, data: FederatedDataset) -> FederatedDataset:
+        """The same examples in these hands."""
+        return replace(data, **self._asdict())
+
+
+class Dealt(NamedTuple):
+    """The holdings of the trials of a group."""
+
+    # [partitions, ...]; () where all trials have that of the data
+    partitions: Holdings | tuple[()]
+    which: np.ndarray  # of the partitions each trial has, [trials]
+
+    def of(self, trials: np.ndarray) -> Holdings | tuple[()]:
+        """Those of some trials, [some, ...]."""
+        return jax.tree.map(lambda leaf: leaf[self.which[trials]], self.partitions)
+
+    def put_into(self, data: FederatedDataset, trial: int) -> FederatedDataset:
+        """The data of one trial; `data`: of the first."""
+        own = self.of(np.array(trial))
+        return own.put_into(data) if own else data
+
+
+def what_follows(config: Config) -> str | None:
+    """What of a run's examples its `partition_seed` changes, in words; None: nothing.
+
+    Then it decides who holds them, and no more.
+    """
+    if "seed" in inspect.signature(find("dataset", config.dataset)).parameters:
+        return f"generates the data of dataset={config.dataset} anew"
+    if config.corrupt is not None:
+        return "corrupts other examples"
+    if config.public is not None or uses_public(build_algorithm(config)):
+        return "sets other public examples apart"
+    return None
+
+
+def settings_of(config: Config) -> list[str]:
+    """The settings that decide who holds which examples, and no more.
+
+    None of them does where the seed changes examples as well, or where the steps of
+    clients were taken from a run of one partition.
+    """
+    if config.match is not None or what_follows(config) is not None:
+        return []
+    options = kind_options("partition", config.partition).values()
+    return ["partition_seed", *(name for name, _ in options)]
+
+
+def holdings(config: Config, federation: Federation) -> Holdings:
+    """Who holds which examples in a run of this config.
+
+    Args:
+      config: of the run.
+      federation: of a run that differs in `settings_of` alone.
+
+    Raises:
+      ValueError: the examples cannot be split so.
+    """
+    source = federation.source
+    assert federation.labels is not None
+    rows = split_source(config, source._replace(y_train=federation.labels))
+    index, size = table_of(rows)
+    counts = count_labels(source.y_train, rows, source.num_classes)
+    counts = None if counts is None else np.asarray(counts)
+    return Holdings(index, size, np.flatnonzero(size).astype(np.int32), counts)
+
+
+def partition_of(config: Config) -> str:
+    """What the partition of a run follows from; equal texts are equal holdings."""
+    return json.dumps(
+        [config.partition, dict(config.partition_options), partition_seed(config)]
+    )
+
+
+def shape_of(federation: Federation) -> tuple[int, int]:
+    """What a program must know of a partition: examples of a local step, and holders."""
+    data = federation.data
+    return batch_size(data, federation.plan), data.num_holders
+
+
+def dealt(configs: Sequence[Config], federation: Federation) -> Dealt:
+    """The holdings of trials, which agree in their `shape_of`.
+
+    Args:
+      configs: of the trials.
+      federation: of the first of them.
+    """
+    told = list(map(partition_of, configs))
+    first = {text: told.index(text) for text in told}
+    which = np.array([list(first).index(text) for text in told])
+    if len(first) == 1:
+        return Dealt((), which)
+    found = [holdings(configs[i], federation) for i in first.values()]
+    widest = max(one.index.shape[1] for one in found)
+    found = [one._replace(index=_widened(one.index, widest)) for one in found]
+    return Dealt(jax.tree.map(lambda *leaves: np.stack(leaves), *found), which)
+
+
+def _widened(index: np.ndarray | Array, width: int) -> np.ndarray:
+    more = ((0, 0), (0, width - index.shape[1]))
+    return np.pad(np.asarray(index), more, mode="edge")

@@ -1,0 +1,43 @@
+"""What the last models of trials are worth to their clients, each trial to its own."""
+
+from collections.abc import Sequence
+
+import jax
+
+from ...core import State
+from ...engine import mesh
+from ...engine.evaluate import evaluate_clients
+from ..build import Federation
+from ..config import Config
+from ..figures import spread_over_clients
+from .fleet import Fleet
+
+
+def client_figures(
+    config: Config,
+    federation: Federation,
+    fleet: Fleet,
+    state: State,
+    some: Sequence[int],
+) -> list[dict[str, float]]:
+    """As `client_accuracy` of a run's summary, of some trials; empty where nobody asks.
+
+    Args:
+      config: of any trial of the group.
+      federation: of the first.
+      fleet: the compiled group.
+      state: of these trials, as its programs return it.
+      some: these trials, of the group.
+    """
+    if not config.evaluate_clients:
+        return [{} for _ in some]
+    shared = mesh.shown(federation.data, fleet.num_devices)
+    every, found = jax.device_get(fleet.params_of(state)), []
+    for row, trial in enumerate(some):
+        data = fleet.dealt.put_into(shared, trial)
+        params = jax.tree.map(lambda leaf, row=row: leaf[row], every)
+        accuracy = evaluate_clients(
+            federation.task, params, data, devices=fleet.num_devices
+        ).accuracy
+        found.append(spread_over_clients(accuracy, data.size))
+    return found
