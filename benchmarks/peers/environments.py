@@ -7,9 +7,9 @@ from pathlib import Path
 LOCKS = Path(__file__).resolve().parent / "locks"
 
 
-def python_of(folder: Path, environment: str | None) -> Path:
-    """The Python of an environment in a folder of them; None: the one that runs this."""
-    if environment is None:
+def python_of(folder: Path | None, environment: str | None) -> Path:
+    """The Python of an environment in a folder; without either, the one that runs this."""
+    if environment is None or folder is None:
         return Path(sys.executable)
     return folder / environment / "bin" / "python"
 
