@@ -84,7 +84,8 @@ def measured(
     method: str, given: argparse.Namespace, end: float
 ) -> Mapping[str, Any] | None:
     """What came of a method's run; None: it did not end in time."""
-    folder = given.folder / method.lower()
+    kind = f"-{given.precision}" if given.precision else ""
+    folder = given.folder / f"{method.lower()}{kind}"
     config = from_settings(settings_of(method, folder, given))
     try:
         summary = run(config, resume=(folder / CONFIG).exists(), progress=until(end))

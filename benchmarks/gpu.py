@@ -50,9 +50,10 @@ def readings(given: argparse.Namespace, name: str, passes: int = 3) -> Words:
 
 
 def same(given: argparse.Namespace) -> list[Command]:
-    words = ["--backends", *(["cpu"] if given.tiny else ["cuda", "cpu"])]
-    file = given.results / "gpu-same.jsonl"
-    return [Command("same_numbers.py", [*words, "--results", str(file)])]
+    words = ["--results", str(given.results / "gpu-same.jsonl")]
+    if given.tiny:
+        words += ["--backends", "cpu", "--cases", "unequal, packed on 2 lanes"]
+    return [Command("same_numbers.py", words)]
 
 
 def peers(given: argparse.Namespace) -> list[Command]:
@@ -88,7 +89,10 @@ def convolutions(given: argparse.Namespace) -> list[Command]:
 
 
 def seeds(given: argparse.Namespace) -> list[Command]:
-    return [Command("sweeps.py", ["--tiny"] if given.tiny else [])]
+    words = ["--devices", "1", *readings(given, "seeds")]
+    if given.tiny:
+        words += ["--seeds", "2", "--side-by-side", "2", "--rounds", "1"]
+    return [Command("sweeps.py", words)]
 
 
 def growth(given: argparse.Namespace) -> list[Command]:
@@ -120,6 +124,14 @@ def fedssg(given: argparse.Namespace) -> list[Command]:
     return [Command("fedssg_cifar.py", words, "--minutes")]
 
 
+def precision(given: argparse.Namespace) -> list[Command]:
+    if given.tiny:  # a part that fedssg has tried
+        return []
+    (block,) = fedssg(given)
+    some = [*block.words, "--only", "FedAvg", "FedSSG", "--precision"]
+    return [block._replace(words=[*some, name]) for name in ("tf32", "bf16")]
+
+
 PARTS = {  # the most important first
     "same": Part("the engine's numbers, against those of the processor", same),
     "peers": Part("W1 at 10, 100, 500 clients and W2 beside PyTorch", peers),
@@ -129,6 +141,7 @@ PARTS = {  # the most important first
     "growth": Part("time against clients, cohort, steps, parameters", growth),
     "memory": Part("bytes predicted and measured", memory),
     "fedssg": Part("FedSSG's Table 1: CIFAR-10, 500 clients, eight methods", fedssg),
+    "precision": Part("what tf32 and bf16 cost there in accuracy", precision),
 }
 
 

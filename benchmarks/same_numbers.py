@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -78,13 +78,13 @@ def moved(name: str) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(way)])
 
 
-def write(path: Path) -> None:
-    """Every case on the backend of this process, as a file of arrays."""
-    np.savez(path, **{name: moved(name) for name in CASES})
+def with_plainest(names: Sequence[str]) -> list[str]:
+    """These cases, and those that they are compared with."""
+    return list(dict.fromkeys([*map(plainest, names), *names]))
 
 
-def on_backend(backend: str) -> dict[str, np.ndarray]:
-    """Every case on a backend, by a process of its own.
+def on_backend(backend: str, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Cases on a backend, by a process of its own.
 
     Raises:
       RuntimeError: the process failed; one sentence.
@@ -93,7 +93,7 @@ def on_backend(backend: str) -> dict[str, np.ndarray]:
     own = {"JAX_PLATFORMS": backend, "JAX_DEFAULT_MATMUL_PRECISION": "float32"}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "moved.npz"
-        command = [sys.executable, __file__, "--write", str(file)]
+        command = [sys.executable, __file__, "--write", str(file), "--cases", *names]
         done = subprocess.run(
             command, env={**os.environ, **own}, capture_output=True, text=True
         )
@@ -129,6 +129,8 @@ def options() -> argparse.ArgumentParser:
         default=["cuda", "cpu"],
         help="of JAX; the last is right",
     )
+    every = list(CASES)
+    parser.add_argument("--cases", nargs="+", default=every, choices=every)
     parser.add_argument("--results", type=Path, help="file that the line is added to")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     return parser
@@ -137,17 +139,18 @@ def options() -> argparse.ArgumentParser:
 def main() -> int:
     arguments = options().parse_args()
     if arguments.write:
-        write(arguments.write)
+        np.savez(arguments.write, **{name: moved(name) for name in arguments.cases})
         return 0
+    names = with_plainest(arguments.cases)
     try:
-        ways = {backend: on_backend(backend) for backend in arguments.backends}
+        ways = {backend: on_backend(backend, names) for backend in arguments.backends}
     except RuntimeError as error:
         print(f"same_numbers.py: {error}", file=sys.stderr)
         return 2
     right = ways[arguments.backends[-1]]
     off = {backend: compared(found, right) for backend, found in ways.items()}
     print(f"| case | {' | '.join(ways)} |\n|{'---|' * (1 + len(ways))}")
-    for name in CASES:
+    for name in names:
         print(
             f"| {name} | {' | '.join(f'{some[name]:.1e}' for some in off.values())} |"
         )

@@ -395,6 +395,13 @@ def test_a_script_is_called_in_its_environment(peers, monkeypatch, tmp_path):
         call(loop, [], tmp_path)
 
 
+def test_an_environment_without_a_lock_is_a_sentence(peers, tmp_path):
+    with pytest.raises(RuntimeError, match="there is no locks/fedjax-cuda.txt: leave"):
+        peers.environments.make(tmp_path, "fedjax-cuda")
+    here = peers.environments.python_of(None, "torch-cuda")
+    assert here == Path(sys.executable)
+
+
 def test_a_command_can_be_typed_again(peers):
     setting = peers.settings.Setting(
         "fedjax", "fedjax-jax0.4", "--pool reshape", False, "--flag=false"
@@ -414,18 +421,18 @@ def test_every_setting_has_a_script_and_a_lock_and_a_name_of_its_own(peers):
     every = [s for some in peers.settings.SETTINGS.values() for s in some]
     for settings in peers.settings.BY_DEVICE["cuda"].values():
         assert [s.precision for s in settings[:3]] == ["float32", "tf32", "bf16"]
-        assert len({setting.name for setting in settings}) == len(settings) == 15
-        assert {s.environment for s in settings} == {None, peers.settings.TORCH_GPU}
+        assert len({setting.name for setting in settings}) == len(settings) == 18
+        assert {s.environment for s in settings} == {None, "torch-cuda", "fedjax-cuda"}
     assert {s.simulator for s in every} == set(peers.settings.SIMULATORS)
     for _, script in peers.settings.SIMULATORS.values():
         assert (FOLDER / script).exists(), script
     locks = {path.stem for path in peers.environments.LOCKS.iterdir()}
-    assert locks == {s.environment for s in every if s.environment}
+    assert locks == {s.environment for s in every if s.environment} | {"torch-cuda"}
 
 
 def test_locks_name_exact_versions_and_nothing_else(peers):
     needed = {
-        "torch": "torch", "fedjax-jax0.4": "fedjax", "fedjax-jax0.10": "fedjax",
+        "torch": "torch", "torch-cuda": "torch", "fedjax-jax0.4": "fedjax", "fedjax-jax0.10": "fedjax",
         "pfl": "pfl", "flower": "flwr",
     }  # fmt: skip
     for path in peers.environments.LOCKS.iterdir():

@@ -21,6 +21,11 @@ def make(folder: Path, environment: str) -> None:
       RuntimeError: that failed; one sentence.
     """
     python, lock = python_of(folder, environment), LOCKS / f"{environment}.txt"
+    if not lock.exists():
+        raise RuntimeError(
+            f"there is no locks/{lock.name}: leave --venvs out, in a Python that has the "
+            "peers."
+        )
     print(f"installing {lock.name}", file=sys.stderr)
     if not python.exists():
         _call([sys.executable, "-m", "venv", str(folder / environment)])

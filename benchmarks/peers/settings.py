@@ -117,7 +117,7 @@ SETTINGS = {
 }
 
 
-TORCH_GPU = "torch-cuda"
+TORCH_GPU, JAX_GPU = "torch-cuda", "fedjax-cuda"
 PRECISIONS = ("float32", "tf32", "bf16")
 SIDE_BY_SIDE = {"w1": 10, "w1-100": 100, "w1-500": 100, "w2": 50}  # for torch.func.vmap
 
@@ -127,13 +127,16 @@ def on_cuda(workload: str) -> list[Setting]:
     layout = "" if workload == "w2" else " --channels-last"
     scripts = {"loop": layout, "vmap": f" --chunk {SIDE_BY_SIDE[workload]}"}
     every = [Setting("ours", None, f"--precision {p}") for p in PRECISIONS]
-    for more in ("", " --compile"):
-        every += [
+    plain, compiled = (
+        [
             Setting(peer, TORCH_GPU, f"--device cuda --precision {p}{own}{more}")
             for p in PRECISIONS
             for peer, own in scripts.items()
         ]
-    return every
+        for more in ("", " --compile")
+    )
+    fedjax = [Setting("fedjax", JAX_GPU, f"--precision {p}") for p in PRECISIONS]
+    return every + plain + fedjax + compiled
 
 
 # device -> workload -> settings, ours first

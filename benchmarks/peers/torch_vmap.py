@@ -34,11 +34,7 @@ def main() -> None:
             functional_call(network, mine, (x,)), y
         )
 
-    slopes = vmap(grad(loss))
-
-    def gradients(stacked, x, y):
-        with torch_device.products(arguments):
-            return slopes(stacked, x, y)
+    gradients = vmap(grad(loss))
 
     def step(stacked, x, y):
         grads = gradients(stacked, x, y)
@@ -65,8 +61,9 @@ def main() -> None:
         order = torch.arange(workload.examples, device=device).expand(len(ids), -1)
         if not arguments.check:
             order = torch.rand(order.shape, device=device).argsort(1)
-        for rows in order.split(workload.batch, dim=1):
-            stacked = step(stacked, x[ids[:, None], rows], y[ids[:, None], rows])
+        with torch_device.products(arguments):
+            for rows in order.split(workload.batch, dim=1):
+                stacked = step(stacked, x[ids[:, None], rows], y[ids[:, None], rows])
         return stacked
 
     watch = common.stopwatch.Stopwatch()
