@@ -6,7 +6,8 @@
     python benchmarks/gpu.py --tiny                       # all, made tiny, to try it
 
 A part is some commands of the other benchmarks, which write lines down as they come and
-make none twice. A command that outlasts the minutes is ended and goes on the next time.
+make none twice. A command that outlasts the minutes is ended and goes on the next time; one
+that is through is not called again (DIR/gpu-done.txt says which).
 Nothing is imported but the library, JAX, and PyTorch by the peers, in the Python that runs
 this. What is printed goes to DIR/gpu-PART.log as well, DIR as --results says.
 """
@@ -66,10 +67,16 @@ def peers(given: argparse.Namespace) -> list[Command]:
         words += ["--peaks", *map(str, given.peaks)]
     first = [*words, "--workloads", "w1", "w2"]
     return [
-        Command("peers/run.py", [*first, "--check"]),
         Command("peers/run.py", first, "--minutes"),
         Command("peers/run.py", words, "--minutes"),
     ]
+
+
+def agreement(given: argparse.Namespace) -> list[Command]:
+    if given.tiny:
+        return [Command("rounds.py", ["--workload", "w2", "--devices", "1", "--check"])]
+    words = ["--device", "cuda", "--workloads", "w1", "w2", "--check"]
+    return [Command("peers/run.py", words)]
 
 
 def lanes(given: argparse.Namespace) -> list[Command]:
@@ -135,6 +142,7 @@ def precision(given: argparse.Namespace) -> list[Command]:
 PARTS = {  # the most important first
     "same": Part("the engine's numbers, against those of the processor", same),
     "peers": Part("W1 at 10, 100, 500 clients and W2 beside PyTorch", peers),
+    "agreement": Part("whether the peers do the same work", agreement),
     "lanes": Part("how many clients side by side; unequal steps", lanes),
     "convolutions": Part("ways to convolve", convolutions),
     "seeds": Part("eight seeds at once, by the time of one", seeds),
@@ -143,6 +151,22 @@ PARTS = {  # the most important first
     "fedssg": Part("FedSSG's Table 1: CIFAR-10, 500 clients, eight methods", fedssg),
     "precision": Part("what tf32 and bf16 cost there in accuracy", precision),
 }
+
+
+def once(command: Command, end: float, log: Path) -> bool:
+    """As `call`; one that has gone through before is not called again."""
+    file, key = (
+        log.with_name("gpu-done.txt"),
+        " ".join([command.script, *command.words]),
+    )
+    if file.exists() and key in file.read_text().splitlines():
+        print(f"done before: {key}", flush=True)
+        return True
+    well = call(command, end, log)
+    if well and not command.minutes:  # one with minutes of its own knows what is left
+        with file.open("a") as done:
+            done.write(key + "\n")
+    return well
 
 
 def call(command: Command, end: float, log: Path) -> bool:
@@ -221,8 +245,8 @@ def main() -> int:
     end, failed = time.monotonic() + 60 * given.minutes, []
     for name in chosen:
         log = given.results / f"gpu-{name}.log"
-        done = [call(command, end, log) for command in PARTS[name].commands(given)]
-        failed += [] if all(done) else [name]
+        ended = [once(command, end, log) for command in PARTS[name].commands(given)]
+        failed += [] if all(ended) else [name]
     if failed:
         print(f"\nnot whole: {', '.join(failed)}")
     return 1 if failed else 0

@@ -432,8 +432,8 @@ def test_every_setting_has_a_script_and_a_lock_and_a_name_of_its_own(peers):
 
 def test_locks_name_exact_versions_and_nothing_else(peers):
     needed = {
-        "torch": "torch", "torch-cuda": "torch", "fedjax-jax0.4": "fedjax", "fedjax-jax0.10": "fedjax",
-        "pfl": "pfl", "flower": "flwr",
+        "torch": "torch", "torch-cuda": "torch", "fedjax-jax0.4": "fedjax",
+        "fedjax-jax0.10": "fedjax", "pfl": "pfl", "flower": "flwr",
     }  # fmt: skip
     for path in peers.environments.LOCKS.iterdir():
         pins = path.read_text().splitlines()
