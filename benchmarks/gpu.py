@@ -155,10 +155,8 @@ PARTS = {  # the most important first
 
 def once(command: Command, end: float, log: Path) -> bool:
     """As `call`; one that has gone through before is not called again."""
-    file, key = (
-        log.with_name("gpu-done.txt"),
-        " ".join([command.script, *command.words]),
-    )
+    file = log.with_name("gpu-done.txt")
+    key = " ".join([command.script, *command.words])
     if file.exists() and key in file.read_text().splitlines():
         print(f"done before: {key}", flush=True)
         return True
@@ -189,7 +187,10 @@ def call(command: Command, end: float, log: Path) -> bool:
     _say(f"$ python benchmarks/{' '.join([command.script, *words[2:]])}", log)
     with log.open("a") as file:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        group = {"start_new_session": True, "cwd": FOLDER.parent}
+        # the package may not be installed
+        path = filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH")])
+        own = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+        group = {"start_new_session": True, "cwd": FOLDER.parent, "env": own}
         with subprocess.Popen(words, **pipes, **group) as process:
             try:
                 told, _ = process.communicate(timeout=left)

@@ -26,8 +26,7 @@ from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.engine.allocator import keeps_memory
 from fedjax_adapt.engine.footprint import footprint
 from fedjax_adapt.engine.lanes import compiler_options
-from fedjax_adapt.engine.memory import peak_memory
-from fedjax_adapt.engine.mesh import everywhere
+from fedjax_adapt.engine.mesh import placed
 from fedjax_adapt.engine.slots import num_devices_of, num_lanes_of
 from fedjax_adapt.experiment.summary import commit, hardware
 from fedjax_adapt.models import MODELS
@@ -101,9 +100,10 @@ def measure(arguments: argparse.Namespace) -> dict:
     algorithm = ALGORITHMS[arguments.algorithm](**options)
     params = initial_params(workload)
     state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
-    num_devices = num_devices_of(plan, data)
-    copied = everywhere(jax.tree.map(jnp.copy, params), num_devices)
-    state = state._replace(params=copied)  # which the rounds are given for good
+    # the rounds are given the parameters for good; the clients lie where they should
+    rest = state._replace(params=jax.tree.map(jnp.copy, params), clients=())
+    rest = placed(rest, num_devices_of(plan, data))
+    state = rest._replace(clients=state.clients)
     round_fn = fa.make_round(algorithm, task, data, plan)
     keys = jax.random.split(jax.random.key(1), arguments.warmup + arguments.rounds)
 
@@ -113,7 +113,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     num_lanes = num_lanes_of(plan, data, params)
     flags = compiler_options(num_lanes)  # as fedjax-adapt run does
     traced = step.trace(round_fn, state, keys[0])
-    held = footprint(traced.jaxpr.jaxpr, state, data, num_devices)
+    held = footprint(traced.jaxpr.jaxpr, state, data, num_devices_of(plan, data))
     step = traced.lower().compile(flags)
     fa.keep_memory()  # as `fedjax-adapt` does
     compile_seconds = time.perf_counter() - begin
@@ -134,7 +134,7 @@ def measure(arguments: argparse.Namespace) -> dict:
         "workload": arguments.workload,
         "algorithm": arguments.algorithm,
         "lanes": num_lanes,
-        "devices": num_devices,
+        "devices": num_devices_of(plan, data),
         "clients": workload.clients,
         "client_memory": plan.client_memory,
         **watch.figures(arguments.warmup, steps),
@@ -153,7 +153,8 @@ def measure(arguments: argparse.Namespace) -> dict:
 
 def _held_by_the_device() -> int | None:
     """The most MB that an accelerator held."""
-    held = peak_memory()
+    stats = jax.local_devices()[0].memory_stats() or {}
+    held = stats.get("peak_bytes_in_use")
     return None if held is None else round(held / 2**20)
 
 

@@ -88,7 +88,9 @@ def test_a_command_that_outlasts_its_minutes_is_ended(
 ):
     gpu, log = modules.gpu, tmp_path / "gpu.log"
     monkeypatch.setattr(gpu, "FOLDER", tmp_path)
-    (tmp_path / "quick.py").write_text("import sys; print('said', *sys.argv[1:])")
+    root = f"{str(tmp_path.parent)!r} in sys.path"  # of the package
+    quick = f"import sys; print('said', *sys.argv[1:], {root})"
+    (tmp_path / "quick.py").write_text(quick)
     # its child holds the pipe open, so both must be ended
     sleep = "import subprocess as s; s.run(['sleep', '60'])"
     (tmp_path / "long.py").write_text("print('begun', flush=True)\n" + sleep)
@@ -103,7 +105,7 @@ def test_a_command_that_outlasts_its_minutes_is_ended(
     assert gpu.once(once, end, log) and gpu.once(once, end - 1000, log)
     assert capsys.readouterr().out.endswith("done before: quick.py --b\n")
     told = log.read_text()
-    assert told.count("said --b") == 1
+    assert told.count("said --b True") == 1
     for said in (
         "said --a --minutes 0.",
         "begun\nthe minutes are over",
