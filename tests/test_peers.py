@@ -295,7 +295,11 @@ def test_the_picture_shows_everybody_at_its_best(peers, tmp_path):
     assert peers.picture.draw(settings, lines, path)
     drawn = path.with_suffix(".svg").read_text()
     # matplotlib draws letters as shapes, and names each text in a comment
-    for said in ("<!-- W2 -->", "2.50", "Some CPU, 2 cores. Commit abc."):
+    for said in (
+        "W2: mlp, 50 of 500 clients",
+        "2.50",
+        "Some CPU, 2 cores. Commit abc.",
+    ):
         assert said in drawn, said
     assert path.with_suffix(".png").stat().st_size > 1000
     assert not peers.picture.draw(settings, lines[:1], tmp_path / "alone.jsonl")

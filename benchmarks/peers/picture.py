@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+import common
 from matplotlib.figure import Figure
 from matplotlib.transforms import blended_transform_factory
 from settings import Setting
@@ -16,7 +17,7 @@ from table import Line, Row, evidence, quiet, rows
 
 OURS_COLOR, PEER_COLOR = "#0b6e8f", "#b9c2c8"
 WIDTH, BAR = 7.5, 0.34  # inches: of the picture, and of a bar with its gap
-LETTERS = 112  # of a line of the caption
+LETTERS, LABEL = 112, 34  # letters of a line of the caption, and of a setting
 
 
 def best(found: Sequence[Row]) -> list[Row]:
@@ -56,7 +57,9 @@ def draw(
     drawn = figure.subplots(len(panels), 1, squeeze=False, height_ratios=counts)
     for axes, (name, bars) in zip(drawn.flat, panels.items(), strict=True):
         _panel(axes, name, bars)
-    drawn.flat[-1].set_xlabel("time of a round, by ours (shorter is faster)")
+    drawn.flat[-1].set_xlabel(
+        "time of a round, by ours (shorter is faster)", fontsize=8
+    )
     figure.supxlabel(caption, fontsize=7, color="#555555", x=0.01, ha="left")
     for ending in (".png", ".svg"):
         figure.savefig(path.with_suffix(ending), dpi=150)
@@ -82,11 +85,15 @@ def _panel(axes, name: str, bars: Sequence[Row]) -> None:
     for i, (row, m) in enumerate(zip(bars, middle, strict=True)):
         told = f"{m:.2f}   {_seconds(row.seconds)}"
         axes.text(1.01, i, told, transform=beside, va="center", fontsize=8)
-    names = [f"{row.setting.title}\n{row.setting.label}" for row in bars]
+    label = lambda setting: textwrap.fill(setting.label, LABEL)
+    names = [f"{row.setting.title}\n{label(row.setting)}" for row in bars]
     axes.set_yticks(range(len(bars)), names, fontsize=7)
+    axes.tick_params(axis="x", labelsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, None)
-    axes.set_title(name.upper(), fontsize=10, loc="left", fontweight="bold")
+    work = common.work.WORKLOADS[name]
+    told = f"{work.model}, {work.cohort} of {work.clients} clients in a round"
+    axes.set_title(f"{name.upper()}: {told}", fontsize=9, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, axis="x", alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
