@@ -29,37 +29,38 @@ from readings import (
 )
 
 import fedjax_adapt as fa
-from fedjax_adapt.models import MODELS
 
 FIXED = {
     "w1": (1, 2, 5, 10),
     "w2": (1, 2, 5, 10, 25, 50),
     "tiny": (1, 2, 5, 10, 25, 50),
+    "w1-100": (10, 25, 50, 100),  # for a GPU, as the next
+    "w1-500": (25, 50, 100, 250, 500),
 }
+USUAL = ["w1", "w2", "tiny"]
 HIDDEN = 10
+
+
+def work_of(workload: str) -> rounds.Workload:
+    """As rounds.py has it; the tiny model does the work of W2."""
+    return rounds.WORKLOADS["w2" if workload == "tiny" else workload]
 
 
 @cache
 def data_of(workload: str) -> fa.FederatedDataset:
-    """All clients of a workload; the tiny model learns from those of W2."""
-    this = rounds.WORKLOADS["w1" if workload == "w1" else "w2"]
+    """All its clients."""
+    this = work_of(workload)
     return rounds.examples(this, this.clients)
 
 
 def build(workload: str, num_devices: int, lanes: int | str) -> Ready:
     """A round, ready to be timed."""
-    this = rounds.WORKLOADS["w1" if workload == "w1" else "w2"]
+    this = work_of(workload)
     algorithm = fa.algorithms.fedavg()
     own = {"widths": (HIDDEN,)} if workload == "tiny" else {}
-    task = fa.classification(MODELS[this.model](this.shape, 10, **own), this.shape)
-    plan = fa.Plan(
-        cohort_size=this.cohort,
-        batch_size=this.batch,
-        lr=0.1,
-        weight_decay=1e-3,
-        lanes="auto" if isinstance(lanes, str) else lanes,
-        devices=num_devices,
-    )
+    task = rounds.task_of(this, **own)
+    fixed = "auto" if isinstance(lanes, str) else lanes
+    plan = rounds.plan_of(this, lanes=fixed, devices=num_devices)
     data = data_of(workload)
     if lanes == "auto":
         tried = fa.fastest_lanes(algorithm, task, data, plan)
@@ -99,12 +100,17 @@ def measure(arguments: argparse.Namespace) -> None:
     print(described(line for case in used for line in ledger.find(**case.setting)))
 
 
-def main() -> None:
+def options() -> argparse.ArgumentParser:
+    """Those of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--workloads", nargs="*", default=[*FIXED], choices=[*FIXED])
+    parser.add_argument("--workloads", nargs="*", default=USUAL, choices=[*FIXED])
     parser.add_argument("--devices", type=int, nargs="*")
     add_options(parser, "best-lanes")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    arguments = options().parse_args()
     fa.cores_as_devices()
     arguments.devices = arguments.devices or sorted({1, jax.local_device_count()})
     measure(arguments)

@@ -11,8 +11,9 @@ the figures behind it into results/fedssg-table1-mnist.jsonl.
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cells import cell
 
@@ -62,13 +63,13 @@ class Published(NamedTuple):
 
     mean: float
     std: float
-    rounds: int
+    rounds: str
 
 
 def published(means: str, stds: str, rounds: str) -> dict[str, Published]:
     columns = zip(METHODS, means.split(), stds.split(), rounds.split(), strict=True)
     return {
-        name: Published(float(mean), float(std) / 100, int(first))
+        name: Published(float(mean), float(std) / 100, first)
         for name, mean, std, first in columns
     }
 
@@ -106,17 +107,16 @@ def measured(split: str, method: str, root: Path, more: list[str]) -> dict:
     return {"split": split, "method": method} | cell(folder, settings, more)
 
 
-def row(result: dict) -> str:
+def row(result: Mapping[str, Any], paper: Published, target: str = "0.97") -> str:
     """One line of the table."""
-    paper = PUBLISHED[result["split"]][result["method"]]
     models = [result, result["models"].get("sel")]
     accuracy = lambda f: f"{100 * f['last_mean']:.2f} ± {100 * f['last_std']:.2f}"
-    first = lambda f: str(f["rounds_to"]["0.97"] or "never")
+    first = lambda f: str(f["rounds_to"][target] or "never")
     cells = [
         result["method"],
         f"{paper.mean:.2f} ± {paper.std:.2f}",
         *("the same" if f is None else accuracy(f) for f in models),
-        str(paper.rounds),
+        paper.rounds,
         *("the same" if f is None else first(f) for f in models),
     ]
     return "| " + " | ".join(cells) + " |"
@@ -133,7 +133,7 @@ def main() -> None:
         print(f"\n{split}\n\n{HEAD}", flush=True)
         for method in arguments.only:
             results.append(measured(split, method, arguments.folder, more))
-            print(row(results[-1]), flush=True)
+            print(row(results[-1], PUBLISHED[split][method]), flush=True)
     if len(results) == len(SPLITS) * len(METHODS):
         lines = (json.dumps(result) for result in results)
         RESULTS.write_text("\n".join(lines) + "\n")

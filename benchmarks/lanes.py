@@ -10,6 +10,7 @@ not begun goes to the first lane that is free (fedjax_adapt/engine/packing.py).
 """
 
 import argparse
+import functools
 import heapq
 import json
 import time
@@ -34,7 +35,10 @@ PARTITIONS = {
 }
 CLIENTS, COHORTS, BATCH = (100, 500), (10, 50, 100), 50
 DRAWS = 50  # cohorts of each kind
-UNEQUAL = {"equal": 0.0, "lognormal 0.5": 0.5, "lognormal 1": 1.0}  # sigma of the steps
+# sigma of the steps' logarithm; nearly equal: 9 to 11 steps, sizes a few per cent apart
+UNEQUAL = {
+    "equal": 0.0, "nearly equal": 0.05, "lognormal 0.5": 0.5, "lognormal 1": 1.0,
+}  # fmt: skip
 
 
 def longest_first(num_steps: Iterable[int], num_lanes: int) -> int:
@@ -92,19 +96,20 @@ def of_run(folder: str) -> dict:
     return named | {"cohort": size} | executed([c for c in cohorts if c.any()])
 
 
-def timed(num_lanes: int, repeats: int) -> list[dict]:
-    """W2 of rounds.py on one device, ten steps a client on average, in turn."""
+@functools.cache
+def w2() -> fa.FederatedDataset:
+    """The data of W2."""
     workload = rounds.WORKLOADS["w2"]
-    data = rounds.examples(workload, workload.clients)
-    shape = workload.shape
-    task = fa.classification(rounds.MODELS[workload.model](shape, 10), shape)
-    plan = fa.Plan(
-        cohort_size=workload.cohort,
-        batch_size=workload.batch,
-        lr=0.1,
-        weight_decay=1e-3,
-        lanes=num_lanes,
-    )
+    return rounds.examples(workload, workload.clients)
+
+
+def timed(num_lanes: int, repeats: int) -> list[dict]:
+    """W2 of rounds.py on one device, ten steps a client on average, in turn.
+
+    `by_equal` is the time of a step that counts, by that of equal steps in the same turn.
+    """
+    workload, data = rounds.WORKLOADS["w2"], w2()
+    task, plan = rounds.task_of(workload), rounds.plan_of(workload, lanes=num_lanes)
     table = jnp.zeros(workload.clients, jnp.int32)  # an argument: one program for all
 
     @jax.jit
@@ -135,12 +140,15 @@ def timed(num_lanes: int, repeats: int) -> list[dict]:
             steps = np.asarray(info.num_steps)
             if repeat:  # the first is not timed
                 found[name].append((spent / steps.sum(), executed([steps])["padded"]))
+    seconds = {name: np.array([s for s, _ in values]) for name, values in found.items()}
+    by_equal = {name: some / seconds["equal"] for name, some in seconds.items()}
     return [
         {
             "steps": name,
             "lanes": num_lanes,
             "padded": round(float(np.mean([padded for _, padded in values])), 2),
-            "ms_per_step": round(1e3 * float(np.median([s for s, _ in values])), 4),
+            "ms_per_step": round(1e3 * float(np.median(seconds[name])), 4),
+            "by_equal": round(float(np.median(by_equal[name])), 3),
             "n": len(values),
             "commit": rounds.commit(),
             "hardware": rounds.hardware(),
@@ -149,19 +157,28 @@ def timed(num_lanes: int, repeats: int) -> list[dict]:
     ]
 
 
-def main() -> None:
+def options() -> argparse.ArgumentParser:
+    """Those of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", nargs="*", default=[], help="folders of runs")
     parser.add_argument("--time", action="store_true")
-    parser.add_argument("--lanes", type=int, default=10, help="for --time")
+    parser.add_argument(
+        "--lanes", type=int, nargs="+", default=[5, 10, 25, 50], help="for --time"
+    )
     parser.add_argument("--repeats", type=int, default=20, help="for --time")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    arguments = options().parse_args()
     if arguments.time:
-        lines = timed(arguments.lanes, arguments.repeats)
+        lines = (
+            line for some in arguments.lanes for line in timed(some, arguments.repeats)
+        )
     else:
         lines = of_partitions() + [of_run(folder) for folder in arguments.steps]
     for line in lines:
-        print(json.dumps(line))
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from readings import (
 )
 
 import fedjax_adapt as fa
-from fedjax_adapt.models import MODELS
 
 
 @cache
@@ -43,15 +42,8 @@ def data_of(workload: str) -> fa.FederatedDataset:
 def work_of(workload: str, num_devices: int, lanes: int | str) -> Work:
     """FedAvg's round of a workload, as rounds.py has it."""
     this = rounds.WORKLOADS[workload]
-    plan = fa.Plan(
-        cohort_size=this.cohort,
-        batch_size=this.batch,
-        lr=0.1,
-        weight_decay=1e-3,
-        lanes=lanes,
-        devices=num_devices,
-    )
-    task = fa.classification(MODELS[this.model](this.shape, 10), this.shape)
+    plan = rounds.plan_of(this, lanes=lanes, devices=num_devices)
+    task = rounds.task_of(this)
     steps = this.examples // this.batch
     return Work(task, data_of(workload), plan, rounds.initial_params(this), steps)
 
@@ -182,8 +174,8 @@ def measure(arguments: argparse.Namespace) -> None:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--parts", nargs="*", default=[*PARTS], choices=PARTS)
-    workloads = [*rounds.WORKLOADS]
-    parser.add_argument("--workloads", nargs="*", default=workloads, choices=workloads)
+    every, usual = [*rounds.WORKLOADS], ["w1", "w2"]
+    parser.add_argument("--workloads", nargs="*", default=usual, choices=every)
     parser.add_argument(
         "--devices", type=int, nargs="*", help="numbers of them; 1 and all by default"
     )

@@ -23,6 +23,7 @@ import numpy as np
 from rounds import busy_elsewhere
 
 from fedjax_adapt.engine.allocator import keep_memory, keeps_memory
+from fedjax_adapt.engine.memory import is_exhausted
 from fedjax_adapt.experiment.summary import commit, hardware, versions
 
 RESULTS = Path(__file__).parent / "results"
@@ -79,8 +80,8 @@ class Ledger:
 def take(cases: Sequence[Case], ledger: Ledger, effort: Effort) -> None:
     """Takes the readings that the ledger lacks, the cases in turn, pass after pass.
 
-    All cases stay built until the end. One that cannot be built (its state does not fit
-    into memory, say) is left out, and why is said.
+    All cases stay built until the end. One that cannot be built, or for which there is no
+    room in memory, is left out, and why is said.
     """
     keep_memory()  # as `fedjax-adapt` does
     evidence()  # now: the checkout may move on
@@ -90,17 +91,19 @@ def take(cases: Sequence[Case], ledger: Ledger, effort: Effort) -> None:
             setting = {**case.setting, "pass": number}
             if ledger.find(**setting):
                 continue
-            if i not in built:
-                try:
-                    built[i] = case.build()
-                except ValueError as error:
-                    which = ", ".join(f"{n} {v}" for n, v in case.setting.items())
-                    print(f"left out: {error} ({which})", file=sys.stderr)
-                    built[i] = None
-            ready = built[i]
-            if ready is not None:
-                found = reading(ready, effort.calls, effort.seconds)
-                ledger.add(setting | found | ready.about | evidence())
+            try:
+                ready = built[i] if i in built else case.build()
+                built[i] = ready
+                if ready is not None:
+                    found = reading(ready, effort.calls, effort.seconds)
+                    ledger.add(setting | found | ready.about | evidence())
+            except (ValueError, jax.errors.JaxRuntimeError) as error:
+                if not isinstance(error, ValueError) and not is_exhausted(error):
+                    raise
+                which = ", ".join(f"{n} {v}" for n, v in case.setting.items())
+                said = str(error).partition("\n")[0]
+                print(f"left out: {said} ({which})", file=sys.stderr)
+                built[i] = None
 
 
 class Read:

@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from importlib.metadata import version
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,31 +72,38 @@ def named(params: dict) -> dict[str, np.ndarray]:
     return {name(path): np.asarray(leaf) for path, leaf in leaves}
 
 
+def task_of(workload: Workload, **options: Any) -> fa.Task:
+    """Model and loss of a workload. `options`: of the model."""
+    model = MODELS[workload.model](workload.shape, work.CLASSES, **options)
+    return fa.classification(model, workload.shape)
+
+
+def plan_of(workload: Workload, **more: Any) -> fa.Plan:
+    """How its clients train. `more`: of `fa.Plan`, which wins."""
+    return fa.Plan(**(workload.training | more))
+
+
 def measure(arguments: argparse.Namespace) -> dict:
     """Runs the rounds and says how long they took."""
     workload = WORKLOADS[arguments.workload]
+    if arguments.clients is not None:
+        workload = workload._replace(clients=arguments.clients)
     number = lambda text: text if text == "auto" else int(text)
     lanes, devices = number(arguments.lanes), number(arguments.devices)
     fa.cores_as_devices(None if devices == "auto" else devices)
     data = examples(workload, workload.cohort if arguments.check else workload.clients)
-    task = fa.classification(MODELS[workload.model](workload.shape, 10), workload.shape)
-    plan = fa.Plan(
-        cohort_size=None if arguments.check else workload.cohort,
-        batch_size=workload.batch,
-        lr=work.LR,
-        weight_decay=work.WEIGHT_DECAY,
-        lanes=lanes,
-        devices=devices,
-        shuffle="none" if arguments.check else "epoch",
-    )
+    task = task_of(workload)
+    own = {"cohort_size": None, "shuffle": "none"} if arguments.check else {}
+    own["client_memory"] = arguments.client_memory
+    plan = plan_of(workload, lanes=lanes, devices=devices, **own)
     options = OPTIONS.get(arguments.algorithm, {})
     algorithm = ALGORITHMS[arguments.algorithm](**options)
     params = initial_params(workload)
     state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
-    state = placed(
-        jax.tree.map(jnp.copy, state._replace(params=params)),
-        num_devices_of(plan, data),
-    )
+    # the rounds are given the parameters for good; the clients lie where they should
+    rest = state._replace(params=jax.tree.map(jnp.copy, params), clients=())
+    rest = placed(rest, num_devices_of(plan, data))
+    state = rest._replace(clients=state.clients)
     round_fn = fa.make_round(algorithm, task, data, plan)
     keys = jax.random.split(jax.random.key(1), arguments.warmup + arguments.rounds)
 
@@ -114,7 +122,7 @@ def measure(arguments: argparse.Namespace) -> dict:
         state, _ = step(round_fn, state, keys[0])
         update = work.fingerprint(named(params), named(state.params))
         return {"workload": arguments.workload, "fingerprint": update}
-    watch, steps = Stopwatch(), []
+    watch, steps, on_cpu = Stopwatch(), [], jax.default_backend() == "cpu"
     for key in keys:
         watch.start()
         state, info = jax.block_until_ready(step(round_fn, state, key))
@@ -127,10 +135,12 @@ def measure(arguments: argparse.Namespace) -> dict:
         "algorithm": arguments.algorithm,
         "lanes": num_lanes,
         "devices": num_devices_of(plan, data),
+        "clients": workload.clients,
+        "client_memory": plan.client_memory,
         **watch.figures(arguments.warmup, steps),
         "compile_seconds": round(compile_seconds, 2),
         "predicted_memory_mb": round(held.peak / 2**20),
-        "peak_memory_mb": peak_memory_mb(),
+        "peak_memory_mb": peak_memory_mb() if on_cpu else _held_by_the_device(),
         "tuned_allocator": keeps_memory(),
         "parameters": fa.num_parameters(params),
         "versions": {
@@ -141,22 +151,37 @@ def measure(arguments: argparse.Namespace) -> dict:
     }
 
 
-def main() -> None:
+def _held_by_the_device() -> int | None:
+    """The most MB that an accelerator held."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    held = stats.get("peak_bytes_in_use")
+    return None if held is None else round(held / 2**20)
+
+
+def options() -> argparse.ArgumentParser:
+    """Those of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--workload", choices=WORKLOADS, required=True)
+    work.add_options(parser)
     parser.add_argument("--algorithm", choices=list(ALGORITHMS), default="fedavg")
     parser.add_argument("--lanes", default="auto", help="clients side by side, or auto")
+    parser.add_argument("--clients", type=int, help="default: as the workload has it")
+    parser.add_argument(
+        "--client-memory",
+        choices=["device", "host"],
+        default="device",
+        help="of states",
+    )
     parser.add_argument(
         "--devices", default="auto", help="that share a round; auto: every core or GPU"
     )
-    parser.add_argument("--rounds", type=int, default=10, help="timed rounds")
-    parser.add_argument("--warmup", type=int, default=2, help="untimed rounds before")
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="one round of clients 0, 1, ... in order; prints a fingerprint of the update",
-    )
-    print(json.dumps(measure(parser.parse_args())))
+    return parser
+
+
+def main() -> None:
+    try:
+        print(json.dumps(measure(options().parse_args())))
+    except ValueError as error:  # a number out of range, or too much for the memory
+        options().error(str(error))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 MODULES = (
     *("work", "stopwatch", "rounds", "common", "settings", "sitting", "table"),
-    *("agreement", "environments", "run"),
+    *("agreement", "environments", "picture", "run"),
 )
 
 
@@ -69,6 +69,16 @@ def test_the_work_is_what_it_was(peers, name):
     assert sum(value.size for value in params.values()) == COUNTS[name]
     ours = {name: peers.work.inputs_before_outputs(v) for name, v in params.items()}
     assert {name: digest(value) for name, value in ours.items()} == PARAMETERS[name]
+
+
+def test_the_products_of_a_round_are_counted(peers):
+    w1, w2 = (peers.work.WORKLOADS[name] for name in ("w1", "w2"))
+    dense = [784 * 200, 200 * 200, 200 * 10]
+    assert w2.flops == 50 * 100 * 2 * (3 * sum(dense) - dense[0])
+    first, second = 75 * 64 * 28 * 28, 1600 * 64 * 10 * 10
+    every = first + second + 1600 * 384 + 384 * 192 + 192 * 10
+    assert w1.flops == 10 * 500 * 2 * (3 * every - first)
+    assert peers.work.WORKLOADS["w1-500"].flops == 50 * w1.flops
 
 
 def test_rounds_does_that_work(peers):
@@ -191,7 +201,8 @@ def line_of(run, seconds, other_cores=0.0):
         "seconds_per_round": seconds, "min": 0.9 * seconds, "max": 1.5 * seconds,
         "n": 5, "peak_memory_mb": 100 * seconds, "other_cores": other_cores,
         "disturbed": other_cores > 0.06, "commit": "abc",
-        "versions": {"torch": "2.13.0"}, "hardware": {"cpu": "Some CPU", "cores": 2},
+        "versions": {"torch": "2.13.0"},
+        "hardware": {"platform": "cpu", "cpu": "Some CPU", "cores": 2},
     }  # fmt: skip
 
 
@@ -226,6 +237,72 @@ def test_the_fastest_comes_first(peers):
         "PyTorch loop",
         "fedjax_adapt",
     ]
+
+
+def runs_on_cuda(peers):
+    """Ours and the PyTorch loop at w2 in two precisions, one pass, and their lines."""
+    every = peers.settings.BY_DEVICE["cuda"]["w2"]
+    some = [s for s in every if s.simulator in ("ours", "loop")]
+    some = [s for s in some if s.precision != "tf32" and "compile" not in s.options]
+    seconds = {
+        "ours": {"float32": 2.0, "bf16": 1.0},
+        "loop": {"float32": 3.0, "bf16": 4.0},
+    }
+    gpu = {"hardware": {"platform": "gpu", "device": "H", "cpu": "C", "cores": 2}}
+    lines = [
+        line_of(
+            peers.sitting.Run("w2", s, 1, (5, 2)), seconds[s.simulator][s.precision]
+        )
+        | gpu
+        for s in some
+    ]
+    return {"w2": some}, lines
+
+
+def test_a_ratio_is_that_of_two_lines_of_one_precision(peers):
+    settings, lines = runs_on_cuda(peers)
+    peaks = {"float32": 1e-2, "bf16": 1.0}
+    text = peers.table.table(settings, lines, peaks)
+    assert (
+        "| PyTorch loop | precision bf16 | 4 | 3.6 to 6 | 1 x 5 | 4.00 (4.00 to" in text
+    )
+    assert (
+        "| PyTorch loop | precision float32 | 3 | 2.7 to 4.5 | 1 x 5 | 1.50 (1.50"
+        in text
+    )
+    assert "H, C, 2 cores. Commit abc." in text
+    share = peers.work.WORKLOADS["w2"].flops / 2.0 / 1e10
+    assert f"| 1 | 200 | {100 * share:.1f} % |" in text
+
+
+def test_the_picture_shows_everybody_at_its_best(peers, tmp_path):
+    settings, runs = runs_of(peers)
+    slow = peers.settings.Setting("loop", "torch", "--threads 1")
+    pfl = peers.settings.Setting("pfl", "pfl")  # of which no line was ever undisturbed
+    settings["w2"] += [slow, pfl]
+    seconds = [1.0, 3.0, 2.0, 4.0]
+    lines = [line_of(run, s) for run, s in zip(runs, seconds, strict=True)]
+    lines += [line_of(peers.sitting.Run("w2", slow, 1, (5, 2)), 50.0)]
+    lines += [line_of(peers.sitting.Run("w2", pfl, 1, (5, 2)), 9.0, other_cores=1.0)]
+    shown = peers.picture.best(
+        peers.table.rows(settings["w2"], peers.table.quiet(lines))
+    )
+    assert [(row.setting.label, row.ratios) for row in shown] == [
+        ("defaults", [1.0, 1.0]),
+        ("defaults", [3.0, 2.0]),
+    ]
+    path = tmp_path / "peers.jsonl"
+    assert peers.picture.draw(settings, lines, path)
+    drawn = path.with_suffix(".svg").read_text()
+    # matplotlib draws letters as shapes, and names each text in a comment
+    for said in (
+        "W2: mlp, 50 of 500 clients",
+        "2.50",
+        "Some CPU, 2 cores. Commit abc.",
+    ):
+        assert said in drawn, said
+    assert path.with_suffix(".png").stat().st_size > 1000
+    assert not peers.picture.draw(settings, lines[:1], tmp_path / "alone.jsonl")
 
 
 def test_disturbed_lines_are_left_out_of_the_table(peers):
@@ -289,6 +366,15 @@ def test_a_peer_that_fails_is_a_sentence_and_the_others_go_on(peers):
     assert asked == runs[:3]  # the loop is not asked again
 
 
+def test_no_line_is_begun_when_the_time_is_over(peers):
+    _, runs = runs_of(peers)
+    kept, left = [], iter([True, True, False, False, False])
+    measure = lambda run: line_of(run, 1.0, other_cores=0.5)
+    options = {"limit": 0.6, "in_time": lambda: next(left)}
+    assert peers.sitting.sit(runs, [], measure, kept.append, **options) == []
+    assert [line["disturbed"] for line in kept] == [False, False]
+
+
 def test_a_script_is_called_in_its_environment(peers, monkeypatch, tmp_path):
     call, loop = peers.sitting.call, peers.settings.Setting("loop", "torch")
     with pytest.raises(RuntimeError, match="torch/bin/python is not there; add --make"):
@@ -313,6 +399,13 @@ def test_a_script_is_called_in_its_environment(peers, monkeypatch, tmp_path):
         call(loop, [], tmp_path)
 
 
+def test_an_environment_without_a_lock_is_a_sentence(peers, tmp_path):
+    with pytest.raises(RuntimeError, match="there is no locks/fedjax-cuda.txt: leave"):
+        peers.environments.make(tmp_path, "fedjax-cuda")
+    here = peers.environments.python_of(None, "torch-cuda")
+    assert here == Path(sys.executable)
+
+
 def test_a_command_can_be_typed_again(peers):
     setting = peers.settings.Setting(
         "fedjax", "fedjax-jax0.4", "--pool reshape", False, "--flag=false"
@@ -330,17 +423,21 @@ def test_every_setting_has_a_script_and_a_lock_and_a_name_of_its_own(peers):
         assert settings[0] == peers.settings.OURS
         assert len({setting.name for setting in settings}) == len(settings)
     every = [s for some in peers.settings.SETTINGS.values() for s in some]
+    for settings in peers.settings.BY_DEVICE["cuda"].values():
+        assert [s.precision for s in settings[:3]] == ["float32", "tf32", "bf16"]
+        assert len({setting.name for setting in settings}) == len(settings) == 18
+        assert {s.environment for s in settings} == {None, "torch-cuda", "fedjax-cuda"}
     assert {s.simulator for s in every} == set(peers.settings.SIMULATORS)
     for _, script in peers.settings.SIMULATORS.values():
         assert (FOLDER / script).exists(), script
     locks = {path.stem for path in peers.environments.LOCKS.iterdir()}
-    assert locks == {s.environment for s in every if s.environment}
+    assert locks == {s.environment for s in every if s.environment} | {"torch-cuda"}
 
 
 def test_locks_name_exact_versions_and_nothing_else(peers):
     needed = {
-        "torch": "torch", "fedjax-jax0.4": "fedjax", "fedjax-jax0.10": "fedjax",
-        "pfl": "pfl", "flower": "flwr",
+        "torch": "torch", "torch-cuda": "torch", "fedjax-jax0.4": "fedjax",
+        "fedjax-jax0.10": "fedjax", "pfl": "pfl", "flower": "flwr",
     }  # fmt: skip
     for path in peers.environments.LOCKS.iterdir():
         pins = path.read_text().splitlines()
@@ -425,6 +522,7 @@ def test_a_sitting_from_the_command_line(peers, monkeypatch, capsys, tmp_path):
     text = capsys.readouterr().out
     assert "2.00 (2.00 to 2.00)" in text
     assert file.with_suffix(".md").read_text().strip() == text.strip()
+    assert file.with_suffix(".png").exists()
     run_main(peers, monkeypatch, *words)
     assert len(called) == 4
 
@@ -434,6 +532,12 @@ def test_a_sitting_from_the_command_line(peers, monkeypatch, capsys, tmp_path):
     [
         (["--venvs", "nowhere"], "--venvs nowhere holds no environment of a peer: add"),
         (["--venvs", ".", "--passes", "0"], "--passes 0: write 1 or more."),
+        (["--workloads", "w2"], "--venvs is missing: write a folder for the peers'"),
+        (["--workloads", "w1-100"], "--workloads w1-100 is for a GPU; write --device"),
+        (
+            ["--device", "cuda", "--peaks", "1", "0", "1"],
+            "--peaks 0: write numbers above",
+        ),
         (["--venvs", ".", "--only", "tff"], "invalid choice: 'tff'"),
     ],
 )
@@ -459,7 +563,7 @@ def test_rounds_prints_what_it_printed(peers, monkeypatch, capsys):
     assert set(line) == {
         "workload", "algorithm", "lanes", "devices", "seconds_per_round", "min", "max",
         "n", "steps_per_second", "compile_seconds", "peak_memory_mb", "other_cores",
-        "predicted_memory_mb",
+        "predicted_memory_mb", "clients", "client_memory",
         "tuned_allocator", "parameters", "versions", "commit", "hardware",
     }  # fmt: skip
     assert line["n"] == 1 and line["min"] <= line["seconds_per_round"] <= line["max"]

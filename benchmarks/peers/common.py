@@ -23,14 +23,7 @@ import work  # noqa: E402  # pyright: ignore[reportMissingImports]
 def parser(doc: str) -> argparse.ArgumentParser:
     """The options that all scripts have; `doc` is the script's docstring."""
     options = argparse.ArgumentParser(description=doc.partition("\n")[0])
-    options.add_argument("--workload", choices=work.WORKLOADS, required=True)
-    options.add_argument("--rounds", type=int, default=10, help="timed rounds")
-    options.add_argument("--warmup", type=int, default=2, help="untimed rounds before")
-    options.add_argument(
-        "--check",
-        action="store_true",
-        help="one round of clients 0, 1, ... in order; prints a fingerprint of the update",
-    )
+    work.add_options(options)
     return options
 
 
@@ -122,7 +115,7 @@ def report(
       before: initial parameters by name, in the peer's layout.
       after: those after the last round, likewise.
       packages: whose versions count.
-      **more: the peer's own options and figures.
+      **more: the peer's own options and figures, which win.
     """
     told = {"workload": arguments.workload, "peer": peer}
     assert len(watch.seconds) == arguments.num_rounds, watch.seconds
@@ -131,8 +124,7 @@ def report(
     if arguments.check:
         print(json.dumps(told | more | {"fingerprint": update}))
         return
-    line = told | more
-    line |= watch.figures(
+    line = watch.figures(
         arguments.warmup, [arguments.work.steps] * arguments.num_rounds
     )
     line |= {
@@ -143,4 +135,4 @@ def report(
         "versions": {name: version(name) for name in (*packages, "numpy")},
         "hardware": stopwatch.processor(),
     }
-    print(json.dumps(line), flush=True)
+    print(json.dumps(told | line | more), flush=True)

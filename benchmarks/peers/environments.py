@@ -7,9 +7,9 @@ from pathlib import Path
 LOCKS = Path(__file__).resolve().parent / "locks"
 
 
-def python_of(folder: Path, environment: str | None) -> Path:
-    """The Python of an environment in a folder of them; None: the one that runs this."""
-    if environment is None:
+def python_of(folder: Path | None, environment: str | None) -> Path:
+    """The Python of an environment in a folder; without either, the one that runs this."""
+    if environment is None or folder is None:
         return Path(sys.executable)
     return folder / environment / "bin" / "python"
 
@@ -21,6 +21,11 @@ def make(folder: Path, environment: str) -> None:
       RuntimeError: that failed; one sentence.
     """
     python, lock = python_of(folder, environment), LOCKS / f"{environment}.txt"
+    if not lock.exists():
+        raise RuntimeError(
+            f"there is no locks/{lock.name}: leave --venvs out, in a Python that has the "
+            "peers."
+        )
     print(f"installing {lock.name}", file=sys.stderr)
     if not python.exists():
         _call([sys.executable, "-m", "venv", str(folder / environment)])

@@ -3,7 +3,7 @@
     python benchmarks/peers/fedjax_jit.py --workload w1 --pool reshape
 
 With the jax of the environment: 0.4.38, on which FedJAX 0.0.17 works as it is, or 0.10.2,
-which has lost a name that it calls.
+which has lost a name that it calls; on the backend that jax takes by itself.
 """
 # pyright: reportMissingImports=false
 
@@ -19,6 +19,7 @@ import optax
 from fedjax.core.models import create_model_from_haiku
 
 work = common.work
+PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bf16": "bfloat16"}
 
 
 def haiku_params(workload) -> dict:
@@ -84,10 +85,29 @@ def model(workload, pool: str):
     return create_model_from_haiku(hk.transform(forward), example, loss)
 
 
+def accelerator() -> dict:
+    """What a line says of a GPU; nothing where there is none."""
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        return {}
+    held = (device.memory_stats() or {}).get("peak_bytes_in_use")
+    named = {"platform": device.platform, "device": device.device_kind}
+    return {
+        "hardware": common.stopwatch.processor() | named,
+        "peak_memory_mb": None if held is None else round(held / 2**20),
+    }
+
+
 def main() -> None:
     options = common.parser(__doc__)
     options.add_argument("--pool", choices=["window", "reshape"], default="window")
+    options.add_argument(
+        "--precision", choices=PRECISIONS, help="of products; default: jax's own"
+    )
     arguments = common.parse(options)
+    if arguments.precision:
+        name = PRECISIONS[arguments.precision]
+        jax.config.update("jax_default_matmul_precision", name)
     workload = arguments.work
     x, y = common.data(arguments, channels_first=False)
     clients = fedjax.InMemoryFederatedData(
@@ -127,6 +147,7 @@ def main() -> None:
         named(workload, state.params),
         ("fedjax", "jax", "jaxlib", "dm-haiku", "optax"),
         pool=arguments.pool,
+        **accelerator(),
     )
 
 

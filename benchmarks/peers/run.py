@@ -2,41 +2,58 @@
 
     python benchmarks/peers/run.py --venvs DIR --make-venvs       # all of it
     python benchmarks/peers/run.py --venvs DIR --check            # is it the same work?
+    python benchmarks/peers/run.py --device cuda --minutes 9      # on a GPU
 
-Lines go to results/peers-DATE.jsonl as they come, the table to the file beside it. Call it
-again to go on: a line that is there is not made again. Lines during which other processes
-used more than 0.06 of a core are marked, made again up to twice, and left out of the
-table. A ratio is that of two lines of one pass. See benchmarks/README.md.
+With --device cuda those that can use a GPU are compared on it, with W1 at 10, 100 and 500
+clients a round; without --venvs the Python that runs this has their PyTorch.
+
+Lines go to results/peers-DATE.jsonl as they come, table and picture to the files beside it.
+Call it again to go on: a line that is there is not made again. Lines during which other
+processes used more than 0.06 of a core (1 with a GPU) are marked, made again up to twice,
+and left out of the table. A ratio is that of two lines of one pass and precision. See
+benchmarks/README.md.
 """
 
 import argparse
 import datetime
 import sys
+import time
 from pathlib import Path
 
 import agreement
 import environments
+import picture
 import sitting
 import table
-from settings import OURS, SETTINGS, SIMULATORS, Setting
+from settings import BY_DEVICE, PRECISIONS, SIMULATORS, Setting
 
 from fedjax_adapt.experiment.summary import commit
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-ROUNDS = {"w1": 5, "w2": 20}
+ROUNDS = {"w1": 5, "w1-100": 5, "w1-500": 3, "w2": 20}
+OTHERS = {"cpu": 0.06, "cuda": 1.0}  # cores that others may use during a line
+PEAKS = (67.0, 494.0, 989.0)  # TFLOP/s of an H200 by its data sheet, without sparsity
 
 
 def chosen(arguments) -> dict[str, list[Setting]]:
     """The settings of every workload; ours is always there, to be compared with."""
     wanted = {"ours", *(arguments.only or SIMULATORS)}
+    precisions = arguments.precisions or PRECISIONS
     return {
-        workload: [s for s in SETTINGS[workload] if s.simulator in wanted]
+        workload: [
+            setting
+            for setting in BY_DEVICE[arguments.device][workload]
+            if setting.simulator in wanted and setting.precision in precisions
+        ]
         for workload in arguments.workloads
     }
 
 
-def check(settings: dict[str, list[Setting]], folder: Path) -> list[str]:
-    """Holds a round of every peer against ours; sentences on those that do not agree."""
+def check(settings: dict[str, list[Setting]], folder: Path | None) -> list[str]:
+    """Holds a round of every peer against ours; sentences on those that do not agree.
+
+    Those of other precision than float32 are left out: they would differ from themselves.
+    """
     wrong = []
 
     def fingerprint(setting: Setting, workload: str) -> dict:
@@ -44,9 +61,13 @@ def check(settings: dict[str, list[Setting]], folder: Path) -> list[str]:
         return sitting.call(setting, words, folder)["fingerprint"]
 
     for workload, some in settings.items():
-        ours = fingerprint(OURS, workload)
+        some = [s for s in some if s.precision == "float32"]
+        mine = next((s for s in some if s.simulator == "ours"), None)
+        if mine is None:
+            continue
+        ours = fingerprint(mine, workload)
         # an allocator changes no number
-        for setting in dict.fromkeys(s._replace(tuned=True) for s in some if s != OURS):
+        for setting in dict.fromkeys(s._replace(tuned=True) for s in some if s != mine):
             name = f"{setting.name} at {workload}"
             try:
                 theirs = fingerprint(setting, workload)
@@ -58,7 +79,7 @@ def check(settings: dict[str, list[Setting]], folder: Path) -> list[str]:
             if agreement.agree(workload, ours, theirs):
                 print(f"{name} agrees: {told}", flush=True)
             else:
-                limit = agreement.TOLERANCE[workload]
+                limit = agreement.tolerance(workload)
                 wrong.append(f"{name} does other work: {told}, allowed is {limit:g}.")
     return wrong
 
@@ -91,43 +112,96 @@ def measure(settings: dict[str, list[Setting]], arguments) -> list[str]:
         return sitting.call(run.setting, run.words, arguments.venvs) | {"commit": now}
 
     keep = lambda line: sitting.append(path, line)
-    failures = sitting.sit(runs, lines, line_of, keep)
-    text = table.table(
-        settings, [line for run in runs for line in sitting.of(run, lines)]
-    )
+    end = time.monotonic() + 60 * arguments.minutes
+    in_time = lambda: time.monotonic() < end
+    limit = OTHERS[arguments.device] if arguments.others is None else arguments.others
+    failures = sitting.sit(runs, lines, line_of, keep, limit, in_time)
+    made = [line for run in runs for line in sitting.of(run, lines)]
+    peaks = dict(zip(PRECISIONS, arguments.peaks, strict=True))
+    text = table.table(settings, made, peaks if arguments.device == "cuda" else None)
     path.with_suffix(".md").write_text(text)
+    picture.draw(settings, made, path)
     print(text)
+    if not in_time():
+        told = f"{arguments.minutes:g} minutes are over; call it again to go on."
+        print(told, file=sys.stderr)
     return failures
 
 
-def main() -> None:
+def options() -> argparse.ArgumentParser:
+    """Those of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--venvs", type=Path, required=True, help="folder of the peers' environments"
-    )
+    parser.add_argument("--venvs", type=Path, help="folder of the peers' environments")
     parser.add_argument(
         "--make-venvs", action="store_true", help="make those that are not there"
     )
     parser.add_argument("--check", action="store_true", help="compare one round's work")
+    parser.add_argument("--device", choices=BY_DEVICE, default="cpu")
+    every = dict.fromkeys(name for some in BY_DEVICE.values() for name in some)
+    parser.add_argument("--workloads", nargs="+", choices=every, help="default: all")
     parser.add_argument(
-        "--workloads", nargs="+", choices=SETTINGS, default=list(SETTINGS)
+        "--precisions", nargs="+", choices=PRECISIONS, help="with cuda; default: all"
     )
     peers = [name for name in SIMULATORS if name != "ours"]
     parser.add_argument("--only", nargs="+", choices=peers, help="beside ours")
     parser.add_argument("--passes", type=int, default=2)
-    parser.add_argument("--rounds", type=int, help="of a line; default: 5 w1, 20 w2")
+    told = ", ".join(f"{rounds} {name}" for name, rounds in ROUNDS.items())
+    parser.add_argument("--rounds", type=int, help=f"of a line; default: {told}")
     parser.add_argument("--warmup", type=int, default=2, help="untimed rounds before")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=RESULTS / f"peers-{datetime.date.today()}.jsonl",
-        help="file of the lines",
+    told = (
+        "file of the lines; default: results/peers-DATE.jsonl or peers-gpu-DATE.jsonl"
     )
+    parser.add_argument("--results", type=Path, help=told)
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="begin no line after so many",
+    )
+    told = ", ".join(f"{cores} with {device}" for device, cores in OTHERS.items())
+    parser.add_argument(
+        "--others",
+        type=float,
+        metavar="CORES",
+        help=f"that others may use during a line; default: {told}",
+    )
+    parser.add_argument(
+        "--peaks",
+        type=float,
+        nargs=len(PRECISIONS),
+        default=PEAKS,
+        metavar=tuple(PRECISIONS),
+        help="of the GPU, in TFLOP/s; default: an H200's",
+    )
+    return parser
+
+
+def parsed() -> argparse.Namespace:
+    """The command line; a mistake is a sentence."""
+    parser = options()
     arguments = parser.parse_args()
+    known, kind = BY_DEVICE[arguments.device], "-gpu" * (arguments.device == "cuda")
+    default = RESULTS / f"peers{kind}-{datetime.date.today()}.jsonl"
+    arguments.results = arguments.results or default
+    arguments.workloads = arguments.workloads or list(known)
+    for name in arguments.workloads:
+        if name not in known:
+            parser.error(
+                f"--workloads {name} is for a GPU; write --device cuda as well."
+            )
     for name, least in (("passes", 1), ("rounds", 1), ("warmup", 0)):
         value = getattr(arguments, name)
         if value is not None and value < least:
             parser.error(f"--{name} {value}: write {least} or more.")
+    if arguments.venvs is None and (arguments.device == "cpu" or arguments.make_venvs):
+        parser.error("--venvs is missing: write a folder for the peers' environments.")
+    if min(arguments.peaks) <= 0:
+        parser.error(f"--peaks {min(arguments.peaks):g}: write numbers above 0.")
+    return arguments
+
+
+def main() -> None:
+    arguments = parsed()
     settings = chosen(arguments)
     needed = {
         s.environment for some in settings.values() for s in some if s.environment
@@ -140,9 +214,9 @@ def main() -> None:
             except RuntimeError as error:
                 wrong.append(str(error))
     there = [environments.python_of(arguments.venvs, n).exists() for n in needed]
-    if not any(there):
+    if needed and not any(there):
         told = "holds no environment of a peer: add --make-venvs."
-        parser.error("; ".join(wrong) or f"--venvs {arguments.venvs} {told}")
+        options().error("; ".join(wrong) or f"--venvs {arguments.venvs} {told}")
     try:
         if arguments.check:
             wrong += check(settings, arguments.venvs)

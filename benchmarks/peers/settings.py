@@ -2,7 +2,8 @@
 
 A peer gets what ours gets: every core, and the tuned allocator. Where it was as fast or
 faster without, or where nobody knows, it is run both ways. FedJAX also gets what makes it
-faster on a CPU: pooling by reshaping, and the old runtime of jax 0.4.
+faster on a CPU: pooling by reshaping, and the old runtime of jax 0.4. On a GPU those that
+can use one are run in three precisions (torch_device.py), compiled last: that takes long.
 """
 
 import os
@@ -44,11 +45,19 @@ class Setting(NamedTuple):
         jax = (self.environment or "").partition("-jax")[2]
         words = [
             f"jax {jax}" if jax else "",
-            self.options.replace("--", ""),
+            self.options.replace("--device cuda", "").replace("--", "").strip(),
             "old CPU runtime" if self.flags == OLD_RUNTIME else "",
             "" if self.tuned else "untuned allocator",
         ]
         return ", ".join(filter(None, words)) or "defaults"
+
+    @property
+    def precision(self) -> str:
+        """Of its products, where the options say so; else float32."""
+        words = self.options.split()
+        if "--precision" not in words:
+            return "float32"
+        return words[words.index("--precision") + 1]
 
     @property
     def name(self) -> str:
@@ -105,4 +114,33 @@ SETTINGS = {
         Setting("flower", "flower", "--client-cpus 1"),
         Setting("flower", "flower", "--client-cpus 1", tuned=False),
     ],
+}
+
+
+TORCH_GPU, JAX_GPU = "torch-cuda", "fedjax-cuda"
+PRECISIONS = ("float32", "tf32", "bf16")
+SIDE_BY_SIDE = {"w1": 10, "w1-100": 100, "w1-500": 100, "w2": 50}  # for torch.func.vmap
+
+
+def on_cuda(workload: str) -> list[Setting]:
+    """Who can use a GPU, in every precision."""
+    layout = "" if workload == "w2" else " --channels-last"
+    scripts = {"loop": layout, "vmap": f" --chunk {SIDE_BY_SIDE[workload]}"}
+    every = [Setting("ours", None, f"--precision {p}") for p in PRECISIONS]
+    plain, compiled = (
+        [
+            Setting(peer, TORCH_GPU, f"--device cuda --precision {p}{own}{more}")
+            for p in PRECISIONS
+            for peer, own in scripts.items()
+        ]
+        for more in ("", " --compile")
+    )
+    fedjax = [Setting("fedjax", JAX_GPU, f"--precision {p}") for p in PRECISIONS]
+    return every + plain + fedjax + compiled
+
+
+# device -> workload -> settings, ours first
+BY_DEVICE = {
+    "cpu": SETTINGS,
+    "cuda": {workload: on_cuda(workload) for workload in SIDE_BY_SIDE},
 }

@@ -14,7 +14,6 @@ from environments import python_of
 from settings import SIMULATORS, Setting
 
 FOLDER = Path(__file__).resolve().parents[1]  # benchmarks/
-LIMIT = 0.06  # cores that others may use during a line
 ATTEMPTS = 3  # at a line that others disturb
 
 Line = dict[str, Any]
@@ -65,6 +64,8 @@ def sit(
     lines: list[Line],
     measure: Callable[[Run], Line],
     keep: Callable[[Line], None],
+    limit: float = 0.06,
+    in_time: Callable[[], bool] = lambda: True,
 ) -> list[str]:
     """Makes every line that is wanted, in the order of `runs`.
 
@@ -73,6 +74,8 @@ def sit(
       lines: that are there; new ones are added to them.
       measure: makes a line; RuntimeError says why there is none.
       keep: writes a line down.
+      limit: cores that others may use during a line.
+      in_time: whether another line may be begun.
 
     Returns:
       A sentence for every setting that could not be run, which is tried only once.
@@ -80,25 +83,25 @@ def sit(
     failures: dict[tuple[str, str], str] = {}
     for run in runs:
         which = run.workload, run.setting.name
-        while which not in failures and is_wanted(run, lines):
+        while which not in failures and is_wanted(run, lines) and in_time():
             try:
                 line: Line = {**measure(run), **run.key}
             except RuntimeError as error:
                 failures[which] = f"{run.setting.name} at {run.workload}: {error}"
                 continue
-            line["disturbed"] = line["other_cores"] > LIMIT
+            line["disturbed"] = line["other_cores"] > limit
             lines.append(line)
             keep(line)
     return list(failures.values())
 
 
-def call(setting: Setting, words: Sequence[str], folder: Path) -> Line:
+def call(setting: Setting, words: Sequence[str], folder: Path | None) -> Line:
     """What a simulator's script prints, under a setting.
 
     Args:
       setting: which script, in which environment.
       words: of its command line.
-      folder: holds the environments.
+      folder: holds the environments; None: this Python has the peers.
 
     Raises:
       RuntimeError: there is no such environment, or the script failed; one sentence.

@@ -10,32 +10,35 @@ is faster than a DataLoader.
 
 import common
 import torch
+import torch_device
 import torch_network
 
 
 def main() -> None:
     options = common.parser(__doc__)
     options.add_argument("--channels-last", action="store_true", help="for w1")
-    options.add_argument(
-        "--compile", action="store_true", help="torch.compile the loss"
-    )
-    options.add_argument("--threads", type=int, default=0, help="0: PyTorch's default")
+    torch_device.add_options(options)
     arguments = common.parse(options)
-    workload = arguments.work
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    torch.manual_seed(0)
-    x, y = map(torch.from_numpy, common.data(arguments, not arguments.channels_last))
+    torch_device.prepare(options, arguments)
+    workload, device = arguments.work, arguments.device
+    examples = common.data(arguments, not arguments.channels_last)
+    x, y = (torch.from_numpy(values).to(device) for values in examples)
     if arguments.channels_last:
         x = x.permute(0, 1, 4, 2, 3)  # [clients, examples, channels, height, width]
-    server = torch_network.network(workload, arguments.channels_last)
-    local = torch_network.network(workload, arguments.channels_last)
-    loss = torch.compile(local.loss) if arguments.compile else local.loss
+    server = torch_network.network(workload, arguments.channels_last).to(device)
+    local = torch_network.network(workload, arguments.channels_last).to(device)
+    plain = torch.compile(local.loss) if arguments.compile else local.loss
+
+    def loss(x, y):
+        with torch_device.products(arguments):
+            return plain(x, y)
+
     before = torch_network.named(workload, map(torch.clone, server.parameters()))
 
     watch = common.stopwatch.Stopwatch()
     cohorts = common.cohorts(arguments)
     for _ in range(arguments.num_rounds):
+        torch_device.wait(arguments)
         watch.start()
         ids = next(cohorts)
         sums = [torch.zeros_like(value) for value in server.parameters()]
@@ -50,6 +53,7 @@ def main() -> None:
         with torch.no_grad():
             for value, total in zip(server.parameters(), sums, strict=True):
                 value.copy_(total / len(ids))
+        torch_device.wait(arguments)
         watch.stop()
     common.report(
         arguments,
@@ -59,8 +63,7 @@ def main() -> None:
         torch_network.named(workload, server.parameters()),
         ("torch",),
         channels_last=arguments.channels_last,
-        compile=arguments.compile,
-        threads=torch.get_num_threads(),
+        **torch_device.figures(arguments),
     )
 
 

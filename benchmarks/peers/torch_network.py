@@ -51,7 +51,7 @@ def network(
 
 def named(workload, parameters) -> dict[str, np.ndarray]:
     """Parameters in the order of the network, by the names of work.py."""
-    arrays = [value.detach().numpy() for value in parameters]
+    arrays = [value.detach().cpu().numpy() for value in parameters]
     return dict(zip(work.parameters(workload), arrays, strict=True))
 
 
@@ -73,8 +73,14 @@ def train(
       batch: size of a batch.
       shuffle: whether the examples are taken in a new order.
     """
-    optimiser = torch.optim.SGD(parameters, lr=work.LR, weight_decay=work.WEIGHT_DECAY)
-    order = torch.randperm(len(x)) if shuffle else torch.arange(len(x))
+    optimiser = torch.optim.SGD(
+        parameters,
+        lr=work.LR,
+        weight_decay=work.WEIGHT_DECAY,
+        fused=True if x.is_cuda else None,  # one kernel for all parameters
+    )
+    draw = torch.randperm if shuffle else torch.arange
+    order = draw(len(x), device=x.device)
     for rows in order.split(batch):
         optimiser.zero_grad()
         loss(x[rows], y[rows]).backward()

@@ -6,6 +6,7 @@ python benchmarks/peers/torch_vmap.py --workload w2 --chunk 50 --compile
 
 import common
 import torch
+import torch_device
 import torch_network
 from torch.func import functional_call, grad, vmap
 
@@ -15,18 +16,16 @@ LR, WEIGHT_DECAY = common.work.LR, common.work.WEIGHT_DECAY
 def main() -> None:
     options = common.parser(__doc__)
     options.add_argument("--chunk", type=int, help="clients side by side; default: all")
-    options.add_argument("--compile", action="store_true", help="torch.compile a step")
-    options.add_argument("--threads", type=int, default=0, help="0: PyTorch's default")
+    torch_device.add_options(options)
     arguments = common.parse(options)
-    workload = arguments.work
+    workload, device = arguments.work, arguments.device
     chunk = workload.cohort if arguments.chunk is None else arguments.chunk
     if chunk < 1:
         options.error(f"--chunk {chunk}: write 1 or more.")
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    torch.manual_seed(0)
-    x, y = map(torch.from_numpy, common.data(arguments, True))
-    network = torch_network.network(workload)
+    torch_device.prepare(options, arguments)
+    examples = common.data(arguments, True)
+    x, y = (torch.from_numpy(values).to(device) for values in examples)
+    network = torch_network.network(workload).to(device)
     params = {name: value.detach() for name, value in network.named_parameters()}
     before = torch_network.named(workload, map(torch.clone, params.values()))
 
@@ -59,18 +58,20 @@ def main() -> None:
             name: value.expand(len(ids), *value.shape).clone()
             for name, value in params.items()
         }
-        order = torch.arange(workload.examples).expand(len(ids), -1)
+        order = torch.arange(workload.examples, device=device).expand(len(ids), -1)
         if not arguments.check:
-            order = torch.rand(len(ids), workload.examples).argsort(1)
-        for rows in order.split(workload.batch, dim=1):
-            stacked = step(stacked, x[ids[:, None], rows], y[ids[:, None], rows])
+            order = torch.rand(order.shape, device=device).argsort(1)
+        with torch_device.products(arguments):
+            for rows in order.split(workload.batch, dim=1):
+                stacked = step(stacked, x[ids[:, None], rows], y[ids[:, None], rows])
         return stacked
 
     watch = common.stopwatch.Stopwatch()
     cohorts = common.cohorts(arguments)
     for _ in range(arguments.num_rounds):
+        torch_device.wait(arguments)
         watch.start()
-        ids = torch.as_tensor(next(cohorts))
+        ids = torch.as_tensor(next(cohorts), device=device)
         with torch.no_grad():
             sums = {name: torch.zeros_like(value) for name, value in params.items()}
             for some in ids.split(chunk):
@@ -78,6 +79,7 @@ def main() -> None:
                     sums[name] += value.sum(0)
             for name, total in sums.items():
                 params[name] = total / len(ids)
+        torch_device.wait(arguments)
         watch.stop()
     common.report(
         arguments,
@@ -87,8 +89,7 @@ def main() -> None:
         torch_network.named(workload, params.values()),
         ("torch",),
         chunk=chunk,
-        compile=arguments.compile,
-        threads=torch.get_num_threads(),
+        **torch_device.figures(arguments),
     )
 
 

@@ -1,0 +1,223 @@
+"""benchmarks/gpu.py and what it calls: what can be known without a GPU, and no times."""
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+NAMES = (
+    "gpu",
+    "same_numbers",
+    "fedssg_cifar",
+    "rounds",
+    "lanes",
+    "best_lanes",
+    "scaling",
+)
+PARSERS = {  # script -> module and function that makes its parser
+    "same_numbers.py": ("same_numbers", "options"),
+    "fedssg_cifar.py": ("fedssg_cifar", "options"),
+    "rounds.py": ("rounds", "options"),
+    "lanes.py": ("lanes", "options"),
+    "best_lanes.py": ("best_lanes", "options"),
+    "scaling.py": ("scaling", "parser"),
+    "peers/run.py": ("run", "options"),
+}
+
+
+@pytest.fixture(scope="module")
+def modules():
+    """The benchmarks' modules by name."""
+    before = list(sys.path)
+    sys.path[:0] = [str(FOLDER / "peers"), str(FOLDER)]
+    try:
+        yield SimpleNamespace(
+            **{name: importlib.import_module(name) for name in (*NAMES, "run")}
+        )
+    finally:
+        sys.path[:] = before
+
+
+def test_nothing_needs_what_a_bare_machine_lacks():
+    """Neither the command line's package, nor TFDS and what it needs."""
+    lacking = ("tyro", "tensorflow_datasets", "importlib_resources")
+    code = (
+        "import sys\n"
+        f"for name in {lacking}: sys.modules[name] = None\n"
+        f"sys.path[:0] = [{str(FOLDER / 'peers')!r}, {str(FOLDER)!r}]\n"
+        f"import {', '.join((*NAMES, 'run'))}\n"
+        "import fedjax_adapt as fa\n"
+        "from fedjax_adapt.experiment.build import build\n"
+        "[getattr(fa, name) for name in fa.__all__]\n"
+        "settings = {'rounds': 1, 'dataset': 'digits'}\n"
+        "build(fedssg_cifar.from_settings(settings))\n"
+        "print('there')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "there\n", done.stderr
+
+
+def given(modules, tmp_path, *words):
+    return modules.gpu.options().parse_args([*words, "--results", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--tiny"], ["--data-dir", "D", "--peaks", *"123"]]
+)
+def test_every_command_is_understood_by_its_script(modules, tmp_path, words):
+    for name, part in modules.gpu.PARTS.items():
+        commands = part.commands(given(modules, tmp_path, *words))
+        assert commands or (name == "precision" and "--tiny" in words)
+        for command in commands:
+            if command.script in PARSERS:
+                module, function = PARSERS[command.script]
+                limit = [command.minutes, "1"] if command.minutes else []
+                parser = getattr(getattr(modules, module), function)()
+                parser.parse_args([*command.words, *limit])  # or it exits
+
+
+def test_a_command_that_outlasts_its_minutes_is_ended(
+    modules, tmp_path, monkeypatch, capsys
+):
+    gpu, log = modules.gpu, tmp_path / "gpu.log"
+    monkeypatch.setattr(gpu, "FOLDER", tmp_path)
+    root = f"{str(tmp_path.parent)!r} in sys.path"  # of the package
+    quick = f"import sys; print('said', *sys.argv[1:], {root})"
+    (tmp_path / "quick.py").write_text(quick)
+    # its child holds the pipe open, so both must be ended
+    sleep = "import subprocess as s; s.run(['sleep', '60'])"
+    (tmp_path / "long.py").write_text("print('begun', flush=True)\n" + sleep)
+    end = time.monotonic() + 30
+    assert gpu.call(gpu.Command("quick.py", ["--a"], "--minutes"), end, log)
+    began = time.monotonic()
+    assert not gpu.call(gpu.Command("long.py", []), began + 0.5, log)
+    assert time.monotonic() - began < 20
+    assert not gpu.call(gpu.Command("quick.py", []), time.monotonic() - 1, log)
+    assert not gpu.call(gpu.Command("missing.py", []), end, log)
+    once = gpu.Command("quick.py", ["--b"])
+    assert gpu.once(once, end, log) and gpu.once(once, end - 1000, log)
+    assert capsys.readouterr().out.endswith("done before: quick.py --b\n")
+    told = log.read_text()
+    assert told.count("said --b True") == 1
+    for said in (
+        "said --a --minutes 0.",
+        "begun\nthe minutes are over",
+        "no time left",
+    ):
+        assert said in told
+    assert "benchmarks/missing.py is not there." in told
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sames"], "PART sames is unknown; write some of same, peers, agreement"),
+        (["--minutes", "0"], "--minutes 0: write a number above 0."),
+    ],
+)
+def test_a_mistake_is_a_sentence(modules, monkeypatch, capsys, words, said):
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *words])
+    with pytest.raises(SystemExit) as end:
+        modules.gpu.main()
+    assert end.value.code == 2 and said in capsys.readouterr().err
+
+
+# the same numbers
+
+
+def test_a_way_is_compared_with_the_plainest_of_its_kind(modules):
+    same = modules.same_numbers
+    right = {name: np.full(4, 1.0 + i) for i, name in enumerate(same.CASES)}
+    found = {name: right[same.plainest(name)].copy() for name in same.CASES}
+    found["unequal, packed on 2 lanes"] *= 1.01
+    off = same.compared(found, right)
+    wrong = {name for name, value in off.items() if value > same.LIMIT}
+    assert wrong == {"unequal, packed on 2 lanes"}
+    assert off["unequal, packed on 2 lanes"] == pytest.approx(0.01)
+    assert same.plainest("host's memory") == "one after the other"
+
+
+@pytest.mark.slow
+def test_the_ways_agree_on_this_machine(modules):
+    same = modules.same_numbers
+    names = same.with_plainest(["unequal, packed on 2 lanes", "host's memory"])
+    assert names[:2] == ["unequal, one after the other", "one after the other"]
+    ways = {name: same.moved(name) for name in names}
+    assert max(same.compared(ways, ways).values()) < same.LIMIT
+    off = np.linalg.norm(ways[names[0]] - ways[names[1]])
+    assert off > 1e-2 * np.linalg.norm(ways[names[1]])
+
+
+# FedSSG's table
+
+
+def block(modules, tmp_path, *words):
+    where = [
+        "--results",
+        str(tmp_path / "lines.jsonl"),
+        "--folder",
+        str(tmp_path / "runs"),
+    ]
+    return modules.fedssg_cifar.options().parse_args([*where, *words])
+
+
+def test_every_method_has_its_settings(modules, tmp_path):
+    cifar = modules.fedssg_cifar
+    arguments = block(modules, tmp_path)
+    for method in cifar.METHODS:
+        settings = cifar.settings_of(method, tmp_path, arguments)
+        config = cifar.from_settings(settings)
+        assert (config.num_clients, config.rounds, config.augment) == (
+            500,
+            1500,
+            "flip_crop",
+        )
+        assert config.dataset_options == {} and config.participation == 0.02
+        alpha = {"FedDyn": 0.01, "FedDC": 0.05, "FedSSG": 0.2}.get(method)
+        assert alpha is None or config.algorithm_options["alpha"] == alpha
+    assert cifar.PUBLISHED["FedSSG"] == (80.17, 0.17, "544")
+
+
+def test_a_block_goes_on_where_its_minutes_ended(
+    modules, tmp_path, monkeypatch, capsys
+):
+    cifar, asked, late = modules.fedssg_cifar, [], []
+    figures = {
+        "last_mean": 0.5,
+        "last_std": 0.01,
+        "rounds_to": {"0.75": 9},
+        "models": {},
+    }
+
+    def run(config, resume, progress):
+        asked.append((config.algorithm, resume))
+        folder = Path(config.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.toml").touch()
+        if late:
+            monkeypatch.setattr(cifar.time, "monotonic", lambda: 1e12)
+        progress(None)
+        return SimpleNamespace(to_dict=lambda: figures)
+
+    monkeypatch.setattr(cifar, "run", run)
+    some = ["--only", "FedAvg", "FedProx", "--minutes", "1"]
+    late.append(True)
+    assert not cifar.measure(block(modules, tmp_path, *some))
+    assert asked == [("fedavg", False)]
+    monkeypatch.undo()
+    monkeypatch.setattr(cifar, "run", run)
+    late.clear()
+    assert cifar.measure(block(modules, tmp_path, *some))
+    assert asked[1:] == [("fedavg", True), ("fedprox", False)]
+    assert cifar.measure(block(modules, tmp_path, *some)) and len(asked) == 3
+    row = "| FedProx | 74.25 ± 0.06 | 50.00 ± 1.00 | the same | >1500 | 9 | the same |"
+    assert row in capsys.readouterr().out
+    lines = (tmp_path / "lines.jsonl").read_text().splitlines()
+    assert [json.loads(line)["method"] for line in lines] == ["FedAvg", "FedProx"]
