@@ -61,6 +61,8 @@ def case(request, task, data):
 
 # a client table; parts weighed by themselves
 REPRESENTATIVE = ("scaffold", "feddisco on feddyn")
+# and steps that follow from measurements, a refinement, trial runs
+VARIOUS = (*REPRESENTATIVE, "fedgsnr", "fedgen", "afl")
 
 
 def among(names):
@@ -71,6 +73,22 @@ def among(names):
 
 
 for_some, for_one = among(REPRESENTATIVE), among(("scaffold",))
+
+
+def with_another(argument, value, other):
+    """As `for_some`, with a value; with another for various cases, among the slow."""
+    slow = pytest.mark.slow
+    cases = [
+        pytest.param(
+            c, value, id=f"{name}-{value}", marks=() if name in REPRESENTATIVE else slow
+        )
+        for name, c in CASES.items()
+    ]
+    cases += [
+        pytest.param(CASES[name], other, id=f"{name}-{other}", marks=slow)
+        for name in VARIOUS
+    ]
+    return pytest.mark.parametrize(f"case, {argument}", cases, indirect=["case"])
 
 
 def test_init_works_on_shapes_alone(case):
@@ -128,8 +146,7 @@ def test_a_scan_over_rounds_equals_the_loop(case):
     close(jax.tree.map(lambda leaf: leaf[2], stacked), infos[2])
 
 
-@for_some
-@pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.slow), 3])
+@with_another("lanes", 3, 1)
 def test_lanes_do_not_change_a_round(case, lanes):
     assert lanes != PLAN.cohort_size
     before, _ = case.after(2)  # rows differ by then, and steps of policies that adapt
@@ -140,8 +157,7 @@ def test_lanes_do_not_change_a_round(case, lanes):
     close(chunked_info, infos[2])
 
 
-@for_some
-@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
+@with_another("devices", 2, 4)
 def test_devices_do_not_change_a_round(case, devices):
     before, _ = case.after(1)
     state, infos = case.after(2)
