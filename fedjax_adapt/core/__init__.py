@@ -18,6 +18,7 @@ from .algorithm import (
     with_refinement,
     with_steps,
 )
+from .beside import num_side_by_side, side_by_side
 from .defaults import (
     ONE_MODEL_EACH_WAY,
     WEIGHTS,
@@ -76,6 +77,7 @@ from .task import (
     RefineState,
     ServerExtra,
     Task,
+    wrapped,
 )
 from .views import (
     Cohort,
@@ -148,6 +150,7 @@ __all__ = [
     "no_refine_state",
     "no_state",
     "num_parameters",
+    "num_side_by_side",
     "pool_nothing",
     "predict_frozen",
     "predict_train",
@@ -156,6 +159,7 @@ __all__ = [
     "report_nothing",
     "send_delta",
     "send_nothing",
+    "side_by_side",
     "task_loss",
     "unchanged",
     "uniformly",
@@ -165,4 +169,5 @@ __all__ = [
     "weighted_sums",
     "with_refinement",
     "with_steps",
+    "wrapped",
 ]

@@ -49,3 +49,12 @@ class Task(NamedTuple):
     apply_frozen: Callable[[Params, Array, Key], Outputs] | None = None
     head: Callable[[Params, Array], Array] | None = None
     restore: Callable[[Array], Array] | None = None
+
+
+def wrapped(task: Task, around: Callable[[Callable], Callable]) -> Task:
+    """The task with `around(function)` for every function that computes its model."""
+    names = ("apply", "apply_train", "apply_frozen", "head")
+    given = {name: getattr(task, name) for name in names}
+    return task._replace(
+        **{name: around(f) for name, f in given.items() if f is not None}
+    )

@@ -25,6 +25,7 @@ from ..core import (
     RoundView,
     State,
     Task,
+    side_by_side,
     update_refined,
 )
 from ..costs import (
@@ -224,7 +225,8 @@ def _round(
         lanes,
         walked.told,
     )
-    moved = refine_clients(algorithm, view, held, key_refine_clients)
+    with side_by_side(lanes):
+        moved = refine_clients(algorithm, view, held, key_refine_clients)
     seconds = round_seconds(algorithm, cohort, times)
     seconds += refine_seconds(plan.clock, algorithm, state.params, cohort, moved.steps)
     params, server = update_refined(

@@ -33,6 +33,7 @@ from .match import matching_steps
 from .options import Option, checked, find, options_of, registry
 from .public import uses_public, with_public
 from .schema import DERIVED, kind_options
+from .ways import with_told_ways
 
 
 class Federation(NamedTuple):
@@ -63,6 +64,7 @@ def build(config: Config) -> Federation:
     seen = public if uses_public(algorithm) else None
     data = skewed(config, source, source.federated(rows, seen))
     task = build_task(config, source)
+    task = with_told_ways(config.convolutions, task, data, plan)
     found = Federation(algorithm, task, data, plan, source, measured, public)
     return found._replace(algorithm=completed(config, algorithm, found))
 

@@ -1,0 +1,168 @@
+"""What each way of computing a convolution takes on this machine.
+
+A few steps of a loop are timed, as local training has them: the convolution, the gradient
+of its kernel and that of its inputs, which the first layer of a model does not need.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from ..core import Array, Task
+from .conv import multiplied
+from .ways import WAYS, Layer, by_rule, can, layers_of
+
+STEPS = 3  # of the loop
+LEAST = 3  # loops timed, the fastest of which counts
+SECONDS = 0.05  # and at least so long
+HOPELESS = 3  # times the fastest so far: such a way is timed once
+AXIS = "devices"
+NUDGE = 1e-9  # of the gradients: so that every step waits for the one before
+
+
+def fastest_ways(
+    task: Task,
+    x: Array | jax.ShapeDtypeStruct,
+    lanes: int = 1,
+    devices: int = 1,
+    compiler_options: Mapping[str, str] | None = None,
+) -> dict[Layer, str]:
+    """The fastest way for every convolution of a task, for `with_ways`.
+
+    It compiles and times each way of each kind of layer, some seconds in all; results of a
+    task differ by rounding only, whatever the ways.
+
+    Args:
+      task: what is learnt.
+      x: the batch of a local step, [batch, ...]; a shape is enough.
+      lanes: clients trained side by side on a device.
+      devices: that train at the same time.
+      compiler_options: of XLA, under which rounds are compiled.
+    """
+    layers = layers_of(task, x)
+    return {
+        layer: fastest(
+            layer, lanes, milliseconds(layer, lanes, devices, compiler_options, not i)
+        )
+        for i, layer in enumerate(layers)
+    }
+
+
+def fastest(layer: Layer, lanes: int, taken: Mapping[str, float]) -> str:
+    """The way that took least; that of the rule where none could be timed."""
+    best = min(taken, key=lambda way: taken[way], default=None)
+    return best if best and taken[best] < math.inf else by_rule(layer, lanes)
+
+
+def ways_to_try(layer: Layer, lanes: int) -> list[str]:
+    """The ways that can, that of the rule first.
+
+    Not XLA's own for several models on a CPU, where it takes seconds for a step.
+    """
+    hopeless = "lax" if lanes > 1 and jax.default_backend() == "cpu" else None
+    ways = [way for way in WAYS if can(way, layer) and way != hopeless]
+    rule = by_rule(layer, lanes)
+    return sorted(ways, key=lambda way: way != rule)
+
+
+def milliseconds(
+    layer: Layer,
+    lanes: int = 1,
+    devices: int = 1,
+    compiler_options: Mapping[str, str] | None = None,
+    reads_examples: bool = False,
+    ways: Sequence[str] | None = None,
+) -> dict[str, float]:
+    """What a step of a layer takes in each way, forward and both gradients.
+
+    Args:
+      layer: of one model.
+      lanes: models side by side on a device.
+      devices: at the same time, each with as many models.
+      compiler_options: of XLA.
+      reads_examples: it is the first of its model: nobody wants its inputs' gradient.
+      ways: to try; None: `ways_to_try`.
+
+    Returns:
+      By way; infinite for one that does not fit into memory or that XLA refuses.
+    """
+    taken: dict[str, float] = {}
+    for way in ways_to_try(layer, lanes) if ways is None else ways:
+        best = min(taken.values(), default=math.inf)
+        try:
+            call = steps(layer, way, lanes, devices, compiler_options, reads_examples)
+            taken[way] = _fastest_call(call, best)
+        except jax.errors.JaxRuntimeError:
+            taken[way] = math.inf
+    return taken
+
+
+def steps(
+    layer: Layer,
+    way: str,
+    lanes: int = 1,
+    devices: int = 1,
+    compiler_options: Mapping[str, str] | None = None,
+    reads_examples: bool = False,
+) -> Callable[[], Array]:
+    """A compiled function that does `STEPS` steps; arguments as for `milliseconds`."""
+    images = (devices, lanes, layer.channels, *layer.pixels, layer.images)
+    kernels = (devices, lanes, *layer.size, layer.channels, layer.filters)
+    given = [jnp.full(shape, 0.1, layer.dtype) for shape in (images, kernels)]
+    loop = _loop(way, layer.strides, lanes, devices, reads_examples)
+    program = loop.lower(*given).compile(compiler_options and {**compiler_options})
+    return lambda: program(*given)
+
+
+def _loop(way: str, strides, lanes: int, devices: int, reads_examples: bool):
+    """The program that is timed, of arrays [devices, lanes, ...]."""
+    forward = partial(multiplied, way, strides)
+
+    def step(carry, _):
+        x, kernel = carry
+        y, pull = jax.vjp(forward, x, kernel)
+        dx, dkernel = pull(y)
+        x = x if reads_examples else x - NUDGE * dx
+        return (x, kernel - NUDGE * dkernel), None
+
+    def one(x, kernel):
+        return lax.scan(step, (x, kernel), None, STEPS)[0]
+
+    def block(x, kernel):
+        if lanes > 1:
+            return jax.vmap(one)(x[0], kernel[0])[1][None]
+        return one(x[0, 0], kernel[0, 0])[1][None, None]
+
+    if devices == 1:
+        return jax.jit(block)
+    mesh = Mesh(np.array(jax.local_devices()[:devices]), (AXIS,))
+    cut = PartitionSpec(AXIS)
+    return jax.jit(
+        jax.shard_map(
+            block, mesh=mesh, in_specs=(cut, cut), out_specs=cut, check_vma=False
+        )
+    )
+
+
+def _fastest_call(steps: Callable[[], Array], best: float) -> float:
+    """Milliseconds of a step; `best`: of the fastest way so far."""
+
+    def call() -> float:
+        began = time.perf_counter()
+        jax.block_until_ready(steps())
+        return (time.perf_counter() - began) / STEPS
+
+    first = call()
+    if 1e3 * first > HOPELESS * best:
+        return 1e3 * first
+    taken: list[float] = []
+    while len(taken) < LEAST or STEPS * sum(taken) < SECONDS:
+        taken.append(call())
+    return 1e3 * min(taken)
