@@ -22,6 +22,7 @@ from work import WORKLOADS, Workload
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
+from fedjax_adapt.core.precision import PRECISIONS
 from fedjax_adapt.engine.allocator import keeps_memory
 from fedjax_adapt.engine.footprint import footprint
 from fedjax_adapt.engine.lanes import compiler_options
@@ -79,6 +80,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     fa.cores_as_devices(None if devices == "auto" else devices)
     data = examples(workload, workload.cohort if arguments.check else workload.clients)
     task = fa.classification(MODELS[workload.model](workload.shape, 10), workload.shape)
+    task = fa.with_precision(task, arguments.precision)
     plan = fa.Plan(
         cohort_size=None if arguments.check else workload.cohort,
         batch_size=workload.batch,
@@ -125,6 +127,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     return {
         "workload": arguments.workload,
         "algorithm": arguments.algorithm,
+        "precision": arguments.precision,
         "lanes": num_lanes,
         "devices": num_devices_of(plan, data),
         **watch.figures(arguments.warmup, steps),
@@ -145,6 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
     parser.add_argument("--algorithm", choices=list(ALGORITHMS), default="fedavg")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32")
     parser.add_argument("--lanes", default="auto", help="clients side by side, or auto")
     parser.add_argument(
         "--devices", default="auto", help="that share a round; auto: every core or GPU"

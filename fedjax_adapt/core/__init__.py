@@ -63,6 +63,7 @@ from .parts import (
     public_examples,
     update_refined,
 )
+from .precision import precise, with_precision
 from .rounds import Info, Metrics, Participation, RoundFn, State, num_parameters
 from .task import (
     Array,
@@ -152,6 +153,7 @@ __all__ = [
     "num_parameters",
     "num_side_by_side",
     "pool_nothing",
+    "precise",
     "predict_frozen",
     "predict_train",
     "prepare_nothing",
@@ -167,6 +169,7 @@ __all__ = [
     "weighted_loss",
     "weighted_sum",
     "weighted_sums",
+    "with_precision",
     "with_refinement",
     "with_steps",
     "wrapped",

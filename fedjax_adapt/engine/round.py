@@ -25,6 +25,7 @@ from ..core import (
     RoundView,
     State,
     Task,
+    precise,
     side_by_side,
     update_refined,
 )
@@ -149,7 +150,7 @@ def make_round(
     algorithm = settled(algorithm, task, data, plan)
     num_devices = num_devices_of(plan, data)
     data = mesh.shown(data, num_devices)
-    step = partial(_round, algorithm, task, plan)
+    step = precise(task)(partial(_round, algorithm, task, plan))
     num_lanes = num_lanes_of(plan, data, jax.eval_shape(task.init, jax.random.key(0)))
     return Round(data, step, num_devices, home_of(plan), num_lanes)
 

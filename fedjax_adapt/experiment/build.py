@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import check
-from ..core import Algorithm, Task, constant_steps, epochs, with_steps
+from ..core import (
+    Algorithm,
+    Task,
+    constant_steps,
+    epochs,
+    with_precision,
+    with_steps,
+)
 from ..data import (
     FederatedDataset,
     PublicSet,
@@ -122,13 +129,14 @@ def build_task(config: Config, source: Source) -> Task:
     if config.projection is not None:
         builder = projected(builder, config.projection)
     model = builder(source.shape, source.num_classes, **config.model_options)
-    return classification(
+    task = classification(
         model,
         source.shape,
         mean=source.mean,
         std=source.std,
         augment=None if augment is None else augment(),
     )
+    return with_precision(task, config.precision)
 
 
 def build_algorithm(config: Config) -> Algorithm:

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import jax
 
-from ..core import Task
+from ..core import Task, precise
 from ..data import FederatedDataset
 from ..engine import processes
 from ..engine.lanes import compiler_options
-from ..engine.slots import num_devices_of, num_lanes_of
+from ..engine.slots import num_devices_of
 from ..models.timing import fastest, milliseconds, ways_to_try
 from ..models.ways import Layer
 from ..plan import Plan
@@ -37,7 +37,7 @@ def settled(
       config: of the run.
       task: what is learnt.
       data: the federation.
-      plan: its lanes are those of the run.
+      plan: its lanes are a number, those of the run.
     """
     if config.convolutions != AUTO:
         return config, task
@@ -45,10 +45,9 @@ def settled(
     layers = [] if short else trained_layers(task, data, plan)
     if not layers:
         return replace(config, convolutions=RULE), task
-    params = jax.eval_shape(task.init, jax.random.key(0))
-    lanes, devices = num_lanes_of(plan, data, params), num_devices_of(plan, data)
+    lanes, devices = int(plan.lanes), num_devices_of(plan, data)
     ways = [
-        fastest(layer, lanes, table_of(layer, lanes, devices, reads_examples=not i))
+        fastest(layer, lanes, table_of(task, layer, lanes, devices, not i))
         for i, layer in enumerate(layers)
     ]
     config = replace(config, convolutions=listed(ways))
@@ -56,17 +55,19 @@ def settled(
 
 
 def table_of(
-    layer: Layer, lanes: int, devices: int, reads_examples: bool
+    task: Task, layer: Layer, lanes: int, devices: int, reads_examples: bool
 ) -> dict[str, float]:
     """Milliseconds of a step of a layer by way, kept or timed now; see `milliseconds`."""
     file = cache_home() / TABLE
     where = [*summary.hardware().values(), platform.node(), f"jax {jax.__version__}"]
     what = f"{layer}{', of examples' if reads_examples else ''}"
-    key = f"{', '.join(map(str, where))}: {what}; lanes {lanes}, devices {devices}"
+    how = f"precision {task.precision}, lanes {lanes}, devices {devices}"
+    key = f"{', '.join(map(str, where))}: {what}; {how}"
     known, wanted = kept.read(file).get(key), set(ways_to_try(layer, lanes))
     if not (isinstance(known, dict) and set(known) == wanted and _are_times(known)):
         options = compiler_options(lanes)
-        known = milliseconds(layer, lanes, devices, options, reads_examples)
+        with precise(task):
+            known = milliseconds(layer, lanes, devices, options, reads_examples)
         kept.add(file, {key: known})
     return known
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from ..core import Array, Task
+from ..core import Array, Task, precise
 from .conv import multiplied
 from .ways import WAYS, Layer, by_rule, can, layers_of
 
@@ -46,13 +46,13 @@ def fastest_ways(
       devices: that train at the same time.
       compiler_options: of XLA, under which rounds are compiled.
     """
-    layers = layers_of(task, x)
-    return {
-        layer: fastest(
-            layer, lanes, milliseconds(layer, lanes, devices, compiler_options, not i)
-        )
-        for i, layer in enumerate(layers)
-    }
+    options, layers = compiler_options, enumerate(layers_of(task, x))
+    with precise(task):
+        tables = {
+            layer: milliseconds(layer, lanes, devices, options, not i)
+            for i, layer in layers
+        }
+    return {layer: fastest(layer, lanes, taken) for layer, taken in tables.items()}
 
 
 def fastest(layer: Layer, lanes: int, taken: Mapping[str, float]) -> str:
@@ -64,7 +64,7 @@ def fastest(layer: Layer, lanes: int, taken: Mapping[str, float]) -> str:
 def ways_to_try(layer: Layer, lanes: int) -> list[str]:
     """The ways that can, that of the rule first.
 
-    Not XLA's own for several models on a CPU, where it takes seconds for a step.
+    Not XLA's own for several models on a CPU, where it is the slowest by far.
     """
     hopeless = "lax" if lanes > 1 and jax.default_backend() == "cpu" else None
     ways = [way for way in WAYS if can(way, layer) and way != hopeless]
@@ -117,7 +117,7 @@ def steps(
     kernels = (devices, lanes, *layer.size, layer.channels, layer.filters)
     given = [jnp.full(shape, 0.1, layer.dtype) for shape in (images, kernels)]
     loop = _loop(way, layer.strides, lanes, devices, reads_examples)
-    program = loop.lower(*given).compile(compiler_options and {**compiler_options})
+    program = loop.lower(*given).compile(dict(compiler_options or {}))
     return lambda: program(*given)
 
 

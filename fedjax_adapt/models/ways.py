@@ -11,7 +11,8 @@ tries it. `with_ways` makes of that a task whose layers are computed so.
 
 The rule is, on a CPU, what was measured there (benchmarks/README.md). An accelerator takes
 XLA's own for one model at a time, and patches or shifts for several side by side, whose
-kernels XLA would make a grouped convolution of, slow in its gradients (jax-ml/jax#13800).
+kernels XLA would make a grouped convolution of, slow in its gradients (jax-ml/jax#13800);
+neither was measured here.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -98,7 +99,8 @@ def with_ways(task: Task, ways: str | Mapping[Layer, str]) -> Task:
     """The task, its convolutions computed as told; those not named go by the rule.
 
     Args:
-      task: of any model that calls `models.conv`, as ours do.
+      task: of any model that calls `models.conv`, as ours do; in the precision it will
+        have, of which layers are a part.
       ways: by layer, from `models.fastest_ways`; or one way for all layers that can.
 
     Raises:
