@@ -44,10 +44,10 @@ def build(task: fa.Task, layer: Layer, way: str, first: bool, arguments) -> Read
     try:
         with precise(task):
             call = timing.steps(layer, way, lanes, devices, options, first)
-        jax.block_until_ready(call())
+        jax.block_until_ready(call(1))
     except jax.errors.JaxRuntimeError as error:  # no room, or XLA refuses
         raise ValueError(str(error).partition("\n")[0]) from None
-    return Ready(call, units=timing.STEPS)
+    return Ready(partial(call, timing.STEPS), units=timing.STEPS)
 
 
 def cases_of(task, model: str, layer: Layer, first: bool, arguments) -> dict[str, Case]:

@@ -1,6 +1,7 @@
 """Which way a convolution is computed: by a rule, as told, or what was timed as fastest."""
 
 import math
+import time
 
 import jax
 import jax.numpy as jnp
@@ -128,12 +129,31 @@ def test_a_way_that_xla_refuses_takes_forever(monkeypatch):
     def refuse(layer, way, *rest):
         if way == "patches":
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
-        return lambda: jnp.zeros(())
+        return lambda count: jnp.zeros(())
 
     monkeypatch.setattr(timing, "steps", refuse)
     taken = timing.milliseconds(SMALL, ways=["patches", "shifts"])
     assert taken["patches"] == math.inf
     assert 0 < taken["shifts"] < math.inf
+
+
+def test_a_hopeless_way_is_not_timed_again(monkeypatch):
+    calls = []
+
+    def steps(layer, way, *rest):
+        def call(count):
+            calls.append((way, count))
+            time.sleep(0.02 if way == "patches" else 0.0)
+            return jnp.zeros(())
+
+        return call
+
+    monkeypatch.setattr(timing, "steps", steps)
+    taken = timing.milliseconds(SMALL, ways=["shifts", "patches"])
+    assert taken["patches"] >= 20 > taken["shifts"]
+    assert calls.count(("patches", 1)) == 1
+    assert ("patches", timing.STEPS) not in calls
+    assert ("shifts", timing.STEPS) in calls
 
 
 @pytest.mark.parametrize("lanes, devices", [(1, 1), (2, 2)])
