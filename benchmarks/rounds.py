@@ -23,6 +23,7 @@ from work import WORKLOADS, Workload
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
+from fedjax_adapt.core.precision import PRECISIONS
 from fedjax_adapt.engine.allocator import keeps_memory
 from fedjax_adapt.engine.device import placed
 from fedjax_adapt.engine.footprint import footprint
@@ -92,7 +93,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     lanes, devices = number(arguments.lanes), number(arguments.devices)
     fa.cores_as_devices(None if devices == "auto" else devices)
     data = examples(workload, workload.cohort if arguments.check else workload.clients)
-    task = task_of(workload)
+    task = fa.with_precision(task_of(workload), arguments.precision)
     own = {"cohort_size": None, "shuffle": "none"} if arguments.check else {}
     own["client_memory"] = arguments.client_memory
     plan = plan_of(workload, lanes=lanes, devices=devices, **own)
@@ -133,6 +134,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     return {
         "workload": arguments.workload,
         "algorithm": arguments.algorithm,
+        "precision": arguments.precision,
         "lanes": num_lanes,
         "devices": num_devices_of(plan, data),
         "clients": workload.clients,
@@ -163,6 +165,7 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     work.add_options(parser)
     parser.add_argument("--algorithm", choices=list(ALGORITHMS), default="fedavg")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32")
     parser.add_argument("--lanes", default="auto", help="clients side by side, or auto")
     parser.add_argument("--clients", type=int, help="default: as the workload has it")
     parser.add_argument(

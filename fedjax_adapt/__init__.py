@@ -49,6 +49,7 @@ _PUBLIC = {
         "mean",
         "num_parameters",
         "uniformly",
+        "with_precision",
         "with_refinement",
         "with_steps",
     ),

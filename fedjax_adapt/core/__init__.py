@@ -18,6 +18,7 @@ from .algorithm import (
     with_refinement,
     with_steps,
 )
+from .beside import num_side_by_side, side_by_side
 from .defaults import (
     ONE_MODEL_EACH_WAY,
     WEIGHTS,
@@ -62,6 +63,7 @@ from .parts import (
     public_examples,
     update_refined,
 )
+from .precision import precise, with_precision
 from .rounds import Info, Metrics, Participation, RoundFn, State, num_parameters
 from .task import (
     Array,
@@ -76,6 +78,7 @@ from .task import (
     RefineState,
     ServerExtra,
     Task,
+    wrapped,
 )
 from .views import (
     Cohort,
@@ -148,7 +151,9 @@ __all__ = [
     "no_refine_state",
     "no_state",
     "num_parameters",
+    "num_side_by_side",
     "pool_nothing",
+    "precise",
     "predict_frozen",
     "predict_train",
     "prepare_nothing",
@@ -156,6 +161,7 @@ __all__ = [
     "report_nothing",
     "send_delta",
     "send_nothing",
+    "side_by_side",
     "task_loss",
     "unchanged",
     "uniformly",
@@ -163,6 +169,8 @@ __all__ = [
     "weighted_loss",
     "weighted_sum",
     "weighted_sums",
+    "with_precision",
     "with_refinement",
     "with_steps",
+    "wrapped",
 ]

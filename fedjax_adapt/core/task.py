@@ -40,6 +40,7 @@ class Task(NamedTuple):
     width]) -> logits, such that head(params, apply(params, x).features) are
     apply(params, x).logits; None: it cannot be told apart. `restore` makes of standardised
     inputs [batch, ...] what `apply` takes, where that standardises; None: it does not.
+    `precision` is what `with_precision` was told.
     """
 
     init: Callable[[Key], Params]
@@ -49,3 +50,13 @@ class Task(NamedTuple):
     apply_frozen: Callable[[Params, Array, Key], Outputs] | None = None
     head: Callable[[Params, Array], Array] | None = None
     restore: Callable[[Array], Array] | None = None
+    precision: str = "float32"
+
+
+def wrapped(task: Task, around: Callable[[Callable], Callable]) -> Task:
+    """The task with `around(function)` for every function that computes its model."""
+    names = ("apply", "apply_train", "apply_frozen", "head")
+    given = {name: getattr(task, name) for name in names}
+    return task._replace(
+        **{name: around(f) for name, f in given.items() if f is not None}
+    )

@@ -25,6 +25,7 @@ from ..core import (
     State,
     Task,
     model_weights,
+    precise,
     unchanged,
     uniformly,
     update_refined,
@@ -87,7 +88,7 @@ def debug_round(
     policy, server_rule = algorithm.policy, algorithm.server
 
     def round_fn(state: State, key: Key) -> tuple[State, Info]:
-        with jax.disable_jit():
+        with jax.disable_jit(), precise(task):
             return slow_round(state, key)
 
     def slow_round(state, key):

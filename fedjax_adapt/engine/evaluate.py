@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import check
-from ..core import Array, Metrics, Params, Task
+from ..core import Array, Metrics, Params, Task, precise
 from ..data.dataset import FederatedDataset
 from . import mesh
 from .programs import jit_newest
@@ -176,6 +176,7 @@ def _scores(task, width, num_devices, params, x, y):
     def walk(shared, rows, table):
         params, x, y = shared
 
+        @precise(task)
         def block(rows):
             rows = jnp.minimum(rows, n - 1)  # the last block is filled up
             logits = task.apply(params, x[rows]).logits

@@ -26,6 +26,8 @@ from ..core import (
     RoundView,
     State,
     Task,
+    precise,
+    side_by_side,
     update_refined,
 )
 from ..costs import (
@@ -160,7 +162,7 @@ def make_round(
     algorithm = settled(algorithm, task, data, plan)
     num_devices = num_devices_of(plan, data)
     data = mesh.shown(data, num_devices)
-    step = partial(_round, algorithm, task, plan)
+    step = precise(task)(partial(_round, algorithm, task, plan))
     num_lanes = num_lanes_of(plan, data, jax.eval_shape(task.init, jax.random.key(0)))
     return Round(data, step, num_devices, home_of(plan), num_lanes)
 
@@ -248,7 +250,8 @@ def _round(
         lanes,
         walked.told,
     )
-    moved = refine_clients(algorithm, view, held, key_refine_clients)
+    with side_by_side(lanes):
+        moved = refine_clients(algorithm, view, held, key_refine_clients)
     seconds = round_seconds(algorithm, cohort, times)
     seconds += refine_seconds(plan.clock, algorithm, state.params, cohort, moved.steps)
     params, server = update_refined(

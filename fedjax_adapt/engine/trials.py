@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from ..core import Params, PyTree, State
+from ..core import Params, PyTree, State, side_by_side
 from . import lanes, memory, mesh
 
 SHARE = 0.8  # of the memory that is free, for what an estimate cannot see
@@ -44,7 +44,8 @@ def over(one: Callable, layout: Layout) -> Callable:
 
     def some(shared, *own):
         if layout.each > 1:
-            return jax.vmap(one, in_axes=(None, *(0 for _ in own)))(shared, *own)
+            with side_by_side(layout.each):
+                return jax.vmap(one, in_axes=(None, *(0 for _ in own)))(shared, *own)
         # no vmap: a plain matmul beats a batched one of batch 1
         result = one(shared, *jax.tree.map(lambda leaf: leaf[0], own))
         return jax.tree.map(lambda leaf: leaf[None], result)

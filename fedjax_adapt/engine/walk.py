@@ -25,6 +25,7 @@ from ..core import (
     Upload,
     as_measured,
     as_refinement,
+    side_by_side,
     unchanged,
     uniformly,
     weighted_sums,
@@ -124,6 +125,7 @@ def train_cohort(
         )
         return (total, tables), kept
 
+    @side_by_side(dealt.num_lanes)
     def walk(shared, slots: Slot, own: ClientState):
         data, broadcast, copied, guests = shared
         here = setup._replace(data=data), broadcast
@@ -221,6 +223,7 @@ def measure_cohort(
         return ()
     dealt = deal(setup, cohort, broadcast.params, held, key, alike=True)
 
+    @side_by_side(dealt.num_lanes)
     def walk(shared, slots: Slot, own: ClientState):
         data, broadcast, copied, guests = shared
         here = setup._replace(data=data)

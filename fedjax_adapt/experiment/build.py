@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import check
-from ..core import Algorithm, Task, constant_steps, epochs, with_steps
+from ..core import (
+    Algorithm,
+    Task,
+    constant_steps,
+    epochs,
+    with_precision,
+    with_steps,
+)
 from ..data import (
     FederatedDataset,
     PublicSet,
@@ -33,6 +40,7 @@ from .match import matching_steps
 from .options import Option, checked, find, options_of, registry
 from .public import uses_public, with_public
 from .schema import DERIVED, kind_options
+from .ways import with_told_ways
 
 
 class Federation(NamedTuple):
@@ -64,6 +72,7 @@ def build(config: Config) -> Federation:
     seen = public if uses_public(algorithm) else None
     data = skewed(config, source, source.federated(rows, seen))
     task = build_task(config, source)
+    task = with_told_ways(config.convolutions, task, data, plan)
     found = Federation(algorithm, task, data, plan, source, measured, public, labels)
     return found._replace(algorithm=completed(config, algorithm, found))
 
@@ -121,13 +130,14 @@ def build_task(config: Config, source: Source) -> Task:
     if config.projection is not None:
         builder = projected(builder, config.projection)
     model = builder(source.shape, source.num_classes, **config.model_options)
-    return classification(
+    task = classification(
         model,
         source.shape,
         mean=source.mean,
         std=source.std,
         augment=None if augment is None else augment(),
     )
+    return with_precision(task, config.precision)
 
 
 def build_algorithm(config: Config) -> Algorithm:

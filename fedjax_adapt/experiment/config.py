@@ -19,7 +19,7 @@ from .schema import Corruption as Corruption
 # Settings that change no number of a run beyond rounding: it may be resumed with others.
 INCIDENTAL = (
     *("data_dir", "folder", "targets", "checkpoint_every", "devices"),
-    *("client_memory", "lanes"),
+    *("client_memory", "lanes", "convolutions"),
     "evaluate_clients",
 )
 

@@ -41,8 +41,8 @@ GROUPS = {  # of flags in the help; what is not named here comes after them
     "training": (
         *("rounds", "epochs", "num_steps", "max_local_steps", "match", "match_by"),
         *("batch_size", "shuffle", "lr", "lr_decay", "momentum", "weight_decay"),
-        *("clip_norm", "augment", "lanes", "devices", "client_memory"),
-        *("seed", "partition_seed"),
+        *("clip_norm", "augment", "precision", "lanes"),
+        *("convolutions", "devices", "client_memory", "seed", "partition_seed"),
     ),
     "clock": (
         *("step_seconds", "bandwidth", "download_bandwidth", "latency", "delay"),

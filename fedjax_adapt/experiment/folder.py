@@ -93,11 +93,14 @@ def first_change(folder: Path, config: Config) -> tuple[str, Any, Any] | None:
 
 
 def as_begun(folder: Path, config: Config) -> Config:
-    """The config, where "auto" lanes and devices are those the run in `folder` took."""
+    """The config, where "auto" settings are those that the run in `folder` took."""
     if not (folder / store.CONFIG).exists():
         return config
-    begun = from_settings(read_settings(folder / store.CONFIG))
-    auto = [name for name in ("devices", "lanes") if getattr(config, name) == "auto"]
+    # a run of an earlier version had its convolutions by the rule
+    before = {"convolutions": "rule"} | read_settings(folder / store.CONFIG)
+    begun = from_settings(before)
+    names = ("devices", "lanes", "convolutions")
+    auto = [name for name in names if getattr(config, name) == "auto"]
     return replace(config, **{name: getattr(begun, name) for name in auto})
 
 

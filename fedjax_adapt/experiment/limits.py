@@ -50,6 +50,7 @@ def check_limits(config: "Config") -> None:
             "evaluate_also=all averages the models of all clients on the device, which "
             "client_memory=host is there to avoid; leave one of them out."
         )
+    _check_ways(config.convolutions)
     _check_clock(config)
     check.at_least("rounds", config.rounds, 1)
     check.at_least("evaluate_every", config.evaluate_every, 1)
@@ -66,6 +67,18 @@ def check_path(name: str, path: object) -> None:
         raise ValueError(
             f"{name}='' is empty; write the path of a folder, or leave {name} out."
         )
+
+
+def _check_ways(convolutions: str) -> None:
+    if convolutions in ("auto", "rule"):
+        return
+    from ..models.ways import WAYS  # and flax, which takes its time
+
+    if "," not in convolutions:
+        check.one_of("convolutions", convolutions, ("auto", "rule", *WAYS))
+        return
+    for way in convolutions.removesuffix(",").split(","):
+        check.one_of("convolutions", way.strip(), WAYS)
 
 
 def _check_clock(config: "Config") -> None:

@@ -24,7 +24,7 @@ from ..engine import memory, processes
 from ..engine.allocator import keeps_memory
 from ..engine.evaluate import evaluate_clients
 from ..engine.lanes import num_bytes
-from . import checkpoint, figures, public, store, summary
+from . import checkpoint, convolutions, figures, public, store, summary
 from .build import Federation, build, build_plan
 from .config import Config, config_hash, method_of, partition_seed
 from .folder import as_begun, check_folder, create, held, run_folder
@@ -82,16 +82,18 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
         if processes.is_first():
             check_folder(folder, config, resume)
             begun = as_begun(folder, config)
-    devices, lanes = processes.from_first([begun.devices, begun.lanes])
-    config = replace(config, devices=devices, lanes=lanes)
+    auto = {name: getattr(begun, name) for name in ("devices", "lanes", "convolutions")}
+    config = replace(config, **processes.from_first(auto))
     with processes.agreed():
         federation = build(config)
     check_same_run(config, federation.source)
     with processes.agreed():
         began = time.perf_counter()
         config = replace(config, lanes=lanes_for(config, federation))
-        calibrated = time.perf_counter() - began
         federation = federation._replace(plan=build_plan(config))
+        config, task = convolutions.settled(config, *federation[1:4])
+        calibrated = time.perf_counter() - began
+        federation = federation._replace(task=task)
         program = compile_program(config, federation)
         if processes.is_first():
             create(folder)

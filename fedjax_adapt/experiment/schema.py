@@ -91,6 +91,13 @@ class Config:
       lanes: clients trained side by side on a device, cut to the most it has in a round;
         auto: in a run of 100 rounds or more what is fastest, tried out and kept for later
         runs, else by a rule
+      convolutions: how they are computed in local training: winograd, shifts, patches or
+        lax for all that can; or a way for each kind of layer, as in patches,winograd; auto:
+        in a run of 100 rounds or more what is fastest, timed and kept for later runs, else
+        by a rule, as with rule
+      precision: of the model; float32: of products on an accelerator, too; tf32: theirs, on
+        a CPU nothing changes; bf16: forward and backward in bfloat16, from parameters in
+        float32
       devices: that share the clients of a round; auto: every accelerator, or every core
       client_memory: where the state of all clients lies; host: in the host's memory, and
         only the rows of a cohort visit the device
@@ -149,6 +156,8 @@ class Config:
     checkpoint_every: int | None = None
     targets: tuple[float, ...] = (0.9, 0.95, 0.97)
     lanes: int | Literal["auto"] = "auto"
+    convolutions: str = "auto"
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
     devices: int | Literal["auto"] = "auto"
     client_memory: Literal["device", "host"] = "device"
     seed: int = 0

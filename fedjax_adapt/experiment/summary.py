@@ -71,11 +71,12 @@ class Summary:
       simulated_seconds: of all rounds on the simulated clock; 0 without one.
       seconds: of training and evaluation; compilation and files apart.
       compile_seconds: to compile the round.
-      calibrate_seconds: to try how many lanes are fastest; next to none where that was
-        told, known or not asked.
+      calibrate_seconds: to try how many lanes and which convolutions are fastest; next to
+        none where that was told, known or not asked.
       rounds_per_second: rounds over seconds.
       config_hash: which numbers the run produces; runs with equal hashes agree, to the bit
-        on as many lanes and devices of the same kind; config.toml has how many.
+        on as many lanes and devices of the same kind, with their convolutions computed
+        alike; config.toml has how.
       seeds: of training and of the partition.
       data: the data set, and what the partition made of it.
       hardware: what it ran on, and how: devices, whether freed memory was kept, XLA_FLAGS

@@ -7,14 +7,17 @@ the weights of a flax nnx module from its random streams.
 from .adapter import classification
 from .augment import AUGMENTS, flip_crop, reflect_crop
 from .cnn import cnn, fedveca_cnn, lenet5
-from .conv import conv, max_pool
+from .conv import conv
 from .linear import linear
 from .lstm import lstm
 from .mlp import mlp
+from .pool import max_pool
 from .projection import projected
 from .resnet import resnet18
 from .svm import svm
+from .timing import fastest_ways
 from .vgg import vgg11, vgg16
+from .ways import with_ways
 
 MODELS = {
     "linear": linear,
@@ -35,6 +38,7 @@ __all__ = [
     "classification",
     "cnn",
     "conv",
+    "fastest_ways",
     "fedveca_cnn",
     "flip_crop",
     "lenet5",
@@ -48,4 +52,5 @@ __all__ = [
     "svm",
     "vgg11",
     "vgg16",
+    "with_ways",
 ]

@@ -57,7 +57,7 @@ def classification(
     mean, std = np.asarray(mean), np.asarray(std)
     if not np.all(std > 0):
         raise ValueError(f"std={std.tolist()} must be above 0.")
-    model = pure(model, input_shape)
+    model = _alike(pure(model, input_shape))
     prepare = partial(_normalise, input_shape, mean, std)
     same_units = np.all(mean == 0) and np.all(std == 1)
     task = Task(
@@ -74,6 +74,22 @@ def classification(
     if augment is not None:
         jax.eval_shape(augment, jax.random.key(0), example)
     return task
+
+
+def _alike(model: Model) -> Model:
+    """The model, its inputs in bfloat16 where its parameters are; see `with_precision`."""
+
+    def rounded(params, x):
+        dtypes = {leaf.dtype for leaf in jax.tree.leaves(params)}
+        return x.astype(jnp.bfloat16) if dtypes == {jnp.dtype(jnp.bfloat16)} else x
+
+    def taking(function):
+        return lambda params, x, *key: function(params, rounded(params, x), *key)
+
+    train = model.apply_train
+    return model._replace(
+        apply=taking(model.apply), apply_train=None if train is None else taking(train)
+    )
 
 
 def _training(model: Model, prepare: Callable, augment: Augment | None):

@@ -10,9 +10,9 @@ Each convolution is followed by a ReLU and 2 x 2 max-pooling.
 import jax
 from flax import nnx
 
-from .conv import max_pool
 from .layers import Conv, batch_last, check_image, flatten_batch_last
 from .linear import Builder, Shape, dense
+from .pool import max_pool
 
 KERNEL = 5
 

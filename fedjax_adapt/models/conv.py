@@ -1,11 +1,11 @@
-"""A convolution that is fast on a CPU, in a loop and under `vmap` over its kernel.
+"""A convolution that is fast in a loop and under `vmap` over its kernel, on a CPU too.
 
     y[d, h, w, n] = sum_cij K[i, j, c, d] x[c, s h + i, t w + j, n]
 
 XLA runs the gradients of `lax.conv_general_dilated` inside a loop on a CPU at a few
 GFLOP/s, and turns a vmapped kernel into a grouped convolution. Matrix products are fast
 everywhere, so this is written as products of the kernel with patches of the images, in
-one of two ways, whichever stores fewer numbers:
+one of two ways:
 
     "patches"  P[(i, j, c), (h, w, n)] = x[c, s h + i, t w + j, n]           y = K^T P
     "shifts"   R[(j, c), (h, w, n)] = x[c, h, t w + j, n]
@@ -17,15 +17,15 @@ height: for 5 x 5 x 64 filters on 14 x 14 x 64 a third of the memory for 1.4 tim
 multiplications. The gradients are written out: three products in all, none of which
 contracts the leading axis of both its factors, the form that XLA multiplies slowest.
 
-Kernels of 3 x 3 or 5 x 5 that move by one pixel over many channels are multiplied the
-third way of winograd.py on a CPU.
+Kernels of 3 x 3 or 5 x 5 that move by one pixel may be multiplied the third way,
+"winograd", of winograd.py; "lax" is XLA's own, which on an accelerator is its vendor's.
+Which way a layer takes is said in ways.py.
 
 Inside, the batch is the last axis, so that a patch is a copy of long contiguous runs and
 the products come out ready for the next layer. A network that keeps its activations
 so, with layout="CHWN", pays for no transposition. Measured in benchmarks/README.md.
 """
 
-import functools
 from collections.abc import Sequence
 from functools import partial
 
@@ -34,13 +34,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from .. import check
-from .winograd import POINTS, TILE, winograd
+from .ways import Layer, chosen
+from .winograd import TILE, winograd
 
 Array = jax.Array
 Pair = tuple[int, int]
 
-FEW_CHANNELS = 16  # below, the products of Winograd's way are too thin
-HEIGHT, WIDTH = 1, 2  # axes of [channels, height, width, batch], and of NHWC as well
+HEIGHT, WIDTH = 1, 2  # axes of [channels, height, width, batch]
 
 
 def conv(
@@ -88,75 +88,32 @@ def conv(
     dtype = jnp.result_type(x, kernel)
     x, kernel = x.astype(dtype), kernel.astype(dtype)
     strides = (strides[0], strides[1])  # hashable, whatever came
-    y = (
-        _winograd(x, kernel)
-        if _suits(kernel, strides, x.shape[3])
-        else _conv(strides, x, kernel)
-    )
+    way = chosen(layer_of(x, kernel, strides))
+    y = multiplied(way, strides, x, kernel)
     return y.transpose(3, 1, 2, 0) if layout == "NHWC" else y
 
 
-def max_pool(x: Array, window: int = 2) -> Array:
-    """The maximum over square windows that tile the images; a remainder is left out.
+def layer_of(x: Array, kernel: Array, strides: Pair) -> Layer:
+    """What the choice of a way hangs on; arguments as for `multiplied`."""
+    channels, height, width, images = x.shape
+    size, filters = (kernel.shape[0], kernel.shape[1]), kernel.shape[3]
+    pixels, dtype = (height, width), str(x.dtype)
+    return Layer(pixels, channels, images, size, filters, strides, dtype)
 
-    A maximum of strided slices with its own gradient: that of XLA's `reduce_window` is
-    slow on a CPU. Where values tie, they share the gradient in equal parts.
+
+def multiplied(way: str, strides: Pair, x: Array, kernel: Array) -> Array:
+    """The convolution without padding, computed in one of `WAYS` that can.
 
     Args:
-      x: [batch, height, width, channels] or [channels, height, width, batch].
-      window: side of the window, and the stride.
+      way: see ways.py.
+      strides: along the height and the width.
+      x: [channels, height, width, batch].
+      kernel: [kernel height, kernel width, channels, filters].
 
     Returns:
-      The same with height // window and width // window.
+      [filters, new height, new width, batch].
     """
-    check.at_least("window", window, 1)
-    for axis in (HEIGHT, WIDTH):
-        end = x.shape[axis] // window * window
-        x = lax.slice_in_dim(x, 0, end, axis=axis)
-    return _max_pool(window, x)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _max_pool(window: int, x: Array) -> Array:
-    for axis in (HEIGHT, WIDTH):
-        slices = [
-            _window(x, axis, i, x.shape[axis] // window, window) for i in range(window)
-        ]
-        x = functools.reduce(jnp.maximum, slices)
-    return x
-
-
-def _max_pool_forward(window: int, x: Array):
-    y = _max_pool(window, x)
-    return y, (x, y)
-
-
-def _max_pool_backward(window: int, residuals, dy: Array) -> tuple[Array]:
-    x, y = residuals
-    first, height, width, last = y.shape
-    tiled = (first, height, window, width, window, last)
-    over_windows = lambda a: jnp.broadcast_to(a[:, :, None, :, None], tiled)
-    largest = lambda i, j: (x[:, i::window, j::window] == y).astype(dy.dtype)
-    share = dy / sum(largest(i, j) for i in range(window) for j in range(window))
-    dx = jnp.where(x.reshape(tiled) == over_windows(y), over_windows(share), 0)
-    return (dx.reshape(x.shape),)
-
-
-_max_pool.defvjp(_max_pool_forward, _max_pool_backward)
-
-
-def _suits(kernel: Array, strides: Pair, images: int = 2) -> bool:
-    """Whether Winograd's way is the fastest: measured on a CPU, in float32."""
-    kh, kw, *channels = kernel.shape
-    return (
-        jax.default_backend() == "cpu"
-        and kernel.dtype in (jnp.float32, jnp.float64)
-        and kh == kw
-        and kh in POINTS
-        and strides == (1, 1)
-        and min(channels) >= FEW_CHANNELS
-        and images > 1  # one has too few tiles
-    )
+    return _winograd(x, kernel) if way == "winograd" else _conv(way, strides, x, kernel)
 
 
 def _winograd(x: Array, kernel: Array) -> Array:
@@ -166,17 +123,19 @@ def _winograd(x: Array, kernel: Array) -> Array:
     return winograd(jnp.pad(x, odd), kernel)[:, :height, :width]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _conv(strides: Pair, x: Array, kernel: Array) -> Array:
-    return _forward(strides, x, kernel)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _conv(way: str, strides: Pair, x: Array, kernel: Array) -> Array:
+    return _forward(way, strides, x, kernel)[0]
 
 
-def _forward(strides: Pair, x: Array, kernel: Array):
+def _forward(way: str, strides: Pair, x: Array, kernel: Array):
+    if way == "lax":
+        return _lax(strides, x, kernel), (x, kernel)
     kh, kw, _, filters = kernel.shape
     height, width = _positions(x, kernel, strides)
     batch = x.shape[3]
     patches = jnp.stack([_window(x, WIDTH, j, width, strides[1]) for j in range(kw)])
-    if not _shifts(x, kernel, strides):
+    if way == "patches":
         rows = [_window(patches, 1 + HEIGHT, i, height, strides[0]) for i in range(kh)]
         patches = jnp.stack(rows).reshape(-1, height * width * batch)
         y = _fixed(kernel.reshape(-1, filters).T) @ patches
@@ -188,11 +147,13 @@ def _forward(strides: Pair, x: Array, kernel: Array):
     return y, (x, kernel, patches)
 
 
-def _backward(strides: Pair, residuals, dy: Array) -> tuple[Array, Array]:
+def _backward(way: str, strides: Pair, residuals, dy: Array) -> tuple[Array, Array]:
+    if way == "lax":  # linear in each: what this computes forward is not used
+        return jax.vjp(partial(_lax, strides), *residuals)[1](dy)
     x, kernel, patches = residuals
     kh, kw, channels, filters = kernel.shape
     _, height, width, batch = dy.shape
-    if not _shifts(x, kernel, strides):
+    if way == "patches":
         dy = dy.reshape(filters, -1)
         # XLA gives a product with so few rows and columns to one core; two fill two
         half = len(patches) // 2
@@ -215,16 +176,16 @@ def _backward(strides: Pair, residuals, dy: Array) -> tuple[Array, Array]:
 _conv.defvjp(_forward, _backward)
 
 
+def _lax(strides: Pair, x: Array, kernel: Array) -> Array:
+    numbers = ("CHWN", "HWIO", "CHWN")
+    return lax.conv_general_dilated(
+        x, kernel, strides, "VALID", dimension_numbers=numbers
+    )
+
+
 def _positions(x: Array, kernel: Array, strides: Pair) -> Pair:
     """Height and width of the result."""
     return tuple((x.shape[1 + a] - kernel.shape[a]) // strides[a] + 1 for a in (0, 1))
-
-
-def _shifts(x: Array, kernel: Array, strides: Pair) -> bool:
-    """Whether patches along the width alone store fewer numbers."""
-    kh, kw, channels, filters = kernel.shape
-    height, _ = _positions(x, kernel, strides)
-    return (kw * channels + kh * filters) * x.shape[1] < kh * kw * channels * height
 
 
 def _fixed(weights: Array) -> Array:

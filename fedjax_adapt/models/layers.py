@@ -73,11 +73,12 @@ class GroupNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[channels, height, width, batch], kept."""
-        y = x.reshape(self.groups, -1, *x.shape[1:])
+        exact = jnp.promote_types(x.dtype, jnp.float32)  # the statistics, of bfloat16
+        y = x.reshape(self.groups, -1, *x.shape[1:]).astype(exact)
         y = y - y.mean((1, 2, 3), keepdims=True)
         y = y * lax.rsqrt(jnp.square(y).mean((1, 2, 3), keepdims=True) + self.EPSILON)
         along = lambda values: values[:, None, None, None]
-        return y.reshape(x.shape) * along(self.scale) + along(self.bias)
+        return y.reshape(x.shape).astype(x.dtype) * along(self.scale) + along(self.bias)
 
 
 def batch_last(x: jax.Array) -> jax.Array:

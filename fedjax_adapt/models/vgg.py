@@ -16,7 +16,6 @@ import jax
 from flax import nnx
 
 from .. import check
-from .conv import max_pool
 from .layers import (
     Conv,
     batch_last,
@@ -25,6 +24,7 @@ from .layers import (
     normal_fan_out,
 )
 from .linear import Builder, Shape, dense
+from .pool import max_pool
 
 WIDTHS = (64, 128, 256, 512, 512)  # filters by stage
 HIDDEN = 512

@@ -79,9 +79,9 @@ def summary_table(folder: str | Path) -> "Table":
 
 
 def _calibration(summary: dict) -> str:
-    """What trying lanes took, where any were tried."""
+    """What trying lanes and convolutions took, where any were tried."""
     seconds = summary.get("calibrate_seconds", 0.0)
-    return f", {seconds:.1f} s to try lanes" if seconds >= 0.1 else ""
+    return f", {seconds:.1f} s to try what is fastest" if seconds >= 0.1 else ""
 
 
 def _xla_options(hardware: dict) -> str:

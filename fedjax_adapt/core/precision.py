@@ -1,0 +1,95 @@
+"""In which precision a model is computed.
+
+    "float32"  products and convolutions of float32 on accelerators, too, where JAX would
+               round their factors (to TF32 on a GPU); the default
+    "tf32"     factors rounded to TF32's 10 bits where an accelerator has it, sums in
+               float32; on a CPU nothing changes
+    "bf16"     the model, forward and backward, in bfloat16 from parameters in float32:
+               rounded on the way in, as are the examples; logits and features come out in
+               float32, and so does the gradient
+
+Whatever it is, parameters, the states of clients and server, sums over clients, losses
+and metrics are float32. What is computed beside the model is never in bfloat16.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+
+from .. import check
+from .task import PyTree, Task, wrapped
+
+PRECISIONS = ("float32", "tf32", "bf16")
+
+
+def with_precision(task: Task, precision: str) -> Task:
+    """The task, trained and evaluated in another precision.
+
+    A model written by hand must not widen what it is given: "bf16" is what its parameters
+    and floating inputs come in.
+
+    Args:
+      task: from `classification`, or by hand.
+      precision: "float32", "tf32" or "bf16".
+
+    Raises:
+      ValueError: there is no such precision, or the task is in bf16 already.
+    """
+    check.one_of("precision", precision, PRECISIONS)
+    if task.precision == precision:
+        return task
+    if task.precision == "bf16":
+        raise ValueError(
+            f"precision={precision} came to a task in bf16; give it the task that bf16 "
+            "was made of."
+        )
+    told = task._replace(precision=precision)
+    return wrapped(told, _in_bfloat16) if precision == "bf16" else told
+
+
+@contextmanager
+def precise(task: Task) -> Iterator[None]:
+    """What is traced in the block multiplies as the task's precision says.
+
+    The block is around whole rounds, since a gradient that is written by hand is traced
+    after what it is the gradient of.
+    """
+    level = products(task.precision, jax.default_backend())
+    if level is None:
+        yield
+        return
+    with jax.default_matmul_precision(level):
+        yield
+
+
+def products(precision: str, backend: str) -> str | None:
+    """`jax.default_matmul_precision` for products of float32; None: JAX's own.
+
+    A CPU has no less than float32, whatever it is asked for.
+    """
+    if backend == "cpu":
+        return None
+    return "tensorfloat32" if precision == "tf32" else "float32"
+
+
+def _in_bfloat16(function: Callable) -> Callable:
+    """A function of parameters and other arguments, computed in bfloat16."""
+
+    def rounded(params, *arguments):
+        dtypes = [leaf.dtype for leaf in jax.tree.leaves(params) if _is_float(leaf)]
+        wide = jnp.result_type(*dtypes) if dtypes else jnp.float32
+        result = function(*_floats_as(jnp.bfloat16, (params, *arguments)))
+        return _floats_as(wide, result)
+
+    return rounded
+
+
+def _floats_as(dtype, tree: PyTree) -> PyTree:
+    change = lambda leaf: leaf.astype(dtype) if _is_float(leaf) else leaf
+    return jax.tree.map(change, tree)
+
+
+def _is_float(leaf) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)

@@ -1,0 +1,32 @@
+"""What one run finds out about this machine and keeps for others, in a file of JSON."""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def read(file: Path) -> dict[str, Any]:
+    """What is known; nothing where the file is missing or damaged."""
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def add(file: Path, found: dict[str, Any]) -> None:
+    """Adds to what is known. A file that cannot be written costs time, nothing else.
+
+    It appears whole or not at all. Of two processes that add at once one may go unheard:
+    what it found is found again.
+    """
+    own = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        own.write_text(json.dumps(read(file) | found, indent=1), encoding="utf-8")
+        os.replace(own, file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            own.unlink()

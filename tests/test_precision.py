@@ -1,0 +1,185 @@
+"""A model in float32, TF32 or bfloat16; all else in float32."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from helpers import keys, make_data, same, start
+from jax.extend import core
+
+import fedjax_adapt as fa
+from fedjax_adapt.core.precision import products
+from fedjax_adapt.experiment import Config, run
+from fedjax_adapt.experiment.config import read_settings
+from fedjax_adapt.experiment.sweeps.grid import read_sweep
+from fedjax_adapt.experiment.sweeps.groups import groups_of
+from fedjax_adapt.models.layers import GroupNorm
+
+PLAN = fa.Plan(cohort_size=3, batch_size=4, lr=0.05)
+SHAPE = (8, 8, 1)
+
+
+def mlp():
+    return fa.classification(fa.models.mlp((4,), 3, widths=(8,)), (4,))
+
+
+def trained(task, algorithm=None, plan=PLAN, rounds=2):
+    algorithm = fa.algorithms.fedavg() if algorithm is None else algorithm
+    round_fn, state = start(algorithm, task, make_data(), plan)
+    return fa.train(round_fn, state, keys(rounds))
+
+
+def equations(jaxpr):
+    """All operations of a program, those of loops and calls included."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in jax.tree.leaves(
+            equation.params, is_leaf=lambda v: isinstance(v, core.ClosedJaxpr)
+        ):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
+
+
+def multiplications(function, *arguments):
+    """The products and convolutions of a program."""
+    names = ("dot_general", "conv_general_dilated")
+    found = equations(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return [equation for equation in found if equation.primitive.name in names]
+
+
+def images():
+    x = np.random.default_rng(0).integers(0, 255, (8, *SHAPE)).astype(np.uint8)
+    y = np.arange(8, dtype=np.int32) % 3
+    pairs = [(x[:4], y[:4]), (x[4:], y[4:])]
+    return fa.FederatedDataset.from_clients(pairs, test=(x, y), num_classes=3)
+
+
+def network(precision):
+    task = fa.classification(fa.models.fedveca_cnn(SHAPE, 3), SHAPE, mean=9.0, std=4.0)
+    return fa.with_precision(task, precision)
+
+
+def round_of_network(precision, lanes):
+    """The products of a round of a network of convolutions, and of an evaluation."""
+    task, data = network(precision), images()
+    plan = fa.Plan(batch_size=4, lanes=lanes)
+    round_fn, state = start(fa.algorithms.fedavg(), task, data, plan)
+    evaluated = lambda params: fa.evaluate(task, params, data.test)
+    return [
+        *multiplications(round_fn, state, keys(1)[0]),
+        *multiplications(evaluated, state.params),
+    ]
+
+
+def test_on_a_cpu_float32_and_tf32_are_what_was_there_before():
+    plain = mlp()
+    outcomes = [trained(fa.with_precision(plain, p)) for p in ("float32", "tf32")]
+    assert same(*outcomes)
+    assert not any(e.params["precision"] for e in round_of_network("tf32", lanes=1))
+
+
+def test_what_is_asked_of_an_accelerator():
+    assert products("float32", "gpu") == products("bf16", "gpu") == "float32"
+    assert products("tf32", "gpu") == "tensorfloat32"
+    assert products("float32", "cpu") is products("tf32", "cpu") is None
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("precision, level", [("float32", "HIGHEST"), ("tf32", "HIGH")])
+def test_on_an_accelerator_every_product_is_told(monkeypatch, precision, level, lanes):
+    """Those of our own convolutions, forward and backward, included."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    found = round_of_network(precision, lanes)
+    assert len(found) >= 15
+    own = {equation.primitive.name for equation in found}
+    assert ("conv_general_dilated" in own) == (lanes == 1 or len(own) == 2)
+    for equation in found:
+        told = equation.params["precision"]
+        told = told if isinstance(told, tuple) else (told,)
+        assert {part.name for part in told} == {level}
+
+
+def test_bf16_multiplies_in_bfloat16_and_keeps_float32():
+    found = round_of_network("bf16", lanes=2)
+    assert len(found) >= 15
+    for equation in found:
+        assert {v.aval.dtype for v in equation.invars} == {jnp.dtype(jnp.bfloat16)}
+    task = network("bf16")
+    x = jnp.asarray(images().x)
+    params = task.init(jax.random.key(0))
+    outputs = task.apply(params, x)
+    assert outputs.logits.dtype == outputs.features.dtype == jnp.float32
+    again = task.head(params, outputs.features)
+    np.testing.assert_array_equal(again, outputs.logits)
+    exact = network("float32").apply(params, x).logits
+    assert 0 < abs(outputs.logits - exact).max() < 0.03 * abs(exact).max()
+
+
+@pytest.mark.parametrize(
+    "algorithm, lanes",
+    [
+        (fa.algorithms.scaffold(), 1),
+        (fa.algorithms.fedssg(total_rounds=2, participation=0.5), 2),
+        (fa.algorithms.fedgsnr(num_steps=2), 1),
+    ],
+    ids=["scaffold", "fedssg", "fedgsnr"],
+)
+def test_bf16_trains_with_states_in_float32(algorithm, lanes):
+    task, plan = mlp(), replace(PLAN, lanes=lanes)
+    exact, _ = trained(task, algorithm, plan)
+    state, info = trained(fa.with_precision(task, "bf16"), algorithm, plan)
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(exact), strict=True):
+        assert a.dtype == b.dtype
+    assert info.loss.dtype == jnp.float32
+    assert not same(state.params, exact.params)
+    near = lambda a, b: np.testing.assert_allclose(a, b, atol=0.03, rtol=0.03)
+    jax.tree.map(near, (state.params, state.clients), (exact.params, exact.clients))
+
+
+def test_statistics_of_bfloat16_are_float32():
+    norm = GroupNorm(4, 2)
+    norm.scale, norm.bias = (nnx.Param(jnp.ones(4, jnp.bfloat16)) for _ in range(2))
+    x = 100 + np.random.default_rng(0).normal(size=(4, 3, 3, 2)).astype(np.float32)
+    x = jnp.asarray(x, jnp.bfloat16)
+    found, exact = norm(x), norm(x.astype(jnp.float32))
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(found.astype(jnp.float32), exact, atol=0.01, rtol=0.01)
+
+
+def test_a_precision_that_is_none_is_one_sentence():
+    with pytest.raises(ValueError, match="precision='fp16' is unknown; did you mean"):
+        fa.with_precision(mlp(), "fp16")
+    lower = fa.with_precision(mlp(), "bf16")
+    assert fa.with_precision(lower, "bf16") is lower
+    with pytest.raises(ValueError, match="precision=tf32 came to a task in bf16"):
+        fa.with_precision(lower, "tf32")
+    with pytest.raises(ValueError, match="precision='fp16'; write one of 'float32'"):
+        Config(precision="fp16")
+
+
+def test_a_run_in_bf16_learns_the_digits(tmp_path):
+    few = {"model": "linear", "num_clients": 6, "rounds": 6, "epochs": 2.0}
+    few |= {"algorithm": "fedavg", "participation": 1.0, "evaluate_every": 3}
+    made = lambda precision: Config(
+        precision=precision, folder=str(tmp_path / precision), devices=1, **few
+    )
+    exact, lower = (run(made(precision)) for precision in ("float32", "bf16"))
+    assert read_settings(tmp_path / "bf16" / "config.toml")["precision"] == "bf16"
+    assert exact.config_hash != lower.config_hash
+    assert exact.loss != lower.loss
+    assert exact.accuracy > 0.8
+    assert abs(exact.accuracy - lower.accuracy) < 0.03
+
+
+def test_in_a_sweep_each_precision_is_a_program():
+    few = {"model": "linear", "num_clients": 4, "rounds": 1, "algorithm": "fedavg"}
+    grid = {"precision": ["float32", "bf16"], "seed": [0, 1]}
+    asked = read_sweep({"run": {"partition_seed": 0, **few}, "grid": grid})
+    groups = groups_of(asked.trials)
+    assert [len(group.trials) for group in groups] == [2, 2]
+    told = [{t.config.precision for t in group.trials} for group in groups]
+    assert told == [{"float32"}, {"bf16"}]
