@@ -63,7 +63,7 @@ from .local import (
     view_of,
 )
 from .refine import public_steps, settled, shown
-from .slots import num_lanes_of
+from .slots import with_lanes
 from .walk import kept_of
 
 
@@ -77,6 +77,7 @@ def debug_round(
       RuntimeError: the task or algorithm raised; names the client and where it stood.
     """
     algorithm = settled(algorithm, task, data, plan)
+    plan = with_lanes(algorithm, task, data, plan)
     setup = Setup(algorithm, task, plan, data)
     policy, server_rule = algorithm.policy, algorithm.server
 
@@ -155,7 +156,7 @@ def debug_round(
                 anchor=state.params, server=state.server, setting=setting
             )
         refine, trained = algorithm.refine or Refinement(), runs
-        lanes = num_lanes_of(plan, data, state.params)
+        lanes = int(plan.lanes)
         view = RoundView(
             task, cohort, runs, data.public, setting, data.num_classes, lanes,
             _stack(told),

@@ -19,6 +19,7 @@ from ..core import Array, Key, State
 from ..engine import memory, mesh, trials
 from ..engine.batches import batch_size
 from ..engine.cohort import most_steps, num_slots
+from ..engine.forecast import cohort_steps
 from ..engine.lanes import choose as choose_lanes
 from ..engine.lanes import compiler_options
 from ..engine.round import init_state, make_round
@@ -213,9 +214,10 @@ def _stacked(configs: Sequence[Config], names: Sequence[str]) -> Own:
 def _lanes(
     config: Config, federation: Federation, state: State, num_devices: int
 ) -> int:
-    data, plan = federation.data, federation.plan
+    algorithm, task, data, plan = federation[:4]
     slots, width = num_slots(plan, data), batch_size(data, plan)
-    return choose_lanes(config.lanes, slots, state.params, width, num_devices)
+    steps = partial(cohort_steps, algorithm.policy, task, data, plan)
+    return choose_lanes(config.lanes, slots, state.params, width, num_devices, steps)
 
 
 def _of_one(config: Config, federation: Federation) -> tuple[Callable, Callable]:

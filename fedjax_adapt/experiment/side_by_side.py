@@ -28,11 +28,11 @@ def lanes_for(config: Config, federation: Federation) -> int:
     """The lanes of a run; `config.lanes` unless that is "auto"."""
     algorithm, task, data, plan = federation[:4]
     shapes = jax.eval_shape(task.init, jax.random.key(0))
-    by_rule = num_lanes_of(plan, data, shapes)
+    by_rule = lambda: num_lanes_of(algorithm, task, data, plan)
     if config.lanes != "auto" or config.rounds < LONG or algorithm.refine is not None:
-        return by_rule
+        return by_rule()
     if processes.several():
-        return by_rule
+        return by_rule()
     file, work = cache_home() / "lanes.json", _work(config, federation, shapes)
     found = _read(file).get(work)
     if not isinstance(found, int) or found < 1:
