@@ -47,6 +47,8 @@ class Progress(NamedTuple):
     rounds_per_second: float | None = None
     warning: str | None = None  # said once
     accuracy_name: str = "accuracy"  # what it is
+    doing: str | None = None  # before the first round
+    note: str | None = None  # said once
 
 
 Report = Callable[[Progress], None]
@@ -63,8 +65,8 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
     Args:
       config: every setting.
       resume: go on with the run that lies in the folder, if there is one.
-      progress: called about every second, between rounds; if it raises KeyboardInterrupt
-        the rounds so far are saved.
+      progress: called about every second, between rounds, and while numbers of lanes are
+        tried; if it raises KeyboardInterrupt the rounds so far are saved.
 
     Returns:
       What summary.json holds.
@@ -89,7 +91,8 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
     check_same_run(config, federation.source)
     with processes.agreed():
         began = time.perf_counter()
-        config = replace(config, lanes=lanes_for(config, federation))
+        show = lambda **said: progress(Progress(0, config.rounds, **said))
+        config = replace(config, lanes=lanes_for(config, federation, show))
         calibrated = time.perf_counter() - began
         federation = federation._replace(plan=build_plan(config))
         program = compile_program(config, federation)
