@@ -32,7 +32,8 @@ def cohorts(plan: Plan, data: FederatedDataset) -> np.ndarray:
     """
     with jax.ensure_compile_time_eval():
         keys = jax.random.split(jax.random.key(0), DRAWS)
-        ids = np.asarray(jax.vmap(partial(sample_cohort, plan, data))(keys))
+        draw = jax.jit(jax.vmap(partial(sample_cohort, plan, data)))
+        ids = np.asarray(draw(keys))
     slots = num_slots(plan, data)
     if ids.shape[1] > slots:
         ids = np.random.default_rng(0).permuted(ids, axis=1)[:, :slots]

@@ -9,6 +9,7 @@ from helpers import constructed, make_data
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS, fedavg, fedgsnr, fedveca, scaffold
+from fedjax_adapt.costs import exponential
 from fedjax_adapt.engine import calibrate, memory
 from fedjax_adapt.engine.forecast import cohorts
 
@@ -100,6 +101,15 @@ def test_as_many_slots_are_empty_as_in_the_mean(task, monkeypatch):
     assert abs(data.num_holders - mean) <= 0.5 and mean < 5
     steps = np.asarray(algorithm.policy.steps((), (), ()))
     np.testing.assert_array_equal(steps > 0, np.asarray(data.size) > 0)
+
+
+def test_clients_that_are_timed_keep_their_own_clock():
+    law = exponential(2.0)
+    clock = fa.Clock(step_seconds=np.arange(7.0), delay=law)
+    plan = fa.Plan(participation=fa.uniform(5), clock=clock)
+    _, plan = calibrate._usual_cohort(make_data((4, 0, 20, 4, 0, 2, 4)), plan)
+    np.testing.assert_array_equal(plan.clock.step_seconds, [0, 2, 3, 5, 6])
+    assert plan.clock.delay is law and plan.clock.bandwidth == clock.bandwidth
 
 
 @pytest.mark.parametrize(
