@@ -32,7 +32,7 @@ from .joined import check_same_run
 from .loop import train
 from .program import Program, compile_program
 from .rows import Log, Tally
-from .saver import has_room, held_beside, saver
+from .saver import COPIES, has_room, saver
 from .side_by_side import lanes_for
 from .summary import Summary
 
@@ -249,7 +249,7 @@ def _memory(program: Program) -> dict[str, int | None]:
     assert expected is not None
     state = num_bytes(program.abstract)
     # nothing is compiled any more when states are written while rounds go on
-    written = held_beside(state) if has_room(state) else 0
+    written = COPIES * state if has_room(state) else 0
     fullest = expected._replace(compiler=max(expected.compiler, written))
     most = {"predicted_peak": fullest.peak, "peak": memory.peak_memory()}
     return expected._asdict() | most

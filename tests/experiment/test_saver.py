@@ -66,12 +66,12 @@ def test_a_large_state_is_written_at_once_where_memory_is_short(
 ):
     monkeypatch.setattr(saver, "SMALL", 100)
     size = 300 * 4 * 4
-    monkeypatch.setattr(memory, "free_host_memory", lambda: 4 * size)
+    monkeypatch.setattr(memory, "free_host_memory", lambda: 8 * size)
     with saver.saver(tmp_path) as writes:
         assert writes.save(state(1.0), 1) == 0  # under way
         assert checkpoint.rounds(tmp_path) == []
         held.set()
-        monkeypatch.setattr(memory, "free_host_memory", lambda: 4 * size - 1)
+        monkeypatch.setattr(memory, "free_host_memory", lambda: 8 * size - 1)
         assert writes.save(state(2.0), 2) > 0
         assert checkpoint.rounds(tmp_path) == [1, 2]
     restored, _ = checkpoint.restore(tmp_path, ABSTRACT)
