@@ -11,7 +11,7 @@ from readings import Ready
 import fedjax_adapt as fa
 from fedjax_adapt.engine.device import placed
 from fedjax_adapt.engine.lanes import compiler_options
-from fedjax_adapt.engine.slots import num_devices_of, num_lanes_of
+from fedjax_adapt.engine.slots import num_devices_of
 
 KEYS = 100  # of rounds; then they come again, and with them the cohorts
 
@@ -41,7 +41,7 @@ def one_round(
         state = state._replace(params=jax.tree.map(jnp.copy, params))
     state = placed(state, num_devices)
     round_fn = fa.make_round(algorithm, task, data, plan)
-    num_lanes = num_lanes_of(plan, data, state.params)
+    num_lanes = round_fn.num_lanes
     keys = itertools.cycle(list(jax.random.split(jax.random.key(1), KEYS)))
 
     step = jax.jit(lambda f, state, key: f(state, key), donate_argnums=1)

@@ -48,7 +48,7 @@ class Work(NamedTuple):
     @property
     def num_lanes(self) -> int:
         """Clients side by side on each."""
-        return num_lanes_of(self.plan, self.data, self.params)
+        return num_lanes_of(fa.algorithms.fedavg(), self.task, self.data, self.plan)
 
 
 def send_nothing(run: fa.LocalRun) -> tuple[fa.Upload, Any]:

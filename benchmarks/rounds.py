@@ -28,7 +28,7 @@ from fedjax_adapt.engine.allocator import keeps_memory
 from fedjax_adapt.engine.device import placed
 from fedjax_adapt.engine.footprint import footprint
 from fedjax_adapt.engine.lanes import compiler_options
-from fedjax_adapt.engine.slots import num_devices_of, num_lanes_of
+from fedjax_adapt.engine.slots import num_devices_of
 from fedjax_adapt.experiment.summary import commit, hardware
 from fedjax_adapt.models import MODELS
 
@@ -111,7 +111,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     # the data are an argument of the program, not a constant in it
     step = jax.jit(lambda f, state, key: f(state, key), donate_argnums=1)
     begin = time.perf_counter()
-    num_lanes = num_lanes_of(plan, data, params)
+    num_lanes = round_fn.num_lanes
     flags = compiler_options(num_lanes)  # as fedjax-adapt run does
     traced = step.trace(round_fn, state, keys[0])
     held = footprint(traced.jaxpr.jaxpr, state, data, num_devices_of(plan, data))

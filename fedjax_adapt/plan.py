@@ -23,9 +23,10 @@ class Plan:
       max_steps: cap on the local steps of a client in a round; None: no cap. A policy that
         learns should be built with a cap that is no larger: it does not see this one.
       lanes: how many clients run side by side on a device, cut to the most it has in a
-        round; "auto" chooses by backend and model. With fewer lanes than
-        clients whoever is done makes room for the next: as many as the cohort's steps hold
-        those of its longest client waste little.
+        round; "auto" chooses by backend and model, on an accelerator by how unequal the
+        steps are that the policy says it will ask for. With fewer lanes than clients
+        whoever is done makes room for the next: as many as the cohort's steps hold those
+        of its longest client waste little.
       devices: how many of JAX's devices share the clients of a round; "auto": all, those
         of other processes too after `jax.distributed.initialize` (see engine/mesh.py). On
         a CPU begin with `cores_as_devices()`.

@@ -562,8 +562,8 @@ def test_rounds_prints_what_it_printed(peers, monkeypatch, capsys):
     line = peers.sitting.json.loads(capsys.readouterr().out)
     assert set(line) == {
         "workload", "algorithm", "precision", "lanes", "devices", "seconds_per_round",
-        "min", "max", "n", "steps_per_second", "compile_seconds", "peak_memory_mb", "other_cores",
-        "predicted_memory_mb", "clients", "client_memory",
+        "min", "max", "n", "steps_per_second", "compile_seconds", "peak_memory_mb",
+        "other_cores", "predicted_memory_mb", "clients", "client_memory",
         "tuned_allocator", "parameters", "versions", "commit", "hardware",
     }  # fmt: skip
     assert line["n"] == 1 and line["min"] <= line["seconds_per_round"] <= line["max"]

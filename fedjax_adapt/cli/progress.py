@@ -12,8 +12,8 @@ from .sentences import fail
 def reporting(console, warning: str | None = None) -> Iterator[Callable]:
     """A function that shows progress and its warnings, and where Ctrl-C takes effect.
 
-    From its first call on freed memory is kept: then rounds begin, and what loading and
-    compiling took has been given back. A `warning` is told then, too.
+    From the first round on freed memory is kept: what loading and compiling took has been
+    given back by then. A `warning` is told then, too. Before it Ctrl-C waits for nothing.
     """
     from ..engine.allocator import keep_memory
     from ..report.live import live
@@ -21,12 +21,19 @@ def reporting(console, warning: str | None = None) -> Iterator[Callable]:
     with live(console) as show, process.finishing() as stop_if_asked:
         before = [] if warning is None else [warning]  # the first round
 
+        def tell(said):
+            console.print(said, highlight=False, soft_wrap=True, markup=False)
+
         def report(progress):
+            if progress.note is not None:
+                tell(progress.note)
+            if progress.doing is not None:
+                show(progress)
+                return
             keep_memory()
             now = [] if progress.warning is None else [progress.warning]
             for told in (*before, *now):
-                told = f"warning: {told}"
-                console.print(told, highlight=False, soft_wrap=True, markup=False)
+                tell(f"warning: {told}")
             before.clear()
             show(progress)
             stop_if_asked()

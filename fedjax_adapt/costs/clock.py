@@ -1,7 +1,7 @@
 """How long clients take: what a plan knows of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,8 @@ import numpy as np
 from .. import check
 from ..core import Array, Cohort, Key
 from .laws import LARGEST, SMALLEST, Law, Quantity
+
+QUANTITIES = ("step_seconds", "bandwidth", "download_bandwidth", "delay")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,16 @@ class Clock:
                     "write a number or lognormal(median, sigma)."
                 )
             _check(check.positive, name, getattr(self, name))
+
+    def of_clients(self, ids: np.ndarray) -> "Clock":
+        """The clock of a federation of these clients alone, which draw anew by laws."""
+
+        def own(quantity):
+            if isinstance(quantity, Law | None) or jnp.ndim(quantity) == 0:
+                return quantity
+            return jnp.asarray(quantity)[ids]
+
+        return replace(self, **{name: own(getattr(self, name)) for name in QUANTITIES})
 
 
 def _check(

@@ -1,8 +1,11 @@
 """How many clients side by side are fastest here, by trying.
 
-A few steps of a round are timed, of as many clients as a real round has, the longest of
-them as many times longer as there: side by side they wait for it, packed they do not. It
-begins with the number that `lanes.choose` gives by rule. From there the candidates are
+A few steps of a round are timed, of as many clients as a real round has in the mean, the
+longest of them as many times longer as there: side by side they wait for it, packed they
+do not. Where the steps follow from what clients measure, or are learnt, some real rounds
+come first, and tell how unequal they are.
+
+It begins with the number that `lanes.choose` gives by rule. From there the candidates are
 climbed, up and then down, as long as each is faster than the one before.
 """
 
@@ -16,25 +19,37 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import check
-from ..core import Algorithm, Task, as_refinement
+from ..core import Algorithm, Info, StepPolicy, Task, as_refinement, unchanged
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
-from . import memory, mesh
+from . import lanes, memory, mesh
 from .batches import batch_size
-from .cohort import gather_cohort, num_slots
 from .footprint import footprint
-from .lanes import compiler_options
+from .forecast import client_steps, cohorts
 from .round import federation_kinds, init_state, make_round
-from .slots import num_devices_of, num_lanes_of
+from .slots import each_of, num_devices_of
 
 CANDIDATES = (1, 2, 5, 10, 25, 50, 100, 250, 500)
 STEPS = 3  # of a client, in the mean
 LEAST = 3  # rounds timed, the fastest of which counts
 SECONDS = 0.3  # and at least so long
+# before steps that are learnt are looked at: FedVeca compares two rounds for the third
+REAL = 3
+
+Tell = Callable[[int, float], None]
+
+
+def tell_nobody(number: int, seconds: float) -> None:
+    """Keeps it to itself."""
+    del number, seconds
 
 
 def fastest_lanes(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+    algorithm: Algorithm,
+    task: Task,
+    data: FederatedDataset,
+    plan: Plan,
+    tell: Tell = tell_nobody,
 ) -> int:
     """The number of lanes to write into a `Plan` for this work on this machine.
 
@@ -46,6 +61,8 @@ def fastest_lanes(
       task: what is learnt.
       data: the federation; some of its clients are timed.
       plan: how clients train; `plan.lanes` does not matter.
+      tell: called with a number of lanes and the seconds of a short round, as they come;
+        infinitely many where there is no room.
 
     Raises:
       ValueError: as `init_state` and `make_round` do.
@@ -54,19 +71,39 @@ def fastest_lanes(
         "fastest_lanes(algorithm, task, data, plan)",
         **federation_kinds(algorithm, task, data, plan),
     )
-    data, plan = _some_clients(data, plan)
+    data, plan = _usual_cohort(data, replace(plan, lanes="auto"))
     refine = as_refinement(algorithm.refine)
     if refine is not None:  # what it begins with, clients may read
         refine = refine._replace(clients=None, server=None)
-    algorithm = _few_steps(algorithm._replace(refine=refine), task, data, plan)
-    each = -(-num_slots(plan, data) // num_devices_of(plan, data))
-    params = jax.eval_shape(task.init, jax.random.key(0))
-    auto = replace(plan, lanes="auto")
-    return climb(
-        lambda lanes: _seconds(algorithm, task, data, replace(plan, lanes=lanes)),
-        sorted({*(n for n in CANDIDATES if n < each), each}),
-        num_lanes_of(auto, data, params),
+    algorithm = algorithm._replace(refine=refine)
+    steps = _few_steps(algorithm, task, data, plan)
+    policy = algorithm.policy._replace(steps=lambda *_: jnp.asarray(steps))
+    # caps were on the real number of steps
+    algorithm = algorithm._replace(policy=policy._replace(max_steps=None))
+    plan = replace(plan, max_steps=None)
+    each = each_of(plan, data)
+    first = lanes.choose(
+        "auto",
+        each,
+        jax.eval_shape(task.init, jax.random.key(0)),
+        batch_size(data, plan),
+        num_devices_of(plan, data),
+        lambda: steps[None],
     )
+
+    def seconds(number: int) -> float:
+        found = _seconds(algorithm, task, data, replace(plan, lanes=number))
+        tell(number, found)
+        return found
+
+    return climb(seconds, candidates(each, first), first)
+
+
+def candidates(most: int, first: int) -> list[int]:
+    """Numbers of lanes to try, in order: `first`, in place of its nearest, and others."""
+    known = {*(n for n in CANDIDATES if n < most), most}
+    nearest = min(known, key=lambda n: abs(math.log(n / first)))
+    return sorted((known - {nearest}) | {first, most})
 
 
 def climb(seconds: Callable[[int], float], candidates: list[int], first: int) -> int:
@@ -97,62 +134,101 @@ def climb(seconds: Callable[[int], float], candidates: list[int], first: int) ->
     return candidates[at]
 
 
-def _some_clients(data: FederatedDataset, plan: Plan) -> tuple[FederatedDataset, Plan]:
-    """As many clients as a round has, drawn once, all of whom take part."""
-    all_ = np.arange(data.num_clients) if data.holders is None else data.holders
-    rng = np.random.default_rng(0)
-    some = np.sort(rng.choice(np.asarray(all_), num_slots(plan, data), replace=False))
-    data = data.with_changed(index=data.index[some], size=data.size[some])
+def _usual_cohort(data: FederatedDataset, plan: Plan) -> tuple[FederatedDataset, Plan]:
+    """The clients of a round as a data set of its own, all of whom take part.
+
+    Of some rounds the one that has about as many as they have in the mean; its empty
+    slots are clients without examples, whom lanes pass over likewise.
+    """
+    drawn = cohorts(plan, data)
+    present = drawn < data.num_clients
+    some = np.abs(present.sum(1) - present.sum(1).mean()).argmin()
+    ids, present = np.where(present, drawn, 0)[some], present[some]
+    size = np.where(present, np.asarray(data.size)[ids], 0)
+    data = data.with_changed(index=data.index[ids], size=jnp.asarray(size, jnp.int32))
     data = replace(data, test=None, public=None, noise=None)
-    plan = replace(plan, cohort_size=None, participation=None, clock=None)
-    return data, replace(plan, devices=mesh.count(plan.devices, len(some)))
+    clock = None if plan.clock is None else plan.clock.of_clients(ids)
+    plan = replace(plan, cohort_size=None, participation=None, clock=clock)
+    return data, replace(plan, devices=mesh.count(plan.devices, len(ids)))
 
 
 def _few_steps(
     algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> Algorithm:
-    """The algorithm, whose clients take fewer steps in the proportions of its policy.
+) -> np.ndarray:
+    """Fewer local steps for each client, in the proportions of the policy, [clients]."""
+    steps = None
+    if not _learns(algorithm.policy):
+        steps = client_steps(algorithm.policy, task, data, plan)
+    if steps is None:
+        steps = _steps_of_a_real_round(algorithm, task, data, plan)
+    holds = np.asarray(data.size) > 0
+    # who sits a round out takes part in others
+    steps = np.where(holds, np.maximum(steps, 1), 0)
+    return np.ceil(STEPS * steps / steps[holds].mean()).astype(np.int32)
 
-    A policy that measures first cannot say so: then all take as many.
-    """
-    policy, size = algorithm.policy, np.arange(data.num_clients)
-    steps = np.ones(len(size))
-    if policy.measure is None:
-        params = jax.eval_shape(task.init, jax.random.key(0))
-        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), params)
-        width = batch_size(data, plan)
-        cohort = gather_cohort(data, jnp.asarray(size), jnp.zeros((), jnp.int32), width)
-        steps = policy.steps(policy.init(zeros, data.num_clients), cohort, ())
-        steps = np.maximum(steps, 1)
-    few = jnp.ceil(STEPS * steps / steps.mean()).astype(jnp.int32)
-    return algorithm._replace(policy=policy._replace(steps=lambda *_: few))
+
+def _learns(policy: StepPolicy) -> bool:
+    """Whether later rounds may have other steps than the first."""
+    return policy.update is not unchanged
+
+
+def _steps_of_a_real_round(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+) -> np.ndarray:
+    """What clients take when the policy has seen some rounds, [clients]; else all alike."""
+    steps = np.ones(data.num_clients)
+    try:
+        again = _compiled(algorithm, task, data, plan)
+        if again is not None:
+            for _ in range(REAL):
+                steps = np.asarray(again().num_steps)
+    except jax.errors.JaxRuntimeError as error:
+        if not memory.is_exhausted(error):
+            raise
+    return steps
 
 
 def _seconds(
     algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
 ) -> float:
     """The fastest of some rounds; infinite where they do not fit into memory."""
-    state = init_state(algorithm, task, data, plan, jax.random.key(0))
-    round_fn = make_round(algorithm, task, data, plan)
-    step = jax.jit(lambda state, f, key: f(state, key), donate_argnums=0)
-    options = compiler_options(round_fn.num_lanes)
-    key = jax.random.key(1)
-    traced = step.trace(state, round_fn, key)
-    devices = num_devices_of(plan, data)
-    try:
-        memory.check_room(footprint(traced.jaxpr.jaxpr, state, round_fn.data, devices))
-    except ValueError:
-        return math.inf
     taken: list[float] = []
     try:
-        program = traced.lower().compile(options)
-        state, _ = jax.block_until_ready(program(state, round_fn, key))
+        again = _compiled(algorithm, task, data, plan)
+        if again is None:
+            return math.inf
+        again()
         while len(taken) < LEAST or sum(taken) < SECONDS:
             began = time.perf_counter()
-            state, _ = jax.block_until_ready(program(state, round_fn, key))
+            again()
             taken.append(time.perf_counter() - began)
     except jax.errors.JaxRuntimeError as error:
         if memory.is_exhausted(error):  # more than the footprint told
             return math.inf
         raise
     return min(taken)
+
+
+def _compiled(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+) -> Callable[[], Info] | None:
+    """A function that runs the next round, from the first on; None: there is no room."""
+    state = init_state(algorithm, task, data, plan, jax.random.key(0))
+    round_fn = make_round(algorithm, task, data, plan)
+    step = jax.jit(lambda state, f, key: f(state, key), donate_argnums=0)
+    options = lanes.compiler_options(round_fn.num_lanes)
+    key = jax.random.key(1)
+    traced = step.trace(state, round_fn, key)
+    devices = num_devices_of(plan, data)
+    try:
+        memory.check_room(footprint(traced.jaxpr.jaxpr, state, round_fn.data, devices))
+    except ValueError:
+        return None
+    program = traced.lower().compile(options)
+
+    def again() -> Info:
+        nonlocal state
+        state, info = jax.block_until_ready(program(state, round_fn, key))
+        return info
+
+    return again

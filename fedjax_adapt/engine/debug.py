@@ -66,7 +66,7 @@ from .local import (
 )
 from .refine import public_steps, settled, shown
 from .round import federation_kinds
-from .slots import num_lanes_of
+from .slots import with_lanes
 from .walk import kept_of
 
 
@@ -84,6 +84,7 @@ def debug_round(
         **federation_kinds(algorithm, task, data, plan),
     )
     algorithm = settled(algorithm, task, data, plan)
+    plan = with_lanes(algorithm, task, data, plan)
     setup = Setup(algorithm, task, plan, data)
     policy, server_rule = algorithm.policy, algorithm.server
 
@@ -162,7 +163,7 @@ def debug_round(
                 anchor=state.params, server=state.server, setting=setting
             )
         refine, trained = algorithm.refine or Refinement(), runs
-        lanes = num_lanes_of(plan, data, state.params)
+        lanes = int(plan.lanes)
         view = RoundView(
             task, cohort, runs, data.public, setting, data.num_classes, lanes,
             _stack(told),

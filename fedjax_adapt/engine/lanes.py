@@ -1,9 +1,12 @@
 """How many clients run side by side, and the walk over a cohort in such groups."""
 
 import functools
-from collections.abc import Callable
+import heapq
+import math
+from collections.abc import Callable, Iterable
 
 import jax
+import numpy as np
 
 from ..core import Params, PyTree
 
@@ -22,12 +25,14 @@ def choose(
     params: Params,
     batch_size: int,
     num_devices: int = 1,
+    steps: Callable[[], np.ndarray | None] = lambda: None,
 ) -> int:
     """The number of clients trained side by side under `vmap` on one device.
 
-    "auto" takes the whole cohort on an accelerator, and on a CPU what was measured to be
-    fast: several clients for small models on small batches, one otherwise and wherever
-    cores are devices, each with a client in its own cache.
+    "auto" takes on an accelerator as many as unequal clients keep busy, see `kept_busy`,
+    and on a CPU what was measured to be fast: several clients for small models on small
+    batches, one otherwise and wherever cores are devices, each with a client in its own
+    cache.
 
     Args:
       lanes: a number, or "auto".
@@ -35,17 +40,52 @@ def choose(
       params: of one model; shapes are enough.
       batch_size: examples per local step.
       num_devices: how many devices share the round.
+      steps: asked for the local steps of the clients of some rounds, see `kept_busy`.
     """
     if lanes != "auto":
         return min(int(lanes), cohort_size)
     if jax.default_backend() != "cpu":
-        return cohort_size
+        return kept_busy(cohort_size, steps())
     size = num_bytes(params)
     if num_devices > 1 or size > CPU_SMALL_MODEL or batch_size > CPU_SMALL_BATCH:
         return 1
     most = max(1, min(CPU_LANES, CPU_BYTES // max(size, 1), cohort_size))
     groups = -(-cohort_size // most)
     return -(-cohort_size // groups)  # 12 clients are 2 x 6, not 10 and 2 idle lanes
+
+
+def kept_busy(cohort_size: int, steps: np.ndarray | None) -> int:
+    """Lanes for clients of unequal steps on a device where all have room.
+
+    As many as the steps of all hold those of the longest: with more, somebody waits for
+    it whatever is done. But fewer lanes than clients leave the last turn half empty, so
+    that clients which are nearly equal have a lane each.
+
+    Args:
+      cohort_size: clients of the round on this device.
+      steps: local steps of the clients of some rounds, [rounds, slots], on all devices
+        that share a round; None: nobody knows, and everyone has a lane.
+    """
+    if steps is None or not steps.any():
+        return cohort_size
+    steps = steps[steps.any(1)]
+    num_devices = -(-steps.shape[1] // cohort_size)
+    ratio = (steps.sum(1) / steps.max(1)).mean()
+    few = min(math.ceil(ratio / num_devices), cohort_size)
+
+    def executed(lanes: int) -> int:
+        lanes *= num_devices
+        return lanes * sum(busiest(of_round, lanes) for of_round in steps.tolist())
+
+    return few if executed(few) < executed(cohort_size) else cohort_size
+
+
+def busiest(steps: Iterable[int], num_lanes: int) -> int:
+    """Steps of the lane that ends last; the longest client goes first, see packing.py."""
+    taken = [0] * num_lanes
+    for more in sorted(steps, reverse=True):
+        heapq.heapreplace(taken, taken[0] + more)
+    return max(taken)
 
 
 def num_bytes(params: Params) -> int:

@@ -63,7 +63,7 @@ from .refine import (
     settled,
     shown,
 )
-from .slots import num_devices_of, num_lanes_of
+from .slots import num_devices_of, with_lanes
 from .walk import afterwards, digest_cohort, measure_cohort, train_cohort
 
 REFINEMENT = 1  # what the first key is folded in by, beside the model's own
@@ -161,10 +161,10 @@ def make_round(
     _check_outputs(task, data)
     algorithm = settled(algorithm, task, data, plan)
     num_devices = num_devices_of(plan, data)
+    plan = with_lanes(algorithm, task, data, plan)
     data = mesh.shown(data, num_devices)
     step = precise(task)(partial(_round, algorithm, task, plan))
-    num_lanes = num_lanes_of(plan, data, jax.eval_shape(task.init, jax.random.key(0)))
-    return Round(data, step, num_devices, home_of(plan), num_lanes)
+    return Round(data, step, num_devices, home_of(plan), int(plan.lanes))
 
 
 def federation_kinds(
@@ -221,7 +221,7 @@ def _round(
     num_devices = num_devices_of(plan, data)
     held = lend(plan, num_devices, state.clients, ids)
     measured = measure_cohort(setup, broadcast, cohort, held, key_measure)
-    measured = digest_cohort(setup, cohort, measured, state.params)
+    measured = digest_cohort(setup, cohort, measured)
     num_steps = algorithm.policy.steps(state.policy, cohort, measured)
     num_steps = afterwards(measured, num_steps)
     cohort, cut = with_num_steps(cohort, num_steps, plan, algorithm.policy)
@@ -239,7 +239,6 @@ def _round(
     upload = walked.upload
     if not walked.streams:
         upload = algorithm.server.combine(upload, cohort)
-    lanes = num_lanes_of(plan, data, state.params)
     view = RoundView(
         task,
         cohort,
@@ -247,10 +246,10 @@ def _round(
         data.public,
         setting,
         data.num_classes,
-        lanes,
+        int(plan.lanes),
         walked.told,
     )
-    with side_by_side(lanes):
+    with side_by_side(int(plan.lanes)):
         moved = refine_clients(algorithm, view, held, key_refine_clients)
     seconds = round_seconds(algorithm, cohort, times)
     seconds += refine_seconds(plan.clock, algorithm, state.params, cohort, moved.steps)

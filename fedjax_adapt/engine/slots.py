@@ -1,16 +1,19 @@
 """The slots of a cohort as lanes and devices take them."""
 
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from ..core import Array, Cohort, Key, Params, PyTree
+from ..core import Algorithm, Array, Cohort, Key, PyTree, Task
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from . import device, lanes, mesh
 from .batches import batch_size
 from .cohort import num_slots
+from .forecast import cohort_steps
 from .local import Client, Setup
 from .tables import Held, Route, Seat, Tables, num_rows_of, read, route
 
@@ -52,17 +55,35 @@ def num_devices_of(plan: Plan, data: FederatedDataset) -> int:
     return mesh.count(plan.devices, num_slots(plan, data))
 
 
-def num_lanes_of(plan: Plan, data: FederatedDataset, params: Params) -> int:
+def num_lanes_of(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+) -> int:
     """How many clients of a round run side by side on one device."""
-    slots, num_devices = num_slots(plan, data), num_devices_of(plan, data)
-    each, width = -(-slots // num_devices), batch_size(data, plan)
-    return lanes.choose(plan.lanes, each, params, width, num_devices)
+    return lanes.choose(
+        plan.lanes,
+        each_of(plan, data),
+        jax.eval_shape(task.init, jax.random.key(0)),
+        batch_size(data, plan),
+        num_devices_of(plan, data),
+        partial(cohort_steps, algorithm.policy, task, data, plan),
+    )
+
+
+def each_of(plan: Plan, data: FederatedDataset) -> int:
+    """How many slots of a round a device serves."""
+    return -(-num_slots(plan, data) // num_devices_of(plan, data))
+
+
+def with_lanes(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+) -> Plan:
+    """The plan with a number of lanes, for a round that is traced, where no policy says."""
+    return replace(plan, lanes=num_lanes_of(algorithm, task, data, plan))
 
 
 def deal(
     setup: Setup,
     cohort: Cohort,
-    params: Params,
     held: Held,
     key: Key,
     weights: PyTree = (),
@@ -71,13 +92,17 @@ def deal(
     """The cohort as the walk takes it, the last group of lanes filled with empty slots.
 
     Args:
+      setup: of the round, its lanes a number.
+      cohort: who trains.
+      held: where the rows of clients are.
+      key: of the clients.
       weights: of what is summed up as clients end, [cohort].
       alike: all clients have as much to do, whatever their number of steps.
     """
     plan, data = setup.plan, setup.data
     num_clients, size = data.num_clients, cohort.ids.shape[0]
     num_devices = num_devices_of(plan, data)
-    num_lanes = num_lanes_of(plan, data, params)
+    num_lanes = int(plan.lanes)
     extra = -size % (num_lanes * num_devices)
     pad = lambda leaf, value=0: jnp.pad(leaf, (0, extra), constant_values=value)
     ids, num_steps = pad(cohort.ids, num_clients), pad(cohort.num_steps)

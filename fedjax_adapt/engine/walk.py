@@ -19,7 +19,6 @@ from ..core import (
     Key,
     LocalRun,
     Mean,
-    Params,
     PyTree,
     Refinement,
     Upload,
@@ -42,7 +41,7 @@ from .local import (
     view_of,
 )
 from .packing import Parts, pack
-from .slots import Slot, deal, num_devices_of, num_lanes_of, seated
+from .slots import Slot, deal, num_devices_of, seated
 from .tables import Held, fetch, give_back, put, write
 
 
@@ -94,7 +93,7 @@ def train_cohort(
     streams = isinstance(combine, Mean)
     keep_runs = algorithm.refine is not None or algorithm.policy.update is not unchanged
     weights = (combine.weights(cohort) if streams else (), uniformly(cohort))
-    dealt = deal(setup, cohort, broadcast.params, held, key, weights)
+    dealt = deal(setup, cohort, held, key, weights)
 
     def left_by(trained: tuple[LocalRun, Array]) -> _Result:
         run, clipped = trained
@@ -221,7 +220,7 @@ def measure_cohort(
     measure = setup.algorithm.policy.measure
     if measure is None:
         return ()
-    dealt = deal(setup, cohort, broadcast.params, held, key, alike=True)
+    dealt = deal(setup, cohort, held, key, alike=True)
 
     @side_by_side(dealt.num_lanes)
     def walk(shared, slots: Slot, own: ClientState):
@@ -245,15 +244,13 @@ def measure_cohort(
     return dealt.in_order(measured)
 
 
-def digest_cohort(
-    setup: Setup, cohort: Cohort, measured: PyTree, params: Params
-) -> PyTree:
+def digest_cohort(setup: Setup, cohort: Cohort, measured: PyTree) -> PyTree:
     """What each client's measurement says beside everybody's, [cohort, ...]."""
     policy, size = setup.algorithm.policy, cohort.ids.shape[0]
     if policy.digest is as_measured:
         return measured
     num_devices = num_devices_of(setup.plan, setup.data)
-    num_lanes = num_lanes_of(setup.plan, setup.data, params)
+    num_lanes = int(setup.plan.lanes)
     extra = -size % (num_lanes * num_devices)
     fill = lambda leaf: jnp.pad(leaf, [(0, extra), *[(0, 0)] * (leaf.ndim - 1)])
     slots = jax.tree.map(fill, measured) if extra else measured

@@ -14,7 +14,6 @@ import jax
 from ..core import Info, Params, State
 from ..engine.lanes import compiler_options
 from ..engine.round import make_round
-from ..engine.slots import num_lanes_of
 from ..engine.valuation import show_deltas
 from . import checkpoint, store
 from .build import Federation
@@ -82,7 +81,7 @@ def _shown(config: Config, federation: Federation, state: State) -> Info:
     """The round after `state`, its clients' displacements in `Info.clients`."""
     algorithm, task, data, plan = federation[:4]
     round_fn = make_round(show_deltas(algorithm), task, data, plan)
-    options = compiler_options(num_lanes_of(plan, data, state.params))
+    options = compiler_options(round_fn.num_lanes)
     _, key_train = run_keys(config.seed)
     key = jax.random.fold_in(key_train, state.round)
     # a Round's data are arguments of the program, not constants in it

@@ -32,7 +32,7 @@ from .joined import check_same_run
 from .loop import train
 from .program import Program, compile_program
 from .rows import Log, Tally
-from .saver import saver
+from .saver import COPIES, has_room, saver
 from .side_by_side import lanes_for
 from .summary import Summary
 
@@ -47,6 +47,8 @@ class Progress(NamedTuple):
     rounds_per_second: float | None = None
     warning: str | None = None  # said once
     accuracy_name: str = "accuracy"  # what it is
+    doing: str | None = None  # before the first round
+    note: str | None = None  # said once
 
 
 Report = Callable[[Progress], None]
@@ -63,8 +65,8 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
     Args:
       config: every setting.
       resume: go on with the run that lies in the folder, if there is one.
-      progress: called about every second, between rounds; if it raises KeyboardInterrupt
-        the rounds so far are saved.
+      progress: called about every second, between rounds, and while numbers of lanes are
+        tried; if it raises KeyboardInterrupt the rounds so far are saved.
 
     Returns:
       What summary.json holds.
@@ -89,7 +91,8 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
     check_same_run(config, federation.source)
     with processes.agreed():
         began = time.perf_counter()
-        config = replace(config, lanes=lanes_for(config, federation))
+        show = lambda **said: progress(Progress(0, config.rounds, **said))
+        config = replace(config, lanes=lanes_for(config, federation, show))
         federation = federation._replace(plan=build_plan(config))
         config, task = convolutions.settled(config, *federation[1:4])
         calibrated = time.perf_counter() - began
@@ -246,5 +249,9 @@ def _summarise(
 def _memory(program: Program) -> dict[str, int | None]:
     expected = program.footprint
     assert expected is not None
-    most = {"predicted_peak": expected.peak, "peak": memory.peak_memory()}
+    state = num_bytes(program.abstract)
+    # nothing is compiled any more when states are written while rounds go on
+    written = COPIES * state if has_room(state) else 0
+    fullest = expected._replace(compiler=max(expected.compiler, written))
+    most = {"predicted_peak": fullest.peak, "peak": memory.peak_memory()}
     return expected._asdict() | most

@@ -1,59 +1,87 @@
 """How many clients a run trains side by side where it says lanes="auto".
 
 A long run tries what is fastest, once: what it finds is kept in a file, for this machine
-and work of the same shapes. A short run, one that refines on a public set, and one of
+and the same work. A short run, one that refines on a public set, and one of
 several processes, whose clocks differ, goes by the rule of `engine.lanes.choose`.
 """
 
 import hashlib
 import json
+import math
+import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 
 from ..engine import processes
 from ..engine.calibrate import fastest_lanes
-from ..engine.cohort import num_slots
 from ..engine.slots import num_devices_of, num_lanes_of
 from . import store, summary
 from .build import Federation
-from .config import Config
+from .config import Config, identity
 from .folder import cache_home
 
 LONG = 100  # rounds
+# settings that change no shape, and not how long a round takes
+UNTIMED = (
+    *("seed", "partition_seed", "clock_seed", "rounds", "evaluate_every"),
+    *("lr", "lr_decay", "weight_decay"),
+)
 
 
-def lanes_for(config: Config, federation: Federation) -> int:
-    """The lanes of a run; `config.lanes` unless that is "auto"."""
+def show_nobody(doing: str, note: str | None = None) -> None:
+    """Keeps it to itself."""
+    del doing, note
+
+
+def lanes_for(
+    config: Config, federation: Federation, show: Callable[..., None] = show_nobody
+) -> int:
+    """The lanes of a run; `config.lanes` unless that is "auto".
+
+    Args:
+      config: of the run.
+      federation: of the run.
+      show: called where numbers are tried, with `doing`, what was tried so far, and at
+        the end with `note`, what has come of it.
+    """
     algorithm, task, data, plan = federation[:4]
-    shapes = jax.eval_shape(task.init, jax.random.key(0))
-    by_rule = num_lanes_of(plan, data, shapes)
+    by_rule = lambda: num_lanes_of(algorithm, task, data, plan)
     if config.lanes != "auto" or config.rounds < LONG or algorithm.refine is not None:
-        return by_rule
+        return by_rule()
     if processes.several():
-        return by_rule
-    file, work = cache_home() / "lanes.json", _work(config, federation, shapes)
+        return by_rule()
+    file, work = cache_home() / "lanes.json", _work(config, federation)
     found = _read(file).get(work)
     if not isinstance(found, int) or found < 1:
-        found = fastest_lanes(algorithm, task, data, plan)
+        tried: list[str] = []
+        show(doing="trying lanes")
+
+        def tell(number: int, seconds: float) -> None:
+            took = f"{1e3 * seconds:.3g} ms" if math.isfinite(seconds) else "no room"
+            tried.append(f"{number} {took}")
+            show(doing=f"trying lanes: {', '.join(tried)}")
+
+        found = fastest_lanes(algorithm, task, data, plan, tell)
+        took = f"lanes={found}, the fastest of those tried on a short round"
+        show(doing="compiling", note=f"{took} ({', '.join(tried)})")
         _keep(file, work, found)
     return found
 
 
-def _work(config: Config, federation: Federation, shapes) -> str:
+def _work(config: Config, federation: Federation) -> str:
     """What the fastest number hangs on, in a few letters."""
-    data, plan = federation.data, federation.plan
-    leaves = [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(shapes)]
-    slots, devices = num_slots(plan, data), num_devices_of(plan, data)
+    _, task, data, plan = federation[:4]
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    arrays = [*jax.tree.leaves(params), data.x, data.y, data.index]
     told = [
-        *(config.algorithm, dict(config.algorithm_options), config.model, leaves),
-        *(data.x.shape[1:], str(data.x.dtype), plan.batch_size, config.augment),
-        # how unequal the steps are
-        *(config.partition, dict(config.partition_options), config.num_clients),
-        *(config.epochs, config.num_steps, config.max_local_steps, config.match),
-        *(-(-slots // devices), devices, plan.client_memory, plan.momentum == 0),
-        *(summary.hardware(), platform.node(), jax.__version__),
+        {name: v for name, v in identity(config).items() if name not in UNTIMED},
+        [(leaf.shape, str(leaf.dtype)) for leaf in arrays],
+        *(num_devices_of(plan, data), plan.client_memory),
+        *(summary.hardware(), platform.node(), summary.versions()),
+        os.environ.get("XLA_FLAGS", ""),
     ]
     text = json.dumps(told, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -52,9 +52,9 @@ class Summary:
         over the clients that hold examples; empty where not asked for.
       client_state_bytes: what the tables of all clients' states take, on each device.
       memory: bytes, predicted before anything was compiled: data, clients, models, work,
-        host, compiler and predicted_peak, see `Footprint`; and peak, the most there
-        was, of the device, or of this process where cores are devices, which may have
-        run others.
+        host, compiler and predicted_peak, see `Footprint`, with what is held while a
+        checkpoint is written; and peak, the most there was, of the device, or of this
+        process where cores are devices, which may have run others.
       public: the public set: its protocol and origin, how many examples and bytes it has,
         how many validate, whether the algorithm used it, and `broadcast_bytes`, what it
         takes to send it to all clients that train on it; empty where there is none.

@@ -62,7 +62,7 @@ class _Lines:
 
 def _text(now) -> str:
     if now.accuracy is None:
-        return "first round"
+        return now.doing or "first round"
     remaining = int((now.rounds - now.round) / max(now.rounds_per_second, 1e-9))
     minutes, seconds = divmod(remaining, 60)
     hours, minutes = divmod(minutes, 60)

@@ -8,8 +8,10 @@ import pytest
 from helpers import constructed, make_data
 
 import fedjax_adapt as fa
-from fedjax_adapt.algorithms import ALGORITHMS, fedgsnr, scaffold
+from fedjax_adapt.algorithms import ALGORITHMS, fedavg, fedgsnr, fedveca, scaffold
+from fedjax_adapt.costs import exponential
 from fedjax_adapt.engine import calibrate, memory
+from fedjax_adapt.engine.forecast import cohorts
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_it_climbs_as_long_as_it_gets_faster(first, seconds, found, tried):
 
 def test_it_times_the_clients_of_a_round_for_a_few_steps(task, monkeypatch):
     sizes = (4, 0, 20, 4, 0, 2, 4)  # 2, 10, 2, 1 and 2 steps, 3.4 in the mean
-    data, seen = make_data(sizes), []
+    data, seen, told = make_data(sizes), [], []
 
     def seconds(algorithm, task, data, plan):
         seen.append(plan.lanes)
@@ -58,23 +60,69 @@ def test_it_times_the_clients_of_a_round_for_a_few_steps(task, monkeypatch):
 
     monkeypatch.setattr(calibrate, "_seconds", seconds)
     plan = fa.Plan(participation=fa.uniform(5), batch_size=2, devices=2)
-    assert calibrate.fastest_lanes(scaffold(), task, data, plan) == 3
+    tell = lambda *said: told.append(said)
+    assert calibrate.fastest_lanes(scaffold(), task, data, plan, tell) == 3
     assert seen == [1, 2, 3]
+    assert told == [(1, 1.0), (2, 1 / 2), (3, 1 / 3)]
 
 
-def test_where_steps_follow_from_measurements_all_take_as_many(task, monkeypatch):
-    def seconds(algorithm, task, data, plan):
-        round_fn = jax.jit(fa.make_round(algorithm, task, data, plan))
-        state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
-        np.testing.assert_array_equal(
-            round_fn(state, jax.random.key(1))[1].num_steps, 3
-        )
-        return 1
+@pytest.mark.parametrize(
+    "algorithm", [fedgsnr(num_steps=9), fedveca(max_steps=9)], ids=["gsnr", "veca"]
+)
+def test_what_is_measured_or_learnt_real_rounds_tell(algorithm, task):
+    data, plan = make_data((9, 3, 4)), fa.Plan(batch_size=2)
+    found = calibrate._few_steps(algorithm, task, data, plan)
+    state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
+    round_fn = jax.jit(fa.make_round(algorithm, task, data, plan))
+    for _ in range(3):
+        state, info = round_fn(state, jax.random.key(1))
+    steps = np.asarray(info.num_steps)
+    assert len(set(steps)) > 1
+    np.testing.assert_array_equal(found, np.ceil(3 * steps / steps.mean()))
 
-    monkeypatch.setattr(calibrate, "_seconds", seconds)
-    plan = fa.Plan(cohort_size=2, batch_size=2)
-    algorithm = fedgsnr(num_steps=4)
-    assert calibrate.fastest_lanes(algorithm, task, make_data((9, 3, 4)), plan) == 2
+
+def test_where_real_rounds_have_no_room_all_take_as_many(task, monkeypatch):
+    monkeypatch.setattr(calibrate, "_compiled", lambda *_: None)
+    data, plan = make_data((9, 0, 4)), fa.Plan(batch_size=2)
+    found = calibrate._few_steps(fedgsnr(), task, data, plan)
+    np.testing.assert_array_equal(found, [3, 0, 3])
+
+
+def test_as_many_slots_are_empty_as_in_the_mean(task, monkeypatch):
+    seen = []
+    monkeypatch.setattr(calibrate, "_seconds", lambda *work: seen.append(work) or 1)
+    plan = fa.Plan(participation=fa.bernoulli(0.5), batch_size=2, max_steps=3)
+    all_ = make_data()
+    calibrate.fastest_lanes(fedavg(), task, all_, plan)
+    algorithm, _, data, plan = seen[0]
+    assert data.num_clients == 6 and plan.participation is plan.max_steps is None
+    drawn = cohorts(fa.Plan(participation=fa.bernoulli(0.5)), all_)
+    mean = (drawn < 6).sum(1).mean()
+    assert abs(data.num_holders - mean) <= 0.5 and mean < 5
+    steps = np.asarray(algorithm.policy.steps((), (), ()))
+    np.testing.assert_array_equal(steps > 0, np.asarray(data.size) > 0)
+
+
+def test_clients_that_are_timed_keep_their_own_clock():
+    law = exponential(2.0)
+    clock = fa.Clock(step_seconds=np.arange(7.0), delay=law)
+    plan = fa.Plan(participation=fa.uniform(5), clock=clock)
+    _, plan = calibrate._usual_cohort(make_data((4, 0, 20, 4, 0, 2, 4)), plan)
+    np.testing.assert_array_equal(plan.clock.step_seconds, [0, 2, 3, 5, 6])
+    assert plan.clock.delay is law and plan.clock.bandwidth == clock.bandwidth
+
+
+@pytest.mark.parametrize(
+    "most, first, found",
+    [
+        (30, 24, [1, 2, 5, 10, 24, 30]),
+        (50, 10, [1, 2, 5, 10, 25, 50]),
+        (300, 300, [1, 2, 5, 10, 25, 50, 100, 250, 300]),
+        (1, 1, [1]),
+    ],
+)
+def test_the_rule_is_among_what_is_tried(most, first, found):
+    assert calibrate.candidates(most, first) == found
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fedgen"])
@@ -104,9 +152,10 @@ def test_what_has_no_room_is_not_tried(task, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_says_how_many_steps_to_try(name, task):
+def test_every_algorithm_says_how_many_steps_to_try(name, task, monkeypatch):
+    real = lambda *_: np.array([1, 2, 3])
+    monkeypatch.setattr(calibrate, "_steps_of_a_real_round", real)
     plan = fa.Plan(batch_size=2)
     algorithm = constructed(name)._replace(refine=None)
-    few = calibrate._few_steps(algorithm, task, make_data((9, 3, 4)), plan)
-    steps = np.asarray(few.policy.steps((), (), ()))
+    steps = calibrate._few_steps(algorithm, task, make_data((9, 3, 4)), plan)
     assert steps.shape == (3,) and (steps >= 1).all() and steps.max() <= 9

@@ -37,6 +37,25 @@ def test_unequal_steps_are_exact_for_any_number_of_lanes(x64):
         np.testing.assert_array_equal(info.num_steps, steps)
 
 
+def test_packed_rounds_side_by_side_are_each_as_if_alone(task, data):
+    """As the trials of a sweep are: other rates, seeds, cohorts and numbers of steps."""
+
+    def last(lr, key):
+        plan = fa.Plan(cohort_size=5, batch_size=4, lr=lr, lanes=2)
+        state = fa.init_state(scaffold(), task, data, plan, key)
+        round_fn = fa.make_round(scaffold(), task, data, plan)
+        return jax.lax.scan(round_fn, state, jax.random.split(key, 2))
+
+    rates, seeds = jnp.array([0.1, 0.03, 0.2]), keys(3)
+    together = jax.jit(jax.vmap(last))(rates, seeds)
+    alone = jax.jit(last)
+    steps = np.asarray(together[1].num_steps)  # [trials, rounds, cohort]
+    assert len({row.tobytes() for row in steps}) == 3 and len(set(steps[0, 0])) > 1
+    for i in range(3):
+        own = jax.tree.map(lambda leaf, i=i: leaf[i], together)
+        close(own, alone(rates[i], seeds[i]))
+
+
 def test_a_client_without_steps_is_neither_averaged_nor_changed(task, data):
     rest = fa.with_steps(scaffold(), steps_by_id(2, 0, 2, 0, 2, 2))
     round_fn, state = start(rest, task, data, FULL)

@@ -129,6 +129,14 @@ def test_away_from_a_terminal_slow_rounds_are_lines_too(monkeypatch):
 def test_in_a_terminal_there_is_a_bar():
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
     with live(console) as show:
-        show(SimpleNamespace(round=0, rounds=100, accuracy=None))
+        show(SimpleNamespace(round=0, rounds=100, accuracy=None, doing=None))
         show(at(40))
     assert "round 40/100" in console.file.getvalue()
+
+
+def test_what_comes_before_the_rounds_is_shown_in_the_bar():
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    with live(console) as show:
+        doing = "trying lanes: 5 96 ms"
+        show(SimpleNamespace(round=0, rounds=100, accuracy=None, doing=doing))
+    assert doing in console.file.getvalue()

@@ -22,7 +22,15 @@ from fedjax_adapt import (
     make_round,
 )
 from fedjax_adapt.engine import round as round_module
-from fedjax_adapt.experiment import Config, Diverged, build, program, read_run, run
+from fedjax_adapt.experiment import (
+    Config,
+    Diverged,
+    build,
+    program,
+    read_run,
+    run,
+    saver,
+)
 from fedjax_adapt.experiment import checkpoint as checkpoints
 from fedjax_adapt.experiment.folder import run_folder
 from fedjax_adapt.experiment.program import run_keys
@@ -125,6 +133,30 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tiny, whole, stop)
     run(broken, resume=True)
     assert same(final_state(broken), final_state(whole))
     assert numbers(broken.folder) == numbers(whole.folder)
+
+
+def test_rounds_that_wait_for_a_large_state_lose_none(tiny, whole, monkeypatch):
+    monkeypatch.setattr(saver, "has_room", lambda size: False)
+    broken = tiny()
+    with pytest.raises(Stop):
+        run(broken, progress=stop_after(5))
+    assert checkpoints.rounds(Path(broken.folder) / "checkpoints") == [2, 4]
+    run(broken, resume=True)
+    assert same(final_state(broken), final_state(whole))
+    assert numbers(broken.folder) == numbers(whole.folder)
+
+
+def test_a_run_may_keep_its_clients_in_the_memory_of_the_host(tiny):
+    """And goes on from there, in either memory."""
+    device = tiny("device", devices=1)
+    run(device)
+    host = tiny("host", devices=1, client_memory="host")
+    for stop in (3, 5):
+        with pytest.raises(Stop):
+            run(host, resume=True, progress=stop_after(stop))
+    run(dataclasses.replace(host, client_memory="device"), resume=True)
+    assert same(final_state(host), final_state(device))
+    assert numbers(host.folder)[1:] == numbers(device.folder)[1:]
 
 
 def test_other_models_are_measured_and_resumed_and_change_nothing(tiny, also, whole):

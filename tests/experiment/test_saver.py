@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import same
 
+from fedjax_adapt.engine import memory
 from fedjax_adapt.experiment import checkpoint, saver
 
 ABSTRACT = {"w": jax.ShapeDtypeStruct((300, 4), jnp.float32)}
@@ -60,11 +61,21 @@ def test_what_is_cut_up_among_devices_comes_back(tmp_path):
     assert restored["w"].sharding == lies
 
 
-def test_a_large_state_is_written_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(saver, "LARGE", 100)
+def test_a_large_state_is_written_at_once_where_memory_is_short(
+    tmp_path, monkeypatch, held
+):
+    monkeypatch.setattr(saver, "SMALL", 100)
+    size = 300 * 4 * 4
+    monkeypatch.setattr(memory, "free_host_memory", lambda: 8 * size)
     with saver.saver(tmp_path) as writes:
-        assert writes.save(state(1.0), 1) > 0
-        assert checkpoint.rounds(tmp_path) == [1]
+        assert writes.save(state(1.0), 1) == 0  # under way
+        assert checkpoint.rounds(tmp_path) == []
+        held.set()
+        monkeypatch.setattr(memory, "free_host_memory", lambda: 8 * size - 1)
+        assert writes.save(state(2.0), 2) > 0
+        assert checkpoint.rounds(tmp_path) == [1, 2]
+    restored, _ = checkpoint.restore(tmp_path, ABSTRACT)
+    np.testing.assert_array_equal(restored["w"], 2)
 
 
 def test_a_write_that_fails_is_an_error_of_the_next_or_of_the_end(

@@ -1,12 +1,16 @@
 """Lanes of a run that says "auto": tried once, kept, and gone on with."""
 
+import math
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from fedjax_adapt.cli.progress import reporting
 from fedjax_adapt.experiment import read_run, run, side_by_side
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import from_settings, read_settings
+from fedjax_adapt.experiment.run import Progress
 
 
 @pytest.fixture
@@ -33,6 +37,55 @@ def test_a_long_run_tries_once_and_remembers(tiny, tried):
     assert lanes_of(tiny("who", rounds=4, algorithm="fedavg")) == 3
     assert lanes_of(tiny("unequal", rounds=4, partition="iid")) == 3
     assert len(tried) == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train_examples": 500},
+        {"evaluate_also": ("sel",)},
+        {"shuffle": "none"},
+        {"clip_norm": None},
+        {"sampler": "uniform"},
+        {"client_memory": "host"},
+        {"devices": 1},
+    ],
+    ids=str,
+)
+def test_work_that_may_take_another_time_is_tried_anew(tiny, tried, change):
+    before = {"devices": 2} if "devices" in change else {"devices": 1}
+    lanes_of(tiny(rounds=4, **before))
+    lanes_of(tiny(rounds=4, **before | change))
+    assert len(tried) == 2
+
+
+def test_what_is_tried_is_shown_as_it_comes(tiny, tried, monkeypatch, capsys):
+    def fastest(*given):
+        for found in ((5, 0.25), (10, math.inf), (2, 0.0123)):
+            given[-1](*found)
+        return 2
+
+    monkeypatch.setattr(side_by_side, "fastest_lanes", fastest)
+    seen = []
+    show = lambda **said: seen.append(said)
+    config = tiny(rounds=4)
+    side_by_side.lanes_for(config, build(config), show)
+    note = (
+        "lanes=2, the fastest of those tried on a short round (5 250 ms, 10 no room, "
+    )
+    assert seen == [
+        {"doing": "trying lanes"},
+        {"doing": "trying lanes: 5 250 ms"},
+        {"doing": "trying lanes: 5 250 ms, 10 no room"},
+        {"doing": "trying lanes: 5 250 ms, 10 no room, 2 12.3 ms"},
+        {"doing": "compiling", "note": note + "2 12.3 ms)"},
+    ]
+    side_by_side.lanes_for(config, build(config), show)
+    assert len(seen) == 5  # it knows
+    with reporting(Console(width=200), "first") as report:
+        for said in seen:
+            report(Progress(0, 4, **said))
+    assert capsys.readouterr().out == f"{note}2 12.3 ms)\n"
 
 
 def test_what_is_told_or_short_or_refines_is_not_tried(tiny, tried):

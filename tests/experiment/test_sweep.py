@@ -133,11 +133,17 @@ def test_a_resumed_sweep_equals_an_uninterrupted_one_to_the_bit(tmp_path, three,
         sweep(THREE, folder)
     with pytest.raises(ValueError, match="was begun by a fedjax-adapt that put other"):
         sweep(THREE, begun_otherwise(folder), resume=True)
-    found = sweep(THREE, folder, resume=True, progress=seen.append)
+    found = sweep(THREE, folder, resume=True, side_by_side=3, progress=seen.append)
     assert found.results.equals(three.results)
     assert metrics(found) == metrics(three)
     rounds = [now.round for now in seen]
-    assert rounds[1] > stop - 4 and rounds[-1] == seen[-1].rounds == 21
+    assert rounds[2] > stop - 4 and rounds[-1] == seen[-1].rounds == 21
+    told = [now.warning for now in seen if now.warning is not None]
+    assert len(told) == 1 and "begun with 2 trials at once and goes on so" in told[0]
+
+
+def no_warning(now):
+    assert now.warning is None
 
 
 def test_a_sweep_goes_on_where_there_are_more_devices(tmp_path, three):
@@ -145,7 +151,9 @@ def test_a_sweep_goes_on_where_there_are_more_devices(tmp_path, three):
     folder = tmp_path / "sweep"
     with pytest.raises(Stop):
         sweep(THREE, folder, side_by_side=2, progress=stop_after(8))
-    found = sweep(THREE, folder, resume=True, devices=2).results.to_pydict()
+    found = sweep(
+        THREE, folder, resume=True, devices=2, side_by_side=1, progress=no_warning
+    ).results.to_pydict()
     for name, values in three.results.to_pydict().items():
         if isinstance(values[0], float | list):
             np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)

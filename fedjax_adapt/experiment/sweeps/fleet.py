@@ -17,6 +17,7 @@ from ...core import Params, State
 from ...engine import memory, mesh, trials
 from ...engine.batches import batch_size
 from ...engine.cohort import most_steps, num_slots
+from ...engine.forecast import cohort_steps
 from ...engine.lanes import choose as choose_lanes
 from ...engine.lanes import compiler_options
 from ...engine.trials import Layout
@@ -186,9 +187,12 @@ def lanes_of(
     On a CPU "auto" has as many models side by side on a device as a run would: trials
     take the place of clients.
     """
-    data, plan = federation.data, federation.plan
+    algorithm, task, data, plan = federation[:4]
     slots, width = num_slots(plan, data), batch_size(data, plan)
-    lanes = choose_lanes(config.lanes, slots, state.params, width, layout.num_devices)
+    steps = partial(cohort_steps, algorithm.policy, task, data, plan)
+    lanes = choose_lanes(
+        config.lanes, slots, state.params, width, layout.num_devices, steps
+    )
     if config.lanes == "auto" and jax.default_backend() == "cpu":
         return max(1, lanes // layout.each)
     return lanes

@@ -166,6 +166,15 @@ class _Runner:
         if not (self.path / GROUP).exists():
             return layout_of(config, federation, count, side_by_side), False
         width = toml.read(self.path / GROUP)["at_once"]
+        if side_by_side != "auto":
+            asked = layout_of(config, federation, count, side_by_side).width
+            if asked != width:
+                told = (
+                    f"{self.group.name} was begun with {width} trials at once and goes on "
+                    f"so, whatever side_by_side={side_by_side} says: its state is of "
+                    f"{width}."
+                )
+                self.progress(Progress(self.before, self.total, warning=told))
         most = mesh.count(config.devices, width)
         devices = next(d for d in range(most, 0, -1) if width % d == 0)
         return Layout(devices, width // devices), True
