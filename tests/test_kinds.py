@@ -35,6 +35,7 @@ ARGUMENTS = {  # right ones, by the names of parameters
     "policy": fa.epochs(1),
     "refine": fa.Refinement(),
     "optimizer": optax.sgd(0.1),
+    "precision": "bf16",
     "input_shape": (4,),
     "model": fa.models.linear((4,), 3),
 }

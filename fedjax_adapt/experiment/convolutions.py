@@ -8,6 +8,7 @@ so does one of several processes, whose clocks differ.
 
 import math
 import platform
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
@@ -23,13 +24,18 @@ from ..plan import Plan
 from . import kept, side_by_side, summary
 from .config import Config
 from .folder import cache_home
+from .side_by_side import show_nobody
 from .ways import AUTO, RULE, listed, trained_layers, with_told_ways
 
 TABLE = "conv.json"
 
 
 def settled(
-    config: Config, task: Task, data: FederatedDataset, plan: Plan
+    config: Config,
+    task: Task,
+    data: FederatedDataset,
+    plan: Plan,
+    show: Callable[..., None] = show_nobody,
 ) -> tuple[Config, Task]:
     """The config and the task with ways in place of "auto"; as they are otherwise.
 
@@ -38,6 +44,7 @@ def settled(
       task: what is learnt.
       data: the federation.
       plan: its lanes are a number, those of the run.
+      show: called before layers are timed or looked up, and after, with `doing`.
     """
     if config.convolutions != AUTO:
         return config, task
@@ -46,10 +53,12 @@ def settled(
     if not layers:
         return replace(config, convolutions=RULE), task
     lanes, devices = int(plan.lanes), num_devices_of(plan, data)
+    show(doing="timing convolutions")
     ways = [
         fastest(layer, lanes, table_of(task, layer, lanes, devices, not i))
         for i, layer in enumerate(layers)
     ]
+    show(doing="compiling")
     config = replace(config, convolutions=listed(ways))
     return config, with_told_ways(config.convolutions, task, data, plan)
 

@@ -94,7 +94,7 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
         show = lambda **said: progress(Progress(0, config.rounds, **said))
         config = replace(config, lanes=lanes_for(config, federation, show))
         federation = federation._replace(plan=build_plan(config))
-        config, task = convolutions.settled(config, *federation[1:4])
+        config, task = convolutions.settled(config, *federation[1:4], show)
         calibrated = time.perf_counter() - began
         federation = federation._replace(task=task)
         program = compile_program(config, federation)

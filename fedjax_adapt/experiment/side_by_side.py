@@ -1,8 +1,8 @@
 """How many clients a run trains side by side where it says lanes="auto".
 
 A long run tries what is fastest, once: what it finds is kept in a file, for this machine
-and the same work. A short run, one that refines on a public set, and one of
-several processes, whose clocks differ, goes by the rule of `engine.lanes.choose`.
+and the same work. A short run goes by the rule of `engine.lanes.choose`, and so do one
+that refines on a public set and one of several processes, whose clocks differ.
 """
 
 import hashlib
@@ -11,14 +11,13 @@ import math
 import os
 import platform
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 
 from ..engine import processes
 from ..engine.calibrate import fastest_lanes
 from ..engine.slots import num_devices_of, num_lanes_of
-from . import store, summary
+from . import kept, summary
 from .build import Federation
 from .config import Config, identity
 from .folder import cache_home
@@ -54,7 +53,7 @@ def lanes_for(
     if processes.several():
         return by_rule()
     file, work = cache_home() / "lanes.json", _work(config, federation)
-    found = _read(file).get(work)
+    found = kept.read(file).get(work)
     if not isinstance(found, int) or found < 1:
         tried: list[str] = []
         show(doing="trying lanes")
@@ -67,7 +66,7 @@ def lanes_for(
         found = fastest_lanes(algorithm, task, data, plan, tell)
         took = f"lanes={found}, the fastest of those tried on a short round"
         show(doing="compiling", note=f"{took} ({', '.join(tried)})")
-        _keep(file, work, found)
+        kept.add(file, {work: found})
     return found
 
 
@@ -79,27 +78,9 @@ def _work(config: Config, federation: Federation) -> str:
     told = [
         {name: v for name, v in identity(config).items() if name not in UNTIMED},
         [(leaf.shape, str(leaf.dtype)) for leaf in arrays],
-        *(num_devices_of(plan, data), plan.client_memory),
+        *(num_devices_of(plan, data), plan.client_memory, config.convolutions),
         *(summary.hardware(), platform.node(), summary.versions()),
         os.environ.get("XLA_FLAGS", ""),
     ]
     text = json.dumps(told, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _read(file: Path) -> dict:
-    """What is known; nothing where the file is missing or damaged."""
-    try:
-        known = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
-
-
-def _keep(file: Path, work: str, lanes: int) -> None:
-    """Adds a line. A file that cannot be written costs time, nothing else."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        store.write_text(file, json.dumps(_read(file) | {work: lanes}, indent=1))
-    except OSError:
-        return
