@@ -69,7 +69,7 @@ def mistaken(names):
             changed[i], changed[j] = right[j], right[i]
             yield changed
     for i, name in enumerate(names):
-        if name not in ("num_classes", "model"):
+        if name not in ("num_classes", "model", "precision"):
             yield [*right[:i], "mnist", *right[i + 1 :]]
 
 

@@ -37,6 +37,11 @@ def with_precision(task: Task, precision: str) -> Task:
     Raises:
       ValueError: there is no such precision, or the task is in bf16 already.
     """
+    check.kinds(
+        "with_precision(task, precision)",
+        task=(task, Task),
+        precision=(precision, str),
+    )
     check.one_of("precision", precision, PRECISIONS)
     if task.precision == precision:
         return task
