@@ -12,14 +12,15 @@ import pytest
 from helpers import make_data, make_task
 
 # Most of a test is compiling, which takes a third of the time if XLA does not optimise.
-# The slow tests optimise, but for the step that takes longest: runs of the command line
-# in processes of their own do what users do.
+# Those marked "optimised" need it, and `-m slow` has it for all, but for the step that
+# takes longest.
 PLAIN = "--xla_cpu_use_fusion_emitters=false"
 QUICK = f"--xla_backend_optimization_level=0 {PLAIN}"
+QUICKLY = ("not slow", "slow and not optimised")  # what is selected by -m
 
 
 def pytest_configure(config):
-    slow = config.option.markexpr != "not slow"
+    slow = config.option.markexpr not in QUICKLY
     if not ("PYTEST_XDIST_WORKER" in os.environ or "XLA_FLAGS" in os.environ):
         # a flag that this XLA does not know would end the process
         begin = [sys.executable, "-c", "import jax; jax.devices()"]

@@ -117,6 +117,7 @@ def check_equal(ours, theirs):
     assert ours.summary["accuracy"] == theirs.summary["accuracy"]
 
 
+@pytest.mark.optimised
 def test_two_processes_make_the_run_of_one(alone, together):
     said, record = together
     check_equal(record, alone)

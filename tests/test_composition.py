@@ -35,7 +35,7 @@ def pairs():
     for policy in POLICIES:
         for base in BASES:
             name = f"{policy}-{base}"
-            marks = () if name in FAST else pytest.mark.slow
+            marks = () if name in FAST else (pytest.mark.slow, pytest.mark.optimised)
             yield pytest.param(policy, base, id=name, marks=marks)
 
 

@@ -45,6 +45,7 @@ def modules():
         sys.path[:] = before
 
 
+@pytest.mark.slow
 def test_nothing_needs_what_a_bare_machine_lacks():
     """Neither the command line's package, nor TFDS and what it needs."""
     lacking = ("tyro", "tensorflow_datasets", "importlib_resources")

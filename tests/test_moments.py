@@ -159,6 +159,7 @@ def test_parts_merge_to_the_whole_and_an_empty_one_adds_nothing():
     close(merge(empty, empty), empty)
 
 
+@pytest.mark.slow
 def test_parts_say_what_the_moments_say(x64):
     """Of one set of examples, of two joined, and of several clients' pooled."""
     task = task_of(lambda *a: models.mlp(*a, widths=(5,)), (6,))

@@ -119,14 +119,17 @@ def test_bf16_multiplies_in_bfloat16_and_keeps_float32():
     assert 0 < abs(outputs.logits - exact).max() < 0.03 * abs(exact).max()
 
 
+SSG = fa.algorithms.fedssg(total_rounds=2, participation=0.5)
+GSNR = fa.algorithms.fedgsnr(num_steps=2)
+
+
 @pytest.mark.parametrize(
     "algorithm, lanes",
     [
-        (fa.algorithms.scaffold(), 1),
-        (fa.algorithms.fedssg(total_rounds=2, participation=0.5), 2),
-        (fa.algorithms.fedgsnr(num_steps=2), 1),
+        pytest.param(fa.algorithms.scaffold(), 1, id="scaffold"),
+        pytest.param(SSG, 2, id="fedssg", marks=pytest.mark.slow),
+        pytest.param(GSNR, 1, id="fedgsnr", marks=pytest.mark.slow),
     ],
-    ids=["scaffold", "fedssg", "fedgsnr"],
 )
 def test_bf16_trains_with_states_in_float32(algorithm, lanes):
     task, plan = mlp(), replace(PLAN, lanes=lanes)
@@ -161,6 +164,7 @@ def test_a_precision_that_is_none_is_one_sentence():
         Config(precision="fp16")
 
 
+@pytest.mark.slow
 def test_a_run_in_bf16_learns_the_digits(tmp_path):
     few = {"model": "linear", "num_clients": 6, "rounds": 6, "epochs": 2.0}
     few |= {"algorithm": "fedavg", "participation": 1.0, "evaluate_every": 3}

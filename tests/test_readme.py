@@ -41,6 +41,7 @@ def test_files_and_links_of_the_readme_exist():
         assert (ROOT / path).exists(), path
 
 
+@pytest.mark.slow
 def test_the_example_prints_its_number_and_the_others_go_on_from_it():
     code, steps, own, memory, skews = blocks("python")
     printed = blocks("")[0]

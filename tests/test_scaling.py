@@ -139,6 +139,7 @@ def test_ratios_are_taken_within_a_pass(modules, tmp_path):
 TINY = {"clients": 6, "cohort": 2, "steps": 2, "width": 3, "inputs": 4, "examples": 6}
 
 
+@pytest.mark.slow
 def test_the_whole_of_it_in_small_and_nothing_twice(
     modules, tmp_path, monkeypatch, capsys
 ):
@@ -194,6 +195,7 @@ def small():
     return task, data, task.init(jax.random.key(3))
 
 
+@pytest.mark.slow
 def test_the_bare_loop_computes_what_one_client_of_the_engine_computes(modules, small):
     task, data, params = small
     alone = fa.FederatedDataset.from_clients(make_clients((6,)), num_classes=CLASSES)
@@ -259,6 +261,7 @@ def test_the_batches_of_a_round_are_summed_up(modules, work):
     np.testing.assert_allclose(total, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_part_of_the_profile_can_be_timed(modules, work):
     parts = modules["parts"]
     cases = parts.cases(work, {"workload": "tiny"})

@@ -24,6 +24,7 @@ def sweeps(monkeypatch):
     sys.modules.pop("sweeps")  # and with it the data that it keeps
 
 
+@pytest.mark.slow
 def test_a_sweep_is_read_beside_a_run_and_the_ratio_is_of_a_pass(
     sweeps, tmp_path, capsys, monkeypatch
 ):

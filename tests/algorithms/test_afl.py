@@ -255,6 +255,7 @@ def test_what_is_not_finite_never_reaches_tau_or_the_model(x64):
     assert same(update, (state.params, state.server))
 
 
+@pytest.mark.optimised
 @pytest.mark.slow
 def test_a_trial_is_its_base_to_the_bit(task, data):
     plan = Plan(participation=bernoulli(0.5), batch_size=4)

@@ -58,6 +58,7 @@ def test_equal_clients_make_the_weights_irrelevant(task):
     close(*ends)
 
 
+@pytest.mark.slow
 def test_full_participation_does_not_depend_on_the_round_key_without_shuffling(
     task, data
 ):

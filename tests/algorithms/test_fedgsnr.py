@@ -225,6 +225,7 @@ def test_numbers_that_overflow_in_the_mean_alone_are_failures():
     assert steps_of(fa.gsnr_steps(4), large, (1, 9)).tolist() == [4, 4]
 
 
+@pytest.mark.slow
 def test_who_failed_takes_e_steps_and_is_in_no_budget():
     three = measured_of([[1.0], [3.0], [0.0]], np.zeros((3, 1)))
     three = three._replace(finite=jnp.array([True, True, False]))
@@ -239,6 +240,7 @@ def test_who_failed_takes_e_steps_and_is_in_no_budget():
 sizes_of = st.lists(st.integers(1, 20), min_size=2, max_size=6)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(
     sizes=sizes_of,
@@ -306,9 +308,9 @@ def test_clients_alike_have_the_largest_ratio_however_little_varies(near):
     assert (found.gsnr >= 3e5).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "batches, micro_batch, devices, lanes",
-    [(2, 3, 4, 2), pytest.param(3, 1, 1, 3, marks=pytest.mark.slow)],
+    "batches, micro_batch, devices, lanes", [(2, 3, 4, 2), (3, 1, 1, 3)]
 )
 def test_a_model_s_ratios_are_the_oracle_s_on_devices_and_in_lanes(
     x64, batches, micro_batch, devices, lanes

@@ -258,6 +258,7 @@ def test_on_fednova_it_is_what_it_is_without_a_base(task, data):
         fedveca(full_gradient=True, base=moon())
 
 
+@pytest.mark.slow
 def test_with_one_batch_the_full_gradient_is_the_first_on_scaffold_too(task, data):
     """What SCAFFOLD adds to gradients is in both."""
     plan = Plan(cohort_size=3, batch_size=None, lr=0.3, weight_decay=0.1)

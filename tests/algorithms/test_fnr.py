@@ -272,6 +272,7 @@ def after(algorithm, task, data, plan=PLAN, rounds=2):
     return state, info
 
 
+@pytest.mark.optimised
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fednova", "scaffold"])
 def test_without_epochs_it_is_its_base_to_the_bit(name, model, data):
@@ -281,6 +282,7 @@ def test_without_epochs_it_is_its_base_to_the_bit(name, model, data):
     assert np.asarray(info.refine["refined"]).sum() == 2
 
 
+@pytest.mark.optimised
 @pytest.mark.slow
 def test_a_cohort_of_which_the_fraction_is_nobody_is_the_base(model, data):
     """One client of six slots: floor(0.5) = 0."""
@@ -323,6 +325,7 @@ def test_lambda_zero_is_the_same_for_every_variant(model, data):
     close(ends[0], ends[2])
 
 
+@pytest.mark.slow
 def test_one_client_of_one_is_local_training_then_the_public_set(model, data):
     """n = 1, p = 1, one example in a batch of its own: two phases of plain SGD."""
     one = make_data((6,))

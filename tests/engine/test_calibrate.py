@@ -67,7 +67,11 @@ def test_it_times_the_clients_of_a_round_for_a_few_steps(task, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [fedgsnr(num_steps=9), fedveca(max_steps=9)], ids=["gsnr", "veca"]
+    "algorithm",
+    [
+        pytest.param(fedgsnr(num_steps=9), id="gsnr", marks=pytest.mark.slow),
+        pytest.param(fedveca(max_steps=9), id="veca"),
+    ],
 )
 def test_what_is_measured_or_learnt_real_rounds_tell(algorithm, task):
     data, plan = make_data((9, 3, 4)), fa.Plan(batch_size=2)

@@ -80,6 +80,7 @@ def images(num_clients, cohort_size, lanes, model="cnn", devices=1, batch_size=2
     return fa.classification(MODELS[model](shape, 10), shape), data, plan
 
 
+@pytest.mark.optimised
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm, options, share",

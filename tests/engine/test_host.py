@@ -66,6 +66,7 @@ def test_each_device_has_its_part_of_the_host_s_memory(devices, task, data):
         assert leaf.sharding.memory_kind == mesh.HOST_MEMORY
 
 
+@pytest.mark.slow
 def test_a_state_goes_from_one_memory_to_the_other(task, data):
     plans = {m: fa.Plan(cohort_size=4, client_memory=m) for m in ("device", "host")}
     rounds = {m: start(scaffold(), task, data, plan) for m, plan in plans.items()}

@@ -100,7 +100,6 @@ def test_slots_stay_at_home_while_that_keeps_the_balance():
             "one home": ((0, 1, 2), 1),
         },
         "one home",
-        "few",
     ),
 )
 def test_a_client_trains_anywhere_and_its_row_comes_home(task, data, ids, lanes):

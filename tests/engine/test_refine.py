@@ -107,6 +107,7 @@ def test_models_returned_as_they_were_are_the_base_to_the_bit(name, task, data):
     assert equal(info, base_info) is not False
 
 
+@pytest.mark.slow
 @these(
     "moon", among=("moon", "averages", "fedadam on feddyn", "fedveca", "afl on moon")
 )
@@ -170,9 +171,8 @@ def test_moon_remembers_the_model_it_uploaded(task, data):
     assert same(after.clients.visited, base.clients.visited)
 
 
-@pytest.mark.parametrize(
-    "changes", [dict(devices=2), pytest.param(dict(lanes=3), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [dict(devices=2), dict(lanes=3)])
 @these("moon", among=("moon", "averages"))
 def test_lanes_and_devices_do_not_change_a_refinement(name, changes, task, data):
     algorithm = fa.with_refinement(BASES[name], BOTH)

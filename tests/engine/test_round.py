@@ -37,6 +37,7 @@ def test_unequal_steps_are_exact_for_any_number_of_lanes(x64):
         np.testing.assert_array_equal(info.num_steps, steps)
 
 
+@pytest.mark.slow
 def test_packed_rounds_side_by_side_are_each_as_if_alone(task, data):
     """As the trials of a sweep are: other rates, seeds, cohorts and numbers of steps."""
 

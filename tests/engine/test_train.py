@@ -53,6 +53,7 @@ def test_any_function_of_state_and_key_can_be_trained():
     assert len(set(np.asarray(infos).tolist())) == 4
 
 
+@pytest.mark.slow
 def test_programs_of_its_own_have_the_options_that_lanes_are_fastest_with(
     task, data, monkeypatch
 ):

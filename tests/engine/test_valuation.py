@@ -82,6 +82,7 @@ def test_a_value_that_is_met_on_the_way_ends_no_order():
     np.testing.assert_allclose(found, exact / 6, atol=0.03)
 
 
+@pytest.mark.slow
 def test_what_fednova_sends_is_no_displacement(task, data):
     ends = []
     for base in (fednova(), fedavg()):  # with steps alike they are the same

@@ -93,6 +93,7 @@ def test_a_table_that_cannot_be_written_is_no_obstacle(images, timed, tmp_path):
     assert len(timed) == 4
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_ways_it_began_with(images, timed, monkeypatch):
     class Stop(Exception):
         pass

@@ -268,6 +268,7 @@ def test_settings_of_public_sets_survive_their_toml(tmp_path):
     assert 'public = "holdout"\npublic_examples = 7' in to_toml(config)
 
 
+@pytest.mark.slow
 def test_who_trains_on_the_public_set_is_sent_it_once(finished):
     """Clients of FNR-FL hold P: n (|P| 65) bytes, and its steps are not local ones."""
     config, result, said = finished(

@@ -45,6 +45,7 @@ def test_a_finished_run_has_a_table(tiny):
     assert "simulated time" not in text
 
 
+@pytest.mark.slow
 def test_other_models_are_in_the_table_and_the_picture(also, whole, tmp_path):
     result = read_run(also.folder).summary
     console = Console(file=io.StringIO(), width=140)

@@ -124,7 +124,9 @@ def test_a_finished_folder_holds_what_it_should(tiny):
     assert result.last_count == result.rounds == 3
 
 
-@pytest.mark.parametrize("stop", [1, 3, 6])
+@pytest.mark.parametrize(
+    "stop", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 6))]
+)
 def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tiny, whole, stop):
     broken = tiny()
     with pytest.raises(Stop):
@@ -146,6 +148,7 @@ def test_rounds_that_wait_for_a_large_state_lose_none(tiny, whole, monkeypatch):
     assert numbers(broken.folder) == numbers(whole.folder)
 
 
+@pytest.mark.slow
 def test_a_run_may_keep_its_clients_in_the_memory_of_the_host(tiny):
     """And goes on from there, in either memory."""
     device = tiny("device", devices=1)
@@ -159,6 +162,7 @@ def test_a_run_may_keep_its_clients_in_the_memory_of_the_host(tiny):
     assert numbers(host.folder)[1:] == numbers(device.folder)[1:]
 
 
+@pytest.mark.slow
 def test_other_models_are_measured_and_resumed_and_change_nothing(tiny, also, whole):
     """Their tables are in the checkpoint; for SCAFFOLD sel is the server's model."""
     broken = tiny(evaluate_also=("sel", "all"))
@@ -237,6 +241,7 @@ def test_a_damaged_newest_checkpoint_costs_rounds_and_not_the_run(tiny, whole):
     assert numbers(broken.folder) == numbers(whole.folder)
 
 
+@pytest.mark.slow
 def test_how_often_a_run_is_saved_or_evaluated_changes_no_result(tiny, whole):
     seldom = tiny("seldom", checkpoint_every=None)
     run(seldom)
@@ -315,6 +320,7 @@ def test_a_run_whose_server_refuses_what_is_not_finite_goes_on(tiny):
     assert same(final_state(config)[0].params, begin.params)
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_spent_is_said_once(tiny):
     options = {"budget": 1.0, "step_seconds": 0.1, "aggregation_seconds": 0.1}
     config = tiny(algorithm="afl", epochs=Config.epochs, algorithm_options=options)
@@ -332,6 +338,7 @@ def test_a_budget_that_is_spent_is_said_once(tiny):
     ]
 
 
+@pytest.mark.slow
 def test_the_model_that_afl_ends_with_is_measured_beside_the_last(tiny):
     options = {"budget": 1.0, "trial_steps": 3}
     config = tiny(

@@ -122,7 +122,7 @@ def begun_otherwise(folder):
     return copy
 
 
-@pytest.mark.parametrize("stop", [8, 18])
+@pytest.mark.parametrize("stop", [8, pytest.param(18, marks=pytest.mark.slow)])
 def test_a_resumed_sweep_equals_an_uninterrupted_one_to_the_bit(tmp_path, three, stop):
     """Stopped among the first two trials, and while the third runs."""
     folder, seen = tmp_path / "sweep", []
@@ -146,6 +146,7 @@ def no_warning(now):
     assert now.warning is None
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_where_there_are_more_devices(tmp_path, three):
     """Each of the two trials at once has a device of its own then."""
     folder = tmp_path / "sweep"
@@ -256,6 +257,7 @@ def test_numbers_of_a_config_are_read_and_set():
     assert "clip_norm" in number_names(Config(algorithm="fedprox"))
 
 
+@pytest.mark.slow
 def test_a_program_that_is_too_large_has_fewer_trials_at_once(monkeypatch):
     from fedjax_adapt.experiment import build
 

@@ -79,6 +79,7 @@ def check_against_the_run(config, values):
         assert values.values.sum() == pytest.approx(gain, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_round_run_again_is_the_runs_own_to_the_bit(half, values):
     check_against_the_run(half, values)
 

@@ -156,7 +156,13 @@ def test_a_round_moves_every_parameter(name, shape):
     assert all(jax.tree.leaves(moved)), moved
 
 
-@pytest.mark.parametrize("name", ["vgg11", "vgg16", "resnet18"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vgg11",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("vgg16", "resnet18")),
+    ],
+)
 def test_large_models_can_be_differentiated_for_many_clients(name):
     task = task_of(name, CIFAR)
     params = jax.eval_shape(task.init, KEY)
