@@ -95,7 +95,8 @@ def measure(arguments: argparse.Namespace) -> None:
     print(described(line for case in used for line in ledger.find(**case.setting)))
 
 
-def main() -> None:
+def options() -> argparse.ArgumentParser:
+    """Those of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", default=["cnn"], choices=CONVOLUTIONAL)
     parser.add_argument("--batch", type=int, default=50, help="images a step")
@@ -103,7 +104,11 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=1, help="clients side by side")
     parser.add_argument("--devices", type=int, help="at the same time; all of them")
     add_options(parser, "convolutions")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    arguments = options().parse_args()
     fa.cores_as_devices(arguments.devices)
     arguments.devices = arguments.devices or jax.local_device_count()
     measure(arguments)

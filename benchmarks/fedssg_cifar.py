@@ -11,7 +11,6 @@ results/fedssg-cifar10.jsonl, and the table to the output. Without the command l
 """
 
 import argparse
-import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +24,7 @@ from readings import Ledger
 from fedjax_adapt.cli.process import prepare_jax, take_devices
 from fedjax_adapt.experiment import Progress, run
 from fedjax_adapt.experiment.config import from_settings
-from fedjax_adapt.experiment.store import CONFIG
+from fedjax_adapt.experiment.store import CONFIG, read_summary
 
 RESULTS = Path(__file__).parent / "results" / "fedssg-cifar10.jsonl"
 TARGET = 0.75
@@ -80,19 +79,25 @@ def until(end: float) -> Callable[[Progress], None]:
     return report
 
 
+def folder_of(method: str, given: argparse.Namespace) -> Path:
+    """Where a method's run lies."""
+    kind = f"-{given.precision}" if given.precision else ""
+    return given.folder / f"{method.lower()}{kind}"
+
+
 def measured(
     method: str, given: argparse.Namespace, end: float
 ) -> Mapping[str, Any] | None:
     """What came of a method's run; None: it did not end in time."""
-    kind = f"-{given.precision}" if given.precision else ""
-    folder = given.folder / f"{method.lower()}{kind}"
+    folder = folder_of(method, given)
     config = from_settings(settings_of(method, folder, given))
-    try:
-        summary = run(config, resume=(folder / CONFIG).exists(), progress=until(end))
-    except KeyboardInterrupt:
-        return None
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # gigabytes, for each
-    figures = json.loads(json.dumps(summary.to_dict()))  # as it is read again
+    # a kill may have come between a run's end and the line that was to tell of it
+    if read_summary(folder) is None:
+        try:
+            run(config, resume=(folder / CONFIG).exists(), progress=until(end))
+        except KeyboardInterrupt:
+            return None
+    figures = read_summary(folder) or {}
     return {name: figures[name] for name in (*KEPT, "memory") if name in figures}
 
 
@@ -108,6 +113,8 @@ def measure(given: argparse.Namespace) -> bool:
             found = measured(method, given, end)
             if found is not None:
                 ledger.add({**told, **found})
+                # gigabytes, for each
+                shutil.rmtree(folder_of(method, given) / "checkpoints", True)
         lines = ledger.find(**told)
         whole = whole and bool(lines)
         if lines:

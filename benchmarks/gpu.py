@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
 GRACE = 20  # seconds that a command has to end by itself when its minutes are over
+WITH_CUDA = ("loop", "vmap")  # peers that the Python of such a machine can run
 Words = list[str]
 
 
@@ -62,7 +63,7 @@ def peers(given: argparse.Namespace) -> list[Command]:
     if given.tiny:  # ours alone: W2, whose rounds are short
         size = ["--rounds", "1", "--warmup", "1", "--lanes", "1", "--devices", "1"]
         return [Command("rounds.py", ["--workload", "w2", *size])]
-    words += ["--device", "cuda"]
+    words += ["--device", "cuda", "--only", *WITH_CUDA]
     if given.peaks:
         words += ["--peaks", *map(str, given.peaks)]
     first = [*words, "--workloads", "w1", "w2"]
@@ -75,7 +76,8 @@ def peers(given: argparse.Namespace) -> list[Command]:
 def agreement(given: argparse.Namespace) -> list[Command]:
     if given.tiny:
         return [Command("rounds.py", ["--workload", "w2", "--devices", "1", "--check"])]
-    words = ["--device", "cuda", "--workloads", "w1", "w2", "--check"]
+    words = ["--device", "cuda", "--only", *WITH_CUDA]
+    words += ["--workloads", "w1", "w2", "--check"]
     return [Command("peers/run.py", words)]
 
 

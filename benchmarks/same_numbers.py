@@ -89,8 +89,7 @@ def on_backend(backend: str, names: Sequence[str]) -> dict[str, np.ndarray]:
     Raises:
       RuntimeError: the process failed; one sentence.
     """
-    # products of float32 on a GPU are otherwise of rounded factors
-    own = {"JAX_PLATFORMS": backend, "JAX_DEFAULT_MATMUL_PRECISION": "float32"}
+    own = {"JAX_PLATFORMS": backend}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "moved.npz"
         command = [sys.executable, __file__, "--write", str(file), "--cases", *names]

@@ -152,7 +152,8 @@ def measure(arguments: argparse.Namespace) -> None:
     print(described(line for case in used for line in ledger.find(**case.setting)))
 
 
-def main(words: list[str] | None = None) -> None:
+def options() -> argparse.ArgumentParser:
+    """Those of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     workloads = [*rounds.WORKLOADS]
     parser.add_argument("--workloads", nargs="*", default=["w2"], choices=workloads)
@@ -163,7 +164,11 @@ def main(words: list[str] | None = None) -> None:
     )
     parser.add_argument("--rounds", type=int, default=10, help="per call")
     add_options(parser, "sweeps")
-    arguments = parser.parse_args(words)
+    return parser
+
+
+def main(words: list[str] | None = None) -> None:
+    arguments = options().parse_args(words)
     fa.cores_as_devices()
     arguments.devices = arguments.devices or sorted({1, jax.local_device_count()})
     measure(arguments)

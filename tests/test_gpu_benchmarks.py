@@ -28,6 +28,8 @@ PARSERS = {  # script -> module and function that makes its parser
     "lanes.py": ("lanes", "options"),
     "best_lanes.py": ("best_lanes", "options"),
     "scaling.py": ("scaling", "parser"),
+    "convolutions.py": ("convolutions", "options"),
+    "sweeps.py": ("sweeps", "options"),
     "peers/run.py": ("run", "options"),
 }
 

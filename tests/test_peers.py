@@ -425,7 +425,7 @@ def test_every_setting_has_a_script_and_a_lock_and_a_name_of_its_own(peers):
     every = [s for some in peers.settings.SETTINGS.values() for s in some]
     for settings in peers.settings.BY_DEVICE["cuda"].values():
         assert [s.precision for s in settings[:3]] == ["float32", "tf32", "bf16"]
-        assert len({setting.name for setting in settings}) == len(settings) == 18
+        assert len({setting.name for setting in settings}) == len(settings) == 17
         assert {s.environment for s in settings} == {None, "torch-cuda", "fedjax-cuda"}
     assert {s.simulator for s in every} == set(peers.settings.SIMULATORS)
     for _, script in peers.settings.SIMULATORS.values():

@@ -19,7 +19,7 @@ import optax
 from fedjax.core.models import create_model_from_haiku
 
 work = common.work
-PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bf16": "bfloat16"}
+PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32"}
 
 
 def haiku_params(workload) -> dict:

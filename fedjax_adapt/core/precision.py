@@ -28,7 +28,8 @@ def with_precision(task: Task, precision: str) -> Task:
     """The task, trained and evaluated in another precision.
 
     A model written by hand must not widen what it is given: "bf16" is what its parameters
-    and floating inputs come in.
+    and floating inputs come in. They are rounded before they are normalised, so that
+    those far from 0, such as 1000 +- 1, want to be normalised beforehand.
 
     Args:
       task: from `classification`, or by hand.

@@ -144,6 +144,9 @@ def _usual_cohort(data: FederatedDataset, plan: Plan) -> tuple[FederatedDataset,
     present = drawn < data.num_clients
     some = np.abs(present.sum(1) - present.sum(1).mean()).argmin()
     ids, present = np.where(present, drawn, 0)[some], present[some]
+    # of all clients a part lies on each device, and so it must be of these
+    more = -len(ids) % num_devices_of(plan, data)
+    ids, present = np.pad(ids, (0, more)), np.pad(present, (0, more))
     size = np.where(present, np.asarray(data.size)[ids], 0)
     data = data.with_changed(index=data.index[ids], size=jnp.asarray(size, jnp.int32))
     data = replace(data, test=None, public=None, noise=None)

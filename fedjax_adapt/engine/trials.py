@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from ..core import Params, PyTree, State, side_by_side
+from ..core import PyTree, State, side_by_side
 from . import lanes, memory, mesh
 
 SHARE = 0.8  # of the memory that is free, for what an estimate cannot see
@@ -143,8 +143,8 @@ def too_large(program: Any, num_devices: int) -> bool:
 def trial_bytes(state: State, num_lanes: int, batch: tuple[int, int]) -> int:
     """What a trial takes on its device, about: two states, and its lanes at work."""
     examples, size = batch
-    lane = MODELS * _bytes(state.params) + ACTIVATIONS * examples * size
-    return 2 * _bytes(state) + num_lanes * lane
+    lane = MODELS * lanes.num_bytes(state.params) + ACTIVATIONS * examples * size
+    return 2 * lanes.num_bytes(state) + num_lanes * lane
 
 
 def _fitting(
@@ -160,7 +160,3 @@ def _fitting(
 def _sharing(num_devices: int) -> int:
     """How many devices share a memory: all where they are cores of a CPU."""
     return num_devices if jax.default_backend() == "cpu" else 1
-
-
-def _bytes(tree: PyTree | Params) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

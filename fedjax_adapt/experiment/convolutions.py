@@ -7,17 +7,18 @@ so does one of several processes, whose clocks differ.
 """
 
 import math
+import os
 import platform
 from collections.abc import Callable
 from dataclasses import replace
-
-import jax
+from functools import partial
 
 from ..core import Task, precise
 from ..data import FederatedDataset
 from ..engine import processes
 from ..engine.lanes import compiler_options
 from ..engine.slots import num_devices_of
+from ..engine.trials import too_large
 from ..models.timing import fastest, milliseconds, ways_to_try
 from ..models.ways import Layer
 from ..plan import Plan
@@ -68,7 +69,9 @@ def table_of(
 ) -> dict[str, float]:
     """Milliseconds of a step of a layer by way, kept or timed now; see `milliseconds`."""
     file = cache_home() / TABLE
-    where = [*summary.hardware().values(), platform.node(), f"jax {jax.__version__}"]
+    where = [*summary.hardware().values(), platform.node()]
+    where += [f"{name} {version}" for name, version in summary.versions().items()]
+    where += [f"XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}"]
     what = f"{layer}{', of examples' if reads_examples else ''}"
     how = f"precision {task.precision}, lanes {lanes}, devices {devices}"
     key = f"{', '.join(map(str, where))}: {what}; {how}"
@@ -76,7 +79,14 @@ def table_of(
     if not (isinstance(known, dict) and set(known) == wanted and _are_times(known)):
         options = compiler_options(lanes)
         with precise(task):
-            known = milliseconds(layer, lanes, devices, options, reads_examples)
+            known = milliseconds(
+                layer,
+                lanes,
+                devices,
+                options,
+                reads_examples,
+                too_large=partial(too_large, num_devices=devices),
+            )
         kept.add(file, {key: known})
     return known
 

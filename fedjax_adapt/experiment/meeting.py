@@ -150,7 +150,7 @@ def _listening(address: str) -> socket.socket:
     try:
         port = int(bound.rpartition(":")[2])
         return socket.create_server(("", port), family=family, dualstack_ipv6=both)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"coordinator_address={address} cannot be listened to ({error}); give another "
             "port in every process."

@@ -91,8 +91,8 @@ class Config:
       lanes: clients trained side by side on a device, cut to the most it has in a round;
         auto: in a run of 100 rounds or more what is fastest, tried out and kept for later
         runs, else by a rule
-      convolutions: how they are computed in local training: winograd, shifts, patches or
-        lax for all that can; or a way for each kind of layer, as in patches,winograd; auto:
+      convolutions: how they are computed: winograd, shifts, patches or lax for all that
+        can; or, in local training, each kind of layer, as in patches,winograd; auto:
         in a run of 100 rounds or more what is fastest, timed and kept for later runs, else
         by a rule, as with rule
       precision: of the model; float32: of products on an accelerator, too; tf32: theirs, on

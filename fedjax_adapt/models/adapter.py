@@ -81,7 +81,8 @@ def _alike(model: Model) -> Model:
 
     def rounded(params, x):
         dtypes = {leaf.dtype for leaf in jax.tree.leaves(params)}
-        return x.astype(jnp.bfloat16) if dtypes == {jnp.dtype(jnp.bfloat16)} else x
+        floats = {dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)}
+        return x.astype(jnp.bfloat16) if floats == {jnp.dtype(jnp.bfloat16)} else x
 
     def taking(function):
         return lambda params, x, *key: function(params, rounded(params, x), *key)

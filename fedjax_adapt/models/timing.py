@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +80,7 @@ def milliseconds(
     compiler_options: Mapping[str, str] | None = None,
     reads_examples: bool = False,
     ways: Sequence[str] | None = None,
+    too_large: Callable[[Any], bool] = lambda program: False,
 ) -> dict[str, float]:
     """What a step of a layer takes in each way, forward and both gradients.
 
@@ -89,6 +91,7 @@ def milliseconds(
       compiler_options: of XLA.
       reads_examples: it is the first of its model: nobody wants its inputs' gradient.
       ways: to try; None: `ways_to_try`.
+      too_large: whether there is no room to run a compiled program.
 
     Returns:
       By way; infinite for one that does not fit into memory or that XLA refuses.
@@ -97,7 +100,13 @@ def milliseconds(
     for way in ways_to_try(layer, lanes) if ways is None else ways:
         best = min(taken.values(), default=math.inf)
         try:
-            call = steps(layer, way, lanes, devices, compiler_options, reads_examples)
+            program, given = _compiled(
+                layer, way, lanes, devices, compiler_options, reads_examples
+            )
+            if too_large(program):
+                taken[way] = math.inf
+                continue
+            call = lambda count, p=program, g=given: p(np.int32(count), *g)
             taken[way] = _fastest_call(call, best)
         except jax.errors.JaxRuntimeError:
             taken[way] = math.inf
@@ -113,13 +122,27 @@ def steps(
     reads_examples: bool = False,
 ) -> Callable[[int], Array]:
     """A compiled function that does so many steps; arguments as for `milliseconds`."""
+    program, given = _compiled(
+        layer, way, lanes, devices, compiler_options, reads_examples
+    )
+    return lambda count: program(np.int32(count), *given)
+
+
+def _compiled(
+    layer: Layer,
+    way: str,
+    lanes: int,
+    devices: int,
+    compiler_options: Mapping[str, str] | None,
+    reads_examples: bool,
+) -> tuple[Any, list[Array]]:
+    """The program of so many steps, and what it takes beside their number."""
     images = (devices, lanes, layer.channels, *layer.pixels, layer.images)
     kernels = (devices, lanes, *layer.size, layer.channels, layer.filters)
     given = [jnp.full(shape, 0.1, layer.dtype) for shape in (images, kernels)]
     loop = _loop(way, layer.strides, lanes, devices, reads_examples)
     traced = loop.lower(np.int32(1), *given)
-    program = traced.compile(dict(compiler_options or {}))
-    return lambda count: program(np.int32(count), *given)
+    return traced.compile(dict(compiler_options or {})), given
 
 
 def _loop(way: str, strides, lanes: int, devices: int, reads_examples: bool):

@@ -107,6 +107,15 @@ def test_as_many_slots_are_empty_as_in_the_mean(task, monkeypatch):
     np.testing.assert_array_equal(steps > 0, np.asarray(data.size) > 0)
 
 
+def test_an_odd_cohort_is_cut_up_among_devices_as_all_clients_are(task):
+    data, memory = make_data(), dict(client_memory="host", devices=2)
+    plan = fa.Plan(participation=fa.uniform(5), batch_size=2, **memory)
+    data, plan = calibrate._usual_cohort(data, plan)
+    assert data.num_clients == 6 and plan.devices == 2
+    assert (np.asarray(data.size) > 0).sum() == 5
+    fa.init_state(scaffold(), task, data, plan, jax.random.key(0))
+
+
 def test_clients_that_are_timed_keep_their_own_clock():
     law = exponential(2.0)
     clock = fa.Clock(step_seconds=np.arange(7.0), delay=law)

@@ -61,7 +61,10 @@ def layout_of(
     init, _ = of_one(replace(config, devices=1), federation)
     state = jax.eval_shape(init, federation.data, own)
     client = jax.eval_shape(federation.algorithm.local.init, state.params)
-    memory.check_fits(client, data.num_clients, num_slots(plan, data), 1)
+    if plan.client_memory == "host":
+        memory.check_host(client, data.num_clients)
+    else:
+        memory.check_fits(client, data.num_clients, num_slots(plan, data), 1)
     examples = batch_size(data, plan)
     return trials.choose(
         side_by_side,

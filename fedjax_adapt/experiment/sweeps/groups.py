@@ -31,7 +31,8 @@ class Group(NamedTuple):
 def groups_of(trials: Sequence[Trial], side_by_side: int | str = "auto") -> list[Group]:
     """The trials by the program they share, in the order of their first.
 
-    Data are loaded and programs traced, so that whatever does not fit is found here.
+    Data are loaded and programs traced, so that what does not fit is found here, but for
+    partitions of data that a seed generates or corrupts: those of the first seed alone.
 
     Raises:
       ValueError: as building a run; the sentence names the trial.

@@ -80,7 +80,8 @@ def of_one(config: Config, federation: Federation) -> tuple[Callable, Callable]:
 
 def check_numbers(config: Config, federation: Federation) -> None:
     """Raises ValueError as a run would that knows its numbers, traced or not."""
-    data, plan = federation.data, replace(build_plan(config), devices=1)
+    # one lane: no rule needs to look at cohorts for what is not run
+    data, plan = federation.data, replace(build_plan(config), devices=1, lanes=1)
     algorithm = completed(config, build_algorithm(config), federation)
     make_round(algorithm, federation.task, data, plan)
 
@@ -93,7 +94,7 @@ def can_trace(config: Config, federation: Federation, names: Sequence[str]) -> b
     """
     own = stacked([config], names)
     own = jax.tree.map(lambda leaf: leaf[0], own)
-    init, some_rounds = of_one(replace(config, devices=1), federation)
+    init, some_rounds = of_one(replace(config, devices=1, lanes=1), federation)
     shared = federation.data
 
     def both(shared, own):
