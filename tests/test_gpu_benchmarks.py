@@ -20,6 +20,8 @@ NAMES = (
     "lanes",
     "best_lanes",
     "scaling",
+    "convolutions",
+    "sweeps",
 )
 PARSERS = {  # script -> module and function that makes its parser
     "same_numbers.py": ("same_numbers", "options"),
@@ -207,7 +209,7 @@ def test_a_block_goes_on_where_its_minutes_ended(
         if late:
             monkeypatch.setattr(cifar.time, "monotonic", lambda: 1e12)
         progress(None)
-        return SimpleNamespace(to_dict=lambda: figures)
+        (folder / "summary.json").write_text(json.dumps(figures))
 
     monkeypatch.setattr(cifar, "run", run)
     some = ["--only", "FedAvg", "FedProx", "--minutes", "1"]

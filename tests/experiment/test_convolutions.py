@@ -21,7 +21,7 @@ def timed(monkeypatch, tmp_path):
     monkeypatch.setattr(side_by_side, "fastest_lanes", lambda *given: 1)
     asked = []
 
-    def milliseconds(layer, *rest):
+    def milliseconds(layer, *rest, too_large):
         asked.append(layer)
         ways = [way for way in WAYS if can(way, layer)]
         return {way: 5.0 - WAYS.index(way) for way in ways}
