@@ -129,12 +129,14 @@ def test_a_way_that_xla_refuses_takes_forever(monkeypatch):
     def refuse(layer, way, *rest):
         if way == "patches":
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
-        return lambda count: jnp.zeros(())
+        return lambda count: jnp.zeros(()), []
 
-    monkeypatch.setattr(timing, "steps", refuse)
+    monkeypatch.setattr(timing, "_compiled", refuse)
     taken = timing.milliseconds(SMALL, ways=["patches", "shifts"])
     assert taken["patches"] == math.inf
     assert 0 < taken["shifts"] < math.inf
+    no_room = timing.milliseconds(SMALL, ways=["shifts"], too_large=lambda _: True)
+    assert no_room == {"shifts": math.inf}
 
 
 def test_a_hopeless_way_is_not_timed_again(monkeypatch):
@@ -146,9 +148,9 @@ def test_a_hopeless_way_is_not_timed_again(monkeypatch):
             time.sleep(0.02 if way == "patches" else 0.0)
             return jnp.zeros(())
 
-        return call
+        return call, []
 
-    monkeypatch.setattr(timing, "steps", steps)
+    monkeypatch.setattr(timing, "_compiled", steps)
     taken = timing.milliseconds(SMALL, ways=["shifts", "patches"])
     assert taken["patches"] >= 20 > taken["shifts"]
     assert calls.count(("patches", 1)) == 1
