@@ -1,0 +1,140 @@
+"""The algorithm of a run, from its name and options, among them a base by name."""
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .. import check
+from ..core import Algorithm, constant_steps, epochs, with_steps
+from ..participation import earliest
+from .config import Config
+from .limits import is_set
+from .options import Option, checked, find, options_of, registry
+from .schema import DERIVED, kind_options
+
+
+def build_algorithm(config: Config) -> Algorithm:
+    """The algorithm, told of the run what it asks for.
+
+    One that brings its own step policy keeps it; else `num_steps` or `epochs` decide.
+    """
+    flat = {
+        own: name
+        for own, (name, _) in kind_options("algorithm", config.algorithm).items()
+    }
+    try:
+        algorithm = _construct(config, config.algorithm, config.algorithm_options)
+    except ValueError as error:  # in the names that the user wrote
+        own = lambda match: f"{flat.get(match[1], match[1])}="
+        error.args = (re.sub(r"\b(\w+)=", own, str(error)),)
+        raise
+    if algorithm.policy is not Algorithm().policy:
+        if config.match is not None:
+            raise ValueError(
+                f"match={config.match} sets the local steps of clients, but algorithm="
+                f"{config.algorithm} chooses them itself; leave match out."
+            )
+        for name in ("num_steps", "epochs"):
+            if is_set(config, name):
+                steps = [
+                    f"--{n.replace('_', '-')}" for n in flat.values() if "steps" in n
+                ]
+                raise ValueError(
+                    f"{name}={getattr(config, name):g} sets the local steps of clients, "
+                    f"but algorithm={config.algorithm} chooses them itself; leave {name} "
+                    f"out and see its own options {', '.join(steps)}."
+                )
+        return algorithm
+    if config.num_steps is not None:
+        return with_steps(algorithm, constant_steps(config.num_steps))
+    return with_steps(algorithm, epochs(config.epochs))
+
+
+def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorithm:
+    """An algorithm by name; `base` may name another, see `_parse_base`."""
+    constructor = find("algorithm", name)
+    known = options_of("algorithm", constructor)
+    told = {
+        own: getattr(config, ours)
+        for own, ours in DERIVED.items()
+        if own in known and known[own].default is not None
+    }
+    if "participation" in told and config.sampler != "bernoulli":
+        told["participation"] = cohort_size(config) / config.num_clients
+    given: dict[str, Any] = {
+        n: v for n, v in options.items() if v is not None or _says_none(n, known)
+    }
+    if config.max_local_steps is not None and "max_steps" in known:
+        # a policy that learns must know what its clients really take
+        for own in {"max_steps", "initial_steps"} & set(known):
+            most = config.max_local_steps
+            told[own] = min(known[own].default or most, most)
+        if (given.get("initial_steps") or 0) > config.max_local_steps:
+            raise ValueError(
+                f"initial_steps={given['initial_steps']} is above max_local_steps="
+                f"{config.max_local_steps}; write a smaller one."
+            )
+        if "max_steps" in given:
+            given["max_steps"] = min(given["max_steps"], config.max_local_steps)
+    if given.get("every_seconds") is not None and config.step_seconds is None:
+        raise ValueError(
+            f"every_seconds={given['every_seconds']:g} needs a simulated clock; set "
+            "step_seconds, or every_rounds in place of every_seconds."
+        )
+    if "base" not in given:
+        return constructor(**told | given)
+    base = _construct(config, *_parse_base(given["base"]))
+    algorithm = constructor(**told | given | {"base": base})
+    replaced = base.policy.steps is not algorithm.policy.steps
+    if replaced and base.policy is not Algorithm().policy:
+        raise ValueError(
+            f"base={given['base']} chooses the local steps of clients, and so does "
+            f"algorithm={name}; write one of them."
+        )
+    return algorithm
+
+
+def _says_none(name: str, known: Mapping[str, Option]) -> bool:
+    """Whether None is a value of its own: neither the default nor what the run says."""
+    return name not in DERIVED and known[name].default is not None
+
+
+def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of "feddyn" or "feddyn(alpha=0.1)"."""
+    try:
+        node = ast.parse(text, mode="eval").body
+        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+        named = all(keyword.arg for keyword in call.keywords)
+        if not isinstance(call.func, ast.Name) or call.args or not named:
+            raise ValueError("no name, or options without theirs")
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
+        raise ValueError(
+            f"base={text!r} is no algorithm; write its name, or its name and options as "
+            "in feddyn(alpha=0.1)."
+        ) from None
+    try:
+        values = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    except (TypeError, ValueError, RecursionError, MemoryError):
+        raise ValueError(
+            f"base={text!r} has an option that is no value; write a number, True, False or "
+            "text in quotes, as in feddyn(alpha=0.1)."
+        ) from None
+    name = call.func.id
+    check.one_of("base", name, registry("algorithm"))
+    known = options_of("algorithm", find("algorithm", name))
+    for option, value in values.items():
+        if option not in known:
+            raise ValueError(
+                f"base={text} has no option {option}; {check.nearest(option, known)}"
+            )
+        sentence = f"{option}={value!r} of base {name}"
+        values[option] = checked(sentence, known[option].annotation, value)
+    return name, values
+
+
+def cohort_size(config: Config) -> int:
+    """Clients per round of a sampler of so many."""
+    if config.sampler == "earliest":
+        return earliest(config.participation).slots(config.num_clients)
+    return max(round(config.participation * config.num_clients), 1)
