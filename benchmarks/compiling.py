@@ -1,9 +1,11 @@
-"""How long a run compiles: with no programs kept from before, and with them.
+"""How long a run compiles: with no programs kept from before, with them, and with those
+of a run at another learning rate and seed.
 
     python benchmarks/compiling.py --data-dir DIR
 
 A reading is `fedjax-adapt run` for one round, in a process of its own: first with an empty
-folder for compiled programs, then once more with what the first has left there. What is
+folder for compiled programs, then with what the first has left there, and then at half
+the learning rate, with another seed, which are arguments of the same program. What is
 compiled is the whole of a run's program: rounds, evaluation, all devices. The seconds are
 the `compile_seconds` of its summary, tracing and lowering included.
 
@@ -26,10 +28,16 @@ from stopwatch import busy_elsewhere
 RESULTS = Path(__file__).parent / "results"
 KEPT = ("compile_seconds", "commit", "versions", "hardware")
 SHOWN = ("compile_seconds", "whole_seconds")
-CACHES = ("empty", "kept")
+CACHES = {  # what the run is told beside
+    "empty": {},
+    "kept": {},
+    "of another lr": {"lr": 0.05, "seed": 1},
+}
 
 
-def command(algorithm: str, arguments: argparse.Namespace, folder: Path) -> list[str]:
+def command(
+    algorithm: str, arguments: argparse.Namespace, folder: Path, told: dict
+) -> list[str]:
     """The run, whose rounds do not matter."""
     settings = {
         "dataset": "cifar10",
@@ -42,21 +50,21 @@ def command(algorithm: str, arguments: argparse.Namespace, folder: Path) -> list
         "algorithm": algorithm,
         "rounds": 1,
         "folder": folder,
-    }
+    } | told
     words = [word for name, value in settings.items() for word in (f"--{name}", value)]
     return [sys.executable, "-m", "fedjax_adapt", "run", *map(str, words)]
 
 
 def readings(algorithm: str, arguments: argparse.Namespace) -> list[dict]:
-    """A line with an empty folder for programs, and one with it filled."""
+    """A line with an empty folder for programs, and those with it filled."""
     lines = []
     with tempfile.TemporaryDirectory() as place:
-        for cache in CACHES:
+        for cache, told in CACHES.items():
             folder = Path(place, cache)
             environment = {**os.environ, "XDG_CACHE_HOME": str(Path(place, "cache"))}
             busy, began = busy_elsewhere(os.getpid()), time.perf_counter()
             subprocess.run(
-                command(algorithm, arguments, folder),
+                command(algorithm, arguments, folder, told),
                 check=True,
                 stdout=subprocess.DEVNULL,
                 env=environment,

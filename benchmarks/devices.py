@@ -8,7 +8,7 @@ that is there is not measured again. The table takes the seconds of a client fro
 (one device, by the clients of a round), or from --client-seconds.
 
 On paper, D of the devices serve M of N clients, S is the size of what a client sends, r of
-its row in the client tables (of L arrays), and a device sends in a round
+its row in the client tables (of L arrays, one dtype), and a device sends in a round
 
     sums     2 (D - 1) / D S      an all-reduce in a ring: what every device has summed up
     guests   2 J (D - 1) r        N / D rows live on each device; J times one row from
@@ -18,7 +18,7 @@ its row in the client tables (of L arrays), and a device sends in a round
 The model is not sent: each device has it, and moves it by the same sums. J, the most guests
 any home has, is counted: the mean over cohorts dealt out as the engine does. A round takes
 
-    ceil(M / D) t + sent / link + hops latency,   hops = (D - 1) (2 + 2 J L, or 2 + L)
+    ceil(M / D) t + sent / link + hops latency,   hops = (D - 1) (2 + 2 J, or 2 + L)
 
 with t seconds of a client. Infos and test scores, some bytes per client and example, are
 left out, and so is that a link may be shared.
@@ -77,7 +77,7 @@ def moved(
     """
     sent = messages(traffic_of(algorithm), params)[1]
     row = jax.eval_shape(algorithm.local.init, params)
-    size, leaves = num_bytes(row), len(jax.tree.leaves(row))
+    size, leaves = num_bytes(row), jax.tree.leaves(row)
     used = mesh.serving(most, cohort_size)
     others = used - 1
     sums = 2 * others / used * sent
@@ -85,10 +85,11 @@ def moved(
         return Moved(used, sums, 0.0, 2.0 * others)
     if num_clients % used:
         copied = others / used * cohort_size * size
-        return Moved(used, sums, copied, others * (2.0 + leaves))
+        return Moved(used, sums, copied, others * (2.0 + len(leaves)))
     times = guests(num_clients, cohort_size, used)
     passed = 2 * times * others * size
-    return Moved(used, sums, passed, others * (2 + 2 * times * leaves))
+    messages_of_a_row = len({leaf.dtype for leaf in leaves})
+    return Moved(used, sums, passed, others * (2 + 2 * times * messages_of_a_row))
 
 
 def guests(num_clients: int, cohort_size: int, num_devices: int) -> float:

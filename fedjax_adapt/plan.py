@@ -6,6 +6,9 @@ from . import check
 from .core import Array, Participation
 from .costs import Clock
 
+# that may be tracers
+NUMBERS = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm")
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -15,7 +18,7 @@ class Plan:
       cohort_size: clients per round, drawn uniformly without replacement; None means
         everyone, in client order.
       batch_size: examples per local step; None means full-batch steps.
-      lr: local learning rate of round 0 (may be a tracer, as may the next three).
+      lr: local learning rate of round 0 (may be a tracer, as may the next four).
       lr_decay: the learning rate of round t is lr * lr_decay**t.
       momentum: of local SGD, buffer zeroed at the start of every round.
       weight_decay: added to the gradient after clipping.

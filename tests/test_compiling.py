@@ -24,16 +24,17 @@ def compiling(monkeypatch):
     sys.modules.pop("stopwatch", None)
 
 
-def test_it_compiles_a_run_with_nothing_kept_and_once_more(compiling, monkeypatch):
+def test_it_compiles_with_nothing_kept_and_with_what_that_left(compiling, monkeypatch):
     seen = []
 
     def ran(words, check, stdout, env):
         settings = parse(words[4:]).settings
         cache = env["XDG_CACHE_HOME"]
-        seen.append((settings["algorithm"], settings["rounds"], cache))
+        settings = {"lr": 0.1, "seed": 0} | settings
+        seen.append((cache, settings["algorithm"], settings["lr"], settings["seed"]))
         folder = Path(settings["folder"])
         folder.mkdir(parents=True)
-        seconds = {"empty": 9.04, "kept": 1.0}[folder.name]
+        seconds = {"empty": 9.04, "kept": 1.0, "of another lr": 2.0}[folder.name]
         told = {"commit": "c", "versions": {}, "hardware": {}}
         summary = {"compile_seconds": seconds} | told
         (folder / "summary.json").write_text(json.dumps(summary))
@@ -42,10 +43,12 @@ def test_it_compiles_a_run_with_nothing_kept_and_once_more(compiling, monkeypatc
     arguments = argparse.Namespace(data_dir=Path("data"), model="cnn")
     lines = compiling.readings("fedssg", arguments)
     lines += compiling.readings("fedssg", arguments)
-    assert [line["programs"] for line in lines] == ["empty", "kept"] * 2
-    assert {one[:2] for one in seen} == {("fedssg", 1)}
-    caches = [one[2] for one in seen]
-    assert caches[0] == caches[1] != caches[2] == caches[3]
+    assert [line["programs"] for line in lines] == [*compiling.CACHES] * 2
+    runs = [("fedssg", 0.1, 0), ("fedssg", 0.1, 0), ("fedssg", 0.05, 1)]
+    assert [one[1:] for one in seen] == runs * 2
+    caches = [one[0] for one in seen]
+    assert len(set(caches[:3])) == len(set(caches[3:])) == 1 and caches[0] != caches[3]
     rows = compiling.table(lines).splitlines()
     assert rows[2].startswith("| fedssg | empty | 9.0 (9.0 to 9.0) | ")
     assert rows[3].startswith("| fedssg | kept | 1.0 (1.0 to 1.0) | ")
+    assert rows[4].startswith("| fedssg | of another lr | 2.0 (2.0 to 2.0) | ")

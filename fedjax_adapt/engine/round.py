@@ -7,7 +7,7 @@ only, so the order in which lanes and devices take them cannot change a result.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -38,7 +38,7 @@ from ..costs import (
     step_seconds,
 )
 from ..data.dataset import FederatedDataset
-from ..plan import Plan
+from ..plan import NUMBERS, Plan
 from . import device, host, memory, mesh
 from .batches import batch_size
 from .cohort import (
@@ -54,7 +54,7 @@ from .cohort import (
     with_num_steps,
 )
 from .home import home_of, lend, take_back
-from .local import Broadcast, Setup, train_loss
+from .local import Broadcast, Setup, is_zero, train_loss
 from .refine import (
     init_refinement,
     public_steps,
@@ -74,11 +74,15 @@ REFINEMENT = 1  # what the first key is folded in by, beside the model's own
 class Round:
     """A round as a pure function (state, key) -> (state, info).
 
-    It is also a pytree whose leaves are the data, so a jitted function that takes it as
-    an argument does not bake the data into its program.
+    It is also a pytree whose leaves are the data and the numbers of the plan, so a jitted
+    function that takes it as an argument does not bake them into its program: another
+    learning rate does not compile anew.
     """
 
     data: FederatedDataset
+    numbers: dict[
+        str, Any
+    ]  # of the plan; those that are 0 are left out, and their terms
     step: Callable[..., tuple[State, Info]] = field(metadata={"static": True})
     num_devices: int = field(default=1, metadata={"static": True})
     home: ModuleType = field(default=device, metadata={"static": True})
@@ -86,7 +90,7 @@ class Round:
 
     def __call__(self, state: State, key: Key) -> tuple[State, Info]:
         """Runs one round."""
-        return self.step(self.data, self.placed(state), key)
+        return self.step(self.data, self.placed(state), key, **self.numbers)
 
     def placed(self, state: State) -> State:
         """`state` on the devices of this round, where another plan's lay elsewhere.
@@ -164,7 +168,9 @@ def make_round(
     plan = with_lanes(algorithm, task, data, plan)
     data = mesh.shown(data, num_devices)
     step = precise(task)(partial(_round, algorithm, task, plan))
-    return Round(data, step, num_devices, home_of(plan), int(plan.lanes))
+    return Round(
+        data, _numbers(plan), step, num_devices, home_of(plan), int(plan.lanes)
+    )
 
 
 def federation_kinds(
@@ -176,6 +182,16 @@ def federation_kinds(
         "task": (task, Task),
         "data": (data, FederatedDataset),
         "plan": (plan, Plan),
+    }
+
+
+def _numbers(plan: Plan) -> dict[str, Any]:
+    """What the plan holds of `NUMBERS`, but for those that leave a term out."""
+    numbers = {name: getattr(plan, name) for name in NUMBERS}
+    return {
+        name: value
+        for name, value in numbers.items()
+        if value is not None and not is_zero(value)
     }
 
 
@@ -202,7 +218,9 @@ def _round(
     data: FederatedDataset,
     state: State,
     key: Key,
+    **numbers: Any,
 ) -> tuple[State, Info]:
+    plan = replace(plan, **numbers)
     setup = Setup(algorithm, task, plan, data)
     key_cohort, key_local, key_refine = jax.random.split(key, 3)
     key_train, key_measure = jax.random.split(key_local)

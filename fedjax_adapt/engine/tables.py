@@ -101,12 +101,12 @@ def fetch(table: ClientState, route: Route | None, each: int) -> Tables:
     me = jax.lax.axis_index(mesh.AXIS)
 
     def pass_on(j, guests):
-        leaving = jax.tree.map(lambda leaf: leaf[route.row[me, j]], table)
-        arriving = jax.lax.all_gather(leaving, mesh.AXIS)
+        leaving = jax.tree.map(lambda leaf: leaf[route.row[me, j]][None], table)
+        arriving = jax.lax.all_gather(_joined(leaving), mesh.AXIS)
         seats = _seats_here(route, j, each, me)
 
         def sit(home, guests):
-            row = jax.tree.map(lambda leaf: leaf[home][None], arriving)
+            row = _parted([vector[home] for vector in arriving], leaving)
             return put(guests, seats[home][None], jnp.array([True]), row)
 
         return jax.lax.fori_loop(0, seats.shape[0], sit, guests)
@@ -129,11 +129,34 @@ def give_back(tables: Tables, route: Route | None, each: int) -> ClientState:
             return jnp.where(here, leaf[seats], 0)
 
         back = jax.tree.map(held, tables.guests)
-        row = jax.lax.psum_scatter(back, mesh.AXIS)
-        row = jax.tree.map(lambda leaf: leaf[None], row)
+        row = jax.lax.psum_scatter(_joined(back), mesh.AXIS, tiled=True)
+        row = _parted(row, jax.tree.map(lambda leaf: leaf[:1], back))
         return put(table, route.row[me, j][None], route.active[me, j][None], row)
 
     return jax.lax.fori_loop(0, route.longest, pass_back, tables.own)
+
+
+def _joined(rows: ClientState) -> list[Array]:
+    """Rows as one array [rows, ...] for each dtype: one message, where leaves were many."""
+    leaves = jax.tree.leaves(rows)
+    dtypes = dict.fromkeys(leaf.dtype for leaf in leaves)
+    flat = [
+        [leaf.reshape(leaf.shape[0], -1) for leaf in leaves if leaf.dtype == dtype]
+        for dtype in dtypes
+    ]
+    return [jnp.concatenate(some, axis=1) for some in flat]
+
+
+def _parted(joined: list[Array], like: ClientState) -> ClientState:
+    """The rows that were `_joined`, in the structure and the shapes of `like`."""
+    leaves, structure = jax.tree.flatten(like)
+    rest = dict(zip(dict.fromkeys(leaf.dtype for leaf in leaves), joined, strict=True))
+    parts = []
+    for leaf in leaves:
+        width = leaf.size // leaf.shape[0]
+        part, rest[leaf.dtype] = jnp.split(rest[leaf.dtype], [width], axis=1)
+        parts.append(part.reshape(leaf.shape))
+    return jax.tree.unflatten(structure, parts)
 
 
 def _seats_here(route: Route, j: Array, each: int, me: Array) -> Array:

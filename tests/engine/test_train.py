@@ -44,6 +44,32 @@ def test_the_data_is_an_argument_of_the_program_not_a_constant(ready):
     assert any(leaf is round_fn.data.x for leaf in leaves)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_another_learning_rate_is_no_other_program(task, data, devices):
+    call = jax.jit(lambda round_fn, state, key: round_fn(state, key))
+
+    def made(**numbers):
+        plan = fa.Plan(cohort_size=4, batch_size=4, devices=devices, **numbers)
+        state = fa.init_state(scaffold(), task, data, plan, jax.random.key(0))
+        return fa.make_round(scaffold(), task, data, plan), state, keys(1)[0]
+
+    some = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "clip_norm": 1.0}
+    others = {"lr": 1, "momentum": 0.5, "weight_decay": 0.2, "clip_norm": 0.3}
+    others["lr_decay"] = 0.5
+    program = call.lower(*made(**some)).as_text()
+    assert call.lower(*made(**others | {"lr": 0.3})).as_text() == program
+    # whose term is left out
+    assert call.lower(*made(**some | {"momentum": 0.0})).as_text() != program
+    for numbers in (some, others):
+        round_fn, state, key = made(**numbers)
+        state = state._replace(round=state.round + 1)
+        baked_in = jax.jit(round_fn)(state, key)
+        close(call(round_fn, state, key), baked_in)
+        unlike = others if numbers is some else some
+        moved = call(made(**unlike)[0], state, key)[0].params
+        assert not same(moved, baked_in[0].params)
+
+
 def test_any_function_of_state_and_key_can_be_trained():
     def round_fn(state, key):
         return state + 1, jax.random.uniform(key)

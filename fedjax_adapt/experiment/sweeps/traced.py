@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from ...plan import NUMBERS
 from ..config import Config
 from ..schema import kind_options
-
-# settings that are numbers to the engine, beside the options of an algorithm
-NUMBERS = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm")
 
 
 def number_names(config: Config) -> list[str]:
