@@ -28,10 +28,10 @@ from stopwatch import busy_elsewhere
 RESULTS = Path(__file__).parent / "results"
 KEPT = ("compile_seconds", "commit", "versions", "hardware")
 SHOWN = ("compile_seconds", "whole_seconds")
-CACHES = {  # what the run is told beside
+CASES = {  # what the run is told beside
     "empty": {},
     "kept": {},
-    "of another lr": {"lr": 0.05, "seed": 1},
+    "kept, another lr and seed": {"lr": 0.05, "seed": 1},
 }
 
 
@@ -59,8 +59,8 @@ def readings(algorithm: str, arguments: argparse.Namespace) -> list[dict]:
     """A line with an empty folder for programs, and those with it filled."""
     lines = []
     with tempfile.TemporaryDirectory() as place:
-        for cache, told in CACHES.items():
-            folder = Path(place, cache)
+        for case, told in CASES.items():
+            folder = Path(place, case)
             environment = {**os.environ, "XDG_CACHE_HOME": str(Path(place, "cache"))}
             busy, began = busy_elsewhere(os.getpid()), time.perf_counter()
             subprocess.run(
@@ -72,7 +72,7 @@ def readings(algorithm: str, arguments: argparse.Namespace) -> list[dict]:
             whole = time.perf_counter() - began
             elsewhere = (busy_elsewhere(os.getpid()) - busy) / whole
             summary = json.loads((folder / "summary.json").read_text())
-            line = {"algorithm": algorithm, "model": arguments.model, "programs": cache}
+            line = {"algorithm": algorithm, "model": arguments.model, "programs": case}
             line |= {"whole_seconds": round(whole, 2)}
             line |= {"other_cores": round(elsewhere, 2)}
             lines.append(line | {name: summary[name] for name in KEPT})

@@ -88,8 +88,8 @@ def moved(
         return Moved(used, sums, copied, others * (2.0 + len(leaves)))
     times = guests(num_clients, cohort_size, used)
     passed = 2 * times * others * size
-    messages_of_a_row = len({leaf.dtype for leaf in leaves})
-    return Moved(used, sums, passed, others * (2 + 2 * times * messages_of_a_row))
+    num_messages = len({leaf.dtype for leaf in leaves})
+    return Moved(used, sums, passed, others * (2 + 2 * times * num_messages))
 
 
 def guests(num_clients: int, cohort_size: int, num_devices: int) -> float:

@@ -120,7 +120,8 @@ def test_the_generic_way_says_the_same(x64, micro_batch):
     close(found, expected(task, params, batch), atol=1e-13, rtol=1e-10)
 
 
-@pytest.mark.parametrize("generic", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("generic", [False, True])
 def test_a_variance_far_below_the_squared_mean_survives_float32(generic):
     near = batch_of((6,), np.float32, near=1e-4)
     task = fa.classification(models.linear((6,), 3), (6,))

@@ -105,6 +105,7 @@ def test_on_an_accelerator_every_product_is_told(monkeypatch, precision, level, 
         assert {part.name for part in told} == {level}
 
 
+@pytest.mark.slow
 def test_bf16_multiplies_in_bfloat16_and_keeps_float32():
     trained, evaluated = round_of_network("bf16", lanes=2)
     assert len(trained) >= 10 and evaluated

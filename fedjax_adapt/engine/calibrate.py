@@ -26,7 +26,8 @@ from . import lanes, memory, mesh
 from .batches import batch_size
 from .footprint import footprint
 from .forecast import client_steps, cohorts
-from .round import federation_kinds, init_state, make_round
+from .initial import federation_kinds, init_state
+from .round import make_round
 from .slots import each_of, num_devices_of
 
 CANDIDATES = (1, 2, 5, 10, 25, 50, 100, 250, 500)

@@ -53,6 +53,7 @@ from .cohort import (
     setting_of,
     with_num_steps,
 )
+from .initial import federation_kinds
 from .local import (
     Broadcast,
     Client,
@@ -65,7 +66,6 @@ from .local import (
     view_of,
 )
 from .refine import public_steps, settled, shown
-from .round import federation_kinds
 from .slots import with_lanes
 from .walk import kept_of
 

@@ -77,8 +77,6 @@ def _like(var: Var, others: list[Var]) -> Var | None:
 
 def num_bytes(aval: Any) -> int:
     """What an array of this shape and dtype takes; a key as the numbers it is made of."""
-    if isinstance(aval, int | float):
-        return np.dtype(float).itemsize
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return aval.size * 8
     return aval.size * np.dtype(aval.dtype).itemsize

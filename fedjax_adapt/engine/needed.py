@@ -10,7 +10,8 @@ from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .footprint import Footprint, footprint
 from .home import home_of
-from .round import federation_kinds, init_state, make_round
+from .initial import federation_kinds, init_state
+from .round import make_round
 
 
 def memory_needed(

@@ -6,7 +6,6 @@ Clients are independent within a round: they read the round-start model and serv
 only, so the order in which lanes and devices take them cannot change a result.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import ModuleType
@@ -14,12 +13,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .. import check
 from ..core import (
     Algorithm,
-    Array,
     Info,
     Key,
     Outcome,
@@ -39,14 +38,13 @@ from ..costs import (
 )
 from ..data.dataset import FederatedDataset
 from ..plan import NUMBERS, Plan
-from . import device, host, memory, mesh
+from . import device, mesh
 from .batches import batch_size
 from .cohort import (
     first_to_end,
     gather_cohort,
     mask_absent,
     mask_idle,
-    num_slots,
     rows_of,
     sample_cohort,
     setting_of,
@@ -54,9 +52,9 @@ from .cohort import (
     with_num_steps,
 )
 from .home import home_of, lend, take_back
+from .initial import federation_kinds, strongly_typed
 from .local import Broadcast, Setup, is_zero, train_loss
 from .refine import (
-    init_refinement,
     public_steps,
     refine_clients,
     refine_server,
@@ -66,7 +64,46 @@ from .refine import (
 from .slots import num_devices_of, with_lanes
 from .walk import afterwards, digest_cohort, measure_cohort, train_cohort
 
-REFINEMENT = 1  # what the first key is folded in by, beside the model's own
+
+class Step:
+    """What a round does, to whatever data and whatever numbers of the plan.
+
+    Equal to another of the very same parts, so that a jitted function that takes a `Round`
+    knows its program again when the round was made anew for another learning rate.
+    """
+
+    def __init__(self, algorithm: Algorithm, task: Task, plan: Plan):
+        """A round of `algorithm` under `plan`, but for its `numbers_of`."""
+        self.algorithm, self.task, self.plan = algorithm, task, plan
+        given = numbers_of(plan)
+        rest = {name: v for name, v in vars(plan).items() if name not in given}
+        parts, structure = jax.tree.flatten((algorithm, task, rest))
+        self._parts = structure, tuple(map(_identity, parts))
+        self._hash = hash(self._parts)  # asked for at every call
+
+    def __call__(
+        self, data: FederatedDataset, state: State, key: Key, **numbers: Any
+    ) -> tuple[State, Info]:
+        """Runs one round; `numbers` take the place of the plan's."""
+        plan = replace(self.plan, **numbers)
+        with precise(self.task):
+            return _round(self.algorithm, self.task, plan, data, state, key)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is made of the very same parts."""
+        if self is other:
+            return True
+        return isinstance(other, Step) and self._parts == other._parts
+
+    def __hash__(self) -> int:
+        """Of its parts."""
+        return self._hash
+
+
+def _identity(part: Any) -> tuple[type, Any]:
+    """What two parts share that are the same: a value if plain, else where it lies."""
+    plain = isinstance(part, bool | int | float | str | None)
+    return type(part), part if plain else id(part)
 
 
 @jax.tree_util.register_dataclass
@@ -75,15 +112,15 @@ class Round:
     """A round as a pure function (state, key) -> (state, info).
 
     It is also a pytree whose leaves are the data and the numbers of the plan, so a jitted
-    function that takes it as an argument does not bake them into its program: another
-    learning rate does not compile anew.
+    function that takes it as an argument does not bake them into its program: that of a
+    round made anew of the same algorithm and task, at another learning rate or on data of
+    the same shape, is the same program.
     """
 
     data: FederatedDataset
-    numbers: dict[
-        str, Any
-    ]  # of the plan; those that are 0 are left out, and their terms
-    step: Callable[..., tuple[State, Info]] = field(metadata={"static": True})
+    # of the plan; those that are 0 or None are left out, and their terms with them
+    numbers: dict[str, Any]
+    step: Step = field(metadata={"static": True})
     num_devices: int = field(default=1, metadata={"static": True})
     home: ModuleType = field(default=device, metadata={"static": True})
     num_lanes: int = field(default=1, metadata={"static": True})  # on a device
@@ -98,53 +135,6 @@ class Round:
         A round called as it is and `train` do so themselves; `jax.jit(round_fn)` cannot.
         """
         return self.home.moved(state, self.num_devices)
-
-
-def init_state(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan, key: Key
-) -> State:
-    """The state before round 0. Works under `jax.eval_shape`.
-
-    The client table is `algorithm.local.init(params)` repeated `num_clients` times, cut
-    up among the devices of the plan where their number divides `num_clients`.
-
-    Raises:
-      ValueError: the client table does not fit into memory, or an argument is not of its
-        kind.
-    """
-    check.kinds(
-        "init_state(algorithm, task, data, plan, jax.random.key(0))",
-        **federation_kinds(algorithm, task, data, plan),
-        key=(key, check.array),
-    )
-    params = task.init(key)
-    client = algorithm.local.init(params)
-    num_clients = data.num_clients
-    num_devices = num_devices_of(plan, data)
-    on_host = plan.client_memory == "host"
-    if on_host:
-        host.check_cut(num_clients, num_devices)
-    traced = check.is_tracer(key)  # then it may be about the shapes alone
-    if on_host and not traced:
-        memory.check_host(client, num_clients)
-    elif not traced:
-        slots = num_slots(plan, data)
-        memory.check_fits(client, num_clients, slots, num_devices)
-    state = State(
-        params=params,
-        server=algorithm.server.init(params),
-        policy=algorithm.policy.init(params, num_clients),
-        clients=(),
-        round=jnp.zeros((), jnp.int32),
-        refine=init_refinement(
-            algorithm, task, data, plan, params, jax.random.fold_in(key, REFINEMENT)
-        ),
-    )
-    # a buffer of its own for every leaf, so that the state can be donated
-    state = jax.tree.map(lambda leaf: _like(jnp.array(leaf), jnp.asarray(leaf)), state)
-    home = home_of(plan)
-    state = state._replace(clients=home.table_of(client, num_clients, num_devices))
-    return home.placed(state, num_devices)
 
 
 def make_round(
@@ -167,32 +157,32 @@ def make_round(
     num_devices = num_devices_of(plan, data)
     plan = with_lanes(algorithm, task, data, plan)
     data = mesh.shown(data, num_devices)
-    step = precise(task)(partial(_round, algorithm, task, plan))
-    return Round(
-        data, _numbers(plan), step, num_devices, home_of(plan), int(plan.lanes)
-    )
+    step, home = Step(algorithm, task, plan), home_of(plan)
+    return Round(data, numbers_of(plan), step, num_devices, home, int(plan.lanes))
 
 
-def federation_kinds(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> dict[str, tuple[Any, type]]:
-    """For `check.kinds`: what a round is made from, and the type of each."""
+def numbers_of(plan: Plan) -> dict[str, Any]:
+    """What the plan holds of `NUMBERS`, but for those that leave a term out.
+
+    As host scalars, which go to whatever devices a program runs on.
+    """
+    given = {name: getattr(plan, name) for name in NUMBERS}
     return {
-        "algorithm": (algorithm, Algorithm),
-        "task": (task, Task),
-        "data": (data, FederatedDataset),
-        "plan": (plan, Plan),
+        name: _on_host(number)
+        for name, number in given.items()
+        if number is not None and not is_zero(number)
     }
 
 
-def _numbers(plan: Plan) -> dict[str, Any]:
-    """What the plan holds of `NUMBERS`, but for those that leave a term out."""
-    numbers = {name: getattr(plan, name) for name in NUMBERS}
-    return {
-        name: value
-        for name, value in numbers.items()
-        if value is not None and not is_zero(value)
-    }
+def _on_host(number: Any) -> Any:
+    """The same number, whose dtype gives way to others if it did so before."""
+    if check.is_tracer(number):
+        return number
+    if isinstance(number, jax.Array) and not number.weak_type:
+        return np.asarray(number)[()]
+    if isinstance(number, jax.Array | int):  # 1 is no other program than 0.5
+        return float(number)
+    return number
 
 
 def _check_outputs(task: Task, data: FederatedDataset) -> None:
@@ -218,9 +208,7 @@ def _round(
     data: FederatedDataset,
     state: State,
     key: Key,
-    **numbers: Any,
 ) -> tuple[State, Info]:
-    plan = replace(plan, **numbers)
     setup = Setup(algorithm, task, plan, data)
     key_cohort, key_local, key_refine = jax.random.split(key, 3)
     key_train, key_measure = jax.random.split(key_local)
@@ -319,11 +307,6 @@ def _round(
         public_steps=public_steps(cohort, moved.steps, refinement),
         refine=shown(cohort, moved.report | refinement),
     )
-    new = jax.tree.map(_like, new, state)
+    new = jax.tree.map(strongly_typed, new, state)
     placed = home_of(plan).placed(new, num_devices)
     return placed, mesh.readable(info, num_devices)
-
-
-def _like(new, old) -> Array:
-    """`new` in the dtype of `old`, strongly typed, so that rounds can be scanned."""
-    return jax.lax.convert_element_type(new, old.dtype)

@@ -16,9 +16,10 @@ from ..engine.cohort import most_steps
 from ..engine.evaluate import by_class, overall, scores
 from ..engine.footprint import Footprint, footprint
 from ..engine.home import home_of
+from ..engine.initial import init_state
 from ..engine.lanes import compiler_options
 from ..engine.memory import check_room
-from ..engine.round import init_state, make_round
+from ..engine.round import make_round
 from ..engine.slots import num_devices_of
 from ..engine.train import train_and_evaluate
 from .build import Federation
@@ -71,7 +72,7 @@ def compile_program(config: Config, federation: Federation) -> Program:
     def compiled(num_rounds: int) -> Group:
         group = jax.jit(partial(rounds, num_rounds), donate_argnums=0)
         traced = group.trace(abstract, *arguments)
-        others = jax.tree.leaves(arguments)
+        others = jax.eval_shape(lambda *given: given, *arguments)
         held.append(footprint(traced.jaxpr.jaxpr, abstract, others, num_devices))
         check_room(held[-1])
         program = traced.lower().compile(options)
@@ -80,8 +81,9 @@ def compile_program(config: Config, federation: Federation) -> Program:
     every, left_over = config.evaluate_every, config.rounds % config.evaluate_every
     group = compiled(every) if config.rounds >= every else None
     last = compiled(left_over) if left_over else None
+    begin = jax.jit(partial(init_state, algorithm, task, data, plan))
     return Program(
-        jax.jit(init),
+        lambda: begin(key_init),  # another seed is no other program
         abstract,
         num_devices,
         most_steps(plan, algorithm.policy),

@@ -84,6 +84,6 @@ def _shown(config: Config, federation: Federation, state: State) -> Info:
     options = compiler_options(round_fn.num_lanes)
     _, key_train = run_keys(config.seed)
     key = jax.random.fold_in(key_train, state.round)
-    # a Round's data are arguments of the program, not constants in it
+    # a Round's data and numbers are arguments of the program, not constants in it
     only_info = lambda round_fn, state, key: round_fn(state, key)[1]
     return jax.jit(only_info, compiler_options=options)(round_fn, state, key)

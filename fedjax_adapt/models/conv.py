@@ -31,9 +31,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from .. import check
+from .apart import apart
 from .ways import Layer, chosen
 from .winograd import TILE, winograd
 
@@ -134,15 +136,17 @@ def _forward(way: str, strides: Pair, x: Array, kernel: Array):
     kh, kw, _, filters = kernel.shape
     height, width = _positions(x, kernel, strides)
     batch = x.shape[3]
-    patches = jnp.stack([_window(x, WIDTH, j, width, strides[1]) for j in range(kw)])
+    windows = lambda x: [_window(x, WIDTH, j, width, strides[1]) for j in range(kw)]
+    # of x as it lies: a transposition would be done again for each
+    patches = apart(lambda x: jnp.stack(windows(x)), x)
     if way == "patches":
         rows = [_window(patches, 1 + HEIGHT, i, height, strides[0]) for i in range(kh)]
-        patches = jnp.stack(rows).reshape(-1, height * width * batch)
-        y = _fixed(kernel.reshape(-1, filters).T) @ patches
+        patches = jnp.stack(rows)
+        y = apart(_times_patches, kernel.reshape(-1, filters).T, patches)
         return y.reshape(filters, height, width, batch), (x, kernel, patches)
-    patches = patches.reshape(-1, x.shape[1] * width * batch)
-    weights = _fixed(kernel.transpose(0, 3, 1, 2).reshape(kh * filters, -1))
-    z = (weights @ patches).reshape(kh, filters, x.shape[1], width, batch)
+    weights = kernel.transpose(0, 3, 1, 2).reshape(kh * filters, -1)
+    z = apart(_times_patches, weights, patches)
+    z = z.reshape(kh, filters, x.shape[1], width, batch)
     y = sum(_window(z[i], HEIGHT, i, height, strides[0]) for i in range(kh))
     return y, (x, kernel, patches)
 
@@ -154,26 +158,50 @@ def _backward(way: str, strides: Pair, residuals, dy: Array) -> tuple[Array, Arr
     kh, kw, channels, filters = kernel.shape
     _, height, width, batch = dy.shape
     if way == "patches":
-        dy = dy.reshape(filters, -1)
-        # XLA gives a product with so few rows and columns to one core; two fill two
-        half = len(patches) // 2
-        dkernel = [_by_transpose(dy, part) for part in (patches[:half], patches[half:])]
-        dkernel = jnp.concatenate(dkernel, axis=1).T.reshape(kernel.shape)
-        dpatches = kernel.reshape(-1, filters) @ dy
+        dkernel = apart(_by_patches, dy, patches).T.reshape(kernel.shape)
+        dpatches = apart(_by_weights, kernel.reshape(-1, filters), dy)
         dpatches = dpatches.reshape(kh, kw, channels, height, width, batch)
         dpatches = _gather_rows(dpatches, 2 + HEIGHT, x.shape[1], strides[0])
     else:
         dz = jnp.stack(
             [_spread(dy, HEIGHT, i, x.shape[1], strides[0]) for i in range(kh)]
-        ).reshape(kh * filters, -1)
-        dkernel = _by_transpose(dz, patches).reshape(kh, filters, kw, channels)
-        dkernel = dkernel.transpose(0, 2, 3, 1)
-        weights = _fixed(kernel.transpose(1, 2, 0, 3).reshape(kw * channels, -1))
-        dpatches = (weights @ dz).reshape(kw, channels, x.shape[1], width, batch)
+        )
+        weights = kernel.transpose(1, 2, 0, 3).reshape(kw * channels, -1)
+        dkernel = apart(_by_shifts, dz, patches)
+        dkernel = dkernel.reshape(kh, filters, kw, channels).transpose(0, 2, 3, 1)
+        dpatches = apart(_times_patches, weights, dz)
+        dpatches = dpatches.reshape(kw, channels, x.shape[1], width, batch)
     return _gather_rows(dpatches, 1 + WIDTH, x.shape[2], strides[1]), dkernel
 
 
 _conv.defvjp(_forward, _backward)
+
+
+def _times_patches(weights: Array, patches: Array) -> Array:
+    """[rows, positions] of weights [rows, terms] and patches [..., batch]."""
+    return _fixed(weights) @ patches.reshape(weights.shape[1], -1)
+
+
+def _by_weights(weights: Array, dy: Array) -> Array:
+    """The same of weights [terms, filters] that lie as they are multiplied."""
+    return weights @ dy.reshape(len(dy), -1)
+
+
+def _by_patches(dy: Array, patches: Array) -> Array:
+    """[filters, terms], the sum over positions of dy and patches."""
+    dy, patches = dy.reshape(len(dy), -1), patches.reshape(-1, dy[0].size)
+    if jax.local_device_count() > 1:
+        return _by_transpose(dy, patches)
+    # XLA gives a product with so few rows and columns to one core; two fill two
+    half = len(patches) // 2
+    parts = [_by_transpose(dy, part) for part in (patches[:half], patches[half:])]
+    return jnp.concatenate(parts, axis=1)
+
+
+def _by_shifts(dz: Array, patches: Array) -> Array:
+    """[shifts x filters, terms], likewise, where both are [..., height, width, batch]."""
+    rows = lambda array: array.reshape(-1, np.prod(array.shape[-3:]))
+    return _by_transpose(rows(dz), rows(patches))
 
 
 def _lax(strides: Pair, x: Array, kernel: Array) -> Array:

@@ -16,11 +16,14 @@ References:
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from .apart import apart
 
 Array = jax.Array
 Places = list[list[Array]]  # [place][place], matrices of their own
@@ -67,9 +70,8 @@ def _forward(x: Array, kernel: Array):
     rows, columns = ((x.shape[axis] - r + 1) // TILE for axis in (1, 2))
     d = _stack(_sums(b, [_tiles(x, 1, i, rows) for i in range(len(b))]))
     v = [_sums(b, [_tiles(row, 2, j, columns) for j in range(len(b))]) for row in d]
-    v = [[place.reshape(channels, -1) for place in row] for row in v]
     u = _transformed(g, kernel)
-    m = _products(jnp.matmul, u, v)
+    m = apart(partial(_products, jnp.matmul), u, v)
     y = [_stack(_sums(a, column)) for column in zip(*m, strict=True)]
     y = [_sums(a, row) for row in zip(*y, strict=True)]
     y = jnp.stack([jnp.stack(row) for row in y])
@@ -85,14 +87,11 @@ def _backward(residuals, dy: Array) -> tuple[Array, Array]:
     dy = dy.reshape(filters, rows, TILE, columns, TILE, -1)
     dy = _stack(_sums(a.T, [dy[:, :, i] for i in range(TILE)]))
     dm = [_sums(a.T, [row[..., j, :] for j in range(TILE)]) for row in dy]
-    dm = [[place.reshape(filters, -1) for place in row] for row in dm]
-    by_rows, by_columns = _contracting(1), _contracting(0)
-    du = jnp.stack([jnp.stack(row) for row in _products(by_rows, dm, v)])
+    du = apart(partial(_products, _contracting(1)), dm, v)
+    dv = apart(partial(_products, _contracting(0)), u, dm)
+    du = jnp.stack([jnp.stack(row) for row in du])
     dkernel = jnp.einsum("pi,qj,pqfc->ijcf", *(jnp.asarray(g, x.dtype),) * 2, du)
-    dv = [
-        [place.reshape(channels, rows, columns, -1) for place in row]
-        for row in _products(by_columns, u, dm)
-    ]
+    dv = [[place.reshape(channels, rows, columns, -1) for place in row] for row in dv]
     dd = _stack([_overlapped(_sums(b.T, row), 2, x.shape[2]) for row in dv])
     return _overlapped(_sums(b.T, list(dd)), 1, x.shape[1]), dkernel
 
@@ -143,8 +142,9 @@ def _products(multiply: Callable, left: Places, right: Places) -> Places:
     speed. Places that are arrays of their own are multiplied where they lie; those of
     one large array would be copied out of it.
     """
+    flat = lambda place: place.reshape(place.shape[0], -1)
     return [
-        [multiply(a, b) for a, b in zip(*pair, strict=True)]
+        [multiply(flat(a), flat(b)) for a, b in zip(*pair, strict=True)]
         for pair in zip(left, right, strict=True)
     ]
 
@@ -157,11 +157,19 @@ def _tiles(x: Array, axis: int, begin: int, count: int) -> Array:
 
 def _overlapped(places: list[Array], axis: int, size: int) -> Array:
     """The transpose of `_tiles` for every place: tiles added up where they lay."""
+    half = size // TILE
 
-    def spread(x, begin):
-        used = (x.shape[axis] - 1) * TILE + 1
-        config = [(0, 0, 0)] * x.ndim
-        config[axis] = (begin, size - begin - used, TILE - 1)
-        return lax.pad(x, jnp.zeros((), x.dtype), config)
+    def added(first):  # pixels first, first + TILE, ...: of every TILE-th place
+        moved = [_padded(x, axis, i, half) for i, x in enumerate(places[first::TILE])]
+        return _sum(moved)
 
-    return _sum(spread(x, begin) for begin, x in enumerate(places))
+    pixels = jnp.stack([added(first) for first in range(TILE)], axis + 1)
+    shape = places[0].shape
+    return pixels.reshape(*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _padded(x: Array, axis: int, begin: int, size: int) -> Array:
+    """`x` from `begin` on among `size` entries of an axis, zeros elsewhere."""
+    config = [(0, 0, 0)] * x.ndim
+    config[axis] = (begin, size - begin - x.shape[axis], 0)
+    return lax.pad(x, jnp.zeros((), x.dtype), config)

@@ -77,6 +77,7 @@ def test_without_correction_and_clip_it_is_feddyn(x64):
         close(a.params, b.params, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_it_is_fedssg_with_an_open_gate_and_proximal_alignment(x64):
     """p = 1: beta 1 and a horizon so long that the count never shows."""
     ssg = fedssg(ALPHA, total_rounds=10**15, beta=1.0, align="prox")

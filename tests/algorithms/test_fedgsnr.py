@@ -282,7 +282,9 @@ def products_of(gradients):
     return Measured({"w": part}, square, var, batch, every > 0, 0 * every)
 
 
-@pytest.mark.parametrize("scale", [1, 1e-2, 1e-4])
+@pytest.mark.parametrize(
+    "scale", [*(pytest.param(s, marks=pytest.mark.slow) for s in (1, 1e-2)), 1e-4]
+)
 def test_a_small_gradient_has_the_ratios_it_should_in_float32(scale):
     rng = np.random.default_rng(0)
     direction = rng.normal(size=4)
@@ -298,7 +300,9 @@ def test_a_small_gradient_has_the_ratios_it_should_in_float32(scale):
     assert (r < 100).all() and (n > 0).all()
 
 
-@pytest.mark.parametrize("near", [1, 1e-2, 1e-4, 0])
+@pytest.mark.parametrize(
+    "near", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 1e-2)), 1e-4, 0]
+)
 def test_clients_alike_have_the_largest_ratio_however_little_varies(near):
     rng = np.random.default_rng(0)
     x, d = (rng.normal(size=n) + near * rng.normal(size=(8, n)) for n in (20, 4))

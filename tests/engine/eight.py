@@ -33,7 +33,15 @@ CASES = {  # algorithm, examples of the clients, cohort, devices that serve it
 def numbers(case, devices):
     """All that two rounds leave behind: path -> list."""
     name, sizes, cohort_size, used = CASES[case]
-    plan = fa.Plan(cohort_size=cohort_size, batch_size=4, lr=0.1, devices=devices)
+    plan = fa.Plan(
+        cohort_size=cohort_size,
+        batch_size=4,
+        lr=0.1,
+        momentum=0.5,
+        weight_decay=1e-3,
+        clip_norm=5.0,
+        devices=devices,
+    )
     round_fn, state = start(constructed(name), make_task(), make_data(sizes), plan)
     assert devices == 1 or round_fn.num_devices == used, round_fn.num_devices
     state, infos = fa.train(round_fn, state, keys(2))

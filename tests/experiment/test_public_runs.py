@@ -192,6 +192,7 @@ def finished(tiny, nods):
     return make
 
 
+@pytest.mark.slow
 def test_training_accuracy_is_called_so_wherever_it_is_shown(finished):
     config, result, said = finished(
         algorithm="nodding", public="published", evaluate_also=("sel",)

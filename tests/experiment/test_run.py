@@ -275,6 +275,22 @@ def test_a_run_traces_its_round_and_its_evaluation_once(tiny, monkeypatch):
     assert sorted(traced) == ["_round"] * 2 + ["measure"] * 2
 
 
+def test_another_learning_rate_and_seed_are_no_other_program(tiny, monkeypatch):
+    compiled, compile_ = [], jax.stages.Lowered.compile
+
+    def noted(self, *options):
+        compiled.append(self.as_text())
+        return compile_(self, *options)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", noted)
+    told = {"rounds": 2, "partition_seed": 0, "momentum": 0.9, "lr_decay": 1.0}
+    one = run(tiny("one", **told, lr=0.1, seed=0, weight_decay=1e-3))
+    told |= {"momentum": 0.5, "lr_decay": 0.9}
+    other = run(tiny("other", **told, lr=0.05, seed=1, weight_decay=1e-4))
+    assert len(compiled) == 2 and compiled[0] == compiled[1]
+    assert one.loss != other.loss
+
+
 def test_fewer_rounds_than_an_evaluation_takes_are_evaluated_once(tiny):
     config = tiny(rounds=1, evaluate_every=5)
     assert run(config).rounds == 1
@@ -301,6 +317,7 @@ def test_a_run_that_diverges_names_the_round_and_stays_readable(tiny):
     assert len(record.metrics) == round - 1
 
 
+@pytest.mark.slow
 def test_a_run_whose_server_refuses_what_is_not_finite_goes_on(tiny):
     """FedVeca at a learning rate at which its clients end at NaN."""
     changes = {"epochs": Config.epochs, "clip_norm": None, "rounds": 2}
@@ -464,6 +481,7 @@ def test_the_default_folder_is_named_after_the_run():
     assert run_folder(config) != run_folder(dataclasses.replace(config, seed=1))
 
 
+@pytest.mark.slow
 def test_a_run_leaves_nothing_on_the_device(tiny):
     """Neither programs nor arrays: else a process aborts after some seventy runs."""
 

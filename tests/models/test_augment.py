@@ -127,6 +127,7 @@ def test_dropout_and_augmentation_draw_from_keys_of_their_own():
     )
 
 
+@pytest.mark.slow
 def test_lanes_do_not_change_a_round_with_augmentation():
     x, y = images(12), np.arange(12) % 3
     clients = [(x[:5], y[:5]), (x[5:8], y[5:8]), (x[8:], y[8:])]

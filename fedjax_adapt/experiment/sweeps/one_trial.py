@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core import Array, Key, State
-from ...engine.round import init_state, make_round
+from ...engine.initial import init_state
+from ...engine.round import make_round
 from ..build import Federation, build_algorithm, build_plan, completed
 from ..clock import clock_seed
 from ..config import Config

@@ -13,7 +13,8 @@ from ..schema import kind_options
 
 def number_names(config: Config) -> list[str]:
     """The settings of a trial that may be traced: numbers, and none of them None."""
-    return [*NUMBERS[: None if config.clip_norm is not None else -1], *_own(config)]
+    given = [name for name in NUMBERS if getattr(config, name) is not None]
+    return [*given, *_own(config)]
 
 
 def _own(config: Config) -> dict[str, str]:
