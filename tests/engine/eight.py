@@ -36,7 +36,7 @@ def numbers(case, devices):
     plan = fa.Plan(
         cohort_size=cohort_size,
         batch_size=4,
-        lr=0.1,
+        lr=0.05,
         momentum=0.5,
         weight_decay=1e-3,
         clip_norm=5.0,

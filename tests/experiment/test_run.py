@@ -148,6 +148,7 @@ def test_rounds_that_wait_for_a_large_state_lose_none(tiny, whole, monkeypatch):
     assert numbers(broken.folder) == numbers(whole.folder)
 
 
+@pytest.mark.optimised
 @pytest.mark.slow
 def test_a_run_may_keep_its_clients_in_the_memory_of_the_host(tiny):
     """And goes on from there, in either memory."""
