@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from .. import check
@@ -37,7 +36,7 @@ from ..costs import (
     step_seconds,
 )
 from ..data.dataset import FederatedDataset
-from ..plan import NUMBERS, Plan
+from ..plan import Plan
 from . import device, mesh
 from .batches import batch_size
 from .cohort import (
@@ -53,7 +52,8 @@ from .cohort import (
 )
 from .home import home_of, lend, take_back
 from .initial import federation_kinds, strongly_typed
-from .local import Broadcast, Setup, is_zero, train_loss
+from .local import Broadcast, Setup, train_loss
+from .numbers import numbers_of
 from .refine import (
     public_steps,
     refine_clients,
@@ -102,7 +102,7 @@ class Step:
 
 def _identity(part: Any) -> tuple[type, Any]:
     """What two parts share that are the same: a value if plain, else where it lies."""
-    plain = isinstance(part, bool | int | float | str | None)
+    plain = isinstance(part, bool | int | float | str)
     return type(part), part if plain else id(part)
 
 
@@ -159,30 +159,6 @@ def make_round(
     data = mesh.shown(data, num_devices)
     step, home = Step(algorithm, task, plan), home_of(plan)
     return Round(data, numbers_of(plan), step, num_devices, home, int(plan.lanes))
-
-
-def numbers_of(plan: Plan) -> dict[str, Any]:
-    """What the plan holds of `NUMBERS`, but for those that leave a term out.
-
-    As host scalars, which go to whatever devices a program runs on.
-    """
-    given = {name: getattr(plan, name) for name in NUMBERS}
-    return {
-        name: _on_host(number)
-        for name, number in given.items()
-        if number is not None and not is_zero(number)
-    }
-
-
-def _on_host(number: Any) -> Any:
-    """The same number, whose dtype gives way to others if it did so before."""
-    if check.is_tracer(number):
-        return number
-    if isinstance(number, jax.Array) and not number.weak_type:
-        return np.asarray(number)[()]
-    if isinstance(number, jax.Array | int):  # 1 is no other program than 0.5
-        return float(number)
-    return number
 
 
 def _check_outputs(task: Task, data: FederatedDataset) -> None:
