@@ -71,7 +71,7 @@ def table_of(
     file = cache_home() / TABLE
     where = [*summary.hardware().values(), platform.node()]
     where += [f"{name} {version}" for name, version in summary.versions().items()]
-    where += [f"XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}"]
+    where += [f"code {kept.code()}", f"XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}"]
     what = f"{layer}{', of examples' if reads_examples else ''}"
     how = f"precision {task.precision}, lanes {lanes}, devices {devices}"
     key = f"{', '.join(map(str, where))}: {what}; {how}"

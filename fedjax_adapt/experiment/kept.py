@@ -1,10 +1,14 @@
 """What one run finds out about this machine and keeps for others, in a file of JSON."""
 
 import contextlib
+import functools
+import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
+
+TIMED = ("engine", "models")  # the folders of this package whose code is timed
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -30,3 +34,12 @@ def add(file: Path, found: dict[str, Any]) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             own.unlink()
+
+
+@functools.cache
+def code() -> str:
+    """What times hang on beside machine and versions: the code that was timed, hashed."""
+    package = Path(__file__).parents[1]
+    files = [file for name in TIMED for file in (package / name).rglob("*.py")]
+    told = b"".join(file.read_bytes() for file in sorted(files))
+    return hashlib.sha256(told).hexdigest()[:12]

@@ -79,7 +79,7 @@ def _work(config: Config, federation: Federation) -> str:
         {name: v for name, v in identity(config).items() if name not in UNTIMED},
         [(leaf.shape, str(leaf.dtype)) for leaf in arrays],
         *(num_devices_of(plan, data), plan.client_memory, config.convolutions),
-        *(summary.hardware(), platform.node(), summary.versions()),
+        *(summary.hardware(), platform.node(), summary.versions(), kept.code()),
         os.environ.get("XLA_FLAGS", ""),
     ]
     text = json.dumps(told, sort_keys=True, default=str)

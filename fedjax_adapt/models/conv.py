@@ -37,6 +37,7 @@ from jax import lax
 from .. import check
 from .apart import apart
 from .ways import Layer, chosen
+from .windows import spread, window
 from .winograd import TILE, winograd
 
 Array = jax.Array
@@ -136,18 +137,18 @@ def _forward(way: str, strides: Pair, x: Array, kernel: Array):
     kh, kw, _, filters = kernel.shape
     height, width = _positions(x, kernel, strides)
     batch = x.shape[3]
-    windows = lambda x: [_window(x, WIDTH, j, width, strides[1]) for j in range(kw)]
+    windows = lambda x: [window(x, WIDTH, j, width, strides[1]) for j in range(kw)]
     # of x as it lies: a transposition would be done again for each
     patches = apart(lambda x: jnp.stack(windows(x)), x)
     if way == "patches":
-        rows = [_window(patches, 1 + HEIGHT, i, height, strides[0]) for i in range(kh)]
+        rows = [window(patches, 1 + HEIGHT, i, height, strides[0]) for i in range(kh)]
         patches = jnp.stack(rows)
         y = apart(_times_patches, kernel.reshape(-1, filters).T, patches)
         return y.reshape(filters, height, width, batch), (x, kernel, patches)
     weights = kernel.transpose(0, 3, 1, 2).reshape(kh * filters, -1)
     z = apart(_times_patches, weights, patches)
     z = z.reshape(kh, filters, x.shape[1], width, batch)
-    y = sum(_window(z[i], HEIGHT, i, height, strides[0]) for i in range(kh))
+    y = sum(window(z[i], HEIGHT, i, height, strides[0]) for i in range(kh))
     return y, (x, kernel, patches)
 
 
@@ -164,7 +165,7 @@ def _backward(way: str, strides: Pair, residuals, dy: Array) -> tuple[Array, Arr
         dpatches = _gather_rows(dpatches, 2 + HEIGHT, x.shape[1], strides[0])
     else:
         dz = jnp.stack(
-            [_spread(dy, HEIGHT, i, x.shape[1], strides[0]) for i in range(kh)]
+            [spread(dy, HEIGHT, i, x.shape[1], strides[0]) for i in range(kh)]
         )
         weights = kernel.transpose(1, 2, 0, 3).reshape(kw * channels, -1)
         dkernel = apart(_by_shifts, dz, patches)
@@ -226,22 +227,6 @@ def _by_transpose(a: Array, b: Array) -> Array:
     return lax.dot_general(a, b, (((1,), (1,)), ((), ())))
 
 
-def _window(x: Array, axis: int, begin: int, size: int, stride: int) -> Array:
-    """Every `stride`-th of `size` entries of an axis, from `begin` on."""
-    end = begin + (size - 1) * stride + 1
-    return lax.slice_in_dim(x, begin, end, stride, axis)
-
-
-def _spread(x: Array, axis: int, begin: int, size: int, stride: int) -> Array:
-    """The transpose of `_window`: entries put back into an axis of `size` zeros."""
-    used = (x.shape[axis] - 1) * stride + 1
-    config = [(0, 0, 0)] * x.ndim
-    config[axis] = (begin, size - begin - used, stride - 1)
-    return lax.pad(x, jnp.zeros((), x.dtype), config)
-
-
 def _gather_rows(windows: Array, axis: int, size: int, stride: int) -> Array:
     """The transpose of stacking windows 0, 1, ...: they are added up where they lay."""
-    return sum(
-        _spread(window, axis - 1, i, size, stride) for i, window in enumerate(windows)
-    )
+    return sum(spread(row, axis - 1, i, size, stride) for i, row in enumerate(windows))

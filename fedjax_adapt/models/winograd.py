@@ -24,6 +24,7 @@ import numpy as np
 from jax import lax
 
 from .apart import apart
+from .windows import spread, window
 
 Array = jax.Array
 Places = list[list[Array]]  # [place][place], matrices of their own
@@ -68,8 +69,9 @@ def _forward(x: Array, kernel: Array):
     r, _, channels, filters = kernel.shape
     a, g, b = transforms(r)
     rows, columns = ((x.shape[axis] - r + 1) // TILE for axis in (1, 2))
-    d = _stack(_sums(b, [_tiles(x, 1, i, rows) for i in range(len(b))]))
-    v = [_sums(b, [_tiles(row, 2, j, columns) for j in range(len(b))]) for row in d]
+    d = _stack(_sums(b, [window(x, 1, i, rows, TILE) for i in range(len(b))]))
+    across = lambda row: [window(row, 2, j, columns, TILE) for j in range(len(b))]
+    v = [_sums(b, across(row)) for row in d]
     u = _transformed(g, kernel)
     m = apart(partial(_products, jnp.matmul), u, v)
     y = [_stack(_sums(a, column)) for column in zip(*m, strict=True)]
@@ -149,27 +151,14 @@ def _products(multiply: Callable, left: Places, right: Places) -> Places:
     ]
 
 
-def _tiles(x: Array, axis: int, begin: int, count: int) -> Array:
-    """The pixels at place `begin` of `count` tiles along an axis."""
-    end = begin + TILE * (count - 1) + 1
-    return lax.slice_in_dim(x, begin, end, TILE, axis)
-
-
 def _overlapped(places: list[Array], axis: int, size: int) -> Array:
-    """The transpose of `_tiles` for every place: tiles added up where they lay."""
+    """The transpose of `window`, of tiles for every place: added up where they lay."""
     half = size // TILE
 
     def added(first):  # pixels first, first + TILE, ...: of every TILE-th place
-        moved = [_padded(x, axis, i, half) for i, x in enumerate(places[first::TILE])]
+        moved = [spread(x, axis, i, half, 1) for i, x in enumerate(places[first::TILE])]
         return _sum(moved)
 
     pixels = jnp.stack([added(first) for first in range(TILE)], axis + 1)
     shape = places[0].shape
     return pixels.reshape(*shape[:axis], size, *shape[axis + 1 :])
-
-
-def _padded(x: Array, axis: int, begin: int, size: int) -> Array:
-    """`x` from `begin` on among `size` entries of an axis, zeros elsewhere."""
-    config = [(0, 0, 0)] * x.ndim
-    config[axis] = (begin, size - begin - x.shape[axis], 0)
-    return lax.pad(x, jnp.zeros((), x.dtype), config)

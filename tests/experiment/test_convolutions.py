@@ -62,6 +62,13 @@ def test_a_long_run_times_its_layers_once_and_remembers(images, timed):
     assert {"patches": 3.0, "lax": 2.0}.items() <= [*kept.values()][0].items()
 
 
+def test_what_other_code_took_is_timed_again(images, timed, monkeypatch):
+    settled(images(rounds=4))
+    monkeypatch.setattr(convolutions.kept, "code", lambda: "newer")
+    settled(images(rounds=4))
+    assert len(timed) == 4
+
+
 def test_what_is_told_or_short_or_has_no_layers_is_not_timed(images, timed):
     assert settled(images(rounds=3)) == "rule"
     assert settled(images("rule", rounds=4, convolutions="rule")) == "rule"

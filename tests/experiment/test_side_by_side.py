@@ -59,6 +59,17 @@ def test_work_that_may_take_another_time_is_tried_anew(tiny, tried, change):
     assert len(tried) == 2
 
 
+def test_what_other_code_found_is_tried_anew(tiny, tried, monkeypatch):
+    code = side_by_side.kept.code
+    assert code() == code() != ""
+    lanes_of(tiny(rounds=4))
+    monkeypatch.setattr(side_by_side.kept, "TIMED", ("engine",))
+    code.cache_clear()  # now of less
+    lanes_of(tiny(rounds=4))
+    code.cache_clear()
+    assert len(tried) == 2
+
+
 def test_what_is_tried_is_shown_as_it_comes(tiny, tried, monkeypatch, capsys):
     def fastest(*given):
         for found in ((5, 0.25), (10, math.inf), (2, 0.0123)):
