@@ -59,7 +59,11 @@ def cell(
         folder.parent.mkdir(parents=True, exist_ok=True)
         kept_command.write_text(json.dumps(command))
         program = [sys.executable, "-m", "fedjax_adapt", *words, *resume]
-        subprocess.run(program, check=True, stdout=subprocess.DEVNULL)
+        ended = subprocess.run(program, stdout=subprocess.DEVNULL)
+        if ended.returncode < 0:
+            raise SystemExit(f"{folder}: signal {-ended.returncode} ended the run.")
+        if ended.returncode:  # it has said why
+            raise SystemExit(ended.returncode)
     summary = json.loads((folder / "summary.json").read_text())
     # a run of an earlier version has less, and one that is no test has no accuracy
     kept = {name: summary[name] for name in KEPT if name in summary}

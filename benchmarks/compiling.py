@@ -63,12 +63,15 @@ def readings(algorithm: str, arguments: argparse.Namespace) -> list[dict]:
             folder = Path(place, case)
             environment = {**os.environ, "XDG_CACHE_HOME": str(Path(place, "cache"))}
             busy, began = busy_elsewhere(os.getpid()), time.perf_counter()
-            subprocess.run(
+            ended = subprocess.run(
                 command(algorithm, arguments, folder, told),
-                check=True,
                 stdout=subprocess.DEVNULL,
                 env=environment,
             )
+            if ended.returncode < 0:
+                raise SystemExit(f"{folder}: signal {-ended.returncode} ended the run.")
+            if ended.returncode:  # it has said why
+                raise SystemExit(ended.returncode)
             whole = time.perf_counter() - began
             elsewhere = (busy_elsewhere(os.getpid()) - busy) / whole
             summary = json.loads((folder / "summary.json").read_text())

@@ -26,6 +26,8 @@ left out, and so is that a link may be shared.
 
 import argparse
 import json
+import math
+import re
 import subprocess
 import sys
 import time
@@ -211,6 +213,13 @@ def print_table(rows: Sequence[dict]) -> None:
         print("| " + " | ".join(shown) + " |")
 
 
+def _above_0(text: str) -> float:
+    number = float(text) if re.fullmatch(r"[\d.e+-]+", text) else math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}; write a number above 0.")
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     today = RESULTS / f"devices-{time.strftime('%Y-%m-%d')}.jsonl"
@@ -218,8 +227,10 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=2, help="lines of each kind")
     parser.add_argument("--workloads", nargs="+", default=["w2", "w1"])
     parser.add_argument("--paper", action="store_true", help="measure nothing")
-    parser.add_argument("--client-seconds", type=float, help="in place of lines")
-    parser.add_argument("--link", type=float, default=1.25e9, help="bytes per second")
+    parser.add_argument("--client-seconds", type=_above_0, help="in place of lines")
+    parser.add_argument(
+        "--link", type=_above_0, default=1.25e9, help="bytes per second"
+    )
     parser.add_argument("--latency", type=float, default=5e-5, help="s per message")
     given = parser.parse_args()
     lines = read(given.results)

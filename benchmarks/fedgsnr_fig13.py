@@ -22,6 +22,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from entry import begin
 from matplotlib.figure import Figure
 
 import fedjax_adapt as fa
@@ -214,4 +215,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    begin(main)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cells import KEPT
+from entry import begin
 from fedssg_table1 import COMMON, HEAD, METHODS, published, row
 from readings import Ledger
 
@@ -149,13 +150,9 @@ def main() -> None:
     given = options().parse_args()
     prepare_jax()
     take_devices(given.devices)
-    try:
-        whole = measure(given)
-    except ValueError as error:  # a setting, or a file that is not there
-        options().error(str(error))
-    if not whole:
+    if not measure(given):
         print(f"\n{given.minutes:g} minutes are over; call it again to go on.")
 
 
 if __name__ == "__main__":
-    main()
+    begin(main)

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
+from entry import begin
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fednova, fedprox, fedveca, scaffold
@@ -311,4 +312,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    begin(main)

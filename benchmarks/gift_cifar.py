@@ -20,6 +20,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from entry import begin
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import adacomm, afl, fedavg, gift
@@ -199,4 +200,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    begin(main)

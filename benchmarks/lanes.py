@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import rounds
+from entry import begin
 
 import fedjax_adapt as fa
 from fedjax_adapt.data import split
@@ -182,4 +183,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    begin(main)

@@ -78,13 +78,21 @@ WORKLOADS = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of every script that does this work."""
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
-    parser.add_argument("--rounds", type=int, default=10, help="timed rounds")
+    parser.add_argument("--rounds", type=_count, default=10, help="timed rounds")
     parser.add_argument("--warmup", type=int, default=2, help="untimed rounds before")
     parser.add_argument(
         "--check",
         action="store_true",
         help="one round of clients 0, 1, ... in order; prints a fingerprint of the update",
     )
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text} rounds; write a number of at least 1."
+        )
+    return int(text)
 
 
 def client(workload: Workload, i: int) -> tuple[np.ndarray, np.ndarray]:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 MOST = 2**30  # of an integer: two of them add up to one that an int32 holds
+MEANT = {"learning_rate": "lr"}  # by names that are not like those that others write
 NEAR = 0.75  # of `closest`: mpl is near mlp (0.82), nope is not near copies (0.6)
 
 
@@ -35,6 +36,15 @@ def _number(name: str, value: Any, wanted: str) -> float | None:
         shown = repr(value)
         what = f"={shown} is" if len(shown) < 60 else f" is {kind_of(value)},"
         raise ValueError(f"{name}{what} not a number; write {wanted}.") from None
+
+
+def scalar(name: str, value: Any) -> None:
+    """Raises ValueError if `value` is several numbers, or one with an axis."""
+    if np.ndim(value) > 0 and not is_tracer(value):
+        raise ValueError(
+            f"{name} has shape {list(np.shape(value))}; write one number, and jax.vmap "
+            "over it for several."
+        )
 
 
 def nonnegative(name: str, value: Any) -> None:
@@ -152,6 +162,7 @@ def closest(value: str, known: Iterable[str]) -> str | None:
     that `value` begins with, counts more: `lrate` is sooner `lr` than `rate`.
     """
     value = str(value).lower()
+    value = MEANT.get(value.replace("-", "_"), value)
 
     def likeness(name: str) -> float:
         ratio = difflib.SequenceMatcher(None, value, name.lower()).ratio()

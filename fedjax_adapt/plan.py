@@ -57,6 +57,8 @@ class Plan:
     clock: Clock | None = None
 
     def __post_init__(self):
+        for name in NUMBERS:
+            check.scalar(name, getattr(self, name))
         check.at_least("cohort_size", self.cohort_size, 1, none="everyone")
         check.at_least("batch_size", self.batch_size, 1, none="full-batch steps")
         check.positive("lr", self.lr)

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,16 +19,18 @@ def cells(monkeypatch):
     spec.loader.exec_module(module)
     ran = []
 
-    def run(program, check, **unused):
-        assert check
+    def run(program, **unused):
         words = program[3:]  # after python -m fedjax_adapt
         ran.append(words)
         folder = Path(words[words.index("--folder") + 1])
         folder.mkdir(exist_ok=True)
         if words[words.index("--lr") + 1] == "13":
             raise KeyboardInterrupt
+        if words[words.index("--lr") + 1] == "-1":
+            return SimpleNamespace(returncode=2)
         figures = dict.fromkeys(module.KEPT, 0.5) | {"best_accuracy": 1.0}
         (folder / "summary.json").write_text(json.dumps(figures))
+        return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(module.subprocess, "run", run)
     return module, ran
@@ -66,3 +69,10 @@ def test_a_cell_that_was_stopped_is_resumed_and_never_mixed_up(cells, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         module.cell(tmp_path / "one", {"lr": 13}, [])
     assert [words[-1] for words in ran] == ["13", "--resume"]
+
+
+def test_a_run_that_fails_has_said_why_and_ends_the_benchmark_alike(cells, tmp_path):
+    module, _ = cells
+    with pytest.raises(SystemExit) as ended:
+        module.cell(tmp_path / "one", {"lr": -1}, [])
+    assert ended.value.code == 2

@@ -3,7 +3,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import jax
@@ -182,6 +182,13 @@ def test_a_mistake_in_the_file_names_file_and_line(capsys, elsewhere):
     assert (code, err) == (2, f"fedjax-adapt: {sentence}\n")
 
 
+def test_a_sweep_is_no_configuration_of_a_run(capsys, elsewhere):
+    (elsewhere / "sweep.toml").write_text("[run]\nrounds = 1\n[grid]\nlr = [0.1]\n")
+    code, _, err = fedjax_adapt(capsys, "run --config sweep.toml")
+    says = "sweep.toml is a sweep, no run; write fedjax-adapt sweep sweep.toml."
+    assert (code, err) == (2, f"fedjax-adapt: {says}\n")
+
+
 def settings(line):
     return parse(line.split()).settings
 
@@ -285,7 +292,7 @@ def test_a_run_that_has_nothing_to_resume_begins_and_says_so(capsys):
     code, out, err = fedjax_adapt(capsys, f"{QUICK} --folder mine --resume")
     assert (code, err) == (0, "")
     said = "warning: nothing to resume in mine: the run begins at round 1.\n"
-    assert out.count(said) == 1 and out.startswith(said)
+    assert out.count(said) == 1 and out.startswith(f"compiling\n{said}")
     assert read_run("mine").summary["rounds"] == 7
 
 
@@ -386,6 +393,14 @@ def test_ctrl_c_keeps_every_finished_round(capsys, monkeypatch):
     assert checkpoint.rounds(Path("mine/checkpoints")) == [1]
     assert read_run("mine").metrics["round"].to_pylist() == [1]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_ctrl_c_that_is_lost_before_the_first_round_is_raised_in_it():
+    with process.finishing() as stop_if_asked:
+        with suppress(KeyboardInterrupt):  # as Python does in a finalizer
+            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            stop_if_asked()
 
 
 def test_a_bug_is_no_sentence(capsys, monkeypatch):

@@ -82,7 +82,10 @@ def test_a_picture_for_which_there_is_no_room_leaves_the_old_one(
     line = "partition --num-clients 3 --output mine.png --overwrite"
     code, _, err = fedjax_adapt(capsys, line)
     assert code == 1
-    assert err == "fedjax-adapt: [Errno 28] No space left on device: 'mine.png'.\n"
+    assert err == (
+        "fedjax-adapt: no space is left for mine.png; make room, and go on with --resume "
+        "if it is a run.\n"
+    )
     (left,) = elsewhere.iterdir()
     assert left.read_text() == "mine"
 

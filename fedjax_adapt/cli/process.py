@@ -30,7 +30,9 @@ def finishing() -> Iterator[Callable[[], None]]:
     """Ctrl-C waits for the rounds under way; a second one does not.
 
     Yields a function to call between rounds, which raises KeyboardInterrupt when it was
-    asked for. Until it has been called once there is nothing to wait for.
+    asked for. Until it has been called once there is nothing to wait for. One that is
+    raised at once may be lost, as Python loses what is raised in a finalizer or while
+    memory is tidied up: then it is raised again between rounds.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None  # where signals cannot be handled
@@ -43,9 +45,10 @@ def finishing() -> Iterator[Callable[[], None]]:
             raise KeyboardInterrupt
 
     def on_signal(*_):
-        if asked.is_set() or not begun.is_set():
-            raise KeyboardInterrupt
+        at_once = asked.is_set() or not begun.is_set()
         asked.set()
+        if at_once:
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, on_signal)
     try:
@@ -68,10 +71,13 @@ def take_devices(devices: int | str) -> None:
         cores_as_devices(None if devices == "auto" else min(devices, most))
 
 
-def import_writers() -> None:
-    """What the first checkpoint needs, imported while Ctrl-C may; see `importing`."""
+def import_rest() -> None:
+    """What runs and checkpoints need, while Ctrl-C may still leave; see `importing`."""
     import orbax.checkpoint  # noqa: F401
     import pyarrow.parquet  # noqa: F401
+
+    from ..experiment.sweeps import sweep  # noqa: F401
+    from ..report import live, tables  # noqa: F401
 
 
 def prepare_jax() -> None:

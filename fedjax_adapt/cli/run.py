@@ -29,7 +29,7 @@ def run(arguments: list[str]) -> int:
         left = unfinished(configs, request.resume) if request.controls else configs
         others = request.together
         process.take_devices(others.share(config.devices) if others else config.devices)
-        process.import_writers()
+        process.import_rest()
     if others:
         return _run_together(config, request)
     unsaved = nothing_to_resume(run_folder(config), request.resume, FIRST)

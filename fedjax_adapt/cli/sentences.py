@@ -1,5 +1,6 @@
 """What has gone wrong, as a sentence on stderr, and its exit code."""
 
+import errno
 import os
 import re
 import sys
@@ -26,7 +27,11 @@ def told(error: BaseException) -> int | None:
                 "side by side.",
                 1,
             )
-        case OSError():  # a disk that is full, a folder that has gone
+        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = "" if error.filename is None else f" for {error.filename}"
+            again = "make room, and go on with --resume if it is a run"
+            return fail(f"no space is left{where}; {again}.", 1)
+        case OSError():  # a disk that is read-only, a folder that has gone
             return fail(f"{error}.", 1)
     return None
 

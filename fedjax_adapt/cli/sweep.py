@@ -22,7 +22,7 @@ def sweep(arguments: list[str]) -> int:
         asked = read_sweep(request.file)
         folder = sweep_folder(asked, request.folder)
         process.take_devices(request.devices or asked.run.get("devices", "auto"))
-        process.import_writers()
+        process.import_rest()
     try:
         return _sweep(asked, folder, request)
     except KeyboardInterrupt:
@@ -37,15 +37,17 @@ def _sweep(asked, folder: Path, request) -> int:
 
     from ..experiment.store import RESULTS
     from ..experiment.sweeps.sweep import sweep as run_sweep
-    from ..report.sweep import sweep_tables
+    from ..report.sweep import natural_width, sweep_tables
 
     console = Console()
     _, _, resume, devices, side_by_side = request
     unsaved = nothing_to_resume(folder, resume, "the sweep begins with its first trial")
     with reporting(console, unsaved) as report:
         found = run_sweep(asked, folder, resume, devices, side_by_side, report)
-    for table in sweep_tables(folder):
-        console.print(table)
+    for table in sweep_tables(folder, console.width if console.is_terminal else None):
+        # what is no terminal has no end of a line
+        long = None if console.is_terminal else natural_width(table)
+        Console(width=long).print(table)
     console.print(f"results  {folder / RESULTS}", highlight=False, soft_wrap=True)
     if not found.diverged:
         return 0

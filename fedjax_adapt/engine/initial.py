@@ -66,6 +66,35 @@ def init_state(
     return home.placed(state, num_devices)
 
 
+def check_state(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan, state: State
+) -> None:
+    """Raises ValueError if it is the state of an algorithm that keeps something else.
+
+    By its structure alone: what two algorithms keep alike cannot be told apart.
+    """
+
+    def made(params):
+        key = jax.random.key(0)  # no structure hangs on it
+        return (
+            algorithm.local.init(params),
+            algorithm.server.init(params),
+            algorithm.policy.init(params, data.num_clients),
+            init_refinement(algorithm, task, data, plan, params, key),
+        )
+
+    names = ("each client", "the server", "the step policy", "the refinement")
+    found = (state.clients, state.server, state.policy, state.refine)
+    expected = jax.eval_shape(made, state.params)
+    for name, own, other in zip(names, expected, found, strict=True):
+        if jax.tree.structure(own) != jax.tree.structure(other):
+            raise ValueError(
+                f"state is another algorithm's: what {name} keeps is not what this one "
+                "keeps; write init_state(algorithm, task, data, plan, key) with the "
+                "algorithm of the round."
+            )
+
+
 def federation_kinds(
     algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
 ) -> dict[str, tuple[Any, type]]:

@@ -24,11 +24,12 @@ def numbers_of(plan: Plan) -> dict[str, Any]:
 
 
 def _on_host(number: Any) -> Any:
-    """The same number, whose dtype gives way to others if it did so before."""
+    """The same number, whose dtype gives way to others, but for an array of JAX's own."""
     if check.is_tracer(number):
         return number
     if isinstance(number, jax.Array) and not number.weak_type:
         return np.asarray(number)[()]
-    if isinstance(number, jax.Array | int):  # 1 is no other program than 0.5
+    # 1 and np.float32(0.5) are no other program than 0.5
+    if isinstance(number, jax.Array | np.generic | np.ndarray | int):
         return float(number)
     return number

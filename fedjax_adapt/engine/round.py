@@ -36,7 +36,7 @@ from ..costs import (
     step_seconds,
 )
 from ..data.dataset import FederatedDataset
-from ..plan import Plan
+from ..plan import NUMBERS, Plan
 from . import device, mesh
 from .batches import batch_size
 from .cohort import (
@@ -51,7 +51,7 @@ from .cohort import (
     with_num_steps,
 )
 from .home import home_of, lend, take_back
-from .initial import federation_kinds, strongly_typed
+from .initial import check_state, federation_kinds, strongly_typed
 from .local import Broadcast, Setup, train_loss
 from .numbers import numbers_of
 from .refine import (
@@ -77,6 +77,7 @@ class Step:
         self.algorithm, self.task, self.plan = algorithm, task, plan
         given = numbers_of(plan)
         rest = {name: v for name, v in vars(plan).items() if name not in given}
+        rest |= {name: 0.0 for name in NUMBERS if rest.get(name) is not None}
         parts, structure = jax.tree.flatten((algorithm, task, rest))
         self._parts = structure, tuple(map(_identity, parts))
         self._hash = hash(self._parts)  # asked for at every call
@@ -113,8 +114,8 @@ class Round:
 
     It is also a pytree whose leaves are the data and the numbers of the plan, so a jitted
     function that takes it as an argument does not bake them into its program: that of a
-    round made anew of the same algorithm and task, at another learning rate or on data of
-    the same shape, is the same program.
+    round made anew of the same algorithm and task, with `replace(plan, lr=...)` or on data
+    of the same shape, is the same program. It holds functions, so it cannot be pickled.
     """
 
     data: FederatedDataset
@@ -185,6 +186,7 @@ def _round(
     state: State,
     key: Key,
 ) -> tuple[State, Info]:
+    check_state(algorithm, task, data, plan, state)
     setup = Setup(algorithm, task, plan, data)
     key_cohort, key_local, key_refine = jax.random.split(key, 3)
     key_train, key_measure = jax.random.split(key_local)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ..core import Algorithm, Array, Cohort, Key, PyTree, Task
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
-from . import device, lanes, mesh
+from . import device, lanes, mesh, processes
 from .batches import batch_size
 from .cohort import num_slots
 from .forecast import cohort_steps
@@ -51,8 +51,16 @@ class Dealt(NamedTuple):
 
 
 def num_devices_of(plan: Plan, data: FederatedDataset) -> int:
-    """How many devices serve a round."""
-    return mesh.count(plan.devices, num_slots(plan, data))
+    """How many devices serve a round.
+
+    Tables in the host's memory are cut into equal parts: "auto" takes a number that does.
+    """
+    slots = num_slots(plan, data)
+    most = mesh.count(plan.devices, slots)
+    if (plan.devices, plan.client_memory) != ("auto", "host") or processes.several():
+        return most
+    serving = (mesh.serving(some, slots) for some in range(most, 0, -1))
+    return next(number for number in serving if data.num_clients % number == 0)
 
 
 def num_lanes_of(

@@ -5,10 +5,12 @@ state, so they need not see the folder. See also saver.py.
 """
 
 import errno
+import functools
 import logging
 import os
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,6 +99,8 @@ def _restored_by_first(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | N
 
 def _restored(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
     saved = rounds(folder)
+    if saved:
+        _one_failure_is_enough()
     for round in reversed(saved):
         # A damaged file may surface as almost any exception of orbax or tensorstore.
         try:
@@ -111,6 +115,29 @@ def _restored(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
             f"{', '.join(map(str, saved))}); delete the run folder and start again."
         )
     return None
+
+
+def set_aside(folder: Path, round: int) -> str | None:
+    """Renames the checkpoints that `restore` has passed over, and says so.
+
+    They count no more among the last two, and nothing of them is lost.
+
+    Args:
+      folder: where they lie.
+      round: of the one that could be read; 0 if none was saved.
+    """
+    newer = [_path(folder, saved) for saved in rounds(folder) if saved > round]
+    for path in newer:
+        aside = path.with_name(f"{path.name}.unreadable")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+    if not newer:
+        return None
+    names = ", ".join(f"{path.name}.unreadable" for path in newer)
+    return (
+        f"in {folder} the newest state cannot be read, and is called {names} now; this "
+        f"goes on from round {round}."
+    )
 
 
 def rounds(folder: Path) -> list[int]:
@@ -167,6 +194,27 @@ def _orbax() -> Iterator[Any]:
             yield checkpointer
     finally:
         logger.setLevel(level)
+
+
+@functools.cache
+def _one_failure_is_enough() -> None:
+    """From now on, keeps the reads to themselves that fail after the first has.
+
+    Orbax has closed their event loop by then, so that each prints a traceback, and its
+    future another when it is thrown away, which may be long after.
+    """
+    tell = sys.unraisablehook
+
+    def hook(raised: "sys.UnraisableHookArgs") -> None:
+        if str(raised.exc_value) != "Event loop is closed":
+            tell(raised)
+
+    def heard(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return "OCDBT database" not in str(error)
+
+    sys.unraisablehook = hook
+    logging.getLogger("asyncio").addFilter(heard)
 
 
 @contextmanager

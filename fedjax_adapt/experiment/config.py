@@ -115,6 +115,8 @@ def read_settings(path: Path) -> dict[str, Any]:
         names the file and the line.
     """
     settings = toml.read(path)
+    if "grid" in settings or isinstance(settings.get("run"), Mapping):
+        raise ValueError(f"{path} is a sweep, no run; write fedjax-adapt sweep {path}.")
 
     def at(key: str) -> str:
         return (

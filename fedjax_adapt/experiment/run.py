@@ -97,6 +97,7 @@ def run(config: Config, resume: bool = False, progress: Report = silent) -> Summ
         config, task = convolutions.settled(config, *federation[1:4], show)
         calibrated = time.perf_counter() - began
         federation = federation._replace(task=task)
+        show(doing="compiling")
         program = compile_program(config, federation)
         if processes.is_first():
             create(folder)
@@ -132,8 +133,10 @@ def _train(
     broadcast = public.broadcast_bytes(federation)
     log = Log(folder if own else None, config.num_clients, accuracy, broadcast)
     told = set()
-    unused = public.unused(config, federation)
-    progress(Progress(done, config.rounds, warning=unused, accuracy_name=shown))
+    aside = checkpoint.set_aside(checkpoints, done) if own else None
+    warnings = [aside, public.unused(config, federation)]
+    for warning in [text for text in warnings if text] or [None]:
+        progress(Progress(done, config.rounds, warning=warning, accuracy_name=shown))
 
     def report(done: int, latest: tuple[float, float], rate: float) -> None:
         warning = _warning(config, program, log.tally, done, told)

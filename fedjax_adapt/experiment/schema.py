@@ -86,7 +86,8 @@ class Config:
       evaluate_clients: at the end, the accuracy on every client's own examples
       evaluate_also: models to evaluate beside the server's; sel: the mean of the round's
         cohort, all: the mean of every client's last model (one model kept per client)
-      checkpoint_every: rounds between checkpoints; none: about every 20 seconds
+      checkpoint_every: rounds between checkpoints, each after the evaluation that is
+        next; none: about every 20 seconds
       targets: test accuracies whose first round the summary gives
       lanes: clients trained side by side on a device, cut to the most it has in a round;
         auto: in a run of 100 rounds or more what is fastest, tried out and kept for later

@@ -29,6 +29,7 @@ ACCURACY = "accuracy"
 TRAINED = "training_accuracy_on_the_public_set"  # in its place where that is tested on
 CONFIG, SUMMARY, LOCK = "config.toml", "summary.json", ".lock"
 SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see swept.py
+NOTHING = "nothing"  # that a trial was also given
 COLUMNS = {
     "rho": "algorithm_rho"
 }  # of settings in its results, if not as they are called
@@ -79,6 +80,11 @@ def read_run(folder: str | Path) -> Record:
     """
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
+        if (folder / SWEEP).is_file():
+            raise ValueError(
+                f"{folder} holds a sweep, no run; its trials are the rows of {RESULTS}, "
+                "their rounds those of groups/*/metrics/*.parquet."
+            )
         raise ValueError(
             f"{folder} holds no run: it has no {CONFIG}; write the folder that "
             "fedjax-adapt run has printed, as in runs/digits-fedssg-0123abcd."
@@ -97,7 +103,8 @@ class Swept(NamedTuple):
 
     `results` has one row per trial of the groups that are done: trial, the settings that
     vary (`COLUMNS` names one that is called like a figure), method, config_hash, group,
-    dataset, test_examples (how many it was tested on), accuracy_name (as in a summary),
+    dataset, test_examples (how many it was tested on), also_given (what the method was
+    given beside the clients' own training), accuracy_name (as in a summary),
     diverged_round (null unless it diverged; then there are no figures) and the figures of
     a run's summary, `rounds_to` and `client_accuracy` as columns for each target and each
     of its figures, `class_accuracy` as a list, figures of other models with their name at

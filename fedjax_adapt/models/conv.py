@@ -193,7 +193,8 @@ def _by_patches(dy: Array, patches: Array) -> Array:
     dy, patches = dy.reshape(len(dy), -1), patches.reshape(-1, dy[0].size)
     if jax.local_device_count() > 1:
         return _by_transpose(dy, patches)
-    # XLA gives a product with so few rows and columns to one core; two fill two
+    # XLA gives a product with so few rows and columns to one core; two fill two. Where
+    # cores are devices, others may be busy, whether or not this round has them all
     half = len(patches) // 2
     parts = [_by_transpose(dy, part) for part in (patches[:half], patches[half:])]
     return jnp.concatenate(parts, axis=1)

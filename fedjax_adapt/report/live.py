@@ -47,9 +47,15 @@ class _Lines:
 
     def __init__(self, console: "Console"):
         self.console, self.last_round, self.last_time = console, 0, time.monotonic()
+        self.told: str | None = None
 
     def show(self, now) -> None:
-        """Prints, or keeps still."""
+        """Prints, or keeps still; of what is done before the first round the kind alone."""
+        if now.doing is not None:
+            if self.told is None or not now.doing.startswith(self.told):
+                self.told = now.doing
+                self.console.print(now.doing, highlight=False)
+            return
         waited = time.monotonic() - self.last_time >= QUIET
         passed = (now.round - self.last_round) * PARTS >= now.rounds
         if now.accuracy is None or not (waited or passed or now.round == now.rounds):

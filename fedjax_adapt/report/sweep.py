@@ -2,15 +2,18 @@
 
 Trials that differ in the seed alone are one line, the mean over seeds and its standard
 deviation. As in compare.py, only what was tested on as many examples of the same data set
-stands in one table, and training accuracy in a table of its own, without a rank.
+stands in one table, and training accuracy in a table of its own, without a rank. What
+methods were given beside their clients' training is said below.
 """
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..experiment.store import ACCURACY, COLUMNS, TRAINED, read_swept
+from ..experiment.store import ACCURACY, COLUMNS, NOTHING, TRAINED, read_swept
+from .controls import CONTROLS, WEIGHTLESS
 from .tables import percent
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ class Line(NamedTuple):
     point: dict[str, Any]  # the other settings that vary
     figures: list[dict[str, float]]  # of the trials that did not diverge
     diverged: list[int]  # the numbers of those that did
+    methods: set[str]
+    given: str | None  # beside the clients' own training; None: not recorded
 
     def mean(self, name: str) -> float:
         """Of a figure, over the trials; NaN if all diverged."""
@@ -65,7 +70,13 @@ def parts(folder: str | Path) -> list[Part]:
             (trained, row["dataset"], row["test_examples"]), {}
         )
         point = {name: row[COLUMNS.get(name, name)] for name in names}
-        line = lines.setdefault(tuple(map(str, point.values())), Line(point, [], []))
+        given = row.get(
+            "also_given"
+        )  # a sweep of an earlier version has no such column
+        line = lines.setdefault(
+            tuple(map(str, point.values())), Line(point, [], [], set(), given)
+        )
+        line.methods.add(row["method"])
         if row["diverged_round"] is not None:
             line.diverged.append(row["trial"])
         else:
@@ -85,32 +96,56 @@ def parts(folder: str | Path) -> list[Part]:
     return result
 
 
-def sweep_tables(folder: str | Path) -> "list[Table]":
-    """A table for each of the `parts`; raises like them."""
+def sweep_tables(folder: str | Path, width: int | None = None) -> "list[Table]":
+    """A table for each of the `parts`; raises like them.
+
+    Args:
+      folder: of the sweep.
+      width: characters of a line. A table that is wider has all settings in one column,
+        and no column for the best accuracy. None: there is no end of a line.
+    """
+    tables = []
+    for part in parts(folder):
+        table = _table(part, list(part.lines[0].point), tuple(FIGURES))
+        if width is not None and natural_width(table) > width:
+            table = _table(part, None, ("last",))
+        tables.append(table)
+    return tables
+
+
+def natural_width(table: "Table") -> int:
+    """Characters of the longest line of a table, in which nothing is wrapped."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    endless = Console(width=10_000)
+    return Measurement.get(endless, endless.options, table).maximum
+
+
+def _table(part: Part, names: list[str] | None, figures: tuple[str, ...]) -> "Table":
+    """A part as a table; names: of settings with a column each, or None: one for all."""
     from rich.markup import escape
     from rich.table import Table
 
-    tables = []
-    for part in parts(folder):
-        style = "bold" if part.ranked else "red"
-        table = Table(title=part.title, title_style=style, caption_justify="left")
-        if part.ranked:
-            table.add_column("rank", justify="right")
-        for name in part.lines[0].point:
-            table.add_column(name, overflow="fold")
-        accuracy = "test accuracy" if part.ranked else "training accuracy"
-        for name in (accuracy, *FIGURES, "n"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for rank, line in enumerate(part.lines, 1):
-            settings = [
-                "-" if v is None else escape(str(v)) for v in line.point.values()
-            ]
-            cells = [_cell(line, name) for name in (ACCURACY, *FIGURES)]
-            place = [str(rank)] if part.ranked else []
-            table.add_row(*place, *settings, *cells, str(len(line.figures)))
-        table.caption = _caption(part)
-        tables.append(table)
-    return tables
+    style = "bold" if part.ranked else "red"
+    table = Table(title=part.title, title_style=style, caption_justify="left")
+    if part.ranked:
+        table.add_column("rank", justify="right", no_wrap=True)
+    for name in ["settings"] if names is None else names:
+        table.add_column(name, overflow="fold")
+    accuracy = "test accuracy" if part.ranked else "training accuracy"
+    for name in (accuracy, *figures, "n"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for rank, line in enumerate(part.lines, 1):
+        told = {name: "-" if v is None else str(v) for name, v in line.point.items()}
+        settings = [*told.values()]
+        if names is None:
+            settings = ["\n".join(f"{name}={value}" for name, value in told.items())]
+        cells = [_cell(line, name) for name in (ACCURACY, *figures)]
+        place = [str(rank)] if part.ranked else []
+        table.add_row(*place, *map(escape, settings), *cells, str(len(line.figures)))
+    table.caption = _caption(part)
+    return table
 
 
 def _figures(row: dict[str, Any], trained: bool) -> dict[str, float]:
@@ -135,4 +170,42 @@ def _caption(part: Part) -> str:
     gone = sorted(trial for line in part.lines for trial in line.diverged)
     if gone:
         said.append(f"diverged, and left out: trial {', '.join(map(str, gone))}")
-    return "\n".join(said)
+    return "\n".join(said + _given(part))
+
+
+def _given(part: Part) -> list[str]:
+    """What methods were also given, and which controls would show what that is worth."""
+    holders: dict[str, list[str]] = {}
+    for number, line in enumerate(part.lines, 1):
+        holders.setdefault(line.given or "not recorded", []).append(str(number))
+    if [*holders] == [NOTHING]:
+        return []
+    place = "rank" if part.ranked else "line"
+    said = [
+        f"{place} {', '.join(numbers)}: also given: {given}"
+        for given, numbers in holders.items()
+    ]
+    if len(holders) == 1:
+        said = [f"also given: {[*holders][0]}"]
+    lacks = _lacking(part)
+    if lacks:
+        unknown = "what public data alone are worth is not known"
+        said.append(f"without {', '.join(lacks)} here {unknown}")
+    return said
+
+
+def _lacking(part: Part) -> list[str]:
+    """The controls of methods on public data that have no line of their own."""
+    shown = {method: line for line in part.lines for method in line.methods}
+    algorithm = lambda method: method.partition("(")[0].partition(" ")[0]
+    weightless = lambda method: re.search(r"\bweight=0(\.0)?\b", method) is not None
+    here = {algorithm(method) for method in shown}
+    users = {
+        algorithm(method)
+        for method, line in shown.items()
+        if "public" in (line.given or "") and not weightless(method)
+    }.difference(CONTROLS)
+    wanted = [name for name in CONTROLS[1:] if name not in here] if users else []
+    if "fnr" in users and not any(map(weightless, shown)):
+        wanted.insert(0, WEIGHTLESS)
+    return wanted

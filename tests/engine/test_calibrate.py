@@ -20,7 +20,9 @@ from fedjax_adapt.engine.forecast import cohorts
         (10, {1: 9, 2: 5, 5: 4, 10: 6, 25: 7}, 5, [10, 25, 5, 2]),
         (1, {1: 9, 2: 5, 5: 4, 10: 6, 25: 7}, 5, [1, 2, 5, 10]),
         (25, {1: 1, 2: 2, 5: 3, 10: 4, 25: 5}, 1, [25, 10, 5, 2, 1]),
-        (4, {1: 2, 2: 2, 5: 2}, 5, [5, 2]),  # no faster is no reason to move
+        (4, {1: 2, 2: 2, 5: 2}, 5, [5, 2, 1]),  # no faster is no reason to move
+        # a little slower is none to stop
+        (1, {1: 10, 2: 10.5, 5: 9, 10: 9.8, 25: 8, 50: 9}, 25, [1, 2, 5, 10, 25, 50]),
         (7, {7: 1}, 7, [7]),
         # no room: fewer, until there is
         (
@@ -33,7 +35,7 @@ from fedjax_adapt.engine.forecast import cohorts
         (5, {2: math.inf, 5: math.inf}, 5, [5, 2]),
     ],
 )
-def test_it_climbs_as_long_as_it_gets_faster(first, seconds, found, tried):
+def test_it_climbs_as_long_as_nothing_is_much_slower(first, seconds, found, tried):
     asked = []
     ask = lambda lanes: asked.append(lanes) or seconds[lanes]
     assert calibrate.climb(ask, sorted(seconds), first) == found
@@ -114,6 +116,14 @@ def test_an_odd_cohort_is_cut_up_among_devices_as_all_clients_are(task):
     data, plan = calibrate._usual_cohort(data, plan)
     assert data.num_clients == 6 and plan.devices == 2
     assert (np.asarray(data.size) > 0).sum() == 5
+    fa.init_state(scaffold(), task, data, plan, jax.random.key(0))
+
+
+def test_a_cohort_from_the_memory_of_the_host_has_the_devices_of_its_round(task):
+    sizes = (3,) * 25  # which 4, 3 and 2 devices cannot cut up evenly
+    plan = fa.Plan(cohort_size=6, batch_size=2, client_memory="host", devices="auto")
+    data, plan = calibrate._usual_cohort(make_data(sizes), plan)
+    assert data.num_clients == 6 and plan.devices == 1
     fa.init_state(scaffold(), task, data, plan, jax.random.key(0))
 
 

@@ -10,6 +10,7 @@ import fedjax_adapt as fa
 from fedjax_adapt.algorithms import afl, fedavg, fnr, scaffold
 from fedjax_adapt.costs import exponential
 from fedjax_adapt.engine import host, memory, mesh
+from fedjax_adapt.engine.slots import num_devices_of
 
 HOST = dict(client_memory="host")
 
@@ -120,6 +121,9 @@ def test_what_cannot_be_cut_evenly_is_one_sentence(task):
     data = make_data((4, 3, 5, 4, 3))
     with pytest.raises(ValueError, match="rows of 5 clients into 2 equal .* devices=1"):
         start(scaffold(), task, data, fa.Plan(devices=2, **HOST))
+    auto = fa.Plan(devices="auto", **HOST)
+    assert start(scaffold(), task, data, auto)[0].num_devices == 1
+    assert num_devices_of(auto, make_data((4, 3, 5, 4, 3, 2))) == 3
     with pytest.raises(ValueError, match="client_memory='disk' is unknown"):
         fa.Plan(client_memory="disk")
 

@@ -235,6 +235,11 @@ def test_more_clients_per_round_than_there_are_is_refused(task, data):
         (dict(lr=0.0), "lr=0.0 must be a finite number above 0"),
         (dict(lr=float("nan")), "lr=nan must be a finite number above 0"),
         (dict(lr="fast"), "lr='fast' is not a number"),
+        (
+            dict(lr=[0.1, 0.2]),
+            r"lr has shape \[2\]; write one number, and jax.vmap over",
+        ),
+        (dict(momentum=np.zeros((1,))), r"momentum has shape \[1\]; write one number"),
         (dict(momentum=1.0), r"momentum=1.0 must lie in \[0, 1\)"),
         (dict(weight_decay=-1e-3), "weight_decay=-0.001 must be a finite number of at"),
         (dict(clip_norm=0), "clip_norm=0 must be a finite number above 0"),

@@ -7,7 +7,7 @@ import pytest
 from helpers import close, keys, same, start
 
 import fedjax_adapt as fa
-from fedjax_adapt.algorithms import fedavg, fedprox, scaffold
+from fedjax_adapt.algorithms import fedavg, fedavgm, fedprox, scaffold
 from fedjax_adapt.engine import train
 
 
@@ -95,8 +95,8 @@ def test_a_round_made_anew_is_traced_no_more(task, data):
         assert not same(trained(lr=lr)[0], slow)
     _, again = trained(lr=0.2)
     assert not again
-    _, again = trained(lr=1)
-    assert not again
+    for same_kind in ({"lr": 1}, {"lr": np.float32(0.2), "momentum": 0}):
+        assert not trained(**same_kind)[1]
     _, again = trained(lr=0.2, data=replace(data, x=data.x + 1))
     assert not again
     # a term more, another batch, another algorithm
@@ -104,6 +104,17 @@ def test_a_round_made_anew_is_traced_no_more(task, data):
         assert trained(lr=0.2, **other)[1]
     _, again = trained(lr=0.2)
     assert not again
+
+
+def test_the_state_of_another_algorithm_is_one_sentence(ready, task, data):
+    round_fn, state = ready
+    other, plain = start(fedavg(), task, data)
+    says = "state is another algorithm's: what each client keeps is not what this one"
+    for mistaken in ((other, state), (round_fn, plain)):
+        with pytest.raises(ValueError, match=says):
+            fa.train(*mistaken, keys(2))
+    with pytest.raises(ValueError, match="what the server keeps"):
+        fa.train(start(fedavgm(), task, data)[0], plain, keys(2))
 
 
 def test_any_function_of_state_and_key_can_be_trained():

@@ -1,4 +1,6 @@
+import logging
 import resource
+import sys
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -83,6 +85,27 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capfd):
     restored, round = checkpoint.restore(tmp_path, ABSTRACT)
     assert round == 1 and same(restored, state(1.0))
     assert capfd.readouterr() == ("", "")
+
+
+def test_reads_that_fail_after_the_first_keep_it_to_themselves(monkeypatch):
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    checkpoint._one_failure_is_enough.__wrapped__()
+    raised = [RuntimeError("Event loop is closed"), RuntimeError("of somebody else")]
+    raised = [SimpleNamespace(exc_value=error) for error in raised]
+    for one in raised:
+        sys.unraisablehook(one)
+    assert told == raised[1:]
+    logger, heard = logging.getLogger("asyncio"), []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", heard.append)
+    logger.addHandler(handler)
+    for text in ("no such key in OCDBT database at x", "of somebody else"):
+        error = ValueError(text)
+        logger.error("never retrieved", exc_info=(ValueError, error, None))
+    logger.removeHandler(handler)
+    logger.removeFilter(logger.filters[-1])
+    assert [str(record.exc_info[1]) for record in heard] == ["of somebody else"]
 
 
 def test_a_damaged_checkpoint_can_be_written_again(tmp_path):

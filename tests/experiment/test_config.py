@@ -402,6 +402,7 @@ def test_a_method_is_named_by_what_is_not_its_default(algorithm, options, name):
     "written, meant",
     [
         ("lrate", "lr"),
+        ("learning-rate", "lr"),
         ("lr_dcay", "lr_decay"),
         ("LR", "lr"),
         ("clients", "num_clients"),

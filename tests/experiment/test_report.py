@@ -101,13 +101,14 @@ def at(round, rounds=100):
         loss=1.0,
         rounds_per_second=0.01,
         accuracy_name="accuracy",
+        doing=None,
     )
 
 
 def test_away_from_a_terminal_every_tenth_of_the_rounds_is_a_line():
     console = Console(file=io.StringIO(), width=100)
     with live(console) as show:
-        show(SimpleNamespace(round=0, rounds=100, accuracy=None))
+        show(SimpleNamespace(round=0, rounds=100, accuracy=None, doing=None))
         for round in range(1, 101):
             show(at(round))
     lines = console.file.getvalue().splitlines()
@@ -125,6 +126,19 @@ def test_away_from_a_terminal_slow_rounds_are_lines_too(monkeypatch):
         show(at(1))
         show(at(2))
     assert len(console.file.getvalue().splitlines()) == 2
+
+
+def test_away_from_a_terminal_what_comes_before_the_rounds_is_said_once():
+    console = Console(file=io.StringIO(), width=100)
+    with live(console) as show:
+        for doing in (
+            "trying lanes",
+            "trying lanes: 5 96 ms",
+            "compiling",
+            "compiling",
+        ):
+            show(SimpleNamespace(round=0, rounds=100, accuracy=None, doing=doing))
+    assert console.file.getvalue().splitlines() == ["trying lanes", "compiling"]
 
 
 def test_in_a_terminal_there_is_a_bar():

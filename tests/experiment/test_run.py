@@ -235,10 +235,18 @@ def test_a_damaged_newest_checkpoint_costs_rounds_and_not_the_run(tiny, whole):
     broken = tiny()
     with pytest.raises(Stop):
         run(broken, progress=stop_after(5))
-    for path in (Path(broken.folder) / "checkpoints" / "000000004").rglob("*"):
+    saved = Path(broken.folder) / "checkpoints"
+    for path in (saved / "000000004").rglob("*"):
         if path.is_file():
             path.write_bytes(b"")
-    run(broken, resume=True)
+    said = []
+    run(broken, resume=True, progress=lambda now: said.append(now.warning))
+    assert [text for text in said if text] == [
+        f"in {saved} the newest state cannot be read, and is called 000000004.unreadable "
+        "now; this goes on from round 2."
+    ]
+    assert (saved / "000000004.unreadable").is_dir()
+    assert checkpoints.rounds(saved) == [6, 7]
     assert numbers(broken.folder) == numbers(whole.folder)
 
 
@@ -284,11 +292,21 @@ def test_another_learning_rate_and_seed_are_no_other_program(tiny, monkeypatch):
         return compile_(self, *options)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", noted)
+    begun, jit = [], jax.jit
+
+    def jitted(function, **options):  # what makes the first state
+        if getattr(function, "func", None) is not init_state:
+            return jit(function, **options)
+        begin = jit(function, **options)
+        return lambda key: begun.append(begin.lower(key).as_text()) or begin(key)
+
+    monkeypatch.setattr(jax, "jit", jitted)
     told = {"rounds": 2, "partition_seed": 0, "momentum": 0.9, "lr_decay": 1.0}
     one = run(tiny("one", **told, lr=0.1, seed=0, weight_decay=1e-3))
     told |= {"momentum": 0.5, "lr_decay": 0.9}
     other = run(tiny("other", **told, lr=0.05, seed=1, weight_decay=1e-4))
     assert len(compiled) == 2 and compiled[0] == compiled[1]
+    assert len(begun) == 2 and begun[0] == begun[1]
     assert one.loss != other.loss
 
 
@@ -301,6 +319,7 @@ def test_fewer_rounds_than_an_evaluation_takes_are_evaluated_once(tiny):
 def test_progress_counts_up_to_the_last_round(tiny):
     seen = []
     run(tiny(), progress=seen.append)
+    assert seen.pop(0).doing == "compiling"
     rounds = [now.round for now in seen]
     assert rounds[0] == 0 and rounds[-1] == 7 and rounds == sorted(set(rounds))
     assert seen[0].accuracy is None and all(

@@ -96,7 +96,8 @@ def test_what_is_tried_is_shown_as_it_comes(tiny, tried, monkeypatch, capsys):
     with reporting(Console(width=200), "first") as report:
         for said in seen:
             report(Progress(0, 4, **said))
-    assert capsys.readouterr().out == f"{note}2 12.3 ms)\n"
+    said = capsys.readouterr().out
+    assert said == f"trying lanes\n{note}2 12.3 ms)\ncompiling\n"
 
 
 def test_what_is_told_or_short_or_refines_is_not_tried(tiny, tried):

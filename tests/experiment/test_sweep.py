@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import TINY
@@ -23,7 +24,7 @@ from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
 from fedjax_adapt.experiment.sweeps.swept import flat, table_of, to_toml
 from fedjax_adapt.experiment.sweeps.traced import number, number_names, with_numbers
-from fedjax_adapt.report.sweep import parts, sweep_tables
+from fedjax_adapt.report.sweep import natural_width, parts, sweep_tables
 
 # three trials of one group, two at a time: the second time one and a copy of it
 RUN = {**TINY, "devices": 1}
@@ -136,7 +137,7 @@ def test_a_resumed_sweep_equals_an_uninterrupted_one_to_the_bit(tmp_path, three,
     found = sweep(THREE, folder, resume=True, side_by_side=3, progress=seen.append)
     assert found.results.equals(three.results)
     assert metrics(found) == metrics(three)
-    rounds = [now.round for now in seen]
+    rounds = [now.round for now in seen if now.doing is None]
     assert rounds[2] > stop - 4 and rounds[-1] == seen[-1].rounds == 21
     told = [now.warning for now in seen if now.warning is not None]
     assert len(told) == 1 and "begun with 2 trials at once and goes on so" in told[0]
@@ -462,6 +463,58 @@ def test_seeds_are_one_line_with_their_spread_and_the_best_comes_first(tmp_path)
     cells = {str(column.header): list(column.cells) for column in table.columns}
     assert cells["test accuracy"] == ["90.00 %", "60.00 % ± 14.14", "diverged"]
     assert cells["n"] == ["1", "2", "0"] and cells["rank"] == ["1", "2", "3"]
+
+
+def test_what_methods_were_given_is_said_beside_their_ranks(tmp_path):
+    given = "labelled public examples (143, held out of the training set)"
+    on_public = lambda method, share: (
+        {"algorithm": method, "method": f"{method}(fraction=0.2)", "also_given": given}
+        | figures(share)
+    )
+    plain = {"algorithm": "fedavg", "also_given": "nothing", **figures(0.5)}
+    rows = [plain, on_public("fnr", 0.9)]
+
+    def caption(name, rows):
+        (table,) = sweep_tables(written(tmp_path / name, rows, {"algorithm": []}))
+        return table.caption
+
+    said = caption("fnr", rows)
+    assert f"rank 1: also given: {given}\nrank 2: also given: nothing" in said
+    assert "without fnr(weight=0), fedavg_pubft, public_only here what public" in said
+    rows += [on_public("fedavg_pubft", 0.8), on_public("public_only", 0.7)]
+    assert "without fnr(weight=0) here what public" in caption("two", rows)
+    rows += [rows[1] | {"algorithm": "fnr_", "method": "fnr(fraction=0.2, weight=0.0)"}]
+    assert "without" not in caption("three", rows)
+    assert "given" not in caption("plain", [plain])
+    del plain["also_given"]
+    assert "also given: not recorded" in caption("old", [plain])
+
+
+def test_a_table_that_does_not_fit_has_its_settings_in_one_column(tmp_path):
+    names = ["algorithm", "alpha", "momentum", "weight_decay", "num_clients"]
+    rows = [{name: 0.001 for name in names} | figures(0.5), figures(0.6)]
+    rows[1] |= {name: None for name in names}
+    folder = written(tmp_path / "s", rows, {name: [0.001] for name in names})
+    wide, narrow = sweep_tables(folder), sweep_tables(folder, width=80)
+    assert [column.header for column in wide[0].columns][1:6] == names
+    assert natural_width(narrow[0]) <= 80 < natural_width(wide[0])
+    headers = [column.header for column in narrow[0].columns]
+    assert headers == ["rank", "settings", "test accuracy", "last", "n"]
+    said = list(narrow[0].columns[1].cells)[1]
+    assert said.splitlines() == [f"{name}=0.001" for name in names]
+
+
+def test_tables_of_sweeps_can_be_joined():
+    reached = {"diverged_round": None, "rounds_to_0.9": 7, "kappa": None}
+    diverged = {"diverged_round": 3, "class_accuracy": None}
+    first = table_of([{"batch_size": None} | reached], ["batch_size"])
+    second = table_of([{"batch_size": 10} | diverged], ["batch_size"])
+    joined = pa.concat_tables([first, second], promote_options="default")
+    assert joined["diverged_round"].to_pylist() == [None, 3]
+    assert joined["batch_size"].to_pylist() == [None, 10]
+    kinds = {field.name: str(field.type) for field in joined.schema}
+    assert kinds["diverged_round"] == kinds["rounds_to_0.9"] == "int64"
+    assert kinds["kappa"] == "double" and kinds["class_accuracy"].startswith("list<")
 
 
 def test_training_accuracy_stands_in_a_table_of_its_own(tmp_path):

@@ -90,7 +90,7 @@ def sweep(
             before += sum(trial.config.rounds for trial in group.trials)
             rows += swept.rows_of(runner.path, group.trials, asked.names)
             rows.sort(key=lambda row: row["trial"])
-            store.write_table(place / store.RESULTS, swept.table_of(rows))
+            store.write_table(place / store.RESULTS, swept.table_of(rows, asked.names))
         told = {"trials": len(asked.trials), "groups": len(groups)}
         store.finish(place, told | _evidence(commit))
     return store.read_swept(place)
@@ -134,6 +134,8 @@ class _Runner:
         numbers = [trial.number for trial in self.group.trials]
         federation = build(configs[0])
         layout, fixed = self.layout(federation, side_by_side)
+        doing = f"{self.group.name}: compiling"
+        self.progress(Progress(self.before, self.total, doing=doing))
         fleet = compile_group(configs, federation, self.group.numbers, layout, fixed)
         self.path.mkdir(parents=True, exist_ok=True)
         if not fixed:
@@ -143,6 +145,7 @@ class _Runner:
         rounds = configs[0].rounds
         restored = checkpoint.restore(self.path / CHECKPOINTS, fleet.abstract)
         state, done = restored if restored is not None else (None, 0)
+        self.warn(checkpoint.set_aside(self.path / CHECKPOINTS, done))
         store.truncate(self.path, done)
         for first in range(done // rounds * fleet.width, len(configs), fleet.width):
             some = range(first, min(first + fleet.width, len(configs)))
@@ -157,6 +160,11 @@ class _Runner:
             "compile_seconds": fleet.program_of([0]).seconds,
         }
         store.finish(self.path, told | _evidence(commit))
+
+    def warn(self, told: str | None) -> None:
+        """Says something once; None: nothing."""
+        if told is not None:
+            self.progress(Progress(self.before, self.total, warning=told))
 
     def layout(
         self, federation: Federation, side_by_side: int | str
@@ -174,7 +182,7 @@ class _Runner:
                     f"so, whatever side_by_side={side_by_side} says: its state is of "
                     f"{width}."
                 )
-                self.progress(Progress(self.before, self.total, warning=told))
+                self.warn(told)
         most = mesh.count(config.devices, width)
         devices = next(d for d in range(most, 0, -1) if width % d == 0)
         return Layout(devices, width // devices), True
@@ -201,7 +209,7 @@ class _Runner:
         numbers = [self.group.trials[i].number for i in some]
         sent = public.broadcast_bytes(federation)
         log = TrialsLog(self.path, numbers, base, accuracy, sent)
-        shown = "mean " + accuracy.replace("_", " ")
+        shown = f"{self.group.name}: mean {accuracy.replace('_', ' ')}"
 
         def report(done: int, latest: tuple[float, float], rate: float) -> None:
             rounds = self.before + some.start * config.rounds + done * len(some)

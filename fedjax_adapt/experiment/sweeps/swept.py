@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 # of a summary: what no single trial has, or what has a column of its own
 UNTOLD = ("seconds", "rounds_per_second", "accuracy_name")
+WHOLE = ("diverged_round", "rounds_to_", "best_round")  # columns of integers or nothing
 
 
 def sweep_folder(sweep: Sweep, folder: str | Path | None = None) -> Path:
@@ -144,6 +145,7 @@ def rows_of(
             "group": group.name,
             "dataset": trial.config.dataset,
             "test_examples": said.get("test_examples"),
+            "also_given": ", ".join(said.get("auxiliary", ())) or store.NOTHING,
             "accuracy_name": TEST
             if named == store.ACCURACY
             else named.replace("_", " "),
@@ -195,16 +197,34 @@ def _columns(name: str, value: Any) -> dict[str, Any]:
     return {name: value}
 
 
-def table_of(rows: Sequence[Mapping[str, Any]]) -> "pyarrow.Table":
-    """Rows as a table; a column of numbers and texts becomes one of texts."""
+def table_of(
+    rows: Sequence[Mapping[str, Any]], settings: Sequence[str] = ()
+) -> "pyarrow.Table":
+    """Rows as a table; a column of numbers and texts becomes one of texts.
+
+    A figure that no row has is of the type that it has elsewhere, and a setting, of those
+    named, has none, so that tables can be joined.
+    """
+    settings = [store.COLUMNS.get(name, name) for name in settings]
     import pyarrow as pa
 
     def column(name: str) -> pa.Array:
         values = [row.get(name) for row in rows]
         try:
-            return pa.array(values)
+            found = pa.array(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError):
             return pa.array([None if v is None else str(v) for v in values])
+        empty = pa.types.is_null(found.type) and name not in settings
+        return pa.nulls(len(found), _usual(name)) if empty else found
 
     names = dict.fromkeys(name for row in rows for name in row)
     return pa.table({name: column(name) for name in names})
+
+
+def _usual(name: str) -> "pyarrow.DataType":
+    """The type of a figure."""
+    import pyarrow as pa
+
+    if "class_accuracy" in name:
+        return pa.list_(pa.float64())
+    return pa.int64() if any(whole in name for whole in WHOLE) else pa.float64()
