@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -50,11 +51,17 @@ def finishing() -> Iterator[Callable[[], None]]:
         if at_once:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, on_signal)
+    def on_lost(raised: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(raised.exc_value, KeyboardInterrupt):
+            tell(raised)
+
+    before, tell = signal.signal(signal.SIGINT, on_signal), sys.unraisablehook
+    sys.unraisablehook = on_lost
     try:
         yield stop_if_asked
     finally:
         signal.signal(signal.SIGINT, before)
+        sys.unraisablehook = tell
 
 
 def take_devices(devices: int | str) -> None:
