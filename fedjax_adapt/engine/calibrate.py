@@ -6,8 +6,7 @@ do not. Where the steps follow from what clients measure, or are learnt, some re
 come first, and tell how unequal they are.
 
 It begins with the number that `lanes.choose` gives by rule. From there the candidates are
-climbed, up and then down, as long as none is much slower than the fastest: a small model
-takes about as long on 1, 2 and 10 lanes, and less on 25.
+climbed, up and then down, as long as none is much slower than the fastest.
 """
 
 import math
@@ -31,7 +30,7 @@ from .initial import federation_kinds, init_state
 from .round import make_round
 from .slots import each_of, num_devices_of
 
-CANDIDATES = (1, 2, 5, 10, 25, 50, 100, 250, 500)
+CANDIDATES = (1, 5, 25, 100, 500)  # each is a program to compile
 STEPS = 3  # of a client, in the mean
 FAR = 1.1  # of the fastest: what lies beyond something so slow is not tried
 LEAST = 3  # rounds timed, the fastest of which counts

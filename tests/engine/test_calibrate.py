@@ -65,8 +65,8 @@ def test_it_times_the_clients_of_a_round_for_a_few_steps(task, monkeypatch):
     plan = fa.Plan(participation=fa.uniform(5), batch_size=2, devices=2)
     tell = lambda *said: told.append(said)
     assert calibrate.fastest_lanes(scaffold(), task, data, plan, tell) == 3
-    assert seen == [1, 2, 3]
-    assert told == [(1, 1.0), (2, 1 / 2), (3, 1 / 3)]
+    assert seen == [1, 3]
+    assert told == [(1, 1.0), (3, 1 / 3)]
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_clients_that_are_timed_keep_their_own_clock():
 @pytest.mark.parametrize(
     "most, first, found",
     [
-        (30, 24, [1, 2, 5, 10, 24, 30]),
-        (50, 10, [1, 2, 5, 10, 25, 50]),
-        (300, 300, [1, 2, 5, 10, 25, 50, 100, 250, 300]),
+        (30, 24, [1, 5, 24, 30]),
+        (50, 10, [1, 10, 25, 50]),
+        (300, 300, [1, 5, 25, 100, 300]),
         (1, 1, [1]),
     ],
 )
