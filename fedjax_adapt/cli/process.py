@@ -61,7 +61,8 @@ def finishing() -> Iterator[Callable[[], None]]:
         yield stop_if_asked
     finally:
         signal.signal(signal.SIGINT, before)
-        sys.unraisablehook = tell
+        if sys.unraisablehook is on_lost:  # else somebody has built on it
+            sys.unraisablehook = tell
 
 
 def take_devices(devices: int | str) -> None:
