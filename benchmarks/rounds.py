@@ -181,8 +181,10 @@ def options() -> argparse.ArgumentParser:
 
 
 def main() -> None:
+    arguments = options().parse_args()
+    work.check_rounds(options(), arguments)
     try:
-        print(json.dumps(measure(options().parse_args())))
+        print(json.dumps(measure(arguments)))
     except ValueError as error:  # a number out of range, or too much for the memory
         options().error(str(error))
 

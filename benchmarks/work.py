@@ -78,7 +78,7 @@ WORKLOADS = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of every script that does this work."""
     parser.add_argument("--workload", choices=WORKLOADS, required=True)
-    parser.add_argument("--rounds", type=_count, default=10, help="timed rounds")
+    parser.add_argument("--rounds", type=int, default=10, help="timed rounds")
     parser.add_argument("--warmup", type=int, default=2, help="untimed rounds before")
     parser.add_argument(
         "--check",
@@ -87,12 +87,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(
-            f"{text} rounds; write a number of at least 1."
+def check_rounds(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace
+) -> None:
+    """Ends with a sentence where there is no round to be timed."""
+    if arguments.rounds < 1 or arguments.warmup < 0:
+        parser.error(
+            f"--rounds {arguments.rounds} --warmup {arguments.warmup}: "
+            "write --rounds 1 or more and --warmup 0 or more."
         )
-    return int(text)
 
 
 def client(workload: Workload, i: int) -> tuple[np.ndarray, np.ndarray]:

@@ -30,11 +30,7 @@ def parser(doc: str) -> argparse.ArgumentParser:
 def parse(options: argparse.ArgumentParser) -> argparse.Namespace:
     """The command line, with `work`, `num_clients` and `num_rounds` (warm-up included)."""
     arguments = options.parse_args()
-    if arguments.rounds < 1 or arguments.warmup < 0:
-        options.error(
-            f"--rounds {arguments.rounds} --warmup {arguments.warmup}: "
-            "write --rounds 1 or more and --warmup 0 or more."
-        )
+    work.check_rounds(options, arguments)
     arguments.work = work.WORKLOADS[arguments.workload]
     pictures = len(arguments.work.shape) == 3
     if getattr(arguments, "channels_last", False) and not pictures:
