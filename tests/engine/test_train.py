@@ -7,7 +7,7 @@ import pytest
 from helpers import close, keys, same, start
 
 import fedjax_adapt as fa
-from fedjax_adapt.algorithms import fedavg, fedavgm, fedprox, scaffold
+from fedjax_adapt.algorithms import fedavg, fedavgm, fedgen, fedprox, scaffold
 from fedjax_adapt.engine import train
 
 
@@ -113,6 +113,11 @@ def test_the_state_of_another_algorithm_is_one_sentence(ready, task, data):
     for mistaken in ((other, state), (round_fn, plain)):
         with pytest.raises(ValueError, match=says):
             fa.train(*mistaken, keys(2))
+    learning = fa.with_steps(fedavg(), fa.gift_steps(2))
+    with pytest.raises(ValueError, match="what the step policy keeps"):
+        fa.train(start(learning, task, data)[0], plain, keys(2))
+    with pytest.raises(ValueError, match="what the refinement keeps"):
+        fa.train(start(fedgen(), task, data)[0], plain, keys(2))
     with pytest.raises(ValueError, match="what the server keeps"):
         fa.train(start(fedavgm(), task, data)[0], plain, keys(2))
 
