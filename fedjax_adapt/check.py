@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 MOST = 2**30  # of an integer: two of them add up to one that an int32 holds
-MEANT = {"learning_rate": "lr"}  # by names that are not like those that others write
+MEANT = {"learning_rate": "lr"}  # what others write, not like it by its letters
 NEAR = 0.75  # of `closest`: mpl is near mlp (0.82), nope is not near copies (0.6)
 
 

@@ -1,5 +1,9 @@
 """A tiny task on which everything compiles fast, and comparisons of pytrees."""
 
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -21,6 +25,16 @@ from fedjax_adapt.generators import Generator, Made
 
 WIDTH, CLASSES = 4, 3
 SIZES = (12, 5, 9, 12, 3, 7)
+
+
+def benchmark(name: str) -> ModuleType:
+    """A module of benchmarks/, which is no package, anew."""
+    path = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+    spec = spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def make_clients(sizes=SIZES, dtype=np.float32, seed=0):

@@ -1,23 +1,17 @@
 """The cells of benchmarks' tables, whose runs are only asked for here."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-PATH = Path(__file__).parents[1] / "benchmarks" / "cells.py"
+from helpers import benchmark
 
 
 @pytest.fixture
 def cells(monkeypatch):
     """The module, and the command lines it ran; a run ends unless its lr is 13."""
-    spec = importlib.util.spec_from_file_location("cells", PATH)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    ran = []
+    module, ran = benchmark("cells"), []
 
     def run(program, **unused):
         words = program[3:]  # after python -m fedjax_adapt

@@ -1,12 +1,12 @@
 """benchmarks/compiling.py."""
 
 import argparse
-import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import pytest
+from helpers import benchmark
 
 from fedjax_adapt.experiment.flags import parse
 
@@ -16,11 +16,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 @pytest.fixture
 def compiling(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    path = BENCHMARKS / "compiling.py"
-    spec = importlib.util.spec_from_file_location("compiling", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
+    yield benchmark("compiling")
     sys.modules.pop("stopwatch", None)
 
 

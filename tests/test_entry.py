@@ -1,22 +1,14 @@
 """How a benchmark ends."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+from helpers import benchmark
 
 import fedjax_adapt as fa
-
-PATH = Path(__file__).parents[1] / "benchmarks" / "entry.py"
 
 
 @pytest.fixture(scope="module")
 def begin():
-    spec = importlib.util.spec_from_file_location("entry", PATH)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.begin
+    return benchmark("entry").begin
 
 
 def test_a_mistake_is_one_sentence_and_exit_code_2(begin, capsys):

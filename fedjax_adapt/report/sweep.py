@@ -70,9 +70,7 @@ def parts(folder: str | Path) -> list[Part]:
             (trained, row["dataset"], row["test_examples"]), {}
         )
         point = {name: row[COLUMNS.get(name, name)] for name in names}
-        given = row.get(
-            "also_given"
-        )  # a sweep of an earlier version has no such column
+        given = row.get("also_given")  # which an earlier version did not write
         line = lines.setdefault(
             tuple(map(str, point.values())), Line(point, [], [], set(), given)
         )
