@@ -5,6 +5,8 @@ where it is needed, so step counts may be traced, lanes of unequal length never 
 each other to reshuffle, and memory does not grow with the number of epochs.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,13 @@ NOISE = np.uint32(2**32 - 1)
 
 # Each round halves the chance that an example has not moved; 32 make it 2e-10.
 SWAP_ROUNDS = 32
+
+
+class Rows(NamedTuple):
+    """Which examples make a batch."""
+
+    index: Array  # of `FederatedDataset.x`, [batch_size] int32
+    weight: Array  # 0 for padding, [batch_size]
 
 
 def batch_size(data: FederatedDataset, plan: Plan) -> int:
@@ -45,23 +54,21 @@ def permuted(key: Key, positions: Array, size: Array) -> Array:
     """
     bits = jax.random.bits(key, (2, SWAP_ROUNDS), jnp.uint32)
     n = size.astype(jnp.uint32)
-
-    def swap(p, mirror_and_salt):
-        mirror, salt = mirror_and_salt
+    mirrors, salts = bits[0] % n, bits[1]
+    p = positions.astype(jnp.uint32)
+    for mirror, salt in zip(mirrors, salts, strict=True):  # no loop: XLA fuses them all
         q = jnp.where(p <= mirror, mirror - p, mirror + n - p)
         # the finaliser of MurmurHash3 (A. Appleby, public domain); its top bit decides
         h = (jnp.maximum(p, q) ^ salt) * jnp.uint32(0x85EBCA6B)
         h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
-        return jnp.where(h >> 31, q, p), None
-
-    p, _ = jax.lax.scan(swap, positions.astype(jnp.uint32), (bits[0] % n, bits[1]))
+        p = jnp.where(h >> 31, q, p)
     return p.astype(jnp.int32)
 
 
-def batch_at(
+def rows_at(
     data: FederatedDataset, plan: Plan, client: Array, key: Key, step: Array
-) -> Batch:
-    """The batch of local step `step` of one client.
+) -> Rows:
+    """Which examples make the batch of local step `step` of one client.
 
     Args:
       data: the federated data set.
@@ -69,10 +76,6 @@ def batch_at(
       client: client id, scalar.
       key: the client's key for this round.
       step: zero-based local step, scalar.
-
-    Returns:
-      `batch_size` examples; in the last partial batch of an epoch the rest weighs 0.
-      Inputs carry the client's noise, if the data set has any.
     """
     width, size = batch_size(data, plan), jnp.maximum(data.size[client], 1)
     per_epoch = epoch_steps(size, width)
@@ -86,9 +89,28 @@ def batch_at(
     elif plan.shuffle == "epoch" and plan.batch_size is not None:
         key_epoch = jax.random.fold_in(key, step // per_epoch)
         positions = permuted(key_epoch, positions, size)
-    rows = data.index[client, positions]
-    x = data.x[rows]
+    return Rows(data.index[client, positions], real.astype(jnp.result_type(float)))
+
+
+def batch_of(
+    data: FederatedDataset, rows: Rows, client: Array, key: Key, step: Array
+) -> Batch:
+    """The examples in `rows`, of `rows_at` for the same client, key and step."""
+    x = data.x[rows.index]
     if data.noise is not None:
         key_noise = jax.random.fold_in(jax.random.fold_in(key, NOISE), step)
         x = data.noise.add(x, client, key_noise)
-    return Batch(x, data.y[rows], real.astype(jnp.result_type(float)))
+    return Batch(x, data.y[rows.index], rows.weight)
+
+
+def batch_at(
+    data: FederatedDataset, plan: Plan, client: Array, key: Key, step: Array
+) -> Batch:
+    """The batch of a local step; arguments as for `rows_at`.
+
+    Returns:
+      `batch_size` examples; in the last partial batch of an epoch the rest weighs 0.
+      Inputs carry the client's noise, if the data set has any.
+    """
+    rows = rows_at(data, plan, client, key, step)
+    return batch_of(data, rows, client, key, step)

@@ -11,12 +11,23 @@ from typing import NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 
-from ..core import Params, StepPolicy, Task
+from .. import check
+from ..core import Algorithm, Params, StepPolicy, Task
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import batch_size
-from .cohort import gather_cohort, num_slots, sample_cohort, with_num_steps
+from .cohort import (
+    expected_share,
+    gather_cohort,
+    most_steps,
+    num_slots,
+    sample_cohort,
+    setting_of,
+    with_num_steps,
+)
 
 DRAWS = 16  # rounds looked at
 
@@ -77,6 +88,67 @@ def cohort_steps(
         return None if steps is None else np.append(steps, 0)[cohorts(plan, data)]
     except jax.errors.TracerArrayConversionError:  # who takes part is traced
         return None
+
+
+def fixed_steps(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+) -> int | None:
+    """Local steps that every client takes which trains, in all rounds; None: they differ.
+
+    The policy is traced to see what its answer hangs on. It is None as well where the
+    host cannot tell: they hang on what is traced, or on who is there and slots may be
+    empty.
+    """
+    policy = algorithm.policy
+    if policy.measure is not None:
+        return None
+    width = batch_size(data, plan)
+
+    def wanted(sizes, epoch_steps, active, ids, round, key, state):
+        cohort = gather_cohort(data, ids, round, width)
+        cohort = cohort._replace(num_examples=sizes, epoch_steps=epoch_steps)
+        cohort = cohort._replace(active=active, key=key, train_loss=_ask)
+        setting = setting_of(plan, policy, cohort, expected_share(plan, data))
+        steps = policy.steps(state, cohort._replace(setting=setting), ())
+        return jnp.clip(steps, 0, most_steps(plan, policy))
+
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    try:
+        state = jax.eval_shape(lambda params: policy.init(params, data.num_clients), params)
+        ids = jax.eval_shape(partial(sample_cohort, plan, data), jax.random.key(0))
+        traced = jax.make_jaxpr(wanted)(
+            ids, ids, jax.ShapeDtypeStruct(ids.shape, bool), ids,
+            jnp.zeros((), jnp.int32), jax.random.key(0), state,
+        )  # fmt: skip
+    except _Asked:
+        return None
+    kept, needed = dce_jaxpr(traced.jaxpr, [True])
+    of_sizes, others = needed[:3], needed[3:]
+    if any(others) or any(map(check.is_tracer, traced.consts)):
+        return None
+    size = _size_of_all(algorithm, data, plan) if any(of_sizes) else 1
+    if size is None:
+        return None
+    sizes = np.full(ids.shape, size, np.int32)
+    values = sizes, -(-sizes // width), np.ones(ids.shape, bool)
+    given = [value for value, used in zip(values, of_sizes, strict=True) if used]
+    with jax.ensure_compile_time_eval():
+        (steps,) = jaxpr_as_fun(ClosedJaxpr(kept, traced.consts))(*given)
+    least, most = int(steps.min()), int(steps.max())
+    return most if least == most else None
+
+
+def _size_of_all(
+    algorithm: Algorithm, data: FederatedDataset, plan: Plan
+) -> int | None:
+    """Examples that every client of every round has; None: some have others."""
+    may_be_empty = plan.participation is not None or algorithm.server.busy is not None
+    if may_be_empty or check.is_tracer(data.size):
+        return None
+    sizes = np.asarray(data.size)
+    if data.holders is not None and plan.cohort_size is not None:
+        sizes = sizes[np.asarray(data.holders)]
+    return int(sizes[0]) if (sizes == sizes[0]).all() else None
 
 
 def _ask(params: Params) -> NoReturn:

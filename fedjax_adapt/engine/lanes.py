@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from ..core import Params, PyTree
+from .steps import BLOCKS
 
 # Measured on two cores, see benchmarks/README.md. Where batches are small a product of
 # one client waits for its weights, and ten clients side by side are faster as long as
@@ -88,6 +89,28 @@ def busiest(steps: Iterable[int], num_lanes: int) -> int:
     return max(taken)
 
 
+def block_of(steps: np.ndarray | None, num_lanes: int, cohort_size: int) -> int:
+    """Local steps between two waits of a host, those with fewest steps for nothing.
+
+    A client that is done stays idle until the block ends; where clients take multiples of
+    five steps, blocks of ten or fifteen end when they do.
+
+    Args:
+      steps: as for `kept_busy`; None: nobody knows.
+      num_lanes: on a device.
+      cohort_size: clients of the round on this device.
+    """
+    if steps is None or not steps.any():
+        return BLOCKS[0]
+    num_devices = -(-steps.shape[1] // cohort_size)
+
+    def executed(block: int) -> int:
+        whole = -(-steps // block) * block
+        return sum(busiest(row, num_lanes * num_devices) for row in whole.tolist())
+
+    return min(BLOCKS, key=executed)
+
+
 def num_bytes(params: Params) -> int:
     """Memory of one model."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
@@ -115,6 +138,18 @@ def _without_ynn() -> dict[str, str] | None:
     return options
 
 
+def each(function: Callable, num_lanes: int) -> Callable:
+    """`function` of one client as one of clients side by side, [lanes, ...]."""
+    if num_lanes > 1:
+        return jax.vmap(function)
+
+    def alone(*some):  # no vmap: a plain matmul beats a batched one of batch 1
+        result = function(*jax.tree.map(lambda leaf: leaf[0], some))
+        return jax.tree.map(lambda leaf: leaf[None], result)
+
+    return alone
+
+
 def fold(
     train: Callable,
     combine: Callable,
@@ -126,7 +161,7 @@ def fold(
     """Walks over a cohort `lanes` clients at a time, summing up as clients end.
 
     Args:
-      train: client -> its result; no client axis.
+      train: clients -> their results, all with a leading axis `lanes`.
       combine: (carry, clients, results) -> (carry, kept), all but the carry with a
         leading axis `lanes`.
       carry: what `combine` sums up.
@@ -139,13 +174,7 @@ def fold(
     """
 
     def group(carry, some):
-        ready = begin(carry, some)
-        if lanes == 1:  # no vmap: a plain matmul beats a batched one of batch 1
-            result = train(jax.tree.map(lambda leaf: leaf[0], ready))
-            results = jax.tree.map(lambda leaf: leaf[None], result)
-        else:
-            results = jax.vmap(train)(ready)
-        return combine(carry, some, results)
+        return combine(carry, some, train(begin(carry, some)))
 
     split = lambda leaf: leaf.reshape(-1, lanes, *leaf.shape[1:])
     join = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])

@@ -4,8 +4,7 @@
     G     <- G min(1, C / (||G|| + 1e-6))                 one norm over all tensors
     theta <- theta - lr (G + decay + weight_decay theta)
 
-The loop runs to the client's own step count, or `packing` takes its steps one by one among
-those of others: unequal step counts are exact.
+steps.py and packing.py have the loop over the steps: unequal step counts are exact.
 """
 
 from collections.abc import Callable
@@ -38,7 +37,8 @@ from ..core import (
 )
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
-from .batches import batch_at, batch_size, epoch_steps
+from .batches import Rows, batch_at, batch_of, batch_size, epoch_steps, rows_at
+from .steps import Pace, Parts
 
 # what a client's key is folded in by for `LocalRun.key`: no part of the split key
 AFTERWARDS = np.uint32(2**32 - 1)
@@ -51,6 +51,7 @@ class Setup(NamedTuple):
     task: Task
     plan: Plan
     data: FederatedDataset
+    pace: Pace = Pace()
 
 
 class Broadcast(NamedTuple):
@@ -71,12 +72,11 @@ class Client(NamedTuple):
     key: Key
 
 
-class Running(NamedTuple):
-    """A client between two of its local steps."""
+class Ready(NamedTuple):
+    """What a client has before its first local step, and until its last."""
 
     client: Client
     prepared: PyTree
-    progress: "Progress"
 
 
 class Progress(NamedTuple):
@@ -168,12 +168,19 @@ def view_before(
 
 
 def view_of(setup: Setup, before: LocalView, client: Client):
-    """A function (params, step) -> (LocalView, key for the objective) of one client."""
-    batch_at, rule = batches_of(setup, client), setup.algorithm.local
-    _, key_objective = jax.random.split(client.key)
+    """A function (params, step) -> (LocalView, key for the objective) of one client.
 
-    def view(params, step):
-        here = before._replace(params=params, batch=batch_at(step), step=step)
+    It takes the rows of the step's batch, too, where they are known.
+    """
+    batch_at, rule = batches_of(setup, client), setup.algorithm.local
+    key_batch, key_objective = jax.random.split(client.key)
+
+    def view(params, step, rows=None):
+        if rows is None:
+            batch = batch_at(step)
+        else:
+            batch = batch_of(setup.data, rows, client.id, key_batch, step)
+        here = before._replace(params=params, batch=batch, step=step)
         here = here._replace(batch_at=batch_at, corrected=correction(rule, here))
         return here, jax.random.fold_in(key_objective, step)
 
@@ -276,41 +283,34 @@ def anchor_of(setup: Setup, broadcast: Broadcast, client: Client) -> Params:
     return view_before(setup, broadcast, client, prepared=()).anchor
 
 
-def begin_client(setup: Setup, broadcast: Broadcast, client: Client) -> Running:
-    """A client before its first local step."""
-    before = view_before(setup, broadcast, client)
-    return Running(client, before.prepared, start(setup, before))
+def parts_of(
+    setup: Setup, broadcast: Broadcast, left_by: Callable[[LocalRun, Array], PyTree]
+) -> Parts:
+    """A client's round in parts. No client axis anywhere.
 
+    Args:
+      setup: of the run.
+      broadcast: of the round.
+      left_by: (run, share of its steps that were clipped) -> what is kept of a client.
+    """
 
-def step_client(
-    setup: Setup, broadcast: Broadcast, running: Running, step: Array
-) -> Running:
-    """A client after one local step more; `step` counts those before."""
-    client, prepared, progress = running
-    before = view_before(setup, broadcast, client, prepared)
-    view = view_of(setup, before, client)
-    progress = advance(setup, progress, *view(progress.params, step))
-    return running._replace(progress=progress)
+    def begin(client: Client) -> tuple[Ready, Progress]:
+        before = view_before(setup, broadcast, client)
+        return Ready(client, before.prepared), start(setup, before)
 
+    def draw(ready: Ready, step: Array) -> Rows:
+        client = ready.client
+        key_batch, _ = jax.random.split(client.key)
+        return rows_at(setup.data, setup.plan, client.id, key_batch, step)
 
-def end_client(
-    setup: Setup, broadcast: Broadcast, running: Running
-) -> tuple[LocalRun, Array]:
-    """A client's run, and the share of its steps that were clipped."""
-    client, _, progress = running
-    run = finished(setup, broadcast, client, progress)
-    return run, progress.clipped / jnp.maximum(client.num_steps, 1)
+    def step(ready: Ready, progress: Progress, step: Array, rows: Rows) -> Progress:
+        before = view_before(setup, broadcast, *ready)
+        view = view_of(setup, before, ready.client)
+        return advance(setup, progress, *view(progress.params, step, rows))
 
+    def end(ready: Ready, progress: Progress) -> PyTree:
+        client = ready.client
+        run = finished(setup, broadcast, client, progress)
+        return left_by(run, progress.clipped / jnp.maximum(client.num_steps, 1))
 
-def train_client(
-    setup: Setup, broadcast: Broadcast, client: Client
-) -> tuple[LocalRun, Array]:
-    """All local steps of one client; returns as `end_client`."""
-    running = begin_client(setup, broadcast, client)
-
-    def step(i, progress):
-        here = running._replace(progress=progress)
-        return step_client(setup, broadcast, here, i).progress
-
-    progress = jax.lax.fori_loop(0, client.num_steps, step, running.progress)
-    return end_client(setup, broadcast, running._replace(progress=progress))
+    return Parts(begin, draw, step, end)

@@ -8,6 +8,10 @@ first lane that is free, so that no lane ends much after the others: with L lane
 and never fewer than L max_i tau_i, which is why lanes should be no more than the sum over
 the longest. A client does the same whichever lane it has, and whoever was there before.
 
+On a CPU clients come and go one at a time, at the step at which they do. On an
+accelerator all that are done make room at once, after each block of steps: one loop,
+before each trip of which the host waits. There a client's steps count as whole blocks.
+
 References:
   Graham, "Bounds on Multiprocessing Timing Anomalies", 1969: the longest first.
 """
@@ -19,123 +23,172 @@ import jax
 import jax.numpy as jnp
 
 from ..core import Array, PyTree
+from .steps import Parts, chosen, take
 
 
 class Lanes(NamedTuple):
     """Who runs where. Leading axis: lanes."""
 
-    running: PyTree
+    ready: PyTree
+    progress: PyTree
     slot: Array  # of the client; as many as there are clients: nobody
     done: Array  # its local steps so far
     length: Array  # of all it takes
 
 
-class Parts(NamedTuple):
-    """What is done with one client, which has no axis of its own here.
-
-    `begin(carry, client)` takes the client with a leading axis of 1, as does `collect`;
-    `step` is vmapped over lanes.
-    """
-
-    begin: Callable[[PyTree, PyTree], PyTree]  # -> running
-    step: Callable[[PyTree, Array], PyTree]  # (running, steps done) -> running
-    end: Callable[[PyTree], PyTree]  # running -> result
-    collect: Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
-
-
 def pack(
-    parts: Parts, carry: PyTree, clients: PyTree, num_steps: Array, num_lanes: int
+    parts: Parts,
+    begin: Callable[[PyTree, PyTree], PyTree],
+    collect: Callable[..., tuple[PyTree, PyTree]],
+    carry: PyTree,
+    clients: PyTree,
+    num_steps: Array,
+    num_lanes: int,
+    block: int,
 ) -> tuple[PyTree, PyTree]:
     """Takes every client through all its steps, `num_lanes` at a time.
 
     Args:
-      parts: what is done.
+      parts: what is done with one client.
+      begin: (carry, some of `clients`) -> what `parts.begin` takes, stacked.
+      collect: (carry, some of `clients`, results, which of them have ended) -> (carry,
+        kept), where clients that have not are nobody's business.
       carry: what `collect` sums up, in the order in which clients end.
       clients: leading axis clients.
       num_steps: of each, [clients].
       num_lanes: at most as many as clients.
+      block: steps between two looks at who is done, on an accelerator.
 
     Returns:
       The last carry, and what was kept of every client, with leading axis clients.
     """
     size = num_steps.shape[0]
     order = jnp.argsort(-num_steps).astype(jnp.int32)
-    of = lambda slot: jax.tree.map(lambda leaf: _row(leaf, slot)[None], clients)
+    of = lambda slots: jax.tree.map(lambda leaf: leaf[slots], clients)
 
-    def enter(lane, turn, lanes: Lanes, carry) -> Lanes:
-        """The client whose turn it is; nobody, which takes no step, after the last."""
-        slot = order[jnp.minimum(turn, size - 1)]
-        there = turn < size
+    def enter(lanes: Lanes, lane: Array | None, turn: Array, carry):
+        """The next clients in the lanes that are free, while there are any."""
+        here = _at(lanes, lane)
+        free = ~_busy(here, size)
+        rank = turn + jnp.cumsum(free, dtype=turn.dtype) - 1
+        slots, there = order[jnp.clip(rank, 0, size - 1)], free & (rank < size)
+        ready, progress = jax.vmap(parts.begin)(begin(carry, of(slots)))
         entering = Lanes(
-            running=parts.begin(carry, of(slot)),
-            slot=jnp.where(there, slot, size),
-            done=jnp.zeros((), jnp.int32),
-            length=jnp.where(there, num_steps[slot], 0),
+            ready,
+            progress,
+            slot=jnp.where(there, slots, size),
+            done=jnp.zeros_like(here.done),
+            length=jnp.where(there, num_steps[slots], 0),
         )
-        return jax.tree.map(lambda all_, one: _put(all_, one, lane), lanes, entering)
+        if lane is None:
+            entering = chosen(free, entering, here)
+        return _with(lanes, lane, entering), turn + free.sum(dtype=turn.dtype)
 
-    def leave(state):
+    def leave(lanes: Lanes, lane: Array | None, carry, kept):
+        """What the clients leave that have ended, each in its place; their lanes free."""
+        here = _at(lanes, lane)
+        ended = _ended(here, size)
+        slots = jnp.minimum(here.slot, size - 1)
+        results = jax.vmap(parts.end)(here.ready, here.progress)
+        carry, new = collect(carry, of(slots), results, ended)
+        if lane is None:
+            place = jnp.where(ended, slots, size)
+            put = lambda all_, some: all_.at[place].set(some, mode="drop")
+            kept = jax.tree.map(put, kept, new)
+        else:
+            kept = _with(kept, slots[0], new)
+        free = here._replace(slot=jnp.where(ended, size, here.slot))
+        return _with(lanes, lane, free), carry, kept
+
+    def advance(lanes: Lanes, count: int) -> Lanes:
+        """So many steps; a lane without a client does what nobody reads."""
+
+        def one(progress, step, rows):
+            at = lanes.done + step
+            new = jax.vmap(parts.step)(lanes.ready, progress, at, rows)
+            return new if count == 1 else chosen(at < lanes.length, new, progress)
+
+        draw = lambda step: jax.vmap(parts.draw)(lanes.ready, lanes.done + step)
+        none = jnp.zeros((), jnp.int32)
+        progress = take(one, draw, lanes.progress, none, count)
+        return lanes._replace(progress=progress, done=lanes.done + count)
+
+    def left_of_one():
+        some = of(jnp.zeros(1, jnp.int32))
+        ready, progress = jax.vmap(parts.begin)(begin(carry, some))
+        kept = collect(carry, some, jax.vmap(parts.end)(ready, progress))[1]
+        return ready, progress, kept
+
+    ready, progress, kept = jax.eval_shape(left_of_one)
+    kept = _zeros(size, kept)
+    slot, none = (jnp.full(num_lanes, n, jnp.int32) for n in (size, 0))
+    ready, progress = _zeros(num_lanes, (ready, progress))
+    lanes = Lanes(ready, progress, slot, done=none, length=none)
+    turn = jnp.zeros((), jnp.int32)
+
+    def at_once(state):
+        lanes, turn, carry, kept = state
+        lanes, turn = enter(lanes, None, turn, carry)
+        lanes, carry, kept = leave(advance(lanes, block), None, carry, kept)
+        return lanes, turn, carry, kept
+
+    def make_room(state):
         lanes, turn, carry, kept = state
         lane = jnp.argmax(_ended(lanes, size))
-        slot = lanes.slot[lane]
-        running = jax.tree.map(lambda leaf: _row(leaf, lane), lanes.running)
-        result = jax.tree.map(lambda leaf: leaf[None], parts.end(running))
-        carry, new = parts.collect(carry, of(slot), result)
-        kept = jax.tree.map(lambda all_, one: _put(all_, one[0], slot), kept, new)
+        lanes, carry, kept = leave(lanes, lane, carry, kept)
         lane = _after((carry, kept), lane)
-        return enter(lane, turn, lanes, carry), turn + 1, carry, kept
-
-    def advance(lanes):  # a lane without a client does what nobody reads
-        running = jax.vmap(parts.step)(lanes.running, lanes.done)
-        return lanes._replace(running=running, done=lanes.done + 1)
+        return *enter(lanes, lane, turn, carry), carry, kept
 
     def until_one_ends(state):
         some_end = lambda state: _ended(state[0], size).any()
-        lanes, *rest = jax.lax.while_loop(some_end, leave, state)
-        go_on = lambda lanes: _active(lanes, size).any() & ~_ended(lanes, size).any()
-        return jax.lax.while_loop(go_on, advance, lanes), *rest
+        lanes, *rest = jax.lax.while_loop(some_end, make_room, state)
+        go_on = lambda lanes: _busy(lanes, size).any() & ~_ended(lanes, size).any()
+        step = lambda lanes: advance(lanes, 1)
+        return jax.lax.while_loop(go_on, step, lanes), *rest
 
-    def left_of_one():
-        running = parts.begin(carry, of(0))
-        result = jax.tree.map(lambda leaf: leaf[None], parts.end(running))
-        kept = parts.collect(carry, of(0), result)[1]
-        return running, jax.tree.map(lambda leaf: leaf[0], kept)
+    def fill(lane, state):
+        return enter(state[0], lane, state[1], carry)
 
-    running, kept = jax.eval_shape(left_of_one)
-    kept = _zeros(size, kept)
-    slot, none = (jnp.full(num_lanes, n, jnp.int32) for n in (size, 0))
-    lanes = Lanes(_zeros(num_lanes, running), slot, done=none, length=none)
-    lanes = jax.lax.fori_loop(
-        0, num_lanes, lambda lane, lanes: enter(lane, lane, lanes, carry), lanes
-    )
-    turn = jnp.asarray(num_lanes, jnp.int32)
-    _, _, carry, kept = jax.lax.while_loop(
-        lambda state: _active(state[0], size).any(),
-        until_one_ends,
-        (lanes, turn, carry, kept),
-    )
+    body = at_once
+    if jax.default_backend() == "cpu":
+        lanes, turn = jax.lax.fori_loop(0, num_lanes, fill, (lanes, turn))
+        body = until_one_ends
+    waits = lambda state: (state[1] < size) | _busy(state[0], size).any()
+    _, _, carry, kept = jax.lax.while_loop(waits, body, (lanes, turn, carry, kept))
     return carry, kept
 
 
 def _zeros(count: int, shapes: PyTree) -> PyTree:
-    """So many of each."""
-    return jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), shapes)
+    """So many of each, whose leading axis was 1."""
+    return jax.tree.map(lambda x: jnp.zeros((count, *x.shape[1:]), x.dtype), shapes)
 
 
-def _active(lanes: Lanes, size: int) -> Array:
+def _busy(lanes: Lanes, size: int) -> Array:
     return lanes.slot < size
 
 
 def _ended(lanes: Lanes, size: int) -> Array:
-    return _active(lanes, size) & (lanes.done >= lanes.length)
+    return _busy(lanes, size) & (lanes.done >= lanes.length)
 
 
-def _row(leaf: Array, at: Array) -> Array:
-    return jax.lax.dynamic_index_in_dim(leaf, at, keepdims=False)
+def _at(lanes: Lanes, lane: Array | None) -> Lanes:
+    """One lane, its axis kept; None: all."""
+    if lane is None:
+        return lanes
+    row = lambda leaf: jax.lax.dynamic_index_in_dim(leaf, lane)
+    return jax.tree.map(row, lanes)
 
 
-def _put(leaf: Array, row: Array, at: Array) -> Array:
-    return jax.lax.dynamic_update_index_in_dim(leaf, row.astype(leaf.dtype), at, 0)
+def _with(tree: PyTree, at: Array | None, rows: PyTree) -> PyTree:
+    """`tree` with another row at `at`; None: with all rows."""
+    if at is None:
+        return rows
+
+    def put(all_, some):
+        some = some[0].astype(all_.dtype)
+        return jax.lax.dynamic_update_index_in_dim(all_, some, at, 0)
+
+    return jax.tree.map(put, tree, rows)
 
 
 def _after(tree: PyTree, index: Array) -> Array:

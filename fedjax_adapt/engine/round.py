@@ -69,7 +69,8 @@ from .refine import (
     settled,
     shown,
 )
-from .slots import num_devices_of, with_lanes
+from .slots import num_devices_of, pace_of, with_lanes
+from .steps import Pace
 from .verify import verify
 from .walk import afterwards, digest_cohort, measure_cohort, train_cohort
 
@@ -81,13 +82,14 @@ class Step:
     knows its program again when the round was made anew for another learning rate.
     """
 
-    def __init__(self, algorithm: Algorithm, task: Task, plan: Plan):
+    def __init__(self, algorithm: Algorithm, task: Task, plan: Plan, pace: Pace):
         """A round of `algorithm` under `plan`, but for its `numbers_of`."""
         self.algorithm, self.task, self.plan = algorithm, task, plan
+        self.pace = pace
         given = numbers_of(plan)
         rest = {name: v for name, v in vars(plan).items() if name not in given}
         rest |= {name: 0.0 for name in NUMBERS if rest.get(name) is not None}
-        parts, structure = jax.tree.flatten((algorithm, task, rest))
+        parts, structure = jax.tree.flatten((algorithm, task, rest, pace))
         self._parts = structure, tuple(map(_identity, parts))
         self._hash = hash(self._parts)  # asked for at every call
 
@@ -97,7 +99,8 @@ class Step:
         """Runs one round; `numbers` take the place of the plan's."""
         plan = replace(self.plan, **numbers)
         with precise(self.task):
-            return _round(self.algorithm, self.task, plan, data, state, key)
+            setup = Setup(self.algorithm, self.task, plan, data, self.pace)
+            return _round(setup, state, key)
 
     def __eq__(self, other: object) -> bool:
         """Whether it is made of the very same parts."""
@@ -193,8 +196,9 @@ def make_round(
     _check_outputs(task, data)
     num_devices = num_devices_of(plan, data)
     plan = with_lanes(algorithm, task, data, plan)
+    pace = pace_of(algorithm, task, data, plan)
     data = mesh.shown(data, num_devices)
-    step, home = Step(algorithm, task, plan), home_of(plan)
+    step, home = Step(algorithm, task, plan, pace), home_of(plan)
     return Round(data, numbers_of(plan), step, num_devices, home, int(plan.lanes))
 
 
@@ -215,16 +219,9 @@ def _check_outputs(task: Task, data: FederatedDataset) -> None:
         )
 
 
-def _round(
-    algorithm: Algorithm,
-    task: Task,
-    plan: Plan,
-    data: FederatedDataset,
-    state: State,
-    key: Key,
-) -> tuple[State, Info]:
+def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
+    algorithm, task, plan, data, _ = setup
     check_state(algorithm, task, data, plan, state)
-    setup = Setup(algorithm, task, plan, data)
     key_cohort, key_local, key_refine = jax.random.split(key, 3)
     key_train, key_measure = jax.random.split(key_local)
     key_refine_clients, key_refine_server = jax.random.split(key_refine)

@@ -13,8 +13,9 @@ from ..plan import Plan
 from . import device, lanes, mesh, processes
 from .batches import batch_size
 from .cohort import num_slots
-from .forecast import cohort_steps
+from .forecast import cohort_steps, fixed_steps
 from .local import Client, Setup
+from .steps import Pace
 from .tables import Held, Route, Seat, Tables, num_rows_of, read, route
 
 
@@ -87,6 +88,17 @@ def with_lanes(
 ) -> Plan:
     """The plan with a number of lanes, for a round that is traced, where no policy says."""
     return replace(plan, lanes=num_lanes_of(algorithm, task, data, plan))
+
+
+def pace_of(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+) -> Pace:
+    """What is known of the steps of rounds; `plan.lanes` is a number."""
+    known = fixed_steps(algorithm, task, data, plan)
+    if known is not None or jax.default_backend() == "cpu":
+        return Pace(known)
+    steps = cohort_steps(algorithm.policy, task, data, plan)
+    return Pace(block=lanes.block_of(steps, int(plan.lanes), each_of(plan, data)))
 
 
 def deal(

@@ -30,18 +30,10 @@ from ..core import (
     weighted_sums,
 )
 from . import lanes, mesh
-from .local import (
-    Broadcast,
-    Setup,
-    begin_client,
-    end_client,
-    step_client,
-    train_client,
-    view_before,
-    view_of,
-)
-from .packing import Parts, pack
+from .local import Broadcast, Client, Setup, parts_of, view_before, view_of
+from .packing import pack
 from .slots import Slot, deal, num_devices_of, seated
+from .steps import train
 from .tables import Held, fetch, give_back, put, write
 
 
@@ -87,7 +79,7 @@ def train_cohort(
     setup: Setup, broadcast: Broadcast, cohort: Cohort, held: Held, key: Key
 ) -> Walked:
     """Trains the cohort and puts its rows back into the table they come from."""
-    algorithm = setup.algorithm
+    algorithm, pace = setup.algorithm, setup.pace
     combine = algorithm.server.combine
     refine = as_refinement(algorithm.refine) or Refinement()
     streams = isinstance(combine, Mean)
@@ -95,8 +87,7 @@ def train_cohort(
     weights = (combine.weights(cohort) if streams else (), uniformly(cohort))
     dealt = deal(setup, cohort, held, key, weights)
 
-    def left_by(trained: tuple[LocalRun, Array]) -> _Result:
-        run, clipped = trained
+    def left_by(run: LocalRun, clipped: Array) -> _Result:
         upload, new = algorithm.local.finish(run)
         sent = algorithm.policy.send(run)
         kept = kept_of(run) if keep_runs else ()
@@ -106,9 +97,9 @@ def train_cohort(
     def summed(result: _Result) -> tuple[Upload | tuple[()], PyTree]:
         return result.upload._replace(info=()) if streams else (), result.sent
 
-    def collect(carry, slots: Slot, results: _Result):
+    def collect(carry, slots: Slot, results: _Result, ended: Array | bool = True):
         total, tables = carry
-        active = slots.client.num_steps > 0
+        active = ended & (slots.client.num_steps > 0)
         grown = weighted_sums(slots.weight, active, summed(results))
         total = optax.tree.add(total, grown)
         if dealt.at_home:
@@ -127,31 +118,31 @@ def train_cohort(
     @side_by_side(dealt.num_lanes)
     def walk(shared, slots: Slot, own: ClientState):
         data, broadcast, copied, guests = shared
-        here = setup._replace(data=data), broadcast
-        # jitted so that it is traced once, for its shapes and for the walk
-        train_one = jax.jit(
-            lambda slot: left_by(train_client(*here, slot.client)), inline=True
-        )
+        num_lanes = dealt.num_lanes
+        parts = parts_of(setup._replace(data=data), broadcast, left_by)
         tables = fetch(own if dealt.at_home else copied, guests, dealt.each)
-        ready = seated(tables, jax.tree.map(lambda leaf: leaf[:1], slots))
-        shapes = summed(jax.eval_shape(train_one, _only(ready)))
+        begin = lambda carry, some: seated(carry[1], some).client
+
+        def together(clients: Client) -> _Result:
+            longest = clients.num_steps.max() if num_lanes > 1 else None
+            one = lambda client: train(parts, client, client.num_steps, longest, pace)
+            return lanes.each(one, num_lanes)(clients)
+
+        first = begin((None, tables), jax.tree.map(lambda leaf: leaf[:1], slots))
+        left = lambda client: summed(parts.end(*parts.begin(client)))
+        shapes = jax.eval_shape(left, jax.tree.map(lambda leaf: leaf[0], first))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        begin = lambda carry, some: seated(carry[1], some)
-        carry, num_lanes = (zeros, tables), dealt.num_lanes
-        if num_lanes in (1, dealt.each):  # nobody waits for a lane, or for anybody else
+        carry = zeros, tables
+        # nobody waits for a lane, or for anybody else
+        if num_lanes in (1, dealt.each) or pace.known is not None:
             (total, tables), kept = lanes.fold(
-                train_one, collect, carry, slots, num_lanes, begin
+                together, collect, carry, slots, num_lanes, begin
             )
         else:
-            enter = lambda carry, some: _only(begin(carry, some)).client
-            parts = Parts(
-                begin=lambda *some: begin_client(*here, enter(*some)),
-                step=partial(step_client, *here),
-                end=lambda running: left_by(end_client(*here, running)),
-                collect=collect,
-            )
             steps = slots.client.num_steps
-            (total, tables), kept = pack(parts, carry, slots, steps, num_lanes)
+            (total, tables), kept = pack(
+                parts, begin, collect, carry, slots, steps, num_lanes, pace.block
+            )
         return (
             total,
             kept,
@@ -186,11 +177,6 @@ def train_cohort(
         sent,
         kept.told,
     )
-
-
-def _only(tree: PyTree) -> PyTree:
-    """The one client of a leading axis of 1."""
-    return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
 def kept_of(run: LocalRun) -> LocalRun:
@@ -229,14 +215,15 @@ def measure_cohort(
         here = setup._replace(data=data)
         tables = fetch(own if dealt.at_home else copied, guests, dealt.each)
 
-        def one(slot: Slot):
-            before = view_before(here, broadcast, slot.client)
-            view = view_of(here, before, slot.client)
+        def one(client: Client):
+            before = view_before(here, broadcast, client)
+            view = view_of(here, before, client)
             return measure(*view(before.params, jnp.zeros((), jnp.int32)))
 
         keep = lambda carry, slots, results: (carry, results)
-        begin = lambda carry, some: seated(tables, some)
-        _, kept = lanes.fold(one, keep, (), slots, dealt.num_lanes, begin)
+        begin = lambda carry, some: seated(tables, some).client
+        measured = lanes.each(one, dealt.num_lanes)
+        _, kept = lanes.fold(measured, keep, (), slots, dealt.num_lanes, begin)
         return (), kept, ()
 
     own, copied = (held.table, ()) if dealt.at_home else ((), held.table)
@@ -258,8 +245,8 @@ def digest_cohort(setup: Setup, cohort: Cohort, measured: PyTree) -> PyTree:
 
     def walk(pooled, slots, own):
         keep = lambda carry, slots, results: (carry, results)
-        one = partial(policy.digest, pooled)
-        return (), lanes.fold(one, keep, (), slots, num_lanes)[1], own
+        digest = lanes.each(partial(policy.digest, pooled), num_lanes)
+        return (), lanes.fold(digest, keep, (), slots, num_lanes)[1], own
 
     pooled = policy.pool(cohort, measured)
     _, found, _ = mesh.spread(walk, pooled, slots, (), num_devices)

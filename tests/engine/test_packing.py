@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_adapt.engine.packing import Parts, pack
+from fedjax_adapt.engine.packing import pack
+from fedjax_adapt.engine.steps import Parts
 
 SIZE = 8  # of the cohorts below: one program for each number of lanes
+BLOCK = 3
+BACKENDS = "cpu", "gpu"
 
 
 def longest_first(num_steps, num_lanes):
@@ -22,62 +25,73 @@ def longest_first(num_steps, num_lanes):
 
 
 def counting(count):
-    """A client adds its number to itself at every step; the table keeps who was there."""
+    """A client adds its number to itself at every step."""
 
-    def step(running, done):
-        number, total = running
-        return number, total + number * (done + 1)
+    def step(number, total, done, rows):
+        return total + number * rows
 
-    def collect(carry, client, result):
-        total, table = carry
-        ended = table.at[client["row"]].add(1)
-        return (total + result.sum(), ended), {"total": result, "row": client["row"]}
-
-    def counted(running, done):
+    def counted(number, total, done, rows):
         jax.debug.callback(count)  # of no lane: once for all of them
-        return step(running, done)
+        return step(number, total, done, rows)
 
     return Parts(
-        begin=lambda carry, client: (client["number"][0], jnp.zeros((), jnp.int32)),
+        begin=lambda number: (number, jnp.zeros((), jnp.int32)),
+        draw=lambda number, done: done + 1,
         step=counted if count else step,
-        end=lambda running: running[1],
-        collect=collect,
+        end=lambda number, total: total,
     )
 
 
-def packed(num_steps, num_lanes, count=None):
+def collect(carry, clients, results, ended=True):
+    """Sums up, and keeps in a table who was there."""
+    total, table = carry
+    table = table.at[jnp.where(ended, clients["row"], SIZE)].add(1, mode="drop")
+    total += jnp.where(ended, results, 0).sum()
+    return (total, table), {"total": results, "row": clients["row"]}
+
+
+def packed(num_steps, num_lanes, backend="cpu", count=None):
     rows = jnp.arange(len(num_steps), dtype=jnp.int32)
     clients = {"number": rows + 1, "row": rows}
     carry = (jnp.zeros((), jnp.int32), jnp.zeros(len(num_steps), jnp.int32))
-    return pack(counting(count), carry, clients, num_steps, num_lanes)
+    begin = lambda carry, some: some["number"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: backend)
+        return pack(
+            counting(count), begin, collect, carry, clients, num_steps, num_lanes, BLOCK
+        )
 
 
-run = jax.jit(packed, static_argnums=1)
+run = jax.jit(packed, static_argnums=(1, 2))
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(0, 9), min_size=SIZE, max_size=SIZE),
     st.sampled_from([1, 3, 8]),
+    st.sampled_from(BACKENDS),
 )
-def test_every_client_takes_its_own_steps_once(num_steps, num_lanes):
-    (total, ended), kept = run(jnp.array(num_steps, jnp.int32), num_lanes)
+def test_every_client_takes_its_own_steps_once(num_steps, num_lanes, backend):
+    (total, ended), kept = run(jnp.array(num_steps, jnp.int32), num_lanes, backend)
     expected = [(i + 1) * t * (t + 1) // 2 for i, t in enumerate(num_steps)]
     assert kept["total"].tolist() == expected and int(total) == sum(expected)
     assert kept["row"].tolist() == list(range(SIZE))
     assert ended.tolist() == [1] * SIZE
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("num_lanes", [1, 3, 8])
 @pytest.mark.parametrize(
     "num_steps", [[7, 2, 5, 1, 3, 0, 0, 9], [4] * 8, [0] * 8, [9, 0, 0, 0, 0, 0, 0, 0]]
 )
-def test_lanes_step_until_the_last_ends_and_no_longer(num_steps, num_lanes):
+def test_lanes_step_until_the_last_ends_and_no_longer(num_steps, num_lanes, backend):
     """Graham's bound follows: the sum over the lanes, and at most the longest more."""
-    counts = []
-    carry = packed(jnp.array(num_steps, jnp.int32), num_lanes, lambda: counts.append(1))
+    counts, count = [], lambda: counts.append(1)
+    carry = packed(jnp.array(num_steps, jnp.int32), num_lanes, backend, count)
     jax.block_until_ready(carry)
     jax.effects_barrier()
+    if backend == "gpu":  # whole blocks, in which a client without steps sits one out
+        num_steps = [BLOCK * max(-(-steps // BLOCK), 1) for steps in num_steps]
     assert len(counts) == longest_first(num_steps, num_lanes)
     executed = num_lanes * len(counts)
     assert executed <= sum(num_steps) + num_lanes * max(num_steps)

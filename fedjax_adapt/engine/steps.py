@@ -1,0 +1,114 @@
+"""The loop over the local steps of a client, among clients that take other numbers of them.
+
+Clients side by side step together, and one that is done keeps its model. On a CPU the
+loop ends with the longest of them. Before each trip of such a loop the host of an
+accelerator waits for the device, which takes longer than a step of a small model: there
+the number of trips is known when the round is traced, wherever that of the steps is, and
+else the loop looks once in a block of steps who goes on. Which examples a step reads hangs
+on no model, so it is worked out for many steps at once.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core import Array, PyTree
+
+BLOCKS = range(8, 17)  # steps between two waits of an accelerator's host
+DRAWN = 64  # steps whose rows are worked out at once
+
+
+class Pace(NamedTuple):
+    """What is known of the local steps of rounds before one is traced."""
+
+    known: int | None = None  # that every client takes which trains at all; None: nothing
+    block: int = BLOCKS[0]
+
+
+class Parts(NamedTuple):
+    """What is done with one client, which has no axis of its own here.
+
+    `ready` is what stays until its last step, `progress` what a step changes, `rows` what
+    a step reads that hangs on neither.
+    """
+
+    begin: Callable[[PyTree], tuple[PyTree, PyTree]]  # client -> (ready, progress)
+    draw: Callable[[PyTree, Array], PyTree]  # (ready, step) -> rows
+    step: Callable[[PyTree, PyTree, Array, PyTree], PyTree]  # -> progress
+    end: Callable[[PyTree, PyTree], PyTree]  # (ready, progress) -> result
+
+
+def train(
+    parts: Parts, client: PyTree, num_steps: Array, longest: Array | None, pace: Pace
+) -> PyTree:
+    """What a client leaves behind after all its local steps.
+
+    Args:
+      parts: of its round.
+      client: what `parts.begin` takes.
+      num_steps: of the client.
+      longest: the most of those that step with it; None: it is alone.
+      pace: of the round.
+    """
+    ready, progress = parts.begin(client)
+    on_cpu = jax.default_backend() == "cpu"
+    ends_exactly = longest is None and on_cpu
+    longest = num_steps if longest is None else longest
+
+    def one(progress: PyTree, step: Array, rows: PyTree) -> PyTree:
+        new = parts.step(ready, progress, step, rows)
+        return new if ends_exactly else chosen(step < num_steps, new, progress)
+
+    def block(progress: PyTree, first: Array, size: int) -> PyTree:
+        return take(one, lambda step: parts.draw(ready, step), progress, first, size)
+
+    if pace.known is not None and not ends_exactly:
+        num_blocks = max(-(-pace.known // DRAWN), 1)
+        size = -(-pace.known // num_blocks)
+        if num_blocks == 1:
+            progress = block(progress, jnp.zeros((), jnp.int32), size)
+        else:
+            more = lambda i, progress: block(progress, i * size, size)
+            progress = jax.lax.fori_loop(0, num_blocks, more, progress)
+        return parts.end(ready, progress)
+
+    size = 1 if on_cpu else pace.block
+
+    def go_on(state):
+        return state[0] < longest
+
+    def more(state):
+        first, progress = state
+        return first + size, block(progress, first, size)
+
+    first = jnp.zeros((), jnp.int32)
+    _, progress = jax.lax.while_loop(go_on, more, (first, progress))
+    return parts.end(ready, progress)
+
+
+def take(
+    one: Callable[[PyTree, Array, PyTree], PyTree],
+    draw: Callable[[Array], PyTree],
+    progress: PyTree,
+    first: Array,
+    size: int,
+) -> PyTree:
+    """`progress` after `size` steps from `first` on."""
+    if size == 1:
+        return one(progress, first, draw(first))
+    steps = first + np.arange(size, dtype=np.int32)
+    each = lambda progress, drawn: (one(progress, *drawn), None)
+    return jax.lax.scan(each, progress, (steps, jax.vmap(draw)(steps)))[0]
+
+
+def chosen(here: Array, new: PyTree, old: PyTree) -> PyTree:
+    """`new` where `here` is true, else `old`. Both have the axes of `here` in front."""
+
+    def of(a, b):
+        axes = (*here.shape, *(1,) * (a.ndim - here.ndim))
+        return jnp.where(here.reshape(axes), a, b)
+
+    return jax.tree.map(of, new, old)
