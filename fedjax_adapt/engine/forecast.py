@@ -114,7 +114,9 @@ def fixed_steps(
 
     params = jax.eval_shape(task.init, jax.random.key(0))
     try:
-        state = jax.eval_shape(lambda params: policy.init(params, data.num_clients), params)
+        state = jax.eval_shape(
+            lambda params: policy.init(params, data.num_clients), params
+        )
         ids = jax.eval_shape(partial(sample_cohort, plan, data), jax.random.key(0))
         traced = jax.make_jaxpr(wanted)(
             ids, ids, jax.ShapeDtypeStruct(ids.shape, bool), ids,

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core import Array, PyTree
-from .steps import Parts, chosen, take
+from .steps import Parts, chosen, most, take
 
 
 class Lanes(NamedTuple):
@@ -153,7 +153,8 @@ def pack(
     if jax.default_backend() == "cpu":
         lanes, turn = jax.lax.fori_loop(0, num_lanes, fill, (lanes, turn))
         body = until_one_ends
-    waits = lambda state: (state[1] < size) | _busy(state[0], size).any()
+    left = lambda state: (state[1] < size) | _busy(state[0], size).any()
+    waits = lambda state: most(left(state))
     _, _, carry, kept = jax.lax.while_loop(waits, body, (lanes, turn, carry, kept))
     return carry, kept
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_batching import custom_vmap
 
 from ..core import Array, PyTree
 
@@ -24,7 +25,9 @@ DRAWN = 64  # steps whose rows are worked out at once
 class Pace(NamedTuple):
     """What is known of the local steps of rounds before one is traced."""
 
-    known: int | None = None  # that every client takes which trains at all; None: nothing
+    known: int | None = (
+        None  # that every client takes which trains at all; None: nothing
+    )
     block: int = BLOCKS[0]
 
 
@@ -41,8 +44,23 @@ class Parts(NamedTuple):
     end: Callable[[PyTree, PyTree], PyTree]  # (ready, progress) -> result
 
 
+@custom_vmap
+def most(number: Array) -> Array:
+    """The largest of all clients and trials that are traced side by side, unbatched.
+
+    So a loop has one end for all of them, and `vmap` chooses nothing after every trip.
+    """
+    return number.max()
+
+
+@most.def_vmap
+def _most(axis_size: int, batched: list[bool], number: Array) -> tuple[Array, bool]:
+    del axis_size, batched
+    return most(number), False
+
+
 def train(
-    parts: Parts, client: PyTree, num_steps: Array, longest: Array | None, pace: Pace
+    parts: Parts, client: PyTree, num_steps: Array, alone: bool, pace: Pace
 ) -> PyTree:
     """What a client leaves behind after all its local steps.
 
@@ -50,13 +68,19 @@ def train(
       parts: of its round.
       client: what `parts.begin` takes.
       num_steps: of the client.
-      longest: the most of those that step with it; None: it is alone.
+      alone: whether no other client steps with it.
       pace: of the round.
     """
     ready, progress = parts.begin(client)
     on_cpu = jax.default_backend() == "cpu"
-    ends_exactly = longest is None and on_cpu
-    longest = num_steps if longest is None else longest
+    ends_exactly = alone and on_cpu
+    if not on_cpu:
+        # a choice that is always the same, which XLA does not see: it would write the
+        # broadcast model to memory twice, once for all clients and once for the loop
+        zeros = jax.tree.map(jnp.zeros_like, progress)
+        always = jax.lax.optimization_barrier(num_steps >= 0)
+        progress = chosen(always, progress, zeros)
+    longest = num_steps if ends_exactly else most(num_steps)
 
     def one(progress: PyTree, step: Array, rows: PyTree) -> PyTree:
         new = parts.step(ready, progress, step, rows)

@@ -173,6 +173,8 @@ def read(tables: Tables, seat: Seat) -> ClientState:
     """
     if not jax.tree.leaves(tables.own):
         return tables.own
+    if jax.default_backend() != "cpu" and tables.guests is None:
+        return _rows(tables.own, seat.row)()
     if seat.row.shape[0] == 1:  # it reads only where the row is
         found = jax.tree.map(_empty(1), tables.own)
         found = _once(_is_in(tables.own, seat.row), _rows(tables.own, seat.row), found)
@@ -211,7 +213,7 @@ def put(
     """`table` with some rows replaced; idle clients keep theirs to the bit."""
     if not jax.tree.leaves(table):
         return table
-    if index.shape[0] == 1:
+    if index.shape[0] == 1 and jax.default_backend() == "cpu":
         at = index[0]  # a scatter would read the old row, which it may have to keep
 
         def replaced(all_, some):

@@ -123,10 +123,8 @@ def train_cohort(
         tables = fetch(own if dealt.at_home else copied, guests, dealt.each)
         begin = lambda carry, some: seated(carry[1], some).client
 
-        def together(clients: Client) -> _Result:
-            longest = clients.num_steps.max() if num_lanes > 1 else None
-            one = lambda client: train(parts, client, client.num_steps, longest, pace)
-            return lanes.each(one, num_lanes)(clients)
+        def one(client: Client) -> _Result:
+            return train(parts, client, client.num_steps, num_lanes == 1, pace)
 
         first = begin((None, tables), jax.tree.map(lambda leaf: leaf[:1], slots))
         left = lambda client: summed(parts.end(*parts.begin(client)))
@@ -135,6 +133,7 @@ def train_cohort(
         carry = zeros, tables
         # nobody waits for a lane, or for anybody else
         if num_lanes in (1, dealt.each) or pace.known is not None:
+            together = lanes.each(one, num_lanes)
             (total, tables), kept = lanes.fold(
                 together, collect, carry, slots, num_lanes, begin
             )
