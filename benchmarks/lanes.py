@@ -6,15 +6,14 @@
 
 Without packing a cohort on L lanes is cut into groups of L, each as long as its longest
 client; side by side all wait for the longest of the cohort. With packing the longest client
-not begun goes to the first lane that is free (fedjax_adapt/engine/packing.py).
+not begun goes to the first lane that is free (fedjax_adapt/engine/packing.py). An
+accelerator looks who is done once in a block of steps: a client is idle until it ends.
 """
 
 import argparse
 import functools
-import heapq
 import json
 import time
-from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,7 @@ from entry import begin
 
 import fedjax_adapt as fa
 from fedjax_adapt.data import split
-from fedjax_adapt.engine.lanes import compiler_options
+from fedjax_adapt.engine.lanes import block_of, busiest, compiler_options
 from fedjax_adapt.experiment import read_run
 
 PARTITIONS = {
@@ -42,33 +41,31 @@ UNEQUAL = {
 }  # fmt: skip
 
 
-def longest_first(num_steps: Iterable[int], num_lanes: int) -> int:
-    """Steps of the lane that ends last."""
-    lanes = [0] * num_lanes
-    for steps in sorted(num_steps, reverse=True):
-        heapq.heappush(lanes, heapq.heappop(lanes) + steps)
-    return max(lanes)
-
-
 def executed(cohorts: list[np.ndarray]) -> dict[str, float]:
     """Executed by useful steps over some cohorts: side by side, and packed.
 
-    As many lanes as the sum holds of the longest client, and half as many.
+    As many lanes as the sum holds of the longest client, and half as many. In blocks, as
+    on an accelerator: those of the fewest steps for nothing.
     """
     useful = sum(int(steps.sum()) for steps in cohorts)
-    padded = sum(len(steps) * int(steps.max()) for steps in cohorts)
-    packed, halved, lanes = 0, 0, []
-    for steps in cohorts:
-        few = max(int(steps.sum()) // int(steps.max()), 1)
-        half = max(few // 2, 1)
-        packed += few * longest_first(steps.tolist(), few)
-        halved += half * longest_first(steps.tolist(), half)
-        lanes.append(few)
+    size = max(map(len, cohorts))
+    table = np.array([np.pad(steps, (0, size - len(steps))) for steps in cohorts])
+    ratios = table.sum(1) / table.max(1)
+    few = np.maximum(ratios.astype(int), 1)
+
+    def of(lanes: np.ndarray, block: int = 1) -> float:
+        whole = -(-table // block) * block
+        rows = zip(lanes.tolist(), whole.tolist(), strict=True)
+        return round(sum(n * busiest(row, n) for n, row in rows) / useful, 3)
+
+    all_, typical = np.full(len(table), size), int(np.median(few))
     return {
-        "padded": round(padded / useful, 3),
-        "packed": round(packed / useful, 3),
-        "packed_half": round(halved / useful, 3),
-        "lanes": float(np.median(lanes)),
+        "padded": of(all_),
+        "packed": of(few),
+        "packed_half": of(np.maximum(few // 2, 1)),
+        "lanes": float(np.median(few)),
+        "padded_blocks": of(all_, block_of(table, size, size)),
+        "packed_blocks": of(few, block_of(table, typical, size)),
     }
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from ..core import Params, PyTree
-from .steps import BLOCKS
+from .steps import BLOCK
 
 # Measured on two cores, see benchmarks/README.md. Where batches are small a product of
 # one client waits for its weights, and ten clients side by side are faster as long as
@@ -18,6 +18,12 @@ CPU_BYTES = 8 * 2**20
 CPU_LANES = 10
 CPU_SMALL_BATCH = 20
 CPU_SMALL_MODEL = 2 * 2**20
+
+# On an accelerator, in local steps of a small model, some twenty kernels: assumed, not
+# measured, from 3 us for a launch and 15 us for a wait.
+WAIT = 0.25  # of the host, to know whether somebody goes on
+SWAP = 1.25  # what makes room for the next clients
+MOST_BLOCK = 64
 
 
 def choose(
@@ -90,10 +96,10 @@ def busiest(steps: Iterable[int], num_lanes: int) -> int:
 
 
 def block_of(steps: np.ndarray | None, num_lanes: int, cohort_size: int) -> int:
-    """Local steps between two waits of a host, those with fewest steps for nothing.
+    """Local steps between two waits of an accelerator's host, those that cost least.
 
-    A client that is done stays idle until the block ends; where clients take multiples of
-    five steps, blocks of ten or fifteen end when they do.
+    A client that is done stays idle until the block ends. Where all cohorts have one
+    longest client, or all clients multiples of some steps, blocks end when they do.
 
     Args:
       steps: as for `kept_busy`; None: nobody knows.
@@ -101,14 +107,16 @@ def block_of(steps: np.ndarray | None, num_lanes: int, cohort_size: int) -> int:
       cohort_size: clients of the round on this device.
     """
     if steps is None or not steps.any():
-        return BLOCKS[0]
+        return BLOCK
     num_devices = -(-steps.shape[1] // cohort_size)
+    between = WAIT + SWAP * (num_lanes < cohort_size)
 
-    def executed(block: int) -> int:
-        whole = -(-steps // block) * block
-        return sum(busiest(row, num_lanes * num_devices) for row in whole.tolist())
+    def cost(block: int) -> float:
+        blocks = -(-steps // block)
+        trips = sum(busiest(row, num_lanes * num_devices) for row in blocks.tolist())
+        return trips * (block + between)
 
-    return min(BLOCKS, key=executed)
+    return min(range(1, MOST_BLOCK + 1), key=cost)
 
 
 def num_bytes(params: Params) -> int:

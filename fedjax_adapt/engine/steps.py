@@ -18,7 +18,7 @@ from jax.custom_batching import custom_vmap
 
 from ..core import Array, PyTree
 
-BLOCKS = range(8, 17)  # steps between two waits of an accelerator's host
+BLOCK = 8  # steps between two waits of an accelerator's host, where nobody knows better
 DRAWN = 64  # steps whose rows are worked out at once
 
 
@@ -28,7 +28,7 @@ class Pace(NamedTuple):
     known: int | None = (
         None  # that every client takes which trains at all; None: nothing
     )
-    block: int = BLOCKS[0]
+    block: int = BLOCK
 
 
 class Parts(NamedTuple):

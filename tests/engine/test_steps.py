@@ -12,6 +12,7 @@ import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedgsnr, fedssg, fedveca, gift, scaffold
 from fedjax_adapt.engine import steps
 from fedjax_adapt.engine.forecast import fixed_steps
+from fedjax_adapt.engine.lanes import block_of
 from fedjax_adapt.steps import scheduled_steps
 
 EQUAL, UNEQUAL = (8,) * 6, (3, 9, 14, 6, 1, 12)
@@ -97,7 +98,9 @@ def test_what_the_host_knows_of_the_steps(task):
     equal, unequal = make_data(EQUAL), make_data(UNEQUAL)
     assert known(fa.constant_steps(7), task, unequal) == 7
     assert known(fa.constant_steps(7), task, unequal, max_steps=5) == 5
-    assert known(fa.constant_steps(7), task, equal, participation=fa.bernoulli(0.5)) == 7
+    assert (
+        known(fa.constant_steps(7), task, equal, participation=fa.bernoulli(0.5)) == 7
+    )
     assert known(fa.epochs(3), task, equal, batch_size=3) == 9
     assert known(fa.epochs(3), task, equal, batch_size=3, cohort_size=2) == 9
     assert known(fa.epochs(3), task, unequal) is None
@@ -131,3 +134,21 @@ def test_a_loss_that_a_policy_asks_for_is_not_known(task):
 
     policy = fa.StepPolicy(wanted, init=lambda params, num_clients: params)
     assert known(policy, task, make_data(EQUAL)) is None
+
+
+def test_a_block_ends_with_the_clients():
+    everyone = np.array([[3, 30, 9, 12]] * 4)  # the same longest client every round
+    assert block_of(everyone, 4, 4) == 30
+    assert block_of(everyone * 5, 4, 4) == 50  # three whole blocks
+    assert block_of(np.full((3, 6), 5), 6, 6) == 5
+    assert block_of(None, 4, 4) == block_of(np.zeros((2, 4), int), 4, 4) == steps.BLOCK
+    # packed, a block has to make room, and is as long as most clients
+    assert block_of(np.array([[40, *[4] * 20]]), 3, 21) == 4
+
+
+def test_a_round_for_an_accelerator_is_told_its_block(task, monkeypatch):
+    data, algorithm = make_data(UNEQUAL), fa.with_steps(fedavg(), fa.epochs(3))
+    plan = fa.Plan(lanes=6, batch_size=2)
+    assert fa.make_round(algorithm, task, data, plan).step.pace == steps.Pace()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert fa.make_round(algorithm, task, data, plan).step.pace.block == 21  # 7 x 3
