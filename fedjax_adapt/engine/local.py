@@ -8,6 +8,7 @@ steps.py and packing.py have the loop over the steps: unequal step counts are ex
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -38,7 +39,7 @@ from ..core import (
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import Rows, batch_at, batch_of, batch_size, epoch_steps, rows_at
-from .steps import Pace, Parts
+from .steps import Pace, Parts, repeat
 
 # what a client's key is folded in by for `LocalRun.key`: no part of the split key
 AFTERWARDS = np.uint32(2**32 - 1)
@@ -217,22 +218,24 @@ def whole(
     in_order = Plan(batch_size=setup.plan.batch_size, shuffle="none")
     size = jnp.maximum(data.size[client.id], 1)
     steps = epoch_steps(size, batch_size(data, in_order))
+    draw = lambda step: rows_at(data, in_order, client.id, client.key, step)
 
-    def batch_loss(params, step):
-        batch = batch_at(data, in_order, client.id, client.key, step)
+    def batch_loss(params, step, rows):
+        batch = batch_of(data, rows, client.id, client.key, step)
         outputs = task.apply(params, batch.x)
         return weighted_loss(task, outputs, batch) * batch.weight.sum() / size
 
+    def added_up(of_batch, zero):
+        add = lambda total, step, rows: optax.tree.add(total, of_batch(step, rows))
+        return repeat(add, draw, zero, steps, alone=True, pace=Pace())
+
     def loss(params):
         zero = jnp.zeros((), jnp.result_type(float))
-        add = lambda step, total: total + batch_loss(params, step)
-        return jax.lax.fori_loop(0, steps, add, zero)
+        return added_up(partial(batch_loss, params), zero)
 
     def gradient(params):
-        def add(step, total):
-            return optax.tree.add(total, jax.grad(batch_loss)(params, step))
-
-        total = jax.lax.fori_loop(0, steps, add, optax.tree.zeros_like(params))
+        of_batch = partial(jax.grad(batch_loss), params)
+        total = added_up(of_batch, optax.tree.zeros_like(params))
         return optax.tree.add_scale(total, weight_decay, params)
 
     return loss, gradient

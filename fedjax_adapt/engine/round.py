@@ -22,7 +22,6 @@ from ..core import (
     Info,
     Key,
     Outcome,
-    Params,
     RoundView,
     State,
     Task,
@@ -220,14 +219,6 @@ def _check_outputs(task: Task, data: FederatedDataset) -> None:
         )
 
 
-def distance(params: Params, others: Params) -> Array:
-    """The Euclidean distance of two models. A scalar."""
-    apart = optax.tree.sub(params, others)
-    # in one vector: a sum over each leaf would be some kernels of an accelerator
-    joined = jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(apart)])
-    return jnp.sqrt((joined**2).sum())
-
-
 def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     algorithm, task, plan, data, _ = setup
     check_state(algorithm, task, data, plan, state)
@@ -321,7 +312,7 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
         loss=walked.loss,
         clipped=walked.clipped,
         num_active=cohort.num_active,
-        delta_norm=distance(params, state.params),
+        delta_norm=optax.tree.norm(optax.tree.sub(params, state.params)),
         clients=mask_idle(cohort, walked.info),
         policy=mask_absent(cohort, report),
         cut=cut,

@@ -72,45 +72,58 @@ def train(
       pace: of the round.
     """
     ready, progress = parts.begin(client)
-    on_cpu = jax.default_backend() == "cpu"
-    ends_exactly = alone and on_cpu
-    if not on_cpu:
+    if jax.default_backend() != "cpu":
         # a choice that is always the same, which XLA does not see: it would write the
         # broadcast model to memory twice, once for all clients and once for the loop
         zeros = jax.tree.map(jnp.zeros_like, progress)
         always = jax.lax.optimization_barrier(num_steps >= 0)
         progress = chosen(always, progress, zeros)
+    one = lambda progress, step, rows: parts.step(ready, progress, step, rows)
+    draw = lambda step: parts.draw(ready, step)
+    progress = repeat(one, draw, progress, num_steps, alone, pace)
+    return parts.end(ready, progress)
+
+
+def repeat(
+    one: Callable[[PyTree, Array, PyTree], PyTree],
+    draw: Callable[[Array], PyTree],
+    progress: PyTree,
+    num_steps: Array,
+    alone: bool,
+    pace: Pace,
+) -> PyTree:
+    """`progress` after so many steps of one client.
+
+    Args:
+      one: (progress, step, rows) -> progress.
+      draw: step -> the rows it reads.
+      progress: before the first step.
+      num_steps: of the client.
+      alone: whether no other client steps with it, as far as anybody knows.
+      pace: what is known of the number.
+    """
+    on_cpu = jax.default_backend() == "cpu"
+    ends_exactly = alone and on_cpu
     longest = num_steps if ends_exactly else most(num_steps)
 
-    def one(progress: PyTree, step: Array, rows: PyTree) -> PyTree:
-        new = parts.step(ready, progress, step, rows)
+    def masked(progress: PyTree, step: Array, rows: PyTree) -> PyTree:
+        new = one(progress, step, rows)
         return new if ends_exactly else chosen(step < num_steps, new, progress)
 
-    def block(progress: PyTree, first: Array, size: int) -> PyTree:
-        return take(one, lambda step: parts.draw(ready, step), progress, first, size)
-
+    block = lambda progress, first, size: take(masked, draw, progress, first, size)
     if pace.known is not None and not ends_exactly:
         num_blocks = max(-(-pace.known // DRAWN), 1)
         size = -(-pace.known // num_blocks)
         if num_blocks == 1:
-            progress = block(progress, jnp.zeros((), jnp.int32), size)
-        else:
-            more = lambda i, progress: block(progress, i * size, size)
-            progress = jax.lax.fori_loop(0, num_blocks, more, progress)
-        return parts.end(ready, progress)
+            return block(progress, jnp.zeros((), jnp.int32), size)
+        next_one = lambda i, progress: block(progress, i * size, size)
+        return jax.lax.fori_loop(0, num_blocks, next_one, progress)
 
     size = 1 if on_cpu else pace.block
-
-    def go_on(state):
-        return state[0] < longest
-
-    def more(state):
-        first, progress = state
-        return first + size, block(progress, first, size)
-
+    go_on = lambda state: state[0] < longest
+    more = lambda state: (state[0] + size, block(state[1], state[0], size))
     first = jnp.zeros((), jnp.int32)
-    _, progress = jax.lax.while_loop(go_on, more, (first, progress))
-    return parts.end(ready, progress)
+    return jax.lax.while_loop(go_on, more, (first, progress))[1]
 
 
 def take(
