@@ -44,7 +44,7 @@ CASES = {
     "a draw": (fa.with_steps(scaffold(), fa.epochs(1)), UNEQUAL, dict(cohort_size=4)),
     "coins": (fedssg(total_rounds=4), UNEQUAL, dict(participation=fa.bernoulli(0.4))),
     "momentum": (scaffold(), UNEQUAL, dict(momentum=0.9, clip_norm=1.0)),
-    "whole gradients": (scaffold(option=1), UNEQUAL, {}),
+    "whole gradients": (scaffold(option="I"), UNEQUAL, {}),
     "measured": (fedgsnr(4, base=scaffold()), UNEQUAL, {}),
     "learnt": (fedveca(initial_steps=2, max_steps=9), UNEQUAL, {}),
     "gift": (gift(), UNEQUAL, {}),
