@@ -10,7 +10,7 @@ multiplications of products and convolutions; other arithmetic is not counted.
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 BITS = {"pred": 8, "token": 0, "opaque": 0}  # of dtypes whose name does not say
@@ -29,6 +29,15 @@ NOTHING = (
 NO_KERNELS = ("Sharding", "AllocateBuffer", "annotate_device_placement")
 TRANSFERS = ("send", "recv", "infeed", "outfeed")
 ON_HOST = "S(5)"  # the memory space of the host
+# where a convolution has the kernel and the result of the forward one: among its operands,
+# or -1 for its own result
+CONVOLUTIONS = {
+    "convolution": (1, -1),
+    "__cudnn$convForward": (1, -1),
+    "__cudnn$convBiasActivationForward": (1, -1),
+    "__cudnn$convBackwardInput": (1, 0),
+    "__cudnn$convBackwardFilter": (-1, 1),
+}
 
 
 class Array(NamedTuple):
@@ -40,9 +49,8 @@ class Array(NamedTuple):
     @property
     def bytes(self) -> int:
         """Memory without padding."""
-        digits = re.search(r"\d+", self.dtype)
-        bits = BITS.get(self.dtype) if self.dtype in BITS else int(digits[0])  # pyright: ignore[reportOptionalSubscript]
-        return math.prod(self.dims) * bits // 8
+        digits = re.findall(r"\d+", self.dtype) or [BITS[self.dtype]]
+        return math.prod(self.dims) * int(digits[0]) // 8
 
 
 class Instruction(NamedTuple):
@@ -198,8 +206,7 @@ def _kernel(module: Module, here: Computation, one: Instruction) -> Kernel:
         read = sum(
             here[name].bytes for name in dict.fromkeys(one.operands) if name in here
         )
-        # a start's result holds its operand, too
-        results = one.results if kind == one.opcode else one.results[-1:]
+        results = _made(one)
         moved, writes = read + sum(array.bytes for array in results), results
     operations: dict[str, int] = {}
     for product, number in _products(module, here, one):
@@ -215,6 +222,15 @@ def _kernel(module: Module, here: Computation, one: Instruction) -> Kernel:
         kind if kind in COLLECTIVES else "",
         calls_back or passes or kind in TRANSFERS,
     )
+
+
+def _made(one: Instruction) -> tuple[Array, ...]:
+    """What a kernel makes; what begins one also returns its operands, or a token."""
+    if not one.opcode.endswith("-start") or one.opcode == "all-reduce-start":
+        return one.results
+    if one.opcode == "copy-start":
+        return one.results[:1]
+    return one.results[len(one.operands) : 2 * len(one.operands)]
 
 
 def _update(one: Instruction) -> str:
@@ -272,61 +288,30 @@ def _products(
         for each in inner.values():
             yield from _products(module, inner, each)
         return
-    operands = [
-        here[n].results[0] for n in one.operands if n in here and here[n].results
-    ]
     target = re.search(r'custom_call_target="([^"]*)"', one.line)
-    kind = target[1] if target and one.opcode == "custom-call" else one.opcode
-    for word, operations in PRODUCTS.items():
-        if word == kind or (target and word in kind):
-            yield _precision(one, operands[0]), operations(one, operands)
-            return
-
-
-def _precision(one: Instruction, factor: Array) -> str:
-    """In which precision the factors are multiplied."""
-    if factor.dtype in ("bf16", "f16"):
-        return "bf16"
-    text = one.line.lower()
-    algorithm = re.search(r"algorithm=(\w+)", text)
-    if algorithm and "tf32" in algorithm[1]:
-        return "tf32"
-    exact = re.search(r'operand_precision"?[=:][{\[]"?highest', text)
-    return "float32" if exact or factor.dtype != "f32" else "tf32"
-
-
-def _of_dot(one: Instruction, operands: list[Array]) -> int:
-    numbers = r'lhs_contracting_dim(?:ension)?s"?[=:][{\[]([\d",]*)'
-    found = re.search(numbers, one.line)
-    dims = [int(d) for d in re.findall(r"\d+", found[1])] if found else []
-    summed = math.prod(operands[0].dims[d] for d in dims)
-    return 2 * summed * math.prod(one.results[0].dims)
-
-
-def _of_convolution(
-    of: Callable[[Instruction, list[Array]], tuple[Array, Array]],
-) -> Callable[[Instruction, list[Array]], int]:
-    """Operations, given which arrays are a forward convolution's kernel and result."""
-
-    def operations(one: Instruction, operands: list[Array]) -> int:
-        kernel, result = of(one, operands)
+    kind = target[1] if target else one.opcode
+    factors = [here[name].results[0] for name in one.operands if name in here]
+    if kind == "dot" or kind.startswith("__cublas$"):
+        summed = re.search(r'lhs_contracting_dim\w*"?[=:][{\[]([\d",]*)', one.line)
+        dims = [int(d) for d in re.findall(r"\d+", summed[1])] if summed else []
+        per_output = math.prod(factors[0].dims[d] for d in dims)
+        size = math.prod(one.results[0].dims)
+    elif kind in CONVOLUTIONS:
+        kernel, result = ([*factors, one.results[0]][i] for i in CONVOLUTIONS[kind])
         labels = re.search(r"dim_labels=\w+_(\w+)->", one.line)
         taps = zip(labels[1] if labels else "", kernel.dims, strict=False)
         per_output = math.prod(size for label, size in taps if label != "o")
-        return 2 * per_output * math.prod(result.dims)
+        size = math.prod(result.dims)
+    else:
+        return
+    yield _precision(one, factors[0]), 2 * per_output * size
 
-    return operations
 
-
-_forward = _of_convolution(lambda one, operands: (operands[1], one.results[0]))
-PRODUCTS = {
-    "dot": _of_dot,
-    "__cublas$": _of_dot,
-    "convolution": _forward,
-    "__cudnn$convForward": _forward,
-    "__cudnn$convBiasActivationForward": _forward,
-    "__cudnn$convBackwardInput": _of_convolution(lambda one, ins: (ins[1], ins[0])),
-    "__cudnn$convBackwardFilter": _of_convolution(
-        lambda one, ins: (one.results[0], ins[1])
-    ),
-}
+def _precision(one: Instruction, factor: Array) -> str:
+    """In which precision factors are multiplied."""
+    if factor.dtype in ("bf16", "f16"):
+        return "bf16"
+    if "algorithm=dot_tf32" in one.line:
+        return "tf32"
+    exact = re.search(r'operand_precision"?[=:][{\[]"?highest', one.line.lower())
+    return "float32" if exact or factor.dtype != "f32" else "tf32"
