@@ -105,7 +105,8 @@ def batches(work: Work) -> Ready:
             return jax.lax.fori_loop(0, work.steps, add, jnp.zeros(()))
 
         collect = lambda total, slots, sums: (total + sums.sum(), ())
-        total, _ = lanes.fold(one, collect, jnp.zeros(()), slots, num_lanes)
+        read = lanes.each(one, num_lanes)
+        total, _ = lanes.fold(read, collect, jnp.zeros(()), slots, num_lanes)
         return total, (), own
 
     def program(data, key):
