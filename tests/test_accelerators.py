@@ -121,7 +121,7 @@ def counted(modules):
         loop = f"body=%{body}"
         text = text.replace("body=%BODY", loop + (KNOWN % trips if trips else ""))
         tables = [modules.hlo.Array("f32", (100, 8))]
-        return modules.launches.counts(modules.hlo.read(text), rounds, 10, tables)
+        return modules.launches.counts(modules.hlo.read(text), rounds, 10, 0, tables)
 
     return count
 
@@ -255,6 +255,55 @@ def test_a_program_for_this_machine_is_read(modules):
     found = modules.launches.counts(modules.hlo.read(text), 1, 10)
     assert found["step_trips"] == [10] and found["dynamic_loops_outside"] == 1
     assert sum(found["gflop"].values()) == pytest.approx(10 * 2 * 5 * 8 * 8 / 1e9, 1e-3)
+
+
+@pytest.fixture
+def accelerators(modules, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("accelerators")
+
+
+def asked(accelerators, *words):
+    given = accelerators.options().parse_args(words)
+    names = ("workload", "algorithm", "program")
+    return [tuple(line[n] for n in names) for line in accelerators.settings(given)]
+
+
+def test_what_is_named_is_compiled_and_nothing_else(accelerators):
+    everything = asked(accelerators)
+    assert ("w1-500", "", "bare") in everything and len({*everything}) == len(
+        everything
+    )
+    of_w2 = {a for kind, a, program in everything if (kind, program) == ("w2", "sweep")}
+    assert of_w2 == {*accelerators.ALGORITHMS}
+    words = ("--only", "w1", "moon", "round", "bare")
+    assert asked(accelerators, *words) == [("w1", "", "bare"), ("w1", "moon", "round")]
+    several = asked(accelerators, "--only", "w2", "gift", "--devices", "8")
+    assert several == [("w2", "gift", "round"), ("w2", "gift", "chunk")]
+
+
+def test_a_line_that_is_there_is_not_made_again(
+    accelerators, tmp_path, monkeypatch, capsys
+):
+    made, known = [], {"commit": "c", "versions": {}}
+
+    def compiled(setting, folder):
+        if setting["algorithm"] == "moon":
+            raise ValueError("no room")
+        made.append(setting)
+        return {"launches_per_step": len(made), "step_trips": [None, 8]}
+
+    monkeypatch.setattr(accelerators, "compiled", compiled)
+    monkeypatch.setattr(accelerators, "evidence", lambda: known)
+    words = ["--only", "w1", "fedavg", "moon", "round"]
+    words += ["--results", str(tmp_path / "lines.jsonl")]
+    for commit, lines in (("c", 1), ("c", 1), ("d", 2), ("d+", 3), ("d+", 4)):
+        known["commit"] = commit
+        accelerators.measure(accelerators.options().parse_args(words))
+        assert len(made) == lines
+        said = capsys.readouterr()
+        assert f"| w1 fedavg round | {lines} |  | ? x 8 |" in said.out
+        assert "left out: no room" in said.err
 
 
 # What local steps may launch, in the body of their loop; kernels of products alone are 9
