@@ -46,7 +46,8 @@ HloModule a_round, is_scheduled=true
   %of = f32[5,8]{1,0} get-tuple-element(%carry), index=1
   %one = f32[5,8]{1,0} copy(%of)
   %two = f32[5,8]{1,0} copy(%one)
-  ROOT %next = (s32[], f32[5,8]{1,0}) tuple(%of, %two)
+  %three = f32[5,8]{1,0} copy(%two)
+  ROOT %next = (s32[], f32[5,8]{1,0}) tuple(%of, %three)
 }
 
 %step_body (carry: (s32[], f32[5,8])) -> (s32[], f32[5,8]) {
@@ -116,14 +117,21 @@ def modules():
 def counted(modules):
     """Counts a variant of TEXT: a round of 10 local steps."""
 
-    def count(trips=None, nested="", more="", body="step_body", rounds=1):
+    def count(trips=None, nested="", more="", body="step_body", rounds=1, inner=0):
         text = TEXT.replace("NESTED", nested).replace("MORE", more)
         loop = f"body=%{body}"
         text = text.replace("body=%BODY", loop + (KNOWN % trips if trips else ""))
         tables = [modules.hlo.Array("f32", (100, 8))]
-        return modules.launches.counts(modules.hlo.read(text), rounds, 10, 0, tables)
+        return modules.launches.counts(
+            modules.hlo.read(text), rounds, 10, inner, tables
+        )
 
     return count
+
+
+def filled():
+    """TEXT without anything more."""
+    return TEXT.replace("NESTED", "").replace("MORE", "").replace("BODY", "step_body")
 
 
 def test_a_loop_of_known_trips_is_not_waited_for(counted):
@@ -150,6 +158,12 @@ def test_an_unknown_loop_of_known_ones_is_waited_for_once_in_as_many_steps(count
     assert found["launches_outside"] == 2 + 2  # two trips make 10 steps, or 16
 
 
+def test_products_may_be_in_a_loop_of_a_local_step(counted):
+    found = counted(body="outer_body", inner=1)
+    assert found["step_trips"] == [None] and found["nested_loops"] == 1
+    assert found["launches_per_step"] == 1 + 8 * 2 and found["waits_per_step"] == 1
+
+
 def test_several_steps_in_a_trip_are_told_from_one(counted):
     found = counted(trips=5)
     assert found["step_trips"] == [5] and found["launches_per_step"] == 1
@@ -157,16 +171,16 @@ def test_several_steps_in_a_trip_are_told_from_one(counted):
 
 def test_a_loop_in_a_step_counts_by_its_trips(counted):
     found = counted(trips=10, nested=NESTED + KNOWN % 32)
-    assert found["nested_loops"] == 1 and found["launches_per_step"] == 2 + 32 * 2
+    assert found["nested_loops"] == 1 and found["launches_per_step"] == 2 + 32 * 3
     assert found["waits_per_step"] == 0
     found = counted(trips=10, nested=NESTED)
-    assert found["launches_per_step"] == 2 + 2 and found["waits_per_step"] == 1
+    assert found["launches_per_step"] == 2 + 3 and found["waits_per_step"] == 1
     assert found["dynamic_loops_outside"] == 0  # it is inside
 
 
 def test_other_loops_and_conditionals_are_outside(counted):
     found = counted(trips=10, more=NESTED.replace("%carry", "%end"))
-    assert found["dynamic_loops_outside"] == 1 and found["launches_outside"] == 2 + 2
+    assert found["dynamic_loops_outside"] == 1 and found["launches_outside"] == 2 + 3
     found = counted(trips=10, more=CONDITIONAL)
     assert found["conditionals_outside"] == 1 and found["waits_per_step"] == 0
     assert found["dynamic_loops_outside"] == 0
@@ -191,6 +205,8 @@ def test_a_table_that_is_written_whole_is_a_copy(counted, line, copies):
     more = f"  %again = f32[100,8]{{1,0}} {line}"
     found = counted(trips=10, more=more)
     assert found["table_copies"] == copies
+    other = counted(trips=10, more="  %again = f32[100,4]{1,0} copy(%at)")
+    assert other["table_copies"] == 0
     plain = counted(trips=10)
     moved = 1e9 * (found["gigabytes"] - plain["gigabytes"])
     table, mask, rows, number = 100 * 8 * 4, 100 * 8, 5 * 8 * 4, 4
@@ -204,10 +220,16 @@ def test_a_table_that_is_written_whole_is_a_copy(counted, line, copies):
 
 
 def test_a_gather_reads_what_it_returns(modules):
-    text = TEXT.replace("NESTED", "").replace("MORE", "").replace("BODY", "step_body")
-    part = modules.hlo.read(text)
     rows, ids = 5 * 8 * 4, 5 * 4
-    assert part.kernels[0].bytes == 2 * rows + ids
+    assert modules.hlo.read(filled()).kernels[0].bytes == 2 * rows + ids
+
+
+def test_products_are_told_apart_by_their_precision(modules):
+    fused, alone = modules.hlo.read(filled()).loops[0].body.kernels
+    assert fused.operations == {"float32": 2 * 5 * 8 * 8}
+    assert alone.operations == {"tf32": 2 * 5 * 8 * 8}
+    short = modules.hlo.read(filled().replace("f32", "bf16"))
+    assert {*short.loops[0].body.kernels[1].operations} == {"bf16"}
 
 
 def test_what_passes_between_host_and_device_is_counted(counted):
