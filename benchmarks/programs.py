@@ -3,7 +3,7 @@
     build(setting) -> Built        # setting: a line of accelerators.py
 
 A round, a chunk of rounds with an evaluation and a sweep are made by the package's own
-functions, which are told another platform than the one at hand. Arrays are shapes: of a
+functions, which find another platform than the one at hand. Arrays are shapes: of a
 data set there are only as many examples as the largest client has.
 """
 

@@ -340,7 +340,7 @@ def compiled(file, *words):
             metadata.version(name)
         except metadata.PackageNotFoundError:
             pytest.skip(f"{name} is not installed; pip install '.[aot]'")
-    # its own process: JAX is told another backend there
+    # its own process, in which JAX names another backend
     program = [sys.executable, str(FOLDER / "accelerators.py"), "--results", str(file)]
     environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
     environment.pop("XLA_FLAGS", None)  # of tests, which optimise little
