@@ -97,7 +97,8 @@ def compiled(setting: Line, folder: Path | None) -> Line:
         name = "-".join(str(value) for value in setting.values() if value)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.txt").write_text(text)
-    found = counts(read(text), built.num_rounds, built.num_steps, tables)
+    size = built.num_rounds, built.num_steps, built.inner_loops
+    found = counts(read(text), *size, tables)
     if platform == "tpu":  # where loops need no host, and kernels are not launched
         kept = ("table_copies", "transfers", "collectives")
         cost = program.cost_analysis() or {}  # one trip of every loop

@@ -34,7 +34,11 @@ class Program(NamedTuple):
 
 
 def counts(
-    whole: Part, num_rounds: int, num_steps: int, tables: Sequence[Array] = ()
+    whole: Part,
+    num_rounds: int,
+    num_steps: int,
+    inner_loops: int = 0,
+    tables: Sequence[Array] = (),
 ) -> dict[str, Any]:
     """What a program runs.
 
@@ -43,6 +47,7 @@ def counts(
       num_rounds: in the program.
       num_steps: local steps of a round, one after the other: those of the longest client,
         by the groups of lanes. Tells how often a loop of unknown trips runs.
+      inner_loops: of a local step, that its products are in.
       tables: what clients keep, as it lies on a device: arrays [clients, ...].
 
     Returns:
@@ -58,55 +63,56 @@ def counts(
       gigabytes, gflop: moved and of products, of a round; gflop by precision.
       h100_ms, h200_ms: of a round.
     """
-    program = _program(whole, num_rounds * num_steps)
-    if program.path:
-        body, trips = program.path[-1].body, _executed(program)
-    else:
-        body, trips = Part((), (), ()), 0
-    steps = max(trips * program.steps_of_a_trip, 1)
-    waits = trips * _waits(body, program)
-    for i, loop in enumerate(program.path):
-        if not loop.known:
-            waits += math.prod(program.trips[id(one)] for one in program.path[: i + 1])
-    launched = _launches(whole, program)
-    in_steps = trips * _launches(body, program)
-    outside = [
-        one for one in _loops(whole) if not any(one is own for own in program.path)
-    ]
-    outside = [one for one in outside if not any(one is own for own in _loops(body))]
-    everything = list(_kernels(whole, program))
-    collectives: dict[str, list[int]] = {}
-    for kernel, times in everything:
-        if kernel.collective:
-            number, size = collectives.get(kernel.collective, (0, 0))
-            grown = number + times, size + times * sum(a.bytes for a in kernel.writes)
-            collectives[kernel.collective] = list(grown)
-    flops: dict[str, float] = {}
-    for kernel, times in everything:
-        for kind, number in kernel.operations.items():
-            flops[kind] = flops.get(kind, 0) + times * number / 1e9 / num_rounds
-    moved = sum(times * kernel.bytes for kernel, times in everything)
+    program = _program(whole, num_rounds * num_steps, inner_loops)
+    runs = math.prod(program.trips[id(loop)] for loop in program.path)
+    body = program.path[-1].body if program.path else Part((), (), ())
+    steps = max(runs * program.steps_of_a_trip, 1)
+    in_steps = runs * _launches(body, program)
+    inner = [id(loop) for loop in (*program.path, *_loops(body))]
+    outside = [loop for loop in _loops(whole) if id(loop) not in inner]
+    kernels = [*_kernels(whole, program)]
+    a_round = lambda number: _short(number / num_rounds)
+    products, sent = _sums(kernels)
     return {
-        "launches_per_step": _short(trips * _launches(body, program) / steps),
+        "launches_per_step": _short(in_steps / steps),
         "nested_loops": len(body.loops),
         "step_trips": [loop.trips if loop.known else None for loop in program.path],
-        "waits_per_step": _short(waits / steps),
-        "launches_outside": _short((launched - in_steps) / num_rounds),
+        "waits_per_step": _short(_waits_for_steps(body, program) / steps),
+        "launches_outside": a_round(_launches(whole, program) - in_steps),
         "dynamic_loops_outside": sum(not loop.known for loop in outside),
         "conditionals_outside": _conditionals(whole) - _conditionals(body),
-        "table_copies": sum(_is_copy(kernel, tables) for kernel, _ in everything),
-        "transfers": sum(kernel.transfer for kernel, _ in everything),
-        "collectives": {
-            kind: [_short(number / num_rounds), _short(size / num_rounds)]
-            for kind, (number, size) in collectives.items()
-        },
-        "gigabytes": _short(moved / 1e9 / num_rounds),
-        "gflop": {kind: _short(number) for kind, number in flops.items()},
-        **{
-            f"{name}_ms": _short(1e3 * _seconds(whole, program, name) / num_rounds)
-            for name in BANDWIDTH
-        },
+        "table_copies": sum(_is_copy(kernel, tables) for kernel, _ in kernels),
+        "transfers": sum(kernel.transfer for kernel, _ in kernels),
+        "collectives": {kind: [*map(a_round, some)] for kind, some in sent.items()},
+        "gigabytes": a_round(sum(n * kernel.bytes for kernel, n in kernels) / 1e9),
+        "gflop": {kind: a_round(n / 1e9) for kind, n in products.items()},
+        "h100_ms": a_round(1e3 * _seconds(whole, program, "h100")),
+        "h200_ms": a_round(1e3 * _seconds(whole, program, "h200")),
     }
+
+
+def _sums(
+    kernels: Sequence[tuple[Kernel, int]],
+) -> tuple[dict[str, int], dict[str, list[int]]]:
+    """Operations by precision, and number and bytes of collectives by kind."""
+    products, sent = {}, {}
+    for kernel, times in kernels:
+        for kind, number in kernel.operations.items():
+            products[kind] = products.get(kind, 0) + times * number
+        if kernel.collective:
+            number, size = sent.get(kernel.collective, (0, 0))
+            size += times * sum(array.bytes for array in kernel.writes)
+            sent[kernel.collective] = [number + times, size]
+    return products, sent
+
+
+def _waits_for_steps(body: Part, program: Program) -> int:
+    """How often the host waits for the step loop, for those around it, and in it."""
+    waits, runs = 0, 1
+    for loop in program.path:
+        runs *= program.trips[id(loop)]
+        waits += 0 if loop.known else runs
+    return waits + runs * _waits(body, program)
 
 
 def _short(value: float) -> float:
@@ -115,7 +121,7 @@ def _short(value: float) -> float:
     return int(value) if value.is_integer() else value
 
 
-def _program(whole: Part, num_steps: int) -> Program:
+def _program(whole: Part, num_steps: int, inner_loops: int) -> Program:
     """Finds the step loop, and gives every loop a number of trips."""
     best, path = (0.0, 0), ()
     for candidate in _paths(whole):
@@ -125,7 +131,7 @@ def _program(whole: Part, num_steps: int) -> Program:
         runs = max(num_steps, known) if unknown else known
         work = sum(sum(kernel.operations.values()) for kernel in own)
         if (score := (float(work * runs), len(own))) > best:
-            best, path = score, candidate
+            best, path = score, candidate[: len(candidate) - inner_loops]
     trips = {id(loop): loop.trips for loop in _loops(whole)}
     known = math.prod(loop.trips for loop in path)
     for loop in reversed(path):
@@ -134,11 +140,6 @@ def _program(whole: Part, num_steps: int) -> Program:
             return Program(whole, path, trips, 1.0)
     # a compiler may put several steps into a trip
     return Program(whole, path, trips, max(num_steps / known, 1.0))
-
-
-def _executed(program: Program) -> int:
-    """How often the body of the step loop runs."""
-    return math.prod(program.trips[id(loop)] for loop in program.path)
 
 
 def _paths(part: Part) -> Iterator[tuple[Loop, ...]]:

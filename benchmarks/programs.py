@@ -3,7 +3,7 @@
     build(setting) -> Built        # setting: a line of accelerators.py
 
 A round, a chunk of rounds with an evaluation and a sweep are made by the package's own
-functions, which are told another platform than the one at hand. Arrays are shapes: of a
+functions, which find another platform than the one at hand. Arrays are shapes: of a
 data set there are only as many examples as the largest client has.
 """
 
@@ -71,7 +71,7 @@ OPTIONS = rounds.OPTIONS | {
     "fedavg_pubft": {"epochs": 1},
     "public_only": {"epochs": 1},
 }
-INNER_STEPS = {"pfedme": 5}  # of a local step
+INNER_LOOPS = {"pfedme": 1}  # that the products of a local step are in
 # bytes that JAX takes of an H100 of 80 GB, and those of a TPU v5e
 MEMORY = {"cuda": int(0.75 * 84_942_979_072), "tpu": 16 * 2**30}
 BACKENDS = {"cuda": "gpu", "tpu": "tpu"}  # by JAX's other name
@@ -85,6 +85,7 @@ class Built(NamedTuple):
     num_rounds: int
     num_steps: int  # of a round, one after the other
     num_lanes: int
+    inner_loops: int = 0  # of a local step
     state: fa.State | None = None  # the first argument, if it is one
 
 
@@ -167,8 +168,12 @@ def build(setting: dict[str, Any]) -> Built:
         with platform_is(platform, devices):
             state = home_of(plan).placed(state, num_devices)
     groups = -(-work.cohort // (round_fn.num_lanes * num_devices))
-    num_steps = groups * steps * INNER_STEPS.get(setting["algorithm"], 1)
-    built = partial(Built, num_steps=num_steps, num_lanes=round_fn.num_lanes)
+    built = partial(
+        Built,
+        num_steps=groups * steps,
+        num_lanes=round_fn.num_lanes,
+        inner_loops=INNER_LOOPS.get(setting["algorithm"], 0),
+    )
     score = partial(program.measure, algorithm, task, num_devices, data.num_classes)
     if setting["program"] == "sweep":
         states = _placed(lies, state, NUM_TRIALS)

@@ -46,7 +46,8 @@ HloModule a_round, is_scheduled=true
   %of = f32[5,8]{1,0} get-tuple-element(%carry), index=1
   %one = f32[5,8]{1,0} copy(%of)
   %two = f32[5,8]{1,0} copy(%one)
-  ROOT %next = (s32[], f32[5,8]{1,0}) tuple(%of, %two)
+  %three = f32[5,8]{1,0} copy(%two)
+  ROOT %next = (s32[], f32[5,8]{1,0}) tuple(%of, %three)
 }
 
 %step_body (carry: (s32[], f32[5,8])) -> (s32[], f32[5,8]) {
@@ -116,14 +117,21 @@ def modules():
 def counted(modules):
     """Counts a variant of TEXT: a round of 10 local steps."""
 
-    def count(trips=None, nested="", more="", body="step_body", rounds=1):
+    def count(trips=None, nested="", more="", body="step_body", rounds=1, inner=0):
         text = TEXT.replace("NESTED", nested).replace("MORE", more)
         loop = f"body=%{body}"
         text = text.replace("body=%BODY", loop + (KNOWN % trips if trips else ""))
         tables = [modules.hlo.Array("f32", (100, 8))]
-        return modules.launches.counts(modules.hlo.read(text), rounds, 10, tables)
+        return modules.launches.counts(
+            modules.hlo.read(text), rounds, 10, inner, tables
+        )
 
     return count
+
+
+def filled():
+    """TEXT without anything more."""
+    return TEXT.replace("NESTED", "").replace("MORE", "").replace("BODY", "step_body")
 
 
 def test_a_loop_of_known_trips_is_not_waited_for(counted):
@@ -150,6 +158,12 @@ def test_an_unknown_loop_of_known_ones_is_waited_for_once_in_as_many_steps(count
     assert found["launches_outside"] == 2 + 2  # two trips make 10 steps, or 16
 
 
+def test_products_may_be_in_a_loop_of_a_local_step(counted):
+    found = counted(body="outer_body", inner=1)
+    assert found["step_trips"] == [None] and found["nested_loops"] == 1
+    assert found["launches_per_step"] == 1 + 8 * 2 and found["waits_per_step"] == 1
+
+
 def test_several_steps_in_a_trip_are_told_from_one(counted):
     found = counted(trips=5)
     assert found["step_trips"] == [5] and found["launches_per_step"] == 1
@@ -157,16 +171,16 @@ def test_several_steps_in_a_trip_are_told_from_one(counted):
 
 def test_a_loop_in_a_step_counts_by_its_trips(counted):
     found = counted(trips=10, nested=NESTED + KNOWN % 32)
-    assert found["nested_loops"] == 1 and found["launches_per_step"] == 2 + 32 * 2
+    assert found["nested_loops"] == 1 and found["launches_per_step"] == 2 + 32 * 3
     assert found["waits_per_step"] == 0
     found = counted(trips=10, nested=NESTED)
-    assert found["launches_per_step"] == 2 + 2 and found["waits_per_step"] == 1
+    assert found["launches_per_step"] == 2 + 3 and found["waits_per_step"] == 1
     assert found["dynamic_loops_outside"] == 0  # it is inside
 
 
 def test_other_loops_and_conditionals_are_outside(counted):
     found = counted(trips=10, more=NESTED.replace("%carry", "%end"))
-    assert found["dynamic_loops_outside"] == 1 and found["launches_outside"] == 2 + 2
+    assert found["dynamic_loops_outside"] == 1 and found["launches_outside"] == 2 + 3
     found = counted(trips=10, more=CONDITIONAL)
     assert found["conditionals_outside"] == 1 and found["waits_per_step"] == 0
     assert found["dynamic_loops_outside"] == 0
@@ -191,6 +205,8 @@ def test_a_table_that_is_written_whole_is_a_copy(counted, line, copies):
     more = f"  %again = f32[100,8]{{1,0}} {line}"
     found = counted(trips=10, more=more)
     assert found["table_copies"] == copies
+    other = counted(trips=10, more="  %again = f32[100,4]{1,0} copy(%at)")
+    assert other["table_copies"] == 0
     plain = counted(trips=10)
     moved = 1e9 * (found["gigabytes"] - plain["gigabytes"])
     table, mask, rows, number = 100 * 8 * 4, 100 * 8, 5 * 8 * 4, 4
@@ -204,10 +220,16 @@ def test_a_table_that_is_written_whole_is_a_copy(counted, line, copies):
 
 
 def test_a_gather_reads_what_it_returns(modules):
-    text = TEXT.replace("NESTED", "").replace("MORE", "").replace("BODY", "step_body")
-    part = modules.hlo.read(text)
     rows, ids = 5 * 8 * 4, 5 * 4
-    assert part.kernels[0].bytes == 2 * rows + ids
+    assert modules.hlo.read(filled()).kernels[0].bytes == 2 * rows + ids
+
+
+def test_products_are_told_apart_by_their_precision(modules):
+    fused, alone = modules.hlo.read(filled()).loops[0].body.kernels
+    assert fused.operations == {"float32": 2 * 5 * 8 * 8}
+    assert alone.operations == {"tf32": 2 * 5 * 8 * 8}
+    short = modules.hlo.read(filled().replace("f32", "bf16"))
+    assert {*short.loops[0].body.kernels[1].operations} == {"bf16"}
 
 
 def test_what_passes_between_host_and_device_is_counted(counted):
@@ -257,6 +279,55 @@ def test_a_program_for_this_machine_is_read(modules):
     assert sum(found["gflop"].values()) == pytest.approx(10 * 2 * 5 * 8 * 8 / 1e9, 1e-3)
 
 
+@pytest.fixture
+def accelerators(modules, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("accelerators")
+
+
+def asked(accelerators, *words):
+    given = accelerators.options().parse_args(words)
+    names = ("workload", "algorithm", "program")
+    return [tuple(line[n] for n in names) for line in accelerators.settings(given)]
+
+
+def test_what_is_named_is_compiled_and_nothing_else(accelerators):
+    everything = asked(accelerators)
+    assert ("w1-500", "", "bare") in everything and len({*everything}) == len(
+        everything
+    )
+    of_w2 = {a for kind, a, program in everything if (kind, program) == ("w2", "sweep")}
+    assert of_w2 == {*accelerators.ALGORITHMS}
+    words = ("--only", "w1", "moon", "round", "bare")
+    assert asked(accelerators, *words) == [("w1", "", "bare"), ("w1", "moon", "round")]
+    several = asked(accelerators, "--only", "w2", "gift", "--devices", "8")
+    assert several == [("w2", "gift", "round"), ("w2", "gift", "chunk")]
+
+
+def test_a_line_that_is_there_is_not_made_again(
+    accelerators, tmp_path, monkeypatch, capsys
+):
+    made, known = [], {"commit": "c", "versions": {}}
+
+    def compiled(setting, folder):
+        if setting["algorithm"] == "moon":
+            raise ValueError("no room")
+        made.append(setting)
+        return {"launches_per_step": len(made), "step_trips": [None, 8]}
+
+    monkeypatch.setattr(accelerators, "compiled", compiled)
+    monkeypatch.setattr(accelerators, "evidence", lambda: known)
+    words = ["--only", "w1", "fedavg", "moon", "round"]
+    words += ["--results", str(tmp_path / "lines.jsonl")]
+    for commit, lines in (("c", 1), ("c", 1), ("d", 2), ("d+", 3), ("d+", 4)):
+        known["commit"] = commit
+        accelerators.measure(accelerators.options().parse_args(words))
+        assert len(made) == lines
+        said = capsys.readouterr()
+        assert f"| w1 fedavg round | {lines} |  | ? x 8 |" in said.out
+        assert "left out: no room" in said.err
+
+
 # What local steps may launch, in the body of their loop; kernels of products alone are 9
 MOST_LAUNCHES = {"fedavg": 24, "scaffold": 27, "fedssg": 30, "feddc": 30}
 WHEELS = ("jax-cuda13-pjrt", "jax-cuda13-plugin", "nvidia-nvvm", "nvidia-cuda-nvcc")
@@ -269,7 +340,7 @@ def compiled(file, *words):
             metadata.version(name)
         except metadata.PackageNotFoundError:
             pytest.skip(f"{name} is not installed; pip install '.[aot]'")
-    # its own process: JAX is told another backend there
+    # its own process, in which JAX names another backend
     program = [sys.executable, str(FOLDER / "accelerators.py"), "--results", str(file)]
     environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
     environment.pop("XLA_FLAGS", None)  # of tests, which optimise little
