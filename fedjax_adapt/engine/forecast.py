@@ -125,8 +125,11 @@ def fixed_steps(
     except _Asked:
         return None
     kept, needed = dce_jaxpr(traced.jaxpr, [True])
-    of_sizes, others = needed[:3], needed[3:]
-    if any(others) or any(map(check.is_tracer, traced.consts)):
+    of_sizes, of_others = needed[:3], needed[3:]
+    read = {id(var) for equation in kept.eqns for var in equation.invars}
+    constants = zip(kept.constvars, traced.consts, strict=True)
+    hidden = [value for var, value in constants if id(var) in read]
+    if any(of_others) or any(map(check.is_tracer, hidden)):
         return None
     size = _size_of_all(algorithm, data, plan) if any(of_sizes) else 1
     if size is None:
@@ -136,8 +139,8 @@ def fixed_steps(
     given = [value for value, used in zip(values, of_sizes, strict=True) if used]
     with jax.ensure_compile_time_eval():
         (steps,) = jaxpr_as_fun(ClosedJaxpr(kept, traced.consts))(*given)
-    least, most = int(steps.min()), int(steps.max())
-    return most if least == most else None
+    least, *others = np.unique(np.asarray(steps))
+    return None if others else int(least)
 
 
 def _size_of_all(

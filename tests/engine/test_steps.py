@@ -128,6 +128,18 @@ def test_steps_that_are_traced_are_not_known(task):
     assert found == [None]
 
 
+def test_other_numbers_may_be_traced(task):
+    """As in a sweep over learning rates, whose steps are known all the same."""
+    data, found = make_data(EQUAL), []
+
+    def run(lr):
+        found.append(known(fa.constant_steps(4), task, data, lr=lr))
+        return lr
+
+    jax.jit(run)(0.1)
+    assert found == [4]
+
+
 def test_a_loss_that_a_policy_asks_for_is_not_known(task):
     def wanted(state, cohort, measured):
         loss = cohort.train_loss(state)
