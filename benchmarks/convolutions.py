@@ -54,7 +54,7 @@ def cases_of(task, model: str, layer: Layer, first: bool, arguments) -> dict[str
     """A case for every way to try."""
     here = {"model": model, "layer": str(layer), "backend": jax.default_backend()}
     here |= {name: getattr(arguments, name) for name in ("lanes", "devices")}
-    here |= {"precision": arguments.precision, "rule": by_rule(layer, arguments.lanes)}
+    here |= {"precision": arguments.precision, "rule": by_rule(layer)}
     return {
         way: Case(
             here | {"way": way}, partial(build, task, layer, way, first, arguments)
@@ -63,7 +63,7 @@ def cases_of(task, model: str, layer: Layer, first: bool, arguments) -> dict[str
     }
 
 
-def row(layer: Layer, cases: dict[str, Case], ledger: Ledger, lanes: int) -> str:
+def row(layer: Layer, cases: dict[str, Case], ledger: Ledger) -> str:
     """Times, the rule's way and the one that took least."""
     read = Read(ledger, cases)
     times = {
@@ -73,7 +73,7 @@ def row(layer: Layer, cases: dict[str, Case], ledger: Ledger, lanes: int) -> str
     middle = lambda way: sorted(read.of[way].values())[len(read.of[way]) // 2]
     timed = [way for way in cases if read.of[way]]
     least = min(timed, key=middle, default="")
-    return " | ".join([str(layer), *times.values(), by_rule(layer, lanes), least])
+    return " | ".join([str(layer), *times.values(), by_rule(layer), least])
 
 
 def measure(arguments: argparse.Namespace) -> None:
@@ -85,7 +85,7 @@ def measure(arguments: argparse.Namespace) -> None:
         for i, layer in enumerate(kinds):
             cases = cases_of(task, model, layer, not i, arguments)
             take([*cases.values()], ledger, effort_of(arguments))
-            rows.append(row(layer, cases, ledger, arguments.lanes))
+            rows.append(row(layer, cases, ledger))
             used += cases.values()
         how = f"{arguments.lanes} lanes, {arguments.devices} devices"
         print(f"\n{model}, {arguments.precision}, {how}\n")

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from . import check
-from .core import Array, Metric, cross_entropy
+from .core import Array, Metric, fused_cross_entropy
 
 
 def predicted(logits: Array, y: Array) -> Array:
@@ -60,7 +60,7 @@ def tokens(logits: Array, y: Array, pad: int | None) -> tuple[Array, Array]:
             "x=text[:, :-1] and y=text[:, 1:]."
         )
     counts = jnp.ones(y.shape, bool) if pad is None else y != pad
-    return jnp.where(counts, cross_entropy(logits, y), 0), counts
+    return jnp.where(counts, fused_cross_entropy(logits, y), 0), counts
 
 
 def top(k: int) -> Callable[[Array, Array], Array]:

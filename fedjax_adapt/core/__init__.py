@@ -84,6 +84,7 @@ from .scores import (
     cross_entropy,
     each_of,
     final_of,
+    fused_cross_entropy,
     logits_of,
     losses_of,
 )
@@ -167,6 +168,7 @@ __all__ = [
     "clip",
     "constant_steps",
     "cross_entropy",
+    "fused_cross_entropy",
     "each_of",
     "effective_steps",
     "epochs",

@@ -16,6 +16,31 @@ from .task import Array, Metric, PyTree, Task
 cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 
+def fused_cross_entropy(logits: Array, y: Array) -> Array:
+    """`cross_entropy`, whose gradient an accelerator computes in one kernel, [batch].
+
+    The gradient of optax's looks for the label in a scatter, which is a kernel of its own;
+    here it compares. Numbers are the same, those of labels that no logit has, too.
+    """
+    return jax.nn.logsumexp(logits, -1) - _label_logits(logits, y)
+
+
+@jax.custom_jvp
+def _label_logits(logits: Array, y: Array) -> Array:
+    """The logit of each label, [batch]; NaN for a label that none has."""
+    return jnp.take_along_axis(logits, y[..., None], -1)[..., 0]
+
+
+@_label_logits.defjvp
+def _label_logits_jvp(primals, tangents):
+    (logits, y), (dlogits, _) = primals, tangents
+    classes = logits.shape[-1]
+    place = y.astype(jnp.int32)
+    place = jnp.where(place < 0, place + classes, place)  # as an index means it
+    at_label = jax.nn.one_hot(place, classes, dtype=bool)
+    return _label_logits(logits, y), jnp.where(at_label, dlogits, 0).sum(-1)
+
+
 def logits_of(outputs: Any) -> Array:
     """The logits of what `Task.apply` or `Task.apply_train` returned, [batch, ...].
 
@@ -43,10 +68,11 @@ def losses_of(task: Task, outputs: Any, y: Array) -> Array:
       ValueError: the outputs are no Outputs, the labels no integers where these are
         needed, or the loss is not one number per example.
     """
-    logits = logits_of(outputs)
-    if task.loss is cross_entropy:
+    logits, loss = logits_of(outputs), task.loss
+    if loss is cross_entropy:
         _check_labels(logits, y)
-    losses = task.loss(logits, y)
+        loss = fused_cross_entropy
+    losses = loss(logits, y)
     shape = jnp.shape(losses)
     if shape != (len(y),):
         several = len(shape) > 1 and shape[0] == len(y)

@@ -56,7 +56,7 @@ def settled(
     lanes, devices = int(plan.lanes), num_devices_of(plan, data)
     show(doing="timing convolutions")
     ways = [
-        fastest(layer, lanes, table_of(task, layer, lanes, devices, not i))
+        fastest(layer, table_of(task, layer, lanes, devices, not i))
         for i, layer in enumerate(layers)
     ]
     show(doing="compiling")

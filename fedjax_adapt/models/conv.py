@@ -18,8 +18,8 @@ multiplications. The gradients are written out: three products in all, none of w
 contracts the leading axis of both its factors, the form that XLA multiplies slowest.
 
 Kernels of 3 x 3 or 5 x 5 that move by one pixel may be multiplied the third way,
-"winograd", of winograd.py; "lax" is XLA's own, which on an accelerator is its vendor's.
-Which way a layer takes is said in ways.py.
+"winograd", of winograd.py; "lax", of lax_conv.py, is XLA's own, which on an accelerator
+is its vendor's. Which way a layer takes is said in ways.py.
 
 Inside, the batch is the last axis, so that a patch is a copy of long contiguous runs and
 the products come out ready for the next layer. A network that keeps its activations
@@ -36,13 +36,16 @@ from jax import lax
 
 from .. import check
 from .apart import apart
+from .lax_conv import lax_conv
 from .ways import Layer, chosen
 from .windows import spread, window
 from .winograd import TILE, winograd
 
 Array = jax.Array
 Pair = tuple[int, int]
+Pads = tuple[Pair, Pair]
 
+UNPADDED = ((0, 0), (0, 0))
 HEIGHT, WIDTH = 1, 2  # axes of [channels, height, width, batch]
 
 
@@ -81,41 +84,48 @@ def conv(
     if isinstance(padding, str):
         check.one_of("padding", padding, ("VALID", "SAME"))
         padding = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
-    if any(map(any, padding)):
-        x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
-    if x.shape[1] < kernel.shape[0] or x.shape[2] < kernel.shape[1]:
-        raise ValueError(
-            f"conv got images of {x.shape[1]} x {x.shape[2]} pixels, padding included, "
-            f"for a kernel of {kernel.shape[0]} x {kernel.shape[1]}; give larger images."
-        )
     dtype = jnp.result_type(x, kernel)
     x, kernel = x.astype(dtype), kernel.astype(dtype)
     strides = (strides[0], strides[1])  # hashable, whatever came
-    way = chosen(layer_of(x, kernel, strides))
-    y = multiplied(way, strides, x, kernel)
+    padding = tuple((before, after) for before, after in padding)
+    layer = layer_of(x, kernel, strides, padding)
+    if layer.pixels[0] < layer.size[0] or layer.pixels[1] < layer.size[1]:
+        raise ValueError(
+            "conv got images of {} x {} pixels, padding included, for a kernel of "
+            "{} x {}; give larger images.".format(*layer.pixels, *layer.size)
+        )
+    y = multiplied(chosen(layer), strides, x, kernel, padding)
     return y.transpose(3, 1, 2, 0) if layout == "NHWC" else y
 
 
-def layer_of(x: Array, kernel: Array, strides: Pair) -> Layer:
+def layer_of(x: Array, kernel: Array, strides: Pair, padding: Pads = UNPADDED) -> Layer:
     """What the choice of a way hangs on; arguments as for `multiplied`."""
-    channels, height, width, images = x.shape
+    channels, images = x.shape[0], x.shape[3]
+    height, width = (x.shape[1 + a] + sum(padding[a]) for a in (0, 1))
     size, filters = (kernel.shape[0], kernel.shape[1]), kernel.shape[3]
     pixels, dtype = (height, width), str(x.dtype)
     return Layer(pixels, channels, images, size, filters, strides, dtype)
 
 
-def multiplied(way: str, strides: Pair, x: Array, kernel: Array) -> Array:
-    """The convolution without padding, computed in one of `WAYS` that can.
+def multiplied(
+    way: str, strides: Pair, x: Array, kernel: Array, padding: Pads = UNPADDED
+) -> Array:
+    """The convolution, computed in one of `WAYS` that can.
 
     Args:
       way: see ways.py.
       strides: along the height and the width.
       x: [channels, height, width, batch].
       kernel: [kernel height, kernel width, channels, filters].
+      padding: ((top, bottom), (left, right)).
 
     Returns:
       [filters, new height, new width, batch].
     """
+    if way == "lax":  # pads as it reads: no padded copy
+        return lax_conv(strides, padding, x, kernel)
+    if any(map(any, padding)):
+        x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
     return _winograd(x, kernel) if way == "winograd" else _conv(way, strides, x, kernel)
 
 
@@ -132,8 +142,6 @@ def _conv(way: str, strides: Pair, x: Array, kernel: Array) -> Array:
 
 
 def _forward(way: str, strides: Pair, x: Array, kernel: Array):
-    if way == "lax":
-        return _lax(strides, x, kernel), (x, kernel)
     kh, kw, _, filters = kernel.shape
     height, width = _positions(x, kernel, strides)
     batch = x.shape[3]
@@ -153,8 +161,6 @@ def _forward(way: str, strides: Pair, x: Array, kernel: Array):
 
 
 def _backward(way: str, strides: Pair, residuals, dy: Array) -> tuple[Array, Array]:
-    if way == "lax":  # linear in each: what this computes forward is not used
-        return jax.vjp(partial(_lax, strides), *residuals)[1](dy)
     x, kernel, patches = residuals
     kh, kw, channels, filters = kernel.shape
     _, height, width, batch = dy.shape
@@ -204,13 +210,6 @@ def _by_shifts(dz: Array, patches: Array) -> Array:
     """[shifts x filters, terms], likewise, where both are [..., height, width, batch]."""
     rows = lambda array: array.reshape(-1, np.prod(array.shape[-3:]))
     return _by_transpose(rows(dz), rows(patches))
-
-
-def _lax(strides: Pair, x: Array, kernel: Array) -> Array:
-    numbers = ("CHWN", "HWIO", "CHWN")
-    return lax.conv_general_dilated(
-        x, kernel, strides, "VALID", dimension_numbers=numbers
-    )
 
 
 def _positions(x: Array, kernel: Array, strides: Pair) -> Pair:

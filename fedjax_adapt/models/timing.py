@@ -53,23 +53,25 @@ def fastest_ways(
             layer: milliseconds(layer, lanes, devices, options, not i)
             for i, layer in layers
         }
-    return {layer: fastest(layer, lanes, taken) for layer, taken in tables.items()}
+    return {layer: fastest(layer, taken) for layer, taken in tables.items()}
 
 
-def fastest(layer: Layer, lanes: int, taken: Mapping[str, float]) -> str:
+def fastest(layer: Layer, taken: Mapping[str, float]) -> str:
     """The way that took least; that of the rule where none could be timed."""
     best = min(taken, key=lambda way: taken[way], default=None)
-    return best if best and taken[best] < math.inf else by_rule(layer, lanes)
+    return best if best and taken[best] < math.inf else by_rule(layer)
 
 
 def ways_to_try(layer: Layer, lanes: int) -> list[str]:
     """The ways that can, that of the rule first.
 
-    Not XLA's own for several models on a CPU, where it is the slowest by far.
+    Not XLA's own for several models on a CPU, where it is the slowest by far, nor
+    Winograd's on an accelerator, where its sums are hundreds of kernels.
     """
-    hopeless = "lax" if lanes > 1 and jax.default_backend() == "cpu" else None
+    on_cpu = jax.default_backend() == "cpu"
+    hopeless = ("lax" if lanes > 1 else None) if on_cpu else "winograd"
     ways = [way for way in WAYS if can(way, layer) and way != hopeless]
-    rule = by_rule(layer, lanes)
+    rule = by_rule(layer)
     return sorted(ways, key=lambda way: way != rule)
 
 

@@ -9,10 +9,10 @@ All give the same numbers but for rounding, and each has its own gradients. What
 hangs on the backend, on the layer and on how many clients train side by side; timing.py
 tries it. `with_ways` makes of that a task whose layers are computed so.
 
-The rule is, on a CPU, what was measured there (benchmarks/README.md). An accelerator takes
-XLA's own for one model at a time, and patches or shifts for several side by side, whose
-kernels XLA would make a grouped convolution of, slow in its gradients (jax-ml/jax#13800);
-neither was measured here.
+The rule is, on a CPU, what was measured there, and on an accelerator, what the program says
+that XLA compiles for it (benchmarks/README.md): its own convolutions, of which those of
+several models side by side are grouped ones of the vendor's library, move a fraction of
+the bytes of any other way. None was timed on an accelerator.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import jax
 
 from .. import check
-from ..core import Array, Task, num_side_by_side, wrapped
+from ..core import Array, Task, wrapped
 from .winograd import POINTS
 
 Pair = tuple[int, int]
@@ -58,23 +58,21 @@ _CHOOSE: ContextVar[Callable[[Layer], str | None]] = ContextVar(
 
 def chosen(layer: Layer) -> str:
     """The way in which a layer is computed that is being traced now."""
-    return _CHOOSE.get()(layer) or by_rule(layer, num_side_by_side())
+    return _CHOOSE.get()(layer) or by_rule(layer)
 
 
-def by_rule(layer: Layer, lanes: int = 1, backend: str | None = None) -> str:
+def by_rule(layer: Layer, backend: str | None = None) -> str:
     """The way where nothing was measured.
 
     Args:
       layer: of one model.
-      lanes: how many models are computed side by side.
       backend: "cpu", "gpu" or "tpu"; None: the one at hand.
     """
-    on_cpu = (backend or jax.default_backend()) == "cpu"
-    if lanes == 1 and not on_cpu:
+    if (backend or jax.default_backend()) != "cpu":
         return "lax"
     enough = min(layer.channels, layer.filters) >= FEW_CHANNELS
     # one image has too few tiles
-    if on_cpu and enough and layer.images > 1 and can("winograd", layer):
+    if enough and layer.images > 1 and can("winograd", layer):
         return "winograd"
     return "shifts" if _is_less_by_shifts(layer) else "patches"
 

@@ -1,5 +1,7 @@
 """Any model becomes a task: nnx, linen or a pair of functions."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from flax import linen, nnx
 
 import fedjax_adapt as fa
+from fedjax_adapt.core import cross_entropy, fused_cross_entropy, losses_of
 from fedjax_adapt.models import linear
 
 KEY = jax.random.key(0)
@@ -172,6 +175,30 @@ def test_the_loss_is_cross_entropy_of_each_example():
     logits, y = X[:, :3], np.array([0, 1, 2, 0, 1])
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     np.testing.assert_allclose(task.loss(logits, y), -np.log(p[range(5), y]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int8])
+def test_the_fused_cross_entropy_is_optaxs_with_its_gradient(dtype):
+    """Labels that no logit has, infinite logits and NaN included."""
+    optaxs = lambda logits, y: cross_entropy(logits, y)
+    logits = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    logits[3, 0], logits[4, 1], logits[5, 2] = np.inf, -np.inf, np.nan
+    for last in (2, 3, 100, *((-1, -3, -4) if dtype != np.uint8 else ())):
+        y = np.array([0, 1, 2, 0, 1, 2, 0, last], dtype)
+        weight = np.arange(1.0, 9.0, dtype=np.float32)
+        (a, pull_a), (b, pull_b) = (
+            jax.vjp(partial(loss, y=y), logits)
+            for loss in (fused_cross_entropy, optaxs)
+        )
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(pull_a(weight)[0], pull_b(weight)[0], rtol=1e-6)
+
+
+def test_the_gradient_of_the_loss_is_no_scatter(task):
+    x, y = jnp.ones((5, 4)), jnp.zeros(5, jnp.int32)
+    loss = lambda params: losses_of(task, task.apply(params, x), y).sum()
+    text = str(jax.make_jaxpr(jax.grad(loss))(task.init(jax.random.key(0))))
+    assert "gather" in text and "scatter" not in text
 
 
 class Absolute(nnx.Module):

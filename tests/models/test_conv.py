@@ -96,6 +96,46 @@ def test_every_way_is_the_sum_and_so_are_its_gradients(way, lanes):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_pads(way):
+    x, kernel, padding = (
+        normal(0, (3, 6, 7, 2)),
+        normal(1, (3, 3, 3, 4)),
+        ((1, 2), (0, 1)),
+    )
+    cotangent = normal(2, (4, 7, 6, 2))
+    pads = lambda x, kernel: multiplied(way, (1, 1), x, kernel, padding)
+    padded = lambda x, kernel: multiplied(
+        "patches", (1, 1), jnp.pad(x, ((0, 0), *padding, (0, 0))), kernel
+    )
+    actual, expected = (
+        value_and_gradients(convolve, x, kernel, cotangent)
+        for convolve in (pads, padded)
+    )
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_the_gradient_of_kernels_side_by_side_is_one_of_all_of_them():
+    """In groups of the batch, which cuDNN has kernels for, and trials of clients too."""
+
+    def gradient(x, kernel):
+        loss = lambda kernel: (multiplied("lax", (1, 1), x, kernel) ** 2).sum()
+        return jax.grad(loss)(kernel)
+
+    x, kernels = normal(0, (2, 3, 3, 6, 7, 2)), normal(1, (2, 3, 3, 3, 3, 4))
+    every = jax.vmap(jax.vmap(gradient))
+    text = str(jax.make_jaxpr(every)(x, kernels))
+    assert "batch_group_count=6" in text
+    for i in range(2):
+        for j in range(3):
+            np.testing.assert_allclose(
+                every(x, kernels)[i, j], gradient(x[i, j], kernels[i, j]), rtol=1e-4
+            )
+    shared = jax.vmap(gradient, (None, 0))(x[0, 0], kernels[0])
+    np.testing.assert_allclose(shared[1], gradient(x[0, 0], kernels[0, 1]), rtol=1e-4)
+
+
 @pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-12), ("bfloat16", 0.05)])
 def test_other_precisions(dtype, tolerance):
     with jax.enable_x64(dtype == "float64"):

@@ -45,9 +45,15 @@ def test_the_rule_on_a_cpu_is_what_was_measured_there():
     assert on_cpu(dtype="bfloat16") != "winograd"
 
 
-def test_the_rule_on_an_accelerator_hangs_on_how_many_train_side_by_side():
-    assert by_rule(LAYER, lanes=1, backend="gpu") == "lax"
-    assert by_rule(LAYER, lanes=10, backend="gpu") == "shifts"
+def test_the_rule_on_an_accelerator_is_xlas_own():
+    for other in ({}, {"channels": 3}, {"strides": (2, 2)}, {"size": (1, 1)}):
+        for backend in ("gpu", "tpu"):
+            assert by_rule(LAYER._replace(**other), backend) == "lax"
+
+
+def test_winograds_way_is_not_tried_on_an_accelerator(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert timing.ways_to_try(LAYER, 2) == ["lax", "shifts", "patches"]
 
 
 def test_winograds_way_is_for_some_layers_alone():
@@ -104,11 +110,9 @@ def test_a_layer_knows_how_many_clients_train_side_by_side(task, lanes, expected
 
 
 def test_the_fastest_way_is_the_one_that_took_least():
-    assert (
-        timing.fastest(LAYER, 1, {"shifts": 2.0, "lax": 1.0, "patches": 3.0}) == "lax"
-    )
+    assert timing.fastest(LAYER, {"shifts": 2.0, "lax": 1.0, "patches": 3.0}) == "lax"
     no_room = {"shifts": math.inf, "patches": math.inf}
-    assert timing.fastest(LAYER, 2, no_room) == by_rule(LAYER, 2)
+    assert timing.fastest(LAYER, no_room) == by_rule(LAYER)
 
 
 def test_ways_are_tried_with_that_of_the_rule_first():
