@@ -145,7 +145,7 @@ def train_cohort(
         return (
             total,
             kept,
-            give_back(tables, guests, dealt.each) if dealt.at_home else (),
+            give_back(tables, guests) if dealt.at_home else (),
         )
 
     table = held.table
