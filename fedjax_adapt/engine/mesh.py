@@ -143,7 +143,7 @@ def everywhere(tree: PyTree, num_devices: int) -> PyTree:
     """`tree` with a copy of every leaf on each device; as it was for one device."""
     if num_devices == 1:
         return tree
-    if processes.several() and any(map(check.is_tracer, jax.tree.leaves(tree))):
+    if any(map(check.is_tracer, jax.tree.leaves(tree))):
         return jax.lax.with_sharding_constraint(tree, sharding(num_devices))
     return put(tree, sharding(num_devices))
 

@@ -155,8 +155,8 @@ def deal(
         key=jax.vmap(lambda i: jax.random.fold_in(key, i))(ids),
     )
     slots = Slot(client, weights, seat)
-    # XLA would share this arithmetic out, and have processes send each other its parts
-    slots, guests, back = mesh.readable((slots, guests, back), num_devices)
+    # XLA would share this arithmetic out, and have devices send each other its parts
+    slots, guests, back = mesh.everywhere((slots, guests, back), num_devices)
     at_home = cut or num_devices == 1
     return Dealt(slots, guests, back, size, num_lanes, num_devices, at_home)
 
