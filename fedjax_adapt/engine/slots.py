@@ -132,9 +132,9 @@ def deal(
     cut = stateful and device.cuts_tables(num_clients, num_devices)
     num_rows = num_clients // num_devices if cut else num_clients
     row = pad(held.row, num_rows_of(held.table))
-    back, swaps = None, 0
-    if not alike and num_lanes < (size + extra) // num_devices:
-        swaps = mesh.SWAPS  # else all wait for the longest client, wherever it trains
+    # all do as much, or wait for the longest client, wherever it trains
+    alike |= setup.pace.known is not None or num_lanes == (size + extra) // num_devices
+    back, swaps = None, 0 if alike else mesh.SWAPS
     if num_devices > 1 and (cut or swaps):
         # without an owner of its own a row is wherever the client goes
         nobody = jnp.full_like(ids, num_devices)

@@ -49,7 +49,7 @@ class Tables(NamedTuple):
     """What a walk reads rows from and writes them to."""
 
     own: ClientState  # the device's part of the table, [rows, ...]
-    guests: ClientState | None = None  # [slots of the device, ...]
+    guests: list[Array] | None = None  # `_joined`, [slots of the device, numbers]
 
 
 def num_rows_of(table: ClientState) -> int:
@@ -90,7 +90,8 @@ def route(
     rank = count[device, slot, jnp.minimum(owner, num_devices - 1)] - 1
     where = (jnp.where(away, owner, num_devices), device, *jnp.divmod(rank, size))
     shape = num_devices, num_devices, -(-most // size), size
-    of = lambda values, fill: jnp.full(shape, fill).at[where].set(values, mode="drop")
+    who = jnp.full(shape, slots).at[where].set(position, mode="drop")
+    of = lambda values, fill: values.at[who].get(mode="fill", fill_value=fill)
     blocks = -(-count[:, -1].max() // size)
     return seat, Route(of(row, 0), of(slot, each), of(active, False), blocks)
 
@@ -122,11 +123,12 @@ def fetch(table: ClientState, route: Route | None, each: int) -> Tables:
     me = jax.lax.axis_index(mesh.AXIS)
 
     def pass_on(i, guests):
-        rows = _rows(table, route.row[me, :, i].reshape(-1))()
+        rows = _joined(_rows(table, route.row[me, :, i].reshape(-1))())
         slot = route.slot[:, me, i].reshape(-1)
         return put(guests, slot, slot < each, _exchanged(rows))
 
-    nobody = jax.tree.map(_empty(each), table)
+    like = _joined(jax.tree.map(_empty(1), table))
+    nobody = jax.tree.map(_empty(each), like)
     return Tables(table, jax.lax.fori_loop(0, _num_blocks(route), pass_on, nobody))
 
 
@@ -138,8 +140,8 @@ def give_back(tables: Tables, route: Route | None) -> ClientState:
 
     def pass_back(i, table):
         rows = _rows(tables.guests, route.slot[:, me, i].reshape(-1))()
-        row, active = route.row[me, :, i], route.active[me, :, i]
-        return put(table, row.reshape(-1), active.reshape(-1), _exchanged(rows))
+        row, active = (x[me, :, i].reshape(-1) for x in (route.row, route.active))
+        return put(table, row, active, _parted(_exchanged(rows), table))
 
     return jax.lax.fori_loop(0, _num_blocks(route), pass_back, tables.own)
 
@@ -150,14 +152,13 @@ def _num_blocks(route: Route) -> Array | int:
     return route.blocks if on_cpu else route.row.shape[2]
 
 
-def _exchanged(rows: ClientState) -> ClientState:
+def _exchanged(rows: list[Array]) -> list[Array]:
     """The rows that the other devices have for this one.
 
     Args:
-      rows: [devices x rows, ...], a block for each device.
+      rows: `_joined`, [devices x rows, numbers], a block for each device.
     """
-    swap = lambda some: jax.lax.all_to_all(some, mesh.AXIS, 0, 0, tiled=True)
-    return _parted([swap(some) for some in _joined(rows)], rows)
+    return [jax.lax.all_to_all(some, mesh.AXIS, 0, 0, tiled=True) for some in rows]
 
 
 def _joined(rows: ClientState) -> list[Array]:
@@ -172,14 +173,14 @@ def _joined(rows: ClientState) -> list[Array]:
 
 
 def _parted(joined: list[Array], like: ClientState) -> ClientState:
-    """The rows that were `_joined`, in the structure and the shapes of `like`."""
+    """Rows that were `_joined`, in the structure of `like` and the shapes of its rows."""
     leaves, structure = jax.tree.flatten(like)
     rest = dict(zip(dict.fromkeys(leaf.dtype for leaf in leaves), joined, strict=True))
     parts = []
     for leaf in leaves:
         width = leaf.size // leaf.shape[0]
         part, rest[leaf.dtype] = jnp.split(rest[leaf.dtype], [width], axis=1)
-        parts.append(part.reshape(leaf.shape))
+        parts.append(part.reshape(-1, *leaf.shape[1:]))
     return jax.tree.unflatten(structure, parts)
 
 
@@ -191,16 +192,15 @@ def read(tables: Tables, seat: Seat) -> ClientState:
     """
     if not jax.tree.leaves(tables.own):
         return tables.own
-    if jax.default_backend() != "cpu" and tables.guests is None:
-        return _rows(tables.own, seat.row)()
-    if seat.row.shape[0] == 1:  # it reads only where the row is
+    guests = lambda: _parted(_rows(tables.guests, seat.guest)(), tables.own)
+    if (
+        jax.default_backend() == "cpu" and seat.row.shape[0] == 1
+    ):  # it reads only where the row is
         found = jax.tree.map(_empty(1), tables.own)
         found = _once(_is_in(tables.own, seat.row), _rows(tables.own, seat.row), found)
         if tables.guests is None:
             return found
-        return _once(
-            _is_in(tables.guests, seat.guest), _rows(tables.guests, seat.guest), found
-        )
+        return _once(_is_in(tables.guests, seat.guest), guests, found)
 
     def pick(own, guest):
         here = (seat.row < num_rows_of(tables.own)).reshape(-1, *(1,) * (own.ndim - 1))
@@ -210,8 +210,10 @@ def read(tables: Tables, seat: Seat) -> ClientState:
         own = _rows(tables.own, seat.row)()
         if tables.guests is None:
             return own
-        return jax.tree.map(pick, own, _rows(tables.guests, seat.guest)())
+        return jax.tree.map(pick, own, guests())
 
+    if jax.default_backend() != "cpu":
+        return rows()
     always = jnp.minimum(seat.row[0] + 1, 1)  # which XLA does not see
     zeros = jax.tree.map(_empty(seat.row.shape[0]), tables.own)
     return _once(always, rows, zeros)
@@ -222,6 +224,8 @@ def write(tables: Tables, seat: Seat, active: Array, rows: ClientState) -> Table
     own = put(tables.own, seat.row, active, rows)
     if tables.guests is None:
         return Tables(own)
+    as_own = lambda new, leaf: new.astype(leaf.dtype)
+    rows = _joined(jax.tree.map(as_own, rows, own))
     return Tables(own, put(tables.guests, seat.guest, active, rows))
 
 
