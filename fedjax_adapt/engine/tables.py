@@ -49,7 +49,7 @@ class Tables(NamedTuple):
     """What a walk reads rows from and writes them to."""
 
     own: ClientState  # the device's part of the table, [rows, ...]
-    guests: list[Array] | None = None  # `_joined`, [slots of the device, numbers]
+    guests: PyTree = None  # [slots of the device, ...]; on an accelerator `_joined`
 
 
 def num_rows_of(table: ClientState) -> int:
@@ -106,8 +106,7 @@ def _most_passed(each: int, at_one_owner: int, swaps: int) -> int:
 
 def _block_size(most: int, num_rows: int, num_devices: int) -> int:
     """How many rows pass at once, so that all take the memory of `num_rows` at most."""
-    on_cpu = jax.default_backend() == "cpu"
-    return 1 if on_cpu else min(most, max(1, num_rows // num_devices))
+    return 1 if _on_cpu() else min(most, max(1, num_rows // num_devices))
 
 
 def fetch(table: ClientState, route: Route | None, each: int) -> Tables:
@@ -123,12 +122,13 @@ def fetch(table: ClientState, route: Route | None, each: int) -> Tables:
     me = jax.lax.axis_index(mesh.AXIS)
 
     def pass_on(i, guests):
-        rows = _joined(_rows(table, route.row[me, :, i].reshape(-1))())
+        rows = _exchanged(_rows(table, route.row[me, :, i].reshape(-1))())
         slot = route.slot[:, me, i].reshape(-1)
-        return put(guests, slot, slot < each, _exchanged(rows))
+        rows = _parted(rows, table) if _on_cpu() else rows
+        return put(guests, slot, slot < each, rows)
 
-    like = _joined(jax.tree.map(_empty(1), table))
-    nobody = jax.tree.map(_empty(each), like)
+    like = jax.tree.map(_empty(1), table)
+    nobody = jax.tree.map(_empty(each), like if _on_cpu() else _joined(like))
     return Tables(table, jax.lax.fori_loop(0, _num_blocks(route), pass_on, nobody))
 
 
@@ -148,20 +148,25 @@ def give_back(tables: Tables, route: Route | None) -> ClientState:
 
 def _num_blocks(route: Route) -> Array | int:
     """How many blocks are passed: all on an accelerator, whose host need not wait."""
-    on_cpu = jax.default_backend() == "cpu"
-    return route.blocks if on_cpu else route.row.shape[2]
+    return route.blocks if _on_cpu() else route.row.shape[2]
 
 
-def _exchanged(rows: list[Array]) -> list[Array]:
-    """The rows that the other devices have for this one.
+def _exchanged(rows: PyTree) -> list[Array]:
+    """The rows that the other devices have for this one, `_joined`.
 
     Args:
-      rows: `_joined`, [devices x rows, numbers], a block for each device.
+      rows: [devices x rows, ...], a block for each device.
     """
-    return [jax.lax.all_to_all(some, mesh.AXIS, 0, 0, tiled=True) for some in rows]
+    swap = lambda some: jax.lax.all_to_all(some, mesh.AXIS, 0, 0, tiled=True)
+    return list(map(swap, _joined(rows)))
 
 
-def _joined(rows: ClientState) -> list[Array]:
+def _on_cpu() -> bool:
+    """Whether a row is read and written where it lies, and a leaf costs no kernel."""
+    return jax.default_backend() == "cpu"
+
+
+def _joined(rows: PyTree) -> list[Array]:
     """Rows as one array [rows, ...] for each dtype: one message, where leaves were many."""
     leaves = jax.tree.leaves(rows)
     dtypes = dict.fromkeys(leaf.dtype for leaf in leaves)
@@ -192,10 +197,12 @@ def read(tables: Tables, seat: Seat) -> ClientState:
     """
     if not jax.tree.leaves(tables.own):
         return tables.own
-    guests = lambda: _parted(_rows(tables.guests, seat.guest)(), tables.own)
-    if (
-        jax.default_backend() == "cpu" and seat.row.shape[0] == 1
-    ):  # it reads only where the row is
+
+    def guests():
+        found = _rows(tables.guests, seat.guest)()
+        return found if _on_cpu() else _parted(found, tables.own)
+
+    if _on_cpu() and seat.row.shape[0] == 1:  # it reads only where the row is
         found = jax.tree.map(_empty(1), tables.own)
         found = _once(_is_in(tables.own, seat.row), _rows(tables.own, seat.row), found)
         if tables.guests is None:
@@ -212,7 +219,7 @@ def read(tables: Tables, seat: Seat) -> ClientState:
             return own
         return jax.tree.map(pick, own, guests())
 
-    if jax.default_backend() != "cpu":
+    if not _on_cpu():
         return rows()
     always = jnp.minimum(seat.row[0] + 1, 1)  # which XLA does not see
     zeros = jax.tree.map(_empty(seat.row.shape[0]), tables.own)
@@ -225,8 +232,8 @@ def write(tables: Tables, seat: Seat, active: Array, rows: ClientState) -> Table
     if tables.guests is None:
         return Tables(own)
     as_own = lambda new, leaf: new.astype(leaf.dtype)
-    rows = _joined(jax.tree.map(as_own, rows, own))
-    return Tables(own, put(tables.guests, seat.guest, active, rows))
+    new = rows if _on_cpu() else _joined(jax.tree.map(as_own, rows, own))
+    return Tables(own, put(tables.guests, seat.guest, active, new))
 
 
 def put(
@@ -235,7 +242,7 @@ def put(
     """`table` with some rows replaced; idle clients keep theirs to the bit."""
     if not jax.tree.leaves(table):
         return table
-    if index.shape[0] == 1 and jax.default_backend() == "cpu":
+    if index.shape[0] == 1 and _on_cpu():
         at = index[0]  # a scatter would read the old row, which it may have to keep
 
         def replaced(all_, some):
