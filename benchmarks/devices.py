@@ -11,12 +11,13 @@ On paper, D of the devices serve M of N clients, S is the size of what a client 
 its row in the client tables (of L arrays, one dtype), and a device sends in a round
 
     sums     2 (D - 1) / D S      an all-reduce in a ring: what every device has summed up
-    guests   2 J (D - 1) r        N / D rows live on each device; J times one row from
-                                  every home is passed to all, before the walk, and back
-    copies   (D - 1) / D M r      in place of guests where D does not divide N
+    passed   2 J (D - 1) r        each device owns N / D rows; J times it sends a row to
+                                  each other one, before the clients train, and back
+    copies   (D - 1) / D M r      in place of passed where D does not divide N
 
-The model is not sent: each device has it, and moves it by the same sums. J, the most guests
-any home has, is counted: the mean over cohorts dealt out as the engine does. A round takes
+The model is not sent: each device has it, and moves it by the same sums. J, the most rows
+that pass between any two devices, is counted: the mean over cohorts that are assigned as
+the engine does on a CPU. A round takes
 
     ceil(M / D) t + sent / link + hops latency,   hops = (D - 1) (2 + 2 J, or 2 + L)
 
@@ -53,7 +54,7 @@ METHODS = ("fedavg", "scaffold")
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
 HERE = (1, 2)
 ROUNDS = {"w1": 3, "w2": 20}  # timed in a line
-DRAWS = 50  # cohorts over which guests are counted
+DRAWS = 50  # cohorts over which rows are counted
 
 
 class Moved(NamedTuple):
@@ -88,23 +89,23 @@ def moved(
     if num_clients % used:
         copied = others / used * cohort_size * size
         return Moved(used, sums, copied, others * (2.0 + len(leaves)))
-    times = guests(num_clients, cohort_size, used)
+    times = blocks(num_clients, cohort_size, used)
     passed = 2 * times * others * size
     num_messages = len({leaf.dtype for leaf in leaves})
     return Moved(used, sums, passed, others * (2 + 2 * times * num_messages))
 
 
-def guests(num_clients: int, cohort_size: int, num_devices: int) -> float:
-    """Guests of the home that has most, on average over cohorts of equal steps."""
+def blocks(num_clients: int, cohort_size: int, num_devices: int) -> float:
+    """How often devices pass rows, on average over cohorts of equal steps."""
     num_rows, empty = num_clients // num_devices, -cohort_size % num_devices
     steps = jnp.pad(jnp.ones(cohort_size, jnp.int32), (0, empty))
 
     @jax.jit
     def most(ids):
-        home = jnp.minimum(ids // num_rows, num_devices)
-        order, _ = mesh.deal(steps, home, num_devices)
-        _, leaving = route(ids[order], steps[order] > 0, num_rows, num_devices)
-        return leaving.longest
+        owner = jnp.minimum(ids // num_rows, num_devices)
+        order, _ = mesh.assign(steps, owner, num_devices, swaps=0)
+        _, passed = route(ids[order], steps[order] > 0, num_rows, num_devices, swaps=0)
+        return 0 if passed is None else passed.blocks
 
     rng = np.random.default_rng(0)
     draw = lambda: rng.choice(num_clients, cohort_size, False)

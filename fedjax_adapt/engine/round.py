@@ -227,7 +227,9 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     key_refine_clients, key_refine_server = jax.random.split(key_refine)
     width = batch_size(data, plan)
     busy = busy_of(algorithm, state.server)
+    num_devices = num_devices_of(plan, data)
     ids = sample_cohort(plan, data, key_cohort, busy)
+    ids = mesh.everywhere(ids, num_devices)  # or XLA would have each draw its part
 
     cohort = gather_cohort(data, ids, state.round, width)
     cohort = cohort._replace(train_loss=partial(train_loss, setup))
@@ -236,7 +238,6 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     setting = setting_of(plan, algorithm.policy, cohort, share)
     cohort = cohort._replace(setting=setting)
     broadcast = Broadcast(state.params, state.server, setting, state.refine)
-    num_devices = num_devices_of(plan, data)
     held = lend(plan, num_devices, state.clients, ids)
     measured = measure_cohort(setup, broadcast, cohort, held, key_measure)
     measured = digest_cohort(setup, cohort, measured)

@@ -132,19 +132,21 @@ def deal(
     cut = stateful and device.cuts_tables(num_clients, num_devices)
     num_rows = num_clients // num_devices if cut else num_clients
     row = pad(held.row, num_rows_of(held.table))
-    back = None
-    if num_devices > 1 and not (alike and not cut):
-        # without homes of their own all rows are wherever the client goes
+    # all do as much, or wait for the longest client, wherever it trains
+    alike |= setup.pace.known is not None or num_lanes == (size + extra) // num_devices
+    back, swaps = None, 0 if alike else mesh.SWAPS
+    if num_devices > 1 and (cut or swaps):
+        # without an owner of its own a row is wherever the client goes
         nobody = jnp.full_like(ids, num_devices)
-        home = jnp.minimum(ids // num_rows, nobody) if cut else nobody
-        order, back = mesh.deal(num_steps, home, num_devices)
+        owner = jnp.minimum(ids // num_rows, nobody) if cut else nobody
+        order, back = mesh.assign(num_steps, owner, num_devices, swaps)
         pick = lambda leaf: leaf[order]
         ids, row, num_steps, weights = jax.tree.map(
             pick, (ids, row, num_steps, weights)
         )
     seat, guests = Seat(row, row), None
     if cut:
-        seat, guests = route(ids, num_steps > 0, num_rows, num_devices)
+        seat, guests = route(ids, num_steps > 0, num_rows, num_devices, swaps)
     client = Client(
         id=ids,
         state=(),
@@ -153,8 +155,8 @@ def deal(
         key=jax.vmap(lambda i: jax.random.fold_in(key, i))(ids),
     )
     slots = Slot(client, weights, seat)
-    # XLA would share this arithmetic out, and have processes send each other its parts
-    slots, guests, back = mesh.readable((slots, guests, back), num_devices)
+    # XLA would share this arithmetic out, and have devices send each other its parts
+    slots, guests, back = mesh.everywhere((slots, guests, back), num_devices)
     at_home = cut or num_devices == 1
     return Dealt(slots, guests, back, size, num_lanes, num_devices, at_home)
 

@@ -2,11 +2,14 @@
 
 On one device a walk reads and writes the table in place, a group of lanes at a time.
 
-On D devices that divide N, client i lives on device i // (N / D), which alone holds its
-row. Clients train at home unless that would leave another device idle; the few that do
-not are guests there: their rows are passed to every device, one of each home at a time,
-before the walk, and passed back after it. Where D does not divide N every device holds a
-copy of the whole table, and all new rows are passed to all.
+On D devices that divide N, device i // (N / D) owns the row of client i and alone holds
+it. Most clients train there. The rows of the others, the guests, are passed to the device
+that trains them before the walk and passed back after it: each device sends each other
+one a block of rows, all at once. Where D does not divide N every device holds a copy of
+the whole table, and all new rows are passed to all.
+
+An accelerator sends blocks of a size that is enough for any cohort, so that the host need
+not wait to learn how many rows move; a CPU one row at a time, as often as it takes.
 """
 
 from collections.abc import Callable
@@ -34,19 +37,19 @@ class Seat(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Which slots are guests: the j-th client that leaves home h, [homes, slots]."""
+    """Which rows are passed from owners to devices, [owner, device, block, row]."""
 
-    slot: Array  # of all slots in their new order; beyond them: nobody
-    row: Array  # at home
+    row: Array  # in the owner's part of the table
+    slot: Array  # on the device, of those it serves; beyond them: nobody
     active: Array  # whether a new row comes back
-    longest: Array  # int32, how many leave the home that most leave
+    blocks: Array  # int32, with a row in them
 
 
 class Tables(NamedTuple):
     """What a walk reads rows from and writes them to."""
 
     own: ClientState  # the device's part of the table, [rows, ...]
-    guests: ClientState | None = None  # [slots of the device, ...]
+    guests: PyTree = None  # [slots of the device, ...]; on an accelerator `_joined`
 
 
 def num_rows_of(table: ClientState) -> int:
@@ -56,36 +59,54 @@ def num_rows_of(table: ClientState) -> int:
 
 
 def route(
-    ids: Array, active: Array, num_rows: int, num_devices: int
-) -> tuple[Seat, Route]:
-    """Seats of the slots, dealt already, and the guests among them.
+    ids: Array, active: Array, num_rows: int, num_devices: int, swaps: int
+) -> tuple[Seat, Route | None]:
+    """Where the slots find their rows, and which rows are passed; None: none ever is.
 
     Args:
-      ids: clients of the slots, [slots]; beyond all tables: nobody.
+      ids: clients of the slots, [slots], in the order of `mesh.assign`; beyond all
+        tables: nobody.
       active: whether the slot's client trains, [slots].
       num_rows: of the table on each device.
       num_devices: how many equal blocks the slots are cut into.
+      swaps: as for `mesh.assign`.
     """
     slots = ids.shape[0]
-    position = jnp.arange(slots, dtype=jnp.int32)
     each = slots // num_devices
-    home = jnp.minimum(ids // num_rows, num_devices)
-    away = (home != position // each) & (home < num_devices)
-    row = ids % num_rows
+    position = jnp.arange(slots, dtype=jnp.int32)
+    device, slot = jnp.divmod(position, each)
+    owner, row = jnp.minimum(ids // num_rows, num_devices), ids % num_rows
+    away = (owner != device) & (owner < num_devices)
     seat = Seat(
-        row=jnp.where(away | (home == num_devices), num_rows, row),
-        guest=jnp.where(away, position % each, each),
+        row=jnp.where(away | (owner == num_devices), num_rows, row),
+        guest=jnp.where(away, slot, each),
     )
-    leaves = away[:, None] & (home[:, None] == jnp.arange(num_devices)[None])
-    count = jnp.cumsum(leaves, 0)
-    rank = (count - 1)[position, jnp.minimum(home, num_devices - 1)]
-    where = jnp.where(away, home, num_devices), rank
-    of = lambda values, fill: (
-        jnp.full((num_devices, slots), fill).at[where].set(values, mode="drop")
-    )
-    return seat, Route(
-        of(position, slots), of(row, num_rows), of(active, False), count[-1].max()
-    )
+    most = _most_passed(each, min(slots, num_rows), swaps)
+    if not most:
+        return seat, None
+    size = _block_size(most, max(each, num_rows), num_devices)
+    of_owner = jax.nn.one_hot(jnp.where(away, owner, -1), num_devices, dtype=jnp.int32)
+    count = jnp.cumsum(of_owner.reshape(num_devices, each, num_devices), 1)
+    rank = count[device, slot, jnp.minimum(owner, num_devices - 1)] - 1
+    where = (jnp.where(away, owner, num_devices), device, *jnp.divmod(rank, size))
+    shape = num_devices, num_devices, -(-most // size), size
+    who = jnp.full(shape, slots).at[where].set(position, mode="drop")
+    of = lambda values, fill: values.at[who].get(mode="fill", fill_value=fill)
+    blocks = -(-count[:, -1].max() // size)
+    return seat, Route(of(row, 0), of(slot, each), of(active, False), blocks)
+
+
+def _most_passed(each: int, at_one_owner: int, swaps: int) -> int:
+    """How many rows one device passes to another at most, whatever the cohort.
+
+    An owner of more clients than a device serves passes on the rest, a swap one more.
+    """
+    return min(each, max(0, at_one_owner - each) + swaps)
+
+
+def _block_size(most: int, num_rows: int, num_devices: int) -> int:
+    """How many rows pass at once, so that all take the memory of `num_rows` at most."""
+    return 1 if _on_cpu() else min(most, max(1, num_rows // num_devices))
 
 
 def fetch(table: ClientState, route: Route | None, each: int) -> Tables:
@@ -100,43 +121,52 @@ def fetch(table: ClientState, route: Route | None, each: int) -> Tables:
         return Tables(table)
     me = jax.lax.axis_index(mesh.AXIS)
 
-    def pass_on(j, guests):
-        leaving = jax.tree.map(lambda leaf: leaf[route.row[me, j]][None], table)
-        arriving = jax.lax.all_gather(_joined(leaving), mesh.AXIS)
-        seats = _seats_here(route, j, each, me)
+    def pass_on(i, guests):
+        rows = _exchanged(_rows(table, route.row[me, :, i].reshape(-1))())
+        slot = route.slot[:, me, i].reshape(-1)
+        rows = _parted(rows, table) if _on_cpu() else rows
+        return put(guests, slot, slot < each, rows)
 
-        def sit(home, guests):
-            row = _parted([vector[home] for vector in arriving], leaving)
-            return put(guests, seats[home][None], jnp.array([True]), row)
-
-        return jax.lax.fori_loop(0, seats.shape[0], sit, guests)
-
-    nobody = jax.tree.map(_empty(each), table)
-    return Tables(table, jax.lax.fori_loop(0, route.longest, pass_on, nobody))
+    like = jax.tree.map(_empty(1), table)
+    nobody = jax.tree.map(_empty(each), like if _on_cpu() else _joined(like))
+    return Tables(table, jax.lax.fori_loop(0, _num_blocks(route), pass_on, nobody))
 
 
-def give_back(tables: Tables, route: Route | None, each: int) -> ClientState:
+def give_back(tables: Tables, route: Route | None) -> ClientState:
     """The device's part of the table, with the new rows of its clients elsewhere."""
     if route is None:
         return tables.own
     me = jax.lax.axis_index(mesh.AXIS)
 
-    def pass_back(j, table):
-        seats = _seats_here(route, j, each, me)
+    def pass_back(i, table):
+        rows = _rows(tables.guests, route.slot[:, me, i].reshape(-1))()
+        row, active = (x[me, :, i].reshape(-1) for x in (route.row, route.active))
+        return put(table, row, active, _parted(_exchanged(rows), table))
 
-        def held(leaf):  # [homes, ...]; other devices hold the rest
-            here = (seats < each).reshape(-1, *(1,) * (leaf.ndim - 1))
-            return jnp.where(here, leaf[seats], 0)
-
-        back = jax.tree.map(held, tables.guests)
-        row = jax.lax.psum_scatter(_joined(back), mesh.AXIS, tiled=True)
-        row = _parted(row, jax.tree.map(lambda leaf: leaf[:1], back))
-        return put(table, route.row[me, j][None], route.active[me, j][None], row)
-
-    return jax.lax.fori_loop(0, route.longest, pass_back, tables.own)
+    return jax.lax.fori_loop(0, _num_blocks(route), pass_back, tables.own)
 
 
-def _joined(rows: ClientState) -> list[Array]:
+def _num_blocks(route: Route) -> Array | int:
+    """How many blocks are passed: all on an accelerator, whose host need not wait."""
+    return route.blocks if _on_cpu() else route.row.shape[2]
+
+
+def _exchanged(rows: PyTree) -> list[Array]:
+    """The rows that the other devices have for this one, `_joined`.
+
+    Args:
+      rows: [devices x rows, ...], a block for each device.
+    """
+    swap = lambda some: jax.lax.all_to_all(some, mesh.AXIS, 0, 0, tiled=True)
+    return list(map(swap, _joined(rows)))
+
+
+def _on_cpu() -> bool:
+    """Whether a row is read and written where it lies, and a leaf costs no kernel."""
+    return jax.default_backend() == "cpu"
+
+
+def _joined(rows: PyTree) -> list[Array]:
     """Rows as one array [rows, ...] for each dtype: one message, where leaves were many."""
     leaves = jax.tree.leaves(rows)
     dtypes = dict.fromkeys(leaf.dtype for leaf in leaves)
@@ -148,21 +178,15 @@ def _joined(rows: ClientState) -> list[Array]:
 
 
 def _parted(joined: list[Array], like: ClientState) -> ClientState:
-    """The rows that were `_joined`, in the structure and the shapes of `like`."""
+    """Rows that were `_joined`, in the structure of `like` and the shapes of its rows."""
     leaves, structure = jax.tree.flatten(like)
     rest = dict(zip(dict.fromkeys(leaf.dtype for leaf in leaves), joined, strict=True))
     parts = []
     for leaf in leaves:
         width = leaf.size // leaf.shape[0]
         part, rest[leaf.dtype] = jnp.split(rest[leaf.dtype], [width], axis=1)
-        parts.append(part.reshape(leaf.shape))
+        parts.append(part.reshape(-1, *leaf.shape[1:]))
     return jax.tree.unflatten(structure, parts)
-
-
-def _seats_here(route: Route, j: Array, each: int, me: Array) -> Array:
-    """Where this device seats the j-th guest of each home, [homes]; `each`: elsewhere."""
-    slot = route.slot[:, j]
-    return jnp.where(slot // each == me, slot % each, each)
 
 
 def read(tables: Tables, seat: Seat) -> ClientState:
@@ -173,16 +197,17 @@ def read(tables: Tables, seat: Seat) -> ClientState:
     """
     if not jax.tree.leaves(tables.own):
         return tables.own
-    if jax.default_backend() != "cpu" and tables.guests is None:
-        return _rows(tables.own, seat.row)()
-    if seat.row.shape[0] == 1:  # it reads only where the row is
+
+    def guests():
+        found = _rows(tables.guests, seat.guest)()
+        return found if _on_cpu() else _parted(found, tables.own)
+
+    if _on_cpu() and seat.row.shape[0] == 1:  # it reads only where the row is
         found = jax.tree.map(_empty(1), tables.own)
         found = _once(_is_in(tables.own, seat.row), _rows(tables.own, seat.row), found)
         if tables.guests is None:
             return found
-        return _once(
-            _is_in(tables.guests, seat.guest), _rows(tables.guests, seat.guest), found
-        )
+        return _once(_is_in(tables.guests, seat.guest), guests, found)
 
     def pick(own, guest):
         here = (seat.row < num_rows_of(tables.own)).reshape(-1, *(1,) * (own.ndim - 1))
@@ -192,8 +217,10 @@ def read(tables: Tables, seat: Seat) -> ClientState:
         own = _rows(tables.own, seat.row)()
         if tables.guests is None:
             return own
-        return jax.tree.map(pick, own, _rows(tables.guests, seat.guest)())
+        return jax.tree.map(pick, own, guests())
 
+    if not _on_cpu():
+        return rows()
     always = jnp.minimum(seat.row[0] + 1, 1)  # which XLA does not see
     zeros = jax.tree.map(_empty(seat.row.shape[0]), tables.own)
     return _once(always, rows, zeros)
@@ -204,7 +231,9 @@ def write(tables: Tables, seat: Seat, active: Array, rows: ClientState) -> Table
     own = put(tables.own, seat.row, active, rows)
     if tables.guests is None:
         return Tables(own)
-    return Tables(own, put(tables.guests, seat.guest, active, rows))
+    as_own = lambda new, leaf: new.astype(leaf.dtype)
+    new = rows if _on_cpu() else _joined(jax.tree.map(as_own, rows, own))
+    return Tables(own, put(tables.guests, seat.guest, active, new))
 
 
 def put(
@@ -213,7 +242,7 @@ def put(
     """`table` with some rows replaced; idle clients keep theirs to the bit."""
     if not jax.tree.leaves(table):
         return table
-    if index.shape[0] == 1 and jax.default_backend() == "cpu":
+    if index.shape[0] == 1 and _on_cpu():
         at = index[0]  # a scatter would read the old row, which it may have to keep
 
         def replaced(all_, some):

@@ -145,7 +145,7 @@ def train_cohort(
         return (
             total,
             kept,
-            give_back(tables, guests, dealt.each) if dealt.at_home else (),
+            give_back(tables, guests) if dealt.at_home else (),
         )
 
     table = held.table
@@ -155,8 +155,8 @@ def train_cohort(
         walk, shared, dealt.slots, own, dealt.num_devices
     )
     if not dealt.at_home:
-        slots = dealt.slots
-        written = put(table, slots.seat.row, slots.client.num_steps > 0, kept.row)
+        slots, rows = dealt.slots, mesh.everywhere(kept.row, dealt.num_devices)
+        written = put(table, slots.seat.row, slots.client.num_steps > 0, rows)
     kept = dealt.in_order(kept._replace(row=()))
     runs = kept.run
     if keep_runs:

@@ -1,0 +1,102 @@
+"""Which device trains whom, which rows move for it, and what a round sends."""
+
+import itertools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import keys, make_data, start
+
+import fedjax_adapt as fa
+from fedjax_adapt.algorithms import scaffold
+from fedjax_adapt.engine import mesh, tables
+
+
+def test_slots_stay_with_their_owner_while_it_has_room():
+    steps, owner = jnp.full(6, 10), jnp.array([1, 0, 1, 1, 0, 1])
+    order, back = mesh.assign(steps, owner, 2, mesh.SWAPS)
+    np.testing.assert_array_equal(owner[order], [0, 0, 1, 1, 1, 1])  # one moves
+    np.testing.assert_array_equal(order[back], range(6))
+    steps = jnp.array([1, 9, 1, 9])
+    order, _ = mesh.assign(steps, jnp.array([0, 1, 0, 1]), 2, 1)
+    np.testing.assert_array_equal(steps[order].reshape(2, 2).sum(1), [10, 10])
+    order, _ = mesh.assign(steps, jnp.array([0, 1, 0, 1]), 2, 0)
+    np.testing.assert_array_equal(order, [0, 2, 1, 3])
+
+
+@pytest.mark.parametrize("num_devices", [2, 5, 8])
+@pytest.mark.parametrize("owned", [True, False])
+def test_devices_have_as_much_to_do_and_few_rows_move(num_devices, owned):
+    rng, each = np.random.default_rng(num_devices), 50
+    slots = each * num_devices
+    owner = np.arange(slots) // each if owned else np.full(slots, num_devices)
+    for _ in range(3):
+        steps = 1 + rng.dirichlet(np.ones(slots)) * slots * 10
+        steps = jnp.array(steps, jnp.int32)
+        order, back = mesh.assign(steps, jnp.array(owner), num_devices, mesh.SWAPS)
+        np.testing.assert_array_equal(order[back], range(slots))
+        load = steps[order].reshape(num_devices, each).sum(1)
+        assert load.max() < 1.02 * load.mean(), load
+        if owned:
+            moved = owner[order] != np.repeat(range(num_devices), each)
+            assert moved.sum() <= mesh.SWAPS * num_devices
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_every_row_that_moves_has_a_place_on_its_way(monkeypatch, backend):
+    """Whoever the cohort is: also if one device owns the rows of all."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    rng = np.random.default_rng(0)
+    for num_devices, num_rows, size in ((2, 6, 4), (4, 3, 10), (3, 8, 24), (4, 9, 18)):
+        num_clients, slots = (
+            num_devices * num_rows,
+            -(-size // num_devices) * num_devices,
+        )
+        draws = [np.arange(size), np.arange(size) + num_clients - size]
+        draws += [rng.choice(num_clients, size, False) for _ in range(5)]
+        for ids, swaps in itertools.product(draws, (0, mesh.SWAPS)):
+            ids = np.pad(ids, (0, slots - size), constant_values=num_clients)
+            ids, steps = jnp.array(ids), jnp.array(rng.integers(0, 9, slots))
+            owner = jnp.minimum(ids // num_rows, num_devices)
+            order, _ = mesh.assign(steps, owner, num_devices, swaps)
+            _, passed = tables.route(
+                ids[order], steps > 0, num_rows, num_devices, swaps
+            )
+            there = np.asarray(ids[order])
+            device = np.repeat(range(num_devices), slots // num_devices)
+            away = (there < num_clients) & (there // num_rows != device)
+            if passed is None:
+                assert not away.any()
+                continue
+            slot = np.asarray(passed.slot)
+            real = np.argwhere(slot < slots // num_devices)
+            found = {
+                (num_rows * at[0] + int(passed.row[tuple(at)]), at[1]) for at in real
+            }
+            assert found == set(zip(there[away], device[away], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("backend", "rows"),
+    [("cpu", 1), ("gpu", 4)],  # at most 4 of an owner to a device
+)
+def test_a_round_sends_its_sums_once_and_rows_twice(task, monkeypatch, backend, rows):
+    """Four of sixteen clients on each of two devices; one owner may have all eight."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    data = make_data((5,) * 16)
+    plan = fa.Plan(cohort_size=8, batch_size=4, devices=2, lanes=4)
+    round_fn, state = start(scaffold(), task, data, plan)
+    program = jax.jit(round_fn).lower(state, keys(1)[0]).compile().as_text()
+    kinds = "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute"
+    found = re.findall(rf"= (.*) ({kinds})(?:-start)?\(", program)
+    floats = {"all-reduce": [], "all-to-all": []}
+    for shapes, kind in found:
+        sizes = re.findall(r"f32\[([\d,]*)\]", shapes)
+        floats[kind].append(sum(math.prod(map(int, s.split(","))) for s in sizes))
+    size = fa.num_parameters(state.params)
+    losses_and_clipped = 2 * 8
+    assert floats["all-reduce"] == [2 * size + losses_and_clipped]
+    assert floats["all-to-all"] == [2 * rows * size] * 2  # a block for each device
