@@ -1,12 +1,15 @@
 """How many bytes a traced function holds at once, without compiling it.
 
-The equations of a jaxpr are walked in order: what an equation makes is held until its
-last use. XLA fuses elementwise work into what reads it, so a value that only such
-equations and sums read takes nothing: it is made where it is read, of values that are
-held until then. An accelerator fuses copies as well. XLA moves equations about and shares
-buffers too, so this is an estimate, held against what runs take in benchmarks/README.md.
+The equations of a jaxpr are gone through in order: what an equation makes is held until
+its last use. XLA fuses elementwise work into what reads it, so a value that only such
+equations and sums read takes nothing: it is made where it is read, from values that are
+held until then, or from a mask of them, which is smaller. An accelerator fuses copies as
+well. XLA moves equations about and shares buffers too, and libraries of an accelerator
+take room of their own, so this is an estimate, compared in benchmarks/README.md with what
+runs take and with what XLA compiles for an H100.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -49,7 +52,7 @@ class _Value:
 
 
 class _Work(NamedTuple):
-    """An equation, those of functions that it would merely call in its place."""
+    """An equation that is no mere call and changes more than a shape."""
 
     name: str
     reads: list[_Value]
@@ -63,16 +66,15 @@ def bytes_held(jaxpr: Jaxpr, parts: int = 1, in_loop: bool = False) -> int:
     Args:
       jaxpr: of a function whose arguments are donated, where it returns their like.
       parts: devices that share one memory; each holds what a `shard_map` makes.
-      in_loop: what it returns is written over its arguments.
+      in_loop: what it returns is written over what it is given.
     """
-    env = {var: _Value(var.aval) for var in (*jaxpr.invars, *jaxpr.constvars)}
-    works, returned = _flat(jaxpr, env)
-    written = _written(works, returned)
+    works, returned = _flat(jaxpr, _arguments(jaxpr))
+    stored, last = _lives(works, returned)
     ends: dict[int, list[_Value]] = {}
-    for value, at in _last_uses(works, returned, written).items():
+    for value, at in last.items():
         ends.setdefault(at, []).append(value)
     if in_loop:
-        written -= set(returned)
+        stored.difference_update(returned)
     taken, most = {}, 0
     for at, work in enumerate(works):
         each = parts if work.name == "shard_map" else 1
@@ -83,11 +85,11 @@ def bytes_held(jaxpr: Jaxpr, parts: int = 1, in_loop: bool = False) -> int:
         for value in work.makes:
             old = _like(value, before) if work.name in IN_PLACE else None
             if old is None:
-                taken[value] = num_bytes(value.aval) if value in written else 0
+                taken[value] = num_bytes(value.aval) if value in stored else 0
             else:
                 before.remove(old)
                 taken[value] = taken.pop(old, 0)
-        # what an inner program returns is counted inside, but for what loops carry
+        # what an inner program returns is counted inside, but for what a loop carries
         made = 0 if loop else sum(taken[value] for value in work.makes)
         held = sum(taken.values())
         most = max(most, held, held - made + max(inside, default=0))
@@ -96,27 +98,40 @@ def bytes_held(jaxpr: Jaxpr, parts: int = 1, in_loop: bool = False) -> int:
     return most
 
 
-def _flat(jaxpr: Jaxpr, env: dict[Var, _Value | None]) -> tuple[list, list]:
-    """The equations, and what is returned."""
-    of = lambda atoms: [None if isinstance(a, Literal) else env[a] for a in atoms]
-    works: list[_Work] = []
+def _arguments(jaxpr: Jaxpr) -> dict[Var, _Value | None]:
+    return {var: _Value(var.aval) for var in (*jaxpr.constvars, *jaxpr.invars)}
+
+
+def _flat(
+    jaxpr: Jaxpr, known: dict[Var, _Value | None]
+) -> tuple[list[_Work], list[_Value]]:
+    """The equations, those of functions that are called among them, and what is returned.
+
+    Args:
+      jaxpr: of the function.
+      known: its arguments; None: a number in the program. What it makes is added.
+    """
+    of = lambda atoms: [None if isinstance(a, Literal) else known[a] for a in atoms]
+    some = lambda values: [value for value in values if value is not None]
+    works = []
     for equation in jaxpr.eqns:
-        name, reads = equation.primitive.name, of(equation.invars)
-        inside = inner(equation)
+        name, reads, inside = (
+            equation.primitive.name,
+            of(equation.invars),
+            inner(equation),
+        )
         if name in CALLS and len(inside) == 1:
-            (called,) = inside
-            own = dict(zip(called.invars, reads, strict=True))
-            own |= {var: _Value(var.aval) for var in called.constvars}
-            more, makes = _flat(called, own)
+            called = inside[0]
+            own = zip(called.invars, reads, strict=True)
+            more, makes = _flat(called, _arguments(called) | dict(own))
             works += more
         elif name in VIEWS and reads[0] is not None:
             makes = reads[:1]
         else:
             makes = [_Value(var.aval) for var in equation.outvars]
-            reads = [value for value in reads if value is not None]
-            works.append(_Work(name, reads, makes, inside))
-        env.update(zip(equation.outvars, makes, strict=True))
-    return works, [value for value in of(jaxpr.outvars)]
+            works.append(_Work(name, some(reads), makes, inside))
+        known.update(zip(equation.outvars, makes, strict=True))
+    return works, some(of(jaxpr.outvars))
 
 
 def _like(value: _Value, others: list[_Value]) -> _Value | None:
@@ -132,43 +147,42 @@ def num_bytes(aval: Any) -> int:
     return aval.size * np.dtype(aval.dtype).itemsize
 
 
-def _last_uses(works: list[_Work], returned: list, written: set) -> dict[_Value, int]:
-    """The last equation that reads each value; those returned are held to the end.
-
-    What takes nothing is made where it is read, of values that are held until then.
-    """
-    last = {value: len(works) for value in returned}
+def _lives(
+    works: list[_Work], returned: list[_Value]
+) -> tuple[set[_Value], dict[_Value, int]]:
+    """What is written to memory, and the last equation that reads each value."""
+    stored = _stored(works, returned)
     made = {value for work in works for value in work.makes}
+    last = {value: len(works) for value in returned}  # held to the end
     for at, work in reversed([*enumerate(works)]):
-        until = max(last.setdefault(value, at) for value in work.makes)
-        made_later = [v for v in work.makes if v not in written]
-        if made_later and until > at:
-            longer = {v for v in work.reads if v in made and last.get(v, at) < until}
-            size = lambda values: sum(num_bytes(value.aval) for value in values)
-            if work.makes[0].aval.dtype == bool and size(work.makes) < size(longer):
-                written.update(work.makes)
-                made_later = []
-        until = until if made_later else at
+        until = max((last.setdefault(value, at) for value in work.makes), default=at)
+        longer = {v for v in work.reads if v in made and last.get(v, at) < until}
+        if _is_mask(work) and _sum(work.makes) < _sum(longer):
+            stored.update(work.makes)
+        if any(value in stored for value in work.makes):
+            until = at
         for value in work.reads:
             last[value] = max(last.get(value, at), until)
-    return last
+    return stored, last
 
 
-def _written(works: list[_Work], returned: list) -> set[_Value]:
-    """What is written to memory of all that the equations make."""
-    fused, reads_fused = FUSED, FUSED | SUMS | MOVES
-    if jax.default_backend() != "cpu":
-        fused = FUSED | MOVES
-    elsewhere = {*returned}
+def _is_mask(work: _Work) -> bool:
+    return work.name in FUSED and work.makes[0].aval.dtype == bool
+
+
+def _sum(values: Iterable[_Value]) -> int:
+    return sum(num_bytes(value.aval) for value in values)
+
+
+def _stored(works: list[_Work], returned: list[_Value]) -> set[_Value]:
+    """What XLA cannot make where it is read."""
+    fused = FUSED if jax.default_backend() == "cpu" else FUSED | MOVES
+    read = {*returned}
     for work in works:
-        if work.name not in reads_fused:
-            elsewhere.update(work.reads)
-    return {
-        value
-        for work in works
-        for value in work.makes
-        if work.name not in fused or value in elsewhere
-    }
+        if work.name not in FUSED | MOVES | SUMS:
+            read.update(work.reads)
+    made = {value for work in works if work.name not in fused for value in work.makes}
+    return made | read
 
 
 def inner(equation: Any) -> list[Jaxpr]:
