@@ -35,6 +35,7 @@ from .batches import batch_size
 from .footprint import footprint
 from .forecast import client_steps, cohorts
 from .initial import federation_kinds, init_state
+from .needed import lanes_that_fit
 from .round import make_round
 from .slots import each_of, num_devices_of
 
@@ -104,6 +105,7 @@ def fastest_lanes(
         num_devices_of(plan, data),
         lambda: steps[None],
     )
+    first = lanes_that_fit(algorithm, task, data, plan, first, lambda text: None)
 
     def seconds(number: int) -> float:
         found = _seconds(algorithm, task, data, replace(plan, lanes=number))

@@ -10,6 +10,8 @@ from . import device, mesh
 from .footprint import Footprint, of_table, readable
 from .liveness import num_bytes
 
+SHARE = 0.8  # of the memory that is free, for what an estimate cannot see
+
 
 def check_fits(
     client: ClientState, num_clients: int, num_slots: int, num_devices: int

@@ -1,5 +1,7 @@
 """The slots of a cohort as lanes and devices take them."""
 
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -65,10 +67,20 @@ def num_devices_of(plan: Plan, data: FederatedDataset) -> int:
 
 
 def num_lanes_of(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+    algorithm: Algorithm,
+    task: Task,
+    data: FederatedDataset,
+    plan: Plan,
+    tell: Callable[[str], object] = warnings.warn,
 ) -> int:
-    """How many clients of a round run side by side on one device."""
-    return lanes.choose(
+    """How many clients of a round run side by side on one device.
+
+    `tell` is called with a sentence where "auto" finds no room for as many as would be
+    fastest.
+    """
+    from .needed import lanes_that_fit  # which makes rounds
+
+    fastest = lanes.choose(
         plan.lanes,
         each_of(plan, data),
         jax.eval_shape(task.init, jax.random.key(0)),
@@ -76,6 +88,9 @@ def num_lanes_of(
         num_devices_of(plan, data),
         partial(cohort_steps, algorithm.policy, task, data, plan),
     )
+    if plan.lanes != "auto":
+        return fastest
+    return lanes_that_fit(algorithm, task, data, plan, fastest, tell)
 
 
 def each_of(plan: Plan, data: FederatedDataset) -> int:

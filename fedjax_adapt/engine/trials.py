@@ -13,7 +13,6 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from ..core import PyTree, State, side_by_side
 from . import lanes, memory, mesh
 
-SHARE = 0.8  # of the memory that is free, for what an estimate cannot see
 # copies of a model that a lane holds at once, besides what it computes: where it began,
 # where it is, its gradient, correction and momentum, and two on their way
 MODELS = 7
@@ -154,7 +153,7 @@ def _fitting(
     if free is None:
         return 2**30
     each = trial_bytes(state, num_lanes, batch)
-    return int(SHARE * free / _sharing(num_devices)) // max(each, 1)
+    return int(memory.SHARE * free / _sharing(num_devices)) // max(each, 1)
 
 
 def _sharing(num_devices: int) -> int:

@@ -47,7 +47,8 @@ def lanes_for(
         the end with `note`, what has come of it.
     """
     algorithm, task, data, plan = federation[:4]
-    by_rule = lambda: num_lanes_of(algorithm, task, data, plan)
+    fewer = lambda text: show(doing="compiling", note=text)
+    by_rule = lambda: num_lanes_of(algorithm, task, data, plan, fewer)
     if config.lanes != "auto" or config.rounds < LONG or algorithm.refine is not None:
         return by_rule()
     if processes.several():
