@@ -16,7 +16,8 @@ from fedjax_adapt.experiment import Config, run
 from fedjax_adapt.experiment.config import read_settings
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
-from fedjax_adapt.models.layers import GroupNorm
+from fedjax_adapt.models.layers import Conv, GroupNorm
+from fedjax_adapt.models.linear import dense
 
 PLAN = fa.Plan(cohort_size=3, batch_size=4, lr=0.05)
 SHAPE = (8, 8, 1)
@@ -85,12 +86,15 @@ def test_on_a_cpu_float32_and_tf32_are_what_was_there_before():
 
 def test_what_is_asked_of_an_accelerator():
     assert products("float32", "gpu") == products("bf16", "gpu") == "float32"
-    assert products("tf32", "gpu") == "tensorfloat32"
+    assert products("tf32", "gpu") == "default"
+    assert products("tf32", "tpu") == "tensorfloat32"
     assert products("float32", "cpu") is products("tf32", "cpu") is None
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-@pytest.mark.parametrize("precision, level", [("float32", "HIGHEST"), ("tf32", "HIGH")])
+@pytest.mark.parametrize(
+    "precision, level", [("float32", "HIGHEST"), ("tf32", "DEFAULT")]
+)
 def test_on_an_accelerator_every_product_is_told(monkeypatch, precision, level, lanes):
     """Convolutions, forward and backward, included."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -153,6 +157,31 @@ def test_statistics_of_bfloat16_are_float32():
     found, exact = norm(x), norm(x.astype(jnp.float32))
     assert found.dtype == jnp.bfloat16
     np.testing.assert_allclose(found.astype(jnp.float32), exact, atol=0.01, rtol=0.01)
+
+
+@pytest.mark.parametrize("layer", ["conv", "norm", "dense"])
+def test_gradients_that_are_sums_over_pixels_are_summed_in_float32(layer):
+    """Of 20,480 in bfloat16, all but the first hundreds would add nothing."""
+    rngs, values = nnx.Rngs(0), np.random.default_rng(0)
+    x = values.normal(size=(4, 32, 32, 20)).astype(np.float32)
+    weight = values.normal(1, 1, size=x.shape).astype(np.float32)
+    made = {
+        "conv": lambda: Conv(4, 4, 1, rngs),
+        "norm": lambda: GroupNorm(4, 2),
+        "dense": lambda: dense(20, 20, rngs),
+    }
+    graph, exact = nnx.split(made[layer]())
+    if layer == "dense":
+        x, weight = x.reshape(-1, 20), weight.reshape(-1, 20)
+
+    def gradient(dtype):
+        loss = lambda p: (nnx.merge(graph, p)(x.astype(dtype)) * weight).sum()
+        params = jax.tree.map(lambda leaf: leaf.astype(dtype), exact)
+        return jax.tree.map(lambda leaf: np.float32(leaf), jax.grad(loss)(params))
+
+    rounded, right = (gradient(dtype) for dtype in (jnp.bfloat16, jnp.float32))
+    for a, b in zip(jax.tree.leaves(rounded), jax.tree.leaves(right), strict=True):
+        np.testing.assert_allclose(a, b, atol=0.02 * abs(b).max())
 
 
 def test_a_precision_that_is_none_is_one_sentence():

@@ -73,11 +73,14 @@ def precise(task: Task) -> Iterator[None]:
 def products(precision: str, backend: str) -> str | None:
     """`jax.default_matmul_precision` for products of float32; None: JAX's own.
 
-    A CPU has no less than float32, whatever it is asked for.
+    A CPU has no less than float32, whatever it is asked for. XLA's kernels for a GPU take
+    TF32 where nothing is asked for, and float32 where "tensorfloat32" is.
     """
     if backend == "cpu":
         return None
-    return "tensorfloat32" if precision == "tf32" else "float32"
+    if precision != "tf32":
+        return "float32"
+    return "default" if backend == "gpu" else "tensorfloat32"
 
 
 def _in_bfloat16(function: Callable) -> Callable:

@@ -11,7 +11,7 @@ from flax import nnx
 from jax import lax
 
 from .conv import conv
-from .linear import Shape, uniform_fan_in
+from .linear import Shape, plus, uniform_fan_in
 
 
 def normal_fan_out(size: int, filters: int) -> Callable:
@@ -52,7 +52,7 @@ class Conv(nnx.Module):
         margin = (self.pad, self.pad)
         strides = (self.stride, self.stride)
         y = conv(x, self.kernel[...], strides, (margin, margin), layout="CHWN")
-        return y if self.bias is None else y + self.bias[:, None, None, None]
+        return y if self.bias is None else plus(y, self.bias[:, None, None, None])
 
 
 class GroupNorm(nnx.Module):
@@ -73,12 +73,14 @@ class GroupNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[channels, height, width, batch], kept."""
-        exact = jnp.promote_types(x.dtype, jnp.float32)  # the statistics, of bfloat16
+        # the statistics, and the sums over pixels that gradients are, of bfloat16
+        exact = jnp.promote_types(x.dtype, jnp.float32)
         y = x.reshape(self.groups, -1, *x.shape[1:]).astype(exact)
         y = y - y.mean((1, 2, 3), keepdims=True)
         y = y * lax.rsqrt(jnp.square(y).mean((1, 2, 3), keepdims=True) + self.EPSILON)
-        along = lambda values: values[:, None, None, None]
-        return y.reshape(x.shape).astype(x.dtype) * along(self.scale) + along(self.bias)
+        along = lambda values: values.astype(exact)[:, None, None, None]
+        y = y.reshape(x.shape) * along(self.scale) + along(self.bias)
+        return y.astype(x.dtype)
 
 
 def batch_last(x: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 Shape = tuple[int, ...]
@@ -24,10 +25,28 @@ def uniform_fan_in(fan_in: int) -> Callable:
     return init
 
 
-def dense(width_in: int, width_out: int, rngs: nnx.Rngs) -> nnx.Linear:
+def plus(y: jax.Array, bias: jax.Array) -> jax.Array:
+    """y + bias, which has as many axes, in the dtype of y.
+
+    The gradient of the bias is a sum over examples and pixels. It is taken in float32:
+    in bfloat16, of thousands of terms all but the first few hundred would add nothing.
+    """
+    exact = bias.astype(jnp.promote_types(y.dtype, jnp.float32))
+    return y + jnp.broadcast_to(exact, y.shape).astype(y.dtype)
+
+
+class Dense(nnx.Linear):
+    """flax's affine layer, whose bias is added by `plus`."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[batch, width in] to [batch, width out]."""
+        return plus(x @ self.kernel[...], self.bias[...][None])
+
+
+def dense(width_in: int, width_out: int, rngs: nnx.Rngs) -> Dense:
     """An affine layer with the initial weights above."""
     init = uniform_fan_in(width_in)
-    return nnx.Linear(width_in, width_out, kernel_init=init, bias_init=init, rngs=rngs)
+    return Dense(width_in, width_out, kernel_init=init, bias_init=init, rngs=rngs)
 
 
 def flatten(x: jax.Array) -> jax.Array:
