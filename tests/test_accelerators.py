@@ -412,3 +412,16 @@ def test_a_sweep_of_eight_launches_hardly_more_than_one(tmp_path):
     bare = found["w2", "", "bare"]
     assert bare["launches_per_step"] == 20 and bare["step_trips"] == [10]
     assert run["gflop"]["float32"] >= bare["gflop"]["float32"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [("w1-500", "fedavg"), ("w1-500", "fedssg"), ("resnet18", "fedavg")],
+    ids=" ".join,
+)
+def test_memory_is_known_before_a_round_is_compiled(words, tmp_path):
+    found = compiled(tmp_path / "memory.jsonl", *words, "round")
+    line = found[*words, "round"]
+    assert line["predicted_temp_mb"] == pytest.approx(line["temp_mb"], rel=0.25)
+    assert line["predicted_mb"] == pytest.approx(line["peak_mb"], rel=0.25)

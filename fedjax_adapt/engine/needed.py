@@ -21,8 +21,8 @@ from .round import make_round
 from .slots import each_of
 from .trials import trial_bytes
 
-# a round is traced where this many times what a rough guess says are not free: with
-# large images a deep network holds ten times as much
+# a round is traced unless so many times what is guessed of its lanes fit: on large images
+# a deep network holds ten times as much
 ROUGHLY = 30
 
 
@@ -84,7 +84,7 @@ def lanes_that_fit(
         return most
     free = min(frees)
     room = int(memory.SHARE * free)
-    if _little(algorithm, task, data, plan, most) <= room:
+    if _at_most(algorithm, task, data, plan, most) <= room:
         return most
     lanes, asked = most, ""
     while lanes > 1:
@@ -105,11 +105,12 @@ def lanes_that_fit(
     return lanes
 
 
-def _little(
+def _at_most(
     algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan, lanes: int
 ) -> int:
-    """What a round takes at most, by a guess."""
+    """What a round takes at most beside the data, by a guess."""
     init = partial(init_state, algorithm, task, data, plan)
     state = jax.eval_shape(init, jax.random.key(0))
     batch = batch_size(data, plan), 4 * math.prod(data.x.shape[1:])
-    return ROUGHLY * trial_bytes(state, lanes, batch)
+    without = trial_bytes(state, 0, batch)
+    return without + ROUGHLY * (trial_bytes(state, lanes, batch) - without)

@@ -46,6 +46,47 @@ def test_a_loop_that_writes_a_row_holds_the_table_once():
     assert 40_000 <= held(both, (1000, 10)) < 41_000
 
 
+def test_what_a_loop_carries_is_held_while_it_runs():
+    def steps(table, x):  # 40 kB, and a product of 4 kB at a time
+        body = lambda i, table: table + (x @ table).sum()
+        return jax.lax.fori_loop(0, 3, body, table * 2).sum()
+
+    assert 44_000 <= held(steps, (100, 100), (10, 100)) < 44_100
+
+
+def test_what_is_made_later_holds_what_it_is_made_of():
+    def twice(x, y):  # of the first product, 4 kB, again after three larger ones
+        first = jnp.exp(x @ y)
+        other = (x.T @ y.T @ x.T).sum()
+        return first.sum() + (other * first).sum()
+
+    alone = held(lambda x, y: (x.T @ y.T @ x.T).sum(), (10, 100), (100, 10))
+    assert held(twice, (10, 100), (100, 10)) >= alone + 400
+    # or a mask of it, a quarter
+    masked = lambda x, y: jnp.where(x @ y > 0, (x.T @ y.T @ x.T).sum(), 0.0).sum()
+    assert held(masked, (10, 100), (100, 10)) <= alone + 108
+
+
+def test_a_call_is_what_it_calls_and_a_new_shape_no_copy():
+    inside = jax.jit(lambda x: x + 1)
+    assert held(lambda x, y: (inside(x @ y) * 2).sum(), (50, 50), (50, 50)) <= 10_008
+
+    def both(x, y):
+        found = x @ y
+        return (found.reshape(2, 25, 50) @ y).sum() + (found @ y).sum()
+
+    assert held(both, (50, 50), (50, 50)) <= 20_008
+
+
+@pytest.mark.parametrize("backend, copies", [("cpu", 2), ("gpu", 1)])
+def test_an_accelerator_fuses_copies(backend, copies, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    both = lambda x, y: jnp.stack([jnp.pad(x, 1), jnp.pad(2 * x, 1)]) @ y
+    product, stacked = 2 * 50 * 4, 2 * 50 * 50 * 4
+    found = held(both, (48, 48), (50, 1))
+    assert found == max(copies * stacked, stacked + product)
+
+
 def test_devices_of_one_memory_each_hold_their_own():
     every, cut = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(mesh.AXIS)
 
@@ -83,16 +124,15 @@ def images(num_clients, cohort_size, lanes, model="cnn", devices=1, batch_size=2
 @pytest.mark.optimised
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "algorithm, options, share",
+    "algorithm, options",
     [
-        (fedavg(), dict(lanes=1), 0.25),
-        (fedavg(), dict(lanes=4), 0.25),
-        (scaffold(), dict(lanes=4, model="mlp", num_clients=40, cohort_size=12), 0.25),
-        # XLA keeps two of each model that this loop carries: 3 MB here
-        (fedveca(initial_steps=2), dict(lanes=1, model="mlp", cohort_size=8), 0.4),
+        (fedavg(), dict(lanes=1)),
+        (fedavg(), dict(lanes=4)),
+        (scaffold(), dict(lanes=4, model="mlp", num_clients=40, cohort_size=12)),
+        (fedveca(initial_steps=2), dict(lanes=1, model="mlp", cohort_size=8)),
     ],
 )
-def test_the_prediction_is_near_what_xla_allocates(algorithm, options, share):
+def test_the_prediction_is_near_what_xla_allocates(algorithm, options):
     given = dict(num_clients=12, cohort_size=8) | options
     predicted, program = traced(algorithm, *images(**given))
     found = program.lower().compile().memory_analysis()
@@ -100,7 +140,7 @@ def test_the_prediction_is_near_what_xla_allocates(algorithm, options, share):
     state = found.alias_size_in_bytes
     assert predicted.clients + predicted.models == pytest.approx(state, rel=0.01)
     total = found.temp_size_in_bytes + state
-    assert predicted.total - predicted.data == pytest.approx(total, rel=share)
+    assert predicted.total - predicted.data == pytest.approx(total, rel=0.25)
 
 
 def test_of_tables_cut_up_or_copied(task, data):

@@ -1,5 +1,7 @@
 """How many clients run side by side, by rule."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,8 @@ import pytest
 from helpers import make_data
 
 import fedjax_adapt as fa
-from fedjax_adapt.algorithms import fedavg, fedgsnr
-from fedjax_adapt.engine import forecast, lanes
+from fedjax_adapt.algorithms import fedavg, fedgsnr, scaffold
+from fedjax_adapt.engine import forecast, lanes, memory, needed
 from fedjax_adapt.engine.slots import num_lanes_of
 
 UNEQUAL = (4, 0, 20, 4, 0, 2, 4)  # by 2 an epoch: 2, 10, 2, 1 and 2 steps
@@ -84,3 +86,89 @@ def test_cohorts_are_drawn_as_rounds_draw_them():
     assert drawn.shape == (forecast.DRAWS, 3) and len(np.unique(drawn)) == 5
     everyone = forecast.cohorts(fa.Plan(), data)
     np.testing.assert_array_equal(everyone, [range(7)] * forecast.DRAWS)
+
+
+def room_for(algorithm, task, data, plan, number, monkeypatch):
+    """Leaves as much memory of an accelerator as a round with so many lanes takes."""
+    found = fa.memory_needed(algorithm, task, data, replace(plan, lanes=number))
+    least = (found.total - found.data) / memory.SHARE
+    monkeypatch.setattr(memory, "free_memory", lambda: int(least) + 2)
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """12 equal clients of a model that takes more than a round does otherwise."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    data, plan = (
+        make_data((6,) * 12),
+        fa.Plan(cohort_size=10, batch_size=2, shuffle="none"),
+    )
+    shape = data.x.shape[1:]
+    return fa.classification(fa.models.mlp(shape, 3, (200,)), shape), data, plan
+
+
+@pytest.mark.filterwarnings("ignore:lanes=")
+@pytest.mark.parametrize(
+    "algorithm, fits, found",
+    [(fedavg(), 9, 5), (fedavg(), 4, 4), (fedavg(), 1, 1), (scaffold(), 7, 5)],
+)
+def test_as_many_lanes_as_fit_take_equal_turns(
+    algorithm, fits, found, wide, monkeypatch
+):
+    room_for(algorithm, *wide, fits, monkeypatch)
+    assert fa.make_round(algorithm, *wide).num_lanes == found
+
+
+def test_fewer_lanes_than_would_be_fastest_are_told(wide, monkeypatch):
+    room_for(fedavg(), *wide, 10, monkeypatch)
+    fa.make_round(fedavg(), *wide)  # a warning is an error here
+    room_for(fedavg(), *wide, 9, monkeypatch)
+    says = (
+        r"^lanes=5, since 10 would take .* MiB beside the data, more than 80% of the "
+    )
+    with pytest.warns(UserWarning, match=says):
+        fa.make_round(fedavg(), *wide)
+    seen = []
+    num_lanes_of(fedavg(), *wide, tell=seen.append)
+    assert len(seen) == 1 and seen[0].startswith("lanes=5, since 10")
+    task, data, plan = wide
+    fa.make_round(fedavg(), task, data, replace(plan, lanes=10))  # as was asked for
+
+
+def test_unequal_clients_have_the_lanes_that_fit_of_those_kept_busy(wide, monkeypatch):
+    task, _, plan = wide
+    data = make_data((8, *(4,) * 9))
+    algorithm = fa.with_steps(fedavg(), fa.epochs(1))
+    given = algorithm, task, data, plan
+    monkeypatch.setattr(memory, "free_memory", lambda: None)
+    assert num_lanes_of(*given) == 6  # 22 steps, 4 of the longest
+    seen = []
+    for fits in (6, 4):
+        room_for(*given, fits, monkeypatch)
+        assert num_lanes_of(*given, tell=seen.append) == fits
+    assert len(seen) == 1
+
+
+def test_a_round_that_easily_fits_is_not_traced_for_it(wide, monkeypatch):
+    def traced(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(needed, "memory_needed", traced)
+    monkeypatch.setattr(memory, "free_memory", lambda: 2**36)
+    assert fa.make_round(fedavg(), *wide).num_lanes == 10
+
+
+@pytest.mark.filterwarnings("ignore:lanes=")
+def test_a_round_that_is_traced_fits_as_well(wide, monkeypatch):
+    task, data, plan = wide
+    room_for(fedavg(), *wide, 5, monkeypatch)
+    seen = []
+
+    def made(lr, data):
+        round_fn = fa.make_round(fedavg(), task, data, replace(plan, lr=lr))
+        seen.append(round_fn.num_lanes)
+        return lr
+
+    jax.vmap(lambda lr: made(lr, data))(jnp.ones(2))
+    jax.eval_shape(made, 0.1, data)  # of as many examples as nobody knows
+    assert seen[0] == 5 and 1 < seen[1] <= 5

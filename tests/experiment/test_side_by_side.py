@@ -108,6 +108,15 @@ def test_what_is_told_or_short_or_refines_is_not_tried(tiny, tried):
     assert not tried
 
 
+def test_lanes_without_room_are_told(tiny, monkeypatch):
+    fewer = lambda *given: given[-1]("lanes=2, since 3 would not fit") or 2
+    monkeypatch.setattr(side_by_side, "num_lanes_of", fewer)
+    seen, config = [], tiny(rounds=3)
+    show = lambda **said: seen.append(said)
+    assert side_by_side.lanes_for(config, build(config), show) == 2
+    assert seen == [{"doing": "compiling", "note": "lanes=2, since 3 would not fit"}]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"KEY": 0}', '{"KEY": "many"}'])
 def test_a_damaged_memory_is_no_obstacle(tiny, tried, text):
     config = tiny(rounds=4)

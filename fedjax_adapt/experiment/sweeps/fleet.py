@@ -20,6 +20,7 @@ from ...engine.cohort import most_steps, num_slots
 from ...engine.forecast import cohort_steps
 from ...engine.lanes import choose as choose_lanes
 from ...engine.lanes import compiler_options
+from ...engine.needed import lanes_that_fit
 from ...engine.trials import Layout
 from ..build import Federation
 from ..config import Config
@@ -196,6 +197,8 @@ def lanes_of(
     lanes = choose_lanes(
         config.lanes, slots, state.params, width, layout.num_devices, steps
     )
-    if config.lanes == "auto" and jax.default_backend() == "cpu":
+    if config.lanes != "auto":
+        return lanes
+    if jax.default_backend() == "cpu":
         return max(1, lanes // layout.each)
-    return lanes
+    return lanes_that_fit(algorithm, task, data, replace(plan, devices=1), lanes)
