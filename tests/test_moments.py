@@ -160,6 +160,18 @@ def test_parts_merge_to_the_whole_and_an_empty_one_adds_nothing():
     close(merge(empty, empty), empty)
 
 
+def test_an_accelerator_does_not_wait_for_a_condition(monkeypatch):
+    values = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    part = Products(values, 2 + values, np.ones((2, 3), np.float32))
+    share = np.full(2, 0.5, np.float32)
+    text = lambda: str(jax.make_jaxpr(lambda *given: pooled(*given))(part, share))
+    on_cpu = pooled(part, share)
+    assert " cond[" in text()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert " cond[" not in text()
+    close(pooled(part, share), on_cpu)
+
+
 @pytest.mark.slow
 def test_parts_say_what_the_moments_say(x64):
     """Of one set of examples, of two joined, and of several clients' pooled."""

@@ -65,7 +65,9 @@ def pooled(part: Products | Moments, p: Array) -> Moments:
         counts = jnp.maximum(part.weight.sum(1), 1)
         weight = p[:, None] * part.weight / counts[:, None]
         flat = lambda leaf: leaf.reshape(-1, leaf.shape[-1])
-        return quick_moments(Products(flat(part.x), flat(part.d), weight.reshape(-1)))
+        # quick ones hang on a condition, for which an accelerator would wait
+        moments = quick_moments if jax.default_backend() == "cpu" else outer_moments
+        return moments(Products(flat(part.x), flat(part.d), weight.reshape(-1)))
     shape = part.mean.shape[1:]
     mu, var = (leaf.reshape(len(p), -1) for leaf in (part.mean, part.var))
     own = p.astype(mu.dtype)
