@@ -52,22 +52,24 @@ def test_a_round_of_processes_moves_what_is_counted(
 
     said = devices.moved(algorithm, state.params, num_clients, 4, 4)
     assert said.devices == 4
-    losses_and_clipped = 2 * 4
-    summed = said.sums / 4 / (2 * 3 / 4) + losses_and_clipped
+    losses_and_clipped = 2 * 4  # added up with the rest, where clients change places
+    summed = said.sums / 4 / (2 * 3 / 4)
     row = 0 if name == "fedavg" else fa.num_parameters(state.params)
     if name == "fedavg":
         assert (said.rows, said.hops) == (0, 2 * 3)
-        assert found == {"all-reduce": summed}
+        assert found == {"all-reduce": summed, "all-gather": losses_and_clipped}
     elif num_clients == 8:  # a row for each of four devices, and one back
         times = devices.blocks(8, 4, 4)
         assert said.rows == 2 * times * 3 * 4 * row
         assert said.hops == 3 * (2 + 2 * times)
         # a message there and one back, whatever the leaves
         assert len(re.findall(r" all-to-all\(", program)) == 2
+        summed += losses_and_clipped
         assert found == {"all-reduce": summed, "all-to-all": 2 * 4 * row}
     else:  # every device gets the rows of the others
         assert said.rows == 3 * 4 * row
-        assert found == {"all-reduce": summed, "all-gather": 4 * row}
+        gathered = 4 * row + losses_and_clipped
+        assert found == {"all-reduce": summed, "all-gather": gathered}
 
 
 def test_more_devices_pay_until_moving_takes_as_long_as_training(devices):

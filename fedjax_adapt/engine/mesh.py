@@ -37,7 +37,7 @@ from . import processes
 from .arrays import put
 
 AXIS = "clients"
-SWAPS = 6  # which leave up to 64 devices within 1 % of each other, of 8 slots or more
+SWAPS = 6  # more of them gain less than 1 % on average, on up to 64 devices
 HOST_MEMORY = "pinned_host"  # which accelerators reach without a copy
 
 # A device that is done waits for the others. XLA gives up after 40 s and ends the process,

@@ -20,19 +20,23 @@ from fedjax_adapt.engine import arrays, processes
 
 CUT = tuple(3 + i % 5 for i in range(16))  # examples of 16 clients, 2 on each device
 COPIED = CUT[:9]  # of which every device holds all rows
-CASES = {  # algorithm, examples of the clients, cohort, devices that serve it
-    "nothing kept": ("fedavg", CUT, 16, 8),
-    "a table": ("scaffold", CUT, 16, 8),
-    "a table, few at a time": ("scaffold", CUT, 4, 4),
-    "a table on each": ("scaffold", COPIED, 9, 5),
-    "measured first": ("fedgsnr", CUT, 8, 8),
-    "refined": ("fnr", COPIED, 8, 8),
+MANY = 3 * CUT  # 6 on each device, half of which train: rows move
+CASES = {  # algorithm, examples of the clients, cohort, devices, what JAX says they are
+    "nothing kept": ("fedavg", CUT, 16, 8, "cpu"),
+    "a table": ("scaffold", CUT, 16, 8, "cpu"),
+    "a table, few at a time": ("scaffold", CUT, 4, 4, "cpu"),
+    "a table, half at a time": ("scaffold", MANY, 24, 8, "cpu"),
+    "a table, half at a time, accelerators": ("scaffold", MANY, 24, 8, "gpu"),
+    "a table on each": ("scaffold", COPIED, 9, 5, "cpu"),
+    "measured first": ("fedgsnr", CUT, 8, 8, "cpu"),
+    "refined": ("fnr", COPIED, 8, 8, "cpu"),
 }
 
 
 def numbers(case, devices):
     """All that two rounds leave behind: path -> list."""
-    name, sizes, cohort_size, used = CASES[case]
+    name, sizes, cohort_size, used, backend = CASES[case]
+    jax.default_backend = lambda: backend
     plan = fa.Plan(
         cohort_size=cohort_size,
         batch_size=4,
