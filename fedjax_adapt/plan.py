@@ -28,7 +28,8 @@ class Plan:
         learns should be built with a cap that is no larger: it does not see this one.
       lanes: how many clients run side by side on a device, cut to the most it has in a
         round; "auto" chooses by backend and model, on an accelerator by how unequal the
-        steps are that the policy says it will ask for. With fewer lanes than clients
+        steps are that the policy says it will ask for and, with a warning, by how many
+        its memory has room for (`make_round(...).num_lanes`). With fewer lanes than clients
         whoever is done makes room for the next: as many as the cohort's steps hold those
         of its longest client waste little.
       devices: how many of JAX's devices share the clients of a round; "auto": all, those

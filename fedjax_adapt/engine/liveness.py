@@ -69,6 +69,7 @@ def bytes_held(jaxpr: Jaxpr, parts: int = 1, in_loop: bool = False) -> int:
       in_loop: what it returns is written over what it is given.
     """
     works, returned = _flat(jaxpr, _arguments(jaxpr))
+    returned = _some(returned)
     stored, last = _lives(works, returned)
     ends: dict[int, list[_Value]] = {}
     for value, at in last.items():
@@ -104,7 +105,7 @@ def _arguments(jaxpr: Jaxpr) -> dict[Var, _Value | None]:
 
 def _flat(
     jaxpr: Jaxpr, known: dict[Var, _Value | None]
-) -> tuple[list[_Work], list[_Value]]:
+) -> tuple[list[_Work], list[_Value | None]]:
     """The equations, those of functions that are called among them, and what is returned.
 
     Args:
@@ -112,14 +113,10 @@ def _flat(
       known: its arguments; None: a number in the program. What it makes is added.
     """
     of = lambda atoms: [None if isinstance(a, Literal) else known[a] for a in atoms]
-    some = lambda values: [value for value in values if value is not None]
     works = []
     for equation in jaxpr.eqns:
-        name, reads, inside = (
-            equation.primitive.name,
-            of(equation.invars),
-            inner(equation),
-        )
+        name, inside = equation.primitive.name, inner(equation)
+        reads = of(equation.invars)
         if name in CALLS and len(inside) == 1:
             called = inside[0]
             own = zip(called.invars, reads, strict=True)
@@ -129,9 +126,13 @@ def _flat(
             makes = reads[:1]
         else:
             makes = [_Value(var.aval) for var in equation.outvars]
-            works.append(_Work(name, some(reads), makes, inside))
+            works.append(_Work(name, _some(reads), makes, inside))
         known.update(zip(equation.outvars, makes, strict=True))
-    return works, some(of(jaxpr.outvars))
+    return works, of(jaxpr.outvars)
+
+
+def _some(values: list[_Value | None]) -> list[_Value]:
+    return [value for value in values if value is not None]
 
 
 def _like(value: _Value, others: list[_Value]) -> _Value | None:

@@ -103,7 +103,7 @@ class Config:
       targets: test accuracies whose first round the summary gives
       lanes: clients trained side by side on a device, cut to the most it has in a round;
         auto: in a run of 100 rounds or more what is fastest, tried out and kept for later
-        runs, else by a rule
+        runs, else by a rule; on an accelerator no more than fit into its memory
       convolutions: how they are computed: winograd, shifts, patches or lax for all that
         can; or, in local training, each kind of layer, as in patches,winograd; auto:
         in a run of 100 rounds or more what is fastest, timed and kept for later runs, else
