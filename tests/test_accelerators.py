@@ -330,8 +330,8 @@ def test_a_line_that_is_there_is_not_made_again(
 
 # What local steps may launch, in the body of their loop; kernels of products alone are 9
 MOST_LAUNCHES = {"fedavg": 24, "scaffold": 27, "fedssg": 30, "feddc": 30}
-# Outside of it. The goal is 60, which those with client states miss: every tensor of a state
-# is gathered, scattered and summed up by a kernel of its own
+# Outside of it. The goal is 60, which those with client states miss: every tensor of a
+# state is gathered, scattered and summed up by a kernel of its own
 MOST_OUTSIDE = {"fedavg": 60, "scaffold": 70, "fedssg": 90, "feddc": 78}
 WHEELS = ("jax-cuda13-pjrt", "jax-cuda13-plugin", "nvidia-nvvm", "nvidia-cuda-nvcc")
 
