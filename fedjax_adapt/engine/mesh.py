@@ -190,7 +190,8 @@ def assign(
     place = jnp.where(stays, rank * num_devices + owner, slots)
     free = jnp.argsort(jnp.zeros(slots, bool).at[place].set(True, mode="drop"))
     moving = jnp.lexsort((-num_steps, stays))
-    place = place.at[moving].set(jnp.where(stays[moving], place[moving], free))
+    taken = jnp.where(stays[moving], place[moving], free.astype(place.dtype))
+    place = place.at[moving].set(taken)
     of_device = jnp.argsort(place).astype(jnp.int32).reshape(each, num_devices).T
     of_device = jax.lax.fori_loop(
         0, swaps, lambda _, of_device: _swapped(num_steps, of_device), of_device
