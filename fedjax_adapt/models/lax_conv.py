@@ -3,9 +3,8 @@
 `vmap` over kernels makes a grouped convolution. The gradient of its kernel is one that
 cuDNN has a kernel for, but JAX writes the gradient of one model first and makes groups of
 that: a forward convolution by a "kernel" as large as the image, for which both factors are
-transposed. Here that gradient is written anew for all models at once. By the compiled text
-of the CNN of W1 for an H100, 10 clients side by side, that takes 6 of 46 kernels and more
-than a third of a step's memory traffic away (benchmarks/README.md).
+transposed. Here that gradient is written anew for all models at once. For an H100 and 10
+clients side by side that saves an eighth of the memory traffic (benchmarks/README.md).
 """
 
 from collections.abc import Callable
