@@ -5,6 +5,7 @@ client takes a policy can say before anybody has trained, unless it goes by what
 measure; one that learns is asked about the first round.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
@@ -103,9 +104,10 @@ def fixed_steps(
     if policy.measure is not None:
         return None
     width = batch_size(data, plan)
+    sized = replace(data, size=jnp.asarray(data.size))  # NumPy takes no traced index
 
     def wanted(sizes, epoch_steps, active, ids, round, key, state):
-        cohort = gather_cohort(data, ids, round, width)
+        cohort = gather_cohort(sized, ids, round, width)
         cohort = cohort._replace(num_examples=sizes, epoch_steps=epoch_steps)
         cohort = cohort._replace(active=active, key=key, train_loss=_ask)
         setting = setting_of(plan, policy, cohort, expected_share(plan, data))
