@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 from readings import Ready
 
 import fedjax_adapt as fa
-from fedjax_adapt.core import precise, side_by_side
+from fedjax_adapt.core import precise
 from fedjax_adapt.engine import mesh
 from fedjax_adapt.engine.lanes import compiler_options
 
@@ -83,8 +83,7 @@ def models(
         if jax.tree.leaves(own)[0].shape[0] == 1:  # a batched product of one is slower
             only = jax.tree.map(lambda leaf: leaf[0], own)
             return jax.tree.map(lambda leaf: leaf[None], one(params, examples, only))
-        with side_by_side(jax.tree.leaves(own)[0].shape[0]):
-            return jax.vmap(one, (None, None, 0))(params, examples, own)
+        return jax.vmap(one, (None, None, 0))(params, examples, own)
 
     on_a_device = precise(task)(on_a_device)  # as a round multiplies
     if num_devices == 1:

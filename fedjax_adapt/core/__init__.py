@@ -18,7 +18,6 @@ from .algorithm import (
     with_refinement,
     with_steps,
 )
-from .beside import num_side_by_side, side_by_side
 from .defaults import (
     ONE_MODEL_EACH_WAY,
     WEIGHTS,
@@ -168,11 +167,11 @@ __all__ = [
     "clip",
     "constant_steps",
     "cross_entropy",
-    "fused_cross_entropy",
     "each_of",
     "effective_steps",
     "epochs",
     "final_of",
+    "fused_cross_entropy",
     "keep",
     "keep_state",
     "logits_of",
@@ -188,7 +187,6 @@ __all__ = [
     "no_refine_state",
     "no_state",
     "num_parameters",
-    "num_side_by_side",
     "pool_nothing",
     "precise",
     "predict_frozen",
@@ -199,7 +197,6 @@ __all__ = [
     "say_nothing",
     "send_delta",
     "send_nothing",
-    "side_by_side",
     "task_loss",
     "traffic_for",
     "unchanged",

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import check
-from ..core import Algorithm, Array, Params, PyTree, State, Task, precise, side_by_side
+from ..core import Algorithm, Array, Params, PyTree, State, Task, precise
 from ..data.dataset import FederatedDataset
 from . import host, mesh
 from .arrays import put
@@ -200,8 +200,7 @@ def _own_means(task, score, model_of, sizes, shared, table, own):
             total = jax.lax.fori_loop(0, -(-size // width), add, zeros)
             return jax.tree.map(lambda leaf: leaf / jnp.maximum(size, 1), total)
 
-        with side_by_side(beside):
-            found = jax.lax.map(mean, clients, batch_size=beside)
+        found = jax.lax.map(mean, clients, batch_size=beside)
         return (), found, nothing
 
     given = shared, own.x, own.y

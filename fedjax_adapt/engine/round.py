@@ -29,7 +29,6 @@ from ..core import (
     cross_entropy,
     logits_of,
     precise,
-    side_by_side,
     update_refined,
 )
 from ..costs import (
@@ -269,8 +268,7 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
         int(plan.lanes),
         walked.told,
     )
-    with side_by_side(int(plan.lanes)):
-        moved = refine_clients(algorithm, view, held, key_refine_clients)
+    moved = refine_clients(algorithm, view, held, key_refine_clients)
     seconds = round_seconds(algorithm, cohort, times)
     seconds += refine_seconds(plan.clock, algorithm, state.params, cohort, moved.steps)
     params, server = update_refined(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from ..core import PyTree, State, side_by_side
+from ..core import PyTree, State
 from . import lanes, memory, mesh
 
 # copies of a model that a lane holds at once, besides what it computes: where it began,
@@ -43,8 +43,7 @@ def over(one: Callable, layout: Layout) -> Callable:
 
     def some(shared, *own):
         if layout.each > 1:
-            with side_by_side(layout.each):
-                return jax.vmap(one, in_axes=(None, *(0 for _ in own)))(shared, *own)
+            return jax.vmap(one, in_axes=(None, *(0 for _ in own)))(shared, *own)
         # no vmap: a plain matmul beats a batched one of batch 1
         result = one(shared, *jax.tree.map(lambda leaf: leaf[0], own))
         return jax.tree.map(lambda leaf: leaf[None], result)

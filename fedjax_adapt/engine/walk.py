@@ -24,7 +24,6 @@ from ..core import (
     Upload,
     as_measured,
     as_refinement,
-    side_by_side,
     unchanged,
     uniformly,
     weighted_sums,
@@ -115,7 +114,6 @@ def train_cohort(
         )
         return (total, tables), kept
 
-    @side_by_side(dealt.num_lanes)
     def walk(shared, slots: Slot, own: ClientState):
         data, broadcast, copied, guests = shared
         num_lanes = dealt.num_lanes
@@ -208,7 +206,6 @@ def measure_cohort(
         return ()
     dealt = deal(setup, cohort, held, key, alike=True)
 
-    @side_by_side(dealt.num_lanes)
     def walk(shared, slots: Slot, own: ClientState):
         data, broadcast, copied, guests = shared
         here = setup._replace(data=data)

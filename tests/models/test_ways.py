@@ -6,10 +6,8 @@ import time
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import keys, make_data, start
 
 import fedjax_adapt as fa
-from fedjax_adapt.core import num_side_by_side
 from fedjax_adapt.models import timing, with_ways
 from fedjax_adapt.models.ways import Layer, by_rule, can, layers_of
 
@@ -90,23 +88,6 @@ def test_a_way_that_cannot_be_is_one_sentence(network):
     strided = LAYER._replace(strides=(2, 2))
     with pytest.raises(ValueError, match="winograd is no way to compute 50 x 14"):
         with_ways(network, {strided: "winograd"})
-
-
-@pytest.mark.parametrize("lanes, expected", [(1, {1}), (2, {1, 2}), (3, {1, 3})])
-def test_a_layer_knows_how_many_clients_train_side_by_side(task, lanes, expected):
-    seen = set()
-
-    def apply(params, x):
-        seen.add(num_side_by_side())
-        return task.apply(params, x)
-
-    plan = fa.Plan(cohort_size=3, batch_size=4, lanes=lanes)
-    round_fn, state = start(
-        fa.Algorithm(), task._replace(apply=apply), make_data(), plan
-    )
-    jax.eval_shape(round_fn, state, keys(1)[0])
-    assert seen == expected
-    assert num_side_by_side() == 1
 
 
 def test_the_fastest_way_is_the_one_that_took_least():
