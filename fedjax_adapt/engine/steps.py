@@ -25,10 +25,8 @@ DRAWN = 64  # steps whose rows are worked out at once
 class Pace(NamedTuple):
     """What is known of the local steps of rounds before one is traced."""
 
-    known: int | None = (
-        None  # that every client takes which trains at all; None: nothing
-    )
-    block: int = BLOCK
+    known: int | None = None  # steps that every client takes which trains at all
+    block: int = BLOCK  # steps between two looks at who is done, on an accelerator
 
 
 class Parts(NamedTuple):

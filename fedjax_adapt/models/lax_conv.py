@@ -13,6 +13,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_batching import custom_vmap
 
 Array = jax.Array
 Pair = tuple[int, int]
@@ -59,7 +60,7 @@ def _kernel_gradient(convolve: Callable, kernel: Array) -> Callable:
     def pulled(convolve: Callable, like: Array, x: Array, dy: Array) -> Array:
         return jax.vjp(lambda kernel: convolve(x, kernel), like)[1](dy)[0]
 
-    @jax.custom_batching.custom_vmap
+    @custom_vmap
     def of_one(x, dy):
         return pulled(convolve, jnp.zeros(kernel.shape, kernel.dtype), x, dy)
 
