@@ -93,6 +93,13 @@ def num_lanes_of(
     return lanes_that_fit(algorithm, task, data, plan, fastest, tell)
 
 
+def may_be_empty(plan: Plan, data: FederatedDataset) -> bool:
+    """Whether there may be slots of a cohort in which nobody trains."""
+    return plan.participation is not None or (
+        plan.cohort_size is None and data.holders is not None
+    )
+
+
 def each_of(plan: Plan, data: FederatedDataset) -> int:
     """How many slots of a round a device serves."""
     return -(-num_slots(plan, data) // num_devices_of(plan, data))
@@ -148,7 +155,11 @@ def deal(
     num_rows = num_clients // num_devices if cut else num_clients
     row = pad(held.row, num_rows_of(held.table))
     # all do as much, or wait for the longest client, wherever it trains
-    alike |= setup.pace.known is not None or num_lanes == (size + extra) // num_devices
+    alike |= num_lanes == (size + extra) // num_devices
+    alike |= setup.pace.known is not None and not (
+        # a lane of a CPU by itself passes over empty slots, which lie at the end
+        num_lanes == 1 and jax.default_backend() == "cpu" and may_be_empty(plan, data)
+    )
     back, swaps = None, 0 if alike else mesh.SWAPS
     if num_devices > 1 and (cut or swaps):
         # without an owner of its own a row is wherever the client goes

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import keys, make_data, start
+from helpers import keys, make_data, make_task, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import scaffold
-from fedjax_adapt.engine import mesh, tables
+from fedjax_adapt.engine import cohort, mesh, slots, tables
+from fedjax_adapt.engine.local import Setup
 
 
 def test_slots_stay_with_their_owner_while_it_has_room():
@@ -100,3 +101,21 @@ def test_a_round_sends_its_sums_once_and_rows_twice(task, monkeypatch, backend, 
     losses_and_clipped = 2 * 8
     assert floats["all-reduce"] == [2 * size + losses_and_clipped]
     assert floats["all-to-all"] == [2 * rows * size] * 2  # a block for each device
+
+
+def test_devices_share_those_that_come_where_slots_are_empty():
+    """Coins leave the last slots empty; all who train take as many steps."""
+    data, task = make_data((4,) * 12), make_task()
+    some = fa.bernoulli(0.4)
+    plan = fa.Plan(participation=some, batch_size=2, lanes=1, devices=2)
+    algorithm = fa.with_steps(fa.Algorithm(), fa.constant_steps(3))
+    pace = slots.pace_of(algorithm, task, data, plan)
+    assert pace.known == 3
+    setup = Setup(algorithm, task, plan, data, pace)
+    ids = cohort.sample_cohort(plan, data, jax.random.key(0))
+    some = cohort.gather_cohort(data, ids, jnp.int32(0), 2)
+    wanted = jnp.full_like(ids, 3)
+    some, _ = cohort.with_num_steps(some, wanted, plan, algorithm.policy)
+    dealt = slots.deal(setup, some, tables.Held((), ids), jax.random.key(1))
+    load = dealt.slots.client.num_steps.reshape(2, -1).sum(1)
+    assert some.num_active >= 4 and abs(load[0] - load[1]) <= 3, load
