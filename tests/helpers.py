@@ -1,6 +1,7 @@
 """A tiny task on which everything compiles fast, and comparisons of pytrees."""
 
 from dataclasses import replace
+from importlib import metadata
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +28,21 @@ from fedjax_adapt.generators import Generator, Made
 
 WIDTH, CLASSES = 4, 3
 SIZES = (12, 5, 9, 12, 3, 7)
+
+
+CUDA_COMPILER = (
+    *("jax-cuda13-pjrt", "jax-cuda13-plugin", "nvidia-nvvm"),
+    "nvidia-cuda-nvcc",
+)
+
+
+def skip_without_cuda_compiler() -> None:
+    """Skips a test that compiles for a GPU where the wheels are absent that do."""
+    for name in CUDA_COMPILER:
+        try:
+            metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pytest.skip(f"{name} is not installed; pip install '.[aot]'")
 
 
 def benchmark(name: str) -> ModuleType:

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import skip_without_cuda_compiler
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -333,16 +333,11 @@ MOST_LAUNCHES = {"fedavg": 24, "scaffold": 27, "fedssg": 30, "feddc": 30}
 # Outside of it. The goal is 60, which those with client states miss: every tensor of a
 # state is gathered, scattered and summed up by a kernel of its own
 MOST_OUTSIDE = {"fedavg": 60, "scaffold": 70, "fedssg": 90, "feddc": 78}
-WHEELS = ("jax-cuda13-pjrt", "jax-cuda13-plugin", "nvidia-nvvm", "nvidia-cuda-nvcc")
 
 
 def compiled(file, *words):
     """The lines of accelerators.py, by workload, algorithm and program."""
-    for name in WHEELS:
-        try:
-            metadata.version(name)
-        except metadata.PackageNotFoundError:
-            pytest.skip(f"{name} is not installed; pip install '.[aot]'")
+    skip_without_cuda_compiler()
     # its own process, in which JAX names another backend
     program = [sys.executable, str(FOLDER / "accelerators.py"), "--results", str(file)]
     environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}

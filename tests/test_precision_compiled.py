@@ -4,13 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from importlib import util
 from pathlib import Path
 
 import pytest
+from helpers import skip_without_cuda_compiler
 
 DEVICE = Path(__file__).parents[1] / "benchmarks" / "h100.txtpb"
-INSTALLED = bool(util.find_spec("jax_plugins.xla_cuda13")) and DEVICE.exists()
 
 PROGRAM = """
 import json, re, sys
@@ -69,8 +68,7 @@ print(json.dumps({
 @pytest.fixture(scope="module", params=["float32", "tf32", "bf16"])
 def compiled(request, tmp_path_factory):
     """The precision, and what a round of SCAFFOLD in it multiplies and adds up."""
-    if not INSTALLED:
-        pytest.skip("the compiler for CUDA is not installed; pip install '.[aot]'")
+    skip_without_cuda_compiler()
     folder = tmp_path_factory.mktemp(request.param)
     flags = f"--xla_gpu_autotune_level=0 --xla_dump_to={folder}"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
