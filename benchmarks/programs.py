@@ -51,6 +51,9 @@ KINDS = {
     "w2-epochs": Kind(W2, 50, epochs=True),
     "w2-unequal": Kind(W2, 50, epochs=True, spread=0.8),
     "w2-10000": Kind(W2._replace(clients=10_000), 50),
+    # which 8 devices divide, so that tables are cut up among them
+    "w2-504": Kind(W2._replace(clients=504), 50),
+    "w2-504-all": Kind(W2._replace(clients=504, cohort=504)),
 }
 PROGRAMS = ("bare", "round", "chunk", "sweep")
 NUM_STEPS, NUM_ROUNDS, NUM_TRIALS, NUM_TESTS = 10, 10, 8, 10_000

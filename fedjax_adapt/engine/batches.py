@@ -5,6 +5,7 @@ where it is needed, so step counts may be traced, lanes of unequal length never 
 each other to reshuffle, and memory does not grow with the number of epochs.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -96,11 +97,20 @@ def batch_of(
     data: FederatedDataset, rows: Rows, client: Array, key: Key, step: Array
 ) -> Batch:
     """The examples in `rows`, of `rows_at` for the same client, key and step."""
-    x = data.x[rows.index]
+    x = _examples(data.x, rows.index)
     if data.noise is not None:
         key_noise = jax.random.fold_in(jax.random.fold_in(key, NOISE), step)
         x = data.noise.add(x, client, key_noise)
     return Batch(x, data.y[rows.index], rows.weight)
+
+
+def _examples(x: Array, index: Array) -> Array:
+    """`x[index]`, gathered as flat rows.
+
+    A TPU copies all images before it gathers some: 3.3 GB of W1, flat rows 2.4.
+    """
+    flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+    return flat[index].reshape(*index.shape, *x.shape[1:])
 
 
 def batch_at(
