@@ -20,6 +20,7 @@ _PUBLIC = {
     "algorithms.fnr": ("fnr_refinement",),
     "algorithms.gift": ("gift_steps",),
     "compress": ("Compressor", "qsgd", "sign", "top_k", "with_compression"),
+    "errors": ("RunError", "SettingError"),
     "core": (
         "Algorithm",
         "Batch",

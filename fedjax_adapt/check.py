@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .errors import SettingError
+
 MOST = 2**30  # of an integer: two of them add up to one that an int32 holds
 MEANT = {"learning_rate": "lr"}  # what others write, not like it by its letters
 SHOWN = 160  # characters of a tree that a sentence quotes
@@ -30,7 +32,9 @@ def _number(name: str, value: Any, wanted: str) -> float | None:
     if is_tracer(value):
         return None
     if isinstance(value, (bool, str)):
-        raise ValueError(f"{name}={value!r} is not a number; write {wanted}.")
+        raise SettingError(
+            f"{name}={value!r} is not a number; write {wanted}.", setting=name
+        )
     try:
         return float(value)
     except OverflowError:  # an integer of more than 300 digits
@@ -38,13 +42,13 @@ def _number(name: str, value: Any, wanted: str) -> float | None:
     except (TypeError, ValueError):
         shown = repr(value)
         what = f"={shown} is" if len(shown) < 60 else f" is {kind_of(value)},"
-        raise ValueError(f"{name}{what} not a number; write {wanted}.") from None
+        raise SettingError(f"{name}{what} not a number; write {wanted}.") from None
 
 
 def scalar(name: str, value: Any) -> None:
     """Raises ValueError if `value` is several numbers, or one with an axis."""
     if np.ndim(value) > 0:
-        raise ValueError(
+        raise SettingError(
             f"{name} has shape {list(np.shape(value))}; write one number, and jax.vmap "
             "over it for several."
         )
@@ -54,14 +58,18 @@ def nonnegative(name: str, value: Any) -> None:
     """Raises ValueError unless `value` is a finite number >= 0."""
     number = _number(name, value, "a number of at least 0")
     if number is not None and not 0 <= number < math.inf:
-        raise ValueError(f"{name}={value} must be a finite number of at least 0.")
+        raise SettingError(
+            f"{name}={value} must be a finite number of at least 0.", setting=name
+        )
 
 
 def positive(name: str, value: Any) -> None:
     """Raises ValueError unless `value` is a finite number > 0."""
     number = _number(name, value, "a number above 0")
     if number is not None and not 0 < number < math.inf:
-        raise ValueError(f"{name}={value} must be a finite number above 0.")
+        raise SettingError(
+            f"{name}={value} must be a finite number above 0.", setting=name
+        )
 
 
 def between(
@@ -76,7 +84,7 @@ def between(
     above = number >= low if brackets[0] == "[" else number > low
     below = number <= high if brackets[1] == "]" else number < high
     if not (above and below):
-        raise ValueError(f"{name}={value} must lie in {span}.")
+        raise SettingError(f"{name}={value} must lie in {span}.", setting=name)
 
 
 def at_least(
@@ -101,9 +109,13 @@ def at_least(
     wanted = f"an integer >= {low}{hint}"
     number = None if value is None else _number(name, value, wanted)
     if number is None or number % 1 != 0 or number < low:  # NaN and inf: x % 1 is NaN
-        raise ValueError(f"{name}={value} must be an integer >= {low}{hint}.")
+        raise SettingError(
+            f"{name}={value} must be an integer >= {low}{hint}.", setting=name
+        )
     if number > most:
-        raise ValueError(f"{name}={value} must be at most {most}{hint}.")
+        raise SettingError(
+            f"{name}={value} must be at most {most}{hint}.", setting=name
+        )
 
 
 def kinds(call: str, **arguments: tuple[Any, Any]) -> None:
@@ -117,7 +129,9 @@ def kinds(call: str, **arguments: tuple[Any, Any]) -> None:
         fits = isinstance(value, kind) if isinstance(kind, type) else kind(value)
         if not fits:
             caller = call.partition("(")[0]
-            raise ValueError(f"{caller} got {kind_of(value)} for {name}; write {call}.")
+            raise SettingError(
+                f"{caller} got {kind_of(value)} for {name}; write {call}."
+            )
 
 
 def tree(value: Any) -> bool:
@@ -182,7 +196,7 @@ def kind_of(value: Any) -> str:
 def same_kind(part: str, what: str, new: Any, old: Any, given_by: str) -> None:
     """Raises ValueError unless `new` has the structure, shapes and dtypes of `old`."""
     if jax.tree.structure(new) != jax.tree.structure(old):
-        raise ValueError(
+        raise SettingError(
             f"{part} returned {shown(new)} for {what} where {given_by} gave {shown(old)}; "
             "return the same structure."
         )
@@ -190,7 +204,7 @@ def same_kind(part: str, what: str, new: Any, old: Any, given_by: str) -> None:
     for (path, own), given in pairs:
         if leaf(own) != leaf(given) and not _rounds(own, given):
             where = jax.tree_util.keystr(path)
-            raise ValueError(
+            raise SettingError(
                 f"{part} returned {leaf(own)} for {what}{where} where {given_by} gave "
                 f"{leaf(given)}; return the same shape and dtype."
             )
@@ -264,4 +278,6 @@ def one_of(name: str, value: Any, known: Iterable[str]) -> None:
     """Raises ValueError unless `value` is one of `known`; names the nearest."""
     known = list(known)
     if value not in known:
-        raise ValueError(f"{name}={value!r} is unknown; {nearest(value, known)}")
+        raise SettingError(
+            f"{name}={value!r} is unknown; {nearest(value, known)}", setting=name
+        )

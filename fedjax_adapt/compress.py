@@ -40,6 +40,7 @@ from .core import (
     model_bytes,
     traffic_for,
 )
+from .errors import SettingError
 from .wrap import seeing
 
 COMPRESSION = 0x636F  # what `LocalRun.key` is folded in by
@@ -193,7 +194,7 @@ def with_compression(
     if isinstance(rule.traffic, Traffic):
         _check_sends(rule.traffic)
     if rule.personal is not None and rule.start is not at_broadcast:
-        raise ValueError(
+        raise SettingError(
             "with_compression got an algorithm whose clients keep parameters to "
             "themselves; write it inside, as in fedper(base=with_compression(...)) or "
             "with_personal(with_compression(...), personal)."
@@ -202,15 +203,16 @@ def with_compression(
 
     def init(params: Params) -> Compressed:
         if error_feedback and compressor.variance(params) >= 1:
-            raise ValueError(
+            raise SettingError(
                 f"error_feedback=True with a compressor whose error may be "
                 f"{compressor.variance(params):.3g} times what it is given, so that it "
-                "grows round by round; write error_feedback=False, or more levels."
+                "grows round by round; write error_feedback=False, or more levels.",
+                setting="error_feedback",
             )
         error = optax.tree.zeros_like(params) if error_feedback else ()
         own = rule.init(params)
         if isinstance(own, Compressed):
-            raise ValueError(
+            raise SettingError(
                 "with_compression got an algorithm whose uploads are compressed already; "
                 "write it once."
             )
@@ -220,7 +222,7 @@ def with_compression(
         upload, client = inner.local.finish(run)
         wanted = upload.delta
         if not _alike(wanted, run.params):
-            raise ValueError(
+            raise SettingError(
                 f"with_compression got {check.shown(wanted)} for Upload.delta of a model "
                 f"{check.shown(run.params)}; write it around the algorithm inside."
             )
@@ -257,7 +259,7 @@ def with_compression(
 def _check_sends(traffic: Traffic) -> None:
     """Raises ValueError unless there is a model to compress."""
     if traffic.models_up < 1:
-        raise ValueError(
+        raise SettingError(
             "with_compression got an algorithm whose clients send "
             f"{traffic.models_up:.3g} models, where there is none to compress; write it "
             "around another, and once."
@@ -282,6 +284,6 @@ def _bytes_of(params: Params, bits: int) -> int:
 
 def _check_static(call: str, value: object) -> None:
     if check.is_tracer(value):
-        raise ValueError(
+        raise SettingError(
             f"{call} is traced but makes shapes and bytes; write a plain number."
         )

@@ -18,6 +18,7 @@ from .core import (
     as_base,
     mean,
 )
+from .errors import SettingError
 
 
 def averaged(weights: str, base: Algorithm | None) -> Algorithm:
@@ -34,9 +35,10 @@ def averaged(weights: str, base: Algorithm | None) -> Algorithm:
     if base is None:
         return Algorithm(server=ServerRule(combine=mean(WEIGHTS[weights])))
     if weights != "data":
-        raise ValueError(
+        raise SettingError(
             f"weights={weights!r} is of FedAvg's mean, but the base averages by its own "
-            "rule; leave weights or base out."
+            "rule; leave weights or base out.",
+            setting="weights",
         )
     return as_base(base)
 
@@ -80,7 +82,7 @@ def accuracy(task: Task, params: Params, x: Array, y: Array, width: int = 256) -
 def check_labelled(name: str, setup: RefineSetup) -> None:
     """Raises ValueError unless every example has one integer label."""
     if not setup.labelled:
-        raise ValueError(
+        raise SettingError(
             f"{name} counts the labels of clients but the data have no integer labels, "
             "one per example; take another algorithm."
         )

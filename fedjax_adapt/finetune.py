@@ -30,6 +30,7 @@ from .core import (
     public_examples,
     weighted_loss,
 )
+from .errors import SettingError
 
 
 class SGD(NamedTuple):
@@ -157,16 +158,16 @@ def check_labelled(name: str, task: Task, setup: RefineSetup) -> None:
     x, y = public_examples(setup.public)
     shape, dtype = tuple(setup.example.shape), setup.example.dtype
     if tuple(x.shape[1:]) != shape or x.dtype != dtype:
-        raise ValueError(
+        raise SettingError(
             f"public inputs are {x.dtype}{list(x.shape[1:])} but the clients' "
             f"{dtype}{list(shape)}; give them alike."
         )
     if y is None:
-        raise ValueError(
+        raise SettingError(
             f"{name} trains on labels but the public set has none; give public=(x, y)."
         )
     if y.ndim != 1 or not jnp.issubdtype(y.dtype, jnp.integer) or not len(y):
-        raise ValueError(
+        raise SettingError(
             f"{name} needs one integer label per public example but got "
             f"{y.dtype}{list(y.shape)}; give such labels."
         )
@@ -174,7 +175,7 @@ def check_labelled(name: str, task: Task, setup: RefineSetup) -> None:
         return
     low, high = np.asarray(y).min(), np.asarray(y).max()
     if low < 0 or high >= setup.num_classes:
-        raise ValueError(
+        raise SettingError(
             f"public labels lie in [{low}, {high}] but there are {setup.num_classes} "
             "classes; give labels from 0 on, below that."
         )
@@ -184,7 +185,8 @@ def check_selects(fraction: float | Array, setup: RefineSetup) -> None:
     """Raises ValueError if no cohort is large enough that the fraction is anybody."""
     size = setup.cohort_size
     if not check.is_tracer(fraction) and num_selected(fraction, size) == 0:
-        raise ValueError(
+        raise SettingError(
             f"fraction={fraction:g} of a cohort of {size} is nobody; write at least "
-            f"{-(-10_000 // size) / 10_000:g}, or leave the refinement out."
+            f"{-(-10_000 // size) / 10_000:g}, or leave the refinement out.",
+            setting="fraction",
         )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .errors import SettingError
 from .models.conv import conv
 
 Array = jax.Array
@@ -81,7 +82,7 @@ def image_generator(channels: int = 64) -> Generator:
 
     def init(key, noise_size, num_classes, shape):
         if len(shape) != 3 or shape[0] % 4 or shape[1] % 4:
-            raise ValueError(
+            raise SettingError(
                 f"this generator makes images (height, width, channels) of a height and "
                 f"width that 4 divides, but an input here has shape {list(shape)}; give "
                 "generator=Generator(init, apply), one that makes such inputs."

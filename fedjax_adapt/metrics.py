@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from . import check
 from .core import Array, Metric, fused_cross_entropy
+from .errors import SettingError
 
 
 def predicted(logits: Array, y: Array) -> Array:
@@ -36,7 +37,7 @@ def predicted(logits: Array, y: Array) -> Array:
     if logits.shape == (*y.shape, 1):
         return logits[..., 0]
     outputs = y.shape[1] if y.ndim == 2 else 1
-    raise ValueError(
+    raise SettingError(
         f"the model predicts {list(logits.shape)} for targets {list(y.shape)}; build it "
         f"with {outputs} output{'s' * (outputs > 1)}."
     )
@@ -54,7 +55,7 @@ def tokens(logits: Array, y: Array, pad: int | None) -> tuple[Array, Array]:
       ValueError: there is not one integer token to each row of logits.
     """
     if y.ndim != 2 or y.shape != logits.shape[:-1] or not _whole(y):
-        raise ValueError(
+        raise SettingError(
             f"the targets are {y.dtype}{list(y.shape)} for logits {list(logits.shape)}; "
             "give the next token of each place, integers [batch, time], such as "
             "x=text[:, :-1] and y=text[:, 1:]."
@@ -174,13 +175,13 @@ auc = Metric(_ranked, _auc)
 
 def _check_labels(name: str, logits: Array, y: Array, least: int = 2) -> None:
     if y.ndim != 1 or logits.ndim != 2 or not _whole(y):
-        raise ValueError(
+        raise SettingError(
             f"metrics.{name} got targets {y.dtype}{list(y.shape)} and logits "
             f"{list(logits.shape)}; it takes integer labels [batch] and logits [batch, "
             "classes]."
         )
     if logits.shape[1] < least:
-        raise ValueError(
+        raise SettingError(
             f"metrics.{name} got {logits.shape[1]} logits but takes {least} or more."
         )
 

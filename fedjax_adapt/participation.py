@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from . import check
 from .core import Participation
+from .errors import SettingError
 
 # A Bernoulli cohort larger than its slots would be cut; slots are chosen so that this
 # happens less than once in a billion rounds.
@@ -37,9 +38,10 @@ def uniform(cohort_size: int) -> Participation:
 
     def slots(num_clients):
         if cohort_size > num_clients:
-            raise ValueError(
+            raise SettingError(
                 f"cohort_size={cohort_size} but the data set has {num_clients} clients "
-                f"that hold examples; take at most {num_clients}."
+                f"that hold examples; take at most {num_clients}.",
+                setting="cohort_size",
             )
         return cohort_size
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from . import check
 from .core import Array, Participation
 from .costs import Clock
+from .errors import SettingError
 
 # that may be tracers
 NUMBERS = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm")
@@ -79,22 +80,25 @@ class Plan:
         check.one_of("shuffle", self.shuffle, ("epoch", "replacement", "none"))
         check.one_of("client_memory", self.client_memory, ("device", "host"))
         if not isinstance(self.participation, Participation | None):
-            raise ValueError(
+            raise SettingError(
                 f"participation={self.participation!r} is no rule; write bernoulli(q) for "
-                "a coin per client, uniform(m) or everyone()."
+                "a coin per client, uniform(m) or everyone().",
+                setting="participation",
             )
         if not isinstance(self.clock, Clock | None):
-            raise ValueError(
-                f"clock={self.clock!r} is none; write Clock(step_seconds=0.05)."
+            raise SettingError(
+                f"clock={self.clock!r} is none; write Clock(step_seconds=0.05).",
+                setting="clock",
             )
         waits = self.participation is not None and self.participation.first_to_end
         if waits and self.clock is None:
-            raise ValueError(
+            raise SettingError(
                 "participation=earliest(...) needs to know who ends first; give a clock, "
-                "as in Plan(clock=Clock(step_seconds=0.05))."
+                "as in Plan(clock=Clock(step_seconds=0.05)).",
+                setting="participation",
             )
         if self.cohort_size is not None and self.participation is not None:
-            raise ValueError(
+            raise SettingError(
                 f"Plan got both cohort_size={self.cohort_size} and participation; "
                 "write one of them."
             )

@@ -38,6 +38,7 @@ from .core import (
     uniformly,
 )
 from .core import clip as clipped_to
+from .errors import SettingError
 
 NOISE = 0x6470  # what `Cohort.key` is folded in by
 
@@ -90,7 +91,7 @@ def with_privacy(
     def finish(run: LocalRun) -> tuple[Upload, ClientState]:
         upload, client = local.finish(run)
         if jax.tree.leaves(upload.extra):
-            raise ValueError(
+            raise SettingError(
                 f"with_privacy clips Upload.delta alone, but the clients send "
                 f"{check.shown(upload.extra)} beside it; write it around an algorithm that "
                 "sends no more, such as fedavg(), fedprox() or feddyn()."
@@ -168,7 +169,7 @@ def epsilon(
     check.between("delta", delta, 0, 1, closed="left")
     if isinstance(participation, Participation):
         if participation.rate is None or participation.first_to_end:
-            raise ValueError(
+            raise SettingError(
                 "participation is of a cohort of fixed size, where epsilon is for coins "
                 "of every client alone; write bernoulli(q) in the plan and here."
             )
@@ -177,7 +178,7 @@ def epsilon(
     try:
         import dp_accounting  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise ValueError(
+        raise SettingError(
             "epsilon needs dp-accounting, which cannot be imported; write pip install "
             "'fedjax-adapt[privacy]'."
         ) from None
@@ -199,7 +200,7 @@ def _check_parts(algorithm: Algorithm) -> None:
     """Raises ValueError where a part gets round the clip."""
     policy, combine = algorithm.policy, algorithm.server.combine
     if not isinstance(combine, Mean) or combine.delta not in (by_examples, uniformly):
-        raise ValueError(
+        raise SettingError(
             "with_privacy takes a plain mean of the clients, but the algorithm's server "
             "weighs or combines them in its own way; write it around fedavg(), fedprox() "
             "or feddyn()."
@@ -209,12 +210,12 @@ def _check_parts(algorithm: Algorithm) -> None:
         or policy.send is not send_nothing
         or policy.update is not unchanged
     ):
-        raise ValueError(
+        raise SettingError(
             "with_privacy clips what local rules send, but the step policy learns from "
             "what clients measure or send; write with_steps(algorithm, epochs(5)) inside."
         )
     if algorithm.refine is not None:
-        raise ValueError(
+        raise SettingError(
             "with_privacy clips what local rules send, but the refinement is shown the "
             "clients' models; write it around an algorithm without one."
         )

@@ -34,6 +34,7 @@ from .core import (
     weighted_sum,
     weighted_sums,
 )
+from .errors import SettingError
 
 # (displacements [cohort, ...], weights [cohort] that sum to 1, active [cohort]) -> one
 Aggregation = Callable[[Params, Array, Array], Params]
@@ -107,7 +108,7 @@ def krum(num_byzantine: int, num_selected: int = 1) -> Aggregation:
         slots = active.shape[0]
         least = max(2 * num_byzantine + 3, num_byzantine + num_selected)
         if slots < least:
-            raise ValueError(
+            raise SettingError(
                 f"krum(num_byzantine={num_byzantine}, num_selected={num_selected}) needs "
                 f"cohorts of {least} clients but they have {slots}; write a larger cohort "
                 "or smaller numbers."
@@ -186,13 +187,13 @@ def with_aggregation(algorithm: Algorithm, rule: Aggregation) -> Algorithm:
     wanted = "with_aggregation(algorithm, median())"
     check.kinds(wanted, algorithm=(algorithm, Algorithm), rule=(rule, callable))
     if rule in (median, trimmed_mean, krum, geometric_median):
-        raise ValueError(
+        raise SettingError(
             f"with_aggregation got the function {rule.__name__} for rule; call it, as in "
             f"{wanted}."
         )
     server, plain = algorithm.server, algorithm.server.combine
     if not isinstance(plain, Mean):
-        raise ValueError(
+        raise SettingError(
             "with_aggregation takes the place of a mean but the algorithm's server has "
             "another rule; write it around the algorithm once."
         )

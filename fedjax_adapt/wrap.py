@@ -26,6 +26,7 @@ from .core import (
     unchanged,
     update_refined,
 )
+from .errors import SettingError
 
 
 class Optimized(NamedTuple):
@@ -54,12 +55,12 @@ def with_server_optimizer(
       ValueError: `algorithm` is no Algorithm, or `optimizer` no optax transformation.
     """
     if not isinstance(algorithm, Algorithm):
-        raise ValueError(
+        raise SettingError(
             f"with_server_optimizer got {check.kind_of(algorithm)} for algorithm; call its "
             "constructor, as in with_server_optimizer(fedavg(), optax.adam(0.01))."
         )
     if not isinstance(optimizer, optax.GradientTransformation):
-        raise ValueError(
+        raise SettingError(
             f"with_server_optimizer got {check.kind_of(optimizer)} for optimizer; write an "
             "optax transformation, such as optax.adam(0.01)."
         )

@@ -50,6 +50,7 @@ from ..core import (
     mean,
     uniformly,
 )
+from ..errors import SettingError
 from ..wrap import same, seeing
 
 STALENESS = ("constant", "polynomial", "hinge")
@@ -137,7 +138,7 @@ def fedasync(
     check.between("alpha", alpha, 0, 1, closed="right")
     s = _weight(staleness, a, b)
     if as_base(base).server.update is not add_delta:
-        raise ValueError(
+        raise SettingError(
             "fedasync mixes in the models of clients, but its base's server makes more "
             "than a mean of them; give fedavg(), fedprox() or moon(), or take fedbuff."
         )
@@ -171,7 +172,7 @@ def _asynchronous(
         own = Algorithm(server=ServerRule(combine=mean(uniformly)))
     rule = own.server
     if rule.busy is not None:
-        raise ValueError(
+        raise SettingError(
             f"{name} got a base that is asynchronous itself; leave it out."
         )
 
@@ -341,7 +342,7 @@ def _sent_by(name: str, base: Algorithm, params: Params) -> Upload:
     try:
         return jax.eval_shape(upload, params)
     except Exception as error:
-        raise ValueError(
+        raise SettingError(
             f"{name} must know what a client of its base sends before there is a round, "
             f"but LocalRule.finish cannot do without its task, batches or probe ({error}); "
             "take another base."
@@ -350,20 +351,22 @@ def _sent_by(name: str, base: Algorithm, params: Params) -> Upload:
 
 def _check_numbers(concurrency: int, size: int, num_holders: int) -> None:
     if concurrency < size:
-        raise ValueError(
+        raise SettingError(
             f"concurrency={concurrency} but {size} clients begin in a round; write a "
-            f"concurrency of at least {size}, or have fewer in a round."
+            f"concurrency of at least {size}, or have fewer in a round.",
+            setting="concurrency",
         )
     if concurrency > num_holders:
-        raise ValueError(
+        raise SettingError(
             f"concurrency={concurrency} but {num_holders} clients hold examples, and none "
-            f"is under way twice; write at most {num_holders}."
+            f"is under way twice; write at most {num_holders}.",
+            setting="concurrency",
         )
 
 
 def _check_silent(name: str, report: Any) -> None:
     if report:
-        raise ValueError(
+        raise SettingError(
             f"{name} cannot show what the server of its base reports, "
             f"{', '.join(report)}; take a base without a report."
         )

@@ -37,6 +37,7 @@ from ..core import (
     with_refinement,
 )
 from ..distill import accuracy, averaged, kl, of_each, teachers
+from ..errors import SettingError
 
 TEACHING = ("avg_logits", "avg_probs", "avg_losses")
 
@@ -94,22 +95,25 @@ def feddf(
     check.at_least("patience", patience, 1, none="no early stopping")
     check.at_least("validate_every", validate_every, 1)
     if return_best_incl_init and patience is None:
-        raise ValueError(
+        raise SettingError(
             "return_best_incl_init=True chooses by validation, but patience=None validates "
-            "nothing; write patience=1000 or so, or leave return_best_incl_init out."
+            "nothing; write patience=1000 or so, or leave return_best_incl_init out.",
+            setting="return_best_incl_init",
         )
     base = averaged(weights, base)
     if distill_steps == 0:
         return base
     if base.refine is not None:
-        raise ValueError("feddf's base refines its models already; give another base.")
+        raise SettingError(
+            "feddf's base refines its models already; give another base."
+        )
     validates = patience is not None
     oldest = distill_steps if patience is None else patience
 
     def verify(task, setup):
         del task
         if setup.public.validation is None and (validates or drop_worst):
-            raise ValueError(
+            raise SettingError(
                 "feddf validates its students but the public set has no validation "
                 "examples; give it some, as --validation-examples 50 or PublicSet(x, "
                 "validation=(x, y)) do, or leave drop_worst out and write patience=None."

@@ -24,6 +24,7 @@ import optax
 
 from .. import check
 from ..core import Algorithm, Cohort, Mean, ServerRule, add_delta, as_base, by_examples
+from ..errors import SettingError
 
 DISTANCES = ("kl", "cosine", "l1", "l2", "only_iid")
 
@@ -57,7 +58,7 @@ def feddisco(
     base = as_base(base)
     combine, is_plain = base.server.combine, base.server.update is add_delta
     if not (isinstance(combine, Mean) and (is_plain or base.server.adds_mean)):
-        raise ValueError(
+        raise SettingError(
             "feddisco weighs the mean of the cohort's models anew, but its base's server "
             "does something else with it; give fedavg(), fedprox(), moon(), feddyn(), "
             "feddc() or fedssg()."
@@ -65,13 +66,14 @@ def feddisco(
     if reference is not None and not (
         all(0 <= share < math.inf for share in reference) and sum(reference) > 0
     ):
-        raise ValueError(
-            f"reference={reference} must be finite shares of at least 0, not all of them 0."
+        raise SettingError(
+            f"reference={reference} must be finite shares of at least 0, not all 0.",
+            setting="reference",
         )
 
     def label_shares(cohort):  # [cohort, classes]
         if cohort.label_counts is None:
-            raise ValueError(
+            raise SettingError(
                 "feddisco compares label distributions but the data have no integer "
                 "labels, one per example; take another algorithm."
             )
@@ -79,7 +81,7 @@ def feddisco(
         shares = counts / jnp.maximum(counts.sum(1, keepdims=True), 1)
         if legacy_reshape:
             if counts.shape[1] % 10:
-                raise ValueError(
+                raise SettingError(
                     f"legacy_reshape reads ten labels a row but there are "
                     f"{counts.shape[1]}; leave it out."
                 )
@@ -92,7 +94,7 @@ def feddisco(
         target = jnp.full(shares.shape[1], 1 / shares.shape[1])
         if reference is not None:
             if len(reference) != len(target):
-                raise ValueError(
+                raise SettingError(
                     f"reference has {len(reference)} shares but there are "
                     f"{len(target)} labels; give one share per label."
                 )

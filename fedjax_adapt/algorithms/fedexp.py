@@ -31,6 +31,7 @@ from ..core import (
     more_traffic,
     update_refined,
 )
+from ..errors import SettingError
 from ..wrap import seeing
 
 
@@ -57,7 +58,7 @@ def fedexp(epsilon: float = 1e-3, base: Algorithm | None = None) -> Algorithm:
     rule, combine = base.server, base.server.combine
     adds_mean = rule.update is add_delta or rule.adds_mean
     if not (isinstance(combine, Mean) and adds_mean):
-        raise ValueError(
+        raise SettingError(
             "fedexp goes further along the mean of the cohort's displacements, but its "
             "base's server does something else with it; give fedavg(), fedprox(), moon(), "
             "feddyn(), feddc() or fedssg()."

@@ -38,6 +38,7 @@ from ..core import (
     with_refinement,
 )
 from ..distill import averaged, check_labelled, kl, label_counts, of_each, teachers
+from ..errors import SettingError
 from ..generators import Generator, Made, image_generator
 from ..generators import diversity as spread
 
@@ -115,7 +116,9 @@ def fedftg(
     if iterations == 0:
         return base
     if base.refine is not None:
-        raise ValueError("fedftg's base refines its models already; give another base.")
+        raise SettingError(
+            "fedftg's base refines its models already; give another base."
+        )
     generator = image_generator(channels) if generator is None else generator
     weighing = Weighing(hardness, class_weight, classifying)
     adam = optax.scale_by_adam()

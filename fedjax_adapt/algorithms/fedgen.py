@@ -44,6 +44,7 @@ from ..core import (
     weighted_loss,
 )
 from ..distill import check_labelled, kl, teachers
+from ..errors import SettingError
 from ..generators import Made, diversity, latent_generator
 
 FLOOR = 1e-4  # of alpha_t and beta_t, the code's
@@ -163,7 +164,7 @@ def fedgen(
 
     def verify(task, setup):
         if task.head is None or setup.outputs.features is None:
-            raise ValueError(
+            raise SettingError(
                 "fedgen teaches a generator of features by the heads of models but this "
                 "one's cannot be told apart; give a module with features(x) and "
                 "head(features), or Task(..., head=...)."

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from .. import check
 from ..core import WEIGHTS, Algorithm, ServerRule, mean
+from ..errors import SettingError
 from ..personal import Personal, chosen, with_personal
 
 
@@ -65,9 +66,10 @@ def fedrep(
 
     def accepts(setting):
         if not check.is_tracer(setting.momentum) and setting.momentum:
-            raise ValueError(
+            raise SettingError(
                 f"momentum={setting.momentum} would move a head and a body on that fedrep "
-                "holds still; write momentum=0."
+                "holds still; write momentum=0.",
+                setting="momentum",
             )
 
     server = ServerRule(combine=mean(WEIGHTS[weights]))

@@ -42,6 +42,7 @@ from ..core import (
     mean,
     uniformly,
 )
+from ..errors import SettingError
 
 
 class FedSSGClient(NamedTuple):
@@ -129,9 +130,10 @@ def fedssg(
         if total_rounds is not None and (
             setting.rounds not in (None, total_rounds) or setting.round > total_rounds
         ):
-            raise ValueError(
+            raise SettingError(
                 f"total_rounds={total_rounds} but the run has "
-                f"{setting.rounds or setting.round} rounds; leave total_rounds out."
+                f"{setting.rounds or setting.round} rounds; leave total_rounds out.",
+                setting="total_rounds",
             )
         if participation is None:
             return
@@ -143,9 +145,10 @@ def fedssg(
             for number in (setting.num_holders, setting.num_clients)
         ]
         if min(off) > 0.5 + 1e-6:
-            raise ValueError(
+            raise SettingError(
                 f"participation={participation} but {q:g} of the clients take part in a "
-                "round of this plan; leave participation out."
+                "round of this plan; leave participation out.",
+                setting="participation",
             )
 
     def horizon(setting):  # T

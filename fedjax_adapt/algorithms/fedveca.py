@@ -51,6 +51,7 @@ from ..core import (
     weighted_loss,
     with_steps,
 )
+from ..errors import SettingError
 
 ACCEPT = ("off", "local", "global")
 
@@ -106,9 +107,10 @@ def veca_steps(
     check.at_least("initial_steps", initial_steps, 1)
     traced = check.is_tracer(initial_steps) or check.is_tracer(max_steps)
     if not traced and initial_steps > max_steps:
-        raise ValueError(
+        raise SettingError(
             f"initial_steps={initial_steps} is above max_steps={max_steps}; write a "
-            "smaller one."
+            "smaller one.",
+            setting="initial_steps",
         )
 
     def init(params, num_clients):
@@ -252,12 +254,13 @@ def fedveca(
     policy = veca_steps(alpha, max_steps, initial_steps, full_gradient)
     if base is not None:
         if accept != "off":
-            raise ValueError(
+            raise SettingError(
                 f"accept={accept!r} is about FedVeca's own server rule, but base brings "
-                'another; leave base out, or write accept="off".'
+                'another; leave base out, or write accept="off".',
+                setting="accept",
             )
         if full_gradient and base.local.objective is not task_loss:
-            raise ValueError(
+            raise SettingError(
                 "full_gradient measures gradients of the loss, without what its base adds "
                 "to the loss; leave full_gradient or base out."
             )

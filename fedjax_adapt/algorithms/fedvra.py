@@ -24,6 +24,7 @@ import optax
 
 from .. import check
 from ..core import Algorithm, LocalRule, ServerRule, Upload, mean, uniformly
+from ..errors import SettingError
 
 
 def fedvra(
@@ -54,9 +55,10 @@ def fedvra(
             1.0,
             None,
         ):
-            raise ValueError(
+            raise SettingError(
                 f"variant=ssg_code is FedDyn with alpha=0.01 and has no gamma={gamma}, "
-                f"a={a} or d={d}; leave them out, or write variant=paper."
+                f"a={a} or d={d}; leave them out, or write variant=paper.",
+                setting="variant",
             )
         gamma, a, d = 0.01, 1.0, None
 

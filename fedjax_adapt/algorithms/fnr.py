@@ -59,6 +59,7 @@ from ..core import (
     public_examples,
     with_refinement,
 )
+from ..errors import SettingError
 from ..finetune import (
     SGD,
     Penalty,
@@ -111,7 +112,7 @@ def fnr(
     """
     base = as_base(base)
     if base.refine is not None:
-        raise ValueError(
+        raise SettingError(
             "fnr refines clients but its base already has a refinement; give "
             "a base without one."
         )
@@ -300,7 +301,7 @@ def _check_features(task: Task, setup: RefineSetup) -> None:
         lambda key, x: task.apply(task.init(key), x), jax.random.key(0), example
     )
     if outputs.features is None:
-        raise ValueError(
+        raise SettingError(
             "fnr compares features but the model has none; give a module with "
             "features(x) and head(features), or return Outputs(logits, features)."
         )

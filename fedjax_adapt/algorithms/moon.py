@@ -38,6 +38,7 @@ from ..core import (
     send_delta,
     weighted_loss,
 )
+from ..errors import SettingError
 
 
 class MoonClient(NamedTuple):
@@ -72,7 +73,7 @@ def moon(
     def objective(params, view, key):
         outputs = predict_train(view.task, params, view.batch.x, key)
         if outputs.features is None:
-            raise ValueError(
+            raise SettingError(
                 "moon compares features but the model has none; give a module with "
                 "features(x) and head(features), or return Outputs(logits, features)."
             )

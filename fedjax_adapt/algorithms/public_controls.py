@@ -30,6 +30,7 @@ from ..core import (
     task_loss,
     with_refinement,
 )
+from ..errors import SettingError
 from ..finetune import (
     SGD,
     check_labelled,
@@ -67,7 +68,7 @@ def fedavg_pubft(
     """
     base = as_base(base)
     if base.refine is not None:
-        raise ValueError(
+        raise SettingError(
             "fedavg_pubft refines the server's model but its base already has a "
             "refinement; give a base without one."
         )

@@ -7,6 +7,7 @@ is exit code 1; Ctrl-C is 130. JAX is imported only where it is needed.
 import sys
 from collections.abc import Sequence
 
+from ..errors import SettingError
 from .choices import list_choices
 from .compare import compare
 from .contributions import contributions
@@ -49,6 +50,12 @@ examples:
 """
 
 
+BUG = (
+    "Nobody expected this. Unless it was raised by code of your own, it is a bug of "
+    "fedjax-adapt: please report it with all of these lines."
+)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -57,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:
         code = told(error)
         if code is None:
-            raise  # a bug of ours, which a sentence would hide
+            error.add_note(BUG)
+            raise
         return code
 
 
@@ -83,5 +91,5 @@ def _main(arguments: list[str]) -> int:
         from .. import check
 
         known = check.nearest(command, commands)
-        raise ValueError(f"{command!r} is no command; {known}")
+        raise SettingError(f"{command!r} is no command; {known}")
     return commands[command](rest)

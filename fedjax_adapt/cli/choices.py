@@ -1,5 +1,7 @@
 """`fedjax-adapt list`."""
 
+from ..errors import SettingError
+
 
 def list_choices(arguments: list[str]) -> int:
     """`fedjax-adapt list`: everything that can be chosen by name."""
@@ -7,7 +9,7 @@ def list_choices(arguments: list[str]) -> int:
         print("usage: fedjax-adapt list\n\nEverything a run can be told by name.")
         return 0
     if arguments:
-        raise ValueError(f"list takes no arguments, so leave {arguments[0]!r} out.")
+        raise SettingError(f"list takes no arguments, so leave {arguments[0]!r} out.")
     from ..experiment.options import catalogue
 
     for title, lines in catalogue().items():

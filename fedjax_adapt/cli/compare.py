@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..errors import SettingError
 from . import process
 
 
@@ -33,12 +34,12 @@ def compare(arguments: list[str]) -> int:
     except SystemExit:  # --help has been printed
         return 0
     if not folders:
-        raise ValueError(
+        raise SettingError(
             "compare got no folder before its flags; give those of finished runs, as in "
             "fedjax-adapt compare runs/mine runs/other."
         )
     if values["against"] is not None and values["plot"] is None:
-        raise ValueError(
+        raise SettingError(
             f"against={values['against']} is about a picture; write --plot FILE as well."
         )
     path = None

@@ -5,7 +5,7 @@ from pathlib import Path
 from . import process
 from .compare import print_comparison
 from .progress import interrupted, nothing_to_resume, reporting
-from .sentences import fail, note, told
+from .sentences import note, told
 
 FIRST = "the run begins at round 1"  # where nothing is resumed
 
@@ -56,7 +56,6 @@ def _run_together(config, request) -> int:
     from ..experiment.folder import run_folder
     from ..experiment.joined import joined
     from ..experiment.loop import Stopped
-    from ..experiment.rows import Diverged
     from ..experiment.run import run as train
 
     folder = run_folder(config)
@@ -65,8 +64,6 @@ def _run_together(config, request) -> int:
         with joined(request.together, told) as first:
             with reporting(Console(), unsaved) as report:
                 train(config, request.resume, report)
-    except Diverged as error:
-        return fail(str(error), 1)
     except Stopped:
         if not folder.exists():  # another machine's
             return 130
@@ -89,14 +86,10 @@ def _flags(them) -> str:
 def _train(config, folder: Path, resume: bool, warning: str | None) -> int:
     from rich.console import Console
 
-    from ..experiment.rows import Diverged
     from ..experiment.run import run as train
 
-    try:
-        with reporting(Console(), warning) as report:
-            train(config, resume, report)
-    except Diverged as error:
-        return fail(str(error), 1)
+    with reporting(Console(), warning) as report:
+        train(config, resume, report)
     return _show(folder)
 
 

@@ -4,17 +4,17 @@ import errno
 import os
 import re
 import sys
-import traceback
-from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1]
+from ..errors import RunError, SettingError
 
 
 def told(error: BaseException) -> int | None:
     """Says what has gone wrong; returns the exit code, or None if it is no sentence."""
     match error:
-        case ValueError() if _raised_by_us(error):
+        case SettingError():
             return fail(as_written(str(error)), 2)
+        case RunError():
+            return fail(str(error), 1)
         case KeyboardInterrupt():
             return fail("interrupted.", 130)
         case BrokenPipeError():  # the reader of a pipe has left, as in `list | head`
@@ -46,13 +46,6 @@ def _is_exhausted(error: RuntimeError) -> bool:
     from ..engine.memory import is_exhausted  # which imports JAX
 
     return is_exhausted(error)
-
-
-def _raised_by_us(error: BaseException) -> bool:
-    """Whether a sentence of this package is what went wrong, not a call it made."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    ours = Path(last.filename).is_relative_to(PACKAGE)
-    return ours and (last.line or "raise").startswith("raise")
 
 
 def note(sentence: str | None) -> None:

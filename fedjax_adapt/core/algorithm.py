@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from .. import check
+from ..errors import SettingError
 from .parts import LocalRule, Refine, Refinement, ServerRule, StepPolicy, as_refinement
 
 
@@ -31,9 +32,10 @@ def epochs(num_epochs: float = 1) -> StepPolicy:
     """
     check.positive("num_epochs", num_epochs)
     if not check.is_tracer(num_epochs) and num_epochs < 1e-3:
-        raise ValueError(
+        raise SettingError(
             f"num_epochs={num_epochs} is less than a step of a thousand; write "
-            "constant_steps(1) for one local step."
+            "constant_steps(1) for one local step.",
+            setting="num_epochs",
         )
 
     def of(epoch_steps):
@@ -66,8 +68,9 @@ def as_base(base: Algorithm | None) -> Algorithm:
         return Algorithm()
     if not isinstance(base, Algorithm):
         name = base if isinstance(base, str) else getattr(base, "__name__", "scaffold")
-        raise ValueError(
-            f"base={name!r} is no algorithm; call its constructor, as in base={name}()."
+        raise SettingError(
+            f"base={name!r} is no algorithm; call its constructor, as in base={name}().",
+            setting="base",
         )
     return base
 
@@ -79,12 +82,12 @@ def with_steps(algorithm: Algorithm, policy: StepPolicy) -> Algorithm:
       ValueError: `algorithm` is no Algorithm or `policy` no StepPolicy.
     """
     if not isinstance(algorithm, Algorithm):
-        raise ValueError(
+        raise SettingError(
             f"with_steps got {check.kind_of(algorithm)} for algorithm; call its "
             "constructor, as in with_steps(fedavg(), epochs(5))."
         )
     if not isinstance(policy, StepPolicy):
-        raise ValueError(
+        raise SettingError(
             f"with_steps got {check.kind_of(policy)} for policy; "
             + (
                 "call it, as in gsnr_steps(20)."
@@ -110,14 +113,14 @@ def with_refinement(
       ValueError: `algorithm` is no Algorithm or `refine` none of these.
     """
     if not isinstance(algorithm, Algorithm):
-        raise ValueError(
+        raise SettingError(
             f"with_refinement got {check.kind_of(algorithm)} for algorithm; call its "
             "constructor, as in with_refinement(fedavg(), fnr_refinement())."
         )
     if isinstance(refine, Algorithm):
         refine = refine.refine
     if not (refine is None or isinstance(refine, Refinement) or callable(refine)):
-        raise ValueError(
+        raise SettingError(
             f"with_refinement got {check.kind_of(refine)} for refine; write a Refinement, "
             "or a function (params, view, key) -> params."
         )

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from .. import check
+from ..errors import SettingError
 from .scores import losses_of
 from .task import (
     Array,
@@ -170,7 +171,7 @@ def mean(
     `extra(cohort)` or, by default, the same. See `by_examples` and `uniformly`."""
     for name, given in (("weights", weights), ("extra", extra)):
         if not (callable(given) or (name == "extra" and given is None)):
-            raise ValueError(
+            raise SettingError(
                 f"mean got {check.kind_of(given)} for {name}; write a function cohort -> "
                 "[cohort], such as by_examples or uniformly."
             )

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import check
+from ..errors import SettingError
 from .task import PyTree, Task, wrapped
 
 PRECISIONS = ("float32", "tf32", "bf16")
@@ -47,9 +48,10 @@ def with_precision(task: Task, precision: str) -> Task:
     if task.precision == precision:
         return task
     if task.precision == "bf16":
-        raise ValueError(
+        raise SettingError(
             f"precision={precision} came to a task in bf16; give it the task that bf16 "
-            "was made of."
+            "was made of.",
+            setting="precision",
         )
     told = task._replace(precision=precision)
     return wrapped(told, _in_bfloat16) if precision == "bf16" else told

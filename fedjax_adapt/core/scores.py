@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from .. import check
+from ..errors import SettingError
 from .task import Array, Metric, PyTree, Task
 
 cross_entropy = optax.softmax_cross_entropy_with_integer_labels
@@ -48,13 +49,13 @@ def logits_of(outputs: Any) -> Array:
       ValueError: it is no Outputs, or its logits are no array.
     """
     if not hasattr(outputs, "logits"):
-        raise ValueError(
+        raise SettingError(
             f"Task.apply returned {check.kind_of(outputs)}; return "
             "fa.Outputs(logits), or fa.Outputs(logits, features)."
         )
     logits = outputs.logits
     if not check.array(logits):
-        raise ValueError(
+        raise SettingError(
             f"Task.apply returned Outputs whose logits are {check.kind_of(logits)}; return "
             "the array of logits alone, as in fa.Outputs(logits)."
         )
@@ -76,7 +77,7 @@ def losses_of(task: Task, outputs: Any, y: Array) -> Array:
     shape = jnp.shape(losses)
     if shape != (len(y),):
         several = len(shape) > 1 and shape[0] == len(y)
-        raise ValueError(
+        raise SettingError(
             f"Task.loss returned shape {list(shape)} for a batch of {len(y)}; return one "
             f"loss per example, [{len(y)}], such as "
             + ("losses.mean(-1)." if several else f"optax.{cross_entropy.__name__}.")
@@ -91,7 +92,7 @@ def _check_labels(logits: Array, y: Array) -> None:
     hint = "y.argmax(-1)" if y.shape == logits.shape else "y.astype(int)"
     if y.ndim == 2 and y.shape[1] == 1:
         hint = "y[:, 0].astype(int)"
-    raise ValueError(
+    raise SettingError(
         f"the labels are {y.dtype}{list(y.shape)} for logits {list(logits.shape)}; "
         f"cross entropy takes one integer label each, such as {hint}, and a "
         "regression is fa.regression(model, input_shape)."
@@ -126,7 +127,7 @@ def each_of(task: Task, logits: Array, y: Array) -> dict[str, PyTree]:
     for name, metric in task.metrics.items():
         called = f"Task.metrics[{name!r}]"
         if not callable(metric) and not isinstance(metric, Metric):
-            raise ValueError(
+            raise SettingError(
                 f"{called} is {check.kind_of(metric)}; write a function (logits, y) -> "
                 "[batch], or a Metric such as fa.metrics.f1."
             )
@@ -134,7 +135,7 @@ def each_of(task: Task, logits: Array, y: Array) -> dict[str, PyTree]:
             each[name] = metric.each(logits, y)
             for leaf in jax.tree.leaves(each[name]):
                 if jnp.shape(leaf)[:1] != (len(y),):
-                    raise ValueError(
+                    raise SettingError(
                         f"{called}.each returned shape {list(jnp.shape(leaf))} for a "
                         f"batch of {len(y)}; return one row per example, [{len(y)}, ...]."
                     )
@@ -153,7 +154,7 @@ def final_of(task: Task, each: dict[str, PyTree], weight: Array) -> dict[str, Ar
             counted = jnp.where(weight > 0, each[name], 0)  # 0 x NaN is NaN
             named[name] = counted.sum() / weight.sum()
         if jnp.shape(named[name]) != ():
-            raise ValueError(
+            raise SettingError(
                 f"Task.metrics[{name!r}].final returned shape "
                 f"{list(jnp.shape(named[name]))}; return one number, []."
             )
@@ -162,7 +163,7 @@ def final_of(task: Task, each: dict[str, PyTree], weight: Array) -> dict[str, Ar
 
 def _one_each(called: str, values: Array, y: Array) -> Array:
     if jnp.shape(values) != (len(y),):
-        raise ValueError(
+        raise SettingError(
             f"{called} returned shape {list(jnp.shape(values))} for a batch of {len(y)}; "
             f"return one number per example, [{len(y)}]."
         )

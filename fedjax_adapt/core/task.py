@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from .. import check
+from ..errors import SettingError
 
 Array = jax.Array
 PyTree = Any
@@ -100,7 +101,7 @@ class Task(NamedTuple):
           ValueError: `metrics` is no mapping; every program asks here first.
         """
         if not isinstance(self.metrics, Mapping):
-            raise ValueError(
+            raise SettingError(
                 f"Task.metrics is {check.kind_of(self.metrics)}; write a dict by name, "
                 'such as metrics={"f1": fa.metrics.f1}.'
             )

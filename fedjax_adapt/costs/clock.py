@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import check
 from ..core import Array, Cohort, Key
+from ..errors import SettingError
 from .laws import LARGEST, SMALLEST, Law, Quantity
 
 QUANTITIES = ("step_seconds", "bandwidth", "download_bandwidth", "delay")
@@ -42,19 +43,22 @@ class Clock:
 
     def __post_init__(self):
         if jnp.ndim(self.latency) > 0 or isinstance(self.latency, Law):
-            raise ValueError(
+            raise SettingError(
                 f"latency={self.latency!r} is no single number; write seconds per round "
-                "trip, and what differs between clients as delay."
+                "trip, and what differs between clients as delay.",
+                setting="latency",
             )
         for name in ("step_seconds", "latency", "delay"):
             _check(check.nonnegative, name, getattr(self, name))
         for name in ("step_seconds", "bandwidth", "delay"):
             if getattr(self, name) is None:
-                raise ValueError(f"{name}=None says nothing; write a number or a law.")
+                raise SettingError(
+                    f"{name}=None says nothing; write a number or a law.", setting=name
+                )
         for name in ("bandwidth", "download_bandwidth"):
             law = getattr(self, name)
             if isinstance(law, Law) and not law.positive:
-                raise ValueError(
+                raise SettingError(
                     f"{name} may be 0 under this law, and a message would never arrive; "
                     "write a number or lognormal(median, sigma)."
                 )
@@ -103,7 +107,7 @@ def drawn(name: str, quantity: Quantity, cohort: Cohort, key: Key) -> Array:
     if quantity.ndim == 0:
         return quantity
     if quantity.shape != (cohort.num_clients,):
-        raise ValueError(
+        raise SettingError(
             f"{name} has shape {quantity.shape} but there are {cohort.num_clients} "
             "clients; give one number per client."
         )

@@ -14,6 +14,7 @@ from ..core import (
     as_refinement,
     model_bytes,
 )
+from ..errors import SettingError
 
 SCALAR = 4  # bytes
 
@@ -45,7 +46,7 @@ def _rule_traffic(algorithm: Algorithm) -> Traffic:
     rule, more = algorithm.local.traffic, refine.traffic
     if not (isinstance(rule, Traffic) and isinstance(more, Traffic)):
         what = "local rule" if isinstance(more, Traffic) else "refinement"
-        raise ValueError(
+        raise SettingError(
             f"the traffic of this {what} depends on model and data; call "
             "fedjax_adapt.engine.refine.settled(algorithm, task, data, plan) before."
         )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 from .examples import (
     check_finite,
     check_like,
@@ -69,7 +70,7 @@ def joined_tests(tests: Sequence[Any], clients: Sequence[Pair]) -> tuple:
     """
     tests = [(np.asarray(x), np.asarray(y)) for x, y in tests]
     if len(tests) != len(clients):
-        raise ValueError(
+        raise SettingError(
             f"client_tests has {len(tests)} entries but there are {len(clients)} clients; "
             "give one (x, y) per client, empty where a client has no test."
         )
@@ -108,13 +109,13 @@ def checked_tests(
     if given is None:
         return None
     if not isinstance(given, tuple | list) or len(given) != 3:
-        raise ValueError(
+        raise SettingError(
             f"client_tests is {check.kind_of(given)}; write client_tests=(x, y, rows), "
             "with the rows of x and y that are each client's."
         )
     x, y, rows = np.asarray(given[0]), np.asarray(given[1]), list(given[2])
     if len(rows) != num_clients:
-        raise ValueError(
+        raise SettingError(
             f"client_tests has rows for {len(rows)} clients but there are {num_clients}; "
             "give each client its own, none where it has no test."
         )
@@ -122,12 +123,12 @@ def checked_tests(
     for i, own in enumerate(rows):
         if len(own) and not 0 <= np.min(own) <= np.max(own) < len(x):
             bad = np.min(own) if np.min(own) < 0 else np.max(own)
-            raise ValueError(
+            raise SettingError(
                 f"client_tests gives client {i} row {bad}, but its x has rows 0 to "
                 f"{len(x) - 1}."
             )
     if not any(map(len, rows)):
-        raise ValueError(
+        raise SettingError(
             "client_tests gives no client an example; give some, or leave it out."
         )
     num_classes_of(y, num_classes, "client test example")
@@ -155,14 +156,14 @@ def hold_out(
     check.at_least("seed", seed, 0, most=math.inf)
     every = np.concatenate(rows)
     if len(np.unique(every)) < len(every):
-        raise ValueError(
+        raise SettingError(
             f"{len(every) - len(np.unique(every))} examples are held more than once, so "
             "that one in a test would be trained on as well; split clients whose rows are "
             "their own, each once."
         )
     counts = [max(min(round(share * len(r)), len(r) - 1), 0) for r in rows]
     if not sum(counts):
-        raise ValueError(
+        raise SettingError(
             f"test_share={share:g} holds out nothing: the largest client has "
             f"{max(map(len, rows))} examples; write a larger test_share."
         )

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 from .formats import one_line
 
 KINDS = "a pandas, polars or pyarrow table, or a Dataset of Hugging Face"
@@ -31,14 +32,14 @@ class Table(NamedTuple):
           ValueError: there is none of that name, or it lacks values.
         """
         if name not in self.columns:
-            raise ValueError(
+            raise SettingError(
                 f"{role}={name!r} is no column of {self.what}; "
                 f"{check.nearest(str(name), self.names)}"
             )
         column = self.columns[name]
         if column.null_count:
             row = int(column.is_null().to_numpy().argmax())
-            raise ValueError(missing(self.what, name, column.null_count, row))
+            raise SettingError(missing(self.what, name, column.null_count, row))
         return column
 
 
@@ -53,7 +54,7 @@ def table_of_columns(frame: Any, what: str = "frame") -> Table:
     arrow, metadata = frame, None
     if from_hugging_face(frame):
         if type(frame).__name__ != "Dataset":
-            raise ValueError(
+            raise SettingError(
                 f"{what} is {check.kind_of(frame)} of Hugging Face; give a split that is "
                 'not streamed, as dataset["train"].'
             )
@@ -62,16 +63,16 @@ def table_of_columns(frame: Any, what: str = "frame") -> Table:
         table = pa.table(arrow)
         metadata = table.schema.pandas_metadata
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise ValueError(
+        raise SettingError(
             f"{what} is {check.kind_of(frame)}, which cannot be read as a table "
             f"({one_line(error)}); give {KINDS}."
         ) from None
     names = table.column_names
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"{what} has two columns {twice[0]!r}; rename one of them.")
+        raise SettingError(f"{what} has two columns {twice[0]!r}; rename one of them.")
     if not len(table):
-        raise ValueError(f"{what} has no rows; give it some.")
+        raise SettingError(f"{what} has no rows; give it some.")
     index = (metadata or {}).get("index_columns", [])
     named = [name for name in names if name not in index]
     return Table(what, dict(zip(names, table.columns, strict=True)), named, frame)
@@ -88,7 +89,7 @@ def values_of(table: Table, name: str, role: str) -> list[Any]:
     column = table.column(name, role)
     kind = column.type.value_type if kinds.is_dictionary(column.type) else column.type
     if kinds.is_floating(kind) or kinds.is_nested(kind) or kinds.is_binary(kind):
-        raise ValueError(
+        raise SettingError(
             f"{role}={name!r} is a column of {kind}; it must hold names: text, whole "
             "numbers or dates."
         )
@@ -119,7 +120,7 @@ def classes_of(table: Table, name: str, num_classes: int | None) -> np.ndarray:
     most = max(len(y), 2) if num_classes is None else num_classes
     bad = np.flatnonzero((y < 0) | (y >= most))
     if len(bad):
-        raise ValueError(
+        raise SettingError(
             f"label={name!r} holds {y[bad[0]]} in row {bad[0]} of {table.what}, but "
             f"classes are 0 to {most - 1}; give num_classes, text, which is numbered in "
             "sorted order, or floats to regress on."

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 from .dataset import FederatedDataset
 from .options import option_names
 from .own import Clients, client_ids, owned, rows_of
@@ -30,7 +31,7 @@ def label_shift(
     num_labels = _num_labels(data, "label_shift")
     check.at_least("shift", shift, 1)
     if shift % num_labels == 0:
-        raise ValueError(
+        raise SettingError(
             f"shift={shift} changes no label of {num_labels}; write 1 to {num_labels - 1}."
         )
     data, ids = owned(data, clients)
@@ -161,7 +162,7 @@ def _with_inputs(data: FederatedDataset, clients, change, seed) -> FederatedData
 
 def _num_labels(data: FederatedDataset, corruption: str) -> int:
     if not jnp.issubdtype(data.y.dtype, jnp.integer) or data.num_classes < 2:
-        raise ValueError(
+        raise SettingError(
             f"{corruption} needs integer labels of 2 classes or more, but the labels are "
             f"{data.y.dtype} with num_classes={data.num_classes}."
         )

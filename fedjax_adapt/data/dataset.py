@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..errors import SettingError
 from .client_tests import ClientTests, checked_tests, hold_out, joined_tests
 from .examples import (
     check_finite,
@@ -115,7 +116,7 @@ class FederatedDataset:
         data = replace(self, **changes)
         tests = data.client_tests
         if tests is not None and tests.num_clients != data.num_clients:
-            raise ValueError(
+            raise SettingError(
                 f"client_tests are of {tests.num_clients} clients but there would be "
                 f"{data.num_clients}; give client_tests, too, or None."
             )
@@ -175,7 +176,7 @@ class FederatedDataset:
             lie in [0, 1), or is so small that nothing is held out.
         """
         if self.client_tests is not None:
-            raise ValueError(
+            raise SettingError(
                 "the clients have tests of their own already; give split_clients data "
                 "without, replace(data, client_tests=None)."
             )
@@ -207,13 +208,15 @@ class FederatedDataset:
             a label lies outside [0, num_classes); or as `from_rows`.
         """
         if isinstance(clients, dict):
-            raise ValueError(
+            raise SettingError(
                 "from_clients got a dict for clients; give a list of one (x, y) per "
                 "client, such as list(clients.values())."
             )
         clients = [(np.asarray(x), np.asarray(y)) for x, y in clients]
         if not clients:
-            raise ValueError("from_clients got no clients; give one (x, y) per client.")
+            raise SettingError(
+                "from_clients got no clients; give one (x, y) per client."
+            )
         for i, (x, y) in enumerate(clients):
             check_like(f"client {i}", x, y, clients[0])
         tests = None if client_tests is None else joined_tests(client_tests, clients)

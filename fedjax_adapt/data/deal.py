@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from ..errors import SettingError
+
 
 def deal(
     rng: np.random.Generator, room: np.ndarray, num_clients: int, num_labels: int
@@ -18,7 +20,7 @@ def deal(
     room, K = room.copy(), len(room)
     pairs = int(np.minimum(room, num_clients).sum())
     if pairs < num_labels * num_clients:
-        raise ValueError(
+        raise SettingError(
             f"num_labels={num_labels} for each of num_clients={num_clients} needs "
             f"{num_labels * num_clients} pairs of a client and a label, but some labels "
             f"have so few examples that there are only {pairs}; write fewer clients or a "

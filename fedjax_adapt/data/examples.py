@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..errors import SettingError
+
 Array = jax.Array
 
 BLOCK = 4096  # examples looked at together, so that copies stay small
@@ -31,14 +33,14 @@ def num_classes_of(
         num_classes = high + 1
     if low < 0:
         row = int(np.argmax(y.reshape(-1) == low))
-        raise ValueError(
+        raise SettingError(
             f"label {low} ({example} {row}) is negative; write labels from 0 on, and a "
             "token of the vocabulary where a sequence is padded."
         )
     if high >= num_classes:
         bad = high
         row = int(np.argmax(y.reshape(-1) == bad))
-        raise ValueError(
+        raise SettingError(
             f"label {bad} ({example} {row}) is out of range: num_classes={num_classes} "
             f"allows 0 to {num_classes - 1}."
         )
@@ -58,7 +60,7 @@ def check_finite(x: Any, y: Any, example: str) -> None:
             if not finite.all():
                 row = int(np.argmin(finite))
                 bad = block[row].reshape(-1)
-                raise ValueError(
+                raise SettingError(
                     f"{example} {begin + row} has the {what} "
                     f"{bad[np.argmin(np.isfinite(bad))]} in {kept}; leave such examples "
                     "out, or put numbers there with numpy.nan_to_num."
@@ -77,17 +79,17 @@ def check_like(
       like: (x, y) of client 0.
     """
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
-        raise ValueError(
+        raise SettingError(
             f"{who} has x of shape {x.shape} and y of shape {y.shape}; their first axes "
             "must be equal."
         )
     if x.shape[1:] != like[0].shape[1:] or x.dtype != like[0].dtype:
-        raise ValueError(
+        raise SettingError(
             f"{who} has inputs {x.dtype}{list(x.shape[1:])} but client 0 has "
             f"{like[0].dtype}{list(like[0].shape[1:])}; give every client the same."
         )
     if y.shape[1:] != like[1].shape[1:]:
-        raise ValueError(
+        raise SettingError(
             f"{who} has labels of shape {list(y.shape[1:])} but client 0 has "
             f"{list(like[1].shape[1:])}; give every client the same."
         )
@@ -112,7 +114,7 @@ def table_of(rows: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     """
     size = np.array([len(r) for r in rows], np.int32)
     if not len(size) or size.max() == 0:
-        raise ValueError(f"{len(size)} clients hold no example; give them some.")
+        raise SettingError(f"{len(size)} clients hold no example; give them some.")
     index = np.zeros((len(size), size.max()), np.int32)
     for i, r in enumerate(rows):
         if len(r):

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..errors import SettingError
 from .columns import Table, from_hugging_face, missing
 from .formats import one_line
 
@@ -22,7 +23,7 @@ def inputs_of(table: Table, features: Sequence[str]) -> np.ndarray:
     columns = [numbers_of(table, name) for name in features]
     for name, column in zip(features, columns, strict=True):
         if column.ndim > 1 and len(columns) > 1:
-            raise ValueError(
+            raise SettingError(
                 f"feature {name!r} is a column of arrays {list(column.shape[1:])}, which "
                 f"cannot be joined with {len(columns) - 1} others; write features={name!r}."
             )
@@ -49,7 +50,7 @@ def numbers_of(table: Table, name: str, role: str = "features") -> np.ndarray:
         if not (kinds.is_integer(kind) or kinds.is_floating(kind)) and not (
             kinds.is_boolean(kind)
         ):
-            raise ValueError(
+            raise SettingError(
                 f"feature {name!r} is a column of {kind}, no numbers; turn it into some, "
                 "or leave it out by naming the others: features=[...]."
             )
@@ -57,13 +58,13 @@ def numbers_of(table: Table, name: str, role: str = "features") -> np.ndarray:
     if np.issubdtype(values.dtype, np.floating) and np.isnan(values).any():
         rows = np.flatnonzero(np.isnan(values.reshape(len(table.columns[name]), -1)))
         each = values.size // len(table.columns[name])
-        raise ValueError(missing(table.what, name, len(rows), rows[0] // each))
+        raise SettingError(missing(table.what, name, len(rows), rows[0] // each))
     kept = jax.dtypes.canonicalize_dtype(values.dtype)
     if np.issubdtype(kept, np.integer):
         bounds = np.iinfo(kept)
         bad = (values < bounds.min) | (values > bounds.max)
         if bad.any():
-            raise ValueError(
+            raise SettingError(
                 f"feature {name!r} holds {values[bad][0]}, more than {kept} can; scale it, "
                 "or make it a column of floats."
             )
@@ -82,7 +83,7 @@ def _flat(table: Table, name: str, column: Any) -> tuple[Any, list[int]]:
         lengths = pc.unique(pc.list_value_length(column)).to_pylist()
         if len(lengths) > 1:
             some = " and ".join(map(str, sorted(lengths)[:2]))
-            raise ValueError(
+            raise SettingError(
                 f"feature {name!r} has lists of {some} values; make all of one length."
             )
         shape += lengths
@@ -90,14 +91,14 @@ def _flat(table: Table, name: str, column: Any) -> tuple[Any, list[int]]:
         if column.null_count:
             each = len(column) // rows
             row = int(column.is_null().to_numpy().argmax()) // each
-            raise ValueError(missing(table.what, name, column.null_count, row))
+            raise SettingError(missing(table.what, name, column.null_count, row))
     return column, shape
 
 
 def _decoded(table: Table, name: str) -> np.ndarray:
     """A column as Hugging Face decodes it; images get an axis for their one channel."""
     if not from_hugging_face(table.source):
-        raise ValueError(
+        raise SettingError(
             f"feature {name!r} is a column of {table.columns[name].type}, no numbers; turn "
             "it into lists of them, or leave it out by naming the others: features=[...]."
         )
@@ -105,12 +106,12 @@ def _decoded(table: Table, name: str) -> np.ndarray:
     try:
         values = np.asarray(alone[:][name])
     except (ValueError, ImportError) as error:  # arrays of several shapes; no Pillow
-        raise ValueError(
+        raise SettingError(
             f"feature {name!r} cannot be decoded ({one_line(error)}); make all of it "
             "arrays of one shape."
         ) from None
     if values.dtype == object or not np.issubdtype(values.dtype, np.number):
-        raise ValueError(
+        raise SettingError(
             f"feature {name!r} does not decode to arrays of one shape; make it so, for "
             "example by resizing all images with dataset.map."
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 from .formats import check_labels, locate, read_cifar, read_idx_pair
 from .source import Source, moments
 
@@ -106,7 +107,7 @@ def _mnist_like(dataset, folders, data_dir, constants=None) -> Source:
         fashion = bool((np.bincount(parts[1]) == 6000).all())
         if fashion != (dataset == "fashion_mnist"):
             came = "Fashion-MNIST" if fashion else "MNIST"
-            raise ValueError(
+            raise SettingError(
                 f"dataset={dataset}: {labels.parent} holds {came} under the same file "
                 f"names; put {dataset} into {folders[0]}/ of the data folder."
             )
@@ -128,12 +129,12 @@ def _source(
     name, x_train, y_train, x_test, y_test, num_classes, constants=None
 ) -> Source:
     if x_train.shape[1:] != x_test.shape[1:]:
-        raise ValueError(
+        raise SettingError(
             f"dataset={name}: a training image is {list(x_train.shape[1:])} but a test "
             f"image {list(x_test.shape[1:])}; the files belong to different sets."
         )
     if not len(y_train) or not len(y_test):
-        raise ValueError(
+        raise SettingError(
             f"dataset={name}: {len(y_train)} training and {len(y_test)} test examples "
             f"have one of its {num_classes} labels; there must be some of both."
         )

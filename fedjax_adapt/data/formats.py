@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..errors import SettingError
+
 DATA_VARIABLE = "FEDJAX_ADAPT_DATA"
 CIFAR_PIXELS = 3 * 32 * 32
 
@@ -30,7 +32,7 @@ def data_folder(data_dir: str | Path | None) -> Path | None:
     if not folder.is_dir():
         origin = "data_dir" if data_dir else DATA_VARIABLE
         came = "is a file" if folder.exists() else "does not exist"
-        raise ValueError(
+        raise SettingError(
             f"{origin}={given} {came}; write the folder that holds the data."
         )
     return folder
@@ -60,7 +62,7 @@ def locate(
         wanted += f" (plain or {' '.join(filter(None, endings))})"
     root = data_folder(data_dir)
     if root is None:
-        raise ValueError(
+        raise SettingError(
             f"dataset={dataset} is read from files; write --data-dir FOLDER or set "
             f"{DATA_VARIABLE}=FOLDER to the folder that holds {wanted}."
         )
@@ -82,7 +84,7 @@ def locate(
         came = f"{', '.join(missing)} not found in {here}, which holds the rest"
     else:
         came = f"no files found in {places}"
-    raise ValueError(
+    raise SettingError(
         f"dataset={dataset}: {came}; it needs {wanted} in one folder: put them there, "
         f"or write --data-dir FOLDER (or set {DATA_VARIABLE})."
     )
@@ -95,18 +97,18 @@ def read_bytes(path: Path) -> bytes:
         if path.suffix != ".gz":
             return data
         if data[:2] != b"\x1f\x8b":
-            raise ValueError(
+            raise SettingError(
                 f"{path} is no gzip file: it begins with {_hex(data[:2])}, not 1f 8b; "
                 "fetch it again, or drop .gz from its name if it is unpacked."
             )
         return gzip.decompress(data)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(
+        raise SettingError(
             f"{path} cannot be unpacked ({one_line(error)}): it is truncated or "
             "damaged; fetch it again."
         ) from None
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+        raise SettingError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
@@ -118,20 +120,20 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
     data = read_bytes(path)
     magic, start = bytes((0, 0, 8, axes)), 4 + 4 * axes
     if data[:4] != magic:
-        raise ValueError(
+        raise SettingError(
             f"{path} begins with {_hex(data[:4])}, but an idx file of bytes with "
             f"{axes} {'axis' if axes == 1 else 'axes'} begins with {_hex(magic)}; put "
             "the right file there."
         )
     if len(data) < start:
-        raise ValueError(
+        raise SettingError(
             f"{path} ends after {len(data)} bytes, inside its header of {start}; it is "
             "truncated, fetch it again."
         )
     shape = np.frombuffer(data, ">u4", axes, offset=4).tolist()
     expected = start + math.prod(shape)
     if len(data) != expected or expected == start:
-        raise ValueError(
+        raise SettingError(
             f"{path} says it holds {' x '.join(map(str, shape))} values, {expected} "
             f"bytes in all, but there are {len(data)} bytes; it is "
             f"{'empty' if expected == len(data) else 'truncated or damaged'}, fetch it "
@@ -144,7 +146,7 @@ def read_idx_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
     """Reads grey images uint8 [n, height, width, 1] and their labels int32 [n]."""
     x, y = read_idx(images, 3), read_idx(labels, 1)
     if len(x) != len(y):
-        raise ValueError(
+        raise SettingError(
             f"{images} holds {len(x)} images but {labels} holds {len(y)} labels; they "
             "belong to different sets, fetch both again."
         )
@@ -163,7 +165,7 @@ def read_cifar(path: Path, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
     data = np.frombuffer(read_bytes(path), np.uint8)
     record = label_bytes + CIFAR_PIXELS
     if data.size == 0 or data.size % record:
-        raise ValueError(
+        raise SettingError(
             f"{path} holds {data.size} bytes, which is not a positive multiple of "
             f"{record} ({label_bytes} for labels and 3 x 32 x 32 for pixels); it is "
             "truncated or another file, fetch the binary version again."
@@ -180,7 +182,7 @@ def check_labels(
     """Raises ValueError unless lowest <= y < lowest + num_classes; names the first."""
     bad = np.flatnonzero((y < lowest) | (y >= lowest + num_classes))
     if len(bad):
-        raise ValueError(
+        raise SettingError(
             f"{path}: label {y[bad[0]]} of example {bad[0]} is out of range; labels "
             f"must be {lowest} to {lowest + num_classes - 1}."
         )

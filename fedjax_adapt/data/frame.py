@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import SettingError
 from . import columns
 from .columns import Table
 from .features import inputs_of, numbers_of
@@ -63,7 +64,7 @@ def _features(
 ) -> list[str]:
     """The columns that are inputs: those named, or all but the client and the label."""
     if client == label:
-        raise ValueError(
+        raise SettingError(
             f"client={client!r} and label={label!r} are one column; name two."
         )
     if features is None:
@@ -72,14 +73,14 @@ def _features(
     else:
         named = [features] if isinstance(features, str) else list(features)
     if not named:
-        raise ValueError(
+        raise SettingError(
             f"{table.what} has no features besides {client!r} and {label!r}; give it a "
             "column of numbers, or of arrays."
         )
     wrong = [name for name in named if name == label or named.count(name) > 1]
     if wrong:
         why = "is the label" if wrong[0] == label else "is there twice"
-        raise ValueError(f"features={named} but {wrong[0]!r} {why}; leave it out.")
+        raise SettingError(f"features={named} but {wrong[0]!r} {why}; leave it out.")
     return named
 
 
@@ -89,7 +90,7 @@ def _labels(table: Table, tested: Table | None, label: str, num_classes: int | N
     kinds = [columns.label_kind(one, label) for one in tables]
     if len(set(kinds)) > 1:
         came = [one.columns[label].type for one in tables]
-        raise ValueError(
+        raise SettingError(
             f"label={label!r} is a column of {came[0]} in frame and of {came[1]} in test; "
             "make them one kind."
         )
@@ -119,7 +120,7 @@ def _like(x_test: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Test inputs in the dtype of the training inputs, where that holds them."""
     fits = np.issubdtype(x.dtype, np.floating) or np.can_cast(x_test.dtype, x.dtype)
     if x_test.shape[1:] != x.shape[1:] or not fits:
-        raise ValueError(
+        raise SettingError(
             f"the features of test are {x_test.dtype}{list(x_test.shape[1:])} but those of "
             f"frame {x.dtype}{list(x.shape[1:])}; make them equal."
         )

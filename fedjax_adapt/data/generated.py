@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 from .source import Source, moments
 
 
@@ -173,7 +174,7 @@ def _check_memory(num_clients: int, numbers: int) -> None:
     except (AttributeError, ValueError, OSError):  # nobody tells
         return
     if needed > there:
-        raise ValueError(
+        raise SettingError(
             f"num_clients={num_clients} of this data set would take "
             f"{needed / 2**30:.0f} GiB to make and the machine has {there / 2**30:.0f}; "
             "take fewer clients or features."

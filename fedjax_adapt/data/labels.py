@@ -6,6 +6,7 @@ Nothing is drawn again, and nothing can lock up.
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 from .deal import deal
 from .rows import (
     Rows,
@@ -97,7 +98,7 @@ def label_quantity(
     least = -(-min_size // num_labels)
     if (room * least > counts).any():
         rare = int((counts - room * least).argmin())
-        raise ValueError(
+        raise SettingError(
             f"partition=label_quantity gives a label to {room[rare]} of num_clients="
             f"{num_clients}, {least} examples each, but one has {counts[rare]}; write "
             "fewer clients, or a smaller num_labels or min_size."
@@ -138,7 +139,7 @@ def shards(
     labels = check_split(labels, num_clients, seed, min_size)
     count = num_clients * shards_per_client
     if count > len(labels):
-        raise ValueError(
+        raise SettingError(
             f"shards_per_client={shards_per_client} for num_clients={num_clients} makes "
             f"{count} shards of {len(labels)} examples; write shards_per_client="
             f"{len(labels) // num_clients} or less."
@@ -158,12 +159,12 @@ def _begin(labels, num_clients: int, num_labels: int, seed: int, min_size: int):
     rng = generator(seed)
     rows = by_label(rng, labels)[1]
     if num_labels > len(rows):
-        raise ValueError(
+        raise SettingError(
             f"num_labels={num_labels} but the training set has {len(rows)} labels; "
             f"write num_labels={len(rows)} or less."
         )
     if num_labels * num_clients < len(rows):
-        raise ValueError(
+        raise SettingError(
             f"num_labels={num_labels} for each of num_clients={num_clients} covers at "
             f"most {num_labels * num_clients} of {len(rows)} labels; write num_labels="
             f"{-(-len(rows) // num_clients)} or more."

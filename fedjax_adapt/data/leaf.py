@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import SettingError
 from .formats import DATA_VARIABLE, check_labels, data_folder, one_line
 from .rows import owners_of
 from .source import Source, moments
@@ -67,7 +68,7 @@ def _load(
     for part in ("train", "test"):
         found = list(_users(folder / part, convert, classes))
         if not found:
-            raise ValueError(
+            raise SettingError(
                 f"dataset={dataset}: no user has an example in {folder / part}; write it "
                 "again with LEAF's preprocess.sh."
             )
@@ -88,7 +89,7 @@ def _folder(dataset: str, name: str, data_dir: str | Path | None) -> Path:
     root = data_folder(data_dir)
     wanted = "train/*.json and test/*.json, as LEAF's preprocess.sh writes them"
     if root is None:
-        raise ValueError(
+        raise SettingError(
             f"dataset={dataset} is read from files; write --data-dir FOLDER or set "
             f"{DATA_VARIABLE}=FOLDER to the folder that holds {wanted}."
         )
@@ -97,7 +98,7 @@ def _folder(dataset: str, name: str, data_dir: str | Path | None) -> Path:
         if all(any((folder / part).glob("*.json")) for part in ("train", "test")):
             return folder
     places = ", ".join(str(root / place) for place in inner)
-    raise ValueError(
+    raise SettingError(
         f"dataset={dataset}: no {wanted}, found in {places}; put them there, or write "
         f"--data-dir FOLDER (or set {DATA_VARIABLE})."
     )
@@ -113,23 +114,23 @@ def _users(
         for user in content["users"]:
             try:
                 if user in seen:
-                    raise ValueError("is there twice")
+                    raise SettingError("is there twice")
                 seen.add(user)
                 own = content["user_data"].pop(user)
                 if len(own["x"]) != len(own["y"]):
-                    raise ValueError(
+                    raise SettingError(
                         f"has {len(own['x'])} examples in x but {len(own['y'])} in y"
                     )
                 if not own["y"]:
                     continue
                 x, y = convert(own["x"], own["y"])
             except (KeyError, TypeError, AttributeError):
-                raise ValueError(
+                raise SettingError(
                     f"{path}: user {user} has no x and y in user_data; write the file "
                     "again with LEAF's preprocess.sh."
                 ) from None
             except ValueError as error:
-                raise ValueError(
+                raise SettingError(
                     f"{path}: user {user} {error}; write the file again with LEAF's "
                     "preprocess.sh."
                 ) from None
@@ -142,9 +143,9 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+        raise SettingError(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
-        raise ValueError(
+        raise SettingError(
             f"{path} is no JSON, or it is truncated ({one_line(error)}); write it again "
             "with LEAF's preprocess.sh."
         ) from None
@@ -153,7 +154,7 @@ def _content(path: Path) -> dict[str, Any]:
         content = {}
     for key, kind in kinds.items():
         if not isinstance(content.get(key), kind):
-            raise ValueError(
+            raise SettingError(
                 f"{path} has no {key} as LEAF's files have: users is a list of names and "
                 "user_data has the x and y of each."
             )
@@ -165,20 +166,20 @@ def _pictures(x: list, y: list) -> Examples:
     try:
         pixels = np.asarray(x, np.float32)
     except (TypeError, ValueError):
-        raise ValueError(
+        raise SettingError(
             "has inputs that are no lists of equally many numbers"
         ) from None
     if pixels.shape != (len(x), PIXELS):
-        raise ValueError(
+        raise SettingError(
             f"has inputs of shape {list(pixels.shape)}, not {[len(x), PIXELS]}"
         )
     bad = ~((pixels >= 0) & (pixels <= 1))  # NaN is neither
     if bad.any():
-        raise ValueError(f"has a pixel of {pixels[bad][0]}, not from 0 to 1")
+        raise SettingError(f"has a pixel of {pixels[bad][0]}, not from 0 to 1")
     whole = lambda label: isinstance(label, int) and abs(label) < 2**31
     wrong = [label for label in y if not whole(label)]
     if wrong:
-        raise ValueError(f"has the label {wrong[0]!r}, no class")
+        raise SettingError(f"has the label {wrong[0]!r}, no class")
     return pixels.reshape(-1, 28, 28, 1), np.asarray(y, np.int32)
 
 
@@ -189,7 +190,7 @@ def _lines(x: list, y: list) -> Examples:
             if not isinstance(text, str) or len(text) != length:
                 came = f"{len(text)} characters" if isinstance(text, str) else "no text"
                 kind = "an input" if texts is x else "a label"
-                raise ValueError(f"has {kind} of {came}, not of {length}")
+                raise SettingError(f"has {kind} of {came}, not of {length}")
     return _places(x).reshape(-1, SYMBOLS), _places(y).astype(np.int32)
 
 
@@ -203,7 +204,7 @@ def _places(texts: list[str]) -> np.ndarray:
     places = np.where(codes < 128, table[np.minimum(codes, 127)], unknown)
     if (places == unknown).any():
         letter = joined[int((places == unknown).argmax())]
-        raise ValueError(
+        raise SettingError(
             f"has the character {letter!r}, which is none of LEAF's {unknown}"
         )
     return places.astype(np.uint8)

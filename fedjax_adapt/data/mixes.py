@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 from .dirichlet import dirichlet, draw_labels
 from .rows import (
     Rows,
@@ -88,7 +89,7 @@ def copies(
     check.at_least("num_clients", num_clients, 1)
     check.at_least("seed", seed, 0, most=math.inf)
     if not max(min_size, 1) <= n:
-        raise ValueError(f"min_size={min_size} but there are {n} training examples.")
+        raise SettingError(f"min_size={min_size} but there are {n} training examples.")
     rng = generator(seed)
     return [rng.permutation(n) for _ in range(num_clients)]
 
@@ -120,7 +121,7 @@ def fedveca_case(
       min_size: rows every client must get.
     """
     if case not in (1, 2, 3):
-        raise ValueError(f"case={case!r} is unknown; write 1, 2 or 3.")
+        raise SettingError(f"case={case!r} is unknown; write 1, 2 or 3.")
     labels = check_split(labels, num_clients, seed, min_size)
     rng = generator(seed)
     rows = by_label(rng, labels)[1]
@@ -131,7 +132,7 @@ def fedveca_case(
     else:
         K, N = len(rows) // 2, num_clients // 2
         if not (K and N):
-            raise ValueError(
+            raise SettingError(
                 f"case=3 halves labels and clients, but there are {len(rows)} labels and "
                 f"num_clients={num_clients}; give 2 of each or more, or write case=2."
             )

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 
 Array = jax.Array
 
@@ -80,14 +81,14 @@ def feature_noise(
     check.nonnegative("feature_noise", sigma)
     x = np.asarray(x)
     if mask and x.ndim != 4:
-        raise ValueError(
+        raise SettingError(
             f"feature_noise_mask needs images [n, height, width, channels] but the inputs "
             f"are {list(x.shape)}; leave it out."
         )
     grid = int(np.ceil(np.sqrt(max(num_clients - 1, 1))))
     if mask and grid > min(x.shape[1:3]):
         side = min(x.shape[1:3])
-        raise ValueError(
+        raise SettingError(
             f"feature_noise_mask cuts images into {grid} x {grid} blocks for num_clients="
             f"{num_clients} but they have {x.shape[1]} x {x.shape[2]} pixels; write "
             f"num_clients={side**2 + 1} or fewer."

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 from .formats import check_labels, data_folder, one_line
 from .rows import owners_of
 from .source import Source, moments
@@ -48,7 +49,7 @@ def npz(
     x_train, y_train = _examples(path, arrays, "train")
     x_test, y_test = _examples(path, arrays, "test")
     if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
-        raise ValueError(
+        raise SettingError(
             f"{path}: an example of x_train is {x_train.dtype}{list(x_train.shape[1:])}"
             f" but one of x_test is {x_test.dtype}{list(x_test.shape[1:])}; make them "
             "equal."
@@ -83,12 +84,12 @@ def _find(path: Path, data_dir: str | Path | None) -> Path:
         if place.is_file():
             return place
     came = " and ".join(str(place) for place in places)
-    raise ValueError(f"dataset={path}: {came} not found; write one with {EXAMPLE}.")
+    raise SettingError(f"dataset={path}: {came} not found; write one with {EXAMPLE}.")
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     if not zipfile.is_zipfile(path):
-        raise ValueError(
+        raise SettingError(
             f"{path} is not an .npz file (a zip of arrays), or it is truncated; write "
             f"one with {EXAMPLE}."
         )
@@ -101,7 +102,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             reason = f"it has no {', '.join(missing)}, only {', '.join(stored.files)}"
     except Exception as error:  # zipfile, zlib, numpy and its tokenizer: many kinds
         reason = one_line(error)
-    raise ValueError(f"{path} cannot be used: {reason}; write one with {EXAMPLE}.")
+    raise SettingError(f"{path} cannot be used: {reason}; write one with {EXAMPLE}.")
 
 
 def _examples(path, arrays, part) -> tuple[np.ndarray, np.ndarray]:
@@ -110,7 +111,7 @@ def _examples(path, arrays, part) -> tuple[np.ndarray, np.ndarray]:
     y = _integers(path, y_name, arrays[y_name])
     x = _inputs(path, x_name, arrays[x_name])
     if len(x) != len(y):
-        raise ValueError(
+        raise SettingError(
             f"{path}: {x_name} has {len(x)} examples but {y_name} has {len(y)}; give "
             "them the same number."
         )
@@ -124,7 +125,7 @@ def _owners(path, arrays) -> tuple[np.ndarray | None, np.ndarray | None]:
             _integers(path, name, arrays[name])
             if len(arrays[name]) != len(arrays[y_name]):
                 kind = "training" if y_name == "y_train" else "test"
-                raise ValueError(
+                raise SettingError(
                     f"{path}: {name} has {len(arrays[name])} owners but {y_name} has "
                     f"{len(arrays[y_name])} rows; give every {kind} row one owner."
                 )
@@ -132,7 +133,7 @@ def _owners(path, arrays) -> tuple[np.ndarray | None, np.ndarray | None]:
     if given[0] is None:
         if given[1] is None:
             return None, None
-        raise ValueError(
+        raise SettingError(
             f"{path} has test_clients but no clients; write who owns each training row, "
             "too."
         )
@@ -145,7 +146,7 @@ def _array(stored, name) -> np.ndarray:
     except ValueError as error:
         if "Object arrays" not in str(error):
             raise
-        raise ValueError(
+        raise SettingError(
             f"{name} holds Python objects, which are never unpickled, but must hold numbers"
         ) from None
 
@@ -158,7 +159,7 @@ def _integers(path, name, values) -> np.ndarray:
             hint = f"write {name}.reshape(-1).astype(np.int32)"
         else:
             hint = f"write np.unique({name}, return_inverse=True)[1]"
-        raise ValueError(
+        raise SettingError(
             f"{path}: {name} is {values.dtype}{list(values.shape)} but must be "
             f"integers, one per row; {hint}."
         )
@@ -169,7 +170,7 @@ def _inputs(path, name, x) -> np.ndarray:
     kinds = (np.floating, np.integer, np.bool_)
     real = any(np.issubdtype(x.dtype, kind) for kind in kinds)
     if not real or x.ndim < 2 or x.size == 0:
-        raise ValueError(
+        raise SettingError(
             f"{path}: {name} is {x.dtype}{list(x.shape)} but must be real numbers "
             "[n, ...] with at least two axes, none of length 0."
         )
@@ -180,7 +181,7 @@ def _inputs(path, name, x) -> np.ndarray:
     finite = np.isfinite(x)
     if not finite.all():
         first = np.unravel_index(np.argmin(finite), x.shape)
-        raise ValueError(
+        raise SettingError(
             f"{path}: {name}[{', '.join(map(str, first))}] is {x[first]} in float32 "
             f"({np.sum(~finite)} such values in all); inputs must be finite."
         )

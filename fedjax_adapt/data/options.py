@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import check
+from ..errors import SettingError
 
 
 def option_names(function: Callable) -> list[str]:
@@ -25,4 +26,4 @@ def check_options(owner: str, function: Callable, options: Mapping[str, Any]) ->
     for name in options:
         if name not in known:
             hint = check.nearest(name, known) if known else "It takes none."
-            raise ValueError(f"{owner} takes no option {name!r}; {hint}")
+            raise SettingError(f"{owner} takes no option {name!r}; {hint}")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 from .dataset import FederatedDataset
 
 Clients = Iterable[int]
@@ -47,15 +48,19 @@ def rows_of(
 def client_ids(data: FederatedDataset, clients: Clients) -> np.ndarray:
     """The ids without repetition, in order, checked."""
     if not np.iterable(clients):
-        raise ValueError(f"clients={clients!r} is no list of ids; write [{clients!r}].")
+        raise SettingError(
+            f"clients={clients!r} is no list of ids; write [{clients!r}]."
+        )
     ids = np.unique(np.asarray(list(clients)))
     if not len(ids):
-        raise ValueError("no client to corrupt is named; give ids, e.g. [0].")
+        raise SettingError("no client to corrupt is named; give ids, e.g. [0].")
     if not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(f"client ids to corrupt must be integers, not {ids.tolist()}.")
+        raise SettingError(
+            f"client ids to corrupt must be integers, not {ids.tolist()}."
+        )
     if ids[0] < 0 or ids[-1] >= data.num_clients:
         bad = ids[0] if ids[0] < 0 else ids[-1]
-        raise ValueError(
+        raise SettingError(
             f"client {bad} cannot be corrupted: there are {data.num_clients} clients, 0 "
             f"to {data.num_clients - 1}."
         )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 from .class_counts import nonbalance, pareto
 from .dirichlet import dirichlet, dirichlet_classes
 from .labels import label_quantity, labels_per_client, shards
@@ -41,14 +42,14 @@ def natural(
       min_size: rows an owner must have to become a client; at least 1.
     """
     if clients is None:
-        raise ValueError(
+        raise SettingError(
             "partition=natural needs data whose rows have owners (synthetic, leaf_femnist, "
             "leaf_shakespeare, an .npz file with an array clients, or tfds:NAME with "
             "client_feature); write partition=iid or dirichlet."
         )
     labels, clients = check_ids("labels", labels), check_ids("clients", clients)
     if len(clients) != len(labels):
-        raise ValueError(
+        raise SettingError(
             f"clients has {len(clients)} owners but labels has {len(labels)} rows; "
             "give every row one owner."
         )
@@ -59,7 +60,7 @@ def natural(
     if num_clients is None:
         num_clients = len(owners)
     if num_clients > len(owners) or not len(owners):
-        raise ValueError(
+        raise SettingError(
             f"num_clients={num_clients} but {len(owners)} owners have at least "
             f"min_size={min_size} rows; write num_clients={len(owners)} or fewer, leave it "
             "out for all, or write a smaller min_size."

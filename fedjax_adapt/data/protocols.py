@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 from .public import PublicSet
 from .rows import apportion, by_label, generator
 from .source import Source
@@ -82,7 +83,7 @@ def split_test(
     examples = min(m // 2, MOST) if examples is None else examples
     _check("public_examples", examples, m, "test", least=1)
     if m - examples < source.num_classes <= m // 2:
-        raise ValueError(
+        raise SettingError(
             f"public_examples={examples} leaves {m - examples} of {m} test examples for "
             f"{source.num_classes} labels; write public_examples={m // 2} or so."
         )
@@ -114,7 +115,7 @@ def published(
       ValueError: `examples` are asked for, or there are not enough to validate.
     """
     if examples is not None:
-        raise ValueError(
+        raise SettingError(
             f"public_examples={examples} but public=published takes the whole test set; "
             "leave public_examples out, or write public=split_test."
         )
@@ -142,7 +143,7 @@ def _validated(source: Source, public: PublicSet, count: int, seed: int) -> Held
 def _check(name: str, count: int, there: int, kind: str, least: int = 0) -> None:
     check.at_least(name, count, least, most=math.inf)
     if count >= there:
-        raise ValueError(
+        raise SettingError(
             f"{name}={count} leaves nothing of {there} {kind} examples; write "
             f"{name}={max(there // 10, least)} or so."
         )

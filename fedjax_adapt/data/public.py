@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 from .examples import check_finite, num_classes_of
 
 Array = jax.Array | np.ndarray  # a protocol's are on the host, a data set's are not
@@ -115,7 +116,7 @@ def _as_set(public: Any) -> PublicSet:
         return public
     pair = public if isinstance(public, tuple | list) else (public, None)
     if len(pair) != 2 or isinstance(public, dict):
-        raise ValueError(
+        raise SettingError(
             "public must be inputs [n, ...], a pair (x, y) or a PublicSet; it is a "
             f"{type(public).__name__}."
         )
@@ -134,7 +135,7 @@ def _check_part(name, inputs: np.ndarray, labels, x: np.ndarray, num_classes) ->
     kept = jax.dtypes.canonicalize_dtype
     like = inputs.shape[1:] == x.shape[1:] and kept(inputs.dtype) == kept(x.dtype)
     if inputs.ndim != x.ndim or not like or not len(inputs):
-        raise ValueError(
+        raise SettingError(
             f"{name} has inputs {inputs.dtype}{list(inputs.shape)} but the clients' are "
             f"{x.dtype}, {list(x.shape[1:])} each; give it one or more like them."
         )
@@ -143,7 +144,7 @@ def _check_part(name, inputs: np.ndarray, labels, x: np.ndarray, num_classes) ->
         return
     labels = np.asarray(labels)
     if len(labels) != len(inputs):
-        raise ValueError(
+        raise SettingError(
             f"{name} has {len(inputs)} inputs and {len(labels)} labels; give every input "
             "one label, or none at all."
         )
@@ -157,7 +158,7 @@ def _check_apart(name: str, inputs: np.ndarray, test: np.ndarray, most: float) -
     tested = {row.tobytes() for row in np.ascontiguousarray(test, dtype)}
     seen = [row.tobytes() in tested for row in np.ascontiguousarray(inputs, dtype)]
     if sum(seen) > most * len(seen):
-        raise ValueError(
+        raise SettingError(
             f"{name} overlaps the test set in {sum(seen)} of its {len(seen)} examples, "
             f"the first of them {seen.index(True)}; leave them out, or write "
             'PublicSet(x, y, protocol="published") to measure training accuracy.'

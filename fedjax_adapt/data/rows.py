@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 
 Rows = list[np.ndarray]  # for each client the rows it holds, int64
 
@@ -19,12 +20,12 @@ def check_split(labels, num_clients: int, seed: int, min_size: int) -> np.ndarra
     check.at_least("min_size", min_size, 0)
     n = len(labels)
     if num_clients > n:
-        raise ValueError(
+        raise SettingError(
             f"num_clients={num_clients} but there are only {n} training examples; "
             f"write num_clients={n} or fewer."
         )
     if min_size * num_clients > n:
-        raise ValueError(
+        raise SettingError(
             f"min_size={min_size} for each of num_clients={num_clients} needs "
             f"{min_size * num_clients} examples but there are {n}; write min_size="
             f"{n // num_clients} or less, or num_clients={n // min_size} or fewer."
@@ -36,11 +37,11 @@ def check_ids(name: str, ids) -> np.ndarray:
     """`ids` as an array; raises ValueError unless they are integers >= 0, [n]."""
     ids = np.asarray(ids)
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(
+        raise SettingError(
             f"{name} is {ids.dtype}{list(ids.shape)} but must be integers, one per row."
         )
     if ids.size and ids.min() < 0:
-        raise ValueError(
+        raise SettingError(
             f"{name}[{ids.argmin()}] is {ids.min()}; it must be at least 0."
         )
     return ids
@@ -152,7 +153,7 @@ def check_sizes(rows: Rows, min_size: int, hint: str) -> Rows:
     sizes = np.array([len(r) for r in rows])
     if sizes.min() < min_size:
         poor = int(sizes.argmin())
-        raise ValueError(
+        raise SettingError(
             f"client {poor} would get {sizes[poor]} examples but min_size={min_size}; "
             f"{hint}."
         )

@@ -3,6 +3,7 @@
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 from .rows import (
     Rows,
     apportion,
@@ -49,7 +50,7 @@ def legacy_sizes(
     sizes = (sizes / sizes.sum() * total).astype(int)
     sizes[0] += total - sizes.sum()
     if sizes.min() < min_size:
-        raise ValueError(
+        raise SettingError(
             f"legacy_float_sizes gives some of num_clients={num_clients} only "
             f"{sizes.min()} of {total} rows but min_size={min_size}; leave it out."
         )
@@ -84,7 +85,7 @@ def iid(
     rng = generator(seed)
     if stratified:
         if size_sigma or legacy_float_sizes:
-            raise ValueError(
+            raise SettingError(
                 "stratified=True makes equal sizes; leave size_sigma and "
                 "legacy_float_sizes out."
             )

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import SettingError
 from .dataset import FederatedDataset
 
 Moment = float | tuple[float, ...]
@@ -57,7 +58,7 @@ class Source(NamedTuple):
           ValueError: there are not so many.
         """
         if num_examples > len(self.y_train):
-            raise ValueError(
+            raise SettingError(
                 f"train_examples={num_examples} is more than the {len(self.y_train)} "
                 f"training examples of {self.name}; write fewer, or none for all."
             )

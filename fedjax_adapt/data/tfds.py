@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 from .formats import check_labels, data_folder, one_line
 from .rows import owners_of
 from .source import Source, moments
@@ -46,20 +47,20 @@ def tfds(
     x_key, y_key = keys
     num_classes = getattr(features.get(y_key), "num_classes", None)
     if x_key not in features or not num_classes:
-        raise ValueError(
+        raise SettingError(
             f"tfds:{name} has the features {', '.join(sorted(features))}, not an image "
             "and a class label; write the name of an image-classification set."
         )
     test = "test" if "test" in info.splits else "validation"
     if "train" not in info.splits or test not in info.splits:
-        raise ValueError(
+        raise SettingError(
             f"tfds:{name} has the splits {', '.join(info.splits) or 'none'}; it needs "
             "train and one of test and validation."
         )
     if client_feature is not None:
         if client_feature not in features or client_feature in keys:
             others = sorted(key for key in features if key not in keys)
-            raise ValueError(
+            raise SettingError(
                 f"client_feature={client_feature} is no feature of tfds:{name} besides its "
                 f"input and label; {check.nearest(client_feature, others)}"
             )
@@ -82,7 +83,7 @@ def _builder(name, data_dir):
         import tensorflow_datasets  # slow to import, and only needed here
         from tensorflow_datasets.core.read_only_builder import builder_from_files
     except ImportError as error:
-        raise ValueError(
+        raise SettingError(
             f"tfds:{name} needs tensorflow-datasets, which cannot be imported "
             f"({one_line(error)}); write pip install tensorflow-datasets."
         ) from None
@@ -95,11 +96,11 @@ def _builder(name, data_dir):
         except tensorflow_datasets.core.registered.DatasetNotFoundError:
             continue
         except Exception as error:  # a name it cannot parse, damaged JSON of any kind
-            raise ValueError(
+            raise SettingError(
                 f"tfds:{name} cannot be opened in {folder}: {one_line(error)}; write "
                 "tfds:NAME, tfds:NAME/CONFIG or tfds:NAME:VERSION."
             ) from None
-    raise ValueError(
+    raise SettingError(
         f"tfds:{name} is not prepared in {' or '.join(map(str, folders))}; where there "
         "is a network, install the extra tfds-prepare (pip install "
         "'fedjax-adapt[tfds-prepare]'), run tensorflow_datasets.builder("
@@ -117,20 +118,20 @@ def _read(
         source = builder.as_data_source(split)
         examples = [tuple(e[key] for key in keys) for e in source]
     except NotImplementedError:
-        raise ValueError(
+        raise SettingError(
             f"tfds:{name} is prepared in {builder.data_dir} as "
             f"{builder.info.file_format.value}, which only TensorFlow reads; prepare "
             "it again with file_format='array_record'."
         ) from None
     except Exception as error:  # the record reader and the decoders raise many kinds
-        raise ValueError(
+        raise SettingError(
             f"{where} cannot be read from {builder.data_dir}: {one_line(error)}; "
             "prepare it again."
         ) from None
     # The record reader gives an empty record, not an error, where a file is cut short.
     empty = [i for i, pair in enumerate(examples) if any(v is None for v in pair)]
     if empty:
-        raise ValueError(
+        raise SettingError(
             f"{where} has no {' or no '.join(keys)} in record {empty[0]} of "
             f"{len(examples)}: a file in {builder.data_dir} is truncated or damaged; "
             "prepare it again."
@@ -138,7 +139,7 @@ def _read(
     shapes = {np.shape(example[0]) for example in examples}
     if len(shapes) != 1:
         some = " and ".join(str(list(s)) for s in sorted(shapes)[:2]) or "none at all"
-        raise ValueError(
+        raise SettingError(
             f"{where} has images of {len(shapes)} shapes ({some}); it must have one."
         )
     x, y = (
@@ -156,7 +157,7 @@ def _owner(where: str, key: str, value: Any) -> int | str:
         return value.decode(errors="backslashreplace")
     if np.ndim(value) == 0 and isinstance(np.asarray(value).item(), int | str):
         return np.asarray(value).item()
-    raise ValueError(
+    raise SettingError(
         f"{where}: {key} is {check.kind_of(value)}, not text or an integer; give the "
         "feature that names the owner of a row as client_feature."
     )

@@ -46,6 +46,7 @@ from ..core import (
     weighted_sum,
 )
 from ..data.dataset import FederatedDataset
+from ..errors import SettingError
 from ..wrap import seeing
 
 
@@ -106,7 +107,7 @@ def averages(
         data=(data, FederatedDataset),
     )
     if not isinstance(state.server, Beside) or not isinstance(state.clients, Beside):
-        raise ValueError(
+        raise SettingError(
             "averages got a state that keeps no averages; build state and rounds with "
             "with_averages(algorithm)."
         )

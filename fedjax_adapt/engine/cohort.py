@@ -19,6 +19,7 @@ from ..core import (
     StepPolicy,
 )
 from ..data.dataset import FederatedDataset
+from ..errors import SettingError
 from ..participation import everyone, uniform
 from ..plan import Plan
 from .batches import epoch_steps
@@ -44,7 +45,7 @@ def num_slots(plan: Plan, data: FederatedDataset) -> int:
     eligible = len(_eligible(plan, data))
     slots = participation_of(plan).slots(eligible)
     if not isinstance(slots, int | np.integer) or slots < 1:
-        raise ValueError(
+        raise SettingError(
             f"Participation.slots returned {slots!r} for {eligible} clients; return how "
             "many take part at most, an int of at least 1."
         )
@@ -93,7 +94,7 @@ def seconds_by(cohort: Cohort, said: dict[str, Array], seconds: Array) -> Array:
     if SECONDS not in said:
         return seconds
     if jnp.ndim(said[SECONDS]):
-        raise ValueError(
+        raise SettingError(
             f"ServerRule.report says {check.leaf(said[SECONDS])} for {SECONDS!r}, which "
             "are those of the round; return a scalar, or give it another name."
         )

@@ -33,9 +33,9 @@ from ..core import (
     logits_of,
     no_probe,
 )
+from ..errors import SettingError
 from . import returned
 
-PACKAGE = str(Path(__file__).parents[1])
 MOST = 160  # characters of what another error says
 
 # part -> (what it is given, what it returns)
@@ -118,18 +118,17 @@ def name_of(function: Callable) -> str:
 
 
 def _raised(part: str, name: str, function: Callable, error: Exception) -> Exception:
-    """What to raise in place of what a part raised; our own sentences as they are."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    ours = bool(frames) and frames[-1].filename.startswith(PACKAGE)
-    if ours and isinstance(error, ValueError):
+    """What to raise in place of what a part raised; ours as it is."""
+    if isinstance(error, SettingError):
         return error
+    frames = traceback.extract_tb(error.__traceback__)[1:]
     code = getattr(getattr(function, "func", function), "__code__", None)
     lines = [f.lineno for f in frames if code and f.filename == code.co_filename]
     place = f" at {Path(code.co_filename).name}:{lines[-1]}" if code and lines else ""
     says = (str(error).strip().splitlines() or [""])[0][:MOST].rstrip(".")
     traced = isinstance(error, jax.errors.ConcretizationTypeError)
     hint = "write jnp.where(condition, a, b) for if, and " if traced else ""
-    return ValueError(
+    return SettingError(
         f"{name} raised {type(error).__name__}{place}: {says}; {hint}it takes "
         f"{TAKES[part]}."
     )
@@ -141,7 +140,7 @@ def check_parts(algorithm: Algorithm) -> None:
     for name, kind in kinds.items():
         part = getattr(algorithm, name)
         if not isinstance(part, kind):
-            raise ValueError(
+            raise SettingError(
                 f"Algorithm.{name} is {check.kind_of(part)}; write a {kind.__name__}, or "
                 "leave it out."
             )
@@ -149,7 +148,7 @@ def check_parts(algorithm: Algorithm) -> None:
     _check_fields(algorithm.policy.probe)
     refine = algorithm.refine
     if not (refine is None or isinstance(refine, Refinement) or callable(refine)):
-        raise ValueError(
+        raise SettingError(
             f"Algorithm.refine is {check.kind_of(refine)}; write a Refinement, or leave "
             "it out."
         )
@@ -179,7 +178,7 @@ def _check_fields(part: Any) -> None:
         if isinstance(value, Traffic):
             check_traffic(where, value)
         if wrong:
-            raise ValueError(
+            raise SettingError(
                 f"{where} is {check.kind_of(value)}; write {write}, or leave it out."
             )
 
@@ -274,7 +273,7 @@ def named_task(task: Task) -> Task:
     def outputs(name: str, result: Any, params: PyTree, x: Any, *key: Any) -> None:
         logits = logits_of(result)
         if logits.shape[:1] != x.shape[:1]:
-            raise ValueError(
+            raise SettingError(
                 f"{name} returned logits {check.leaf(logits)} for a batch of "
                 f"{x.shape[0]}; return one row per example."
             )

@@ -23,6 +23,7 @@ from ..core import (
     losses_of,
 )
 from ..data.dataset import FederatedDataset
+from ..errors import SettingError
 from .personal import OwnExamples, blocks_of, one_for_each, own_examples, own_means
 from .scores import (
     Scores,
@@ -98,14 +99,14 @@ def class_accuracy(
     check.at_least("num_classes", num_classes, 1)
     y = test[1] if check.array(test[1]) else np.asarray(test[1])
     if not jnp.issubdtype(y.dtype, jnp.integer) or y.ndim != 1:
-        raise ValueError(
+        raise SettingError(
             f"class_accuracy got labels {y.dtype}{list(y.shape)} but counts by label; give "
             f"one integer each, [{len(y)}], such as y.argmax(1) of one-hot labels."
         )
     if not check.is_tracer(test[1]):
         largest = int(jnp.max(jnp.asarray(test[1])))
         if largest >= num_classes:
-            raise ValueError(
+            raise SettingError(
                 f"num_classes={num_classes} but a test label is {largest}; write "
                 f"num_classes={largest + 1} or more."
             )
@@ -208,7 +209,7 @@ def _check_call(call: str, task: Task, params: Params, test: Any) -> None:
     check.kinds(call, task=(task, Task), params=(params, check.tree))
     caller = call.partition("(")[0]
     if test is None or (check.pair(test) and np.shape(test[1]) == (0,)):
-        raise ValueError(
+        raise SettingError(
             f"{caller} got test={test}; give (x, y), as in "
             "from_clients(..., test=(x, y))."
         )
@@ -218,7 +219,7 @@ def _check_call(call: str, task: Task, params: Params, test: Any) -> None:
         _check_examples(caller, name, part)
     n, labels = np.shape(test[0])[0], np.shape(test[1])[0]
     if n != labels:
-        raise ValueError(
+        raise SettingError(
             f"{caller} got {n} inputs and {labels} labels for test=(x, y); give one label "
             "per input."
         )
@@ -227,18 +228,18 @@ def _check_call(call: str, task: Task, params: Params, test: Any) -> None:
 def _check_examples(caller: str, name: str, part: Any) -> None:
     """Raises ValueError unless it is an array of numbers, or becomes one."""
     if isinstance(part, dict):
-        raise ValueError(
+        raise SettingError(
             f"{caller} got a dict for {name} of test=(x, y); give one array, such as its "
             "columns side by side, and let the model cut them up."
         )
     part = part if check.array(part) else np.asarray(part)
     if part.dtype.kind in "USO":
-        raise ValueError(
+        raise SettingError(
             f"{caller} got text for {name} of test=(x, y); write numbers, such as "
             f"numpy.unique({name}, return_inverse=True)[1]."
         )
     if part.ndim == 0:
-        raise ValueError(
+        raise SettingError(
             f"{caller} got one number for {name} of test=(x, y); give an array with a row "
             "per example."
         )

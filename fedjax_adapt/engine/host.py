@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import check
 from ..core import Array, ClientState, PyTree, State
+from ..errors import SettingError
 from . import device, mesh, processes
 from .tables import num_rows_of
 
@@ -31,12 +32,12 @@ EVERY, CUT = PartitionSpec(), PartitionSpec(mesh.AXIS)
 def check_cut(num_clients: int, num_devices: int) -> None:
     """Raises ValueError unless one process can deal out the rows evenly."""
     if processes.several():
-        raise ValueError(
+        raise SettingError(
             "client_memory=host keeps the state of all clients beside one process, and "
             f"here are {jax.process_count()}; write client_memory=device."
         )
     if num_clients % num_devices:
-        raise ValueError(
+        raise SettingError(
             f"client_memory=host cuts the rows of {num_clients} clients into "
             f"{num_devices} equal parts, one for each device; write devices=1."
         )

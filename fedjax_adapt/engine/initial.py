@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from .. import check
 from ..core import Algorithm, Array, Key, Origin, Params, Setting, State, Task
 from ..data.dataset import FederatedDataset
+from ..errors import SettingError
 from ..plan import Plan
 from . import host, memory
 from .cohort import expected_share, num_slots, participation_of
@@ -122,7 +123,7 @@ def check_state(
         if name == "policy" and not jax.tree.leaves(own):
             continue
         if jax.tree.structure(own) != jax.tree.structure(other):
-            raise ValueError(
+            raise SettingError(
                 f"state is another algorithm's: state.{name}, {names[name]}, is not "
                 f"what this one keeps; {write}"
             )
@@ -131,7 +132,7 @@ def check_state(
             came, wanted = check.leaf(leaf), check.leaf(like)
             if came != wanted:
                 where = f"state.{name}{jax.tree_util.keystr(path)}"
-                raise ValueError(
+                raise SettingError(
                     f"{where}, of {names[name]}, is {came} where this round has {wanted}; "
                     f"{write}"
                 )
@@ -142,7 +143,7 @@ def check_state(
             # whoever wraps a method may well go on from its state
             shelf = all(name.startswith(SHELF) for name in (came, wanted))
             if shelf and came != wanted:
-                raise ValueError(
+                raise SettingError(
                     f"state is another algorithm's: its {field} state is that of {came} "
                     f"but the round's is that of {wanted}; {write}"
                 )
@@ -181,17 +182,17 @@ def check_rule(
 def _check_under_way(algorithm: Algorithm, plan: Plan) -> None:
     """Raises ValueError unless clients may be under way when a round begins."""
     if plan.clock is None:
-        raise ValueError(
+        raise SettingError(
             "the server rule goes by who ends first, but the plan has no clock; write "
             "Plan(clock=Clock(step_seconds=0.05))."
         )
     if participation_of(plan).order is None:
-        raise ValueError(
+        raise SettingError(
             "the server rule passes over clients that are still under way, but the plan's "
             "participation cannot; write Plan(cohort_size=10) for ten clients a round."
         )
     if algorithm.refine is not None:
-        raise ValueError(
+        raise SettingError(
             "the algorithm refines models on a public set, for which a round's clients "
             "must have ended, but its server rule does not wait for them; leave one out."
         )

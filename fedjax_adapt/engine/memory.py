@@ -6,6 +6,7 @@ import jax
 
 from .. import check
 from ..core import ClientState, PyTree
+from ..errors import SettingError
 from . import device, mesh
 from .footprint import Footprint, of_table, readable
 from .liveness import num_bytes
@@ -41,7 +42,7 @@ def check_fits(
     others = [d for d in others if needed(d) <= free]
     on = f" on {'each of ' * (not shared)}{num_devices} devices"
     less = "take fewer clients, a smaller model or an algorithm without client state"
-    raise ValueError(
+    raise SettingError(
         f"the state of {num_clients} clients takes {readable(needed(num_devices))}"
         f"{on if num_devices > 1 else ''} but {readable(free)} are free; "
         + (f"write devices={others[0]}, or " if others else "")
@@ -60,7 +61,7 @@ def check_host(client: ClientState, num_clients: int) -> None:
     leaves = jax.tree.leaves(jax.eval_shape(lambda client: client, client))
     needed, free = num_clients * sum(map(num_bytes, leaves)), free_host_memory()
     if free is not None and needed > free:
-        raise ValueError(
+        raise SettingError(
             f"the state of {num_clients} clients takes {readable(needed)} but the host "
             f"has {readable(free)} free; take fewer clients, a smaller model or an "
             "algorithm without client state."
@@ -90,7 +91,7 @@ def check_copy(state: PyTree) -> None:
         leaves = [leaf for leaf in arrays if leaf.ndim and on_host(leaf) == there]
         needed = sum(of_table(leaf, parts(leaf)) for leaf in leaves)
         if free is not None and needed > free:
-            raise ValueError(
+            raise SettingError(
                 "train leaves the state it is given as it is and takes "
                 f"{readable(needed)} for a copy, but {readable(free)} are free; call "
                 "jax.jit(round_fn, donate_argnums=0) round by round, or fedjax-adapt "
@@ -109,7 +110,7 @@ def check_room(needed: Footprint) -> None:
     if free is None or wanted <= free:
         return
     parts = needed._replace(data=0).parts
-    raise ValueError(
+    raise SettingError(
         f"a round takes {readable(wanted)} beside the data ({parts}) but "
         f"{readable(free)} are free; write {_host_instead()}fewer lanes, a smaller "
         "batch_size, fewer clients or a smaller model."

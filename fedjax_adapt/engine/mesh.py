@@ -33,6 +33,7 @@ from jax.sharding import (
 
 from .. import check
 from ..core import Array, PyTree
+from ..errors import SettingError
 from . import processes
 from .arrays import put
 
@@ -74,7 +75,7 @@ def cores_as_devices(cores: int | None = None) -> None:
         jax.config.update("jax_num_cpu_devices", cores)
     except RuntimeError:
         if len(jax.local_devices(backend="cpu")) != cores:
-            raise ValueError(
+            raise SettingError(
                 f"cores_as_devices({cores}) came after JAX had begun to run; "
                 "call it before anything else."
             ) from None
@@ -101,12 +102,12 @@ def count(devices: int | str, cohort_size: int) -> int:
             if alone and int(devices) <= num_cores()
             else 'or "auto" for all there are'
         )
-        raise ValueError(
+        raise SettingError(
             f"devices={devices} but JAX sees {present}; write devices={present}, {hint}."
         )
     used = serving(present if devices == "auto" else int(devices), cohort_size)
     if 1 < used < jax.process_count():
-        raise ValueError(
+        raise SettingError(
             f"{used} devices serve a cohort of {cohort_size} with devices={devices}, but "
             f"there are {jax.process_count()} processes; begin {used}, or fewer."
         )

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .. import check
 from ..core import Algorithm, Array, Params, PyTree, State, Task, precise
 from ..data.dataset import FederatedDataset
+from ..errors import SettingError
 from . import host, mesh
 from .arrays import put
 from .device import cuts_tables
@@ -67,7 +68,7 @@ def blocks_of(algorithm: Algorithm, state: State) -> Iterator[tuple[slice, PyTre
     )
     local, table = algorithm.local, state.clients
     if local.personal is None:
-        raise ValueError(
+        raise SettingError(
             "personal_models got an algorithm whose clients use the server's model; take "
             "state.params, or an algorithm such as ditto() or with_personal(fedavg())."
         )
@@ -79,7 +80,7 @@ def blocks_of(algorithm: Algorithm, state: State) -> Iterator[tuple[slice, PyTre
         or [shape[1:] for shape in shapes(table)] != shapes(kept)
         or not leaves
     ):
-        raise ValueError(
+        raise SettingError(
             "personal_models got a state whose clients do not keep what this algorithm's "
             "keep; give a state of its own rounds."
         )
@@ -105,7 +106,7 @@ def own_examples(
         check.one_of("on", on, ("test", "train"))
     tests: Any = getattr(data, "client_tests", None)
     if on == "test" and tests is None:
-        raise ValueError(
+        raise SettingError(
             'on="test" asks for test sets of clients but the data have none; write '
             'on="train" for the examples that they train on.'
         )
@@ -126,7 +127,7 @@ def one_for_each(task: Task, params: Params, num_clients: int) -> bool:
             return False
         if found == [(num_clients, *shape) for shape in shapes]:
             return True
-    raise ValueError(
+    raise SettingError(
         f"params are {check.shown(params)}, neither a model of the task nor one for each "
         f"of {num_clients} clients; give state.params or personal_models(algorithm, state)."
     )

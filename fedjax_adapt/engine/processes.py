@@ -19,10 +19,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ..errors import SettingError
+
 PART = 2**26  # bytes of an array that are on their way at once, for each process
 
 
-class Refused(ValueError):
+class Refused(SettingError):
     """A sentence of one of the processes, raised in all of them."""
 
 
@@ -39,7 +41,7 @@ def is_first() -> bool:
 def check_alone(what: str) -> None:
     """Raises ValueError if this process trains together with others."""
     if several():
-        raise ValueError(
+        raise SettingError(
             f"{what} is made by one process, but jax.distributed has joined "
             f"{jax.process_count()}; begin it in a process of its own."
         )

@@ -32,6 +32,7 @@ from ..core import (
     weighted_sum,
 )
 from ..data.dataset import FederatedDataset
+from ..errors import SettingError
 from ..plan import Plan
 from .batches import batch_size
 from .cohort import SECONDS, num_slots
@@ -89,7 +90,7 @@ def settled(
     if refine is None:
         return algorithm
     if refine.needs_public and data.public is None:
-        raise ValueError(
+        raise SettingError(
             "the algorithm refines models on a public set but the data have none; give "
             "public=(x, y) to from_clients, or take another algorithm."
         )

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 
 from .. import check
 from ..core import PyTree, Refined, RoundView, Upload
+from ..errors import SettingError
 
 
 def arrays(name: str, result: PyTree, *arguments: Any) -> None:
     """Raises ValueError unless a part returned a tree of arrays."""
     number = lambda leaf: hasattr(leaf, "shape") or isinstance(leaf, int | float)
     if not all(map(number, jax.tree.leaves(result))):
-        raise ValueError(
+        raise SettingError(
             f"{name} returned {check.shown(result)}; return a tree of arrays."
         )
 
@@ -27,7 +28,7 @@ def scalar(name: str, result: Any, *arguments: Any) -> None:
     """Raises ValueError unless a part returned a floating scalar."""
     floats = check.array(result) and jnp.issubdtype(result.dtype, jnp.floating)
     if not floats or result.shape != ():
-        raise ValueError(
+        raise SettingError(
             f"{name} returned {check.shown(result)}; return a floating scalar that "
             "depends on params."
         )
@@ -38,7 +39,7 @@ def one_number(name: str, result: Any, *arguments: Any) -> None:
     if not (hasattr(result, "shape") or isinstance(result, int | float)) or jnp.ndim(
         result
     ):
-        raise ValueError(f"{name} returned {check.shown(result)}; return one number.")
+        raise SettingError(f"{name} returned {check.shown(result)}; return one number.")
 
 
 def parameters(name: str, result: PyTree, *arguments: Any) -> None:
@@ -46,7 +47,7 @@ def parameters(name: str, result: PyTree, *arguments: Any) -> None:
     arrays(name, result)
     for path, leaf in jax.tree.leaves_with_path(result):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-            raise ValueError(
+            raise SettingError(
                 f"{name} returned {check.leaf(leaf)} at {jax.tree_util.keystr(path)}; "
                 "parameters are floating arrays, to be trained."
             )
@@ -75,7 +76,7 @@ def _averaged(name: str, what: str, sent: PyTree) -> None:
     """Raises ValueError unless a mean of these says something."""
     for path, leaf in jax.tree.leaves_with_path(sent):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-            raise ValueError(
+            raise SettingError(
                 f"{name} sends {check.leaf(leaf)} as {what}{jax.tree_util.keystr(path)}, "
                 "whose mean is no such number; send jnp.asarray(value, float)."
             )
@@ -95,7 +96,7 @@ def upload_and_state(averages: bool, name: str, result: Any, run: Any) -> None:
         and isinstance(result[0], Upload)
         and not isinstance(result, Upload)
     ):
-        raise ValueError(
+        raise SettingError(
             f"{name} returned {_kind(result)}; return (Upload(delta), client state), the "
             "state run.client where it keeps none."
         )
@@ -125,12 +126,12 @@ def steps(name: str, result: Any, state: PyTree, cohort: Any, *rest: Any) -> Non
     """Raises ValueError unless a part returned an integer for each of the cohort."""
     size = cohort.ids.shape
     if not hasattr(result, "shape") and not isinstance(result, bool | int | float):
-        raise ValueError(
+        raise SettingError(
             f"{name} returned {check.shown(result)}; return integers {list(size)}."
         )
     whole = jnp.issubdtype(jnp.result_type(result), jnp.integer)
     if jnp.shape(result) != size or not whole:
-        raise ValueError(
+        raise SettingError(
             f"{name} returned {check.shown(result)} for a cohort of {size[0]}; return one "
             f"integer for each, int32{list(size)}, such as jnp.ceil(k).astype(jnp.int32)."
         )
@@ -139,7 +140,7 @@ def steps(name: str, result: Any, state: PyTree, cohort: Any, *rest: Any) -> Non
 def per_client(name: str, result: Any, cohort: Any) -> None:
     """Raises ValueError unless a part returned a number for each of the cohort."""
     if not check.array(result) or result.shape != cohort.ids.shape:
-        raise ValueError(
+        raise SettingError(
             f"{name} returned {check.shown(result)} for a cohort of "
             f"{cohort.ids.shape[0]}; return one number for each."
         )
@@ -148,7 +149,7 @@ def per_client(name: str, result: Any, cohort: Any) -> None:
 def one_upload(name: str, result: Any, *arguments: Any) -> None:
     """Raises ValueError unless a `ServerRule.combine` returned an Upload."""
     if not isinstance(result, Upload):
-        raise ValueError(
+        raise SettingError(
             f"{name} returned {check.kind_of(result)}; return one Upload, such as "
             "mean(by_examples)(uploads, cohort)."
         )
@@ -159,7 +160,7 @@ def params_and_extra(
 ) -> None:
     """Raises ValueError unless a `ServerRule.update` returned what it was given, alike."""
     if not (type(result) is tuple and len(result) == 2):
-        raise ValueError(f"{name} returned {_kind(result)}; return (params, extra).")
+        raise SettingError(f"{name} returned {_kind(result)}; return (params, extra).")
     check.same_kind(name, "the model", result[0], params, "Task.init")
     check.same_kind(name, "the server's state", result[1], extra, "ServerRule.init")
 
@@ -168,7 +169,7 @@ def ids(name: str, result: Any, *arguments: Any) -> None:
     """Raises ValueError unless a part returned a vector of client ids."""
     whole = jnp.issubdtype(jnp.result_type(result), jnp.integer)
     if jnp.ndim(result) != 1 or not whole:
-        raise ValueError(
+        raise SettingError(
             f"{name} returned {check.shown(result)}; return client ids, int32[any], -1 "
             "for none."
         )
@@ -180,13 +181,13 @@ def report_of(which: int) -> Callable[..., None]:
     def accept(name: str, result: Any, *arguments: Any) -> None:
         size = arguments[which].ids.shape[0]
         if not isinstance(result, dict):
-            raise ValueError(
+            raise SettingError(
                 f"{name} returned {_kind(result)}; return a dict of arrays."
             )
         arrays(name, result)
         for key, value in result.items():
             if jnp.ndim(value) and jnp.shape(value)[0] != size:
-                raise ValueError(
+                raise SettingError(
                     f"{name} returned {check.leaf(value)} for {key!r}; return a scalar "
                     f"of the round or values [{size}, ...], one for each of the cohort."
                 )
@@ -197,7 +198,7 @@ def report_of(which: int) -> Callable[..., None]:
 def refined(name: str, result: Any, view: RoundView, *rest: Any) -> None:
     """Raises ValueError unless a part returned Refined, the models alike."""
     if not isinstance(result, Refined):
-        raise ValueError(
+        raise SettingError(
             f"{name} returned {_kind(result)}; return Refined(params, steps, report)."
         )
     models = view.runs.params
@@ -207,7 +208,7 @@ def refined(name: str, result: Any, view: RoundView, *rest: Any) -> None:
 def refined_server(name: str, result: Any, params: PyTree, state: PyTree, *rest: Any):
     """Raises ValueError unless a part returned (params, state, report), alike."""
     if not (type(result) is tuple and len(result) == 3):
-        raise ValueError(
+        raise SettingError(
             f"{name} returned {_kind(result)}; return (params, state, report), or give "
             "with_refinement a function that returns params alone."
         )

@@ -39,6 +39,7 @@ from ..costs import (
     step_seconds,
 )
 from ..data.dataset import FederatedDataset
+from ..errors import SettingError
 from ..plan import NUMBERS, Plan
 from . import device, mesh
 from .batches import batch_size
@@ -167,7 +168,7 @@ class Round:
             return replace(self, numbers=numbers)
         known = not (check.is_tracer(done) or check.is_tracer(plan.rounds))
         if known and int(done) + more > plan.rounds:
-            raise ValueError(
+            raise SettingError(
                 f"train got {more} keys after {int(done)} rounds but the plan says "
                 f"rounds={plan.rounds}; write Plan(rounds={int(done) + more})."
             )
@@ -212,7 +213,7 @@ def _check_outputs(task: Task, data: FederatedDataset) -> None:
 
     outputs = jax.eval_shape(logits, jax.random.key(0), data.x).shape[-1]
     if outputs < data.num_classes:
-        raise ValueError(
+        raise SettingError(
             f"the model has {outputs} outputs but the data set {data.num_classes} labels; "
             f"build the model with {data.num_classes}."
         )

@@ -20,6 +20,7 @@ from ..core import (
     losses_of,
     precise,
 )
+from ..errors import SettingError
 from . import mesh
 from .contract import named_task
 from .programs import jit_newest
@@ -51,7 +52,7 @@ def check_model(caller: str, task: Task, params: Params) -> None:
     found = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
     if (jax.tree.structure(params), found) != shapes_of(task):
         made = jax.eval_shape(task.init, jax.random.key(0))
-        raise ValueError(
+        raise SettingError(
             f"{caller} got params {check.shown(params)} for a task whose parameters are "
             f"{check.shown(made)}; give state.params of a round on this task."
         )

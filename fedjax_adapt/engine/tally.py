@@ -8,6 +8,7 @@ import numpy as np
 
 from .. import check
 from ..core import Info, PyTree
+from ..errors import SettingError
 
 # what is counted from a beginning on
 TOTALS = {"local_steps": int, "public_steps": int, "bytes_down": int, "bytes_up": int}
@@ -89,7 +90,7 @@ def asks_to_stop(callback: Callback, figures: dict[str, Any]) -> bool:
     answer = callback(figures)
     if answer is None or isinstance(answer, bool | np.bool_):
         return bool(answer)
-    raise ValueError(
+    raise SettingError(
         f"callback returned {check.kind_of(answer)}; return True to stop, or nothing to "
         "go on."
     )

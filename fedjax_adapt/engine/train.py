@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from .. import check
 from ..core import Info, Key, PyTree, RoundFn, State
+from ..errors import SettingError
 from . import memory
 from .lanes import compiler_options
 from .programs import jit_newest
@@ -107,11 +108,11 @@ def train_and_evaluate(
     if isinstance(round_fn, Round):
         check.kinds("train(round_fn, state, keys)", state=(state, State))
     if check.key(keys):
-        raise ValueError(
+        raise SettingError(
             "keys is one key, for no number of rounds; write jax.random.split(key, rounds)."
         )
     if not check.keys(keys):
-        raise ValueError(
+        raise SettingError(
             f"keys is {check.leaf(keys)}, no vector of keys; write "
             "jax.random.split(key, rounds)."
         )
@@ -121,7 +122,7 @@ def train_and_evaluate(
     check.at_least("chunk_size", chunk_size, 1)
     rounds = keys.shape[0]
     if rounds % every or not rounds:
-        raise ValueError(
+        raise SettingError(
             f"got {rounds} round keys with every={every}; give a multiple of {every}."
         )
     chunk = max(chunk_size // every, 1) * every
@@ -167,7 +168,7 @@ class _Reporter:
 
     def __init__(self, callback: Callback, state: State, traced: bool):
         if traced:
-            raise ValueError(
+            raise SettingError(
                 "callback is called between chunks, but JAX is tracing train as a whole; "
                 "leave callback out, or call train outside of jit, vmap and scan."
             )
@@ -178,7 +179,7 @@ class _Reporter:
     def stops(self, infos: Info) -> bool:
         """Calls it for each round, until it returns True."""
         if not isinstance(infos, Info):
-            raise ValueError(
+            raise SettingError(
                 f"callback has no figures to be given: round_fn returned "
                 f"{check.kind_of(infos)}, no Info; take a round_fn of make_round."
             )

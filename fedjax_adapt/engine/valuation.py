@@ -32,6 +32,7 @@ from ..core import (
     weighted_sum,
 )
 from ..data.dataset import FederatedDataset
+from ..errors import SettingError
 from ..plan import Plan
 from .batches import batch_size
 from .cohort import gather_cohort
@@ -177,7 +178,7 @@ def _worth(
     check.one_of("value", value, ("accuracy", "loss"))
     for leaf in jax.tree.leaves(deltas):
         if leaf.shape[0] != weights.shape[0]:
-            raise ValueError(
+            raise SettingError(
                 f"there are {weights.shape[0]} weights but deltas of {leaf.shape[0]} "
                 "clients; give both of the same cohort."
             )

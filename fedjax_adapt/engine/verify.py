@@ -24,6 +24,7 @@ from ..core import (
     unchanged,
 )
 from ..data.dataset import FederatedDataset
+from ..errors import SettingError
 from ..plan import Plan
 from . import returned
 from .batches import batch_size
@@ -160,7 +161,7 @@ def _combined(server: ServerRule, uploads: Upload, cohort: Any) -> Upload:
         size = cohort.ids.shape
         for leaf in jax.tree.leaves(server.combine.weights(cohort)):
             if jnp.shape(leaf) != size:
-                raise ValueError(
+                raise SettingError(
                     "the weights of ServerRule.combine=mean(...) are "
                     f"{check.leaf(leaf)} for a cohort of {size[0]}; return one weight "
                     f"for each, {list(size)}."
@@ -182,7 +183,7 @@ def _check_ids(
     def accept(name: str, ids: Any) -> None:
         enough = jnp.ndim(ids) == 1 and jnp.shape(ids)[0] >= size
         if not enough or not jnp.issubdtype(jnp.result_type(ids), jnp.integer):
-            raise ValueError(
+            raise SettingError(
                 f"{name} returned {check.shown(ids)} for {size} slots; return "
                 f"int32[{size}]."
             )

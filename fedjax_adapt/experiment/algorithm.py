@@ -1,12 +1,12 @@
 """The algorithm of a run, from its name and options, among them a base by name."""
 
 import ast
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from .. import check
 from ..core import Algorithm, constant_steps, epochs, with_steps
+from ..errors import SettingError
 from ..participation import earliest
 from .config import Config
 from .limits import CLIENTS, is_set
@@ -27,17 +27,18 @@ def build_algorithm(config: Config) -> Algorithm:
     }
     try:
         algorithm = _construct(config, config.algorithm, config.algorithm_options)
-    except ValueError as error:  # in the names that the user wrote
-        own = lambda match: f"{flat.get(match[1], match[1])}="
-        error.args = (re.sub(r"\b(\w+)=", own, str(error)),)
-        raise
+    except SettingError as error:
+        if error.setting not in flat:
+            raise
+        raise error.renamed(flat[error.setting]) from None
     if algorithm.server.busy is not None:
         _check_asynchronous(config)
     if algorithm.policy is not Algorithm().policy:
         if config.match is not None:
-            raise ValueError(
+            raise SettingError(
                 f"match={config.match} sets the local steps of clients, but algorithm="
-                f"{config.algorithm} chooses them itself; leave match out."
+                f"{config.algorithm} chooses them itself; leave match out.",
+                setting="match",
             )
         for name in ("num_steps", "epochs"):
             if is_set(config, name):
@@ -45,10 +46,11 @@ def build_algorithm(config: Config) -> Algorithm:
                     f"--{n.replace('_', '-')}" for n in flat.values() if "steps" in n
                 ]
                 see = f" and see its own options {', '.join(steps)}" if steps else ""
-                raise ValueError(
+                raise SettingError(
                     f"{name}={getattr(config, name):g} sets the local steps of clients, "
                     f"but algorithm={config.algorithm} chooses them itself; leave {name} "
-                    f"out{see}."
+                    f"out{see}.",
+                    setting=name,
                 )
         return algorithm
     if config.num_steps is not None:
@@ -60,12 +62,12 @@ def _check_asynchronous(config: Config) -> None:
     """Raises ValueError unless the run tells a server that does not wait what it needs."""
     name = f"algorithm={config.algorithm}"
     if config.step_seconds is None:
-        raise ValueError(
+        raise SettingError(
             f"{name} goes by who ends first; set step_seconds, the simulated seconds of a "
             "local step."
         )
     if config.sampler != "uniform" or config.participation == 1:
-        raise ValueError(
+        raise SettingError(
             f"{name} sends as many clients off each round, none that is under way; set "
             "sampler=uniform and participation below 1."
         )
@@ -94,16 +96,18 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
             most = config.max_local_steps
             told[own] = min(known[own].default or most, most)
         if (given.get("initial_steps") or 0) > config.max_local_steps:
-            raise ValueError(
+            raise SettingError(
                 f"initial_steps={given['initial_steps']} is above max_local_steps="
-                f"{config.max_local_steps}; write a smaller one."
+                f"{config.max_local_steps}; write a smaller one.",
+                setting="initial_steps",
             )
         if "max_steps" in given:
             given["max_steps"] = min(given["max_steps"], config.max_local_steps)
     if given.get("every_seconds") is not None and config.step_seconds is None:
-        raise ValueError(
+        raise SettingError(
             f"every_seconds={given['every_seconds']:g} needs a simulated clock; set "
-            "step_seconds, or every_rounds in place of every_seconds."
+            "step_seconds, or every_rounds in place of every_seconds.",
+            setting="every_seconds",
         )
     if "base" not in given:
         return _made(name, constructor(**told | given))
@@ -111,9 +115,10 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
     algorithm = _made(name, constructor(**told | given | {"base": base}))
     replaced = base.policy.steps is not algorithm.policy.steps
     if replaced and base.policy is not Algorithm().policy:
-        raise ValueError(
+        raise SettingError(
             f"base={given['base']} chooses the local steps of clients, and so does "
-            f"algorithm={name}; write one of them."
+            f"algorithm={name}; write one of them.",
+            setting="base",
         )
     return algorithm
 
@@ -145,26 +150,29 @@ def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
         call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
         named = all(keyword.arg for keyword in call.keywords)
         if not isinstance(call.func, ast.Name) or call.args or not named:
-            raise ValueError("no name, or options without theirs")
+            raise SettingError("no name, or options without theirs")
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
-        raise ValueError(
+        raise SettingError(
             f"base={text!r} is no algorithm; write its name, or its name and options as "
-            "in feddyn(alpha=0.1)."
+            "in feddyn(alpha=0.1).",
+            setting="base",
         ) from None
     try:
         values = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
     except (TypeError, ValueError, RecursionError, MemoryError):
-        raise ValueError(
+        raise SettingError(
             f"base={text!r} has an option that is no value; write a number, True, False or "
-            "text in quotes, as in feddyn(alpha=0.1)."
+            "text in quotes, as in feddyn(alpha=0.1).",
+            setting="base",
         ) from None
     name = call.func.id
     check.one_of("base", name, registry("algorithm"))
     known = options_of("algorithm", find("algorithm", name))
     for option, value in values.items():
         if option not in known:
-            raise ValueError(
-                f"base={text} has no option {option}; {check.nearest(option, known)}"
+            raise SettingError(
+                f"base={text} has no option {option}; {check.nearest(option, known)}",
+                setting="base",
             )
         sentence = f"{option}={value!r} of base {name}"
         values[option] = checked(sentence, known[option].annotation, value)

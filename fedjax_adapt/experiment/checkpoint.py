@@ -25,6 +25,7 @@ import numpy as np
 from ..core import State
 from ..engine import arrays, processes
 from ..engine.lanes import num_bytes
+from ..errors import SettingError
 
 PyTree = Any
 
@@ -112,7 +113,7 @@ def _restored(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
             continue
         return _filled(abstract, state), round
     if saved:
-        raise ValueError(
+        raise SettingError(
             f"no checkpoint in {folder} can be read (rounds "
             f"{', '.join(map(str, saved))}); delete the run folder and start again."
         )

@@ -4,6 +4,7 @@ import ast
 import inspect
 
 from ..costs import LAWS, Clock, Law
+from ..errors import SettingError
 from .config import Config, partition_seed
 
 UNREADABLE = (SyntaxError, TypeError, ValueError, RecursionError, MemoryError)
@@ -49,13 +50,14 @@ def quantity(name: str, value: float | str) -> float | Law:
         inspect.signature(law).bind(*arguments, **options)
     except (*UNREADABLE, KeyError, OverflowError):
         known = ", ".join(f"{n}({', '.join(_arguments(n))})" for n in LAWS)
-        raise ValueError(
-            f"{name}={value!r} is neither a number nor a law; write one of {known}."
+        raise SettingError(
+            f"{name}={value!r} is neither a number nor a law; write one of {known}.",
+            setting=name,
         ) from None
     try:
         return law(*arguments, **options)
     except ValueError as error:  # out of range
-        raise ValueError(f"{name}={value!r}: {error}") from None
+        raise SettingError(f"{name}={value!r}: {error}", setting=name) from None
 
 
 def _arguments(law: str) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..errors import SettingError
 from . import toml
 from .limits import CLIENTS
 from .names import check_apart
@@ -70,7 +71,7 @@ def from_settings(settings: Mapping[str, Any]) -> Config:
     known = all_options(choices)
     for name in settings:
         if name not in known:
-            raise ValueError(f"setting {name} is unknown; {suggestion(name, known)}")
+            raise SettingError(f"setting {name} is unknown; {suggestion(name, known)}")
     common = {n: v for n, v in settings.items() if n in common_options()}
     nested: dict[str, Any] = {
         f"{kind}_options": {
@@ -126,7 +127,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     """
     settings = toml.read(path)
     if "grid" in settings or isinstance(settings.get("run"), Mapping):
-        raise ValueError(f"{path} is a sweep, no run; write fedjax-adapt sweep {path}.")
+        raise SettingError(
+            f"{path} is a sweep, no run; write fedjax-adapt sweep {path}."
+        )
 
     def at(key: str) -> str:
         return (
@@ -155,26 +158,20 @@ def check_settings(
         try:
             find(kind, checked(f"{kind}={choices[kind]!r}", str, choices[kind]))
         except ValueError as error:
-            raise ValueError(f"{at(kind)}: {error}") from None
+            raise SettingError(f"{at(kind)}: {error}") from None
     known = all_options(choices)
     for key, value in settings.items():
         if key not in known:
-            raise ValueError(f"{at(key)}: {key} is unknown; {suggestion(key, known)}")
+            raise SettingError(f"{at(key)}: {key} is unknown; {suggestion(key, known)}")
         sentence = f"{at(key)}: {key}={value!r}"
         settings[key] = checked(sentence, known[key].annotation, value)
     from .build import build_algorithm, build_plan  # which take a config
 
-    own_names = kind_options("algorithm", choices["algorithm"])
-    flat_name = lambda own: own_names.get(own, (own,))[0]
-    for build, name_of in (
-        (lambda: build_plan(from_settings(settings)), str),
-        (lambda: build_algorithm(from_settings(settings)), flat_name),
-    ):
+    for build in (build_plan, build_algorithm):
         try:
-            build()
-        except ValueError as error:  # out of range
-            key = name_of(str(error).partition("=")[0])
-            raise ValueError(f"{at(key)}: {error}") from None
+            build(from_settings(settings))
+        except SettingError as error:  # out of range
+            raise SettingError(f"{at(error.setting or '')}: {error}") from None
     return settings
 
 

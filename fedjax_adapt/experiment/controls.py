@@ -9,6 +9,7 @@ All else is as in the run they are for.
 
 from dataclasses import replace
 
+from ..errors import SettingError
 from . import store
 from .config import Config
 from .folder import check_folder, first_change, run_folder
@@ -22,7 +23,7 @@ def with_controls(config: Config) -> list[Config]:
       ValueError: the algorithm is not fnr.
     """
     if config.algorithm != "fnr":
-        raise ValueError(
+        raise SettingError(
             f"controls are those of algorithm=fnr, but algorithm={config.algorithm}; "
             "leave --controls out."
         )

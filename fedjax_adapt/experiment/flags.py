@@ -15,6 +15,7 @@ from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+from ..errors import SettingError
 from .config import (
     choices_in,
     common_options,
@@ -91,7 +92,7 @@ def parse(arguments: Sequence[str]) -> Request:
     resume, controls = values.pop("resume"), values.pop("controls")
     others = together({name: values.pop(name) for name in OPTIONS})
     if others and controls:
-        raise ValueError(
+        raise SettingError(
             "controls are run by one process; leave --controls out, or the flags about "
             "other processes."
         )
@@ -145,7 +146,7 @@ def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
         if path.is_file():
             return read_settings(path)
         if set(words) <= {"resume", "folder", "controls", *OPTIONS}:
-            raise ValueError(
+            raise SettingError(
                 f"--folder {words['folder'][0]} holds no run to resume; write the folder "
                 "of one, or the settings of a new run."
             )
@@ -184,7 +185,7 @@ def read_flags(
             raise
         command = program.rpartition(" ")[2]
         said = explain(arguments, options, errors.getvalue(), command)
-        raise ValueError(said) from None
+        raise SettingError(said) from None
     return {n: value for g in vars(parsed).values() for n, value in vars(g).items()}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine import processes
+from ..errors import SettingError
 from . import store
 from .config import (
     INCIDENTAL,
@@ -48,7 +49,7 @@ def check_folder(folder: Path, config: Config, resume: bool) -> None:
         return
     if not (folder / store.CONFIG).exists():
         if any(path.name not in (store.LOCK, store.OWN) for path in folder.iterdir()):
-            raise ValueError(
+            raise SettingError(
                 f"folder={folder} holds files that are no run; give a new folder."
             )
         return
@@ -56,23 +57,23 @@ def check_folder(folder: Path, config: Config, resume: bool) -> None:
     if change is not None:
         name, old, new = change
         if resume:
-            raise ValueError(
+            raise SettingError(
                 f"folder={folder} holds a run with {name}={old}, not {name}={new}; "
                 f"resume it with {name}={old}, or give another folder."
             )
-        raise ValueError(
+        raise SettingError(
             f"folder={folder} holds another run ({name}={old}, here {name}={new}); "
             "give another folder."
         )
     if (folder / store.SUMMARY).exists():
-        raise ValueError(
+        raise SettingError(
             f"folder={folder} holds this run, finished; a finished run is never "
             "overwritten, so give another folder."
         )
     if resume:
         check_own(folder, [config])
     else:
-        raise ValueError(
+        raise SettingError(
             f"folder={folder} holds this run, half finished; write --resume "
             "(run(config, resume=True) in Python), or give another folder."
         )
@@ -84,7 +85,7 @@ def check_own(folder: Path, configs: Iterable[Config]) -> None:
     for choice, origin in now.items():
         then = before.get(choice, "not recorded")
         if then != origin:
-            raise ValueError(
+            raise SettingError(
                 f"folder={folder} was begun with another {choice}: it was {then}, and is "
                 f"{origin} now; put it back as it was, or give another folder."
             )
@@ -95,9 +96,9 @@ def check_can_write(folder: Path) -> None:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         what = "is a file" if there == folder else f"lies below {there}, a file"
-        raise ValueError(f"folder={folder} {what}; give the path of a folder.")
+        raise SettingError(f"folder={folder} {what}; give the path of a folder.")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(
+        raise SettingError(
             f"folder={folder} cannot be written; give a folder where you may write."
         )
 
@@ -131,7 +132,7 @@ def create(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / store.LOCK).touch()
     except OSError as error:
-        raise ValueError(
+        raise SettingError(
             f"folder={folder} cannot be written ({error.strerror}); "
             "give another folder."
         ) from None

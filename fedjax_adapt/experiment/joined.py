@@ -17,6 +17,7 @@ import numpy as np
 
 from ..data import Source
 from ..engine import processes
+from ..errors import SettingError
 from .config import Config, to_settings
 from .loop import Stopped
 from .meeting import late, meet
@@ -75,7 +76,7 @@ def _join(them: Together) -> None:
         jax.distributed.initialize(**known)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
-        raise ValueError(
+        raise SettingError(
             f"coordinator_address={address} leads to no other process ({reason}); write "
             "HOST:PORT of process 0, and num_processes and process_id."
         ) from None
@@ -96,7 +97,7 @@ def _check_host(address: str) -> None:
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:
-        raise ValueError(
+        raise SettingError(
             f"coordinator_address={address} names a host that is not known "
             f"({error.strerror}); write HOST:PORT of process 0."
         ) from None

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from .. import check
+from ..errors import SettingError
 
 if TYPE_CHECKING:
     from .schema import Config
@@ -26,33 +27,39 @@ def check_limits(config: "Config") -> None:
     check.between("participation", config.participation, 0, 1, closed="right")
     check.nonnegative("feature_noise", config.feature_noise)
     if config.feature_noise_mask and config.feature_noise == 0:
-        raise ValueError("feature_noise_mask=True needs feature_noise above 0.")
+        raise SettingError(
+            "feature_noise_mask=True needs feature_noise above 0.",
+            setting="feature_noise_mask",
+        )
     for name in ("corrupt_strength", "corrupt_clients"):
         if config.corrupt is None and is_set(config, name):
-            raise ValueError(
+            raise SettingError(
                 f"{name} needs corrupt, which says what is wrong with them."
             )
     check.between("epochs", config.epochs, 0, 1_000_000, closed="right")
     check.at_least("num_steps", config.num_steps, 1, none="epochs")
     check.at_least("max_local_steps", config.max_local_steps, 1, none="no cap")
     if config.num_steps is not None and is_set(config, "epochs"):
-        raise ValueError(
+        raise SettingError(
             f"epochs={config.epochs:g} and num_steps={config.num_steps} both say how long "
-            "a client trains; write one of them."
+            "a client trains; write one of them.",
+            setting="epochs",
         )
     for name in ("epochs", "num_steps"):
         value = getattr(config, name)
         if config.match is not None and is_set(config, name):
-            raise ValueError(
+            raise SettingError(
                 f"match={config.match} and {name}={value:g} both say how long a client "
-                "trains; write one of them."
+                "trains; write one of them.",
+                setting="match",
             )
     if config.match is None and is_set(config, "match_by"):
-        raise ValueError("match_by needs match, the folder of the run to be matched.")
+        raise SettingError("match_by needs match, the folder of the run to be matched.")
     if config.client_memory == "host" and "all" in config.evaluate_also:
-        raise ValueError(
+        raise SettingError(
             "evaluate_also=all averages the models of all clients on the device, which "
-            "client_memory=host is there to avoid; leave one of them out."
+            "client_memory=host is there to avoid; leave one of them out.",
+            setting="evaluate_also",
         )
     _check_ways(config.convolutions)
     _check_clock(config)
@@ -68,8 +75,9 @@ def check_limits(config: "Config") -> None:
 def check_path(name: str, path: object) -> None:
     """Raises ValueError if a path is empty, which would be the working folder."""
     if path == "":
-        raise ValueError(
-            f"{name}='' is empty; write the path of a folder, or leave {name} out."
+        raise SettingError(
+            f"{name}='' is empty; write the path of a folder, or leave {name} out.",
+            setting=name,
         )
 
 
@@ -89,13 +97,14 @@ def _check_clock(config: "Config") -> None:
     if config.step_seconds is not None:
         return
     if config.sampler == "earliest":
-        raise ValueError(
-            "sampler=earliest needs step_seconds, the simulated seconds of a local step."
+        raise SettingError(
+            "sampler=earliest needs step_seconds, the simulated seconds of a local step.",
+            setting="sampler",
         )
     clock = ("bandwidth", "download_bandwidth", "latency", "delay", "delay_persists")
     for name in (*clock, "clock_seed"):
         if is_set(config, name):
-            raise ValueError(
+            raise SettingError(
                 f"{name} needs step_seconds, the simulated seconds of a local step."
             )
 

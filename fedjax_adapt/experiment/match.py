@@ -6,6 +6,7 @@ import numpy as np
 
 from ..core import StepPolicy
 from ..data import PublicSet
+from ..errors import SettingError
 from ..steps import matched_steps, scheduled_steps
 from . import store
 from .config import Config, from_settings, kind_options, read_settings, to_settings
@@ -44,14 +45,14 @@ def matching_steps(
     _check_examples(config, record, num_train, public)
     rounds, clients, num_steps = _columns(config, record)
     if clients.max(initial=0) >= len(sizes):
-        raise ValueError(
+        raise SettingError(
             f"match={config.match} holds a run with a client {clients.max()}, but here "
             f"are {len(sizes)} clients; only runs of one federation can be matched."
         )
     visits = sizes[clients]
     total = int(num_steps.sum(dtype=np.int64))
     if total == 0:
-        raise ValueError(f"match={config.match} holds a run that took no local step.")
+        raise SettingError(f"match={config.match} holds a run that took no local step.")
     if config.match_by == "steps":
         holders = rounds[visits > 0]
         cohorts = np.bincount(holders - 1, minlength=config.rounds)
@@ -94,7 +95,7 @@ def _check_examples(
     here = []
     if public is not None:
         here = [public.protocol, public.num_examples, public.num_validation]
-    raise ValueError(
+    raise SettingError(
         f"match={config.match} holds a run whose clients share {theirs} examples ("
         f"{_public_settings(names)}), but here they share {num_train} ("
         f"{_public_settings(here)}); only runs of one federation can be matched, so take "
@@ -115,13 +116,13 @@ def _columns(
     table = record.clients
     names = ("round", "client", "num_steps")
     if not set(names) <= set(table.column_names):
-        raise ValueError(
+        raise SettingError(
             f"match={config.match} holds a run whose table of clients is gone; give the "
             "folder of a whole one."
         )
     rounds, clients, num_steps = (table[name].to_numpy() for name in names)
     if set(rounds.tolist()) != set(range(1, config.rounds + 1)):
-        raise ValueError(
+        raise SettingError(
             f"match={config.match} holds a run whose table of clients lacks rounds; give "
             "the folder of a whole one."
         )
@@ -132,12 +133,12 @@ def _record(config: Config) -> store.Record:
     """The finished run to be matched."""
     folder = Path(str(config.match)).expanduser()
     if not (folder / store.CONFIG).is_file():
-        raise ValueError(
+        raise SettingError(
             f"match={config.match} holds no run; write the folder of a finished one."
         )
     record = store.read_run(folder)
     if record.summary is None:
-        raise ValueError(
+        raise SettingError(
             f"match={config.match} holds a run that is not finished; resume it first."
         )
     theirs = to_settings(from_settings(read_settings(folder / store.CONFIG)))
@@ -149,7 +150,7 @@ def _record(config: Config) -> store.Record:
     ]
     for name in (*SHARED, *options):
         if ours[name] != theirs.get(name):
-            raise ValueError(
+            raise SettingError(
                 f"match={config.match} holds a run with {name}={theirs.get(name)}, not "
                 f"{name}={ours[name]}; only runs of one federation can be matched, so "
                 f"write {name}={theirs.get(name)}."

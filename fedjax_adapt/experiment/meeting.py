@@ -13,6 +13,7 @@ import time
 from contextlib import ExitStack, suppress
 from typing import NoReturn
 
+from ..errors import SettingError
 from .together import Together
 
 GREETING = b"process 0 of fedjax-adapt\n"  # what no other program says
@@ -64,7 +65,7 @@ def _receive(them: Together, until: float) -> None:
             with suppress(OSError):  # it has ended meanwhile
                 caller.sendall(f"{wrong or ''}\n".encode())
     if wrong is not None:
-        raise ValueError(wrong)
+        raise SettingError(wrong)
 
 
 def _difference(them: Together, ids: set[int], own: int, count: int) -> str | None:
@@ -95,15 +96,15 @@ def _call(them: Together, until: float) -> None:
         try:
             answer = words.readline().decode()
         except TimeoutError:
-            raise ValueError(late(them)) from None
+            raise SettingError(late(them)) from None
         except OSError:
             answer = ""
     if not answer:
-        raise ValueError(
+        raise SettingError(
             "process 0 ended before the run began; read what it said and begin all again."
         )
     if answer != "\n":
-        raise ValueError(answer.strip())
+        raise SettingError(answer.strip())
 
 
 def _connected(them: Together, until: float) -> socket.socket:
@@ -120,7 +121,7 @@ def _connected(them: Together, until: float) -> socket.socket:
         if line.getsockname() != line.getpeername():
             return line
         line.close()
-    raise ValueError(late(them))
+    raise SettingError(late(them))
 
 
 def _who(caller: socket.socket) -> tuple[int, int] | None:
@@ -136,7 +137,7 @@ def _who(caller: socket.socket) -> tuple[int, int] | None:
 
 
 def _refuse_stranger(them: Together) -> NoReturn:
-    raise ValueError(
+    raise SettingError(
         f"coordinator_address={them.coordinator_address} is the port of another program; "
         "give another one in every process."
     ) from None
@@ -151,7 +152,7 @@ def _listening(address: str) -> socket.socket:
         port = int(bound.rpartition(":")[2])
         return socket.create_server(("", port), family=family, dualstack_ipv6=both)
     except (OSError, ValueError) as error:
-        raise ValueError(
+        raise SettingError(
             f"coordinator_address={address} cannot be listened to ({error}); give another "
             "port in every process."
         ) from None

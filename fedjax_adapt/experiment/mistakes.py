@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import check
+from ..errors import SettingError
 from .config import INCIDENTAL, is_setting
 from .options import Option, convert, suggestion, wanted
 
@@ -27,7 +28,9 @@ def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
             words[name].append(token)
         if name is not None and "" in words[name]:
             flag = "--" + name.replace("_", "-")
-            raise ValueError(f"{flag} '' is empty; write a value, or leave {flag} out.")
+            raise SettingError(
+                f"{flag} '' is empty; write a value, or leave {flag} out."
+            )
     return words
 
 
@@ -43,7 +46,7 @@ def paths_and_flags(
     count = next(flags, len(arguments))
     paths = list(arguments[:count])
     if "" in paths:
-        raise ValueError(
+        raise SettingError(
             f"{command}: a path before the flags is empty; write that of a file or a "
             "folder."
         )

@@ -11,6 +11,7 @@ from dataclasses import fields
 from tokenize import TokenError
 from typing import Any
 
+from ..errors import SettingError
 from . import objects, scripts
 from .options import KINDS, OBJECT, REGISTERED
 
@@ -23,7 +24,7 @@ def check_apart(choices: Mapping[str, str]) -> None:
     for kind, name in choices.items():
         for flat, _ in kind_options(kind, name).values():
             if flat in owners:
-                raise ValueError(
+                raise SettingError(
                     f"{flat} is an option of {owners[flat]} and of {kind} {name}; give the "
                     "argument of one of them another name."
                 )

@@ -19,6 +19,7 @@ import numpy as np
 from .. import check
 from ..core import Algorithm, Task
 from ..data import FederatedDataset, Source
+from ..errors import SettingError
 from .limits import is_set
 from .options import OBJECT
 
@@ -57,7 +58,7 @@ def given(algorithm: Any, task: Any, data: Any) -> Iterator[None]:
     values = {"algorithm": algorithm, "task": task, "data": data}
     for name, value in values.items():
         if value is not None and not isinstance(value, TYPES[name]):
-            raise ValueError(
+            raise SettingError(
                 f"{name} is {check.kind_of(value)}; give an fa.{TYPES[name].__name__}."
             )
     if data is not None:
@@ -88,7 +89,7 @@ def function_of(kind: str) -> Callable:
     """
     argument = ARGUMENTS[kind]
     if of(argument) is None:
-        raise ValueError(
+        raise SettingError(
             f"{kind}={OBJECT} is one that was given in Python; give it again, as in "
             f"run(config, resume=True, {argument}={argument})."
         )
@@ -142,7 +143,7 @@ def _refuse(name: str, value: Any) -> None:
     about = {**{n: a for a, names in SAYS.items() for n in names}, **ARGUMENTS}
     about |= {"num_clients": "data", "precision": "task"}
     argument = about[name.removesuffix("_options")]
-    raise ValueError(
+    raise SettingError(
         f"{name}={value} is a setting that the object given as {argument} decides; leave "
         f"{name} or {argument} out."
     )
@@ -159,11 +160,11 @@ def _with_test(data: FederatedDataset) -> FederatedDataset:
 
 def _check_data(data: FederatedDataset) -> None:
     if data.test is None:
-        raise ValueError(
+        raise SettingError(
             "data has no test set, on which a run is evaluated; give it test=(x, y)."
         )
     if data.label_counts is None:
-        raise ValueError(
+        raise SettingError(
             "data has targets that are no labels, of which a run counts the classes; "
             "train on them with fa.train."
         )

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from .. import check
 from ..core import Algorithm
+from ..errors import SettingError
 
 KINDS = ("algorithm", "model", "partition", "dataset")
 PLAIN = (bool, int, float, str)
@@ -92,7 +93,7 @@ def find(kind: str, name: str) -> Callable:
     patterns += [scripts.PATTERN]
     if name not in known:
         known = check.nearest(name, [*known, *patterns])
-        raise ValueError(f"{kind}={name!r} is unknown; {known}")
+        raise SettingError(f"{kind}={name!r} is unknown; {known}", setting=kind)
     return known[name]
 
 
@@ -268,4 +269,4 @@ def checked(sentence: str, annotation: Any, value: Any) -> Any:
     try:
         return convert(annotation, value)
     except TypeError:
-        raise ValueError(f"{sentence}; write {wanted(annotation)}.") from None
+        raise SettingError(f"{sentence}; write {wanted(annotation)}.") from None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import check
+from ..errors import SettingError
 from .options import FROM_RUN, KINDS, OBJECT, REGISTERED, built_in, convert, plain
 
 # what the run gives to a function by position, and whether its options need a name
@@ -59,7 +60,7 @@ def register(kind: str) -> Callable[[Callable], Callable]:
         places = [(f.__module__, f.__qualname__) for f in (function, before) if f]
         again = name in REGISTERED[kind] and len(set(places)) == 1
         if name == OBJECT or (before is not None and not again):
-            raise ValueError(
+            raise SettingError(
                 f"{kind} {name} is there already; give the function another name."
             )
         REGISTERED[kind][name] = function
@@ -71,7 +72,7 @@ def register(kind: str) -> Callable[[Callable], Callable]:
 def check_function(kind: str, function: Any) -> None:
     """Raises ValueError unless a run can call it, and tell its options by its signature."""
     if not inspect.isfunction(function):
-        raise ValueError(
+        raise SettingError(
             f"{kind} got {check.kind_of(function)}; give a function, "
             f"def name{EXAMPLES[kind]}."
         )
@@ -81,23 +82,25 @@ def check_function(kind: str, function: Any) -> None:
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError) as error:
-        raise ValueError(f"{begins}: an annotation is no type ({error}).") from None
+        raise SettingError(f"{begins}: an annotation is no type ({error}).") from None
     parameters = list(inspect.signature(function).parameters.values())
     first = parameters[: len(given)]
     variable = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
     fixed = [p for p in first if p.name not in FROM_RUN.get(kind, ())]
     unlike = any(map(_by_name_only, first)) or any(map(_has_default, fixed))
     if len(first) < len(given) or variable or unlike:
-        raise ValueError(f"{begins} takes other arguments than a run gives; {example}.")
+        raise SettingError(
+            f"{begins} takes other arguments than a run gives; {example}."
+        )
     by_run = {p.name for p in parameters[len(given) :]} & BY_NAME.get(kind, set())
     if kind == "partition" and "seed" not in by_run:
-        raise ValueError(f"{begins} takes no seed; {example}.")
+        raise SettingError(f"{begins} takes no seed; {example}.")
     for parameter in parameters[len(given) :]:
         name = parameter.name
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise ValueError(f"{begins}: {name} has no name in a call; {example}.")
+            raise SettingError(f"{begins}: {name} has no name in a call; {example}.")
         if by_name and not _by_name_only(parameter):
-            raise ValueError(
+            raise SettingError(
                 f"{begins}: {name} is given by name; write * before it, as in "
                 f"def {function.__name__}{EXAMPLES[kind]}."
             )
@@ -116,21 +119,21 @@ def _has_default(parameter: inspect.Parameter) -> bool:
 def _check_option(begins: str, parameter: inspect.Parameter, hint: Any) -> None:
     name, default = parameter.name, parameter.default
     if not _has_default(parameter):
-        raise ValueError(f"{begins} has no default; write {name}: float = 0.1.")
+        raise SettingError(f"{begins} has no default; write {name}: float = 0.1.")
     if hint is None:
-        raise ValueError(f"{begins} has no annotation; write {name}: float = 0.1.")
+        raise SettingError(f"{begins} has no annotation; write {name}: float = 0.1.")
     if plain(hint) is None:
         return  # nothing that can be written down: it stays at its default
     try:
         convert(plain(hint), default)
     except TypeError as error:
-        raise ValueError(f"{begins}: {error}, as its annotation has it.") from None
+        raise SettingError(f"{begins}: {error}, as its annotation has it.") from None
 
 
 def check_made(what: str, made: Any, kind: type) -> None:
     """Raises ValueError if a user's function returned something else than it should."""
     if not isinstance(made, kind):
-        raise ValueError(
+        raise SettingError(
             f"{what} returned {check.kind_of(made)}; its function must return a "
             f"{kind.__name__}."
         )
@@ -145,7 +148,7 @@ def checked_rows(config: Any, rows: Any, num_examples: int) -> list[np.ndarray]:
     what = f"partition={config.partition} returned"
     if not isinstance(rows, list | tuple) or len(rows) != config.num_clients:
         came = f"{len(rows)} clients" if hasattr(rows, "__len__") else "no list"
-        raise ValueError(
+        raise SettingError(
             f"{what} {came}; return a list of the rows of each of {config.num_clients} "
             "clients."
         )
@@ -155,7 +158,7 @@ def checked_rows(config: Any, rows: Any, num_examples: int) -> list[np.ndarray]:
         if not whole or (
             len(mine) and not 0 <= mine.min() <= mine.max() < num_examples
         ):
-            raise ValueError(
+            raise SettingError(
                 f"{what} for client {client} what are no rows; return integers from 0 to "
                 f"{num_examples - 1}."
             )

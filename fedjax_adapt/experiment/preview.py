@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..data import Skew, skew
+from ..errors import SettingError
 from .build import load_source, split_source
 from .config import (
     Config,
@@ -76,7 +77,7 @@ def parse(arguments: Sequence[str]) -> Request:
     for name in words:
         if name not in known and name.removeprefix("no_") in _names_of_runs():
             flag = "--" + name.replace("_", "-")
-            raise ValueError(
+            raise SettingError(
                 f"{flag} says how a run trains, and {PROGRAM} trains nothing; leave it "
                 "out."
             )
@@ -124,15 +125,15 @@ def picture_path(flag: str, path: Path, overwrite: bool) -> Path:
       ValueError: it cannot be drawn there, or something is there already.
     """
     if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"{flag} {path} must end in {', '.join(FORMATS)}.")
+        raise SettingError(f"{flag} {path} must end in {', '.join(FORMATS)}.")
     if not path.parent.is_dir():
-        raise ValueError(f"{flag} {path}: there is no folder {path.parent}.")
+        raise SettingError(f"{flag} {path}: there is no folder {path.parent}.")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ValueError(
+        raise SettingError(
             f"{flag} {path}: the folder {path.parent} cannot be written to; choose another."
         )
     if path.is_dir() or (path.exists() and not overwrite):
-        raise ValueError(
+        raise SettingError(
             f"{path} is there already; write --overwrite to replace it, or another "
             f"{flag} FILE."
         )

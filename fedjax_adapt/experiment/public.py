@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..core import Algorithm, as_refinement
 from ..data import PROTOCOLS, PublicSet, Source
 from ..data.protocols import default_size
+from ..errors import SettingError
 from .config import Config, partition_seed
 from .limits import is_set
 from .store import ACCURACY, TRAINED
@@ -67,10 +68,11 @@ def with_public(
     if protocol is None:
         for name in ("public_examples", "validation_examples"):
             if is_set(config, name):
-                raise ValueError(
+                raise SettingError(
                     f"{name}={getattr(config, name)} needs a public set, and algorithm="
                     f"{config.algorithm} uses none; write public=holdout to take one out "
-                    f"of the training set all the same, or leave {name} out."
+                    f"of the training set all the same, or leave {name} out.",
+                    setting=name,
                 )
         return source, None
     validation = config.validation_examples

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from ..errors import SettingError
 from .config import common_options
 from .flags import read_flags
 from .mistakes import paths_and_flags, words_of
@@ -54,7 +55,7 @@ def parse(arguments: Sequence[str]) -> Request:
     asks = any(word in ("-h", "--help") for word in arguments)
     folders, given = paths_and_flags(arguments, "contributions")
     if len(folders) != 1 and not asks:
-        raise ValueError(
+        raise SettingError(
             f"contributions got {len(folders)} folders before its flags; give the folder "
             "of one run, as in fedjax-adapt contributions runs/mine."
         )
@@ -65,7 +66,7 @@ def parse(arguments: Sequence[str]) -> Request:
     for name in words_of(given):
         if name != "reference":
             which = "shapley" if name in ("orders", "tolerance") else "leave_one_out"
-            raise ValueError(
+            raise SettingError(
                 f"--{name.replace('_', '-')} is about what r_k is compared with; write "
                 f"--reference {which} as well, or leave it out."
             )

@@ -15,6 +15,7 @@ from ..core import Info, Params, State
 from ..engine.lanes import compiler_options
 from ..engine.round import make_round
 from ..engine.valuation import show_deltas
+from ..errors import SettingError
 from . import checkpoint, store
 from .build import Federation
 from .config import Config, from_settings, read_settings
@@ -43,9 +44,9 @@ def config_of(
       ValueError: the folder holds no run, or none that has been saved.
     """
     if not (folder / store.CONFIG).is_file():
-        raise ValueError(f"{folder} holds no run: it has no {store.CONFIG}.")
+        raise SettingError(f"{folder} holds no run: it has no {store.CONFIG}.")
     if not checkpoint.rounds(folder / "checkpoints"):
-        raise ValueError(
+        raise SettingError(
             f"{folder} has no checkpoint to go on from; write fedjax-adapt run --folder "
             f"{folder} --resume to get one."
         )

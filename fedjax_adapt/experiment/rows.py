@@ -21,6 +21,7 @@ from ..engine.tally import (
     named,
     reports,
 )
+from ..errors import RunError
 from . import store
 
 # of all runs, of which no setting may have the name
@@ -39,7 +40,7 @@ class Measured(NamedTuple):
     also: dict[str, Metrics]  # of "sel", "all" and "result", where there are such
 
 
-class Diverged(ArithmeticError):
+class Diverged(RunError):
     """The server's model is no longer finite; the message names the round."""
 
 

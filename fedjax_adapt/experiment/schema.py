@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from .. import check
+from ..errors import SettingError
 from .limits import CLIENTS, check_limits
 from .names import check_apart, is_own, reserved
 from .options import (
@@ -275,8 +276,9 @@ def _checked_options(config: Config, kind: str) -> Mapping[str, Any]:
     given = dict(getattr(config, f"{kind}_options"))
     for option, value in given.items():
         if option not in known:
-            raise ValueError(
-                f"{kind}={name} has no option {option}; {check.nearest(option, known)}"
+            raise SettingError(
+                f"{kind}={name} has no option {option}; {check.nearest(option, known)}",
+                setting=kind,
             )
         given[option] = checked(f"{option}={value!r}", known[option].annotation, value)
     return Options(given)

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from .. import check
+from ..errors import SettingError
 from . import objects
 from .own import check_function
 
@@ -51,7 +52,7 @@ def from_file(kind: str, text: str) -> Callable:
     if not hasattr(module, name):
         functions = filter(inspect.isfunction, vars(module).values())
         own = [f.__name__ for f in functions if f.__module__ == module.__name__]
-        raise ValueError(f"{kind}={text} is unknown; {check.nearest(name, own)}")
+        raise SettingError(f"{kind}={text} is unknown; {check.nearest(name, own)}")
     check_function(kind, getattr(module, name))
     return getattr(module, name)
 
@@ -78,7 +79,7 @@ def _loaded(kind: str, text: str) -> _File:
             return _files[path]
         content = path.read_bytes()
     except OSError as error:
-        raise ValueError(
+        raise SettingError(
             f"{kind}={text}: the file {path} cannot be read ({error.strerror}); write its "
             "path as seen from the working folder."
         ) from None
@@ -102,7 +103,7 @@ def _module(kind: str, text: str, path: Path, content: bytes) -> ModuleType:
         del sys.modules[name]
         if before is not None:
             sys.modules[name] = before
-        raise ValueError(
+        raise SettingError(
             f"{kind}={text}: {path} cannot be loaded ({type(error).__name__}: "
             f"{str(error).rstrip('.')})."
         ) from error

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..errors import SettingError
 from . import toml
 
 if TYPE_CHECKING:
@@ -82,11 +83,11 @@ def read_run(folder: str | Path) -> Record:
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         if (folder / SWEEP).is_file():
-            raise ValueError(
+            raise SettingError(
                 f"{folder} holds a sweep, no run; its trials are the rows of {RESULTS}, "
                 "their rounds those of groups/*/metrics/*.parquet."
             )
-        raise ValueError(
+        raise SettingError(
             f"{folder} holds no run: it has no {CONFIG}; write the folder that "
             "fedjax-adapt run has printed, as in runs/digits-fedssg-0123abcd."
         )
@@ -164,11 +165,13 @@ def read_swept(folder: str | Path) -> Swept:
     folder = Path(folder)
     for name in (SWEEP, RESULTS):
         if not (folder / name).is_file():
-            raise ValueError(f"{folder} holds no results of a sweep: it has no {name}.")
+            raise SettingError(
+                f"{folder} holds no results of a sweep: it has no {name}."
+            )
     try:
         table = pq.read_table(folder / RESULTS)
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(
+        raise SettingError(
             f"{folder / RESULTS} is broken ({_first_line(error)})."
         ) from None
     return Swept(folder, toml.read(folder / SWEEP), table)
@@ -194,7 +197,7 @@ def read_table(folder: Path, name: str) -> "pyarrow.Table":
         try:
             tables.append(pq.read_table(part))
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{part} is broken ({_first_line(error)}).") from None
+            raise SettingError(f"{part} is broken ({_first_line(error)}).") from None
     return (
         pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
     )
@@ -214,7 +217,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is broken ({_first_line(error)}).") from None
+        raise SettingError(f"{path} is broken ({_first_line(error)}).") from None
 
 
 def read_own(folder: Path) -> dict[str, str]:
@@ -225,7 +228,7 @@ def read_own(folder: Path) -> dict[str, str]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is broken ({_first_line(error)}).") from None
+        raise SettingError(f"{path} is broken ({_first_line(error)}).") from None
 
 
 def write_own(folder: Path, own: Mapping[str, str]) -> None:
@@ -289,7 +292,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
+            raise SettingError(
                 f"folder={folder} is in use by another process; wait for it, or give "
                 "another folder."
             ) from None

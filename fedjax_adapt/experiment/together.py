@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from .. import check
+from ..errors import SettingError
 from .options import Option
 
 AUTO = "auto"
@@ -44,7 +45,7 @@ class Together(NamedTuple):
         if devices == "auto" or self.num_processes is None:
             return "auto"
         if devices < self.num_processes:
-            raise ValueError(
+            raise SettingError(
                 f"devices={devices} are too few for num_processes={self.num_processes}, "
                 f"which share them; write devices={self.num_processes} or more, or auto."
             )
@@ -61,7 +62,7 @@ def together(values: Mapping[str, Any]) -> Together | None:
     check.at_least("initialization_timeout", timeout, 1, most=DAY)
     if address == AUTO:
         if (count, own) != (None, None):
-            raise ValueError(
+            raise SettingError(
                 "coordinator_address=auto finds out num_processes and process_id by "
                 "itself; leave them out."
             )
@@ -71,21 +72,21 @@ def together(values: Mapping[str, Any]) -> Together | None:
         return None
     if missing:
         flags = " and ".join("--" + name.replace("_", "-") for name in missing)
-        raise ValueError(
+        raise SettingError(
             "processes that make a run together need --coordinator-address HOST:PORT, "
             f"--num-processes and --process-id each; write {flags} as well."
         )
     found = re.fullmatch(r"(.+):(\d+)", address)
     if found is None or not 1 <= int(found[2]) <= LAST_PORT:
-        raise ValueError(
+        raise SettingError(
             f"coordinator_address={address} names no port from 1 to {LAST_PORT}; write "
             "HOST:PORT of process 0, such as 10.0.0.1:1234."
         )
     if count < 1:
-        raise ValueError(f"num_processes={count} must be an integer >= 1.")
+        raise SettingError(f"num_processes={count} must be an integer >= 1.")
     if not 0 <= own < count:
         last = f"to {count - 1}" if count > 1 else "alone"
-        raise ValueError(
+        raise SettingError(
             f"process_id={own} but the processes of num_processes={count} are numbered 0 "
             f"{last}; give each its own."
         )

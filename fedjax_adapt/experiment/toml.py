@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..errors import SettingError
+
 
 def read(path: Path, called: str = "config") -> dict[str, Any]:
     """The keys and values of a TOML file, which the user knows as `called`.
@@ -16,13 +18,13 @@ def read(path: Path, called: str = "config") -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
-        raise ValueError(
+        raise SettingError(
             f"{path} is not valid TOML: it is not UTF-8 text; save it as UTF-8."
         ) from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, or too much
-        raise ValueError(f"{path} is not valid TOML: {error}.") from None
+        raise SettingError(f"{path} is not valid TOML: {error}.") from None
     except OSError as error:
-        raise ValueError(
+        raise SettingError(
             f"{called}={path} cannot be read ({error.strerror}); "
             "give the path of a TOML file."
         ) from None

@@ -20,6 +20,7 @@ from ..core import Array, Key, Mean, Params, Task
 from ..engine import processes
 from ..engine.programs import jit_newest
 from ..engine.valuation import Value, cohort_weights, leave_one_out, shapley
+from ..errors import SettingError
 from .build import build
 from .replay import config_of, replay
 
@@ -74,7 +75,7 @@ def value_cohort(
     check.one_of("value", value, get_args(Value))
     for name, given in {"orders": orders, "tolerance": tolerance}.items():
         if given is not None and reference != "shapley":
-            raise ValueError(
+            raise SettingError(
                 f"{name}={given} is about random orders, which reference={reference} does "
                 f"not draw; write reference=shapley, or leave {name} out."
             )
@@ -85,14 +86,14 @@ def value_cohort(
     federation = build(config)
     algorithm, task, data, plan = federation[:4]
     if not isinstance(algorithm.server.combine, Mean):
-        raise ValueError(
+        raise SettingError(
             f"algorithm={config.algorithm} takes no weighted mean of what clients send, "
             "so coalitions of them have no model to be valued."
         )
     number, params, info, rows = replay(folder, config, federation)
     trained = info.num_steps > 0
     if trained.sum() < 2:
-        raise ValueError(
+        raise SettingError(
             f"{trained.sum()} clients trained in round {number} of {folder}, and one has "
             "nobody to be compared with; take a run with larger cohorts."
         )
@@ -108,7 +109,7 @@ def value_cohort(
     )
     values, clients = map(np.asarray, (values, info.cohort[trained]))
     if not np.isfinite(values).all():
-        raise ValueError(
+        raise SettingError(
             f"round {number} of {folder} leads to a loss that is not finite, by which "
             "nobody can be valued."
         )

@@ -9,6 +9,7 @@ import jax
 from ..core import Task
 from ..data import FederatedDataset
 from ..engine.batches import batch_size
+from ..errors import SettingError
 from ..models.ways import Layer, layers_of, with_ways
 from ..plan import Plan
 
@@ -36,14 +37,17 @@ def with_told_ways(
     ways = [way.strip() for way in convolutions.split(",") if way.strip()]
     layers = trained_layers(task, data, plan)
     if len(ways) != len(layers):
-        raise ValueError(
+        raise SettingError(
             f"convolutions={convolutions} names {len(ways)} ways, but the model has "
-            f"{len(layers)} kinds of convolutions; write one for each, or one for all."
+            f"{len(layers)} kinds of convolutions; write one for each, or one for all.",
+            setting="convolutions",
         )
     try:
         return with_ways(task, dict(zip(layers, ways, strict=True)))
     except ValueError as error:
-        raise ValueError(f"convolutions={convolutions}: {error}") from None
+        raise SettingError(
+            f"convolutions={convolutions}: {error}", setting="convolutions"
+        ) from None
 
 
 def trained_layers(task: Task, data: FederatedDataset, plan: Plan) -> list[Layer]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .. import check
+from ..errors import SettingError
 
 Array = jax.Array
 Augment = Callable[[Array, Array], Array]  # (key, x [batch, ...]) -> the like of x
@@ -92,12 +93,12 @@ def _shift(x: Array, offsets: Array, pad: int, mode: str) -> Array:
 
 def _check_images(name: str, x: Array, pad: int) -> None:
     if x.ndim != 4:
-        raise ValueError(
+        raise SettingError(
             f"augment={name} takes images [height, width, channels] but the inputs have "
             f"shape {list(x.shape[1:])}; write augment=none."
         )
     if pad and min(x.shape[1:3]) <= pad:
-        raise ValueError(
+        raise SettingError(
             f"augment={name} reflects {pad} pixels, but the images have {x.shape[1]} x "
             f"{x.shape[2]}; write flip_crop, or a pad below that."
         )

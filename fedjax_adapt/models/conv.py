@@ -35,6 +35,7 @@ import numpy as np
 from jax import lax
 
 from .. import check
+from ..errors import SettingError
 from .apart import apart
 from .lax_conv import lax_conv
 from .ways import Layer, chosen
@@ -75,7 +76,7 @@ def conv(
     """
     check.one_of("layout", layout, ("NHWC", "CHWN"))
     if x.ndim != 4 or kernel.ndim != 4 or x.shape[layout.index("C")] != kernel.shape[2]:
-        raise ValueError(
+        raise SettingError(
             f"conv got x{list(x.shape)} and kernel{list(kernel.shape)}; write x[{layout}] "
             "and kernel[height, width, channels, filters] with the same channels."
         )
@@ -90,7 +91,7 @@ def conv(
     padding = tuple((before, after) for before, after in padding)
     layer = layer_of(x, kernel, strides, padding)
     if layer.pixels[0] < layer.size[0] or layer.pixels[1] < layer.size[1]:
-        raise ValueError(
+        raise SettingError(
             "conv got images of {} x {} pixels, padding included, for a kernel of "
             "{} x {}; give larger images.".format(*layer.pixels, *layer.size)
         )

@@ -11,6 +11,7 @@ import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..core import Array, Key, Outputs, Params
+from ..errors import SettingError
 from .modules import (
     KEYS,
     NO_STATE,
@@ -32,7 +33,7 @@ def from_equinox(model: eqx.Module | Callable) -> Model:
         build = lambda key: model(key=key)
     made = build(jax.random.key(0))
     if not isinstance(made, eqx.Module):
-        raise ValueError(
+        raise SettingError(
             f"the model's factory returned {type(made).__name__}, not an eqx.Module; give "
             "a function of key that returns one, a function of rngs that returns an "
             "nnx.Module, or a pair (init, apply)."
@@ -40,7 +41,7 @@ def from_equinox(model: eqx.Module | Callable) -> Model:
     name = type(made).__name__
     is_state = lambda part: isinstance(part, eqx.nn.StateIndex)
     if any(map(is_state, jax.tree.leaves(made, is_leaf=is_state))):
-        raise ValueError(f"{name} " + NO_STATE.format(kind="a StateIndex"))
+        raise SettingError(f"{name} " + NO_STATE.format(kind="a StateIndex"))
 
     weights, rest = eqx.partition(made, eqx.is_inexact_array)
     paths, structure = jax.tree_util.tree_flatten_with_path(weights)

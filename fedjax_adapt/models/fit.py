@@ -13,6 +13,7 @@ from flax.errors import FlaxError
 
 from .. import check
 from ..core import Array, Task
+from ..errors import SettingError
 from .augment import Augment
 from .modules import Model, pure
 
@@ -35,12 +36,12 @@ def task_of(
             n not in (1, of)
             for n, of in zip(moment.shape[::-1], input_shape[::-1], strict=False)
         ):
-            raise ValueError(
+            raise SettingError(
                 f"{name} has shape {list(moment.shape)} for inputs {list(input_shape)}; "
                 "write a number, or one per channel."
             )
     if not np.all(std > 0):
-        raise ValueError(f"std={std.tolist()} must be above 0.")
+        raise SettingError(f"std={std.tolist()} must be above 0.")
     same_units = bool(np.all(mean == 0) and np.all(std == 1))
     made, dtype = _read(call, model, input_shape, same_units)
     if made.silent is not None:
@@ -91,12 +92,12 @@ def _read(
                 raise error from None
         said = [str(error).partition("\n")[0] for error in (first, second)]
         said = " nor int32: ".join(dict.fromkeys(said))  # the same is said once
-        raise ValueError(
+        raise SettingError(
             f"the model takes no inputs of shape {list(input_shape)} (float32: {said}); "
             f"give {call} the shape of one example, without the batch."
         ) from first
     if not same_units:
-        raise ValueError(
+        raise SettingError(
             f"{call} got mean and std for a model that takes integers, which are not "
             "normalised; leave them out."
         )
@@ -162,13 +163,13 @@ def _normalise(
     call: str, shape: tuple, mean: np.ndarray, std: np.ndarray, whole: bool, x: Array
 ) -> Array:
     if x.shape[1:] != shape:
-        raise ValueError(
+        raise SettingError(
             f"the model takes inputs of shape {list(shape)} but got a batch of shape "
             f"{list(x.shape)}; give {call} the shape {list(x.shape[1:])}."
         )
     if whole:
         if not jnp.issubdtype(x.dtype, jnp.integer):
-            raise ValueError(
+            raise SettingError(
                 f"the model takes integers but got inputs {x.dtype}; give tokens as int32."
             )
         return x
@@ -207,12 +208,12 @@ def checked(task: Task, input_shape: Sequence[int], wanted: str, ndim: int) -> T
         logits = returned(function, *keys)
         shape = getattr(logits, "shape", None)
         if shape is None:
-            raise ValueError(
+            raise SettingError(
                 f"the model returned {check.kind_of(logits)}; it must return {wanted} "
                 "alone, without state or other results, or fa.Outputs(logits, features)."
             )
         if len(shape) != ndim or shape[0] != 2:
-            raise ValueError(
+            raise SettingError(
                 f"the model returned shape {list(shape)} for a batch of 2 inputs of shape "
                 f"{list(input_shape)}; it must return {wanted}."
             )

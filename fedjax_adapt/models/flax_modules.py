@@ -13,6 +13,7 @@ from flax import linen, nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..core import Key, Outputs, Params
+from ..errors import SettingError
 from .modules import (
     MODE_NAMES,
     NO_STATE,
@@ -49,7 +50,7 @@ def _from_nnx(factory: Callable, params: Params | None = None) -> Model:
         rngs = nnx.Rngs(key)
         module = factory(rngs=rngs) if by_name else factory(rngs)
         if not isinstance(module, nnx.Module):
-            raise ValueError(
+            raise SettingError(
                 f"the model's factory returned {type(module).__name__}, not an "
                 "nnx.Module; give a function of nnx.Rngs that returns one, or a pair "
                 "(init, apply)."
@@ -64,7 +65,7 @@ def _from_nnx(factory: Callable, params: Params | None = None) -> Model:
     module.eval()
     graph, weights, random, rest = nnx.split(module, nnx.Param, nnx.RngState, ...)
     for _, variable in nnx.to_flat_state(rest):
-        raise ValueError(f"{name} " + NO_STATE.format(kind=type(variable).__name__))
+        raise SettingError(f"{name} " + NO_STATE.format(kind=type(variable).__name__))
     module.train()
     graph_train = nnx.split(module, nnx.Param, nnx.RngState)[0]
     paths = [path for path, _ in nnx.to_flat_state(weights)]
@@ -158,7 +159,7 @@ def from_linen(module: linen.Module, example: jax.ShapeDtypeStruct) -> Model:
 
     extra = set(jax.eval_shape(variables, jax.random.key(0))) - {"params"}
     if extra:
-        raise ValueError(f"{name} " + NO_STATE.format(kind=sorted(extra)[0]))
+        raise SettingError(f"{name} " + NO_STATE.format(kind=sorted(extra)[0]))
     mute = not mode(True) and drops(lambda key, x: variables(key), example)
 
     def head(params, features):

@@ -6,6 +6,7 @@ import haiku as hk  # pyright: ignore[reportMissingImports]
 import jax
 import jax.numpy as jnp
 
+from ..errors import SettingError
 from .modules import NO_STATE, Model, modes_of, outputs_of, parameters
 
 
@@ -17,9 +18,9 @@ def from_haiku(transformed: Any, example: jax.ShapeDtypeStruct) -> Model:
     """
     if isinstance(transformed, hk.TransformedWithState):
         kind = "what hk.get_state makes"
-        raise ValueError("hk.transform_with_state " + NO_STATE.format(kind=kind))
+        raise SettingError("hk.transform_with_state " + NO_STATE.format(kind=kind))
     if not isinstance(transformed, hk.Transformed):
-        raise ValueError(
+        raise SettingError(
             f"model is a {type(transformed).__name__} of Haiku; write hk.transform(f) of "
             "a function f(x)."
         )
@@ -43,7 +44,7 @@ def from_haiku(transformed: Any, example: jax.ShapeDtypeStruct) -> Model:
         except ValueError as error:
             if type(error).__name__ != "MissingRNGError":
                 raise
-            raise ValueError(
+            raise SettingError(
                 "the function of hk.transform takes a key in evaluation, too; give it an "
                 "argument is_training=False and leave out what is random where it is "
                 "False."

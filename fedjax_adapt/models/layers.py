@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from ..errors import SettingError
 from .conv import conv
 from .linear import Shape, plus, uniform_fan_in
 
@@ -96,7 +97,7 @@ def flatten_batch_last(x: jax.Array) -> jax.Array:
 def check_image(name: str, input_shape: Shape, pixels: int) -> None:
     """Raises ValueError unless the inputs are images of `pixels` x `pixels` or more."""
     if len(input_shape) != 3 or min(input_shape[:2]) < pixels:
-        raise ValueError(
+        raise SettingError(
             f"{name} got input_shape={tuple(input_shape)} but needs (height, width, "
             f"channels) of at least {pixels} x {pixels} pixels; use mlp or linear instead."
         )

@@ -18,6 +18,7 @@ from flax import nnx
 from jax import lax
 
 from .. import check
+from ..errors import SettingError
 from .linear import Builder, Shape, dense, uniform_fan_in
 
 
@@ -100,7 +101,7 @@ def lstm(
     check.at_least("width", width, 1)
     check.at_least("layers", layers, 1)
     if len(input_shape) != 2:
-        raise ValueError(
+        raise SettingError(
             f"lstm got input_shape={tuple(input_shape)} but needs (time, features), as an "
             ".npz file with x_train [n, time, features] has; for images write mlp or cnn."
         )

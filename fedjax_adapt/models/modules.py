@@ -13,6 +13,7 @@ import jax
 from flax import linen, nnx
 
 from ..core import Array, Key, Outputs, Params
+from ..errors import SettingError
 
 NO_STATE = (
     "holds {kind}, which is state besides its parameters and would be neither averaged "
@@ -70,7 +71,7 @@ def pure(model: Any, example: jax.ShapeDtypeStruct) -> Model:
         return from_nnx(model)
     if isinstance(model, tuple) and [callable(part) for part in model] == [True, True]:
         return _from_pair(*model, example)
-    raise ValueError(
+    raise SettingError(
         f"model={model!r} is no flax module, nor one of Equinox or Haiku, factory or pair "
         "of functions; give for example fedjax_adapt.models.mlp((28, 28, 1), 10)."
     )
@@ -100,7 +101,7 @@ def _from_pair(init: Callable, apply: Callable, example: jax.ShapeDtypeStruct) -
     asks_key = bool(keys)
     for name in keys:
         if arguments[name].default is inspect.Parameter.empty:
-            raise ValueError(
+            raise SettingError(
                 f"model=(init, apply) has apply(params, x, {name}), which cannot be called "
                 f"without a key in evaluation; write {name}=None, and leave out what is "
                 f"random where it is None."
@@ -157,7 +158,7 @@ def modes_of(
         if by_position or (
             needed and not variadic and name not in known and name not in keys
         ):
-            raise ValueError(
+            raise SettingError(
                 f"{shown} asks for {name} as well, which nothing gives; give it a "
                 f"default, or name it {MODE_NAMES} if it says whether the model is trained."
             )

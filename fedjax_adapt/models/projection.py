@@ -15,6 +15,7 @@ import jax
 from flax import nnx
 
 from .. import check
+from ..errors import SettingError
 from .linear import Builder, Shape, dense
 
 
@@ -77,14 +78,14 @@ def projected(builder: Callable[..., Builder], width: int = 256) -> Callable:
 def _check_body(body: nnx.Module) -> None:
     name = type(body).__name__
     if hasattr(body, "loss"):
-        raise ValueError(
+        raise SettingError(
             f"projection puts a classifier under cross entropy on top of the model, but "
             f"{name} has a loss of its own; write projection=none."
         )
     if not hasattr(body, "features") or not isinstance(
         getattr(body, "out", None), nnx.Linear
     ):
-        raise ValueError(
+        raise SettingError(
             f"projection goes between features(x) and a last layer `out` (nnx.Linear), "
             f"which {name} has not; give a model that has, or write projection=none."
         )

@@ -26,6 +26,7 @@ References:
 import jax
 from flax import nnx
 
+from ..errors import SettingError
 from .layers import Conv, GroupNorm, batch_last, check_image, normal_fan_out
 from .linear import Builder, Shape, dense
 
@@ -127,7 +128,7 @@ def resnet18(input_shape: Shape, num_classes: int, groups: int = 32) -> Builder:
     """
     check_image("resnet18", input_shape, 8)
     if groups < 1 or WIDTHS[0] % groups:
-        raise ValueError(
+        raise SettingError(
             f"groups={groups} does not divide the {WIDTHS[0]} channels of the first "
             "stage; write 1, 2, 4, 8, 16, 32 or 64."
         )

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ..errors import SettingError
 from .linear import Builder, Shape, dense, flatten
 
 
@@ -53,7 +54,7 @@ def svm(input_shape: Shape, num_classes: int) -> Builder:
       ValueError: there are not two classes.
     """
     if num_classes != 2:
-        raise ValueError(
+        raise SettingError(
             f"svm tells 2 classes apart but the data have {num_classes}; write "
             "labels=parity to learn even against odd."
         )

@@ -24,6 +24,7 @@ import jax
 
 from .. import check
 from ..core import Array, Task, wrapped
+from ..errors import SettingError
 from .winograd import POINTS
 
 Pair = tuple[int, int]
@@ -112,7 +113,7 @@ def with_ways(task: Task, ways: str | Mapping[Layer, str]) -> Task:
         for layer, way in known.items():
             check.one_of(f"the way of {layer}", way, WAYS)
             if not can(way, layer):
-                raise ValueError(
+                raise SettingError(
                     f"{way} is no way to compute {layer}: it takes float32 kernels of "
                     "3 x 3 or 5 x 5 moved by one pixel; write shifts, patches or lax."
                 )

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from .. import check
 from ..core import Array, Params, PyTree
+from ..errors import SettingError
 
 Which = str | Callable[[str], bool]
 Personal = Which | tuple[Which, ...]
@@ -23,14 +24,14 @@ def chosen(personal: Personal, params: Params) -> PyTree:
     found = [[_is_true(which, path) for path in paths] for which in wanted]
     for which, true in zip(wanted, found, strict=True):
         if not any(true):
-            raise ValueError(
+            raise SettingError(
                 f"personal={check.kind_of(which)} is true of no parameter; name one or "
                 f"more of {', '.join(paths)}."
             )
     mine = [any(true) for true in zip(*found, strict=True)]
     if all(mine):
         named = ", ".join(map(check.kind_of, wanted))
-        raise ValueError(
+        raise SettingError(
             f"personal={named} is true of every parameter, so that none is shared; name "
             f"some of {', '.join(paths)}."
         )
@@ -45,7 +46,7 @@ def parts_of(personal: Personal) -> tuple[Which, ...]:
     """
     parts = tuple(personal) if isinstance(personal, tuple | list) else (personal,)
     if not parts or not all(isinstance(part, str) or callable(part) for part in parts):
-        raise ValueError(
+        raise SettingError(
             f"with_personal got {check.kind_of(personal)} for personal; write part of a "
             'path, such as "out", a function of the path, or a tuple of them.'
         )

@@ -28,6 +28,7 @@ from ..core import (
     traffic_for,
     update_refined,
 )
+from ..errors import SettingError
 from ..wrap import seeing
 from .which import Personal, chosen, parts_of, shapes_of, taken, with_own
 
@@ -66,7 +67,7 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
     )
     parts_of(personal)
     if algorithm.local.start is not at_broadcast:
-        raise ValueError(
+        raise SettingError(
             "with_personal got an algorithm whose clients start elsewhere than at the "
             'broadcast; give all personal parameters at once, as in ("hidden/1", "out").'
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..errors import SettingError
 from ..experiment.store import TRAINED, figures_of, read_run
 from .controls import Run, lacking
 from .plots import method_of
@@ -66,10 +67,10 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
     paths = [Path(folder).expanduser().resolve() for folder in folders]
     for folder, path in zip(folders, paths, strict=True):
         if paths.count(path) > 1:
-            raise ValueError(f"{folder} is given more than once; give each run once.")
+            raise SettingError(f"{folder} is given more than once; give each run once.")
         record = read_run(folder)
         if record.summary is None:
-            raise ValueError(
+            raise SettingError(
                 f"{folder} holds a run that is not finished; resume it first."
             )
         tested = _tested(record.config, record.summary)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..errors import SettingError
 from ..experiment.store import read_run
 from .plots import BLUE, GREY, INK, ORANGE, saved
 
@@ -37,7 +38,7 @@ def contributions(folder: str | Path) -> list[Contribution]:
 
     rows = read_run(folder).clients
     if "gsnr" not in rows.column_names:
-        raise ValueError(
+        raise SettingError(
             f"{folder} has no column gsnr: only runs of fedgsnr measure what a client "
             "contributes; write algorithm=fedgsnr, with the run's algorithm as its base, "
             "or take fedjax_adapt.experiment.value_cohort in Python for any method."
@@ -62,7 +63,7 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     from scipy.stats import spearmanr
 
     if len(a) != len(b) or len(a) < 2 or min(map(len, (set(a), set(b)))) < 2:
-        raise ValueError(
+        raise SettingError(
             f"rank_correlation got {len(a)} and {len(b)} values; give two lists of the "
             "same length, with two different values each."
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ..errors import SettingError
 from ..experiment.store import ACCURACY, Record, read_run, replacing
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def comparison_curves(
     for folder in folders:
         record = _drawable(folder, against)
         if record.accuracy != ACCURACY:
-            raise ValueError(
+            raise SettingError(
                 f"{folder} trained on its test set, so its accuracy compares with no "
                 "other's; leave it out."
             )
@@ -108,22 +109,22 @@ def _drawable(folder: str | Path, against: str) -> Record:
     """A run that has what to draw, and something to draw it against."""
     record = read_run(folder)
     if not len(record.metrics):
-        raise ValueError(
+        raise SettingError(
             f"{folder} has no evaluation yet, so there is no curve to draw."
         )
     if against not in AGAINST:
-        raise ValueError(
+        raise SettingError(
             f"against={against!r} is unknown; write one of {', '.join(AGAINST)}."
         )
     if against not in record.metrics.column_names:
-        raise ValueError(
+        raise SettingError(
             f"{folder} does not say its {against}; draw it against local_steps."
         )
     if not record.metrics[against].to_numpy().any():
         why = "has no simulated clock; train with --step-seconds"
         if against != "simulated_seconds":
             why = f"has no {AGAINST[against]} to count; leave it out"
-        raise ValueError(f"{folder} {why}, or draw it against round.")
+        raise SettingError(f"{folder} {why}, or draw it against round.")
     return record
 
 

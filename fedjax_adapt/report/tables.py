@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import SettingError
 from ..experiment.store import TRAINED, figures_of, read_run
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ def summary_table(folder: str | Path) -> "Table":
     record = read_run(folder)
     summary = record.summary
     if summary is None:
-        raise ValueError(f"{folder} holds a run that is not finished; resume it first.")
+        raise SettingError(
+            f"{folder} holds a run that is not finished; resume it first."
+        )
     found, accuracy, loss = figures_of(summary), "test accuracy", "test loss"
     of = ""  # before what is no test accuracy, in every row that shows one
     if TRAINED in summary:

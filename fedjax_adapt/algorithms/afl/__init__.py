@@ -28,6 +28,7 @@ c tau + b.
 """
 
 from ...core import Algorithm, as_base, with_steps
+from ...errors import SettingError
 from .bound import AGGREGATION_SECONDS, STEP_SECONDS, afl_fixed
 from .estimates import afl_constants, remembering
 from .policy import afl_best, afl_online
@@ -78,12 +79,13 @@ def afl(
     """
     if any(constant is not None for constant in (beta, delta, rho)):
         if hold != 0:
-            raise ValueError(
+            raise SettingError(
                 f"hold={hold} keeps estimates of rounds before, but beta, delta and rho "
-                "are given; leave hold out."
+                "are given; leave hold out.",
+                setting="hold",
             )
         if beta is None or delta is None or rho is None or trial_steps is not None:
-            raise ValueError(
+            raise SettingError(
                 f"afl got beta={beta}, delta={delta}, rho={rho} and "
                 f"trial_steps={trial_steps}; write the means of a trial run for the first "
                 "three and leave trial_steps out, or trial_steps alone."

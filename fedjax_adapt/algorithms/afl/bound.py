@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from ... import check
 from ...core import Array, StepPolicy, constant_steps
+from ...errors import SettingError
 
 # c and b of the paper's testbed, in seconds
 STEP_SECONDS, AGGREGATION_SECONDS = 0.0130, 0.1316
@@ -80,7 +81,7 @@ def check_costs(phi, c, b, max_steps) -> None:
 def check_budget(budget, c, b) -> None:
     """Raises ValueError unless there are seconds for a first round."""
     if budget is None:
-        raise ValueError(
+        raise SettingError(
             "AFL chooses tau for a budget but budget is missing; write the seconds that "
             "all rounds together may take, as in budget=15.0."
         )
@@ -88,8 +89,9 @@ def check_budget(budget, c, b) -> None:
         return
     check.positive("budget", budget)
     if budget <= b + c:
-        raise ValueError(
+        raise SettingError(
             f"budget={budget} is over before the first round ends, which takes "
-            f"{b + c:.4g} seconds; write more."
+            f"{b + c:.4g} seconds; write more.",
+            setting="budget",
         )
     check.between("budget", budget, 1e-9, 1e15)

@@ -21,6 +21,7 @@ from ...core import (
     update_refined,
     weighted_loss,
 )
+from ...errors import SettingError
 from ...wrap import seeing
 
 
@@ -44,7 +45,7 @@ def estimate(view, key) -> Estimate:
     """On one minibatch, at the broadcast model and at the client's last one."""
     del key
     if not isinstance(view.client, Remembered):
-        raise ValueError(
+        raise SettingError(
             "afl_online needs clients that keep their last model; write "
             "afl(budget=..., base=scaffold()) in place of with_steps(scaffold(), ...)."
         )
@@ -122,7 +123,7 @@ def afl_constants(infos: Info) -> dict[str, Array]:
     """
     policy = infos.policy if isinstance(infos, Info) else None
     if not isinstance(policy, dict) or not {"beta", "delta", "rho"} <= set(policy):
-        raise ValueError(
+        raise SettingError(
             f"afl_constants got {check.kind_of(infos)} without afl's estimates; write "
             "afl_constants(infos) with what train returned for afl(trial_steps=5) or so."
         )

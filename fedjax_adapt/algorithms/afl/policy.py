@@ -18,6 +18,7 @@ from ...core import (
     by_examples,
     weighted_sum,
 )
+from ...errors import SettingError
 from .bound import AGGREGATION_SECONDS, STEP_SECONDS, bounds, check_budget, check_costs
 from .estimates import divergences, estimate, finite
 
@@ -196,7 +197,7 @@ def afl_online(
 def afl_best(state: State) -> Params:
     """The w with the least estimated loss of a run with `afl`, its result."""
     if not isinstance(state, State) or not isinstance(state.policy, AflState):
-        raise ValueError(
+        raise SettingError(
             f"afl_best got {check.kind_of(state)} that is no state of afl; write "
             "afl_best(state) with what train returned for afl(budget=15.0) or so."
         )

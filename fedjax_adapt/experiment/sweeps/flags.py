@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from ...errors import SettingError
 from ..flags import read_flags
 from ..mistakes import paths_and_flags
 from ..options import Option
@@ -64,7 +65,7 @@ def parse(arguments: Sequence[str]) -> Request:
     if not files and values["resume"] and values["folder"] is not None:
         files = [str(_file_in(values["folder"]))]
     if len(files) != 1:
-        raise ValueError(
+        raise SettingError(
             f"sweep got {len(files)} files before its flags; give one, as in "
             "fedjax-adapt sweep SWEEP.toml --folder runs/mine."
         )
@@ -75,7 +76,7 @@ def _file_in(folder: str) -> Path:
     """The file that a sweep has left in its folder, to go on with it."""
     file = Path(folder).expanduser() / SWEEP
     if not file.is_file():
-        raise ValueError(
+        raise SettingError(
             f"--folder {folder} holds no sweep to resume: it has no {SWEEP}; write the "
             "folder of one, or the file of a new sweep before its flags."
         )

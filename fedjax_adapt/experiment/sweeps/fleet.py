@@ -22,6 +22,7 @@ from ...engine.lanes import choose as choose_lanes
 from ...engine.lanes import compiler_options
 from ...engine.needed import lanes_that_fit
 from ...engine.trials import Layout
+from ...errors import SettingError
 from ..build import Federation
 from ..config import Config
 from ..program import Program, compile_program
@@ -54,7 +55,7 @@ def layout_of(
     """
     data, plan = federation.data, federation.plan
     if plan.client_memory == "host" and num_trials > 1:
-        raise ValueError(
+        raise SettingError(
             "client_memory=host is about one run at a time, but a sweep trains several at "
             "once; leave it out of the sweep."
         )
@@ -145,7 +146,7 @@ def compile_group(
     if not fixed and trials.too_large(group or last, layout.num_devices):
         if layout.width > 1:
             return compile_group(configs, federation, names, trials.halved(layout))
-        raise ValueError(
+        raise SettingError(
             "a single trial does not fit into memory; write fewer lanes, a smaller "
             "batch_size, fewer clients or a smaller model."
         )

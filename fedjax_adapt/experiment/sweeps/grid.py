@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ... import check
+from ...errors import SettingError
 from .. import objects, toml
 from ..config import (
     INCIDENTAL,
@@ -83,7 +84,7 @@ def read_sweep(source: str | Path | Mapping[str, Any] | Sweep) -> Sweep:
     if isinstance(source, Sweep):
         return source
     if not isinstance(source, str | Path | Mapping):
-        raise ValueError(
+        raise SettingError(
             f"sweep={source!r} is no sweep; write the path of a TOML file, or a dict as in "
             "{'run': {'algorithm': 'fedavg'}, 'grid': {'lr': [0.1, 0.03]}}."
         )
@@ -92,14 +93,16 @@ def read_sweep(source: str | Path | Mapping[str, Any] | Sweep) -> Sweep:
     where = _Source(path)
     for key in tables:
         if key not in ("folder", "run", "grid"):
-            raise ValueError(f"{where.at(key)}: {key} {_misplaced(key)}")
+            raise SettingError(f"{where.at(key)}: {key} {_misplaced(key)}")
     folder, run = tables.get("folder"), tables.get("run", {})
     if not isinstance(folder, str | Path | None):
-        raise ValueError(f"{where.at('folder')}: folder={folder!r}; write a text.")
+        raise SettingError(f"{where.at('folder')}: folder={folder!r}; write a text.")
     if not isinstance(run, Mapping):
-        raise ValueError(f"{where.at('run')}: run={run!r}; write [run] above settings.")
+        raise SettingError(
+            f"{where.at('run')}: run={run!r}; write [run] above settings."
+        )
     if "folder" in run:
-        raise ValueError(
+        raise SettingError(
             f"{where.at('folder', 'run')}: folder is that of the sweep; write it above "
             "[run]."
         )
@@ -127,7 +130,7 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
         isinstance(grid, Mapping) and grid for grid in grids
     )
     if not grids or not whole:
-        raise ValueError(
+        raise SettingError(
             f"{where.name} has no grid; write [grid] and below it what varies, as in "
             "lr = [0.1, 0.03]."
         )
@@ -136,7 +139,7 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
             values = _plain(values)
             at = where.at(name, number)
             if name == "match":
-                raise ValueError(
+                raise SettingError(
                     f"{at}: match names one finished run, whose steps all trials take; "
                     "write it below [run]."
                 )
@@ -145,12 +148,12 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
                 rest = f"write it {place} [run]."
                 if name in ("resume", "config"):
                     rest = "leave it out."
-                raise ValueError(
+                raise SettingError(
                     f"{at}: {name} changes no number of a run, so nothing varies; {rest}"
                 )
             if not isinstance(values, list) or not values:
                 came = "is empty" if values == [] else "is no list"
-                raise ValueError(
+                raise SettingError(
                     f"{at}: {name}={values!r} {came}; write the values to try, as in "
                     f"{name} = [{_example(values)}]."
                 )
@@ -173,7 +176,7 @@ def _check_disjoint(
     """
     for name in run:
         if all(name in grid for grid in grids):
-            raise ValueError(
+            raise SettingError(
                 f"{where.at(name, 'run')}: {name} stands below [run] and below [grid]; "
                 "leave it out of one of them."
             )
@@ -189,7 +192,7 @@ def _trials(sweep: Sweep, where: _Source) -> list[Trial]:
     seen: dict[str, Trial] = {}
     count = sum(prod(map(len, grid.values())) for grid in sweep.grids)
     if count > MOST:
-        raise ValueError(
+        raise SettingError(
             f"{where.name} has {count} trials, more than {MOST}; write several sweeps."
         )
     for number, grid in enumerate(sweep.grids):
@@ -198,7 +201,7 @@ def _trials(sweep: Sweep, where: _Source) -> list[Trial]:
             trial = _trial(sweep.run, point, number, len(trials), where)
             text = json.dumps(identity(trial.config), sort_keys=True)
             if text in seen:
-                raise ValueError(
+                raise SettingError(
                     f"{where.name}: two trials are the same run ({described(trial)}); "
                     "leave one of them out."
                 )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from ...errors import SettingError
 from ..build import build
 from ..config import identity
 from ..scripts import label
@@ -119,4 +120,4 @@ def _about(trial: Trial) -> Iterator[None]:
         yield
     except ValueError as error:
         about = f"trial {trial.number} ({described(trial)})"
-        raise ValueError(f"{about}: {error}") from None
+        raise SettingError(f"{about}: {error}") from None

@@ -20,6 +20,7 @@ from ...data import FederatedDataset
 from ...engine import mesh, processes
 from ...engine.tally import Callback, check_callback
 from ...engine.trials import Layout
+from ...errors import SettingError
 from .. import checkpoint, objects, public, scripts, store, summary, toml
 from ..build import Federation, build, counted
 from ..config import identity
@@ -152,7 +153,7 @@ def _check_begun(folder: Path, group: Group) -> None:
     told = _path(folder, group) / GROUP
     numbers = [trial.number for trial in group.trials]
     if told.exists() and toml.read(told)["trials"] != numbers:
-        raise ValueError(
+        raise SettingError(
             f"folder={folder} was begun by a fedjax-adapt that put other trials into one "
             "program; give another folder."
         )

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...errors import SettingError
 from .. import store, toml
 from ..config import (
     choices_in,
@@ -65,24 +66,24 @@ def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
         return
     if not (folder / store.SWEEP).exists():
         if any(path.name not in (store.LOCK, store.OWN) for path in folder.iterdir()):
-            raise ValueError(
+            raise SettingError(
                 f"folder={folder} holds files that are no sweep; give a new folder."
             )
         return
     change = first_change(read_sweep(folder / store.SWEEP), sweep)
     if change is not None:
-        raise ValueError(
+        raise SettingError(
             f"folder={folder} holds another sweep ({change}); give another folder."
         )
     if (folder / store.SUMMARY).exists():
-        raise ValueError(
+        raise SettingError(
             f"folder={folder} holds this sweep, finished; a finished sweep is never "
             "overwritten, so give another folder."
         )
     if resume:
         check_own(folder, (trial.config for trial in sweep.trials))
     else:
-        raise ValueError(
+        raise SettingError(
             f"folder={folder} holds this sweep, half finished; write --resume "
             "(sweep(..., resume=True) in Python), or give another folder."
         )

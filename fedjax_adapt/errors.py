@@ -1,0 +1,25 @@
+"""The errors of this package that a user can mend; any other exception is a bug."""
+
+
+class SettingError(ValueError):
+    """A setting, an argument or a file that cannot be used, told in one sentence.
+
+    Attributes:
+      setting: its name, with which the sentence begins; None where it has none.
+    """
+
+    def __init__(self, sentence: str, setting: str | None = None):
+        """`sentence` says what came and what to write instead."""
+        super().__init__(sentence)
+        self.setting = setting
+
+    def renamed(self, name: str) -> "SettingError":
+        """The same error about a setting that the user knows by another name."""
+        sentence = str(self)
+        if self.setting is not None:
+            sentence = name + sentence.removeprefix(self.setting)
+        return SettingError(sentence, name)
+
+
+class RunError(RuntimeError):
+    """What ended a run that had begun, told in one sentence."""
