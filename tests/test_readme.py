@@ -13,11 +13,13 @@ from fedjax_adapt.experiment.options import REGISTERED
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
 
 
-def blocks(language):
-    """The fenced blocks in one language, in order."""
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def blocks(language, page="README.md"):
+    """The fenced blocks of a page in one language, in order."""
+    text = (ROOT / page).read_text()
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [text for name, text in fenced if name == language]
 
 
@@ -34,20 +36,34 @@ def test_ci_runs_the_two_commands_to_the_letter():
 
 
 def test_every_algorithm_has_a_row_and_every_row_an_algorithm():
-    rows = re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)
-    assert rows == list(ALGORITHMS)
+    methods = (ROOT / "docs" / "methods.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", methods, re.MULTILINE) == list(ALGORITHMS)
+    table = README[README.index("| family |") : README.index("Where a paper")]
+    assert sorted(re.findall(r"`(\w+)`", table)) == sorted(ALGORITHMS)
 
 
-def test_files_and_links_of_the_readme_exist():
-    for path in re.findall(r"\]\((?!https?:)([^)#]+)", README):
-        assert (ROOT / path).exists(), path
+def test_the_readme_is_short():
+    lines = README.splitlines()
+    assert len(lines) <= 150 and max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *GUIDES], ids=lambda p: p.name)
+def test_files_and_links_exist(page):
+    for path in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+        assert (page.parent / path).exists(), path
+
+
+def test_the_readme_links_to_every_guide():
+    assert {f"docs/{page.name}" for page in GUIDES if page.name != "tried.md"} <= {
+        *re.findall(r"\]\(([^)#]+)\)", README)
+    }
 
 
 def test_a_table_of_your_own_becomes_clients():
-    (text,) = [block for block in blocks("python") if "from_frame" in block]
+    text, _ = blocks("python", "docs/data.md")
     output, names = io.StringIO(), {"fa": fa}
     with contextlib.redirect_stdout(output):
-        exec(compile(text, "README.md", "exec"), names)
+        exec(compile(text, "data.md", "exec"), names)
     assert "3 clients, 3 examples float32[2], 2 classes" in output.getvalue()
     assert "('ann', 'bob', 'cy') ('no', 'yes')" in output.getvalue()
     assert names["mine"].client_tests.size.tolist() == [1, 1, 1]
@@ -59,7 +75,11 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(REGISTERED, "algorithm", {})
-    code, steps, around, own, runs, _, memory, skews = blocks("python")
+    (code,) = blocks("python")
+    steps, around = blocks("python", "docs/methods.md")
+    own, runs = blocks("python", "docs/own-algorithm.md")
+    (memory,) = blocks("python", "docs/performance.md")
+    _, skews = blocks("python", "docs/data.md")
     printed = blocks("")[0]
     assert len([line for line in code.splitlines() if line]) == 15
     output = io.StringIO()

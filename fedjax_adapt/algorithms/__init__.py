@@ -1,6 +1,5 @@
 """Every algorithm, one file (or folder) per paper. This list is the only other line a new
-one takes: from it follow the contract tests, the command line's options and the README's
-row."""
+one takes: from it follow the contract tests and the options of the command line."""
 
 from .adacomm import adacomm
 from .afl import afl

@@ -1,4 +1,4 @@
-r"""Name: what it does, in one line (it becomes the row in the README and in `list`).
+r"""Name: what it does, in one line (it becomes the row of `fedjax-adapt list`).
 
     G     <- grad F_i(theta) + mu (theta - w)          the paper's equations first
     w     <- w + mean_{i in S} (theta_i - w)           in the paper's letters
@@ -21,7 +21,7 @@ def template(mu: float = 0.1) -> Algorithm:
     Four parts, each optional: `local` (objective, correction, client state, upload),
     `policy` (how many local steps), `server` (combine, update, server state), `refine`.
     Then add the constructor's name to the list in `algorithms/__init__.py`: contract
-    tests, command line and README row follow from it.
+    tests and command line follow from it; add a row to docs/methods.md.
 
     Args:
       mu: each hyper-parameter, its unit or range, and what 0 means. It may be a tracer.
