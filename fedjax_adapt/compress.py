@@ -35,8 +35,6 @@ from .core import (
     PyTree,
     Traffic,
     Upload,
-    at_broadcast,
-    keep_state,
     model_bytes,
     traffic_for,
 )
@@ -193,7 +191,7 @@ def with_compression(
     rule = algorithm.local
     if isinstance(rule.traffic, Traffic):
         _check_sends(rule.traffic)
-    if rule.personal is not None and rule.start is not at_broadcast:
+    if rule.personal is not None and rule.start is not None:
         raise SettingError(
             "with_compression got an algorithm whose clients keep parameters to "
             "themselves; write it inside, as in fedper(base=with_compression(...)) or "
@@ -238,7 +236,8 @@ def with_compression(
         return upload, Compressed(client, lost if error_feedback else ())
 
     def refined(client: Compressed, params: Params) -> Compressed:
-        return Compressed(rule.refined(client.inner, params), client.error)
+        assert rule.refined is not None
+        return client._replace(inner=rule.refined(client.inner, params))
 
     def traffic(params: Params) -> Traffic:
         whole = traffic_for(rule, params)
@@ -251,7 +250,7 @@ def with_compression(
             init=init,
             finish=finish,
             traffic=traffic,
-            refined=keep_state if rule.refined is keep_state else refined,
+            refined=rule.refined and refined,
         )
     )
 

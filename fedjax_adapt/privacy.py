@@ -33,9 +33,8 @@ from .core import (
     ServerRule,
     Upload,
     by_examples,
-    send_nothing,
-    unchanged,
     uniformly,
+    updated,
 )
 from .core import clip as clipped_to
 from .errors import SettingError
@@ -122,7 +121,7 @@ def with_privacy(
         return Upload(optax.tree.add_scale(upload.delta, noise_std(cohort), noise))
 
     def update(params: Params, extra: ServerExtra, upload: Upload, cohort: Cohort):
-        return rule.update(params, extra, noisy(upload, cohort), cohort)
+        return updated(rule, params, extra, noisy(upload, cohort), cohort)
 
     def report(extra: ServerExtra, upload: Upload, cohort: Cohort) -> dict[str, Array]:
         return rule.report(extra, noisy(upload, cohort), cohort) | {
@@ -207,8 +206,8 @@ def _check_parts(algorithm: Algorithm) -> None:
         )
     if (
         policy.measure is not None
-        or policy.send is not send_nothing
-        or policy.update is not unchanged
+        or policy.send is not None
+        or policy.update is not None
     ):
         raise SettingError(
             "with_privacy clips what local rules send, but the step policy learns from "

@@ -21,10 +21,8 @@ from .core import (
     StepPolicy,
     Upload,
     as_refinement,
-    no_probe_update,
-    send_nothing,
-    unchanged,
     update_refined,
+    updated,
 )
 from .errors import SettingError
 
@@ -75,7 +73,7 @@ def with_server_optimizer(
         return optax.apply_updates(params, updates), Optimized(inner, state)
 
     def update(params: Params, extra: Optimized, upload: Upload, cohort: Cohort):
-        proposed, inner = rule.update(params, extra.inner, upload, cohort)
+        proposed, inner = updated(rule, params, extra.inner, upload, cohort)
         return through(params, proposed, inner, extra.optimizer)
 
     def refined(
@@ -126,6 +124,8 @@ def seeing(
         )
 
     def shown(function):
+        if function is None:
+            return None
         return lambda *arguments: function(*map(inner, arguments))
 
     local, own = algorithm.local, algorithm.local.personal
@@ -153,25 +153,23 @@ def seeing(
 
 
 def _policy(policy: StepPolicy, shown: Callable, server, upload) -> StepPolicy:
-    """Itself where it looks at nothing, so that it is still known by identity."""
-    shows = {}
-    if policy.measure is not None:
-        shows["measure"] = shown(policy.measure)
-    if policy.probe.update is not no_probe_update:
-        shows["probe"] = Probe(*map(shown, policy.probe))
-    if policy.send is not send_nothing:
-        shows["send"] = shown(policy.send)
-    if policy.update is not unchanged:
-        shows["update"] = shown(
-            lambda state, cohort, runs, outcome: policy.update(
-                state,
-                cohort,
-                runs,
-                outcome._replace(
-                    server=server(outcome.server), upload=upload(outcome.upload)
-                ),
-            )
+    """The same policy, shown inner states; itself where it looks at none."""
+    own = policy.update
+
+    def update(state, cohort, runs, outcome):
+        assert own is not None
+        outcome = outcome._replace(
+            server=server(outcome.server), upload=upload(outcome.upload)
         )
+        return own(state, cohort, runs, outcome)
+
+    shows = {
+        "measure": shown(policy.measure),
+        "probe": policy.probe and Probe(*map(shown, policy.probe)),
+        "send": shown(policy.send),
+        "update": own and shown(update),
+    }
+    shows = {name: part for name, part in shows.items() if part is not None}
     return policy._replace(**shows) if shows else policy
 
 
@@ -190,5 +188,5 @@ def _refinement(refine: Refinement, inner: Callable) -> Refinement:
     return refine._replace(
         clients=shown(refine.clients),
         server=shown(refine.server),
-        send=lambda run: refine.send(inner(run)),
+        send=refine.send and (lambda run, send=refine.send: send(inner(run))),
     )

@@ -25,7 +25,6 @@ from ..core import (
     Algorithm,
     as_base,
     clip,
-    keep_state,
     predict_train,
     weighted_loss,
 )
@@ -86,15 +85,17 @@ def ditto(
         upload, state = inner.local.finish(run)
         return upload, DittoClient(state, trained(run))
 
-    def refined(client, params):
-        return client._replace(inner=base.local.refined(client.inner, params))
+    renew = base.local.refined
 
-    renews = base.local.refined is not keep_state
+    def refined(client, params):
+        assert renew is not None
+        return client._replace(inner=renew(client.inner, params))
+
     return inner._replace(
         local=inner.local._replace(
             init=init,
             finish=finish,
-            refined=refined if renews else keep_state,
+            refined=renew and refined,
             personal=lambda params, client: client.own,
         )
     )

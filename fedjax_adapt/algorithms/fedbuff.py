@@ -45,10 +45,10 @@ from ..core import (
     ServerRule,
     Setting,
     Upload,
-    add_delta,
     as_base,
     mean,
     uniformly,
+    updated,
 )
 from ..errors import SettingError
 from ..wrap import same, seeing
@@ -137,7 +137,7 @@ def fedasync(
     """
     check.between("alpha", alpha, 0, 1, closed="right")
     s = _weight(staleness, a, b)
-    if as_base(base).server.update is not add_delta:
+    if as_base(base).server.update is not None:
         raise SettingError(
             "fedasync mixes in the models of clients, but its base's server makes more "
             "than a mean of them; give fedavg(), fedprox() or moon(), or take fedbuff."
@@ -220,11 +220,11 @@ def _asynchronous(
         combined = rule.combine(Upload(moved, extra), arrivals)
         if rule.adds_mean:
             usual = rule.combine(Upload(sent, extra), arrivals)
-            new, inner = rule.update(params, state.inner, usual, arrivals)
+            new, inner = updated(rule, params, state.inner, usual, arrivals)
             change = optax.tree.sub(combined.delta, usual.delta)
             new = optax.tree.add(new, change)
         else:
-            new, inner = rule.update(params, state.inner, combined, arrivals)
+            new, inner = updated(rule, params, state.inner, combined, arrivals)
         _check_silent(name, rule.report(inner, combined, arrivals))
         keep = lambda new, old: jnp.where(leaving > 0, new, old)
         new, inner = jax.tree.map(keep, (new, inner), (params, state.inner))

@@ -23,7 +23,16 @@ import jax.numpy as jnp
 import optax
 
 from .. import check
-from ..core import Algorithm, Cohort, Mean, ServerRule, add_delta, as_base, by_examples
+from ..core import (
+    Algorithm,
+    Cohort,
+    Mean,
+    ServerRule,
+    adds_mean,
+    as_base,
+    by_examples,
+    updated,
+)
 from ..errors import SettingError
 
 DISTANCES = ("kl", "cosine", "l1", "l2", "only_iid")
@@ -56,8 +65,8 @@ def feddisco(
     check.nonnegative("b", b)
     check.one_of("distance", distance, DISTANCES)
     base = as_base(base)
-    combine, is_plain = base.server.combine, base.server.update is add_delta
-    if not (isinstance(combine, Mean) and (is_plain or base.server.adds_mean)):
+    combine = base.server.combine
+    if not (isinstance(combine, Mean) and adds_mean(base.server)):
         raise SettingError(
             "feddisco weighs the mean of the cohort's models anew, but its base's server "
             "does something else with it; give fedavg(), fedprox(), moon(), feddyn(), "
@@ -124,7 +133,7 @@ def feddisco(
         r = jnp.where(cohort.active, jnp.maximum(v - cost + b, 0), 0)
         return jnp.where(r.sum() > 0, r / jnp.where(r.sum() > 0, r.sum(), 1), v)
 
-    if is_plain:
+    if base.server.update is None:
         weighted = Mean(trusted, combine.extra)
         return base._replace(server=base.server._replace(combine=weighted))
 
@@ -134,9 +143,8 @@ def feddisco(
 
     def update(params, extra, upload, cohort):
         usual, weighted = upload.delta
-        params, extra = base.server.update(
-            params, extra, upload._replace(delta=usual), cohort
-        )
+        upload = upload._replace(delta=usual)
+        params, extra = updated(base.server, params, extra, upload, cohort)
         change = optax.tree.sub(weighted, usual)
         return optax.tree.add(params, change), extra
 

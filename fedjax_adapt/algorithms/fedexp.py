@@ -25,11 +25,12 @@ from ..core import (
     Mean,
     ServerRule,
     Traffic,
-    add_delta,
+    adds_mean,
     as_base,
     model_weights,
     more_traffic,
     update_refined,
+    updated,
 )
 from ..errors import SettingError
 from ..wrap import seeing
@@ -56,8 +57,7 @@ def fedexp(epsilon: float = 1e-3, base: Algorithm | None = None) -> Algorithm:
     check.nonnegative("epsilon", epsilon)
     base = as_base(base)
     rule, combine = base.server, base.server.combine
-    adds_mean = rule.update is add_delta or rule.adds_mean
-    if not (isinstance(combine, Mean) and adds_mean):
+    if not (isinstance(combine, Mean) and adds_mean(rule)):
         raise SettingError(
             "fedexp goes further along the mean of the cohort's displacements, but its "
             "base's server does something else with it; give fedavg(), fedprox(), moon(), "
@@ -82,7 +82,7 @@ def fedexp(epsilon: float = 1e-3, base: Algorithm | None = None) -> Algorithm:
         return optax.tree.add_scale(params, server_lr(upload) - 1, upload.delta), extra
 
     def update(params, extra, upload, cohort):
-        return further(rule.update(params, extra, plain(upload), cohort), upload)
+        return further(updated(rule, params, extra, plain(upload), cohort), upload)
 
     def refined(params, extra, upload, cohort, shift):
         moved = update_refined(rule, params, extra, plain(upload), cohort, shift)

@@ -28,7 +28,16 @@ import jax.numpy as jnp
 import optax
 
 from .. import check
-from ..core import WEIGHTS, Algorithm, LocalRule, ServerRule, Traffic, Upload, mean
+from ..core import (
+    WEIGHTS,
+    Algorithm,
+    LocalRule,
+    ServerRule,
+    Traffic,
+    Upload,
+    effective_steps,
+    mean,
+)
 
 
 class NovaScale(NamedTuple):
@@ -60,6 +69,12 @@ def fednova(
         return optax.tree.add_scale(grads, mu, drift)
 
     def normaliser(run):  # a_i
+        if not check.is_tracer(mu) and mu == 0:  # a sum, which needs no loop
+            momentum = run.setting.momentum
+            return jnp.where(
+                run.num_steps > 0, effective_steps(run.num_steps, momentum), 0
+            ).astype(run.lr.dtype)
+
         def step(_, state):
             distance, velocity = state
             velocity = run.setting.momentum * velocity + 1 - run.lr * mu * distance

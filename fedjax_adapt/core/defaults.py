@@ -23,7 +23,7 @@ from .task import (
     ServerExtra,
     Task,
 )
-from .views import Cohort, LocalRun, LocalView, Outcome, Setting, Traffic, Upload
+from .views import Cohort, LocalRun, LocalView, Traffic, Upload
 
 
 def no_state(params: Params) -> tuple[()]:
@@ -88,22 +88,6 @@ def prepare_nothing(view: LocalView) -> tuple[()]:
     """Needs nothing but the view."""
     del view
     return ()
-
-
-def at_broadcast(view: LocalView) -> Params:
-    """A client starts from the model the server sent."""
-    return view.params
-
-
-def accept(setting: Setting) -> None:
-    """Any run will do."""
-    del setting
-
-
-def keep(grads: Params, view: LocalView) -> Params:
-    """Adds nothing to the gradient."""
-    del view
-    return grads
 
 
 def send_delta(run: LocalRun) -> tuple[Upload, ClientState]:
@@ -178,54 +162,10 @@ def mean(
     return Mean(weights, weights if extra is None else extra)
 
 
-def keep_state(client: ClientState, params: Params) -> ClientState:
-    """The client's state stays as `finish` left it."""
-    del params
-    return client
-
-
-def add_delta(
-    params: Params, extra: ServerExtra, upload: Upload, cohort: Cohort
-) -> tuple[Params, ServerExtra]:
-    """The new global model is the old one plus the mean displacement."""
-    del cohort
-    return optax.tree.add(params, upload.delta), extra
-
-
 def no_policy_state(params: Params, num_clients: int) -> tuple[()]:
     """Keeps nothing."""
     del params, num_clients
     return ()
-
-
-def no_probe_state(view: LocalView) -> tuple[()]:
-    """Keeps nothing."""
-    del view
-    return ()
-
-
-def no_probe_update(probe: PyTree, grads: Params, view: LocalView) -> PyTree:
-    """Measures nothing."""
-    del grads, view
-    return probe
-
-
-def send_nothing(run: LocalRun) -> tuple[()]:
-    """Tells the policy nothing."""
-    del run
-    return ()
-
-
-def pool_nothing(cohort: Cohort, measurement: Measurement) -> tuple[()]:
-    """Everybody's measurements say nothing about one."""
-    del cohort, measurement
-    return ()
-
-
-def as_measured(pooled: PyTree, measurement: Measurement) -> Measurement:
-    """One client's measurement as it is."""
-    del pooled
-    return measurement
 
 
 def report_nothing(
@@ -240,11 +180,3 @@ def say_nothing(extra: ServerExtra, upload: Upload, cohort: Cohort) -> dict[str,
     """Shows nothing."""
     del extra, upload, cohort
     return {}
-
-
-def unchanged(
-    state: PolicyState, cohort: Cohort, runs: LocalRun, outcome: Outcome
-) -> PolicyState:
-    """The policy's state stays as it was."""
-    del cohort, runs, outcome
-    return state

@@ -9,26 +9,15 @@ import optax
 from .defaults import (
     ONE_MODEL_EACH_WAY,
     Mean,
-    accept,
-    add_delta,
-    as_measured,
-    at_broadcast,
     by_examples,
-    keep,
-    keep_state,
     mean,
     no_policy_state,
-    no_probe_state,
-    no_probe_update,
     no_state,
-    pool_nothing,
     prepare_nothing,
     report_nothing,
     say_nothing,
     send_delta,
-    send_nothing,
     task_loss,
-    unchanged,
 )
 from .task import (
     Array,
@@ -63,16 +52,18 @@ class LocalRule(NamedTuple):
     `view.prepared`. A correction that is constant over the round belongs there: one
     vector then streams through memory at every step instead of all it is made of.
     `correct` adds to the gradient what is clipped with it, `decay` what is added after
-    the clip, where weight decay is. `traffic` is all that a client which trains receives
-    and sends in a round, the model included. `refined(client, params)` is the state of a
-    client whose model became `params` on a public set after `finish`.
+    the clip, where weight decay is; None: nothing. `traffic` is all that a client which
+    trains receives and sends in a round, the model included. `refined(client, params)` is
+    the state of a client whose model became `params` on a public set after `finish`; None:
+    as `finish` left it.
 
     `start(view)` is the model a client trains from, where `view.params` is the broadcast:
     personal parameters come in here. It becomes `anchor` of the client's views and run.
+    None: the broadcast.
 
     `check(setting)` raises a ValueError where the rule contradicts the run. It is asked
     before the first round, with the plan's numbers, and by `fa.train`, with `round` the
-    rounds that will have been run then.
+    rounds that will have been run then. None: any run will do.
 
     `personal(params, client)` is the model a client uses itself, of the server's model and
     the client's state. None: the server's.
@@ -82,14 +73,14 @@ class LocalRule(NamedTuple):
 
     init: Callable[[Params], ClientState] = no_state
     objective: Callable[[Params, LocalView, Key], Array] = task_loss
-    correct: Callable[[Params, LocalView], Params] = keep  # before clipping
+    correct: Callable[[Params, LocalView], Params] | None = None  # before clipping
     finish: Callable[[LocalRun], tuple[Upload, ClientState]] = send_delta
     prepare: Callable[[LocalView], PyTree] = prepare_nothing
-    decay: Callable[[Params, LocalView], Params] = keep  # after clipping
+    decay: Callable[[Params, LocalView], Params] | None = None  # after clipping
     traffic: Traffic | Callable[[Params], Traffic] = ONE_MODEL_EACH_WAY
-    refined: Callable[[ClientState, Params], ClientState] = keep_state
-    start: Callable[[LocalView], Params] = at_broadcast
-    check: Callable[[Setting], None] = accept
+    refined: Callable[[ClientState, Params], ClientState] | None = None
+    start: Callable[[LocalView], Params] | None = None
+    check: Callable[[Setting], None] | None = None
     personal: Callable[[Params, ClientState], Params] | None = None
 
 
@@ -102,11 +93,8 @@ class Probe(NamedTuple):
     as the parameters costs lanes x params of memory.
     """
 
-    init: Callable[[LocalView], PyTree] = no_probe_state
-    update: Callable[[PyTree, Params, LocalView], PyTree] = no_probe_update
-
-
-no_probe = Probe()
+    init: Callable[[LocalView], PyTree]
+    update: Callable[[PyTree, Params, LocalView], PyTree]
 
 
 class StepPolicy(NamedTuple):
@@ -116,14 +104,15 @@ class StepPolicy(NamedTuple):
     out and is not averaged. `mean_steps(epoch_steps)` answers the same question for a
     client of average size (Kbar of SCAFFOLD's descendants); None: the cohort's mean.
 
-    A policy that learns has `update(state, cohort, runs, outcome)`. What it needs as a
-    mean over the clients that trained it should take from `outcome.sent`, the mean of
-    `send(run)`, which is summed as clients end: of `runs`, [cohort, ...], only what it
-    reads is kept, and a model per client is much.
+    A policy that learns has `update(state, cohort, runs, outcome)`; None: its state stays
+    as it is. What it needs as a mean over the clients that trained it should take from
+    `outcome.sent`, the mean of `send(run)`, which is summed as clients end: of `runs`,
+    [cohort, ...], only what it reads is kept, and a model per client is much.
 
     `pool(cohort, measurement)` makes of all measurements, [cohort, ...], what the server
-    knows of everybody, and `digest(pooled, measurement)` of ONE client's, once, what the
-    other functions are given as the measurement: of large ones, something small.
+    knows of all clients, and `digest(pooled, measurement)` of ONE client's, once, what the
+    other functions are given as the measurement: of large ones, something small. `pooled`
+    is `()` without `pool`, and the measurement stays as it is without `digest`.
 
     `report(state, cohort, measurement)` names what a person wants to see, for
     `Info.policy`: scalars of the round or values [cohort, ...]; `state` is the new one.
@@ -140,12 +129,14 @@ class StepPolicy(NamedTuple):
     steps: Callable[[PolicyState, Cohort, Measurement], Array]
     init: Callable[[Params, int], PolicyState] = no_policy_state
     measure: Callable[[LocalView, Key], Measurement] | None = None
-    pool: Callable[[Cohort, Measurement], PyTree] = pool_nothing
-    digest: Callable[[PyTree, Measurement], Measurement] = as_measured
-    probe: Probe = no_probe
-    update: Callable[[PolicyState, Cohort, LocalRun, Outcome], PolicyState] = unchanged
+    pool: Callable[[Cohort, Measurement], PyTree] | None = None
+    digest: Callable[[PyTree, Measurement], Measurement] | None = None
+    probe: Probe | None = None
+    update: Callable[[PolicyState, Cohort, LocalRun, Outcome], PolicyState] | None = (
+        None
+    )
     mean_steps: Callable[[Array], Array] | None = None
-    send: Callable[[LocalRun], PyTree] = send_nothing
+    send: Callable[[LocalRun], PyTree] | None = None
     report: Callable[[PolicyState, Cohort, Measurement], dict[str, Array]] = (
         report_nothing
     )
@@ -159,8 +150,9 @@ class ServerRule(NamedTuple):
     """How uploads become the next global model. `combine` sees the cohort axis.
 
     `combine(uploads, cohort)` makes one upload of all, `[cohort, ...]`, of which `info` is
-    `()`; `update(params, extra, upload, cohort)` the next model and state. The round's
-    learning rate is `cohort.setting.lr`, and `cohort.key` is for noise.
+    `()`; `update(params, extra, upload, cohort)` the next model and state. None: the
+    combined displacement is added to the model, and the state stays. The round's learning
+    rate is `cohort.setting.lr`, and `cohort.key` is for noise.
 
     `report(extra, upload, cohort)` names what a person wants to see, for `Info.server`:
     scalars of the round or values [cohort, ...]; `extra` is the new one.
@@ -181,10 +173,11 @@ class ServerRule(NamedTuple):
 
     init: Callable[[Params], ServerExtra] = no_state
     combine: Callable[[Upload, Cohort], Upload] = mean(by_examples)
-    update: Callable[
-        [Params, ServerExtra, Upload, Cohort], tuple[Params, ServerExtra]
-    ] = add_delta
-    adds_mean: bool = False  # not needed for `add_delta`
+    update: (
+        Callable[[Params, ServerExtra, Upload, Cohort], tuple[Params, ServerExtra]]
+        | None
+    ) = None
+    adds_mean: bool = False  # not needed where `update` is None
     refined: (
         Callable[
             [Params, ServerExtra, Upload, Cohort, Params], tuple[Params, ServerExtra]
@@ -208,6 +201,29 @@ def more_traffic(rule: LocalRule, more: Traffic) -> Traffic | Callable:
     return total(rule.traffic)
 
 
+def adds_mean(rule: ServerRule) -> bool:
+    """Whether the server adds the combined displacement to the model as it is."""
+    return rule.update is None or rule.adds_mean
+
+
+def updated(
+    rule: ServerRule,
+    params: Params,
+    extra: ServerExtra,
+    upload: Upload,
+    cohort: Cohort,
+) -> tuple[Params, ServerExtra]:
+    """The next model and state of the server."""
+    if rule.update is None:
+        return optax.tree.add(params, upload.delta), extra
+    return rule.update(params, extra, upload, cohort)
+
+
+def sent_by(part: "StepPolicy | Refinement", run: LocalRun) -> PyTree:
+    """What a client sends for a part beside its upload."""
+    return () if part.send is None else part.send(run)
+
+
 def update_refined(
     rule: ServerRule,
     params: Params,
@@ -216,12 +232,12 @@ def update_refined(
     cohort: Cohort,
     shift: Params | None,
 ) -> tuple[Params, ServerExtra]:
-    """`rule.update`, the mean of the cohort's models moved by `shift` since; None: not."""
+    """`updated`, the mean of the cohort's models moved by `shift` since; None: not."""
     if shift is None:
-        return rule.update(params, extra, upload, cohort)
+        return updated(rule, params, extra, upload, cohort)
     if rule.refined is not None:
         return rule.refined(params, extra, upload, cohort, shift)
-    params, extra = rule.update(params, extra, upload, cohort)
+    params, extra = updated(rule, params, extra, upload, cohort)
     return optax.tree.add(params, shift), extra
 
 
@@ -273,7 +289,7 @@ class Refinement(NamedTuple):
     traffic_refined: Traffic | Callable[[RefineSetup], Traffic] = Traffic()
     needs_public: bool = True
     needs_validation: bool = False  # examples of the public set to choose a model by
-    send: Callable[[LocalRun], PyTree] = send_nothing
+    send: Callable[[LocalRun], PyTree] | None = None
 
 
 def public_examples(public: PyTree) -> tuple[Array, Array | None]:

@@ -38,11 +38,10 @@ from ..core import (
     ServerRule,
     State,
     Upload,
-    at_broadcast,
     by_examples,
-    keep_state,
     uniformly,
     update_refined,
+    updated,
     weighted_sum,
 )
 from ..data.dataset import FederatedDataset
@@ -80,7 +79,7 @@ def with_averages(
     )
     return inner._replace(
         local=_local(inner.local, cohort, clients),
-        server=_server(algorithm.server, cohort, algorithm.local.start is at_broadcast),
+        server=_server(algorithm.server, cohort, algorithm.local.start is None),
     )
 
 
@@ -139,17 +138,17 @@ def _local(rule: LocalRule, cohort: bool, clients: bool) -> LocalRule:
         return upload, Beside(client, run.params if clients else ())
 
     def refined(client: ClientState, params: Params) -> ClientState:
-        return Beside(rule.refined(client.inner, params), params if clients else ())
+        inner = client.inner
+        inner = inner if rule.refined is None else rule.refined(inner, params)
+        return Beside(inner, params if clients else ())
 
-    kept = clients or rule.refined is not keep_state
-    return rule._replace(
-        init=init, finish=finish, refined=refined if kept else keep_state
-    )
+    kept = clients or rule.refined is not None
+    return rule._replace(init=init, finish=finish, refined=refined if kept else None)
 
 
 def _moved(rule: LocalRule, run: LocalRun) -> Params:
     """How far a client went from the broadcast; its model where it began elsewhere."""
-    if rule.start is at_broadcast:
+    if rule.start is None:
         return optax.tree.sub(run.params, run.anchor)
     return run.params
 
@@ -167,7 +166,7 @@ def _server(rule: ServerRule, keep: bool, from_broadcast: bool) -> ServerRule:
         own, moved = upload.delta
         sel = mean_of(params, moved) if keep else ()
         upload = upload._replace(delta=own)
-        params, extra = rule.update(params, server.inner, upload, cohort)
+        params, extra = updated(rule, params, server.inner, upload, cohort)
         return params, Beside(extra, sel)
 
     def refined(

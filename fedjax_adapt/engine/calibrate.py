@@ -26,7 +26,6 @@ from ..core import (
     Task,
     as_refinement,
     say_nothing,
-    unchanged,
 )
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
@@ -191,7 +190,7 @@ def _few_steps(
 
 def _learns(policy: StepPolicy) -> bool:
     """Whether later rounds may have other steps than the first."""
-    return policy.update is not unchanged
+    return policy.update is not None
 
 
 def _steps_of_a_real_round(

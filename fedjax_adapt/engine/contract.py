@@ -31,7 +31,6 @@ from ..core import (
     as_refinement,
     cross_entropy,
     logits_of,
-    no_probe,
 )
 from ..errors import SettingError
 from . import returned
@@ -145,7 +144,8 @@ def check_parts(algorithm: Algorithm) -> None:
                 "leave it out."
             )
         _check_fields(part)
-    _check_fields(algorithm.policy.probe)
+    if algorithm.policy.probe is not None:
+        _check_fields(algorithm.policy.probe)
     refine = algorithm.refine
     if not (refine is None or isinstance(refine, Refinement) or callable(refine)):
         raise SettingError(
@@ -162,11 +162,13 @@ def _check_fields(part: Any) -> None:
     for field, value in part._asdict().items():
         default = part._field_defaults.get(field, part)
         where = f"{type(part).__name__}.{field}"
-        if isinstance(default, Traffic | Probe):
+        if isinstance(default, Traffic):
             # of the parameters, or of the refinement's setup
             follows = callable(value) and not isinstance(part, StepPolicy)
-            wrong = not (isinstance(value, type(default)) or follows)
-            write = f"{type(default).__name__}(...)"
+            wrong = not (isinstance(value, Traffic) or follows)
+            write = "Traffic(...)"
+        elif field == "probe":
+            wrong, write = not isinstance(value, Probe | None), "Probe(init, update)"
         elif isinstance(default, bool):
             wrong, write = not isinstance(value, bool), "True or False"
         elif field == "max_steps":
@@ -190,10 +192,7 @@ def check_traffic(where: str, traffic: Traffic) -> None:
 
 
 def named(algorithm: Algorithm) -> Algorithm:
-    """The same algorithm, each of its own functions under its contract.
-
-    Defaults stay themselves, by which the engine knows them.
-    """
+    """The same algorithm, each of its own functions under its contract."""
     gradient = returned.as_first("the gradient", "jax.grad")
     local = {
         "init": returned.arrays,
@@ -234,7 +233,7 @@ def named(algorithm: Algorithm) -> Algorithm:
     }
     refine = as_refinement(algorithm.refine)
     steps = _under(StepPolicy, algorithm.policy, policy)
-    if steps.probe is not no_probe:
+    if steps.probe is not None:
         steps = steps._replace(probe=_under(Probe, steps.probe, probe))
     return Algorithm(
         local=_under(LocalRule, algorithm.local, local),

@@ -27,7 +27,7 @@ from ..core import (
     Task,
     model_weights,
     precise,
-    unchanged,
+    sent_by,
     uniformly,
     update_refined,
     weighted_sums,
@@ -134,8 +134,10 @@ def debug_round(
                     before = view_before(setup, broadcast, idle)
                     view = view_of(setup, before, idle)
                     rows.append(policy.measure(*view(before.params, jnp.int32(0))))
-            pooled = policy.pool(cohort, _stack(rows))
-            measured = _stack([policy.digest(pooled, row) for row in rows])
+            measured = _stack(rows)
+            if policy.digest is not None:
+                pooled = () if policy.pool is None else policy.pool(cohort, measured)
+                measured = _stack([policy.digest(pooled, row) for row in rows])
         num_steps = policy.steps(state.policy, cohort, measured)
         cohort, cut = with_num_steps(cohort, num_steps, plan, policy)
         times = end_times(plan.clock, algorithm, state.params, cohort, key)
@@ -159,8 +161,8 @@ def debug_round(
             with _named(f"client {int(ids[slot])}, after its local steps"):
                 upload, row = algorithm.local.finish(run)
                 _warn_of_a_model(upload, run)
-                sent.append(policy.send(run))
-                told.append((algorithm.refine or Refinement()).send(run))
+                sent.append(sent_by(policy, run))
+                told.append(sent_by(algorithm.refine or Refinement(), run))
             if cohort.active[slot]:
                 i = int(member.id)
                 put = lambda all_, one, i=i: all_.at[i].set(one)
@@ -172,7 +174,7 @@ def debug_round(
         stacked = _stack(uploads)
         upload = server_rule.combine(stacked._replace(info=()), cohort)
         losses = jnp.stack([run.loss for run in runs])
-        if algorithm.refine is not None or policy.update is not unchanged:
+        if algorithm.refine is not None or policy.update is not None:
             runs = _stack([kept_of(run) for run in runs])._replace(
                 anchor=state.params, server=state.server, setting=setting
             )
@@ -213,7 +215,9 @@ def debug_round(
             state.params, params, server, upload, setting, sent, seconds, measured,
             step_seconds(plan.clock, cohort),
         )  # fmt: skip
-        policy_state = policy.update(state.policy, cohort, trained, outcome)
+        policy_state = state.policy
+        if policy.update is not None:
+            policy_state = policy.update(policy_state, cohort, trained, outcome)
         down, up = round_bytes(algorithm, state.params, cohort, asked, steps)
         report = policy.report(policy_state, asked, seen)
         of_kept = lambda leaf: leaf[jnp.array(kept)] if jnp.ndim(leaf) else leaf
@@ -262,6 +266,8 @@ def _refine(algorithm, view, table, key):
             lambda s, a, b, slot=slot: s + weights[slot].astype(s.dtype) * (a - b),
             shift, new, old,
         )  # fmt: skip
+        if algorithm.local.refined is None:
+            continue
         row = algorithm.local.refined(
             jax.tree.map(lambda leaf, i=i: leaf[i], table), new
         )

@@ -174,7 +174,8 @@ def check_rule(
         participation=expected_share(plan, data),
         num_holders=data.num_holders,
     )
-    algorithm.local.check(setting)
+    if algorithm.local.check is not None:
+        algorithm.local.check(setting)
     if algorithm.server.busy is not None:
         _check_under_way(algorithm, plan)
 

@@ -31,9 +31,7 @@ from ..core import (
     ServerExtra,
     Setting,
     Task,
-    at_broadcast,
     clip,
-    keep,
     weighted_loss,
 )
 from ..data.dataset import FederatedDataset
@@ -107,12 +105,12 @@ def optimizer(plan: Plan) -> optax.GradientTransformation:
 
 def start(setup: Setup, before: LocalView) -> Progress:
     """Where a client stands before its first local step."""
-    params = before.params
+    params, probe = before.params, setup.algorithm.policy.probe
     zero = jnp.zeros((), jnp.result_type(float))
     return Progress(
         params=params,
         optimizer=optimizer(setup.plan).init(params),
-        probe=setup.algorithm.policy.probe.init(before),
+        probe=() if probe is None else probe.init(before),
         loss=zero,
         clipped=zero,
     )
@@ -122,11 +120,14 @@ def advance(setup: Setup, progress: Progress, view: LocalView, key: Key) -> Prog
     """Takes one local step."""
     algorithm, plan, params = setup.algorithm, setup.plan, progress.params
     loss, grads = jax.value_and_grad(algorithm.local.objective)(params, view, key)
-    grads = algorithm.local.correct(grads, view)
-    shown = algorithm.local.decay(grads, view)  # to a probe, never clipped
-    probe = algorithm.policy.probe.update(progress.probe, shown, view)
+    correct, decay = algorithm.local.correct, algorithm.local.decay
+    decayed = lambda grads: grads if decay is None else decay(grads, view)
+    grads = grads if correct is None else correct(grads, view)
+    probe = progress.probe
+    if algorithm.policy.probe is not None:  # it sees gradients that are not clipped
+        probe = algorithm.policy.probe.update(probe, decayed(grads), view)
     grads, clipped = clip(grads, plan.clip_norm)
-    grads = algorithm.local.decay(grads, view)
+    grads = decayed(grads)
     updates, state = optimizer(plan).update(grads, progress.optimizer, params)
     moved = jax.tree.map(
         lambda p, u: (p - view.setting.lr * u).astype(p.dtype), params, updates
@@ -159,7 +160,7 @@ def view_before(
         id=client.id,
         num_steps=client.num_steps,
     )
-    if setup.algorithm.local.start is not at_broadcast:
+    if setup.algorithm.local.start is not None:
         params = setup.algorithm.local.start(before)
         before = before._replace(params=params, anchor=params)
     if prepared is None:
@@ -190,9 +191,16 @@ def view_of(setup: Setup, before: LocalView, client: Client):
 
 def correction(rule: LocalRule, view: LocalView) -> Callable[[Params], Params] | None:
     """A gradient with all that the local rule adds to it, never clipped; None: nothing."""
-    if rule.correct is keep and rule.decay is keep:
+    changes = [change for change in (rule.correct, rule.decay) if change is not None]
+    if not changes:
         return None
-    return lambda grads: rule.decay(rule.correct(grads, view), view)
+
+    def corrected(grads: Params) -> Params:
+        for change in changes:
+            grads = change(grads, view)
+        return grads
+
+    return corrected
 
 
 def batches_of(setup: Setup, client: Client) -> Callable[[Array], Batch]:
@@ -281,7 +289,7 @@ def finished(
 
 def anchor_of(setup: Setup, broadcast: Broadcast, client: Client) -> Params:
     """The model a client starts the round from."""
-    if setup.algorithm.local.start is at_broadcast:
+    if setup.algorithm.local.start is None:
         return broadcast.params
     return view_before(setup, broadcast, client, prepared=()).anchor
 

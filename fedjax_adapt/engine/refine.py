@@ -26,7 +26,6 @@ from ..core import (
     RoundView,
     Task,
     as_refinement,
-    keep_state,
     model_weights,
     traffic_for,
     weighted_sum,
@@ -134,7 +133,7 @@ def refine_clients(
     moved = optax.tree.sub(refined.params, runs.params)
     shift = jax.tree.map(lambda leaf: weighted_sum(weights, steps > 0, leaf), moved)
     renew, table = algorithm.local.refined, held.table
-    if renew is not keep_state:
+    if renew is not None:
         take = lambda leaf: jnp.take(leaf, held.row, axis=0, mode="clip")
         rows = jax.vmap(renew)(jax.tree.map(take, table), refined.params)
         table = put(table, held.row, steps > 0, rows)

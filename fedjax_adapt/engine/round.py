@@ -25,7 +25,6 @@ from ..core import (
     RoundView,
     State,
     Task,
-    accept,
     cross_entropy,
     logits_of,
     precise,
@@ -162,7 +161,7 @@ class Round:
         """
         algorithm, plan = self.step.algorithm, self.step.plan
         if plan.rounds is None:
-            if algorithm.local.check is not accept and not check.is_tracer(done):
+            if algorithm.local.check is not None and not check.is_tracer(done):
                 check_rule(algorithm, self.data, plan, int(done) + more)
             numbers = {**self.numbers, "rounds": done + more}
             return replace(self, numbers=numbers)
@@ -297,8 +296,9 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
         measured=measured,
         step_seconds=step_seconds(plan.clock, cohort),
     )
-    policy = algorithm.policy.update(state.policy, cohort, walked.runs, outcome)
-
+    policy = state.policy
+    if algorithm.policy.update is not None:
+        policy = algorithm.policy.update(policy, cohort, walked.runs, outcome)
     report = algorithm.policy.report(policy, asked, seen)  # of all it decided about
     report = jax.tree.map(lambda leaf: leaf[rows] if jnp.ndim(leaf) else leaf, report)
     clients = take_back(plan, num_devices, state.clients, ids, moved.clients)

@@ -16,12 +16,10 @@ from ..core import (
     ServerRule,
     Task,
     Upload,
-    add_delta,
-    as_measured,
     as_refinement,
-    keep_state,
     precise,
-    unchanged,
+    sent_by,
+    updated,
 )
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
@@ -103,8 +101,9 @@ def _once(parts: tuple, size: int, data: FederatedDataset, key: Any) -> None:
     measured = ()
     if policy.measure is not None:
         measured = policy.measure(*view(before.params, jnp.int32(0)))
-        if policy.digest is not as_measured:
-            pooled = policy.pool(cohort, all_of(measured))
+        if policy.digest is not None:
+            every_one = all_of(measured)
+            pooled = () if policy.pool is None else policy.pool(cohort, every_one)
             measured = policy.digest(pooled, measured)
         measured = all_of(measured)
     if policy.measure_steps is not None:
@@ -120,17 +119,19 @@ def _once(parts: tuple, size: int, data: FederatedDataset, key: Any) -> None:
     progress = advance(setup, progress, *view(before.params, jnp.int32(0)))
     run = finished(setup, broadcast, one, progress)
     upload, client = local.finish(run)
-    if server.update is add_delta:
+    if server.update is None:
         check.same_kind(
             f"LocalRule.finish ({name_of(local.finish)})", "Upload.delta", upload.delta,
             params, "Task.init",
         )  # fmt: skip
-    sent, told = policy.send(run), refine.send(run)
+    sent, told = sent_by(policy, run), sent_by(refine, run)
     combined = _combined(server, every(upload._replace(info=())), cohort)
-    update = guarded("ServerRule.update", server.update, returned.params_and_extra)
-    new, extra = update(params, extra, combined, cohort)
+    if server.update is not None:
+        update = guarded("ServerRule.update", server.update, returned.params_and_extra)
+        server = server._replace(update=update)
+    new, extra = updated(server, params, extra, combined, cohort)
     server.report(extra, combined, cohort)
-    if local.refined is not keep_state:
+    if local.refined is not None:
         local.refined(client, params)
     if local.personal is not None:
         local.personal(params, client)
@@ -142,7 +143,7 @@ def _once(parts: tuple, size: int, data: FederatedDataset, key: Any) -> None:
         if refine.clients is not None:
             refine.clients(view, key)
         refine_server(algorithm, new, refine_state, view, key)
-    if policy.update is not unchanged:
+    if policy.update is not None:
         outcome = Outcome(
             params, new, extra, combined, setting, sent, jnp.zeros(()), measured,
             None if plan.clock is None else jnp.zeros(size),
@@ -168,7 +169,7 @@ def _combined(server: ServerRule, uploads: Upload, cohort: Any) -> Upload:
                 )
     combine = guarded("ServerRule.combine", server.combine, returned.one_upload)
     combined = combine(uploads, cohort)
-    if server.update is add_delta:
+    if server.update is None:
         one = jax.tree.map(lambda leaf: leaf[0], uploads.delta)
         name = f"ServerRule.combine ({name_of(server.combine)})"
         check.same_kind(name, "Upload.delta", combined.delta, one, "LocalRule.finish")

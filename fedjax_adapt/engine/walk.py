@@ -22,9 +22,8 @@ from ..core import (
     PyTree,
     Refinement,
     Upload,
-    as_measured,
     as_refinement,
-    unchanged,
+    sent_by,
     uniformly,
     weighted_sums,
 )
@@ -82,15 +81,15 @@ def train_cohort(
     combine = algorithm.server.combine
     refine = as_refinement(algorithm.refine) or Refinement()
     streams = isinstance(combine, Mean)
-    keep_runs = algorithm.refine is not None or algorithm.policy.update is not unchanged
+    keep_runs = algorithm.refine is not None or algorithm.policy.update is not None
     weights = (combine.weights(cohort) if streams else (), uniformly(cohort))
     dealt = deal(setup, cohort, held, key, weights)
 
     def left_by(run: LocalRun, clipped: Array) -> _Result:
         upload, new = algorithm.local.finish(run)
-        sent = algorithm.policy.send(run)
+        sent = sent_by(algorithm.policy, run)
         kept = kept_of(run) if keep_runs else ()
-        told = refine.send(run)
+        told = sent_by(refine, run)
         return _Result(upload, new, run.loss, clipped, kept, sent, told)
 
     def summed(result: _Result) -> tuple[Upload | tuple[()], PyTree]:
@@ -231,7 +230,7 @@ def measure_cohort(
 def digest_cohort(setup: Setup, cohort: Cohort, measured: PyTree) -> PyTree:
     """What each client's measurement says beside everybody's, [cohort, ...]."""
     policy, size = setup.algorithm.policy, cohort.ids.shape[0]
-    if policy.digest is as_measured:
+    if policy.digest is None:
         return measured
     num_devices = num_devices_of(setup.plan, setup.data)
     num_lanes = int(setup.plan.lanes)
@@ -244,6 +243,6 @@ def digest_cohort(setup: Setup, cohort: Cohort, measured: PyTree) -> PyTree:
         digest = lanes.each(partial(policy.digest, pooled), num_lanes)
         return (), lanes.fold(digest, keep, (), slots, num_lanes)[1], own
 
-    pooled = policy.pool(cohort, measured)
+    pooled = () if policy.pool is None else policy.pool(cohort, measured)
     _, found, _ = mesh.spread(walk, pooled, slots, (), num_devices)
     return jax.tree.map(lambda leaf: leaf[:size], found)

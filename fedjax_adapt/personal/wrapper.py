@@ -20,13 +20,12 @@ from ..core import (
     ServerExtra,
     Traffic,
     Upload,
-    add_delta,
+    adds_mean,
     as_refinement,
-    at_broadcast,
-    keep,
     model_bytes,
     traffic_for,
     update_refined,
+    updated,
 )
 from ..errors import SettingError
 from ..wrap import seeing
@@ -66,7 +65,7 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
         'with_personal(algorithm, personal="out")', algorithm=(algorithm, Algorithm)
     )
     parts_of(personal)
-    if algorithm.local.start is not at_broadcast:
+    if algorithm.local.start is not None:
         raise SettingError(
             "with_personal got an algorithm whose clients start elsewhere than at the "
             'broadcast; give all personal parameters at once, as in ("hidden/1", "out").'
@@ -98,10 +97,10 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
     def start(view: LocalView) -> Params:
         return with_own(view.client.own, view.params)
 
-    def added(change: Callable) -> Callable:
+    def added(change: Callable | None) -> Callable | None:
         """What a rule adds to gradients, to those of shared parameters alone."""
-        if change is keep:
-            return keep
+        if change is None:
+            return None
         return lambda grads, view: shared(change(grads, view), grads)
 
     def finish(run: LocalRun) -> tuple[Upload, Kept]:
@@ -111,7 +110,8 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
         return upload, Kept(state, taken(mine(run.params), run.params))
 
     def refined_client(client: Kept, params: Params) -> Kept:
-        kept = rule.refined(client.inner, params)
+        kept = client.inner
+        kept = kept if rule.refined is None else rule.refined(kept, params)
         return Kept(kept, taken(mine(params), params))
 
     def model(params: Params, client: Kept) -> Params:
@@ -127,7 +127,7 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
     def update(
         params: Params, extra: ServerExtra, upload: Upload, cohort: Cohort
     ) -> tuple[Params, ServerExtra]:
-        new, extra = server.update(params, extra, upload, cohort)
+        new, extra = updated(server, params, extra, upload, cohort)
         return shared(new, params), extra
 
     def refined(
@@ -153,7 +153,7 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
         ),
         server=server._replace(
             update=update,
-            adds_mean=server.adds_mean or server.update is add_delta,
+            adds_mean=adds_mean(server),
             refined=refined,
         ),
         refine=_refining_shared(as_refinement(inner.refine), shared),

@@ -22,7 +22,7 @@ from fedjax_adapt.algorithms import (
     moon,
     scaffold,
 )
-from fedjax_adapt.core import keep_state, model_weights, public_examples
+from fedjax_adapt.core import model_weights, public_examples
 from fedjax_adapt.costs import traffic_of
 from fedjax_adapt.engine.refine import settled
 
@@ -316,4 +316,4 @@ def test_the_refinement_of_an_algorithm_goes_with_another_base():
 def test_rules_that_keep_no_model_need_no_new_row():
     keeps = {n for n, c in ALGORITHMS.items() if n == "moon"}
     for name in ("fedavg", "scaffold", "feddyn", "moon"):
-        assert (ALGORITHMS[name]().local.refined is keep_state) == (name not in keeps)
+        assert (ALGORITHMS[name]().local.refined is None) == (name not in keeps)

@@ -16,8 +16,7 @@ from ...core import (
     ClientState,
     Info,
     Params,
-    add_delta,
-    keep_state,
+    adds_mean,
     update_refined,
     weighted_loss,
 )
@@ -86,8 +85,11 @@ def remembering(base: Algorithm) -> Algorithm:
         upload, state = inner.local.finish(run)
         return upload, Remembered(state, run.params)
 
+    renew = base.local.refined
+
     def refined_client(state, params):  # what AFL compares with is the local model
-        return state._replace(inner=base.local.refined(state.inner, params))
+        assert renew is not None
+        return state._replace(inner=renew(state.inner, params))
 
     def refined(params, extra, upload, cohort, shift):
         new = update_refined(base.server, params, extra, upload, cohort, shift)
@@ -97,13 +99,12 @@ def remembering(base: Algorithm) -> Algorithm:
     def update(params, extra, upload, cohort):
         return refined(params, extra, upload, cohort, None)
 
-    renews = base.local.refined is not keep_state
-    adds = base.server.adds_mean or base.server.update is add_delta
+    adds = adds_mean(base.server)
     return inner._replace(
         local=inner.local._replace(
             init=init,
             finish=finish,
-            refined=refined_client if renews else keep_state,
+            refined=renew and refined_client,
         ),
         server=base.server._replace(update=update, adds_mean=adds, refined=refined),
     )
