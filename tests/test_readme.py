@@ -5,7 +5,9 @@ import io
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from helpers import benchmark
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
@@ -47,16 +49,43 @@ def test_the_readme_is_short():
     assert len(lines) <= 150 and max(map(len, lines)) <= 100
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *GUIDES], ids=lambda p: p.name)
+PAGES = [ROOT / "README.md", *GUIDES, *sorted((ROOT / "benchmarks").glob("*.md"))]
+
+
+def anchors(page):
+    """What headings of a page are called in links, as GitHub makes it."""
+    for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE):
+        yield re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_and_links_exist(page):
-    for path in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-        assert (page.parent / path).exists(), path
+    for path, anchor in re.findall(
+        r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text()
+    ):
+        there = page.parent / path if path else page
+        assert there.exists(), path
+        if anchor:
+            assert anchor in anchors(there), f"{path}#{anchor}"
+
+
+def test_current_figures_are_on_one_page_of_200_lines():
+    assert len((ROOT / "benchmarks" / "README.md").read_text().splitlines()) <= 200
 
 
 def test_the_readme_links_to_every_guide():
     assert {f"docs/{page.name}" for page in GUIDES if page.name != "tried.md"} <= {
         *re.findall(r"\]\(([^)#]+)\)", README)
     }
+
+
+def test_the_picture_of_step_counts_is_of_a_run(monkeypatch):
+    script = benchmark("step_counts")
+    monkeypatch.setattr(script, "ROUNDS", 3)
+    steps = script.step_counts()
+    assert steps.shape == (3, 10) and len(np.unique(steps[-1])) > 3
+    # the budget is that of 20 steps for everyone
+    np.testing.assert_allclose(steps.mean(1), 20, atol=1)
 
 
 def test_a_table_of_your_own_becomes_clients():
