@@ -49,6 +49,7 @@ class AdaCommState(NamedTuple):
 
 def adacomm(
     initial_steps: int = 100,
+    *,
     fix: bool = True,
     trigger: Trigger = "tau_not_smaller",
     gamma: float = 0.5,
@@ -77,14 +78,22 @@ def adacomm(
       base: any algorithm; none: FedAvg.
     """
     policy = adacomm_steps(
-        initial_steps, fix, trigger, gamma, every_rounds, every_seconds, start,
-        max_steps, lr_coupling,
-    )  # fmt: skip
+        initial_steps,
+        fix=fix,
+        trigger=trigger,
+        gamma=gamma,
+        every_rounds=every_rounds,
+        every_seconds=every_seconds,
+        start=start,
+        max_steps=max_steps,
+        lr_coupling=lr_coupling,
+    )
     return with_steps(as_base(base), policy)
 
 
 def adacomm_steps(
     initial_steps: int = 100,
+    *,
     fix: bool = True,
     trigger: Trigger = "tau_not_smaller",
     gamma: float = 0.5,

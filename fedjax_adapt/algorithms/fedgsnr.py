@@ -92,6 +92,7 @@ class Ratios(NamedTuple):
 
 def gsnr_steps(
     num_steps: int = 20,
+    *,
     budget: Literal["matched", "raw"] = "matched",
     rounding: Literal["nearest", "stochastic"] = "nearest",
     probe: Literal["corrected", "plain"] = "corrected",
@@ -238,6 +239,7 @@ def ratios(all_: Everybody, own: Measured) -> Ratios:
 
 def fedgsnr(
     num_steps: int = 20,
+    *,
     budget: Literal["matched", "raw"] = "matched",
     base: Algorithm | None = None,
     rounding: Literal["nearest", "stochastic"] = "nearest",
@@ -267,14 +269,14 @@ def fedgsnr(
     """
     policy = gsnr_steps(
         num_steps,
-        budget,
-        rounding,
-        probe,
-        weights,
-        interpolation,
-        max_steps,
-        probe_batches,
-        micro_batch,
+        budget=budget,
+        rounding=rounding,
+        probe=probe,
+        weights=weights,
+        interpolation=interpolation,
+        max_steps=max_steps,
+        probe_batches=probe_batches,
+        micro_batch=micro_batch,
     )
     return with_steps(as_base(base), policy)
 

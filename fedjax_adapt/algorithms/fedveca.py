@@ -81,6 +81,7 @@ class VecaState(NamedTuple):
 
 def veca_steps(
     alpha: float = 0.95,
+    *,
     max_steps: int = 50,
     initial_steps: int = 2,
     full_gradient: bool = False,
@@ -224,6 +225,7 @@ def veca_steps(
 
 def fedveca(
     alpha: float = 0.95,
+    *,
     max_steps: int = 50,
     initial_steps: int = 2,
     accept: Literal["off", "local", "global"] = "off",
@@ -251,7 +253,12 @@ def fedveca(
         `full_gradient` with one that adds to the loss.
     """
     check.one_of("accept", accept, ACCEPT)
-    policy = veca_steps(alpha, max_steps, initial_steps, full_gradient)
+    policy = veca_steps(
+        alpha,
+        max_steps=max_steps,
+        initial_steps=initial_steps,
+        full_gradient=full_gradient,
+    )
     if base is not None:
         if accept != "off":
             raise SettingError(

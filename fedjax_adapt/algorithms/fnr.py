@@ -76,6 +76,7 @@ BLOCK = 500  # public examples evaluated at once; bounds memory, changes no resu
 
 def fnr(
     variant: Literal["sq", "literal", "linear"] = "sq",
+    *,
     fraction: float = 0.5,
     epochs: int = 5,
     weight: float = 0.1,
@@ -117,14 +118,24 @@ def fnr(
             "a base without one."
         )
     refinement = fnr_refinement(
-        variant, fraction, epochs, weight, delta_set, upload, lr, momentum, batch_size,
-        shuffle, augment,
-    )  # fmt: skip
+        variant,
+        fraction=fraction,
+        epochs=epochs,
+        weight=weight,
+        delta_set=delta_set,
+        upload=upload,
+        lr=lr,
+        momentum=momentum,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        augment=augment,
+    )
     return with_refinement(base, refinement)
 
 
 def fnr_refinement(
     variant: Literal["sq", "literal", "linear"] = "sq",
+    *,
     fraction: float = 0.5,
     epochs: int = 5,
     weight: float = 0.1,
@@ -147,7 +158,13 @@ def fnr_refinement(
     check.nonnegative("weight", weight)
     check.one_of("delta_set", delta_set, ("paper", "code"))
     check.one_of("upload", upload, ("delayed", "twice"))
-    sgd = SGD(lr, momentum, batch_size, shuffle, augment).checked()
+    sgd = SGD(
+        lr=lr,
+        momentum=momentum,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        augment=augment,
+    ).checked()
 
     def clients(view, key):
         cohort, models = view.cohort, view.runs.params

@@ -72,6 +72,7 @@ class GiftState(NamedTuple):
 
 def gift(
     initial_steps: int = 100,
+    *,
     theta: float = 0.9,
     gamma: float = 2.0,
     detector: Detector = "patience",
@@ -113,14 +114,27 @@ def gift(
     if base is None:
         base = Algorithm(server=ServerRule(combine=mean(uniformly)))
     policy = gift_steps(
-        initial_steps, theta, gamma, detector, reduce, rounding, reset_ema, window,
-        grow_window, warmup, relax, relax_after, relax_by, max_steps,
-    )  # fmt: skip
+        initial_steps,
+        theta=theta,
+        gamma=gamma,
+        detector=detector,
+        reduce=reduce,
+        rounding=rounding,
+        reset_ema=reset_ema,
+        window=window,
+        grow_window=grow_window,
+        warmup=warmup,
+        relax=relax,
+        relax_after=relax_after,
+        relax_by=relax_by,
+        max_steps=max_steps,
+    )
     return with_steps(base, policy)
 
 
 def gift_steps(
     initial_steps: int = 100,
+    *,
     theta: float = 0.9,
     gamma: float = 2.0,
     detector: Detector = "patience",

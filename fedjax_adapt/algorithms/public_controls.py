@@ -72,7 +72,13 @@ def fedavg_pubft(
             "fedavg_pubft refines the server's model but its base already has a "
             "refinement; give a base without one."
         )
-    sgd = SGD(lr, momentum, batch_size, shuffle, augment)
+    sgd = SGD(
+        lr=lr,
+        momentum=momentum,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        augment=augment,
+    )
     return with_refinement(base, _at_the_server("fedavg_pubft", fraction, epochs, sgd))
 
 
@@ -109,7 +115,13 @@ def public_only(
         del upload, cohort
         return params, extra
 
-    sgd = SGD(lr, momentum, batch_size, shuffle, augment)
+    sgd = SGD(
+        lr=lr,
+        momentum=momentum,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        augment=augment,
+    )
     return Algorithm(
         local=LocalRule(objective=objective, finish=finish, traffic=Traffic()),
         server=ServerRule(update=update),

@@ -60,9 +60,16 @@ def test_fixed_tau_is_the_first_minimiser_of_g():
     more = [fixed(2.0, delta, 5.0, phi=0.025, **COSTS) for delta in (0.1, 1.0, 10.0)]
     assert 100 > more[0] > more[1] > more[2] >= 1
     traced = jax.vmap(
-        lambda delta: afl_fixed(2.0, delta, 5.0, 40.0, 0.1, 0.025, C, B).mean_steps(
-            jnp.int32(1)
-        )
+        lambda delta: afl_fixed(
+            2.0,
+            delta,
+            5.0,
+            40.0,
+            lr=0.1,
+            phi=0.025,
+            step_seconds=C,
+            aggregation_seconds=B,
+        ).mean_steps(jnp.int32(1))
     )(jnp.array([0.1, 1.0, 10.0]))
     assert traced.tolist() == more
 
@@ -164,7 +171,7 @@ def test_the_controller_follows_the_numpy_oracle_to_the_end(
 ):
     data, optima = quadratics()
     rounds = 30
-    algorithm = afl(BUDGET, PHI, hold, **given, max_steps=max_steps)
+    algorithm = afl(BUDGET, phi=PHI, hold=hold, **given, max_steps=max_steps)
     begin, state, infos = run(algorithm, data, rounds, clock)
     costs = by_clock if clock else lambda tau: (C, B, C * tau + B)
     w = np.asarray(begin.params)
@@ -189,7 +196,7 @@ def test_the_controller_follows_the_numpy_oracle_to_the_end(
 @pytest.mark.slow
 def test_what_is_given_is_believed_and_the_budget_is_spent_by_the_clock(x64):
     data, _ = quadratics()
-    _, state, infos = run(afl(BUDGET, PHI, **COSTS), data, 40, CLOCK)
+    _, state, infos = run(afl(BUDGET, phi=PHI, **COSTS), data, 40, CLOCK)
     spent = np.cumsum(infos.seconds)
     np.testing.assert_allclose(infos.policy["spent"], spent)
     assert (infos.policy["step_seconds"] == C).all()
@@ -206,7 +213,7 @@ def test_a_budget_that_one_round_exceeds_is_refused_once_no_clock_is_known(task,
 
 def test_identical_clients_diverge_nowhere_and_tau_grows_tenfold(x64):
     data, _ = quadratics(identical=True)
-    algorithm = afl(1e6, PHI, **COSTS)
+    algorithm = afl(1e6, phi=PHI, **COSTS)
     _, state, infos = run(algorithm, data, 5)
     assert infos.num_steps[:, 0].tolist() == [1, 1, 10, 100, 100]
     assert infos.cut[:, 0].tolist() == [0, 0, 0, 0, 900]  # of ten times 100
@@ -229,7 +236,7 @@ def test_a_trial_gives_the_constants_of_the_fixed_tau(x64):
 
 def test_what_is_not_finite_never_reaches_tau_or_the_model(x64):
     data, _ = quadratics()
-    algorithm = afl(BUDGET, PHI, **COSTS)
+    algorithm = afl(BUDGET, phi=PHI, **COSTS)
     plan = Plan(batch_size=None, lr=LR)
     round_fn, state = start(algorithm, quadratic_task(jnp.float64), data, plan)
     step = jax.jit(round_fn)

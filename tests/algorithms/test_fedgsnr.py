@@ -190,7 +190,7 @@ def test_two_clients_of_the_specification():
     two = measured_of([[1.0], [3.0]], [[0.0], [0.0]])
     close(ratios(cohort_of((5, 5)), two).optimal, jnp.array([2, 2 / 3]))
     assert steps_of(fa.gsnr_steps(4), two, (5, 5)).tolist() == [6, 2]
-    assert steps_of(fa.gsnr_steps(4, "raw"), two, (5, 5)).tolist() == [8, 3]
+    assert steps_of(fa.gsnr_steps(4, budget="raw"), two, (5, 5)).tolist() == [8, 3]
     half = fa.gsnr_steps(4, interpolation=0.5)
     assert steps_of(half, two, (5, 5)).tolist() == [5, 3]
     # data weights move mu_g to 1.5 and var_g to .75, and uniform ones do not
@@ -374,7 +374,10 @@ def test_a_model_s_ratios_are_the_oracle_s_on_devices_and_in_lanes(
 
 def test_stochastic_rounding_has_the_right_mean():
     two = measured_of([[1.0], [3.0]], [[0.0], [0.0]])
-    policy, cohort = fa.gsnr_steps(4, "raw", "stochastic"), cohort_of((5, 5))
+    policy, cohort = (
+        fa.gsnr_steps(4, budget="raw", rounding="stochastic"),
+        cohort_of((5, 5)),
+    )
     found = ratios(cohort, two)
     draws = jax.random.uniform(jax.random.key(0), (4000, 2))
     steps = jax.vmap(lambda draw: policy.steps((), cohort, found._replace(draw=draw)))(
@@ -431,12 +434,12 @@ def test_a_measurement_that_is_not_finite_reaches_nobody(task):
     clients[2][0][0] = 1e30  # whose gradient's square no float32 holds
     data = fa.FederatedDataset.from_clients(clients, num_classes=3)
     plan = fa.Plan(batch_size=4, lr=0.2, shuffle="none")
-    round_fn, state = start(fedgsnr(5, "raw"), task, data, plan)
+    round_fn, state = start(fedgsnr(5, budget="raw"), task, data, plan)
     _, info = jax.jit(round_fn)(state, keys(1)[0])
     assert info.policy["nonfinite"] == 1 and info.num_steps[2] == 5
     others = [*clients[:2], *clients[3:]]
     data = fa.FederatedDataset.from_clients(others, num_classes=3)
-    round_fn, state = start(fedgsnr(5, "raw"), task, data, plan)
+    round_fn, state = start(fedgsnr(5, budget="raw"), task, data, plan)
     _, without = jax.jit(round_fn)(state, keys(1)[0])
     close(np.delete(info.policy["gsnr"], 2), without.policy["gsnr"], rtol=1e-4)
     assert info.policy["gsnr"][2] == 0

@@ -132,7 +132,7 @@ def test_follows_the_numpy_oracle_on_mini_batches(x64, accept, full):
     def gradient(i, w, step):
         return oracle.gradient(w, *batch(i, step)) + wd * w
 
-    algorithm = fedveca(0.9, 7, accept=accept, full_gradient=full)
+    algorithm = fedveca(0.9, max_steps=7, accept=accept, full_gradient=full)
     data = make_data(dtype=np.float64)
     round_fn, state = start(algorithm, make_task(jnp.float64), data, plan)
     lr = lambda k: 0.5 * 0.9**k
@@ -243,7 +243,10 @@ def test_at_alpha_zero_it_is_its_base_with_two_steps(task, data, base):
 @pytest.mark.slow
 def test_on_fednova_it_is_what_it_is_without_a_base(task, data):
     ends = []
-    for algorithm in (fedveca(0.9, 7), fedveca(0.9, 7, base=fednova())):
+    for algorithm in (
+        fedveca(0.9, max_steps=7),
+        fedveca(0.9, max_steps=7, base=fednova()),
+    ):
         round_fn, state = start(algorithm, task, data)
         ends.append(train(round_fn, state, keys(6)))
     (alone, infos), (based, other_infos) = ends
@@ -264,7 +267,7 @@ def test_with_one_batch_the_full_gradient_is_the_first_on_scaffold_too(task, dat
     plan = Plan(cohort_size=3, batch_size=None, lr=0.3, weight_decay=0.1)
     ends = []
     for full in (False, True):
-        algorithm = fedveca(0.9, 7, full_gradient=full, base=scaffold())
+        algorithm = fedveca(0.9, max_steps=7, full_gradient=full, base=scaffold())
         round_fn, state = start(algorithm, task, data, plan)
         ends.append(train(round_fn, state, keys(4)))
     close(*ends, rtol=1e-4, atol=1e-5)
@@ -286,7 +289,7 @@ def test_a_policy_that_keeps_two_steps_is_its_base_to_the_bit(task, data):
 @pytest.mark.parametrize("base", [scaffold, fednova, fedavg], ids=lambda b: b.__name__)
 def test_it_gives_any_base_unequal_steps(task, data, base):
     plan = Plan(participation=bernoulli(0.6), batch_size=4)
-    algorithm = with_steps(base(), veca_steps(0.9, 7))
+    algorithm = with_steps(base(), veca_steps(0.9, max_steps=7))
     round_fn, state = start(algorithm, task, data, plan)
     state, infos = train(round_fn, state, keys(8))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
@@ -300,7 +303,7 @@ def test_it_gives_any_base_unequal_steps(task, data, base):
 def test_with_acceptance_the_loss_to_beat_never_rises_and_tau_moves_on(x64, accept):
     optima, data = quadratics(CURVATURES, (2, 6, 4, 8))
     plan = Plan(batch_size=None, lr=1.5, lanes=2)  # too far for some rounds
-    algorithm = fedveca(0.9, 12, accept=accept)
+    algorithm = fedveca(0.9, max_steps=12, accept=accept)
     round_fn, state = start(algorithm, quadratic_task(jnp.float64), data, plan)
     step, accepted, moved_on = jax.jit(round_fn), [], 0
     for key in keys(10):
@@ -386,7 +389,7 @@ MEASURED = st.sampled_from([0.0, np.nan, np.inf, 1e30]) | st.floats(0.125, 10, w
 
 
 def test_tau_stays_in_its_bounds_whatever_is_measured():
-    policy = veca_steps(0.95, 30)
+    policy = veca_steps(0.95, max_steps=30)
     state = known_state(policy)
     update = _told(policy)
     steps = np.full(NUM_CLIENTS, 3)
@@ -425,7 +428,7 @@ def test_a_measurement_that_is_not_finite_keeps_tau_and_is_counted():
 
 
 def test_a_client_whose_gradient_does_not_change_takes_the_most_steps():
-    policy = veca_steps(0.9, 30)
+    policy = veca_steps(0.9, max_steps=30)
     after = told(policy, known_state(policy), [1, 0, 2], [1, 1, 0])
     np.testing.assert_array_equal(after.tau[:3], [2, 30, 30])
 
@@ -466,7 +469,7 @@ def test_from_one_step_on_it_begins_to_measure(task, data):
 def test_a_loss_without_curvature_gives_everyone_the_most_steps():
     """beta is 0: the gradient is the same wherever the client stands."""
     plan = Plan(batch_size=None, lr=0.5)
-    round_fn, state = start(fedveca(0.9, 6), linear_task(), make_data(), plan)
+    round_fn, state = start(fedveca(0.9, max_steps=6), linear_task(), make_data(), plan)
     _, infos = train(round_fn, state, keys(4))
     np.testing.assert_array_equal(infos.num_steps[:, 0], [2, 2, 6, 6])
 

@@ -38,6 +38,7 @@ __all__ = ["afl", "afl_best", "afl_constants", "afl_fixed", "afl_online"]
 
 def afl(
     budget: float | None = None,
+    *,
     phi: float = 5e-5,
     hold: float = 0.0,
     step_seconds: float | None = None,
@@ -92,9 +93,25 @@ def afl(
             )
         c = STEP_SECONDS if step_seconds is None else step_seconds
         b = AGGREGATION_SECONDS if aggregation_seconds is None else aggregation_seconds
-        fixed = afl_fixed(beta, delta, rho, budget, lr, phi, c, b, max_steps)
+        fixed = afl_fixed(
+            beta=beta,
+            delta=delta,
+            rho=rho,
+            budget=budget,
+            lr=lr,
+            phi=phi,
+            step_seconds=c,
+            aggregation_seconds=b,
+            max_steps=max_steps,
+        )
         return with_steps(as_base(base), fixed)
     policy = afl_online(
-        budget, phi, hold, step_seconds, aggregation_seconds, max_steps, trial_steps
+        budget=budget,
+        phi=phi,
+        hold=hold,
+        step_seconds=step_seconds,
+        aggregation_seconds=aggregation_seconds,
+        max_steps=max_steps,
+        trial_steps=trial_steps,
     )
     return with_steps(remembering(as_base(base)), policy)

@@ -20,6 +20,7 @@ def afl_fixed(
     delta: float,
     rho: float,
     budget: float | None = None,
+    *,
     lr: float = 0.01,
     phi: float = 5e-5,
     step_seconds: float = STEP_SECONDS,

@@ -49,6 +49,7 @@ class AflState(NamedTuple):
 
 def afl_online(
     budget: float | None = None,
+    *,
     phi: float = 5e-5,
     hold: float = 0.0,
     step_seconds: float | None = None,
