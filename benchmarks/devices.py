@@ -46,8 +46,8 @@ from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.core import Algorithm, Params
 from fedjax_adapt.costs import messages, traffic_of
 from fedjax_adapt.engine import mesh
+from fedjax_adapt.engine.client_store.exchange import plan_exchange
 from fedjax_adapt.engine.lanes import num_bytes
-from fedjax_adapt.engine.tables import route
 
 RESULTS = Path(__file__).with_name("results")
 METHODS = ("fedavg", "scaffold")
@@ -104,7 +104,9 @@ def blocks(num_clients: int, cohort_size: int, num_devices: int) -> float:
     def most(ids):
         owner = jnp.minimum(ids // num_rows, num_devices)
         order, _ = mesh.assign(steps, owner, num_devices, swaps=0)
-        _, passed = route(ids[order], steps[order] > 0, num_rows, num_devices, swaps=0)
+        _, passed = plan_exchange(
+            ids[order], steps[order] > 0, num_rows, num_devices, swaps=0
+        )
         return 0 if passed is None else passed.blocks
 
     rng = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from readings import Ready
 
 import fedjax_adapt as fa
-from fedjax_adapt.engine.device import placed
+from fedjax_adapt.engine.client_store import DEVICE
 from fedjax_adapt.engine.lanes import compiler_options
 from fedjax_adapt.engine.slots import num_devices_of
 
@@ -39,7 +39,7 @@ def one_round(
     state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
     if params is not None:  # which is given away with the state, so it is copied
         state = state._replace(params=jax.tree.map(jnp.copy, params))
-    state = placed(state, num_devices)
+    state = DEVICE.place(state, num_devices)
     round_fn = fa.make_round(algorithm, task, data, plan)
     num_lanes = round_fn.num_lanes
     keys = itertools.cycle(list(jax.random.split(jax.random.key(1), KEYS)))

@@ -27,7 +27,7 @@ import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.core import precise
 from fedjax_adapt.engine import memory, mesh, processes, trials
-from fedjax_adapt.engine.home import home_of
+from fedjax_adapt.engine.client_store import store_of
 from fedjax_adapt.experiment import program
 from fedjax_adapt.generators import latent_generator
 
@@ -169,7 +169,7 @@ def build(setting: dict[str, Any]) -> Built:
     )
     if num_devices > 1:
         with platform_is(platform, devices):
-            state = home_of(plan).placed(state, num_devices)
+            state = store_of(plan).place(state, num_devices)
     groups = -(-work.cohort // (round_fn.num_lanes * num_devices))
     built = partial(
         Built,

@@ -25,7 +25,7 @@ import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.core.precision import PRECISIONS
 from fedjax_adapt.engine.allocator import keeps_memory
-from fedjax_adapt.engine.device import placed
+from fedjax_adapt.engine.client_store import DEVICE
 from fedjax_adapt.engine.footprint import footprint
 from fedjax_adapt.engine.lanes import compiler_options
 from fedjax_adapt.engine.slots import num_devices_of
@@ -103,7 +103,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
     # the rounds are given the parameters for good; the clients lie where they should
     rest = state._replace(params=jax.tree.map(jnp.copy, params), clients=())
-    rest = placed(rest, num_devices_of(plan, data))
+    rest = DEVICE.place(rest, num_devices_of(plan, data))
     state = rest._replace(clients=state.clients)
     round_fn = fa.make_round(algorithm, task, data, plan)
     keys = jax.random.split(jax.random.key(1), arguments.warmup + arguments.rounds)

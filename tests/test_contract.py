@@ -15,7 +15,7 @@ import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.algorithms._template import template
 from fedjax_adapt.core import Participation
-from fedjax_adapt.engine import device
+from fedjax_adapt.engine.client_store import device
 from fedjax_adapt.experiment import checkpoint
 
 CONSTRUCTORS = {**ALGORITHMS, "template": template}
@@ -166,7 +166,7 @@ def test_devices_do_not_change_a_round(case, devices):
     before, _ = case.after(1)
     state, infos = case.after(2)
     spread = jax.jit(case.with_plan(devices=devices))
-    begin = device.placed(jax.tree.map(jnp.copy, before), devices)
+    begin = device.place(jax.tree.map(jnp.copy, before), devices)
     other, other_info = spread(begin, keys(2)[1])
     close(other, state)
     close(other_info, infos[1])
@@ -192,7 +192,7 @@ def test_a_checkpoint_gives_back_the_state_to_the_bit(case, tmp_path):
     state, _ = case.after(2)
     checkpoint.save(tmp_path, state, 2)
     for devices in (1, 2):  # wherever it goes on
-        abstract = device.placed(jax.eval_shape(lambda: state), devices)
+        abstract = device.place(jax.eval_shape(lambda: state), devices)
         restored, rounds = checkpoint.restore(tmp_path, abstract)
         assert same(restored, state) and rounds == 2
         again = jax.jit(case.with_plan(devices=devices))(restored, keys(1)[0])

@@ -41,8 +41,8 @@ from ..costs import (
 )
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
-from . import device
 from .batches import batch_size
+from .client_store import DEVICE
 from .cohort import (
     SERVER,
     busy_of,
@@ -73,7 +73,7 @@ from .local import (
 )
 from .refine import public_steps, settled, shown
 from .slots import with_lanes
-from .walk import kept_of
+from .train_cohort import kept_of
 
 
 def debug_round(
@@ -103,7 +103,7 @@ def debug_round(
 
     def slow_round(state, key):
         check_state(algorithm, task, data, plan, state)
-        state = device.moved(state, num_devices=1)
+        state = DEVICE.move(state, 1)
         key_cohort, key_local, key_refine = jax.random.split(key, 3)
         key_train, key_measure = jax.random.split(key_local)
         key_refine_clients, key_refine_server = jax.random.split(key_refine)

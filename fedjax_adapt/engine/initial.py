@@ -10,10 +10,10 @@ from ..core import Algorithm, Array, Key, Origin, Params, Setting, State, Task
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
 from ..plan import Plan
-from . import host, memory
+from . import memory
+from .client_store import host, store_of
 from .cohort import expected_share, num_slots, participation_of
 from .contract import check_parts, named, named_task
-from .home import home_of
 from .refine import init_refinement
 from .slots import num_devices_of
 
@@ -66,9 +66,9 @@ def init_state(
     # a buffer of its own for every leaf, so that the state can be donated
     own = lambda leaf: strongly_typed(jnp.array(leaf), jnp.asarray(leaf))
     state = jax.tree.map(own, state)
-    home = home_of(plan)
-    state = state._replace(clients=home.table_of(client, num_clients, num_devices))
-    return home.placed(state, num_devices)
+    store = store_of(plan)
+    state = state._replace(clients=store.create(client, num_clients, num_devices))
+    return store.place(state, num_devices)
 
 
 def origin_of(algorithm: Algorithm, params: Params) -> Origin:

@@ -1,4 +1,4 @@
-"""How many clients run side by side, and the walk over a cohort in such groups."""
+"""How many clients run side by side, and a loop over a cohort in such groups."""
 
 import functools
 import heapq
@@ -166,7 +166,7 @@ def fold(
     lanes: int,
     begin: Callable = lambda carry, clients: clients,
 ) -> tuple[PyTree, PyTree]:
-    """Walks over a cohort `lanes` clients at a time, summing up as clients end.
+    """Goes through a cohort `lanes` clients at a time, summing up as clients end.
 
     Args:
       train: clients -> their results, all with a leading axis `lanes`.

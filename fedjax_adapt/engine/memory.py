@@ -7,7 +7,8 @@ import jax
 from .. import check
 from ..core import ClientState, PyTree
 from ..errors import SettingError
-from . import device, mesh
+from . import mesh
+from .client_store.device import is_sharded
 from .footprint import Footprint, of_table, readable
 from .liveness import num_bytes
 
@@ -70,11 +71,11 @@ def check_host(client: ClientState, num_clients: int) -> None:
 
 def rows_on_a_device(num_clients: int, num_slots: int, num_devices: int) -> int:
     """How many clients' states a device holds at once, while it trains."""
-    if device.cuts_tables(num_clients, num_devices):
-        own, guests = num_clients // num_devices, -(-num_slots // num_devices)
+    if is_sharded(num_clients, num_devices):
+        own, received = num_clients // num_devices, -(-num_slots // num_devices)
     else:  # a copy of the whole table; all new rows are passed to all devices
-        own, guests = num_clients, num_slots if num_devices > 1 else 0
-    return own + guests
+        own, received = num_clients, num_slots if num_devices > 1 else 0
+    return own + received
 
 
 def check_copy(state: PyTree) -> None:

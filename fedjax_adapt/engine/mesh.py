@@ -3,7 +3,7 @@
 The weighted sums of the devices are added up. The parameters are copied to every device,
 the data to every accelerator (cores read one copy). The client tables are cut up among
 the devices where their number divides the clients, and most clients train where their row
-is; see device.py and tables.py. A client's randomness depends on its id
+is; see client_store/. A client's randomness depends on its id
 alone, so the number of devices changes results by rounding only.
 
 A CPU counts as one device unless `cores_as_devices` was called. Cores that serve one
@@ -218,13 +218,13 @@ def _swapped(num_steps: Array, of_device: Array) -> Array:
     return of_device.at[at].set(jnp.where(jnp.tile(helps, 2), other, now))
 
 
-def spread(
-    walk: Callable, shared: PyTree, slots: PyTree, table: PyTree, num_devices: int
+def run_on_devices(
+    function: Callable, shared: PyTree, slots: PyTree, table: PyTree, num_devices: int
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """`walk(shared, slots, table) -> (sums, kept, table)`, a block of slots per device.
+    """`function(shared, slots, table) -> (sums, kept, table)`, a block of slots per device.
 
     Args:
-      walk: sums up over some slots, keeps something of each, and writes to a table.
+      function: sums up over some slots, keeps something of each, and writes to a table.
       shared: what every device reads.
       slots: leading axis slots, a multiple of `num_devices`.
       table: leading axis rows, cut into a block per device too.
@@ -235,7 +235,7 @@ def spread(
       table.
     """
     if num_devices == 1:
-        return walk(shared, slots, table)
+        return function(shared, slots, table)
     leaves, structure = jax.tree.flatten(shared)
     is_array = [isinstance(leaf, jax.Array) for leaf in leaves]  # else a static number
 
@@ -243,7 +243,7 @@ def spread(
         arrays = iter(arrays)
         pairs = zip(leaves, is_array, strict=True)
         filled = [next(arrays) if varies else leaf for leaf, varies in pairs]
-        sums, kept, table = walk(structure.unflatten(filled), slots, table)
+        sums, kept, table = function(structure.unflatten(filled), slots, table)
         return jax.lax.psum(sums, AXIS), kept, table
 
     every, cut = PartitionSpec(), PartitionSpec(AXIS)

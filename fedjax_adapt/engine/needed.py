@@ -14,8 +14,8 @@ from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from . import memory, processes
 from .batches import batch_size
+from .client_store import store_of
 from .footprint import Footprint, footprint, readable
-from .home import home_of
 from .initial import federation_kinds, init_state
 from .round import make_round
 from .slots import each_of
@@ -47,7 +47,7 @@ def memory_needed(
     round_fn = make_round(algorithm, task, data, plan)
     init = partial(init_state, algorithm, task, data, plan)
     key = jax.random.key(0)
-    state = home_of(plan).placed(jax.eval_shape(init, key), round_fn.num_devices)
+    state = store_of(plan).place(jax.eval_shape(init, key), round_fn.num_devices)
     # the caller's own round may donate its state, and so does this
     step = jax.jit(lambda state, round_fn, key: round_fn(state, key), donate_argnums=0)
     traced = step.trace(state, round_fn, key)

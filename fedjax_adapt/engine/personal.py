@@ -11,9 +11,10 @@ from .. import check
 from ..core import Algorithm, Array, Params, PyTree, State, Task, precise
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
-from . import host, mesh
+from . import mesh
 from .arrays import put
-from .device import cuts_tables
+from .client_store import host
+from .client_store.device import is_sharded
 from .programs import jit_newest
 from .scores import shapes_of
 
@@ -90,7 +91,7 @@ def blocks_of(algorithm: Algorithm, state: State) -> Iterator[tuple[slice, PyTre
         return
     for begin in range(0, leaves[0].shape[0], BLOCK):
         ids = jnp.arange(begin, min(begin + BLOCK, leaves[0].shape[0]))
-        rows = host.borrow(table, ids, len(lies.device_set))
+        rows = host.rows_of(table, ids, len(lies.device_set))
         yield slice(begin, begin + BLOCK), rows
 
 
@@ -163,7 +164,7 @@ def own_means(
         shared = mesh.everywhere(shared, num_devices)
         own = mesh.shown(own, num_devices)
         cut = NamedSharding(mesh.mesh_of(num_devices), PartitionSpec(mesh.AXIS))
-        even = cuts_tables(num_clients, num_devices)
+        even = is_sharded(num_clients, num_devices)
         table = put(table, cut if even else mesh.sharding(num_devices))
     sizes = width, beside, num_devices
     return _own_means(task, score, model_of, sizes, shared, table, own)
@@ -178,7 +179,7 @@ def _own_means(task, score, model_of, sizes, shared, table, own):
     fill = lambda leaf: leaf if len(ids) == num_clients else leaf[ids]
     clients = jax.tree.map(fill, (table, own.index, own.size))
 
-    def walk(given, clients, nothing):
+    def on_device(given, clients, nothing):
         shared, x, y = given
 
         @precise(task)
@@ -205,7 +206,7 @@ def _own_means(task, score, model_of, sizes, shared, table, own):
         return (), found, nothing
 
     given = shared, own.x, own.y
-    _, found, _ = mesh.spread(walk, given, clients, (), num_devices)
+    _, found, _ = mesh.run_on_devices(on_device, given, clients, (), num_devices)
     return mesh.everywhere(
         jax.tree.map(lambda leaf: leaf[:num_clients], found), num_devices
     )

@@ -34,9 +34,9 @@ from ..data.dataset import FederatedDataset
 from ..errors import SettingError
 from ..plan import Plan
 from .batches import batch_size
+from .client_store.exchange import CohortRows, set_rows
 from .cohort import SECONDS, num_slots
 from .contract import check_traffic
-from .tables import Held, put
 
 PUBLIC_STEPS = "public_steps"  # of a report, what `Info.public_steps` counts
 
@@ -121,7 +121,7 @@ def init_refinement(
 
 
 def refine_clients(
-    algorithm: Algorithm, view: RoundView, held: Held, key: Key
+    algorithm: Algorithm, view: RoundView, held: CohortRows, key: Key
 ) -> Shifted:
     """The clients' models refined, and what follows for the server and the table."""
     refine, runs, cohort = as_refinement(algorithm.refine), view.runs, view.cohort
@@ -136,7 +136,7 @@ def refine_clients(
     if renew is not None:
         take = lambda leaf: jnp.take(leaf, held.row, axis=0, mode="clip")
         rows = jax.vmap(renew)(jax.tree.map(take, table), refined.params)
-        table = put(table, held.row, steps > 0, rows)
+        table = set_rows(table, held.row, steps > 0, rows)
     runs = runs._replace(params=refined.params)
     return Shifted(shift, runs, table, steps, refined.report)
 

@@ -8,7 +8,6 @@ only, so the order in which lanes and devices take them cannot change a result.
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -40,8 +39,9 @@ from ..costs import (
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
 from ..plan import NUMBERS, Plan
-from . import device, mesh
+from . import mesh
 from .batches import batch_size
+from .client_store import DEVICE, ClientStore, store_of
 from .cohort import (
     SERVER,
     busy_of,
@@ -57,7 +57,6 @@ from .cohort import (
     unless_idle,
     with_num_steps,
 )
-from .home import home_of, lend, take_back
 from .initial import check_rule, check_state, federation_kinds, strongly_typed
 from .local import Broadcast, Setup, train_loss
 from .numbers import numbers_of
@@ -70,8 +69,8 @@ from .refine import (
 )
 from .slots import num_devices_of, pace_of, with_lanes
 from .steps import Pace
+from .train_cohort import afterwards, digest_cohort, measure_cohort, train_cohort
 from .verify import verify
-from .walk import afterwards, digest_cohort, measure_cohort, train_cohort
 
 
 class Step:
@@ -134,7 +133,7 @@ class Round:
     numbers: dict[str, Any]
     step: Step = field(metadata={"static": True})
     num_devices: int = field(default=1, metadata={"static": True})
-    home: ModuleType = field(default=device, metadata={"static": True})
+    store: ClientStore = field(default=DEVICE, metadata={"static": True})
     num_lanes: int = field(default=1, metadata={"static": True})  # on a device
 
     def __call__(self, state: State, key: Key) -> tuple[State, Info]:
@@ -151,7 +150,7 @@ class Round:
 
         A round called as it is and `train` do so themselves; `jax.jit(round_fn)` cannot.
         """
-        return self.home.moved(state, self.num_devices)
+        return self.store.move(state, self.num_devices)
 
     def for_rounds(self, done: Array, more: int) -> "Round":
         """The round in a run of `done + more` rounds, where the plan does not say.
@@ -197,8 +196,8 @@ def make_round(
     plan = with_lanes(algorithm, task, data, plan)
     pace = pace_of(algorithm, task, data, plan)
     data = mesh.shown(data, num_devices)
-    step, home = Step(algorithm, task, plan, pace), home_of(plan)
-    return Round(data, numbers_of(plan), step, num_devices, home, int(plan.lanes))
+    step, store = Step(algorithm, task, plan, pace), store_of(plan)
+    return Round(data, numbers_of(plan), step, num_devices, store, int(plan.lanes))
 
 
 def _check_outputs(task: Task, data: FederatedDataset) -> None:
@@ -237,7 +236,8 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     setting = setting_of(plan, algorithm.policy, cohort, share)
     cohort = cohort._replace(setting=setting)
     broadcast = Broadcast(state.params, state.server, setting, state.refine)
-    held = lend(plan, num_devices, state.clients, ids)
+    store = store_of(plan)
+    held = store.gather(state.clients, ids, num_devices)
     measured = measure_cohort(setup, broadcast, cohort, held, key_measure)
     measured = digest_cohort(setup, cohort, measured)
     num_steps = algorithm.policy.steps(state.policy, cohort, measured)
@@ -253,20 +253,20 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     cohort = cohort._replace(setting=setting, seconds=times)
 
     broadcast = broadcast._replace(setting=setting)
-    walked = train_cohort(setup, broadcast, cohort, held, key_train)
-    held = held._replace(table=walked.clients)
-    upload = walked.upload
-    if not walked.streams:
+    trained = train_cohort(setup, broadcast, cohort, held, key_train)
+    held = held._replace(table=trained.clients)
+    upload = trained.upload
+    if not trained.streams:
         upload = algorithm.server.combine(upload, cohort)
     view = RoundView(
         task,
         cohort,
-        walked.runs,
+        trained.runs,
         data.public,
         setting,
         data.num_classes,
         int(plan.lanes),
-        walked.told,
+        trained.told,
     )
     moved = refine_clients(algorithm, view, held, key_refine_clients)
     seconds = round_seconds(algorithm, cohort, times)
@@ -291,17 +291,17 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
         server,
         upload,
         setting,
-        sent=walked.sent,
+        sent=trained.sent,
         seconds=seconds,
         measured=measured,
         step_seconds=step_seconds(plan.clock, cohort),
     )
     policy = state.policy
     if algorithm.policy.update is not None:
-        policy = algorithm.policy.update(policy, cohort, walked.runs, outcome)
+        policy = algorithm.policy.update(policy, cohort, trained.runs, outcome)
     report = algorithm.policy.report(policy, asked, seen)  # of all it decided about
     report = jax.tree.map(lambda leaf: leaf[rows] if jnp.ndim(leaf) else leaf, report)
-    clients = take_back(plan, num_devices, state.clients, ids, moved.clients)
+    clients = store.scatter(state.clients, ids, moved.clients, num_devices)
     new = State(params, server, policy, clients, state.round + 1, refine, state.origin)
     bytes_down, bytes_up = round_bytes(
         algorithm, state.params, cohort, asked, moved.steps
@@ -309,11 +309,11 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     info = Info(
         cohort=cohort.ids,
         num_steps=cohort.num_steps,
-        loss=walked.loss,
-        clipped=walked.clipped,
+        loss=trained.loss,
+        clipped=trained.clipped,
         num_active=cohort.num_active,
         delta_norm=optax.tree.norm(optax.tree.sub(params, state.params)),
-        clients=mask_idle(cohort, walked.info),
+        clients=mask_idle(cohort, trained.info),
         policy=mask_absent(cohort, report),
         cut=cut,
         seconds=seconds,
@@ -325,5 +325,5 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     )
     check.same_kind("the round", "the state", new, state, "init_state")
     new = jax.tree.map(strongly_typed, new, state)
-    placed = home_of(plan).placed(new, num_devices)
+    placed = store.place(new, num_devices)
     return placed, mesh.readable(info, num_devices)

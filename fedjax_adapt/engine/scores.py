@@ -128,7 +128,7 @@ def _scores(task, width, num_devices, params, x, y):
 
     task = named_task(task)  # what a model raises is one sentence
 
-    def walk(shared, rows, table):
+    def on_device(shared, rows, table):
         params, x, y = shared
 
         @precise(task)
@@ -144,7 +144,7 @@ def _scores(task, width, num_devices, params, x, y):
 
         return (), jax.lax.map(block, rows), table
 
-    _, scored, _ = mesh.spread(walk, (params, x, y), rows, (), num_devices)
+    _, scored, _ = mesh.run_on_devices(on_device, (params, x, y), rows, (), num_devices)
     whole = lambda leaf: leaf.reshape(blocks * width, *leaf.shape[2:])[:n]
     scored = jax.tree.map(whole, scored)
     return mesh.everywhere(scored, num_devices)

@@ -12,33 +12,41 @@ import jax.numpy as jnp
 from ..core import Algorithm, Array, Cohort, Key, PyTree, Task
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
-from . import device, lanes, mesh, processes
+from . import lanes, mesh, processes
 from .batches import batch_size
+from .client_store.exchange import (
+    CohortRows,
+    DeviceRows,
+    Exchange,
+    RowIndex,
+    num_rows_of,
+    plan_exchange,
+    read,
+)
 from .cohort import num_slots
 from .forecast import cohort_steps, fixed_steps
 from .local import Client, Setup
 from .steps import Pace
-from .tables import Held, Route, Seat, Tables, num_rows_of, read, route
 
 
 class Slot(NamedTuple):
-    """One slot of the cohort, as the walk takes it."""
+    """One slot of the cohort."""
 
     client: Client  # its state still lies in the table
     weight: PyTree  # of what is summed up as clients end
-    seat: Seat
+    index: RowIndex
 
 
-class Dealt(NamedTuple):
+class Assignment(NamedTuple):
     """All slots, in the order in which lanes and devices take them."""
 
     slots: Slot
-    route: Route | None  # None: every slot finds its row where it is served
+    exchange: Exchange | None  # None: every slot finds its row on its own device
     back: Array | None  # where the clients of the cohort are among the slots
     cohort_size: int
     num_lanes: int
     num_devices: int
-    at_home: bool  # whether a walk writes its part of the table itself
+    in_place: bool  # whether each device writes its part of the table itself
 
     @property
     def each(self) -> int:
@@ -123,15 +131,15 @@ def pace_of(
     return Pace(block=lanes.block_of(steps, int(plan.lanes), each_of(plan, data)))
 
 
-def deal(
+def assign_slots(
     setup: Setup,
     cohort: Cohort,
-    held: Held,
+    held: CohortRows,
     key: Key,
     weights: PyTree = (),
     alike: bool = False,
-) -> Dealt:
-    """The cohort as the walk takes it, the last group of lanes filled with empty slots.
+) -> Assignment:
+    """The cohort by lanes and devices, the last group of lanes filled with empty slots.
 
     Args:
       setup: of the round, its lanes a number.
@@ -150,9 +158,7 @@ def deal(
     ids, num_steps = pad(cohort.ids, num_clients), pad(cohort.num_steps)
     weights = jax.tree.map(pad, weights)
 
-    stateful = bool(jax.tree.leaves(held.table)) and plan.client_memory == "device"
-    cut = stateful and device.cuts_tables(num_clients, num_devices)
-    num_rows = num_clients // num_devices if cut else num_clients
+    num_rows = num_clients // num_devices if held.sharded else num_clients
     row = pad(held.row, num_rows_of(held.table))
     # all do as much, or wait for the longest client, wherever it trains
     alike |= num_lanes == (size + extra) // num_devices
@@ -161,18 +167,19 @@ def deal(
         num_lanes == 1 and jax.default_backend() == "cpu" and may_be_empty(plan, data)
     )
     back, swaps = None, 0 if alike else mesh.SWAPS
-    if num_devices > 1 and (cut or swaps):
+    if num_devices > 1 and (held.sharded or swaps):
         # without an owner of its own a row is wherever the client goes
         nobody = jnp.full_like(ids, num_devices)
-        owner = jnp.minimum(ids // num_rows, nobody) if cut else nobody
+        owner = jnp.minimum(ids // num_rows, nobody) if held.sharded else nobody
         order, back = mesh.assign(num_steps, owner, num_devices, swaps)
         pick = lambda leaf: leaf[order]
         ids, row, num_steps, weights = jax.tree.map(
             pick, (ids, row, num_steps, weights)
         )
-    seat, guests = Seat(row, row), None
-    if cut:
-        seat, guests = route(ids, num_steps > 0, num_rows, num_devices, swaps)
+    index, exchange = RowIndex(row, row), None
+    if held.sharded:
+        active = num_steps > 0
+        index, exchange = plan_exchange(ids, active, num_rows, num_devices, swaps)
     client = Client(
         id=ids,
         state=(),
@@ -180,13 +187,13 @@ def deal(
         # the same key whoever else is in the cohort, and wherever the client runs
         key=jax.vmap(lambda i: jax.random.fold_in(key, i))(ids),
     )
-    slots = Slot(client, weights, seat)
+    slots = Slot(client, weights, index)
     # XLA would share this arithmetic out, and have devices send each other its parts
-    slots, guests, back = mesh.everywhere((slots, guests, back), num_devices)
-    at_home = cut or num_devices == 1
-    return Dealt(slots, guests, back, size, num_lanes, num_devices, at_home)
+    slots, exchange, back = mesh.everywhere((slots, exchange, back), num_devices)
+    in_place = held.sharded or num_devices == 1
+    return Assignment(slots, exchange, back, size, num_lanes, num_devices, in_place)
 
 
-def seated(tables: Tables, slots: Slot) -> Slot:
+def with_states(tables: DeviceRows, slots: Slot) -> Slot:
     """Some slots, their clients given their rows of the table."""
-    return slots._replace(client=slots.client._replace(state=read(tables, slots.seat)))
+    return slots._replace(client=slots.client._replace(state=read(tables, slots.index)))

@@ -48,7 +48,7 @@ from .local import (
     view_of,
 )
 from .refine import init_refinement, refine_server
-from .walk import kept_of
+from .train_cohort import kept_of
 
 
 def verify(

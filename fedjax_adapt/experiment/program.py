@@ -12,10 +12,10 @@ from ..core import Algorithm, Array, Key, Params, RoundFn, State, Task
 from ..data.dataset import FederatedDataset
 from ..engine import mesh
 from ..engine.averages import averages
+from ..engine.client_store import store_of
 from ..engine.cohort import most_steps
 from ..engine.evaluate import by_class, overall, scores
 from ..engine.footprint import Footprint, footprint
-from ..engine.home import home_of
 from ..engine.initial import init_state
 from ..engine.lanes import compiler_options
 from ..engine.memory import check_room
@@ -98,7 +98,7 @@ def compile_program(config: Config, federation: Federation) -> Program:
 def abstract_state(init: Callable[[], State], federation: Federation) -> State:
     """Shapes and dtypes of the state that `init` returns, and where a run has it lie."""
     plan, data = federation.plan, federation.data
-    return home_of(plan).placed(jax.eval_shape(init), num_devices_of(plan, data))
+    return store_of(plan).place(jax.eval_shape(init), num_devices_of(plan, data))
 
 
 def run_keys(seed: int) -> tuple[Key, Key]:

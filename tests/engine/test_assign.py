@@ -12,7 +12,8 @@ from helpers import keys, make_data, make_task, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import scaffold
-from fedjax_adapt.engine import cohort, mesh, slots, tables
+from fedjax_adapt.engine import cohort, mesh, slots
+from fedjax_adapt.engine.client_store import exchange
 from fedjax_adapt.engine.local import Setup
 
 
@@ -63,7 +64,7 @@ def test_every_row_that_moves_has_a_place_on_its_way(monkeypatch, backend):
             ids, steps = jnp.array(ids), jnp.array(rng.integers(0, 9, slots))
             owner = jnp.minimum(ids // num_rows, num_devices)
             order, _ = mesh.assign(steps, owner, num_devices, swaps)
-            _, passed = tables.route(
+            _, passed = exchange.plan_exchange(
                 ids[order], steps > 0, num_rows, num_devices, swaps
             )
             there = np.asarray(ids[order])
@@ -116,6 +117,8 @@ def test_devices_share_those_that_come_where_slots_are_empty():
     some = cohort.gather_cohort(data, ids, jnp.int32(0), 2)
     wanted = jnp.full_like(ids, 3)
     some, _ = cohort.with_num_steps(some, wanted, plan, algorithm.policy)
-    dealt = slots.deal(setup, some, tables.Held((), ids), jax.random.key(1))
+    dealt = slots.assign_slots(
+        setup, some, exchange.CohortRows((), ids), jax.random.key(1)
+    )
     load = dealt.slots.client.num_steps.reshape(2, -1).sum(1)
     assert some.num_active >= 4 and abs(load[0] - load[1]) <= 3, load

@@ -9,7 +9,8 @@ from helpers import close, fast, keys, make_data, start
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import afl, fedavg, fnr, scaffold
 from fedjax_adapt.costs import exponential
-from fedjax_adapt.engine import host, memory, mesh
+from fedjax_adapt.engine import memory, mesh
+from fedjax_adapt.engine.client_store import host
 from fedjax_adapt.engine.slots import num_devices_of
 
 HOST = dict(client_memory="host")
@@ -98,10 +99,10 @@ def test_rows_of_nobody_are_neither_read_nor_written():
     )
     held = jax.device_put(table, lies)
     ids = jnp.array([5, 6, 0])
-    rows = jax.jit(host.borrow, static_argnums=2)(held, ids, 3)
+    rows = jax.jit(host.rows_of, static_argnums=2)(held, ids, 3)
     np.testing.assert_array_equal(rows["a"], [[10, 11], [0, 0], [0, 1]])
     new = jax.tree.map(lambda leaf: leaf + 100, rows)
-    written = jax.jit(host.give_back, static_argnums=3)(held, ids, new, 3)
+    written = jax.jit(host.scatter, static_argnums=3)(held, ids, new, 3)
     expected = np.array(table["b"])
     expected[[5, 0]] += 100
     np.testing.assert_array_equal(written["b"], expected)

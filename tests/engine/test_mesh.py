@@ -11,7 +11,8 @@ from helpers import close, fast, keys, make_data, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedprox, scaffold
-from fedjax_adapt.engine import device, memory, mesh
+from fedjax_adapt.engine import initial, memory, mesh
+from fedjax_adapt.engine.client_store import DEVICE, device
 from fedjax_adapt.engine.slots import num_devices_of
 
 
@@ -52,7 +53,7 @@ def uneven(shared, slots, table):
     work = lambda i, x: jnp.tanh(x @ x)
     return jax.lax.fori_loop(0, slots[0], work, shared), slots, table
 
-spread = jax.jit(lambda x, n: mesh.spread(uneven, x, n, (), 2))
+spread = jax.jit(lambda x, n: mesh.run_on_devices(uneven, x, n, (), 2))
 jax.block_until_ready(spread(jnp.full((500, 500), 1 / 500), jnp.array([5000, 1])))
 print(os.environ["XLA_FLAGS"])
 """
@@ -245,7 +246,7 @@ def test_client_state_that_cannot_fit_is_one_sentence(task, data, monkeypatch):
     with pytest.raises(ValueError, match=says) as error:
         begin(**copied)
     assert "\n" not in str(error.value)
-    fits(6 + 6)  # 2 x (3 + 3), with the rows of guests
+    fits(6 + 6)  # 2 x (3 + 3), with the rows received
     begin(devices=2)
     fits(6 + 5)
     with pytest.raises(
@@ -279,10 +280,9 @@ def test_accelerators_have_a_memory_each_and_a_table_may_fit_only_cut(
 
 def test_a_table_is_made_where_it_lies(task, data, monkeypatch):
     seen = []
-    placed = device.placed
-    monkeypatch.setattr(
-        device, "placed", lambda state, n: seen.append(state) or placed(state, n)
-    )
+    watched = lambda state, n: seen.append(state) or DEVICE.place(state, n)
+    store = DEVICE._replace(place=watched)
+    monkeypatch.setattr(initial, "store_of", lambda plan: store)
     for devices in (3, 4):  # 4 does not divide 6
         plan = fa.Plan(cohort_size=4, batch_size=4, devices=devices)
         num_devices = num_devices_of(plan, data)
@@ -300,7 +300,7 @@ def test_a_table_is_made_where_it_lies(task, data, monkeypatch):
 
 def test_no_two_leaves_of_a_table_share_a_buffer():
     twice = jnp.ones(3)
-    a, b = device.table_of((twice, twice), 6, 3)
+    a, b = device.create((twice, twice), 6, 3)
     pointers = lambda x: {s.data.unsafe_buffer_pointer() for s in x.addressable_shards}
     assert not pointers(a) & pointers(b)
 

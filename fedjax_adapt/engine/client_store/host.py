@@ -1,14 +1,14 @@
 """Client tables in the memory of the host, for when that of the device is too small.
 
-A table stays in pinned host memory from round to round. A round borrows the rows of its
-cohort and gives them back, so that a device holds as many rows as the cohort has slots:
+A table stays in pinned host memory from round to round. A round gathers the rows of its
+cohort and scatters them back, so that a device holds as many rows as the cohort has slots:
 
     host --- rows of the cohort ---> device: the round ---> host
 
 On D devices the host keeps row i for device i // (N / D), which passes it to all. The
 host's own processor gathers and scatters, where the rows lie.
 
-`table_of`, `placed` and `moved` are those of device.py for such tables.
+The functions are those of device.py for such tables.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,12 @@ import jax.numpy as jnp
 from jax.experimental.compute_on import compute_on
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .. import check
-from ..core import Array, ClientState, PyTree, State
-from ..errors import SettingError
-from . import device, mesh, processes
-from .tables import num_rows_of
+from ... import check
+from ...core import Array, ClientState, PyTree, State
+from ...errors import SettingError
+from .. import mesh, processes
+from . import device
+from .exchange import CohortRows, num_rows_of
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 EVERY, CUT = PartitionSpec(), PartitionSpec(mesh.AXIS)
@@ -43,7 +44,7 @@ def check_cut(num_clients: int, num_devices: int) -> None:
         )
 
 
-def table_of(client: ClientState, num_clients: int, num_devices: int) -> ClientState:
+def create(client: ClientState, num_clients: int, num_devices: int) -> ClientState:
     """The state of one client `num_clients` times, made where it is to lie."""
     each = num_clients // num_devices
     repeat = _on_host(partial(device.repeated, num_clients=each))
@@ -53,31 +54,39 @@ def table_of(client: ClientState, num_clients: int, num_devices: int) -> ClientS
     return jax.jit(_by_device(build, num_devices, (EVERY,), CUT))(client)
 
 
-def placed(state: State, num_devices: int) -> State:
-    """`state` with its client tables in the host's memory; see `device.placed`."""
+def place(state: State, num_devices: int) -> State:
+    """`state` with its client tables in the host's memory; see `device.place`."""
     lies = NamedSharding(mesh.mesh_of(num_devices), CUT, memory_kind=mesh.HOST_MEMORY)
 
-    def place(leaf):
+    def put(leaf):
         if check.is_tracer(leaf):
             return jax.device_put(leaf, HOST)
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=lies)
         return jax.device_put(leaf, lies)
 
-    rest = device.placed(state._replace(clients=()), num_devices)
-    return rest._replace(clients=jax.tree.map(place, state.clients))
+    rest = device.place(state._replace(clients=()), num_devices)
+    return rest._replace(clients=jax.tree.map(put, state.clients))
 
 
-def moved(state: State, num_devices: int) -> State:
-    """`state` where a round reads it, wherever it was; see `device.moved`."""
+def move(state: State, num_devices: int) -> State:
+    """`state` where a round reads it, wherever it was; see `device.move`."""
     if any(map(check.is_tracer, jax.tree.leaves(state))):
         return state
-    rest = device.moved(state._replace(clients=()), num_devices)
-    return placed(rest._replace(clients=state.clients), num_devices)
+    rest = device.move(state._replace(clients=()), num_devices)
+    return place(rest._replace(clients=state.clients), num_devices)
+
+
+def gather(table: ClientState, ids: Array, num_devices: int) -> CohortRows:
+    """The rows of a cohort, [slots, ...], copied to every device."""
+    if not jax.tree.leaves(table):
+        return CohortRows(table, ids)
+    slots = jnp.arange(ids.shape[0], dtype=ids.dtype)
+    return CohortRows(rows_of(table, ids, num_devices), slots)
 
 
 @partial(jax.jit, static_argnames="num_devices")
-def borrow(table: ClientState, ids: Array, num_devices: int) -> ClientState:
+def rows_of(table: ClientState, ids: Array, num_devices: int) -> ClientState:
     """The rows of some clients, on every device.
 
     Args:
@@ -88,14 +97,14 @@ def borrow(table: ClientState, ids: Array, num_devices: int) -> ClientState:
 
     def of_device(table, ids):
         row = _row_here(table, ids)
-        taken = jax.device_put(gather(table, jax.device_put(row, HOST)), DEVICE)
+        taken = jax.device_put(take_rows(table, jax.device_put(row, HOST)), DEVICE)
         here = row < num_rows_of(table)
         shape = lambda leaf: here.reshape(-1, *(1,) * (leaf.ndim - 1))
         mine = jax.tree.map(lambda leaf: jnp.where(shape(leaf), leaf, 0), taken)
         return jax.lax.psum(mine, mesh.AXIS)
 
     @_on_host
-    def gather(table, row):
+    def take_rows(table, row):
         take = lambda leaf: jnp.take(leaf, row, axis=0, mode="clip")
         return jax.tree.map(take, table)
 
@@ -105,7 +114,7 @@ def borrow(table: ClientState, ids: Array, num_devices: int) -> ClientState:
 
 
 @partial(jax.jit, static_argnames="num_devices")
-def give_back(
+def scatter(
     table: ClientState, ids: Array, rows: ClientState, num_devices: int
 ) -> ClientState:
     """The table with other rows for some clients.
@@ -118,10 +127,10 @@ def give_back(
     """
 
     def of_device(table, ids, rows):
-        return scatter(table, *jax.device_put((_row_here(table, ids), rows), HOST))
+        return set_rows(table, *jax.device_put((_row_here(table, ids), rows), HOST))
 
     @_on_host
-    def scatter(table, row, rows):
+    def set_rows(table, row, rows):
         put = lambda all_, new: all_.at[row].set(new.astype(all_.dtype), mode="drop")
         return jax.tree.map(put, table, rows)
 

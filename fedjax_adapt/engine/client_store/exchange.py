@@ -1,12 +1,12 @@
-"""The rows of the client tables, on their way to the clients that train and back.
+"""Rows of the client tables, exchanged between the devices that hold and train them.
 
-On one device a walk reads and writes the table in place, a group of lanes at a time.
+On one device a round reads and writes the table in place, a group of lanes at a time.
 
-On D devices that divide N, device i // (N / D) owns the row of client i and alone holds
-it. Most clients train there. The rows of the others, the guests, are passed to the device
-that trains them before the walk and passed back after it: each device sends each other
-one a block of rows, all at once. Where D does not divide N every device holds a copy of
-the whole table, and all new rows are passed to all.
+On D devices that divide N, device i // (N / D) alone holds the row of client i, and most
+clients train there. The others' rows, the remote ones, are sent to the device that trains
+them before the local steps and sent back after them: each device sends each other one a
+block of rows, all at once. Where D does not divide N every device holds a copy of the
+whole table, and all new rows are sent to all.
 
 An accelerator sends blocks of a size that is enough for any cohort, so that the host need
 not wait to learn how many rows move; a CPU one row at a time, as often as it takes.
@@ -18,26 +18,27 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core import Array, ClientState, PyTree
-from . import mesh
+from ...core import Array, ClientState, PyTree
+from .. import mesh
 
 
-class Held(NamedTuple):
+class CohortRows(NamedTuple):
     """A table, and where it has the rows of a cohort."""
 
     table: ClientState  # [rows, ...]
-    row: Array  # of each slot, [slots]; beyond the table: nobody's
+    row: Array  # of each slot, [slots]; beyond the table: no client's
+    sharded: bool = False  # whether each device holds a part of the table of its own
 
 
-class Seat(NamedTuple):
-    """Where a slot finds its row, on the device that serves it."""
+class RowIndex(NamedTuple):
+    """Where a slot finds its row, on the device that trains its client."""
 
-    row: Array  # in the device's part of the table; beyond it: not there
-    guest: Array  # among the rows of guests; beyond them: it is none
+    local: Array  # in the device's part of the table; beyond it: not there
+    remote: Array  # among the rows received; beyond them: not there
 
 
-class Route(NamedTuple):
-    """Which rows are passed from owners to devices, [owner, device, block, row]."""
+class Exchange(NamedTuple):
+    """Which rows are sent from owners to devices, [owner, device, block, row]."""
 
     row: Array  # in the owner's part of the table
     slot: Array  # on the device, of those it serves; beyond them: nobody
@@ -45,11 +46,11 @@ class Route(NamedTuple):
     blocks: Array  # int32, with a row in them
 
 
-class Tables(NamedTuple):
-    """What a walk reads rows from and writes them to."""
+class DeviceRows(NamedTuple):
+    """What a device reads rows from and writes them to."""
 
-    own: ClientState  # the device's part of the table, [rows, ...]
-    guests: PyTree = None  # [slots of the device, ...]; on an accelerator `_joined`
+    local: ClientState  # its part of the table, [rows, ...]
+    remote: PyTree = None  # [slots of the device, ...]; on an accelerator `_joined`
 
 
 def num_rows_of(table: ClientState) -> int:
@@ -58,9 +59,9 @@ def num_rows_of(table: ClientState) -> int:
     return leaves[0].shape[0] if leaves else 0
 
 
-def route(
+def plan_exchange(
     ids: Array, active: Array, num_rows: int, num_devices: int, swaps: int
-) -> tuple[Seat, Route | None]:
+) -> tuple[RowIndex, Exchange | None]:
     """Where the slots find their rows, and which rows are passed; None: none ever is.
 
     Args:
@@ -77,13 +78,13 @@ def route(
     device, slot = jnp.divmod(position, each)
     owner, row = jnp.minimum(ids // num_rows, num_devices), ids % num_rows
     away = (owner != device) & (owner < num_devices)
-    seat = Seat(
-        row=jnp.where(away | (owner == num_devices), num_rows, row),
-        guest=jnp.where(away, slot, each),
+    index = RowIndex(
+        local=jnp.where(away | (owner == num_devices), num_rows, row),
+        remote=jnp.where(away, slot, each),
     )
     most = _most_passed(each, min(slots, num_rows), swaps)
     if not most:
-        return seat, None
+        return index, None
     size = _block_size(most, max(each, num_rows), num_devices)
     of_owner = jax.nn.one_hot(jnp.where(away, owner, -1), num_devices, dtype=jnp.int32)
     count = jnp.cumsum(of_owner.reshape(num_devices, each, num_devices), 1)
@@ -93,7 +94,7 @@ def route(
     who = jnp.full(shape, slots).at[where].set(position, mode="drop")
     of = lambda values, fill: values.at[who].get(mode="fill", fill_value=fill)
     blocks = -(-count[:, -1].max() // size)
-    return seat, Route(of(row, 0), of(slot, each), of(active, False), blocks)
+    return index, Exchange(of(row, 0), of(slot, each), of(active, False), blocks)
 
 
 def _most_passed(each: int, at_one_owner: int, swaps: int) -> int:
@@ -109,46 +110,48 @@ def _block_size(most: int, num_rows: int, num_devices: int) -> int:
     return 1 if _on_cpu() else min(most, max(1, num_rows // num_devices))
 
 
-def fetch(table: ClientState, route: Route | None, each: int) -> Tables:
-    """This device's part of the table, and the rows of its guests.
+def receive(table: ClientState, exchange: Exchange | None, each: int) -> DeviceRows:
+    """This device's part of the table, and the rows that others hold.
 
     Args:
       table: the rows on this device.
-      route: None: nobody is a guest.
+      exchange: None: no row is remote.
       each: how many slots every device serves.
     """
-    if route is None:
-        return Tables(table)
+    if exchange is None:
+        return DeviceRows(table)
     me = jax.lax.axis_index(mesh.AXIS)
 
-    def pass_on(i, guests):
-        rows = _exchanged(_rows(table, route.row[me, :, i].reshape(-1))())
-        slot = route.slot[:, me, i].reshape(-1)
+    def pass_on(i, received):
+        rows = _exchanged(_rows(table, exchange.row[me, :, i].reshape(-1))())
+        slot = exchange.slot[:, me, i].reshape(-1)
         rows = _parted(rows, table) if _on_cpu() else rows
-        return put(guests, slot, slot < each, rows)
+        return set_rows(received, slot, slot < each, rows)
 
     like = jax.tree.map(_empty(1), table)
     nobody = jax.tree.map(_empty(each), like if _on_cpu() else _joined(like))
-    return Tables(table, jax.lax.fori_loop(0, _num_blocks(route), pass_on, nobody))
+    return DeviceRows(
+        table, jax.lax.fori_loop(0, _num_blocks(exchange), pass_on, nobody)
+    )
 
 
-def give_back(tables: Tables, route: Route | None) -> ClientState:
+def send_back(tables: DeviceRows, exchange: Exchange | None) -> ClientState:
     """The device's part of the table, with the new rows of its clients elsewhere."""
-    if route is None:
-        return tables.own
+    if exchange is None:
+        return tables.local
     me = jax.lax.axis_index(mesh.AXIS)
 
     def pass_back(i, table):
-        rows = _rows(tables.guests, route.slot[:, me, i].reshape(-1))()
-        row, active = (x[me, :, i].reshape(-1) for x in (route.row, route.active))
-        return put(table, row, active, _parted(_exchanged(rows), table))
+        rows = _rows(tables.remote, exchange.slot[:, me, i].reshape(-1))()
+        row, active = (x[me, :, i].reshape(-1) for x in (exchange.row, exchange.active))
+        return set_rows(table, row, active, _parted(_exchanged(rows), table))
 
-    return jax.lax.fori_loop(0, _num_blocks(route), pass_back, tables.own)
+    return jax.lax.fori_loop(0, _num_blocks(exchange), pass_back, tables.local)
 
 
-def _num_blocks(route: Route) -> Array | int:
+def _num_blocks(exchange: Exchange) -> Array | int:
     """How many blocks are passed: all on an accelerator, whose host need not wait."""
-    return route.blocks if _on_cpu() else route.row.shape[2]
+    return exchange.blocks if _on_cpu() else exchange.row.shape[2]
 
 
 def _exchanged(rows: PyTree) -> list[Array]:
@@ -189,54 +192,60 @@ def _parted(joined: list[Array], like: ClientState) -> ClientState:
     return jax.tree.unflatten(structure, parts)
 
 
-def read(tables: Tables, seat: Seat) -> ClientState:
+def read(tables: DeviceRows, index: RowIndex) -> ClientState:
     """The rows of some slots, [lanes, ...]; anything for a slot without a client.
 
     A read that XLA fuses into something after the write makes it copy the whole table
     for every client. No fusion reaches into a loop, so each read is one, of length 1.
     """
-    if not jax.tree.leaves(tables.own):
-        return tables.own
+    if not jax.tree.leaves(tables.local):
+        return tables.local
 
-    def guests():
-        found = _rows(tables.guests, seat.guest)()
-        return found if _on_cpu() else _parted(found, tables.own)
+    def received():
+        found = _rows(tables.remote, index.remote)()
+        return found if _on_cpu() else _parted(found, tables.local)
 
-    if _on_cpu() and seat.row.shape[0] == 1:  # it reads only where the row is
-        found = jax.tree.map(_empty(1), tables.own)
-        found = _once(_is_in(tables.own, seat.row), _rows(tables.own, seat.row), found)
-        if tables.guests is None:
+    if _on_cpu() and index.local.shape[0] == 1:  # it reads only where the row is
+        found = jax.tree.map(_empty(1), tables.local)
+        found = _once(
+            _is_in(tables.local, index.local), _rows(tables.local, index.local), found
+        )
+        if tables.remote is None:
             return found
-        return _once(_is_in(tables.guests, seat.guest), guests, found)
+        return _once(_is_in(tables.remote, index.remote), received, found)
 
-    def pick(own, guest):
-        here = (seat.row < num_rows_of(tables.own)).reshape(-1, *(1,) * (own.ndim - 1))
-        return jnp.where(here, own, guest)
+    def pick(own, other):
+        here = (index.local < num_rows_of(tables.local)).reshape(
+            -1, *(1,) * (own.ndim - 1)
+        )
+        return jnp.where(here, own, other)
 
     def rows():
-        own = _rows(tables.own, seat.row)()
-        if tables.guests is None:
+        own = _rows(tables.local, index.local)()
+        if tables.remote is None:
             return own
-        return jax.tree.map(pick, own, guests())
+        return jax.tree.map(pick, own, received())
 
     if not _on_cpu():
         return rows()
-    always = jnp.minimum(seat.row[0] + 1, 1)  # which XLA does not see
-    zeros = jax.tree.map(_empty(seat.row.shape[0]), tables.own)
+    always = jnp.minimum(index.local[0] + 1, 1)  # which XLA does not see
+    zeros = jax.tree.map(_empty(index.local.shape[0]), tables.local)
     return _once(always, rows, zeros)
 
 
-def write(tables: Tables, seat: Seat, active: Array, rows: ClientState) -> Tables:
+def write(
+    tables: DeviceRows, index: RowIndex, active: Array, rows: ClientState
+) -> DeviceRows:
     """The tables with new rows of the slots that are active; others keep theirs."""
-    own = put(tables.own, seat.row, active, rows)
-    if tables.guests is None:
-        return Tables(own)
+    own = set_rows(tables.local, index.local, active, rows)
+    if tables.remote is None:
+        return DeviceRows(own)
     as_own = lambda new, leaf: new.astype(leaf.dtype)
     new = rows if _on_cpu() else _joined(jax.tree.map(as_own, rows, own))
-    return Tables(own, put(tables.guests, seat.guest, active, new))
+    return DeviceRows(own, set_rows(tables.remote, index.remote, active, new))
 
 
-def put(
+def set_rows(
     table: ClientState, index: Array, active: Array, rows: ClientState
 ) -> ClientState:
     """`table` with some rows replaced; idle clients keep theirs to the bit."""
@@ -255,10 +264,10 @@ def put(
             0, live.astype(int), lambda _, table: both(table), table
         )
     index = jnp.where(active, index, num_rows_of(table))
-    set_rows = lambda all_, some: all_.at[index].set(
+    replace = lambda all_, some: all_.at[index].set(
         some.astype(all_.dtype), mode="drop"
     )
-    return jax.tree.map(set_rows, table, rows)
+    return jax.tree.map(replace, table, rows)
 
 
 def _once(times: Array, read: Callable[[], PyTree], otherwise: PyTree) -> PyTree:

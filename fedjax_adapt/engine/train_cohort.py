@@ -1,4 +1,4 @@
-"""The walk over a cohort: every client trains, some side by side, some on each device.
+"""A cohort in one round: every client trains, some side by side, some on each device.
 
 A weighted mean is summed as clients end, and client tables that are not copied to every
 device are updated in place, so that no copy of the cohort's models is held, unless a
@@ -28,14 +28,20 @@ from ..core import (
     weighted_sums,
 )
 from . import lanes, mesh
+from .client_store.exchange import (
+    CohortRows,
+    receive,
+    send_back,
+    set_rows,
+    write,
+)
 from .local import Broadcast, Client, Setup, parts_of, view_before, view_of
 from .packing import pack
-from .slots import Slot, deal, num_devices_of, seated
+from .slots import Slot, assign_slots, num_devices_of, with_states
 from .steps import train
-from .tables import Held, fetch, give_back, put, write
 
 
-class Walked(NamedTuple):
+class Trained(NamedTuple):
     """What a cohort leaves behind. Leading axis of all but `clients`: cohort."""
 
     upload: Upload  # combined already where `streams`
@@ -74,8 +80,8 @@ class _Kept(NamedTuple):
 
 
 def train_cohort(
-    setup: Setup, broadcast: Broadcast, cohort: Cohort, held: Held, key: Key
-) -> Walked:
+    setup: Setup, broadcast: Broadcast, cohort: Cohort, held: CohortRows, key: Key
+) -> Trained:
     """Trains the cohort and puts its rows back into the table they come from."""
     algorithm, pace = setup.algorithm, setup.pace
     combine = algorithm.server.combine
@@ -83,7 +89,7 @@ def train_cohort(
     streams = isinstance(combine, Mean)
     keep_runs = algorithm.refine is not None or algorithm.policy.update is not None
     weights = (combine.weights(cohort) if streams else (), uniformly(cohort))
-    dealt = deal(setup, cohort, held, key, weights)
+    assignment = assign_slots(setup, cohort, held, key, weights)
 
     def left_by(run: LocalRun, clipped: Array) -> _Result:
         upload, new = algorithm.local.finish(run)
@@ -100,25 +106,27 @@ def train_cohort(
         active = ended & (slots.client.num_steps > 0)
         grown = weighted_sums(slots.weight, active, summed(results))
         total = optax.tree.add(total, grown)
-        if dealt.at_home:
-            tables = write(tables, slots.seat, active, results.state)
+        if assignment.in_place:
+            tables = write(tables, slots.index, active, results.state)
         kept = _Kept(
             loss=results.loss,
             clipped=results.clipped,
             info=results.upload.info,
             upload=() if streams else results.upload._replace(info=()),
-            row=() if dealt.at_home else results.state,
+            row=() if assignment.in_place else results.state,
             run=results.run,
             told=results.told,
         )
         return (total, tables), kept
 
-    def walk(shared, slots: Slot, own: ClientState):
-        data, broadcast, copied, guests = shared
-        num_lanes = dealt.num_lanes
+    def on_device(shared, slots: Slot, own: ClientState):
+        data, broadcast, copied, exchange = shared
+        num_lanes = assignment.num_lanes
         parts = parts_of(setup._replace(data=data), broadcast, left_by)
-        tables = fetch(own if dealt.at_home else copied, guests, dealt.each)
-        begin = lambda carry, some: seated(carry[1], some).client
+        tables = receive(
+            own if assignment.in_place else copied, exchange, assignment.each
+        )
+        begin = lambda carry, some: with_states(carry[1], some).client
 
         def one(client: Client) -> _Result:
             return train(parts, client, client.num_steps, num_lanes == 1, pace)
@@ -129,7 +137,7 @@ def train_cohort(
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         carry = zeros, tables
         # nobody waits for a lane, or for anybody else
-        if num_lanes in (1, dealt.each) or pace.known is not None:
+        if num_lanes in (1, assignment.each) or pace.known is not None:
             together = lanes.each(one, num_lanes)
             (total, tables), kept = lanes.fold(
                 together, collect, carry, slots, num_lanes, begin
@@ -142,19 +150,22 @@ def train_cohort(
         return (
             total,
             kept,
-            give_back(tables, guests) if dealt.at_home else (),
+            send_back(tables, exchange) if assignment.in_place else (),
         )
 
     table = held.table
-    own, copied = (table, ()) if dealt.at_home else ((), table)
-    shared = (setup.data, broadcast, copied, dealt.route)
-    total, kept, written = mesh.spread(
-        walk, shared, dealt.slots, own, dealt.num_devices
+    own, copied = (table, ()) if assignment.in_place else ((), table)
+    shared = (setup.data, broadcast, copied, assignment.exchange)
+    total, kept, written = mesh.run_on_devices(
+        on_device, shared, assignment.slots, own, assignment.num_devices
     )
-    if not dealt.at_home:
-        slots, rows = dealt.slots, mesh.everywhere(kept.row, dealt.num_devices)
-        written = put(table, slots.seat.row, slots.client.num_steps > 0, rows)
-    kept = dealt.in_order(kept._replace(row=()))
+    if not assignment.in_place:
+        slots, rows = (
+            assignment.slots,
+            mesh.everywhere(kept.row, assignment.num_devices),
+        )
+        written = set_rows(table, slots.index.local, slots.client.num_steps > 0, rows)
+    kept = assignment.in_order(kept._replace(row=()))
     runs = kept.run
     if keep_runs:
         runs = runs._replace(
@@ -162,7 +173,7 @@ def train_cohort(
         )
     upload, sent = total
     upload = upload if streams else kept.upload
-    return Walked(
+    return Trained(
         upload,
         streams,
         written,
@@ -197,18 +208,20 @@ def afterwards(measured: PyTree, num_steps: Array) -> Array:
 
 
 def measure_cohort(
-    setup: Setup, broadcast: Broadcast, cohort: Cohort, held: Held, key: Key
+    setup: Setup, broadcast: Broadcast, cohort: Cohort, held: CohortRows, key: Key
 ) -> PyTree:
     """What each client measures at the broadcast model, [cohort, ...]."""
     measure = setup.algorithm.policy.measure
     if measure is None:
         return ()
-    dealt = deal(setup, cohort, held, key, alike=True)
+    assignment = assign_slots(setup, cohort, held, key, alike=True)
 
-    def walk(shared, slots: Slot, own: ClientState):
-        data, broadcast, copied, guests = shared
+    def on_device(shared, slots: Slot, own: ClientState):
+        data, broadcast, copied, exchange = shared
         here = setup._replace(data=data)
-        tables = fetch(own if dealt.at_home else copied, guests, dealt.each)
+        tables = receive(
+            own if assignment.in_place else copied, exchange, assignment.each
+        )
 
         def one(client: Client):
             before = view_before(here, broadcast, client)
@@ -216,15 +229,17 @@ def measure_cohort(
             return measure(*view(before.params, jnp.zeros((), jnp.int32)))
 
         keep = lambda carry, slots, results: (carry, results)
-        begin = lambda carry, some: seated(tables, some).client
-        measured = lanes.each(one, dealt.num_lanes)
-        _, kept = lanes.fold(measured, keep, (), slots, dealt.num_lanes, begin)
+        begin = lambda carry, some: with_states(tables, some).client
+        measured = lanes.each(one, assignment.num_lanes)
+        _, kept = lanes.fold(measured, keep, (), slots, assignment.num_lanes, begin)
         return (), kept, ()
 
-    own, copied = (held.table, ()) if dealt.at_home else ((), held.table)
-    shared = (setup.data, broadcast, copied, dealt.route)
-    _, measured, _ = mesh.spread(walk, shared, dealt.slots, own, dealt.num_devices)
-    return dealt.in_order(measured)
+    own, copied = (held.table, ()) if assignment.in_place else ((), held.table)
+    shared = (setup.data, broadcast, copied, assignment.exchange)
+    _, measured, _ = mesh.run_on_devices(
+        on_device, shared, assignment.slots, own, assignment.num_devices
+    )
+    return assignment.in_order(measured)
 
 
 def digest_cohort(setup: Setup, cohort: Cohort, measured: PyTree) -> PyTree:
@@ -238,11 +253,11 @@ def digest_cohort(setup: Setup, cohort: Cohort, measured: PyTree) -> PyTree:
     fill = lambda leaf: jnp.pad(leaf, [(0, extra), *[(0, 0)] * (leaf.ndim - 1)])
     slots = jax.tree.map(fill, measured) if extra else measured
 
-    def walk(pooled, slots, own):
+    def on_device(pooled, slots, own):
         keep = lambda carry, slots, results: (carry, results)
         digest = lanes.each(partial(policy.digest, pooled), num_lanes)
         return (), lanes.fold(digest, keep, (), slots, num_lanes)[1], own
 
     pooled = () if policy.pool is None else policy.pool(cohort, measured)
-    _, found, _ = mesh.spread(walk, pooled, slots, (), num_devices)
+    _, found, _ = mesh.run_on_devices(on_device, pooled, slots, (), num_devices)
     return jax.tree.map(lambda leaf: leaf[:size], found)
