@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from fedjax_adapt.cli.sentences import told
+from fedjax_adapt.cli.messages import report_error
 
 
 def begin(main: Callable[[], int | None]) -> None:
@@ -11,7 +11,7 @@ def begin(main: Callable[[], int | None]) -> None:
     try:
         code = main()
     except Exception as error:
-        code = told(error)
+        code = report_error(error)
         if code is None:
             raise  # a bug, which a sentence would hide
     sys.exit(code)

@@ -11,9 +11,9 @@ from ..errors import SettingError
 from .choices import list_choices
 from .compare import compare
 from .contributions import contributions
+from .messages import report_error
 from .partition import partition
 from .run import run
-from .sentences import told
 from .sweep import sweep
 
 USAGE = """\
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _main(arguments)
     except BaseException as error:
-        code = told(error)
+        code = report_error(error)
         if code is None:
             error.add_note(BUG)
             raise

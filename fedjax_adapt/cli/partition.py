@@ -1,7 +1,7 @@
 """`fedjax-adapt partition`."""
 
 from . import process
-from .sentences import note
+from .messages import note
 
 
 def partition(arguments: list[str]) -> int:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from .sentences import fail
+from .messages import fail
 
 MANY = 64  # devices on one machine
 
@@ -99,8 +99,8 @@ def prepare_jax() -> None:
 
     # a cache that cannot be written costs time, nothing else
     warnings.filterwarnings("ignore", message=".*persistent compilation cache.*")
-    told = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
-    if told is None:
+    chosen = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    if chosen is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_home() / "xla"))
         # the small ones, too: a run has dozens beside its rounds
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from . import process
-from .sentences import fail
+from .messages import fail
 
 
 @contextmanager

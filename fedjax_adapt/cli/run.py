@@ -4,8 +4,8 @@ from pathlib import Path
 
 from . import process
 from .compare import print_comparison
+from .messages import note, report_error
 from .progress import interrupted, nothing_to_resume, reporting
-from .sentences import note, told
 
 FIRST = "the run begins at round 1"  # where nothing is resumed
 
@@ -61,7 +61,7 @@ def _run_together(config, request) -> int:
     folder = run_folder(config)
     unsaved = nothing_to_resume(folder, request.resume, FIRST)
     try:
-        with joined(request.together, told) as first:
+        with joined(request.together, report_error) as first:
             with reporting(Console(), unsaved) as report:
                 train(config, request.resume, report)
     except Stopped:

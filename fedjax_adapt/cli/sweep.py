@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from . import process
+from .messages import fail
 from .progress import interrupted, nothing_to_resume, reporting
-from .sentences import fail
 
 
 def sweep(arguments: list[str]) -> int:

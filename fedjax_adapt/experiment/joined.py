@@ -31,7 +31,7 @@ LOST = re.compile("Gloo|NCCL|peer|coordination service|UNAVAILABLE|DEADLINE_EXCE
 
 @contextmanager
 def joined(
-    them: Together, told: Callable[[BaseException], int | None]
+    them: Together, report_error: Callable[[BaseException], int | None]
 ) -> Iterator[bool]:
     """The block runs together with the other processes, who run it too.
 
@@ -41,7 +41,7 @@ def joined(
 
     Args:
       them: the other processes, which are waited for as long as they say.
-      told: says what an error means and returns the exit code; None: it is a bug.
+      report_error: prints what an error means and returns the exit code; None: it is a bug.
     """
     try:
         _join(them)
@@ -51,7 +51,7 @@ def joined(
         cause = error.__cause__
         raise error if cause is None else cause from None
     except BaseException as error:
-        _end(error, told)
+        _end(error, report_error)
     else:
         jax.distributed.shutdown()
 
@@ -111,15 +111,17 @@ def _keep_output() -> None:
     sys.stdout.flush()
     own, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
-    told = own if processes.is_first() else nowhere
-    sys.stdout = open(told, "w", buffering=1, encoding=sys.stdout.encoding)
+    output = own if processes.is_first() else nowhere
+    sys.stdout = open(output, "w", buffering=1, encoding=sys.stdout.encoding)
 
 
-def _end(error: BaseException, told: Callable[[BaseException], int | None]) -> NoReturn:
-    code = told(error)
+def _end(
+    error: BaseException, report_error: Callable[[BaseException], int | None]
+) -> NoReturn:
+    code = report_error(error)
     if code is None and LOST.search(str(error)):
         lost = "another process of this run has ended; begin all again, with --resume"
-        code = told(ConnectionError(lost))  # told as any OSError is
+        code = report_error(ConnectionError(lost))  # as any OSError is
     if code is None:
         traceback.print_exception(error)
         code = 1

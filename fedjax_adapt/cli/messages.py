@@ -1,4 +1,4 @@
-"""What has gone wrong, as a sentence on stderr, and its exit code."""
+"""Messages on stderr, and the exit codes that go with them."""
 
 import errno
 import os
@@ -8,8 +8,8 @@ import sys
 from ..errors import RunError, SettingError
 
 
-def told(error: BaseException) -> int | None:
-    """Says what has gone wrong; returns the exit code, or None if it is no sentence."""
+def report_error(error: BaseException) -> int | None:
+    """The exit code for an error, whose message it prints; None for a bug."""
     match error:
         case SettingError():
             return fail(as_written(str(error)), 2)
