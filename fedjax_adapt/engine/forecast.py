@@ -100,17 +100,34 @@ def fixed_steps(
     host cannot tell: they hang on what is traced, or on who is there and slots may be
     empty.
     """
-    policy = algorithm.policy
-    if policy.measure is not None:
+    if algorithm.policy.measure is not None:
         return None
+    steps = _fixed_steps(algorithm, task, data, plan)
+    if steps is None or plan.rounds is not None:
+        return steps
+    # `train` says how many rounds there are; a round that is called by itself does not
+    told = _fixed_steps(algorithm, task, data, plan, rounds_follow=True)
+    return steps if steps == told else None
+
+
+def _fixed_steps(
+    algorithm: Algorithm,
+    task: Task,
+    data: FederatedDataset,
+    plan: Plan,
+    rounds_follow: bool = False,
+) -> int | None:
+    """As `fixed_steps`; `rounds_follow`: the rounds of the run are an argument."""
+    policy = algorithm.policy
     width = batch_size(data, plan)
     sized = replace(data, size=jnp.asarray(data.size))  # NumPy takes no traced index
 
-    def wanted(sizes, epoch_steps, active, ids, round, key, state):
+    def wanted(sizes, epoch_steps, active, ids, round, key, state, rounds):
         cohort = gather_cohort(sized, ids, round, width)
         cohort = cohort._replace(num_examples=sizes, epoch_steps=epoch_steps)
         cohort = cohort._replace(active=active, key=key, train_loss=_ask)
         setting = setting_of(plan, policy, cohort, expected_share(plan, data))
+        setting = setting._replace(rounds=rounds) if rounds_follow else setting
         steps = policy.steps(state, cohort._replace(setting=setting), ())
         return jnp.clip(steps, 0, most_steps(plan, policy))
 
@@ -122,9 +139,9 @@ def fixed_steps(
         ids = jax.eval_shape(partial(sample_cohort, plan, data), jax.random.key(0))
         traced = jax.make_jaxpr(wanted)(
             ids, ids, jax.ShapeDtypeStruct(ids.shape, bool), ids,
-            jnp.zeros((), jnp.int32), jax.random.key(0), state,
+            jnp.zeros((), jnp.int32), jax.random.key(0), state, jnp.ones((), jnp.int32),
         )  # fmt: skip
-    except _Asked:
+    except (_Asked, jax.errors.ConcretizationTypeError):
         return None
     kept, needed = dce_jaxpr(traced.jaxpr, [True])
     of_sizes, of_others = needed[:3], needed[3:]

@@ -122,3 +122,38 @@ def test_devices_share_those_that_come_where_slots_are_empty():
     )
     load = dealt.slots.client.num_steps.reshape(2, -1).sum(1)
     assert some.num_active >= 4 and abs(load[0] - load[1]) <= 3, load
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_rows_that_fill_no_whole_number_of_blocks_all_move(monkeypatch, backend):
+    """Five from one owner to one device, at most two at once."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    num_devices, num_rows = 4, 10
+    ids, active = jnp.array([*range(15), *range(20, 25)]), jnp.ones(20, bool)
+    order, _ = mesh.assign(jnp.ones(20, int), ids // num_rows, num_devices, 0)
+    index, passed = exchange.plan_exchange(
+        ids[order], active, num_rows, num_devices, swaps=0
+    )
+    remote = np.asarray(index.remote < 5).reshape(num_devices, 5)
+    assert remote.sum() == 5 and remote[3].all()
+    assert int((passed.slot[0, 3] < 5).sum()) == 5
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_a_client_state_may_have_an_empty_leaf(monkeypatch, backend):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+
+    def finish(run):
+        empty, rounds = run.client
+        moved = jax.tree.map(jnp.subtract, run.params, run.anchor)
+        return fa.Upload(moved), (empty, rounds + 1)
+
+    rule = fa.LocalRule(
+        init=lambda params: (jnp.zeros((0, 3)), jnp.zeros(2)), finish=finish
+    )
+    algorithm, task, data = fa.Algorithm(local=rule), make_task(), make_data((4,) * 8)
+    plan = fa.Plan(cohort_size=4, batch_size=2, devices=2, lanes=2)
+    state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
+    round_fn = fa.make_round(algorithm, task, data, plan)
+    state, _ = fa.train(round_fn, state, jax.random.split(jax.random.key(1), 2))
+    assert state.clients[0].shape == (8, 0, 3) and state.clients[1].sum() == 16

@@ -13,6 +13,7 @@ from fedjax_adapt.algorithms import fedavg, fedgsnr, fedssg, fedveca, gift, scaf
 from fedjax_adapt.engine import steps
 from fedjax_adapt.engine.forecast import fixed_steps
 from fedjax_adapt.engine.lanes import block_of
+from fedjax_adapt.engine.local import correction
 from fedjax_adapt.steps import scheduled_steps
 
 EQUAL, UNEQUAL = (8,) * 6, (3, 9, 14, 6, 1, 12)
@@ -165,3 +166,74 @@ def test_a_round_for_an_accelerator_is_told_its_block(task, monkeypatch):
     assert fa.make_round(algorithm, task, data, plan).step.pace == steps.Pace()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert fa.make_round(algorithm, task, data, plan).step.pace.block == 21  # 7 x 3
+
+
+@pytest.mark.parametrize("num_steps", [steps.DRAWN + 1, 2 * steps.DRAWN + 1])
+def test_known_steps_in_several_blocks_are_those_one_by_one(num_steps, task):
+    algorithm = fa.with_steps(fedavg(), fa.constant_steps(num_steps))
+    data = make_data(UNEQUAL)
+    alone, lanes = (
+        two_rounds(algorithm, task, data, fa.Plan(lanes=n, batch_size=2, lr=0.01))
+        for n in (1, 6)
+    )
+    for a, b in zip(*map(jax.tree.leaves, (lanes, alone)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("read", ["state", "key"])
+def test_steps_that_follow_from_a_state_or_a_key_are_not_known(task, read):
+    def wanted(state, cohort, measured):
+        number = state if read == "state" else jax.random.randint(cohort.key, (), 1, 9)
+        return jnp.zeros_like(cohort.ids) + number
+
+    policy = fa.StepPolicy(wanted, init=lambda params, num_clients: jnp.array(3))
+    assert known(policy, task, make_data(EQUAL)) is None
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_steps_that_follow_from_the_rounds_of_a_run_are_taken(task, lanes):
+    """The plan leaves the rounds open, and `train` says them."""
+
+    def wanted(state, cohort, measured):
+        rounds = cohort.setting.rounds
+        return jnp.ones_like(cohort.ids) * (1 if rounds is None else rounds)
+
+    algorithm = fa.with_steps(fedavg(), fa.StepPolicy(wanted))
+    data, ends = make_data(EQUAL[:4]), []
+    for rounds in (None, 5):
+        plan = fa.Plan(batch_size=2, lr=0.1, lanes=lanes, rounds=rounds)
+        state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
+        round_fn = fa.make_round(algorithm, task, data, plan)
+        ends.append(fa.train(round_fn, state, jax.random.split(jax.random.key(1), 5)))
+    for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("if_none, if_known, found", [(2, 3, None), (2, 2, 2)])
+def test_steps_are_known_if_they_are_the_same_with_and_without_rounds(
+    task, if_none, if_known, found
+):
+    def wanted(state, cohort, measured):
+        rounds = cohort.setting.rounds
+        return jnp.full_like(cohort.ids, if_none if rounds is None else if_known)
+
+    assert known(fa.StepPolicy(wanted), task, make_data(EQUAL)) == found
+    chosen = known(fa.StepPolicy(wanted), task, make_data(EQUAL), rounds=9)
+    assert chosen == if_known
+
+
+def test_a_block_is_chosen_by_the_lanes_of_all_devices():
+    taken = np.array([[20] * 2 + [5] * 6])
+    assert block_of(taken, 2, 4) == 7  # two devices of two lanes; 5 for one device
+
+
+ADD = {"correct": lambda grads, view: grads + 1, "decay": lambda grads, view: grads + 2}
+
+
+@pytest.mark.parametrize(
+    "names, total",
+    [((), None), (("correct",), 1), (("decay",), 2), (("correct", "decay"), 3)],
+)
+def test_a_corrected_gradient_has_all_that_a_rule_adds(names, total):
+    found = correction(fa.LocalRule(**{name: ADD[name] for name in names}), None)
+    assert (found is None) if total is None else found(0) == total

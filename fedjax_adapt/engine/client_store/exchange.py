@@ -188,7 +188,7 @@ def _parted(joined: list[Array], like: ClientState) -> ClientState:
     for leaf in leaves:
         width = leaf.size // leaf.shape[0]
         part, rest[leaf.dtype] = jnp.split(rest[leaf.dtype], [width], axis=1)
-        parts.append(part.reshape(-1, *leaf.shape[1:]))
+        parts.append(part.reshape(part.shape[0], *leaf.shape[1:]))
     return jax.tree.unflatten(structure, parts)
 
 
