@@ -176,7 +176,11 @@ def _check_fields(part: Any) -> None:
         else:
             optional = default is None
             wrong = not (callable(value) or (optional and value is None))
-            write = f"a function {TAKES.get(where, '')}".strip()
+            write = (
+                f"a function that takes {TAKES[where]}"
+                if where in TAKES
+                else "a function"
+            )
         if isinstance(value, Traffic):
             check_traffic(where, value)
         if wrong:

@@ -111,7 +111,12 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
         )
     if "base" not in given:
         return _made(name, constructor(**told | given))
-    base = _construct(config, *_parse_base(given["base"]))
+    parsed = _parse_base(given["base"])
+    try:
+        base = _construct(config, *parsed)
+    except SettingError as error:
+        sentence = f"base={given['base']}: {error}"
+        raise SettingError(sentence, setting="base") from None
     algorithm = _made(name, constructor(**told | given | {"base": base}))
     replaced = base.policy.steps is not algorithm.policy.steps
     if replaced and base.policy is not Algorithm().policy:
