@@ -118,7 +118,7 @@ def batches(work: Work) -> Ready:
                 f"{ids.shape[0]} clients do not fill {num_lanes} lanes on {num_devices} "
                 "devices; give --lanes that they do."
             )
-        return mesh.spread(walk, data, slots, (), num_devices)[0]
+        return mesh.run_on_devices(walk, data, slots, (), num_devices)[0]
 
     data = mesh.shown(work.data, num_devices)
     keys = itertools.cycle(list(jax.random.split(jax.random.key(2), KEYS)))

@@ -396,7 +396,7 @@ WRONG_KINDS = {
     "a number of steps": (with_policy(5), "Algorithm.policy is 5; write a StepPolicy"),
     "no function": (
         local(correct=0.1),
-        r"LocalRule.correct is 0.1; write a function \(grads, view\)",
+        r"LocalRule.correct is 0.1; write a function that takes \(grads, view\)",
     ),
     "no traffic": (
         local(traffic=(1, 1)),
