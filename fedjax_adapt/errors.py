@@ -2,7 +2,7 @@
 
 
 class SettingError(ValueError):
-    """A setting, an argument or a file that cannot be used, told in one sentence.
+    """A setting, an argument or a file that cannot be used: one sentence.
 
     Attributes:
       setting: its name, with which the sentence begins; None where it has none.
@@ -22,4 +22,4 @@ class SettingError(ValueError):
 
 
 class RunError(RuntimeError):
-    """What ended a run that had begun, told in one sentence."""
+    """What ended a run that had begun: one sentence."""

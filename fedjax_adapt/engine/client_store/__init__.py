@@ -13,19 +13,20 @@ class ClientStore(NamedTuple):
     """A place for client states: a table with a row for each client, [num_clients, ...].
 
     The last argument of every function is the number of devices that share a round.
+
+    Attributes:
+      create: (state of one client, num_clients) -> the table.
+      place: the state of a round -> the same, its table where the store keeps it.
+      move: likewise, from wherever it is.
+      gather: (table, ids) -> the rows of a cohort.
+      scatter: (table, ids, new rows) -> the table after a round.
     """
 
-    create: Callable[
-        [ClientState, int, int], ClientState
-    ]  # (state of one, num_clients)
-    place: Callable[
-        [State, int], State
-    ]  # the state of a round, kept where it should be
-    move: Callable[[State, int], State]  # likewise, from wherever it is
-    gather: Callable[[ClientState, Array, int], CohortRows]  # (table, ids)
-    scatter: Callable[
-        [ClientState, Array, ClientState, int], ClientState
-    ]  # and new rows
+    create: Callable[[ClientState, int, int], ClientState]
+    place: Callable[[State, int], State]
+    move: Callable[[State, int], State]
+    gather: Callable[[ClientState, Array, int], CohortRows]
+    scatter: Callable[[ClientState, Array, ClientState, int], ClientState]
 
 
 DEVICE = ClientStore(
