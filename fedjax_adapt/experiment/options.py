@@ -248,8 +248,7 @@ def suggestion(name: str, known: Iterable[str], command: str = "run") -> str:
     plainly = lambda name: name.lstrip("-").replace("-", "_")
     known, own, owners = list(known), plainly(name), []
     for same in known:
-        prefixed = [f"{kind}_{own}" for kind in KINDS]  # as a name that is taken is
-        if plainly(same) in (own, *prefixed):  # but for the dashes
+        if plainly(same) == own:  # but for the dashes
             return f"did you mean {same}?"
     for kind in KINDS:
         takes = lambda f, kind=kind: own in options_of(kind, f)

@@ -1,7 +1,7 @@
 """A sweep as its file says it: the settings of every run, and what varies.
 
 folder = "runs/lr-sweep"      # optional
-[run]                         # settings of every run, flat
+[run]                         # settings of every run, as in its config.toml
 algorithm = "fedavg"
 [grid]                        # every combination; or several [[grid]] tables
 lr = [0.1, 0.03]
@@ -25,6 +25,17 @@ from ..config import (
     common_options,
     from_settings,
     identity,
+)
+from ..options import KINDS
+from ..spelling import (
+    ambiguous,
+    choices_in,
+    flat_name,
+    flattened,
+    known_names,
+    other_spellings,
+    spellings,
+    twice,
 )
 from .holdings import what_follows
 
@@ -106,8 +117,8 @@ def read_sweep(source: str | Path | Mapping[str, Any] | Sweep) -> Sweep:
             f"{where.at('folder', 'run')}: folder is that of the sweep; write it above "
             "[run]."
         )
-    run = {name: _plain(value) for name, value in run.items()}
-    grids = _grids(tables, where)
+    run = {name: _plain(value) for name, value in flattened(run).items()}
+    run, grids = _named(run, _grids(tables, where), where)
     _check_disjoint(run, grids, where)
     for table in (run, *grids):
         objects.check_settings_free(table)
@@ -134,6 +145,7 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
             f"{where.name} has no grid; write [grid] and below it what varies, as in "
             "lr = [0.1, 0.03]."
         )
+    grids = [flattened(grid) for grid in grids]
     for number, grid in enumerate(grids):
         for name, values in grid.items():
             values = _plain(values)
@@ -160,6 +172,40 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
     return [{name: _plain(values) for name, values in g.items()} for g in grids]
 
 
+def _named(
+    run: dict[str, Any], grids: list[dict[str, list]], where: _Source
+) -> tuple[dict[str, Any], list[dict[str, list]]]:
+    """[run] and the grids by full names; what no trial knows stays as it is.
+
+    Raises:
+      ValueError: a short name means other settings in other trials, or two are one.
+    """
+    old = not any("." in name for table in (run, *grids) for name in table)
+    means: list[dict[str, list[str]]] = []
+    for grid in grids:
+        several = [grid[k] if k in grid else [v] for k, v in choices_in(run).items()]
+        for values in product(*several):
+            choices = dict(zip(KINDS, values, strict=True))
+            means.append(spellings(known_names(choices)))
+
+    def full(table: dict[str, Any], place: int | str) -> dict[str, Any]:
+        found = {}
+        for name, value in table.items():
+            may = [m[name][:1] if old else m[name] for m in means if name in m]
+            may = list(dict.fromkeys(full for some in may for full in some)) or [name]
+            if len(may) > 1:
+                error = ambiguous(name, may, {})
+                raise SettingError(f"{where.at(name, place)}: {error}")
+            if may[0] in found:
+                first = next(n for n in table if n in other_spellings(may[0]))
+                error = twice(first, name, may[0])
+                raise SettingError(f"{where.at(name, place)}: {error}")
+            found[may[0]] = value
+        return found
+
+    return full(run, "run"), [full(grid, i) for i, grid in enumerate(grids)]
+
+
 def _plain(value: Any) -> Any:
     """Python's numbers and lists in place of NumPy's or JAX's, of ranges and tuples."""
     if isinstance(value, list | tuple | range):
@@ -177,8 +223,8 @@ def _check_disjoint(
     for name in run:
         if all(name in grid for grid in grids):
             raise SettingError(
-                f"{where.at(name, 'run')}: {name} stands below [run] and below [grid]; "
-                "leave it out of one of them."
+                f"{where.at(name, 'run')}: {flat_name(name)} stands below [run] and "
+                "below [grid]; leave it out of one of them."
             )
 
 
@@ -228,7 +274,7 @@ def _trial(
 
 def described(trial: Trial) -> str:
     """A trial by what the grid says of it."""
-    return ", ".join(f"{name}={value}" for name, value in trial.point.items())
+    return ", ".join(f"{flat_name(n)}={value}" for n, value in trial.point.items())
 
 
 def seed_hint(sweep: Sweep) -> str | None:
