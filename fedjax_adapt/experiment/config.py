@@ -169,7 +169,7 @@ def check_settings(
     for key, value in settings.items():
         if key not in known:
             hint = suggestion(key, writable(known))
-            raise SettingError(f"{at(key)}: {key} is unknown; {hint}")
+            raise SettingError(f"{at(key)}: {flat_name(key)} is unknown; {hint}")
         sentence = f"{at(key)}: {short[key]}={value!r}"
         settings[key] = checked(sentence, known[key].annotation, value)
     from .build import build_algorithm, build_plan  # which take a config

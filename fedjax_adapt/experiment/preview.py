@@ -21,7 +21,7 @@ from .mistakes import words_of
 from .options import KINDS, Option, registry
 from .public import with_public
 from .scripts import label
-from .spelling import spellings
+from .spelling import flat_name, spellings
 
 PROGRAM = "fedjax-adapt partition"
 DESCRIPTION = """\
@@ -152,10 +152,11 @@ def _dataset(config: Config) -> str:
 def _names_of_runs() -> set[str]:
     """Every setting a run can have besides those of data sets and partitions."""
     training = [kind for kind in KINDS if kind not in DECIDE]
-    own = lambda kinds: spellings(
+    own = lambda kinds: [
         f"{kind}.{option}"
         for kind in kinds
         for name in registry(kind)
         for option in kind_options(kind, name)
-    )
-    return {*common_options(), "resume", *own(training)} - {*own(DECIDE)}
+    ]
+    names = {*common_options(), "resume", *spellings(own(training))}
+    return names - {*map(flat_name, own(DECIDE))}

@@ -81,6 +81,12 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def without_kinds(settings: Mapping[str, Any]) -> bool:
+    """Whether no option is told by its kind in full, as in files of before."""
+    told = lambda name, value: "." in name or isinstance(value, Mapping)
+    return not any(told(name, value) for name, value in settings.items())
+
+
 def canonical(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings by their full names; a name that is unknown stays as it is.
 
@@ -92,7 +98,7 @@ def canonical(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     flat = flattened(settings)
     choices = choices_in(flat)
-    old = not any("." in name for name in flat) and flat.keys() == settings.keys()
+    old = without_kinds(settings)
     means, found, written = spellings(known_names(choices)), {}, {}
     for name, value in flat.items():
         full = (means.get(name) or [name])[0]

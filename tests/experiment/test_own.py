@@ -132,7 +132,9 @@ def test_numbers_of_an_own_constructor_are_one_program():
     settings = {**TINY, "algorithm": "leash", "checkpoint_every": None}
     grid = {"strength": [0, 0.1, 1], "grows": [False, True]}
     groups = groups_of(read_sweep({"run": settings, "grid": grid}).trials)
-    assert [(len(g.trials), g.numbers) for g in groups] == [(3, ["strength"])] * 2
+    assert [(len(g.trials), g.numbers) for g in groups] == [
+        (3, ["algorithm.strength"])
+    ] * 2
 
 
 def test_an_integer_default_of_a_float_is_the_same_run_when_it_is_read_back(tmp_path):
@@ -148,7 +150,7 @@ def test_flags_of_what_is_registered_come_with_its_help(capsys):
     fa.register("algorithm")(leash)
     line = "--algorithm leash --strength 0.25 --grows --rounds 2"
     settings = parse(line.split()).settings
-    assert (settings["strength"], settings["grows"]) == (0.25, True)
+    assert (settings["algorithm.strength"], settings["algorithm.grows"]) == (0.25, True)
     with pytest.raises(SystemExit):
         parse(["--algorithm", "leash", "--help"])
     assert "of the pull" in capsys.readouterr().out
@@ -355,7 +357,10 @@ def test_a_function_of_a_file_runs_from_the_command_line_and_is_resumed(capsys):
     assert cli.main([*line.split(), "--folder", "runs/mine"]) == 0
     assert "mine.py:fedexp" in capsys.readouterr().out
     written = read_settings(Path("runs/mine/config.toml"))
-    assert (written["algorithm"], written["strength"]) == ("mine.py:fedexp", 0.5)
+    assert (written["algorithm"], written["algorithm.strength"]) == (
+        "mine.py:fedexp",
+        0.5,
+    )
     sha = hashlib.sha256(MINE.encode()).hexdigest()
     summary = read_run("runs/mine").summary
     assert summary["own"] == {"algorithm=mine.py:fedexp": f"SHA-256 {sha}"}
@@ -378,7 +383,7 @@ def test_a_file_that_is_gone_or_has_changed_is_no_longer_that_of_the_run(capsys)
     Path("mine.py").rename("there.py")
     assert cli.main("run --folder runs/mine --resume".split()) == 2
     said = capsys.readouterr().err
-    assert "line 1: algorithm=mine.py:fedexp: the file " in said
+    assert ": algorithm=mine.py:fedexp: the file " in said
     assert "mine.py cannot be read (No such file or directory); write its path" in said
     Path("mine.py").write_text(MINE.replace("strength, drift", "2 * strength, drift"))
     with pytest.raises(ValueError, match=r"begun with another algorithm=mine.py:fede"):

@@ -36,6 +36,7 @@ from ..spelling import (
     other_spellings,
     spellings,
     twice,
+    without_kinds,
 )
 from .holdings import what_follows
 
@@ -117,8 +118,10 @@ def read_sweep(source: str | Path | Mapping[str, Any] | Sweep) -> Sweep:
             f"{where.at('folder', 'run')}: folder is that of the sweep; write it above "
             "[run]."
         )
-    run = {name: _plain(value) for name, value in flattened(run).items()}
-    run, grids = _named(run, _grids(tables, where), where)
+    grids = _grids(tables, where)
+    old = all(map(without_kinds, (run, *grids)))
+    run = flattened({name: _plain(value) for name, value in run.items()})
+    run, grids = _named(run, [flattened(grid) for grid in grids], old, where)
     _check_disjoint(run, grids, where)
     for table in (run, *grids):
         objects.check_settings_free(table)
@@ -145,9 +148,8 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
             f"{where.name} has no grid; write [grid] and below it what varies, as in "
             "lr = [0.1, 0.03]."
         )
-    grids = [flattened(grid) for grid in grids]
     for number, grid in enumerate(grids):
-        for name, values in grid.items():
+        for name, values in flattened(grid).items():
             values = _plain(values)
             at = where.at(name, number)
             if name == "match":
@@ -173,14 +175,13 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
 
 
 def _named(
-    run: dict[str, Any], grids: list[dict[str, list]], where: _Source
+    run: dict[str, Any], grids: list[dict[str, list]], old: bool, where: _Source
 ) -> tuple[dict[str, Any], list[dict[str, list]]]:
     """[run] and the grids by full names; what no trial knows stays as it is.
 
     Raises:
       ValueError: a short name means other settings in other trials, or two are one.
     """
-    old = not any("." in name for table in (run, *grids) for name in table)
     means: list[dict[str, list[str]]] = []
     for grid in grids:
         several = [grid[k] if k in grid else [v] for k, v in choices_in(run).items()]
@@ -208,6 +209,8 @@ def _named(
 
 def _plain(value: Any) -> Any:
     """Python's numbers and lists in place of NumPy's or JAX's, of ranges and tuples."""
+    if isinstance(value, Mapping):  # of one kind
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | range):
         return [_plain(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value

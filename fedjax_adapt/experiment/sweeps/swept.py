@@ -125,8 +125,9 @@ def to_toml(sweep: Sweep) -> str:
             resolved[name] = "none"
     none = lambda value: "none" if value is None else value
     written = lambda values: [none(value) for value in values]
+    # full names in quotes, for tables would change the order of trials
     grids = [{name: written(v) for name, v in grid.items()} for grid in sweep.grids]
-    return toml.dumps({"run": nested(resolved), "grid": [nested(g) for g in grids]})
+    return toml.dumps({"run": nested(resolved), "grid": grids})
 
 
 def rows_of(
