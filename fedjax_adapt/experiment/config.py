@@ -37,7 +37,7 @@ INCIDENTAL = (
 )
 
 # What settings that came later are in runs of before: the hash of those stays.
-LATER = {"client_feature": None}
+LATER = {"dataset.client_feature": None}
 
 
 def all_options(choices: Mapping[str, str]) -> dict[str, Option]:

@@ -58,12 +58,16 @@ def known_names(choices: Mapping[str, Any]) -> list[str]:
     """The full names of all settings, but for choices that there are not."""
     names = list(common_options())
     for kind, name in choices.items():
-        try:
-            own = kind_options(kind, name) if isinstance(name, str) else ()
-        except (ValueError, ImportError):  # who needs its options will say so
-            own = ()
-        names += [f"{kind}.{option}" for option in own]
+        names += [f"{kind}.{option}" for option in _options(kind, name) or ()]
     return names
+
+
+def _options(kind: str, name: Any) -> Iterable[str] | None:
+    """The options of a choice; None: there is none, as who needs them will say."""
+    try:
+        return kind_options(kind, name) if isinstance(name, str) else None
+    except ValueError:
+        return None
 
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,8 +104,11 @@ def canonical(settings: Mapping[str, Any]) -> dict[str, Any]:
     choices = choices_in(flat)
     old = without_kinds(settings)
     means, found, written = spellings(known_names(choices)), {}, {}
+    gone = [kind for kind, name in choices.items() if _options(kind, name) is None]
     for name, value in flat.items():
         full = (means.get(name) or [name])[0]
+        if old and gone and name not in means:  # a user's own, whose file is elsewhere
+            full = f"{gone[0]}.{name.removeprefix(gone[0] + '_')}"
         if len(means.get(name, ())) > 1 and not old:
             raise ambiguous(name, means[name], choices)
         if full in found:
