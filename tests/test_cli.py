@@ -248,7 +248,7 @@ def test_a_file_may_set_what_a_flag_takes_back(elsewhere):
     assert settings("--clip-norm none --widths 3 4")["clip_norm"] is None
     none_or_truth = ("none", "true", "false")
     told = [settings(f"--algorithm gift --reset-ema {word}") for word in none_or_truth]
-    assert [each["reset_ema"] for each in told] == [None, True, False]
+    assert [each["algorithm.reset_ema"] for each in told] == [None, True, False]
     assert settings("--augment none --shuffle=none")["augment"] == "none"
 
 
