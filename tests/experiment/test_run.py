@@ -453,7 +453,7 @@ def test_a_folder_with_a_half_finished_run_asks_for_resume(half):
         ({"lr": 0.2}, r"with lr=0.1, not lr=0.2; resume it with lr=0.1"),
         ({"rounds": 9}, r"with rounds=7, not rounds=9"),
         ({"algorithm": "fedavg"}, r"with algorithm=scaffold, not algorithm=fedavg"),
-        ({"algorithm_options": {"option": "I"}}, r"with algorithm.option=II, not algorithm.option=I;"),
+        ({"algorithm_options": {"option": "I"}}, r"algorithm.option=II, not algo"),
         ({"partition_options": {"concentration": 9.0}}, r"concentration=0.3, not"),
     ],
 )

@@ -251,7 +251,9 @@ def test_options_that_cannot_be_traced_are_looped(monkeypatch):
 def test_numbers_of_a_config_are_read_and_set():
     options = {"mu": 0.3}
     config = Config(algorithm="fedprox", algorithm_options=options, clip_norm=None)
-    assert number_names(config) == ["lr", "lr_decay", "momentum", "weight_decay", "mu"]
+    assert number_names(config) == ["lr", "lr_decay", "momentum", "weight_decay"] + [
+        "algorithm.mu"
+    ]
     changed = with_numbers(config, {"algorithm.mu": 0.7, "lr": "traced"})
     assert (number(changed, "algorithm.mu"), changed.lr) == (0.7, "traced")
     assert (number(config, "algorithm.mu"), config.lr) == (0.3, 0.1)
@@ -427,7 +429,8 @@ def written(folder, rows, grid):
     common = {"method": "m", "group": "g", "dataset": "d", "test_examples": 9}
     common |= {"accuracy_name": "test accuracy"}
     rows = [
-        {"trial": i, **common, "diverged_round": None} | row
+        {"trial": i, **{n: row[n] for n in grid}, **common, "diverged_round": None}
+        | row
         for i, row in enumerate(rows)
     ]
     pq.write_table(table_of(rows), folder / "results.parquet")
