@@ -13,13 +13,6 @@ class SettingError(ValueError):
         super().__init__(sentence)
         self.setting = setting
 
-    def renamed(self, name: str) -> "SettingError":
-        """The same error about a setting that the user knows by another name."""
-        sentence = str(self)
-        if self.setting is not None:
-            sentence = name + sentence.removeprefix(self.setting)
-        return SettingError(sentence, name)
-
 
 class RunError(RuntimeError):
     """What ended a run that had begun: one sentence."""

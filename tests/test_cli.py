@@ -204,9 +204,13 @@ def test_flags_may_be_written_with_dashes_or_underscores():
 def test_the_command_line_wins_over_the_file(elsewhere):
     (elsewhere / "a.toml").write_text("algorithm = 'fedprox'\nmu = 0.5\nrounds = 3\n")
     both = settings("--config a.toml --rounds 4")
-    assert (both["algorithm"], both["mu"], both["rounds"]) == ("fedprox", 0.5, 4)
+    assert (both["algorithm"], both["algorithm.mu"], both["rounds"]) == (
+        "fedprox",
+        0.5,
+        4,
+    )
     other = settings("--config a.toml --algorithm fedssg")
-    assert "mu" not in other and other["rounds"] == 3
+    assert "algorithm.mu" not in other and other["rounds"] == 3
 
 
 def test_what_of_the_file_a_flag_leaves_without_an_owner_is_said(capsys, elsewhere):
@@ -234,14 +238,17 @@ def test_a_quantity_is_a_number_or_a_text():
 
 def test_a_file_may_set_what_a_flag_takes_back(elsewhere):
     (elsewhere / "a.toml").write_text("gate_alignment = true\nclip_norm = 'none'\n")
-    assert settings("--config a.toml")["gate_alignment"] is True
+    assert settings("--config a.toml")["algorithm.gate_alignment"] is True
     assert settings("--config a.toml")["clip_norm"] is None
     taken_back = settings("--config a.toml --no-gate-alignment --clip-norm 5")
-    assert (taken_back["gate_alignment"], taken_back["clip_norm"]) == (False, 5.0)
+    assert (taken_back["algorithm.gate_alignment"], taken_back["clip_norm"]) == (
+        False,
+        5.0,
+    )
     assert settings("--clip-norm none --widths 3 4")["clip_norm"] is None
     none_or_truth = ("none", "true", "false")
     told = [settings(f"--algorithm gift --reset-ema {word}") for word in none_or_truth]
-    assert [each["reset_ema"] for each in told] == [None, True, False]
+    assert [each["algorithm.reset_ema"] for each in told] == [None, True, False]
     assert settings("--augment none --shuffle=none")["augment"] == "none"
 
 

@@ -10,6 +10,7 @@ from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.data import PARTITIONS
 from fedjax_adapt.experiment.config import all_options, choices_in, kind_options
 from fedjax_adapt.experiment.options import options_of
+from fedjax_adapt.experiment.spelling import spellings
 from fedjax_adapt.models import MODELS
 
 THEIRS = {"model", "fnr_epochs", "calibration_epochs"}  # flags of released code
@@ -35,10 +36,11 @@ def test_every_option_it_names_can_be_chosen(call):
 
 def test_every_flag_it_names_exists():
     flags = set(re.findall(r"--([a-z_-]+)", " ".join(SPANS))) - THEIRS
-    known = set(all_options(choices_in({})))
+    known = set(spellings(all_options(choices_in({}))))
     for kind, registry in (("partition", PARTITIONS), ("algorithm", ALGORITHMS)):
         for name in registry:
-            known |= {flat for flat, _ in kind_options(kind, name).values()}
+            own = kind_options(kind, name)
+            known |= set(spellings(f"{kind}.{option}" for option in own))
     unknown = flags - {name.replace("_", "-") for name in known}
     assert not unknown
 

@@ -8,12 +8,13 @@ from .. import check
 from ..core import Algorithm, constant_steps, epochs, with_steps
 from ..errors import SettingError
 from ..participation import earliest
-from .config import Config
+from .config import Config, all_options, choices_of
 from .limits import CLIENTS, is_set
 from .names import is_own
 from .options import Option, checked, find, options_of, registry
 from .own import check_made
-from .schema import DERIVED, kind_options
+from .schema import DERIVED, common_options, kind_options
+from .spelling import shortest
 
 
 def build_algorithm(config: Config) -> Algorithm:
@@ -21,16 +22,16 @@ def build_algorithm(config: Config) -> Algorithm:
 
     One that brings its own step policy keeps it; else `num_steps` or `epochs` decide.
     """
-    flat = {
-        own: name
-        for own, (name, _) in kind_options("algorithm", config.algorithm).items()
-    }
+    known = kind_options("algorithm", config.algorithm)
     try:
         algorithm = _construct(config, config.algorithm, config.algorithm_options)
     except SettingError as error:
-        if error.setting not in flat:
+        own, sentence = error.setting, str(error)
+        if own not in known:
             raise
-        raise error.renamed(flat[error.setting]) from None
+        if own in common_options():  # which is another setting
+            sentence = f"algorithm.{sentence}"
+        raise SettingError(sentence, f"algorithm.{own}") from None
     if algorithm.server.busy is not None:
         _check_asynchronous(config)
     if algorithm.policy is not Algorithm().policy:
@@ -43,7 +44,9 @@ def build_algorithm(config: Config) -> Algorithm:
         for name in ("num_steps", "epochs"):
             if is_set(config, name):
                 steps = [
-                    f"--{n.replace('_', '-')}" for n in flat.values() if "steps" in n
+                    f"--{shown.replace('_', '-')}"
+                    for full, shown in shortest(all_options(choices_of(config))).items()
+                    if full.startswith("algorithm.") and "steps" in full
                 ]
                 see = f" and see its own options {', '.join(steps)}" if steps else ""
                 raise SettingError(

@@ -1,8 +1,8 @@
 """The settings of a run in one flat space, from TOML, flags or Python, and as TOML again.
 
-Files and flags name the fields of `Config` beside the options of the chosen algorithm,
-model, partition and data set. An option whose name is taken is prefixed with its kind:
-`dataset_alpha` beside the algorithm's `alpha`.
+They are the fields of `Config` beside the options of the chosen algorithm, model,
+partition and data set, by their full names, as in `dataset.alpha`. How else a user may
+write them is in spelling.py.
 """
 
 import hashlib
@@ -14,10 +14,20 @@ from typing import Any
 from ..errors import SettingError
 from . import toml
 from .limits import CLIENTS
-from .names import check_apart
 from .options import KINDS, Option, checked, find, registry, suggestion
 from .schema import Config, common_options, kind_options
 from .schema import Corruption as Corruption
+from .spelling import (
+    canonical,
+    choices_in,
+    flat_name,
+    flattened,
+    nested,
+    other_spellings,
+    shortest,
+    spellings,
+    writable,
+)
 
 # Settings that change no number of a run beyond rounding: it may be resumed with others.
 INCIDENTAL = (
@@ -27,38 +37,32 @@ INCIDENTAL = (
 )
 
 # What settings that came later are in runs of before: the hash of those stays.
-LATER = {"client_feature": None}
+LATER = {"dataset.client_feature": None}
 
 
 def all_options(choices: Mapping[str, str]) -> dict[str, Option]:
-    """Every setting a run with these choices has, by its name in flat space.
-
-    Raises:
-      ValueError: two choices have an option of one name.
-    """
-    check_apart(choices)
+    """Every setting a run with these choices has, by its full name."""
     options = common_options()
     for kind in KINDS:
-        options.update(kind_options(kind, choices[kind]).values())
+        for own, option in kind_options(kind, choices[kind]).items():
+            options[f"{kind}.{own}"] = option
     return options
 
 
 def is_setting(name: str) -> bool:
-    """Whether it is the flat name of a setting of any run, or an option's own name."""
-    if name in common_options():
-        return True
-    return any(
-        name in (own, flat)
+    """Whether it is a setting of any run, however it is written."""
+    options = (
+        f"{kind}.{own}"
         for kind in KINDS
         for choice in registry(kind)
-        for own, (flat, _) in kind_options(kind, choice).items()
+        for own in kind_options(kind, choice)
     )
+    return name in spellings([*common_options(), *options])
 
 
-def choices_in(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The algorithm, model, partition and data set that settings choose."""
-    common = common_options()
-    return {kind: settings.get(kind, common[kind].default) for kind in KINDS}
+def choices_of(config: Config) -> dict[str, str]:
+    """The algorithm, model, partition and data set of a run."""
+    return {kind: getattr(config, kind) for kind in KINDS}
 
 
 def from_settings(settings: Mapping[str, Any]) -> Config:
@@ -67,21 +71,20 @@ def from_settings(settings: Mapping[str, Any]) -> Config:
     Raises:
       ValueError: a name is unknown, or a value is of the wrong type or out of range.
     """
-    choices = choices_in(settings)
-    known = all_options(choices)
-    for name in settings:
+    settings = canonical(settings)
+    known = all_options(choices_in(settings))
+    given: dict[str, Any] = {f"{kind}_options": {} for kind in KINDS}
+    for name, value in settings.items():
         if name not in known:
-            raise SettingError(f"setting {name} is unknown; {suggestion(name, known)}")
-    common = {n: v for n, v in settings.items() if n in common_options()}
-    nested: dict[str, Any] = {
-        f"{kind}_options": {
-            own: settings[flat]
-            for own, (flat, _) in kind_options(kind, choices[kind]).items()
-            if flat in settings
-        }
-        for kind in KINDS
-    }
-    return Config(**common, **nested)
+            raise SettingError(
+                f"setting {name} is unknown; {suggestion(name, writable(known))}"
+            )
+        kind, dot, own = name.partition(".")
+        if dot:
+            given[f"{kind}_options"][own] = value
+        else:
+            given[name] = value
+    return Config(**given)
 
 
 def to_settings(config: Config) -> dict[str, Any]:
@@ -90,8 +93,8 @@ def to_settings(config: Config) -> dict[str, Any]:
     settings["partition_seed"] = partition_seed(config)
     for kind in KINDS:
         given = getattr(config, f"{kind}_options")
-        for own, (flat, option) in kind_options(kind, getattr(config, kind)).items():
-            settings[flat] = given.get(own, option.default)
+        for own, option in kind_options(kind, getattr(config, kind)).items():
+            settings[f"{kind}.{own}"] = given.get(own, option.default)
     return settings
 
 
@@ -99,8 +102,8 @@ def method_of(config: Config) -> str:
     """The algorithm with the options that are not its defaults, and what it stands on."""
     known = kind_options("algorithm", config.algorithm)
     given = {
-        flat: value
-        for own, (flat, option) in known.items()
+        flat_name(f"algorithm.{own}"): value
+        for own, option in known.items()
         if own != "base"
         and (value := config.algorithm_options.get(own)) not in (None, option.default)
     }
@@ -132,9 +135,8 @@ def read_settings(path: Path) -> dict[str, Any]:
         )
 
     def at(key: str) -> str:
-        return (
-            f"{path}, line {toml.line_of(path, key)}" if key in settings else str(path)
-        )
+        given = {*settings, *flattened(settings)} & {*other_spellings(key)}
+        return f"{path}, line {toml.line_of(path, key)}" if given else str(path)
 
     return check_settings(settings, at)
 
@@ -152,7 +154,10 @@ def check_settings(
       ValueError: an unknown name, or a value of the wrong type or out of range; the
         sentence begins with the place.
     """
-    settings = dict(settings)
+    try:
+        settings = canonical(settings)
+    except SettingError as error:
+        raise SettingError(f"{at(error.setting or '')}: {error}") from None
     choices = choices_in(settings)
     for kind in KINDS:
         try:
@@ -160,10 +165,12 @@ def check_settings(
         except ValueError as error:
             raise SettingError(f"{at(kind)}: {error}") from None
     known = all_options(choices)
+    short = shortest(known)
     for key, value in settings.items():
         if key not in known:
-            raise SettingError(f"{at(key)}: {key} is unknown; {suggestion(key, known)}")
-        sentence = f"{at(key)}: {key}={value!r}"
+            hint = suggestion(key, writable(known))
+            raise SettingError(f"{at(key)}: {flat_name(key)} is unknown; {hint}")
+        sentence = f"{at(key)}: {short[key]}={value!r}"
         settings[key] = checked(sentence, known[key].annotation, value)
     from .build import build_algorithm, build_plan  # which take a config
 
@@ -186,12 +193,7 @@ def to_toml(config: Config) -> str:
     for name, value in settings.items():
         if value is None and known[name].default is not None:
             settings[name] = "none"
-    comments = {}
-    for kind in KINDS:
-        flat = [f for f, _ in kind_options(kind, getattr(config, kind)).values()]
-        first = next((name for name in flat if name in settings), None)
-        comments[first] = f"options of {kind} = {getattr(config, kind)}"
-    return toml.dumps(settings, comments)
+    return toml.dumps(nested(settings))
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -206,7 +208,16 @@ def identity(config: Config) -> dict[str, Any]:
     return {name: v for name, v in settings.items() if name not in left_out}
 
 
+def hashed(config: Config) -> dict[str, Any]:
+    """The `identity` under the names that hashes have always been taken of."""
+    found: dict[str, Any] = {}
+    for name, value in identity(config).items():
+        flat = flat_name(name)
+        found[name if flat in found else flat] = value
+    return found
+
+
 def config_hash(config: Config) -> str:
     """Eight hexadecimal digits of the `identity`."""
-    text = json.dumps(identity(config), sort_keys=True)
+    text = json.dumps(hashed(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

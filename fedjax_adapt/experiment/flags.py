@@ -23,8 +23,8 @@ from .config import (
     read_settings,
 )
 from .mistakes import explain, words_of
-from .names import check_apart
 from .options import KINDS, Option, find
+from .spelling import ambiguous, flat_name, shortest, spellings, twice
 from .together import OPTIONS, Together, together
 
 PROGRAM = "fedjax-adapt run"
@@ -67,7 +67,7 @@ ABOUT_THE_RUN = {
 class Request(NamedTuple):
     """What a command line asks for."""
 
-    settings: dict[str, Any]  # flat; see `config`
+    settings: dict[str, Any]  # by full names; see `config`
     resume: bool
     controls: bool = False
     together: Together | None = None  # with which processes
@@ -88,7 +88,8 @@ def parse(arguments: Sequence[str]) -> Request:
     settings = _settings_file(words)
     note = left_out(words, settings)
     choices = chosen(words, settings)
-    values = read_flags(arguments, _groups(choices), settings, PROGRAM, DESCRIPTION)
+    groups = _groups(choices)
+    values = read_flags(arguments, groups, settings, PROGRAM, DESCRIPTION, choices)
     resume, controls = values.pop("resume"), values.pop("controls")
     others = together({name: values.pop(name) for name in OPTIONS})
     if others and controls:
@@ -110,11 +111,10 @@ def left_out(words: Mapping[str, list[str]], settings: Mapping[str, Any]) -> str
         told = words.get(kind) or [name]
         if told[0] == name:
             continue
-        options = kind_options(kind, name).values()
         lost = [
-            f"{flat}={settings[flat]}"
-            for flat, option in options
-            if flat in settings and settings[flat] != option.default
+            f"{flat_name(full)}={settings[full]}"
+            for full, option in group_of(kind, name).items()
+            if full in settings and settings[full] != option.default
         ]
         if lost:
             gone.append(f"{', '.join(lost)} of {kind}={name}")
@@ -130,11 +130,9 @@ def chosen(words: Mapping[str, list[str]], settings: dict[str, Any]) -> dict[str
         find(kind, name)
     for kind, name in choices_in(settings).items():
         if told.get(kind, name) != name:  # the file's options are another's
-            for flat, _ in kind_options(kind, name).values():
-                settings.pop(flat, None)
-    choices = choices_in({**settings, **told})
-    check_apart(choices)
-    return choices
+            for full in group_of(kind, name):
+                settings.pop(full, None)
+    return choices_in({**settings, **told})
 
 
 def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -159,8 +157,11 @@ def read_flags(
     settings: Mapping[str, Any],
     program: str,
     description: str,
+    choices: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """All values, flat, by tyro; `settings` are the defaults that a file gives.
+    """All values, by full names, by tyro; `settings` are defaults that a file gives.
+
+    A flag is shown by its short name, or by the full one where that means several.
 
     Raises:
       ValueError: one sentence on the first mistake.
@@ -170,11 +171,14 @@ def read_flags(
 
     words_of(arguments)  # or it is refused
     errors = io.StringIO()
-    options = {name: o for group in groups.values() for name, o in group.items()}
+    names = [name for group in groups.values() for name in group]
+    shown = shortest(names)
+    options = {shown[n]: o for group in groups.values() for n, o in group.items()}
+    arguments = _as_shown(arguments, names, choices or {})
     try:
         with contextlib.redirect_stderr(errors):
             parsed = tyro.cli(
-                _arguments_class(groups, settings),
+                _arguments_class(groups, settings, shown),
                 prog=program,
                 description=description,
                 args=list(_with_names(arguments, options)),
@@ -186,7 +190,38 @@ def read_flags(
         command = program.rpartition(" ")[2]
         said = explain(arguments, options, errors.getvalue(), command)
         raise SettingError(said) from None
-    return {n: value for g in vars(parsed).values() for n, value in vars(g).items()}
+    values = [value for g in vars(parsed).values() for value in vars(g).values()]
+    return dict(zip(names, values, strict=True))
+
+
+def _as_shown(
+    arguments: Sequence[str], names: Sequence[str], choices: Mapping[str, str]
+) -> list[str]:
+    """The words, each flag as it is shown, however it is written.
+
+    Raises:
+      ValueError: a short name means several options, or one is written in two ways.
+    """
+    means, shown, found = spellings(names), shortest(names), []
+    written: dict[str, str] = {}
+    for word in arguments:
+        flag, equals, value = word.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        negated = "no_" * (name not in means and name.startswith("no_"))
+        full = means.get(name.removeprefix(negated), ())
+        if not word.startswith("--") or not full:
+            found.append(word)
+            continue
+        if len(full) > 1:
+            raise ambiguous(name.replace("_", "-"), full, choices, "--")
+        spelled = name.removeprefix(negated)
+        if written.setdefault(full[0], spelled) != spelled:
+            ways = (f"--{n.replace('_', '-')}" for n in (written[full[0]], spelled))
+            raise twice(*ways, full[0])
+        kind, dot, own = shown[full[0]].rpartition(".")
+        flag = f"--{kind}{dot}{negated}{own}".replace("_", "-")
+        found.append(flag + equals + value)
+    return found
 
 
 def _with_names(
@@ -214,32 +249,43 @@ def _groups(choices: Mapping[str, str]) -> dict[str, dict[str, Option]]:
     groups["record"].update(ABOUT_THE_RUN)
     groups["several processes"] = OPTIONS
     for kind, name in choices.items():
-        flags = dict(kind_options(kind, name).values())
+        flags = group_of(kind, name)
         if flags:
             groups[f"{kind} {name}" if name in groups else name] = flags
     return groups
 
 
+def group_of(kind: str, name: str) -> dict[str, Option]:
+    """The options of one choice by their full names."""
+    return {f"{kind}.{own}": o for own, o in kind_options(kind, name).items()}
+
+
 def _arguments_class(
-    groups: Mapping[str, Mapping[str, Option]], settings: Mapping[str, Any]
+    groups: Mapping[str, Mapping[str, Option]],
+    settings: Mapping[str, Any],
+    shown: Mapping[str, str],
 ) -> type:
     """A dataclass of dataclasses: one group of flags each."""
     members = []
     for title, options in groups.items():
         title = re.sub(r"\W", "_", title)
-        flags = [_flag(name, option, settings) for name, option in options.items()]
+        flags = [_flag(n, option, settings, shown[n]) for n, option in options.items()]
         group = make_dataclass(title, flags, namespace={"__doc__": ""})
         members.append((title, group, field(default_factory=group)))
     return make_dataclass("Flags", members, namespace={"__doc__": ""})
 
 
-def _flag(name: str, option: Option, settings: Mapping[str, Any]) -> tuple:
+def _flag(name: str, option: Option, settings: Mapping[str, Any], shown: str) -> tuple:
     import tyro
 
     about = tyro.conf.arg(
-        help=option.help.removesuffix("."), metavar="NAME" if name in KINDS else None
+        name=shown if "." in shown else None,
+        help=option.help.removesuffix("."),
+        metavar="NAME" if name in KINDS else None,
     )
     annotation = Annotated[option.annotation, about]
     if name in ("resume", "controls", "overwrite"):
         annotation = tyro.conf.FlagCreatePairsOff[annotation]
-    return name, annotation, field(default=settings.get(name, option.default))
+    default = settings.get(name, option.default)
+    field_name = name.replace(".", "__") if "." in shown else shown
+    return field_name, annotation, field(default=default)

@@ -144,9 +144,9 @@ def _record(config: Config) -> store.Record:
     theirs = to_settings(from_settings(read_settings(folder / store.CONFIG)))
     ours = to_settings(config)
     options = [
-        flat
+        f"{kind}.{own}"
         for kind in ("partition", "dataset")
-        for flat, _ in kind_options(kind, getattr(config, kind)).values()
+        for own in kind_options(kind, getattr(config, kind))
     ]
     for name in (*SHARED, *options):
         if ours[name] != theirs.get(name):

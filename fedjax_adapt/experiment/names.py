@@ -1,47 +1,12 @@
-"""Which names are a user's own, which are taken, and what stands behind those that are.
+"""Which choices are a user's own, and what stands behind them."""
 
-Each option of an own function is prefixed with its kind where its name is taken by
-anything of ours, so that none of our names changes with what is registered.
-"""
-
-import functools
 import inspect
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Iterable
 from tokenize import TokenError
 from typing import Any
 
-from ..errors import SettingError
 from . import objects, scripts
 from .options import KINDS, OBJECT, REGISTERED
-
-
-def check_apart(choices: Mapping[str, str]) -> None:
-    """Raises ValueError if two choices have an option of one name, as own ones may."""
-    from .schema import kind_options
-
-    owners: dict[str, str] = {}
-    for kind, name in choices.items():
-        for flat, _ in kind_options(kind, name).values():
-            if flat in owners:
-                raise SettingError(
-                    f"{flat} is an option of {owners[flat]} and of {kind} {name}; give the "
-                    "argument of one of them another name."
-                )
-            owners[flat] = f"{kind} {name}"
-
-
-@functools.cache
-def reserved() -> frozenset[str]:
-    """Names that no option of an own function may have: flags, columns, figures."""
-    from .flags import ABOUT_THE_RUN
-    from .preview import PICTURE
-    from .rows import COLUMNS
-    from .summary import Summary
-    from .together import OPTIONS
-
-    figures = {field.name for field in fields(Summary)}
-    return frozenset({*ABOUT_THE_RUN, *PICTURE, *OPTIONS, *COLUMNS, *figures})
 
 
 def origins(configs: Iterable[Any]) -> dict[str, str]:

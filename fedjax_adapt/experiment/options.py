@@ -247,21 +247,22 @@ def suggestion(name: str, known: Iterable[str], command: str = "run") -> str:
     """The end of a sentence about an unknown setting: whose it is, or the nearest."""
     plainly = lambda name: name.lstrip("-").replace("-", "_")
     known, own, owners = list(known), plainly(name), []
+    kind_told, _, short = own.rpartition(".")
     for same in known:
-        prefixed = [f"{kind}_{own}" for kind in KINDS]  # as a name that is taken is
-        if plainly(same) in (own, *prefixed):  # but for the dashes
+        if plainly(same) == own:  # but for the dashes
             return f"did you mean {same}?"
-    for kind in KINDS:
-        takes = lambda f, kind=kind: own in options_of(kind, f)
+    for kind in [kind_told] if kind_told in KINDS else KINDS:
+        takes = lambda f, kind=kind: short in options_of(kind, f)
         choices = [choice for choice, f in registry(kind).items() if takes(f)]
         if choices:
             owners.append(f"{kind} {', '.join(choices)}")
     if owners:
         return f"it is an option of {' and of '.join(owners)}; leave it out here."
-    close = check.closest(own, map(plainly, known))
+    parts = {plainly(name).rpartition(".")[2]: name for name in reversed(known)}
+    close = check.closest(short, parts)
     if close is None:
         return f"fedjax-adapt {command} --help shows what there is."
-    return f"did you mean {next(name for name in known if plainly(name) == close)}?"
+    return f"did you mean {parts[close]}?"
 
 
 def checked(sentence: str, annotation: Any, value: Any) -> Any:

@@ -118,6 +118,8 @@ def _has_default(parameter: inspect.Parameter) -> bool:
 
 def _check_option(begins: str, parameter: inspect.Parameter, hint: Any) -> None:
     name, default = parameter.name, parameter.default
+    if name == "name":
+        raise SettingError(f"{begins} is what files choose a function by; rename it.")
     if not _has_default(parameter):
         raise SettingError(f"{begins} has no default; write {name}: float = 0.1.")
     if hint is None:

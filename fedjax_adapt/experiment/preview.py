@@ -11,18 +11,17 @@ from ..errors import SettingError
 from .build import load_source, split_source
 from .config import (
     Config,
-    all_options,
-    choices_in,
     common_options,
     from_settings,
     kind_options,
     read_settings,
 )
-from .flags import chosen, left_out, read_flags
+from .flags import chosen, group_of, left_out, read_flags
 from .mistakes import words_of
-from .options import KINDS, Option, options_of, registry
+from .options import KINDS, Option, registry
 from .public import with_public
 from .scripts import label
+from .spelling import flat_name, spellings
 
 PROGRAM = "fedjax-adapt partition"
 DESCRIPTION = """\
@@ -71,18 +70,21 @@ def parse(arguments: Sequence[str]) -> Request:
     common = common_options()
     groups = {"clients": {name: common[name] for name in SETTINGS}, "picture": PICTURE}
     for kind in DECIDE:
-        groups[choices[kind]] = dict(kind_options(kind, choices[kind]).values())
+        groups[choices[kind]] = group_of(kind, choices[kind])
     groups = {title: flags for title, flags in groups.items() if flags}
     known = {name for flags in groups.values() for name in flags}
     for name in words:
-        if name not in known and name.removeprefix("no_") in _names_of_runs():
+        if (
+            name not in spellings(known)
+            and name.removeprefix("no_") in _names_of_runs()
+        ):
             flag = "--" + name.replace("_", "-")
             raise SettingError(
                 f"{flag} says how a run trains, and {PROGRAM} trains nothing; leave it "
                 "out."
             )
     settings = {name: value for name, value in settings.items() if name in known}
-    values = read_flags(arguments, groups, settings, PROGRAM, DESCRIPTION)
+    values = read_flags(arguments, groups, settings, PROGRAM, DESCRIPTION, choices)
     output, overwrite = values.pop("output"), values.pop("overwrite")
     del values["config"]
     config = from_settings(values)
@@ -150,13 +152,11 @@ def _dataset(config: Config) -> str:
 def _names_of_runs() -> set[str]:
     """Every setting a run can have besides those of data sets and partitions."""
     training = [kind for kind in KINDS if kind not in DECIDE]
-    names = set(all_options(choices_in({}))) | {"resume"}
-    for kind in training:
-        for function in registry(kind).values():
-            names.update(options_of(kind, function))
-    for kind in DECIDE:
-        for name in registry(kind):
-            names.difference_update(
-                flat for flat, _ in kind_options(kind, name).values()
-            )
-    return names
+    own = lambda kinds: [
+        f"{kind}.{option}"
+        for kind in kinds
+        for name in registry(kind)
+        for option in kind_options(kind, name)
+    ]
+    names = {*common_options(), "resume", *spellings(own(training))}
+    return names - {*map(flat_name, own(DECIDE))}

@@ -10,12 +10,11 @@ from typing import Any, Literal, get_type_hints
 from .. import check
 from ..errors import SettingError
 from .limits import CLIENTS, check_limits
-from .names import check_apart, is_own, reserved
+from .names import is_own
 from .options import (
     KINDS,
     Option,
     argument_help,
-    built_in,
     checked,
     convert,
     find,
@@ -194,7 +193,6 @@ class Config:
             put(f"{kind}_options", _checked_options(self, kind))
         if self.num_clients is None and not _owners_decide(self):
             put("num_clients", CLIENTS)
-        check_apart({kind: getattr(self, kind) for kind in KINDS})
         check_limits(self)
 
 
@@ -234,22 +232,10 @@ def _common_options() -> Mapping[str, Option]:
     }
 
 
-def kind_options(kind: str, name: str) -> dict[str, tuple[str, Option]]:
-    """The options of one choice: its own name -> (name in flat space, option)."""
-    function = find(kind, name)
-    own_one = is_own(kind, name)
-    taken = set(common_options())
-    others = [k for k in KINDS if k != kind]
-    for other in others if own_one else KINDS[: KINDS.index(kind)]:
-        for theirs in built_in(other).values():
-            names = options_of(other, theirs)
-            taken.update(names)
-            if own_one:
-                taken.update(f"{other}_{name}" for name in names)
-    if own_one:
-        taken |= reserved()
-    options = {}
-    for own, option in options_of(kind, function).items():
+def kind_options(kind: str, name: str) -> dict[str, Option]:
+    """The options of one choice by their own names; the full one is KIND.OPTION."""
+    own_one, options = is_own(kind, name), {}
+    for own, option in options_of(kind, find(kind, name)).items():
         if own_one:  # 1 for a float is 1.0, as it is read back
             default = convert(option.annotation, option.default)
             option = option._replace(default=default)
@@ -257,7 +243,7 @@ def kind_options(kind: str, name: str) -> dict[str, tuple[str, Option]]:
         if derived and option.default is not None:
             about = f"{option.help.removesuffix('.')}; none: {DERIVED[own]} of the run"
             option = Option(option.annotation | None, None, about)
-        options[own] = (f"{kind}_{own}" if own in taken else own, option)
+        options[own] = option
     return options
 
 
@@ -272,7 +258,7 @@ def _owners_decide(config: Config) -> bool:
 def _checked_options(config: Config, kind: str) -> Mapping[str, Any]:
     """The options given to one choice, of the right names and types, read-only."""
     name = getattr(config, kind)
-    known = {own: option for own, (_, option) in kind_options(kind, name).items()}
+    known = kind_options(kind, name)
     given = dict(getattr(config, f"{kind}_options"))
     for option, value in given.items():
         if option not in known:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import SettingError
 from . import toml
+from .spelling import canonical
 
 if TYPE_CHECKING:
     import pyarrow
@@ -33,9 +34,6 @@ CONFIG, SUMMARY, LOCK = "config.toml", "summary.json", ".lock"
 OWN = "own.json"
 SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see swept.py
 NOTHING = "nothing"  # that a trial was also given
-COLUMNS = {
-    "rho": "algorithm_rho"
-}  # of settings in its results, if not as they are called
 TABLES = ("metrics", "clients", "trials")
 
 
@@ -63,7 +61,7 @@ class Record(NamedTuple):
     """
 
     folder: Path
-    config: dict[str, Any]
+    config: dict[str, Any]  # by full names, options as algorithm.mu
     metrics: "pyarrow.Table"
     clients: "pyarrow.Table"
     summary: dict[str, Any] | None  # None: not finished
@@ -93,7 +91,7 @@ def read_run(folder: str | Path) -> Record:
         )
     return Record(
         folder=folder,
-        config=toml.read(folder / CONFIG),
+        config=canonical(toml.read(folder / CONFIG)),
         metrics=read_table(folder, "metrics"),
         clients=read_table(folder, "clients"),
         summary=read_summary(folder),
@@ -104,7 +102,7 @@ class Swept(NamedTuple):
     """What a sweep folder says.
 
     `results` has one row per trial of the groups that are done: trial, the settings that
-    vary (`COLUMNS` names one that is called like a figure), method, config_hash, group,
+    vary (see `spelling.columns`), method, config_hash, group,
     dataset, test_examples (how many it was tested on), also_given (what the method was
     given beside the clients' own training), accuracy_name (as in a summary),
     diverged_round (null unless it diverged; then there are no figures), stopped_round (null
@@ -129,21 +127,25 @@ class Swept(NamedTuple):
         """
         import pyarrow as pa
 
-        settings = self.results.column_names
-        settings = settings[1 : settings.index("method")]
         at = {trial: i for i, trial in enumerate(self.results["trial"].to_pylist())}
         tables = []
         for group in dict.fromkeys(self.results["group"].to_pylist()):
             rows = read_table(self.folder / "groups" / group, "metrics")
             own = [at[trial] for trial in rows["trial"].to_pylist()]
             columns: dict[str, Any] = {"trial": rows["trial"]}
-            for name in settings:
+            for name in self.settings:
                 column = f"algorithm_{name}" if name in rows.column_names else name
                 columns[column] = self.results[name].take(pa.array(own))
             others = {n: rows[n] for n in rows.column_names if n != "trial"}
             tables.append(pa.table(columns | others))
         joined = pa.concat_tables(tables, promote_options="default")
         return joined.sort_by([("trial", "ascending"), ("round", "ascending")])
+
+    @property
+    def settings(self) -> list[str]:
+        """The columns of `results` that are settings."""
+        names = self.results.column_names
+        return names[1 : names.index("method")]
 
     @property
     def diverged(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Flat TOML files: reading with line numbers, and the few lines that write them."""
+"""TOML files: reading with line numbers, and the few lines that write them."""
 
 import re
 import tomllib
@@ -33,31 +33,48 @@ def read(path: Path, called: str = "config") -> dict[str, Any]:
 def line_of(path: Path, key: str, after: int = 0) -> int:
     """The number of the line that sets `key` (or opens the table `key`), from 1.
 
-    The first below line `after`, and 1 if there is none.
+    The first below line `after`, and 1 if there is none. The key is a full name: also
+    what is written in the table of its kind, below [run] or [grid], or, where that is
+    nowhere, with an underscore or without the kind.
     """
-    name = rf"(?:{re.escape(key)}|\"{re.escape(key)}\"|'{re.escape(key)}')"
-    pattern = re.compile(rf"^\s*(?:{name}\s*[.=]|\[+\s*{name}\s*[.\]])")
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return next(
-        (n for n, line in enumerate(lines, 1) if n > after and pattern.match(line)), 1
-    )
+    kind, _, own = key.rpartition(".")
+    for spelling in (key, f"{key}.name", f"{kind}_{own}", own):
+        table: list[str] = []
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            opened = re.match(r"\s*\[+([^\[\]=]+)\]", line)
+            found = _path(opened[1] if opened else line.partition("=")[0])
+            if opened:
+                table = found[1:] if found[0] in ("run", "grid") else found
+            place = ".".join(found if opened else [*table, *found])
+            sets = opened is not None or "=" in line
+            if number > after and sets and (place + ".").startswith(spelling + "."):
+                return number
+    return 1
 
 
-def dumps(values: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
+def _path(text: str) -> list[str]:
+    return [part.strip().strip("\"'") for part in text.split(".")]
+
+
+def dumps(values: Mapping[str, Any], above: str = "") -> str:
     """`values` as TOML, one line each; None has no spelling in TOML and is left out.
 
     Args:
-      values: strings, booleans, numbers and flat sequences of them.
-      comments: for a key, the line of comment that goes above it.
+      values: strings, booleans, numbers and flat sequences of them; and tables of such
+        values, or lists of tables, which are written last.
+      above: the tables that `values` stand in, each with its dot.
     """
-    comments = comments or {}
-    lines = []
+    lines, tables = [], ""
     for key, value in values.items():
-        if key in comments:
-            lines += ["", f"# {comments[key]}"]
-        if value is not None:
-            lines.append(f"{_key(key)} = {spelled(value)}")
-    return "\n".join(lines).lstrip("\n") + "\n"
+        name = above + _key(key)
+        if isinstance(value, Mapping):
+            tables += f"\n[{name}]\n{dumps(value, name + '.')}"
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            for table in value:
+                tables += f"\n[[{name}]]\n{dumps(table, name + '.')}"
+        elif value is not None:
+            lines.append(f"{_key(key)} = {spelled(value)}\n")
+    return ("".join(lines) + tables).lstrip("\n")
 
 
 def _key(key: str) -> str:
@@ -65,7 +82,7 @@ def _key(key: str) -> str:
 
 
 def spelled(value: Any) -> str:
-    """A value as TOML writes it; TypeError for what has no place in a flat file."""
+    """A value as TOML writes it; TypeError for what has no place in a file."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -74,7 +91,7 @@ def spelled(value: Any) -> str:
         return '"' + "".join(map(_escaped, str(value))) + '"'
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(spelled, value)) + "]"
-    raise TypeError(f"{value!r} has no place in a flat TOML file")
+    raise TypeError(f"{value!r} has no place in a TOML file")
 
 
 def _escaped(character: str) -> str:

@@ -9,7 +9,10 @@ Run = tuple[dict[str, Any], dict[str, Any]]  # (config, summary)
 
 WEIGHTLESS = "fnr(weight=0)"  # for FNR-FL alone: others have no such part to switch off
 CONTROLS = (WEIGHTLESS, "fedavg_pubft", "public_only")
-WORK = ("fraction", "algorithm_epochs")  # of a control: as much as its method's
+WORK = (
+    "algorithm.fraction",
+    "algorithm.epochs",
+)  # of a control: as much as its method's
 
 
 def lacking(runs: Sequence[Run]) -> list[str]:
@@ -42,7 +45,7 @@ def _control(run: Run) -> str | None:
     """Which control a run is, if it is one."""
     config = run[0]
     if config["algorithm"] == "fnr":
-        return WEIGHTLESS if config.get("weight") == 0 else None
+        return WEIGHTLESS if config.get("algorithm.weight") == 0 else None
     return config["algorithm"] if config["algorithm"] in CONTROLS else None
 
 
@@ -51,7 +54,7 @@ def _stands_for(control: Run, method: Run) -> bool:
     (theirs, of_theirs), (ours, of_ours) = control, method
     shared = [name for name in WORK if name in ours]
     if _control(control) != "public_only":  # whose clients do not train on any base
-        shared.append("base")
+        shared.append("algorithm.base")
     sets = [
         (public["protocol"], public["examples"])
         for public in (of_theirs["public"], of_ours["public"])

@@ -101,7 +101,7 @@ def method_of(config: Mapping[str, Any], summary: Mapping[str, Any] | None) -> s
     """What a run trained with, as its summary says; without one, algorithm and base."""
     if summary is not None and "method" in summary:
         return summary["method"]
-    base = config.get("base")
+    base = config.get("algorithm.base")
     return config["algorithm"] if base is None else f"{config['algorithm']} on {base}"
 
 

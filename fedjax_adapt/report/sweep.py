@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..experiment.store import ACCURACY, COLUMNS, NOTHING, TRAINED, read_swept
+from ..experiment.store import ACCURACY, NOTHING, TRAINED, read_swept
 from .controls import CONTROLS, WEIGHTLESS
 from .tables import percent
 
@@ -60,9 +60,7 @@ def parts(folder: str | Path) -> list[Part]:
       ValueError: the folder holds no results of a sweep.
     """
     found = read_swept(folder)
-    grids = found.sweep["grid"]
-    grids = [grids] if isinstance(grids, dict) else grids
-    names = dict.fromkeys(n for grid in grids for n in grid if n != SEED)
+    names = [name for name in found.settings if name != SEED]
     rows = found.results.to_pylist()
     sorted_rows: dict[tuple, dict[tuple, Line]] = {}
     for row in rows:
@@ -70,7 +68,7 @@ def parts(folder: str | Path) -> list[Part]:
         lines = sorted_rows.setdefault(
             (trained, row["dataset"], row["test_examples"]), {}
         )
-        point = {name: row[COLUMNS.get(name, name)] for name in names}
+        point = {name: row[name] for name in names}
         given = row.get("also_given")  # which an earlier version did not write
         line = lines.setdefault(
             tuple(map(str, point.values())), Line(point, [], [], set(), given, [])

@@ -33,7 +33,7 @@ def finished(tmp_path, monkeypatch):
         folder = tmp_path / (folder or name)
         folder.mkdir()
         settings |= {"algorithm": name} | ({"base": base} if base else {})
-        store.write_text(folder / store.CONFIG, toml.dumps(settings, {}))
+        store.write_text(folder / store.CONFIG, toml.dumps(settings))
         found = {"accuracy": accuracy, "best_accuracy": accuracy, "rho": 1.25}
         summary = {
             **({store.TRAINED: found} if trained else found),

@@ -1,5 +1,6 @@
 import dataclasses
 import inspect
+import tomllib
 from typing import Literal
 
 import jax.numpy as jnp
@@ -13,8 +14,6 @@ from fedjax_adapt.algorithms.afl import afl_fixed
 from fedjax_adapt.experiment.build import build_algorithm, build_plan
 from fedjax_adapt.experiment.config import (
     Config,
-    all_options,
-    choices_in,
     common_options,
     config_hash,
     from_settings,
@@ -25,12 +24,10 @@ from fedjax_adapt.experiment.config import (
     to_toml,
 )
 from fedjax_adapt.experiment.options import (
-    KINDS,
     argument_help,
     catalogue,
     convert,
     plain,
-    registry,
     wanted,
 )
 
@@ -70,20 +67,6 @@ def test_every_common_option_says_what_it_is_for():
     assert all(option.help for option in common_options().values())
 
 
-def test_flat_names_are_unique_for_every_pair_of_choices():
-    for kind in KINDS:
-        for name in registry(kind):
-            settings = {kind: name}
-            flat = [
-                flat
-                for k, n in choices_in(settings).items()
-                for flat, _ in kind_options(k, n).values()
-            ]
-            assert len(flat + [*common_options()]) == len(
-                all_options(choices_in(settings))
-            )
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_number_and_choice_of_a_constructor_is_an_option(name):
     simple = {
@@ -94,12 +77,73 @@ def test_every_number_and_choice_of_a_constructor_is_an_option(name):
     assert simple <= set(kind_options("algorithm", name))
 
 
-def test_an_option_whose_name_is_taken_is_prefixed_with_its_kind():
-    config = from_settings(
-        {"dataset": "synthetic", "dataset_alpha": 0.5, "alpha": 0.25, "beta": 0.0}
-    )
-    assert config.dataset_options["alpha"] == 0.5
-    assert dict(config.algorithm_options) == {"alpha": 0.25, "beta": 0.0}
+BOTH = {  # ways to write two options of one name, beside one that is alone in its
+    "old": 'dataset = "synthetic"\ndataset_alpha = 0.5\nalpha = 0.25\nconcentration = 1',
+    "full": "dataset.name = 'synthetic'\ndataset.alpha = 0.5\nalgorithm.alpha = 0.25\n"
+    "partition.concentration = 1",
+    "tables": "concentration = 1\n[algorithm]\nname = 'fedssg'\nalpha = 0.25\n"
+    "[dataset]\nname = 'synthetic'\nalpha = 0.5\n",
+    "mixed": "dataset = 'synthetic'\npartition_concentration = 1\ndataset_alpha = 0.5\n"
+    "[algorithm]\nalpha = 0.25",
+}
+
+
+@pytest.mark.parametrize("way", BOTH)
+def test_every_way_to_write_an_option_is_the_same_config(written, way):
+    config = from_settings(read_settings(written(BOTH[way])))
+    assert dict(config.dataset_options) == {"alpha": 0.5}
+    assert dict(config.algorithm_options) == {"alpha": 0.25}
+    assert dict(config.partition_options) == {"concentration": 1.0}
+    assert from_settings(tomllib.loads(BOTH[way])) == config
+    again = from_settings(read_settings(written(to_toml(config))))
+    assert config_hash(again) == config_hash(config)
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (
+            "mu = 1\n[algorithm]\nname = 'fedprox'\nmu = 2",
+            "line 4: mu and algorithm.mu are the same setting; write one of them.",
+        ),
+        (
+            "dataset.name = 'synthetic'\n\nalpha = 2",
+            "line 3: alpha is an option of algorithm fedssg and of dataset synthetic; "
+            "write algorithm.alpha or dataset.alpha.",
+        ),
+        ("[algorithm]\nname = 'fedprox'\nmu = -1", "line 3: mu=-1.0 must be a finite"),
+        ("[algorithm]\nname = 'fedprox'\nmuu = 1", "did you mean mu?"),
+        ("[algorithm]\nname = 'fedprocs'", "algorithm='fedprocs' is unknown"),
+        ("seed = 1\nalgorithm.epochs = 1\nalgorithm.name = 'fnr'\nlr = 'x'", "line 4"),
+    ],
+)
+def test_a_mistake_in_a_table_is_named_with_its_line(written, text, says):
+    path = written(text)
+    with pytest.raises(ValueError) as error:
+        read_settings(path)
+    assert str(error.value).startswith(str(path)) and says in str(error.value)
+
+
+def test_a_new_algorithm_renames_nothing(monkeypatch):
+    """Whatever its options are called."""
+    before = Config(partition_options={"concentration": 0.7})
+    settings, text = to_settings(before), to_toml(before)
+    hashes = [config_hash(from_settings({"dataset": name})) for name in ("synthetic",)]
+
+    def newest(concentration: float = 1.0, widths: int = 2, lr: float = 0.5):
+        return ALGORITHMS["fedavg"]()
+
+    monkeypatch.setitem(ALGORITHMS, "newest", newest)
+    assert (to_settings(before), to_toml(before)) == (settings, text)
+    assert config_hash(before) == "c237ea68"
+    assert hashes == [config_hash(from_settings({"dataset": "synthetic"}))]
+    own = {"algorithm": "newest", "algorithm.concentration": 3.0}
+    both = from_settings({**own, "partition.concentration": 0.7})
+    assert both.partition_options == before.partition_options
+    other = from_settings({**own, "partition.concentration": 0.6})
+    assert config_hash(both) != config_hash(other)
+    with pytest.raises(ValueError, match="concentration is an option of algorithm new"):
+        from_settings({"concentration": 0.7, **own})
 
 
 def test_the_hash_sees_numbers_and_not_places():
@@ -151,7 +195,7 @@ def test_options_of_a_config_cannot_be_changed():
         ("alpha = -1.0\n", r"line 1: alpha=-1.0 must be a finite number of at least 0"),
         (
             "participation = 0.3\nseed = 1\nalgorithm_participation = 1.5\n",
-            r"line 3: algorithm_participation=1.5 must lie in",
+            r"line 3: algorithm.participation=1.5 must lie in",
         ),
         ("seed = 1\nstep_seconds = 'lognormal(0)'\n", r"line 2: step_seconds='lognorm"),
         ("a = 1\n[rounds]\nx = 1\n", r"line 1: a is unknown"),

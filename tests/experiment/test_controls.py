@@ -103,17 +103,19 @@ def test_controls_share_every_setting_but_the_method(tiny):
     config = tiny(algorithm="fnr", algorithm_options=options, seed=4)
     first, *others = (to_settings(one) for one in with_controls(config))
     assert first == to_settings(config)
-    own = {"algorithm", "folder", "weight"}
+    own = {"algorithm", "folder", "algorithm.weight"}
     for one in others:
         same = set(one) & set(first) - own
         assert all(one[name] == first[name] for name in same)
-        assert one["algorithm_epochs"] == 3 and one["algorithm_lr"] == 0.5
+        assert one["algorithm.epochs"] == 3 and one["algorithm.lr"] == 0.5
     assert [one["algorithm"] for one in others] == [
         "fnr",
         "fedavg_pubft",
         "public_only",
     ]
-    assert others[0]["weight"] == 0 and others[1]["base"] == "scaffold"
+    assert (
+        others[0]["algorithm.weight"] == 0 and others[1]["algorithm.base"] == "scaffold"
+    )
     assert set(first) - set(others[0]) == set()
     names = [one["folder"].removeprefix(first["folder"]) for one in others]
     assert names == ["-control-weight0", "-control-pubft", "-control-public"]

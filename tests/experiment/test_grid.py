@@ -5,7 +5,7 @@ import pytest
 from fedjax_adapt.experiment import Config
 from fedjax_adapt.experiment.config import all_options, identity
 from fedjax_adapt.experiment.options import KINDS, registry
-from fedjax_adapt.experiment.store import COLUMNS
+from fedjax_adapt.experiment.spelling import columns
 from fedjax_adapt.experiment.summary import FIGURES, Summary
 from fedjax_adapt.experiment.sweeps.grid import read_sweep, seed_hint
 from fedjax_adapt.experiment.sweeps.swept import first_change, sweep_folder, to_toml
@@ -43,7 +43,10 @@ mu = [0.5]
     )
     assert found.trials[4].config.algorithm_options == {"mu": 0.5}
     assert [trial.number for trial in found.trials] == list(range(5))
-    assert (found.folder, found.names) == ("here", ["algorithm", "seed", "mu"])
+    assert (found.folder, found.names) == (
+        "here",
+        ["algorithm", "seed", "algorithm.mu"],
+    )
 
 
 def test_a_dict_says_what_a_file_does(tmp_path):
@@ -152,7 +155,7 @@ def test_arrays_and_ranges_are_lists():
     arrays = {"lr": np.array([0.5, 0.25]), "seed": range(2), "mu": [np.float64(0.5)]}
     run = {"algorithm": "fedprox", "rounds": np.int64(3), "momentum": jnp.zeros(())}
     found = read_sweep({"run": run, "grid": arrays})
-    lists = {"lr": [0.5, 0.25], "seed": [0, 1], "mu": [0.5]}
+    lists = {"lr": [0.5, 0.25], "seed": [0, 1], "algorithm.mu": [0.5]}
     assert found.grids == [lists]
     same = {"algorithm": "fedprox", "rounds": 3, "momentum": 0.0}
     assert found.trials == read_sweep({"run": same, "grid": lists}).trials
@@ -225,5 +228,39 @@ def test_settings_and_figures_have_columns_of_their_own():
             default = dict(zip(KINDS, ("fedavg", "mlp", "iid", "digits"), strict=True))
             names |= set(all_options(default | {kind: choice}))
     figures = {*FIGURES, *Summary.__dataclass_fields__} - {"folder", "public", "data"}
-    assert names & figures == {"rounds", *COLUMNS}
-    assert not names & set(COLUMNS.values())
+    found = columns(names)
+    assert set(found.values()) & figures - {"public"} == {"rounds"}
+    assert found["algorithm.rho"] == "algorithm_rho"
+    assert (found["algorithm.mu"], found["dataset.alpha"]) == ("mu", "dataset_alpha")
+    assert len(columns(["algorithm.x", "model.x", "lr"])) == 3
+    assert columns(["algorithm.x", "model.x"]) == {
+        n: n for n in ("algorithm.x", "model.x")
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[run]\ndataset='synthetic'\n[grid]\nalgorithm=['fedprox']\nmu=[1, 2]\n"
+        "dataset_alpha = [1, 2]",
+        "[run.dataset]\nname = 'synthetic'\n[grid]\nalgorithm.name = ['fedprox']\n"
+        "algorithm.mu = [1, 2]\ndataset.alpha = [1, 2]",
+    ],
+)
+def test_a_sweep_of_tables_is_that_of_flat_names(tmp_path, text):
+    found = read_sweep(written(tmp_path, text))
+    assert found.names == ["algorithm", "algorithm.mu", "dataset.alpha"]
+    assert [t.config.algorithm_options["mu"] for t in found.trials] == [1, 1, 2, 2]
+    assert sweep_folder(found).name == "sweep-6f2e113e"
+    again = read_sweep(written(tmp_path, to_toml(found)))
+    assert first_change(again, found) is None
+
+
+def test_a_short_name_that_is_another_setting_in_another_trial_is_refused(tmp_path):
+    text = (
+        "[run]\ndataset.name = 'synthetic'\n[grid]\nalgorithm = ['feddyn', 'fedavg']\n"
+    )
+    with pytest.raises(
+        ValueError, match="line 5: alpha is an option of algorithm and o"
+    ):
+        read_sweep(written(tmp_path, text + "alpha = [1, 2]"))

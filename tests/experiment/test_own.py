@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from fedjax_adapt.experiment.config import (
     to_toml,
 )
 from fedjax_adapt.experiment.flags import parse
-from fedjax_adapt.experiment.options import KINDS, REGISTERED, built_in, catalogue
+from fedjax_adapt.experiment.options import KINDS, REGISTERED, catalogue
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
 from fedjax_adapt.report.compare import comparison_tables
@@ -133,7 +132,9 @@ def test_numbers_of_an_own_constructor_are_one_program():
     settings = {**TINY, "algorithm": "leash", "checkpoint_every": None}
     grid = {"strength": [0, 0.1, 1], "grows": [False, True]}
     groups = groups_of(read_sweep({"run": settings, "grid": grid}).trials)
-    assert [(len(g.trials), g.numbers) for g in groups] == [(3, ["strength"])] * 2
+    assert [(len(g.trials), g.numbers) for g in groups] == [
+        (3, ["algorithm.strength"])
+    ] * 2
 
 
 def test_an_integer_default_of_a_float_is_the_same_run_when_it_is_read_back(tmp_path):
@@ -149,7 +150,7 @@ def test_flags_of_what_is_registered_come_with_its_help(capsys):
     fa.register("algorithm")(leash)
     line = "--algorithm leash --strength 0.25 --grows --rounds 2"
     settings = parse(line.split()).settings
-    assert (settings["strength"], settings["grows"]) == (0.25, True)
+    assert (settings["algorithm.strength"], settings["algorithm.grows"]) == (0.25, True)
     with pytest.raises(SystemExit):
         parse(["--algorithm", "leash", "--help"])
     assert "of the pull" in capsys.readouterr().out
@@ -231,33 +232,6 @@ def test_a_name_that_is_taken_is_refused_but_for_the_same_function_again():
             fa.register("algorithm")(other)
 
 
-def test_no_name_of_ours_hangs_on_what_is_registered():
-    flat = lambda: {
-        (kind, name): {own: at for own, (at, _) in kind_options(kind, name).items()}
-        for kind in KINDS
-        for name in built_in(kind)
-    }
-    before, hashes = flat(), [config_hash(Config()), config_hash(Config(seed=3))]
-
-    def greedy(
-        concentration: float = 0.1,
-        widths: int = 3,
-        lr: float = 0.1,
-        resume: bool = False,
-        accuracy: float = 0.5,
-        dataset_alpha: float = 1.0,
-        fresh: float = 1.0,
-    ) -> fa.Algorithm:
-        return fa.Algorithm()
-
-    fa.register("algorithm")(greedy)
-    assert flat() == before
-    assert [config_hash(Config()), config_hash(Config(seed=3))] == hashes
-    names = {own: at for own, (at, _) in kind_options("algorithm", "greedy").items()}
-    assert names.pop("fresh") == "fresh"
-    assert names == {own: f"algorithm_{own}" for own in names}
-
-
 # of the version before functions of a user's own
 HASHES = {
     ("algorithm", "fedssg"): "b473d71a",
@@ -274,32 +248,34 @@ def test_configs_of_ours_keep_their_hash(kind, name):
     assert config_hash(from_settings({kind: name})) == HASHES[kind, name]
 
 
-def test_a_name_that_is_prefixed_is_found():
-    def net(input_shape, num_classes, hidden: int = 4): ...
-
-    fa.register("model")(net)
-    assert from_settings({"model": "net", "model_hidden": 3}).model_options["hidden"]
-    for make, says in (
-        (lambda: from_settings({"model": "net", "hidden": 3}), "mean model_hidden?"),
-        (lambda: parse("--model net --hidden 3".split()), "mean --model-hidden?"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(says)):
-            make()
-
-
-def test_two_own_options_of_one_name_are_refused():
+def test_two_options_of_one_name_are_told_apart_by_their_full_names():
     def split_by(labels, num_clients, *, seed, strength: float = 0.1): ...
 
     fa.register("algorithm")(leash)
     fa.register("partition")(split_by)
-    says = "strength is an option of algorithm leash and of partition split_by; give"
-    for make in (
-        lambda: Config(algorithm="leash", partition="split_by"),
-        lambda: from_settings({"algorithm": "leash", "partition": "split_by"}),
-        lambda: parse(["--algorithm", "leash", "--partition", "split_by"]),
+    both = ["--algorithm", "leash", "--partition", "split_by"]
+    says = (
+        "^--strength is an option of algorithm leash and of partition split_by; write "
+    )
+    says += "--algorithm.strength or --partition.strength.$"
+    with pytest.raises(ValueError, match=says):
+        parse([*both, "--strength", "1"])
+    for first in ("--algorithm.strength", "--algorithm-strength"):
+        found = parse([*both, first, "1", "--partition_strength=2"]).settings
+        assert found["algorithm.strength"] == 1 and found["partition.strength"] == 2
+    for flag in ("--strength", "--algorithm.strength", "--algorithm-strength"):
+        found = parse(["--algorithm", "leash", flag, "2"]).settings
+        assert found["algorithm.strength"] == 2
+    with pytest.raises(
+        ValueError, match="^--strength and --algorithm.strength are the"
     ):
-        with pytest.raises(ValueError, match=says):
-            make()
+        parse(["--algorithm", "leash", "--strength", "1", "--algorithm.strength=1"])
+    for wrong, meant in (
+        ("--strenth", "--strength"),
+        ("--algorithm.strenth", "strength"),
+    ):
+        with pytest.raises(ValueError, match=f"did you mean .*{meant}.?"):
+            parse(["--algorithm", "leash", wrong, "1"])
 
 
 @pytest.mark.parametrize(
@@ -381,7 +357,10 @@ def test_a_function_of_a_file_runs_from_the_command_line_and_is_resumed(capsys):
     assert cli.main([*line.split(), "--folder", "runs/mine"]) == 0
     assert "mine.py:fedexp" in capsys.readouterr().out
     written = read_settings(Path("runs/mine/config.toml"))
-    assert (written["algorithm"], written["strength"]) == ("mine.py:fedexp", 0.5)
+    assert (written["algorithm"], written["algorithm.strength"]) == (
+        "mine.py:fedexp",
+        0.5,
+    )
     sha = hashlib.sha256(MINE.encode()).hexdigest()
     summary = read_run("runs/mine").summary
     assert summary["own"] == {"algorithm=mine.py:fedexp": f"SHA-256 {sha}"}
@@ -404,7 +383,7 @@ def test_a_file_that_is_gone_or_has_changed_is_no_longer_that_of_the_run(capsys)
     Path("mine.py").rename("there.py")
     assert cli.main("run --folder runs/mine --resume".split()) == 2
     said = capsys.readouterr().err
-    assert "line 1: algorithm=mine.py:fedexp: the file " in said
+    assert ": algorithm=mine.py:fedexp: the file " in said
     assert "mine.py cannot be read (No such file or directory); write its path" in said
     Path("mine.py").write_text(MINE.replace("strength, drift", "2 * strength, drift"))
     with pytest.raises(ValueError, match=r"begun with another algorithm=mine.py:fede"):

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jax
@@ -30,10 +31,14 @@ from fedjax_adapt.experiment import (
     read_run,
     run,
     saver,
+    toml,
 )
 from fedjax_adapt.experiment import checkpoint as checkpoints
-from fedjax_adapt.experiment.folder import run_folder
+from fedjax_adapt.experiment.config import config_hash
+from fedjax_adapt.experiment.folder import first_change, run_folder
+from fedjax_adapt.experiment.options import KINDS
 from fedjax_adapt.experiment.program import run_keys
+from fedjax_adapt.experiment.spelling import flat_name
 from fedjax_adapt.experiment.store import locked
 
 # what two equal runs need not share; somebody may edit the checkout meanwhile
@@ -419,6 +424,24 @@ def half(half_folder, tiny):
     return config
 
 
+def test_a_folder_of_flat_settings_is_read_and_resumed(half, tmp_path):
+    """As versions before tables wrote it: every setting, some prefixed with its kind."""
+    folder = tmp_path / "before"
+    shutil.copytree(half.folder, folder)
+    tables = tomllib.loads((folder / "config.toml").read_text())
+    flat = {n: v for n, v in tables.items() if n not in KINDS}
+    for kind in KINDS:
+        table = dict(tables[kind])
+        flat[kind] = table.pop("name")
+        flat |= {flat_name(f"{kind}.{own}"): value for own, value in table.items()}
+    (folder / "config.toml").write_text(toml.dumps(flat))
+    assert read_run(folder).config == read_run(half.folder).config
+    config = dataclasses.replace(half, folder=str(folder))
+    assert first_change(folder, config) is None
+    ended = run(config, resume=True)
+    assert ended.config_hash == config_hash(half)
+
+
 def test_a_folder_with_a_half_finished_run_asks_for_resume(half):
     with pytest.raises(ValueError, match="half finished; write --resume"):
         run(half)
@@ -430,7 +453,7 @@ def test_a_folder_with_a_half_finished_run_asks_for_resume(half):
         ({"lr": 0.2}, r"with lr=0.1, not lr=0.2; resume it with lr=0.1"),
         ({"rounds": 9}, r"with rounds=7, not rounds=9"),
         ({"algorithm": "fedavg"}, r"with algorithm=scaffold, not algorithm=fedavg"),
-        ({"algorithm_options": {"option": "I"}}, r"with option=II, not option=I;"),
+        ({"algorithm_options": {"option": "I"}}, r"algorithm.option=II, not algo"),
         ({"partition_options": {"concentration": 9.0}}, r"concentration=0.3, not"),
     ],
 )

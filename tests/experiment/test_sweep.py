@@ -245,16 +245,18 @@ def test_options_that_cannot_be_traced_are_looped(monkeypatch):
     # it has steps of its own
     run = {"algorithm": "fedprox", "epochs": Config.epochs, "partition_seed": 0}
     found = grouped(run, {"mu": [0.1, 0.2], "alpha": [0.3, 0.4]})
-    assert found == [([0, 2], ["mu"]), ([1, 3], ["mu"])]
+    assert found == [([0, 2], ["algorithm.mu"]), ([1, 3], ["algorithm.mu"])]
 
 
 def test_numbers_of_a_config_are_read_and_set():
     options = {"mu": 0.3}
     config = Config(algorithm="fedprox", algorithm_options=options, clip_norm=None)
-    assert number_names(config) == ["lr", "lr_decay", "momentum", "weight_decay", "mu"]
-    changed = with_numbers(config, {"mu": 0.7, "lr": "traced"})
-    assert (number(changed, "mu"), changed.lr) == (0.7, "traced")
-    assert (number(config, "mu"), config.lr) == (0.3, 0.1)
+    assert number_names(config) == ["lr", "lr_decay", "momentum", "weight_decay"] + [
+        "algorithm.mu"
+    ]
+    changed = with_numbers(config, {"algorithm.mu": 0.7, "lr": "traced"})
+    assert (number(changed, "algorithm.mu"), changed.lr) == (0.7, "traced")
+    assert (number(config, "algorithm.mu"), config.lr) == (0.3, 0.1)
     assert "clip_norm" in number_names(Config(algorithm="fedprox"))
 
 
@@ -427,7 +429,8 @@ def written(folder, rows, grid):
     common = {"method": "m", "group": "g", "dataset": "d", "test_examples": 9}
     common |= {"accuracy_name": "test accuracy"}
     rows = [
-        {"trial": i, **common, "diverged_round": None} | row
+        {"trial": i, **{n: row[n] for n in grid}, **common, "diverged_round": None}
+        | row
         for i, row in enumerate(rows)
     ]
     pq.write_table(table_of(rows), folder / "results.parquet")

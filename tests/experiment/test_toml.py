@@ -21,9 +21,14 @@ def test_none_is_left_out_and_infinity_is_kept():
     assert tomllib.loads(text) == {"b": math.inf}
 
 
-def test_comments_stand_above_their_key():
-    text = toml.dumps({"a": 1, "b": (2, 3)}, {"b": "two"})
-    assert text == "a = 1\n\n# two\nb = [2, 3]\n"
+def test_tables_come_last_and_read_back_equal():
+    values = {
+        "t": {"name": "x", "u": {"y": 1}},
+        "a": 1,
+        "g": [{"b": 1}, {"c": {"d": 2}}],
+    }
+    text = toml.dumps(values)
+    assert tomllib.loads(text) == values and text.startswith("a = 1\n\n[t]\n")
 
 
 def test_the_line_of_a_key_is_found_however_it_is_written(tmp_path):

@@ -14,7 +14,7 @@ PROGRAM = "fedjax-adapt sweep"
 DESCRIPTION = """\
 fedjax-adapt sweep SWEEP.toml [OPTIONS] runs a grid of settings and leaves a folder behind.
 
-The file has the settings of every run below [run], flat as in a run's config.toml, and
+The file has the settings of every run below [run], as in a run's config.toml, and
 below [grid] lists of what varies: every combination is a trial. Several [[grid]] tables
 come one after the other. Trials that differ in numbers, in seeds and in options of the
 partition alone run at once."""

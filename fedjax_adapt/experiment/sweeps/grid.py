@@ -1,7 +1,7 @@
 """A sweep as its file says it: the settings of every run, and what varies.
 
 folder = "runs/lr-sweep"      # optional
-[run]                         # settings of every run, flat
+[run]                         # settings of every run, as in its config.toml
 algorithm = "fedavg"
 [grid]                        # every combination; or several [[grid]] tables
 lr = [0.1, 0.03]
@@ -25,6 +25,18 @@ from ..config import (
     common_options,
     from_settings,
     identity,
+)
+from ..options import KINDS
+from ..spelling import (
+    ambiguous,
+    choices_in,
+    flat_name,
+    flattened,
+    known_names,
+    other_spellings,
+    spellings,
+    twice,
+    without_kinds,
 )
 from .holdings import what_follows
 
@@ -106,8 +118,10 @@ def read_sweep(source: str | Path | Mapping[str, Any] | Sweep) -> Sweep:
             f"{where.at('folder', 'run')}: folder is that of the sweep; write it above "
             "[run]."
         )
-    run = {name: _plain(value) for name, value in run.items()}
     grids = _grids(tables, where)
+    old = all(map(without_kinds, (run, *grids)))
+    run = flattened({name: _plain(value) for name, value in run.items()})
+    run, grids = _named(run, [flattened(grid) for grid in grids], old, where)
     _check_disjoint(run, grids, where)
     for table in (run, *grids):
         objects.check_settings_free(table)
@@ -135,7 +149,7 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
             "lr = [0.1, 0.03]."
         )
     for number, grid in enumerate(grids):
-        for name, values in grid.items():
+        for name, values in flattened(grid).items():
             values = _plain(values)
             at = where.at(name, number)
             if name == "match":
@@ -160,8 +174,43 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
     return [{name: _plain(values) for name, values in g.items()} for g in grids]
 
 
+def _named(
+    run: dict[str, Any], grids: list[dict[str, list]], old: bool, where: _Source
+) -> tuple[dict[str, Any], list[dict[str, list]]]:
+    """[run] and the grids by full names; what no trial knows stays as it is.
+
+    Raises:
+      ValueError: a short name means other settings in other trials, or two are one.
+    """
+    means: list[dict[str, list[str]]] = []
+    for grid in grids:
+        several = [grid[k] if k in grid else [v] for k, v in choices_in(run).items()]
+        for values in product(*several):
+            choices = dict(zip(KINDS, values, strict=True))
+            means.append(spellings(known_names(choices)))
+
+    def full(table: dict[str, Any], place: int | str) -> dict[str, Any]:
+        found = {}
+        for name, value in table.items():
+            may = [m[name][:1] if old else m[name] for m in means if name in m]
+            may = list(dict.fromkeys(full for some in may for full in some)) or [name]
+            if len(may) > 1:
+                error = ambiguous(name, may, {})
+                raise SettingError(f"{where.at(name, place)}: {error}")
+            if may[0] in found:
+                first = next(n for n in table if n in other_spellings(may[0]))
+                error = twice(first, name, may[0])
+                raise SettingError(f"{where.at(name, place)}: {error}")
+            found[may[0]] = value
+        return found
+
+    return full(run, "run"), [full(grid, i) for i, grid in enumerate(grids)]
+
+
 def _plain(value: Any) -> Any:
     """Python's numbers and lists in place of NumPy's or JAX's, of ranges and tuples."""
+    if isinstance(value, Mapping):  # of one kind
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | range):
         return [_plain(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
@@ -177,8 +226,8 @@ def _check_disjoint(
     for name in run:
         if all(name in grid for grid in grids):
             raise SettingError(
-                f"{where.at(name, 'run')}: {name} stands below [run] and below [grid]; "
-                "leave it out of one of them."
+                f"{where.at(name, 'run')}: {flat_name(name)} stands below [run] and "
+                "below [grid]; leave it out of one of them."
             )
 
 
@@ -228,7 +277,7 @@ def _trial(
 
 def described(trial: Trial) -> str:
     """A trial by what the grid says of it."""
-    return ", ".join(f"{name}={value}" for name, value in trial.point.items())
+    return ", ".join(f"{flat_name(n)}={value}" for n, value in trial.point.items())
 
 
 def seed_hint(sweep: Sweep) -> str | None:

@@ -87,8 +87,8 @@ def settings_of(config: Config) -> list[str]:
     """
     if config.match is not None or what_follows(config) is not None:
         return []
-    options = kind_options("partition", config.partition).values()
-    return ["partition_seed", *(name for name, _ in options)]
+    options = kind_options("partition", config.partition)
+    return ["partition_seed", *(f"partition.{own}" for own in options)]
 
 
 def holdings(config: Config, federation: Federation) -> Holdings:

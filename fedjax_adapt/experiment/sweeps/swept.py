@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 from ...errors import SettingError
 from .. import store, toml
 from ..config import (
-    choices_in,
-    common_options,
+    all_options,
+    choices_of,
     config_hash,
+    hashed,
     identity,
-    kind_options,
     method_of,
     to_settings,
 )
 from ..figures import per_class
 from ..folder import check_can_write, check_own
 from ..limits import check_path
-from ..options import KINDS
+from ..spelling import columns, nested
 from ..summary import FIGURES, TEST, results
 from .grid import Sweep, Trial, read_sweep
 
@@ -55,7 +55,7 @@ def sweep_folder(sweep: Sweep, folder: str | Path | None = None) -> Path:
     check_path("folder", folder)
     if folder is not None:
         return Path(folder).expanduser()
-    text = json.dumps([identity(trial.config) for trial in sweep.trials])
+    text = json.dumps([hashed(trial.config) for trial in sweep.trials])
     return Path("runs") / f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
@@ -111,10 +111,11 @@ def to_toml(sweep: Sweep) -> str:
     """
     config = sweep.trials[0].config
     settings = to_settings(config) | {"partition_seed": config.partition_seed}
-    known = dict(common_options())
-    for kind in KINDS:
-        if kind not in sweep.names:
-            known.update(kind_options(kind, choices_in(settings)[kind]).values())
+    known = {
+        name: option
+        for name, option in all_options(choices_of(config)).items()
+        if "." not in name or name.partition(".")[0] not in sweep.names
+    }
     resolved = {name: v for name, v in settings.items() if name not in sweep.names}
     resolved = {name: v for name, v in resolved.items() if name in known} | sweep.run
     for name in ("folder", "data_dir"):
@@ -124,9 +125,9 @@ def to_toml(sweep: Sweep) -> str:
             resolved[name] = "none"
     none = lambda value: "none" if value is None else value
     written = lambda values: [none(value) for value in values]
+    # full names in quotes, for tables would change the order of trials
     grids = [{name: written(v) for name, v in grid.items()} for grid in sweep.grids]
-    tables = [("[run]", resolved), *(("[[grid]]", grid) for grid in grids)]
-    return "\n".join(f"{header}\n{toml.dumps(table)}" for header, table in tables)
+    return toml.dumps({"run": nested(resolved), "grid": grids})
 
 
 def rows_of(
@@ -148,7 +149,7 @@ def rows_of(
         settings = to_settings(trial.config)
         row = {
             "trial": trial.number,
-            **{store.COLUMNS.get(name, name): settings.get(name) for name in names},
+            **{column: settings.get(n) for n, column in columns(names).items()},
             "method": method_of(trial.config),
             "config_hash": config_hash(trial.config),
             "group": group.name,
@@ -217,7 +218,7 @@ def table_of(
     A figure that no row has is of the type that it has elsewhere, and a setting, of those
     named, has none, so that tables can be joined.
     """
-    settings = [store.COLUMNS.get(name, name) for name in settings]
+    settings = list(columns(settings).values())
     import pyarrow as pa
 
     def column(name: str) -> pa.Array:

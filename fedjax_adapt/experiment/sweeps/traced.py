@@ -18,12 +18,10 @@ def number_names(config: Config) -> list[str]:
 
 
 def _own(config: Config) -> dict[str, str]:
-    """The options of the algorithm that are numbers, by their names in flat space."""
+    """The options of the algorithm that are numbers, by their full names."""
     known = kind_options("algorithm", config.algorithm)
-    value = lambda own: config.algorithm_options.get(own, known[own][1].default)
-    return {
-        flat: own for own, (flat, _) in known.items() if isinstance(value(own), float)
-    }
+    value = lambda own: config.algorithm_options.get(own, known[own].default)
+    return {f"algorithm.{own}": own for own in known if isinstance(value(own), float)}
 
 
 def number(config: Config, name: str) -> float:
@@ -32,7 +30,7 @@ def number(config: Config, name: str) -> float:
         return getattr(config, name)
     own = _own(config)[name]
     known = kind_options("algorithm", config.algorithm)
-    return config.algorithm_options.get(own, known[own][1].default)
+    return config.algorithm_options.get(own, known[own].default)
 
 
 def with_numbers(config: Config, numbers: Mapping[str, Any]) -> Config:
