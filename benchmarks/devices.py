@@ -8,18 +8,24 @@ that is there is not measured again. The table takes the seconds of a client fro
 (one device, by the clients of a round), or from --client-seconds.
 
 On paper, D of the devices serve M of N clients, S is the size of what a client sends, r of
-its row in the client tables (of L arrays, one dtype), and a device sends in a round
+its row in the client tables (of one dtype), and a device sends in a round
 
     sums     2 (D - 1) / D S      an all-reduce in a ring: what every device has summed up
     passed   2 J (D - 1) r        each device owns N / D rows; J times it sends a row to
                                   each other one, before the clients train, and back
-    copies   (D - 1) / D M r      in place of passed where D does not divide N
+
+Where D does not divide N, each device has a D-th of every row (the leaves that D divides,
+of size d; w is the size of the others), and in place of passed a device sends, with M
+rounded up to a multiple of D,
+
+    parts    2 (D - 1) / D M / D d      whole rows of the cohort, gathered and scattered
+    wholes   (D - 1) / D M w            new rows of the leaves that all devices have
 
 The model is not sent: each device has it, and moves it by the same sums. J, the most rows
 that pass between any two devices, is counted: the mean over cohorts that are assigned as
 the engine does on a CPU. A round takes
 
-    ceil(M / D) t + sent / link + hops latency,   hops = (D - 1) (2 + 2 J, or 2 + L)
+    ceil(M / D) t + sent / link + hops latency,   hops = (D - 1) (2 + 2 J, or up to 5)
 
 with t seconds of a client. Infos and test scores, some bytes per client and example, are
 left out, and so is that a link may be shared.
@@ -46,6 +52,7 @@ from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.core import Algorithm, Params
 from fedjax_adapt.costs import messages, traffic_of
 from fedjax_adapt.engine import mesh
+from fedjax_adapt.engine.client_store.device import divided_axis
 from fedjax_adapt.engine.client_store.exchange import plan_exchange
 from fedjax_adapt.engine.lanes import num_bytes
 
@@ -87,8 +94,15 @@ def moved(
     if used == 1 or not size:
         return Moved(used, sums, 0.0, 2.0 * others)
     if num_clients % used:
-        copied = others / used * cohort_size * size
-        return Moved(used, sums, copied, others * (2.0 + len(leaves)))
+        axis = lambda leaf: divided_axis((num_clients, *leaf.shape), used)
+        divided = [leaf for leaf in leaves if axis(leaf) is not None]
+        whole = [leaf for leaf in leaves if axis(leaf) is None]
+        slots = -(-cohort_size // used) * used
+        parts = 2 * others / used * slots / used * num_bytes(divided)
+        wholes = others / used * slots * num_bytes(whole)
+        kinds = lambda leaves: len({leaf.dtype for leaf in leaves})
+        hops = others * (2.0 + 2 * kinds(divided) + kinds(whole))
+        return Moved(used, sums, parts + wholes, hops)
     times = blocks(num_clients, cohort_size, used)
     passed = 2 * times * others * size
     num_messages = len({leaf.dtype for leaf in leaves})

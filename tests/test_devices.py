@@ -66,10 +66,13 @@ def test_a_round_of_processes_moves_what_is_counted(
         assert len(re.findall(r" all-to-all\(", program)) == 2
         summed += losses_and_clipped
         assert found == {"all-reduce": summed, "all-to-all": 2 * 4 * row}
-    else:  # every device gets the rows of the others
-        assert said.rows == 3 * 4 * row
-        gathered = 4 * row + losses_and_clipped
-        assert found == {"all-reduce": summed, "all-gather": gathered}
+    else:  # 4 divides the 12 weights, not the 3 biases, of 4 rows
+        assert said.rows == 4 * (2 * 3 / 4 * 12 + 3 / 4 * 4 * 3)
+        assert said.hops == 3 * (2 + 2 + 1)
+        assert len(re.findall(r" all-(?:to-all|gather)\(", program)) == 3
+        summed += losses_and_clipped
+        moved = {"all-to-all": 2 * 12, "all-gather": 4 * 3}
+        assert found == {"all-reduce": summed} | moved
 
 
 def test_more_devices_pay_until_moving_takes_as_long_as_training(devices):

@@ -37,18 +37,22 @@ def _put(leaf, lies: Sharding) -> jax.Array:
 
 
 def on_host(leaf) -> np.ndarray:
-    """A whole array as NumPy has it, a block of rows at a time if it is cut up.
+    """A whole array as NumPy has it, a block of rows at a time if it is sharded.
 
     Every process must call it, and gets all of it.
     """
     if not _spans(leaf) or leaf.is_fully_replicated:
         return np.asarray(leaf)
-    num_blocks = leaf.sharding.num_devices
-    rows = leaf.shape[0] // num_blocks
-    take = lambda leaf, i: jax.lax.dynamic_slice_in_dim(leaf, i * rows, rows)
+    host = np.empty(leaf.shape, leaf.dtype)
+    size = len(host)
+    rows = -(-size // leaf.sharding.num_devices)
+    take = lambda leaf, begin: jax.lax.dynamic_slice_in_dim(leaf, begin, rows)
     everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())
     block = jax.jit(take, out_shardings=everywhere)
-    return np.concatenate([np.asarray(block(leaf, i)) for i in range(num_blocks)])
+    for begin in range(0, size, rows):
+        begin = min(begin, size - rows)  # the last block may overlap
+        host[begin : begin + rows] = block(leaf, begin)
+    return host
 
 
 def _spans(leaf) -> bool:

@@ -98,9 +98,9 @@ def _num_equations(jaxpr: Jaxpr) -> int:
 
 
 def of_table(leaf: jax.ShapeDtypeStruct | jax.Array, num_devices: int) -> int:
-    """The rows on one device, times the devices that share its memory."""
-    rows = leaf.sharding.shard_shape(leaf.shape)[0]
-    return num_bytes(leaf) // leaf.shape[0] * rows * num_devices
+    """The part on one device, times the devices that share its memory."""
+    part = jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+    return num_bytes(part) * num_devices
 
 
 def readable(size: int) -> str:

@@ -45,10 +45,19 @@ IN_PLACE = frozenset(
 
 
 class _Value:
-    """What an equation makes, or a function is given."""
+    """What an equation makes, or a function is given.
 
-    def __init__(self, aval: Any):
-        self.aval = aval
+    Attributes:
+      aval: its shape and dtype.
+      devices: how many hold a part of it each.
+    """
+
+    def __init__(self, aval: Any, devices: int = 1):
+        self.aval, self.devices = aval, devices
+
+    def num_bytes(self, parts: int) -> int:
+        """What it takes of a memory that so many devices share."""
+        return num_bytes(self.aval) // max(self.devices // parts, 1)
 
 
 class _Work(NamedTuple):
@@ -86,7 +95,7 @@ def bytes_held(jaxpr: Jaxpr, parts: int = 1, in_loop: bool = False) -> int:
         for value in work.makes:
             old = _like(value, before) if work.name in IN_PLACE else None
             if old is None:
-                taken[value] = num_bytes(value.aval) if value in stored else 0
+                taken[value] = value.num_bytes(parts) if value in stored else 0
             else:
                 before.remove(old)
                 taken[value] = taken.pop(old, 0)
@@ -125,10 +134,22 @@ def _flat(
         elif name in VIEWS and reads[0] is not None:
             makes = reads[:1]
         else:
-            makes = [_Value(var.aval) for var in equation.outvars]
+            devices = _devices_of(equation)
+            makes = [
+                _Value(var.aval, number)
+                for var, number in zip(equation.outvars, devices, strict=True)
+            ]
             works.append(_Work(name, _some(reads), makes, inside))
         known.update(zip(equation.outvars, makes, strict=True))
     return works, of(jaxpr.outvars)
+
+
+def _devices_of(equation: Any) -> list[int]:
+    """How many devices hold a part of each value that an equation makes."""
+    if equation.primitive.name != "shard_map":
+        return [1] * len(equation.outvars)
+    size, specs = equation.params["mesh"].size, equation.params["out_specs"]
+    return [size if any(spec) else 1 for spec in specs]
 
 
 def _some(values: list[_Value | None]) -> list[_Value]:

@@ -8,7 +8,7 @@ from .. import check
 from ..core import ClientState, PyTree
 from ..errors import SettingError
 from . import mesh
-from .client_store.device import is_sharded
+from .client_store.device import divided_axis
 from .footprint import Footprint, of_table, readable
 from .liveness import num_bytes
 
@@ -18,22 +18,20 @@ SHARE = 0.8  # of the memory that is free, for what an estimate cannot see
 def check_fits(
     client: ClientState, num_clients: int, num_slots: int, num_devices: int
 ) -> None:
-    """Raises ValueError unless a client table, or its copies, fit into memory.
+    """Raises ValueError unless a client table fits into memory.
 
     Args:
       client: the state of one client; shapes are enough.
       num_clients: rows of the table.
       num_slots: clients of a round, whose rows may be on their way between devices.
-      num_devices: how many share the table, or hold a copy each.
+      num_devices: how many share the table.
     """
-    leaves = jax.tree.leaves(jax.eval_shape(lambda client: client, client))
-    row = sum(map(num_bytes, leaves))
     # cores that are devices share one memory; an accelerator has its own
     shared = jax.default_backend() == "cpu"
 
     def needed(num_devices: int) -> int:
-        rows = rows_on_a_device(num_clients, num_slots, num_devices)
-        return row * rows * (mesh.devices_here(num_devices) if shared else 1)
+        held = states_on_a_device(client, num_clients, num_slots, num_devices)
+        return held * (mesh.devices_here(num_devices) if shared else 1)
 
     free = free_memory()
     if free is None or needed(num_devices) <= free:
@@ -69,13 +67,22 @@ def check_host(client: ClientState, num_clients: int) -> None:
         )
 
 
-def rows_on_a_device(num_clients: int, num_slots: int, num_devices: int) -> int:
-    """How many clients' states a device holds at once, while it trains."""
-    if is_sharded(num_clients, num_devices):
-        own, received = num_clients // num_devices, -(-num_slots // num_devices)
-    else:  # a copy of the whole table; all new rows are passed to all devices
-        own, received = num_clients, num_slots if num_devices > 1 else 0
-    return own + received
+def states_on_a_device(
+    client: ClientState, num_clients: int, num_slots: int, num_devices: int
+) -> int:
+    """The bytes of clients' states that a device holds at once, while it trains.
+
+    Its part of the table, room for rows of other devices, and where that part is no block
+    of rows the cohort's rows.
+    """
+    table = 0
+    leaves = jax.tree.leaves(jax.eval_shape(lambda client: client, client))
+    for leaf in leaves:
+        axis = divided_axis((num_clients, *leaf.shape), num_devices)
+        table += num_clients * num_bytes(leaf) // (1 if axis is None else num_devices)
+    copies = 0 if num_devices == 1 else 1 if num_clients % num_devices == 0 else 2
+    rows = copies * -(-num_slots // num_devices)
+    return table + rows * sum(map(num_bytes, leaves))
 
 
 def check_copy(state: PyTree) -> None:

@@ -1,9 +1,8 @@
 """The devices a round runs on: each trains as many of its clients.
 
 The weighted sums of the devices are added up. The parameters are copied to every device,
-the data to every accelerator (cores read one copy). The client tables are cut up among
-the devices where their number divides the clients, and most clients train where their row
-is; see client_store/. A client's randomness depends on its id
+the data to every accelerator (cores read one copy). The client tables are sharded, and most
+clients train where their row is; see client_store/. A client's randomness depends on its id
 alone, so the number of devices changes results by rounding only.
 
 A CPU counts as one device unless `cores_as_devices` was called. Cores that serve one
@@ -13,7 +12,7 @@ benchmarks/README.md.
 After `jax.distributed.initialize` the devices are those of all processes, and a round
 runs in all of them at once: each process builds the same round and the same state, and
 calls the same functions in the same order, under `jax.jit` or `train`. Parameters and
-infos can be read in each; a table that is cut up has rows in each. See processes.py.
+infos can be read in each; of a client table each has a part. See processes.py.
 """
 
 import functools

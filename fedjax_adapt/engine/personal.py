@@ -5,7 +5,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import check
 from ..core import Algorithm, Array, Params, PyTree, State, Task, precise
@@ -14,7 +13,7 @@ from ..errors import SettingError
 from . import mesh
 from .arrays import put
 from .client_store import host
-from .client_store.device import is_sharded
+from .client_store.device import table_shardings
 from .programs import jit_newest
 from .scores import shapes_of
 
@@ -163,9 +162,7 @@ def own_means(
     if num_devices > 1:
         shared = mesh.everywhere(shared, num_devices)
         own = mesh.shown(own, num_devices)
-        cut = NamedSharding(mesh.mesh_of(num_devices), PartitionSpec(mesh.AXIS))
-        even = is_sharded(num_clients, num_devices)
-        table = put(table, cut if even else mesh.sharding(num_devices))
+        table = jax.tree.map(put, table, table_shardings(table, num_devices))
     sizes = width, beside, num_devices
     return _own_means(task, score, model_of, sizes, shared, table, own)
 

@@ -46,7 +46,6 @@ class Assignment(NamedTuple):
     cohort_size: int
     num_lanes: int
     num_devices: int
-    in_place: bool  # whether each device writes its part of the table itself
 
     @property
     def each(self) -> int:
@@ -158,7 +157,8 @@ def assign_slots(
     ids, num_steps = pad(cohort.ids, num_clients), pad(cohort.num_steps)
     weights = jax.tree.map(pad, weights)
 
-    num_rows = num_clients // num_devices if held.sharded else num_clients
+    # of a table of several devices, which hold an equal part each
+    num_rows = num_rows_of(held.table) // num_devices if num_devices > 1 else 0
     row = pad(held.row, num_rows_of(held.table))
     # all do as much, or wait for the longest client, wherever it trains
     alike |= num_lanes == (size + extra) // num_devices
@@ -167,19 +167,18 @@ def assign_slots(
         num_lanes == 1 and jax.default_backend() == "cpu" and may_be_empty(plan, data)
     )
     back, swaps = None, 0 if alike else mesh.SWAPS
-    if num_devices > 1 and (held.sharded or swaps):
-        # without an owner of its own a row is wherever the client goes
-        nobody = jnp.full_like(ids, num_devices)
-        owner = jnp.minimum(ids // num_rows, nobody) if held.sharded else nobody
+    if num_devices > 1 and (num_rows or swaps):
+        no_owner = jnp.full_like(ids, num_devices)
+        owner = jnp.minimum(row // num_rows, no_owner) if num_rows else no_owner
         order, back = mesh.assign(num_steps, owner, num_devices, swaps)
         pick = lambda leaf: leaf[order]
         ids, row, num_steps, weights = jax.tree.map(
             pick, (ids, row, num_steps, weights)
         )
     index, exchange = RowIndex(row, row), None
-    if held.sharded:
+    if num_rows:
         active = num_steps > 0
-        index, exchange = plan_exchange(ids, active, num_rows, num_devices, swaps)
+        index, exchange = plan_exchange(row, active, num_rows, num_devices, swaps)
     client = Client(
         id=ids,
         state=(),
@@ -190,8 +189,7 @@ def assign_slots(
     slots = Slot(client, weights, index)
     # XLA would share this arithmetic out, and have devices send each other its parts
     slots, exchange, back = mesh.everywhere((slots, exchange, back), num_devices)
-    in_place = held.sharded or num_devices == 1
-    return Assignment(slots, exchange, back, size, num_lanes, num_devices, in_place)
+    return Assignment(slots, exchange, back, size, num_lanes, num_devices)
 
 
 def with_states(tables: DeviceRows, slots: Slot) -> Slot:

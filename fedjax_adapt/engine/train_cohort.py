@@ -32,7 +32,6 @@ from .client_store.exchange import (
     CohortRows,
     receive,
     send_back,
-    set_rows,
     write,
 )
 from .local import Broadcast, Client, Setup, parts_of, view_before, view_of
@@ -74,7 +73,6 @@ class _Kept(NamedTuple):
     clipped: Array
     info: PyTree
     upload: Upload | tuple[()] = ()
-    row: ClientState = ()
     run: Any = ()
     told: PyTree = ()
 
@@ -106,26 +104,22 @@ def train_cohort(
         active = ended & (slots.client.num_steps > 0)
         grown = weighted_sums(slots.weight, active, summed(results))
         total = optax.tree.add(total, grown)
-        if assignment.in_place:
-            tables = write(tables, slots.index, active, results.state)
+        tables = write(tables, slots.index, active, results.state)
         kept = _Kept(
             loss=results.loss,
             clipped=results.clipped,
             info=results.upload.info,
             upload=() if streams else results.upload._replace(info=()),
-            row=() if assignment.in_place else results.state,
             run=results.run,
             told=results.told,
         )
         return (total, tables), kept
 
     def on_device(shared, slots: Slot, own: ClientState):
-        data, broadcast, copied, exchange = shared
+        data, broadcast, exchange = shared
         num_lanes = assignment.num_lanes
         parts = parts_of(setup._replace(data=data), broadcast, left_by)
-        tables = receive(
-            own if assignment.in_place else copied, exchange, assignment.each
-        )
+        tables = receive(own, exchange, assignment.each)
         begin = lambda carry, some: with_states(carry[1], some).client
 
         def one(client: Client) -> _Result:
@@ -147,25 +141,13 @@ def train_cohort(
             (total, tables), kept = pack(
                 parts, begin, collect, carry, slots, steps, num_lanes, pace.block
             )
-        return (
-            total,
-            kept,
-            send_back(tables, exchange) if assignment.in_place else (),
-        )
+        return total, kept, send_back(tables, exchange)
 
-    table = held.table
-    own, copied = (table, ()) if assignment.in_place else ((), table)
-    shared = (setup.data, broadcast, copied, assignment.exchange)
+    shared = (setup.data, broadcast, assignment.exchange)
     total, kept, written = mesh.run_on_devices(
-        on_device, shared, assignment.slots, own, assignment.num_devices
+        on_device, shared, assignment.slots, held.table, assignment.num_devices
     )
-    if not assignment.in_place:
-        slots, rows = (
-            assignment.slots,
-            mesh.everywhere(kept.row, assignment.num_devices),
-        )
-        written = set_rows(table, slots.index.local, slots.client.num_steps > 0, rows)
-    kept = assignment.in_order(kept._replace(row=()))
+    kept = assignment.in_order(kept)
     runs = kept.run
     if keep_runs:
         runs = runs._replace(
@@ -217,11 +199,9 @@ def measure_cohort(
     assignment = assign_slots(setup, cohort, held, key, alike=True)
 
     def on_device(shared, slots: Slot, own: ClientState):
-        data, broadcast, copied, exchange = shared
+        data, broadcast, exchange = shared
         here = setup._replace(data=data)
-        tables = receive(
-            own if assignment.in_place else copied, exchange, assignment.each
-        )
+        tables = receive(own, exchange, assignment.each)
 
         def one(client: Client):
             before = view_before(here, broadcast, client)
@@ -234,10 +214,9 @@ def measure_cohort(
         _, kept = lanes.fold(measured, keep, (), slots, assignment.num_lanes, begin)
         return (), kept, ()
 
-    own, copied = (held.table, ()) if assignment.in_place else ((), held.table)
-    shared = (setup.data, broadcast, copied, assignment.exchange)
+    shared = (setup.data, broadcast, assignment.exchange)
     _, measured, _ = mesh.run_on_devices(
-        on_device, shared, assignment.slots, own, assignment.num_devices
+        on_device, shared, assignment.slots, held.table, assignment.num_devices
     )
     return assignment.in_order(measured)
 

@@ -142,6 +142,73 @@ def test_devices_agree_on_cohorts_of_every_kind(task, plan):
     close(ends[2], ends[0])
 
 
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    "plan",
+    fast(
+        {
+            "some": dict(cohort_size=5),
+            "everyone, lanes": dict(lanes=2),
+            "coins": dict(participation=fa.bernoulli(0.5)),
+            "earliest": dict(
+                participation=fa.earliest(0.6),
+                clock=fa.Clock(0.1, delay=fa.costs.exponential(2.0)),
+            ),
+        },
+        "coins",
+    ),
+)
+def test_states_of_any_shape_are_kept_in_parts_of_rows(
+    task, monkeypatch, plan, backend
+):
+    """Seven clients on two or four devices."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    data = make_data((4, 9, 5, 0, 8, 3, 6))
+    begin = {
+        "wide": jnp.zeros((3, 4)),
+        "long": jnp.zeros((12, 1, 2), jnp.bfloat16),
+        "odd": jnp.zeros((5,), jnp.int32),
+        "number": jnp.zeros((), jnp.int32),
+        "none": jnp.zeros((0, 4)),
+    }
+
+    def finish(run):
+        trained = run.client["number"] + 1
+        mark = lambda leaf: (
+            leaf
+            + (trained + jnp.arange(leaf.size).reshape(leaf.shape)).astype(leaf.dtype)
+        )
+        new = jax.tree.map(mark, run.client) | {"number": trained}
+        moved = jax.tree.map(jnp.subtract, run.params, run.anchor)
+        return fa.Upload(moved), new
+
+    local = fedavg().local._replace(init=lambda params: begin, finish=finish)
+    ends = []
+    for devices in (1, 2, 4):
+        many = fa.Plan(batch_size=4, devices=devices, **plan)
+        round_fn, state = start(fa.Algorithm(local=local), task, data, many)
+        end, infos = fa.train(round_fn, state, keys(3))
+        ends.append(jax.device_get((end, infos)))
+        used = num_devices_of(many, data)
+        if devices == 4 and used == 4:
+            shapes = {
+                k: v.sharding.shard_shape(v.shape) for k, v in end.clients.items()
+            }
+            assert shapes["wide"] == (7, 3, 1) and shapes["long"] == (7, 3, 1, 2)
+            assert shapes["odd"] == (7, 5) and shapes["none"] == (7, 0, 4)
+    cohorts = ends[0][1].cohort[ends[0][1].num_steps > 0]
+    counted = np.bincount(cohorts, minlength=8)[:7]
+    np.testing.assert_array_equal(ends[0][0].clients["number"], counted)
+    for end in ends[1:]:
+        for leaf, one in zip(
+            jax.tree.leaves(end[0].clients),
+            jax.tree.leaves(ends[0][0].clients),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(leaf, one)  # nothing is summed over clients
+        close(end[1], ends[0][1])
+
+
 @pytest.mark.slow
 def test_what_a_policy_measures_and_learns_does_not_depend_on_devices(task, data):
     policy = fa.StepPolicy(
@@ -238,13 +305,14 @@ def test_client_state_that_cannot_fit_is_one_sentence(task, data, monkeypatch):
     def begin(**plan):
         start(scaffold(), task, data, fa.Plan(**plan))
 
-    copied = dict(cohort_size=4, devices=4)  # 4 does not divide 6: 4 x (6 + 4) rows
-    fits(40)
-    begin(**copied)
-    fits(39)
+    in_parts = dict(cohort_size=4, devices=4)  # 4 does not divide 6
+    weights, bias, rows = 6 * 12 // 4, 6 * 3, 2 * 15  # of 15 numbers on each device
+    fits(4 * (weights + bias + rows) / 15)
+    begin(**in_parts)
+    fits(4 * (weights + bias + rows) / 15 - 0.1)
     says = "6 clients takes .* MiB on 4 devices but .*; write devices=2, or take fewer"
     with pytest.raises(ValueError, match=says) as error:
-        begin(**copied)
+        begin(**in_parts)
     assert "\n" not in str(error.value)
     fits(6 + 6)  # 2 x (3 + 3), with the rows received
     begin(devices=2)
@@ -290,8 +358,11 @@ def test_a_table_is_made_where_it_lies(task, data, monkeypatch):
         before, after = (jax.tree.leaves(s.clients) for s in (seen[-1], state))
         for early, leaf in zip(before, after, strict=True):
             assert early.sharding == leaf.sharding
-            rows = leaf.sharding.shard_shape(leaf.shape)[0]
-            assert rows == (6 // num_devices if 6 % num_devices == 0 else 6)
+            wanted = {
+                2: (3, *leaf.shape[1:]),
+                4: (6, 1, 3) if leaf.ndim == 3 else (6, 3),  # weights, biases
+            }
+            assert leaf.sharding.shard_shape(leaf.shape) == wanted[num_devices]
         _, alone = start(scaffold(), task, data, fa.Plan(cohort_size=4))
         for leaf, one in zip(after, jax.tree.leaves(alone.clients), strict=True):
             np.testing.assert_array_equal(leaf, one)

@@ -1,49 +1,61 @@
-"""Client tables in the memory of the devices: a block of rows on each, or a copy.
+"""Client tables in the memory of the devices, each of which holds a part.
 
-A table is sharded where the number of devices divides that of the clients. All else of a
-state is on every device.
+Where the number of devices divides that of the clients, each device holds a block of rows.
+Otherwise it holds a part of every row: each leaf is divided along the longest axis that
+the devices divide, and a leaf without such an axis is on every device. A round then gathers
+whole rows of its cohort, a block on each device, and scatters them back.
+
+All else of a state is on every device.
 """
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ... import check
 from ...core import Array, ClientState, PyTree, State
 from ..arrays import put
 from ..mesh import AXIS, HOST_MEMORY, everywhere, mesh_of, sharding
-from .exchange import CohortRows, num_rows_of
+from .exchange import CohortRows, evenly, exchanged, joined, num_rows_of, parted
 
 
-def is_sharded(num_clients: int, num_devices: int) -> bool:
-    """Whether each device holds a block of the rows of a table, not a copy of it."""
-    return num_devices > 1 and num_clients % num_devices == 0
+def divided_axis(shape: tuple[int, ...], num_devices: int) -> int | None:
+    """The axis along which a leaf of a table is divided; None: each device has all of it.
+
+    Args:
+      shape: of the leaf, [num_clients, ...].
+      num_devices: how many share it.
+    """
+    if num_devices == 1 or shape[0] % num_devices == 0:
+        return 0
+    if 0 in shape:
+        return None
+    even = [i for i, size in enumerate(shape) if size % num_devices == 0]
+    return max(even, key=shape.__getitem__, default=None)
 
 
 def place(state: State, num_devices: int) -> State:
-    """`state` with its client tables sharded where they can be, all else everywhere.
+    """`state` with its client tables sharded, all else on every device.
 
     Shapes in place of arrays come back as shapes that say where they lie.
     """
-    tables = jax.tree.leaves(state.clients)
 
-    def put_on(tree: PyTree, lies: Sharding) -> PyTree:
-        if any(
-            isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree)
-        ):
-            as_shape = lambda leaf: jax.ShapeDtypeStruct(
+    def put_on(tree: PyTree, lies: PyTree) -> PyTree:
+        leaves = jax.tree.leaves(tree)
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+            as_shape = lambda leaf, lies: jax.ShapeDtypeStruct(
                 leaf.shape, leaf.dtype, sharding=lies
             )
-            return jax.tree.map(as_shape, tree)
+            return jax.tree.map(as_shape, tree, lies)
         if num_devices == 1:
             return tree
-        if any(map(check.is_tracer, jax.tree.leaves(tree))):
+        if any(map(check.is_tracer, leaves)):
             return jax.lax.with_sharding_constraint(tree, lies)
-        return put(tree, lies)
+        return jax.tree.map(put, tree, lies)
 
-    rest = put_on(state._replace(clients=()), sharding(num_devices))
-    num_clients = tables[0].shape[0] if tables else 0
-    lies = _table_sharding(num_clients, num_devices)
+    rest = state._replace(clients=())
+    rest = put_on(rest, jax.tree.map(lambda _: sharding(num_devices), rest))
+    lies = table_shardings(state.clients, num_devices)
     return rest._replace(clients=put_on(state.clients, lies))
 
 
@@ -64,30 +76,98 @@ def move(state: State, num_devices: int) -> State:
 
 
 def create(client: ClientState, num_clients: int, num_devices: int) -> ClientState:
-    """The state of one client `num_clients` times, each block of rows made where it lies.
+    """The state of one client `num_clients` times, each part made where it lies.
 
     So a table that fits only when it is sharded is never whole.
     """
     if any(map(check.is_tracer, jax.tree.leaves(client))):
         return repeated(client, num_clients)
-    lies = None if num_devices == 1 else _table_sharding(num_clients, num_devices)
+    table = jax.eval_shape(lambda client: repeated(client, num_clients), client)
+    lies = None if num_devices == 1 else table_shardings(table, num_devices)
     build = jax.jit(repeated, static_argnums=1, out_shardings=lies)
     return build(everywhere(client, num_devices), num_clients)
 
 
 def gather(table: ClientState, ids: Array, num_devices: int) -> CohortRows:
-    """The rows of a cohort, [slots, ...], which are read and written where they lie."""
-    num_clients = num_rows_of(table)
-    sharded = num_clients > 0 and is_sharded(num_clients, num_devices)
-    return CohortRows(table, ids, sharded)
+    """The rows of a cohort: where they lie, or gathered from the parts of all devices."""
+    if not _in_parts(table, num_devices):
+        return CohortRows(table, ids)
+    axes = _axes(table, num_devices)
+
+    def of_device(table: list[Array], ids: Array) -> list[Array]:
+        each = ids.shape[0] // num_devices
+        begin = jax.lax.axis_index(AXIS) * each
+        mine = jax.lax.dynamic_slice_in_dim(ids, begin, each)
+        take = lambda leaf, ids: jnp.take(leaf, ids, axis=0, mode="clip")
+        whole = [
+            take(leaf, mine) for leaf, i in zip(table, axes, strict=True) if i is None
+        ]
+        parts = [
+            take(leaf, ids)
+            for leaf, i in zip(table, axes, strict=True)
+            if i is not None
+        ]
+        parts = parted(exchanged(parts), parts) if parts else []
+        whole, parts = iter(whole), iter(parts)  # parts: [devices x each, ...]
+
+        def rows(axis: int | None) -> Array:
+            if axis is None:
+                return next(whole)
+            part = next(parts)
+            part = part.reshape(num_devices, each, *part.shape[1:])
+            part = jnp.moveaxis(part, 0, axis)
+            shape = part.shape[:axis] + (-1,) + part.shape[axis + 2 :]
+            return part.reshape(shape)
+
+        return list(map(rows, axes))
+
+    leaves, structure = jax.tree.flatten(table)
+    rows = jax.shard_map(
+        of_device,
+        mesh=mesh_of(num_devices),
+        in_specs=(_specs(axes), PartitionSpec()),
+        out_specs=PartitionSpec(AXIS),
+        check_vma=False,
+    )(leaves, evenly(ids, num_devices))
+    slots = jnp.arange(ids.shape[0], dtype=ids.dtype)
+    return CohortRows(jax.tree.unflatten(structure, rows), slots)
 
 
 def scatter(
     table: ClientState, ids: Array, rows: ClientState, num_devices: int
 ) -> ClientState:
-    """The table after a round, which has written to it in place."""
-    del table, ids, num_devices
-    return rows
+    """The table after a round; without parts the round has written to it in place."""
+    if not _in_parts(table, num_devices):
+        return rows
+    axes = _axes(table, num_devices)
+
+    def of_device(table: list[Array], ids: Array, rows: list[Array]) -> list[Array]:
+        def blocks(leaf: Array, axis: int) -> Array:  # [devices x each, ...]
+            size = leaf.shape[axis] // num_devices
+            shape = leaf.shape[:axis] + (num_devices, size) + leaf.shape[axis + 1 :]
+            leaf = jnp.moveaxis(leaf.reshape(shape), axis, 0)
+            return leaf.reshape(-1, *leaf.shape[2:])
+
+        gathered = lambda leaf: jax.lax.all_gather(leaf, AXIS, tiled=True)
+        pairs = list(zip(rows, axes, strict=True))
+        whole = [leaf for leaf, axis in pairs if axis is None]
+        parts = [blocks(leaf, axis) for leaf, axis in pairs if axis is not None]
+        whole = parted([gathered(some) for some in joined(whole)], whole)
+        parts = parted(exchanged(parts), parts)
+        whole, parts = iter(whole), iter(parts)
+        new = [next(whole if axis is None else parts) for axis in axes]
+        put = lambda leaf, new: leaf.at[ids].set(new, mode="drop")
+        return list(map(put, table, new))
+
+    leaves, structure = jax.tree.flatten(table)
+    new = jax.shard_map(
+        of_device,
+        mesh=mesh_of(num_devices),
+        in_specs=(_specs(axes), PartitionSpec(), PartitionSpec(AXIS)),
+        out_specs=_specs(axes),
+        check_vma=False,
+    )(leaves, evenly(ids, num_devices), jax.tree.leaves(rows))
+    return jax.tree.unflatten(structure, new)
 
 
 def repeated(client: ClientState, num_clients: int) -> ClientState:
@@ -101,7 +181,26 @@ def repeated(client: ClientState, num_clients: int) -> ClientState:
     return jax.tree.map(repeat, client)
 
 
-def _table_sharding(num_clients: int, num_devices: int) -> Sharding:
-    if not is_sharded(num_clients, num_devices):
-        return sharding(num_devices)
-    return NamedSharding(mesh_of(num_devices), PartitionSpec(AXIS))
+def table_shardings(table: ClientState, num_devices: int) -> PyTree:
+    """Where each leaf of a table lies, as a tree of its structure; shapes are enough."""
+    if num_devices == 1:
+        return jax.tree.map(lambda _: sharding(1), table)
+    structure = jax.tree.structure(table)
+    specs = _specs(_axes(table, num_devices))
+    lies = [NamedSharding(mesh_of(num_devices), spec) for spec in specs]
+    return jax.tree.unflatten(structure, lies)
+
+
+def _in_parts(table: ClientState, num_devices: int) -> bool:
+    """Whether devices hold parts of rows."""
+    return num_rows_of(table) % num_devices != 0
+
+
+def _axes(table: ClientState, num_devices: int) -> list[int | None]:
+    return [divided_axis(leaf.shape, num_devices) for leaf in jax.tree.leaves(table)]
+
+
+def _specs(axes: list[int | None]) -> list[PartitionSpec]:
+    """Of leaves that are divided along these axes."""
+    every = PartitionSpec()
+    return [every if i is None else PartitionSpec(*[None] * i, AXIS) for i in axes]

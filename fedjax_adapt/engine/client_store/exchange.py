@@ -2,11 +2,10 @@
 
 On one device a round reads and writes the table in place, a group of lanes at a time.
 
-On D devices that divide N, device i // (N / D) alone holds the row of client i, and most
-clients train there. The others' rows, the remote ones, are sent to the device that trains
-them before the local steps and sent back after them: each device sends each other one a
-block of rows, all at once. Where D does not divide N every device holds a copy of the
-whole table, and all new rows are sent to all.
+On D devices each holds a block of the rows, and most clients train where their row is. The
+others' rows, the remote ones, are sent to the device that trains them before the local
+steps and sent back after them: each device sends each other one a block of rows, all at
+once.
 
 An accelerator sends blocks of a size that is enough for any cohort, so that the host need
 not wait to learn how many rows move; a CPU one row at a time, as often as it takes.
@@ -23,11 +22,13 @@ from .. import mesh
 
 
 class CohortRows(NamedTuple):
-    """A table, and where it has the rows of a cohort."""
+    """A table, and where it has the rows of a cohort.
+
+    Several devices hold an equal block of the rows each.
+    """
 
     table: ClientState  # [rows, ...]
     row: Array  # of each slot, [slots]; beyond the table: no client's
-    sharded: bool = False  # whether each device holds a part of the table of its own
 
 
 class RowIndex(NamedTuple):
@@ -50,7 +51,7 @@ class DeviceRows(NamedTuple):
     """What a device reads rows from and writes them to."""
 
     local: ClientState  # its part of the table, [rows, ...]
-    remote: PyTree = None  # [slots of the device, ...]; on an accelerator `_joined`
+    remote: PyTree = None  # [slots of the device, ...]; on an accelerator `joined`
 
 
 def num_rows_of(table: ClientState) -> int:
@@ -59,24 +60,30 @@ def num_rows_of(table: ClientState) -> int:
     return leaves[0].shape[0] if leaves else 0
 
 
+def evenly(ids: Array, num_devices: int) -> Array:
+    """Clients of slots, and of as many more as make each device serve as many: nobody."""
+    extra, beyond = -ids.shape[0] % num_devices, jnp.iinfo(ids.dtype).max
+    return jnp.pad(ids, (0, extra), constant_values=beyond)
+
+
 def plan_exchange(
-    ids: Array, active: Array, num_rows: int, num_devices: int, swaps: int
+    row: Array, active: Array, num_rows: int, num_devices: int, swaps: int
 ) -> tuple[RowIndex, Exchange | None]:
     """Where the slots find their rows, and which rows are passed; None: none ever is.
 
     Args:
-      ids: clients of the slots, [slots], in the order of `mesh.assign`; beyond all
-        tables: nobody.
+      row: of the slots in the table, [slots], in the order of `mesh.assign`; beyond it:
+        no client's.
       active: whether the slot's client trains, [slots].
       num_rows: of the table on each device.
       num_devices: how many equal blocks the slots are cut into.
       swaps: as for `mesh.assign`.
     """
-    slots = ids.shape[0]
+    slots = row.shape[0]
     each = slots // num_devices
     position = jnp.arange(slots, dtype=jnp.int32)
     device, slot = jnp.divmod(position, each)
-    owner, row = jnp.minimum(ids // num_rows, num_devices), ids % num_rows
+    owner, row = jnp.minimum(row // num_rows, num_devices), row % num_rows
     away = (owner != device) & (owner < num_devices)
     index = RowIndex(
         local=jnp.where(away | (owner == num_devices), num_rows, row),
@@ -123,13 +130,13 @@ def receive(table: ClientState, exchange: Exchange | None, each: int) -> DeviceR
     me = jax.lax.axis_index(mesh.AXIS)
 
     def pass_on(i, received):
-        rows = _exchanged(_rows(table, exchange.row[me, :, i].reshape(-1))())
+        rows = exchanged(_rows(table, exchange.row[me, :, i].reshape(-1))())
         slot = exchange.slot[:, me, i].reshape(-1)
-        rows = _parted(rows, table) if _on_cpu() else rows
+        rows = parted(rows, table) if _on_cpu() else rows
         return set_rows(received, slot, slot < each, rows)
 
     like = jax.tree.map(_empty(1), table)
-    nobody = jax.tree.map(_empty(each), like if _on_cpu() else _joined(like))
+    nobody = jax.tree.map(_empty(each), like if _on_cpu() else joined(like))
     return DeviceRows(
         table, jax.lax.fori_loop(0, _num_blocks(exchange), pass_on, nobody)
     )
@@ -144,7 +151,7 @@ def send_back(tables: DeviceRows, exchange: Exchange | None) -> ClientState:
     def pass_back(i, table):
         rows = _rows(tables.remote, exchange.slot[:, me, i].reshape(-1))()
         row, active = (x[me, :, i].reshape(-1) for x in (exchange.row, exchange.active))
-        return set_rows(table, row, active, _parted(_exchanged(rows), table))
+        return set_rows(table, row, active, parted(exchanged(rows), table))
 
     return jax.lax.fori_loop(0, _num_blocks(exchange), pass_back, tables.local)
 
@@ -154,14 +161,14 @@ def _num_blocks(exchange: Exchange) -> Array | int:
     return exchange.blocks if _on_cpu() else exchange.row.shape[2]
 
 
-def _exchanged(rows: PyTree) -> list[Array]:
-    """The rows that the other devices have for this one, `_joined`.
+def exchanged(rows: PyTree) -> list[Array]:
+    """The rows that the other devices have for this one, `joined`.
 
     Args:
       rows: [devices x rows, ...], a block for each device.
     """
     swap = lambda some: jax.lax.all_to_all(some, mesh.AXIS, 0, 0, tiled=True)
-    return list(map(swap, _joined(rows)))
+    return list(map(swap, joined(rows)))
 
 
 def _on_cpu() -> bool:
@@ -169,7 +176,7 @@ def _on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
-def _joined(rows: PyTree) -> list[Array]:
+def joined(rows: PyTree) -> list[Array]:
     """Rows as one array [rows, ...] for each dtype: one message, where leaves were many."""
     leaves = jax.tree.leaves(rows)
     dtypes = dict.fromkeys(leaf.dtype for leaf in leaves)
@@ -180,8 +187,8 @@ def _joined(rows: PyTree) -> list[Array]:
     return [jnp.concatenate(some, axis=1) for some in flat]
 
 
-def _parted(joined: list[Array], like: ClientState) -> ClientState:
-    """Rows that were `_joined`, in the structure of `like` and the shapes of its rows."""
+def parted(joined: list[Array], like: ClientState) -> ClientState:
+    """Rows that were `joined`, in the structure of `like` and the shapes of its rows."""
     leaves, structure = jax.tree.flatten(like)
     rest = dict(zip(dict.fromkeys(leaf.dtype for leaf in leaves), joined, strict=True))
     parts = []
@@ -203,7 +210,7 @@ def read(tables: DeviceRows, index: RowIndex) -> ClientState:
 
     def received():
         found = _rows(tables.remote, index.remote)()
-        return found if _on_cpu() else _parted(found, tables.local)
+        return found if _on_cpu() else parted(found, tables.local)
 
     if _on_cpu() and index.local.shape[0] == 1:  # it reads only where the row is
         found = jax.tree.map(_empty(1), tables.local)
@@ -241,7 +248,7 @@ def write(
     if tables.remote is None:
         return DeviceRows(own)
     as_own = lambda new, leaf: new.astype(leaf.dtype)
-    new = rows if _on_cpu() else _joined(jax.tree.map(as_own, rows, own))
+    new = rows if _on_cpu() else joined(jax.tree.map(as_own, rows, own))
     return DeviceRows(own, set_rows(tables.remote, index.remote, active, new))
 
 

@@ -24,7 +24,7 @@ from ...core import Array, ClientState, PyTree, State
 from ...errors import SettingError
 from .. import mesh, processes
 from . import device
-from .exchange import CohortRows, num_rows_of
+from .exchange import CohortRows, evenly, num_rows_of
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 EVERY, CUT = PartitionSpec(), PartitionSpec(mesh.AXIS)
@@ -78,11 +78,11 @@ def move(state: State, num_devices: int) -> State:
 
 
 def gather(table: ClientState, ids: Array, num_devices: int) -> CohortRows:
-    """The rows of a cohort, [slots, ...], copied to every device."""
+    """The rows of a cohort, [slots, ...]."""
     if not jax.tree.leaves(table):
         return CohortRows(table, ids)
     slots = jnp.arange(ids.shape[0], dtype=ids.dtype)
-    return CohortRows(rows_of(table, ids, num_devices), slots)
+    return CohortRows(rows_of(table, evenly(ids, num_devices), num_devices), slots)
 
 
 @partial(jax.jit, static_argnames="num_devices")
@@ -122,7 +122,7 @@ def scatter(
     Args:
       table: in the host's memory, [num_clients, ...].
       ids: of the clients, [slots]; beyond the table: nobody, whose row is dropped.
-      rows: theirs, [slots, ...].
+      rows: theirs, as `gather` gave them.
       num_devices: among which the table is cut up.
     """
 
@@ -137,7 +137,7 @@ def scatter(
     if not jax.tree.leaves(table):
         return table
     put_back = _by_device(of_device, num_devices, (CUT, EVERY, EVERY), CUT)
-    return put_back(table, ids, rows)
+    return put_back(table, evenly(ids, num_devices), rows)
 
 
 def _row_here(table: ClientState, ids: Array) -> Array:
