@@ -98,7 +98,10 @@ def fedjax_adapt(capsys, line):
             "run --step-seconds fast",
             "step_seconds='fast' is neither a number nor a law",
         ),
-        ("run --bandwidth 1e6", "bandwidth needs step_seconds, the simulated seconds"),
+        (
+            "run --bandwidth 1e6",
+            "bandwidth=1000000.0 needs step_seconds, the simulated seconds",
+        ),
         (
             "run --match runs/none",
             "match=runs/none holds no run; write the folder of a",

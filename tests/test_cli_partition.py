@@ -223,7 +223,7 @@ def test_noise_and_corruption_reach_the_data_of_a_run():
     [
         ({"feature_noise": -1.0}, "feature_noise=-1.0 must be"),
         ({"feature_noise_mask": True}, "feature_noise_mask=True needs feature_noise"),
-        ({"corrupt_strength": 1.0}, "corrupt_strength needs corrupt"),
+        ({"corrupt_strength": 1.0}, "corrupt_strength=1.0 needs corrupt"),
         ({"corrupt": "label_shit"}, "corrupt='label_shit'; write one of 'label_shift'"),
     ],
 )

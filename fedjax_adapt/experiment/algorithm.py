@@ -9,11 +9,10 @@ from ..core import Algorithm, constant_steps, epochs, with_steps
 from ..errors import SettingError
 from ..participation import earliest
 from .config import Config, all_options, choices_of
-from .limits import CLIENTS, is_set
 from .names import is_own
 from .options import Option, checked, find, options_of, registry
 from .own import check_made
-from .schema import DERIVED, common_options, kind_options
+from .schema import CLIENTS, DERIVED, common_options, is_set, kind_options
 from .spelling import shortest
 
 

@@ -13,9 +13,14 @@ from typing import Any
 
 from ..errors import SettingError
 from . import toml
-from .limits import CLIENTS
 from .options import KINDS, Option, checked, find, registry, suggestion
-from .schema import Config, common_options, kind_options
+from .schema import (
+    CLIENTS,
+    Config,
+    common_options,
+    kind_options,
+    settings_that_are,
+)
 from .schema import Corruption as Corruption
 from .spelling import (
     canonical,
@@ -27,13 +32,6 @@ from .spelling import (
     shortest,
     spellings,
     writable,
-)
-
-# Settings that change no number of a run beyond rounding: it may be resumed with others.
-INCIDENTAL = (
-    *("data_dir", "folder", "targets", "checkpoint_every", "devices"),
-    *("client_memory", "lanes", "convolutions"),
-    "evaluate_clients",
 )
 
 # What settings that came later are in runs of before: the hash of those stays.
@@ -204,7 +202,7 @@ def identity(config: Config) -> dict[str, Any]:
     settings = to_settings(config)
     settings["num_clients"] = settings["num_clients"] or CLIENTS
     old = {name for name, value in LATER.items() if settings.get(name) == value}
-    left_out = {*INCIDENTAL, *old}
+    left_out = {*settings_that_are("incidental"), *old}
     return {name: v for name, v in settings.items() if name not in left_out}
 
 

@@ -24,6 +24,7 @@ from .config import (
 )
 from .mistakes import explain, words_of
 from .options import KINDS, Option, find
+from .schema import settings
 from .spelling import ambiguous, flat_name, shortest, spellings, twice
 from .together import OPTIONS, Together, together
 
@@ -33,24 +34,6 @@ Trains a federation and leaves a run folder behind.
 
 The last groups are the options of the chosen algorithm, model, partition and data set:
 fedjax-adapt run --algorithm NAME --help shows those of another."""
-GROUPS = {  # of flags in the help; what is not named here comes after them
-    "choices": (*KINDS, "train_examples", "projection", "labels"),
-    "public set": ("public", "public_examples", "validation_examples"),
-    "clients": (
-        *("num_clients", "participation", "sampler", "feature_noise"),
-        *("feature_noise_mask", "corrupt", "corrupt_clients", "corrupt_strength"),
-    ),
-    "training": (
-        *("rounds", "epochs", "num_steps", "max_local_steps", "match", "match_by"),
-        *("batch_size", "shuffle", "lr", "lr_decay", "momentum", "weight_decay"),
-        *("clip_norm", "augment", "precision", "lanes"),
-        *("convolutions", "devices", "client_memory", "seed", "partition_seed"),
-    ),
-    "clock": (
-        *("step_seconds", "bandwidth", "download_bandwidth", "latency", "delay"),
-        *("delay_persists", "clock_seed"),
-    ),
-}
 NAMES = {types.NoneType: ("none",), bool: ("true", "false")}  # of values of some types
 ABOUT_THE_RUN = {
     "config": Option(str | None, None, "a TOML file of settings; flags win over it"),
@@ -242,10 +225,9 @@ def _with_names(
 
 def _groups(choices: Mapping[str, str]) -> dict[str, dict[str, Option]]:
     """The flags of a run: title -> name -> option."""
-    common = common_options()
-    grouped = {name for names in GROUPS.values() for name in names}
-    groups = {t: {name: common[name] for name in names} for t, names in GROUPS.items()}
-    groups["record"] = {n: o for n, o in common.items() if n not in grouped}
+    groups: dict[str, dict[str, Option]] = {}
+    for name, option in common_options().items():
+        groups.setdefault(settings()[name].group, {})[name] = option
     groups["record"].update(ABOUT_THE_RUN)
     groups["several processes"] = OPTIONS
     for kind, name in choices.items():

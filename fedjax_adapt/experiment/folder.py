@@ -12,7 +12,6 @@ from ..engine import processes
 from ..errors import SettingError
 from . import store
 from .config import (
-    INCIDENTAL,
     Config,
     config_hash,
     from_settings,
@@ -21,6 +20,7 @@ from .config import (
     to_toml,
 )
 from .names import origins
+from .schema import settings_that_are
 from .scripts import label
 
 AUTO = ("devices", "lanes", "convolutions", "num_clients")  # what may be left open
@@ -109,8 +109,9 @@ def first_change(folder: Path, config: Config) -> tuple[str, Any, Any] | None:
     new = to_settings(config)
     if new["num_clients"] is None:  # the data say it, and are not loaded yet
         new["num_clients"] = old["num_clients"]
+    incidental = settings_that_are("incidental")
     for name in [*new, *(n for n in old if n not in new)]:
-        if name not in INCIDENTAL and old.get(name) != new.get(name):
+        if name not in incidental and old.get(name) != new.get(name):
             return name, old.get(name), new.get(name)
     return None
 

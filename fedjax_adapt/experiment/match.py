@@ -10,13 +10,7 @@ from ..errors import SettingError
 from ..steps import matched_steps, scheduled_steps
 from . import store
 from .config import Config, from_settings, kind_options, read_settings, to_settings
-
-# what two runs must share for their totals to be comparable
-SHARED = (
-    *("rounds", "num_clients", "participation", "sampler"),
-    *("dataset", "train_examples", "partition", "partition_seed"),
-    *("corrupt", "corrupt_clients", "corrupt_strength"),  # which may change sizes
-)
+from .schema import settings_that_are
 
 
 def matching_steps(
@@ -148,7 +142,7 @@ def _record(config: Config) -> store.Record:
         for kind in ("partition", "dataset")
         for own in kind_options(kind, getattr(config, kind))
     ]
-    for name in (*SHARED, *options):
+    for name in (*settings_that_are("matched"), *options):
         if ours[name] != theirs.get(name):
             raise SettingError(
                 f"match={config.match} holds a run with {name}={theirs.get(name)}, not "

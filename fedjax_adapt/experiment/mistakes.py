@@ -8,8 +8,9 @@ from typing import Any
 
 from .. import check
 from ..errors import SettingError
-from .config import INCIDENTAL, is_setting
+from .config import is_setting
 from .options import Option, convert, suggestion, wanted
+from .schema import settings_that_are
 
 
 def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
@@ -94,7 +95,10 @@ def _whose(name: str, flags: Sequence[str], command: str) -> str:
             f"is no flag of this {command}; {suggestion(f'--{name}', flags, command)}"
         )
     if command == "sweep":
-        fixed = name in (*INCIDENTAL, "match")  # what no grid may vary
+        fixed = name in (
+            *settings_that_are("incidental"),
+            "match",
+        )  # what no grid may vary
         vary = "" if fixed else ", or a list of values below [grid]"
         return f"is a setting of runs; write {name} below [run] of SWEEP.toml{vary}."
     return f"is a setting of runs, not of {command}; leave it out."

@@ -20,8 +20,8 @@ from .. import check
 from ..core import Algorithm, Task
 from ..data import FederatedDataset, Source
 from ..errors import SettingError
-from .limits import is_set
 from .options import OBJECT
+from .schema import is_set
 
 if TYPE_CHECKING:
     from .config import Config

@@ -9,11 +9,12 @@ import contextlib
 import functools
 import inspect
 import math
-import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
+
+import docstring_parser
 
 from .. import check
 from ..core import Algorithm
@@ -156,17 +157,9 @@ def _options_of(kind: str, function: Callable) -> Mapping[str, Option]:
 
 
 def argument_help(doc: str) -> dict[str, str]:
-    """What a docstring says of each argument or attribute ("  name: text")."""
-    section = re.search(r"^(?:Args|Attributes):\n((?:[ \t]+.*\n?|\n)+)", doc, re.M)
-    if section is None:
-        return {}
-    entries = re.split(r"^ {2}(\w+): ", inspect.cleandoc(section[1]), flags=re.M)
-    if not section[1].startswith("    "):  # cleandoc took the margin away
-        entries = re.split(r"^(\w+): ", inspect.cleandoc(section[1]), flags=re.M)
-    return {
-        name: " ".join(text.split())
-        for name, text in zip(entries[1::2], entries[2::2], strict=True)
-    }
+    """What a docstring says of each argument, in a line."""
+    found = docstring_parser.parse(doc, docstring_parser.DocstringStyle.GOOGLE).params
+    return {some.arg_name: " ".join((some.description or "").split()) for some in found}
 
 
 def plain(annotation: Any) -> Any:

@@ -20,6 +20,7 @@ from .flags import chosen, group_of, left_out, read_flags
 from .mistakes import words_of
 from .options import KINDS, Option, registry
 from .public import with_public
+from .schema import settings_that_are
 from .scripts import label
 from .spelling import flat_name, spellings
 
@@ -30,11 +31,6 @@ Prints and draws who would hold what in a run with these flags; trains nothing.
 The last groups are the options of the chosen partition and data set:
 fedjax-adapt partition --partition NAME --help shows those of another."""
 DECIDE = ("partition", "dataset")  # the choices that decide who holds what
-SETTINGS = (
-    *DECIDE,
-    *("train_examples", "public", "public_examples", "validation_examples"),
-    *("num_clients", "seed", "partition_seed", "data_dir"),
-)
 PICTURE = {
     "config": Option(str | None, None, "a TOML file of a run; flags win over it"),
     "output": Option(
@@ -68,7 +64,10 @@ def parse(arguments: Sequence[str]) -> Request:
     note = left_out(told, settings)
     choices = chosen(told, settings)
     common = common_options()
-    groups = {"clients": {name: common[name] for name in SETTINGS}, "picture": PICTURE}
+    groups = {
+        "clients": {name: common[name] for name in settings_that_are("splits")},
+        "picture": PICTURE,
+    }
     for kind in DECIDE:
         groups[choices[kind]] = group_of(kind, choices[kind])
     groups = {title: flags for title, flags in groups.items() if flags}

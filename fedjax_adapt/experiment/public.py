@@ -13,7 +13,7 @@ from ..data import PROTOCOLS, PublicSet, Source
 from ..data.protocols import default_size
 from ..errors import SettingError
 from .config import Config, partition_seed
-from .limits import is_set
+from .schema import is_set
 from .store import ACCURACY, TRAINED
 
 if TYPE_CHECKING:

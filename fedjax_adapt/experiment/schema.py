@@ -5,21 +5,23 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from .. import check
 from ..errors import SettingError
-from .limits import CLIENTS, check_limits
 from .names import is_own
-from .options import (
-    KINDS,
-    Option,
-    argument_help,
-    checked,
-    convert,
-    find,
-    options_of,
+from .options import KINDS, Option, checked, convert, find, options_of
+from .setting import (
+    Setting,
+    at_least,
+    between,
+    check_path,
+    check_seed,
+    check_ways,
 )
+
+CLIENTS = 30  # unless a number is given or the data have one
+CLOCK = "step_seconds, the simulated seconds of a local step"
 
 Corruption = Literal[
     "label_shift", "random_labels", "random_inputs", "noisy_inputs", "duplicated"
@@ -32,151 +34,427 @@ DERIVED = {"total_rounds": "rounds", "participation": "participation", "lr": "lr
 
 @dataclass(frozen=True)
 class Config:
-    """Every setting of a run. The defaults train FedSSG on scikit-learn's digits.
+    """Every setting of a run. The defaults train FedSSG on scikit-learn's digits."""
 
-    Attributes:
-      algorithm: what to train with; `fedjax-adapt list` shows all
-      dataset: what to learn
-      train_examples: learn from so many, the first in the order of its files; none: all
-      public: what algorithms like FNR-FL train on beside the clients' data: holdout takes
-        it out of the training set, split_test out of the test set, published is the test
-        set itself, whose accuracy is training accuracy then; none: holdout where the
-        algorithm needs one, else nothing
-      public_examples: how many of them; none: a tenth of the training set or half of the
-        test set, 5000 at most
-      validation_examples: taken out of the training set to choose a model by; none: a tenth
-        of it, 5000 at most, where the algorithm chooses, else 0
-      model: what learns
-      projection: width of a projection head between the features and the classifier, as
-        MOON has it; none: no head
-      augment: flip_crop flips and, half the time, shifts each training image, margins
-        zero; reflect_crop flips and always shifts, margins reflected
-      labels: own; or parity, even against odd, once the data are split by their own
-      partition: who holds which examples
-      num_clients: clients in all; none: 30, or with partition=natural as many as own rows
-        of data that are read from files
-      participation: share of the clients that take part in a round, in (0, 1]
-      sampler: bernoulli tosses a coin per client (at least one comes), uniform draws a
-        fixed number without replacement, earliest lets all start and keeps that share,
-        those that end first on the simulated clock
-      feature_noise: noise on the inputs of client i while it trains, as a standard
-        deviation for pixels in [0, 1] that grows from 0 to this; the test set is clean
-      feature_noise_mask: all of that noise for every client but the last, in a part of the
-        image of its own
-      corrupt: what is wrong with the data of some clients; none: nothing
-      corrupt_clients: their ids
-      corrupt_strength: labels to shift by (5), share of labels drawn at random (1), bound
-        of inputs (1), deviation of noise (1), times each example is there (10); none: these
-      rounds: rounds in all
-      epochs: passes over its own data each client makes in a round
-      num_steps: local steps of each client in a round, in place of epochs
-      max_local_steps: cap on the local steps of a client in a round; none: no cap but the
-        algorithm's own
-      match: folder of a finished run, in place of epochs: take as many local steps in all,
-        those on a public set apart
-      match_by: epochs gives each client steps by its size, steps all clients of a round the
-        same, from round to round the mean rounded down or up
-      batch_size: examples per local step; none: all the client has
-      shuffle: epoch deals out a client's examples anew each pass, its last partial batch
-        kept; replacement draws every batch anew; none takes them in order
-      lr: local learning rate of the first round
-      lr_decay: factor on the learning rate per round
-      momentum: of local SGD
-      weight_decay: of local SGD, added after clipping
-      clip_norm: global norm to which a local gradient is clipped; none: not at all
-      step_seconds: simulated seconds of a local step, a number or a law from which every
-        client draws once, such as lognormal(0.05, 0.5); none: no time is simulated
-      bandwidth: of a client's upload in bits per second; likewise
-      download_bandwidth: of its download; likewise; none: the broadcast takes no time
-      latency: simulated seconds per round trip of messages
-      delay: simulated seconds a client loses in a round, a number or a law:
-        exponential(mean), uniform(most), normal(mean, deviation) or lognormal(median,
-        sigma)
-      delay_persists: a client draws its delay once, not anew each round
-      clock_seed: of what clients draw once; none: partition_seed
-      evaluate_every: rounds between evaluations on the test set
-      evaluate_clients: at the end, the accuracy on every client's own examples
-      evaluate_also: models to evaluate beside the server's; sel: the mean of the round's
-        cohort, all: the mean of every client's last model (one model kept per client)
-      checkpoint_every: rounds between checkpoints, each after the evaluation that is
-        next; none: about every 20 seconds
-      targets: test accuracies whose first round the summary gives
-      lanes: clients trained side by side on a device, cut to the most it has in a round;
-        auto: in a run of 100 rounds or more what is fastest, tried out and kept for later
-        runs, else by a rule; on an accelerator no more than fit into its memory
-      convolutions: how they are computed: winograd, shifts, patches or lax for all that
-        can; or, in local training, each kind of layer, as in patches,winograd; auto:
-        in a run of 100 rounds or more what is fastest, timed and kept for later runs, else
-        by a rule, as with rule
-      precision: of the model; float32: of products on an accelerator, too; tf32: theirs, on
-        a CPU nothing changes; bf16: forward and backward in bfloat16, from parameters in
-        float32
-      devices: that share the clients of a round; auto: every accelerator, or every core
-      client_memory: where the state of all clients lies; host: in the host's memory, and
-        only the rows of a cohort visit the device
-      seed: of the initial model and of every round
-      partition_seed: of the partition and of generated data; none: seed
-      data_dir: where data files lie; none: the variable FEDJAX_ADAPT_DATA
-      folder: where the run goes; none: runs/DATASET-ALGORITHM-HASH
-      algorithm_options: arguments of the algorithm's constructor
-      model_options: arguments of the model
-      partition_options: arguments of the partition
-      dataset_options: arguments of the data set's loader
-    """
-
-    algorithm: str = "fedssg"
-    dataset: str = "digits"
-    train_examples: int | None = None
-    public: Literal["holdout", "split_test", "published"] | None = None
-    public_examples: int | None = None
-    validation_examples: int | None = None
-    model: str = "mlp"
-    projection: int | None = None
-    augment: Literal["none", "flip_crop", "reflect_crop"] = "none"
-    labels: Literal["own", "parity"] = "own"
-    partition: str = "dirichlet"
-    num_clients: int | None = None
-    participation: float = 0.3
-    sampler: Literal["bernoulli", "uniform", "earliest"] = "bernoulli"
-    feature_noise: float = 0.0
-    feature_noise_mask: bool = False
-    corrupt: Corruption | None = None
-    corrupt_clients: tuple[int, ...] = (0,)
-    corrupt_strength: float | None = None
-    rounds: int = 60
-    epochs: float = 5.0
-    num_steps: int | None = None
-    max_local_steps: int | None = None
-    match: str | None = None
-    match_by: Literal["epochs", "steps"] = "epochs"
-    batch_size: int | None = 20
-    shuffle: Literal["epoch", "replacement", "none"] = "epoch"
-    lr: float = 0.1
-    lr_decay: float = 0.998
-    momentum: float = 0.0
-    weight_decay: float = 1e-3
-    clip_norm: float | None = 10.0
-    step_seconds: float | str | None = None
-    bandwidth: float | str = 5e6
-    download_bandwidth: float | str | None = None
-    latency: float = 0.0
-    delay: float | str = 0.0
-    delay_persists: bool = False
-    clock_seed: int | None = None
-    evaluate_every: int = 1
-    evaluate_clients: bool = True
-    evaluate_also: tuple[Literal["sel", "all"], ...] = ()
-    checkpoint_every: int | None = None
-    targets: tuple[float, ...] = (0.9, 0.95, 0.97)
-    lanes: int | Literal["auto"] = "auto"
-    convolutions: str = "auto"
-    precision: Literal["float32", "tf32", "bf16"] = "float32"
-    devices: int | Literal["auto"] = "auto"
-    client_memory: Literal["device", "host"] = "device"
-    seed: int = 0
-    partition_seed: int | None = None
-    data_dir: str | None = None
-    folder: str | None = None
+    # names of sweep folders are hashes of the settings in this order
+    algorithm: Annotated[
+        str, Setting("what to train with; `fedjax-adapt list` shows all", "choices")
+    ] = "fedssg"
+    dataset: Annotated[
+        str, Setting("what to learn", "choices", splits=True, matched=True)
+    ] = "digits"
+    train_examples: Annotated[
+        int | None,
+        Setting(
+            "learn from so many, the first in the order of its files; none: all",
+            "choices",
+            at_least(1, none="all of them"),
+            splits=True,
+            matched=True,
+        ),
+    ] = None
+    public: Annotated[
+        Literal["holdout", "split_test", "published"] | None,
+        Setting(
+            "what algorithms like FNR-FL train on beside the clients' data: holdout "
+            "takes it out of the training set, split_test out of the test set, "
+            "published is the test set itself, whose accuracy is training accuracy "
+            "then; none: holdout where the algorithm needs one, else nothing",
+            "public set",
+            splits=True,
+        ),
+    ] = None
+    public_examples: Annotated[
+        int | None,
+        Setting(
+            "how many of them; none: a tenth of the training set or half of the "
+            "test set, 5000 at most",
+            "public set",
+            at_least(1, none="a tenth"),
+            splits=True,
+        ),
+    ] = None
+    validation_examples: Annotated[
+        int | None,
+        Setting(
+            "taken out of the training set to choose a model by; none: a tenth of "
+            "it, 5000 at most, where the algorithm chooses, else 0",
+            "public set",
+            at_least(0, none="as needed"),
+            splits=True,
+        ),
+    ] = None
+    model: Annotated[str, Setting("what learns", "choices")] = "mlp"
+    projection: Annotated[
+        int | None,
+        Setting(
+            "width of a projection head between the features and the classifier, as "
+            "MOON has it; none: no head",
+            "choices",
+            at_least(1, none="no head"),
+        ),
+    ] = None
+    augment: Annotated[
+        Literal["none", "flip_crop", "reflect_crop"],
+        Setting(
+            "flip_crop flips and, half the time, shifts each training image, "
+            "margins zero; reflect_crop flips and always shifts, margins reflected",
+            "training",
+        ),
+    ] = "none"
+    labels: Annotated[
+        Literal["own", "parity"],
+        Setting(
+            "own; or parity, even against odd, once the data are split by their own",
+            "choices",
+        ),
+    ] = "own"
+    partition: Annotated[
+        str, Setting("who holds which examples", "choices", splits=True, matched=True)
+    ] = "dirichlet"
+    num_clients: Annotated[
+        int | None,
+        Setting(
+            "clients in all; none: 30, or with partition=natural as many as own "
+            "rows of data that are read from files",
+            "clients",
+            at_least(1, none="30, or as many as own rows"),
+            splits=True,
+            matched=True,
+        ),
+    ] = None
+    participation: Annotated[
+        float,
+        Setting(
+            "share of the clients that take part in a round, in (0, 1]",
+            "clients",
+            between(0, 1, closed="right"),
+            matched=True,
+        ),
+    ] = 0.3
+    sampler: Annotated[
+        Literal["bernoulli", "uniform", "earliest"],
+        Setting(
+            "bernoulli tosses a coin per client (at least one comes), uniform draws "
+            "a fixed number without replacement, earliest lets all start and keeps "
+            "that share, those that end first on the simulated clock",
+            "clients",
+            matched=True,
+        ),
+    ] = "bernoulli"
+    feature_noise: Annotated[
+        float,
+        Setting(
+            "noise on the inputs of client i while it trains, as a standard "
+            "deviation for pixels in [0, 1] that grows from 0 to this; the test set "
+            "is clean",
+            "clients",
+            check.nonnegative,
+        ),
+    ] = 0.0
+    feature_noise_mask: Annotated[
+        bool,
+        Setting(
+            "all of that noise for every client but the last, in a part of the "
+            "image of its own",
+            "clients",
+            needs="feature_noise, the deviation of that noise",
+        ),
+    ] = False
+    corrupt: Annotated[
+        Corruption | None,
+        Setting(
+            "what is wrong with the data of some clients; none: nothing",
+            "clients",
+            matched=True,
+        ),
+    ] = None
+    corrupt_clients: Annotated[
+        tuple[int, ...],
+        Setting(
+            "their ids",
+            "clients",
+            needs="corrupt, which says what is wrong with them",
+            matched=True,
+        ),
+    ] = (0,)
+    corrupt_strength: Annotated[
+        float | None,
+        Setting(
+            "labels to shift by (5), share of labels drawn at random (1), bound of "
+            "inputs (1), deviation of noise (1), times each example is there (10); "
+            "none: these",
+            "clients",
+            needs="corrupt, which says what is wrong with them",
+            matched=True,
+        ),
+    ] = None
+    rounds: Annotated[
+        int,
+        Setting("rounds in all", "training", at_least(1), untimed=True, matched=True),
+    ] = 60
+    epochs: Annotated[
+        float,
+        Setting(
+            "passes over its own data each client makes in a round",
+            "training",
+            between(0, 1_000_000, closed="right"),
+        ),
+    ] = 5.0
+    num_steps: Annotated[
+        int | None,
+        Setting(
+            "local steps of each client in a round, in place of epochs",
+            "training",
+            at_least(1, none="epochs"),
+        ),
+    ] = None
+    max_local_steps: Annotated[
+        int | None,
+        Setting(
+            "cap on the local steps of a client in a round; none: no cap but the "
+            "algorithm's own",
+            "training",
+            at_least(1, none="no cap"),
+        ),
+    ] = None
+    match: Annotated[
+        str | None,
+        Setting(
+            "folder of a finished run, in place of epochs: take as many local steps "
+            "in all, those on a public set apart",
+            "training",
+            check_path,
+        ),
+    ] = None
+    match_by: Annotated[
+        Literal["epochs", "steps"],
+        Setting(
+            "epochs gives each client steps by its size, steps all clients of a "
+            "round the same, from round to round the mean rounded down or up",
+            "training",
+            needs="match, the folder of the run to be matched",
+        ),
+    ] = "epochs"
+    batch_size: Annotated[
+        int | None,
+        Setting("examples per local step; none: all the client has", "training"),
+    ] = 20
+    shuffle: Annotated[
+        Literal["epoch", "replacement", "none"],
+        Setting(
+            "epoch deals out a client's examples anew each pass, its last partial "
+            "batch kept; replacement draws every batch anew; none takes them in "
+            "order",
+            "training",
+        ),
+    ] = "epoch"
+    lr: Annotated[
+        float,
+        Setting("local learning rate of the first round", "training", untimed=True),
+    ] = 0.1
+    lr_decay: Annotated[
+        float,
+        Setting("factor on the learning rate per round", "training", untimed=True),
+    ] = 0.998
+    momentum: Annotated[float, Setting("of local SGD", "training")] = 0.0
+    weight_decay: Annotated[
+        float, Setting("of local SGD, added after clipping", "training", untimed=True)
+    ] = 1e-3
+    clip_norm: Annotated[
+        float | None,
+        Setting(
+            "global norm to which a local gradient is clipped; none: not at all",
+            "training",
+        ),
+    ] = 10.0
+    step_seconds: Annotated[
+        float | str | None,
+        Setting(
+            "simulated seconds of a local step, a number or a law from which every "
+            "client draws once, such as lognormal(0.05, 0.5); none: no time is "
+            "simulated",
+            "clock",
+        ),
+    ] = None
+    bandwidth: Annotated[
+        float | str,
+        Setting(
+            "of a client's upload in bits per second; likewise", "clock", needs=CLOCK
+        ),
+    ] = 5e6
+    download_bandwidth: Annotated[
+        float | str | None,
+        Setting(
+            "of its download; likewise; none: the broadcast takes no time",
+            "clock",
+            needs=CLOCK,
+        ),
+    ] = None
+    latency: Annotated[
+        float,
+        Setting("simulated seconds per round trip of messages", "clock", needs=CLOCK),
+    ] = 0.0
+    delay: Annotated[
+        float | str,
+        Setting(
+            "simulated seconds a client loses in a round, a number or a law: "
+            "exponential(mean), uniform(most), normal(mean, deviation) or "
+            "lognormal(median, sigma)",
+            "clock",
+            needs=CLOCK,
+        ),
+    ] = 0.0
+    delay_persists: Annotated[
+        bool,
+        Setting(
+            "a client draws its delay once, not anew each round", "clock", needs=CLOCK
+        ),
+    ] = False
+    clock_seed: Annotated[
+        int | None,
+        Setting(
+            "of what clients draw once; none: partition_seed",
+            "clock",
+            check_seed,
+            needs=CLOCK,
+            untimed=True,
+        ),
+    ] = None
+    evaluate_every: Annotated[
+        int,
+        Setting(
+            "rounds between evaluations on the test set",
+            "record",
+            at_least(1),
+            untimed=True,
+        ),
+    ] = 1
+    evaluate_clients: Annotated[
+        bool,
+        Setting(
+            "at the end, the accuracy on every client's own examples",
+            "record",
+            incidental=True,
+        ),
+    ] = True
+    evaluate_also: Annotated[
+        tuple[Literal["sel", "all"], ...],
+        Setting(
+            "models to evaluate beside the server's; sel: the mean of the round's "
+            "cohort, all: the mean of every client's last model (one model kept per "
+            "client)",
+            "record",
+        ),
+    ] = ()
+    checkpoint_every: Annotated[
+        int | None,
+        Setting(
+            "rounds between checkpoints, each after the evaluation that is next; "
+            "none: about every 20 seconds",
+            "record",
+            at_least(1, none="by the clock"),
+            incidental=True,
+        ),
+    ] = None
+    targets: Annotated[
+        tuple[float, ...],
+        Setting(
+            "test accuracies whose first round the summary gives",
+            "record",
+            between(0, 1),
+            incidental=True,
+        ),
+    ] = (0.9, 0.95, 0.97)
+    lanes: Annotated[
+        int | Literal["auto"],
+        Setting(
+            "clients trained side by side on a device, cut to the most it has in a "
+            "round; auto: in a run of 100 rounds or more what is fastest, tried out "
+            "and kept for later runs, else by a rule; on an accelerator no more "
+            "than fit into its memory",
+            "training",
+            incidental=True,
+        ),
+    ] = "auto"
+    convolutions: Annotated[
+        str,
+        Setting(
+            "how they are computed: winograd, shifts, patches or lax for all that "
+            "can; or, in local training, each kind of layer, as in "
+            "patches,winograd; auto: in a run of 100 rounds or more what is "
+            "fastest, timed and kept for later runs, else by a rule, as with rule",
+            "training",
+            check_ways,
+            incidental=True,
+        ),
+    ] = "auto"
+    precision: Annotated[
+        Literal["float32", "tf32", "bf16"],
+        Setting(
+            "of the model; float32: of products on an accelerator, too; tf32: "
+            "theirs, on a CPU nothing changes; bf16: forward and backward in "
+            "bfloat16, from parameters in float32",
+            "training",
+        ),
+    ] = "float32"
+    devices: Annotated[
+        int | Literal["auto"],
+        Setting(
+            "that share the clients of a round; auto: every accelerator, or every core",
+            "training",
+            incidental=True,
+        ),
+    ] = "auto"
+    client_memory: Annotated[
+        Literal["device", "host"],
+        Setting(
+            "where the state of all clients lies; host: in the host's memory, and "
+            "only the rows of a cohort visit the device",
+            "training",
+            incidental=True,
+        ),
+    ] = "device"
+    seed: Annotated[
+        int,
+        Setting(
+            "of the initial model and of every round",
+            "training",
+            check_seed,
+            untimed=True,
+            splits=True,
+        ),
+    ] = 0
+    partition_seed: Annotated[
+        int | None,
+        Setting(
+            "of the partition and of generated data; none: seed",
+            "training",
+            check_seed,
+            untimed=True,
+            splits=True,
+            matched=True,
+        ),
+    ] = None
+    data_dir: Annotated[
+        str | None,
+        Setting(
+            "where data files are; none: the variable FEDJAX_ADAPT_DATA",
+            "record",
+            check_path,
+            incidental=True,
+            splits=True,
+        ),
+    ] = None
+    folder: Annotated[
+        str | None,
+        Setting(
+            "where the run goes; none: runs/DATASET-ALGORITHM-HASH",
+            "record",
+            check_path,
+            incidental=True,
+        ),
+    ] = None
     algorithm_options: Mapping[str, Any] = field(default_factory=dict)
     model_options: Mapping[str, Any] = field(default_factory=dict)
     partition_options: Mapping[str, Any] = field(default_factory=dict)
@@ -193,7 +471,16 @@ class Config:
             put(f"{kind}_options", _checked_options(self, kind))
         if self.num_clients is None and not _owners_decide(self):
             put("num_clients", CLIENTS)
-        check_limits(self)
+        for name, setting in settings().items():
+            if setting.check is not None:
+                setting.check(name, getattr(self, name))
+            needed = setting.needs.partition(",")[0]
+            if needed and is_set(self, name) and not is_set(self, needed):
+                value = getattr(self, name)
+                raise SettingError(
+                    f"{name}={value} needs {setting.needs}.", setting=name
+                )
+        _check_together(self)
 
 
 class Options(Mapping):
@@ -224,12 +511,35 @@ def common_options() -> dict[str, Option]:
 @functools.cache
 def _common_options() -> Mapping[str, Option]:
     hints = get_type_hints(Config)
-    helps = argument_help((Config.__doc__ or "").replace("\n    ", "\n"))
+    defaults = {f.name: f.default for f in fields(Config)}
     return {
-        f.name: Option(hints[f.name], f.default, helps[f.name])
+        name: Option(hints[name], defaults[name], setting.help)
+        for name, setting in settings().items()
+    }
+
+
+@functools.cache
+def settings() -> Mapping[str, Setting]:
+    """What the settings of every run say of themselves, by name."""
+    hints = get_type_hints(Config, include_extras=True)
+    return {
+        f.name: hints[f.name].__metadata__[0]
         for f in fields(Config)
         if f.default is not MISSING
     }
+
+
+def settings_that_are(trait: str) -> list[str]:
+    """The settings of which a flag of `Setting` holds, such as "incidental"."""
+    return [name for name, setting in settings().items() if getattr(setting, trait)]
+
+
+def is_set(config: Config, name: str) -> bool:
+    """Whether a setting is not at its default."""
+    usual = [getattr(Config, name)]
+    if name == "num_clients":
+        usual.append(CLIENTS)
+    return getattr(config, name) not in usual
 
 
 def kind_options(kind: str, name: str) -> dict[str, Option]:
@@ -245,6 +555,31 @@ def kind_options(kind: str, name: str) -> dict[str, Option]:
             option = Option(option.annotation | None, None, about)
         options[own] = option
     return options
+
+
+def _check_together(config: Config) -> None:
+    """Raises ValueError if two settings contradict each other."""
+    if config.num_steps is not None and is_set(config, "epochs"):
+        raise SettingError(
+            f"epochs={config.epochs:g} and num_steps={config.num_steps} both say how long "
+            "a client trains; write one of them.",
+            setting="epochs",
+        )
+    for name in ("epochs", "num_steps"):
+        if config.match is not None and is_set(config, name):
+            raise SettingError(
+                f"match={config.match} and {name}={getattr(config, name):g} both say how "
+                "long a client trains; write one of them.",
+                setting="match",
+            )
+    if config.client_memory == "host" and "all" in config.evaluate_also:
+        raise SettingError(
+            "evaluate_also=all averages the models of all clients on the device, which "
+            "client_memory=host is there to avoid; leave one of them out.",
+            setting="evaluate_also",
+        )
+    if config.sampler == "earliest" and config.step_seconds is None:
+        raise SettingError(f"sampler=earliest needs {CLOCK}.", setting="sampler")
 
 
 def _owners_decide(config: Config) -> bool:

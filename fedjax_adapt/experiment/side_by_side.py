@@ -21,13 +21,9 @@ from . import kept, summary
 from .build import Federation
 from .config import Config, identity
 from .folder import cache_home
+from .schema import settings_that_are
 
 LONG = 100  # rounds
-# settings that change no shape, and not how long a round takes
-UNTIMED = (
-    *("seed", "partition_seed", "clock_seed", "rounds", "evaluate_every"),
-    *("lr", "lr_decay", "weight_decay"),
-)
 
 
 def show_nobody(doing: str, note: str | None = None) -> None:
@@ -76,8 +72,13 @@ def _work(config: Config, federation: Federation) -> str:
     _, task, data, plan = federation[:4]
     params = jax.eval_shape(task.init, jax.random.key(0))
     arrays = [*jax.tree.leaves(params), data.x, data.y, data.index]
+    untimed = settings_that_are("untimed")
     told = [
-        {name: v for name, v in identity(config).items() if name not in UNTIMED},
+        {
+            name: value
+            for name, value in identity(config).items()
+            if name not in untimed
+        },
         [(leaf.shape, str(leaf.dtype)) for leaf in arrays],
         *(num_devices_of(plan, data), plan.client_memory, config.convolutions),
         *(summary.hardware(), platform.node(), summary.versions(), kept.code()),

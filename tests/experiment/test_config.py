@@ -30,6 +30,7 @@ from fedjax_adapt.experiment.options import (
     plain,
     wanted,
 )
+from fedjax_adapt.experiment.schema import settings, settings_that_are
 
 
 @pytest.fixture
@@ -65,6 +66,19 @@ def test_a_config_survives_its_own_toml(settings, written):
 
 def test_every_common_option_says_what_it_is_for():
     assert all(option.help for option in common_options().values())
+
+
+def test_a_run_resumes_with_other_settings_that_change_no_number():
+    where = {"data_dir", "folder", "devices", "client_memory", "lanes", "convolutions"}
+    what = {"targets", "checkpoint_every", "evaluate_clients"}
+    assert {*settings_that_are("incidental")} == where | what
+    assert not where & {*settings_that_are("matched"), *settings_that_are("untimed")}
+
+
+def test_a_number_that_means_nothing_alone_names_what_it_needs():
+    for name, setting in settings().items():
+        needed = setting.needs.partition(",")[0]
+        assert not needed or needed in settings(), name
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -223,9 +237,9 @@ def test_a_wrong_key_is_named_with_file_and_line(written, text, says):
         ({"epochs": 2.0, "num_steps": 9}, "epochs=2 and num_steps=9 both say how long"),
         ({"epochs": 2.0, "match": "a"}, "match=a and epochs=2 both say how long"),
         ({"num_steps": 2, "match": "a"}, "match=a and num_steps=2 both say how long"),
-        ({"match_by": "steps"}, "match_by needs match, the folder of the run"),
+        ({"match_by": "steps"}, "match_by=steps needs match, the folder of the run"),
         ({"sampler": "earliest"}, "sampler=earliest needs step_seconds, the simulated"),
-        ({"delay": 3.0}, "delay needs step_seconds, the simulated seconds of a"),
+        ({"delay": 3.0}, "delay=3.0 needs step_seconds, the simulated seconds of a"),
         ({"rounds": 2**31}, "rounds=2147483648 must be at most 1073741824"),
         ({"epochs": 1e300}, r"epochs=1e\+300 must lie in \(0, 1000000\]"),
         ({"epochs": 0.0}, r"epochs=0.0 must lie in \(0, 1000000\]"),
@@ -233,7 +247,10 @@ def test_a_wrong_key_is_named_with_file_and_line(written, text, says):
         ({"data_dir": ""}, "data_dir='' is empty; write the path of a folder, or"),
         ({"match": ""}, "match='' is empty; write the path of a folder, or leave"),
         ({"feature_noise": 10**400}, "feature_noise=inf must be a finite number of at"),
-        ({"clock_seed": 3}, "clock_seed needs step_seconds, the simulated seconds of"),
+        (
+            {"clock_seed": 3},
+            "clock_seed=3 needs step_seconds, the simulated seconds of",
+        ),
         ({"max_local_steps": 0}, "max_local_steps=0 must be an integer >= 1, or None"),
         ({"algorithm": "fedsg"}, "algorithm='fedsg' is unknown; did you mean 'fedssg'"),
         ({"dataset": "minst"}, "dataset='minst' is unknown; did you mean 'mnist'"),

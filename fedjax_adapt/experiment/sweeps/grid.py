@@ -19,7 +19,6 @@ from ... import check
 from ...errors import SettingError
 from .. import objects, toml
 from ..config import (
-    INCIDENTAL,
     Config,
     check_settings,
     common_options,
@@ -27,6 +26,7 @@ from ..config import (
     identity,
 )
 from ..options import KINDS
+from ..schema import settings_that_are
 from ..spelling import (
     ambiguous,
     choices_in,
@@ -157,7 +157,8 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
                     f"{at}: match names one finished run, whose steps all trials take; "
                     "write it below [run]."
                 )
-            if name in INCIDENTAL or name in ("resume", "config"):
+            incidental = settings_that_are("incidental")
+            if name in (*incidental, "resume", "config"):
                 place = "above" if name == "folder" else "below"
                 rest = f"write it {place} [run]."
                 if name in ("resume", "config"):

@@ -30,7 +30,7 @@ from ..config import (
 )
 from ..figures import per_class
 from ..folder import check_can_write, check_own
-from ..limits import check_path
+from ..setting import check_path
 from ..spelling import columns, nested
 from ..summary import FIGURES, TEST, results
 from .grid import Sweep, Trial, read_sweep
