@@ -11,6 +11,7 @@ from helpers import constructed
 from fedjax_adapt import Algorithm, check
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.algorithms.afl import afl_fixed
+from fedjax_adapt.experiment import schema
 from fedjax_adapt.experiment.build import build_algorithm, build_plan
 from fedjax_adapt.experiment.config import (
     Config,
@@ -30,7 +31,6 @@ from fedjax_adapt.experiment.options import (
     plain,
     wanted,
 )
-from fedjax_adapt.experiment.schema import settings, settings_that_are
 
 
 @pytest.fixture
@@ -71,14 +71,17 @@ def test_every_common_option_says_what_it_is_for():
 def test_a_run_resumes_with_other_settings_that_change_no_number():
     where = {"data_dir", "folder", "devices", "client_memory", "lanes", "convolutions"}
     what = {"targets", "checkpoint_every", "evaluate_clients"}
-    assert {*settings_that_are("incidental")} == where | what
-    assert not where & {*settings_that_are("matched"), *settings_that_are("untimed")}
+    assert {*schema.settings_that_are("incidental")} == where | what
+    assert not where & {
+        *schema.settings_that_are("matched"),
+        *schema.settings_that_are("untimed"),
+    }
 
 
 def test_a_number_that_means_nothing_alone_names_what_it_needs():
-    for name, setting in settings().items():
+    for name, setting in schema.settings().items():
         needed = setting.needs.partition(",")[0]
-        assert not needed or needed in settings(), name
+        assert not needed or needed in schema.settings(), name
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
