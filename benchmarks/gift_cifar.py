@@ -25,8 +25,9 @@ from entry import begin
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import adacomm, afl, fedavg, gift
 from fedjax_adapt.experiment import checkpoint
-from fedjax_adapt.experiment.build import Federation, build
+from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import Config
+from fedjax_adapt.experiment.federation import Federation
 from fedjax_adapt.experiment.summary import commit, hardware
 
 RESULTS = Path(__file__).parent / "results" / "gift-cifar.jsonl"

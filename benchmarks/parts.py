@@ -22,8 +22,9 @@ from readings import Case, Ready, scratch, short
 import fedjax_adapt as fa
 from fedjax_adapt.engine import lanes, mesh
 from fedjax_adapt.engine.batches import batch_at
+from fedjax_adapt.engine.build import num_lanes_of
 from fedjax_adapt.engine.cohort import sample_cohort
-from fedjax_adapt.engine.slots import num_devices_of, num_lanes_of
+from fedjax_adapt.engine.slots import num_devices_of
 from fedjax_adapt.experiment import checkpoint
 from fedjax_adapt.experiment.program import measure
 from fedjax_adapt.experiment.rows import Log

@@ -152,3 +152,29 @@ def test_no_function_of_a_module_keeps_a_program_for_every_task():
         *["host.py"] * 2,
         "scores.py",
     ], found
+
+
+def test_no_two_files_import_each_other():
+    """Nor in a longer circle; imports in functions and for types count."""
+    names = {}
+    for path in FILES:
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        names[".".join(parts).removesuffix("__init__").rstrip(".")] = path
+    graph = {name: set() for name in names}
+    for name, path in names.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                package = path.relative_to(PACKAGE).parent.parts
+                base = package[: len(package) - node.level + 1]
+                base = [*base, *(node.module or "").split(".")]
+                for alias in node.names:
+                    inner = ".".join(filter(None, [*base, alias.name]))
+                    found = inner if inner in names else ".".join(filter(None, base))
+                    graph[name] |= {found} & {*names} - {name}
+    assert sum(map(len, graph.values())) > 900
+    while True:  # what imports nothing that is left is in no circle
+        free = {name for name, others in graph.items() if not others}
+        if not free:
+            break
+        graph = {n: others - free for n, others in graph.items() if n not in free}
+    assert not graph, sorted(graph)

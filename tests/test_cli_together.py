@@ -15,8 +15,9 @@ from helpers import same
 
 from fedjax_adapt import init_state
 from fedjax_adapt.experiment import build, checkpoint, read_run
-from fedjax_adapt.experiment.config import from_settings, read_settings
+from fedjax_adapt.experiment.config import from_settings
 from fedjax_adapt.experiment.program import run_keys
+from fedjax_adapt.experiment.reading import read_settings
 
 pytestmark = pytest.mark.slow
 RUN = (

@@ -13,7 +13,7 @@ from jax.extend import core
 import fedjax_adapt as fa
 from fedjax_adapt.core.precision import products
 from fedjax_adapt.experiment import Config, run
-from fedjax_adapt.experiment.config import read_settings
+from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
 from fedjax_adapt.models.layers import Conv, GroupNorm

@@ -31,11 +31,10 @@ from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from . import lanes, memory, mesh
 from .batches import batch_size
+from .build import lanes_that_fit, make_round
 from .footprint import footprint
 from .forecast import client_steps, cohorts
 from .initial import federation_kinds, init_state
-from .needed import lanes_that_fit
-from .round import make_round
 from .slots import each_of, num_devices_of
 
 CANDIDATES = (1, 5, 25, 100, 500)  # each is a program to compile

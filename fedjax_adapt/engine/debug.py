@@ -42,6 +42,7 @@ from ..costs import (
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import batch_size
+from .build import with_lanes
 from .client_store import DEVICE
 from .cohort import (
     SERVER,
@@ -72,7 +73,6 @@ from .local import (
     view_of,
 )
 from .refine import public_steps, settled, shown
-from .slots import with_lanes
 from .train_cohort import kept_of
 
 

@@ -37,7 +37,7 @@ def choose(
     """The number of clients trained side by side under `vmap` on one device.
 
     "auto" takes on an accelerator as many as unequal clients keep busy, see `kept_busy`
-    (needed.py asks whether they fit), and on a CPU what was measured to be fast: several
+    (build.py asks whether they fit), and on a CPU what was measured to be fast: several
     clients for small models on small batches, one otherwise and wherever cores are
     devices, each with a client in its own cache.
 

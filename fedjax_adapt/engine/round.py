@@ -57,7 +57,7 @@ from .cohort import (
     unless_idle,
     with_num_steps,
 )
-from .initial import check_rule, check_state, federation_kinds, strongly_typed
+from .initial import check_rule, check_state, strongly_typed
 from .local import Broadcast, Setup, train_loss
 from .numbers import numbers_of
 from .refine import (
@@ -67,7 +67,7 @@ from .refine import (
     settled,
     shown,
 )
-from .slots import num_devices_of, pace_of, with_lanes
+from .slots import num_devices_of, pace_of
 from .steps import Pace
 from .train_cohort import afterwards, digest_cohort, measure_cohort, train_cohort
 from .verify import verify
@@ -173,27 +173,26 @@ class Round:
         return self
 
 
-def make_round(
+def checked(
     algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> Round:
-    """Builds the round function: pure, so jit, vmap and scan it as you like.
+) -> Algorithm:
+    """The algorithm as a round runs it.
 
     Raises:
-      ValueError: the plan asks for more clients than the data set has, or for more
-        devices than there are, or the model has fewer outputs than there are labels; or
-        a refinement finds no public set, or nothing to refine; or an argument is not of
-        its kind; or a part of the algorithm does not keep its contract, see contract.py.
+      ValueError: as `make_round`, but for the number of lanes.
     """
-    check.kinds(
-        "make_round(algorithm, task, data, plan)",
-        **federation_kinds(algorithm, task, data, plan),
-    )
     algorithm = settled(algorithm, task, data, plan)
     check_rule(algorithm, data, plan)
     verify(algorithm, task, data, plan)
     _check_outputs(task, data)
+    return algorithm
+
+
+def round_of(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+) -> Round:
+    """The round of an algorithm that is `checked`; `plan.lanes` is a number."""
     num_devices = num_devices_of(plan, data)
-    plan = with_lanes(algorithm, task, data, plan)
     pace = pace_of(algorithm, task, data, plan)
     data = mesh.shown(data, num_devices)
     step, store = Step(algorithm, task, plan, pace), store_of(plan)

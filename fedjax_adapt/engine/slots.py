@@ -1,9 +1,5 @@
 """The slots of a cohort as lanes and devices take them."""
 
-import warnings
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -13,7 +9,6 @@ from ..core import Algorithm, Array, Cohort, Key, PyTree, Task
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from . import lanes, mesh, processes
-from .batches import batch_size
 from .client_store.exchange import (
     CohortRows,
     DeviceRows,
@@ -73,33 +68,6 @@ def num_devices_of(plan: Plan, data: FederatedDataset) -> int:
     return next(number for number in serving if data.num_clients % number == 0)
 
 
-def num_lanes_of(
-    algorithm: Algorithm,
-    task: Task,
-    data: FederatedDataset,
-    plan: Plan,
-    tell: Callable[[str], object] = warnings.warn,
-) -> int:
-    """How many clients of a round run side by side on one device.
-
-    `tell` is called with a sentence where "auto" finds no room for as many as would be
-    fastest.
-    """
-    from .needed import lanes_that_fit  # which makes rounds
-
-    fastest = lanes.choose(
-        plan.lanes,
-        each_of(plan, data),
-        jax.eval_shape(task.init, jax.random.key(0)),
-        batch_size(data, plan),
-        num_devices_of(plan, data),
-        partial(cohort_steps, algorithm.policy, task, data, plan),
-    )
-    if plan.lanes != "auto":
-        return fastest
-    return lanes_that_fit(algorithm, task, data, plan, fastest, tell)
-
-
 def may_be_empty(plan: Plan, data: FederatedDataset) -> bool:
     """Whether there may be slots of a cohort in which nobody trains."""
     return plan.participation is not None or (
@@ -110,13 +78,6 @@ def may_be_empty(plan: Plan, data: FederatedDataset) -> bool:
 def each_of(plan: Plan, data: FederatedDataset) -> int:
     """How many slots of a round a device serves."""
     return -(-num_slots(plan, data) // num_devices_of(plan, data))
-
-
-def with_lanes(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> Plan:
-    """The plan with a number of lanes, for a round that is traced, where no policy says."""
-    return replace(plan, lanes=num_lanes_of(algorithm, task, data, plan))
 
 
 def pace_of(

@@ -9,11 +9,13 @@ from ..core import Algorithm, constant_steps, epochs, with_steps
 from ..errors import SettingError
 from ..participation import earliest
 from .config import Config, all_options, choices_of
+from .kinds import registry
 from .names import is_own
-from .options import Option, checked, find, options_of, registry
+from .options import Option, find, options_of
 from .own import check_made
-from .schema import CLIENTS, DERIVED, common_options, is_set, kind_options
+from .schema import CLIENTS, DERIVED, common_options, kind_options
 from .spelling import shortest
+from .values import checked
 
 
 def build_algorithm(config: Config) -> Algorithm:
@@ -41,7 +43,7 @@ def build_algorithm(config: Config) -> Algorithm:
                 setting="match",
             )
         for name in ("num_steps", "epochs"):
-            if is_set(config, name):
+            if config.is_set(name):
                 steps = [
                     f"--{shown.replace('_', '-')}"
                     for full, shown in shortest(all_options(choices_of(config))).items()

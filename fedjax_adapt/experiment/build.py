@@ -5,7 +5,7 @@ The algorithm, whose options may hold another, is read in algorithm.py.
 
 import inspect
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +17,6 @@ from ..core import (
 )
 from ..data import (
     FederatedDataset,
-    PublicSet,
-    Skew,
     Source,
     corrupt,
     feature_noise,
@@ -34,24 +32,13 @@ from . import objects, own
 from .algorithm import build_algorithm, cohort_size
 from .clock import build_clock
 from .config import Config, partition_seed
+from .federation import Federation
+from .kinds import OBJECT
 from .match import matching_steps
 from .names import is_own
-from .options import OBJECT, find
+from .options import find
 from .public import uses_public, with_public
 from .ways import with_told_ways
-
-
-class Federation(NamedTuple):
-    """What `init_state` and `make_round` take, and how skewed the clients are."""
-
-    algorithm: Algorithm
-    task: Task
-    data: FederatedDataset
-    plan: Plan
-    source: Source  # what the clients learn from, and what is tested on
-    skew: Skew
-    public: PublicSet | None = None  # set apart; data.public if the algorithm uses it
-    labels: np.ndarray | None = None  # that the training examples were split by
 
 
 def build(config: Config) -> Federation:

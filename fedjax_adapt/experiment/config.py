@@ -7,13 +7,14 @@ write them is in spelling.py.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import SettingError
 from . import toml
-from .options import KINDS, Option, checked, find, registry, suggestion
+from .kinds import KINDS, registry
+from .options import Option, suggestion
 from .schema import (
     CLIENTS,
     Config,
@@ -26,10 +27,7 @@ from .spelling import (
     canonical,
     choices_in,
     flat_name,
-    flattened,
     nested,
-    other_spellings,
-    shortest,
     spellings,
     writable,
 )
@@ -85,6 +83,18 @@ def from_settings(settings: Mapping[str, Any]) -> Config:
     return Config(**given)
 
 
+def read_config(path: Path) -> Config:
+    """The config in a TOML file that a run wrote.
+
+    Raises:
+      ValueError: as `from_settings`; the sentence begins with the file.
+    """
+    try:
+        return from_settings(toml.read(path))
+    except SettingError as error:
+        raise SettingError(f"{path}: {error}", error.setting) from None
+
+
 def to_settings(config: Config) -> dict[str, Any]:
     """Every setting, flat and resolved; the inverse of `from_settings`."""
     settings = {name: getattr(config, name) for name in common_options()}
@@ -117,67 +127,6 @@ def method_of(config: Config) -> str:
 def partition_seed(config: Config) -> int:
     """The seed of the partition: `seed`, unless another is given."""
     return config.seed if config.partition_seed is None else config.partition_seed
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """The settings a TOML file gives, checked.
-
-    Raises:
-      ValueError: no TOML, an unknown key or a value of the wrong type; the sentence
-        names the file and the line.
-    """
-    settings = toml.read(path)
-    if "grid" in settings or isinstance(settings.get("run"), Mapping):
-        raise SettingError(
-            f"{path} is a sweep, no run; write fedjax-adapt sweep {path}."
-        )
-
-    def at(key: str) -> str:
-        given = {*settings, *flattened(settings)} & {*other_spellings(key)}
-        return f"{path}, line {toml.line_of(path, key)}" if given else str(path)
-
-    return check_settings(settings, at)
-
-
-def check_settings(
-    settings: Mapping[str, Any], at: Callable[[str], str]
-) -> dict[str, Any]:
-    """The settings, of the types they should have.
-
-    Args:
-      settings: flat.
-      at: says where a setting is written, or where it could be.
-
-    Raises:
-      ValueError: an unknown name, or a value of the wrong type or out of range; the
-        sentence begins with the place.
-    """
-    try:
-        settings = canonical(settings)
-    except SettingError as error:
-        raise SettingError(f"{at(error.setting or '')}: {error}") from None
-    choices = choices_in(settings)
-    for kind in KINDS:
-        try:
-            find(kind, checked(f"{kind}={choices[kind]!r}", str, choices[kind]))
-        except ValueError as error:
-            raise SettingError(f"{at(kind)}: {error}") from None
-    known = all_options(choices)
-    short = shortest(known)
-    for key, value in settings.items():
-        if key not in known:
-            hint = suggestion(key, writable(known))
-            raise SettingError(f"{at(key)}: {flat_name(key)} is unknown; {hint}")
-        sentence = f"{at(key)}: {short[key]}={value!r}"
-        settings[key] = checked(sentence, known[key].annotation, value)
-    from .build import build_algorithm, build_plan  # which take a config
-
-    for build in (build_plan, build_algorithm):
-        try:
-            build(from_settings(settings))
-        except SettingError as error:  # out of range
-            raise SettingError(f"{at(error.setting or '')}: {error}") from None
-    return settings
 
 
 def to_toml(config: Config) -> str:

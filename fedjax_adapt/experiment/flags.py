@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from ..errors import SettingError
-from .config import (
-    choices_in,
-    common_options,
-    kind_options,
-    read_settings,
-)
+from .config import choices_in, common_options, kind_options
+from .kinds import KINDS
 from .mistakes import explain, words_of
-from .options import KINDS, Option, find
+from .options import Option, find
+from .reading import read_settings
 from .schema import settings
 from .spelling import ambiguous, flat_name, shortest, spellings, twice
 from .together import OPTIONS, Together, together

@@ -11,15 +11,9 @@ from typing import Any
 from ..engine import processes
 from ..errors import SettingError
 from . import store
-from .config import (
-    Config,
-    config_hash,
-    from_settings,
-    read_settings,
-    to_settings,
-    to_toml,
-)
+from .config import Config, config_hash, from_settings, to_settings, to_toml
 from .names import origins
+from .reading import read_settings
 from .schema import settings_that_are
 from .scripts import label
 

@@ -10,8 +10,9 @@ from ..core import Algorithm, State, Task
 from ..data import FederatedDataset
 from ..engine.initial import init_state
 from . import checkpoint, objects
-from .build import Federation, build
+from .build import build
 from .config import Config
+from .federation import Federation
 from .program import abstract_state, run_keys
 from .replay import config_of
 from .store import read_run

@@ -9,8 +9,8 @@ from ..data import PublicSet
 from ..errors import SettingError
 from ..steps import matched_steps, scheduled_steps
 from . import store
-from .config import Config, from_settings, kind_options, read_settings, to_settings
-from .schema import settings_that_are
+from .config import Config, read_config, to_settings
+from .schema import kind_options, settings_that_are
 
 
 def matching_steps(
@@ -135,7 +135,7 @@ def _record(config: Config) -> store.Record:
         raise SettingError(
             f"match={config.match} holds a run that is not finished; resume it first."
         )
-    theirs = to_settings(from_settings(read_settings(folder / store.CONFIG)))
+    theirs = to_settings(read_config(folder / store.CONFIG))
     ours = to_settings(config)
     options = [
         f"{kind}.{own}"

@@ -9,8 +9,9 @@ from typing import Any
 from .. import check
 from ..errors import SettingError
 from .config import is_setting
-from .options import Option, convert, suggestion, wanted
+from .options import Option, suggestion
 from .schema import settings_that_are
+from .values import convert, wanted
 
 
 def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:

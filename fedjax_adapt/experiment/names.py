@@ -6,7 +6,7 @@ from tokenize import TokenError
 from typing import Any
 
 from . import objects, scripts
-from .options import KINDS, OBJECT, REGISTERED
+from .kinds import KINDS, OBJECT, REGISTERED
 
 
 def origins(configs: Iterable[Any]) -> dict[str, str]:

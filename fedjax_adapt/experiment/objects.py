@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,11 +20,7 @@ from .. import check
 from ..core import Algorithm, Task
 from ..data import FederatedDataset, Source
 from ..errors import SettingError
-from .options import OBJECT
-from .schema import is_set
-
-if TYPE_CHECKING:
-    from .config import Config
+from .kinds import OBJECT
 
 # the argument that stands for a choice
 ARGUMENTS = {
@@ -112,21 +108,21 @@ def settings() -> dict[str, Any]:
     return found
 
 
-def settled(config: "Config") -> "Config":
-    """The config with the objects given in place of names.
+def settled(config: Any) -> Any:
+    """The `Config` with the objects given in place of names.
 
     Raises:
       ValueError: it chooses something itself where an object was given.
     """
     found = settings()
     for name, value in found.items():
-        if is_set(config, name) and getattr(config, name) != value:
+        if config.is_set(name) and getattr(config, name) != value:
             _refuse(name, getattr(config, name))
         if getattr(config, f"{name}_options", None):
             _refuse(f"{name}_options", dict(getattr(config, f"{name}_options")))
     for argument, names in SAYS.items():
         for name in names if of(argument) is not None else ():
-            if is_set(config, name):
+            if config.is_set(name):
                 _refuse(name, getattr(config, name))
     return replace(config, **found)
 

@@ -5,34 +5,20 @@ types (numbers, strings, lists of them) and a default are its options. So a new 
 brings along its command-line flags, its TOML keys and its line in `fedjax-adapt list`.
 """
 
-import contextlib
 import functools
 import inspect
-import math
-import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import docstring_parser
 
 from .. import check
 from ..core import Algorithm
 from ..errors import SettingError
-
-KINDS = ("algorithm", "model", "partition", "dataset")
-PLAIN = (bool, int, float, str)
-
-# Arguments the run itself gives to partitions and data sets: no options of theirs.
-FROM_RUN = {
-    "partition": {"num_clients", "seed"},
-    "dataset": {"data_dir", "num_clients", "seed"},
-}
-
-
-OBJECT = "object"  # the name of what is given as one, see objects.py
-# functions of a user's own, by kind and name, see own.py
-REGISTERED: dict[str, dict[str, Callable]] = {kind: {} for kind in KINDS}
+from . import objects, scripts
+from .kinds import FROM_RUN, KINDS, OBJECT, REGISTERED, built_in, registry
+from .values import plain
 
 
 class Option(NamedTuple):
@@ -43,30 +29,6 @@ class Option(NamedTuple):
     help: str = ""
 
 
-def registry(kind: str) -> Mapping[str, Callable]:
-    """The functions of one kind by name; there are patterns too, see `find`."""
-    return {**built_in(kind), **REGISTERED[kind]}
-
-
-def built_in(kind: str) -> Mapping[str, Callable]:
-    """Those of them that come with this package."""
-    if kind == "algorithm":
-        from ..algorithms import ALGORITHMS
-
-        return ALGORITHMS
-    if kind == "model":
-        from ..models import MODELS
-
-        return MODELS
-    if kind == "partition":
-        from ..data import PARTITIONS
-
-        return PARTITIONS
-    from ..data import SOURCES
-
-    return {name: spec.load for name, spec in SOURCES.items()}
-
-
 def find(kind: str, name: str) -> Callable:
     """The function called `name`, or that of a file, "FILE.py:FUNCTION".
 
@@ -75,8 +37,6 @@ def find(kind: str, name: str) -> Callable:
     Raises:
       ValueError: there is none; the sentence gives the nearest name.
     """
-    from . import objects, scripts
-
     if scripts.is_file(name):
         return scripts.from_file(kind, name)
     if name == OBJECT:
@@ -162,80 +122,6 @@ def argument_help(doc: str) -> dict[str, str]:
     return {some.arg_name: " ".join((some.description or "").split()) for some in found}
 
 
-def plain(annotation: Any) -> Any:
-    """The part of a type that a person can write down; None if there is none.
-
-    An algorithm is written down by its name.
-    """
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation is Algorithm:
-        return str
-    if annotation in PLAIN or origin is Literal:
-        return annotation
-    if origin in (tuple, list) or annotation in (tuple, list):
-        inner = plain(arguments[0]) if arguments else None
-        return None if inner is None else tuple[inner, ...]
-    if origin in (typing.Union, types.UnionType):
-        members = [m for m in arguments if m is type(None) or plain(m) is not None]
-        if all(m is type(None) for m in members):
-            return None
-        return typing.Union[tuple(plain(m) or m for m in members)]  # noqa: UP007
-    return None
-
-
-def convert(annotation: Any, value: Any) -> Any:
-    """`value` as the plain type `annotation` asks for.
-
-    An integer passes for a float, a list for a tuple, "none" for None; where a number or
-    a text may stand, "0.5" is the number.
-
-    Raises:
-      TypeError: it is of another type.
-    """
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Literal and value in arguments:
-        return value
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(convert(arguments[0], item) for item in value)
-    if origin in (typing.Union, types.UnionType):
-        if type(None) in arguments and value in (None, "none", "None"):
-            return None
-        if {float, str} <= set(arguments) and isinstance(value, str):
-            with contextlib.suppress(ValueError):
-                return float(value)  # a number in quotes
-        for member in arguments:
-            try:
-                return convert(member, value)
-            except TypeError:
-                continue
-    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf if value > 0 else -math.inf
-    if annotation in PLAIN and type(value) is annotation:
-        return value
-    raise TypeError(f"{value!r} is not {wanted(annotation)}")
-
-
-def wanted(annotation: Any) -> str:
-    """What to write for a plain type: "an integer", "one of 'I', 'II'"."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    words = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
-    if annotation in words:
-        return words[annotation]
-    if annotation is type(None):
-        return "none"
-    if origin is Literal:
-        choices = ", ".join(map(repr, arguments))
-        return choices if len(arguments) == 1 else f"one of {choices}"
-    if origin is tuple and typing.get_origin(arguments[0]) is Literal:
-        return wanted(arguments[0]).replace("one of", "some of")
-    if origin is tuple:
-        return wanted(arguments[0]).removeprefix("an ").removeprefix("a ") + "s"
-    return " or ".join(map(wanted, arguments))
-
-
 def suggestion(name: str, known: Iterable[str], command: str = "run") -> str:
     """The end of a sentence about an unknown setting: whose it is, or the nearest."""
     plainly = lambda name: name.lstrip("-").replace("-", "_")
@@ -256,11 +142,3 @@ def suggestion(name: str, known: Iterable[str], command: str = "run") -> str:
     if close is None:
         return f"fedjax-adapt {command} --help shows what there is."
     return f"did you mean {parts[close]}?"
-
-
-def checked(sentence: str, annotation: Any, value: Any) -> Any:
-    """`convert`, with a ValueError that begins with `sentence`."""
-    try:
-        return convert(annotation, value)
-    except TypeError:
-        raise SettingError(f"{sentence}; write {wanted(annotation)}.") from None

@@ -12,7 +12,8 @@ import numpy as np
 
 from .. import check
 from ..errors import SettingError
-from .options import FROM_RUN, KINDS, OBJECT, REGISTERED, built_in, convert, plain
+from .kinds import FROM_RUN, KINDS, OBJECT, REGISTERED, built_in
+from .values import convert, plain
 
 # what the run gives to a function by position, and whether its options need a name
 TAKES: dict[str, tuple[tuple[str, ...], bool]] = {

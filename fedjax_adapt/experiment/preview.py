@@ -9,17 +9,13 @@ from typing import NamedTuple
 from ..data import Skew, skew
 from ..errors import SettingError
 from .build import load_source, split_source
-from .config import (
-    Config,
-    common_options,
-    from_settings,
-    kind_options,
-    read_settings,
-)
+from .config import Config, common_options, from_settings, kind_options
 from .flags import chosen, group_of, left_out, read_flags
+from .kinds import KINDS, registry
 from .mistakes import words_of
-from .options import KINDS, Option, registry
+from .options import Option
 from .public import with_public
+from .reading import read_settings
 from .schema import settings_that_are
 from .scripts import label
 from .spelling import flat_name, spellings

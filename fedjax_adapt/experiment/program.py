@@ -12,6 +12,7 @@ from ..core import Algorithm, Array, Key, Params, RoundFn, State, Task
 from ..data.dataset import FederatedDataset
 from ..engine import mesh
 from ..engine.averages import averages
+from ..engine.build import make_round
 from ..engine.client_store import store_of
 from ..engine.cohort import most_steps
 from ..engine.evaluate import by_class, overall, scores
@@ -19,11 +20,10 @@ from ..engine.footprint import Footprint, footprint
 from ..engine.initial import init_state
 from ..engine.lanes import compiler_options
 from ..engine.memory import check_room
-from ..engine.round import make_round
 from ..engine.slots import num_devices_of
 from ..engine.train import train_and_evaluate
-from .build import Federation
 from .config import Config
+from .federation import Federation
 from .rows import Measured
 
 Group = Callable[[State], tuple[State, Any, Any]]

@@ -6,18 +6,15 @@ looks for a test accuracy finds it.
 """
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core import Algorithm, as_refinement
 from ..data import PROTOCOLS, PublicSet, Source
 from ..data.protocols import default_size
 from ..errors import SettingError
 from .config import Config, partition_seed
-from .schema import is_set
+from .federation import Federation
 from .store import ACCURACY, TRAINED
-
-if TYPE_CHECKING:
-    from .build import Federation
 
 ORIGIN = {
     "holdout": "held out of the training set",
@@ -67,7 +64,7 @@ def with_public(
     protocol = config.public or ("holdout" if needed else None)
     if protocol is None:
         for name in ("public_examples", "validation_examples"):
-            if is_set(config, name):
+            if config.is_set(name):
                 raise SettingError(
                     f"{name}={getattr(config, name)} needs a public set, and algorithm="
                     f"{config.algorithm} uses none; write public=holdout to take one out "
@@ -83,13 +80,13 @@ def with_public(
     return PROTOCOLS[protocol](source, config.public_examples, validation, seed)
 
 
-def accuracy_name(federation: "Federation") -> str:
+def accuracy_name(federation: Federation) -> str:
     """What the accuracy on the test set is to be called in tables."""
     seen = federation.data.public  # by the algorithm
     return TRAINED if seen is not None and seen.protocol == "published" else ACCURACY
 
 
-def unused(config: Config, federation: "Federation") -> str | None:
+def unused(config: Config, federation: Federation) -> str | None:
     """What to say of a public set that the algorithm does not use; None: nothing."""
     public = federation.public
     if public is None or federation.data.public is not None:
@@ -101,7 +98,7 @@ def unused(config: Config, federation: "Federation") -> str | None:
     )
 
 
-def broadcast_bytes(federation: "Federation") -> int:
+def broadcast_bytes(federation: Federation) -> int:
     """What all clients receive once if they train on the public set; 0 if they do not.
 
     A label takes a byte, as in FNR-FL's count of 3073 for an image of CIFAR-10.
@@ -113,7 +110,7 @@ def broadcast_bytes(federation: "Federation") -> int:
     return federation.data.num_clients * (int(public.x.nbytes) + labels)
 
 
-def described(federation: "Federation") -> dict[str, Any]:
+def described(federation: Federation) -> dict[str, Any]:
     """The public set of a run, for its summary; empty if there is none."""
     public = federation.public
     if public is None:
@@ -129,7 +126,7 @@ def described(federation: "Federation") -> dict[str, Any]:
     }
 
 
-def auxiliary(config: Config, federation: "Federation") -> list[str]:
+def auxiliary(config: Config, federation: Federation) -> list[str]:
     """What a method is given beside the clients' own training, in words."""
     bases = re.findall(r"\w+", str(config.algorithm_options.get("base") or ""))
     given = [GIVEN[name] for name in (config.algorithm, *bases) if name in GIVEN]

@@ -12,15 +12,16 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from ..core import Info, Params, State
+from ..engine.build import make_round
 from ..engine.lanes import compiler_options
-from ..engine.round import make_round
 from ..engine.valuation import show_deltas
 from ..errors import SettingError
 from . import checkpoint, store
-from .build import Federation
-from .config import Config, from_settings, read_settings
+from .config import Config, from_settings
+from .federation import Federation
 from .folder import check_own
 from .program import compile_program, run_keys
+from .reading import read_settings
 from .rows import client_rows
 
 

@@ -38,8 +38,9 @@ from . import (
     store,
     summary,
 )
-from .build import Federation, build, build_plan
+from .build import build, build_plan
 from .config import Config, config_hash, method_of, partition_seed
+from .federation import Federation
 from .folder import AUTO, as_begun, check_folder, create, held, run_folder
 from .joined import check_same_run
 from .loop import train

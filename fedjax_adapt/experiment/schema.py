@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from .. import check
 from ..errors import SettingError
+from .kinds import KINDS
 from .names import is_own
-from .options import KINDS, Option, checked, convert, find, options_of
+from .options import Option, find, options_of
 from .setting import (
     Setting,
     at_least,
@@ -19,6 +20,7 @@ from .setting import (
     check_seed,
     check_ways,
 )
+from .values import checked, convert
 
 CLIENTS = 30  # unless a number is given or the data have one
 CLOCK = "step_seconds, the simulated seconds of a local step"
@@ -475,12 +477,19 @@ class Config:
             if setting.check is not None:
                 setting.check(name, getattr(self, name))
             needed = setting.needs.partition(",")[0]
-            if needed and is_set(self, name) and not is_set(self, needed):
+            if needed and self.is_set(name) and not self.is_set(needed):
                 value = getattr(self, name)
                 raise SettingError(
                     f"{name}={value} needs {setting.needs}.", setting=name
                 )
         _check_together(self)
+
+    def is_set(self, name: str) -> bool:
+        """Whether a setting is not at its default."""
+        usual = [getattr(type(self), name)]
+        if name == "num_clients":
+            usual.append(CLIENTS)
+        return getattr(self, name) not in usual
 
 
 class Options(Mapping):
@@ -534,14 +543,6 @@ def settings_that_are(trait: str) -> list[str]:
     return [name for name, setting in settings().items() if getattr(setting, trait)]
 
 
-def is_set(config: Config, name: str) -> bool:
-    """Whether a setting is not at its default."""
-    usual = [getattr(Config, name)]
-    if name == "num_clients":
-        usual.append(CLIENTS)
-    return getattr(config, name) not in usual
-
-
 def kind_options(kind: str, name: str) -> dict[str, Option]:
     """The options of one choice by their own names; the full one is KIND.OPTION."""
     own_one, options = is_own(kind, name), {}
@@ -559,14 +560,14 @@ def kind_options(kind: str, name: str) -> dict[str, Option]:
 
 def _check_together(config: Config) -> None:
     """Raises ValueError if two settings contradict each other."""
-    if config.num_steps is not None and is_set(config, "epochs"):
+    if config.num_steps is not None and config.is_set("epochs"):
         raise SettingError(
             f"epochs={config.epochs:g} and num_steps={config.num_steps} both say how long "
             "a client trains; write one of them.",
             setting="epochs",
         )
     for name in ("epochs", "num_steps"):
-        if config.match is not None and is_set(config, name):
+        if config.match is not None and config.is_set(name):
             raise SettingError(
                 f"match={config.match} and {name}={getattr(config, name):g} both say how "
                 "long a client trains; write one of them.",

@@ -15,11 +15,12 @@ from collections.abc import Callable
 import jax
 
 from ..engine import processes
+from ..engine.build import num_lanes_of
 from ..engine.calibrate import fastest_lanes
-from ..engine.slots import num_devices_of, num_lanes_of
+from ..engine.slots import num_devices_of
 from . import kept, summary
-from .build import Federation
 from .config import Config, identity
+from .federation import Federation
 from .folder import cache_home
 from .schema import settings_that_are
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import SettingError
-from .options import KINDS
+from .kinds import KINDS
 from .schema import common_options, kind_options
 
 # options that had their kind before their name when all names were in one space
@@ -156,23 +156,3 @@ def flat_name(full: str) -> str:
     kind, dot, own = full.partition(".")
     prefixed = own in common_options() or full in PREFIXED
     return full if not dot else f"{kind}_{own}" if prefixed else own
-
-
-def columns(names: Iterable[str]) -> dict[str, str]:
-    """The columns of settings in the results of a sweep, by full name.
-
-    The short name; with the kind before it where it is called like a figure; the full
-    one where two would be the same.
-    """
-    from dataclasses import fields
-
-    from .rows import COLUMNS
-    from .summary import FIGURES, Summary
-
-    figures = {*COLUMNS, *FIGURES, *(field.name for field in fields(Summary))}
-    found = {}
-    for full in names:
-        taken = "." in full and flat_name(full) in figures
-        found[full] = full.replace(".", "_") if taken else flat_name(full)
-    seen = list(found.values())
-    return {n: n if seen.count(column) > 1 else column for n, column in found.items()}

@@ -102,7 +102,7 @@ class Swept(NamedTuple):
     """What a sweep folder says.
 
     `results` has one row per trial of the groups that are done: trial, the settings that
-    vary (see `spelling.columns`), method, config_hash, group,
+    vary (see `swept.setting_columns`), method, config_hash, group,
     dataset, test_examples (how many it was tested on), also_given (what the method was
     given beside the clients' own training), accuracy_name (as in a summary),
     diverged_round (null unless it diverged; then there are no figures), stopped_round (null

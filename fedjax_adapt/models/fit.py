@@ -15,7 +15,8 @@ from .. import check
 from ..core import Array, Task
 from ..errors import SettingError
 from .augment import Augment
-from .modules import Model, pure
+from .modules import Model
+from .pure import pure
 
 
 def task_of(

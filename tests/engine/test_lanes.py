@@ -10,8 +10,8 @@ from helpers import make_data
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedgsnr, scaffold
-from fedjax_adapt.engine import forecast, lanes, memory, needed
-from fedjax_adapt.engine.slots import num_lanes_of
+from fedjax_adapt.engine import build, forecast, lanes, memory
+from fedjax_adapt.engine.build import num_lanes_of
 
 UNEQUAL = (4, 0, 20, 4, 0, 2, 4)  # by 2 an epoch: 2, 10, 2, 1 and 2 steps
 
@@ -153,7 +153,7 @@ def test_a_round_that_easily_fits_is_not_traced_for_it(wide, monkeypatch):
     def traced(*_):
         raise AssertionError
 
-    monkeypatch.setattr(needed, "memory_needed", traced)
+    monkeypatch.setattr(build, "memory_needed", traced)
     monkeypatch.setattr(memory, "free_memory", lambda: 2**36)
     assert fa.make_round(fedavg(), *wide).num_lanes == 10
 

@@ -20,17 +20,12 @@ from fedjax_adapt.experiment.config import (
     from_settings,
     kind_options,
     method_of,
-    read_settings,
     to_settings,
     to_toml,
 )
-from fedjax_adapt.experiment.options import (
-    argument_help,
-    catalogue,
-    convert,
-    plain,
-    wanted,
-)
+from fedjax_adapt.experiment.options import argument_help, catalogue
+from fedjax_adapt.experiment.reading import read_settings
+from fedjax_adapt.experiment.values import convert, plain, wanted
 
 
 @pytest.fixture

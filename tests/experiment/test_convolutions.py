@@ -7,8 +7,8 @@ import pytest
 
 from fedjax_adapt.experiment import Config, convolutions, run, side_by_side, ways
 from fedjax_adapt.experiment.build import build
-from fedjax_adapt.experiment.config import read_settings
 from fedjax_adapt.experiment.folder import as_begun
+from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.models.ways import WAYS, can
 

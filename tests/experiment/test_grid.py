@@ -4,11 +4,15 @@ import pytest
 
 from fedjax_adapt.experiment import Config
 from fedjax_adapt.experiment.config import all_options, identity
-from fedjax_adapt.experiment.options import KINDS, registry
-from fedjax_adapt.experiment.spelling import columns
+from fedjax_adapt.experiment.kinds import KINDS, registry
 from fedjax_adapt.experiment.summary import FIGURES, Summary
 from fedjax_adapt.experiment.sweeps.grid import read_sweep, seed_hint
-from fedjax_adapt.experiment.sweeps.swept import first_change, sweep_folder, to_toml
+from fedjax_adapt.experiment.sweeps.swept import (
+    first_change,
+    setting_columns,
+    sweep_folder,
+    to_toml,
+)
 
 GRID = {"algorithm": ["fedavg", "scaffold"], "lr": [0.1, 1]}
 
@@ -228,12 +232,12 @@ def test_settings_and_figures_have_columns_of_their_own():
             default = dict(zip(KINDS, ("fedavg", "mlp", "iid", "digits"), strict=True))
             names |= set(all_options(default | {kind: choice}))
     figures = {*FIGURES, *Summary.__dataclass_fields__} - {"folder", "public", "data"}
-    found = columns(names)
+    found = setting_columns(names)
     assert set(found.values()) & figures - {"public"} == {"rounds"}
     assert found["algorithm.rho"] == "algorithm_rho"
     assert (found["algorithm.mu"], found["dataset.alpha"]) == ("mu", "dataset_alpha")
-    assert len(columns(["algorithm.x", "model.x", "lr"])) == 3
-    assert columns(["algorithm.x", "model.x"]) == {
+    assert len(setting_columns(["algorithm.x", "model.x", "lr"])) == 3
+    assert setting_columns(["algorithm.x", "model.x"]) == {
         n: n for n in ("algorithm.x", "model.x")
     }
 

@@ -11,12 +11,12 @@ from fedjax_adapt.experiment import Config, build, read_run, run, sweep
 from fedjax_adapt.experiment.config import (
     config_hash,
     from_settings,
-    read_settings,
     to_settings,
     to_toml,
 )
 from fedjax_adapt.experiment.folder import run_folder
 from fedjax_adapt.experiment.preview import parse, preview
+from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.sweeps.holdings import dealt
 
 SIZES = [4, 9, 6, 2, 7, 5]  # of the clients in mine.npz

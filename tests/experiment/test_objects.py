@@ -30,11 +30,11 @@ from fedjax_adapt.experiment.config import (
     common_options,
     config_hash,
     from_settings,
-    read_settings,
     to_toml,
 )
 from fedjax_adapt.experiment.folder import run_folder
 from fedjax_adapt.experiment.program import run_keys
+from fedjax_adapt.experiment.reading import read_settings
 
 SHORT = {"rounds": 4, "batch_size": 4, "checkpoint_every": 2, "lr": 0.05}
 ALL = {"algorithm": "object", "model": "object", "dataset": "object"}

@@ -23,12 +23,13 @@ from fedjax_adapt.experiment.config import (
     config_hash,
     from_settings,
     kind_options,
-    read_settings,
     to_settings,
     to_toml,
 )
 from fedjax_adapt.experiment.flags import parse
-from fedjax_adapt.experiment.options import KINDS, REGISTERED, catalogue
+from fedjax_adapt.experiment.kinds import KINDS, REGISTERED
+from fedjax_adapt.experiment.options import catalogue
+from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
 from fedjax_adapt.report.compare import comparison_tables

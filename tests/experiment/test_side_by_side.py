@@ -9,7 +9,8 @@ from rich.console import Console
 from fedjax_adapt.cli.progress import reporting
 from fedjax_adapt.experiment import read_run, run, side_by_side
 from fedjax_adapt.experiment.build import build
-from fedjax_adapt.experiment.config import from_settings, read_settings
+from fedjax_adapt.experiment.config import from_settings
+from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.run import Progress
 
 

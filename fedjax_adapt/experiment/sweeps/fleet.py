@@ -16,15 +16,15 @@ import numpy as np
 from ...core import Params, State
 from ...engine import memory, mesh, trials
 from ...engine.batches import batch_size
+from ...engine.build import lanes_that_fit
 from ...engine.cohort import most_steps, num_slots
 from ...engine.forecast import cohort_steps
 from ...engine.lanes import choose as choose_lanes
 from ...engine.lanes import compiler_options
-from ...engine.needed import lanes_that_fit
 from ...engine.trials import Layout
 from ...errors import SettingError
-from ..build import Federation
 from ..config import Config
+from ..federation import Federation
 from ..program import Program, compile_program
 from .holdings import Dealt, dealt
 from .one_trial import Own, of_one, stacked

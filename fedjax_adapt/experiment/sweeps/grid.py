@@ -18,14 +18,9 @@ from typing import Any, NamedTuple
 from ... import check
 from ...errors import SettingError
 from .. import objects, toml
-from ..config import (
-    Config,
-    check_settings,
-    common_options,
-    from_settings,
-    identity,
-)
-from ..options import KINDS
+from ..config import Config, common_options, from_settings, identity
+from ..kinds import KINDS
+from ..reading import check_settings
 from ..schema import settings_that_are
 from ..spelling import (
     ambiguous,

@@ -19,9 +19,11 @@ from ...core import Array
 from ...data import FederatedDataset
 from ...data.examples import count_labels, table_of
 from ...engine.batches import batch_size
-from ..build import Federation, build_algorithm, split_source
+from ..build import build_algorithm, split_source
 from ..config import Config, partition_seed
-from ..options import OBJECT, find
+from ..federation import Federation
+from ..kinds import OBJECT
+from ..options import find
 from ..public import uses_public
 from ..schema import kind_options
 

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core import Array, Key, State
+from ...engine.build import make_round
 from ...engine.initial import init_state
-from ...engine.round import make_round
-from ..build import Federation, build_algorithm, build_plan, completed
+from ..build import build_algorithm, build_plan, completed
 from ..clock import clock_seed
 from ..config import Config
+from ..federation import Federation
 from ..program import measure, rounds, run_keys
 from .holdings import Holdings
 from .traced import number, with_numbers

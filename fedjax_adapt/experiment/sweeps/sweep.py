@@ -22,8 +22,9 @@ from ...engine.tally import Callback, check_callback
 from ...engine.trials import Layout
 from ...errors import SettingError
 from .. import checkpoint, objects, public, scripts, store, summary, toml
-from ..build import Federation, build, counted
+from ..build import build, counted
 from ..config import identity
+from ..federation import Federation
 from ..folder import create
 from ..loop import train
 from ..names import origins

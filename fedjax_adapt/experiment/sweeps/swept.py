@@ -13,7 +13,8 @@ summary.json                     a sweep that has one is done
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +31,10 @@ from ..config import (
 )
 from ..figures import per_class
 from ..folder import check_can_write, check_own
+from ..rows import COLUMNS
 from ..setting import check_path
-from ..spelling import columns, nested
-from ..summary import FIGURES, TEST, results
+from ..spelling import flat_name, nested
+from ..summary import FIGURES, TEST, Summary, results
 from .grid import Sweep, Trial, read_sweep
 
 if TYPE_CHECKING:
@@ -149,7 +151,7 @@ def rows_of(
         settings = to_settings(trial.config)
         row = {
             "trial": trial.number,
-            **{column: settings.get(n) for n, column in columns(names).items()},
+            **{column: settings.get(n) for n, column in setting_columns(names).items()},
             "method": method_of(trial.config),
             "config_hash": config_hash(trial.config),
             "group": group.name,
@@ -218,7 +220,7 @@ def table_of(
     A figure that no row has is of the type that it has elsewhere, and a setting, of those
     named, has none, so that tables can be joined.
     """
-    settings = list(columns(settings).values())
+    settings = list(setting_columns(settings).values())
     import pyarrow as pa
 
     def column(name: str) -> pa.Array:
@@ -241,3 +243,18 @@ def _usual(name: str) -> "pyarrow.DataType":
     if "class_accuracy" in name:
         return pa.list_(pa.float64())
     return pa.int64() if any(whole in name for whole in WHOLE) else pa.float64()
+
+
+def setting_columns(names: Iterable[str]) -> dict[str, str]:
+    """The columns of settings in the results of a sweep, by full name.
+
+    The short name; with the kind before it where it is called like a figure; the full
+    one where two would be the same.
+    """
+    figures = {*COLUMNS, *FIGURES, *(field.name for field in fields(Summary))}
+    found = {}
+    for full in names:
+        taken = "." in full and flat_name(full) in figures
+        found[full] = full.replace(".", "_") if taken else flat_name(full)
+    seen = list(found.values())
+    return {n: n if seen.count(column) > 1 else column for n, column in found.items()}

@@ -7,8 +7,8 @@ import jax
 from ...core import State
 from ...engine import mesh
 from ...engine.evaluate import evaluate_clients
-from ..build import Federation
 from ..config import Config
+from ..federation import Federation
 from ..figures import spread_over_clients
 from .fleet import Fleet
 

@@ -1,4 +1,4 @@
-"""What a round needs, and how many clients side by side have room, before it is made."""
+"""Rounds are built here: how many lanes they have, and what memory they need."""
 
 import math
 import warnings
@@ -16,14 +16,67 @@ from . import memory, processes
 from .batches import batch_size
 from .client_store import store_of
 from .footprint import Footprint, footprint, readable
+from .forecast import cohort_steps
 from .initial import federation_kinds, init_state
-from .round import make_round
-from .slots import each_of
+from .lanes import choose
+from .round import Round, checked, round_of
+from .slots import each_of, num_devices_of
 from .trials import trial_bytes
 
 # a round is traced unless so many times what is guessed of its lanes fit: on large images
 # a deep network holds ten times as much
 ROUGHLY = 30
+
+
+def make_round(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+) -> Round:
+    """Builds the round function: pure, so jit, vmap and scan it as you like.
+
+    Raises:
+      ValueError: the plan asks for more clients than the data set has, or for more
+        devices than there are, or the model has fewer outputs than there are labels; or
+        a refinement finds no public set, or nothing to refine; or an argument is not of
+        its kind; or a part of the algorithm does not keep its contract, see contract.py.
+    """
+    check.kinds(
+        "make_round(algorithm, task, data, plan)",
+        **federation_kinds(algorithm, task, data, plan),
+    )
+    algorithm = checked(algorithm, task, data, plan)
+    return round_of(algorithm, task, data, with_lanes(algorithm, task, data, plan))
+
+
+def with_lanes(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+) -> Plan:
+    """The plan with a number of lanes, for a round that is traced, where no policy says."""
+    return replace(plan, lanes=num_lanes_of(algorithm, task, data, plan))
+
+
+def num_lanes_of(
+    algorithm: Algorithm,
+    task: Task,
+    data: FederatedDataset,
+    plan: Plan,
+    tell: Callable[[str], object] = warnings.warn,
+) -> int:
+    """How many clients of a round run side by side on one device.
+
+    `tell` is called with a sentence where "auto" finds no room for as many as would be
+    fastest.
+    """
+    fastest = choose(
+        plan.lanes,
+        each_of(plan, data),
+        jax.eval_shape(task.init, jax.random.key(0)),
+        batch_size(data, plan),
+        num_devices_of(plan, data),
+        partial(cohort_steps, algorithm.policy, task, data, plan),
+    )
+    if plan.lanes != "auto":
+        return fastest
+    return lanes_that_fit(algorithm, task, data, plan, fastest, tell)
 
 
 def memory_needed(

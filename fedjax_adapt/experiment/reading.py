@@ -1,0 +1,82 @@
+"""Settings as users write them, in a file or a grid, checked before anything runs."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import SettingError
+from . import toml
+from .algorithm import build_algorithm
+from .build import build_plan
+from .config import all_options, from_settings
+from .kinds import KINDS
+from .options import find, suggestion
+from .spelling import (
+    canonical,
+    choices_in,
+    flat_name,
+    flattened,
+    other_spellings,
+    shortest,
+    writable,
+)
+from .values import checked
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings a TOML file gives, checked.
+
+    Raises:
+      ValueError: no TOML, an unknown key or a value of the wrong type; the sentence
+        names the file and the line.
+    """
+    settings = toml.read(path)
+    if "grid" in settings or isinstance(settings.get("run"), Mapping):
+        raise SettingError(
+            f"{path} is a sweep, no run; write fedjax-adapt sweep {path}."
+        )
+
+    def at(key: str) -> str:
+        given = {*settings, *flattened(settings)} & {*other_spellings(key)}
+        return f"{path}, line {toml.line_of(path, key)}" if given else str(path)
+
+    return check_settings(settings, at)
+
+
+def check_settings(
+    settings: Mapping[str, Any], at: Callable[[str], str]
+) -> dict[str, Any]:
+    """The settings, of the types they should have.
+
+    Args:
+      settings: flat.
+      at: says where a setting is written, or where it could be.
+
+    Raises:
+      ValueError: an unknown name, or a value of the wrong type or out of range; the
+        sentence begins with the place.
+    """
+    try:
+        settings = canonical(settings)
+    except SettingError as error:
+        raise SettingError(f"{at(error.setting or '')}: {error}") from None
+    choices = choices_in(settings)
+    for kind in KINDS:
+        try:
+            find(kind, checked(f"{kind}={choices[kind]!r}", str, choices[kind]))
+        except ValueError as error:
+            raise SettingError(f"{at(kind)}: {error}") from None
+    known = all_options(choices)
+    short = shortest(known)
+    for key, value in settings.items():
+        if key not in known:
+            hint = suggestion(key, writable(known))
+            raise SettingError(f"{at(key)}: {flat_name(key)} is unknown; {hint}")
+        sentence = f"{at(key)}: {short[key]}={value!r}"
+        settings[key] = checked(sentence, known[key].annotation, value)
+    for build in (build_plan, build_algorithm):
+        try:
+            build(from_settings(settings))
+        except SettingError as error:  # out of range
+            raise SettingError(f"{at(error.setting or '')}: {error}") from None
+    return settings
