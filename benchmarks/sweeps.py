@@ -35,7 +35,7 @@ from fedjax_adapt.experiment.build import build_algorithm, build_plan
 from fedjax_adapt.experiment.config import Config, from_settings
 from fedjax_adapt.experiment.federation import Federation
 from fedjax_adapt.experiment.program import compile_program
-from fedjax_adapt.experiment.sweeps.fleet import compile_group, layout_of
+from fedjax_adapt.experiment.sweeps.compiled_group import compile_group, layout_of
 from fedjax_adapt.models import MODELS
 
 

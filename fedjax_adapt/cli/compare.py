@@ -12,8 +12,8 @@ def compare(arguments: list[str]) -> int:
     with process.importing():
         from rich.console import Console
 
+        from ..experiment.flag_errors import paths_and_flags
         from ..experiment.flags import read_flags
-        from ..experiment.mistakes import paths_and_flags
         from ..experiment.options import Option
         from ..experiment.preview import picture_path
         from ..report.plots import Against, comparison_curves

@@ -27,11 +27,11 @@ def run(arguments: list[str]) -> int:
         config = from_settings(request.settings)
         configs = with_controls(config) if request.controls else [config]
         left = unfinished(configs, request.resume) if request.controls else configs
-        others = request.together
+        others = request.processes
         process.take_devices(others.share(config.devices) if others else config.devices)
         process.import_rest()
     if others:
-        return _run_together(config, request)
+        return _run_in_processes(config, request)
     unsaved = nothing_to_resume(run_folder(config), request.resume, FIRST)
     for one in left:
         try:
@@ -49,36 +49,36 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _run_together(config, request) -> int:
+def _run_in_processes(config, request) -> int:
     """`run` as one of several processes, of which the first prints and draws."""
     from rich.console import Console
 
     from ..experiment.folder import run_folder
-    from ..experiment.joined import joined
     from ..experiment.loop import Stopped
+    from ..experiment.process_group import process_group
     from ..experiment.run import run as train
 
     folder = run_folder(config)
     unsaved = nothing_to_resume(folder, request.resume, FIRST)
     try:
-        with joined(request.together, report_error) as first:
+        with process_group(request.processes, report_error) as first:
             with reporting(Console(), unsaved) as report:
                 train(config, request.resume, report)
     except Stopped:
         if not folder.exists():  # another machine's
             return 130
-        again = f"--folder {folder} --resume {_flags(request.together)}"
+        again = f"--folder {folder} --resume {_flags(request.processes)}"
         return interrupted(folder, again)
     return _show(folder) if first else 0
 
 
-def _flags(them) -> str:
+def _flags(group) -> str:
     """What every process is begun with again."""
-    address = f"--coordinator-address {them.coordinator_address}"
-    if them.num_processes is None:
+    address = f"--coordinator-address {group.coordinator_address}"
+    if group.num_processes is None:
         return f"{address} in every process,"
     return (
-        f"{address} --num-processes {them.num_processes} in every process, with its "
+        f"{address} --num-processes {group.num_processes} in every process, with its "
         "--process-id,"
     )
 

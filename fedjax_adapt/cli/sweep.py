@@ -13,7 +13,7 @@ def sweep(arguments: list[str]) -> int:
         process.prepare_jax()
         from ..experiment.sweeps.flags import parse
         from ..experiment.sweeps.grid import read_sweep
-        from ..experiment.sweeps.swept import sweep_folder
+        from ..experiment.sweeps.results import sweep_folder
 
         try:
             request = parse(arguments)

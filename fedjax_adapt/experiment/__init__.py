@@ -14,7 +14,6 @@ from .config import Config as Config
 from .federation import Federation as Federation
 from .loaded import Loaded as Loaded
 from .loaded import load_run as load_run
-from .own import register as register
 from .rows import Diverged as Diverged
 from .run import Progress as Progress
 from .run import run as run
@@ -24,5 +23,6 @@ from .store import read_run as read_run
 from .store import read_swept as read_swept
 from .summary import Summary as Summary
 from .sweeps.sweep import sweep as sweep
+from .user_functions import register as register
 from .valuation import CohortValues as CohortValues
 from .valuation import value_cohort as value_cohort

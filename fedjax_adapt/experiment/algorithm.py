@@ -10,11 +10,11 @@ from ..errors import SettingError
 from ..participation import earliest
 from .config import Config, all_options, choices_of
 from .kinds import registry
-from .names import is_own
 from .options import Option, find, options_of
-from .own import check_made
+from .provenance import is_own
 from .schema import CLIENTS, DERIVED, common_options, kind_options
 from .spelling import shortest
+from .user_functions import check_made
 from .values import checked
 
 

@@ -28,15 +28,15 @@ from ..engine.averages import with_averages
 from ..models import AUGMENTS, classification, projected
 from ..participation import bernoulli, earliest, uniform
 from ..plan import Plan
-from . import objects, own
+from . import objects, user_functions
 from .algorithm import build_algorithm, cohort_size
 from .clock import build_clock
 from .config import Config, partition_seed
 from .federation import Federation
 from .kinds import OBJECT
 from .match import matching_steps
-from .names import is_own
 from .options import find
+from .provenance import is_own
 from .public import uses_public, with_public
 from .ways import with_told_ways
 
@@ -130,7 +130,7 @@ def split_source(config: Config, source: Source) -> list[np.ndarray]:
     }
     options = config.partition_options
     rows = function(source.y_train, config.num_clients, **by_name, **options)
-    return own.checked_rows(config, rows, len(source.y_train))
+    return user_functions.checked_rows(config, rows, len(source.y_train))
 
 
 def skewed(config: Config, source: Source, data: FederatedDataset) -> FederatedDataset:
@@ -205,7 +205,7 @@ def load_source(config: Config) -> Source:
     options.update({name: v for name, v in told.items() if name in accepted})
     if is_own("dataset", config.dataset):
         source = find("dataset", config.dataset)(config.data_dir, **options)
-        own.check_made(f"dataset={config.dataset}", source, Source)
+        user_functions.check_made(f"dataset={config.dataset}", source, Source)
     else:
         source = load(config.dataset, config.data_dir, **options)
     return (

@@ -22,10 +22,10 @@ from ..engine.trials import too_large
 from ..models.timing import fastest, milliseconds, ways_to_try
 from ..models.ways import Layer
 from ..plan import Plan
-from . import kept, side_by_side, summary
+from . import summary, tuned_lanes, tuning_cache
 from .config import Config
 from .folder import cache_home
-from .side_by_side import show_nobody
+from .tuned_lanes import show_nothing
 from .ways import AUTO, RULE, listed, trained_layers, with_told_ways
 
 TABLE = "conv.json"
@@ -36,7 +36,7 @@ def settled(
     task: Task,
     data: FederatedDataset,
     plan: Plan,
-    show: Callable[..., None] = show_nobody,
+    show: Callable[..., None] = show_nothing,
 ) -> tuple[Config, Task]:
     """The config and the task with ways in place of "auto"; as they are otherwise.
 
@@ -49,7 +49,7 @@ def settled(
     """
     if config.convolutions != AUTO:
         return config, task
-    short = config.rounds < side_by_side.LONG or processes.several()
+    short = config.rounds < tuned_lanes.LONG or processes.several()
     layers = [] if short else trained_layers(task, data, plan)
     if not layers:
         return replace(config, convolutions=RULE), task
@@ -71,11 +71,14 @@ def table_of(
     file = cache_home() / TABLE
     where = [*summary.hardware().values(), platform.node()]
     where += [f"{name} {version}" for name, version in summary.versions().items()]
-    where += [f"code {kept.code()}", f"XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}"]
+    where += [
+        f"code {tuning_cache.code()}",
+        f"XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}",
+    ]
     what = f"{layer}{', of examples' if reads_examples else ''}"
     how = f"precision {task.precision}, lanes {lanes}, devices {devices}"
     key = f"{', '.join(map(str, where))}: {what}; {how}"
-    known, wanted = kept.read(file).get(key), set(ways_to_try(layer, lanes))
+    known, wanted = tuning_cache.read(file).get(key), set(ways_to_try(layer, lanes))
     if not (isinstance(known, dict) and set(known) == wanted and _are_times(known)):
         options = compiler_options(lanes)
         with precise(task):
@@ -87,7 +90,7 @@ def table_of(
                 reads_examples,
                 too_large=partial(too_large, num_devices=devices),
             )
-        kept.add(file, {key: known})
+        tuning_cache.add(file, {key: known})
     return known
 
 

@@ -17,13 +17,13 @@ from typing import Annotated, Any, NamedTuple
 
 from ..errors import SettingError
 from .config import choices_in, common_options, kind_options
+from .flag_errors import explain, words_of
 from .kinds import KINDS
-from .mistakes import explain, words_of
 from .options import Option, find
+from .process_flags import OPTIONS, ProcessGroup, process_group_of
 from .reading import read_settings
 from .schema import settings
 from .spelling import ambiguous, flat_name, shortest, spellings, twice
-from .together import OPTIONS, Together, together
 
 PROGRAM = "fedjax-adapt run"
 DESCRIPTION = """\
@@ -50,7 +50,7 @@ class Request(NamedTuple):
     settings: dict[str, Any]  # by full names; see `config`
     resume: bool
     controls: bool = False
-    together: Together | None = None  # with which processes
+    processes: ProcessGroup | None = None  # with which processes
     note: str | None = None  # what of the file does not count
 
 
@@ -71,7 +71,7 @@ def parse(arguments: Sequence[str]) -> Request:
     groups = _groups(choices)
     values = read_flags(arguments, groups, settings, PROGRAM, DESCRIPTION, choices)
     resume, controls = values.pop("resume"), values.pop("controls")
-    others = together({name: values.pop(name) for name in OPTIONS})
+    others = process_group_of({name: values.pop(name) for name in OPTIONS})
     if others and controls:
         raise SettingError(
             "controls are run by one process; leave --controls out, or the flags about "

@@ -10,9 +10,9 @@ from ..data import Skew, skew
 from ..errors import SettingError
 from .build import load_source, split_source
 from .config import Config, common_options, from_settings, kind_options
+from .flag_errors import words_of
 from .flags import chosen, group_of, left_out, read_flags
 from .kinds import KINDS, registry
-from .mistakes import words_of
 from .options import Option
 from .public import with_public
 from .reading import read_settings

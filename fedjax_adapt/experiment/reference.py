@@ -5,8 +5,8 @@ from typing import Any, Literal, NamedTuple
 
 from ..errors import SettingError
 from .config import common_options
+from .flag_errors import paths_and_flags, words_of
 from .flags import read_flags
-from .mistakes import paths_and_flags, words_of
 from .options import Option
 from .valuation import ORDERS, Reference, Value
 

@@ -42,14 +42,14 @@ from .build import build, build_plan
 from .config import Config, config_hash, method_of, partition_seed
 from .federation import Federation
 from .folder import AUTO, as_begun, check_folder, create, held, run_folder
-from .joined import check_same_run
 from .loop import train
-from .names import origins
+from .process_group import check_same_run
 from .program import Program, compile_program
+from .provenance import origins
 from .rows import Log, Tally
 from .saver import COPIES, has_room, saver
-from .side_by_side import lanes_for
 from .summary import Summary
+from .tuned_lanes import lanes_for
 
 
 class Progress(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 from .. import check
 from ..errors import SettingError
 from .kinds import KINDS
-from .names import is_own
 from .options import Option, find, options_of
+from .provenance import is_own
 from .setting import (
     Setting,
     at_least,

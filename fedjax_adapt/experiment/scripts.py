@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from .. import check
 from ..errors import SettingError
 from . import objects
-from .own import check_function
+from .user_functions import check_function
 
 PATTERN = "FILE.py:FUNCTION"
 

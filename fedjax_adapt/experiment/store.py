@@ -32,7 +32,7 @@ ACCURACY = "accuracy"
 TRAINED = "training_accuracy_on_the_public_set"  # in its place where that is tested on
 CONFIG, SUMMARY, LOCK = "config.toml", "summary.json", ".lock"
 OWN = "own.json"
-SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see swept.py
+SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see sweeps/results.py
 NOTHING = "nothing"  # that a trial was also given
 TABLES = ("metrics", "clients", "trials")
 
@@ -244,7 +244,7 @@ def append(folder: Path, name: str, rows: Mapping[str, Any], last_round: int) ->
 
     Args:
       folder: the run.
-      name: one of `TABLES`; "trials" is of groups of a sweep, see swept.py.
+      name: one of `TABLES`; "trials" is of groups of a sweep, see sweeps/results.py.
       rows: columns of equal length, arrays or lists.
       last_round: the rounds done when the last row was taken; parts never straddle one.
     """

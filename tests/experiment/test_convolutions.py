@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_adapt.experiment import Config, convolutions, run, side_by_side, ways
+from fedjax_adapt.experiment import Config, convolutions, run, tuned_lanes, ways
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.folder import as_begun
 from fedjax_adapt.experiment.reading import read_settings
@@ -17,8 +17,8 @@ from fedjax_adapt.models.ways import WAYS, can
 def timed(monkeypatch, tmp_path):
     """What was timed, in a home of its own; XLA's own convolution is always fastest."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(side_by_side, "LONG", 4)
-    monkeypatch.setattr(side_by_side, "fastest_lanes", lambda *given: 1)
+    monkeypatch.setattr(tuned_lanes, "LONG", 4)
+    monkeypatch.setattr(tuned_lanes, "fastest_lanes", lambda *given: 1)
     asked = []
 
     def milliseconds(layer, *rest, too_large):

@@ -7,7 +7,7 @@ from fedjax_adapt.experiment.config import all_options, identity
 from fedjax_adapt.experiment.kinds import KINDS, registry
 from fedjax_adapt.experiment.summary import FIGURES, Summary
 from fedjax_adapt.experiment.sweeps.grid import read_sweep, seed_hint
-from fedjax_adapt.experiment.sweeps.swept import (
+from fedjax_adapt.experiment.sweeps.results import (
     first_change,
     setting_columns,
     sweep_folder,

@@ -18,11 +18,11 @@ from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.core import Algorithm, epochs
 from fedjax_adapt.experiment import Config, read_run, read_swept, run, sweep
 from fedjax_adapt.experiment.store import read_table
-from fedjax_adapt.experiment.sweeps import fleet
+from fedjax_adapt.experiment.sweeps import compiled_group
 from fedjax_adapt.experiment.sweeps.flags import parse
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
-from fedjax_adapt.experiment.sweeps.swept import flat, table_of, to_toml
+from fedjax_adapt.experiment.sweeps.results import flat, table_of, to_toml
 from fedjax_adapt.experiment.sweeps.traced import number, number_names, with_numbers
 from fedjax_adapt.report.sweep import natural_width, parts, sweep_tables
 
@@ -264,28 +264,30 @@ def test_numbers_of_a_config_are_read_and_set():
 def test_a_program_that_is_too_large_has_fewer_trials_at_once(monkeypatch):
     from fedjax_adapt.experiment import build
 
-    needs, too_large = [], fleet.trials.too_large
+    needs, too_large = [], compiled_group.trials.too_large
 
     def weighed(program, num_devices):
         found = program.memory_analysis()
         needs.append(found.temp_size_in_bytes + found.output_size_in_bytes)
         return too_large(program, num_devices)
 
-    monkeypatch.setattr(fleet.trials, "too_large", weighed)
+    monkeypatch.setattr(compiled_group.trials, "too_large", weighed)
     config = Config(**{**RUN, "algorithm": "fedavg"})
     federation = build(config)
 
     def width(layout, free):
-        monkeypatch.setattr(fleet.memory, "free_memory", lambda: free)
-        return fleet.compile_group([config, config], federation, [], layout).width
+        monkeypatch.setattr(compiled_group.memory, "free_memory", lambda: free)
+        return compiled_group.compile_group(
+            [config, config], federation, [], layout
+        ).width
 
-    assert width(fleet.Layout(1, 2), None) == 2
-    assert width(fleet.Layout(1, 2), needs[0] - 1) == 1
+    assert width(compiled_group.Layout(1, 2), None) == 2
+    assert width(compiled_group.Layout(1, 2), needs[0] - 1) == 1
     assert needs[1] == needs[0] > needs[2]
     # cores share one memory
-    assert width(fleet.Layout(2, 1), 2 * needs[2] - 1) == 1
+    assert width(compiled_group.Layout(2, 1), 2 * needs[2] - 1) == 1
     with pytest.raises(ValueError, match="a single trial does not fit into memory; wr"):
-        width(fleet.Layout(1, 1), needs[2] - 1)
+        width(compiled_group.Layout(1, 1), needs[2] - 1)
 
 
 def test_trials_side_by_side_take_the_place_of_clients_on_a_cpu():
@@ -295,8 +297,8 @@ def test_trials_side_by_side_take_the_place_of_clients_on_a_cpu():
     federation = build(config)
     key = jax.random.key(0)
     state = SimpleNamespace(params=jax.eval_shape(federation.task.init, key))
-    lanes = lambda config, each: fleet.lanes_of(
-        config, federation, state, fleet.Layout(1, each)
+    lanes = lambda config, each: compiled_group.lanes_of(
+        config, federation, state, compiled_group.Layout(1, each)
     )
     assert [lanes(config, each) for each in (1, 2, 4, 50)] == [6, 3, 1, 1]
     told = replace(config, lanes=4)

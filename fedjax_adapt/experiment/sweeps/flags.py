@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ...errors import SettingError
+from ..flag_errors import paths_and_flags
 from ..flags import read_flags
-from ..mistakes import paths_and_flags
 from ..options import Option
 from ..store import SWEEP
 

@@ -33,7 +33,7 @@ from ..spelling import (
     twice,
     without_kinds,
 )
-from .holdings import what_follows
+from .partitions import what_follows
 
 MOST = 10_000  # trials; a mistake of a few lines makes more
 

@@ -13,10 +13,10 @@ from ...errors import SettingError
 from ..build import build
 from ..config import identity
 from ..scripts import label
-from .fleet import layout_of
+from .compiled_group import layout_of
 from .grid import Trial, described
-from .holdings import holdings, partition_of, settings_of, shape_of
 from .one_trial import can_trace, check_numbers
+from .partitions import partition_of, partition_tables, settings_of, shape_of
 from .traced import number, number_names
 
 SEEDS = ("seed", "clock_seed")  # of keys, which are traced
@@ -102,7 +102,7 @@ def _examined(
         with _about(trial):
             text = partition_of(trial.config)
             if text not in held:
-                own = holdings(trial.config, federation)
+                own = partition_tables(trial.config, federation)
                 held[text] = own.put_into(federation.data)
             mine = federation._replace(data=held[text])
             check_numbers(trial.config, mine)

@@ -21,7 +21,7 @@ from ..clock import clock_seed
 from ..config import Config
 from ..federation import Federation
 from ..program import measure, rounds, run_keys
-from .holdings import Holdings
+from .partitions import PartitionTables
 from .traced import number, with_numbers
 
 
@@ -32,7 +32,7 @@ class Own(NamedTuple):
     key_init: Key
     key_train: Key
     clock_seed: Array
-    holdings: Holdings | tuple[()] = ()  # (): those of the data that all share
+    tables: PartitionTables | tuple[()] = ()  # (): those of the data that all share
 
 
 def stacked(configs: Sequence[Config], names: Sequence[str]) -> Own:
@@ -55,7 +55,7 @@ def of_one(config: Config, federation: Federation) -> tuple[Callable, Callable]:
         algorithm, plan = build_algorithm(mine), build_plan(mine)
         if plan.clock is not None:
             plan = replace(plan, clock=replace(plan.clock, seed=own.clock_seed))
-        held = own.holdings.put_into(shared) if own.holdings else shared
+        held = own.tables.put_into(shared) if own.tables else shared
         return completed(mine, algorithm, federation), plan, held
 
     def init(shared, own: Own) -> State:

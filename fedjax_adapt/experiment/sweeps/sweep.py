@@ -27,12 +27,12 @@ from ..config import identity
 from ..federation import Federation
 from ..folder import create
 from ..loop import train
-from ..names import origins
+from ..provenance import origins
 from ..run import Progress, Report, silent
 from ..saver import saver
 from ..store import Swept
-from . import swept
-from .fleet import Fleet, compile_group, layout_of
+from . import results
+from .compiled_group import CompiledGroup, compile_group, layout_of
 from .grid import Sweep, Trial, read_sweep, seed_hint
 from .groups import Group, groups_of
 from .trial_clients import client_figures
@@ -112,21 +112,21 @@ def _sweep(
     progress: Report,
     callback: Callback | None,
 ) -> Swept:
-    place = swept.sweep_folder(asked, folder)
+    place = results.sweep_folder(asked, folder)
     check.at_least("side_by_side", side_by_side, 1, auto=True)
     check.at_least("devices", devices, 1, none="those of the sweep", auto=True)
     commit = summary.commit()
-    swept.check_folder(place, asked, resume)
+    results.check_folder(place, asked, resume)
     groups = groups_of(_on(counted_trials(asked.trials), devices), side_by_side)
     create(place)
     with store.locked(place):
-        swept.check_folder(place, asked, resume)
+        results.check_folder(place, asked, resume)
         for group in groups:
             _check_begun(place, group)
         own = origins(trial.config for trial in asked.trials)
         if not (place / store.SWEEP).exists():
             store.write_own(place, own)
-            store.write_text(place / store.SWEEP, swept.to_toml(asked))
+            store.write_text(place / store.SWEEP, results.to_toml(asked))
         total = sum(trial.config.rounds for trial in asked.trials)
         progress(Progress(0, total, warning=seed_hint(asked)))
         rows, before = [], 0
@@ -137,9 +137,11 @@ def _sweep(
                 runner.run(side_by_side, commit)
             shutil.rmtree(runner.path / CHECKPOINTS, ignore_errors=True)
             before += sum(trial.config.rounds for trial in group.trials)
-            rows += swept.rows_of(runner.path, group.trials, asked.names)
+            rows += results.rows_of(runner.path, group.trials, asked.names)
             rows.sort(key=lambda row: row["trial"])
-            store.write_table(place / store.RESULTS, swept.table_of(rows, asked.names))
+            store.write_table(
+                place / store.RESULTS, results.table_of(rows, asked.names)
+            )
         told = {"trials": len(asked.trials), "groups": len(groups), "own": own}
         store.finish(place, told | _evidence(commit))
     return store.read_swept(place)
@@ -202,28 +204,30 @@ class _Runner:
         layout, fixed = self.layout(federation, side_by_side)
         doing = f"{self.group.name}: compiling"
         self.progress(Progress(self.before, self.total, doing=doing))
-        fleet = compile_group(configs, federation, self.group.numbers, layout, fixed)
+        compiled = compile_group(configs, federation, self.group.numbers, layout, fixed)
         self.path.mkdir(parents=True, exist_ok=True)
         if not fixed:
             told = {"trials": numbers, "traced": self.group.numbers}
-            told["at_once"] = fleet.width
+            told["at_once"] = compiled.width
             store.write_text(self.path / GROUP, toml.dumps(told))
         rounds = configs[0].rounds
-        restored = checkpoint.restore(self.path / CHECKPOINTS, fleet.abstract)
+        restored = checkpoint.restore(self.path / CHECKPOINTS, compiled.abstract)
         state, done = restored if restored is not None else (None, 0)
         self.warn(checkpoint.set_aside(self.path / CHECKPOINTS, done))
         store.truncate(self.path, done)
-        for first in range(done // rounds * fleet.width, len(configs), fleet.width):
-            some = range(first, min(first + fleet.width, len(configs)))
-            self.run_some(federation, fleet, some, state, done)
-            state, done = None, (first // fleet.width + 1) * rounds
+        for first in range(
+            done // rounds * compiled.width, len(configs), compiled.width
+        ):
+            some = range(first, min(first + compiled.width, len(configs)))
+            self.run_some(federation, compiled, some, state, done)
+            state, done = None, (first // compiled.width + 1) * rounds
         told = {
             "trials": numbers,
             "test_examples": len(federation.source.y_test),
             "test_counts": federation.source.test_counts().tolist(),
             "auxiliary": public.auxiliary(configs[0], federation),
             "seconds": store.read_table(self.path, "metrics")["seconds"][-1].as_py(),
-            "compile_seconds": fleet.program_of([0]).seconds,
+            "compile_seconds": compiled.program_of([0]).seconds,
         }
         store.finish(self.path, told | _evidence(commit))
 
@@ -256,7 +260,7 @@ class _Runner:
     def run_some(
         self,
         federation: Federation,
-        fleet: Fleet,
+        compiled: CompiledGroup,
         some: range,
         state: State | None,
         done: int,
@@ -267,8 +271,8 @@ class _Runner:
         `state`, if it is one of these trials.
         """
         config = self.group.trials[0].config
-        base = some.start // fleet.width * config.rounds
-        program = fleet.program_of(some)
+        base = some.start // compiled.width * config.rounds
+        program = compiled.program_of(some)
         if state is None or done == base:
             state, done = program.init(), base
         accuracy = public.accuracy_name(federation)
@@ -289,7 +293,7 @@ class _Runner:
             def save(state: State, done: int) -> float:
                 over = self.callback is not None and log.all_over
                 if over or done == config.rounds:
-                    figures = client_figures(config, federation, fleet, state, some)
+                    figures = client_figures(config, federation, compiled, state, some)
                     log.end(done, figures)
                 log.write(done)
                 return writes.save(state, base + done)

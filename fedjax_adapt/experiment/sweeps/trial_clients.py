@@ -10,13 +10,13 @@ from ...engine.evaluate import evaluate_clients
 from ..config import Config
 from ..federation import Federation
 from ..figures import spread_over_clients
-from .fleet import Fleet
+from .compiled_group import CompiledGroup
 
 
 def client_figures(
     config: Config,
     federation: Federation,
-    fleet: Fleet,
+    compiled: CompiledGroup,
     state: State,
     some: Sequence[int],
 ) -> list[dict[str, float]]:
@@ -25,19 +25,19 @@ def client_figures(
     Args:
       config: of any trial of the group.
       federation: of the first.
-      fleet: the compiled group.
+      compiled: the compiled group.
       state: of these trials, as its programs return it.
       some: these trials, of the group.
     """
     if not config.evaluate_clients:
         return [{} for _ in some]
-    shared = mesh.shown(federation.data, fleet.num_devices)
-    every, found = jax.device_get(fleet.params_of(state)), []
+    shared = mesh.shown(federation.data, compiled.num_devices)
+    every, found = jax.device_get(compiled.params_of(state)), []
     for row, trial in enumerate(some):
-        data = fleet.dealt.put_into(shared, trial)
+        data = compiled.partitions.put_into(shared, trial)
         params = jax.tree.map(lambda leaf, row=row: leaf[row], every)
         accuracy = evaluate_clients(
-            federation.task, params, data, devices=fleet.num_devices
+            federation.task, params, data, devices=compiled.num_devices
         ).accuracy
         found.append(spread_over_clients(accuracy, data.size))
     return found

@@ -26,11 +26,11 @@ from ...errors import SettingError
 from ..config import Config
 from ..federation import Federation
 from ..program import Program, compile_program
-from .holdings import Dealt, dealt
 from .one_trial import Own, of_one, stacked
+from .partitions import TrialPartitions, trial_partitions
 
 
-class Fleet(NamedTuple):
+class CompiledGroup(NamedTuple):
     """A compiled group.
 
     `program_of(some)` is the program of a run, whose state and results have a leading axis
@@ -42,13 +42,13 @@ class Fleet(NamedTuple):
     width: int
     num_devices: int
     params_of: Callable[[State], Params]  # with a leading axis [width], always
-    dealt: Dealt
+    partitions: TrialPartitions
 
 
 def layout_of(
     config: Config, federation: Federation, num_trials: int, side_by_side: int | str
 ) -> Layout:
-    """How the trials of a group are dealt out; `config.devices` may share them.
+    """How the trials of a group are laid out; `config.devices` may share them.
 
     Raises:
       ValueError: JAX has fewer devices, or the clients' states do not fit into memory.
@@ -84,7 +84,7 @@ def compile_group(
     names: Sequence[str],
     layout: Layout,
     fixed: bool = False,
-) -> Fleet:
+) -> CompiledGroup:
     """Traces and compiles; fewer trials side by side where the program is too large.
 
     Args:
@@ -92,7 +92,7 @@ def compile_group(
         examples. A single one is compiled as a run is, and its clients share the devices.
       federation: of the first of them.
       names: of the numbers that are traced.
-      layout: how the trials are dealt out.
+      layout: how the trials are laid out.
       fixed: and nothing else will do.
 
     Raises:
@@ -101,22 +101,25 @@ def compile_group(
     if len(configs) == 1:
         program = compile_program(configs[0], federation)
         with_axis = lambda state: jax.tree.map(lambda leaf: leaf[None], state.params)
-        return Fleet(
+        return CompiledGroup(
             program_of=lambda some: _alone(program),
             abstract=program.abstract,
             width=1,
             num_devices=program.num_devices,
             params_of=with_axis,
-            dealt=dealt(configs, federation),
+            partitions=trial_partitions(configs, federation),
         )
     began = time.perf_counter()
     config = configs[0]
-    every_own, partitions = stacked(configs, names), dealt(configs, federation)
+    every_own, partitions = (
+        stacked(configs, names),
+        trial_partitions(configs, federation),
+    )
     shared = federation.data
 
     def owned(rows: np.ndarray) -> Own:
         own = jax.tree.map(lambda leaf: leaf[rows], every_own)
-        return own._replace(holdings=partitions.of(rows))
+        return own._replace(tables=partitions.of(rows))
 
     plain = of_one(replace(config, devices=1), federation)[0]
     first = jax.tree.map(lambda leaf: leaf[0], owned(np.array([0])))
@@ -168,7 +171,7 @@ def compile_group(
 
     params_of = lambda state: state.params
     where = layout.width, layout.num_devices
-    return Fleet(program_of, abstract, *where, params_of, partitions)
+    return CompiledGroup(program_of, abstract, *where, params_of, partitions)
 
 
 def _alone(program: Program) -> Program:

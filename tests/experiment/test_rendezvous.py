@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fedjax_adapt.experiment import meeting
-from fedjax_adapt.experiment.together import Together
+from fedjax_adapt.experiment import rendezvous
+from fedjax_adapt.experiment.process_flags import ProcessGroup
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def address():
 def said(them):
     """The sentence with which a process ends; None: they have met."""
     try:
-        return meeting.meet(them)
+        return rendezvous.wait_for_all(them)
     except ValueError as error:
         return str(error)
 
@@ -39,28 +39,30 @@ def met(*processes):
 
 def test_processes_meet_in_any_order_and_leave_the_port(address):
     for count in (1, 2, 4):
-        assert met(*(Together(address, count, i, 20) for i in range(count))) == (
+        assert met(*(ProcessGroup(address, count, i, 20) for i in range(count))) == (
             [None] * count
         )
 
 
 @pytest.mark.parametrize("first, second", [(2, 3), (3, 2)])
 def test_all_are_told_that_they_count_themselves_differently(address, first, second):
-    both = met(Together(address, first, 0, 20), Together(address, second, 1, 20))
+    both = met(
+        ProcessGroup(address, first, 0, 20), ProcessGroup(address, second, 1, 20)
+    )
     says = f"process 1 has num_processes={second} but process 0 num_processes={first};"
     assert [s.startswith(says) for s in both] == [True, True]
 
 
 def test_an_id_belongs_to_one_process(address):
     ids = (0, 1, 1)
-    said = met(*(Together(address, 3, i, 20) for i in ids))
+    said = met(*(ProcessGroup(address, 3, i, 20) for i in ids))
     assert set(said) == {"process_id=1 was given to two processes; give each its own."}
 
 
 @pytest.mark.parametrize("own", [0, 1])
 def test_nobody_waits_longer_than_was_said(address, own):
     begun = time.monotonic()
-    (sentence,) = met(Together(address, 2, own, 1))
+    (sentence,) = met(ProcessGroup(address, 2, own, 1))
     assert sentence.startswith(
         f"the other processes have not come to {address} within 1 seconds; begin all"
     )
@@ -68,7 +70,7 @@ def test_nobody_waits_longer_than_was_said(address, own):
 
 
 def test_those_who_came_are_told_that_others_did_not(address):
-    both = met(Together(address, 3, 0, 1), Together(address, 3, 1, 20))
+    both = met(ProcessGroup(address, 3, 0, 1), ProcessGroup(address, 3, 1, 20))
     assert [s.startswith("the other processes have not come") for s in both] == [
         True,
         True,
@@ -89,27 +91,29 @@ def test_a_port_of_another_program_is_found_out_by_all(word):
         server = threading.Thread(target=serve)
         server.start()
         there = f"127.0.0.1:{port}"
-        first, second = met(Together(there, 2, 0, 20), Together(there, 2, 1, 20))
+        first, second = met(
+            ProcessGroup(there, 2, 0, 20), ProcessGroup(there, 2, 1, 20)
+        )
         server.join()
     assert first.startswith(f"coordinator_address={there} cannot be listened to")
     assert second.startswith(f"coordinator_address={there} is the port of another")
 
 
-def test_who_looks_at_the_port_does_not_disturb_the_meeting(address):
+def test_who_looks_at_the_port_does_not_disturb_the_rendezvous(address):
     host, port = address.split(":")
     with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(said, Together(address, 2, 0, 20))
+        first = threads.submit(said, ProcessGroup(address, 2, 0, 20))
         time.sleep(0.1)
         with socket.create_connection((host, int(port))) as line:
             line.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        second = threads.submit(said, Together(address, 2, 1, 20))
+        second = threads.submit(said, ProcessGroup(address, 2, 1, 20))
         assert first.result() is None and second.result() is None
 
 
 def test_a_first_process_that_ends_early_is_noticed(address, monkeypatch):
-    monkeypatch.setattr(meeting, "_difference", lambda *_: 1 / 0)  # a bug of ours
+    monkeypatch.setattr(rendezvous, "_difference", lambda *_: 1 / 0)  # a bug of ours
     with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(said, Together(address, 2, 0, 20))
-        second = threads.submit(said, Together(address, 2, 1, 20))
+        first = threads.submit(said, ProcessGroup(address, 2, 0, 20))
+        second = threads.submit(said, ProcessGroup(address, 2, 1, 20))
         assert isinstance(first.exception(), ZeroDivisionError)
         assert second.result().startswith("process 0 ended before the run began;")

@@ -1,9 +1,10 @@
-"""How the processes of a run meet, before JAX joins them.
+"""The rendezvous of the processes of a run, before `jax.distributed.initialize`.
 
-JAX takes each at its word. With unlike numbers of processes they wait for somebody who
-never comes, and where another program has the port all but process 0 wait for it. So
-process 0 listens at the address first; each of the others says who it is; and when all
-have come, or two of them disagree, all are told. Then process 0 leaves the port to JAX.
+JAX does not compare what the processes were given. With different numbers of processes
+some wait for ever, and so do all but process 0 where another program has the port. So
+process 0 first listens at the address itself, and each other process sends it its number.
+When all have connected, or two of them disagree, process 0 answers all of them and leaves
+the port to JAX.
 """
 
 import os
@@ -14,52 +15,52 @@ from contextlib import ExitStack, suppress
 from typing import NoReturn
 
 from ..errors import SettingError
-from .together import Together
+from .process_flags import ProcessGroup
 
-GREETING = b"process 0 of fedjax-adapt\n"  # what no other program says
-WORD = 10  # seconds for whoever is connected to say who it is
-PAUSE = 0.2  # seconds until somebody calls again
+GREETING = b"process 0 of fedjax-adapt\n"  # no other program sends this
+WORD = 10  # seconds for a connected process to send its number
+PAUSE = 0.2  # seconds between two attempts to connect
 
 
-def meet(them: Together) -> None:
-    """Returns when all processes have come and mean the same number of them.
+def wait_for_all(group: ProcessGroup) -> None:
+    """Returns when all processes have come and mean the same number of group.
 
     Raises:
-      ValueError: nobody can listen at the address, another program does, processes do not
+      ValueError: the port cannot be listened to, another program has it, processes do not
         come in time, or they differ in their number or share an id.
     """
-    until = time.monotonic() + them.initialization_timeout
-    if them.process_id == 0:
-        _receive(them, until)
+    until = time.monotonic() + group.initialization_timeout
+    if group.process_id == 0:
+        _receive(group, until)
     else:
-        _call(them, until)
+        _call(group, until)
 
 
-def late(them: Together) -> str:
-    """The sentence for those who have waited in vain."""
+def timeout_message(group: ProcessGroup) -> str:
+    """What a process says that has waited for the others in vain."""
     return (
-        f"the other processes have not come to {them.coordinator_address} within "
-        f"{them.initialization_timeout} seconds; begin all of them, with the same "
+        f"the other processes have not come to {group.coordinator_address} within "
+        f"{group.initialization_timeout} seconds; begin all of group, with the same "
         "num_processes."
     )
 
 
-def _receive(them: Together, until: float) -> None:
-    """Process 0: hears all others, then answers them at once."""
+def _receive(group: ProcessGroup, until: float) -> None:
+    """Process 0: receives from all others, then answers them at once."""
     ids, wrong = {0}, None
-    with _listening(them.coordinator_address) as door, ExitStack() as callers:
+    with _listening(group.coordinator_address) as door, ExitStack() as callers:
         answered = []
-        while wrong is None and len(ids) != them.num_processes:
+        while wrong is None and len(ids) != group.num_processes:
             door.settimeout(max(until - time.monotonic(), PAUSE))
             try:
                 caller = callers.enter_context(door.accept()[0])
             except TimeoutError:
-                wrong = late(them)
+                wrong = timeout_message(group)
                 break
             said = _who(caller)
             if said is not None:  # else another program has looked at this port
                 answered.append(caller)
-                wrong = _difference(them, ids, *said)
+                wrong = _difference(group, ids, *said)
                 ids.add(said[0])
         for caller in answered:
             with suppress(OSError):  # it has ended meanwhile
@@ -68,35 +69,35 @@ def _receive(them: Together, until: float) -> None:
         raise SettingError(wrong)
 
 
-def _difference(them: Together, ids: set[int], own: int, count: int) -> str | None:
+def _difference(group: ProcessGroup, ids: set[int], own: int, count: int) -> str | None:
     """What is wrong with process `own` of `count`, where `ids` have come; None: nothing."""
-    if count != them.num_processes:
+    if count != group.num_processes:
         return (
             f"process {own} has num_processes={count} but process 0 num_processes="
-            f"{them.num_processes}; give all the same command but for --process-id."
+            f"{group.num_processes}; give all the same command but for --process-id."
         )
     if own in ids:
         return f"process_id={own} was given to two processes; give each its own."
     return None
 
 
-def _call(them: Together, until: float) -> None:
-    """Any other process: says who it is, and waits for the answer."""
-    line = _connected(them, until)
+def _call(group: ProcessGroup, until: float) -> None:
+    """Any other process: sends its number and waits for the answer."""
+    line = _connected(group, until)
     with line, line.makefile("rb") as words:
         try:
             if words.readline(len(GREETING)) != GREETING:
-                _refuse_stranger(them)
+                _refuse_stranger(group)
             line.sendall(
-                f"process {them.process_id} of {them.num_processes}\n".encode()
+                f"process {group.process_id} of {group.num_processes}\n".encode()
             )
         except OSError:
-            _refuse_stranger(them)
+            _refuse_stranger(group)
         line.settimeout(max(until - time.monotonic(), WORD))
         try:
             answer = words.readline().decode()
         except TimeoutError:
-            raise SettingError(late(them)) from None
+            raise SettingError(timeout_message(group)) from None
         except OSError:
             answer = ""
     if not answer:
@@ -107,9 +108,9 @@ def _call(them: Together, until: float) -> None:
         raise SettingError(answer.strip())
 
 
-def _connected(them: Together, until: float) -> socket.socket:
-    """A line to whoever listens at the address, which may be later than now."""
-    host, _, port = them.coordinator_address.rpartition(":")
+def _connected(group: ProcessGroup, until: float) -> socket.socket:
+    """A connection to the address, as soon as a process listens there."""
+    host, _, port = group.coordinator_address.rpartition(":")
     there = host.strip("[]"), int(port)
     while (left := until - time.monotonic()) > 0:
         try:
@@ -121,11 +122,11 @@ def _connected(them: Together, until: float) -> socket.socket:
         if line.getsockname() != line.getpeername():
             return line
         line.close()
-    raise SettingError(late(them))
+    raise SettingError(timeout_message(group))
 
 
 def _who(caller: socket.socket) -> tuple[int, int] | None:
-    """(process_id, num_processes) of who calls; None: it is no process of a run."""
+    """(process_id, num_processes) of a caller; None: it is no process of a run."""
     caller.settimeout(WORD)
     try:
         caller.sendall(GREETING)
@@ -136,15 +137,15 @@ def _who(caller: socket.socket) -> tuple[int, int] | None:
     return said and (int(said[1]), int(said[2]))
 
 
-def _refuse_stranger(them: Together) -> NoReturn:
+def _refuse_stranger(group: ProcessGroup) -> NoReturn:
     raise SettingError(
-        f"coordinator_address={them.coordinator_address} is the port of another program; "
+        f"coordinator_address={group.coordinator_address} is the port of another program; "
         "give another one in every process."
     ) from None
 
 
 def _listening(address: str) -> socket.socket:
-    """A socket at the port where JAX, which would crash if it could not, listens later."""
+    """A socket at the port where JAX listens later: it would crash if it could not."""
     bound = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", address)
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET

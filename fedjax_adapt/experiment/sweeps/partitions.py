@@ -28,7 +28,7 @@ from ..public import uses_public
 from ..schema import kind_options
 
 
-class Holdings(NamedTuple):
+class PartitionTables(NamedTuple):
     """Fields of `FederatedDataset` that a partition decides, on the host."""
 
     index: np.ndarray | Array  # [clients, longest]
@@ -48,14 +48,14 @@ class Holdings(NamedTuple):
         return replace(data, **fields)
 
 
-class Dealt(NamedTuple):
-    """The holdings of the trials of a group."""
+class TrialPartitions(NamedTuple):
+    """The tables of the trials of a group."""
 
     # [partitions, ...]; () where all trials have that of the data
-    partitions: Holdings | tuple[()]
+    partitions: PartitionTables | tuple[()]
     which: np.ndarray  # of the partitions each trial has, [trials]
 
-    def of(self, trials: np.ndarray) -> Holdings | tuple[()]:
+    def of(self, trials: np.ndarray) -> PartitionTables | tuple[()]:
         """Those of some trials, [some, ...]."""
         return jax.tree.map(lambda leaf: leaf[self.which[trials]], self.partitions)
 
@@ -93,7 +93,7 @@ def settings_of(config: Config) -> list[str]:
     return ["partition_seed", *(f"partition.{own}" for own in options)]
 
 
-def holdings(config: Config, federation: Federation) -> Holdings:
+def partition_tables(config: Config, federation: Federation) -> PartitionTables:
     """Who holds which examples in a run of this config.
 
     Args:
@@ -114,11 +114,11 @@ def holdings(config: Config, federation: Federation) -> Holdings:
         owned = source.tests_of(rows) or []
         nobody = np.zeros((len(rows), 1), np.int32), np.zeros(len(rows), np.int32)
         tests = table_of(owned) if any(map(len, owned)) else nobody
-    return Holdings(index, size, holders, counts, *tests)
+    return PartitionTables(index, size, holders, counts, *tests)
 
 
 def partition_of(config: Config) -> str:
-    """What the partition of a run follows from; equal texts are equal holdings."""
+    """What the partition of a run follows from; equal texts are equal tables."""
     if config.partition == OBJECT:
         return OBJECT
     return json.dumps(
@@ -132,8 +132,10 @@ def shape_of(federation: Federation) -> tuple[int, int]:
     return batch_size(data, federation.plan), data.num_holders
 
 
-def dealt(configs: Sequence[Config], federation: Federation) -> Dealt:
-    """The holdings of trials, which agree in their `shape_of`.
+def trial_partitions(
+    configs: Sequence[Config], federation: Federation
+) -> TrialPartitions:
+    """The tables of trials, which agree in their `shape_of`.
 
     Args:
       configs: of the trials.
@@ -143,8 +145,8 @@ def dealt(configs: Sequence[Config], federation: Federation) -> Dealt:
     first = {text: told.index(text) for text in told}
     which = np.array([list(first).index(text) for text in told])
     if len(first) == 1:
-        return Dealt((), which)
-    found = [holdings(configs[i], federation) for i in first.values()]
+        return TrialPartitions((), which)
+    found = [partition_tables(configs[i], federation) for i in first.values()]
     for name in ("index", "test_index"):
         tables = [getattr(one, name) for one in found]
         if tables[0] is not None:
@@ -153,7 +155,9 @@ def dealt(configs: Sequence[Config], federation: Federation) -> Dealt:
                 one._replace(**{name: _widened(table, widest)})
                 for one, table in zip(found, tables, strict=True)
             ]
-    return Dealt(jax.tree.map(lambda *leaves: np.stack(leaves), *found), which)
+    return TrialPartitions(
+        jax.tree.map(lambda *leaves: np.stack(leaves), *found), which
+    )
 
 
 def _widened(index: np.ndarray | Array, width: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from ..engine import processes
 from ..engine.build import num_lanes_of
 from ..engine.calibrate import fastest_lanes
 from ..engine.slots import num_devices_of
-from . import kept, summary
+from . import summary, tuning_cache
 from .config import Config, identity
 from .federation import Federation
 from .folder import cache_home
@@ -27,13 +27,13 @@ from .schema import settings_that_are
 LONG = 100  # rounds
 
 
-def show_nobody(doing: str, note: str | None = None) -> None:
+def show_nothing(doing: str, note: str | None = None) -> None:
     """Keeps it to itself."""
     del doing, note
 
 
 def lanes_for(
-    config: Config, federation: Federation, show: Callable[..., None] = show_nobody
+    config: Config, federation: Federation, show: Callable[..., None] = show_nothing
 ) -> int:
     """The lanes of a run; `config.lanes` unless that is "auto".
 
@@ -51,7 +51,7 @@ def lanes_for(
     if processes.several():
         return by_rule()
     file, work = cache_home() / "lanes.json", _work(config, federation)
-    found = kept.read(file).get(work)
+    found = tuning_cache.read(file).get(work)
     if not isinstance(found, int) or found < 1:
         tried: list[str] = []
         show(doing="trying lanes")
@@ -64,7 +64,7 @@ def lanes_for(
         found = fastest_lanes(algorithm, task, data, plan, tell)
         took = f"lanes={found}, the fastest of those tried on a short round"
         show(doing="compiling", note=f"{took} ({', '.join(tried)})")
-        kept.add(file, {work: found})
+        tuning_cache.add(file, {work: found})
     return found
 
 
@@ -82,7 +82,7 @@ def _work(config: Config, federation: Federation) -> str:
         },
         [(leaf.shape, str(leaf.dtype)) for leaf in arrays],
         *(num_devices_of(plan, data), plan.client_memory, config.convolutions),
-        *(summary.hardware(), platform.node(), summary.versions(), kept.code()),
+        *(summary.hardware(), platform.node(), summary.versions(), tuning_cache.code()),
         os.environ.get("XLA_FLAGS", ""),
     ]
     text = json.dumps(told, sort_keys=True, default=str)

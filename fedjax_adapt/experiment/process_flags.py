@@ -28,7 +28,7 @@ OPTIONS = {  # by the names of the arguments of jax.distributed.initialize
 }
 
 
-class Together(NamedTuple):
+class ProcessGroup(NamedTuple):
     """Which of how many processes this is, and where the first can be found."""
 
     coordinator_address: str
@@ -52,7 +52,7 @@ class Together(NamedTuple):
         return -(-devices // self.num_processes)
 
 
-def together(values: Mapping[str, Any]) -> Together | None:
+def process_group_of(values: Mapping[str, Any]) -> ProcessGroup | None:
     """What the flags of a run say about other processes; None: there are none.
 
     Raises:
@@ -66,7 +66,7 @@ def together(values: Mapping[str, Any]) -> Together | None:
                 "coordinator_address=auto finds out num_processes and process_id by "
                 "itself; leave them out."
             )
-        return Together(AUTO, None, None, timeout)
+        return ProcessGroup(AUTO, None, None, timeout)
     missing = [name for name in OPTIONS if values[name] is None]
     if all(values[name] == option.default for name, option in OPTIONS.items()):
         return None
@@ -90,4 +90,4 @@ def together(values: Mapping[str, Any]) -> Together | None:
             f"process_id={own} but the processes of num_processes={count} are numbered 0 "
             f"{last}; give each its own."
         )
-    return Together(address, count, own, timeout)
+    return ProcessGroup(address, count, own, timeout)

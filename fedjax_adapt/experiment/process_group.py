@@ -1,4 +1,4 @@
-"""Several processes as one run: they meet, mean the same run, and end together."""
+"""Several processes as one run: they connect, agree on the run, and end together."""
 
 import os
 import re
@@ -20,33 +20,38 @@ from ..engine import processes
 from ..errors import SettingError
 from .config import Config, to_settings
 from .loop import Stopped
-from .meeting import late, meet
+from .process_flags import AUTO, ProcessGroup
+from .rendezvous import timeout_message, wait_for_all
 from .rows import Diverged
-from .together import AUTO, Together
 
-TOGETHER = (processes.Refused, Diverged, Stopped)  # what all processes raise at once
+RAISED_BY_ALL = (
+    processes.Refused,
+    Diverged,
+    Stopped,
+)  # what all processes raise at once
 # in what gloo, NCCL and JAX's own service say when a process no longer answers
 LOST = re.compile("Gloo|NCCL|peer|coordination service|UNAVAILABLE|DEADLINE_EXCEEDED")
 
 
 @contextmanager
-def joined(
-    them: Together, report_error: Callable[[BaseException], int | None]
+def process_group(
+    group: ProcessGroup, report_error: Callable[[BaseException], int | None]
 ) -> Iterator[bool]:
-    """The block runs together with the other processes, who run it too.
+    """The block runs in all processes of the group.
 
-    What all raise at once (`TOGETHER`) is raised when they have parted. A process that
-    fails alone ends here and now, and the others with it: Python's own way out would wait
-    for them, and they for this one. Yields whether this process is the first.
+    What all raise at once (`RAISED_BY_ALL`) is raised when they have disconnected. A
+    process that fails alone ends here and now, and the others with it: Python's own way
+    out would wait for them, and they for this one. Yields whether this process is the
+    first.
 
     Args:
-      them: the other processes, which are waited for as long as they say.
+      group: the other processes, which are waited for as long as they say.
       report_error: prints what an error means and returns the exit code; None: it is a bug.
     """
     try:
-        _join(them)
+        _join(group)
         yield processes.is_first()
-    except TOGETHER as error:
+    except RAISED_BY_ALL as error:
         jax.distributed.shutdown()
         cause = error.__cause__
         raise error if cause is None else cause from None
@@ -56,22 +61,24 @@ def joined(
         jax.distributed.shutdown()
 
 
-def _join(them: Together) -> None:
-    # it would keep SIGTERM from ending a process, and nobody here asks it
+def _join(group: ProcessGroup) -> None:
+    # it would keep SIGTERM from ending a process, and nothing here asks it
     jax.config.update("jax_enable_preemption_service", False)
-    address = them.coordinator_address
+    address = group.coordinator_address
     if address != AUTO:
-        if them.process_id:
+        if group.process_id:
             _check_host(address)
-        meet(them)
-    alarm = threading.Timer(them.initialization_timeout, _give_up, [late(them)])
+        wait_for_all(group)
+    alarm = threading.Timer(
+        group.initialization_timeout, _give_up, [timeout_message(group)]
+    )
     alarm.daemon = True
     alarm.start()
     # waiting is not Python's, which could not act on Ctrl-C meanwhile
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    known: dict[str, Any] = {} if address == AUTO else them._asdict()
+    known: dict[str, Any] = {} if address == AUTO else group._asdict()
     # a little longer, for JAX gives up by aborting
-    known["initialization_timeout"] = them.initialization_timeout + 60
+    known["initialization_timeout"] = group.initialization_timeout + 60
     try:
         jax.distributed.initialize(**known)
     except (RuntimeError, ValueError) as error:
@@ -92,7 +99,7 @@ def _give_up(sentence: str) -> None:
 
 
 def _check_host(address: str) -> None:
-    """Raises ValueError if nobody knows that name: JAX would wait for it."""
+    """Raises ValueError if the name of the host is unknown: JAX would wait for it."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         socket.getaddrinfo(host, None)
@@ -104,7 +111,7 @@ def _check_host(address: str) -> None:
 
 
 def _keep_output() -> None:
-    """Shuts standard output to gloo, which tells it of every connection.
+    """Shuts standard output to gloo, which prints every connection.
 
     It stays open to Python, in the first process.
     """
