@@ -150,10 +150,10 @@ def _auc(each: tuple[Array, Array], weight: Array) -> Array:
     labels = jnp.arange(scores.shape[1]) if scores.shape[1] > 1 else jnp.ones(1, int)
     with_it = jnp.where(y[:, None] == labels[None], weight[:, None], 0)
     areas = jax.vmap(_area, in_axes=(1, 1, None))(scores, with_it, weight)
-    told = (
+    defined = (
         with_it.sum(0) * (weight.sum() - with_it.sum(0)) > 0
     )  # some with, some without
-    return jnp.where(told, areas, 0).sum() / told.sum()
+    return jnp.where(defined, areas, 0).sum() / defined.sum()
 
 
 def _area(score: Array, with_it: Array, weight: Array) -> Array:

@@ -214,8 +214,8 @@ def _rows(mask: Array, leaf: Array) -> Array:
 
 def _ordered(leaf: Array, active: Array) -> Array:
     """Every number's values in order; those of idle slots, and NaN, are infinite."""
-    told = _rows(active, leaf) & ~jnp.isnan(leaf)
-    return jnp.sort(jnp.where(told, leaf, jnp.inf), axis=0)
+    valid = _rows(active, leaf) & ~jnp.isnan(leaf)
+    return jnp.sort(jnp.where(valid, leaf, jnp.inf), axis=0)
 
 
 def _finite(deltas: Params) -> Array:

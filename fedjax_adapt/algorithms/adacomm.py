@@ -106,7 +106,7 @@ def adacomm_steps(
     """AdaComm's local steps for any algorithm; see `adacomm` for the arguments.
 
     It reports the scalars tau (of the next round), interval_loss (F_l) and nonfinite. A
-    loss that is not finite only adds to the last; a round nobody trains in has none.
+    loss that is not finite only adds to the last; a round without training has none.
     """
     check.at_least("initial_steps", initial_steps, 1)
     check.one_of("trigger", trigger, get_args(Trigger))

@@ -28,7 +28,7 @@ def fedacg(
 ) -> Algorithm:
     """Builds FedACG. Server state: m, shaped like the parameters. `fedacg(0, 0)` is FedAvg.
 
-    One model goes down, a: nobody needs w and m by themselves.
+    One model goes down, a: no client needs w and m by themselves.
 
     Args:
       lam: of the server's momentum, in [0, 1).

@@ -57,7 +57,7 @@ STALENESS = ("constant", "polynomial", "hinge")
 
 
 class Clients(NamedTuple):
-    """Who is under way, [M]; an id of -1: nobody."""
+    """The clients that train, [M]; an id of -1: none."""
 
     ids: Array
     num_examples: Array
@@ -261,10 +261,10 @@ def _asynchronous(
 def _sent_off(
     state: InFlight, params: Params, uploads: Upload, cohort: Cohort, mixes: bool
 ) -> InFlight:
-    """The state with the clients that train this round under way, in places of nobody."""
+    """The state with the clients that begin in this round, in places that were free."""
     size, most = len(cohort.ids), len(state.clients.ids)
-    nobody = jnp.nonzero(state.clients.ids < 0, size=size, fill_value=most)[0]
-    place = jnp.where(cohort.active, nobody, most)
+    free = jnp.nonzero(state.clients.ids < 0, size=size, fill_value=most)[0]
+    place = jnp.where(cohort.active, free, most)
     clients = Clients(
         ids=cohort.ids,
         num_examples=cohort.num_examples,
@@ -287,10 +287,10 @@ def _sent_off(
 
 
 def _by_due(clients: Clients) -> Array:
-    """The places in the order in which clients end, [M]; those of nobody come last.
+    """The places in the order in which clients end, [M]; free ones come last.
 
     What rounding alone sets apart ends together. Then the one that began first is first,
-    so that nobody waits for ever.
+    so that no client waits for ever.
     """
     due = jnp.where(clients.ids >= 0, clients.due, jnp.inf)
     by = jnp.argsort(due)

@@ -59,7 +59,7 @@ def fedcm(
         del direction
         setting, p = cohort.setting, WEIGHTS[weights](cohort)
         steps = (p * effective_steps(cohort.num_steps, setting.momentum)).sum()
-        passed = setting.lr * jnp.maximum(steps, 1)  # nobody trains: no mean either
+        passed = setting.lr * jnp.maximum(steps, 1)  # without training there is no mean
         params = optax.tree.add_scale(params, server_lr, upload.delta)
         return params, optax.tree.scale(-1 / passed, upload.delta)
 

@@ -1,4 +1,4 @@
-r"""FedDisco: trust clients less the more their labels differ from everybody's.
+r"""FedDisco: trust clients less the more their labels differ from those of all clients.
 
     v_i = n_i / sum_{S} n
     d_i = KL(labels of i || uniform), over its sum on the cohort

@@ -1,4 +1,4 @@
-r"""FedDyn: bend every client's loss until its optimum is everybody's.
+r"""FedDyn: bend every client's loss until its optimum is the global one.
 
     G     <- clip(grad F_i(theta) + alpha_i (h_i - w)) + alpha_i theta + lambda theta
     D     = theta_i - w

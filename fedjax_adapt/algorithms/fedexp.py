@@ -74,7 +74,7 @@ def fedexp(epsilon: float = 1e-3, base: Algorithm | None = None) -> Algorithm:
     def server_lr(upload):  # eta_g
         square = optax.tree.vdot(upload.delta, upload.delta)
         apart = jnp.asarray(2 * (square + epsilon))
-        # epsilon = 0 and nobody moved
+        # epsilon = 0 and no client moved
         return jnp.maximum(1, upload.extra.square / jnp.where(apart > 0, apart, 1))
 
     def further(moved, upload):

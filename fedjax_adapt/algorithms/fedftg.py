@@ -258,7 +258,7 @@ def teaching(theirs: Array, trust: Array) -> Array:
 
     Args:
       theirs: logits of the clients' models, [cohort, batch, outputs].
-      trust: a_i[y], [cohort, batch]; 0 where a slot holds nobody.
+      trust: a_i[y], [cohort, batch]; 0 in empty slots.
     """
     return (trust[..., None] * jax.nn.softmax(theirs)).sum(0)
 

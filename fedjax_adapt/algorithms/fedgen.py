@@ -262,7 +262,7 @@ def generator_loss(
       theirs: logits of the clients' heads, [cohort, batch, outputs].
       ours: logits of the broadcast head, [batch, outputs].
       labels: that the features were made for, [batch] int.
-      trust: o_i[y], [cohort, batch]; 0 where a slot holds nobody.
+      trust: o_i[y], [cohort, batch]; 0 in empty slots.
       teacher_weight: a.
       student_weight: b.
     """

@@ -1,4 +1,4 @@
-r"""FedGSNR: more local steps for clients whose gradients say more about everybody's.
+r"""FedGSNR: more local steps for clients whose gradients say more about the mean gradient.
 
     mu_k, var_k = mean and variance of client k's per-example gradients at w
     mu_g  = sum_k p_k mu_k
@@ -72,7 +72,7 @@ class Measured(NamedTuple):
     draw: Array
 
 
-class Everybody(NamedTuple):
+class Pooled(NamedTuple):
     """What the server makes of all measurements."""
 
     mean: list[Array]  # mu_g, per parameter
@@ -170,7 +170,7 @@ def gsnr_steps(
         return {
             "gsnr": found.gsnr,
             "optimal_steps": found.optimal,
-            # alone, a client's gradient is everybody's
+            # alone, a client's gradient is that of all
             "measured": found.usable & (found.usable.sum() > 1),
             "entropy": -(q * jnp.log(_or_one(q))).sum(),
             "nonfinite": state,
@@ -183,7 +183,7 @@ def gsnr_steps(
         steps,
         init=lambda params, num_clients: jnp.zeros((), jnp.int32),
         measure=measure,
-        pool=lambda cohort, measured: everybody(cohort, measured, weights),
+        pool=lambda cohort, measured: pool_cohort(cohort, measured, weights),
         digest=ratios,
         update=update,
         report=report,
@@ -193,12 +193,12 @@ def gsnr_steps(
     )
 
 
-def everybody(cohort: Cohort, measured: Measured, weights: str = "data") -> Everybody:
+def pool_cohort(cohort: Cohort, measured: Measured, weights: str = "data") -> Pooled:
     """mu_g and var_g of a cohort; slots without a client or its numbers do not count."""
     usable = (cohort.num_examples > 0) & measured.finite
     p = WEIGHTS[weights](cohort._replace(active=usable))
     parts = [pooled(part, p) for part in leaves_of(measured.gradient)]
-    return Everybody(
+    return Pooled(
         mean=[part.mean for part in parts],
         deviation=[jnp.sqrt(part.var) for part in parts],
         mean_square=sum(total(jnp.square(part.mean)) for part in parts),
@@ -206,7 +206,7 @@ def everybody(cohort: Cohort, measured: Measured, weights: str = "data") -> Ever
     )
 
 
-def ratios(all_: Everybody, own: Measured) -> Ratios:
+def ratios(all_: Pooled, own: Measured) -> Ratios:
     """n_k and r_k of one client."""
     per = 1 / jnp.maximum(own.batch, 1)
 

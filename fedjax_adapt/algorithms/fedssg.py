@@ -124,8 +124,8 @@ def fedssg(
     }[gate_map]
 
     def agrees(setting):
-        told = (total_rounds, setting.rounds, participation)
-        if any(map(check.is_tracer, told)):
+        numbers = (total_rounds, setting.rounds, participation)
+        if any(map(check.is_tracer, numbers)):
             return
         if total_rounds is not None and (
             setting.rounds not in (None, total_rounds) or setting.round > total_rounds

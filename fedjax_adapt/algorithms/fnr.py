@@ -32,7 +32,7 @@ the place of those uploaded: SCAFFOLD's c_i and FedNova's normalisation know the
 steps alone, and MOON remembers the refined model. Where H is empty sq takes all other
 clients. P is seen without augmentation or dropout unless `augment` says otherwise. The
 features are whatever the model calls so: of VGG-11 its last hidden layer, of a linear
-model the inputs, whose norms nobody can change. Auxiliary
+model the inputs, whose norms cannot be changed. Auxiliary
 data: labelled examples that every client holds.
 """
 

@@ -153,7 +153,7 @@ def gift_steps(
 
     It reports the scalars consistency (C), tau (of the next round), triggers and
     nonfinite. A round with an update that is not finite changes only the last, a round
-    nobody trains in nothing.
+    no client trains in no time.
     """
     check.at_least("initial_steps", initial_steps, 1)
     check.between("theta", theta, 0, 1, closed="left")

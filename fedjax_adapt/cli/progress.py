@@ -13,7 +13,7 @@ def reporting(console, warning: str | None = None) -> Iterator[Callable]:
     """A function that shows progress and its warnings, and where Ctrl-C takes effect.
 
     From the first round on freed memory is kept: what loading and compiling took has been
-    given back by then. A `warning` is told then, too. Before it Ctrl-C waits for nothing.
+    given back by then. A `warning` is text then, too. Before it Ctrl-C waits for nothing.
     """
     from ..engine.allocator import keep_memory
     from ..report.live import live
@@ -32,8 +32,8 @@ def reporting(console, warning: str | None = None) -> Iterator[Callable]:
                 return
             keep_memory()
             now = [] if progress.warning is None else [progress.warning]
-            for told in (*before, *now):
-                tell(f"warning: {told}")
+            for text in (*before, *now):
+                tell(f"warning: {text}")
             before.clear()
             show(progress)
             stop_if_asked()

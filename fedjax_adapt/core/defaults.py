@@ -1,4 +1,4 @@
-"""What a part does unless it is told otherwise; together they are FedAvg."""
+"""The defaults of all parts; together they are FedAvg."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

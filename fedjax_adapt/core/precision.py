@@ -53,8 +53,8 @@ def with_precision(task: Task, precision: str) -> Task:
             "was made of.",
             setting="precision",
         )
-    told = task._replace(precision=precision)
-    return wrapped(told, _in_bfloat16) if precision == "bf16" else told
+    computed = task._replace(precision=precision)
+    return wrapped(computed, _in_bfloat16) if precision == "bf16" else computed
 
 
 @contextmanager

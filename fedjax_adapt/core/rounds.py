@@ -65,7 +65,7 @@ class State(NamedTuple):
       clients: what `LocalRule` keeps of every client, leading axis num_clients.
       round: rounds done, int32.
       refine: what `Refinement` keeps.
-      origin: whose state this is, without arrays; () where nobody said.
+      origin: whose state this is, without arrays; () where that is unknown.
     """
 
     params: Params

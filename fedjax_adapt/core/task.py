@@ -75,7 +75,7 @@ class Task(NamedTuple):
         cannot be told apart.
       restore: standardised inputs [batch, ...] -> what `apply` takes, where that
         standardises. None: it does not.
-      precision: what `with_precision` was told.
+      precision: what `with_precision` was given.
       accuracy: (logits, y) -> the share of each example that is right, [batch], in
         [0, 1]. None: whether its largest logit is its integer label, the mean over the
         labels of an example that has several, and NaN where there is no such label.

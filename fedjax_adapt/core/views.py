@@ -34,7 +34,7 @@ class Setting(NamedTuple):
       num_clients: all clients, a Python int.
       clip_norm: what the norm of a client's gradient is clipped to; None: nothing.
       rounds: T, the rounds the run will have, by `Plan.rounds` or `fa.train`; None:
-        nobody said.
+        that is unknown.
       participation: q, the share of the clients holding examples that the plan's
         `Participation` expects in a round, a Python float.
       num_holders: N, clients that hold examples, a Python int.

@@ -4,7 +4,7 @@
                                         xi_i of delay
 
 Measuring for a step policy takes q_i c_i more: a step for each gradient on a batch, and
-nothing for a loss alone. Where tau follows from what the cohort measured, nobody begins
+nothing for a loss alone. Where tau follows from what the cohort measured, no client begins
 to train before the last client has measured and sent it:
 
     t_i = max_j (q_j c_j + b'_j + xi_j) + tau_i c_i + b''_i         b_i = b'_i + b''_i
@@ -113,7 +113,7 @@ def refine_seconds(
       algorithm: what a client exchanges more that refines its model.
       params: how large a model is.
       cohort: of the round.
-      steps: on the public set, [cohort], 0 for those that do not refine; None: nobody.
+      steps: on the public set, [cohort], 0 for those that do not refine; None: none does.
     """
     if clock is None or steps is None:
         return jnp.zeros(())

@@ -94,7 +94,7 @@ def round_bytes(
     """The bytes that all clients of a round receive and send, two scalars.
 
     Where a policy measures first, a client that it then leaves out, or that is too late,
-    has received all and has sent the policy's part. If nobody trains, nobody was asked,
+    has received all and has sent the policy's part. If no client trains, none was asked,
     unless that followed from what they measured.
 
     Args:
@@ -102,7 +102,7 @@ def round_bytes(
       params: how large a model is.
       cohort: who trained.
       starters: all that began, where the first to end are the cohort.
-      refined: steps on a public set, [cohort]; None: nobody refines.
+      refined: steps on a public set, [cohort]; None: no client refines.
     """
     asked = cohort.active
     if algorithm.policy.measure is not None:

@@ -2,7 +2,7 @@
 
 The papers give no client sizes. Here every client is to have n / N examples, spread
 evenly over its classes. Of a class that is asked for more often than it has examples
-everybody gets in proportion less; with `allow_reuse` the rest is drawn from it again, so
+every client gets in proportion less; with `allow_reuse` the rest is drawn from it again, so
 that clients share rows.
 """
 
@@ -24,7 +24,7 @@ def nonbalance(
 
     The split "NonBalance" of FedGSNR (part counts rounded up, at least 1 class); which
     classes is drawn at random, the clients come in this order. Rows of a class that is
-    not asked for often enough are nobody's.
+    not asked for often enough are left out.
 
     Args:
       labels: of the training set, [n] integers.
@@ -57,7 +57,7 @@ def pareto(
 
     The split "Pareto" of FedGSNR, which gives no shape; 1.16 is the law of 80 and 20.
     Which classes is drawn at random. Rows of a class that is not asked for often enough
-    are nobody's.
+    are left out.
 
     Args:
       labels: of the training set, [n] integers.

@@ -30,7 +30,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 class ClientTests:
     """Test examples and whose they are, laid out as a data set is. A pytree.
 
-    Nobody trains on them, and what corrupts or blurs a client's data leaves them clean.
+    No client trains on them, and what corrupts or blurs a client's data leaves them clean.
 
     Attributes:
       x: inputs of all clients' tests, [examples, ...], like those they train on.

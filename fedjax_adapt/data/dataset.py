@@ -168,7 +168,7 @@ class FederatedDataset:
 
         Of n_i examples round(test_share n_i), half to even, are held out, but never all:
         at least 1 stays to train on. Which follow from the seed and the client alone.
-        `test`, which is everybody's, stays as it is. Split before anything is corrupted
+        `test`, which is for all, stays as it is. Split before anything is corrupted
         if the tests are to be clean.
 
         Raises:
@@ -306,7 +306,7 @@ class FederatedDataset:
             it is tested on by itself. Those of `test` lie on the device once.
 
         Raises:
-          ValueError: nobody holds a row, a label lies outside [0, num_classes), or an
+          ValueError: no client holds a row, a label lies outside [0, num_classes), or an
             input or a target is NaN or infinite; or `public` is not of the clients' kind,
             or holds examples of a test; or `client_tests` are not of the clients' kind.
         """

@@ -44,7 +44,7 @@ def dirichlet(
       min_size: rows every client must get.
       size_sigma: 0 is equal sizes; above, sizes are lognormal with this sigma (the
         published code has 0 and 0.3).
-      drop_remainder: n % num_clients rows are nobody's. Otherwise, with equal sizes, the
+      drop_remainder: n % num_clients rows are left out. Otherwise, with equal sizes, the
         first n % num_clients clients get one row more.
       legacy_float_sizes: sizes as the published code truncates them: all clients but
         the first may lose a row to rounding, and the first gets those (CIFAR-10 with
@@ -112,7 +112,7 @@ def dirichlet_classes(
     min_size: int | None = None,
     balance: bool = True,
 ) -> Rows:
-    """Every label is dealt to the clients in Dirichlet proportions; sizes are unequal.
+    """Every label is divided among the clients in Dirichlet proportions; sizes are unequal.
 
         share_k ~ Dir(concentration * 1_N)                 one per label k
 
@@ -123,7 +123,7 @@ def dirichlet_classes(
     happens. Here one draw is repaired: the richest clients are lowered to one common
     size, as little as will do, and random rows of theirs fill every client below
     `min_size` up to it. So the largest sizes are levelled, the poorest get a mixture of
-    the labels the richest have, and nobody else changes. With 500 clients,
+    the labels the richest have, and no other client changes. With 500 clients,
     concentration 0.1 and CIFAR-10's labels, about 45 clients get 220 of the 50,000 rows
     from 3 or 4 others.
 
@@ -135,7 +135,7 @@ def dirichlet_classes(
       min_size: rows every client must get; None: 10, as published, or n // num_clients
         if that is less.
       balance: as published, a client that holds n / num_clients rows gets none of the
-        labels still to be dealt, which bounds the largest clients.
+        labels still to be divided, which bounds the largest clients.
     """
     check.positive("concentration", concentration)
     labels = check_split(labels, num_clients, seed, min_size or 0)

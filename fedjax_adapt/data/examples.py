@@ -110,7 +110,7 @@ def table_of(rows: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     """`index` and `size` of clients that hold these rows, on the host.
 
     Raises:
-      ValueError: nobody holds a row.
+      ValueError: no client holds a row.
     """
     size = np.array([len(r) for r in rows], np.int32)
     if not len(size) or size.max() == 0:

@@ -111,7 +111,7 @@ def _labels(table: Table, tested: Table | None, label: str, num_classes: int | N
 
 
 def _rows(owners: np.ndarray, num_clients: int) -> list[np.ndarray]:
-    """The rows of each client in the order they come in; an owner of -1 is nobody."""
+    """The rows of each client in the order they come in; an owner of -1 is none."""
     held = np.flatnonzero(owners >= 0)
     return group(held, owners[held], num_clients)
 

@@ -171,7 +171,7 @@ def _check_memory(num_clients: int, numbers: int) -> None:
     needed = 2 * numbers * np.dtype(float).itemsize
     try:
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # nobody tells
+    except (AttributeError, ValueError, OSError):  # unknown
         return
     if needed > there:
         raise SettingError(

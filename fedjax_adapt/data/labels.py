@@ -7,7 +7,7 @@ import numpy as np
 
 from .. import check
 from ..errors import SettingError
-from .deal import deal
+from .label_holders import label_holders
 from .rows import (
     Rows,
     apportion,
@@ -36,7 +36,7 @@ def labels_per_client(
 
     Every row is held. Departs from the paper only where it would leave rows out or a
     client with less: with fewer clients than labels the last clients take the labels
-    nobody has; a label has no more holders than rows.
+    no client has; a label has no more holders than rows.
 
     Args:
       labels: of the training set, [n] integers.
@@ -47,7 +47,7 @@ def labels_per_client(
     """
     rows, rng = _begin(labels, num_clients, num_labels, seed, min_size)
     room = np.array([len(r) for r in rows])
-    held = deal(rng, room, num_clients, num_labels)
+    held = label_holders(rng, room, num_clients, num_labels)
     parts = [[] for _ in range(num_clients)]
     for label, of_label in enumerate(rows):
         holders = rng.permutation(np.flatnonzero(held[:, label]))
@@ -77,7 +77,7 @@ def label_quantity(
     quantities per client are drawn there but not used, and left out here.
 
     Every row is held. Before the proportions every holder of a label gets
-    min_size / num_labels of its rows, so that nobody is left with less.
+    min_size / num_labels of its rows, so that no client is left with less.
 
     Args:
       labels: of the training set, [n] integers.
@@ -103,7 +103,7 @@ def label_quantity(
             f"{num_clients}, {least} examples each, but one has {counts[rare]}; write "
             "fewer clients, or a smaller num_labels or min_size."
         )
-    held = deal(rng, room, num_clients, num_labels)
+    held = label_holders(rng, room, num_clients, num_labels)
     parts = [[] for _ in range(num_clients)]
     for label, of_label in enumerate(rows):
         holders = np.flatnonzero(held[:, label])
@@ -122,7 +122,7 @@ def shards(
     seed: int = 0,
     min_size: int = 1,
 ) -> Rows:
-    """Sorts by label, cuts into equal shards and deals so many to each client.
+    """Sorts by label, cuts into equal shards and gives so many to each client.
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
     Data", AISTATS 2017, section 3, https://arxiv.org/abs/1602.05629. Every row is held;
@@ -146,8 +146,8 @@ def shards(
         )
     rng = generator(seed)
     pieces = np.array_split(np.concatenate(by_label(rng, labels)[1]), count)
-    dealt = rng.permutation(count).reshape(num_clients, shards_per_client)
-    rows = join(rng, [[pieces[shard] for shard in own] for own in dealt])
+    shards = rng.permutation(count).reshape(num_clients, shards_per_client)
+    rows = join(rng, [[pieces[shard] for shard in own] for own in shards])
     least = shards_per_client * (len(labels) // count)
     return check_sizes(rows, min_size, f"write min_size={least} or less")
 

@@ -4,7 +4,7 @@ LEAF (Caldas et al., 2018, https://arxiv.org/abs/1812.01097) leaves files in tra
 test/, each with `users`, `num_samples` and `user_data`: {user: {"x": [...], "y": [...]}}.
 Users are owners, numbered in the sorted order of their names, for the partition
 "natural". Where LEAF splits by sample, its default, the users of both parts are the same,
-and each has a test of its own; where it splits by user, nobody has. Every loader takes the
+and each has a test of its own; where it splits by user, none has. Every loader takes the
 folder of the data (None: the environment variable FEDJAX_ADAPT_DATA), and raises ValueError
 with one sentence that names the file and the user.
 """

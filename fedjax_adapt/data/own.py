@@ -1,4 +1,4 @@
-"""Rows of their own for some clients, so that changing them changes nobody else's."""
+"""Rows of their own for some clients, so that changing them changes no other client's."""
 
 import math
 from collections.abc import Iterable, Iterator

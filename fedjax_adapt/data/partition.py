@@ -36,7 +36,7 @@ def natural(
     Args:
       labels: of the training set, [n] integers.
       num_clients: how many clients; None: every owner. Less than there are owners: so
-        many of them, drawn at random; the rows of the others are nobody's.
+        many of them, drawn at random; the rows of the others are left out.
       clients: the owner of each row, [n] integers >= 0.
       seed: of the choice of owners and of the order of rows.
       min_size: rows an owner must have to become a client; at least 1.

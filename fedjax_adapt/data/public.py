@@ -1,4 +1,4 @@
-"""Public sets: examples that the server, or everybody, may train on beside the clients'.
+"""Public sets: examples that the server, or all clients, may train on beside the clients'.
 
 Where they come from is a protocol, and decides what the accuracy on the test set means;
 see protocols.py.
@@ -19,7 +19,7 @@ Array = jax.Array | np.ndarray  # a protocol's are on the host, a data set's are
 
 ORIGINS = ("holdout", "split_test", "published", "given")
 # the share that may be test examples too: real data hold duplicates, which a draw leaves
-# on both sides, but nobody need give any
+# on both sides, but none need be given
 SHARED = {"given": 0.0, "holdout": 0.1, "split_test": 0.1}
 
 
@@ -30,7 +30,7 @@ class PublicSet:
 
     Attributes:
       x: inputs [public, ...], of the shape and the dtype of the clients'.
-      y: labels [public], or None: nobody knows them.
+      y: labels [public], or None: unknown.
       validation: (x, y) to choose a model by, or None; of the training set.
       protocol: where it comes from: "holdout", "split_test", "published" or "given".
     """

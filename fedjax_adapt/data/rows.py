@@ -130,7 +130,7 @@ def at_least(rng: np.random.Generator, sizes: np.ndarray, min_size: int) -> np.n
 
 
 def cut(rows: np.ndarray, sizes: np.ndarray) -> Rows:
-    """The first sizes[0] rows, the next sizes[1], ...; what is over is nobody's."""
+    """The first sizes[0] rows, the next sizes[1], ...; what is over is left out."""
     ends = np.cumsum(sizes)
     return np.split(rows[: ends[-1]], ends[:-1])
 

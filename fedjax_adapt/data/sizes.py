@@ -67,7 +67,7 @@ def iid(
     seed: int = 0,
     min_size: int = 1,
 ) -> Rows:
-    """Shuffles and deals: every row is held; equal sizes (give or take 1) or lognormal.
+    """Shuffles and divides: every row is held; equal sizes (give or take 1) or lognormal.
 
     Args:
       labels: of the training set, [n] integers.
@@ -75,7 +75,7 @@ def iid(
       size_sigma: 0 is equal sizes; above, sizes are in proportion to lognormal(0, sigma).
       legacy_float_sizes: sizes as the published code truncates them (CIFAR-10 with 100
         clients: 599 and 99 times 499).
-      stratified: deal the rows of one label after the other, so that all clients hold
+      stratified: assign the rows of one label after the other, so that all clients hold
         each label equally often (give or take 1), as that code does for CIFAR-100.
       seed: of everything.
       min_size: rows every client must get; the richest give what the poorest lack.
@@ -115,7 +115,7 @@ def quantity_dirichlet(
     happens. Here at most 1000 draws are made, and the first that will do is taken. The
     draws are independent, so its law is that of the published split; with 50,000 rows and
     concentration 0.5, 7 of 10 draws will do for 10 clients, 1 of 70 for 50. If none does,
-    as with 100 clients, everybody gets `min_size` rows and the last draw shares out the
+    as with 100 clients, every client gets `min_size` rows and the last draw shares out the
     rest; for concentration 1 that too is the law above.
 
     Args:

@@ -80,7 +80,7 @@ class Source(NamedTuple):
 
         Args:
           rows: of the training set, for each client those of one owner, as the partition
-            "natural" deals them out.
+            "natural" distributes them.
         """
         if self.clients is None or self.test_clients is None:
             return None
@@ -100,8 +100,8 @@ class Source(NamedTuple):
         Args:
           rows: those of the training set at each client.
           public: for refinements, or None.
-          test_rows: those of the test set that are each client's own, or None; nobody has
-            any: None.
+          test_rows: those of the test set that are each client's own; None: no client has
+            any.
         """
         tests = (self.x_test, self.y_test, test_rows)
         owned = test_rows is not None and any(map(len, test_rows))

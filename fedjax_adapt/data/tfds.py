@@ -27,7 +27,7 @@ def tfds(
       data_dir: the folder it was prepared in, then TFDS's own default folder; None: the
         environment variable FEDJAX_ADAPT_DATA.
       client_feature: the feature that says who owns a row, text or an integer, for the
-        partition natural; none: nobody does
+        partition natural; none: no client does
 
     Returns:
       The splits "train" and "test" ("validation" where there is no "test"), with the

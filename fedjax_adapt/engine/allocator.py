@@ -5,7 +5,7 @@ import os
 import sys
 
 VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-MOST = 2**31 - 1  # bytes; what glibc can be told
+MOST = 2**31 - 1  # bytes; what glibc accepts
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # names of its settings, from malloc.h
 
 _told = False

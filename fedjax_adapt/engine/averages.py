@@ -184,7 +184,7 @@ def _server(rule: ServerRule, keep: bool, from_broadcast: bool) -> ServerRule:
         )
         return params, Beside(extra, sel)
 
-    def beside(uploads: Upload, cohort: Cohort) -> Upload:
+    def with_models(uploads: Upload, cohort: Cohort) -> Upload:
         own, moved = uploads.delta
         upload = rule.combine(uploads._replace(delta=own), cohort)
         weights = uniformly(cohort)
@@ -196,7 +196,7 @@ def _server(rule: ServerRule, keep: bool, from_broadcast: bool) -> ServerRule:
     if isinstance(rule.combine, Mean):  # it stays one, which the engine can stream
         combine = Mean(_Weights(rule.combine.delta), rule.combine.extra)
     else:
-        combine = beside
+        combine = with_models
 
     def report(server: ServerExtra, upload: Upload, cohort: Cohort):
         upload = upload._replace(delta=upload.delta.inner)

@@ -3,7 +3,7 @@
 A few steps of a round are timed, of as many clients as a real round has in the mean, the
 longest of them as many times longer as there: side by side they wait for it, packed they
 do not. Where the steps follow from what clients measure, or are learnt, some real rounds
-come first, and tell how unequal they are.
+come first, and say how unequal they are.
 
 It begins with the number that `lanes.choose` gives by rule. From there the candidates are
 climbed, up and then down, as long as none is much slower than the fastest.
@@ -223,7 +223,7 @@ def _seconds(
             again()
             taken.append(time.perf_counter() - began)
     except jax.errors.JaxRuntimeError as error:
-        if memory.is_exhausted(error):  # more than the footprint told
+        if memory.is_exhausted(error):  # more than the footprint says
             return math.inf
         raise
     return min(taken)

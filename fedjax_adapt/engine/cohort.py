@@ -63,7 +63,7 @@ def sample_cohort(
       plan: says who takes part.
       data: who there is.
       key: of the draw.
-      busy: ids that are passed over, see `ServerRule.busy`; None: nobody.
+      busy: ids that are passed over, see `ServerRule.busy`; None: no client.
     """
     eligible, who = _eligible(plan, data), participation_of(plan)
     if busy is None:
@@ -71,9 +71,9 @@ def sample_cohort(
     else:
         assert who.order is not None  # see `initial.check_rule`
         order = who.order(key, len(eligible))
-        nobody = data.num_clients
-        away = jnp.zeros(nobody, bool)
-        away = away.at[jnp.where(busy < 0, nobody, busy)].set(True, mode="drop")
+        absent = data.num_clients
+        away = jnp.zeros(absent, bool)
+        away = away.at[jnp.where(busy < 0, absent, busy)].set(True, mode="drop")
         free_first = jnp.argsort(away[eligible[order]], stable=True)
         drawn = order[free_first[: who.slots(len(eligible))]]
     return jnp.append(eligible, data.num_clients)[drawn].astype(jnp.int32)
@@ -208,7 +208,7 @@ def setting_of(
 
 
 def unless_idle(cohort: Cohort, new: PyTree, old: PyTree) -> PyTree:
-    """`new`, or `old` where nobody trained: a mean over nobody says nothing."""
+    """`new`, or `old` where no client trained: there is no mean."""
     trained = cohort.num_active > 0
     return jax.tree.map(lambda a, b: jnp.where(trained, a, b), new, old)
 

@@ -154,7 +154,14 @@ def debug_round(
         cohort = cohort._replace(setting=setting, seconds=times)
         broadcast = broadcast._replace(setting=setting)
 
-        runs, uploads, sent, told, clipped, table = [], [], [], [], [], state.clients
+        runs, uploads, sent, for_refinement, clipped, table = (
+            [],
+            [],
+            [],
+            [],
+            [],
+            state.clients,
+        )
         for slot in slots:
             member = client(slot, key_train, cohort.num_steps[slot])
             run, share = _slow_client(setup, broadcast, member)
@@ -162,7 +169,7 @@ def debug_round(
                 upload, row = algorithm.local.finish(run)
                 _warn_of_a_model(upload, run)
                 sent.append(sent_by(policy, run))
-                told.append(sent_by(algorithm.refine or Refinement(), run))
+                for_refinement.append(sent_by(algorithm.refine or Refinement(), run))
             if cohort.active[slot]:
                 i = int(member.id)
                 put = lambda all_, one, i=i: all_.at[i].set(one)
@@ -182,7 +189,7 @@ def debug_round(
         lanes = int(plan.lanes)
         view = RoundView(
             task, cohort, runs, data.public, setting, data.num_classes, lanes,
-            _stack(told),
+            _stack(for_refinement),
         )  # fmt: skip
         shift = steps = None
         report = {}

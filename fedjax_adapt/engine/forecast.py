@@ -1,4 +1,4 @@
-"""What rounds will be like, as far as the host can tell before the first.
+"""What rounds will be like, as far as the host knows before the first.
 
 Who takes part is drawn as rounds draw it, with keys of its own. How many local steps each
 client takes a policy can say before anybody has trained, unless it goes by what clients
@@ -34,7 +34,7 @@ DRAWS = 16  # rounds looked at
 
 
 class _Asked(Exception):
-    """A policy has asked for a loss that nobody knows yet."""
+    """A policy has asked for a loss that is not known yet."""
 
 
 def cohorts(plan: Plan, data: FederatedDataset) -> np.ndarray:
@@ -57,7 +57,7 @@ def client_steps(
 ) -> np.ndarray | None:
     """Local steps of every client in the first round, [num_clients].
 
-    None where the host cannot tell: they follow from what clients measure or from a loss,
+    None where the host does not know: they follow from what clients measure or from a loss,
     or from numbers or data that are traced.
     """
     if policy.measure is not None:
@@ -97,7 +97,7 @@ def fixed_steps(
     """Local steps that every client takes which trains, in all rounds; None: they differ.
 
     The policy is traced to see what its answer hangs on. It is None as well where the
-    host cannot tell: they hang on what is traced, or on who is there and slots may be
+    host does not know: they depend on what is traced, or on who is there and slots may be
     empty.
     """
     if algorithm.policy.measure is not None:
@@ -106,8 +106,8 @@ def fixed_steps(
     if steps is None or plan.rounds is not None:
         return steps
     # `train` says how many rounds there are; a round that is called by itself does not
-    told = _fixed_steps(algorithm, task, data, plan, rounds_follow=True)
-    return steps if steps == told else None
+    other = _fixed_steps(algorithm, task, data, plan, rounds_follow=True)
+    return steps if steps == other else None
 
 
 def _fixed_steps(

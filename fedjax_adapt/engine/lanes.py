@@ -71,7 +71,7 @@ def kept_busy(cohort_size: int, steps: np.ndarray | None) -> int:
     Args:
       cohort_size: clients of the round on this device.
       steps: local steps of the clients of some rounds, [rounds, slots], on all devices
-        that share a round; None: nobody knows, and everyone has a lane.
+        that share a round; None: unknown, and every client has a lane.
     """
     if steps is None or not steps.any():
         return cohort_size
@@ -102,7 +102,7 @@ def block_of(steps: np.ndarray | None, num_lanes: int, cohort_size: int) -> int:
     longest client, or all clients multiples of some steps, blocks end when they do.
 
     Args:
-      steps: as for `kept_busy`; None: nobody knows.
+      steps: as for `kept_busy`; None: unknown.
       num_lanes: on a device.
       cohort_size: clients of the round on this device.
     """
@@ -170,7 +170,7 @@ def fold(
 
     Args:
       train: clients -> their results, all with a leading axis `lanes`.
-      combine: (carry, clients, results) -> (carry, kept), all but the carry with a
+      combine: (carry, clients, results) -> (carry, per_client), all but the carry with a
         leading axis `lanes`.
       carry: what `combine` sums up.
       clients: leading axis cohort, a multiple of `lanes`.
@@ -186,5 +186,5 @@ def fold(
 
     split = lambda leaf: leaf.reshape(-1, lanes, *leaf.shape[1:])
     join = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
-    carry, kept = jax.lax.scan(group, carry, jax.tree.map(split, clients))
-    return carry, jax.tree.map(join, kept)
+    carry, per_client = jax.lax.scan(group, carry, jax.tree.map(split, clients))
+    return carry, jax.tree.map(join, per_client)

@@ -37,7 +37,7 @@ VIEWS = frozenset("copy expand_dims reshape squeeze".split())
 CALLS = frozenset("closed_call custom_jvp_call custom_vjp_call jit pjit".split())
 LOOPS = frozenset(("scan", "while"))
 
-# what they return lies where what they take lay, if nobody reads that any more
+# what they return lies where what they take lay, if that is not read any more
 IN_PLACE = frozenset(
     """cond device_put dynamic_update_slice scan scatter scatter-add shard_map
     sharding_constraint while""".split()

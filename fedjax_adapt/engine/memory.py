@@ -131,7 +131,7 @@ def _host_instead() -> str:
 
 
 def free_memory() -> int | None:
-    """Bytes free on the device, or in the machine for a CPU; None where nobody tells."""
+    """Bytes free on the device, or in the machine for a CPU; None where that is unknown."""
     stats = jax.local_devices()[0].memory_stats()
     if stats is not None and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats["bytes_in_use"]

@@ -242,8 +242,8 @@ def run_on_devices(
         arrays = iter(arrays)
         pairs = zip(leaves, is_array, strict=True)
         filled = [next(arrays) if varies else leaf for leaf, varies in pairs]
-        sums, kept, table = function(structure.unflatten(filled), slots, table)
-        return jax.lax.psum(sums, AXIS), kept, table
+        sums, per_client, table = function(structure.unflatten(filled), slots, table)
+        return jax.lax.psum(sums, AXIS), per_client, table
 
     every, cut = PartitionSpec(), PartitionSpec(AXIS)
     arrays = [leaf for leaf, varies in zip(leaves, is_array, strict=True) if varies]

@@ -31,7 +31,7 @@ class Lanes(NamedTuple):
 
     ready: PyTree
     progress: PyTree
-    slot: Array  # of the client; as many as there are clients: nobody
+    slot: Array  # of the client; as many as there are clients: empty
     done: Array  # its local steps so far
     length: Array  # of all it takes
 
@@ -52,7 +52,7 @@ def pack(
       parts: what is done with one client.
       begin: (carry, some of `clients`) -> what `parts.begin` takes, stacked.
       collect: (carry, some of `clients`, results, which of them have ended) -> (carry,
-        kept), where clients that have not are nobody's business.
+        per_client), where those of other clients are not read.
       carry: what `collect` sums up, in the order in which clients end.
       clients: leading axis clients.
       num_steps: of each, [clients].
@@ -84,7 +84,7 @@ def pack(
             entering = chosen(free, entering, here)
         return _with(lanes, lane, entering), turn + free.sum(dtype=turn.dtype)
 
-    def leave(lanes: Lanes, lane: Array | None, carry, kept):
+    def leave(lanes: Lanes, lane: Array | None, carry, per_client):
         """What the clients leave that have ended, each in its place; their lanes free."""
         here = _at(lanes, lane)
         ended = _ended(here, size)
@@ -94,14 +94,14 @@ def pack(
         if lane is None:
             place = jnp.where(ended, slots, size)
             put = lambda all_, some: all_.at[place].set(some, mode="drop")
-            kept = jax.tree.map(put, kept, new)
+            per_client = jax.tree.map(put, per_client, new)
         else:
-            kept = _with(kept, slots[0], new)
+            per_client = _with(per_client, slots[0], new)
         free = here._replace(slot=jnp.where(ended, size, here.slot))
-        return _with(lanes, lane, free), carry, kept
+        return _with(lanes, lane, free), carry, per_client
 
     def advance(lanes: Lanes, count: int) -> Lanes:
-        """So many steps; a lane without a client does what nobody reads."""
+        """So many steps; what a lane without a client does is not read."""
 
         def one(progress, step, rows):
             at = lanes.done + step
@@ -116,28 +116,28 @@ def pack(
     def left_of_one():
         some = of(jnp.zeros(1, jnp.int32))
         ready, progress = jax.vmap(parts.begin)(begin(carry, some))
-        kept = collect(carry, some, jax.vmap(parts.end)(ready, progress))[1]
-        return ready, progress, kept
+        per_client = collect(carry, some, jax.vmap(parts.end)(ready, progress))[1]
+        return ready, progress, per_client
 
-    ready, progress, kept = jax.eval_shape(left_of_one)
-    kept = _zeros(size, kept)
+    ready, progress, per_client = jax.eval_shape(left_of_one)
+    per_client = _zeros(size, per_client)
     slot, none = (jnp.full(num_lanes, n, jnp.int32) for n in (size, 0))
     ready, progress = _zeros(num_lanes, (ready, progress))
     lanes = Lanes(ready, progress, slot, done=none, length=none)
     turn = jnp.zeros((), jnp.int32)
 
     def at_once(state):
-        lanes, turn, carry, kept = state
+        lanes, turn, carry, per_client = state
         lanes, turn = enter(lanes, None, turn, carry)
-        lanes, carry, kept = leave(advance(lanes, block), None, carry, kept)
-        return lanes, turn, carry, kept
+        lanes, carry, per_client = leave(advance(lanes, block), None, carry, per_client)
+        return lanes, turn, carry, per_client
 
     def make_room(state):
-        lanes, turn, carry, kept = state
+        lanes, turn, carry, per_client = state
         lane = jnp.argmax(_ended(lanes, size))
-        lanes, carry, kept = leave(lanes, lane, carry, kept)
-        lane = _after((carry, kept), lane)
-        return *enter(lanes, lane, turn, carry), carry, kept
+        lanes, carry, per_client = leave(lanes, lane, carry, per_client)
+        lane = _after((carry, per_client), lane)
+        return *enter(lanes, lane, turn, carry), carry, per_client
 
     def until_one_ends(state):
         some_end = lambda state: _ended(state[0], size).any()
@@ -155,8 +155,10 @@ def pack(
         body = until_one_ends
     left = lambda state: (state[1] < size) | _busy(state[0], size).any()
     waits = lambda state: most(left(state))
-    _, _, carry, kept = jax.lax.while_loop(waits, body, (lanes, turn, carry, kept))
-    return carry, kept
+    _, _, carry, per_client = jax.lax.while_loop(
+        waits, body, (lanes, turn, carry, per_client)
+    )
+    return carry, per_client
 
 
 def _zeros(count: int, shapes: PyTree) -> PyTree:

@@ -158,18 +158,18 @@ def own_means(
     num_clients, longest = own.index.shape
     num_devices = mesh.count(devices, num_clients)
     width = min(batch_size, longest)
-    beside = min(max(batch_size // width, 1), -(-num_clients // num_devices))
+    at_once = min(max(batch_size // width, 1), -(-num_clients // num_devices))
     if num_devices > 1:
         shared = mesh.everywhere(shared, num_devices)
         own = mesh.shown(own, num_devices)
         table = jax.tree.map(put, table, table_shardings(table, num_devices))
-    sizes = width, beside, num_devices
+    sizes = width, at_once, num_devices
     return _own_means(task, score, model_of, sizes, shared, table, own)
 
 
 @jit_newest(static=4)
 def _own_means(task, score, model_of, sizes, shared, table, own):
-    width, beside, num_devices = sizes
+    width, at_once, num_devices = sizes
     num_clients = own.size.shape[0]
     each = -(-num_clients // num_devices)
     ids = jnp.minimum(jnp.arange(each * num_devices), num_clients - 1)
@@ -199,7 +199,7 @@ def _own_means(task, score, model_of, sizes, shared, table, own):
             total = jax.lax.fori_loop(0, -(-size // width), add, zeros)
             return jax.tree.map(lambda leaf: leaf / jnp.maximum(size, 1), total)
 
-        found = jax.lax.map(mean, clients, batch_size=beside)
+        found = jax.lax.map(mean, clients, batch_size=at_once)
         return (), found, nothing
 
     given = shared, own.x, own.y

@@ -29,15 +29,15 @@ def jit_newest(static: int, **options: Any) -> Callable[[Callable], Callable]:
 
     def decorate(function: Callable) -> Callable:
         @lru_cache(MOST)
-        def program(told: tuple[tuple[str, str], ...], *given: Any) -> Callable:
-            compiler_options = dict(told) or None
+        def program(options: tuple[tuple[str, str], ...], *given: Any) -> Callable:
+            compiler_options = dict(options) or None
             return jax.jit(
                 partial(function, *given), compiler_options=compiler_options, **options
             )
 
         def call(*arguments: Any, compiler_options: dict | None = None) -> Any:
-            told = tuple((compiler_options or {}).items())
-            return program(told, *arguments[:static])(*arguments[static:])
+            options = tuple((compiler_options or {}).items())
+            return program(options, *arguments[:static])(*arguments[static:])
 
         return call
 

@@ -44,7 +44,7 @@ PUBLIC_STEPS = "public_steps"  # of a report, what `Info.public_steps` counts
 class Shifted(NamedTuple):
     """What refined clients leave behind."""
 
-    shift: Params | None  # sum_i p_i (refined_i - theta_i); None: nobody refines
+    shift: Params | None  # sum_i p_i (refined_i - theta_i); None: no client refines
     runs: LocalRun  # with the refined models
     clients: ClientState  # the whole table
     steps: Array | None  # [cohort], on the public set
@@ -155,8 +155,8 @@ def public_steps(cohort: Cohort, steps: Array | None, report: dict) -> Array:
     """Steps on the public set in this round, of clients and at the server. A scalar.
 
     Args:
-      cohort: of the round; where nobody trained nothing counts.
-      steps: of its clients, [cohort]; None: nobody refines.
+      cohort: of the round; where no client trained nothing counts.
+      steps: of its clients, [cohort]; None: no client refines.
       report: what the refinement says, `public_steps` of the server among it.
     """
     server = jnp.asarray(report.get(PUBLIC_STEPS, 0)).astype(float)
@@ -165,7 +165,7 @@ def public_steps(cohort: Cohort, steps: Array | None, report: dict) -> Array:
 
 
 def shown(cohort: Cohort, report: dict[str, Array]) -> PyTree:
-    """What a report shows; zeros where a client did not train, and where nobody did."""
+    """What a report shows; zeros where a client did not train, and where none did."""
     trained = cohort.num_active > 0
 
     def mask(leaf):

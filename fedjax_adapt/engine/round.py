@@ -265,7 +265,7 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
         setting,
         data.num_classes,
         int(plan.lanes),
-        trained.told,
+        trained.for_refinement,
     )
     moved = refine_clients(algorithm, view, held, key_refine_clients)
     seconds = round_seconds(algorithm, cohort, times)

@@ -47,12 +47,12 @@ class Assignment(NamedTuple):
         """How many slots a device serves."""
         return self.slots.client.id.shape[0] // self.num_devices
 
-    def in_order(self, kept: PyTree) -> PyTree:
+    def in_order(self, per_client: PyTree) -> PyTree:
         """`kept` of every slot, [slots, ...], as [cohort, ...]."""
         if self.back is None:  # which copies nothing, and leaves it where it is
-            return jax.tree.map(lambda leaf: leaf[: self.cohort_size], kept)
+            return jax.tree.map(lambda leaf: leaf[: self.cohort_size], per_client)
         back = self.back[: self.cohort_size]
-        return jax.tree.map(lambda leaf: leaf[back], kept)
+        return jax.tree.map(lambda leaf: leaf[back], per_client)
 
 
 def num_devices_of(plan: Plan, data: FederatedDataset) -> int:
@@ -69,7 +69,7 @@ def num_devices_of(plan: Plan, data: FederatedDataset) -> int:
 
 
 def may_be_empty(plan: Plan, data: FederatedDataset) -> bool:
-    """Whether there may be slots of a cohort in which nobody trains."""
+    """Whether a cohort may have empty slots."""
     return plan.participation is not None or (
         plan.cohort_size is None and data.holders is not None
     )

@@ -18,7 +18,9 @@ from jax.custom_batching import custom_vmap
 
 from ..core import Array, PyTree
 
-BLOCK = 8  # steps between two waits of an accelerator's host, where nobody knows better
+BLOCK = (
+    8  # steps between two waits of an accelerator's host, where nothing better is known
+)
 DRAWN = 64  # steps whose rows are worked out at once
 
 

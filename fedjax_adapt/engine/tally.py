@@ -25,7 +25,7 @@ def counted(infos: Info, before: Mapping[str, float]) -> dict[str, Any]:
       before: the `TOTALS` before these rounds.
     """
     active = infos.num_steps > 0
-    # where nothing is sent nobody was asked, and steps only show a loss
+    # where nothing is sent no client was asked, and steps only show a loss
     asked = np.asarray(infos.bytes_down + infos.bytes_up > 0)
     counted = infos.num_steps * asked.reshape(-1, 1)
     steps = int(counted.sum(dtype=np.int64))

@@ -46,7 +46,7 @@ def train(
         state and infos are those of the chunk's end, and the callback is not called for
         them; `chunk_size=1` stops at once. What it raises is raised; `state` is valid.
 
-    A method whose equations have the number of rounds (FedSSG) is told those before and
+    A method whose equations have the number of rounds (FedSSG) is given those before and
     those of this call, unless the plan says: write `Plan(rounds=...)` where several calls
     make one run.
 

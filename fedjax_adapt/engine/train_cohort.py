@@ -51,7 +51,7 @@ class Trained(NamedTuple):
     info: PyTree
     runs: Any  # () unless somebody asks for them
     sent: PyTree  # mean of what the active clients sent to the policy
-    told: PyTree  # what each sent for the refinement
+    for_refinement: PyTree  # what each sent for the refinement
 
 
 class _Result(NamedTuple):
@@ -63,10 +63,10 @@ class _Result(NamedTuple):
     clipped: Array
     run: Any
     sent: PyTree
-    told: PyTree
+    for_refinement: PyTree
 
 
-class _Kept(NamedTuple):
+class _PerClient(NamedTuple):
     """What is kept of every client."""
 
     loss: Array
@@ -74,7 +74,7 @@ class _Kept(NamedTuple):
     info: PyTree
     upload: Upload | tuple[()] = ()
     run: Any = ()
-    told: PyTree = ()
+    for_refinement: PyTree = ()
 
 
 def train_cohort(
@@ -92,9 +92,9 @@ def train_cohort(
     def left_by(run: LocalRun, clipped: Array) -> _Result:
         upload, new = algorithm.local.finish(run)
         sent = sent_by(algorithm.policy, run)
-        kept = kept_of(run) if keep_runs else ()
-        told = sent_by(refine, run)
-        return _Result(upload, new, run.loss, clipped, kept, sent, told)
+        of_run = kept_of(run) if keep_runs else ()
+        for_refinement = sent_by(refine, run)
+        return _Result(upload, new, run.loss, clipped, of_run, sent, for_refinement)
 
     def summed(result: _Result) -> tuple[Upload | tuple[()], PyTree]:
         return result.upload._replace(info=()) if streams else (), result.sent
@@ -105,15 +105,15 @@ def train_cohort(
         grown = weighted_sums(slots.weight, active, summed(results))
         total = optax.tree.add(total, grown)
         tables = write(tables, slots.index, active, results.state)
-        kept = _Kept(
+        per_client = _PerClient(
             loss=results.loss,
             clipped=results.clipped,
             info=results.upload.info,
             upload=() if streams else results.upload._replace(info=()),
             run=results.run,
-            told=results.told,
+            for_refinement=results.for_refinement,
         )
-        return (total, tables), kept
+        return (total, tables), per_client
 
     def on_device(shared, slots: Slot, own: ClientState):
         data, broadcast, exchange = shared
@@ -130,41 +130,41 @@ def train_cohort(
         shapes = jax.eval_shape(left, jax.tree.map(lambda leaf: leaf[0], first))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         carry = zeros, tables
-        # nobody waits for a lane, or for anybody else
+        # no client waits for a lane, or for another client
         if num_lanes in (1, assignment.each) or pace.known is not None:
             together = lanes.each(one, num_lanes)
-            (total, tables), kept = lanes.fold(
+            (total, tables), per_client = lanes.fold(
                 together, collect, carry, slots, num_lanes, begin
             )
         else:
             steps = slots.client.num_steps
-            (total, tables), kept = pack(
+            (total, tables), per_client = pack(
                 parts, begin, collect, carry, slots, steps, num_lanes, pace.block
             )
-        return total, kept, send_back(tables, exchange)
+        return total, per_client, send_back(tables, exchange)
 
     shared = (setup.data, broadcast, assignment.exchange)
-    total, kept, written = mesh.run_on_devices(
+    total, per_client, written = mesh.run_on_devices(
         on_device, shared, assignment.slots, held.table, assignment.num_devices
     )
-    kept = assignment.in_order(kept)
-    runs = kept.run
+    per_client = assignment.in_order(per_client)
+    runs = per_client.run
     if keep_runs:
         runs = runs._replace(
             anchor=broadcast.params, server=broadcast.server, setting=broadcast.setting
         )
     upload, sent = total
-    upload = upload if streams else kept.upload
+    upload = upload if streams else per_client.upload
     return Trained(
         upload,
         streams,
         written,
-        kept.loss,
-        kept.clipped,
-        kept.info,
+        per_client.loss,
+        per_client.clipped,
+        per_client.info,
         runs,
         sent,
-        kept.told,
+        per_client.for_refinement,
     )
 
 
@@ -211,8 +211,10 @@ def measure_cohort(
         keep = lambda carry, slots, results: (carry, results)
         begin = lambda carry, some: with_states(tables, some).client
         measured = lanes.each(one, assignment.num_lanes)
-        _, kept = lanes.fold(measured, keep, (), slots, assignment.num_lanes, begin)
-        return (), kept, ()
+        _, per_client = lanes.fold(
+            measured, keep, (), slots, assignment.num_lanes, begin
+        )
+        return (), per_client, ()
 
     shared = (setup.data, broadcast, assignment.exchange)
     _, measured, _ = mesh.run_on_devices(
@@ -222,7 +224,7 @@ def measure_cohort(
 
 
 def digest_cohort(setup: Setup, cohort: Cohort, measured: PyTree) -> PyTree:
-    """What each client's measurement says beside everybody's, [cohort, ...]."""
+    """What each client's measurement says beside the cohort's, [cohort, ...]."""
     policy, size = setup.algorithm.policy, cohort.ids.shape[0]
     if policy.digest is None:
         return measured

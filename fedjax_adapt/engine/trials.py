@@ -22,7 +22,7 @@ ACTIVATIONS = 16
 
 
 class Layout(NamedTuple):
-    """How the trials of a group are dealt out."""
+    """How the trials of a group are laid out."""
 
     num_devices: int
     each: int  # side by side on a device
@@ -94,7 +94,7 @@ def choose(
 
     "auto" takes all on an accelerator, as far as memory goes; on a CPU as many as there
     would be clients side by side if they were all of one run, see `lanes.choose`. Trials
-    are then dealt out evenly: 12 where 10 would fit are 2 times 6.
+    are then divided evenly: 12 where 10 would fit are 2 times 6.
 
     Args:
       side_by_side: trials on a device, or "auto".

@@ -157,8 +157,8 @@ def shapley(
             now = worth(members)
             return j + 1, members, now, gains.at[order[j]].set(now - before)
 
-        nobody = jnp.zeros(size)
-        return jax.lax.while_loop(goes_on, add, (0, nobody, none, nobody))[3]
+        empty = jnp.zeros(size)
+        return jax.lax.while_loop(goes_on, add, (0, empty, none, empty))[3]
 
     return jax.lax.map(of_order, jax.random.split(key, num_orders)).mean(0)
 

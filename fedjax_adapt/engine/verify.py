@@ -124,7 +124,7 @@ def _once(parts: tuple, size: int, data: FederatedDataset, key: Any) -> None:
             f"LocalRule.finish ({name_of(local.finish)})", "Upload.delta", upload.delta,
             params, "Task.init",
         )  # fmt: skip
-    sent, told = sent_by(policy, run), sent_by(refine, run)
+    sent, for_refinement = sent_by(policy, run), sent_by(refine, run)
     combined = _combined(server, every(upload._replace(info=())), cohort)
     if server.update is not None:
         update = guarded("ServerRule.update", server.update, returned.params_and_extra)
@@ -138,7 +138,14 @@ def _once(parts: tuple, size: int, data: FederatedDataset, key: Any) -> None:
     runs = every(kept_of(run))._replace(anchor=params, server=extra, setting=setting)
     if refine.clients is not None or refine.server is not None:
         view = RoundView(
-            task, cohort, runs, data.public, setting, data.num_classes, 1, every(told)
+            task,
+            cohort,
+            runs,
+            data.public,
+            setting,
+            data.num_classes,
+            1,
+            every(for_refinement),
         )
         if refine.clients is not None:
             refine.clients(view, key)

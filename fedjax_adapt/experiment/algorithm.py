@@ -19,7 +19,7 @@ from .values import checked
 
 
 def build_algorithm(config: Config) -> Algorithm:
-    """The algorithm, told of the run what it asks for.
+    """The algorithm, with what it needs to know of the run.
 
     One that brings its own step policy keeps it; else `num_steps` or `epochs` decide.
     """
@@ -81,16 +81,16 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
     """An algorithm by name; `base` may name another, see `_parse_base`."""
     constructor = find("algorithm", name)
     known = options_of("algorithm", constructor)
-    told = {
+    of_run = {
         own: getattr(config, ours)
         for own, ours in DERIVED.items()
         if own in known and _follows(name, own, known[own])
     }
     if config.sampler == "earliest":
-        told.pop("participation", None)  # the plan knows, of those that hold examples
-    if "participation" in told and config.sampler != "bernoulli":
+        of_run.pop("participation", None)  # the plan knows, of those that hold examples
+    if "participation" in of_run and config.sampler != "bernoulli":
         clients = config.num_clients or CLIENTS
-        told["participation"] = cohort_size(config) / clients
+        of_run["participation"] = cohort_size(config) / clients
     given: dict[str, Any] = {
         n: v for n, v in options.items() if v is not None or _says_none(n, known)
     }
@@ -98,7 +98,7 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
         # a policy that learns must know what its clients really take
         for own in {"max_steps", "initial_steps"} & set(known):
             most = config.max_local_steps
-            told[own] = min(known[own].default or most, most)
+            of_run[own] = min(known[own].default or most, most)
         if (given.get("initial_steps") or 0) > config.max_local_steps:
             raise SettingError(
                 f"initial_steps={given['initial_steps']} is above max_local_steps="
@@ -114,14 +114,14 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
             setting="every_seconds",
         )
     if "base" not in given:
-        return _made(name, constructor(**told | given))
+        return _made(name, constructor(**of_run | given))
     parsed = _parse_base(given["base"])
     try:
         base = _construct(config, *parsed)
     except SettingError as error:
         sentence = f"base={given['base']}: {error}"
         raise SettingError(sentence, setting="base") from None
-    algorithm = _made(name, constructor(**told | given | {"base": base}))
+    algorithm = _made(name, constructor(**of_run | given | {"base": base}))
     replaced = base.policy.steps is not algorithm.policy.steps
     if replaced and base.policy is not Algorithm().policy:
         raise SettingError(
@@ -138,7 +138,7 @@ def _made(name: str, algorithm: Any) -> Algorithm:
 
 
 def _follows(name: str, own: str, option: Option) -> bool:
-    """Whether an argument is given what the run says, where nobody gives another.
+    """Whether an argument is given what the run says, where no other is given.
 
     Of a user's own function only one that is None by default.
     """

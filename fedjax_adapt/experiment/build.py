@@ -200,9 +200,9 @@ def build_plan(config: Config) -> Plan:
 def load_source(config: Config) -> Source:
     """What there is to learn from; a generated set gets the run's clients and seed."""
     options = dict(config.dataset_options)
-    told = {"seed": partition_seed(config), "num_clients": config.num_clients}
+    of_run = {"seed": partition_seed(config), "num_clients": config.num_clients}
     accepted = inspect.signature(find("dataset", config.dataset)).parameters
-    options.update({name: v for name, v in told.items() if name in accepted})
+    options.update({name: v for name, v in of_run.items() if name in accepted})
     if is_own("dataset", config.dataset):
         source = find("dataset", config.dataset)(config.data_dir, **options)
         user_functions.check_made(f"dataset={config.dataset}", source, Source)

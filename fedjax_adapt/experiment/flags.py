@@ -88,8 +88,8 @@ def left_out(words: Mapping[str, list[str]], settings: Mapping[str, Any]) -> str
     """
     gone = []
     for kind, name in choices_in(settings).items():
-        told = words.get(kind) or [name]
-        if told[0] == name:
+        given = words.get(kind) or [name]
+        if given[0] == name:
             continue
         lost = [
             f"{flat_name(full)}={settings[full]}"
@@ -105,14 +105,14 @@ def left_out(words: Mapping[str, list[str]], settings: Mapping[str, Any]) -> str
 
 def chosen(words: Mapping[str, list[str]], settings: dict[str, Any]) -> dict[str, str]:
     """What flags and settings choose; takes from the settings the options of others."""
-    told = {kind: words[kind][0] for kind in KINDS if words.get(kind)}
-    for kind, name in told.items():
+    given = {kind: words[kind][0] for kind in KINDS if words.get(kind)}
+    for kind, name in given.items():
         find(kind, name)
     for kind, name in choices_in(settings).items():
-        if told.get(kind, name) != name:  # the file's options are another's
+        if given.get(kind, name) != name:  # the file's options are another's
             for full in group_of(kind, name):
                 settings.pop(full, None)
-    return choices_in({**settings, **told})
+    return choices_in({**settings, **given})
 
 
 def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ AUTO = ("devices", "lanes", "convolutions", "num_clients")  # what may be left o
 
 
 def run_folder(config: Config) -> Path:
-    """Where a run lies: as told, or runs/DATASET-ALGORITHM-HASH."""
+    """Where a run lies: as given, or runs/DATASET-ALGORITHM-HASH."""
     if config.folder is not None:
         return Path(config.folder).expanduser()
     dataset = Path(label(config.dataset)).name.removesuffix(".npz")

@@ -56,9 +56,9 @@ def parse(arguments: Sequence[str]) -> Request:
     settings = {}
     if words.get("config"):
         settings = read_settings(Path(words["config"][0]).expanduser())
-    told = {k: v for k, v in words.items() if k in DECIDE}
-    note = left_out(told, settings)
-    choices = chosen(told, settings)
+    given = {k: v for k, v in words.items() if k in DECIDE}
+    note = left_out(given, settings)
+    choices = chosen(given, settings)
     common = common_options()
     groups = {
         "clients": {name: common[name] for name in settings_that_are("splits")},

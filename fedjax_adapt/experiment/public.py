@@ -58,7 +58,7 @@ def with_public(
       algorithm: that is to be trained; None: only what the config says counts.
 
     Raises:
-      ValueError: there are not so many examples, or nobody asked for a public set.
+      ValueError: there are not so many examples, or nothing asks for a public set.
     """
     needed = algorithm is not None and uses_public(algorithm)
     protocol = config.public or ("holdout" if needed else None)

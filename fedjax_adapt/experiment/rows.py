@@ -65,7 +65,7 @@ class Tally:
         self.totals = {name: last.get(name) or begin.get(name, 0) for name in TOTALS}
         self.cut = self.asked = 0  # local steps of policies, by this process
         self.broken = 0  # the last round in which a client's loss was not finite
-        self.idle = 0  # the first round in which nobody trained
+        self.idle = 0  # the first round in which no client trained
         self.seconds = last.get("seconds", 0.0)
 
     def row(

@@ -194,14 +194,14 @@ def _train(
     place = folder if own else None
     clients = federation.data.num_clients
     log = Log(place, clients, accuracy, broadcast, callback)
-    told = set()
+    given = set()
     aside = checkpoint.set_aside(checkpoints, done) if own else None
     warnings = [aside, public.unused(config, federation)]
     for warning in [text for text in warnings if text] or [None]:
         progress(Progress(done, config.rounds, warning=warning, accuracy_name=shown))
 
     def report(done: int, latest: tuple[float, float], rate: float) -> None:
-        warning = _warning(config, program, log.tally, done, told)
+        warning = _warning(config, program, log.tally, done, given)
         progress(Progress(done, config.rounds, *latest, rate, warning, shown))
 
     with saver(checkpoints) as writes:
@@ -214,17 +214,17 @@ def _train(
 
 
 def _warning(
-    config: Config, program: Program, tally: Tally, done: int, told: set[str]
+    config: Config, program: Program, tally: Tally, done: int, given: set[str]
 ) -> str | None:
-    """What the user should know and has not been told; once each."""
-    if tally.broken and "broken" not in told:
-        told.add("broken")
+    """A warning that was not given before; None: there is none."""
+    if tally.broken and "broken" not in given:
+        given.add("broken")
         return (
             f"a client's loss was not finite in the rounds up to {tally.broken}, and the "
             "server refused what came of it; lower lr if that is not what you wanted."
         )
-    if tally.idle and "idle" not in told:
-        told.add("idle")
+    if tally.idle and "idle" not in given:
+        given.add("idle")
         return (
             f"nobody trained in round {tally.idle}: {config.algorithm} gave every client 0 "
             "local steps, and the model stayed as it was; give more budget if it has one."
@@ -234,8 +234,8 @@ def _warning(
             f"{config.algorithm} trained no client on the public set in any round; give a "
             "larger fraction of the cohort, or more rounds."
         )
-    if tally.cut and "cut" not in told:
-        told.add("cut")
+    if tally.cut and "cut" not in given:
+        given.add("cut")
         ours = config.max_local_steps == program.max_steps
         name = "max_local_steps" if ours else "max_steps"
         return (
@@ -249,7 +249,7 @@ def _warning(
 def _on_clients(
     config: Config, federation: Federation, program: Program, state: State
 ) -> Metrics | None:
-    """What the last model is worth to each client; None where nobody asks."""
+    """What the last model is worth to each client; None where it is not asked for."""
     if not config.evaluate_clients:
         return None
     return evaluate_clients(
@@ -260,7 +260,7 @@ def _on_clients(
 def _personal_on_clients(
     config: Config, federation: Federation, program: Program, state: State
 ) -> Metrics | None:
-    """What its own model is worth to each client; None where nobody asks or has one."""
+    """What its own model is worth to each client; None: not asked for, or none."""
     algorithm, task, data = federation.algorithm, federation.task, federation.data
     if not config.evaluate_clients or algorithm.local.personal is None:
         return None

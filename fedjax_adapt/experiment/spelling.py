@@ -86,9 +86,9 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_kinds(settings: Mapping[str, Any]) -> bool:
-    """Whether no option is told by its kind in full, as in files of before."""
-    told = lambda name, value: "." in name or isinstance(value, Mapping)
-    return not any(told(name, value) for name, value in settings.items())
+    """Whether no option is written with its kind, as in files of before."""
+    with_kind = lambda name, value: "." in name or isinstance(value, Mapping)
+    return not any(with_kind(name, value) for name, value in settings.items())
 
 
 def canonical(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Record(NamedTuple):
 
     `metrics` has one row per evaluation: round (rounds done), accuracy and loss on the
     test set, train_loss (mean local objective of the rounds since the last row, over
-    clients that trained; NaN if one of theirs is, or nobody did), cohort (clients that
+    clients that trained; NaN if one of theirs is, or none did), cohort (clients that
     trained, mean per round), local_steps, public_steps, bytes_down, bytes_up and
     simulated_seconds (of all since the start: steps on a public set are those of clients
     and server, bytes down begin with a public set that clients are sent, seconds are 0

@@ -69,12 +69,12 @@ def lanes_for(
 
 
 def _work(config: Config, federation: Federation) -> str:
-    """What the fastest number hangs on, in a few letters."""
+    """What the fastest number depends on, in a few letters."""
     _, task, data, plan = federation[:4]
     params = jax.eval_shape(task.init, jax.random.key(0))
     arrays = [*jax.tree.leaves(params), data.x, data.y, data.index]
     untimed = settings_that_are("untimed")
-    told = [
+    facts = [
         {
             name: value
             for name, value in identity(config).items()
@@ -85,5 +85,5 @@ def _work(config: Config, federation: Federation) -> str:
         *(summary.hardware(), platform.node(), summary.versions(), tuning_cache.code()),
         os.environ.get("XLA_FLAGS", ""),
     ]
-    text = json.dumps(told, sort_keys=True, default=str)
+    text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

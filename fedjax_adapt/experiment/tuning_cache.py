@@ -38,8 +38,8 @@ def add(file: Path, found: dict[str, Any]) -> None:
 
 @functools.cache
 def code() -> str:
-    """What times hang on beside machine and versions: the code that was timed, hashed."""
+    """The hash of the code that was timed, on which times depend."""
     package = Path(__file__).parents[1]
     files = [file for name in TIMED for file in (package / name).rglob("*.py")]
-    told = b"".join(file.read_bytes() for file in sorted(files))
-    return hashlib.sha256(told).hexdigest()[:12]
+    content = b"".join(file.read_bytes() for file in sorted(files))
+    return hashlib.sha256(content).hexdigest()[:12]

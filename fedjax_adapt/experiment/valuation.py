@@ -1,6 +1,6 @@
 r"""What the clients of a run's next cohort are worth, as a reference for their r_k.
 
-Nobody need have kept a cohort: the round after the newest checkpoint is run again, see
+No cohort need be kept: the round after the newest checkpoint is run again, see
 `replay`, and coalitions S of its clients are valued on the test set,
 
     v(S) = value of  w + sum_{k in S} p_k delta_k / sum_{k in S} p_k
@@ -25,7 +25,7 @@ from .build import build
 from .replay import config_of, replay
 
 Reference = Literal["leave_one_out", "shapley"]
-ORDERS = 100  # of the cohort, unless told
+ORDERS = 100  # of the cohort, unless given
 
 
 class CohortValues(NamedTuple):

@@ -1,6 +1,6 @@
 """The setting `convolutions` as a task understands it.
 
-"auto" and "rule" tell nothing, WAY is for all that can, and WAY,WAY,... are for the kinds
+"auto" and "rule" leave it open, WAY is for all that can, and WAY,WAY,... are for the kinds
 of layers that local training has, in their order.
 """
 

@@ -29,7 +29,7 @@ def classification(
     last layer. One with a method `loss(logits, y) -> [batch]`, which may use none of its
     parameters, is trained and evaluated under that loss instead.
 
-    An argument of the model called train, training, is_training or deterministic is told
+    An argument of the model called train, training, is_training or deterministic is given
     whether it is trained. A model that holds dropout which would never run is warned of.
 
     Args:

@@ -148,7 +148,7 @@ def _drops(module: nnx.Module) -> bool:
 
 
 def from_linen(module: linen.Module, example: jax.ShapeDtypeStruct) -> Model:
-    """A linen module; one that takes `train` or the like is told which it is."""
+    """A linen module; one that takes `train` or the like is given the mode."""
     name = type(module).__name__
     mode = modes_of(type(module).__call__, f"{name}.__call__(x)", given=2)
     split = is_split(type(module)) and not mode(False)  # an instance has no submodules

@@ -21,7 +21,7 @@ def normal_fan_out(size: int, filters: int) -> Callable:
 
 
 class Conv(nnx.Module):
-    """A convolution by size x size kernels, with a bias unless told otherwise."""
+    """A convolution by size x size kernels, with a bias by default."""
 
     def __init__(
         self,

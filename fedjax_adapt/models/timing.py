@@ -91,7 +91,7 @@ def milliseconds(
       lanes: models side by side on a device.
       devices: at the same time, each with as many models.
       compiler_options: of XLA.
-      reads_examples: it is the first of its model: nobody wants its inputs' gradient.
+      reads_examples: it is the first of its model: its inputs need no gradient.
       ways: to try; None: `ways_to_try`.
       too_large: whether there is no room to run a compiled program.
 

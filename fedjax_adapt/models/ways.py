@@ -95,7 +95,7 @@ def _is_less_by_shifts(layer: Layer) -> bool:
 
 
 def with_ways(task: Task, ways: str | Mapping[Layer, str]) -> Task:
-    """The task, its convolutions computed as told; those not named go by the rule.
+    """The task, its convolutions computed as given; those not named go by the rule.
 
     Args:
       task: of any model that calls `models.conv`, as ours do; in the precision it will
@@ -120,11 +120,11 @@ def with_ways(task: Task, ways: str | Mapping[Layer, str]) -> Task:
         choose = known.get
 
     def around(function: Callable) -> Callable:
-        def told(*arguments):
+        def with_given_ways(*arguments):
             with _choosing(choose):
                 return function(*arguments)
 
-        return told
+        return with_given_ways
 
     return wrapped(task, around)
 

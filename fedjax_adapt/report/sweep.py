@@ -136,10 +136,10 @@ def _table(part: Part, names: list[str] | None, figures: tuple[str, ...]) -> "Ta
     for name in (accuracy, *figures, "n"):
         table.add_column(name, justify="right", no_wrap=True)
     for rank, line in enumerate(part.lines, 1):
-        told = {name: "-" if v is None else str(v) for name, v in line.point.items()}
-        settings = [*told.values()]
+        shown = {name: "-" if v is None else str(v) for name, v in line.point.items()}
+        settings = [*shown.values()]
         if names is None:
-            settings = ["\n".join(f"{name}={value}" for name, value in told.items())]
+            settings = ["\n".join(f"{name}={value}" for name, value in shown.items())]
         cells = [_cell(line, name) for name in (ACCURACY, *figures)]
         place = [str(rank)] if part.ranked else []
         table.add_row(*place, *map(escape, settings), *cells, str(len(line.figures)))

@@ -99,8 +99,8 @@ def _calibration(summary: dict) -> str:
 def _xla_options(hardware: dict) -> str:
     """What the program was compiled with, where that is not what XLA does by itself."""
     options = hardware.get("xla_options") or {}
-    told = [f"{name}={value}" for name, value in options.items()]
-    return f", XLA with {', '.join(told)}" if told else ""
+    given = [f"{name}={value}" for name, value in options.items()]
+    return f", XLA with {', '.join(given)}" if given else ""
 
 
 def _row(of: str, name: str) -> str:

@@ -64,7 +64,7 @@ def test_a_long_run_times_its_layers_once_and_remembers(images, timed):
 
 def test_what_other_code_took_is_timed_again(images, timed, monkeypatch):
     settled(images(rounds=4))
-    monkeypatch.setattr(convolutions.kept, "code", lambda: "newer")
+    monkeypatch.setattr(convolutions.tuning_cache, "code", lambda: "newer")
     settled(images(rounds=4))
     assert len(timed) == 4
 

@@ -17,7 +17,7 @@ from fedjax_adapt.experiment.config import (
 from fedjax_adapt.experiment.folder import run_folder
 from fedjax_adapt.experiment.preview import parse, preview
 from fedjax_adapt.experiment.reading import read_settings
-from fedjax_adapt.experiment.sweeps.partitions import dealt
+from fedjax_adapt.experiment.sweeps.partitions import trial_partitions
 
 SIZES = [4, 9, 6, 2, 7, 5]  # of the clients in mine.npz
 
@@ -242,7 +242,7 @@ def test_the_command_line_needs_no_number(mine, tmp_path, monkeypatch, capsys):
 def test_trials_of_a_sweep_hold_what_their_runs_hold(mine):
     configs = [small(mine, num_clients=2, partition_seed=seed) for seed in range(4)]
     first = build(configs[0])
-    shared = dealt(configs, first)
+    shared = trial_partitions(configs, first)
     for trial, config in enumerate(configs):
         mixed, own = shared.put_into(first.data, trial), build(config).data
         for ours, theirs in ((mixed, own), (mixed.client_tests, own.client_tests)):

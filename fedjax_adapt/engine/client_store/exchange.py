@@ -42,7 +42,7 @@ class Exchange(NamedTuple):
     """Which rows are sent from owners to devices, [owner, device, block, row]."""
 
     row: Array  # in the owner's part of the table
-    slot: Array  # on the device, of those it serves; beyond them: nobody
+    slot: Array  # on the device, of those it serves; beyond them: none
     active: Array  # whether a new row comes back
     blocks: Array  # int32, with a row in them
 
@@ -61,7 +61,7 @@ def num_rows_of(table: ClientState) -> int:
 
 
 def evenly(ids: Array, num_devices: int) -> Array:
-    """Clients of slots, and of as many more as make each device serve as many: nobody."""
+    """The ids of slots, padded with empty slots to a multiple of the devices."""
     extra, beyond = -ids.shape[0] % num_devices, jnp.iinfo(ids.dtype).max
     return jnp.pad(ids, (0, extra), constant_values=beyond)
 
@@ -136,9 +136,9 @@ def receive(table: ClientState, exchange: Exchange | None, each: int) -> DeviceR
         return set_rows(received, slot, slot < each, rows)
 
     like = jax.tree.map(_empty(1), table)
-    nobody = jax.tree.map(_empty(each), like if _on_cpu() else joined(like))
+    empty = jax.tree.map(_empty(each), like if _on_cpu() else joined(like))
     return DeviceRows(
-        table, jax.lax.fori_loop(0, _num_blocks(exchange), pass_on, nobody)
+        table, jax.lax.fori_loop(0, _num_blocks(exchange), pass_on, empty)
     )
 
 

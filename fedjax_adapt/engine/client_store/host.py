@@ -31,7 +31,7 @@ EVERY, CUT = PartitionSpec(), PartitionSpec(mesh.AXIS)
 
 
 def check_cut(num_clients: int, num_devices: int) -> None:
-    """Raises ValueError unless one process can deal out the rows evenly."""
+    """Raises ValueError unless the rows divide evenly among the devices of one process."""
     if processes.several():
         raise SettingError(
             "client_memory=host keeps the state of all clients beside one process, and "
@@ -91,7 +91,7 @@ def rows_of(table: ClientState, ids: Array, num_devices: int) -> ClientState:
 
     Args:
       table: in the host's memory, [num_clients, ...].
-      ids: of the clients, [slots]; beyond the table: nobody's, zeros.
+      ids: of the clients, [slots]; beyond the table: no client's, zeros.
       num_devices: among which the table is cut up.
     """
 
@@ -121,7 +121,7 @@ def scatter(
 
     Args:
       table: in the host's memory, [num_clients, ...].
-      ids: of the clients, [slots]; beyond the table: nobody, whose row is dropped.
+      ids: of the clients, [slots]; beyond the table: no client, whose row is dropped.
       rows: theirs, as `gather` gave them.
       num_devices: among which the table is cut up.
     """

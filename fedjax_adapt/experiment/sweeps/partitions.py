@@ -1,6 +1,6 @@
 """Who holds which examples, where that is all in which the data of trials differ.
 
-A partition, its options and its seed deal out examples; they do not change them. Trials
+A partition, its options and its seed distribute examples; they do not change them. Trials
 that differ in nothing else of their data share the examples, and each brings tables of
 its own of who holds what. Those of a group are stacked, the index as wide as the largest
 client of all, which no batch sees: a batch stays below the client's own size.
@@ -112,8 +112,8 @@ def partition_tables(config: Config, federation: Federation) -> PartitionTables:
     holders, tests = np.flatnonzero(size).astype(np.int32), (None, None)
     if federation.data.client_tests is not None:
         owned = source.tests_of(rows) or []
-        nobody = np.zeros((len(rows), 1), np.int32), np.zeros(len(rows), np.int32)
-        tests = table_of(owned) if any(map(len, owned)) else nobody
+        empty = np.zeros((len(rows), 1), np.int32), np.zeros(len(rows), np.int32)
+        tests = table_of(owned) if any(map(len, owned)) else empty
     return PartitionTables(index, size, holders, counts, *tests)
 
 
@@ -141,9 +141,9 @@ def trial_partitions(
       configs: of the trials.
       federation: of the first of them.
     """
-    told = list(map(partition_of, configs))
-    first = {text: told.index(text) for text in told}
-    which = np.array([list(first).index(text) for text in told])
+    texts = list(map(partition_of, configs))
+    first = {text: texts.index(text) for text in texts}
+    which = np.array([list(first).index(text) for text in texts])
     if len(first) == 1:
         return TrialPartitions((), which)
     found = [partition_tables(configs[i], federation) for i in first.values()]

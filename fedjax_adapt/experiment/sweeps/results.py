@@ -51,7 +51,7 @@ WHOLE = (
 
 
 def sweep_folder(sweep: Sweep, folder: str | Path | None = None) -> Path:
-    """Where a sweep lies: as told, or runs/sweep-HASH."""
+    """Where a sweep lies: as given, or runs/sweep-HASH."""
     if folder is None:
         folder = sweep.folder
     check_path("folder", folder)

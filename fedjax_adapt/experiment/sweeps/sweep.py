@@ -142,8 +142,8 @@ def _sweep(
             store.write_table(
                 place / store.RESULTS, results.table_of(rows, asked.names)
             )
-        told = {"trials": len(asked.trials), "groups": len(groups), "own": own}
-        store.finish(place, told | _evidence(commit))
+        written = {"trials": len(asked.trials), "groups": len(groups), "own": own}
+        store.finish(place, written | _evidence(commit))
     return store.read_swept(place)
 
 
@@ -153,9 +153,9 @@ def _path(folder: Path, group: Group) -> Path:
 
 def _check_begun(folder: Path, group: Group) -> None:
     """Raises ValueError if the group was begun with other trials."""
-    told = _path(folder, group) / GROUP
+    begun = _path(folder, group) / GROUP
     numbers = [trial.number for trial in group.trials]
-    if told.exists() and toml.read(told)["trials"] != numbers:
+    if begun.exists() and toml.read(begun)["trials"] != numbers:
         raise SettingError(
             f"folder={folder} was begun by a fedjax-adapt that put other trials into one "
             "program; give another folder."
@@ -207,9 +207,9 @@ class _Runner:
         compiled = compile_group(configs, federation, self.group.numbers, layout, fixed)
         self.path.mkdir(parents=True, exist_ok=True)
         if not fixed:
-            told = {"trials": numbers, "traced": self.group.numbers}
-            told["at_once"] = compiled.width
-            store.write_text(self.path / GROUP, toml.dumps(told))
+            written = {"trials": numbers, "traced": self.group.numbers}
+            written["at_once"] = compiled.width
+            store.write_text(self.path / GROUP, toml.dumps(written))
         rounds = configs[0].rounds
         restored = checkpoint.restore(self.path / CHECKPOINTS, compiled.abstract)
         state, done = restored if restored is not None else (None, 0)
@@ -221,7 +221,7 @@ class _Runner:
             some = range(first, min(first + compiled.width, len(configs)))
             self.run_some(federation, compiled, some, state, done)
             state, done = None, (first // compiled.width + 1) * rounds
-        told = {
+        written = {
             "trials": numbers,
             "test_examples": len(federation.source.y_test),
             "test_counts": federation.source.test_counts().tolist(),
@@ -229,17 +229,17 @@ class _Runner:
             "seconds": store.read_table(self.path, "metrics")["seconds"][-1].as_py(),
             "compile_seconds": compiled.program_of([0]).seconds,
         }
-        store.finish(self.path, told | _evidence(commit))
+        store.finish(self.path, written | _evidence(commit))
 
-    def warn(self, told: str | None) -> None:
+    def warn(self, text: str | None) -> None:
         """Says something once; None: nothing."""
-        if told is not None:
-            self.progress(Progress(self.before, self.total, warning=told))
+        if text is not None:
+            self.progress(Progress(self.before, self.total, warning=text))
 
     def layout(
         self, federation: Federation, side_by_side: int | str
     ) -> tuple[Layout, bool]:
-        """How the trials are dealt out, and whether this was settled before."""
+        """How the trials are laid out, and whether this was settled before."""
         config, count = self.group.trials[0].config, len(self.group.trials)
         if not (self.path / GROUP).exists():
             return layout_of(config, federation, count, side_by_side), False
@@ -247,12 +247,12 @@ class _Runner:
         if side_by_side != "auto":
             asked = layout_of(config, federation, count, side_by_side).width
             if asked != width:
-                told = (
+                text = (
                     f"{self.group.name} was begun with {width} trials at once and goes on "
                     f"so, whatever side_by_side={side_by_side} says: its state is of "
                     f"{width}."
                 )
-                self.warn(told)
+                self.warn(text)
         most = mesh.count(config.devices, width)
         devices = next(d for d in range(most, 0, -1) if width % d == 0)
         return Layout(devices, width // devices), True

@@ -34,7 +34,7 @@ def number(config: Config, name: str) -> float:
 
 
 def with_numbers(config: Config, numbers: Mapping[str, Any]) -> Config:
-    """`config` with some numbers that JAX may be tracing, which nobody can check."""
+    """`config` with some numbers that JAX may be tracing, which cannot be checked."""
     changed = copy.copy(config)
     put = partial(object.__setattr__, changed)
     own, options = _own(config), dict(config.algorithm_options)

@@ -20,7 +20,7 @@ def client_figures(
     state: State,
     some: Sequence[int],
 ) -> list[dict[str, float]]:
-    """As `client_accuracy` of a run's summary, of some trials; empty where nobody asks.
+    """`client_accuracy` of a run's summary, of some trials; empty: not asked for.
 
     Args:
       config: of any trial of the group.

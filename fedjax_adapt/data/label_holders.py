@@ -1,11 +1,11 @@
-"""Which client holds which labels, dealt so that there is always enough for the next."""
+"""Which client holds which labels, drawn so that there is always enough for the next."""
 
 import numpy as np
 
 from ..errors import SettingError
 
 
-def deal(
+def label_holders(
     rng: np.random.Generator, room: np.ndarray, num_clients: int, num_labels: int
 ) -> np.ndarray:
     """Which client holds which label, [clients, labels] bool.
