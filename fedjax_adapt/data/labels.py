@@ -146,8 +146,8 @@ def shards(
         )
     rng = generator(seed)
     pieces = np.array_split(np.concatenate(by_label(rng, labels)[1]), count)
-    shards = rng.permutation(count).reshape(num_clients, shards_per_client)
-    rows = join(rng, [[pieces[shard] for shard in own] for own in shards])
+    drawn = rng.permutation(count).reshape(num_clients, shards_per_client)
+    rows = join(rng, [[pieces[shard] for shard in own] for own in drawn])
     least = shards_per_client * (len(labels) // count)
     return check_sizes(rows, min_size, f"write min_size={least} or less")
 

@@ -29,15 +29,15 @@ def jit_newest(static: int, **options: Any) -> Callable[[Callable], Callable]:
 
     def decorate(function: Callable) -> Callable:
         @lru_cache(MOST)
-        def program(options: tuple[tuple[str, str], ...], *given: Any) -> Callable:
-            compiler_options = dict(options) or None
+        def program(compiler: tuple[tuple[str, str], ...], *given: Any) -> Callable:
+            compiler_options = dict(compiler) or None
             return jax.jit(
                 partial(function, *given), compiler_options=compiler_options, **options
             )
 
         def call(*arguments: Any, compiler_options: dict | None = None) -> Any:
-            options = tuple((compiler_options or {}).items())
-            return program(options, *arguments[:static])(*arguments[static:])
+            compiler = tuple((compiler_options or {}).items())
+            return program(compiler, *arguments[:static])(*arguments[static:])
 
         return call
 
