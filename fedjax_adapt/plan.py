@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from . import check
 from .core import Array, Participation
 from .costs import Clock
 from .errors import SettingError
 
+ClientMemory = Literal["device", "host"]  # the client stores of the engine
 # that may be tracers
 NUMBERS = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm")
 
@@ -78,7 +80,7 @@ class Plan:
         check.at_least("lanes", self.lanes, 1, auto=True)
         check.at_least("devices", self.devices, 1, auto=True)
         check.one_of("shuffle", self.shuffle, ("epoch", "replacement", "none"))
-        check.one_of("client_memory", self.client_memory, ("device", "host"))
+        check.one_of("client_memory", self.client_memory, get_args(ClientMemory))
         if not isinstance(self.participation, Participation | None):
             raise SettingError(
                 f"participation={self.participation!r} is no rule; write bernoulli(q) for "

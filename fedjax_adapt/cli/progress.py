@@ -13,7 +13,7 @@ def reporting(console, warning: str | None = None) -> Iterator[Callable]:
     """A function that shows progress and its warnings, and where Ctrl-C takes effect.
 
     From the first round on freed memory is kept: what loading and compiling took has been
-    given back by then. A `warning` is printed then, too. Before it Ctrl-C waits for nothing.
+    given back by then. A `warning` is printed then. Before it Ctrl-C waits for nothing.
     """
     from ..engine.allocator import keep_memory
     from ..report.live import live

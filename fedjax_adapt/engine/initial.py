@@ -10,8 +10,7 @@ from ..core import Algorithm, Array, Key, Origin, Params, Setting, State, Task
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
 from ..plan import Plan
-from . import memory
-from .client_store import host, store_of
+from .client_store import store_of
 from .cohort import expected_share, num_slots, participation_of
 from .contract import check_parts, named, named_task
 from .refine import init_refinement
@@ -43,15 +42,11 @@ def init_state(
     client = algorithm.local.init(params)
     num_clients = data.num_clients
     num_devices = num_devices_of(plan, data)
-    on_host = plan.client_memory == "host"
-    if on_host:
-        host.check_cut(num_clients, num_devices)
+    store = store_of(plan)
+    store.check_devices(num_clients, num_devices)
     traced = check.is_tracer(key)  # then it may be about the shapes alone
-    if on_host and not traced:
-        memory.check_host(client, num_clients)
-    elif not traced:
-        slots = num_slots(plan, data)
-        memory.check_fits(client, num_clients, slots, num_devices)
+    if not traced:
+        store.check_room(client, num_clients, num_slots(plan, data), num_devices)
     state = State(
         params=params,
         server=algorithm.server.init(params),
@@ -66,7 +61,6 @@ def init_state(
     # a buffer of its own for every leaf, so that the state can be donated
     own = lambda leaf: strongly_typed(jnp.array(leaf), jnp.asarray(leaf))
     state = jax.tree.map(own, state)
-    store = store_of(plan)
     state = state._replace(clients=store.create(client, num_clients, num_devices))
     return store.place(state, num_devices)
 

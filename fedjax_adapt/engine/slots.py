@@ -9,6 +9,7 @@ from ..core import Algorithm, Array, Cohort, Key, PyTree, Task
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from . import lanes, mesh, processes
+from .client_store import store_of
 from .client_store.exchange import (
     CohortRows,
     DeviceRows,
@@ -62,7 +63,8 @@ def num_devices_of(plan: Plan, data: FederatedDataset) -> int:
     """
     slots = num_slots(plan, data)
     most = mesh.count(plan.devices, slots)
-    if (plan.devices, plan.client_memory) != ("auto", "host") or processes.several():
+    anyhow = plan.devices != "auto" or store_of(plan).any_devices
+    if anyhow or processes.several():
         return most
     serving = (mesh.serving(some, slots) for some in range(most, 0, -1))
     return next(number for number in serving if data.num_clients % number == 0)

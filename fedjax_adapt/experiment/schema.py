@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from .. import check
 from ..errors import SettingError
+from ..plan import ClientMemory
 from .kinds import KINDS
 from .options import Option, find, options_of
 from .provenance import is_own
@@ -409,7 +410,7 @@ class Config:
         ),
     ] = "auto"
     client_memory: Annotated[
-        Literal["device", "host"],
+        ClientMemory,
         Setting(
             "where the state of all clients lies; host: in the host's memory, and "
             "only the rows of a cohort visit the device",

@@ -11,6 +11,7 @@ import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS, fedavg, fedgsnr, fedveca, scaffold
 from fedjax_adapt.costs import exponential
 from fedjax_adapt.engine import calibrate, memory
+from fedjax_adapt.engine.client_store import DEVICE, STORES
 from fedjax_adapt.engine.forecast import cohorts
 
 
@@ -171,7 +172,8 @@ def test_where_xla_finds_no_memory_there_is_no_room(task, monkeypatch):
 def test_what_has_no_room_is_not_tried(task, monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda: 1)
     plan = fa.Plan(batch_size=4, lanes=2, max_steps=1)
-    monkeypatch.setattr(memory, "check_fits", lambda *_: None)
+    unchecked = DEVICE._replace(check_room=lambda *_: None)
+    monkeypatch.setitem(STORES, "device", unchecked)
     assert calibrate._seconds(scaffold(), task, make_data((4, 5)), plan) == math.inf
 
 

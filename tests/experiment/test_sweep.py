@@ -16,6 +16,7 @@ from test_run import Stop, stop_after
 from fedjax_adapt import cli
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.core import Algorithm, epochs
+from fedjax_adapt.engine import memory
 from fedjax_adapt.experiment import Config, read_run, read_swept, run, sweep
 from fedjax_adapt.experiment.store import read_table
 from fedjax_adapt.experiment.sweeps import compiled_group
@@ -276,7 +277,7 @@ def test_a_program_that_is_too_large_has_fewer_trials_at_once(monkeypatch):
     federation = build(config)
 
     def width(layout, free):
-        monkeypatch.setattr(compiled_group.memory, "free_memory", lambda: free)
+        monkeypatch.setattr(memory, "free_memory", lambda: free)
         return compiled_group.compile_group(
             [config, config], federation, [], layout
         ).width

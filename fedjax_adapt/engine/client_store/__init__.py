@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ...core import Array, ClientState, State
 from ...plan import Plan
-from . import device, host
+from . import device, host, room
 from .exchange import CohortRows
 
 
@@ -13,6 +13,8 @@ class ClientStore(NamedTuple):
     """A place for client states: a table with a row for each client, [num_clients, ...].
 
     The last argument of every function is the number of devices that share a round.
+    Another way to keep client states is another of these in `STORES`, and its name in
+    `plan.ClientMemory`.
 
     Attributes:
       create: (state of one client, num_clients) -> the table.
@@ -20,6 +22,10 @@ class ClientStore(NamedTuple):
       move: likewise, from wherever it is.
       gather: (table, ids) -> the rows of a cohort.
       scatter: (table, ids, new rows) -> the table after a round.
+      check_room: (state of one client, num_clients, slots of a cohort) raises ValueError
+        unless the table fits.
+      check_devices: (num_clients) raises ValueError unless so many devices can share it.
+      any_devices: whether the devices need not divide the clients.
     """
 
     create: Callable[[ClientState, int, int], ClientState]
@@ -27,14 +33,32 @@ class ClientStore(NamedTuple):
     move: Callable[[State, int], State]
     gather: Callable[[ClientState, Array, int], CohortRows]
     scatter: Callable[[ClientState, Array, ClientState, int], ClientState]
+    check_room: Callable[[ClientState, int, int, int], None]
+    check_devices: Callable[[int, int], None] = lambda num_clients, num_devices: None
+    any_devices: bool = True
 
 
 DEVICE = ClientStore(
-    device.create, device.place, device.move, device.gather, device.scatter
+    device.create,
+    device.place,
+    device.move,
+    device.gather,
+    device.scatter,
+    room.check_room_on_devices,
 )
-HOST = ClientStore(host.create, host.place, host.move, host.gather, host.scatter)
+HOST = ClientStore(
+    host.create,
+    host.place,
+    host.move,
+    host.gather,
+    host.scatter,
+    room.check_room_on_host,
+    host.check_cut,
+    any_devices=False,
+)
+STORES = {"device": DEVICE, "host": HOST}
 
 
 def store_of(plan: Plan) -> ClientStore:
     """The store that the plan asks for."""
-    return HOST if plan.client_memory == "host" else DEVICE
+    return STORES[plan.client_memory]

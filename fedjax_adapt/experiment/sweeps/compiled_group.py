@@ -14,9 +14,10 @@ import jax
 import numpy as np
 
 from ...core import Params, State
-from ...engine import memory, mesh, trials
+from ...engine import mesh, trials
 from ...engine.batches import batch_size
 from ...engine.build import lanes_that_fit
+from ...engine.client_store import store_of
 from ...engine.cohort import most_steps, num_slots
 from ...engine.forecast import cohort_steps
 from ...engine.lanes import choose as choose_lanes
@@ -63,10 +64,8 @@ def layout_of(
     init, _ = of_one(replace(config, devices=1), federation)
     state = jax.eval_shape(init, federation.data, own)
     client = jax.eval_shape(federation.algorithm.local.init, state.params)
-    if plan.client_memory == "host":
-        memory.check_host(client, data.num_clients)
-    else:
-        memory.check_fits(client, data.num_clients, num_slots(plan, data), 1)
+    slots = num_slots(plan, data)
+    store_of(plan).check_room(client, data.num_clients, slots, 1)
     examples = batch_size(data, plan)
     return trials.choose(
         side_by_side,
