@@ -208,7 +208,8 @@ import os, signal, sys
 from pathlib import Path
 from fedjax_adapt import cores_as_devices
 from fedjax_adapt.experiment import checkpoint, run
-from fedjax_adapt.experiment.config import from_settings, read_settings
+from fedjax_adapt.experiment.config import from_settings
+from fedjax_adapt.experiment.reading import read_settings
 
 save = checkpoint.save
 
