@@ -1,7 +1,7 @@
 """The algorithm of a run, from its name and options, among them a base by name."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import check
@@ -14,7 +14,7 @@ from .options import Option, find, options_of
 from .provenance import is_own
 from .schema import CLIENTS, DERIVED, common_options, kind_options
 from .spelling import shortest
-from .user_functions import check_made
+from .user_functions import called, check_made
 from .values import checked
 
 
@@ -114,14 +114,14 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
             setting="every_seconds",
         )
     if "base" not in given:
-        return _made(name, constructor(**of_run | given))
+        return _made(name, constructor, of_run | given)
     parsed = _parse_base(given["base"])
     try:
         base = _construct(config, *parsed)
     except SettingError as error:
         sentence = f"base={given['base']}: {error}"
         raise SettingError(sentence, setting="base") from None
-    algorithm = _made(name, constructor(**of_run | given | {"base": base}))
+    algorithm = _made(name, constructor, of_run | given | {"base": base})
     replaced = base.policy.steps is not algorithm.policy.steps
     if replaced and base.policy is not Algorithm().policy:
         raise SettingError(
@@ -132,7 +132,10 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
     return algorithm
 
 
-def _made(name: str, algorithm: Any) -> Algorithm:
+def _made(name: str, constructor: Callable, options: dict[str, Any]) -> Algorithm:
+    if is_own("algorithm", name):
+        constructor = called(f"algorithm={name}", constructor)
+    algorithm = constructor(**options)
     check_made(f"algorithm={name}", algorithm, Algorithm)
     return algorithm
 

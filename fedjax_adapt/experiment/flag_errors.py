@@ -9,9 +9,16 @@ from typing import Any
 from .. import check
 from ..errors import SettingError
 from .config import is_setting
+from .kinds import KINDS
 from .options import Option, suggestion
 from .schema import settings_that_are
 from .values import convert, wanted
+
+
+def without_name(arguments: Sequence[str]) -> list[str]:
+    """The arguments, `--algorithm.name` written as `--algorithm`; so for all kinds."""
+    named = re.compile(rf"--({'|'.join(KINDS)})\.name(?==|$)")
+    return [named.sub(r"--\1", argument) for argument in arguments]
 
 
 def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 
 from ..errors import SettingError
 from .config import choices_in, common_options, kind_options
-from .flag_errors import explain, words_of
+from .flag_errors import explain, without_name, words_of
 from .kinds import KINDS
 from .options import Option, find
 from .process_flags import OPTIONS, ProcessGroup, process_group_of
@@ -64,6 +64,7 @@ def parse(arguments: Sequence[str]) -> Request:
       ValueError: one sentence on the first mistake.
       SystemExit: --help was asked for and has been printed.
     """
+    arguments = without_name(arguments)
     words = words_of(arguments)
     settings = _settings_file(words)
     note = left_out(words, settings)

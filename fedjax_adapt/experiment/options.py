@@ -122,9 +122,14 @@ def argument_help(doc: str) -> dict[str, str]:
     return {some.arg_name: " ".join((some.description or "").split()) for some in found}
 
 
-def suggestion(name: str, known: Iterable[str], command: str = "run") -> str:
+def suggestion(
+    name: str,
+    known: Iterable[str],
+    command: str = "run",
+    remedy: str = "leave it out here",
+) -> str:
     """The end of a sentence about an unknown setting: whose it is, or the nearest."""
-    plainly = lambda name: name.lstrip("-").replace("-", "_")
+    plainly = lambda name: name.lstrip("-").replace("-", "_").lower()
     known, own, owners = list(known), plainly(name), []
     kind_told, _, short = own.rpartition(".")
     for same in known:
@@ -136,7 +141,7 @@ def suggestion(name: str, known: Iterable[str], command: str = "run") -> str:
         if choices:
             owners.append(f"{kind} {', '.join(choices)}")
     if owners:
-        return f"it is an option of {' and of '.join(owners)}; leave it out here."
+        return f"it is an option of {' and of '.join(owners)}; {remedy}."
     parts = {plainly(name).rpartition(".")[2]: name for name in reversed(known)}
     close = check.closest(short, parts)
     if close is None:

@@ -10,7 +10,7 @@ from ..data import Skew, skew
 from ..errors import SettingError
 from .build import load_source, split_source
 from .config import Config, common_options, from_settings, kind_options
-from .flag_errors import words_of
+from .flag_errors import without_name, words_of
 from .flags import chosen, group_of, left_out, read_flags
 from .kinds import KINDS, registry
 from .options import Option
@@ -52,6 +52,7 @@ def parse(arguments: Sequence[str]) -> Request:
       ValueError: one sentence on the first mistake; the picture is there already.
       SystemExit: --help was asked for and has been printed.
     """
+    arguments = without_name(arguments)
     words = words_of(arguments)
     settings = {}
     if words.get("config"):

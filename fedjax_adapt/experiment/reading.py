@@ -44,13 +44,16 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def check_settings(
-    settings: Mapping[str, Any], at: Callable[[str], str]
+    settings: Mapping[str, Any],
+    at: Callable[[str], str],
+    remedy: str = "leave it out here",
 ) -> dict[str, Any]:
     """The settings, of the types they should have.
 
     Args:
       settings: flat.
       at: says where a setting is written, or where it could be.
+      remedy: what to do about an option of another choice.
 
     Raises:
       ValueError: an unknown name, or a value of the wrong type or out of range; the
@@ -70,8 +73,11 @@ def check_settings(
     short = shortest(known)
     for key, value in settings.items():
         if key not in known:
-            hint = suggestion(key, writable(known))
-            raise SettingError(f"{at(key)}: {flat_name(key)} is unknown; {hint}")
+            sentence = _misplaced(key, known, choices) or (
+                f"{flat_name(key)} is unknown; "
+                f"{suggestion(key, writable(known), remedy=remedy)}"
+            )
+            raise SettingError(f"{at(key)}: {sentence}")
         sentence = f"{at(key)}: {short[key]}={value!r}"
         settings[key] = checked(sentence, known[key].annotation, value)
     for build in (build_plan, build_algorithm):
@@ -80,3 +86,19 @@ def check_settings(
         except SettingError as error:  # out of range
             raise SettingError(f"{at(error.setting or '')}: {error}") from None
     return settings
+
+
+def _misplaced(
+    key: str, known: Mapping[str, Any], choices: Mapping[str, str]
+) -> str | None:
+    """What to say of a setting in the table of a kind that it is not of; None: nothing."""
+    kind, dot, own = key.partition(".")
+    if not dot:
+        return None
+    begins = f"{own} is no option of {kind} {choices.get(kind, '')}".rstrip()
+    if own in known:
+        return f"{begins} but a setting of the run; write it above the tables."
+    for other, name in choices.items():
+        if f"{other}.{own}" in known:
+            return f"{begins} but of {other} {name}; write it below [{other}]."
+    return None

@@ -51,11 +51,18 @@ def config_of(
             f"{folder} has no checkpoint to go on from; write fedjax-adapt run --folder "
             f"{folder} --resume to get one."
         )
-    here = {"data_dir": data_dir, "devices": devices}
+    here = {"data_dir": data_dir, "devices": devices or _present(folder)}
     given = {name: value for name, value in here.items() if value is not None}
     config = from_settings(read_settings(folder / store.CONFIG) | given)
     check_own(folder, [config])
     return config
+
+
+def _present(folder: Path) -> int | None:
+    """How many devices there are, where they are fewer than the run had."""
+    had = read_settings(folder / store.CONFIG).get("devices", "auto")
+    present = len(jax.devices())
+    return present if isinstance(had, int) and had > present else None
 
 
 def replay(folder: Path, config: Config, federation: Federation) -> Replayed:

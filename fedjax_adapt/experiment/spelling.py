@@ -5,7 +5,7 @@ table [algorithm], whose `name` is the choice. The short name is the option's ow
 no other setting of the run has it. `algorithm_mu` is read, too.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from ..errors import SettingError
@@ -91,11 +91,27 @@ def without_kinds(settings: Mapping[str, Any]) -> bool:
     return not any(with_kind(name, value) for name, value in settings.items())
 
 
+def is_flat(means: Iterable[str], given: Container[str]) -> bool:
+    """Whether a short name is that of one setting alone, as files of before wrote it.
+
+    They had the kind before a name that was taken, as in `dataset_alpha`.
+
+    Args:
+      means: the full names it could mean.
+      given: all names that are written.
+    """
+    first, *others = means
+    return "." in first and all(
+        flat_name(other) != flat_name(first) and flat_name(other) in given
+        for other in others
+    )
+
+
 def canonical(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings by their full names; a name that is unknown stays as it is.
 
-    Without tables or full names, as in files of before them, a short name that several
-    choices have is that of the first.
+    A short name that several choices have is refused, unless the file says the others by
+    the names that files had before there were full ones.
 
     Raises:
       ValueError: an option is given twice, or a short name means several.
@@ -109,8 +125,9 @@ def canonical(settings: Mapping[str, Any]) -> dict[str, Any]:
         full = (means.get(name) or [name])[0]
         if old and gone and name not in means:  # a user's own, whose file is elsewhere
             full = f"{gone[0]}.{name.removeprefix(gone[0] + '_')}"
-        if len(means.get(name, ())) > 1 and not old:
-            raise ambiguous(name, means[name], choices)
+        several = means.get(name, ())
+        if len(several) > 1 and not (old and is_flat(several, flat)):
+            raise ambiguous(name, several, choices)
         if full in found:
             raise twice(written[full], name, full)
         found[full], written[full] = value, name

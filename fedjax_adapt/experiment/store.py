@@ -16,13 +16,14 @@ reads the parts as one table, and so does pandas.
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import SettingError
 from . import toml
+from .schema import settings_that_are
 from .spelling import canonical
 
 if TYPE_CHECKING:
@@ -177,6 +178,24 @@ def read_swept(folder: str | Path) -> Swept:
             f"{folder / RESULTS} is broken ({_first_line(error)})."
         ) from None
     return Swept(folder, toml.read(folder / SWEEP), table)
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The settings of each run that differ between them, beside method and seed.
+
+    Args:
+      configs: by full names, as in `Record.config`.
+    """
+    shown = ("algorithm", "seed", *settings_that_are("incidental"))
+    names = dict.fromkeys(name for config in configs for name in config)
+    names = [n for n in names if n not in shown and not n.startswith("algorithm.")]
+    unset = object()  # by an earlier version, or of another choice
+    of = lambda config, name: json.dumps(config[name]) if name in config else unset
+    values = {n: {of(c, n) for c in configs} - {unset} for n in names}
+    return [
+        {n: config[n] for n in names if n in config and len(values[n]) > 1}
+        for config in configs
+    ]
 
 
 def accuracy_in(names: Iterable[str]) -> str:

@@ -4,10 +4,13 @@ It is registered here, or comes from a file (scripts.py). Its arguments are opti
 """
 
 import inspect
+import traceback
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from .. import check
@@ -131,6 +134,31 @@ def _check_option(begins: str, parameter: inspect.Parameter, hint: Any) -> None:
         convert(plain(hint), default)
     except TypeError as error:
         raise SettingError(f"{begins}: {error}, as its annotation has it.") from None
+
+
+def called(what: str, function: Callable) -> Callable:
+    """A user's function, whose mistakes are one sentence with the line they are in.
+
+    Tracers that Python asks for a number are no mistake: a sweep then builds without.
+    """
+
+    def call(**options: Any) -> Any:
+        try:
+            return function(**options)
+        except (SettingError, jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+            raise
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            of_file = [f for f in frames if f.filename == function.__code__.co_filename]
+            place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}"
+            if of_file:
+                place = f" at {Path(of_file[-1].filename).name}:{of_file[-1].lineno}"
+            says = str(error).strip().partition("\n")[0].rstrip(".")
+            raise SettingError(
+                f"{what} raised {type(error).__name__}{place}: {says}."
+            ) from error
+
+    return call
 
 
 def check_made(what: str, made: Any, kind: type) -> None:

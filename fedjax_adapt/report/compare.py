@@ -1,9 +1,10 @@
 """Runs beside each other, those that do not compare apart.
 
 Runs rank by test accuracy among those that were tested on the same examples with the same
-labels. A run that trained on its test set has no test accuracy: it stands below all
-others, in a table of its own, without a rank. A table in which a method trains on a public
-set names the controls that are missing from it.
+labels; the settings in which they differ stand below the table. A run that trained on its
+test set has no test accuracy: it stands below all others, in a table of its own, without a
+rank. A table in which a method trains on a public set names the controls that are missing
+from it.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import SettingError
-from ..experiment.store import TRAINED, figures_of, read_run
+from ..experiment.store import TRAINED, differing, figures_of, read_run
 from .controls import Run, lacking
 from .plots import method_of
 from .tables import percent
@@ -109,14 +110,16 @@ def comparison_tables(folders: Sequence[str | Path]) -> "list[Table]":
         table.add_column("method", overflow="fold")
         for name in (accuracy, best, "rounds", "MiB", "kappa", "rho"):
             table.add_column(name, justify="right")
-        notes = []
+        notes, others = [], differing([config for config, _ in group.runs])
         for row, (config, summary) in enumerate(group.runs):
             name = str(row + 1) if group.ranked else ascii_lowercase[row % 26]
             table.add_row(name, method_of(config, summary), *_cells(summary))
             given = ", ".join(summary.get("auxiliary", ())) or "nothing"
             seed = summary["seeds"]["seed"]
+            settings = [f"{n}={_shown(v)}" for n, v in others[row].items()]
             notes.append(
-                f"{name}: {summary['folder']}, seed {seed}; also given: {given}"
+                f"{name}: {', '.join([summary['folder'], f'seed {seed}', *settings])}; "
+                f"also given: {given}"
             )
         table.caption = "\n".join(notes + lacking(group.runs))
         tables.append(table)
@@ -132,6 +135,10 @@ def _cells(summary: dict[str, Any]) -> list[str]:
         str(summary["rounds"]),
         *map(_number, (moved / 2**20, found.get("kappa"), found.get("rho"))),
     ]
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value)
 
 
 def _number(value: float | None) -> str:

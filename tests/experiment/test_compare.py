@@ -82,6 +82,17 @@ def test_training_accuracy_stands_below_all_others_without_a_rank(finished):
     assert "a: leaks, seed 7; also given: nothing" in text and "1.25" in honest
 
 
+def test_settings_in_which_runs_differ_are_named(finished):
+    same = dict(num_clients=5, lanes=1)
+    folders = [
+        finished("first", 0.61, lr=0.05, batch_size="none", **same),
+        finished("second", 0.60, lr=0.1, batch_size=20, **same | {"lanes": 2}),
+    ]
+    text = printed(folders)
+    assert "1: first, seed 7, lr=0.05, batch_size=none; also given" in text
+    assert "2: second, seed 7, lr=0.1, batch_size=20; also given" in text
+
+
 def test_only_what_was_tested_on_the_same_examples_is_ranked_together(finished):
     folders = [
         finished("a", 0.5),

@@ -100,6 +100,30 @@ BOTH = {  # ways to write two options of one name, beside one that is alone in i
 }
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            'algorithm = "feddyn"\ndataset = "synthetic"\nalpha = 0.1',
+            "line 3: alpha is an option of algorithm feddyn and of dataset synthetic",
+        ),
+        (
+            '[algorithm]\nname = "fedprox"\nlr = 0.05',
+            "line 3: lr is no option of algorithm fedprox but a setting of the run; write "
+            "it above the tables",
+        ),
+        (
+            '[algorithm]\nname = "fedprox"\nconcentration = 0.1',
+            "line 3: concentration is no option of algorithm fedprox but of partition "
+            r"dirichlet; write it below \[partition\]",
+        ),
+    ],
+)
+def test_an_option_in_the_wrong_place_is_told_where_it_belongs(written, text, says):
+    with pytest.raises(ValueError, match=says):
+        read_settings(written(text))
+
+
 @pytest.mark.parametrize("way", BOTH)
 def test_every_way_to_write_an_option_is_the_same_config(written, way):
     config = from_settings(read_settings(written(BOTH[way])))

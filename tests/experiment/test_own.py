@@ -59,6 +59,20 @@ def leash(strength: float = 0, grows: bool = False) -> fa.Algorithm:
     return fa.Algorithm(local=fa.LocalRule(correct=correct))
 
 
+def broken(strength: float = 0.1) -> fa.Algorithm:
+    """An algorithm with a field that there is not."""
+    return fa.Algorithm(local=fa.LocalRule(end=strength))
+
+
+def test_an_error_in_an_own_algorithm_is_one_sentence_with_its_line():
+    fa.register("algorithm")(broken)
+    line = broken.__code__.co_firstlineno + 2
+    with pytest.raises(
+        fa.SettingError, match=rf"raised TypeError at test_own.py:{line}"
+    ):
+        build_algorithm(Config(algorithm="broken"))
+
+
 def tiny_net(input_shape, num_classes, breadth: int = 4):
     """One breadth layer."""
     size = int(np.prod(input_shape))

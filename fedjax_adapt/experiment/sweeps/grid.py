@@ -27,6 +27,7 @@ from ..spelling import (
     choices_in,
     flat_name,
     flattened,
+    is_flat,
     known_names,
     other_spellings,
     spellings,
@@ -185,10 +186,13 @@ def _named(
             choices = dict(zip(KINDS, values, strict=True))
             means.append(spellings(known_names(choices)))
 
+    names = {*run, *(name for grid in grids for name in grid)}
+
     def full(table: dict[str, Any], place: int | str) -> dict[str, Any]:
         found = {}
         for name, value in table.items():
-            may = [m[name][:1] if old else m[name] for m in means if name in m]
+            may = [m[name] for m in means if name in m]
+            may = [m[:1] if old and is_flat(m, names) else m for m in may]
             may = list(dict.fromkeys(full for some in may for full in some)) or [name]
             if len(may) > 1:
                 error = ambiguous(name, may, {})
@@ -267,7 +271,8 @@ def _trial(
             return where.at(key, grid)
         return where.at(key, "run") if key in run else where.name
 
-    settings = check_settings({**run, **point}, at)
+    remedy = "leave it out, or write a [[grid]] of its own for those that have it"
+    settings = check_settings({**run, **point}, at, remedy)
     return Trial(number, point, from_settings(settings))
 
 
