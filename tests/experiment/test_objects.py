@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import pickle
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -224,6 +225,19 @@ def test_a_run_is_loaded_evaluated_and_gone_on_with(tiny, whole):
     assert finished.summary["rounds"] == 7 and int(finished.state.round) == 7
     assert same(finished.state, final_state(whole)[0])
     assert finished.clients.num_rows == read_run(whole.folder).clients.num_rows
+
+
+def test_a_run_of_more_devices_is_loaded_on_those_there_are(whole, tmp_path):
+    folder = tmp_path / "moved"
+    shutil.copytree(whole.folder, folder)
+    text = (folder / "config.toml").read_text()
+    told = next(line for line in text.splitlines() if line.startswith("devices = "))
+    (folder / "config.toml").write_text(text.replace(told, "devices = 64"))
+    loaded = fa.load_run(folder)
+    assert loaded.config.devices == len(jax.devices())
+    assert same(loaded.state.params, final_state(whole)[0].params)
+    with pytest.raises(ValueError, match="devices=64 but JAX sees 4"):
+        fa.load_run(folder, devices=64)
 
 
 def test_what_cannot_be_loaded_is_said(tmp_path, trio):
