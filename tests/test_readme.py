@@ -5,6 +5,7 @@ import io
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from helpers import benchmark
@@ -106,7 +107,7 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it(
     monkeypatch.setitem(REGISTERED, "algorithm", {})
     (code,) = blocks("python")
     steps, around = blocks("python", "docs/methods.md")
-    own, runs = blocks("python", "docs/own-algorithm.md")
+    own, with_state, runs = blocks("python", "docs/own-algorithm.md")
     (memory,) = blocks("python", "docs/performance.md")
     _, skews = blocks("python", "docs/data.md")
     printed = blocks("")[0]
@@ -129,6 +130,12 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it(
             fa.make_round(names[name], task, data, names["plan"])  # traces every part
         exec(compile("import optax\n" + own, "README.md", "exec"), names)
         assert isinstance(names["leash"](), names["fa"].Algorithm)
+        exec(compile(with_state, "README.md", "exec"), names)
+        round_fn = fa.make_round(names["inertia"](), task, data, names["plan"])
+        keys = jax.random.split(jax.random.key(1), 2)
+        begun = fa.init_state(names["inertia"](), task, data, names["plan"], keys[0])
+        moved = fa.train(round_fn, begun, keys)[0].clients
+        assert any(leaf.any() for leaf in jax.tree.leaves(moved))
         exec(compile(runs, "README.md", "exec"), names)
         figures = names["loaded"].summary
         assert figures["stopped_round"] < 20 and figures["accuracy"] > 0.9
