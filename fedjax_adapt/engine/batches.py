@@ -53,6 +53,12 @@ def permuted(key: Key, positions: Array, size: Array) -> Array:
       Hoang, Morris & Rogaway, "An Enciphering Scheme Based on a Card Shuffle",
       CRYPTO 2012, https://arxiv.org/abs/1208.1176. Figure 1.
     """
+    with jax.disable_jit(False):  # in debug_round as well: nobody steps through this
+        return _permuted(key, positions, size)
+
+
+@jax.jit  # so that it is traced once for a shape: it is most of what a batch traces
+def _permuted(key: Key, positions: Array, size: Array) -> Array:
     bits = jax.random.bits(key, (2, SWAP_ROUNDS), jnp.uint32)
     n = size.astype(jnp.uint32)
     mirrors, salts = bits[0] % n, bits[1]

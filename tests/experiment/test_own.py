@@ -73,6 +73,21 @@ def test_an_error_in_an_own_algorithm_is_one_sentence_with_its_line():
         build_algorithm(Config(algorithm="broken"))
 
 
+def measured(strength: float = 0.1, bend: float = 0.1) -> fa.Algorithm:
+    """An algorithm that asks Python for one of its numbers."""
+    return fa.algorithms.fedprox(mu=strength if float(bend) else 0.0)
+
+
+def test_a_number_that_an_own_algorithm_asks_python_for_is_not_traced():
+    fa.register("algorithm")(measured)
+    settings = {**TINY, "algorithm": "measured", "checkpoint_every": None}
+    grid = {"strength": [0.1, 1], "bend": [0.1, 1]}
+    groups = groups_of(read_sweep({"run": settings, "grid": grid}).trials)
+    assert [(len(g.trials), g.numbers) for g in groups] == [
+        (2, ["algorithm.strength"])
+    ] * 2
+
+
 def tiny_net(input_shape, num_classes, breadth: int = 4):
     """One breadth layer."""
     size = int(np.prod(input_shape))
