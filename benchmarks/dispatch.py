@@ -56,7 +56,7 @@ def through_train(chunk: int, num_rounds: int, num_devices: int) -> Ready:
 
 
 class NoRows:
-    """Counts rounds, and keeps nothing; see `experiment.loop.Rows`."""
+    """Counts rounds, and keeps nothing; see `experiment.rows.Log`."""
 
     callback = None
 

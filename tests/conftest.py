@@ -29,8 +29,9 @@ def pytest_configure(config):
             os.environ["XLA_FLAGS"] = env["XLA_FLAGS"]
     jax.config.update("jax_num_cpu_devices", 4)
     jax.config.update("jax_numpy_rank_promotion", "raise")
-    if getattr(config, "cache", None) is not None:  # workers share programs, and the next run has them
-        folder = str(config.cache.mkdir("jax"))
+    cache = getattr(config, "cache", None)  # None: pytest was told to have none
+    if cache is not None:  # workers share programs, and the next run has them
+        folder = str(cache.mkdir("jax"))
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

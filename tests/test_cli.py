@@ -23,11 +23,9 @@ QUICK = (
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, tmp_path_factory, monkeypatch):
-    """An empty working folder, and compiled programs shared with experiment/."""
+def elsewhere(tmp_path, monkeypatch):
+    """An empty working folder, and the cache of compiled programs left as it is."""
     before = jax.config.jax_compilation_cache_dir
-    cache = str(tmp_path_factory.getbasetemp() / "xla")
-    jax.config.update("jax_compilation_cache_dir", cache)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     jax.config.update("jax_compilation_cache_dir", before)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -11,6 +11,7 @@ from ..core import State
 from ..engine import processes
 from .config import Config
 from .program import Program
+from .rows import Log
 
 UPDATE = 0.7  # seconds between two reports of progress, about
 
@@ -19,31 +20,12 @@ class Stopped(KeyboardInterrupt):
     """Ctrl-C between two rounds, in this process or another; what is done is saved."""
 
 
-class Rows(Protocol):
-    """What takes down the results; see `rows.Log`."""
-
-    def add(
-        self, done: int, parts: list, spent: float
-    ) -> tuple[int, tuple[float, float]]:
-        """Takes the results of some groups; returns the rounds done, and figures."""
-        ...
-
-    @property
-    def callback(self) -> Any:
-        """What is called for each round; None: nothing is."""
-        ...
-
-    def ends(self) -> bool:
-        """Calls it for the rounds just added; returns whether the run is to end."""
-        ...
-
-
 def train(
     config: Config,
     program: Program,
     state: State,
     done: int,
-    log: Rows,
+    log: Log,
     save: Callable[[Any, int], float],
     report: Callable[[int, tuple[float, float], float], None],
 ) -> State:

@@ -47,6 +47,12 @@ def config_of(
     if not (folder / store.CONFIG).is_file():
         raise SettingError(f"{folder} holds no run: it has no {store.CONFIG}.")
     if not checkpoint.rounds(folder / "checkpoints"):
+        if folder.absolute().parent.name == store.TRIALS:
+            raise SettingError(
+                f"{folder} has no checkpoint, for a sweep keeps no states; train it by "
+                f"itself with fedjax-adapt run --config {folder / store.CONFIG} --folder "
+                "NEW."
+            )
         raise SettingError(
             f"{folder} has no checkpoint to go on from; write fedjax-adapt run --folder "
             f"{folder} --resume to get one."

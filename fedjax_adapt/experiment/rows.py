@@ -4,7 +4,7 @@ A group is the rounds from one evaluation to the next: `infos` [rounds, cohort, 
 what was `Measured` after the last of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,9 @@ COLUMNS = (
     *("delta_norm", "class_accuracy", "seconds", "trial", "diverged_round"),
     *("stopped_round", "client"),
 )
+
+ENDS = ("diverged_round", "stopped_round")  # of a trial; 0: it did not
+OF_TRIALS = ("trial", *ENDS)  # columns that the rows of a run have not
 
 
 class Measured(NamedTuple):
@@ -66,18 +69,17 @@ class Tally:
         self.cut = self.asked = 0  # local steps of policies, by this process
         self.broken = 0  # the last round in which a client's loss was not finite
         self.idle = 0  # the first round in which no client trained
-        self.seconds = last.get("seconds", 0.0)
 
     def row(
-        self, done: int, infos: Info, measured: Measured, spent: float
+        self, done: int, infos: Info, measured: Measured, seconds: float
     ) -> dict[str, Any]:
-        """The next row of `metrics`, of a group that took `spent` seconds.
+        """The next row of `metrics`.
 
         Args:
           done: rounds done before the group.
           infos: of the group, NumPy arrays [rounds, cohort, ...].
           measured: after the group.
-          spent: seconds.
+          seconds: of training since the start.
         """
         if not self.idle and not infos.num_active.all():
             self.idle = done + 1 + int(np.argmin(infos.num_active))
@@ -88,8 +90,7 @@ class Tally:
             self.broken = done
         self.asked += row["local_steps"] - self.totals["local_steps"] + row["cut"]
         self.totals = {name: row[name] for name in TOTALS}
-        self.seconds += spent
-        row = {**row, "seconds": self.seconds}
+        row = {**row, "seconds": seconds}
         return {self._named(name): value for name, value in row.items()}
 
     def _named(self, column: str) -> str:
@@ -100,7 +101,12 @@ class Tally:
 
 
 class Log:
-    """The rows since the last checkpoint, waiting to be written with the next."""
+    """The rows since the last checkpoint, waiting to be written with the next.
+
+    Of a run, or of trials of a sweep that run at once, whose rows say which trial they
+    are of. A run that diverges raises. A trial that does has one more row, which says so,
+    and so has one that a callback stops its last; the others go on.
+    """
 
     def __init__(
         self,
@@ -109,68 +115,161 @@ class Log:
         accuracy: str = store.ACCURACY,
         broadcast: int = 0,
         callback: Callback | None = None,
+        trials: Mapping[int, Mapping[str, Any]] | None = None,
+        base: int = 0,
     ):
-        """Goes on from the rows that the run in `folder` already has.
+        """Goes on from the rows that the folder already has.
 
         Args:
-          folder: of the run; None: another process writes it.
+          folder: of the run, or of the group of trials; None: another process writes it.
           num_clients: of the federation.
           accuracy: what accuracies are called in the rows.
           broadcast: bytes that clients have received before the first round.
-          callback: of the run; the process that writes calls it.
+          callback: of the run or the sweep; the process that writes calls it.
+          trials: the number of each trial and the settings that vary; None: a run.
+          base: what rounds are counted from in the names of files.
         """
+        rows = [] if folder is None else _written(folder)
+        last = {row.get("trial"): row for row in rows}
+        self.folder, self.num_clients, self.base = folder, num_clients, base
+        self.accuracy = accuracy
         self.callback = None if folder is None else callback
-        self.figures: list[
-            dict[str, Any]
-        ] = []  # of the rounds it was not yet called for
-        self.folder, self.num_clients = folder, num_clients
-        last = {} if folder is None else store.last_row(folder, "metrics")
-        self.tally = Tally(last, accuracy, broadcast)
-        self.metrics, self.clients = [], []
+        self.settings = {None: {}} if trials is None else dict(trials)
+        tally = lambda trial: Tally(last.get(trial, {}), accuracy, broadcast)
+        self.tallies = {trial: tally(trial) for trial in self.settings}
+        self.over = {t for t, row in last.items() if any(row.get(e) for e in ENDS)}
+        self.seconds = rows[-1]["seconds"] if rows else 0.0
+        # what the callback was not yet called for: a row, and its rounds
+        self.figures: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+        self.metrics: list[dict[str, Any]] = []
+        self.clients: list[dict[str, Any]] = []
+        self.ended: list[dict[str, Any]] = []
+
+    @property
+    def tally(self) -> Tally:
+        """That of a run."""
+        return self.tallies[None]
 
     def add(
         self, done: int, parts: list[tuple[Info, Measured]], spent: float
     ) -> tuple[int, tuple[float, float]]:
         """Takes the results of groups that ran for `spent` seconds after `done` rounds.
 
+        Args:
+          done: rounds done before.
+          parts: infos [rounds, ...] and what was measured [1, ...]; of trials with a
+            leading axis, of which the first count where there are fewer trials.
+          spent: seconds of all.
+
         Returns:
-          The rounds done now, and the accuracy and loss of the last evaluation.
+          The rounds done now, and the accuracy and loss of the last evaluation, means
+          over the trials that go on.
 
         Raises:
-          Diverged: a number is not finite; the rows before it have been written.
+          Diverged: a number of a run is not finite; the rows before it have been written.
         """
-        for infos, measured in parts:
-            measured = jax.tree.map(lambda leaf: leaf[0], measured)
-            diverged = first_diverged(infos, measured.server, done + 1)
-            if diverged is not None:
-                self.write(done)
-                kept = f" (earlier rows are in {self.folder})"
-                kept = kept if done and self.folder is not None else ""
-                raise Diverged(
-                    f"training diverged in round {diverged}: the model is not "
-                    f"finite; lower lr or clip_norm and give another folder{kept}."
-                )
-            self.clients.append(client_rows(infos, done + 1, self.num_clients))
-            before = self.tally.totals
-            row = self.tally.row(done, infos, measured, spent / len(parts))
-            self.metrics.append(row)
-            if self.callback is not None:
-                self.figures += of_rounds(done, infos, before, row)
-            done += len(infos.delta_norm)
-        return done, (row[self.tally.accuracy], row["loss"])
+        latest = []
+        for part in parts:
+            if part[0].delta_norm.ndim == 1:
+                part = jax.tree.map(lambda leaf: leaf[None], part)
+            self.seconds += spent / len(parts)
+            latest = [
+                self._add(trial, done, *jax.tree.map(lambda leaf, i=i: leaf[i], part))
+                for i, trial in enumerate(self.tallies)
+                if trial not in self.over
+            ]
+            done += part[0].delta_norm.shape[1]
+        latest = [row for row in latest if row["trial"] not in self.over]
+        means = [[row[self.accuracy], row["loss"]] for row in latest]
+        accuracy, loss = np.mean(means or [[np.nan, np.nan]], axis=0)
+        return done, (float(accuracy), float(loss))
+
+    def _add(
+        self, trial: int | None, done: int, infos: Info, measured: Measured
+    ) -> dict[str, Any]:
+        """Takes the results of a group of rounds of one trial; returns its row."""
+        measured = jax.tree.map(lambda leaf: leaf[0], measured)
+        diverged = first_diverged(infos, measured.server, done + 1)
+        if trial is None and diverged is not None:
+            self.write(done)
+            kept = f" (earlier rows are in {self.folder})"
+            kept = kept if done and self.folder is not None else ""
+            raise Diverged(
+                f"training diverged in round {diverged}: the model is not "
+                f"finite; lower lr or clip_norm and give another folder{kept}."
+            )
+        tally = self.tallies[trial]
+        before = tally.totals
+        row = {"trial": trial, **tally.row(done, infos, measured, self.seconds)}
+        row |= {"diverged_round": diverged or 0, "stopped_round": 0}
+        self.metrics.append(row)
+        if diverged is not None:
+            self.over.add(trial)
+            return row
+        clients = client_rows(infos, done + 1, self.num_clients)
+        mine = {} if trial is None else {"trial": np.full(len(clients["round"]), trial)}
+        self.clients.append(mine | clients)
+        if self.callback is not None:
+            self.figures.append((row, of_rounds(done, infos, before, row)))
+        return row
 
     def ends(self) -> bool:
-        """Calls the callback for what was added, until it returns True."""
-        figures, self.figures = self.figures, []
-        callback = self.callback
-        return callback is not None and any(asks_to_stop(callback, f) for f in figures)
+        """Calls the callback for what was added; returns whether no trial is left.
+
+        A trial for which it returns True is over.
+        """
+        added, self.figures = self.figures, []
+        for row, rounds in added:
+            trial = row["trial"]
+            who = {"trial": trial, "settings": dict(self.settings[trial])}
+            who = {} if trial is None else who
+            for figures in rounds:
+                if self.callback and asks_to_stop(self.callback, who | figures):
+                    row["stopped_round"] = row["round"]
+                    self.over.add(trial)
+                    break
+        return self.callback is not None and self.all_over
+
+    @property
+    def all_over(self) -> bool:
+        """Whether every trial has diverged or been stopped."""
+        return self.over >= set(self.tallies)
+
+    def end(self, done: int, clients: Sequence[Mapping[str, float]]) -> None:
+        """Takes what the models after `done` rounds are worth to the clients of each trial.
+
+        That of a trial that was over before is no longer there.
+        """
+        last = {row["trial"] for row in self.metrics if row["stopped_round"] == done}
+        pairs = zip(self.tallies, clients, strict=True)
+        self.ended = [
+            {"trial": trial, **figures}
+            for trial, figures in pairs
+            if trial in last or trial not in self.over
+        ]
 
     def write(self, done: int) -> None:
-        """Appends the rows to the tables of the run."""
-        if self.metrics and self.folder is not None:
-            store.append(self.folder, "metrics", concatenate(self.metrics), done)
-            store.append(self.folder, "clients", concatenate(self.clients), done)
-        self.metrics, self.clients = [], []
+        """Appends the rows to the tables of the folder."""
+        tables = {
+            "metrics": self.metrics,
+            "clients": self.clients,
+            "trials": self.ended,
+        }
+        self.metrics, self.clients, self.ended = [], [], []
+        for name, rows in tables.items():
+            if rows and self.folder is not None:
+                columns = concatenate(rows)
+                if None in self.tallies:
+                    columns = {n: v for n, v in columns.items() if n not in OF_TRIALS}
+                store.append(self.folder, name, columns, self.base + done)
+
+
+def _written(folder: Path) -> list[dict[str, Any]]:
+    """What a log goes on from of the rows of `metrics` that are written."""
+    table = store.read_table(folder, "metrics")
+    names = [*TOTALS, "seconds", *OF_TRIALS]
+    names = [name for name in names if name in table.column_names]
+    return table.select(names).to_pylist() if len(table) else []
 
 
 def of_rounds(
@@ -185,7 +284,8 @@ def of_rounds(
       row: of the group, in `metrics`.
     """
     found = list(each_round(infos._replace(clients=()), done, before))
-    measured = {n: v for n, v in row.items() if not n.startswith("class_")}
+    shown = lambda name: name not in OF_TRIALS and not name.startswith("class_")
+    measured = {name: value for name, value in row.items() if shown(name)}
     found[-1] = measured | found[-1]
     return found
 

@@ -12,7 +12,7 @@ calls `run` with the same config, and the first alone sees the folder.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -159,15 +159,9 @@ def _run(
         personal = _personal_on_clients(config, federation, program, state)
         result = None
         if own:
-            result = _summarise(
-                config,
-                federation,
-                program,
-                folder,
-                commit,
-                clients,
-                personal,
-                calibrated,
+            spread = (_spread(federation, found) for found in (clients, personal))
+            result = summarise(
+                config, federation, program, folder, commit, tuple(spread), calibrated
             )
             store.finish(folder, result.to_dict())
     return Summary(**processes.from_first(asdict(result) if result else None))
@@ -267,26 +261,40 @@ def _personal_on_clients(
     return evaluate_personal(algorithm, task, state, data, devices=program.num_devices)
 
 
-def _summarise(
+def _spread(federation: Federation, found: Metrics | None) -> dict[str, float]:
+    if found is None:
+        return {}
+    held = own_examples(federation.data).size
+    return figures.spread_over_clients(found.accuracy, held)
+
+
+def summarise(
     config: Config,
     federation: Federation,
     program: Program,
     folder: Path,
     commit: str | None,
-    clients: Metrics | None,
-    personal: Metrics | None,
-    calibrated: float,
+    accuracy: tuple[Mapping[str, float], Mapping[str, float]],
+    calibrated: float = 0.0,
+    trials: int = 1,
 ) -> Summary:
+    """The summary of a run, or a trial, whose rows lie in `folder`.
+
+    Args:
+      config: its settings.
+      federation: of the run; of a trial with the skew of its own partition.
+      program: that it was trained with.
+      folder: of the run or the trial.
+      commit: of the checkout.
+      accuracy: `Summary.client_accuracy` and `personal_accuracy`.
+      calibrated: seconds that trying lanes and convolutions took.
+      trials: how many share the program's state.
+    """
     source, sizes = federation.source, federation.skew.sizes
     metrics = store.read_table(folder, "metrics")
     named = store.accuracy_in(metrics.column_names)
     by_class = metrics[f"class_{named}"][-1].as_py()
     rounds = metrics["round"][-1].as_py()
-    held = own_examples(federation.data).size
-    spread = [
-        {} if found is None else figures.spread_over_clients(found.accuracy, held)
-        for found in (clients, personal)
-    ]
     used = {
         "devices": program.num_devices,
         "keeps_memory": keeps_memory(),
@@ -316,9 +324,9 @@ def _summarise(
         versions=summary.versions(),
         commit=commit,
         class_accuracy=figures.per_class(by_class, source.test_counts()),
-        client_accuracy=spread[0],
-        personal_accuracy=spread[1],
-        client_state_bytes=num_bytes(program.abstract.clients),
+        client_accuracy=dict(accuracy[0]),
+        personal_accuracy=dict(accuracy[1]),
+        client_state_bytes=num_bytes(program.abstract.clients) // trials,
         memory=_memory(program),
         public=public.described(federation),
         auxiliary=public.auxiliary(config, federation),
@@ -330,7 +338,8 @@ def _summarise(
 
 def _memory(program: Program) -> dict[str, int | None]:
     expected = program.footprint
-    assert expected is not None
+    if expected is None:  # trials side by side have none
+        return {}
     state = num_bytes(program.abstract)
     # nothing is compiled any more when states are written while rounds go on
     written = COPIES * state if has_room(state) else 0

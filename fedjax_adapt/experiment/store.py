@@ -35,6 +35,7 @@ CONFIG, SUMMARY, LOCK = "config.toml", "summary.json", ".lock"
 OWN = "own.json"
 SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see sweeps/results.py
 NOTHING = "nothing"  # that a trial was also given
+TRIALS = "trials"  # of a sweep, a folder for each, see sweeps/trial_folders.py
 TABLES = ("metrics", "clients", "trials")
 
 
@@ -84,7 +85,7 @@ def read_run(folder: str | Path) -> Record:
         if (folder / SWEEP).is_file():
             raise SettingError(
                 f"{folder} holds a sweep, no run; its trials are the rows of {RESULTS}, "
-                "their rounds those of groups/*/metrics/*.parquet."
+                f"and each is a run in {folder / TRIALS}."
             )
         raise SettingError(
             f"{folder} holds no run: it has no {CONFIG}; write the folder that "
@@ -97,6 +98,33 @@ def read_run(folder: str | Path) -> Record:
         clients=read_table(folder, "clients"),
         summary=read_summary(folder),
     )
+
+
+def trial_folder(number: int) -> Path:
+    """Where a trial lies in the folder of its sweep."""
+    return Path(TRIALS) / f"{number:04d}"
+
+
+def runs_in(folder: str | Path) -> list[Path]:
+    """The folder of a run, or of each trial of a finished sweep that did not diverge.
+
+    Raises:
+      ValueError: a sweep is not finished, or none of its trials is to be had.
+    """
+    folder = Path(folder)
+    if (folder / CONFIG).is_file() or not (folder / SWEEP).is_file():
+        return [folder]
+    if not (folder / SUMMARY).is_file():
+        raise SettingError(
+            f"{folder} holds a sweep that is not finished; resume it first."
+        )
+    found = [path.parent for path in sorted(folder.glob(f"{TRIALS}/*/{SUMMARY}"))]
+    if not found:
+        raise SettingError(
+            f"{folder} holds a sweep with no trial to show: all diverged, or an earlier "
+            f"version made it; read its {RESULTS}."
+        )
+    return found
 
 
 class Swept(NamedTuple):
@@ -222,12 +250,6 @@ def read_table(folder: Path, name: str) -> "pyarrow.Table":
     return (
         pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
     )
-
-
-def last_row(folder: Path, name: str) -> dict[str, Any]:
-    """The last row that is written of a table; empty if there is none."""
-    table = read_table(folder, name)
-    return table.slice(len(table) - 1).to_pylist()[0] if len(table) else {}
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:

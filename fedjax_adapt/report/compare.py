@@ -13,7 +13,15 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import SettingError
-from ..experiment.store import TRAINED, differing, figures_of, read_run
+from ..experiment.store import (
+    SWEEP,
+    TRAINED,
+    differing,
+    figures_of,
+    read_run,
+    read_swept,
+    runs_in,
+)
 from .controls import Run, lacking
 from .plots import method_of
 from .tables import percent
@@ -61,12 +69,16 @@ class Group(NamedTuple):
 def groups(folders: Sequence[str | Path]) -> list[Group]:
     """The runs by what they were tested on; those that trained on it come last.
 
+    Args:
+      folders: of runs, or of sweeps, of which all trials are meant that did not diverge.
+
     Raises:
-      ValueError: a folder holds no run, or one that is not finished.
+      ValueError: a folder holds no run and no sweep, or one that is not finished.
     """
     found: dict[Tested, list[Run]] = {}
-    paths = [Path(folder).expanduser().resolve() for folder in folders]
-    for folder, path in zip(folders, paths, strict=True):
+    runs = [run for folder in folders for run in runs_in(Path(folder).expanduser())]
+    paths = [run.resolve() for run in runs]
+    for folder, path in zip(runs, paths, strict=True):
         if paths.count(path) > 1:
             raise SettingError(f"{folder} is given more than once; give each run once.")
         record = read_run(folder)
@@ -123,7 +135,17 @@ def comparison_tables(folders: Sequence[str | Path]) -> "list[Table]":
             )
         table.caption = "\n".join(notes + lacking(group.runs))
         tables.append(table)
+    left_out = [note for folder in folders for note in _diverged(folder)]
+    tables[-1].caption = "\n".join([str(tables[-1].caption), *left_out])
     return tables
+
+
+def _diverged(folder: str | Path) -> list[str]:
+    """What to say of the trials of a sweep that diverged, which are not ranked."""
+    path = Path(folder).expanduser()
+    found = read_swept(path).diverged if (path / SWEEP).is_file() else []
+    trials = ", ".join(map(str, found))
+    return [f"{folder}: trial {trials} diverged and has no figures"] if found else []
 
 
 def _cells(summary: dict[str, Any]) -> list[str]:

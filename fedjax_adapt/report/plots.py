@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..errors import SettingError
-from ..experiment.store import ACCURACY, Record, read_run, replacing
+from ..experiment.store import ACCURACY, TRIALS, Record, read_run, replacing, runs_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,6 +71,11 @@ def comparison_curves(
 ) -> Path:
     """Draws the accuracy of several runs into one picture; see `learning_curve`.
 
+    Args:
+      folders: of runs, or of sweeps, of which all trials are meant that did not diverge.
+      path: where the picture goes.
+      against: the horizontal axis.
+
     Raises:
       ValueError: as there; or a run trained on its test set, whose accuracy compares with
         no other's.
@@ -81,7 +86,7 @@ def comparison_curves(
     figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for folder in folders:
+    for folder in [path for given in folders for path in runs_in(given)]:
         record = _drawable(folder, against)
         if record.accuracy != ACCURACY:
             raise SettingError(
@@ -89,7 +94,9 @@ def comparison_curves(
                 "other's; leave it out."
             )
         at, accuracy = (record.metrics[n].to_numpy() for n in (against, ACCURACY))
-        label = f"{method_of(record.config, record.summary)} ({Path(folder).name})"
+        trial = folder.parent.name == TRIALS
+        name = f"{folder.parents[1].name}/{folder.name}" if trial else folder.name
+        label = f"{method_of(record.config, record.summary)} ({name})"
         axes.plot(at, 100 * accuracy, label=label, **_line(at))
     axes.set_ylabel("test accuracy (%)")
     axes.legend(frameon=False, fontsize=9)

@@ -1,6 +1,5 @@
 """Runs that take a second: a linear model on the digits."""
 
-import jax
 import pytest
 
 from fedjax_adapt.experiment import Config, run
@@ -18,23 +17,8 @@ TINY = {
 }
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compiled_programs(tmp_path_factory):
-    """Equal runs compile once for the whole session; test_cli shares the folder."""
-    names = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "xla"),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-    }
-    before = {name: getattr(jax.config, name) for name in names}
-    for name, value in names.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-
-
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory, compiled_programs):
+def whole(tmp_path_factory):
     """A finished run of the tiny config, never interrupted; only to be read."""
     config = Config(folder=str(tmp_path_factory.mktemp("runs") / "whole"), **TINY)
     run(config)
@@ -42,7 +26,7 @@ def whole(tmp_path_factory, compiled_programs):
 
 
 @pytest.fixture(scope="session")
-def also(tmp_path_factory, compiled_programs):
+def also(tmp_path_factory):
     """The same run, with the other models evaluated too; only to be read."""
     folder = str(tmp_path_factory.mktemp("runs") / "also")
     config = Config(folder=folder, **TINY, evaluate_also=("sel", "all"))

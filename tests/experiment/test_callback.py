@@ -147,7 +147,7 @@ def test_what_is_no_callback_is_refused(tiny, callback, says):
 
 
 @pytest.fixture(scope="module")
-def whole_sweep(tmp_path_factory, compiled_programs):
+def whole_sweep(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweeps") / "whole"
     return sweep(GRID, folder, side_by_side=2)
 

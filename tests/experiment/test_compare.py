@@ -96,7 +96,13 @@ def test_settings_in_which_runs_differ_are_named(finished):
 def test_methods_and_seeds_are_not_among_the_settings_that_differ():
     shared = {"batch_size": 20, "lanes": 2}
     one = {"algorithm": "fedavg", "seed": 0, "lr": 0.1, **shared}
-    other = {"algorithm": "fedprox", "algorithm.mu": 0.1, "seed": 1, "lr": 0.2, **shared}
+    other = {
+        "algorithm": "fedprox",
+        "algorithm.mu": 0.1,
+        "seed": 1,
+        "lr": 0.2,
+        **shared,
+    }
     assert store.differing([one, other | {"lanes": 1}]) == [{"lr": 0.1}, {"lr": 0.2}]
 
 

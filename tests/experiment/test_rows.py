@@ -119,5 +119,5 @@ def test_a_diverged_group_leaves_the_rows_before_it(tmp_path):
     with pytest.raises(rows.Diverged, match="diverged in round 3: the model is not"):
         log.add(0, [(INFOS, after), (bad, after)], spent=2.0)
     again = rows.Log(tmp_path, num_clients=5)
-    assert (again.tally.totals["local_steps"], again.tally.seconds) == (10, 1.0)
+    assert (again.tally.totals["local_steps"], again.seconds) == (10, 1.0)
     assert again.tally.totals["simulated_seconds"] == 1.75

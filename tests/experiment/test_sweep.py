@@ -17,7 +17,15 @@ from fedjax_adapt import cli
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.core import Algorithm, epochs
 from fedjax_adapt.engine import memory
-from fedjax_adapt.experiment import Config, read_run, read_swept, run, sweep
+from fedjax_adapt.experiment import (
+    Config,
+    load_run,
+    read_run,
+    read_swept,
+    run,
+    sweep,
+)
+from fedjax_adapt.experiment.config import from_settings
 from fedjax_adapt.experiment.store import read_table
 from fedjax_adapt.experiment.sweeps import compiled_group
 from fedjax_adapt.experiment.sweeps.flags import parse
@@ -25,6 +33,9 @@ from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
 from fedjax_adapt.experiment.sweeps.results import flat, table_of, to_toml
 from fedjax_adapt.experiment.sweeps.traced import number, number_names, with_numbers
+from fedjax_adapt.report.compare import comparison_tables
+from fedjax_adapt.report.contributions import contributions, draw_contributions
+from fedjax_adapt.report.plots import comparison_curves, learning_curve
 from fedjax_adapt.report.sweep import natural_width, parts, sweep_tables
 
 # three trials of one group, two at a time: the second time one and a copy of it
@@ -35,7 +46,7 @@ COSTS = ("area_under_curve", "local_steps", "bytes_up", "bytes_down", "rho")
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory, compiled_programs):
+def three(tmp_path_factory):
     """A finished sweep, never interrupted; only to be read."""
     folder = tmp_path_factory.mktemp("sweeps") / "three"
     return sweep(THREE, folder, side_by_side=2)
@@ -76,6 +87,68 @@ def test_a_trial_alone_is_its_run_to_the_bit(tmp_path, whole):
         assert ours[name] == theirs[name]
 
 
+def test_each_trial_has_the_folder_of_a_run(three, whole):
+    """Tables, figures and evidence, but for its states."""
+    record, theirs = read_run(three.folder / "trials" / "0001"), read_run(whole.folder)
+    how = {"lanes": "auto", "convolutions": "auto", "devices": 1}  # as the sweep says
+    assert record.config == theirs.config | how
+    for ours, other in (
+        (record.metrics, theirs.metrics),
+        (record.clients, theirs.clients),
+    ):
+        assert ours.column_names == other.column_names and len(ours) == len(other)
+        for name in set(ours.column_names) - {"seconds"}:
+            values = (ours[name].to_pylist(), other[name].to_pylist())
+            np.testing.assert_allclose(*values, rtol=1e-4, atol=1e-5)
+    assert set(record.summary) == set(theirs.summary)
+    same = ("method", "config_hash", "seeds", "data", "public", "auxiliary", "bytes_up")
+    for name in (*same, "client_state_bytes", "stopped_round", "own", "rounds"):
+        assert record.summary[name] == theirs.summary[name], name
+
+
+def test_what_reads_runs_reads_the_trials_of_a_sweep(three, tmp_path):
+    (table,) = comparison_tables([three.folder])
+    ranked = [three.folder / "trials" / f"000{trial}" for trial in range(3)]
+    accuracy = lambda folder: read_run(folder).summary["accuracy"]
+    assert table.row_count == 3
+    best = max(ranked, key=accuracy)
+    assert table.caption.startswith(f"1: {best}, seed {read_run(best).config['seed']}")
+    assert "lr=0.03" in table.caption
+    assert comparison_curves([three.folder], tmp_path / "all.png").exists()
+    curve = learning_curve(ranked[2], tmp_path / "one.png")
+    assert curve.exists()
+    with pytest.raises(ValueError, match="0001 is given more than once"):
+        comparison_tables([three.folder, ranked[1]])
+    with pytest.raises(ValueError, match="a sweep keeps no states; train it by itself"):
+        load_run(ranked[0])
+    with pytest.raises(ValueError, match="holds a sweep, no run; .* each is a run in"):
+        read_run(three.folder)
+
+
+def test_a_run_takes_as_many_steps_as_a_trial(three, tmp_path):
+    """`match`, which reads the clients' steps of a run."""
+    trial = three.folder / "trials" / "0000"
+    settings = {name: value for name, value in RUN.items() if name != "epochs"}
+    settings |= {"lr": 0.03, "match": str(trial), "algorithm": "fedavg"}
+    found = run(from_settings(settings | {"folder": str(tmp_path / "matched")}))
+    wanted = sum(read_run(trial).clients["num_steps"].to_pylist())
+    visits = len(read_run(trial).clients)
+    assert wanted - visits <= found.local_steps <= wanted
+
+
+def test_a_trial_that_diverges_has_the_folder_of_such_a_run(tmp_path):
+    grid = {"lr": [0.1, 1e12], "momentum": [0.0]}
+    found = sweep({"run": RUN, "grid": grid}, tmp_path / "sweep")
+    assert found.diverged == [1]
+    record = read_run(found.folder / "trials" / "0001")
+    assert record.summary is None
+    table = found.metrics.to_pydict()
+    pairs = list(zip(table["trial"], table["diverged_round"], strict=True))
+    assert len(record.metrics) == pairs.count((1, 0))
+    (table,) = comparison_tables([found.folder])
+    assert table.row_count == 1 and "trial 1 diverged" in table.caption
+
+
 def test_trials_share_a_program_though_each_has_a_partition_of_its_own(tmp_path):
     """Clients of unlike sizes, split by labels they never see; clocks of the seed."""
     common = {**RUN, "partition": "dirichlet_classes", "algorithm": "feddisco"}
@@ -93,11 +166,27 @@ def test_trials_share_a_program_though_each_has_a_partition_of_its_own(tmp_path)
     check_trial_is_a_run(rows[3], result)
     for name in ("simulated_seconds", "kappa"):
         assert rows[3][name] == pytest.approx(result[name], rel=1e-5)
+    trial = read_run(found.folder / "trials" / "0003").summary
+    assert trial["data"] == result["data"]  # its own partition
+    assert trial["data"] != read_run(found.folder / "trials" / "0000").summary["data"]
+
+
+def test_clients_of_a_trial_are_ranked_by_what_they_contribute(tmp_path):
+    settings = {**RUN, "algorithm": "fedgsnr", "rounds": 2}
+    found = sweep({"run": settings, "grid": {"seed": [0, 1]}}, tmp_path / "sweep")
+    trial = found.folder / "trials" / "0001"
+    rows = read_run(trial).clients
+    assert {one.client for one in contributions(trial)} == set(
+        rows["client"].to_pylist()
+    )
+    assert draw_contributions(trial) == trial / "contributions.png"
 
 
 def test_the_folder_of_a_sweep_holds_what_it_should(three):
     files = {p.name for p in three.folder.iterdir()}
-    assert files == {"sweep.toml", "results.parquet", "groups", "summary.json"}
+    assert files == {
+        *("sweep.toml", "results.parquet", "groups", "trials", "summary.json")
+    }
     group = three.folder / "groups" / "000-scaffold"
     assert {p.name for p in group.iterdir()} == {
         # its checkpoints are gone

@@ -48,7 +48,7 @@ def contents(folder):
 
 
 @pytest.fixture(scope="module")
-def half(tmp_path_factory, compiled_programs):
+def half(tmp_path_factory):
     """A run on two devices that was stopped; only to be read, but for the first test."""
     folder = str(tmp_path_factory.mktemp("runs") / "half")
     config = Config(folder=folder, **GSNR, algorithm_options=SCAFFOLD, devices=2)

@@ -35,7 +35,8 @@ class CompiledGroup(NamedTuple):
     """A compiled group.
 
     `program_of(some)` is the program of a run, whose state and results have a leading axis
-    [width]: of those trials, and of copies of the last where they are fewer.
+    [width]: of those trials, and of copies of the last where they are fewer. Those of a
+    group of one trial are those of a run.
     """
 
     program_of: Callable[[Sequence[int]], Program]
@@ -101,7 +102,7 @@ def compile_group(
         program = compile_program(configs[0], federation)
         with_axis = lambda state: jax.tree.map(lambda leaf: leaf[None], state.params)
         return CompiledGroup(
-            program_of=lambda some: _alone(program),
+            program_of=lambda some: program,
             abstract=program.abstract,
             width=1,
             num_devices=program.num_devices,
@@ -171,19 +172,6 @@ def compile_group(
     params_of = lambda state: state.params
     where = layout.width, layout.num_devices
     return CompiledGroup(program_of, abstract, *where, params_of, partitions)
-
-
-def _alone(program: Program) -> Program:
-    """The program of a run, its results those of a single trial, [1, ...]."""
-
-    def stacked(group):
-        def call(state):
-            state, *part = group(state)
-            return state, *jax.tree.map(lambda leaf: leaf[None], part)
-
-        return group and call
-
-    return program._replace(group=stacked(program.group), last=stacked(program.last))
 
 
 def lanes_of(

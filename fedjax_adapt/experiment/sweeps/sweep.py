@@ -28,6 +28,7 @@ from ..federation import Federation
 from ..folder import create
 from ..loop import train
 from ..provenance import origins
+from ..rows import Log
 from ..run import Progress, Report, silent
 from ..saver import saver
 from ..store import Swept
@@ -36,7 +37,7 @@ from .compiled_group import CompiledGroup, compile_group, layout_of
 from .grid import Sweep, Trial, read_sweep, seed_hint
 from .groups import Group, groups_of
 from .trial_clients import client_figures
-from .trial_rows import TrialsLog
+from .trial_folders import write_trials
 
 # settings that often vary, and that no number of owners hangs on
 TRAINING = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm", "epochs", "seed")
@@ -134,8 +135,9 @@ def _sweep(
             path = _path(place, group)
             runner = _Runner(path, group, before, total, progress, callback)
             if store.read_summary(runner.path) is None:
-                runner.run(side_by_side, commit)
-            shutil.rmtree(runner.path / CHECKPOINTS, ignore_errors=True)
+                runner.run(place, side_by_side, commit)
+            for name in (CHECKPOINTS, "clients"):  # whose rows the trials have
+                shutil.rmtree(runner.path / name, ignore_errors=True)
             before += sum(trial.config.rounds for trial in group.trials)
             rows += results.rows_of(runner.path, group.trials, asked.names)
             rows.sort(key=lambda row: row["trial"])
@@ -196,8 +198,14 @@ class _Runner:
     progress: Report
     callback: Callback | None
 
-    def run(self, side_by_side: int | str, commit: str | None) -> None:
-        """Runs its trials, or goes on with them, as many at once as fit."""
+    def run(self, place: Path, side_by_side: int | str, commit: str | None) -> None:
+        """Runs its trials, or goes on with them, as many at once as fit.
+
+        Args:
+          place: the folder of the sweep.
+          side_by_side: as for `sweep`.
+          commit: of the checkout.
+        """
         configs = [trial.config for trial in self.group.trials]
         numbers = [trial.number for trial in self.group.trials]
         federation = build(configs[0])
@@ -221,6 +229,7 @@ class _Runner:
             some = range(first, min(first + compiled.width, len(configs)))
             self.run_some(federation, compiled, some, state, done)
             state, done = None, (first // compiled.width + 1) * rounds
+        write_trials(place, self.path, self.group.trials, federation, compiled, commit)
         written = {
             "trials": numbers,
             "test_examples": len(federation.source.y_test),
@@ -276,9 +285,16 @@ class _Runner:
         if state is None or done == base:
             state, done = program.init(), base
         accuracy = public.accuracy_name(federation)
-        trials = [self.group.trials[i] for i in some]
-        sent = public.broadcast_bytes(federation)
-        log = TrialsLog(self.path, trials, base, accuracy, sent, self.callback)
+        trials = {t.number: t.point for t in map(self.group.trials.__getitem__, some)}
+        log = Log(
+            self.path,
+            federation.data.num_clients,
+            accuracy,
+            public.broadcast_bytes(federation),
+            self.callback,
+            trials,
+            base,
+        )
         if self.callback is not None and log.all_over:
             return  # and what they came to is written
         shown = f"{self.group.name}: mean {accuracy.replace('_', ' ')}"
