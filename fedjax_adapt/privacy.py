@@ -132,7 +132,11 @@ def with_privacy(
     return algorithm._replace(
         local=local._replace(finish=finish),
         server=ServerRule(
-            rule.init, Mean(per_client, uniformly), update, report=report
+            rule.init,
+            Mean(per_client, uniformly),
+            update,
+            report=report,
+            given=rule.given,
         ),
     )
 

@@ -92,7 +92,13 @@ def with_server_optimizer(
     busy = rule.busy and (lambda extra, busy=rule.busy: busy(extra.inner))
     return inner._replace(
         server=ServerRule(
-            init, rule.combine, update, refined=refined, report=report, busy=busy
+            init,
+            rule.combine,
+            update,
+            refined=refined,
+            report=report,
+            busy=busy,
+            given=rule.given,
         )
     )
 

@@ -254,6 +254,7 @@ def _asynchronous(
         update=update,
         report=lambda state, upload, cohort: state.report,
         busy=lambda state: state.clients.ids,
+        given=own.server.given,
     )
     return seeing(own, server=lambda state: state.inner)._replace(server=server)
 

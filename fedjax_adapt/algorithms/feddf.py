@@ -191,9 +191,13 @@ def feddf(
         return best, state, report
 
     judges = validates or drop_worst
-    return with_refinement(
-        base, Refinement(server=server, check=verify, needs_validation=judges)
+    refinement = Refinement(
+        server=server,
+        check=verify,
+        needs_validation=judges,
+        given="unlabelled public examples",
     )
+    return with_refinement(base, refinement)
 
 
 def distance(teaching: str, trusted: Array, theirs: Array, ours: Array) -> Array:

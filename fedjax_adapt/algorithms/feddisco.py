@@ -24,6 +24,7 @@ import optax
 
 from .. import check
 from ..core import (
+    LABEL_COUNTS,
     Algorithm,
     Cohort,
     Mean,
@@ -135,7 +136,8 @@ def feddisco(
 
     if base.server.update is None:
         weighted = Mean(trusted, combine.extra)
-        return base._replace(server=base.server._replace(combine=weighted))
+        server = base.server._replace(combine=weighted, given=LABEL_COUNTS)
+        return base._replace(server=server)
 
     def sends_twice(run):
         upload, client = base.local.finish(run)
@@ -156,7 +158,9 @@ def feddisco(
     )
     return base._replace(
         local=base.local._replace(finish=sends_twice),
-        server=ServerRule(base.server.init, weights, update, report=report),
+        server=ServerRule(
+            base.server.init, weights, update, report=report, given=LABEL_COUNTS
+        ),
     )
 
 

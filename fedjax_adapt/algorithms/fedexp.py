@@ -108,5 +108,6 @@ def fedexp(epsilon: float = 1e-3, base: Algorithm | None = None) -> Algorithm:
             update,
             refined=refined,
             report=report,
+            given=rule.given,
         ),
     )

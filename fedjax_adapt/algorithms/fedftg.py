@@ -31,6 +31,7 @@ import optax
 
 from .. import check
 from ..core import (
+    LABEL_COUNTS,
     Algorithm,
     Array,
     Key,
@@ -207,7 +208,13 @@ def fedftg(
 
     return with_refinement(
         base,
-        Refinement(init=init, server=server, check=verify, needs_public=False),
+        Refinement(
+            init=init,
+            server=server,
+            check=verify,
+            needs_public=False,
+            given=LABEL_COUNTS,
+        ),
     )
 
 

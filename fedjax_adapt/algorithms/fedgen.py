@@ -31,6 +31,7 @@ import optax
 
 from .. import check
 from ..core import (
+    LABEL_COUNTS,
     WEIGHTS,
     Algorithm,
     Array,
@@ -239,6 +240,7 @@ def fedgen(
             traffic=traffic,
             needs_public=False,
             send=count,
+            given=LABEL_COUNTS,
         ),
     )
 

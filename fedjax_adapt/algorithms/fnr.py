@@ -215,6 +215,7 @@ def fnr_refinement(
         check=verify,
         traffic=traffic,
         traffic_refined=traffic_refined,
+        given="labelled public examples",
     )
 
 

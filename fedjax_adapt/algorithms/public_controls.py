@@ -144,4 +144,5 @@ def _at_the_server(name: str, fraction: float, epochs: int, sgd: SGD) -> Refinem
         check_labelled(name, task, setup)
         check_selects(fraction, setup)
 
-    return Refinement(server=server, check=verify)
+    given = "labelled public examples, at the server alone"
+    return Refinement(server=server, check=verify, given=given)

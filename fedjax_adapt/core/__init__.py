@@ -41,6 +41,7 @@ from .defaults import (
     weighted_sums,
 )
 from .parts import (
+    LABEL_COUNTS,
     LocalRule,
     Probe,
     Refine,
@@ -108,6 +109,7 @@ from .views import (
 )
 
 __all__ = [
+    "LABEL_COUNTS",
     "Algorithm",
     "Array",
     "Batch",

@@ -146,6 +146,9 @@ class StepPolicy(NamedTuple):
     best: Callable[[PolicyState], Params] | None = None
 
 
+LABEL_COUNTS = "label counts of every client"  # as `given` says it
+
+
 class ServerRule(NamedTuple):
     """How uploads become the next global model. `combine` sees the cohort axis.
 
@@ -169,6 +172,8 @@ class ServerRule(NamedTuple):
     `refined(params, extra, upload, cohort, shift)` is `update` where the mean of the
     cohort's models has moved by `shift` on a public set since the upload. None: `update`,
     and then `shift` is added to the new model.
+
+    `given` says in words what the server is given beside the clients' own training.
     """
 
     init: Callable[[Params], ServerExtra] = no_state
@@ -186,6 +191,7 @@ class ServerRule(NamedTuple):
     ) = None
     report: Callable[[ServerExtra, Upload, Cohort], dict[str, Array]] = say_nothing
     busy: Callable[[ServerExtra], Array] | None = None
+    given: str | None = None
 
 
 def traffic_for(rule: LocalRule, params: Params) -> Traffic:
@@ -272,7 +278,8 @@ class Refinement(NamedTuple):
 
     `check(task, setup)` raises a ValueError where the run cannot be refined. `traffic`
     is what it adds for every client that trains, `traffic_refined` for each of those whose
-    models are refined as well.
+    models are refined as well. `given` says in words what it is given beside the clients'
+    own training.
     """
 
     init: Callable[[Task, RefineSetup, Key], RefineState] = no_refine_state
@@ -290,6 +297,7 @@ class Refinement(NamedTuple):
     needs_public: bool = True
     needs_validation: bool = False  # examples of the public set to choose a model by
     send: Callable[[LocalRun], PyTree] | None = None
+    given: str | None = None
 
 
 def public_examples(public: PyTree) -> tuple[Array, Array | None]:

@@ -5,10 +5,9 @@ accuracy. It goes by that name wherever it is written or shown, so that nothing 
 looks for a test accuracy finds it.
 """
 
-import re
 from typing import Any
 
-from ..core import Algorithm, as_refinement
+from ..core import Algorithm, Refinement, as_refinement
 from ..data import PROTOCOLS, PublicSet, Source
 from ..data.protocols import default_size
 from ..errors import SettingError
@@ -21,17 +20,6 @@ ORIGIN = {
     "split_test": "taken out of the test set",
     "published": "the test set itself",
     "given": "given with the data",
-}
-
-# what algorithms are given beside their clients' training
-GIVEN = {
-    "feddisco": "label counts of every client",
-    "fedgen": "label counts of every client",
-    "fedftg": "label counts of every client",
-    "feddf": "unlabelled public examples",
-    "fnr": "labelled public examples",
-    "fedavg_pubft": "labelled public examples, at the server alone",
-    "public_only": "labelled public examples, at the server alone",
 }
 
 
@@ -126,10 +114,11 @@ def described(federation: Federation) -> dict[str, Any]:
     }
 
 
-def auxiliary(config: Config, federation: Federation) -> list[str]:
+def auxiliary(federation: Federation) -> list[str]:
     """What a method is given beside the clients' own training, in words."""
-    bases = re.findall(r"\w+", str(config.algorithm_options.get("base") or ""))
-    given = [GIVEN[name] for name in (config.algorithm, *bases) if name in GIVEN]
+    algorithm = federation.algorithm
+    parts = (algorithm.server, as_refinement(algorithm.refine) or Refinement())
+    given = list(dict.fromkeys(part.given for part in parts if part.given))
     public = federation.data.public
     if public is None:
         return given

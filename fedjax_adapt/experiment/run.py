@@ -329,7 +329,7 @@ def summarise(
         client_state_bytes=num_bytes(program.abstract.clients) // trials,
         memory=_memory(program),
         public=public.described(federation),
-        auxiliary=public.auxiliary(config, federation),
+        auxiliary=public.auxiliary(federation),
         own=origins([config]),
         stopped_round=rounds if rounds < config.rounds else None,
         **summary.results(metrics, config.targets),

@@ -3,6 +3,7 @@
 import io
 
 import numpy as np
+import optax
 import pytest
 from helpers import constructed
 from rich.console import Console
@@ -15,7 +16,6 @@ from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import from_settings, to_toml
 from fedjax_adapt.experiment.preview import preview
 from fedjax_adapt.experiment.public import (
-    GIVEN,
     accuracy_name,
     auxiliary,
     uses_public,
@@ -108,7 +108,7 @@ def test_the_preview_shows_what_the_public_set_leaves():
 def test_every_algorithm_that_asks_for_a_public_set_says_what_it_needs_of_it():
     for name in ALGORITHMS:
         if uses_public(constructed(name)):
-            assert "public" in GIVEN[name], name
+            assert "public" in constructed(name).refine.given, name
 
 
 def test_the_public_set_follows_the_seed_of_the_partition(nods):
@@ -260,8 +260,42 @@ def test_a_public_set_nobody_uses_is_said(finished):
 
 def test_auxiliary_data_are_named_for_bases_too(nods):
     settings = {"algorithm": "feddisco", "base": "fedavg"}
-    config = from_settings(SMALL | settings)
-    assert auxiliary(config, build(config)) == ["label counts of every client"]
+    federation = build(from_settings(SMALL | settings))
+    assert auxiliary(federation) == ["label counts of every client"]
+
+
+SPECIFIED = {  # what a method is given beside its clients' training
+    **dict.fromkeys(("feddisco", "fedgen", "fedftg"), "label counts of every client"),
+    "feddf": "unlabelled public examples",
+    "fnr": "labelled public examples",
+    "fedavg_pubft": "labelled public examples, at the server alone",
+    "public_only": "labelled public examples, at the server alone",
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_a_method_is_given_is_said_by_its_parts(name):
+    algorithm = constructed(name)
+    refine = algorithm.refine
+    given = {algorithm.server.given, refine.given if refine else None} - {None}
+    assert given == ({SPECIFIED[name]} if name in SPECIFIED else set())
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda base: fa.algorithms.fedexp(base=base),
+        lambda base: fa.with_server_optimizer(base, optax.adam(0.1)),
+        lambda base: fa.with_refinement(base, fa.algorithms.fnr()),
+        lambda base: fa.with_steps(base, fa.epochs(2)),
+    ],
+)
+def test_a_wrapper_says_what_its_base_is_given(around):
+    assert around(fa.algorithms.feddisco()).server.given == SPECIFIED["feddisco"]
+    refine = around(fa.algorithms.feddf()).refine
+    assert refine.given in (SPECIFIED["feddf"], SPECIFIED["fnr"])
+    late = fa.algorithms.fedbuff(base=fa.algorithms.feddisco())  # refines nothing
+    assert late.server.given == SPECIFIED["feddisco"]
 
 
 def test_settings_of_public_sets_survive_their_toml(tmp_path):

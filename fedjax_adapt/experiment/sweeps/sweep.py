@@ -234,7 +234,7 @@ class _Runner:
             "trials": numbers,
             "test_examples": len(federation.source.y_test),
             "test_counts": federation.source.test_counts().tolist(),
-            "auxiliary": public.auxiliary(configs[0], federation),
+            "auxiliary": public.auxiliary(federation),
             "seconds": store.read_table(self.path, "metrics")["seconds"][-1].as_py(),
             "compile_seconds": compiled.program_of([0]).seconds,
         }
