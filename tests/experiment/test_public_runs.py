@@ -286,14 +286,15 @@ def test_what_a_method_is_given_is_said_by_its_parts(name):
     [
         lambda base: fa.algorithms.fedexp(base=base),
         lambda base: fa.with_server_optimizer(base, optax.adam(0.1)),
-        lambda base: fa.with_refinement(base, fa.algorithms.fnr()),
         lambda base: fa.with_steps(base, fa.epochs(2)),
     ],
 )
 def test_a_wrapper_says_what_its_base_is_given(around):
     assert around(fa.algorithms.feddisco()).server.given == SPECIFIED["feddisco"]
-    refine = around(fa.algorithms.feddf()).refine
-    assert refine.given in (SPECIFIED["feddf"], SPECIFIED["fnr"])
+    refined = around(fa.algorithms.feddf())
+    assert refined.refine.given == SPECIFIED["feddf"]
+    other = fa.with_refinement(refined, fa.algorithms.fnr())
+    assert other.refine.given == SPECIFIED["fnr"]
     late = fa.algorithms.fedbuff(base=fa.algorithms.feddisco())  # refines nothing
     assert late.server.given == SPECIFIED["feddisco"]
 
