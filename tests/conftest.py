@@ -64,3 +64,12 @@ def task():
 @pytest.fixture(scope="session")
 def data():
     return make_data()
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """An empty working folder, and the cache of compiled programs left as it is."""
+    before = jax.config.jax_compilation_cache_dir
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)

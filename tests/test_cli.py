@@ -15,20 +15,13 @@ from fedjax_adapt.cli.progress import nothing_to_resume
 from fedjax_adapt.experiment import checkpoint, read_run
 from fedjax_adapt.experiment.flags import parse
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 # the run of experiment/conftest.py, so that it is compiled once
 QUICK = (
     "run --algorithm scaffold --model linear --num-clients 6 --participation 0.5 "
     "--rounds 7 --epochs 1 --batch-size 100 --checkpoint-every 2"
 )
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """An empty working folder, and the cache of compiled programs left as it is."""
-    before = jax.config.jax_compilation_cache_dir
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    jax.config.update("jax_compilation_cache_dir", before)
 
 
 def fedjax_adapt(capsys, line):

@@ -4,13 +4,14 @@ import json
 from importlib import import_module
 from pathlib import Path
 
-import jax
 import pytest
 
 from fedjax_adapt import cli
 from fedjax_adapt.experiment import read_run, store
 from fedjax_adapt.experiment.config import to_settings, to_toml
 from fedjax_adapt.experiment.controls import unfinished, with_controls
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 LINE = (
     "run --algorithm fnr --model linear --num-clients 4 --participation 1 --rounds 2 "
@@ -19,15 +20,6 @@ LINE = (
 )
 RUNNING = import_module("fedjax_adapt.cli.run")
 FOLDERS = ("mine", *(f"mine-control-{x}" for x in ("weight0", "pubft", "public")))
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """An empty working folder, and the cache of compiled programs left as it is."""
-    before = jax.config.jax_compilation_cache_dir
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    jax.config.update("jax_compilation_cache_dir", before)
 
 
 def fedjax_adapt(capsys, line):

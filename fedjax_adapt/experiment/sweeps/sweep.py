@@ -36,8 +36,7 @@ from . import results
 from .compiled_group import CompiledGroup, compile_group, layout_of
 from .grid import Sweep, Trial, read_sweep, seed_hint
 from .groups import Group, groups_of
-from .trial_clients import client_figures
-from .trial_folders import write_trials
+from .trial_folders import client_figures, write_trials
 
 # settings that often vary, and that no number of owners hangs on
 TRAINING = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm", "epochs", "seed")

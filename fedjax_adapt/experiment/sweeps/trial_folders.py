@@ -7,10 +7,16 @@ diverged has the rows before that, and no summary, as such a run.
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
+
+from ...core import State
 from ...data import Skew, skew
+from ...engine import mesh
+from ...engine.evaluate import evaluate_clients
 from .. import store
-from ..config import to_toml
+from ..config import Config, to_toml
 from ..federation import Federation
+from ..figures import spread_over_clients
 from ..provenance import origins
 from ..rows import ENDS
 from ..run import summarise
@@ -83,3 +89,33 @@ def _skew(federation: Federation, compiled: CompiledGroup, trial: int) -> Skew:
         return federation.skew
     assert federation.labels is not None
     return skew(data.rows(), federation.labels, federation.skew.label_counts.shape[1])
+
+
+def client_figures(
+    config: Config,
+    federation: Federation,
+    compiled: CompiledGroup,
+    state: State,
+    some: Sequence[int],
+) -> list[dict[str, float]]:
+    """`client_accuracy` of a run's summary, of some trials; empty: not asked for.
+
+    Args:
+      config: of any trial of the group.
+      federation: of the first.
+      compiled: the compiled group.
+      state: of these trials, as its programs return it.
+      some: these trials, of the group.
+    """
+    if not config.evaluate_clients:
+        return [{} for _ in some]
+    shared = mesh.shown(federation.data, compiled.num_devices)
+    every, found = jax.device_get(compiled.params_of(state)), []
+    for row, trial in enumerate(some):
+        data = compiled.partitions.put_into(shared, trial)
+        params = jax.tree.map(lambda leaf, row=row: leaf[row], every)
+        accuracy = evaluate_clients(
+            federation.task, params, data, devices=compiled.num_devices
+        ).accuracy
+        found.append(spread_over_clients(accuracy, data.size))
+    return found
