@@ -105,6 +105,23 @@ def test_devices_of_one_memory_each_hold_their_own():
     assert held(both, (100, 100), (100, 100), parts=2) > 1.9 * one
 
 
+def test_what_devices_make_a_part_of_each_takes_a_part_of_each_memory():
+    every, cut = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(mesh.AXIS)
+
+    def product(lies):
+        made = jax.shard_map(
+            lambda x: jnp.sort(x, -1),
+            mesh=mesh.mesh_of(2),
+            in_specs=lies,
+            out_specs=lies,
+        )
+        return lambda x: made(x) @ x
+
+    assert held(product(every), (100, 100)) == 2 * 40_000
+    assert held(product(cut), (100, 100)) == 40_000 // 2 + 40_000
+    assert held(product(cut), (100, 100), parts=2) == 2 * 40_000
+
+
 def traced(algorithm, task, data, plan):
     round_fn, state = start(algorithm, task, data, plan)
     step = jax.jit(lambda state, f, key: f(state, key), donate_argnums=0)
