@@ -35,7 +35,7 @@ def one_round(
     Raises:
       ValueError: the plan does not fit the data, or the client table into memory.
     """
-    num_devices = num_devices_of(plan, data)
+    num_devices = num_devices_of(data, plan)
     state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
     if params is not None:  # which is given away with the state, so it is copied
         state = state._replace(params=jax.tree.map(jnp.copy, params))

@@ -44,7 +44,7 @@ class Work(NamedTuple):
     @property
     def num_devices(self) -> int:
         """That serve a round."""
-        return num_devices_of(self.plan, self.data)
+        return num_devices_of(self.data, self.plan)
 
     @property
     def num_lanes(self) -> int:
@@ -111,7 +111,7 @@ def batches(work: Work) -> Ready:
         return total, (), own
 
     def program(data, key):
-        ids = sample_cohort(work.plan, data, key)
+        ids = sample_cohort(data, work.plan, key)
         slots = ids, jax.vmap(partial(jax.random.fold_in, key))(ids)
         extra = -ids.shape[0] % (num_lanes * num_devices)
         if extra:

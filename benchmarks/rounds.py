@@ -103,7 +103,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
     # the rounds are given the parameters for good; the clients lie where they should
     rest = state._replace(params=jax.tree.map(jnp.copy, params), clients=())
-    rest = DEVICE.place(rest, num_devices_of(plan, data))
+    rest = DEVICE.place(rest, num_devices_of(data, plan))
     state = rest._replace(clients=state.clients)
     round_fn = fa.make_round(algorithm, task, data, plan)
     keys = jax.random.split(jax.random.key(1), arguments.warmup + arguments.rounds)
@@ -114,7 +114,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     num_lanes = round_fn.num_lanes
     flags = compiler_options(num_lanes)  # as fedjax-adapt run does
     traced = step.trace(round_fn, state, keys[0])
-    held = footprint(traced.jaxpr.jaxpr, state, data, num_devices_of(plan, data))
+    held = footprint(traced.jaxpr.jaxpr, state, data, num_devices_of(data, plan))
     step = traced.lower().compile(flags)
     fa.keep_memory()  # as `fedjax-adapt` does
     compile_seconds = time.perf_counter() - begin
@@ -136,7 +136,7 @@ def measure(arguments: argparse.Namespace) -> dict:
         "algorithm": arguments.algorithm,
         "precision": arguments.precision,
         "lanes": num_lanes,
-        "devices": num_devices_of(plan, data),
+        "devices": num_devices_of(data, plan),
         "clients": workload.clients,
         "client_memory": plan.client_memory,
         **watch.figures(arguments.warmup, steps),

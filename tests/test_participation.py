@@ -96,12 +96,12 @@ def early(data, clock, rounds, fraction=0.5):
     params = jnp.zeros(10)
 
     def one(key):
-        cohort = gather_cohort(data, sample_cohort(plan, data, key), jnp.int32(0), 4)
+        cohort = gather_cohort(data, sample_cohort(data, plan, key), jnp.int32(0), 4)
         cohort, _ = with_num_steps(
             cohort, algorithm.policy.steps((), cohort, ()), plan, algorithm.policy
         )
         times = end_times(clock, algorithm, params, cohort, key)
-        rows = first_to_end(plan, data, cohort, times, key)
+        rows = first_to_end(data, plan, cohort, times, key)
         return (
             cohort.ids[rows],
             round_seconds(algorithm, rows_of(cohort, rows), times[rows]),

@@ -68,10 +68,10 @@ def num_lanes_of(
     """
     fastest = choose(
         plan.lanes,
-        each_of(plan, data),
+        each_of(data, plan),
         jax.eval_shape(task.init, jax.random.key(0)),
         batch_size(data, plan),
-        num_devices_of(plan, data),
+        num_devices_of(data, plan),
         partial(cohort_steps, algorithm.policy, task, data, plan),
     )
     if plan.lanes != "auto":
@@ -148,7 +148,7 @@ def lanes_that_fit(
         asked = asked or readable(wanted)
         # too many still where part of the work is for all lanes together
         lanes = max(min(lanes * (room - fixed) // needed.work, lanes - 1), 1)
-    if lanes < most == each_of(plan, data):
+    if lanes < most == each_of(data, plan):
         lanes = -(-most // -(-most // lanes))
     if lanes < most:
         tell(

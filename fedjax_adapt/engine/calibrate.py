@@ -94,13 +94,13 @@ def fastest_lanes(
     # caps were on the real number of steps
     algorithm = algorithm._replace(policy=policy._replace(max_steps=None))
     plan = replace(plan, max_steps=None)
-    each = each_of(plan, data)
+    each = each_of(data, plan)
     first = lanes.choose(
         "auto",
         each,
         jax.eval_shape(task.init, jax.random.key(0)),
         batch_size(data, plan),
-        num_devices_of(plan, data),
+        num_devices_of(data, plan),
         lambda: steps[None],
     )
     first = lanes_that_fit(algorithm, task, data, plan, first, lambda text: None)
@@ -156,8 +156,8 @@ def _usual_cohort(data: FederatedDataset, plan: Plan) -> tuple[FederatedDataset,
     Of some rounds the one that has about as many as they have in the mean; its empty
     slots are clients without examples, whom lanes pass over likewise.
     """
-    num_devices = num_devices_of(plan, data)
-    drawn = cohorts(plan, data)
+    num_devices = num_devices_of(data, plan)
+    drawn = cohorts(data, plan)
     present = drawn < data.num_clients
     some = np.abs(present.sum(1) - present.sum(1).mean()).argmin()
     ids, present = np.where(present, drawn, 0)[some], present[some]
@@ -239,7 +239,7 @@ def _compiled(
     options = lanes.compiler_options(round_fn.num_lanes)
     key = jax.random.key(1)
     traced = step.trace(state, round_fn, key)
-    devices = num_devices_of(plan, data)
+    devices = num_devices_of(data, plan)
     try:
         memory.check_room(footprint(traced.jaxpr.jaxpr, state, round_fn.data, devices))
     except ValueError:

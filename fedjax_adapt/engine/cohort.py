@@ -36,13 +36,13 @@ def participation_of(plan: Plan) -> Participation:
     return everyone() if plan.cohort_size is None else uniform(plan.cohort_size)
 
 
-def num_slots(plan: Plan, data: FederatedDataset) -> int:
+def num_slots(data: FederatedDataset, plan: Plan) -> int:
     """The static size of a cohort.
 
     Raises:
       ValueError: the plan asks for more clients than there are to draw from.
     """
-    eligible = len(_eligible(plan, data))
+    eligible = len(_eligible(data, plan))
     slots = participation_of(plan).slots(eligible)
     if not isinstance(slots, int | np.integer) or slots < 1:
         raise SettingError(
@@ -53,7 +53,7 @@ def num_slots(plan: Plan, data: FederatedDataset) -> int:
 
 
 def sample_cohort(
-    plan: Plan, data: FederatedDataset, key: Key, busy: Array | None = None
+    data: FederatedDataset, plan: Plan, key: Key, busy: Array | None = None
 ) -> Array:
     """The ids of a round's clients, [slots] int32; an empty slot holds num_clients.
 
@@ -65,7 +65,7 @@ def sample_cohort(
       key: of the draw.
       busy: ids that are passed over, see `ServerRule.busy`; None: no client.
     """
-    eligible, who = _eligible(plan, data), participation_of(plan)
+    eligible, who = _eligible(data, plan), participation_of(plan)
     if busy is None:
         drawn = who.sample(key, len(eligible))
     else:
@@ -101,7 +101,7 @@ def seconds_by(cohort: Cohort, said: dict[str, Array], seconds: Array) -> Array:
     return jnp.where(cohort.num_active > 0, said[SECONDS], 0.0)
 
 
-def _eligible(plan: Plan, data: FederatedDataset) -> Array:
+def _eligible(data: FederatedDataset, plan: Plan) -> Array:
     """The ids a cohort is drawn from."""
     if participation_of(plan).among_holders and data.holders is not None:
         return data.holders
@@ -132,7 +132,7 @@ def gather_cohort(
 
 
 def first_to_end(
-    plan: Plan, data: FederatedDataset, cohort: Cohort, times: Array, key: Key
+    data: FederatedDataset, plan: Plan, cohort: Cohort, times: Array, key: Key
 ) -> Array | slice:
     """The rows of those that make the cohort, in client order; all unless some are late.
 
@@ -142,7 +142,7 @@ def first_to_end(
         return slice(None)
     late = jnp.where(cohort.active, times, jnp.inf)
     order = jnp.lexsort((jax.random.uniform(key, late.shape), late))
-    return jnp.sort(order[: num_slots(plan, data)])
+    return jnp.sort(order[: num_slots(data, plan)])
 
 
 def rows_of(cohort: Cohort, rows: Array | slice) -> Cohort:
@@ -174,9 +174,9 @@ def most_steps(plan: Plan, policy: StepPolicy) -> int | Array | None:
     return min(caps, default=None)
 
 
-def expected_share(plan: Plan, data: FederatedDataset) -> float:
+def expected_share(data: FederatedDataset, plan: Plan) -> float:
     """The share of the clients one draws from that is expected in a round."""
-    who, eligible = participation_of(plan), len(_eligible(plan, data))
+    who, eligible = participation_of(plan), len(_eligible(data, plan))
     if who.rate is not None:
         return who.rate(eligible)
     return who.slots(eligible) / eligible

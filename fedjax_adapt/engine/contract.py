@@ -171,6 +171,8 @@ def _check_fields(part: Any) -> None:
             wrong, write = not isinstance(value, Probe | None), "Probe(init, update)"
         elif isinstance(default, bool):
             wrong, write = not isinstance(value, bool), "True or False"
+        elif field == "given":
+            wrong, write = not isinstance(value, str | None), "a text"
         elif field == "max_steps":
             continue
         else:

@@ -94,7 +94,7 @@ def debug_round(
     plan = with_lanes(algorithm, task, data, plan)
     algorithm = named(algorithm)
     task = named_task(task)
-    setup = Setup(algorithm, task, plan, data)
+    setup = Setup(algorithm, task, data, plan)
     policy, server_rule = algorithm.policy, algorithm.server
 
     def round_fn(state: State, key: Key) -> tuple[State, Info]:
@@ -109,10 +109,10 @@ def debug_round(
         key_refine_clients, key_refine_server = jax.random.split(key_refine)
         width = batch_size(data, plan)
         busy = busy_of(algorithm, state.server)
-        ids = sample_cohort(plan, data, key_cohort, busy)
+        ids = sample_cohort(data, plan, key_cohort, busy)
         cohort = gather_cohort(data, ids, state.round, width)
         cohort = cohort._replace(train_loss=partial(train_loss, setup))
-        share = expected_share(plan, data)
+        share = expected_share(data, plan)
         cohort = cohort._replace(key=jax.random.fold_in(key, SERVER))
         cohort = cohort._replace(setting=setting_of(plan, policy, cohort, share))
         broadcast = Broadcast(state.params, state.server, cohort.setting, state.refine)
@@ -143,7 +143,7 @@ def debug_round(
         times = end_times(plan.clock, algorithm, state.params, cohort, key)
         asked, seen, kept = cohort, measured, list(slots)
         if participation_of(plan).first_to_end:
-            kept = _first_to_end(cohort, times, key_cohort, num_slots(plan, data))
+            kept = _first_to_end(cohort, times, key_cohort, num_slots(data, plan))
             pick = lambda tree: jax.tree.map(lambda leaf: leaf[kept], tree)
             cut, times, measured = pick(cut), pick(times), pick(measured)
             cohort = rows_of(cohort, kept)

@@ -37,16 +37,16 @@ class _Asked(Exception):
     """A policy has asked for a loss that is not known yet."""
 
 
-def cohorts(plan: Plan, data: FederatedDataset) -> np.ndarray:
+def cohorts(data: FederatedDataset, plan: Plan) -> np.ndarray:
     """Who takes part in some rounds: ids, [DRAWS, slots]; an empty slot holds num_clients.
 
     Where the first to end make the cohort, any of those that start may be among them.
     """
     with jax.ensure_compile_time_eval():
         keys = jax.random.split(jax.random.key(0), DRAWS)
-        draw = jax.jit(jax.vmap(partial(sample_cohort, plan, data)))
+        draw = jax.jit(jax.vmap(partial(sample_cohort, data, plan)))
         ids = np.asarray(draw(keys))
-    slots = num_slots(plan, data)
+    slots = num_slots(data, plan)
     if ids.shape[1] > slots:
         ids = np.random.default_rng(0).permuted(ids, axis=1)[:, :slots]
     return np.sort(ids, axis=1)
@@ -86,7 +86,7 @@ def cohort_steps(
     """
     steps = client_steps(policy, task, data, plan)
     try:
-        return None if steps is None else np.append(steps, 0)[cohorts(plan, data)]
+        return None if steps is None else np.append(steps, 0)[cohorts(data, plan)]
     except jax.errors.TracerArrayConversionError:  # who takes part is traced
         return None
 
@@ -126,7 +126,7 @@ def _fixed_steps(
         cohort = gather_cohort(sized, ids, round, width)
         cohort = cohort._replace(num_examples=sizes, epoch_steps=epoch_steps)
         cohort = cohort._replace(active=active, key=key, train_loss=_ask)
-        setting = setting_of(plan, policy, cohort, expected_share(plan, data))
+        setting = setting_of(plan, policy, cohort, expected_share(data, plan))
         setting = setting._replace(rounds=rounds) if rounds_follow else setting
         steps = policy.steps(state, cohort._replace(setting=setting), ())
         return jnp.clip(steps, 0, most_steps(plan, policy))
@@ -136,7 +136,7 @@ def _fixed_steps(
         state = jax.eval_shape(
             lambda params: policy.init(params, data.num_clients), params
         )
-        ids = jax.eval_shape(partial(sample_cohort, plan, data), jax.random.key(0))
+        ids = jax.eval_shape(partial(sample_cohort, data, plan), jax.random.key(0))
         traced = jax.make_jaxpr(wanted)(
             ids, ids, jax.ShapeDtypeStruct(ids.shape, bool), ids,
             jnp.zeros((), jnp.int32), jax.random.key(0), state, jnp.ones((), jnp.int32),

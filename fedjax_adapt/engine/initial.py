@@ -41,12 +41,12 @@ def init_state(
     params = named_task(task).init(key)
     client = algorithm.local.init(params)
     num_clients = data.num_clients
-    num_devices = num_devices_of(plan, data)
+    num_devices = num_devices_of(data, plan)
     store = store_of(plan)
     store.check_devices(num_clients, num_devices)
     traced = check.is_tracer(key)  # then it may be about the shapes alone
     if not traced:
-        store.check_room(client, num_clients, num_slots(plan, data), num_devices)
+        store.check_room(client, num_clients, num_slots(data, plan), num_devices)
     state = State(
         params=params,
         server=algorithm.server.init(params),
@@ -165,7 +165,7 @@ def check_rule(
         num_clients=data.num_clients,
         clip_norm=plan.clip_norm,
         rounds=plan.rounds,
-        participation=expected_share(plan, data),
+        participation=expected_share(data, plan),
         num_holders=data.num_holders,
     )
     if algorithm.local.check is not None:

@@ -48,8 +48,8 @@ class Setup(NamedTuple):
 
     algorithm: Algorithm
     task: Task
-    plan: Plan
     data: FederatedDataset
+    plan: Plan
     pace: Pace = Pace()
 
 

@@ -61,7 +61,7 @@ def refine_setup(
         params=params,
         num_classes=data.num_classes,
         num_clients=data.num_clients,
-        cohort_size=num_slots(plan, data),
+        cohort_size=num_slots(data, plan),
         example=jax.ShapeDtypeStruct(data.x.shape[1:], data.x.dtype),
         batch_size=batch_size(data, plan),
         public=data.public,

@@ -97,7 +97,7 @@ class Step:
         """Runs one round; `numbers` take the place of the plan's."""
         plan = replace(self.plan, **numbers)
         with precise(self.task):
-            setup = Setup(self.algorithm, self.task, plan, data, self.pace)
+            setup = Setup(self.algorithm, self.task, data, plan, self.pace)
             return _round(setup, state, key)
 
     def __eq__(self, other: object) -> bool:
@@ -192,7 +192,7 @@ def round_of(
     algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
 ) -> Round:
     """The round of an algorithm that is `checked`; `plan.lanes` is a number."""
-    num_devices = num_devices_of(plan, data)
+    num_devices = num_devices_of(data, plan)
     pace = pace_of(algorithm, task, data, plan)
     data = mesh.shown(data, num_devices)
     step, store = Step(algorithm, task, plan, pace), store_of(plan)
@@ -217,21 +217,21 @@ def _check_outputs(task: Task, data: FederatedDataset) -> None:
 
 
 def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
-    algorithm, task, plan, data, _ = setup
+    algorithm, task, data, plan, _ = setup
     check_state(algorithm, task, data, plan, state)
     key_cohort, key_local, key_refine = jax.random.split(key, 3)
     key_train, key_measure = jax.random.split(key_local)
     key_refine_clients, key_refine_server = jax.random.split(key_refine)
     width = batch_size(data, plan)
     busy = busy_of(algorithm, state.server)
-    num_devices = num_devices_of(plan, data)
-    ids = sample_cohort(plan, data, key_cohort, busy)
+    num_devices = num_devices_of(data, plan)
+    ids = sample_cohort(data, plan, key_cohort, busy)
     ids = mesh.everywhere(ids, num_devices)  # or XLA would have each draw its part
 
     cohort = gather_cohort(data, ids, state.round, width)
     cohort = cohort._replace(train_loss=partial(train_loss, setup))
     cohort = cohort._replace(key=jax.random.fold_in(key, SERVER))
-    share = expected_share(plan, data)
+    share = expected_share(data, plan)
     setting = setting_of(plan, algorithm.policy, cohort, share)
     cohort = cohort._replace(setting=setting)
     broadcast = Broadcast(state.params, state.server, setting, state.refine)
@@ -243,7 +243,7 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     num_steps = afterwards(measured, num_steps)
     cohort, cut = with_num_steps(cohort, num_steps, plan, algorithm.policy)
     times = end_times(plan.clock, algorithm, state.params, cohort, key)
-    rows = first_to_end(plan, data, cohort, times, key_cohort)
+    rows = first_to_end(data, plan, cohort, times, key_cohort)
     asked, seen, cohort = cohort, measured, rows_of(cohort, rows)
     pick = partial(jax.tree.map, lambda leaf: leaf[rows])
     cut, times, measured = pick((cut, times, measured))

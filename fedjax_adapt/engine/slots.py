@@ -56,12 +56,12 @@ class Assignment(NamedTuple):
         return jax.tree.map(lambda leaf: leaf[back], per_client)
 
 
-def num_devices_of(plan: Plan, data: FederatedDataset) -> int:
+def num_devices_of(data: FederatedDataset, plan: Plan) -> int:
     """How many devices serve a round.
 
     Tables in the host's memory are cut into equal parts: "auto" takes a number that does.
     """
-    slots = num_slots(plan, data)
+    slots = num_slots(data, plan)
     most = mesh.count(plan.devices, slots)
     anyhow = plan.devices != "auto" or store_of(plan).any_devices
     if anyhow or processes.several():
@@ -70,16 +70,16 @@ def num_devices_of(plan: Plan, data: FederatedDataset) -> int:
     return next(number for number in serving if data.num_clients % number == 0)
 
 
-def may_be_empty(plan: Plan, data: FederatedDataset) -> bool:
+def may_be_empty(data: FederatedDataset, plan: Plan) -> bool:
     """Whether a cohort may have empty slots."""
     return plan.participation is not None or (
         plan.cohort_size is None and data.holders is not None
     )
 
 
-def each_of(plan: Plan, data: FederatedDataset) -> int:
+def each_of(data: FederatedDataset, plan: Plan) -> int:
     """How many slots of a round a device serves."""
-    return -(-num_slots(plan, data) // num_devices_of(plan, data))
+    return -(-num_slots(data, plan) // num_devices_of(data, plan))
 
 
 def pace_of(
@@ -90,7 +90,7 @@ def pace_of(
     if known is not None or jax.default_backend() == "cpu":
         return Pace(known)
     steps = cohort_steps(algorithm.policy, task, data, plan)
-    return Pace(block=lanes.block_of(steps, int(plan.lanes), each_of(plan, data)))
+    return Pace(block=lanes.block_of(steps, int(plan.lanes), each_of(data, plan)))
 
 
 def assign_slots(
@@ -113,7 +113,7 @@ def assign_slots(
     """
     plan, data = setup.plan, setup.data
     num_clients, size = data.num_clients, cohort.ids.shape[0]
-    num_devices = num_devices_of(plan, data)
+    num_devices = num_devices_of(data, plan)
     num_lanes = int(plan.lanes)
     extra = -size % (num_lanes * num_devices)
     pad = lambda leaf, value=0: jnp.pad(leaf, (0, extra), constant_values=value)
@@ -127,7 +127,7 @@ def assign_slots(
     alike |= num_lanes == (size + extra) // num_devices
     alike |= setup.pace.known is not None and not (
         # a lane of a CPU by itself passes over empty slots, which lie at the end
-        num_lanes == 1 and jax.default_backend() == "cpu" and may_be_empty(plan, data)
+        num_lanes == 1 and jax.default_backend() == "cpu" and may_be_empty(data, plan)
     )
     back, swaps = None, 0 if alike else mesh.SWAPS
     if num_devices > 1 and (num_rows or swaps):

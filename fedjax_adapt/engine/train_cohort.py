@@ -228,7 +228,7 @@ def digest_cohort(setup: Setup, cohort: Cohort, measured: PyTree) -> PyTree:
     policy, size = setup.algorithm.policy, cohort.ids.shape[0]
     if policy.digest is None:
         return measured
-    num_devices = num_devices_of(setup.plan, setup.data)
+    num_devices = num_devices_of(setup.data, setup.plan)
     num_lanes = int(setup.plan.lanes)
     extra = -size % (num_lanes * num_devices)
     fill = lambda leaf: jnp.pad(leaf, [(0, extra), *[(0, 0)] * (leaf.ndim - 1)])

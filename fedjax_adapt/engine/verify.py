@@ -60,7 +60,7 @@ def verify(
       ValueError: a part raises, or returns what the engine cannot use; the sentence says
         which, what it returned and what was expected.
     """
-    size = num_slots(plan, data)
+    size = num_slots(data, plan)
     if plan.rounds is None:
         plan = replace(plan, rounds=1)  # whatever `train` will say
     parts = named(algorithm), named_task(task), plan
@@ -71,7 +71,7 @@ def verify(
 def _once(parts: tuple, size: int, data: FederatedDataset, key: Any) -> None:
     """One client's step and one round's end, as the engine has them."""
     algorithm, task, plan = parts
-    setup = Setup(*parts, data)
+    setup = Setup(algorithm, task, data, plan)
     local, policy, server = algorithm.local, algorithm.policy, algorithm.server
     params = jax.tree.map(jnp.asarray, task.init(key))
     client = jax.tree.map(jnp.asarray, local.init(params))
@@ -81,9 +81,9 @@ def _once(parts: tuple, size: int, data: FederatedDataset, key: Any) -> None:
     refine = as_refinement(algorithm.refine) or Refinement()
 
     # where the first to end are the cohort, more start
-    ids = _check_ids(plan, data, key, size, busy_of(algorithm, extra))
+    ids = _check_ids(data, plan, key, size, busy_of(algorithm, extra))
     cohort = gather_cohort(data, ids, jnp.int32(0), batch_size(data, plan))
-    share = expected_share(plan, data)
+    share = expected_share(data, plan)
     setting = setting_of(plan, policy, cohort, share)
     cohort = cohort._replace(
         key=key, setting=setting, train_loss=partial(train_loss, setup)
@@ -184,7 +184,7 @@ def _combined(server: ServerRule, uploads: Upload, cohort: Any) -> Upload:
 
 
 def _check_ids(
-    plan: Plan, data: FederatedDataset, key: Any, size: int, busy: Any
+    data: FederatedDataset, plan: Plan, key: Any, size: int, busy: Any
 ) -> Any:
     """Who starts a round; raises ValueError unless the plan's participation says so."""
 
@@ -197,5 +197,5 @@ def _check_ids(
             )
 
     return guarded(
-        "Participation.sample", lambda: sample_cohort(plan, data, key, busy), accept
+        "Participation.sample", lambda: sample_cohort(data, plan, key, busy), accept
     )()

@@ -53,7 +53,7 @@ def settled(
     layers = [] if short else trained_layers(task, data, plan)
     if not layers:
         return replace(config, convolutions=RULE), task
-    lanes, devices = int(plan.lanes), num_devices_of(plan, data)
+    lanes, devices = int(plan.lanes), num_devices_of(data, plan)
     show(doing="timing convolutions")
     ways = [
         fastest(layer, table_of(task, layer, lanes, devices, not i))

@@ -54,7 +54,7 @@ def compile_program(config: Config, federation: Federation) -> Program:
     began = time.perf_counter()
     key_init, key_train = run_keys(config.seed)
     init = partial(init_state, algorithm, task, data, plan, key_init)
-    num_devices = num_devices_of(plan, data)
+    num_devices = num_devices_of(data, plan)
     abstract = abstract_state(init, federation)
     round_fn = make_round(algorithm, task, data, plan)
     options = compiler_options(round_fn.num_lanes)
@@ -98,7 +98,7 @@ def compile_program(config: Config, federation: Federation) -> Program:
 def abstract_state(init: Callable[[], State], federation: Federation) -> State:
     """Shapes and dtypes of the state that `init` returns, and where a run has it lie."""
     plan, data = federation.plan, federation.data
-    return store_of(plan).place(jax.eval_shape(init), num_devices_of(plan, data))
+    return store_of(plan).place(jax.eval_shape(init), num_devices_of(data, plan))
 
 
 def run_keys(seed: int) -> tuple[Key, Key]:

@@ -81,7 +81,7 @@ def _work(config: Config, federation: Federation) -> str:
             if name not in untimed
         },
         [(leaf.shape, str(leaf.dtype)) for leaf in arrays],
-        *(num_devices_of(plan, data), plan.client_memory, config.convolutions),
+        *(num_devices_of(data, plan), plan.client_memory, config.convolutions),
         *(summary.hardware(), platform.node(), summary.versions(), tuning_cache.code()),
         os.environ.get("XLA_FLAGS", ""),
     ]

@@ -112,8 +112,8 @@ def test_devices_share_those_that_come_where_slots_are_empty():
     algorithm = fa.with_steps(fa.Algorithm(), fa.constant_steps(3))
     pace = slots.pace_of(algorithm, task, data, plan)
     assert pace.known == 3
-    setup = Setup(algorithm, task, plan, data, pace)
-    ids = cohort.sample_cohort(plan, data, jax.random.key(0))
+    setup = Setup(algorithm, task, data, plan, pace)
+    ids = cohort.sample_cohort(data, plan, jax.random.key(0))
     some = cohort.gather_cohort(data, ids, jnp.int32(0), 2)
     wanted = jnp.full_like(ids, 3)
     some, _ = cohort.with_num_steps(some, wanted, plan, algorithm.policy)

@@ -104,7 +104,7 @@ def test_as_many_slots_are_empty_as_in_the_mean(task, monkeypatch):
     calibrate.fastest_lanes(fedavg(), task, all_, plan)
     algorithm, _, data, plan = seen[0]
     assert data.num_clients == 6 and plan.participation is plan.max_steps is None
-    drawn = cohorts(fa.Plan(participation=fa.bernoulli(0.5)), all_)
+    drawn = cohorts(all_, fa.Plan(participation=fa.bernoulli(0.5)))
     mean = (drawn < 6).sum(1).mean()
     assert abs(data.num_holders - mean) <= 0.5 and mean < 5
     steps = np.asarray(algorithm.policy.steps((), (), ()))

@@ -124,7 +124,7 @@ def test_what_cannot_be_cut_evenly_is_one_sentence(task):
         start(scaffold(), task, data, fa.Plan(devices=2, **HOST))
     auto = fa.Plan(devices="auto", **HOST)
     assert start(scaffold(), task, data, auto)[0].num_devices == 1
-    assert num_devices_of(auto, make_data((4, 3, 5, 4, 3, 2))) == 3
+    assert num_devices_of(make_data((4, 3, 5, 4, 3, 2)), auto) == 3
     with pytest.raises(ValueError, match="client_memory='disk' is unknown"):
         fa.Plan(client_memory="disk")
 

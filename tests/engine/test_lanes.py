@@ -76,15 +76,15 @@ def test_a_round_that_is_traced_has_the_lanes_of_one_that_is_not(task, monkeypat
 
 def test_cohorts_are_drawn_as_rounds_draw_them():
     data = make_data(UNEQUAL)
-    drawn = forecast.cohorts(fa.Plan(participation=fa.bernoulli(0.4)), data)
+    drawn = forecast.cohorts(data, fa.Plan(participation=fa.bernoulli(0.4)))
     there = drawn < 7
     assert set(drawn[there]) == {0, 2, 3, 5, 6} and (drawn[~there] == 7).all()
     assert 1 < there.sum(1).mean() < 3.5 and there.any(1).all()
     clock = fa.Clock(step_seconds=1.0)
     early = fa.Plan(participation=fa.earliest(0.6), clock=clock)
-    drawn = forecast.cohorts(early, data)
+    drawn = forecast.cohorts(data, early)
     assert drawn.shape == (forecast.DRAWS, 3) and len(np.unique(drawn)) == 5
-    everyone = forecast.cohorts(fa.Plan(), data)
+    everyone = forecast.cohorts(data, fa.Plan())
     np.testing.assert_array_equal(everyone, [range(7)] * forecast.DRAWS)
 
 

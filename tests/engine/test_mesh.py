@@ -112,7 +112,7 @@ def test_a_client_trains_anywhere_and_its_row_comes_back(
         state, _ = fa.train(round_fn, state, keys(2))
         table = jax.tree.leaves(state.clients)[0]
         each = table.sharding.shard_shape(table.shape)[0]
-        assert each == 6 // num_devices_of(plan, data)
+        assert each == 6 // num_devices_of(data, plan)
         ends.append(jax.device_get(state))
         idle = np.setdiff1d(range(6), ids)  # whose rows stay to the bit
         assert not any(leaf[idle].any() for leaf in jax.tree.leaves(ends[-1].clients))
@@ -189,7 +189,7 @@ def test_states_of_any_shape_are_kept_in_parts_of_rows(
         round_fn, state = start(fa.Algorithm(local=local), task, data, many)
         end, infos = fa.train(round_fn, state, keys(3))
         ends.append(jax.device_get((end, infos)))
-        used = num_devices_of(many, data)
+        used = num_devices_of(data, many)
         if devices == 4 and used == 4:
             shapes = {
                 k: v.sharding.shard_shape(v.shape) for k, v in end.clients.items()
@@ -353,7 +353,7 @@ def test_a_table_is_made_where_it_lies(task, data, monkeypatch):
     monkeypatch.setattr(initial, "store_of", lambda plan: store)
     for devices in (3, 4):  # 4 does not divide 6
         plan = fa.Plan(cohort_size=4, batch_size=4, devices=devices)
-        num_devices = num_devices_of(plan, data)
+        num_devices = num_devices_of(data, plan)
         _, state = start(scaffold(), task, data, plan)
         before, after = (jax.tree.leaves(s.clients) for s in (seen[-1], state))
         for early, leaf in zip(before, after, strict=True):

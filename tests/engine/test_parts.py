@@ -406,6 +406,10 @@ WRONG_KINDS = {
         policy(probe=(lambda view: 0.0, lambda probe, grads, view: probe)),
         "StepPolicy.probe is a tuple; write Probe",
     ),
+    "no text": (
+        fa.Algorithm(server=fa.ServerRule(given=True)),
+        "ServerRule.given is True; write a text, or leave it out",
+    ),
     "half a step": (
         policy(max_steps=2.5),
         "StepPolicy.max_steps=2.5 must be an integer",

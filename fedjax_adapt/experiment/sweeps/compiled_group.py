@@ -65,7 +65,7 @@ def layout_of(
     init, _ = of_one(replace(config, devices=1), federation)
     state = jax.eval_shape(init, federation.data, own)
     client = jax.eval_shape(federation.algorithm.local.init, state.params)
-    slots = num_slots(plan, data)
+    slots = num_slots(data, plan)
     store_of(plan).check_room(client, data.num_clients, slots, 1)
     examples = batch_size(data, plan)
     return trials.choose(
@@ -183,7 +183,7 @@ def lanes_of(
     take the place of clients.
     """
     algorithm, task, data, plan = federation[:4]
-    slots, width = num_slots(plan, data), batch_size(data, plan)
+    slots, width = num_slots(data, plan), batch_size(data, plan)
     steps = partial(cohort_steps, algorithm.policy, task, data, plan)
     lanes = choose_lanes(
         config.lanes, slots, state.params, width, layout.num_devices, steps
