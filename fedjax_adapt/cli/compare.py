@@ -26,7 +26,7 @@ def compare(arguments: list[str]) -> int:
     }
     about = (
         "fedjax-adapt compare RUN [RUN ...] [OPTIONS] ranks finished runs, those that "
-        "trained on their test set apart."
+        "trained on their test set apart. The folder of a sweep stands for its trials."
     )
     program = "fedjax-adapt compare"
     try:
