@@ -165,7 +165,7 @@ def with_compression(
 ) -> Algorithm:
     """The same algorithm, `Upload.delta` compressed before it is sent.
 
-    What a rule sends beside it (`Upload.extra`: SCAFFOLD's control variates, FedNova's
+    What a rule sends besides it (`Upload.extra`: SCAFFOLD's control variates, FedNova's
     scales) goes as it is, and counts as before: one model less goes up, and the
     compressor's bytes instead. What goes down is not compressed.
 

@@ -65,7 +65,7 @@ Penalty = Callable[[Outputs, Batch], Array]
 
 
 def no_penalty(outputs: Outputs, batch: Batch) -> Array:
-    """Nothing beside the loss."""
+    """Nothing besides the loss."""
     del batch
     return jnp.zeros((), outputs.logits.dtype)
 

@@ -33,7 +33,7 @@ class Generator(NamedTuple):
 
     `init(key, noise_size, num_classes, shape)` draws one of examples of `shape`.
     `apply(made, noise, labels, train)` takes noise [batch, noise_size] and one-hot labels
-    [batch, classes] and returns examples [batch, *shape], beside the new statistics: a
+    [batch, classes] and returns examples [batch, *shape] and the new statistics: a
     batch is normalised by its own while training, else by those kept.
     """
 

@@ -1,4 +1,4 @@
-"""Metrics by name, for `Task.metrics`, which `evaluate` reports beside accuracy and loss.
+"""Metrics by name, for `Task.metrics`, which `evaluate` reports besides accuracy and loss.
 
     task = task._replace(metrics={"f1": fa.metrics.f1, "top3": fa.metrics.top(3)})
     fa.evaluate(task, params, data.test).named["f1"]

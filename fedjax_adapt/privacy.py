@@ -73,7 +73,7 @@ def with_privacy(
       noise_multiplier: z, the noise's standard deviation over C; 0: none.
 
     Raises:
-      ValueError: `algorithm` is no Algorithm, or its clients send something beside the
+      ValueError: `algorithm` is no Algorithm, or its clients send something besides the
         displacement (SCAFFOLD, FedNova, FedSSG), its policy learns from what clients
         measure or send (`gsnr_steps`), its refinement sees their models (FNR-FL), or its
         server takes no plain mean (FedDisco, `with_aggregation`).
@@ -92,8 +92,8 @@ def with_privacy(
         if jax.tree.leaves(upload.extra):
             raise SettingError(
                 f"with_privacy clips Upload.delta alone, but the clients send "
-                f"{check.shown(upload.extra)} beside it; write it around an algorithm that "
-                "sends no more, such as fedavg(), fedprox() or feddyn()."
+                f"{check.shown(upload.extra)} besides it; write it around an algorithm "
+                "that sends no more, such as fedavg(), fedprox() or feddyn()."
             )
         # what is not finite has no norm to clip: it is left out, and counts as clipped
         finite = jnp.isfinite(optax.tree.norm(upload.delta))

@@ -169,7 +169,7 @@ def geometric_median(iterations: int = 8, smoothing: float = 1e-6) -> Aggregatio
 def with_aggregation(algorithm: Algorithm, rule: Aggregation) -> Algorithm:
     """The same algorithm, `Upload.delta` of the cohort combined by a robust rule.
 
-    What a method sends beside it (`Upload.extra`: SCAFFOLD's control variates, FedNova's
+    What a method sends besides it (`Upload.extra`: SCAFFOLD's control variates, FedNova's
     scales) stays a mean, which a client that lies in it moves; FedExP's step at the server
     follows from it, however robust the displacement. The uploads of a whole cohort are held
     at once.

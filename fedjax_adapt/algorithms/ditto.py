@@ -1,4 +1,4 @@
-r"""Ditto: beside the global model every client trains one of its own, held near that one.
+r"""Ditto: besides the global model every client trains one of its own, held near that one.
 
     w   <- as its base, FedAvg: local SGD from w, sent and averaged
     v_i <- v_i - lr (grad F_i(v_i) + lambda (v_i - w))       lambda = mu, w as begun from

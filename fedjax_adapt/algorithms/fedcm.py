@@ -6,7 +6,7 @@ r"""FedCM: every local step goes partly along the last round's mean direction.
     Delta <- -D / (lr Kbar)                                Kbar = mean_{i in S} K_i
     w     <- w + server_lr D
 
-Delta is in units of a gradient, 0 at first: clients are sent it beside w.
+Delta is in units of a gradient, 0 at first: clients are sent it besides w.
 
 References:
   Xu et al., "FedCM: Federated Learning with Client-level Momentum", 2021,

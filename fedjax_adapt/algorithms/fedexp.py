@@ -37,7 +37,7 @@ from ..wrap import seeing
 
 
 class Sent(NamedTuple):
-    """What a client sends beside its displacement."""
+    """What a client sends besides its displacement."""
 
     inner: Any  # what the base sends
     square: Any  # ||D_i||^2

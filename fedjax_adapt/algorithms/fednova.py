@@ -41,7 +41,7 @@ from ..core import (
 
 
 class NovaScale(NamedTuple):
-    """What a client sends beside its direction; the mean of both is the server's."""
+    """What a client sends besides its direction; the mean of both is the server's."""
 
     effective: jax.Array  # a_i, or tau_i with prox
     lr: jax.Array  # of the round, the same for all

@@ -19,7 +19,7 @@ from ..personal import Personal, with_personal
 
 
 def fedper(personal: Personal = "out", base: Algorithm | None = None) -> Algorithm:
-    """Builds FedPer. Client state: the client's own parameters, beside its base's.
+    """Builds FedPer. Client state: the client's own parameters, besides its base's.
 
     Args:
       personal: which parameters are the client's own: text that is part of their path in

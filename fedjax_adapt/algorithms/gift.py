@@ -196,7 +196,7 @@ def gift_steps(
         moved = optax.tree.sub(run.params, run.anchor)
         return moved, jax.tree.map(jnp.abs, moved)
 
-    def shorter(tau):  # 1e-4: a quotient that is whole may come out a little beside it
+    def shorter(tau):  # 1e-4: a quotient that is whole may come out a little off
         ceil = rounding == "ceil"
         part = jnp.ceil(tau / gamma - 1e-4) if ceil else jnp.floor(tau / gamma + 1e-4)
         return jnp.clip(part, 1, tau - 1).astype(jnp.int32)

@@ -9,7 +9,7 @@ of its floor(n p) worst clients together. A third control is `fnr(weight=0)`, wh
 those clients on P without any penalty.
 
 References:
-  To be shown beside Hu, Qiu & Tang, "Feature Norm Regularized Federated Learning", 2023,
+  To be shown next to Hu, Qiu & Tang, "Feature Norm Regularized Federated Learning", 2023,
   whose authors' code is https://github.com/LonelyMoonDesert/FNR-FL; neither has them.
 
 Departs from the paper: not in it. Auxiliary data: labelled examples, at the server alone.
@@ -54,7 +54,7 @@ def fedavg_pubft(
     """FedAvg whose server fine-tunes the average on the public set.
 
     Args:
-      fraction: p of the method it stands beside, above 0 and at most 1.
+      fraction: p of the method it stands next to, above 0 and at most 1.
       epochs: E_re, likewise; 0 is the base.
       base: any algorithm without a refinement; none: FedAvg.
       lr: of the fine-tuning; none: the clients' of the round.
@@ -96,7 +96,7 @@ def public_only(
     Its local steps only take down what the model costs the clients; they move nothing.
 
     Args:
-      fraction: p of the method it stands beside, above 0 and at most 1.
+      fraction: p of the method it stands next to, above 0 and at most 1.
       epochs: E_re, likewise; 0 moves nothing.
       lr: of the training; none: the clients' of the round.
       momentum: likewise, in [0, 1); none: the clients'.

@@ -102,5 +102,5 @@ def prepare_jax() -> None:
     chosen = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     if chosen is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_home() / "xla"))
-        # the small ones, too: a run has dozens beside its rounds
+        # the small ones, too: a run has dozens besides its rounds
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

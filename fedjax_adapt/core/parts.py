@@ -120,10 +120,10 @@ class StepPolicy(NamedTuple):
     `traffic` is what the policy adds to the local rule's. Round trips of its own are those
     in which measurements go up before tau comes down: all wait for the last of them.
     `measure_steps(cohort) -> [cohort]` is how long a client measures, in local steps:
-    gradients on a batch beside those it follows. None: no time.
+    gradients on a batch besides those it follows. None: no time.
 
     `best(state)` is the model that a run ends with, where it is not the server's last; it
-    is evaluated beside it.
+    is evaluated besides it.
     """
 
     steps: Callable[[PolicyState, Cohort, Measurement], Array]
@@ -173,7 +173,7 @@ class ServerRule(NamedTuple):
     cohort's models has moved by `shift` on a public set since the upload. None: `update`,
     and then `shift` is added to the new model.
 
-    `given` says in words what the server is given beside the clients' own training.
+    `given` says in words what the server is given besides the clients' own training.
     """
 
     init: Callable[[Params], ServerExtra] = no_state
@@ -226,7 +226,7 @@ def updated(
 
 
 def sent_by(part: "StepPolicy | Refinement", run: LocalRun) -> PyTree:
-    """What a client sends for a part beside its upload."""
+    """What a client sends for a part besides its upload."""
     return () if part.send is None else part.send(run)
 
 
@@ -266,7 +266,7 @@ class Refinement(NamedTuple):
 
     `clients(view, key)` refines the models of some clients, which then count in place of
     those that they had sent: w + sum_i p_i (refined_i - theta_i) more, p_i the server's
-    weights. What a rule sends beside its displacement is made before.
+    weights. What a rule sends besides its displacement is made before.
 
     `server(params, state, view, key) -> (params, state, report)` comes after the server
     rule; `view.runs.params` are the refined models then. `state` begins as
@@ -274,11 +274,11 @@ class Refinement(NamedTuple):
     `LocalView.refine`. `report` is a dict for `Info.refine`, scalars or [cohort, ...];
     "public_steps" in it are steps on the public set, for `Info.public_steps`.
 
-    `send(run)` is what a client sends for it beside its upload, `view.sent`.
+    `send(run)` is what a client sends for it besides its upload, `view.sent`.
 
     `check(task, setup)` raises a ValueError where the run cannot be refined. `traffic`
     is what it adds for every client that trains, `traffic_refined` for each of those whose
-    models are refined as well. `given` says in words what it is given beside the clients'
+    models are refined as well. `given` says in words what it is given besides the clients'
     own training.
     """
 

@@ -9,7 +9,7 @@
                float32, and so does the gradient
 
 Whatever it is, parameters, the states of clients and server, sums over clients, losses
-and metrics are float32. What is computed beside the model is never in bfloat16.
+and metrics are float32. What is computed besides the model is never in bfloat16.
 """
 
 from collections.abc import Callable, Iterator

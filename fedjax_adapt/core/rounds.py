@@ -60,7 +60,7 @@ class State(NamedTuple):
 
     Attributes:
       params: the server's model.
-      server: what `ServerRule` keeps beside it.
+      server: what `ServerRule` keeps besides it.
       policy: what `StepPolicy` keeps.
       clients: what `LocalRule` keeps of every client, leading axis num_clients.
       round: rounds done, int32.
@@ -125,7 +125,7 @@ class _Scores(NamedTuple):
 
 @jax.tree_util.register_pytree_with_keys_class
 class Metrics(_Scores):
-    """What a model is worth on a data set: (accuracy, loss), and `named` beside them.
+    """What a model is worth on a data set: (accuracy, loss), and `named` besides them.
 
     All are scalars, or [clients] from `evaluate_clients`.
 

@@ -13,7 +13,7 @@ PyTree = Any
 Key = jax.Array
 Params = PyTree
 ClientState = PyTree  # kept by one client between rounds
-ServerExtra = PyTree  # kept by the server beside the parameters
+ServerExtra = PyTree  # kept by the server besides the parameters
 PolicyState = PyTree  # kept by a step policy between rounds
 Measurement = PyTree  # taken by one client at the broadcast model, before training
 RefineState = PyTree  # kept by a refinement between rounds
@@ -79,7 +79,7 @@ class Task(NamedTuple):
       accuracy: (logits, y) -> the share of each example that is right, [batch], in
         [0, 1]. None: whether its largest logit is its integer label, the mean over the
         labels of an example that has several, and NaN where there is no such label.
-      metrics: what `evaluate` reports beside accuracy and loss, by name: a function
+      metrics: what `evaluate` reports besides accuracy and loss, by name: a function
         (logits, y) -> [batch], whose mean is taken, or a `Metric`; see `metrics`.
     """
 

@@ -1,4 +1,4 @@
-"""Public sets: examples that the server, or all clients, may train on beside the clients'.
+"""Public sets: examples that the server, or all clients, may train on besides the clients'.
 
 Where they come from is a protocol, and decides what the accuracy on the test set means;
 see protocols.py.

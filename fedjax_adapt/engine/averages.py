@@ -1,4 +1,4 @@
-"""Models worth evaluating beside the server's: the cohort's mean and everyone's mean.
+"""Models worth evaluating besides the server's: the cohort's mean and everyone's mean.
 
     sel = w + sum_{i in S} p_i (theta_i - w)       the cohort of the last round
     all = sum_i P_i theta_i                        every client that holds examples
@@ -50,7 +50,7 @@ from ..wrap import seeing
 
 
 class Beside(NamedTuple):
-    """What the algorithm keeps or sends, and what is kept or sent beside it."""
+    """What the algorithm keeps or sends, and what is kept or sent besides it."""
 
     inner: PyTree
     model: Params | tuple[()]  # or a displacement; () where it is not asked for

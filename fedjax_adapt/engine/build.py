@@ -152,7 +152,7 @@ def lanes_that_fit(
         lanes = -(-most // -(-most // lanes))
     if lanes < most:
         tell(
-            f"lanes={lanes}, since {most} would take {asked} beside the data, more than "
+            f"lanes={lanes}, since {most} would take {asked} besides the data, more than "
             f"{memory.SHARE:.0%} of the {readable(free)} that are free."
         )
     return lanes
@@ -161,7 +161,7 @@ def lanes_that_fit(
 def _at_most(
     algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan, lanes: int
 ) -> int:
-    """What a round takes at most beside the data, by a guess."""
+    """What a round takes at most besides the data, by a guess."""
     init = partial(init_state, algorithm, task, data, plan)
     state = jax.eval_shape(init, jax.random.key(0))
     batch = batch_size(data, plan), 4 * math.prod(data.x.shape[1:])

@@ -17,7 +17,7 @@ from .refine import init_refinement
 from .slots import num_devices_of
 
 SHELF = f"{__name__.partition('.')[0]}.algorithms."
-REFINEMENT = 1  # what the first key is folded in by, beside the model's own
+REFINEMENT = 1  # what the first key is folded in by, besides the model's own
 
 
 def init_state(

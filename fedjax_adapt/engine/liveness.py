@@ -70,7 +70,7 @@ class _Work(NamedTuple):
 
 
 def bytes_held(jaxpr: Jaxpr, parts: int = 1, in_loop: bool = False) -> int:
-    """The most bytes held at once beside the arguments, which may be written over.
+    """The most bytes held at once besides the arguments, which may be written over.
 
     Args:
       jaxpr: of a function whose arguments are donated, where it returns their like.

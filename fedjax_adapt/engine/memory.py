@@ -14,7 +14,7 @@ SHARE = 0.8  # of the memory that is free, for what an estimate cannot see
 
 
 def check_copy(state: PyTree) -> None:
-    """Raises ValueError unless there is room for another such state beside it."""
+    """Raises ValueError unless there is room for another such state besides it."""
     arrays = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
     if any(map(check.is_tracer, arrays)):
         return
@@ -47,7 +47,7 @@ def check_room(needed: Footprint) -> None:
         return
     parts = needed._replace(data=0).parts
     raise SettingError(
-        f"a round takes {readable(wanted)} beside the data ({parts}) but "
+        f"a round takes {readable(wanted)} besides the data ({parts}) but "
         f"{readable(free)} are free; write {host_instead()}fewer lanes, a smaller "
         "batch_size, fewer clients or a smaller model."
     )

@@ -224,7 +224,7 @@ def measure_cohort(
 
 
 def digest_cohort(setup: Setup, cohort: Cohort, measured: PyTree) -> PyTree:
-    """What each client's measurement says beside the cohort's, [cohort, ...]."""
+    """What each client's measurement says besides the cohort's, [cohort, ...]."""
     policy, size = setup.algorithm.policy, cohort.ids.shape[0]
     if policy.digest is None:
         return measured

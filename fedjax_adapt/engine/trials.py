@@ -1,4 +1,4 @@
-"""Whole runs beside each other: one more axis around everything, [trials].
+"""Whole runs side by side: one more axis around everything, [trials].
 
 A function of one trial becomes a function of `width` of them: `width / devices` under
 `vmap` on each device, which need not talk to each other.

@@ -36,7 +36,7 @@ KEEP = 2  # the newest, and the one before it should the newest be damaged
 def save(folder: Path, state: PyTree, round: int) -> None:
     """Writes `state` to `folder/<round>` and drops all but the last two.
 
-    Orbax writes beside it and renames, so a process killed meanwhile leaves the
+    Orbax writes next to it and renames, so a process killed meanwhile leaves the
     checkpoints that were there. Of several processes one calls it, with what it can read.
 
     Raises:
@@ -230,7 +230,7 @@ def _one_failure_is_enough() -> None:
 def _no_warnings() -> Iterator[None]:
     """What cannot be read the next older checkpoint makes good.
 
-    Of the whole process, so not for a thread beside others: states are written without.
+    Of the whole process, so not for a thread next to others: states are written without.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,6 +1,6 @@
 """The settings of a run in one flat space, from TOML, flags or Python, and as TOML again.
 
-They are the fields of `Config` beside the options of the chosen algorithm, model,
+They are the fields of `Config` besides the options of the chosen algorithm, model,
 partition and data set, by their full names, as in `dataset.alpha`. How else a user may
 write them is in spelling.py.
 """

@@ -39,7 +39,7 @@ ABOUT_THE_RUN = {
         bool,
         False,
         "after a run of fnr its controls, fnr(weight=0), fedavg_pubft and public_only, in "
-        "folders beside it, and a table of all; those that are finished stay as they are",
+        "folders next to it, and a table of all; those that are finished stay as they are",
     ),
 }
 

@@ -141,7 +141,7 @@ def measure(
 def _others(
     algorithm: Algorithm, averaged: FederatedDataset | None, state: State
 ) -> dict[str, Params]:
-    """The models beside the server's: averages, and the policy's best."""
+    """The models besides the server's: averages, and the policy's best."""
     models = {} if averaged is None else averages(algorithm, state, averaged)
     if algorithm.policy.best is not None:
         models["result"] = algorithm.policy.best(state.policy)

@@ -38,7 +38,7 @@ def validates(algorithm: Algorithm) -> bool:
 def with_public(
     config: Config, source: Source, algorithm: Algorithm | None = None
 ) -> tuple[Source, PublicSet | None]:
-    """What clients train on and what is tested on, and the public set beside it.
+    """What clients train on and what is tested on, and the public set besides it.
 
     Args:
       config: says which protocol; none: holdout if the algorithm needs a public set.
@@ -115,7 +115,7 @@ def described(federation: Federation) -> dict[str, Any]:
 
 
 def auxiliary(federation: Federation) -> list[str]:
-    """What a method is given beside the clients' own training, in words."""
+    """What a method is given besides the clients' own training, in words."""
     algorithm = federation.algorithm
     parts = (algorithm.server, as_refinement(algorithm.refine) or Refinement())
     given = list(dict.fromkeys(part.given for part in parts if part.given))

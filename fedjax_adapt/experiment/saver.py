@@ -24,7 +24,7 @@ from ..engine.lanes import num_bytes
 from . import checkpoint
 
 SMALL = 2**26  # bytes, for which there is always room
-# of a state's size: what is held beside it while it is written and rounds go on. Measured
+# of a state's size: what is held besides it while it is written and rounds go on. Measured
 # on a CPU: 3.4 in a run (SCAFFOLD, 1,400 clients, 296 MiB) where freed memory is kept, of
 # which 1.8 are this writer and the round that cannot write in place meanwhile.
 COPIES = 4

@@ -59,7 +59,7 @@ class Config:
     public: Annotated[
         Literal["holdout", "split_test", "published"] | None,
         Setting(
-            "what algorithms like FNR-FL train on beside the clients' data: holdout "
+            "what algorithms like FNR-FL train on besides the clients' data: holdout "
             "takes it out of the training set, split_test out of the test set, "
             "published is the test set itself, whose accuracy is training accuracy "
             "then; none: holdout where the algorithm needs one, else nothing",
@@ -344,7 +344,7 @@ class Config:
     evaluate_also: Annotated[
         tuple[Literal["sel", "all"], ...],
         Setting(
-            "models to evaluate beside the server's; sel: the mean of the round's "
+            "models to evaluate besides the server's; sel: the mean of the round's "
             "cohort, all: the mean of every client's last model (one model kept per "
             "client)",
             "record",

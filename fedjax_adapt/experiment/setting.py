@@ -1,4 +1,4 @@
-"""What a field of `Config` says of itself, beside its type and its default."""
+"""What a field of `Config` says of itself, besides its type and its default."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple

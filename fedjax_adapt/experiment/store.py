@@ -133,7 +133,7 @@ class Swept(NamedTuple):
     `results` has one row per trial of the groups that are done: trial, the settings that
     vary (see `swept.setting_columns`), method, config_hash, group,
     dataset, test_examples (how many it was tested on), also_given (what the method was
-    given beside the clients' own training), accuracy_name (as in a summary),
+    given besides the clients' own training), accuracy_name (as in a summary),
     diverged_round (null unless it diverged; then there are no figures), stopped_round (null
     unless a callback stopped it; then its figures are those up to there) and the figures of
     a run's summary, `rounds_to` and `client_accuracy` as columns for each target and each
@@ -209,7 +209,7 @@ def read_swept(folder: str | Path) -> Swept:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The settings of each run that differ between them, beside method and seed.
+    """The settings of each run that differ between them, besides method and seed.
 
     Args:
       configs: by full names, as in `Record.config`.

@@ -1,4 +1,4 @@
-"""What came out of a run, and on what: the evidence beside every number."""
+"""What came out of a run, and on what: the evidence next to every number."""
 
 import os
 import platform
@@ -61,7 +61,7 @@ class Summary:
       public: the public set: its protocol and origin, how many examples and bytes it has,
         how many validate, whether the algorithm used it, and `broadcast_bytes`, what it
         takes to send it to all clients that train on it; empty where there is none.
-      auxiliary: what the method was given beside the clients' own training.
+      auxiliary: what the method was given besides the clients' own training.
       accuracy_name: what the figures from `accuracy` to `class_accuracy`, kappa and rho are
         of: "test accuracy", or "training accuracy on the public set" where that set is
         tested on. Then summary.json has them below that name alone.

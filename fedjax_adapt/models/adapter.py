@@ -104,7 +104,7 @@ def language_model(model: Any, length: int, pad: int | None = None) -> Task:
 
     The loss of an example is the mean over its tokens that count, and so is its accuracy,
     0 if it has none: examples weigh the same, however long they are. `evaluate` reports
-    beside these, over all tokens, `named["perplexity"]` and `named["token_accuracy"]`,
+    besides these, over all tokens, `named["perplexity"]` and `named["token_accuracy"]`,
     where every token weighs the same.
 
     Args:

@@ -54,7 +54,7 @@ def modes_of(
       function: of the inputs and perhaps more.
       shown: how it is called, for a message.
       given: how many arguments it is given by position.
-      keys: arguments that are given beside them.
+      keys: arguments that are given besides them.
 
     Raises:
       ValueError: it asks for an argument that nothing gives.

@@ -14,7 +14,7 @@ Why no BatchNorm: its running statistics belong to the model without being param
 They move by an average and not along a gradient, so as entries of the parameters they
 would be decayed, clipped, given momentum and corrected by control variates, all of which
 they must not be; and as a state of their own every local step, algorithm and upload would
-have to carry them beside the parameters and average them. Without them, evaluation would
+have to carry them besides the parameters and average them. Without them, evaluation would
 depend on what else is in the batch. And its statistics in training would count the rows
 that pad a partial batch, which weigh nothing in the loss.
 

@@ -138,7 +138,7 @@ def _compiled(
     compiler_options: Mapping[str, str] | None,
     reads_examples: bool,
 ) -> tuple[Any, list[Array]]:
-    """The program of so many steps, and what it takes beside their number."""
+    """The program of so many steps, and what it takes besides their number."""
     images = (devices, lanes, layer.channels, *layer.pixels, layer.images)
     kernels = (devices, lanes, *layer.size, layer.channels, layer.filters)
     given = [jnp.full(shape, 0.1, layer.dtype) for shape in (images, kernels)]

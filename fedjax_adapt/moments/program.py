@@ -1,7 +1,7 @@
 """What a traced function does with its parameters, operation by operation.
 
 The losses of a batch are traced twice, for the whole batch and for a batch of one. In
-both, an operation that reads a parameter beside something computed from the examples is
+both, an operation that reads a parameter and something computed from the examples is
 found by the parameters it reads. The first trace says what such operations are given in
 one pass over the batch, the second what each does to a single example: so the parameter's
 gradients per example follow from the gradient of the operation's result, whatever the

@@ -46,7 +46,7 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
     shared ones from the broadcast. It sends nothing of its own, and what the algorithm
     adds to gradients (a pull, a control variate) it adds to the shared ones alone. The
     server's copies stay as they began, and so do those of a client that never trained.
-    Client state: num_clients x the personal parameters, beside the algorithm's own.
+    Client state: num_clients x the personal parameters, besides the algorithm's own.
 
     `Traffic` counts of every model that a client receives or sends the shared part. A step
     policy measures the whole model, and what it sends is counted whole.

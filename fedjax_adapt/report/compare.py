@@ -1,4 +1,4 @@
-"""Runs beside each other, those that do not compare apart.
+"""Runs next to each other, those that do not compare apart.
 
 Runs rank by test accuracy among those that were tested on the same examples with the same
 labels; the settings in which they differ stand below the table. A run that trained on its

@@ -41,7 +41,7 @@ def clients_table(skew: Any) -> "Table":
 
 
 def draw_partition(skew: Any, title: str, path: str | Path) -> Path:
-    """Draws each client's label mix, and beside it how many examples it has.
+    """Draws each client's label mix, and next to it how many examples it has.
 
     Args:
       skew: as in `clients_table`.

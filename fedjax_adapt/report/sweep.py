@@ -3,7 +3,7 @@
 Trials that differ in the seed alone are one line, the mean over seeds and its standard
 deviation. As in compare.py, only what was tested on as many examples of the same data set
 stands in one table, and training accuracy in a table of its own, without a rank. What
-methods were given beside their clients' training is said below.
+methods were given besides their clients' training is said below.
 """
 
 import re
@@ -29,7 +29,7 @@ class Line(NamedTuple):
     figures: list[dict[str, float]]  # of the trials that did not diverge
     diverged: list[int]  # the numbers of those that did
     methods: set[str]
-    given: str | None  # beside the clients' own training; None: not recorded
+    given: str | None  # besides the clients' own training; None: not recorded
     stopped: list[int]  # the numbers of those that a callback stopped
 
     def mean(self, name: str) -> float:
@@ -50,7 +50,7 @@ class Part(NamedTuple):
     lines: list[Line]
 
 
-FIGURES = {"last": "last_mean", "best": "best_accuracy"}  # beside the accuracy
+FIGURES = {"last": "last_mean", "best": "best_accuracy"}  # besides the accuracy
 
 
 def parts(folder: str | Path) -> list[Part]:

@@ -135,7 +135,7 @@ def _shares(summary: dict[str, Any], of: str) -> dict[str, str]:
 
 
 def _auxiliary(summary: dict[str, Any]) -> dict[str, str]:
-    """What the method was given beside; a run of an earlier version does not say."""
+    """What the method was given besides; a run of an earlier version does not say."""
     given = summary.get("auxiliary")
     return {"also given": ", ".join(given)} if given else {}
 

@@ -196,8 +196,8 @@ def test_a_round_without_room_is_one_sentence(monkeypatch):
     memory.check_room(needed)
     monkeypatch.setattr(memory, "free_memory", lambda: 512 * MIB)
     says = (
-        r"a round takes 0.50 GiB beside the data \(client state 0.29 GiB, models 1.00 MiB, "
-        r"work 0.21 GiB\) but 0.50 GiB are free; write fewer lanes"
+        r"a round takes 0.50 GiB besides the data \(client state 0.29 GiB, models 1.00 "
+        r"MiB, work 0.21 GiB\) but 0.50 GiB are free; write fewer lanes"
     )
     with pytest.raises(ValueError, match=says):
         memory.check_room(needed)
@@ -256,5 +256,5 @@ def test_a_model_that_nobody_has_room_for_is_refused_not_counted_in_int32(
     needed = fa.memory_needed(fedavg(), task, data, plan)
     assert needed.models > 160e9
     monkeypatch.setattr(memory, "free_memory", lambda: 2**36)
-    with pytest.raises(ValueError, match="a round takes .* GiB beside the data"):
+    with pytest.raises(ValueError, match="a round takes .* GiB besides the data"):
         memory.check_room(needed)

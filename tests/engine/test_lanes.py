@@ -124,7 +124,7 @@ def test_fewer_lanes_than_would_be_fastest_are_told(wide, monkeypatch):
     fa.make_round(fedavg(), *wide)  # a warning is an error here
     room_for(fedavg(), *wide, 9, monkeypatch)
     says = (
-        r"^lanes=5, since 10 would take .* MiB beside the data, more than 80% of the "
+        r"^lanes=5, since 10 would take .* MiB besides the data, more than 80% of the "
     )
     with pytest.warns(UserWarning, match=says):
         fa.make_round(fedavg(), *wide)

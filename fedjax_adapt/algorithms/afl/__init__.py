@@ -51,7 +51,7 @@ def afl(
     lr: float = 0.01,
     base: Algorithm | None = None,
 ) -> Algorithm:
-    """Builds AFL on a base. Client state: the model it ended with, beside the base's.
+    """Builds AFL on a base. Client state: the model it ended with, besides the base's.
 
     With beta, delta and rho it is `afl_fixed` on the base, which keeps nothing, asks no
     clock and ends no run: the budget only decides tau.

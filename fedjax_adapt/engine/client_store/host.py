@@ -34,7 +34,7 @@ def check_cut(num_clients: int, num_devices: int) -> None:
     """Raises ValueError unless the rows divide evenly among the devices of one process."""
     if processes.several():
         raise SettingError(
-            "client_memory=host keeps the state of all clients beside one process, and "
+            "client_memory=host keeps the state of all clients next to one process, and "
             f"here are {jax.process_count()}; write client_memory=device."
         )
     if num_clients % num_devices:
