@@ -48,13 +48,14 @@ import jax.numpy as jnp
 import numpy as np
 import rounds
 
+import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
-from fedjax_adapt.core import Algorithm, Params
+from fedjax_adapt.core import Algorithm, Params, tree_bytes
 from fedjax_adapt.costs import messages, traffic_of
 from fedjax_adapt.engine import mesh
 from fedjax_adapt.engine.client_store.device import divided_axis
 from fedjax_adapt.engine.client_store.exchange import plan_exchange
-from fedjax_adapt.engine.lanes import num_bytes
+from fedjax_adapt.engine.round import checked
 
 RESULTS = Path(__file__).with_name("results")
 METHODS = ("fedavg", "scaffold")
@@ -79,7 +80,7 @@ def moved(
     """What a round moves on at most so many devices.
 
     Args:
-      algorithm: whose clients send and keep something.
+      algorithm: whose clients send and keep something, `checked`.
       params: of its model; shapes are enough.
       num_clients: in all.
       cohort_size: in the round.
@@ -87,7 +88,7 @@ def moved(
     """
     sent = messages(traffic_of(algorithm), params)[1]
     row = jax.eval_shape(algorithm.local.init, params)
-    size, leaves = num_bytes(row), jax.tree.leaves(row)
+    size, leaves = tree_bytes(row), jax.tree.leaves(row)
     used = mesh.serving(most, cohort_size)
     others = used - 1
     sums = 2 * others / used * sent
@@ -98,8 +99,8 @@ def moved(
         divided = [leaf for leaf in leaves if axis(leaf) is not None]
         whole = [leaf for leaf in leaves if axis(leaf) is None]
         slots = -(-cohort_size // used) * used
-        parts = 2 * others / used * slots / used * num_bytes(divided)
-        wholes = others / used * slots * num_bytes(whole)
+        parts = 2 * others / used * slots / used * tree_bytes(divided)
+        wholes = others / used * slots * tree_bytes(whole)
         kinds = lambda leaves: len({leaf.dtype for leaf in leaves})
         hops = others * (2.0 + 2 * kinds(divided) + kinds(whole))
         return Moved(used, sums, parts + wholes, hops)
@@ -147,9 +148,11 @@ def on_paper(
     """
     rows, alone = [], workload.cohort * client_seconds
     params = jax.eval_shape(lambda: rounds.initial_params(workload))
+    task, data = rounds.task_of(workload), rounds.examples(workload, 2)
+    algorithm = checked(ALGORITHMS[name](), task, data, fa.Plan())
     clients = workload.clients, workload.cohort
     for most in DEVICES:
-        found = moved(ALGORITHMS[name](), params, *clients, most)
+        found = moved(algorithm, params, *clients, most)
         moving = (found.sums + found.rows) / link + found.hops * latency
         seconds = -(-workload.cohort // found.devices) * client_seconds + moving
         rows.append(

@@ -35,8 +35,8 @@ from .core import (
     PyTree,
     Traffic,
     Upload,
-    model_bytes,
     traffic_for,
+    tree_bytes,
 )
 from .errors import SettingError
 from .wrap import seeing
@@ -90,8 +90,7 @@ def top_k(fraction: float) -> Compressor:
     def num_bytes(params):
         leaves = jax.tree.leaves(params)
         k, width = kept(_size(params)), max(leaf.dtype.itemsize for leaf in leaves)
-        dense = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        return min(k * (width + ADDRESS), dense)
+        return min(k * (width + ADDRESS), tree_bytes(params))
 
     return Compressor(
         compress, num_bytes, lambda params: 1 - kept(_size(params)) / _size(params)
@@ -239,10 +238,10 @@ def with_compression(
         assert rule.refined is not None
         return client._replace(inner=rule.refined(client.inner, params))
 
-    def traffic(params: Params) -> Traffic:
-        whole = traffic_for(rule, params)
+    def traffic(params: Params, upload: Upload) -> Traffic:
+        whole = traffic_for(rule, params, upload)
         _check_sends(whole)
-        part = compressor.num_bytes(params) / model_bytes(params)
+        part = compressor.num_bytes(params) / tree_bytes(params)
         return whole._replace(models_up=whole.models_up - 1 + part)
 
     return inner._replace(

@@ -33,6 +33,7 @@ from .core import (
     ServerRule,
     Upload,
     by_examples,
+    traffic_within,
     uniformly,
     updated,
 )
@@ -130,7 +131,10 @@ def with_privacy(
         }
 
     return algorithm._replace(
-        local=local._replace(finish=finish),
+        local=local._replace(
+            finish=finish,
+            traffic=traffic_within(local, lambda upload: upload._replace(extra=())),
+        ),
         server=ServerRule(
             rule.init,
             Mean(per_client, uniformly),

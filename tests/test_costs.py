@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import SIZES, close, constructed, keys, make_data, same, start
+from helpers import SIZES, clocked, close, constructed, keys, make_data, same, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS, fedavg, feddc, feddisco, fedssg
@@ -18,7 +18,7 @@ from fedjax_adapt.costs import (
     traffic_of,
 )
 from fedjax_adapt.engine.cohort import gather_cohort
-from fedjax_adapt.engine.refine import settled
+from fedjax_adapt.engine.round import checked
 
 M = 4 * (4 * 3 + 3)  # bytes of the tiny task's model
 
@@ -56,27 +56,33 @@ PUBLISHED = {
 }
 
 
-def test_bytes_are_those_of_who_takes_part():
+def test_bytes_are_those_of_who_takes_part(task):
     """Nobody trains, nobody is asked; who was too late had been asked."""
     leaves = {"w": jnp.zeros(3)}
     policy = fa.constant_steps(1)._replace(
         measure=lambda view, key: (), traffic=fa.Traffic(scalars_up=1)
     )
-    algorithm = fa.with_steps(fedavg(), policy)
     data = make_data((4, 4, 4))
+    algorithm = told(fa.with_steps(fedavg(), policy), task, data)
     idle = cohort_of(data, [0, 1, 2], [0, 0, 0])
     assert round_bytes(algorithm, leaves, idle) == (0, 0)
     some, all_ = cohort_of(data, [1], [2]), cohort_of(data, [0, 1, 2], [2, 2, 2])
     assert round_bytes(algorithm, leaves, some, all_) == (3 * 12, 12 + 3 * 4)
     # unless that nobody trains follows from what all had sent
     later = policy._replace(traffic=fa.Traffic(scalars_up=1, round_trips=1))
-    algorithm = fa.with_steps(fedavg(), later)
+    algorithm = told(fa.with_steps(fedavg(), later), task, data)
     assert round_bytes(algorithm, leaves, idle) == (3 * 12, 3 * 4)
+
+
+def told(algorithm, task, data):
+    """The same algorithm, its traffic as numbers."""
+    plan = fa.Plan(cohort_size=3, batch_size=4)
+    return checked(algorithm, task, data, clocked(algorithm, plan))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_traffic_of_a_method_is_the_published_one(name, task, data):
-    algorithm = settled(constructed(name), task, data, fa.Plan())
+    algorithm = told(constructed(name), task, data)
     params = jax.eval_shape(task.init, jax.random.key(0))
     down, up, few_down, few_up, trips = PUBLISHED[name]
     expected = (down * M + 4 * few_down, up * M + 4 * few_up)
@@ -84,17 +90,39 @@ def test_the_traffic_of_a_method_is_the_published_one(name, task, data):
     assert traffic_of(algorithm).round_trips == trips
 
 
-def test_every_wrapper_keeps_the_traffic_of_what_it_wraps():
+def test_every_wrapper_keeps_the_traffic_of_what_it_wraps(task, data):
+    of = lambda algorithm: traffic_of(told(algorithm, task, data))
     base = ALGORITHMS["scaffold"]()
     wrapped = fa.with_averages(ALGORITHMS["fedadam"](base=base), clients=True)
-    assert traffic_of(wrapped) == traffic_of(base)
-    on_drift = feddisco(base=feddc())
-    assert traffic_of(on_drift) == traffic_of(feddc())
+    assert of(wrapped) == of(base)
+    assert of(feddisco(base=feddc())) == of(feddc())
+    # fedexp's own scalar comes on top of what its base says, and of what follows
+    for inner in (feddc(), fedavg()):
+        one_more = of(inner)._replace(scalars_up=of(inner).scalars_up + 1)
+        assert of(ALGORITHMS["fedexp"](base=inner)) == one_more
 
 
-def test_without_control_variates_the_model_alone_goes_down():
+def test_without_control_variates_the_model_alone_goes_down(task, data):
+    of = lambda algorithm: traffic_of(told(algorithm, task, data))
     for algorithm in (feddc(correction="none"), fedssg(correction="none")):
-        assert traffic_of(algorithm) == traffic_of(fedavg())
+        assert of(algorithm) == of(fedavg())
+
+
+def test_what_a_rule_of_ones_own_uploads_is_counted_without_a_word(task, data):
+    """Two models, three scalars, six halves of one; what is only shown is not sent."""
+
+    def finish(run):
+        delta = jax.tree.map(jnp.subtract, run.params, run.anchor)
+        extra = (delta, {"few": jnp.zeros(3), "half": jnp.zeros((3, 2), jnp.bfloat16)})
+        return fa.Upload(delta, extra, info={"shown": jnp.zeros(5)}), run.client
+
+    algorithm = fa.Algorithm(local=fa.LocalRule(finish=finish))
+    plan = fa.Plan(cohort_size=3, batch_size=4)
+    sent = 2 * M + 3 * 4 + 6 * 2
+    for build in (fa.make_round, fa.debug_round):
+        _, state = start(algorithm, task, data, plan)
+        _, info = build(algorithm, task, data, plan)(state, keys(1)[0])
+        assert (info.bytes_down, info.bytes_up) == (3 * M, 3 * sent)
 
 
 def cohort_of(data, ids, num_steps):
@@ -111,10 +139,11 @@ def test_who_is_left_out_after_measuring_has_received_all_and_sent_the_measureme
     policy = fa.constant_steps(2)._replace(traffic=more)
     cohort = cohort_of(data, [5, 0, 3, len(SIZES)], [2, 0, 1, 0])
     params = task.init(jax.random.key(0))
-    down, up = round_bytes(fa.with_steps(fedavg(), policy), params, cohort)
+    of = lambda policy: told(fa.with_steps(fedavg(), policy), task, data)
+    down, up = round_bytes(of(policy), params, cohort)
     assert (down, up) == (2 * (M + 4), 2 * 3 * M)
     asking = policy._replace(measure=lambda view, key: ())
-    down, up = round_bytes(fa.with_steps(fedavg(), asking), params, cohort)
+    down, up = round_bytes(of(asking), params, cohort)
     assert (down, up) == (3 * (M + 4), 2 * 3 * M + 2 * M)
 
 
@@ -129,7 +158,7 @@ def test_times_are_steps_messages_and_delay(data, task):
         delay=7.0,
     )
     cohort = cohort_of(data, [5, 0, 3], [2, 9, 1])
-    algorithm = ALGORITHMS["scaffold"]()
+    algorithm = told(ALGORITHMS["scaffold"](), task, data)
     params = task.init(jax.random.key(0))
     times = end_times(clock, algorithm, params, cohort, keys(1)[0])
     moved = 8 * 2 * M / 1e3 + 8 * 2 * M / 2e3
@@ -141,7 +170,8 @@ def test_all_wait_for_the_last_who_measures_though_it_does_not_train(data, task)
     """FedGSNR by hand: the model comes in 0.5 s and goes in 1 s, tau comes in 1/30 s."""
     c = np.array([1, 2, 4, 8, 1, 1], np.float32)
     clock = fa.Clock(c, bandwidth=8 * M, download_bandwidth=16 * M, latency=0.25)
-    algorithm, params = ALGORITHMS["fedgsnr"](probe_batches=3), task.init(keys(1)[0])
+    algorithm = told(ALGORITHMS["fedgsnr"](probe_batches=3), task, data)
+    params = task.init(keys(1)[0])
 
     def after(num_steps):
         cohort = cohort_of(data, [0, 1, 2, len(SIZES)], num_steps)
@@ -179,7 +209,7 @@ MEASURING = {
 @pytest.mark.parametrize("build, measures", MEASURING.values(), ids=MEASURING)
 def test_the_seconds_of_a_round_follow_the_numpy_oracle(data, task, build, measures):
     """A loop over clients, two legs where the policy makes a round trip of its own."""
-    rng, algorithm = np.random.default_rng(0), build()
+    rng, algorithm = np.random.default_rng(0), told(build(), task, data)
     draw = lambda: rng.uniform(0.5, 2, len(SIZES)).astype(np.float32)
     c, up, down, delay = draw(), 500 * draw(), 900 * draw(), draw()
     clock = fa.Clock(c, up, down, latency=0.3, delay=delay)
@@ -212,19 +242,21 @@ def test_the_seconds_of_a_round_follow_the_numpy_oracle(data, task, build, measu
 @pytest.mark.parametrize(
     "size, seconds", [(62_006, 0.397), (15_245_130, 97.6)], ids=["lenet5", "vgg16"]
 )
-def test_an_upload_takes_what_gift_says(data, size, seconds):
+def test_an_upload_takes_what_gift_says(data, task, size, seconds):
     params = jax.ShapeDtypeStruct((size,), jnp.float32)
     cohort = cohort_of(data, [0, 1], [10, 100])
-    times = end_times(fa.Clock(0.05), fedavg(), params, cohort, keys(1)[0])
+    algorithm = told(fedavg(), task, data)
+    times = end_times(fa.Clock(0.05), algorithm, params, cohort, keys(1)[0])
     np.testing.assert_allclose(times, [0.5 + seconds, 5 + seconds], rtol=1e-3)
 
 
 def test_the_numbers_of_a_clock_may_be_traced(data, task):
     params, cohort = task.init(jax.random.key(0)), cohort_of(data, [0, 1], [1, 2])
+    algorithm = told(fedavg(), task, data)
 
     def times(seconds):
         clock = fa.Clock(seconds, bandwidth=1e12, delay=fa.costs.uniform(seconds))
-        return end_times(clock, fedavg(), params, cohort, keys(1)[0])
+        return end_times(clock, algorithm, params, cohort, keys(1)[0])
 
     one, two = jax.vmap(times)(jnp.array([1.0, 2.0]))
     np.testing.assert_allclose(two, 2 * one, rtol=1e-6)
@@ -248,12 +280,12 @@ def test_a_law_has_the_mean_and_deviation_it_is_named_by(law, mean, spread):
 
 
 def test_a_delay_depends_on_round_and_client_and_nothing_else(data, task):
-    params = task.init(jax.random.key(0))
+    params, algorithm = task.init(jax.random.key(0)), told(fedavg(), task, data)
 
     def delays(key, ids, **options):
         clock = fa.Clock(0.0, 1e12, delay=fa.costs.uniform(1.0), **options)
         cohort = cohort_of(data, ids, [1] * len(ids))
-        return np.asarray(end_times(clock, fedavg(), params, cohort, key))
+        return np.asarray(end_times(clock, algorithm, params, cohort, key))
 
     first, second = keys(2)
     some = delays(first, [4, 1])
@@ -278,7 +310,7 @@ def test_a_clock_counts_and_changes_nothing(task, data):
     assert same(also, after)
     assert (info.seconds, info.bytes_up, info.bytes_down) == (0, 3 * M, 3 * M)
     cohort = cohort_of(data, seen.cohort, seen.num_steps)
-    times = end_times(CLOCK, fedavg(), state.params, cohort, key)
+    times = end_times(CLOCK, timed.step.algorithm, state.params, cohort, key)
     np.testing.assert_allclose(seen.seconds, times.max(), rtol=1e-6)
     assert same(seen._replace(seconds=info.seconds), info)
 

@@ -50,7 +50,7 @@ def test_a_round_of_processes_moves_what_is_counted(
     program = jax.jit(round_fn).lower(state, keys(1)[0]).compile().as_text()
     found = floats_moved(program)
 
-    said = devices.moved(algorithm, state.params, num_clients, 4, 4)
+    said = devices.moved(round_fn.step.algorithm, state.params, num_clients, 4, 4)
     assert said.devices == 4
     losses_and_clipped = 2 * 4  # added up with the rest, where clients change places
     summed = said.sums / 4 / (2 * 3 / 4)

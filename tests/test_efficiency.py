@@ -6,10 +6,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from helpers import make_data, make_task
 
 import fedjax_adapt as fa
 from fedjax_adapt import costs
 from fedjax_adapt.algorithms import fedavg, fednova, fedprox, fnr, moon, scaffold
+from fedjax_adapt.engine.round import checked
 from fedjax_adapt.models import MODELS
 
 FINDINGS = (Path(__file__).parents[1] / "docs" / "findings.md").read_text()
@@ -62,7 +64,9 @@ def exchanged(models: float) -> float:
 
 def traffic(algorithm) -> float:
     """MiB of ten clients over ten rounds, all of them training."""
-    per_client = costs.traffic_of(algorithm)
+    per_client = costs.traffic_of(
+        checked(algorithm, make_task(), make_data(), fa.Plan())
+    )
     return exchanged(per_client.models_down + per_client.models_up)
 
 

@@ -18,6 +18,7 @@ steps go on a constant unit gradient. What the plan clips is v; weight decay is 
 not scaled by alpha.
 """
 
+from functools import partial
 from typing import Literal
 
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ from ..core import (
     Algorithm,
     LocalRule,
     ServerRule,
-    Traffic,
+    as_uploaded,
     effective_steps,
     mean,
 )
@@ -70,8 +71,7 @@ def fedcm(
     return Algorithm(
         local=LocalRule(
             correct=correct,
-            # w and Delta down
-            traffic=Traffic(models_down=2, models_up=1, round_trips=1),
+            traffic=partial(as_uploaded, models_down=2),  # w and Delta
         ),
         server=ServerRule(
             init=optax.tree.zeros_like,

@@ -32,6 +32,7 @@ from ..core import (
     adds_mean,
     as_base,
     by_examples,
+    traffic_within,
     updated,
 )
 from ..errors import SettingError
@@ -143,6 +144,9 @@ def feddisco(
         upload, client = base.local.finish(run)
         return upload._replace(delta=(upload.delta, upload.delta)), client
 
+    def once(upload):
+        return upload._replace(delta=upload.delta[0])
+
     def update(params, extra, upload, cohort):
         usual, weighted = upload.delta
         upload = upload._replace(delta=usual)
@@ -151,13 +155,16 @@ def feddisco(
         return optax.tree.add(params, change), extra
 
     def report(extra, upload, cohort):
-        return base.server.report(extra, upload._replace(delta=upload.delta[0]), cohort)
+        return base.server.report(extra, once(upload), cohort)
 
     weights = Mean(
         lambda cohort: (combine.delta(cohort), trusted(cohort)), combine.extra
     )
     return base._replace(
-        local=base.local._replace(finish=sends_twice),
+        local=base.local._replace(
+            finish=sends_twice,
+            traffic=traffic_within(base.local, once),
+        ),
         server=ServerRule(
             base.server.init, weights, update, report=report, given=LABEL_COUNTS
         ),

@@ -24,11 +24,10 @@ from ..core import (
     Algorithm,
     Mean,
     ServerRule,
-    Traffic,
     adds_mean,
     as_base,
     model_weights,
-    more_traffic,
+    traffic_for,
     update_refined,
     updated,
 )
@@ -96,12 +95,12 @@ def fedexp(epsilon: float = 1e-3, base: Algorithm | None = None) -> Algorithm:
     def weights(cohort):
         return Sent(combine.extra(cohort), model_weights(rule, cohort))
 
-    norm = Traffic(scalars_up=1)  # ||D_i||^2
+    def traffic(params, upload):
+        own = traffic_for(base.local, params, plain(upload))
+        return own._replace(scalars_up=own.scalars_up + 1)  # ||D_i||^2
+
     return inner._replace(
-        local=inner.local._replace(
-            finish=finish,
-            traffic=more_traffic(base.local, norm),
-        ),
+        local=inner.local._replace(finish=finish, traffic=traffic),
         server=ServerRule(
             rule.init,
             Mean(combine.delta, weights),

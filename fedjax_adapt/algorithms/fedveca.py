@@ -35,7 +35,6 @@ import optax
 
 from .. import check
 from ..core import (
-    ONE_MODEL_EACH_WAY,
     Algorithm,
     Array,
     LocalRule,
@@ -308,9 +307,8 @@ def fedveca(
         moved = upload._replace(delta=optax.tree.add(upload.delta, shift))
         return update(params, best, moved, cohort)
 
-    traffic = ONE_MODEL_EACH_WAY._replace(scalars_up=1 if accept != "local" else 2)
     return Algorithm(
-        local=LocalRule(finish=finish, traffic=traffic),
+        local=LocalRule(finish=finish),
         policy=policy,
         server=ServerRule(init, mean(by_examples), update, refined=refined),
     )

@@ -20,6 +20,7 @@ With local momentum, which it does not treat either, K is the distance that as m
 go on a constant unit gradient (FedNova's a_i): c_i stays a mean of gradients.
 """
 
+from functools import partial
 from typing import Literal
 
 import optax
@@ -30,8 +31,8 @@ from ..core import (
     Algorithm,
     LocalRule,
     ServerRule,
-    Traffic,
     Upload,
+    as_uploaded,
     effective_steps,
     mean,
     uniformly,
@@ -108,8 +109,7 @@ def scaffold(
             prepare=prepare,
             correct=correct,
             finish=finish,
-            # w and c down, theta_i - w and c_i' - c_i up
-            traffic=Traffic(models_down=2, models_up=2, round_trips=1),
+            traffic=partial(as_uploaded, models_down=2),  # w and c
         ),
         server=ServerRule(
             init=optax.tree.zeros_like,

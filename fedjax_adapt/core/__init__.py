@@ -19,9 +19,9 @@ from .algorithm import (
     with_steps,
 )
 from .defaults import (
-    ONE_MODEL_EACH_WAY,
     WEIGHTS,
     Mean,
+    as_uploaded,
     by_examples,
     clip,
     effective_steps,
@@ -51,11 +51,11 @@ from .parts import (
     adds_mean,
     as_refinement,
     model_weights,
-    more_traffic,
     no_refine_state,
     public_examples,
     sent_by,
     traffic_for,
+    traffic_within,
     update_refined,
     updated,
 )
@@ -67,7 +67,6 @@ from .rounds import (
     Participation,
     RoundFn,
     State,
-    model_bytes,
     num_parameters,
 )
 from .scores import (
@@ -93,6 +92,7 @@ from .task import (
     RefineState,
     ServerExtra,
     Task,
+    tree_bytes,
     wrapped,
 )
 from .views import (
@@ -124,7 +124,6 @@ __all__ = [
     "Measurement",
     "Metric",
     "Metrics",
-    "ONE_MODEL_EACH_WAY",
     "Origin",
     "Outcome",
     "Outputs",
@@ -152,6 +151,7 @@ __all__ = [
     "accuracy_of",
     "adds_mean",
     "as_base",
+    "as_uploaded",
     "as_refinement",
     "by_examples",
     "clip",
@@ -165,9 +165,7 @@ __all__ = [
     "logits_of",
     "losses_of",
     "mean",
-    "model_bytes",
     "model_weights",
-    "more_traffic",
     "no_policy_state",
     "no_refine_state",
     "no_state",
@@ -183,6 +181,8 @@ __all__ = [
     "sent_by",
     "task_loss",
     "traffic_for",
+    "traffic_within",
+    "tree_bytes",
     "uniformly",
     "update_refined",
     "updated",

@@ -22,8 +22,9 @@ from .task import (
     PyTree,
     ServerExtra,
     Task,
+    tree_bytes,
 )
-from .views import Cohort, LocalRun, LocalView, Traffic, Upload
+from .views import SCALAR, Cohort, LocalRun, LocalView, Traffic, Upload
 
 
 def no_state(params: Params) -> tuple[()]:
@@ -108,8 +109,12 @@ def uniformly(cohort: Cohort) -> Array:
 
 WEIGHTS = {"data": by_examples, "uniform": uniformly}
 
-# FedAvg's: the model there, and back
-ONE_MODEL_EACH_WAY = Traffic(models_down=1, models_up=1, round_trips=1)
+
+def as_uploaded(params: Params, upload: Upload, models_down: float = 1) -> Traffic:
+    """What goes down, and up all that `LocalRule.finish` uploads to be averaged."""
+    sent = tree_bytes((upload.delta, upload.extra))
+    models, rest = divmod(sent, tree_bytes(params))
+    return Traffic(models_down, models, scalars_up=rest / SCALAR, round_trips=1)
 
 
 @dataclass(frozen=True)

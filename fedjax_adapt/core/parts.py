@@ -7,8 +7,8 @@ import jax
 import optax
 
 from .defaults import (
-    ONE_MODEL_EACH_WAY,
     Mean,
+    as_uploaded,
     by_examples,
     mean,
     no_policy_state,
@@ -52,10 +52,9 @@ class LocalRule(NamedTuple):
     `view.prepared`. A correction that is constant over the round belongs there: one
     vector then streams through memory at every step instead of all it is made of.
     `correct` adds to the gradient what is clipped with it, `decay` what is added after
-    the clip, where weight decay is; None: nothing. `traffic` is all that a client which
-    trains receives and sends in a round, the model included. `refined(client, params)` is
-    the state of a client whose model became `params` on a public set after `finish`; None:
-    as `finish` left it.
+    the clip, where weight decay is; None: nothing. `refined(client, params)` is the state
+    of a client whose model became `params` on a public set after `finish`; None: as
+    `finish` left it.
 
     `start(view)` is the model a client trains from, where `view.params` is the broadcast:
     personal parameters come in here. It becomes `anchor` of the client's views and run.
@@ -68,7 +67,10 @@ class LocalRule(NamedTuple):
     `personal(params, client)` is the model a client uses itself, of the server's model and
     the client's state. None: the server's.
 
-    `traffic` may be a function of the parameters, of which only shapes and dtypes count.
+    `traffic(params, upload)`, or a `Traffic`, is all that a client which trains receives
+    and sends in a round, the model included; of the parameters and of what `finish`
+    uploads it sees shapes and dtypes. By default one model goes down and the upload up.
+    A rule that needs more from the server says `partial(as_uploaded, models_down=2)`.
     """
 
     init: Callable[[Params], ClientState] = no_state
@@ -77,7 +79,7 @@ class LocalRule(NamedTuple):
     finish: Callable[[LocalRun], tuple[Upload, ClientState]] = send_delta
     prepare: Callable[[LocalView], PyTree] = prepare_nothing
     decay: Callable[[Params, LocalView], Params] | None = None  # after clipping
-    traffic: Traffic | Callable[[Params], Traffic] = ONE_MODEL_EACH_WAY
+    traffic: Traffic | Callable[[Params, Upload], Traffic] = as_uploaded
     refined: Callable[[ClientState, Params], ClientState] | None = None
     start: Callable[[LocalView], Params] | None = None
     check: Callable[[Setting], None] | None = None
@@ -194,17 +196,27 @@ class ServerRule(NamedTuple):
     given: str | None = None
 
 
-def traffic_for(rule: LocalRule, params: Params) -> Traffic:
-    """What a client that trains exchanges, of its rule alone, for a model like `params`."""
-    return rule.traffic(params) if callable(rule.traffic) else rule.traffic
+def traffic_for(rule: LocalRule, params: Params, upload: Upload) -> Traffic:
+    """What a client that trains exchanges, of its rule alone.
+
+    Args:
+      rule: its rule.
+      params: a model; shapes are enough, as of the upload.
+      upload: what `rule.finish` uploads.
+    """
+    return rule.traffic(params, upload) if callable(rule.traffic) else rule.traffic
 
 
-def more_traffic(rule: LocalRule, more: Traffic) -> Traffic | Callable:
-    """A rule's traffic and `more`, as `LocalRule.traffic` takes it."""
-    total = lambda own: Traffic(*(a + b for a, b in zip(own, more, strict=True)))
-    if callable(rule.traffic):
-        return lambda params: total(rule.traffic(params))
-    return total(rule.traffic)
+def traffic_within(
+    rule: LocalRule, own: Callable[[Upload], Upload]
+) -> Callable[[Params, Upload], Traffic]:
+    """`LocalRule.traffic` of a wrapper that sends no more than the rule it wraps.
+
+    Args:
+      rule: the rule inside.
+      own: the wrapper's upload -> that of the rule.
+    """
+    return lambda params, upload: traffic_for(rule, params, own(upload))
 
 
 def adds_mean(rule: ServerRule) -> bool:

@@ -172,12 +172,6 @@ class Metrics(_Scores):
         return self
 
 
-def model_bytes(params: Params) -> int:
-    """Bytes of one model; works on shapes alone too."""
-    leaves = jax.tree.leaves(params)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-
-
 def num_parameters(params: Params) -> int:
     """The number of scalars in `params`; works on shapes alone too."""
     check.kinds("num_parameters(state.params)", params=(params, check.tree))

@@ -115,3 +115,8 @@ def wrapped(task: Task, around: Callable[[Callable], Callable]) -> Task:
     return task._replace(
         **{name: around(f) for name, f in given.items() if f is not None}
     )
+
+
+def tree_bytes(tree: PyTree) -> int:
+    """Bytes of a tree of arrays, such as a model; works on shapes alone too."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

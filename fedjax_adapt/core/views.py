@@ -309,6 +309,9 @@ class Refined(NamedTuple):
     report: dict[str, Array]
 
 
+SCALAR = 4  # bytes
+
+
 class Traffic(NamedTuple):
     """What one client and the server exchange in a round.
 
@@ -324,6 +327,6 @@ class Traffic(NamedTuple):
 
     models_down: float = 0
     models_up: float = 0
-    scalars_down: int = 0
-    scalars_up: int = 0
+    scalars_down: float = 0
+    scalars_up: float = 0
     round_trips: int = 0

@@ -1,6 +1,6 @@
 """What an algorithm sends, and the bytes that a round moves.
 
-They follow from what its parts declare as their `traffic`, and from the model's size.
+They follow from the `traffic` of its parts, and from the model's size.
 """
 
 from ..core import (
@@ -12,26 +12,26 @@ from ..core import (
     StepPolicy,
     Traffic,
     as_refinement,
-    model_bytes,
+    tree_bytes,
 )
+from ..core.views import SCALAR
 from ..errors import SettingError
-
-SCALAR = 4  # bytes
 
 
 def messages(traffic: Traffic, params: Params) -> tuple[int, int]:
     """The bytes one client receives and sends in a round."""
-    model = model_bytes(params)
+    model = tree_bytes(params)
     down = traffic.models_down * model + traffic.scalars_down * SCALAR
     up = traffic.models_up * model + traffic.scalars_up * SCALAR
     return round(down), round(up)  # a part of a model is a fraction of it
 
 
 def traffic_of(algorithm: Algorithm) -> Traffic:
-    """What a client that trains exchanges: all that the parts of its algorithm declare.
+    """What a client that trains exchanges, of all parts of its algorithm.
 
     Raises:
-      ValueError: the traffic of the local rule or the refinement depends on model and data.
+      ValueError: the traffic of the local rule or the refinement follows from model and
+        data.
     """
     return _sum(_rule_traffic(algorithm), algorithm.policy.traffic)
 
@@ -47,8 +47,8 @@ def _rule_traffic(algorithm: Algorithm) -> Traffic:
     if not (isinstance(rule, Traffic) and isinstance(more, Traffic)):
         what = "local rule" if isinstance(more, Traffic) else "refinement"
         raise SettingError(
-            f"the traffic of this {what} depends on model and data; call "
-            "fedjax_adapt.engine.refine.settled(algorithm, task, data, plan) before."
+            f"the traffic of this {what} follows from model and data; call "
+            "fedjax_adapt.engine.round.checked(algorithm, task, data, plan) before."
         )
     return _sum(rule, more)
 

@@ -39,6 +39,7 @@ from ..core import (
     State,
     Upload,
     by_examples,
+    traffic_within,
     uniformly,
     update_refined,
     updated,
@@ -143,7 +144,14 @@ def _local(rule: LocalRule, cohort: bool, clients: bool) -> LocalRule:
         return Beside(inner, params if clients else ())
 
     kept = clients or rule.refined is not None
-    return rule._replace(init=init, finish=finish, refined=refined if kept else None)
+    return rule._replace(
+        init=init,
+        finish=finish,
+        refined=refined if kept else None,
+        traffic=traffic_within(
+            rule, lambda upload: upload._replace(delta=upload.delta.inner)
+        ),
+    )
 
 
 def _moved(rule: LocalRule, run: LocalRun) -> Params:

@@ -162,8 +162,8 @@ def _check_fields(part: Any) -> None:
     for field, value in part._asdict().items():
         default = part._field_defaults.get(field, part)
         where = f"{type(part).__name__}.{field}"
-        if isinstance(default, Traffic):
-            # of the parameters, or of the refinement's setup
+        if field.startswith("traffic"):
+            # of a model and an upload, or of the refinement's setup
             follows = callable(value) and not isinstance(part, StepPolicy)
             wrong = not (isinstance(value, Traffic) or follows)
             write = "Traffic(...)"

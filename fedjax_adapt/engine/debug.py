@@ -25,6 +25,7 @@ from ..core import (
     RoundView,
     State,
     Task,
+    Traffic,
     model_weights,
     precise,
     sent_by,
@@ -40,6 +41,7 @@ from ..costs import (
     step_seconds,
 )
 from ..data.dataset import FederatedDataset
+from ..errors import SettingError
 from ..plan import Plan
 from .batches import batch_size
 from .build import with_lanes
@@ -74,6 +76,7 @@ from .local import (
 )
 from .refine import public_steps, settled, shown
 from .train_cohort import kept_of
+from .verify import verify
 
 
 def debug_round(
@@ -91,6 +94,13 @@ def debug_round(
     )
     algorithm = settled(algorithm, task, data, plan)
     check_rule(algorithm, data, plan)
+    try:
+        algorithm = verify(algorithm, task, data, plan)
+    except SettingError:
+        # the round raises it with client and step; what cannot be traced alone, such as
+        # float(loss), runs in it, and is counted as a model each way
+        one = Traffic(models_down=1, models_up=1, round_trips=1)
+        algorithm = algorithm._replace(local=algorithm.local._replace(traffic=one))
     plan = with_lanes(algorithm, task, data, plan)
     algorithm = named(algorithm)
     task = named_task(task)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import jax
 import numpy as np
 
-from ..core import Params, PyTree
+from ..core import Params, PyTree, tree_bytes
 from .steps import BLOCK
 
 # Measured on two cores, see benchmarks/README.md. Where batches are small a product of
@@ -53,7 +53,7 @@ def choose(
         return min(int(lanes), cohort_size)
     if jax.default_backend() != "cpu":
         return kept_busy(cohort_size, steps())
-    size = num_bytes(params)
+    size = tree_bytes(params)
     if num_devices > 1 or size > CPU_SMALL_MODEL or batch_size > CPU_SMALL_BATCH:
         return 1
     most = max(1, min(CPU_LANES, CPU_BYTES // max(size, 1), cohort_size))
@@ -117,11 +117,6 @@ def block_of(steps: np.ndarray | None, num_lanes: int, cohort_size: int) -> int:
         return trips * (block + between)
 
     return min(range(1, MOST_BLOCK + 1), key=cost)
-
-
-def num_bytes(params: Params) -> int:
-    """Memory of one model."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
 
 def compiler_options(num_lanes: int) -> dict[str, str] | None:

@@ -27,7 +27,6 @@ from ..core import (
     Task,
     as_refinement,
     model_weights,
-    traffic_for,
     weighted_sum,
 )
 from ..data.dataset import FederatedDataset
@@ -36,7 +35,6 @@ from ..plan import Plan
 from .batches import batch_size
 from .client_store.exchange import CohortRows, set_rows
 from .cohort import SECONDS, num_slots
-from .contract import check_traffic
 
 PUBLIC_STEPS = "public_steps"  # of a report, what `Info.public_steps` counts
 
@@ -73,18 +71,12 @@ def refine_setup(
 def settled(
     algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
 ) -> Algorithm:
-    """The algorithm, the traffic of its local rule and its refinement as numbers.
+    """The algorithm, the traffic of its refinement as numbers.
 
     Raises:
       ValueError: there is no public set, or something else the refinement needs; or the
         public set holds test examples.
     """
-    local = algorithm.local
-    if callable(local.traffic):
-        params = jax.eval_shape(task.init, jax.random.key(0))
-        traffic = traffic_for(local, params)
-        check_traffic("LocalRule.traffic", traffic)
-        algorithm = algorithm._replace(local=local._replace(traffic=traffic))
     refine = as_refinement(algorithm.refine)
     if refine is None:
         return algorithm

@@ -183,7 +183,7 @@ def checked(
     """
     algorithm = settled(algorithm, task, data, plan)
     check_rule(algorithm, data, plan)
-    verify(algorithm, task, data, plan)
+    algorithm = verify(algorithm, task, data, plan)
     _check_outputs(task, data)
     return algorithm
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from ..core import PyTree, State
+from ..core import PyTree, State, tree_bytes
 from . import lanes, memory, mesh
 
 # copies of a model that a lane holds at once, besides what it computes: where it began,
@@ -141,8 +141,8 @@ def too_large(program: Any, num_devices: int) -> bool:
 def trial_bytes(state: State, num_lanes: int, batch: tuple[int, int]) -> int:
     """What a trial takes on its device, about: two states, and its lanes at work."""
     examples, size = batch
-    lane = MODELS * lanes.num_bytes(state.params) + ACTIVATIONS * examples * size
-    return 2 * lanes.num_bytes(state) + num_lanes * lane
+    lane = MODELS * tree_bytes(state.params) + ACTIVATIONS * examples * size
+    return 2 * tree_bytes(state) + num_lanes * lane
 
 
 def _fitting(

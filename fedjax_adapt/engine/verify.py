@@ -11,6 +11,7 @@ from .. import check
 from ..core import (
     Algorithm,
     Outcome,
+    Params,
     Refinement,
     RoundView,
     ServerRule,
@@ -19,6 +20,7 @@ from ..core import (
     as_refinement,
     precise,
     sent_by,
+    traffic_for,
     updated,
 )
 from ..data.dataset import FederatedDataset
@@ -35,7 +37,7 @@ from .cohort import (
     sample_cohort,
     setting_of,
 )
-from .contract import guarded, name_of, named, named_task
+from .contract import check_traffic, guarded, name_of, named, named_task
 from .local import (
     Broadcast,
     Client,
@@ -53,8 +55,10 @@ from .train_cohort import kept_of
 
 def verify(
     algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> None:
-    """Traces every part once on abstract values.
+) -> Algorithm:
+    """The algorithm, every part traced once on abstract values.
+
+    The traffic of its local rule are numbers then.
 
     Raises:
       ValueError: a part raises, or returns what the engine cannot use; the sentence says
@@ -65,11 +69,21 @@ def verify(
         plan = replace(plan, rounds=1)  # whatever `train` will say
     parts = named(algorithm), named_task(task), plan
     with precise(task):
-        jax.eval_shape(partial(_once, parts, size), data, jax.random.key(0))
+        once = partial(_once, parts, size)
+        model, upload = jax.eval_shape(once, data, jax.random.key(0))
+    traffic = traffic_for(algorithm.local, model, upload)
+    check_traffic("LocalRule.traffic", traffic)
+    return algorithm._replace(local=algorithm.local._replace(traffic=traffic))
 
 
-def _once(parts: tuple, size: int, data: FederatedDataset, key: Any) -> None:
-    """One client's step and one round's end, as the engine has them."""
+def _once(
+    parts: tuple, size: int, data: FederatedDataset, key: Any
+) -> tuple[Params, Upload]:
+    """One client's step and one round's end, as the engine has them.
+
+    Returns:
+      A model, and what a client uploads.
+    """
     algorithm, task, plan = parts
     setup = Setup(algorithm, task, data, plan)
     local, policy, server = algorithm.local, algorithm.policy, algorithm.server
@@ -161,6 +175,7 @@ def _once(parts: tuple, size: int, data: FederatedDataset, key: Any) -> None:
         best = guarded("StepPolicy.best", policy.best)(kept)
         name = f"StepPolicy.best ({name_of(policy.best)})"
         check.same_kind(name, "a model", best, params, "Task.init")
+    return params, upload
 
 
 def _combined(server: ServerRule, uploads: Upload, cohort: Any) -> Upload:

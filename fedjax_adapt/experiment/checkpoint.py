@@ -22,9 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import State
+from ..core import State, tree_bytes
 from ..engine import arrays, processes
-from ..engine.lanes import num_bytes
 from ..errors import SettingError
 
 PyTree = Any
@@ -59,7 +58,7 @@ def save(folder: Path, state: PyTree, round: int) -> None:
 def _check_space(folder: Path, state: PyTree) -> None:
     """Raises OSError where a disk is too full, of which tensorstore says too much."""
     folder.mkdir(parents=True, exist_ok=True)
-    if shutil.disk_usage(folder).free < num_bytes(state):
+    if shutil.disk_usage(folder).free < tree_bytes(state):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 

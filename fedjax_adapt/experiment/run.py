@@ -20,12 +20,11 @@ from typing import NamedTuple
 import jax
 
 from .. import check
-from ..core import Algorithm, Metrics, State, Task
+from ..core import Algorithm, Metrics, State, Task, tree_bytes
 from ..data import FederatedDataset
 from ..engine import memory, processes
 from ..engine.allocator import keeps_memory
 from ..engine.evaluate import evaluate_clients, evaluate_personal
-from ..engine.lanes import num_bytes
 from ..engine.personal import own_examples
 from ..engine.tally import Callback, check_callback
 from . import (
@@ -326,7 +325,7 @@ def summarise(
         class_accuracy=figures.per_class(by_class, source.test_counts()),
         client_accuracy=dict(accuracy[0]),
         personal_accuracy=dict(accuracy[1]),
-        client_state_bytes=num_bytes(program.abstract.clients) // trials,
+        client_state_bytes=tree_bytes(program.abstract.clients) // trials,
         memory=_memory(program),
         public=public.described(federation),
         auxiliary=public.auxiliary(federation),
@@ -340,7 +339,7 @@ def _memory(program: Program) -> dict[str, int | None]:
     expected = program.footprint
     if expected is None:  # trials side by side have none
         return {}
-    state = num_bytes(program.abstract)
+    state = tree_bytes(program.abstract)
     # nothing is compiled any more when states are written while rounds go on
     written = COPIES * state if has_room(state) else 0
     fullest = expected._replace(compiler=max(expected.compiler, written))

@@ -18,9 +18,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from ..core import State
+from ..core import State, tree_bytes
 from ..engine import arrays, memory, processes
-from ..engine.lanes import num_bytes
 from . import checkpoint
 
 SMALL = 2**26  # bytes, for which there is always room
@@ -55,7 +54,7 @@ class Saver:
             state = jax.tree.map(arrays.on_host, state)
             if not processes.is_first():
                 return spent
-        if not has_room(num_bytes(state)):
+        if not has_room(tree_bytes(state)):
             return self._write(state, round)
         taken = jax.device_get(state)
         if jax.default_backend() == "cpu" and not processes.several():

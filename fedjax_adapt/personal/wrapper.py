@@ -22,8 +22,8 @@ from ..core import (
     Upload,
     adds_mean,
     as_refinement,
-    model_bytes,
     traffic_for,
+    tree_bytes,
     update_refined,
     updated,
 )
@@ -118,9 +118,9 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
         params = with_own(client.own, params)
         return params if rule.personal is None else rule.personal(params, client.inner)
 
-    def traffic(params: Params) -> Traffic:
-        whole = traffic_for(rule, params)
-        part = 1 - model_bytes(taken(mine(params), params)) / model_bytes(params)
+    def traffic(params: Params, upload: Upload) -> Traffic:
+        whole = traffic_for(rule, params, upload)
+        part = 1 - tree_bytes(taken(mine(params), params)) / tree_bytes(params)
         down, up = part * whole.models_down, part * whole.models_up
         return whole._replace(models_down=down, models_up=up)
 

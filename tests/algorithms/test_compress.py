@@ -17,8 +17,8 @@ from fedjax_adapt.algorithms import (
     public_only,
     scaffold,
 )
-from fedjax_adapt.core import traffic_for
 from fedjax_adapt.costs import messages, traffic_of
+from fedjax_adapt.engine.round import checked
 
 COMPRESSORS = {"top_k": fa.top_k(0.2), "qsgd": fa.qsgd(9), "sign": fa.sign()}
 NUM = 4 * 3 + 3  # of the tiny model, in two tensors
@@ -173,12 +173,12 @@ def totals(algorithm):
 
 
 def test_bytes_are_those_of_the_message():
-    params = jax.eval_shape(make_task().init, jax.random.key(0))
+    task, data = make_task(), make_data()
+    params = jax.eval_shape(task.init, jax.random.key(0))
     model = 4 * NUM
 
     def up(algorithm):
-        own = traffic_for(algorithm.local, params)
-        algorithm = algorithm._replace(local=algorithm.local._replace(traffic=own))
+        algorithm = checked(algorithm, task, data, fa.Plan())
         return messages(traffic_of(algorithm), params)[1]
 
     sent = lambda base, c: up(fa.with_compression(base, c, error_feedback=False))

@@ -40,8 +40,9 @@ from fedjax_adapt.algorithms import (
     scaffold,
 )
 from fedjax_adapt.algorithms.fnr import feature_norms, penalty, worst
+from fedjax_adapt.core import cross_entropy as per_example
 from fedjax_adapt.costs import messages, traffic_of
-from fedjax_adapt.engine.refine import settled
+from fedjax_adapt.engine.round import checked
 from fedjax_adapt.finetune import num_selected
 from fedjax_adapt.models import MODELS
 
@@ -540,19 +541,19 @@ def test_public_training_does_not_see_the_clients(model, data):
 def test_traffic_is_that_of_table_3():
     """MiB of 10 clients and 10 rounds with the published model, 44.5994 MiB."""
     size = ((11_681_832 + 9_600) * 4 + 160) // 4
-    params = {"w": jax.ShapeDtypeStruct((size,), np.float32)}
     data = make_data((2,) * 10)
-    says = lambda params, x: fa.Outputs(jnp.zeros((len(x), CLASSES)))
-    task = fa.Task(lambda key: params, says, None)
+    says = lambda params, x: fa.Outputs(jnp.zeros((len(x), CLASSES)), x)
+    init = lambda key: {"w": jnp.zeros(size, np.float32)}
+    task = fa.Task(init, says, per_example)
+    params = jax.eval_shape(init, None)
     mib = lambda clients, traffic: clients * 10 * sum(messages(traffic, params)) / 2**20
 
     def told(algorithm):
-        refine = algorithm.refine._replace(check=None)
-        return settled(algorithm._replace(refine=refine), task, data, fa.Plan())
+        return checked(algorithm, task, data, fa.Plan())
 
-    plain = mib(10, traffic_of(fedavg()))
+    plain = mib(10, traffic_of(told(fedavg())))
     assert plain == pytest.approx(8920, abs=0.5)
-    true = mib(10, traffic_of(scaffold()))
+    true = mib(10, traffic_of(told(scaffold())))
     n_t_m = 10 * 10 * 4 * size / 2**20
     assert true == pytest.approx(4 * n_t_m)
     assert 3 * n_t_m == pytest.approx(13380, abs=0.5)  # the paper's count

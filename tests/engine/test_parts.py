@@ -504,7 +504,7 @@ def test_a_combine_that_hands_the_stack_on_is_named(task, data):
 
 
 @pytest.mark.parametrize(
-    "traffic", [fa.Traffic(-1, 1), lambda params: fa.Traffic(1, -2)]
+    "traffic", [fa.Traffic(-1, 1), lambda params, upload: fa.Traffic(1, -2)]
 )
 def test_nobody_sends_less_than_nothing(traffic, task, data):
     with pytest.raises(ValueError, match="models_.* of LocalRule.traffic=-"):

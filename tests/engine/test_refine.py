@@ -24,7 +24,7 @@ from fedjax_adapt.algorithms import (
 )
 from fedjax_adapt.core import model_weights, public_examples
 from fedjax_adapt.costs import traffic_of
-from fedjax_adapt.engine.refine import settled
+from fedjax_adapt.engine.round import checked
 
 PLAN = fa.Plan(participation=fa.bernoulli(0.5), batch_size=4, lr=0.2)
 
@@ -223,9 +223,9 @@ def test_bytes_and_seconds_of_those_who_refine(build, task, data):
         traffic_refined=fa.Traffic(models_up=1, scalars_down=1, round_trips=1),
     )
     algorithm = fa.with_refinement(fedavg(), refine)
-    with pytest.raises(ValueError, match="depends on model and data; call .*settled"):
+    with pytest.raises(ValueError, match="follows from model and data; call .*checked"):
         traffic_of(algorithm)
-    told = settled(algorithm, task, data, plan)
+    told = checked(algorithm, task, data, plan)
     assert traffic_of(told) == fa.Traffic(1, 1, 0, 2, 1)
     model = 60
     _, state = start(algorithm, task, data, plan)

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import pytest
 from helpers import same
 
-from fedjax_adapt.core import Origin, State
-from fedjax_adapt.engine.lanes import num_bytes
+from fedjax_adapt.core import Origin, State, tree_bytes
 from fedjax_adapt.experiment import checkpoint
 
 
@@ -152,7 +151,7 @@ def test_another_models_checkpoint_is_not_taken_for_ours(tmp_path):
 
 def test_a_disk_without_room_is_left_as_it_is(tmp_path, monkeypatch):
     checkpoint.save(tmp_path, state(1.0), 1)
-    size = num_bytes(state(1.0))
+    size = tree_bytes(state(1.0))
     usage = lambda free: lambda folder: SimpleNamespace(free=free)
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", usage(size - 1))
     with pytest.raises(OSError, match="No space left on device"):
