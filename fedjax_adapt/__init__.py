@@ -29,6 +29,7 @@ _PUBLIC = {
         "LocalRule",
         "LocalRun",
         "LocalView",
+        "Measure",
         "Metric",
         "Metrics",
         "Outcome",

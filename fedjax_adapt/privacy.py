@@ -33,6 +33,7 @@ from .core import (
     ServerRule,
     Upload,
     by_examples,
+    measure_of,
     traffic_within,
     uniformly,
     updated,
@@ -213,7 +214,7 @@ def _check_parts(algorithm: Algorithm) -> None:
             "or feddyn()."
         )
     if (
-        policy.measure is not None
+        measure_of(policy).client is not None
         or policy.send is not None
         or policy.update is not None
     ):

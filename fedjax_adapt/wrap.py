@@ -13,6 +13,7 @@ from .core import (
     LocalRule,
     LocalRun,
     LocalView,
+    Measure,
     Params,
     Probe,
     Refinement,
@@ -21,6 +22,7 @@ from .core import (
     StepPolicy,
     Upload,
     as_refinement,
+    measure_of,
     update_refined,
     updated,
 )
@@ -160,7 +162,7 @@ def seeing(
 
 def _policy(policy: StepPolicy, shown: Callable, server, upload) -> StepPolicy:
     """The same policy, shown inner states; itself where it looks at none."""
-    own = policy.update
+    own, measure = policy.update, measure_of(policy)
 
     def update(state, cohort, runs, outcome):
         assert own is not None
@@ -170,12 +172,13 @@ def _policy(policy: StepPolicy, shown: Callable, server, upload) -> StepPolicy:
         return own(state, cohort, runs, outcome)
 
     shows = {
-        "measure": shown(policy.measure),
+        "measure": measure._replace(client=shown(measure.client)),
         "probe": policy.probe and Probe(*map(shown, policy.probe)),
         "send": shown(policy.send),
         "update": own and shown(update),
     }
-    shows = {name: part for name, part in shows.items() if part is not None}
+    looks = lambda part: part is not None and part != Measure()
+    shows = {name: part for name, part in shows.items() if looks(part)}
     return policy._replace(**shows) if shows else policy
 
 

@@ -380,10 +380,12 @@ def test_the_slow_twin_agrees_on_times_and_on_who_was_early(task, data, clients,
             cohort.ids % 3 + (measured > 0) * (cohort.ids != 4)
         ),
         init=lambda params, num_clients: jnp.zeros(()),
-        measure=lambda view, key: view.batch.y[0] + 1,
+        measure=fa.Measure(
+            lambda view, key: view.batch.y[0] + 1,
+            steps=lambda cohort: cohort.epoch_steps,
+        ),
         update=lambda state, cohort, runs, outcome: state + outcome.seconds,
         traffic=fa.Traffic(models_up=1, round_trips=trips),
-        measure_steps=lambda cohort: cohort.epoch_steps,
     )
     algorithm = fa.with_steps(fedavg(), policy)
     participation = fa.earliest(0.5) if clients == "some" else None

@@ -41,6 +41,7 @@ from ..core import (
     Algorithm,
     Array,
     Cohort,
+    Measure,
     Params,
     StepPolicy,
     Traffic,
@@ -182,14 +183,16 @@ def gsnr_steps(
     return StepPolicy(
         steps,
         init=lambda params, num_clients: jnp.zeros((), jnp.int32),
-        measure=measure,
-        pool=lambda cohort, measured: pool_cohort(cohort, measured, weights),
-        digest=ratios,
+        measure=Measure(
+            measure,
+            pool=lambda cohort, measured: pool_cohort(cohort, measured, weights),
+            digest=ratios,
+            steps=lambda cohort: jnp.full_like(cohort.ids, probe_batches),
+        ),
         update=update,
         report=report,
         max_steps=cap,
         traffic=traffic,
-        measure_steps=lambda cohort: jnp.full_like(cohort.ids, probe_batches),
     )
 
 

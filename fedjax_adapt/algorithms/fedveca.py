@@ -38,6 +38,7 @@ from ..core import (
     Algorithm,
     Array,
     LocalRule,
+    Measure,
     Params,
     Probe,
     ServerRule,
@@ -218,7 +219,9 @@ def veca_steps(
         # grad F(w') and tau_i; g_i(w_0), beta_i and delta_i
         traffic=Traffic(models_down=1, models_up=1, scalars_down=1, scalars_up=2),
         # g_i(w_0) on a mini-batch is that of the first step
-        measure_steps=(lambda cohort: cohort.epoch_steps) if full_gradient else None,
+        measure=Measure(steps=lambda cohort: cohort.epoch_steps)
+        if full_gradient
+        else None,
     )
 
 

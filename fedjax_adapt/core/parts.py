@@ -99,6 +99,27 @@ class Probe(NamedTuple):
     update: Callable[[PyTree, Params, LocalView], PyTree]
 
 
+class Measure(NamedTuple):
+    """What clients measure for a step policy. Leading axis of `measured`: cohort.
+
+    `client(view, key)` is what one client measures at the model it would train from,
+    before anybody trains. None: nothing, but for what a probe measures along the steps.
+
+    `pool(cohort, measured)` makes of all measurements what the server knows of all
+    clients, and `digest(pooled, measurement)` of ONE client's, once, what the policy is
+    given in its place: of large ones, something small. `pooled` is `()` without `pool`,
+    and measurements stay as they are without `digest`.
+
+    `steps(cohort) -> [cohort]` is how long a client measures, in local steps: gradients
+    on a batch besides those it follows. None: no time.
+    """
+
+    client: Callable[[LocalView, Key], Measurement] | None = None
+    pool: Callable[[Cohort, Measurement], PyTree] | None = None
+    digest: Callable[[PyTree, Measurement], Measurement] | None = None
+    steps: Callable[[Cohort], Array] | None = None
+
+
 class StepPolicy(NamedTuple):
     """How many local steps each client takes. Leading axis: cohort.
 
@@ -111,18 +132,13 @@ class StepPolicy(NamedTuple):
     `outcome.sent`, the mean of `send(run)`, which is summed as clients end: of `runs`,
     [cohort, ...], only what it reads is kept, and a model per client is much.
 
-    `pool(cohort, measurement)` makes of all measurements, [cohort, ...], what the server
-    knows of all clients, and `digest(pooled, measurement)` of ONE client's, once, what the
-    other functions are given as the measurement: of large ones, something small. `pooled`
-    is `()` without `pool`, and the measurement stays as it is without `digest`.
+    `measure` is a `Measure`, or its `client` alone: a function (view, key) -> measurement.
 
     `report(state, cohort, measurement)` names what a person wants to see, for
     `Info.policy`: scalars of the round or values [cohort, ...]; `state` is the new one.
 
     `traffic` is what the policy adds to the local rule's. Round trips of its own are those
     in which measurements go up before tau comes down: all wait for the last of them.
-    `measure_steps(cohort) -> [cohort]` is how long a client measures, in local steps:
-    gradients on a batch besides those it follows. None: no time.
 
     `best(state)` is the model that a run ends with, where it is not the server's last; it
     is evaluated besides it.
@@ -130,9 +146,7 @@ class StepPolicy(NamedTuple):
 
     steps: Callable[[PolicyState, Cohort, Measurement], Array]
     init: Callable[[Params, int], PolicyState] = no_policy_state
-    measure: Callable[[LocalView, Key], Measurement] | None = None
-    pool: Callable[[Cohort, Measurement], PyTree] | None = None
-    digest: Callable[[PyTree, Measurement], Measurement] | None = None
+    measure: Measure | Callable[[LocalView, Key], Measurement] | None = None
     probe: Probe | None = None
     update: Callable[[PolicyState, Cohort, LocalRun, Outcome], PolicyState] | None = (
         None
@@ -144,8 +158,14 @@ class StepPolicy(NamedTuple):
     )
     max_steps: int | None = None  # what more it asks for is cut and counted
     traffic: Traffic = Traffic()
-    measure_steps: Callable[[Cohort], Array] | None = None
     best: Callable[[PolicyState], Params] | None = None
+
+
+def measure_of(policy: StepPolicy) -> Measure:
+    """What a policy has clients measure; an empty `Measure` if nothing."""
+    if isinstance(policy.measure, Measure):
+        return policy.measure
+    return Measure(policy.measure)
 
 
 LABEL_COUNTS = "label counts of every client"  # as `given` says it

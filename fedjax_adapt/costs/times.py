@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import Algorithm, Array, Cohort, Key, Params, Traffic
+from ..core import Algorithm, Array, Cohort, Key, Params, Traffic, measure_of
 from .clock import Clock, drawn, keys
 from .traffic import (
     answers_late,
@@ -74,10 +74,8 @@ def end_times(
         return seconds + traffic.round_trips * clock.latency
 
     step, delay = of("step_seconds", key_step), of("delay", key_delay)
-    trains = cohort.num_steps * step
-    measures = (
-        0 if policy.measure_steps is None else policy.measure_steps(cohort) * step
-    )
+    trains, measure_steps = cohort.num_steps * step, measure_of(policy).steps
+    measures = 0 if measure_steps is None else measure_steps(cohort) * step
     if not answers_late(policy):
         return trains + measures + carried(traffic_of(algorithm)) + delay
     first, second = legs(algorithm)

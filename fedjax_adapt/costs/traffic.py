@@ -12,6 +12,7 @@ from ..core import (
     StepPolicy,
     Traffic,
     as_refinement,
+    measure_of,
     tree_bytes,
 )
 from ..core.views import SCALAR
@@ -67,7 +68,8 @@ def asks_clients(algorithm: Algorithm) -> bool:
 
 def answers_late(policy: StepPolicy) -> bool:
     """Whether tau comes down only when all clients of the cohort have measured."""
-    return policy.measure is not None and policy.traffic.round_trips > 0
+    measures = measure_of(policy).client is not None
+    return measures and policy.traffic.round_trips > 0
 
 
 def legs(algorithm: Algorithm) -> tuple[Traffic, Traffic]:
@@ -105,7 +107,7 @@ def round_bytes(
       refined: steps on a public set, [cohort]; None: no client refines.
     """
     asked = cohort.active
-    if algorithm.policy.measure is not None:
+    if measure_of(algorithm.policy).client is not None:
         asked = (starters or cohort).num_examples > 0
         asked &= answers_late(algorithm.policy) | (cohort.num_active > 0)
     count = lambda who: who.sum().astype(float)

@@ -21,6 +21,7 @@ from ..core import (
     Algorithm,
     LocalRule,
     Mean,
+    Measure,
     Probe,
     PyTree,
     Refinement,
@@ -58,15 +59,16 @@ TAKES = {
     "LocalRule.personal": "(params, client) and returns parameters like params",
     "StepPolicy.init": "(params, num_clients) and returns the policy's state",
     "StepPolicy.measure": "(view, key) and returns a measurement",
-    "StepPolicy.pool": "(cohort, measurement) and returns what is known of all",
-    "StepPolicy.digest": "(pooled, measurement) and returns a measurement",
     "StepPolicy.steps": "(state, cohort, measurement) and returns integers [cohort]",
-    "StepPolicy.measure_steps": "(cohort) and returns a number for each, [cohort]",
     "StepPolicy.best": "(state) and returns a model",
     "StepPolicy.mean_steps": "(epoch_steps) and returns one number",
     "StepPolicy.send": "(run) and returns arrays",
     "StepPolicy.update": "(state, cohort, runs, outcome) and returns the policy's state",
     "StepPolicy.report": "(state, cohort, measurement) and returns a dict of arrays",
+    "Measure.client": "(view, key) and returns a measurement",
+    "Measure.pool": "(cohort, measured) and returns what is known of all",
+    "Measure.digest": "(pooled, measurement) and returns a measurement",
+    "Measure.steps": "(cohort) and returns a number for each, [cohort]",
     "Probe.init": "(view) and returns the probe",
     "Probe.update": "(probe, grads, view) and returns the probe",
     "ServerRule.init": "(params) and returns the server's state",
@@ -146,6 +148,8 @@ def check_parts(algorithm: Algorithm) -> None:
         _check_fields(part)
     if algorithm.policy.probe is not None:
         _check_fields(algorithm.policy.probe)
+    if isinstance(algorithm.policy.measure, Measure):
+        _check_fields(algorithm.policy.measure)
     refine = algorithm.refine
     if not (refine is None or isinstance(refine, Refinement) or callable(refine)):
         raise SettingError(
@@ -169,6 +173,8 @@ def _check_fields(part: Any) -> None:
             write = "Traffic(...)"
         elif field == "probe":
             wrong, write = not isinstance(value, Probe | None), "Probe(init, update)"
+        elif isinstance(value, Measure) and field == "measure":
+            continue
         elif isinstance(default, bool):
             wrong, write = not isinstance(value, bool), "True or False"
         elif field == "given":
@@ -215,15 +221,17 @@ def named(algorithm: Algorithm) -> Algorithm:
     }
     policy = {
         "init": returned.arrays,
-        "measure": returned.arrays,
-        "pool": returned.arrays,
-        "digest": returned.arrays,
         "steps": returned.steps,
         "send": returned.sent,
         "update": returned.kept("the policy's state", "StepPolicy.init"),
         "report": returned.report_of(1),
         "mean_steps": returned.one_number,
-        "measure_steps": returned.per_client,
+    }
+    measure = {
+        "client": returned.arrays,
+        "pool": returned.arrays,
+        "digest": returned.arrays,
+        "steps": returned.per_client,
     }
     probe = {
         "init": returned.arrays,
@@ -239,6 +247,11 @@ def named(algorithm: Algorithm) -> Algorithm:
     }
     refine = as_refinement(algorithm.refine)
     steps = _under(StepPolicy, algorithm.policy, policy)
+    if isinstance(steps.measure, Measure):
+        steps = steps._replace(measure=_under(Measure, steps.measure, measure))
+    elif steps.measure is not None:
+        own = guarded("StepPolicy.measure", steps.measure, returned.arrays)
+        steps = steps._replace(measure=own)
     if steps.probe is not None:
         steps = steps._replace(probe=_under(Probe, steps.probe, probe))
     return Algorithm(

@@ -26,6 +26,7 @@ from ..core import (
     State,
     Task,
     Traffic,
+    measure_of,
     model_weights,
     precise,
     sent_by,
@@ -136,18 +137,19 @@ def debug_round(
 
         slots = range(len(ids))
         measured = ()
-        if policy.measure is not None:
+        measure = measure_of(policy)
+        if measure.client is not None:
             rows = []
             for slot in slots:
                 idle = client(slot, key_measure, jnp.int32(0))
                 with _named(f"client {int(ids[slot])}, measurement"):
                     before = view_before(setup, broadcast, idle)
                     view = view_of(setup, before, idle)
-                    rows.append(policy.measure(*view(before.params, jnp.int32(0))))
+                    rows.append(measure.client(*view(before.params, jnp.int32(0))))
             measured = _stack(rows)
-            if policy.digest is not None:
-                pooled = () if policy.pool is None else policy.pool(cohort, measured)
-                measured = _stack([policy.digest(pooled, row) for row in rows])
+            if measure.digest is not None:
+                pooled = () if measure.pool is None else measure.pool(cohort, measured)
+                measured = _stack([measure.digest(pooled, row) for row in rows])
         num_steps = policy.steps(state.policy, cohort, measured)
         cohort, cut = with_num_steps(cohort, num_steps, plan, policy)
         times = end_times(plan.clock, algorithm, state.params, cohort, key)

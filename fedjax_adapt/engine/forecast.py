@@ -16,7 +16,13 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from .. import check
-from ..core import Algorithm, Params, StepPolicy, Task
+from ..core import (
+    Algorithm,
+    Params,
+    StepPolicy,
+    Task,
+    measure_of,
+)
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import batch_size
@@ -60,7 +66,7 @@ def client_steps(
     None where the host does not know: they follow from what clients measure or from a loss,
     or from numbers or data that are traced.
     """
-    if policy.measure is not None:
+    if measure_of(policy).client is not None:
         return None
     params = jax.eval_shape(task.init, jax.random.key(0))
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), params)
@@ -100,7 +106,7 @@ def fixed_steps(
     host does not know: they depend on what is traced, or on who is there and slots may be
     empty.
     """
-    if algorithm.policy.measure is not None:
+    if measure_of(algorithm.policy).client is not None:
         return None
     steps = _fixed_steps(algorithm, task, data, plan)
     if steps is None or plan.rounds is not None:

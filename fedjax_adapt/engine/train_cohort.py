@@ -23,6 +23,7 @@ from ..core import (
     Refinement,
     Upload,
     as_refinement,
+    measure_of,
     sent_by,
     uniformly,
     weighted_sums,
@@ -193,7 +194,7 @@ def measure_cohort(
     setup: Setup, broadcast: Broadcast, cohort: Cohort, held: CohortRows, key: Key
 ) -> PyTree:
     """What each client measures at the broadcast model, [cohort, ...]."""
-    measure = setup.algorithm.policy.measure
+    measure = measure_of(setup.algorithm.policy).client
     if measure is None:
         return ()
     assignment = assign_slots(setup, cohort, held, key, alike=True)
@@ -225,8 +226,8 @@ def measure_cohort(
 
 def digest_cohort(setup: Setup, cohort: Cohort, measured: PyTree) -> PyTree:
     """What each client's measurement says besides the cohort's, [cohort, ...]."""
-    policy, size = setup.algorithm.policy, cohort.ids.shape[0]
-    if policy.digest is None:
+    measure, size = measure_of(setup.algorithm.policy), cohort.ids.shape[0]
+    if measure.digest is None:
         return measured
     num_devices = num_devices_of(setup.data, setup.plan)
     num_lanes = int(setup.plan.lanes)
@@ -236,9 +237,9 @@ def digest_cohort(setup: Setup, cohort: Cohort, measured: PyTree) -> PyTree:
 
     def on_device(pooled, slots, own):
         keep = lambda carry, slots, results: (carry, results)
-        digest = lanes.each(partial(policy.digest, pooled), num_lanes)
+        digest = lanes.each(partial(measure.digest, pooled), num_lanes)
         return (), lanes.fold(digest, keep, (), slots, num_lanes)[1], own
 
-    pooled = () if policy.pool is None else policy.pool(cohort, measured)
+    pooled = () if measure.pool is None else measure.pool(cohort, measured)
     _, found, _ = mesh.run_on_devices(on_device, pooled, slots, (), num_devices)
     return jax.tree.map(lambda leaf: leaf[:size], found)

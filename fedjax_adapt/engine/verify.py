@@ -18,6 +18,7 @@ from ..core import (
     Task,
     Upload,
     as_refinement,
+    measure_of,
     precise,
     sent_by,
     traffic_for,
@@ -112,16 +113,16 @@ def _once(
         return jax.tree.map(stack, tree)
 
     all_of, every = partial(times, len(ids)), partial(times, size)
-    measured = ()
-    if policy.measure is not None:
-        measured = policy.measure(*view(before.params, jnp.int32(0)))
-        if policy.digest is not None:
+    measured, measure = (), measure_of(policy)
+    if measure.client is not None:
+        measured = measure.client(*view(before.params, jnp.int32(0)))
+        if measure.digest is not None:
             every_one = all_of(measured)
-            pooled = () if policy.pool is None else policy.pool(cohort, every_one)
-            measured = policy.digest(pooled, measured)
+            pooled = () if measure.pool is None else measure.pool(cohort, every_one)
+            measured = measure.digest(pooled, measured)
         measured = all_of(measured)
-    if policy.measure_steps is not None:
-        policy.measure_steps(cohort)
+    if measure.steps is not None:
+        measure.steps(cohort)
     num_steps = policy.steps(kept, cohort, measured)
     cohort = cohort._replace(num_steps=num_steps, active=num_steps > 0)
     asked, seen = cohort, measured

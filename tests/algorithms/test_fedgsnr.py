@@ -84,8 +84,8 @@ def cohort_of(sizes, round=0):
 def ratios(cohort, measured, weights="data"):
     """What the policy makes of a cohort's measurements, as the engine asks for it."""
     policy = fa.gsnr_steps(4, weights=weights)
-    pooled = policy.pool(cohort, measured)
-    return jax.vmap(policy.digest, (None, 0))(pooled, measured)
+    pooled = policy.measure.pool(cohort, measured)
+    return jax.vmap(policy.measure.digest, (None, 0))(pooled, measured)
 
 
 def steps_of(policy, measured, sizes):

@@ -581,10 +581,11 @@ def test_those_that_start_are_reported_of_by_the_slow_twin_as_well(name, task, d
 
 def test_a_measurement_takes_a_number_of_steps_for_each(task, data):
     wrong = policy(
-        measure=lambda view, key: view.batch.x.sum(),
-        measure_steps=lambda cohort: jnp.ones(7),
+        measure=fa.Measure(
+            lambda view, key: view.batch.x.sum(), steps=lambda cohort: jnp.ones(7)
+        )
     )
-    with pytest.raises(ValueError, match=r"StepPolicy.measure_steps .* float32\[7\]"):
+    with pytest.raises(ValueError, match=r"Measure.steps .* float32\[7\]"):
         fa.make_round(wrong, task, data, PLAN)
     with pytest.raises(ValueError, match="StepPolicy.best .* a model"):
         fa.make_round(policy(best=lambda state: jnp.zeros(2)), task, data, PLAN)

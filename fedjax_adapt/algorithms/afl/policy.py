@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from ... import check
 from ...core import (
     Array,
+    Measure,
     Params,
     State,
     StepPolicy,
@@ -183,14 +184,13 @@ def afl_online(
     return StepPolicy(
         steps,
         init,
-        estimate,
+        # grad F_i(w) and grad F_i(theta_i)
+        Measure(estimate, steps=lambda cohort: jnp.full_like(cohort.ids, 2)),
         update=update,
         report=report,
         max_steps=max_steps,
         # tau; grad F_i(w), beta_i, rho_i and the loss
         traffic=Traffic(models_up=1, scalars_down=1, scalars_up=3),
-        # grad F_i(w) and grad F_i(theta_i)
-        measure_steps=lambda cohort: jnp.full_like(cohort.ids, 2),
         best=lambda state: state.best,
     )
 
