@@ -267,14 +267,14 @@ def test_a_run_writes_a_folder_and_prints_where_it_lies(capsys, elsewhere):
 def test_ctrl_c_says_how_to_go_on_and_going_on_works(capsys, monkeypatch):
     from fedjax_adapt.experiment import checkpoint
 
-    save = checkpoint.save
+    save = checkpoint.Saver.save
 
-    def interrupted(folder, state, round):
+    def interrupted(self, state, round):
         if round == 4:
             raise KeyboardInterrupt
-        save(folder, state, round)
+        return save(self, state, round)
 
-    monkeypatch.setattr(checkpoint, "save", interrupted)
+    monkeypatch.setattr(checkpoint.Saver, "save", interrupted)
     line = f"{QUICK} --folder mine"
     code, _, err = fedjax_adapt(capsys, line)
     assert code == 130
@@ -282,7 +282,7 @@ def test_ctrl_c_says_how_to_go_on_and_going_on_works(capsys, monkeypatch):
     assert err == (
         f"fedjax-adapt: interrupted, saved up to round 2; write {command} to go on.\n"
     )
-    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr(checkpoint.Saver, "save", save)
     code, _, err = fedjax_adapt(capsys, line)
     assert code == 2 and "half finished; write --resume" in err
     code, _, err = fedjax_adapt(capsys, f"{line} --resume --lr 0.3")

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import keys, make_data
+from helpers import keys, make_data, make_task
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg
@@ -16,6 +16,7 @@ from fedjax_adapt.engine.cohort import (
     sample_cohort,
     with_num_steps,
 )
+from fedjax_adapt.engine.round import checked
 
 
 def draws(participation, num_clients, rounds, seed=0):
@@ -93,6 +94,7 @@ def early(data, clock, rounds, fraction=0.5):
     """Who is kept in each round, [rounds, m], and when the last of them ends."""
     plan = fa.Plan(batch_size=4, clock=clock, participation=fa.earliest(fraction))
     algorithm = fa.with_steps(fedavg(), fa.constant_steps(3))
+    algorithm = checked(algorithm, make_task(), data, plan)
     params = jnp.zeros(10)
 
     def one(key):

@@ -1,7 +1,8 @@
 """State to folder and back, whole or not at all: orbax, the last two kept.
 
 Of several processes the first writes and reads; the others are given their parts of the
-state, so they need not see the folder. See also saver.py.
+state, so they need not see the folder. Orbax's `CheckpointManager` was measured: it takes
+as long as its `StandardCheckpointer`, and has another layout than folders written so far.
 """
 
 import errno
@@ -11,10 +12,11 @@ import os
 import re
 import shutil
 import sys
+import time
 import warnings
 from collections import namedtuple
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,36 +25,112 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import State, tree_bytes
-from ..engine import arrays, processes
+from ..engine import arrays, memory, processes
 from ..errors import SettingError
 
 PyTree = Any
 
-CHUNK = 2**27  # bytes: a table in one piece would be copied whole on its way
+SMALL = 2**26  # bytes, for which there is always room
+# of a state's size: what is held besides it while it is written and rounds go on
+COPIES = 3
+SHARE = 0.5  # of the memory that is free; the rest is for the rounds that go on
 KEEP = 2  # the newest, and the one before it should the newest be damaged
 
 
-def save(folder: Path, state: PyTree, round: int) -> None:
-    """Writes `state` to `folder/<round>` and drops all but the last two.
+class Saver:
+    """Writes states to a folder while rounds go on, one after another.
 
-    Orbax writes next to it and renames, so a process killed meanwhile leaves the
-    checkpoints that were there. Of several processes one calls it, with what it can read.
-
-    Raises:
-      OSError: the disk is full or read-only.
+    At most one write is under way, and one that failed is an error at the next save, or
+    at the end. Where there is no room for a state besides the rounds, they wait for it.
+    Of several processes all take part in taking a state off the devices, and the first
+    writes it.
     """
-    from orbax.checkpoint import SaveArgs
 
-    with _as_os_error(folder), _orbax() as checkpointer:
-        # A checkpoint of the same round is one that could not be read back.
-        whole = _solid(state)
-        _check_space(folder, whole)
-        pieces = jax.tree.map(lambda _: SaveArgs(chunk_byte_size=CHUNK), whole)
-        checkpointer.save(_path(folder, round), whole, save_args=pieces, force=True)
-    for old in rounds(folder)[:-KEEP]:
-        shutil.rmtree(_path(folder, old))
-    for left_over in folder.glob("*.orbax-checkpoint-tmp*"):
-        shutil.rmtree(left_over, ignore_errors=True)
+    def __init__(self, folder: Path):
+        """Takes the folder of the checkpoints."""
+        self._folder, self._began, self._spent = folder, 0.0, 0.0
+        self._writer = None
+        if not processes.is_first():
+            return
+        import orbax.checkpoint as ocp
+
+        self._writer = ocp.StandardCheckpointer(
+            multiprocessing_options=_alone(),
+            async_options=ocp.options.AsyncOptions(
+                post_finalization_callback=self._written
+            ),
+        )
+
+    def _written(self) -> None:
+        self._spent = time.perf_counter() - self._began
+
+    def save(self, state: PyTree, round: int) -> float:
+        """Begins to write `state` to `folder/<round>`; its memory may be given up at once.
+
+        Every process must call it.
+
+        Returns:
+          The seconds that the newest write took which has ended; 0 before.
+
+        Raises:
+          OSError: the write before this one failed, the disk is full or read-only.
+        """
+        spent = self.wait()
+        if processes.several():
+            state = jax.tree.map(arrays.on_host, state)
+        if self._writer is None:
+            return spent
+        solid = _solid(state)
+        with _as_os_error(self._folder), _quiet():
+            _check_space(self._folder, solid)
+            self._began = time.perf_counter()
+            # a checkpoint of the same round is one that could not be read back
+            self._writer.save(_path(self._folder, round), solid, force=True)
+        return spent if has_room(tree_bytes(state)) else self.wait()
+
+    def wait(self) -> float:
+        """Waits for the write under way, and drops all but the last two.
+
+        Returns and raises as `save`. Orbax writes next to a checkpoint and renames, so a
+        process that is killed leaves those that were there.
+        """
+        if self._writer is not None:
+            with _as_os_error(self._folder), _quiet():
+                self._writer.wait_until_finished()
+            for old in rounds(self._folder)[:-KEEP]:
+                shutil.rmtree(_path(self._folder, old))
+            for left_over in self._folder.glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(left_over, ignore_errors=True)
+        return self._spent
+
+    def close(self) -> None:
+        """Gives up the writer, whether or not its last write has failed."""
+        if self._writer is not None:
+            with _quiet(), suppress(Exception):
+                self._writer.close()
+
+
+@contextmanager
+def saver(folder: Path) -> Iterator[Saver]:
+    """A `Saver` whose writes are all done, or have raised, when the block ends."""
+    writes = Saver(folder)
+    try:
+        yield writes
+        writes.wait()
+    finally:
+        writes.close()
+
+
+def save(folder: Path, state: PyTree, round: int) -> None:
+    """Writes `state` to `folder/<round>`, as `Saver.save`, and waits for it."""
+    with saver(folder) as writes:
+        writes.save(state, round)
+
+
+def has_room(size: int) -> bool:
+    """Whether the host has room to write a state of so many bytes while rounds go on."""
+    free = memory.free_host_memory()
+    return size <= SMALL or free is None or COPIES * size <= SHARE * free
 
 
 def _check_space(folder: Path, state: PyTree) -> None:
@@ -106,7 +184,7 @@ def _restored(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
     for round in reversed(saved):
         # A damaged file may surface as almost any exception of orbax or tensorstore.
         try:
-            with _no_warnings(), _orbax() as checkpointer:
+            with _no_warnings(), _reader() as checkpointer:
                 state = checkpointer.restore(_path(folder, round), _solid(abstract))
         except Exception:
             continue
@@ -185,23 +263,37 @@ def _as_os_error(folder: Path) -> Iterator[None]:
         raise OSError(code, os.strerror(code), str(folder)) from None
 
 
-@contextmanager
-def _orbax() -> Iterator[Any]:
-    """A checkpointer that keeps its log to itself: what it raises says as much."""
+def _alone() -> Any:
+    """Options of orbax under which it does not wait for other processes."""
     import orbax.checkpoint as ocp
 
-    # among several processes orbax would wait for all of them
-    alone = ocp.options.MultiprocessingOptions()
     if processes.several():
-        alone = ocp.options.MultiprocessingOptions(active_processes={0})
+        return ocp.options.MultiprocessingOptions(active_processes={0})
+    return ocp.options.MultiprocessingOptions()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Orbax keeps its log to itself: what it raises says as much."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with ocp.StandardCheckpointer(multiprocessing_options=alone) as checkpointer:
-            yield checkpointer
+        yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _reader() -> Iterator[Any]:
+    """A checkpointer to read with."""
+    import orbax.checkpoint as ocp
+
+    with (
+        _quiet(),
+        ocp.StandardCheckpointer(multiprocessing_options=_alone()) as checkpointer,
+    ):
+        yield checkpointer
 
 
 @functools.cache

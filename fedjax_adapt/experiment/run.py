@@ -46,7 +46,6 @@ from .process_group import check_same_run
 from .program import Program, compile_program
 from .provenance import origins
 from .rows import Log, Tally
-from .saver import COPIES, has_room, saver
 from .summary import Summary
 from .tuned_lanes import lanes_for
 
@@ -197,7 +196,7 @@ def _train(
         warning = _warning(config, program, log.tally, done, given)
         progress(Progress(done, config.rounds, *latest, rate, warning, shown))
 
-    with saver(checkpoints) as writes:
+    with checkpoint.saver(checkpoints) as writes:
 
         def save(state: State, done: int) -> float:
             log.write(done)
@@ -341,7 +340,7 @@ def _memory(program: Program) -> dict[str, int | None]:
         return {}
     state = tree_bytes(program.abstract)
     # nothing is compiled any more when states are written while rounds go on
-    written = COPIES * state if has_room(state) else 0
+    written = checkpoint.COPIES * state if checkpoint.has_room(state) else 0
     fullest = expected._replace(compiler=max(expected.compiler, written))
     most = {"predicted_peak": fullest.peak, "peak": memory.peak_memory()}
     return expected._asdict() | most

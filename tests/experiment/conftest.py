@@ -1,5 +1,7 @@
 """Runs that take a second: a linear model on the digits."""
 
+import resource
+
 import pytest
 
 from fedjax_adapt.experiment import Config, run
@@ -42,3 +44,12 @@ def tiny(tmp_path):
         return Config(folder=str(tmp_path / folder), **{**TINY, **changes})
 
     return make
+
+
+@pytest.fixture
+def limited():
+    """limited(size): no file may grow beyond so many bytes; None: any may again."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    put = lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    yield lambda size: put(soft if size is None else size)
+    put(soft)

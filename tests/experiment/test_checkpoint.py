@@ -1,5 +1,4 @@
 import logging
-import resource
 import sys
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -77,16 +76,13 @@ def test_a_half_written_checkpoint_is_none_and_is_swept_away(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["000000004"]
 
 
-def test_a_disk_without_room_is_an_error_of_the_system(tmp_path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+def test_a_disk_without_room_is_an_error_of_the_system(tmp_path, limited):
     noise = {"w": jax.random.normal(jax.random.key(0), (400, 400))}
     checkpoint.save(tmp_path, noise, 1)
-    try:  # as on a full disk, but for the number of the error
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-        with pytest.raises(OSError, match="File too large"):
-            checkpoint.save(tmp_path, noise, 2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    limited(100_000)  # as on a full disk, but for the number of the error
+    with pytest.raises(OSError, match="File too large"):
+        checkpoint.save(tmp_path, noise, 2)
+    limited(None)
     assert checkpoint.rounds(tmp_path) == [1]
     checkpoint.save(tmp_path, noise, 2)
     assert checkpoint.restore(tmp_path, jax.eval_shape(lambda: noise))[1] == 2

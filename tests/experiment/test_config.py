@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from helpers import constructed
 
-from fedjax_adapt import Algorithm, check
+from fedjax_adapt import Algorithm, Traffic, Upload, check
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.algorithms.afl import afl_fixed
+from fedjax_adapt.core import traffic_for
 from fedjax_adapt.experiment import schema
 from fedjax_adapt.experiment.build import build_algorithm, build_plan
 from fedjax_adapt.experiment.config import (
@@ -369,8 +370,9 @@ def test_every_policy_stands_on_any_base_by_name(name):
     options = {"budget": 100.0} if name == "afl" else {}
     settings = {"algorithm": name, "base": "scaffold", **options}
     algorithm = build_algorithm(from_settings(settings))
-    scaffold = ALGORITHMS["scaffold"]()
-    assert algorithm.local.traffic == scaffold.local.traffic
+    scaffold, model = ALGORITHMS["scaffold"](), jnp.zeros(3)
+    upload = Upload(model, model)  # theta_i - w and c_i' - c_i
+    assert traffic_for(algorithm.local, model, upload) == Traffic(2, 2, round_trips=1)
     assert algorithm.server.combine == scaffold.server.combine
     assert algorithm.policy is not Algorithm().policy
 

@@ -30,7 +30,6 @@ from ..loop import train
 from ..provenance import origins
 from ..rows import Log
 from ..run import Progress, Report, silent
-from ..saver import saver
 from ..store import Swept
 from . import results
 from .compiled_group import CompiledGroup, compile_group, layout_of
@@ -303,7 +302,7 @@ class _Runner:
             rate *= len(some)
             self.progress(Progress(rounds, self.total, *latest, rate, None, shown))
 
-        with saver(self.path / CHECKPOINTS) as writes:
+        with checkpoint.saver(self.path / CHECKPOINTS) as writes:
 
             def save(state: State, done: int) -> float:
                 over = self.callback is not None and log.all_over
