@@ -1,13 +1,13 @@
 """Parameters that stay at their clients: whatever the base, only the rest is averaged."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .. import check
-from ..core import (
+from . import check
+from .core import (
     Algorithm,
     Array,
     ClientState,
@@ -27,12 +27,88 @@ from ..core import (
     update_refined,
     updated,
 )
-from ..errors import SettingError
-from ..wrap import seeing
-from .which import Personal, chosen, parts_of, shapes_of, taken, with_own
+from .errors import SettingError
+from .wrap import seeing
+
+Which = str | Callable[[str], bool]
+Personal = Which | tuple[Which, ...]
 
 
-class Kept(NamedTuple):
+def chosen(personal: Personal, params: Params) -> PyTree:
+    """Whether each parameter is personal, a tree of bools; see `with_personal`.
+
+    Raises:
+      ValueError: a part of `personal` is true of none, or all of it of all.
+    """
+    wanted, paths = _choices(personal), _paths(params)
+    found = [[_is_true(which, path) for path in paths] for which in wanted]
+    for which, true in zip(wanted, found, strict=True):
+        if not any(true):
+            raise SettingError(
+                f"personal={check.kind_of(which)} is true of no parameter; name one or "
+                f"more of {', '.join(paths)}."
+            )
+    is_personal = [any(true) for true in zip(*found, strict=True)]
+    if all(is_personal):
+        named = ", ".join(map(check.kind_of, wanted))
+        raise SettingError(
+            f"personal={named} is true of every parameter, so that none is shared; name "
+            f"some of {', '.join(paths)}."
+        )
+    return jax.tree.unflatten(jax.tree.structure(params), is_personal)
+
+
+def _choices(personal: Personal) -> tuple[Which, ...]:
+    """The parts of a choice, any of which may be true.
+
+    Raises:
+      ValueError: it is no choice.
+    """
+    parts = tuple(personal) if isinstance(personal, tuple | list) else (personal,)
+    if not parts or not all(isinstance(part, str) or callable(part) for part in parts):
+        raise SettingError(
+            f"with_personal got {check.kind_of(personal)} for personal; write part of a "
+            'path, such as "out", a function of the path, or a tuple of them.'
+        )
+    return parts
+
+
+def _is_true(which: Which, path: str) -> bool:
+    if callable(which):
+        return bool(which(path))
+    return f"/{which.strip('/')}/" in f"/{path}/"
+
+
+def _paths(params: Params) -> list[str]:
+    """Of every parameter, as "hidden/0/kernel"."""
+    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
+    return [name(path) for path, _ in jax.tree.leaves_with_path(params)]
+
+
+def _personal_part(is_personal: PyTree, params: Params) -> dict[str, Array]:
+    """The personal parameters by their path."""
+    parts = zip(
+        _paths(params),
+        jax.tree.leaves(is_personal),
+        jax.tree.leaves(params),
+        strict=True,
+    )
+    return {path: leaf for path, own, leaf in parts if own}
+
+
+def _with_personal_part(own: dict[str, Array], params: Params) -> Params:
+    """The parameters, those that are personal as the client has them."""
+    pairs = zip(_paths(params), jax.tree.leaves(params), strict=True)
+    leaves = [own.get(path, leaf) for path, leaf in pairs]
+    return jax.tree.unflatten(jax.tree.structure(params), leaves)
+
+
+def _shapes(tree: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
+    """The structure of a tree and the shapes of its leaves."""
+    return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+class PersonalState(NamedTuple):
     """The client state of `with_personal`."""
 
     inner: ClientState  # of the algorithm itself
@@ -64,7 +140,7 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
     check.kinds(
         'with_personal(algorithm, personal="out")', algorithm=(algorithm, Algorithm)
     )
-    parts_of(personal)
+    _choices(personal)
     if algorithm.local.start is not None:
         raise SettingError(
             "with_personal got an algorithm whose clients start elsewhere than at the "
@@ -72,16 +148,19 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
         )
     rule, server = algorithm.local, algorithm.server
     inner = seeing(algorithm, client=lambda state: state.inner)
-    mine = lambda params: chosen(personal, params)
+    is_personal = lambda params: chosen(personal, params)
+    personal_part = lambda params: _personal_part(is_personal(params), params)
 
     def shared(new: Params, old: Params) -> Params:
         """`new`, its personal parameters as in `old`."""
-        return jax.tree.map(lambda own, a, b: b if own else a, mine(old), new, old)
+        return jax.tree.map(
+            lambda own, a, b: b if own else a, is_personal(old), new, old
+        )
 
-    def without_own(sent: PyTree, params: Params) -> PyTree:
+    def without_personal(sent: PyTree, params: Params) -> PyTree:
         """`sent`, with zeros for personal parameters wherever it is like a model."""
-        own, shapes = mine(params), shapes_of(params)
-        alike = lambda tree: shapes_of(tree) == shapes
+        own, shapes = is_personal(params), _shapes(params)
+        alike = lambda tree: _shapes(tree) == shapes
 
         def blank(tree):
             if not alike(tree):
@@ -91,11 +170,11 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
 
         return jax.tree.map(blank, sent, is_leaf=alike)
 
-    def init(params: Params) -> Kept:
-        return Kept(rule.init(params), taken(mine(params), params))
+    def init(params: Params) -> PersonalState:
+        return PersonalState(rule.init(params), personal_part(params))
 
     def start(view: LocalView) -> Params:
-        return with_own(view.client.own, view.params)
+        return _with_personal_part(view.client.own, view.params)
 
     def added(change: Callable | None) -> Callable | None:
         """What a rule adds to gradients, to those of shared parameters alone."""
@@ -103,24 +182,24 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
             return None
         return lambda grads, view: shared(change(grads, view), grads)
 
-    def finish(run: LocalRun) -> tuple[Upload, Kept]:
+    def finish(run: LocalRun) -> tuple[Upload, PersonalState]:
         upload, state = inner.local.finish(run)
-        sent = without_own((upload.delta, upload.extra), run.params)
+        sent = without_personal((upload.delta, upload.extra), run.params)
         upload = upload._replace(delta=sent[0], extra=sent[1])
-        return upload, Kept(state, taken(mine(run.params), run.params))
+        return upload, PersonalState(state, personal_part(run.params))
 
-    def refined_client(client: Kept, params: Params) -> Kept:
-        kept = client.inner
-        kept = kept if rule.refined is None else rule.refined(kept, params)
-        return Kept(kept, taken(mine(params), params))
+    def refined_client(client: PersonalState, params: Params) -> PersonalState:
+        state = client.inner
+        state = state if rule.refined is None else rule.refined(state, params)
+        return PersonalState(state, personal_part(params))
 
-    def model(params: Params, client: Kept) -> Params:
-        params = with_own(client.own, params)
+    def model(params: Params, client: PersonalState) -> Params:
+        params = _with_personal_part(client.own, params)
         return params if rule.personal is None else rule.personal(params, client.inner)
 
     def traffic(params: Params, upload: Upload) -> Traffic:
         whole = traffic_for(rule, params, upload)
-        part = 1 - tree_bytes(taken(mine(params), params)) / tree_bytes(params)
+        part = 1 - tree_bytes(personal_part(params)) / tree_bytes(params)
         down, up = part * whole.models_down, part * whole.models_up
         return whole._replace(models_down=down, models_up=up)
 
