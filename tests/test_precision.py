@@ -16,8 +16,8 @@ from fedjax_adapt.experiment import Config, run
 from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
+from fedjax_adapt.models.dense import dense
 from fedjax_adapt.models.layers import Conv, GroupNorm
-from fedjax_adapt.models.linear import dense
 
 PLAN = fa.Plan(cohort_size=3, batch_size=4, lr=0.05)
 SHAPE = (8, 8, 1)

@@ -8,13 +8,10 @@ from .adapter import classification
 from .augment import AUGMENTS, flip_crop, reflect_crop
 from .cnn import cnn, fedveca_cnn, lenet5
 from .conv import conv
-from .linear import linear
+from .dense import linear, mlp, projected, svm
 from .lstm import lstm
-from .mlp import mlp
 from .pool import max_pool
-from .projection import projected
 from .resnet import resnet18
-from .svm import svm
 from .timing import fastest_ways
 from .vgg import vgg11, vgg16
 from .ways import with_ways

@@ -10,14 +10,14 @@ Each convolution is followed by a ReLU and 2 x 2 max-pooling.
 import jax
 from flax import nnx
 
+from .dense import Builder, Classifier, Shape, dense
 from .layers import Conv, batch_last, check_image, flatten_batch_last
-from .linear import Builder, Shape, dense
 from .pool import max_pool
 
 KERNEL = 5
 
 
-class CNN(nnx.Module):
+class CNN(Classifier):
     """Two pooled convolutions of given widths, then hidden layers and a head."""
 
     def __init__(
@@ -47,14 +47,6 @@ class CNN(nnx.Module):
             x = max_pool(jax.nn.relu(layer(x)))
         x = jax.nn.relu(self.fc1(flatten_batch_last(x)))
         return x if self.fc2 is None else jax.nn.relu(self.fc2(x))
-
-    def head(self, features: jax.Array) -> jax.Array:
-        """Logits, [batch, classes]."""
-        return self.out(features)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits, [batch, classes]."""
-        return self.head(self.features(x))
 
 
 def _pooled(pixels: int, pad: int) -> int:

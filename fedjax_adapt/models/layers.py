@@ -12,7 +12,7 @@ from jax import lax
 
 from ..errors import SettingError
 from .conv import conv
-from .linear import Shape, plus, uniform_fan_in
+from .dense import Shape, plus, uniform_fan_in
 
 
 def normal_fan_out(size: int, filters: int) -> Callable:

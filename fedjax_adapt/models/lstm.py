@@ -19,7 +19,7 @@ from jax import lax
 
 from .. import check
 from ..errors import SettingError
-from .linear import Builder, Shape, dense, uniform_fan_in
+from .dense import Builder, Classifier, Shape, dense, uniform_fan_in
 
 
 class LSTMLayer(nnx.Module):
@@ -49,7 +49,7 @@ class LSTMLayer(nnx.Module):
         return lax.scan(step, (zeros, zeros), inputs)[1]
 
 
-class LSTM(nnx.Module):
+class LSTM(Classifier):
     """Layers one upon the other, then an affine head on the last state."""
 
     def __init__(
@@ -74,14 +74,6 @@ class LSTM(nnx.Module):
         for layer in self.layers:
             x = layer(x)
         return x[-1]
-
-    def head(self, features: jax.Array) -> jax.Array:
-        """Logits, [batch, classes]."""
-        return self.out(features)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits, [batch, classes]."""
-        return self.head(self.features(x))
 
 
 def lstm(

@@ -27,8 +27,8 @@ import jax
 from flax import nnx
 
 from ..errors import SettingError
+from .dense import Builder, Classifier, Shape, dense
 from .layers import Conv, GroupNorm, batch_last, check_image, normal_fan_out
-from .linear import Builder, Shape, dense
 
 WIDTHS = (64, 128, 256, 512)  # filters by stage
 STRIDES = (1, 2, 2, 2)
@@ -78,7 +78,7 @@ class Block(nnx.Module):
         return jax.nn.relu(y + (x if self.shortcut is None else self.shortcut(x)))
 
 
-class ResNet(nnx.Module):
+class ResNet(Classifier):
     """The stem, the blocks and the head."""
 
     def __init__(
@@ -102,14 +102,6 @@ class ResNet(nnx.Module):
         for block in self.blocks:
             x = block(x)
         return x.mean((1, 2)).T
-
-    def head(self, features: jax.Array) -> jax.Array:
-        """Logits, [batch, classes]."""
-        return self.out(features)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits, [batch, classes]."""
-        return self.head(self.features(x))
 
 
 def resnet18(input_shape: Shape, num_classes: int, groups: int = 32) -> Builder:

@@ -16,6 +16,7 @@ import jax
 from flax import nnx
 
 from .. import check
+from .dense import Builder, Classifier, Shape, dense
 from .layers import (
     Conv,
     batch_last,
@@ -23,7 +24,6 @@ from .layers import (
     flatten_batch_last,
     normal_fan_out,
 )
-from .linear import Builder, Shape, dense
 from .pool import max_pool
 
 WIDTHS = (64, 128, 256, 512, 512)  # filters by stage
@@ -31,7 +31,7 @@ HIDDEN = 512
 PIXELS = 2 ** len(WIDTHS)  # that become one
 
 
-class VGG(nnx.Module):
+class VGG(Classifier):
     """As many convolutions in each stage as `depths` says, then the classifier."""
 
     def __init__(
@@ -68,14 +68,6 @@ class VGG(nnx.Module):
             x = max_pool(x)
         x = jax.nn.relu(self.fc1(self.drop1(flatten_batch_last(x))))
         return jax.nn.relu(self.fc2(self.drop2(x)))
-
-    def head(self, features: jax.Array) -> jax.Array:
-        """Logits, [batch, classes]."""
-        return self.out(features)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Logits, [batch, classes]."""
-        return self.head(self.features(x))
 
 
 def _conv(channels: int, filters: int, rngs: nnx.Rngs) -> Conv:

@@ -1,0 +1,263 @@
+"""Fully connected models, the layers they share, and MOON's projection head.
+
+    linear       softmax regression
+    mlp          hidden layers of ReLUs, for MNIST and EMNIST
+    svm          FedVeca's support vector machine: a linear score under the squared hinge
+    projected    any of the models here, with a projection between features and last layer
+
+Initial weights are uniform as PyTorch's, which the papers' experiments start from.
+
+References:
+  Li, He & Song, "Model-Contrastive Federated Learning", CVPR 2021,
+  https://arxiv.org/abs/2103.16257. Section 3.2; width 256.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .. import check
+from ..errors import SettingError
+
+Shape = tuple[int, ...]
+Builder = Callable[[nnx.Rngs], nnx.Module]
+
+
+def uniform_fan_in(fan_in: int) -> Callable:
+    """Initial values U(-b, b), b = 1 / sqrt(fan_in), for weights and biases alike.
+
+    What PyTorch does by default, and so what the papers' experiments start from.
+    """
+    bound = 1 / math.sqrt(fan_in)
+
+    def init(key, shape, dtype, out_sharding=None):
+        del out_sharding  # flax passes it; a simulated model has none
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init
+
+
+def plus(y: jax.Array, bias: jax.Array) -> jax.Array:
+    """y + bias, which has as many axes, in the dtype of y.
+
+    The gradient of the bias is a sum over examples and pixels. It is taken in float32:
+    in bfloat16, of thousands of terms all but the first few hundred would add nothing.
+    """
+    exact = bias.astype(jnp.promote_types(y.dtype, jnp.float32))
+    return y + jnp.broadcast_to(exact, y.shape).astype(y.dtype)
+
+
+class Dense(nnx.Linear):
+    """flax's affine layer, whose bias is added by `plus`."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[batch, width in] to [batch, width out]."""
+        return plus(x @ self.kernel[...], self.bias[...][None])
+
+
+def dense(width_in: int, width_out: int, rngs: nnx.Rngs) -> Dense:
+    """An affine layer with the initial weights above."""
+    init = uniform_fan_in(width_in)
+    return Dense(width_in, width_out, kernel_init=init, bias_init=init, rngs=rngs)
+
+
+def flatten(x: jax.Array) -> jax.Array:
+    """[batch, ...] to [batch, pixels]."""
+    return x.reshape(x.shape[0], -1)
+
+
+class Classifier(nnx.Module):
+    """A model of features and an affine last layer `out`, which a subclass sets."""
+
+    out: nnx.Linear
+
+    def features(self, x: jax.Array) -> jax.Array:
+        """The input of the last layer, [batch, features]."""
+        raise NotImplementedError
+
+    def head(self, features: jax.Array) -> jax.Array:
+        """Logits, [batch, classes]."""
+        return self.out(features)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Logits, [batch, classes]."""
+        return self.head(self.features(x))
+
+
+class Linear(Classifier):
+    """logits = x W + b."""
+
+    def __init__(self, input_shape: Shape, num_classes: int, rngs: nnx.Rngs):
+        """Draws the weights."""
+        self.out = dense(math.prod(input_shape), num_classes, rngs)
+
+    def features(self, x: jax.Array) -> jax.Array:
+        """The pixels themselves, [batch, pixels]."""
+        return flatten(x)
+
+
+def linear(input_shape: Shape, num_classes: int) -> Builder:
+    """Softmax regression on the flattened input."""
+    return lambda rngs: Linear(input_shape, num_classes, rngs)
+
+
+class MLP(Classifier):
+    """Layers of ReLUs, then an affine head."""
+
+    def __init__(
+        self,
+        input_shape: Shape,
+        num_classes: int,
+        widths: Sequence[int],
+        rngs: nnx.Rngs,
+    ):
+        """Draws the weights of len(widths) hidden layers and the head."""
+        sizes = [math.prod(input_shape), *widths]
+        self.hidden = nnx.List(
+            [dense(a, b, rngs) for a, b in zip(sizes, sizes[1:], strict=False)]
+        )
+        self.out = dense(sizes[-1], num_classes, rngs)
+
+    def features(self, x: jax.Array) -> jax.Array:
+        """The last hidden layer, [batch, widths[-1]]."""
+        x = flatten(x)
+        for layer in self.hidden:
+            x = jax.nn.relu(layer(x))
+        return x
+
+
+def mlp(
+    input_shape: Shape, num_classes: int, widths: tuple[int, ...] = (200, 200)
+) -> Builder:
+    """Fully connected ReLU network on the flattened input.
+
+    With 784 inputs and 10 classes, widths=(200, 200) has 199,210 parameters and
+    widths=(100, 100) has 89,610.
+
+    Args:
+      input_shape: of one example.
+      num_classes: number of labels.
+      widths: of the hidden layers
+    """
+    for width in widths:
+        check.at_least("widths", width, 1)
+    return lambda rngs: MLP(input_shape, num_classes, widths, rngs)
+
+
+class SVM(Classifier):
+    """FedVeca's support vector machine, one score s under the squared hinge.
+
+        s = <w, x> + b,   loss = max(0, 1 - t s)^2,   t = -1 for label 0, +1 for label 1
+
+    The score is shown as the two logits (-s/2, s/2): their difference is s, the largest
+    is the sign of s, and what reads logits (accuracy, distillation) reads these.
+
+    The paper names the model ("squared-SVM", one binary output) and writes no loss out:
+    this is the usual one. Regularisation, if any, is the run's weight decay.
+    """
+
+    def __init__(self, input_shape: Shape, rngs: nnx.Rngs):
+        """Draws the weights, uniform as PyTorch's."""
+        self.out = dense(math.prod(input_shape), 1, rngs)
+
+    def features(self, x: jax.Array) -> jax.Array:
+        """The pixels themselves, [batch, pixels]."""
+        return flatten(x)
+
+    def head(self, features: jax.Array) -> jax.Array:
+        """The score as two logits, [batch, 2]."""
+        half = self.out(features) / 2
+        return jnp.concatenate([-half, half], axis=1)
+
+    @staticmethod
+    def loss(logits: jax.Array, y: jax.Array) -> jax.Array:
+        """The squared hinge of each example, [batch], from labels 0 and 1."""
+        score = logits[:, 1] - logits[:, 0]
+        sign = 2 * y.astype(score.dtype) - 1
+        return jnp.square(jax.nn.relu(1 - sign * score))
+
+
+def svm(input_shape: Shape, num_classes: int) -> Builder:
+    """The squared-hinge support vector machine of FedVeca, for two classes.
+
+    Raises:
+      ValueError: there are not two classes.
+    """
+    if num_classes != 2:
+        raise SettingError(
+            f"svm tells 2 classes apart but the data have {num_classes}; write "
+            "labels=parity to learn even against odd."
+        )
+    return lambda rngs: SVM(input_shape, rngs)
+
+
+class Projected(Classifier):
+    """A model whose last layer gave way to a projection z and another last layer.
+
+        h = features(x) [F],   z = W_2 relu(W_1 h + b_1) + b_2 [width],   logits = W z + b
+
+    W_1 is F x F. z is what the classifier reads, also when the model is deployed.
+    """
+
+    def __init__(
+        self, body: nnx.Module, num_classes: int, rngs: nnx.Rngs, *, width: int
+    ):
+        """Takes the last layer `out` from `body` and draws the weights of its own."""
+        num_features = body.out.in_features
+        del body.out  # its weights would be sent around and never used
+        self.body = body
+        self.fc1 = dense(num_features, num_features, rngs)
+        self.fc2 = dense(num_features, width, rngs)
+        self.out = dense(width, num_classes, rngs)
+
+    def features(self, x: jax.Array) -> jax.Array:
+        """z, [batch, width]."""
+        return self.fc2(jax.nn.relu(self.fc1(self.body.features(x))))
+
+
+def projected(builder: Callable[..., Builder], width: int = 256) -> Callable:
+    """The builder of the same models with a projection head.
+
+    Args:
+      builder: (input_shape, num_classes, **options) -> (rngs -> module), where the module
+        has `features(x)` and an affine last layer `out` (nnx.Linear) that reads them.
+      width: of the projection, and so of the features.
+
+    Returns:
+      A builder with the same arguments.
+
+    Raises:
+      ValueError: from what it builds: the module has no such parts, or a loss of its own.
+    """
+    check.at_least("projection", width, 1, none="none at all")
+
+    def build(input_shape: Shape, num_classes: int, **options) -> Builder:
+        factory = builder(input_shape, num_classes, **options)
+
+        def projected_factory(rngs: nnx.Rngs) -> nnx.Module:
+            body = factory(rngs)
+            _check_body(body)
+            return Projected(body, num_classes, rngs, width=width)
+
+        return projected_factory
+
+    return build
+
+
+def _check_body(body: nnx.Module) -> None:
+    name = type(body).__name__
+    if hasattr(body, "loss"):
+        raise SettingError(
+            f"projection puts a classifier under cross entropy on top of the model, but "
+            f"{name} has a loss of its own; write projection=none."
+        )
+    if not hasattr(body, "features") or not isinstance(
+        getattr(body, "out", None), nnx.Linear
+    ):
+        raise SettingError(
+            f"projection goes between features(x) and a last layer `out` (nnx.Linear), "
+            f"which {name} has not; give a model that has, or write projection=none."
+        )
