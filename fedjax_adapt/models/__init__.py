@@ -8,12 +8,11 @@ from .adapter import classification
 from .augment import AUGMENTS, flip_crop, reflect_crop
 from .cnn import cnn, fedveca_cnn, lenet5
 from .conv import conv
+from .deep import resnet18, vgg11, vgg16
 from .dense import linear, mlp, projected, svm
 from .lstm import lstm
 from .pool import max_pool
-from .resnet import resnet18
 from .timing import fastest_ways
-from .vgg import vgg11, vgg16
 from .ways import with_ways
 
 MODELS = {
