@@ -10,8 +10,8 @@ from .cnn import cnn, fedveca_cnn, lenet5
 from .conv import conv
 from .deep import resnet18, vgg11, vgg16
 from .dense import linear, mlp, projected, svm
+from .layers import max_pool
 from .lstm import lstm
-from .pool import max_pool
 from .timing import fastest_ways
 from .ways import with_ways
 

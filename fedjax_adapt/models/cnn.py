@@ -11,8 +11,7 @@ import jax
 from flax import nnx
 
 from .dense import Builder, Classifier, Shape, dense
-from .layers import Conv, batch_last, check_image, flatten_batch_last
-from .pool import max_pool
+from .layers import Conv, batch_last, check_image, flatten_batch_last, max_pool
 
 KERNEL = 5
 

@@ -19,9 +19,9 @@ from .layers import (
     batch_last,
     check_image,
     flatten_batch_last,
+    max_pool,
     normal_fan_out,
 )
-from .pool import max_pool
 
 VGG_WIDTHS = (64, 128, 256, 512, 512)  # filters by stage
 VGG_HIDDEN = 512
