@@ -18,7 +18,7 @@ multiplications. The gradients are written out: three products in all, none of w
 contracts the leading axis of both its factors, the form that XLA multiplies slowest.
 
 Kernels of 3 x 3 or 5 x 5 that move by one pixel may be multiplied the third way,
-"winograd", of winograd.py; "lax", of lax_conv.py, is XLA's own, which on an accelerator
+"winograd", of winograd.py; "lax", of xla.py, is XLA's own, which on an accelerator
 is its vendor's. Which way a layer takes is said in ways.py.
 
 Inside, the batch is the last axis, so that a patch is a copy of long contiguous runs and
@@ -36,11 +36,9 @@ from jax import lax
 
 from .. import check
 from ..errors import SettingError
-from .apart import apart
-from .lax_conv import lax_conv
 from .ways import Layer, chosen
-from .windows import spread, window
 from .winograd import TILE, winograd
+from .xla import apart, lax_conv, spread, window
 
 Array = jax.Array
 Pair = tuple[int, int]
@@ -187,7 +185,9 @@ _conv.defvjp(_forward, _backward)
 
 def _times_patches(weights: Array, patches: Array) -> Array:
     """[rows, positions] of weights [rows, terms] and patches [..., batch]."""
-    return _fixed(weights) @ patches.reshape(weights.shape[1], -1)
+    # the barrier keeps XLA from folding a transposition into the product, which is slower
+    weights = lax.optimization_barrier(weights)
+    return weights @ patches.reshape(weights.shape[1], -1)
 
 
 def _by_weights(weights: Array, dy: Array) -> Array:
@@ -216,11 +216,6 @@ def _by_shifts(dz: Array, patches: Array) -> Array:
 def _positions(x: Array, kernel: Array, strides: Pair) -> Pair:
     """Height and width of the result."""
     return tuple((x.shape[1 + a] - kernel.shape[a]) // strides[a] + 1 for a in (0, 1))
-
-
-def _fixed(weights: Array) -> Array:
-    """Keeps XLA from folding a transposition into the product, which is slower."""
-    return lax.optimization_barrier(weights)
 
 
 def _by_transpose(a: Array, b: Array) -> Array:

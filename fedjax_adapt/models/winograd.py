@@ -23,8 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .apart import apart
-from .windows import spread, window
+from .xla import apart, spread, window
 
 Array = jax.Array
 Places = list[list[Array]]  # [place][place], matrices of their own

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_adapt.models.apart import apart
+from fedjax_adapt.models.xla import apart
 
 
 def doubled(x):
