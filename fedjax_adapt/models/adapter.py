@@ -1,14 +1,23 @@
-"""From a model, however it is written, to a task."""
+"""From a model, however it is written, to a task.
 
-from collections.abc import Sequence
+What a model takes and returns is found out by tracing it.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import check, metrics
-from ..core import Task, cross_entropy
+from ..core import Array, Task, cross_entropy
+from ..errors import SettingError
 from .augment import Augment
-from .fit import checked, task_of
+from .modules import Model
+from .pure import read_model
 
 
 def classification(
@@ -59,8 +68,8 @@ def classification(
         above.
     """
     call = "classification(model, input_shape)"
-    task = task_of(call, model, input_shape, mean, std, augment, cross_entropy)
-    return checked(task, input_shape, "logits [batch, classes]", 2)
+    task = _task_of(call, model, input_shape, mean, std, augment, cross_entropy)
+    return _checked(task, input_shape, "logits [batch, classes]", 2)
 
 
 def regression(
@@ -91,9 +100,9 @@ def regression(
         return squared.reshape(len(y), -1).mean(1)
 
     call = "regression(model, input_shape)"
-    task = task_of(call, model, input_shape, mean, std, augment, loss)
+    task = _task_of(call, model, input_shape, mean, std, augment, loss)
     task = task._replace(metrics={"rmse": metrics.rmse, "r2": metrics.r2})
-    return checked(task, input_shape, "predictions [batch, outputs]", 2)
+    return _checked(task, input_shape, "predictions [batch, outputs]", 2)
 
 
 def language_model(model: Any, length: int, pad: int | None = None) -> Task:
@@ -130,7 +139,7 @@ def language_model(model: Any, length: int, pad: int | None = None) -> Task:
         counts = metrics.tokens(logits, y, pad)[1]
         return share(counts & (logits.argmax(-1) == y), counts)
 
-    task = task_of(call, model, (length,), 0.0, 1.0, None, loss)
+    task = _task_of(call, model, (length,), 0.0, 1.0, None, loss)
     task = task._replace(
         accuracy=accuracy,
         metrics={
@@ -138,4 +147,157 @@ def language_model(model: Any, length: int, pad: int | None = None) -> Task:
             "token_accuracy": metrics.token_accuracy(pad),
         },
     )
-    return checked(task, (length,), "logits [batch, length, vocabulary]", 3)
+    return _checked(task, (length,), "logits [batch, length, vocabulary]", 3)
+
+
+def _task_of(
+    call: str,
+    model: Any,
+    input_shape: Sequence[int],
+    mean: Any,
+    std: Any,
+    augment: Augment | None,
+    loss: Callable,
+) -> Task:
+    """The task of a model under `loss`, or the model's own."""
+    check.kinds(call, input_shape=(input_shape, check.shape))
+    input_shape = tuple(input_shape)
+    mean, std = np.asarray(mean), np.asarray(std)
+    for name, moment in (("mean", mean), ("std", std)):
+        if moment.ndim > len(input_shape) or any(
+            n not in (1, of)
+            for n, of in zip(moment.shape[::-1], input_shape[::-1], strict=False)
+        ):
+            raise SettingError(
+                f"{name} has shape {list(moment.shape)} for inputs {list(input_shape)}; "
+                "write a number, or one per channel."
+            )
+    if not np.all(std > 0):
+        raise SettingError(f"std={std.tolist()} must be above 0.")
+    same_units = bool(np.all(mean == 0) and np.all(std == 1))
+    made, dtype = read_model(call, model, input_shape, same_units)
+    if made.silent is not None:
+        warnings.warn(made.silent, UserWarning, stacklevel=3)
+    made = _alike(made)
+    whole = dtype == jnp.int32
+    prepare = partial(_normalise, call, input_shape, mean, std, whole)
+    if augment is not None:
+        example = jax.ShapeDtypeStruct((2, *input_shape), dtype)
+        jax.eval_shape(augment, jax.random.key(0), example)
+    train, frozen = _training(made, prepare, augment)
+    return Task(
+        init=made.init,
+        apply=lambda params, x: made.apply(params, prepare(x)),
+        loss=made.loss or loss,
+        apply_train=train,
+        apply_frozen=frozen,
+        head=made.head,
+        restore=None if same_units else partial(_restore, mean, std),
+    )
+
+
+def _alike(model: Model) -> Model:
+    """The model, its inputs in bfloat16 where its parameters are; see `with_precision`."""
+
+    def rounded(params, x):
+        dtypes = {leaf.dtype for leaf in jax.tree.leaves(params)}
+        floats = {dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)}
+        narrow = floats == {jnp.dtype(jnp.bfloat16)}
+        is_float = jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(jnp.bfloat16) if narrow and is_float else x
+
+    def taking(function):
+        return lambda params, x, *key: function(params, rounded(params, x), *key)
+
+    train = model.apply_train
+    return model._replace(
+        apply=taking(model.apply), apply_train=None if train is None else taking(train)
+    )
+
+
+def _training(model: Model, prepare: Callable, augment: Augment | None):
+    """The task's `apply_train` and `apply_frozen`, each None where nothing is random.
+
+    Augmentation and dropout have keys of their own, so that `apply_frozen` has the
+    augmentation of `apply_train`, and nothing else.
+    """
+    train = model.apply_train
+    if augment is None:
+        if train is None:
+            return None, None
+        return (lambda params, x, key: train(params, prepare(x), key)), None
+
+    def frozen(params, x, key):
+        key_augment, _ = jax.random.split(key)
+        return model.apply(params, augment(key_augment, prepare(x)))
+
+    def trained(params, x, key):
+        key_augment, key_model = jax.random.split(key)
+        return train(params, augment(key_augment, prepare(x)), key_model)
+
+    return frozen if train is None else trained, frozen
+
+
+def _normalise(
+    call: str, shape: tuple, mean: np.ndarray, std: np.ndarray, whole: bool, x: Array
+) -> Array:
+    if x.shape[1:] != shape:
+        raise SettingError(
+            f"the model takes inputs of shape {list(shape)} but got a batch of shape "
+            f"{list(x.shape)}; give {call} the shape {list(x.shape[1:])}."
+        )
+    if whole:
+        if not jnp.issubdtype(x.dtype, jnp.integer):
+            raise SettingError(
+                f"the model takes integers but got inputs {x.dtype}; give tokens as int32."
+            )
+        return x
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        x = x.astype(jnp.float32)
+    if np.all(mean == 0) and np.all(std == 1):
+        return x
+    return (x - _like(x, mean)) / _like(x, std)
+
+
+def _restore(mean: np.ndarray, std: np.ndarray, x: Array) -> Array:
+    """The inverse of `_normalise`."""
+    return x * _like(x, std) + _like(x, mean)
+
+
+def _like(x: Array, moment: np.ndarray) -> Array:
+    """A mean or deviation with as many axes as `x`, in its dtype."""
+    shape = (1,) * (x.ndim - moment.ndim) + moment.shape
+    return moment.reshape(shape).astype(x.dtype)
+
+
+def _checked(task: Task, input_shape: Sequence[int], wanted: str, ndim: int) -> Task:
+    """The task, traced once, so that a misfit is reported before anything runs.
+
+    Raises:
+      ValueError: the model does not return what is `wanted`, of so many axes.
+    """
+    x = jax.ShapeDtypeStruct((2, *input_shape), jnp.int32)  # what any model takes
+
+    def returned(function, *keys):
+        outputs = jax.eval_shape(
+            lambda key, x: function(task.init(key), x, *keys), jax.random.key(0), x
+        )
+        return outputs.logits
+
+    functions = [(task.apply, ())]
+    if task.apply_train is not None:
+        functions.append((task.apply_train, (jax.random.key(0),)))
+    for function, keys in functions:
+        logits = returned(function, *keys)
+        shape = getattr(logits, "shape", None)
+        if shape is None:
+            raise SettingError(
+                f"the model returned {check.kind_of(logits)}; it must return {wanted} "
+                "alone, without state or other results, or fa.Outputs(logits, features)."
+            )
+        if len(shape) != ndim or shape[0] != 2:
+            raise SettingError(
+                f"the model returned shape {list(shape)} for a batch of 2 inputs of shape "
+                f"{list(input_shape)}; it must return {wanted}."
+            )
+    return task

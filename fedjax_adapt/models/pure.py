@@ -1,22 +1,87 @@
 """Models, however they are written, as pure functions of trees of arrays.
 
-Every library's modules are read in a file of their own, which is imported where such a
-module comes.
+Equinox and Haiku need not be installed: they are imported where a module of theirs comes.
 """
 
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen, nnx
+from flax.errors import FlaxError
+from flax.traverse_util import flatten_dict, unflatten_dict
 
+from ..core import Array, Key, Outputs, Params
 from ..errors import SettingError
-from .modules import KEYS, Model, drops, modes_of, never_drops, outputs_of, parameters
+from .modules import (
+    KEYS,
+    NO_STATE,
+    Model,
+    from_linen,
+    from_nnx,
+    is_split,
+    linen_drops,
+    modes_of,
+    never_drops,
+    outputs_of,
+    own_loss,
+    parameters,
+    split_outputs,
+)
 
 
-def pure(model: Any, example: jax.ShapeDtypeStruct) -> Model:
+def read_model(
+    call: str, model: Any, input_shape: tuple, same_units: bool
+) -> tuple[Model, Any]:
+    """The model as pure functions, and the dtype it takes: float32, or else int32.
+
+    Raises:
+      ValueError: it takes no inputs of this shape.
+    """
+
+    def read(dtype):
+        made = _as_functions(model, jax.ShapeDtypeStruct(input_shape, dtype))
+        batch = jax.ShapeDtypeStruct((2, *input_shape), dtype)
+        once = lambda key, x: made.apply(made.init(key), x)
+        jax.eval_shape(once, jax.random.key(0), batch)
+        return made, dtype
+
+    unfit = (ValueError, TypeError, FlaxError)
+    try:
+        return read(jnp.float32)
+    except unfit as error:
+        first = error
+    try:  # an embedding takes nothing but integers
+        found = read(jnp.int32)
+    except unfit as second:
+        for error in (first, second):
+            if _is_ours(error):  # about the model, not its inputs
+                raise error from None
+        said = [str(error).partition("\n")[0] for error in (first, second)]
+        said = " nor int32: ".join(dict.fromkeys(said))  # the same is said once
+        raise SettingError(
+            f"the model takes no inputs of shape {list(input_shape)} (float32: {said}); "
+            f"give {call} the shape of one example, without the batch."
+        ) from first
+    if not same_units:
+        raise SettingError(
+            f"{call} got mean and std for a model that takes integers, which are not "
+            "normalised; leave them out."
+        )
+    return found
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether it was raised by this package, in a sentence that says what to do."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals["__name__"].startswith(__package__)
+
+
+def _as_functions(model: Any, example: jax.ShapeDtypeStruct) -> Model:
     """The model as pure functions, whatever it came as.
 
     Args:
@@ -28,20 +93,12 @@ def pure(model: Any, example: jax.ShapeDtypeStruct) -> Model:
     """
     library = _library(model)
     if library == "haiku":
-        from .haiku_modules import from_haiku
-
-        return from_haiku(model, example)
+        return _from_haiku(model, example)
     if library == "equinox" or (callable(model) and _takes_key(model)):
-        from .equinox_modules import from_equinox
-
-        return from_equinox(model)
+        return _from_equinox(model)
     if isinstance(model, linen.Module):
-        from .flax_modules import from_linen
-
         return from_linen(model, example)
     if isinstance(model, nnx.Module) or callable(model):
-        from .flax_modules import from_nnx
-
         return from_nnx(model)
     if isinstance(model, tuple) and [callable(part) for part in model] == [True, True]:
         return _from_pair(*model, example)
@@ -90,7 +147,7 @@ def _from_pair(init: Callable, apply: Callable, example: jax.ShapeDtypeStruct) -
 
     is_random = asks_key or bool(mode(True))
     silent = None
-    if not is_random and drops(lambda key, x: apply(init(key), x), example):
+    if not is_random and linen_drops(lambda key, x: apply(init(key), x), example):
         hint = "give apply an argument key=None, under which it drops"
         silent = never_drops("apply(params, x)", hint)
     return Model(
@@ -99,3 +156,139 @@ def _from_pair(init: Callable, apply: Callable, example: jax.ShapeDtypeStruct) -
         apply_train=apply_train if is_random else None,
         silent=silent,
     )
+
+
+def _from_haiku(transformed: Any, example: jax.ShapeDtypeStruct) -> Model:
+    """`hk.transform(f)` of a function of the batch, and perhaps of `is_training`.
+
+    Raises:
+      ValueError: it keeps state, or needs a key in evaluation.
+    """
+    import haiku as hk  # pyright: ignore[reportMissingImports]
+
+    if isinstance(transformed, hk.TransformedWithState):
+        kind = "what hk.get_state makes"
+        raise SettingError("hk.transform_with_state " + NO_STATE.format(kind=kind))
+    if not isinstance(transformed, hk.Transformed):
+        raise SettingError(
+            f"model is a {type(transformed).__name__} of Haiku; write hk.transform(f) of "
+            "a function f(x)."
+        )
+    # hk.without_apply_rng leaves the key out
+    keyed = list(parameters(transformed.apply))[1:2] == ["rng"]
+    mode = modes_of(
+        transformed.apply, "the function of hk.transform", given=3 if keyed else 2
+    )
+
+    def init(key):
+        x = jnp.zeros((1, *example.shape), example.dtype)
+        return transformed.init(key, x, **mode(False))
+
+    def called(params, x, key, train):
+        keys = (key,) if keyed else ()
+        return outputs_of(transformed.apply(params, *keys, x, **mode(train)))
+
+    def apply(params, x):
+        try:
+            return called(params, x, key=None, train=False)
+        except ValueError as error:
+            if type(error).__name__ != "MissingRNGError":
+                raise
+            raise SettingError(
+                "the function of hk.transform takes a key in evaluation, too; give it an "
+                "argument is_training=False and leave out what is random where it is "
+                "False."
+            ) from error
+
+    def apply_train(params, x, key):
+        return called(params, x, key, train=True)
+
+    return Model(init, apply, apply_train if keyed or mode(True) else None)
+
+
+def _from_equinox(model: Any) -> Model:
+    """A module, whose weights `init` returns whatever its key, or a factory of one.
+
+    It takes one example. The parameters are its float arrays, as nested dicts with the
+    names of its fields.
+    """
+    import equinox as eqx  # pyright: ignore[reportMissingImports]
+
+    if isinstance(model, eqx.Module):
+        build = lambda key: model
+    else:
+        build = lambda key: model(key=key)
+    made = build(jax.random.key(0))
+    if not isinstance(made, eqx.Module):
+        raise SettingError(
+            f"the model's factory returned {type(made).__name__}, not an eqx.Module; give "
+            "a function of key that returns one, a function of rngs that returns an "
+            "nnx.Module, or a pair (init, apply)."
+        )
+    name = type(made).__name__
+    is_state = lambda part: isinstance(part, eqx.nn.StateIndex)
+    if any(map(is_state, jax.tree.leaves(made, is_leaf=is_state))):
+        raise SettingError(f"{name} " + NO_STATE.format(kind="a StateIndex"))
+
+    weights, rest = eqx.partition(made, eqx.is_inexact_array)
+    paths, structure = jax.tree_util.tree_flatten_with_path(weights)
+    names = [tuple(_path_name(part) for part in path) for path, _ in paths]
+    evaluated, trained = (eqx.nn.inference_mode(rest, value) for value in (True, False))
+
+    arguments = parameters(made.__call__)
+    asked = [key for key in KEYS if key in arguments]
+    mode = modes_of(made.__call__, f"{name}.__call__(x)", given=1, keys=asked)
+    hint = "give __call__ an argument key=None and pass it on"
+    split = is_split(made) and not asked and not mode(False)
+
+    def init(key: Key) -> Params:
+        drawn = jax.tree.leaves(eqx.filter(build(key), eqx.is_inexact_array))
+        return unflatten_dict(dict(zip(names, drawn, strict=True)))
+
+    def module(params: Params, rest: Any) -> Any:
+        flat = flatten_dict(params)
+        return eqx.combine(structure.unflatten([flat[path] for path in names]), rest)
+
+    def apply(params: Params, x: Array) -> Outputs:
+        whole = module(params, evaluated)
+
+        def one(x):
+            if split:
+                return split_outputs(whole, x)
+            return outputs_of(whole(x, **mode(False), **dict.fromkeys(asked)))
+
+        return jax.vmap(one)(x)
+
+    def apply_train(params: Params, x: Array, key: Key) -> Outputs:
+        whole = module(params, trained)
+        one = lambda x, key: whole(x, **mode(True), **dict.fromkeys(asked, key))
+        return outputs_of(jax.vmap(one)(x, jax.random.split(key, x.shape[0])))
+
+    def head(params: Params, features: Array) -> Array:
+        return jax.vmap(module(params, evaluated).head)(features)
+
+    return Model(
+        init=init,
+        apply=apply,
+        apply_train=apply_train if asked or mode(True) else None,
+        loss=own_loss(made),
+        head=head if split else None,
+        silent=never_drops(name, hint) if _equinox_drops(made) and not asked else None,
+    )
+
+
+def _equinox_drops(module: Any) -> bool:
+    """Whether it holds a layer that drops out."""
+    import equinox as eqx  # pyright: ignore[reportMissingImports]
+
+    is_dropout = lambda part: isinstance(part, eqx.nn.Dropout)
+    parts = jax.tree.leaves(module, is_leaf=is_dropout)
+    return any(is_dropout(part) and part.p != 0 for part in parts)
+
+
+def _path_name(part) -> str:
+    """A step of a path: the name of a field, or the position in a list."""
+    for of in ("name", "idx", "key"):
+        if hasattr(part, of):
+            return str(getattr(part, of))
+    return str(part)
