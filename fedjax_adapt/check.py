@@ -5,8 +5,9 @@ A value that JAX is tracing has no number to look at, so it passes: that is what
 """
 
 import difflib
+import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -147,23 +148,22 @@ def array(value: Any) -> bool:
 
 def key(value: Any) -> bool:
     """Whether it is one random key, or the two words of one."""
-    if not array(value):
-        return False
-    typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-    return value.shape == () if typed else _words(value) and value.ndim == 1
+    return _key_axes(value) == 0
 
 
 def keys(value: Any) -> bool:
     """Whether it is a vector of random keys, or of the two words of each."""
+    return _key_axes(value) == 1
+
+
+def _key_axes(value: Any) -> int | None:
+    """Axes of an array of keys, which may be words as `jax.random.PRNGKey` makes them."""
     if not array(value):
-        return False
-    typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-    return value.ndim == 1 if typed else _words(value) and value.ndim == 2
-
-
-def _words(value: Any) -> bool:
-    """Whether these may be keys as `jax.random.PRNGKey` makes them."""
-    return value.dtype == np.uint32 and value.ndim > 0 and value.shape[-1] in (2, 4)
+        return None
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return value.ndim
+    words = value.dtype == np.uint32 and value.ndim > 0 and value.shape[-1] in (2, 4)
+    return value.ndim - 1 if words else None
 
 
 def pair(value: Any) -> bool:
@@ -227,14 +227,11 @@ class _Bare(str):
     __repr__ = str.__str__
 
 
-HALF = (jnp.bfloat16, jnp.float16)
-
-
 def _rounds(new: Any, old: Any) -> bool:
     """Whether they differ in precision alone, and one of them is in half precision."""
     dtypes = jnp.result_type(new), jnp.result_type(old)
     floating = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
-    half = any(dtype in HALF for dtype in dtypes)
+    half = any(dtype in (jnp.bfloat16, jnp.float16) for dtype in dtypes)
     return jnp.shape(new) == jnp.shape(old) and floating and half
 
 
@@ -281,3 +278,21 @@ def one_of(name: str, value: Any, known: Iterable[str]) -> None:
         raise SettingError(
             f"{name}={value!r} is unknown; {nearest(value, known)}", setting=name
         )
+
+
+def option_names(function: Callable) -> list[str]:
+    """The options of a loader or a partition: its keyword-only arguments, in order."""
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+
+
+def options(owner: str, function: Callable, given: Iterable[str]) -> None:
+    """Raises ValueError on an option that `function` does not take; names the nearest.
+
+    `owner` is whose options they are, as the sentence says it: "dataset=digits".
+    """
+    known = option_names(function)
+    for name in given:
+        if name not in known:
+            hint = nearest(name, known) if known else "It takes none."
+            raise SettingError(f"{owner} takes no option {name!r}; {hint}")

@@ -16,3 +16,8 @@ class SettingError(ValueError):
 
 class RunError(RuntimeError):
     """What ended a run that had begun: one sentence."""
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, for the middle of a sentence."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

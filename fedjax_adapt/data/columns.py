@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import check
-from ..errors import SettingError
-from .formats import one_line
+from ..errors import SettingError, one_line
 
 KINDS = "a pandas, polars or pyarrow table, or a Dataset of Hugging Face"
 

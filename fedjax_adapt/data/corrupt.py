@@ -20,7 +20,6 @@ import numpy as np
 from .. import check
 from ..errors import SettingError
 from .dataset import FederatedDataset
-from .options import option_names
 from .own import Clients, client_ids, owned, rows_of
 
 
@@ -145,7 +144,7 @@ def corrupt(
     check.one_of("corrupt", corruption, CORRUPTIONS)
     function = CORRUPTIONS[corruption]
     known = {"mean": mean, "std": std, "seed": seed}
-    options = {name: known[name] for name in option_names(function)}
+    options = {name: known[name] for name in check.option_names(function)}
     return function(data, clients, *([] if strength is None else [strength]), **options)
 
 

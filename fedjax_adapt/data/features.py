@@ -6,9 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import SettingError
+from ..errors import SettingError, one_line
 from .columns import Table, from_hugging_face, missing
-from .formats import one_line
 
 
 def inputs_of(table: Table, features: Sequence[str]) -> np.ndarray:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import SettingError
+from ..errors import SettingError, one_line
 
 DATA_VARIABLE = "FEDJAX_ADAPT_DATA"
 CIFAR_PIXELS = 3 * 32 * 32
@@ -190,8 +190,3 @@ def check_labels(
 
 def _hex(data: bytes) -> str:
     return data.hex(" ") or "nothing"
-
-
-def one_line(error: BaseException) -> str:
-    """What an error says, for the middle of a sentence."""
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import SettingError
-from .formats import DATA_VARIABLE, check_labels, data_folder, one_line
+from ..errors import SettingError, one_line
+from .formats import DATA_VARIABLE, check_labels, data_folder
 from .rows import owners_of
 from .source import Source, moments
 

@@ -18,7 +18,6 @@ from .class_counts import nonbalance, pareto
 from .dirichlet import dirichlet, dirichlet_classes
 from .labels import label_quantity, labels_per_client, shards
 from .mixes import copies, fedveca_case, gift_mix
-from .options import check_options, option_names
 from .rows import Rows, check_ids, generator, group
 from .sizes import iid, quantity_dirichlet
 
@@ -118,7 +117,7 @@ def split(
     """
     check.one_of("partition", partition, PARTITIONS)
     function = PARTITIONS[partition]
-    check_options(f"partition={partition}", function, options)
-    if "clients" in option_names(function):
+    check.options(f"partition={partition}", function, options)
+    if "clients" in check.option_names(function):
         options["clients"] = clients
     return function(labels, num_clients, seed=seed, **options)

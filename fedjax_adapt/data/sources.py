@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from .. import check
 from . import files, generated, leaf
 from .npz import npz
-from .options import check_options
 from .source import Source
 from .tfds import tfds
 
@@ -70,12 +69,12 @@ def load(name: str, data_dir: str | Path | None = None, **options: Any) -> Sourc
     """
     text = str(name)
     if text.startswith("tfds:"):
-        check_options(f"dataset={text}", tfds, options)
+        check.options(f"dataset={text}", tfds, options)
         return tfds(text.removeprefix("tfds:"), data_dir, **options)
     if text.endswith(".npz"):
-        check_options(f"dataset={text}", npz, options)
+        check.options(f"dataset={text}", npz, options)
         return npz(text, data_dir, **options)
     check.one_of("dataset", text, [*SOURCES, "tfds:NAME", "FILE.npz"])
     spec = SOURCES[text]
-    check_options(f"dataset={text}", spec.load, options)
+    check.options(f"dataset={text}", spec.load, options)
     return spec.load(data_dir, **options)

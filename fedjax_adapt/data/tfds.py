@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from .. import check
-from ..errors import SettingError
-from .formats import check_labels, data_folder, one_line
+from ..errors import SettingError, one_line
+from .formats import check_labels, data_folder
 from .rows import owners_of
 from .source import Source, moments
 

@@ -278,17 +278,13 @@ def _checked(task: Task, input_shape: Sequence[int], wanted: str, ndim: int) -> 
     """
     x = jax.ShapeDtypeStruct((2, *input_shape), jnp.int32)  # what any model takes
 
-    def returned(function, *keys):
-        outputs = jax.eval_shape(
-            lambda key, x: function(task.init(key), x, *keys), jax.random.key(0), x
-        )
-        return outputs.logits
-
-    functions = [(task.apply, ())]
+    key = jax.random.key(0)
+    functions = [task.apply]
     if task.apply_train is not None:
-        functions.append((task.apply_train, (jax.random.key(0),)))
-    for function, keys in functions:
-        logits = returned(function, *keys)
+        functions.append(lambda params, x: task.apply_train(params, x, key))
+    for function in functions:
+        once = lambda key, x, function=function: function(task.init(key), x)
+        logits = jax.eval_shape(once, key, x).logits
         shape = getattr(logits, "shape", None)
         if shape is None:
             raise SettingError(
