@@ -1,14 +1,14 @@
 """Data: where it comes from, who holds it, and how it lies on the device."""
 
-from .client_tests import ClientTests as ClientTests
+from .clients import ClientNoise as ClientNoise
+from .clients import ClientTests as ClientTests
+from .clients import feature_noise as feature_noise
 from .corrupt import CORRUPTIONS as CORRUPTIONS
 from .corrupt import corrupt as corrupt
 from .dataset import FederatedDataset as FederatedDataset
-from .measure import Skew as Skew
-from .measure import skew as skew
-from .noise import ClientNoise as ClientNoise
-from .noise import feature_noise as feature_noise
 from .partition import PARTITIONS as PARTITIONS
+from .partition import Skew as Skew
+from .partition import skew as skew
 from .partition import split as split
 from .protocols import PROTOCOLS as PROTOCOLS
 from .protocols import Held as Held

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import SettingError
-from .client_tests import ClientTests, checked_tests, hold_out, joined_tests
-from .examples import (
+from .clients import ClientNoise, ClientTests, checked_tests, hold_out, joined_tests
+from .frame import read_frame
+from .public import PublicSet, check_apart, public_set
+from .rows import (
     check_finite,
     check_like,
     count_labels,
@@ -20,9 +22,6 @@ from .examples import (
     rows_in,
     table_of,
 )
-from .frame import read_frame
-from .noise import ClientNoise
-from .public import PublicSet, check_apart, public_set
 
 Array = jax.Array
 

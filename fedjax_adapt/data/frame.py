@@ -7,8 +7,7 @@ import numpy as np
 
 from ..errors import SettingError
 from . import columns
-from .columns import Table
-from .features import inputs_of, numbers_of
+from .columns import Table, inputs_of, numbers_of
 from .rows import group, numbered, places
 
 

@@ -1,4 +1,4 @@
-"""Who holds which rows: partitions of a training set among clients.
+"""Partitions of a training set among clients, by name, and how unequal one is.
 
 A partition is a function `f(labels, num_clients, *, seed, ...) -> rows`: for each
 client an int64 array of row numbers in random order. Each gets at least `min_size` of
@@ -7,19 +7,63 @@ beforehand. Clients share no row, but of `copies` and where `allow_reuse` says s
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import check
 from ..errors import SettingError
-from .class_counts import nonbalance, pareto
-from .dirichlet import dirichlet, dirichlet_classes
+from .dirichlet import (
+    MAX_SIGMA,
+    client_sizes,
+    dirichlet,
+    dirichlet_classes,
+    legacy_sizes,
+    quantity_dirichlet,
+)
 from .labels import label_quantity, labels_per_client, shards
-from .mixes import copies, fedveca_case, gift_mix
-from .rows import Rows, check_ids, generator, group
-from .sizes import iid, quantity_dirichlet
+from .papers import copies, fedveca_case, gift_mix, nonbalance, pareto
+from .rows import Rows, by_label, check_ids, check_split, cut, generator, group, join
+
+
+def iid(
+    labels: np.ndarray,
+    num_clients: int,
+    *,
+    size_sigma: float = 0.0,
+    legacy_float_sizes: bool = False,
+    stratified: bool = False,
+    seed: int = 0,
+    min_size: int = 1,
+) -> Rows:
+    """Shuffles and divides: every row is held; equal sizes (give or take 1) or lognormal.
+
+    Args:
+      labels: of the training set, [n] integers.
+      num_clients: how many clients.
+      size_sigma: 0 is equal sizes; above, sizes are in proportion to lognormal(0, sigma).
+      legacy_float_sizes: sizes as the published code truncates them (CIFAR-10 with 100
+        clients: 599 and 99 times 499).
+      stratified: assign the rows of one label after the other, so that all clients hold
+        each label equally often (give or take 1), as that code does for CIFAR-100.
+      seed: of everything.
+      min_size: rows every client must get; the richest give what the poorest lack.
+    """
+    check.between("size_sigma", size_sigma, 0, MAX_SIGMA)
+    labels = check_split(labels, num_clients, seed, min_size)
+    rng = generator(seed)
+    if stratified:
+        if size_sigma or legacy_float_sizes:
+            raise SettingError(
+                "stratified=True makes equal sizes; leave size_sigma and "
+                "legacy_float_sizes out."
+            )
+        rows = np.concatenate(by_label(rng, labels)[1])
+        return join(rng, [[rows[i::num_clients]] for i in range(num_clients)])
+    rows = rng.permutation(len(labels))
+    sizes = legacy_sizes if legacy_float_sizes else client_sizes
+    return cut(rows, sizes(rng, len(rows), num_clients, size_sigma, min_size))
 
 
 def natural(
@@ -121,3 +165,70 @@ def split(
     if "clients" in check.option_names(function):
         options["clients"] = clients
     return function(labels, num_clients, seed=seed, **options)
+
+
+class Skew(NamedTuple):
+    """What clients hold. Leading axis: clients.
+
+    Attributes:
+      sizes: examples per client, [N] int64.
+      label_counts: examples per client and label, [N, K] int64.
+      label_entropy: of each client's labels, in nats, [N]; 0 for one label or none, at
+        most log K.
+      label_distance: total variation between a client's labels and those of all clients
+        together, [N]: 0 is the same mix, 1 is nothing in common; 0 for no examples.
+      num_unheld: training examples that no client holds.
+    """
+
+    sizes: np.ndarray
+    label_counts: np.ndarray
+    label_entropy: np.ndarray
+    label_distance: np.ndarray
+    num_unheld: int = 0
+
+    def summary(self) -> str:
+        """Two lines for a person: sizes, then labels; a third where rows are left over."""
+        unheld = self.num_unheld
+        sizes, labels = self.sizes, (self.label_counts > 0).sum(axis=1)
+        whole = _entropy(self.label_counts.sum(axis=0))
+        return (
+            f"{len(sizes)} clients with {sizes.min()} to {sizes.max()} examples "
+            f"(mean {sizes.mean():.1f}, std {sizes.std():.1f}, {sizes.sum()} in all)\n"
+            f"labels per client {labels.min()} to {labels.max()} of "
+            f"{self.label_counts.shape[1]} (mean {labels.mean():.1f}), label entropy "
+            f"{self.label_entropy.mean():.2f} of {whole:.2f} nats, distance from the "
+            f"whole {self.label_distance.mean():.2f}"
+            + (f"\n{unheld} training examples are nobody's" if unheld else "")
+        )
+
+
+def skew(rows: Sequence[np.ndarray], labels: np.ndarray, num_classes: int) -> Skew:
+    """Measures a partition.
+
+    Args:
+      rows: for each client the rows it holds.
+      labels: of the training set, [n] integers in [0, num_classes).
+      num_classes: number of labels.
+    """
+    sizes = np.array([len(r) for r in rows])
+    owner = np.repeat(np.arange(len(rows)), sizes)
+    every = np.concatenate([np.asarray(r, int) for r in rows])
+    held = np.asarray(labels)[every]
+    counts = np.bincount(owner * num_classes + held, minlength=len(rows) * num_classes)
+    counts = counts.reshape(len(rows), num_classes)
+    share = counts / np.maximum(sizes, 1)[:, None]
+    whole = counts.sum(axis=0) / max(sizes.sum(), 1)
+    distance = np.abs(share - whole).sum(axis=1) / 2
+    return Skew(
+        sizes=sizes,
+        label_counts=counts,
+        label_entropy=_entropy(counts),
+        label_distance=np.where(sizes > 0, distance, 0.0),
+        num_unheld=len(labels) - len(np.unique(every)),
+    )
+
+
+def _entropy(counts: np.ndarray) -> np.ndarray:
+    """Entropy in nats of counts [..., K]; 0 for no counts."""
+    share = counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1)
+    return 0.0 - (share * np.log(np.where(share > 0, share, 1.0))).sum(axis=-1)

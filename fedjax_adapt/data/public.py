@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import check
 from ..errors import SettingError
-from .examples import check_finite, num_classes_of
+from .rows import check_finite, num_classes_of
 
 Array = jax.Array | np.ndarray  # a protocol's are on the host, a data set's are not
 

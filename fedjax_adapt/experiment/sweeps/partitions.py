@@ -17,7 +17,7 @@ import numpy as np
 
 from ...core import Array
 from ...data import FederatedDataset
-from ...data.examples import count_labels, table_of
+from ...data.rows import count_labels, table_of
 from ...engine.batches import batch_size
 from ..build import build_algorithm, split_source
 from ..config import Config, partition_seed
