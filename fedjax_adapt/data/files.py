@@ -1,18 +1,175 @@
 """Data sets read from published files: MNIST and its kin, CIFAR.
 
 Every loader takes the folder of the data (None: the environment variable
-FEDJAX_ADAPT_DATA) and options by keyword, and raises ValueError with one sentence that
-names the file.
+FEDJAX_ADAPT_DATA) and options by keyword. A ValueError is one sentence about the file.
 """
 
+import gzip
+import math
+import os
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from .. import check
-from ..errors import SettingError
-from .formats import check_labels, locate, read_cifar, read_idx_pair
+from ..errors import SettingError, one_line
+from .rows import check_labels
 from .source import Source, moments
+
+DATA_VARIABLE = "FEDJAX_ADAPT_DATA"
+
+
+def data_folder(data_dir: str | Path | None) -> Path | None:
+    """`data_dir`, or what the environment variable FEDJAX_ADAPT_DATA says, or None.
+
+    Raises ValueError if that is not a folder.
+    """
+    given = data_dir or os.environ.get(DATA_VARIABLE)
+    if not given:
+        return None
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        origin = "data_dir" if data_dir else DATA_VARIABLE
+        came = "is a file" if folder.exists() else "does not exist"
+        raise SettingError(
+            f"{origin}={given} {came}; write the folder that holds the data."
+        )
+    return folder
+
+
+def locate(
+    dataset: str,
+    names: Sequence[str],
+    folders: Sequence[str],
+    data_dir: str | Path | None,
+    endings: Sequence[str] = ("",),
+) -> list[Path]:
+    """Finds the files of a data set, all in one folder.
+
+    Args:
+      dataset: its name.
+      names: the files, all needed.
+      folders: where to look, relative to the data folder, in this order.
+      data_dir: the data folder; None: see `data_folder`.
+      endings: what a name may end in, in order of preference.
+
+    Raises:
+      ValueError: no folder holds all of them.
+    """
+    wanted = " and ".join(", ".join(names).rsplit(", ", 1))
+    if any(endings):
+        wanted += f" (plain or {' '.join(filter(None, endings))})"
+    root = data_folder(data_dir)
+    if root is None:
+        raise SettingError(
+            f"dataset={dataset} is read from files; write --data-dir FOLDER or set "
+            f"{DATA_VARIABLE}=FOLDER to the folder that holds {wanted}."
+        )
+    best: dict[str, Path] = {}
+    for folder in folders:
+        found: dict[str, Path] = {}
+        for name in names:
+            for end in endings:
+                path = root / folder / (name + end)
+                if path.is_file():
+                    found.setdefault(name, path)
+        if len(found) == len(names):
+            return [found[name] for name in names]
+        best = max(best, found, key=len)
+    came = f"no files found in {', '.join(str(root / folder) for folder in folders)}"
+    if best:
+        missing = ", ".join(name for name in names if name not in best)
+        here = next(iter(best.values())).parent
+        came = f"{missing} not found in {here}, which holds the rest"
+    raise SettingError(
+        f"dataset={dataset}: {came}; it needs {wanted} in one folder: put them there, "
+        f"or write --data-dir FOLDER (or set {DATA_VARIABLE})."
+    )
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file, unpacked if its name ends in .gz."""
+    try:
+        data = path.read_bytes()
+        if path.suffix != ".gz":
+            return data
+        if data[:2] != b"\x1f\x8b":
+            raise SettingError(
+                f"{path} is no gzip file: it begins with {data[:2].hex(' ') or 'nothing'}, not 1f 8b; "
+                "fetch it again, or drop .gz from its name if it is unpacked."
+            )
+        return gzip.decompress(data)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise SettingError(
+            f"{path} cannot be unpacked ({one_line(error)}): it is truncated or "
+            "damaged; fetch it again."
+        ) from None
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def read_idx(path: Path, axes: int) -> np.ndarray:
+    """Reads an idx file of bytes, plain or .gz, with `axes` axes: uint8 [n, ...].
+
+    The format is MNIST's (LeCun et al., 1998): 00 00, the type (08: unsigned bytes),
+    the number of axes, the length of each as a big-endian uint32, then the values.
+    """
+    data = read_bytes(path)
+    magic, start = bytes((0, 0, 8, axes)), 4 + 4 * axes
+    if data[:4] != magic:
+        raise SettingError(
+            f"{path} begins with {data[:4].hex(' ') or 'nothing'}, but an idx file of bytes with "
+            f"{axes} {'axis' if axes == 1 else 'axes'} begins with {magic.hex(' ')}; put "
+            "the right file there."
+        )
+    if len(data) < start:
+        raise SettingError(
+            f"{path} ends after {len(data)} bytes, inside its header of {start}; it is "
+            "truncated, fetch it again."
+        )
+    shape = np.frombuffer(data, ">u4", axes, offset=4).tolist()
+    expected = start + math.prod(shape)
+    if len(data) != expected or expected == start:
+        raise SettingError(
+            f"{path} says it holds {' x '.join(map(str, shape))} values, {expected} "
+            f"bytes in all, but there are {len(data)} bytes; it is "
+            f"{'empty' if expected == len(data) else 'truncated or damaged'}, fetch it "
+            "again."
+        )
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
+def read_idx_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Reads grey images uint8 [n, height, width, 1] and their labels int32 [n]."""
+    x, y = read_idx(images, 3), read_idx(labels, 1)
+    if len(x) != len(y):
+        raise SettingError(
+            f"{images} holds {len(x)} images but {labels} holds {len(y)} labels; they "
+            "belong to different sets, fetch both again."
+        )
+    return x[..., None], y.astype(np.int32)
+
+
+def read_cifar(path: Path, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 [n, 32, 32, 3] and labels int32 [n] of CIFAR's binary version.
+
+    A record is `label_bytes` labels, the finest last (1 in CIFAR-10, 2 in CIFAR-100),
+    then 1,024 red, green and blue values each.
+    """
+    data = np.frombuffer(read_bytes(path), np.uint8)
+    record = label_bytes + 3 * 32 * 32
+    if data.size == 0 or data.size % record:
+        raise SettingError(
+            f"{path} holds {data.size} bytes, which is not a positive multiple of "
+            f"{record} ({label_bytes} for labels and 3 x 32 x 32 for pixels); it is "
+            "truncated or another file, fetch the binary version again."
+        )
+    records = data.reshape(-1, record)
+    planes = records[:, label_bytes:].reshape(-1, 3, 32, 32)
+    x = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
+    return x, records[:, label_bytes - 1].astype(np.int32)
 
 
 def mnist(data_dir: str | Path | None = None) -> Source:
@@ -67,10 +224,8 @@ def cifar10(data_dir: str | Path | None = None) -> Source:
     itself for data_batch_1.bin to data_batch_5.bin and test_batch.bin.
     """
     names = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
-    inner = "cifar-10-batches-bin"
-    folders = (inner, f"cifar-10/{inner}", f"cifar10/{inner}", ".")
     constants = _pixels(0.491, 0.482, 0.447), _pixels(0.247, 0.243, 0.262)
-    return _cifar("cifar10", names, folders, 1, 10, data_dir, constants)
+    return _cifar(10, names, "cifar-10-batches-bin", 1, data_dir, constants)
 
 
 def cifar100(data_dir: str | Path | None = None) -> Source:
@@ -80,18 +235,14 @@ def cifar100(data_dir: str | Path | None = None) -> Source:
     for train.bin and test.bin.
     """
     names = ["train.bin", "test.bin"]
-    inner = "cifar-100-binary"
-    folders = (inner, f"cifar-100/{inner}", f"cifar100/{inner}", ".")
     constants = _pixels(0.5071, 0.4867, 0.4408), _pixels(0.2675, 0.2565, 0.2761)
-    return _cifar("cifar100", names, folders, 2, 100, data_dir, constants)
+    return _cifar(100, names, "cifar-100-binary", 2, data_dir, constants)
 
 
 def _idx_paths(dataset, names, folders, data_dir) -> list[tuple[Path, Path]]:
     """(images, labels) of the training set and of the test set."""
-    names = [
-        f"{name}-{kind}" for name in names for kind in ("images-idx3", "labels-idx1")
-    ]
-    names = [f"{name}-ubyte" for name in names]
+    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
+    names = [f"{name}-{kind}" for name in names for kind in kinds]
     paths = locate(dataset, names, folders, data_dir, endings=("", ".gz"))
     return [(paths[0], paths[1]), (paths[2], paths[3])]
 
@@ -103,18 +254,19 @@ def _mnist_like(dataset, folders, data_dir, constants=None) -> Source:
         check_labels(labels, y, 10)
         parts += [x, y]
     # The two sets have the same file names; only Fashion-MNIST has 6,000 of each label.
-    if len(parts[1]) == 60_000:
-        fashion = bool((np.bincount(parts[1]) == 6000).all())
-        if fashion != (dataset == "fashion_mnist"):
-            came = "Fashion-MNIST" if fashion else "MNIST"
-            raise SettingError(
-                f"dataset={dataset}: {labels.parent} holds {came} under the same file "
-                f"names; put {dataset} into {folders[0]}/ of the data folder."
-            )
+    fashion = bool((np.bincount(parts[1]) == 6000).all())
+    if len(parts[1]) == 60_000 and fashion != (dataset == "fashion_mnist"):
+        came = "Fashion-MNIST" if fashion else "MNIST"
+        raise SettingError(
+            f"dataset={dataset}: {labels.parent} holds {came} under the same file "
+            f"names; put {dataset} into {folders[0]}/ of the data folder."
+        )
     return _source(dataset, *parts, 10, constants)
 
 
-def _cifar(dataset, names, folders, label_bytes, num_classes, data_dir, constants):
+def _cifar(num_classes, names, folder, label_bytes, data_dir, constants) -> Source:
+    dataset, outer = f"cifar{num_classes}", f"cifar-{num_classes}"
+    folders = (folder, f"{outer}/{folder}", f"{dataset}/{folder}", ".")
     parts = []
     for path in locate(dataset, names, folders, data_dir):
         x, y = read_cifar(path, label_bytes)
@@ -125,9 +277,7 @@ def _cifar(dataset, names, folders, label_bytes, num_classes, data_dir, constant
     return _source(dataset, x_train, y_train, x_test, y_test, num_classes, constants)
 
 
-def _source(
-    name, x_train, y_train, x_test, y_test, num_classes, constants=None
-) -> Source:
+def _source(name, x_train, y_train, x_test, y_test, num_classes, constants=None):
     if x_train.shape[1:] != x_test.shape[1:]:
         raise SettingError(
             f"dataset={name}: a training image is {list(x_train.shape[1:])} but a test "

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import SettingError, one_line
-from .formats import DATA_VARIABLE, check_labels, data_folder
-from .rows import owners_of
+from .files import DATA_VARIABLE, data_folder
+from .rows import check_labels, owners_of
 from .source import Source, moments
 
 PIXELS = 28 * 28

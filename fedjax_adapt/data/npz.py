@@ -7,8 +7,8 @@ import numpy as np
 
 from .. import check
 from ..errors import SettingError, one_line
-from .formats import check_labels, data_folder
-from .rows import owners_of
+from .files import data_folder
+from .rows import check_labels, owners_of
 from .source import Source, moments
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")

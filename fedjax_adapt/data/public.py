@@ -1,7 +1,7 @@
 """Public sets: examples that the server, or all clients, may train on besides the clients'.
 
 Where they come from is a protocol, and decides what the accuracy on the test set means;
-see protocols.py.
+see source.py.
 """
 
 from dataclasses import dataclass, field, replace

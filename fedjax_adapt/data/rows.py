@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -47,6 +48,18 @@ def check_ids(name: str, ids) -> np.ndarray:
             f"{name}[{ids.argmin()}] is {ids.min()}; it must be at least 0."
         )
     return ids
+
+
+def check_labels(
+    path: Path | str, y: np.ndarray, num_classes: int, lowest: int = 0
+) -> None:
+    """Raises ValueError unless lowest <= y < lowest + num_classes; names the first."""
+    bad = np.flatnonzero((y < lowest) | (y >= lowest + num_classes))
+    if len(bad):
+        raise SettingError(
+            f"{path}: label {y[bad[0]]} of example {bad[0]} is out of range; labels "
+            f"must be {lowest} to {lowest + num_classes - 1}."
+        )
 
 
 def generator(seed: int | list[int]) -> np.random.Generator:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core import Algorithm, Refinement, as_refinement
 from ..data import PROTOCOLS, PublicSet, Source
-from ..data.protocols import default_size
+from ..data.source import default_size
 from ..errors import SettingError
 from .config import Config, partition_seed
 from .federation import Federation
