@@ -97,8 +97,9 @@ def read_bytes(path: Path) -> bytes:
             return data
         if data[:2] != b"\x1f\x8b":
             raise SettingError(
-                f"{path} is no gzip file: it begins with {data[:2].hex(' ') or 'nothing'}, not 1f 8b; "
-                "fetch it again, or drop .gz from its name if it is unpacked."
+                f"{path} is no gzip file: it begins with "
+                f"{data[:2].hex(' ') or 'nothing'}, not 1f 8b; fetch it again, "
+                "or drop .gz from its name if it is unpacked."
             )
         return gzip.decompress(data)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -120,9 +121,9 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
     magic, start = bytes((0, 0, 8, axes)), 4 + 4 * axes
     if data[:4] != magic:
         raise SettingError(
-            f"{path} begins with {data[:4].hex(' ') or 'nothing'}, but an idx file of bytes with "
-            f"{axes} {'axis' if axes == 1 else 'axes'} begins with {magic.hex(' ')}; put "
-            "the right file there."
+            f"{path} begins with {data[:4].hex(' ') or 'nothing'}, but an idx file of "
+            f"bytes with {axes} {'axis' if axes == 1 else 'axes'} begins with "
+            f"{magic.hex(' ')}; put the right file there."
         )
     if len(data) < start:
         raise SettingError(

@@ -27,9 +27,20 @@ import jax.numpy as jnp
 
 from .. import check
 from ..core import Array, Batch, Params, Task, losses_of
-from .parts import Parts, joined, leaves_of, moments_of, pooled, second_moments
 from .program import Program, Tap, taps_of, trace
-from .sums import Moments, Products, accumulated, merge, total
+from .sums import (
+    Moments,
+    Parts,
+    Products,
+    accumulated,
+    joined,
+    leaves_of,
+    merge,
+    moments_of,
+    pooled,
+    second_moments,
+    total,
+)
 
 __all__ = [
     "Moments",
