@@ -79,21 +79,21 @@ def top_k(fraction: float) -> Compressor:
     _check_static("top_k(fraction)", fraction)
     check.between("fraction", fraction, 0, 1, closed="right")
     # 0.07 x 100 is a little more than 7
-    kept = lambda size: max(math.ceil(round(fraction * size, 9)), 1)
+    num_sent = lambda size: max(math.ceil(round(fraction * size, 9)), 1)
 
     def compress(tree, key):
         del key
         flat, restore = ravel_pytree(tree)
-        _, rows = jax.lax.top_k(jnp.abs(flat), kept(flat.size))
+        _, rows = jax.lax.top_k(jnp.abs(flat), num_sent(flat.size))
         return restore(jnp.zeros_like(flat).at[rows].set(flat[rows]))
 
     def num_bytes(params):
         leaves = jax.tree.leaves(params)
-        k, width = kept(_size(params)), max(leaf.dtype.itemsize for leaf in leaves)
+        k, width = num_sent(_size(params)), max(leaf.dtype.itemsize for leaf in leaves)
         return min(k * (width + ADDRESS), tree_bytes(params))
 
     return Compressor(
-        compress, num_bytes, lambda params: 1 - kept(_size(params)) / _size(params)
+        compress, num_bytes, lambda params: 1 - num_sent(_size(params)) / _size(params)
     )
 
 
@@ -207,13 +207,13 @@ def with_compression(
                 setting="error_feedback",
             )
         error = optax.tree.zeros_like(params) if error_feedback else ()
-        own = rule.init(params)
-        if isinstance(own, Compressed):
+        state = rule.init(params)
+        if isinstance(state, Compressed):
             raise SettingError(
                 "with_compression got an algorithm whose uploads are compressed already; "
                 "write it once."
             )
-        return Compressed(own, error)
+        return Compressed(state, error)
 
     def finish(run: LocalRun) -> tuple[Upload, Compressed]:
         upload, client = inner.local.finish(run)
@@ -230,8 +230,8 @@ def with_compression(
         lost = optax.tree.sub(wanted, sent)
         norm = optax.tree.norm(wanted)
         error = optax.tree.norm(lost) / jnp.where(norm > 0, norm, 1)
-        own = upload.info if isinstance(upload.info, dict) else {"inner": upload.info}
-        upload = Upload(sent, upload.extra, own | {"compression_error": error})
+        info = upload.info if isinstance(upload.info, dict) else {"inner": upload.info}
+        upload = Upload(sent, upload.extra, info | {"compression_error": error})
         return upload, Compressed(client, lost if error_feedback else ())
 
     def refined(client: Compressed, params: Params) -> Compressed:

@@ -104,10 +104,12 @@ def image_generator(channels: int = 64) -> Generator:
         return Made(weights, {name: standard(width) for name, width in widths.items()})
 
     def apply(made, noise, labels, train):
-        weights, kept = made.weights, {}
+        weights, new_statistics = made.weights, {}
 
         def norm(x, name):
-            x, kept[name] = normalised(x, made.statistics[name], train, axis=0)
+            x, new_statistics[name] = normalised(
+                x, made.statistics[name], train, axis=0
+            )
             return x
 
         def block(x, name):
@@ -121,7 +123,7 @@ def image_generator(channels: int = 64) -> Generator:
         x = block(block_up(x), "1")
         x = block(block_up(x), "2")
         x = norm(jnp.tanh(filtered(weights["conv_3"], x)), "3")
-        return x.transpose(3, 1, 2, 0), kept
+        return x.transpose(3, 1, 2, 0), new_statistics
 
     return Generator(init, apply)
 

@@ -99,8 +99,8 @@ def with_privacy(
             )
         # what is not finite has no norm to clip: it is left out, and counts as clipped
         finite = jnp.isfinite(optax.tree.norm(upload.delta))
-        kept = jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), upload.delta)
-        delta, clipped = clipped_to(kept, clip)
+        delta = jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), upload.delta)
+        delta, clipped = clipped_to(delta, clip)
         clipped = jnp.where(finite, clipped, 1)
         info = upload.info if isinstance(upload.info, dict) else {"inner": upload.info}
         info = info | {"privacy_clipped": clipped}

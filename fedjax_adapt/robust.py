@@ -157,8 +157,8 @@ def geometric_median(iterations: int = 8, smoothing: float = 1e-6) -> Aggregatio
             total = pull.sum()
             share = pull / jnp.where(total > 0, total, 1)
             # at a distance whose square is no number there is no pull, and 0 x inf
-            held = known & (share > 0)
-            return jax.tree.map(lambda leaf: weighted_sum(share, held, leaf), deltas)
+            pulls = known & (share > 0)
+            return jax.tree.map(lambda leaf: weighted_sum(share, pulls, leaf), deltas)
 
         centre = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), deltas)
         return jax.lax.fori_loop(0, iterations, closer, centre)
@@ -243,6 +243,6 @@ def _squares(deltas: Params) -> Array:
 def _squared_distances(deltas: Params) -> Array:
     """||D_i - D_j||^2, [cohort, cohort], one row at a time: no cohort^2 models."""
     return jax.lax.map(
-        lambda own: _squares(jax.tree.map(lambda a, b: a - b[None], deltas, own)),
+        lambda delta: _squares(jax.tree.map(lambda a, b: a - b[None], deltas, delta)),
         deltas,
     )

@@ -136,7 +136,7 @@ def seeing(
             return None
         return lambda *arguments: function(*map(inner, arguments))
 
-    local, own = algorithm.local, algorithm.local.personal
+    local, personal = algorithm.local, algorithm.local.personal
     # defaults but `finish`, which hands the state on, look at none
     wrapped = {
         name: shown(function)
@@ -148,7 +148,8 @@ def seeing(
         "traffic": local.traffic,
         "refined": local.refined,
         "check": local.check,
-        "personal": own and (lambda params, state: own(params, client(state))),
+        "personal": personal
+        and (lambda params, state: personal(params, client(state))),
     }
     refine = as_refinement(algorithm.refine)
 
@@ -162,20 +163,20 @@ def seeing(
 
 def _policy(policy: StepPolicy, shown: Callable, server, upload) -> StepPolicy:
     """The same policy, shown inner states; itself where it looks at none."""
-    own, measure = policy.update, measure_of(policy)
+    policy_update, measure = policy.update, measure_of(policy)
 
     def update(state, cohort, runs, outcome):
-        assert own is not None
+        assert policy_update is not None
         outcome = outcome._replace(
             server=server(outcome.server), upload=upload(outcome.upload)
         )
-        return own(state, cohort, runs, outcome)
+        return policy_update(state, cohort, runs, outcome)
 
     shows = {
         "measure": measure._replace(client=shown(measure.client)),
         "probe": policy.probe and Probe(*map(shown, policy.probe)),
         "send": shown(policy.send),
-        "update": own and shown(update),
+        "update": policy_update and shown(update),
     }
     looks = lambda part: part is not None and part != Measure()
     shows = {name: part for name, part in shows.items() if looks(part)}

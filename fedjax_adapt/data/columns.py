@@ -199,16 +199,16 @@ def numbers_of(table: Table, name: str, role: str = "features") -> np.ndarray:
         rows = np.flatnonzero(np.isnan(values.reshape(len(table.columns[name]), -1)))
         each = values.size // len(table.columns[name])
         raise SettingError(missing(table.what, name, len(rows), rows[0] // each))
-    kept = jax.dtypes.canonicalize_dtype(values.dtype)
-    if np.issubdtype(kept, np.integer):
-        bounds = np.iinfo(kept)
+    dtype = jax.dtypes.canonicalize_dtype(values.dtype)
+    if np.issubdtype(dtype, np.integer):
+        bounds = np.iinfo(dtype)
         bad = (values < bounds.min) | (values > bounds.max)
         if bad.any():
             raise SettingError(
-                f"feature {name!r} holds {values[bad][0]}, more than {kept} can; scale it, "
-                "or make it a column of floats."
+                f"feature {name!r} holds {values[bad][0]}, more than {dtype} can; scale "
+                "it, or make it a column of floats."
             )
-    values = values.astype(kept)
+    values = values.astype(dtype)
     return values if shape is None else values.reshape(-1, *shape)
 
 

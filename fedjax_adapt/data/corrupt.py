@@ -37,8 +37,8 @@ def label_shift(
         )
     data, ids = owned(data, clients)
     y = np.array(data.y)
-    for _, own in rows_of(data, ids, seed=0):
-        y[own] = (y[own] + int(shift)) % num_labels
+    for _, rows in rows_of(data, ids, seed=0):
+        y[rows] = (y[rows] + int(shift)) % num_labels
     return data.with_changed(y=jnp.asarray(y))
 
 
@@ -50,8 +50,8 @@ def random_labels(
     num_labels = _num_labels(data, "random_labels")
     data, ids = owned(data, clients)
     y = np.array(data.y)
-    for rng, own in rows_of(data, ids, seed):
-        chosen = own[rng.permutation(len(own))[: round(share * len(own))]]
+    for rng, rows in rows_of(data, ids, seed):
+        chosen = rows[rng.permutation(len(rows))[: round(share * len(rows))]]
         y[chosen] = rng.integers(0, num_labels, (len(chosen), *y.shape[1:]))
     return data.with_changed(y=jnp.asarray(y))
 
@@ -104,8 +104,8 @@ def duplicated(
     index = np.array(data.index)
     for i in client_ids(data, clients):
         n = int(data.size[i])
-        kept = max(-(-n // int(times)), 1)
-        index[i] = index[i, np.arange(index.shape[1]) % kept]
+        num_kept = max(-(-n // int(times)), 1)
+        index[i] = index[i, np.arange(index.shape[1]) % num_kept]
         index[i, n:] = index[i, 0]
     return data.with_changed(index=jnp.asarray(index))
 
@@ -156,8 +156,8 @@ def _with_inputs(data: FederatedDataset, clients, change, seed) -> FederatedData
     x = np.array(data.x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(np.float32)
-    for rng, own in rows_of(data, ids, seed):
-        x[own] = change(rng, x[own])
+    for rng, rows in rows_of(data, ids, seed):
+        x[rows] = change(rng, x[rows])
     return data.with_changed(x=jnp.asarray(x))
 
 

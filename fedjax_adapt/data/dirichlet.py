@@ -168,9 +168,9 @@ def dirichlet(
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     start = np.cumsum(left) - left
     taken = np.bincount(drawn, minlength=len(left))
-    held = [by_label[s : s + m] for s, m in zip(start, taken, strict=True)]
+    drawn_rows = [by_label[s : s + m] for s, m in zip(start, taken, strict=True)]
     rows = np.empty(len(turns), np.int64)
-    rows[np.argsort(drawn, kind="stable")] = np.concatenate(held)
+    rows[np.argsort(drawn, kind="stable")] = np.concatenate(drawn_rows)
     return group(rows, turns, num_clients)
 
 

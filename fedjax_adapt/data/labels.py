@@ -46,10 +46,10 @@ def labels_per_client(
     """
     rows, rng = _begin(labels, num_clients, num_labels, seed, min_size)
     room = np.array([len(r) for r in rows])
-    held = label_holders(rng, room, num_clients, num_labels)
+    holds = label_holders(rng, room, num_clients, num_labels)
     parts = [[] for _ in range(num_clients)]
     for label, of_label in enumerate(rows):
-        holders = rng.permutation(np.flatnonzero(held[:, label]))
+        holders = rng.permutation(np.flatnonzero(holds[:, label]))
         for i, part in zip(
             holders, np.array_split(of_label, len(holders)), strict=True
         ):
@@ -102,10 +102,10 @@ def label_quantity(
             f"{num_clients}, {least} examples each, but one has {counts[rare]}; write "
             "fewer clients, or a smaller num_labels or min_size."
         )
-    held = label_holders(rng, room, num_clients, num_labels)
+    holds = label_holders(rng, room, num_clients, num_labels)
     parts = [[] for _ in range(num_clients)]
     for label, of_label in enumerate(rows):
-        holders = np.flatnonzero(held[:, label])
+        holders = np.flatnonzero(holds[:, label])
         share = rng.dirichlet(np.full(len(holders), float(concentration)))
         sizes = apportion(len(of_label), share, least)
         for i, part in zip(holders, cut(of_label, sizes), strict=True):
@@ -146,7 +146,7 @@ def shards(
     rng = generator(seed)
     pieces = np.array_split(np.concatenate(by_label(rng, labels)[1]), count)
     drawn = rng.permutation(count).reshape(num_clients, shards_per_client)
-    rows = join(rng, [[pieces[shard] for shard in own] for own in drawn])
+    rows = join(rng, [[pieces[shard] for shard in chosen] for chosen in drawn])
     least = shards_per_client * (len(labels) // count)
     return check_sizes(rows, min_size, f"write min_size={least} or less")
 
@@ -192,7 +192,7 @@ def label_holders(
             f"have so few examples that there are only {pairs}; write fewer clients or a "
             "smaller num_labels."
         )
-    held = np.zeros((num_clients, K), bool)
+    holds = np.zeros((num_clients, K), bool)
     new = np.ones(K, bool)
     later = np.bincount(np.arange(num_clients) % K, minlength=K)
     for i in range(num_clients):
@@ -208,13 +208,13 @@ def label_holders(
         must = max(new.sum() - num_labels * (left - 1), 0)
         for wanted, candidates in ((must, order[new[order]]), (num_labels, order)):
             for k in candidates:
-                if held[i].sum() >= wanted:
+                if holds[i].sum() >= wanted:
                     break
-                if held[i, k] or (scarce[k] and budget == 0):
+                if holds[i, k] or (scarce[k] and budget == 0):
                     continue
-                held[i, k] = True
+                holds[i, k] = True
                 budget -= scarce[k]
-        room -= held[i]
-        new &= ~held[i]
-    assert held.sum(1).min() == num_labels and not new.any()
-    return held
+        room -= holds[i]
+        new &= ~holds[i]
+    assert holds.sum(1).min() == num_labels and not new.any()
+    return holds

@@ -213,8 +213,10 @@ def skew(rows: Sequence[np.ndarray], labels: np.ndarray, num_classes: int) -> Sk
     sizes = np.array([len(r) for r in rows])
     owner = np.repeat(np.arange(len(rows)), sizes)
     every = np.concatenate([np.asarray(r, int) for r in rows])
-    held = np.asarray(labels)[every]
-    counts = np.bincount(owner * num_classes + held, minlength=len(rows) * num_classes)
+    held_labels = np.asarray(labels)[every]
+    counts = np.bincount(
+        owner * num_classes + held_labels, minlength=len(rows) * num_classes
+    )
     counts = counts.reshape(len(rows), num_classes)
     share = counts / np.maximum(sizes, 1)[:, None]
     whole = counts.sum(axis=0) / max(sizes.sum(), 1)

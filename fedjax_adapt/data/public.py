@@ -132,9 +132,9 @@ def _parts(public: PublicSet) -> dict[str, tuple[Any, Any]]:
 
 
 def _check_part(name, inputs: np.ndarray, labels, x: np.ndarray, num_classes) -> None:
-    kept = jax.dtypes.canonicalize_dtype
-    like = inputs.shape[1:] == x.shape[1:] and kept(inputs.dtype) == kept(x.dtype)
-    if inputs.ndim != x.ndim or not like or not len(inputs):
+    dtypes = [jax.dtypes.canonicalize_dtype(a.dtype) for a in (inputs, x)]
+    alike = inputs.shape[1:] == x.shape[1:] and dtypes[0] == dtypes[1]
+    if inputs.ndim != x.ndim or not alike or not len(inputs):
         raise SettingError(
             f"{name} has inputs {inputs.dtype}{list(inputs.shape)} but the clients' are "
             f"{x.dtype}, {list(x.shape[1:])} each; give it one or more like them."

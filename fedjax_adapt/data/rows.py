@@ -218,17 +218,17 @@ def check_finite(x: Any, y: Any, example: str) -> None:
     for what, values in (("input", np.asarray(x)), ("target", np.asarray(y))):
         if not jnp.issubdtype(values.dtype, jnp.floating) or not values.size:
             continue  # integers always are
-        kept = jax.dtypes.canonicalize_dtype(values.dtype)  # on the device
+        dtype = jax.dtypes.canonicalize_dtype(values.dtype)  # on the device
         for begin in range(0, len(values), BLOCK):
             with np.errstate(over="ignore"):  # what overflows is named below
-                block = values[begin : begin + BLOCK].astype(kept)
+                block = values[begin : begin + BLOCK].astype(dtype)
             finite = np.isfinite(block.reshape(len(block), -1)).all(1)
             if not finite.all():
                 row = int(np.argmin(finite))
                 bad = block[row].reshape(-1)
                 raise SettingError(
                     f"{example} {begin + row} has the {what} "
-                    f"{bad[np.argmin(np.isfinite(bad))]} in {kept}; leave such examples "
+                    f"{bad[np.argmin(np.isfinite(bad))]} in {dtype}; leave such examples "
                     "out, or put numbers there with numpy.nan_to_num."
                 )
 

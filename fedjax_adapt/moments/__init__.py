@@ -160,7 +160,7 @@ def _tap_parts(
     if tap.is_product:
         (x,), (d,) = values, gradients
         return {tap.params[0]: Products(x, d, weight)}
-    own = [leaves[i] for i in tap.params]
+    tap_params = [leaves[i] for i in tap.params]
     front = lambda arrays, axes: [
         jnp.moveaxis(a, axis, 0) for a, axis in zip(arrays, axes, strict=True)
     ]
@@ -170,27 +170,27 @@ def _tap_parts(
 
     def gradient(example):  # of one example
         values, gradients = example
-        run = lambda own: tap.single(own, back(values, tap.axes))
-        return jax.vjp(run, own)[1](back(gradients, tap.given_axes))[0]
+        run = lambda tap_params: tap.single(tap_params, back(values, tap.axes))
+        return jax.vjp(run, tap_params)[1](back(gradients, tap.given_axes))[0]
 
     examples = (front(values, tap.axes), front(gradients, tap.given_axes))
-    moments = accumulated(gradient, examples, weight, own, micro_batch)
+    moments = accumulated(gradient, examples, weight, tap_params, micro_batch)
     return _by_leaf(tap.params, moments)
 
 
 def _generic(losses, leaves, rest, x, y, weight, micro_batch) -> dict[int, Moments]:
     """The moments by some parameters from the gradient of every example's loss."""
 
-    def loss(own, example):
+    def loss(params, example):
         all_ = list(leaves)
-        for i, leaf in zip(rest, own, strict=True):
+        for i, leaf in zip(rest, params, strict=True):
             all_[i] = leaf
         x, y = example
         return losses(all_, x[None], y[None])[0]
 
-    own = [leaves[i] for i in rest]
-    gradient = lambda example: jax.grad(loss)(own, example)
-    return _by_leaf(rest, accumulated(gradient, (x, y), weight, own, micro_batch))
+    params = [leaves[i] for i in rest]
+    gradient = lambda example: jax.grad(loss)(params, example)
+    return _by_leaf(rest, accumulated(gradient, (x, y), weight, params, micro_batch))
 
 
 def _by_leaf(numbers, moments: Moments) -> dict[int, Moments]:

@@ -64,10 +64,10 @@ def outer_moments(part: Products) -> Moments:
     x, d, share = weighted_products(part)
     x_mean, d_mean = exactly(share, x)[:, None], exactly(share, d)[None]
     x_off, d_off = x - x_mean.T, d - d_mean
-    own = share[:, None] * x_off
-    product = exactly(own.T, d_off)
+    weighted = share[:, None] * x_off
+    product = exactly(weighted.T, d_off)
     # E[x'^2 d^2] + 2 X E[x' d' d] + X^2 E[d'^2] as one product of matrices
-    left = jnp.concatenate([own * x_off, 2 * x_mean.T * own, x_mean.T**2])
+    left = jnp.concatenate([weighted * x_off, 2 * x_mean.T * weighted, x_mean.T**2])
     right = jnp.concatenate([d * d, d_off * d, exactly(share, d_off * d_off)[None]])
     var = exactly(left.T, right) - product**2
     count = part.weight.sum()
@@ -80,9 +80,9 @@ def quick_moments(part: Products) -> Moments:
     So they are taken only where the variances are no small part of the whole.
     """
     x, d, share = weighted_products(part)
-    own = share[:, None] * x
-    mean = exactly(own.T, d)
-    var = jnp.maximum(exactly((own * x).T, d * d) - mean**2, 0)
+    weighted = share[:, None] * x
+    mean = exactly(weighted.T, d)
+    var = jnp.maximum(exactly((weighted * x).T, d * d) - mean**2, 0)
     count = part.weight.sum()
     small = total(var) < 0.01 * total(jnp.square(mean))
     return jax.lax.cond(
@@ -217,9 +217,9 @@ def pooled(part: Products | Moments, p: Array) -> Moments:
         return moments(Products(flat(part.x), flat(part.d), weight.reshape(-1)))
     shape = part.mean.shape[1:]
     mu, var = (leaf.reshape(len(p), -1) for leaf in (part.mean, part.var))
-    own = p.astype(mu.dtype)
-    mean = exactly(own, mu)
-    spread = exactly(own, var) + exactly(own, jnp.square(mu - mean[None]))
+    share = p.astype(mu.dtype)
+    mean = exactly(share, mu)
+    spread = exactly(share, var) + exactly(share, jnp.square(mu - mean[None]))
     return Moments(mean.reshape(shape), spread.reshape(shape), p.sum())
 
 
