@@ -218,8 +218,7 @@ def _alike(model: Model) -> Model:
 def _training(model: Model, prepare: Callable, augment: Augment | None):
     """The task's `apply_train` and `apply_frozen`, each None where nothing is random.
 
-    Augmentation and dropout have keys of their own, so that `apply_frozen` has the
-    augmentation of `apply_train`, and nothing else.
+    Augmentation and dropout have each its key: `apply_frozen` augments as `apply_train`.
     """
     train = model.apply_train
     if augment is None:
@@ -231,11 +230,14 @@ def _training(model: Model, prepare: Callable, augment: Augment | None):
         key_augment, _ = jax.random.split(key)
         return model.apply(params, augment(key_augment, prepare(x)))
 
+    if train is None:
+        return frozen, frozen
+
     def trained(params, x, key):
         key_augment, key_model = jax.random.split(key)
         return train(params, augment(key_augment, prepare(x)), key_model)
 
-    return frozen if train is None else trained, frozen
+    return trained, frozen
 
 
 def _normalise(
@@ -264,7 +266,7 @@ def _restore(mean: np.ndarray, std: np.ndarray, x: Array) -> Array:
     return x * _like(x, std) + _like(x, mean)
 
 
-def _like(x: Array, moment: np.ndarray) -> Array:
+def _like(x: Array, moment: np.ndarray) -> np.ndarray:
     """A mean or deviation with as many axes as `x`, in its dtype."""
     shape = (1,) * (x.ndim - moment.ndim) + moment.shape
     return moment.reshape(shape).astype(x.dtype)
@@ -279,9 +281,9 @@ def _checked(task: Task, input_shape: Sequence[int], wanted: str, ndim: int) -> 
     x = jax.ShapeDtypeStruct((2, *input_shape), jnp.int32)  # what any model takes
 
     key = jax.random.key(0)
-    functions = [task.apply]
-    if task.apply_train is not None:
-        functions.append(lambda params, x: task.apply_train(params, x, key))
+    functions, train = [task.apply], task.apply_train
+    if train is not None:
+        functions.append(lambda params, x: train(params, x, key))
     for function in functions:
         once = lambda key, x, function=function: function(task.init(key), x)
         logits = jax.eval_shape(once, key, x).logits
