@@ -1,7 +1,4 @@
-"""From a model, however it is written, to a task.
-
-What a model takes and returns is found out by tracing it.
-"""
+"""From a model, however it is written, to a task; what it takes is found by tracing."""
 
 import warnings
 from collections.abc import Callable, Sequence
