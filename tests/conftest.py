@@ -1,5 +1,6 @@
 """Strict JAX for every test: ranks never promote silently, warnings are errors."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -15,7 +16,11 @@ from helpers import make_data, make_task
 # Those marked "optimised" need it, and `-m slow` has it for all, but for the step that
 # takes longest.
 PLAIN = "--xla_cpu_use_fusion_emitters=false"
-QUICK = f"--xla_backend_optimization_level=0 {PLAIN}"
+# A program in one piece: in many it is compiled by many threads, which the workers take.
+QUICK = (
+    "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 "
+    f"{PLAIN}"
+)
 QUICKLY = ("not slow", "slow and not optimised")  # what is selected by -m
 
 
@@ -41,12 +46,32 @@ def pytest_configure(config):
 # Linux grants a process 65,530 mappings of memory, and XLA aborts where there is none
 # left: a program takes hundreds, and a session compiles more than a thousand.
 MOST_MAPPINGS = 35_000
+COUNT_EVERY = 100  # programs, as counting 30,000 mappings takes 30 ms
+compiled = []  # programs since mappings were counted
+
+
+def count_programs(event, seconds, **kwargs):
+    if event.endswith("/backend_compile_duration"):
+        compiled.append(event)
+
+
+jax.monitoring.register_event_duration_secs_listener(count_programs)
 
 
 def pytest_runtest_logfinish(nodeid, location):
+    if len(compiled) < COUNT_EVERY:
+        return
+    compiled.clear()
     maps = Path("/proc/self/maps")
     if maps.exists() and len(maps.read_bytes().splitlines()) > MOST_MAPPINGS:
         jax.clear_caches()
+
+
+def pytest_collection_finish(session):
+    """The collector looks at no module, test or fixture again, and less often at all."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.fixture

@@ -148,7 +148,7 @@ def test_what_was_sent_and_what_is_left_is_all_that_was_wanted(x64):
     # the server stays where it is, so that a client wants the same in every round
     base = fa.with_steps(fedavg("uniform"), fa.constant_steps(2))
     round_fn, state = start(totals(base), task, data, plan)
-    once = vector(round_fn(state, keys(1)[0])[0].server)
+    once = vector(jax.jit(round_fn)(state, keys(1)[0])[0].server)
     for compressor in (fa.top_k(0.1), fa.qsgd(4), fa.sign()):
         algorithm = totals(fa.with_compression(base, compressor))
         round_fn, state = start(algorithm, task, data, plan)
@@ -217,11 +217,11 @@ CASES = {
 def test_lanes_and_the_slow_twin_agree(task, data, compressor, feedback, build):
     algorithm = fa.with_compression(build(), compressor, feedback)
     algorithm = fa.with_steps(algorithm, fa.epochs(2))
-    plan = fa.Plan(cohort_size=4, batch_size=4)
+    plan = fa.Plan(cohort_size=4, batch_size=8)  # one or two batches in an epoch
     round_fn, state = start(algorithm, task, data, plan)
     state, _ = jax.jit(round_fn)(state, keys(2)[0])
     expected = jax.jit(round_fn)(state, keys(2)[1])
-    plan = fa.Plan(cohort_size=4, batch_size=4, lanes=3)
+    plan = fa.Plan(cohort_size=4, batch_size=8, lanes=3)
     laned = jax.jit(fa.make_round(algorithm, task, data, plan))
     close(laned(state, keys(2)[1]), expected)
     slow = fa.debug_round(algorithm, task, data, plan)

@@ -89,7 +89,7 @@ def test_the_slow_twin_reads_it_too(task, data):
 def test_without_client_state_there_is_nothing_to_keep(task, data):
     plan = fa.Plan(cohort_size=2, batch_size=4, **HOST)
     round_fn, state = start(fedavg(), task, data, plan)
-    assert round_fn(state, keys(1)[0])[0].clients == ()
+    assert jax.jit(round_fn)(state, keys(1)[0])[0].clients == ()
 
 
 def test_rows_of_nobody_are_neither_read_nor_written():

@@ -75,6 +75,16 @@ def test_a_device_waits_for_another_as_long_as_it_takes():
 
 
 @pytest.mark.parametrize(
+    "spread",
+    fast(
+        {
+            "some": ([(1, "cpu"), (2, "cpu"), (3, "gpu")],),
+            "others": ([(1, "cpu"), (3, "cpu"), (2, "gpu")],),
+        },
+        "some",
+    ),
+)
+@pytest.mark.parametrize(
     ("ids", "lanes"),
     fast(
         {
@@ -89,7 +99,7 @@ def test_a_device_waits_for_another_as_long_as_it_takes():
     ),
 )
 def test_a_client_trains_anywhere_and_its_row_comes_back(
-    task, data, monkeypatch, ids, lanes
+    task, data, monkeypatch, ids, lanes, spread
 ):
     """Six clients live on two or three devices, three or two on each."""
     members = fa.Participation(
@@ -97,13 +107,7 @@ def test_a_client_trains_anywhere_and_its_row_comes_back(
         sample=lambda key, num_clients: jnp.array(ids, jnp.int32),
     )
     ends = []
-    for devices, backend in (
-        (1, "cpu"),
-        (2, "cpu"),
-        (3, "cpu"),
-        (2, "gpu"),
-        (3, "gpu"),
-    ):
+    for devices, backend in spread:
         monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
         plan = fa.Plan(
             batch_size=4, devices=devices, lanes=lanes, participation=members

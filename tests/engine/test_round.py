@@ -31,7 +31,7 @@ def test_unequal_steps_are_exact_for_any_number_of_lanes(x64):
     for lanes in (1, 4, 6):
         plan = fa.Plan(batch_size=None, lr=0.1, lanes=lanes)
         round_fn, state = start(algorithm, linear_task(jnp.float64), data, plan)
-        after, info = round_fn(state, keys(1)[0])
+        after, info = jax.jit(round_fn)(state, keys(1)[0])
         moved = -0.1 * (steps[:, None] * gradients)[steps > 0].mean(0)
         close(after.params, np.asarray(state.params) + moved, atol=1e-12)
         np.testing.assert_array_equal(info.num_steps, steps)
@@ -146,9 +146,9 @@ def test_the_learning_rate_decays_by_round(x64):
     plan = fa.Plan(batch_size=None, lr=0.2, lr_decay=0.5)
     algorithm = fa.with_steps(fedavg(), fa.constant_steps(3))
     round_fn, state = start(algorithm, linear_task(jnp.float64), data, plan)
-    gradient = np.asarray(data.x).mean(0)
+    gradient, step = np.asarray(data.x).mean(0), jax.jit(round_fn)
     for t, key in enumerate(keys(3)):
-        after, _ = round_fn(state, key)
+        after, _ = step(state, key)
         moved = np.asarray(after.params) - np.asarray(state.params)
         np.testing.assert_allclose(moved, -3 * 0.2 * 0.5**t * gradient, atol=1e-12)
         state = after
@@ -184,7 +184,7 @@ def test_policies_measure_probe_and_learn(x64):
             for n, e in zip(SIZES, np.cumsum(SIZES), strict=True)
         ]
     )
-    after, info = round_fn(state, keys(1)[0])
+    after, info = jax.jit(round_fn)(state, keys(1)[0])
     steps = 1 + (first > 1)
     assert set(steps) == {1, 2}
     np.testing.assert_array_equal(info.num_steps, steps)

@@ -62,7 +62,15 @@ def two_rounds(algorithm, task, data, plan):
 
 @pytest.mark.parametrize(
     ("name", "num_lanes"),
-    [*((name, 4) for name in CASES), *itertools.product(("known", "unequal"), (1, 6))],
+    [
+        # fedveca, which learns its steps as well, is the fast case of GIFT
+        *(
+            pytest.param(name, 4, marks=pytest.mark.slow if name == "gift" else ())
+            for name in CASES
+        ),
+        *(("unequal", lanes) for lanes in (1, 6)),
+        *(pytest.param("known", lanes, marks=pytest.mark.slow) for lanes in (1, 6)),
+    ],
 )
 def test_an_accelerator_does_what_a_processor_does(name, num_lanes, task, monkeypatch):
     algorithm, sizes, more = CASES[name]
