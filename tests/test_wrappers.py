@@ -28,7 +28,12 @@ POLICIES = {"epochs": lambda: fa.epochs(2), "gsnr": lambda: fa.gsnr_steps(3)}
 PLAN = fa.Plan(cohort_size=5, batch_size=4, lr=0.1, lanes=2)
 # krum, scaffold and the slow twin: a fast test of algorithms/test_robust.py as well
 FAST = ("top_k-scaffold-gsnr", "privacy-fedprox-epochs")
-TWINS = ("privacy-fedprox-epochs", "krum-scaffold-epochs", "qsgd-fedssg-gsnr", "sign, then median-fedprox-gsnr")
+TWINS = (
+    "privacy-fedprox-epochs",
+    "krum-scaffold-epochs",
+    "qsgd-fedssg-gsnr",
+    "sign, then median-fedprox-gsnr",
+)
 
 
 def cases():

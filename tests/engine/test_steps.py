@@ -1,7 +1,5 @@
 """The step loops of an accelerator, run on a processor: the same numbers as its own."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
