@@ -46,7 +46,7 @@ def pytest_configure(config):
 # Linux grants a process 65,530 mappings of memory, and XLA aborts where there is none
 # left: a program takes hundreds, and a session compiles more than a thousand.
 MOST_MAPPINGS = 35_000
-COUNT_EVERY = 100  # programs, as counting 30,000 mappings takes 30 ms
+COUNT_EVERY = 25  # programs, as counting 30,000 mappings takes 30 ms
 compiled = []  # programs since mappings were counted
 
 
@@ -65,6 +65,7 @@ def pytest_runtest_logfinish(nodeid, location):
     maps = Path("/proc/self/maps")
     if maps.exists() and len(maps.read_bytes().splitlines()) > MOST_MAPPINGS:
         jax.clear_caches()
+        gc.collect()
 
 
 def pytest_collection_finish(session):
