@@ -14,8 +14,8 @@ from .options import Option, find, options_of
 from .provenance import is_own
 from .schema import CLIENTS, DERIVED, common_options, kind_options
 from .spelling import shortest
+from .toml import checked
 from .user_functions import called, check_made
-from .values import checked
 
 
 def build_algorithm(config: Config) -> Algorithm:

@@ -12,7 +12,7 @@ from .config import is_setting
 from .kinds import KINDS
 from .options import Option, suggestion
 from .schema import settings_that_are
-from .values import convert, wanted
+from .toml import convert, wanted
 
 
 def without_name(arguments: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from ..core import Algorithm
 from ..errors import SettingError
 from . import objects, scripts
 from .kinds import FROM_RUN, KINDS, OBJECT, REGISTERED, built_in, registry
-from .values import plain
+from .toml import plain
 
 
 class Option(NamedTuple):

@@ -20,7 +20,7 @@ from .spelling import (
     shortest,
     writable,
 )
-from .values import checked
+from .toml import checked
 
 
 def read_settings(path: Path) -> dict[str, Any]:

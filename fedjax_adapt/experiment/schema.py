@@ -21,7 +21,7 @@ from .setting import (
     check_seed,
     check_ways,
 )
-from .values import checked, convert
+from .toml import checked, convert
 
 CLIENTS = 30  # unless a number is given or the data have one
 CLOCK = "step_seconds, the simulated seconds of a local step"

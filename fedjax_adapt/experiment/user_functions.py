@@ -16,7 +16,7 @@ import numpy as np
 from .. import check
 from ..errors import SettingError
 from .kinds import FROM_RUN, KINDS, OBJECT, REGISTERED, built_in
-from .values import convert, plain
+from .toml import convert, plain
 
 # what the run gives to a function by position, and whether its options need a name
 TAKES: dict[str, tuple[tuple[str, ...], bool]] = {

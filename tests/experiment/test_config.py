@@ -26,7 +26,7 @@ from fedjax_adapt.experiment.config import (
 )
 from fedjax_adapt.experiment.options import argument_help, catalogue
 from fedjax_adapt.experiment.reading import read_settings
-from fedjax_adapt.experiment.values import convert, plain, wanted
+from fedjax_adapt.experiment.toml import convert, plain, wanted
 
 
 @pytest.fixture
