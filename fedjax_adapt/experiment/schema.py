@@ -11,16 +11,18 @@ from .. import check
 from ..errors import SettingError
 from ..plan import ClientMemory
 from .kinds import KINDS
-from .options import Option, find, options_of
-from .provenance import is_own
-from .setting import (
+from .options import (
+    Option,
     Setting,
     at_least,
     between,
     check_path,
     check_seed,
     check_ways,
+    find,
+    options_of,
 )
+from .provenance import is_own
 from .toml import checked, convert
 
 CLIENTS = 30  # unless a number is given or the data have one

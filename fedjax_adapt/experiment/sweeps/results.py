@@ -33,8 +33,8 @@ from ..config import (
 )
 from ..figures import per_class
 from ..folder import check_can_write, check_own
+from ..options import check_path
 from ..rows import COLUMNS
-from ..setting import check_path
 from ..spelling import flat_name, nested
 from ..summary import FIGURES, TEST, Summary, results
 from .grid import Sweep, Trial, read_sweep
