@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_adapt.experiment.build import build, build_algorithm
 from fedjax_adapt.experiment.config import from_settings
-from fedjax_adapt.experiment.public import uses_public
+from fedjax_adapt.experiment.federation import uses_public
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 

@@ -1,18 +1,20 @@
-"""The algorithm of a run, from its name and options, among them a base by name."""
+"""The algorithm of a run, among its options a base by name, and its simulated clock."""
 
 import ast
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import check
 from ..core import Algorithm, constant_steps, epochs, with_steps
+from ..costs import LAWS, Clock, Law
 from ..errors import SettingError
 from ..participation import earliest
-from .config import Config, all_options, choices_of
+from .config import Config, all_options, choices_of, partition_seed
 from .kinds import registry
 from .options import Option, find, options_of
-from .provenance import is_own
 from .schema import CLIENTS, DERIVED, common_options, kind_options
+from .scripts import is_own
 from .spelling import shortest
 from .toml import checked
 from .user_functions import called, check_made
@@ -197,3 +199,60 @@ def cohort_size(config: Config) -> int:
     if config.sampler == "earliest":
         return earliest(config.participation).slots(clients)
     return max(round(config.participation * clients), 1)
+
+
+UNREADABLE = (SyntaxError, TypeError, ValueError, RecursionError, MemoryError)
+
+
+def build_clock(config: Config) -> Clock | None:
+    """What a round takes; None without `step_seconds`.
+
+    Raises:
+      ValueError: a quantity is neither a number nor a law, or out of range.
+    """
+    if config.step_seconds is None:
+        return None
+    of = lambda name: quantity(name, getattr(config, name))
+    download = config.download_bandwidth
+    return Clock(
+        step_seconds=of("step_seconds"),
+        bandwidth=of("bandwidth"),
+        download_bandwidth=None if download is None else of("download_bandwidth"),
+        latency=config.latency,
+        delay=of("delay"),
+        delay_persists=config.delay_persists,
+        seed=clock_seed(config),
+    )
+
+
+def clock_seed(config: Config) -> int:
+    """The seed of the clock: that of the partition, unless another is given."""
+    return partition_seed(config) if config.clock_seed is None else config.clock_seed
+
+
+def quantity(name: str, value: float | str) -> float | Law:
+    """A number as it is, a text such as "lognormal(0.05, 0.5)" as the law it names."""
+    if not isinstance(value, str):
+        return value
+    try:
+        call = ast.parse(value, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise TypeError("no law")
+        law = LAWS[call.func.id]
+        arguments = [float(ast.literal_eval(node)) for node in call.args]
+        options = {str(k.arg): float(ast.literal_eval(k.value)) for k in call.keywords}
+        inspect.signature(law).bind(*arguments, **options)
+    except (*UNREADABLE, KeyError, OverflowError):
+        known = ", ".join(f"{n}({', '.join(_arguments(n))})" for n in LAWS)
+        raise SettingError(
+            f"{name}={value!r} is neither a number nor a law; write one of {known}.",
+            setting=name,
+        ) from None
+    try:
+        return law(*arguments, **options)
+    except ValueError as error:  # out of range
+        raise SettingError(f"{name}={value!r}: {error}", setting=name) from None
+
+
+def _arguments(law: str) -> list[str]:
+    return list(inspect.signature(LAWS[law]).parameters)

@@ -1,12 +1,15 @@
 """From a config to the parts the engine takes: the one place that wires them.
 
-The algorithm, whose options may hold another, is read in algorithm.py.
+The algorithm, whose options may hold another, and the clock are read in algorithm.py. Of
+the setting `convolutions` "auto" and "rule" leave the ways open, WAY is for all layers that
+can, and WAY,WAY,... are for the kinds of layers that local training has, in their order.
 """
 
 import inspect
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 
 from ..core import (
@@ -25,20 +28,20 @@ from ..data import (
     split,
 )
 from ..engine.averages import with_averages
+from ..engine.batches import batch_size
+from ..errors import SettingError
 from ..models import AUGMENTS, classification, projected
+from ..models.ways import Layer, layers_of, with_ways
 from ..participation import bernoulli, earliest, uniform
 from ..plan import Plan
 from . import objects, user_functions
-from .algorithm import build_algorithm, cohort_size
-from .clock import build_clock
+from .algorithm import build_algorithm, build_clock, cohort_size
 from .config import Config, partition_seed
-from .federation import Federation
+from .federation import Federation, uses_public, with_public
 from .kinds import OBJECT
 from .match import matching_steps
 from .options import find
-from .provenance import is_own
-from .public import uses_public, with_public
-from .ways import with_told_ways
+from .scripts import is_own
 
 
 def build(config: Config) -> Federation:
@@ -211,3 +214,46 @@ def load_source(config: Config) -> Source:
     return (
         source if config.train_examples is None else source.first(config.train_examples)
     )
+
+
+AUTO, RULE = "auto", "rule"
+
+
+def listed(ways: list[str]) -> str:
+    """The setting that gives each layer its way."""
+    return ",".join(ways) if len(ways) > 1 else f"{ways[0]},"
+
+
+def with_told_ways(
+    convolutions: str, task: Task, data: FederatedDataset, plan: Plan
+) -> Task:
+    """The task, its convolutions computed as the setting says.
+
+    Raises:
+      ValueError: it names more or fewer ways than there are kinds of layers, or one that
+        a layer cannot be computed in.
+    """
+    if convolutions in (AUTO, RULE):
+        return task
+    if "," not in convolutions:
+        return with_ways(task, convolutions)
+    ways = [way.strip() for way in convolutions.split(",") if way.strip()]
+    layers = trained_layers(task, data, plan)
+    if len(ways) != len(layers):
+        raise SettingError(
+            f"convolutions={convolutions} names {len(ways)} ways, but the model has "
+            f"{len(layers)} kinds of convolutions; write one for each, or one for all.",
+            setting="convolutions",
+        )
+    try:
+        return with_ways(task, dict(zip(layers, ways, strict=True)))
+    except ValueError as error:
+        raise SettingError(
+            f"convolutions={convolutions}: {error}", setting="convolutions"
+        ) from None
+
+
+def trained_layers(task: Task, data: FederatedDataset, plan: Plan) -> list[Layer]:
+    """The kinds of convolutions of a local step, in their order."""
+    shape = (batch_size(data, plan), *data.x.shape[1:])
+    return layers_of(task, jax.ShapeDtypeStruct(shape, data.x.dtype))

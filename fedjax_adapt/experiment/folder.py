@@ -12,10 +12,9 @@ from ..engine import processes
 from ..errors import SettingError
 from . import store
 from .config import Config, config_hash, from_settings, to_settings, to_toml
-from .provenance import origins
 from .reading import read_settings
 from .schema import settings_that_are
-from .scripts import label
+from .scripts import label, origins
 
 AUTO = ("devices", "lanes", "convolutions", "num_clients")  # what may be left open
 

@@ -10,11 +10,11 @@ from ..data import Skew, skew
 from ..errors import SettingError
 from .build import load_source, split_source
 from .config import Config, common_options, from_settings, kind_options
+from .federation import with_public
 from .flag_errors import without_name, words_of
 from .flags import chosen, group_of, left_out, read_flags
 from .kinds import KINDS, registry
 from .options import Option
-from .public import with_public
 from .reading import read_settings
 from .schema import settings_that_are
 from .scripts import label

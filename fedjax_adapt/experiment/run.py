@@ -27,27 +27,25 @@ from ..engine.allocator import keeps_memory
 from ..engine.evaluate import evaluate_clients, evaluate_personal
 from ..engine.personal import own_examples
 from ..engine.tally import Callback, check_callback
-from . import (
-    checkpoint,
-    convolutions,
-    figures,
-    objects,
-    public,
-    scripts,
-    store,
-    summary,
-)
+from . import checkpoint, objects, scripts, store, summary, tuning
 from .build import build, build_plan
 from .config import Config, config_hash, method_of, partition_seed
-from .federation import Federation
+from .federation import (
+    Federation,
+    accuracy_name,
+    auxiliary,
+    broadcast_bytes,
+    public_summary,
+    unused_public,
+)
 from .folder import AUTO, as_begun, check_folder, create, held, run_folder
 from .loop import train
 from .process_group import check_same_run
 from .program import Program, compile_program
-from .provenance import origins
 from .rows import Log, Tally
+from .scripts import origins
 from .summary import Summary
-from .tuned_lanes import lanes_for
+from .tuning import lanes_for
 
 
 class Progress(NamedTuple):
@@ -143,7 +141,7 @@ def _run(
         show = lambda **said: progress(Progress(0, config.rounds, **said))
         config = replace(config, lanes=lanes_for(config, federation, show))
         federation = federation._replace(plan=build_plan(config))
-        config, task = convolutions.settled(config, *federation[1:4], show)
+        config, task = tuning.settle_convolutions(config, *federation[1:4], show)
         calibrated = time.perf_counter() - began
         federation = federation._replace(task=task)
         show(doing="compiling")
@@ -175,20 +173,20 @@ def _train(
 ) -> State:
     """From the newest checkpoint to the last round; returns the state after it."""
     own = processes.is_first()
-    accuracy = public.accuracy_name(federation)
+    accuracy = accuracy_name(federation)
     shown = accuracy.replace("_", " ")
     checkpoints = folder / "checkpoints"
     restored = checkpoint.restore(checkpoints, program.abstract)
     state, done = restored if restored is not None else (program.init(), 0)
     if own:
         store.truncate(folder, done)
-    broadcast = public.broadcast_bytes(federation)
+    broadcast = broadcast_bytes(federation)
     place = folder if own else None
     clients = federation.data.num_clients
     log = Log(place, clients, accuracy, broadcast, callback)
     given = set()
     aside = checkpoint.set_aside(checkpoints, done) if own else None
-    warnings = [aside, public.unused(config, federation)]
+    warnings = [aside, unused_public(config, federation)]
     for warning in [text for text in warnings if text] or [None]:
         progress(Progress(done, config.rounds, warning=warning, accuracy_name=shown))
 
@@ -263,7 +261,7 @@ def _spread(federation: Federation, found: Metrics | None) -> dict[str, float]:
     if found is None:
         return {}
     held = own_examples(federation.data).size
-    return figures.spread_over_clients(found.accuracy, held)
+    return summary.spread_over_clients(found.accuracy, held)
 
 
 def summarise(
@@ -321,13 +319,13 @@ def summarise(
         hardware=summary.hardware() | used,
         versions=summary.versions(),
         commit=commit,
-        class_accuracy=figures.per_class(by_class, source.test_counts()),
+        class_accuracy=summary.per_class(by_class, source.test_counts()),
         client_accuracy=dict(accuracy[0]),
         personal_accuracy=dict(accuracy[1]),
         client_state_bytes=tree_bytes(program.abstract.clients) // trials,
         memory=_memory(program),
-        public=public.described(federation),
-        auxiliary=public.auxiliary(federation),
+        public=public_summary(federation),
+        auxiliary=auxiliary(federation),
         own=origins([config]),
         stopped_round=rounds if rounds < config.rounds else None,
         **summary.results(metrics, config.targets),

@@ -22,7 +22,7 @@ from .options import (
     find,
     options_of,
 )
-from .provenance import is_own
+from .scripts import is_own
 from .toml import checked, convert
 
 CLIENTS = 30  # unless a number is given or the data have one

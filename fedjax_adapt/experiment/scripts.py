@@ -1,4 +1,4 @@
-"""Functions of a user's files, by FILE.py:FUNCTION.
+"""What is a user's own: functions of files, by FILE.py:FUNCTION, and how to tell them.
 
 A file is loaded once, and anew when it has changed, but not while a run is under way: what
 a run takes from a file is what it held when the run began.
@@ -8,14 +8,16 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from tokenize import TokenError
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from .. import check
 from ..errors import SettingError
 from . import objects
+from .kinds import KINDS, OBJECT, REGISTERED
 from .user_functions import check_function
 
 PATTERN = "FILE.py:FUNCTION"
@@ -118,3 +120,37 @@ def sha256_of(kind: str, text: str) -> str:
 def digest(content: bytes) -> str:
     """The SHA-256 of some bytes."""
     return hashlib.sha256(content).hexdigest()
+
+
+def origins(configs: Iterable[Any]) -> dict[str, str]:
+    """Where what is not ours comes from: "KIND=NAME" -> how to tell it from another.
+
+    Of a file it is the SHA-256 of all of it, of a registered function that of its source,
+    of an object its description.
+    """
+    found: dict[str, str] = {}
+    for config in configs:
+        for kind in KINDS:
+            name = getattr(config, kind)
+            base = str(config.algorithm_options.get("base") or "").partition("(")[0]
+            for own in (name, base) if kind == "algorithm" else (name,):
+                if f"{kind}={own}" not in found and is_own(kind, own):
+                    found[f"{kind}={own}"] = _origin(kind, own)
+    return found
+
+
+def is_own(kind: str, name: str) -> bool:
+    """Whether a choice is a user's own."""
+    return is_file(name) or name in REGISTERED[kind] or name == OBJECT
+
+
+def _origin(kind: str, name: str) -> str:
+    if name == OBJECT:
+        return objects.described(kind)
+    if is_file(name):
+        return f"SHA-256 {sha256_of(kind, name)}"
+    try:
+        source = inspect.getsource(REGISTERED[kind][name])
+    except (OSError, TypeError, SyntaxError, TokenError):  # written at a prompt
+        return "source unknown"
+    return f"SHA-256 {digest(source.encode())}"

@@ -6,8 +6,8 @@ from test_run import Stop, numbers, stop_after
 
 from fedjax_adapt.costs import exponential, lognormal, normal, uniform
 from fedjax_adapt.experiment import Config, read_run, run
+from fedjax_adapt.experiment.algorithm import quantity
 from fedjax_adapt.experiment.build import build_plan
-from fedjax_adapt.experiment.clock import quantity
 from fedjax_adapt.experiment.config import from_settings, to_settings
 from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.report.plots import learning_curve

@@ -1,24 +1,27 @@
 """Convolutions of a run that says "auto": timed once, kept, and gone on with."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from fedjax_adapt.experiment import Config, convolutions, run, tuned_lanes, ways
+from fedjax_adapt.experiment import Config, run, tuning
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.folder import as_begun
 from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.models.ways import WAYS, can
 
+BUILD = import_module("fedjax_adapt.experiment.build")
+
 
 @pytest.fixture
 def timed(monkeypatch, tmp_path):
     """What was timed, in a home of its own; XLA's own convolution is always fastest."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tuned_lanes, "LONG", 4)
-    monkeypatch.setattr(tuned_lanes, "fastest_lanes", lambda *given: 1)
+    monkeypatch.setattr(tuning, "LONG", 4)
+    monkeypatch.setattr(tuning, "fastest_lanes", lambda *given: 1)
     asked = []
 
     def milliseconds(layer, *rest, too_large):
@@ -26,7 +29,7 @@ def timed(monkeypatch, tmp_path):
         ways = [way for way in WAYS if can(way, layer)]
         return {way: 5.0 - WAYS.index(way) for way in ways}
 
-    monkeypatch.setattr(convolutions, "milliseconds", milliseconds)
+    monkeypatch.setattr(tuning, "milliseconds", milliseconds)
     return asked
 
 
@@ -41,11 +44,11 @@ def images(tiny):
 
 
 def settled(config):
-    return convolutions.settled(config, *build(config)[1:4])[0].convolutions
+    return tuning.settle_convolutions(config, *build(config)[1:4])[0].convolutions
 
 
 def table():
-    return convolutions.cache_home() / convolutions.TABLE
+    return tuning.cache_home() / tuning.TABLE
 
 
 def test_a_long_run_times_its_layers_once_and_remembers(images, timed):
@@ -64,7 +67,7 @@ def test_a_long_run_times_its_layers_once_and_remembers(images, timed):
 
 def test_what_other_code_took_is_timed_again(images, timed, monkeypatch):
     settled(images(rounds=4))
-    monkeypatch.setattr(convolutions.tuning_cache, "code", lambda: "newer")
+    monkeypatch.setattr(tuning, "hash_of_code", lambda: "newer")
     settled(images(rounds=4))
     assert len(timed) == 4
 
@@ -116,7 +119,7 @@ def test_a_run_goes_on_with_the_ways_it_began_with(images, timed, monkeypatch):
     assert read_settings(folder / "config.toml")["convolutions"] == "lax,lax"
     table().unlink()
     told = []
-    monkeypatch.setattr(ways, "with_ways", lambda task, found: told.append(found))
+    monkeypatch.setattr(BUILD, "with_ways", lambda task, found: told.append(found))
     begun = as_begun(folder, config)
     assert settled(begun) == "lax,lax"
     assert [*told[0].values()] == ["lax", "lax"]

@@ -2,7 +2,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fedjax_adapt.experiment import figures, summary
+from fedjax_adapt.experiment import summary
 
 
 def metrics(accuracy):
@@ -56,7 +56,7 @@ def test_other_models_have_figures_of_their_own():
 
 
 def test_the_area_under_the_curve_is_a_mean_over_rounds():
-    area = lambda *pairs: figures.area_under_curve(
+    area = lambda *pairs: summary.area_under_curve(
         *map(np.array, zip(*pairs, strict=True))
     )
     assert area((7, 0.3)) == 0.3
@@ -67,14 +67,14 @@ def test_the_area_under_the_curve_is_a_mean_over_rounds():
 
 def test_clients_without_examples_are_in_no_mean():
     accuracy = [0.5, 0.0, *[1.0] * 10]
-    spread = figures.spread_over_clients(accuracy, [3, 0, *[1] * 10])
+    spread = summary.spread_over_clients(accuracy, [3, 0, *[1] * 10])
     assert spread["min"] == 0.5 and spread["mean"] == pytest.approx(10.5 / 11)
     assert spread["worst_tenth"] == pytest.approx(0.75)  # of the worst 2 of 11
     assert spread["std"] == pytest.approx(np.std([0.5, *[1.0] * 10]))
 
 
 def test_a_class_that_is_never_tested_has_no_accuracy():
-    assert figures.per_class([1.0, 0.0, 0.0], [2, 0, 1]) == [1.0, None, 0.0]
+    assert summary.per_class([1.0, 0.0, 0.0], [2, 0, 1]) == [1.0, None, 0.0]
 
 
 def test_the_mean_at_the_end_is_over_the_last_fifty():

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from fedjax_adapt.cli.progress import reporting
-from fedjax_adapt.experiment import read_run, run, tuned_lanes
+from fedjax_adapt.experiment import read_run, run, tuning
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import from_settings
 from fedjax_adapt.experiment.reading import read_settings
@@ -18,16 +18,16 @@ from fedjax_adapt.experiment.run import Progress
 def tried(monkeypatch, tmp_path):
     """What was tried, in a home of its own; the answer is always 3."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tuned_lanes, "LONG", 4)
+    monkeypatch.setattr(tuning, "LONG", 4)
     asked = []
     monkeypatch.setattr(
-        tuned_lanes, "fastest_lanes", lambda *given: asked.append(given) or 3
+        tuning, "fastest_lanes", lambda *given: asked.append(given) or 3
     )
     return asked
 
 
 def lanes_of(config):
-    return tuned_lanes.lanes_for(config, build(config))
+    return tuning.lanes_for(config, build(config))
 
 
 def test_a_long_run_tries_once_and_remembers(tiny, tried):
@@ -61,10 +61,10 @@ def test_work_that_may_take_another_time_is_tried_anew(tiny, tried, change):
 
 
 def test_what_other_code_found_is_tried_anew(tiny, tried, monkeypatch):
-    code = tuned_lanes.tuning_cache.code
+    code = tuning.hash_of_code
     assert code() == code() != ""
     lanes_of(tiny(rounds=4))
-    monkeypatch.setattr(tuned_lanes.tuning_cache, "TIMED", ("engine",))
+    monkeypatch.setattr(tuning, "TIMED", ("engine",))
     code.cache_clear()  # now of less
     lanes_of(tiny(rounds=4))
     code.cache_clear()
@@ -77,11 +77,11 @@ def test_what_is_tried_is_shown_as_it_comes(tiny, tried, monkeypatch, capsys):
             given[-1](*found)
         return 2
 
-    monkeypatch.setattr(tuned_lanes, "fastest_lanes", fastest)
+    monkeypatch.setattr(tuning, "fastest_lanes", fastest)
     seen = []
     show = lambda **said: seen.append(said)
     config = tiny(rounds=4)
-    tuned_lanes.lanes_for(config, build(config), show)
+    tuning.lanes_for(config, build(config), show)
     note = (
         "lanes=2, the fastest of those tried on a short round (5 250 ms, 10 no room, "
     )
@@ -92,7 +92,7 @@ def test_what_is_tried_is_shown_as_it_comes(tiny, tried, monkeypatch, capsys):
         {"doing": "trying lanes: 5 250 ms, 10 no room, 2 12.3 ms"},
         {"doing": "compiling", "note": note + "2 12.3 ms)"},
     ]
-    tuned_lanes.lanes_for(config, build(config), show)
+    tuning.lanes_for(config, build(config), show)
     assert len(seen) == 5  # it knows
     with reporting(Console(width=200), "first") as report:
         for said in seen:
@@ -111,10 +111,10 @@ def test_what_is_told_or_short_or_refines_is_not_tried(tiny, tried):
 
 def test_lanes_without_room_are_told(tiny, monkeypatch):
     fewer = lambda *given: given[-1]("lanes=2, since 3 would not fit") or 2
-    monkeypatch.setattr(tuned_lanes, "num_lanes_of", fewer)
+    monkeypatch.setattr(tuning, "num_lanes_of", fewer)
     seen, config = [], tiny(rounds=3)
     show = lambda **said: seen.append(said)
-    assert tuned_lanes.lanes_for(config, build(config), show) == 2
+    assert tuning.lanes_for(config, build(config), show) == 2
     assert seen == [{"doing": "compiling", "note": "lanes=2, since 3 would not fit"}]
 
 
@@ -122,7 +122,7 @@ def test_lanes_without_room_are_told(tiny, monkeypatch):
 def test_a_damaged_memory_is_no_obstacle(tiny, tried, text):
     config = tiny(rounds=4)
     lanes_of(config)
-    file = tuned_lanes.cache_home() / "lanes.json"
+    file = tuning.cache_home() / "lanes.json"
     key = file.read_text().split('"')[1]
     file.write_text(text.replace("KEY", key))
     assert lanes_of(config) == 3
@@ -149,8 +149,8 @@ def test_a_run_goes_on_with_the_lanes_it_began_with(tiny, tried, monkeypatch):
         run(config, progress=stop)
     written = read_settings(Path(config.folder) / "config.toml")
     assert written["lanes"] == 3
-    monkeypatch.setattr(tuned_lanes, "fastest_lanes", lambda *given: 5)
-    (tuned_lanes.cache_home() / "lanes.json").unlink()
+    monkeypatch.setattr(tuning, "fastest_lanes", lambda *given: 5)
+    (tuning.cache_home() / "lanes.json").unlink()
     run(config, resume=True)
     assert from_settings(read_settings(Path(config.folder) / "config.toml")).lanes == 3
     assert read_run(config.folder).summary["rounds"] == 5

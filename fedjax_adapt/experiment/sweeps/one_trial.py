@@ -16,8 +16,8 @@ import numpy as np
 from ...core import Array, Key, State
 from ...engine.build import make_round
 from ...engine.initial import init_state
+from ..algorithm import clock_seed
 from ..build import build_algorithm, build_plan, completed
-from ..clock import clock_seed
 from ..config import Config
 from ..federation import Federation
 from ..program import measure, rounds, run_keys

@@ -21,10 +21,9 @@ from ...data.rows import count_labels, table_of
 from ...engine.batches import batch_size
 from ..build import build_algorithm, split_source
 from ..config import Config, partition_seed
-from ..federation import Federation
+from ..federation import Federation, uses_public
 from ..kinds import OBJECT
 from ..options import find
-from ..public import uses_public
 from ..schema import kind_options
 
 

@@ -31,12 +31,11 @@ from ..config import (
     method_of,
     to_settings,
 )
-from ..figures import per_class
 from ..folder import check_can_write, check_own
 from ..options import check_path
 from ..rows import COLUMNS
 from ..spelling import flat_name, nested
-from ..summary import FIGURES, TEST, Summary, results
+from ..summary import FIGURES, TEST, Summary, per_class, results
 from .grid import Sweep, Trial, read_sweep
 
 if TYPE_CHECKING:

@@ -21,15 +21,15 @@ from ...engine import mesh, processes
 from ...engine.tally import Callback, check_callback
 from ...engine.trials import Layout
 from ...errors import SettingError
-from .. import checkpoint, objects, public, scripts, store, summary, toml
+from .. import checkpoint, objects, scripts, store, summary, toml
 from ..build import build, counted
 from ..config import identity
-from ..federation import Federation
+from ..federation import Federation, accuracy_name, auxiliary, broadcast_bytes
 from ..folder import create
 from ..loop import train
-from ..provenance import origins
 from ..rows import Log
 from ..run import Progress, Report, silent
+from ..scripts import origins
 from ..store import Swept
 from . import results
 from .compiled_group import CompiledGroup, compile_group, layout_of
@@ -232,7 +232,7 @@ class _Runner:
             "trials": numbers,
             "test_examples": len(federation.source.y_test),
             "test_counts": federation.source.test_counts().tolist(),
-            "auxiliary": public.auxiliary(federation),
+            "auxiliary": auxiliary(federation),
             "seconds": store.read_table(self.path, "metrics")["seconds"][-1].as_py(),
             "compile_seconds": compiled.program_of([0]).seconds,
         }
@@ -282,13 +282,13 @@ class _Runner:
         program = compiled.program_of(some)
         if state is None or done == base:
             state, done = program.init(), base
-        accuracy = public.accuracy_name(federation)
+        accuracy = accuracy_name(federation)
         trials = {t.number: t.point for t in map(self.group.trials.__getitem__, some)}
         log = Log(
             self.path,
             federation.data.num_clients,
             accuracy,
-            public.broadcast_bytes(federation),
+            broadcast_bytes(federation),
             self.callback,
             trials,
             base,

@@ -16,10 +16,10 @@ from ...engine.evaluate import evaluate_clients
 from .. import store
 from ..config import Config, to_toml
 from ..federation import Federation
-from ..figures import spread_over_clients
-from ..provenance import origins
 from ..rows import ENDS
 from ..run import summarise
+from ..scripts import origins
+from ..summary import spread_over_clients
 from .compiled_group import CompiledGroup
 from .grid import Trial
 

@@ -1,0 +1,215 @@
+"""How many clients a run trains side by side, and its ways of convolution, if "auto".
+
+A long run tries what is fastest, once; what it finds is kept in a file, for this machine
+and the same work. A short run goes by the rules of engine/lanes.py and models/ways.py,
+and so does one of several processes, whose clocks differ, and, for its lanes, one that
+refines on a public set.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..core import Task, precise
+from ..data import FederatedDataset
+from ..engine import processes
+from ..engine.build import num_lanes_of
+from ..engine.calibrate import fastest_lanes
+from ..engine.lanes import compiler_options
+from ..engine.slots import num_devices_of
+from ..engine.trials import too_large
+from ..models.timing import fastest, milliseconds, ways_to_try
+from ..models.ways import Layer
+from ..plan import Plan
+from . import summary
+from .build import AUTO, RULE, listed, trained_layers, with_told_ways
+from .config import Config, identity
+from .federation import Federation
+from .folder import cache_home
+from .schema import settings_that_are
+
+TIMED = ("engine", "models")  # the folders of this package whose code is timed
+
+
+def read_cache(file: Path) -> dict[str, Any]:
+    """What is known; nothing where the file is missing or damaged."""
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def add_to_cache(file: Path, found: dict[str, Any]) -> None:
+    """Adds to what is known. A file that cannot be written costs time, nothing else.
+
+    It appears whole or not at all. Of two processes that add at once one may go unheard:
+    what it found is found again.
+    """
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(
+            json.dumps(read_cache(file) | found, indent=1), encoding="utf-8"
+        )
+        os.replace(temporary, file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+@functools.cache
+def hash_of_code() -> str:
+    """The hash of the code that was timed, on which times depend."""
+    package = Path(__file__).parents[1]
+    files = [file for name in TIMED for file in (package / name).rglob("*.py")]
+    content = b"".join(file.read_bytes() for file in sorted(files))
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+LONG = 100  # rounds
+
+
+def show_nothing(doing: str, note: str | None = None) -> None:
+    """Keeps it to itself."""
+    del doing, note
+
+
+def lanes_for(
+    config: Config, federation: Federation, show: Callable[..., None] = show_nothing
+) -> int:
+    """The lanes of a run; `config.lanes` unless that is "auto".
+
+    Args:
+      config: of the run.
+      federation: of the run.
+      show: called where numbers are tried, with `doing`, what was tried so far, and at
+        the end with `note`, what has come of it.
+    """
+    algorithm, task, data, plan = federation[:4]
+    fewer = lambda text: show(doing="compiling", note=text)
+    by_rule = lambda: num_lanes_of(algorithm, task, data, plan, fewer)
+    if config.lanes != "auto" or config.rounds < LONG or algorithm.refine is not None:
+        return by_rule()
+    if processes.several():
+        return by_rule()
+    file, work = cache_home() / "lanes.json", _work(config, federation)
+    found = read_cache(file).get(work)
+    if not isinstance(found, int) or found < 1:
+        tried: list[str] = []
+        show(doing="trying lanes")
+
+        def tell(number: int, seconds: float) -> None:
+            took = f"{1e3 * seconds:.3g} ms" if math.isfinite(seconds) else "no room"
+            tried.append(f"{number} {took}")
+            show(doing=f"trying lanes: {', '.join(tried)}")
+
+        found = fastest_lanes(algorithm, task, data, plan, tell)
+        took = f"lanes={found}, the fastest of those tried on a short round"
+        show(doing="compiling", note=f"{took} ({', '.join(tried)})")
+        add_to_cache(file, {work: found})
+    return found
+
+
+def _work(config: Config, federation: Federation) -> str:
+    """What the fastest number depends on, in a few letters."""
+    _, task, data, plan = federation[:4]
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    arrays = [*jax.tree.leaves(params), data.x, data.y, data.index]
+    untimed = settings_that_are("untimed")
+    facts = [
+        {
+            name: value
+            for name, value in identity(config).items()
+            if name not in untimed
+        },
+        [(leaf.shape, str(leaf.dtype)) for leaf in arrays],
+        *(num_devices_of(data, plan), plan.client_memory, config.convolutions),
+        *(summary.hardware(), platform.node(), summary.versions(), hash_of_code()),
+        os.environ.get("XLA_FLAGS", ""),
+    ]
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+TABLE = "conv.json"
+
+
+def settle_convolutions(
+    config: Config,
+    task: Task,
+    data: FederatedDataset,
+    plan: Plan,
+    show: Callable[..., None] = show_nothing,
+) -> tuple[Config, Task]:
+    """The config and the task with ways in place of "auto"; as they are otherwise.
+
+    Args:
+      config: of the run.
+      task: what is learnt.
+      data: the federation.
+      plan: its lanes are a number, those of the run.
+      show: called before layers are timed or looked up, and after, with `doing`.
+    """
+    if config.convolutions != AUTO:
+        return config, task
+    short = config.rounds < LONG or processes.several()
+    layers = [] if short else trained_layers(task, data, plan)
+    if not layers:
+        return replace(config, convolutions=RULE), task
+    lanes, devices = int(plan.lanes), num_devices_of(data, plan)
+    show(doing="timing convolutions")
+    ways = [
+        fastest(layer, times_of_ways(task, layer, lanes, devices, not i))
+        for i, layer in enumerate(layers)
+    ]
+    show(doing="compiling")
+    config = replace(config, convolutions=listed(ways))
+    return config, with_told_ways(config.convolutions, task, data, plan)
+
+
+def times_of_ways(
+    task: Task, layer: Layer, lanes: int, devices: int, reads_examples: bool
+) -> dict[str, float]:
+    """Milliseconds of a step of a layer by way, kept or timed now; see `milliseconds`."""
+    file = cache_home() / TABLE
+    where = [*summary.hardware().values(), platform.node()]
+    where += [f"{name} {version}" for name, version in summary.versions().items()]
+    where += [
+        f"code {hash_of_code()}",
+        f"XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}",
+    ]
+    what = f"{layer}{', of examples' if reads_examples else ''}"
+    how = f"precision {task.precision}, lanes {lanes}, devices {devices}"
+    key = f"{', '.join(map(str, where))}: {what}; {how}"
+    known, wanted = read_cache(file).get(key), set(ways_to_try(layer, lanes))
+    if not (isinstance(known, dict) and set(known) == wanted and _are_times(known)):
+        options = compiler_options(lanes)
+        with precise(task):
+            known = milliseconds(
+                layer,
+                lanes,
+                devices,
+                options,
+                reads_examples,
+                too_large=partial(too_large, num_devices=devices),
+            )
+        add_to_cache(file, {key: known})
+    return known
+
+
+def _are_times(table: dict) -> bool:
+    """Whether they could be milliseconds; infinite for a way that there is no room for."""
+    number = lambda value: type(value) in (int, float) and not math.isnan(value)
+    return all(number(value) and value > 0 for value in table.values())
