@@ -32,7 +32,7 @@ def contributions(arguments: list[str]) -> int:
 
 def _references(folder: str, options: dict) -> tuple[dict, list[str]]:
     """What `value_cohort` finds: columns of the table, and how it agrees with r_k."""
-    from ..experiment.replay import config_of
+    from ..experiment.loaded import config_of
     from ..experiment.valuation import value_cohort
     from ..report.contributions import agreement
     from ..report.contributions import contributions as ranking

@@ -22,7 +22,7 @@ from ..engine.programs import jit_newest
 from ..engine.valuation import Value, cohort_weights, leave_one_out, shapley
 from ..errors import SettingError
 from .build import build
-from .replay import config_of, replay
+from .loaded import config_of, replay
 
 Reference = Literal["leave_one_out", "shapley"]
 ORDERS = 100  # of the cohort, unless given
