@@ -20,8 +20,8 @@ from .config import choices_in, common_options, kind_options
 from .flag_errors import explain, without_name, words_of
 from .kinds import KINDS
 from .options import Option, find
-from .process_flags import OPTIONS, ProcessGroup, process_group_of
 from .reading import read_settings
+from .rendezvous import OPTIONS, ProcessGroup, process_group_of
 from .schema import settings
 from .spelling import ambiguous, flat_name, shortest, spellings, twice
 

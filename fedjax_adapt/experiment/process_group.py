@@ -20,8 +20,7 @@ from ..engine import processes
 from ..errors import SettingError
 from .config import Config, to_settings
 from .loop import Stopped
-from .process_flags import AUTO, ProcessGroup
-from .rendezvous import timeout_message, wait_for_all
+from .rendezvous import AUTO, ProcessGroup, timeout_message, wait_for_all
 from .rows import Diverged
 
 RAISED_BY_ALL = (

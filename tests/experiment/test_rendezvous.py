@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fedjax_adapt.experiment import rendezvous
-from fedjax_adapt.experiment.process_flags import ProcessGroup
+from fedjax_adapt.experiment.rendezvous import ProcessGroup
 
 
 @pytest.fixture
