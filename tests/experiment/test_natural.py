@@ -17,7 +17,7 @@ from fedjax_adapt.experiment.config import (
 from fedjax_adapt.experiment.folder import run_folder
 from fedjax_adapt.experiment.preview import parse, preview
 from fedjax_adapt.experiment.reading import read_settings
-from fedjax_adapt.experiment.sweeps.partitions import trial_partitions
+from fedjax_adapt.experiment.sweeps.differences import trial_partitions
 
 SIZES = [4, 9, 6, 2, 7, 5]  # of the clients in mine.npz
 

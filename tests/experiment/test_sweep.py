@@ -28,11 +28,15 @@ from fedjax_adapt.experiment import (
 from fedjax_adapt.experiment.config import from_settings
 from fedjax_adapt.experiment.store import read_table
 from fedjax_adapt.experiment.sweeps import compiled_group
+from fedjax_adapt.experiment.sweeps.differences import (
+    number,
+    number_names,
+    with_numbers,
+)
 from fedjax_adapt.experiment.sweeps.flags import parse
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
 from fedjax_adapt.experiment.sweeps.results import flat, table_of, to_toml
-from fedjax_adapt.experiment.sweeps.traced import number, number_names, with_numbers
 from fedjax_adapt.report.compare import comparison_tables
 from fedjax_adapt.report.contributions import contributions, draw_contributions
 from fedjax_adapt.report.plots import comparison_curves, learning_curve

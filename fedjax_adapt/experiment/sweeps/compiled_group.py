@@ -1,7 +1,8 @@
 """The trials of a group as one compiled program.
 
 Trials of a group agree in everything but numbers that JAX may trace, seeds, and who holds
-which examples.
+which examples. Inside the program each trial builds its algorithm, plan and data from its
+inputs, so that what it computes is what its run would.
 """
 
 import time
@@ -11,32 +12,126 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ...core import Params, State
+from ...core import Array, Key, Params, State
 from ...engine import mesh, trials
 from ...engine.batches import batch_size
-from ...engine.build import lanes_that_fit
+from ...engine.build import lanes_that_fit, make_round
 from ...engine.client_store import store_of
 from ...engine.cohort import most_steps, num_slots
 from ...engine.forecast import cohort_steps
+from ...engine.initial import init_state
 from ...engine.lanes import choose as choose_lanes
 from ...engine.lanes import compiler_options
 from ...engine.trials import Layout
 from ...errors import SettingError
+from ..algorithm import clock_seed
+from ..build import build_algorithm, build_plan, completed
 from ..config import Config
 from ..federation import Federation
-from ..program import Program, compile_program
-from .one_trial import Own, of_one, stacked
-from .partitions import TrialPartitions, trial_partitions
+from ..program import Program, compile_program, measure, rounds, run_keys
+from .differences import (
+    PartitionTables,
+    TrialPartitions,
+    number,
+    trial_partitions,
+    with_numbers,
+)
+
+
+class TrialInputs(NamedTuple):
+    """What differs between trials; in a program with a leading axis [trials]."""
+
+    numbers: dict[str, Array]
+    key_init: Key
+    key_train: Key
+    clock_seed: Array
+    tables: PartitionTables | tuple[()] = ()  # (): those of the data that all share
+
+
+def stack_inputs(configs: Sequence[Config], names: Sequence[str]) -> TrialInputs:
+    """What trials have of their inputs, but for who holds what, [trials, ...]."""
+    numbers = {
+        name: jnp.array([number(c, name) for c in configs], jnp.result_type(float))
+        for name in names
+    }
+    key_init, key_train = zip(*(run_keys(c.seed) for c in configs), strict=True)
+    clocks = jnp.array([clock_seed(config) for config in configs], jnp.uint32)
+    return TrialInputs(numbers, jnp.stack(key_init), jnp.stack(key_train), clocks)
+
+
+def trial_functions(
+    config: Config, federation: Federation
+) -> tuple[Callable, Callable]:
+    """Functions of one trial, to be traced: its first state, and some of its rounds."""
+    task, data = federation.task, federation.data
+
+    def parts(shared, inputs: TrialInputs):
+        mine = with_numbers(config, inputs.numbers)
+        algorithm, plan = build_algorithm(mine), build_plan(mine)
+        if plan.clock is not None:
+            plan = replace(plan, clock=replace(plan.clock, seed=inputs.clock_seed))
+        data_of_trial = inputs.tables.put_into(shared) if inputs.tables else shared
+        return completed(mine, algorithm, federation), plan, data_of_trial
+
+    def init(shared, inputs: TrialInputs) -> State:
+        algorithm, plan, data_of_trial = parts(shared, inputs)
+        return init_state(algorithm, task, data_of_trial, plan, inputs.key_init)
+
+    def some_rounds(num_rounds: int, shared, inputs: TrialInputs, state: State):
+        algorithm, plan, data_of_trial = parts(shared, inputs)
+        # checked with the data at hand, run with those that are an argument
+        round_fn = replace(make_round(algorithm, task, data, plan), data=data_of_trial)
+        averaged = data_of_trial if config.evaluate_also else None
+        measured = jax.tree_util.Partial(
+            partial(measure, algorithm, task, 1, data.num_classes),
+            shared.test,
+            averaged,
+        )
+        return rounds(num_rounds, state, round_fn, measured, inputs.key_train)
+
+    return init, some_rounds
+
+
+def check_numbers(config: Config, federation: Federation) -> None:
+    """Raises ValueError as a run would that knows its numbers, traced or not."""
+    # one lane: no rule needs to look at cohorts for what is not run
+    data, plan = federation.data, replace(build_plan(config), devices=1, lanes=1)
+    algorithm = completed(config, build_algorithm(config), federation)
+    make_round(algorithm, federation.task, data, plan)
+
+
+def can_trace(config: Config, federation: Federation, names: Sequence[str]) -> bool:
+    """Whether a run's program can be built without knowing these numbers.
+
+    Raises:
+      ValueError: it can be built with none.
+    """
+    inputs = stack_inputs([config], names)
+    inputs = jax.tree.map(lambda leaf: leaf[0], inputs)
+    init, some_rounds = trial_functions(replace(config, devices=1, lanes=1), federation)
+    shared = federation.data
+
+    def both(shared, inputs):
+        return some_rounds(1, shared, inputs, init(shared, inputs))
+
+    try:
+        jax.eval_shape(both, shared, inputs)
+    except (TypeError, jax.errors.JAXIndexError):  # Python needed to know
+        if not names:
+            raise
+        return False
+    return True
 
 
 class CompiledGroup(NamedTuple):
     """A compiled group.
 
-    `program_of(some)` is the program of a run, whose state and results have a leading axis
-    [width]: of those trials, and of copies of the last where they are fewer. Those of a
-    group of one trial are those of a run.
+    `program_of(numbers)` is the program of a run, whose state and results have a leading
+    axis [width]: of those trials, and of copies of the last where they are fewer. Those of
+    a group of one trial are those of a run.
     """
 
     program_of: Callable[[Sequence[int]], Program]
@@ -61,9 +156,9 @@ def layout_of(
             "client_memory=host is about one run at a time, but a sweep trains several at "
             "once; leave it out of the sweep."
         )
-    own = jax.tree.map(lambda leaf: leaf[0], stacked([config], ()))
-    init, _ = of_one(replace(config, devices=1), federation)
-    state = jax.eval_shape(init, federation.data, own)
+    inputs = jax.tree.map(lambda leaf: leaf[0], stack_inputs([config], ()))
+    init, _ = trial_functions(replace(config, devices=1), federation)
+    state = jax.eval_shape(init, federation.data, inputs)
     client = jax.eval_shape(federation.algorithm.local.init, state.params)
     slots = num_slots(data, plan)
     store_of(plan).check_room(client, data.num_clients, slots, 1)
@@ -102,7 +197,7 @@ def compile_group(
         program = compile_program(configs[0], federation)
         with_axis = lambda state: jax.tree.map(lambda leaf: leaf[None], state.params)
         return CompiledGroup(
-            program_of=lambda some: program,
+            program_of=lambda numbers: program,
             abstract=program.abstract,
             width=1,
             num_devices=program.num_devices,
@@ -111,36 +206,36 @@ def compile_group(
         )
     began = time.perf_counter()
     config = configs[0]
-    every_own, partitions = (
-        stacked(configs, names),
+    all_inputs, partitions = (
+        stack_inputs(configs, names),
         trial_partitions(configs, federation),
     )
     shared = federation.data
 
-    def owned(rows: np.ndarray) -> Own:
-        own = jax.tree.map(lambda leaf: leaf[rows], every_own)
-        return own._replace(tables=partitions.of(rows))
+    def inputs_of(rows: np.ndarray) -> TrialInputs:
+        inputs = jax.tree.map(lambda leaf: leaf[rows], all_inputs)
+        return inputs._replace(tables=partitions.of(rows))
 
-    plain = of_one(replace(config, devices=1), federation)[0]
-    first = jax.tree.map(lambda leaf: leaf[0], owned(np.array([0])))
+    plain = trial_functions(replace(config, devices=1), federation)[0]
+    first = jax.tree.map(lambda leaf: leaf[0], inputs_of(np.array([0])))
     state = jax.eval_shape(plain, shared, first)
     lanes = lanes_of(config, federation, state, layout)
     lean = replace(config, devices=1, lanes=lanes)
-    init, some_rounds = of_one(lean, federation)
+    init, some_rounds = trial_functions(lean, federation)
     options = compiler_options(lanes * layout.each)
     shared = mesh.shown(shared, layout.num_devices)
 
-    def of(some: Sequence[int]) -> Own:
-        rows = np.minimum(np.arange(layout.width), len(some) - 1)
-        return trials.placed(owned(np.asarray(some)[rows]), layout)
+    def placed_inputs(numbers: Sequence[int]) -> TrialInputs:
+        rows = np.minimum(np.arange(layout.width), len(numbers) - 1)
+        return trials.placed(inputs_of(np.asarray(numbers)[rows]), layout)
 
     begin = jax.jit(trials.over(init, layout))
-    abstract = trials.placed(jax.eval_shape(begin, shared, of([0])), layout)
+    abstract = trials.placed(jax.eval_shape(begin, shared, placed_inputs([0])), layout)
 
     def compiled(num_rounds: int):
         many = trials.over(partial(some_rounds, num_rounds), layout)
         program = jax.jit(many, donate_argnums=2)
-        return program.lower(shared, of([0]), abstract).compile(options)
+        return program.lower(shared, placed_inputs([0]), abstract).compile(options)
 
     every, left_over = config.evaluate_every, config.rounds % config.evaluate_every
     group = compiled(every) if config.rounds >= every else None
@@ -156,11 +251,13 @@ def compile_group(
     seconds = time.perf_counter() - began
     most = most_steps(federation.plan, federation.algorithm.policy)
 
-    def program_of(some: Sequence[int]) -> Program:
-        own = of(some)
-        bound = lambda program: program and (lambda state: program(shared, own, state))
+    def program_of(numbers: Sequence[int]) -> Program:
+        inputs = placed_inputs(numbers)
+        bound = lambda program: (
+            program and (lambda state: program(shared, inputs, state))
+        )
         return Program(
-            init=lambda: begin(shared, own),
+            init=lambda: begin(shared, inputs),
             abstract=abstract,
             num_devices=layout.num_devices,
             max_steps=most,

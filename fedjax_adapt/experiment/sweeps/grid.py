@@ -34,7 +34,7 @@ from ..spelling import (
     twice,
     without_kinds,
 )
-from .partitions import what_follows
+from .differences import what_follows
 
 MOST = 10_000  # trials; a mistake of a few lines makes more
 

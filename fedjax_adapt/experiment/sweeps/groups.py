@@ -13,11 +13,16 @@ from ...errors import SettingError
 from ..build import build
 from ..config import identity
 from ..scripts import label
-from .compiled_group import layout_of
+from .compiled_group import can_trace, check_numbers, layout_of
+from .differences import (
+    number,
+    number_names,
+    partition_of,
+    partition_tables,
+    settings_of,
+    shape_of,
+)
 from .grid import Trial, described
-from .one_trial import can_trace, check_numbers
-from .partitions import partition_of, partition_tables, settings_of, shape_of
-from .traced import number, number_names
 
 SEEDS = ("seed", "clock_seed")  # of keys, which are traced
 

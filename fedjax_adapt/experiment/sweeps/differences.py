@@ -1,4 +1,4 @@
-"""Who holds which examples, where that is all in which the data of trials differ.
+"""In what trials of one program may differ: numbers that JAX may trace, and partitions.
 
 A partition, its options and its seed distribute examples; they do not change them. Trials
 that differ in nothing else of their data share the examples, and each brings tables of
@@ -6,11 +6,14 @@ its own of who holds what. Those of a group are stacked, the index as wide as th
 client of all, which no batch sees: a batch stays below the client's own size.
 """
 
+import copy
 import inspect
 import json
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,12 +22,45 @@ from ...core import Array
 from ...data import FederatedDataset
 from ...data.rows import count_labels, table_of
 from ...engine.batches import batch_size
+from ...plan import NUMBERS
 from ..build import build_algorithm, split_source
 from ..config import Config, partition_seed
 from ..federation import Federation, uses_public
 from ..kinds import OBJECT
 from ..options import find
 from ..schema import kind_options
+
+
+def number_names(config: Config) -> list[str]:
+    """The settings of a trial that may be traced: numbers, and none of them None."""
+    given = [name for name in NUMBERS if getattr(config, name) is not None]
+    return [*given, *_numeric_options(config)]
+
+
+def _numeric_options(config: Config) -> dict[str, float]:
+    """The options of the algorithm that are numbers, by their full names."""
+    given, known = config.algorithm_options, kind_options("algorithm", config.algorithm)
+    values = {name: given.get(name, known[name].default) for name in known}
+    return {f"algorithm.{n}": v for n, v in values.items() if isinstance(v, float)}
+
+
+def number(config: Config, name: str) -> float:
+    """A setting that `number_names` names."""
+    return getattr(config, name) if name in NUMBERS else _numeric_options(config)[name]
+
+
+def with_numbers(config: Config, numbers: Mapping[str, Any]) -> Config:
+    """`config` with some numbers that JAX may be tracing, which cannot be checked."""
+    changed = copy.copy(config)
+    put = partial(object.__setattr__, changed)
+    options = dict(config.algorithm_options)
+    for name, value in numbers.items():
+        if name in NUMBERS:
+            put(name, value)
+        else:
+            options[name.removeprefix("algorithm.")] = value
+    put("algorithm_options", types.MappingProxyType(options))
+    return changed
 
 
 class PartitionTables(NamedTuple):
@@ -60,8 +96,8 @@ class TrialPartitions(NamedTuple):
 
     def put_into(self, data: FederatedDataset, trial: int) -> FederatedDataset:
         """The data of one trial; `data`: of the first."""
-        own = self.of(np.array(trial))
-        return own.put_into(data) if own else data
+        tables = self.of(np.array(trial))
+        return tables.put_into(data) if tables else data
 
 
 def what_follows(config: Config) -> str | None:
@@ -89,7 +125,7 @@ def settings_of(config: Config) -> list[str]:
     if config.match is not None or what_follows(config) is not None:
         return []
     options = kind_options("partition", config.partition)
-    return ["partition_seed", *(f"partition.{own}" for own in options)]
+    return ["partition_seed", *(f"partition.{name}" for name in options)]
 
 
 def partition_tables(config: Config, federation: Federation) -> PartitionTables:
