@@ -81,7 +81,7 @@ def load_run(
     Nothing is written: rounds that are trained so are no part of the run.
 
     Args:
-      folder: of the run, finished or not.
+      folder: of the run, finished or not, or of a trial of a sweep.
       data_dir: where data files lie; None: the variable FEDJAX_ADAPT_DATA.
       devices: that share the clients of a round; None: as many as the run had.
       algorithm: that it was given, if it was an object; likewise the next two.
@@ -100,7 +100,7 @@ def load_run(
         key_init, _ = run_keys(config.seed)
         init = partial(init_state, *federation[:4], key_init)
         abstract = abstract_state(init, federation)
-        restored = checkpoint.restore(folder / "checkpoints", abstract)
+        restored = checkpoint.restore(folder / store.CHECKPOINTS, abstract)
     assert restored is not None  # or `config_of` has said so
     return Loaded(
         config, federation, restored[0], record.metrics, record.clients, record.summary
@@ -128,12 +128,12 @@ def config_of(
     """
     if not (folder / store.CONFIG).is_file():
         raise SettingError(f"{folder} holds no run: it has no {store.CONFIG}.")
-    if not checkpoint.rounds(folder / "checkpoints"):
+    if not checkpoint.rounds(folder / store.CHECKPOINTS):
         if folder.absolute().parent.name == store.TRIALS:
             raise SettingError(
-                f"{folder} has no checkpoint, for a sweep keeps no states; train it by "
-                f"itself with fedjax-adapt run --config {folder / store.CONFIG} --folder "
-                "NEW."
+                f"{folder} has no checkpoint: it diverged, was stopped before the others "
+                "of its program, or is of an earlier version; train it by itself with "
+                f"fedjax-adapt run --config {folder / store.CONFIG} --folder NEW."
             )
         raise SettingError(
             f"{folder} has no checkpoint to go on from; write fedjax-adapt run --folder "
@@ -159,7 +159,7 @@ def replay(folder: Path, config: Config, federation: Federation) -> Replayed:
     Raises:
       ValueError: no checkpoint can be read, or there are not as many devices.
     """
-    saved = folder / "checkpoints"
+    saved = folder / store.CHECKPOINTS
     left = config.rounds - checkpoint.rounds(saved)[-1]
     # rounds to an evaluation, which make a program; a run at its end would go on as before
     group = min(config.evaluate_every, left or config.rounds)

@@ -1,15 +1,19 @@
-"""From one state to the last round: groups of rounds, reports and checkpoints."""
+"""From the newest state of a folder to the last round, of a run or of trials at once."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from ..core import State
 from ..engine import processes
+from ..engine.tally import Callback
+from . import checkpoint, store
 from .config import Config
+from .federation import Federation, accuracy_name, broadcast_bytes
 from .program import Program
 from .rows import Log
 
@@ -18,6 +22,64 @@ UPDATE = 0.7  # seconds between two reports of progress, about
 
 class Stopped(KeyboardInterrupt):
     """Ctrl-C between two rounds, in this process or another; what is done is saved."""
+
+
+def newest_state(folder: Path, abstract: State) -> tuple[State | None, int, str | None]:
+    """The newest state in `folder`, its round and a warning; None, 0 and None without one.
+
+    The rows in the folder are cut back to that round. Every process must call it.
+    """
+    checkpoints = folder / store.CHECKPOINTS
+    state, done = checkpoint.restore(checkpoints, abstract) or (None, 0)
+    if not processes.is_first():
+        return state, done, None
+    store.truncate(folder, done)
+    return state, done, checkpoint.set_aside(checkpoints, done)
+
+
+def new_log(
+    folder: Path,
+    federation: Federation,
+    callback: Callback | None,
+    trials: Mapping[int, Mapping[str, Any]] | None = None,
+    base: int = 0,
+) -> Log:
+    """The `Log` of a run, or of trials; the first process writes it."""
+    return Log(
+        folder if processes.is_first() else None,
+        federation.data.num_clients,
+        accuracy_name(federation),
+        broadcast_bytes(federation),
+        callback,
+        trials,
+        base,
+    )
+
+
+def train_in(
+    folder: Path,
+    config: Config,
+    program: Program,
+    state: State,
+    done: int,
+    log: Log,
+    report: Callable[[int, tuple[float, float], float], None],
+    before_last: Callable[[State, int], None] = lambda state, done: None,
+) -> State:
+    """As `train`, saving rows and states in `folder`.
+
+    `before_last` is called with the last state and its round, before they are saved.
+    """
+    with checkpoint.saver(folder / store.CHECKPOINTS) as writes:
+
+        def save(state: State, done: int) -> float:
+            stopped = log.callback is not None and log.all_over
+            if stopped or done == config.rounds:
+                before_last(state, done)
+            log.write(done)
+            return writes.save(state, log.base + done)
+
+        return train(config, program, state, done, log, save, report)
 
 
 def train(

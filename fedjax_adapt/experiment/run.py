@@ -32,17 +32,15 @@ from .build import build, build_plan
 from .config import Config, config_hash, method_of, partition_seed
 from .federation import (
     Federation,
-    accuracy_name,
     auxiliary,
-    broadcast_bytes,
     public_summary,
     unused_public,
 )
 from .folder import AUTO, as_begun, check_folder, create, held, run_folder
-from .loop import train
+from .loop import new_log, newest_state, train_in
 from .process_group import check_same_run
 from .program import Program, compile_program
-from .rows import Log, Tally
+from .rows import Tally
 from .scripts import origins
 from .summary import Summary
 from .tuning import lanes_for
@@ -172,20 +170,11 @@ def _train(
     callback: Callback | None,
 ) -> State:
     """From the newest checkpoint to the last round; returns the state after it."""
-    own = processes.is_first()
-    accuracy = accuracy_name(federation)
-    shown = accuracy.replace("_", " ")
-    checkpoints = folder / "checkpoints"
-    restored = checkpoint.restore(checkpoints, program.abstract)
-    state, done = restored if restored is not None else (program.init(), 0)
-    if own:
-        store.truncate(folder, done)
-    broadcast = broadcast_bytes(federation)
-    place = folder if own else None
-    clients = federation.data.num_clients
-    log = Log(place, clients, accuracy, broadcast, callback)
+    state, done, aside = newest_state(folder, program.abstract)
+    state = program.init() if state is None else state
+    log = new_log(folder, federation, callback)
+    shown = log.accuracy.replace("_", " ")
     given = set()
-    aside = checkpoint.set_aside(checkpoints, done) if own else None
     warnings = [aside, unused_public(config, federation)]
     for warning in [text for text in warnings if text] or [None]:
         progress(Progress(done, config.rounds, warning=warning, accuracy_name=shown))
@@ -194,13 +183,7 @@ def _train(
         warning = _warning(config, program, log.tally, done, given)
         progress(Progress(done, config.rounds, *latest, rate, warning, shown))
 
-    with checkpoint.saver(checkpoints) as writes:
-
-        def save(state: State, done: int) -> float:
-            log.write(done)
-            return writes.save(state, done)
-
-        return train(config, program, state, done, log, save, report)
+    return train_in(folder, config, program, state, done, log, report)
 
 
 def _warning(

@@ -33,6 +33,7 @@ ACCURACY = "accuracy"
 TRAINED = "training_accuracy_on_the_public_set"  # in its place where that is tested on
 CONFIG, SUMMARY, LOCK = "config.toml", "summary.json", ".lock"
 OWN = "own.json"
+CHECKPOINTS = "checkpoints"  # a folder for each round that is kept
 SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see sweeps/results.py
 NOTHING = "nothing"  # that a trial was also given
 TRIALS = "trials"  # of a sweep, a folder for each, see sweeps/trial_folders.py

@@ -13,6 +13,7 @@ import pytest
 from conftest import TINY
 from test_run import Stop, stop_after
 
+import fedjax_adapt as fa
 from fedjax_adapt import cli
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.core import Algorithm, epochs
@@ -123,10 +124,28 @@ def test_what_reads_runs_reads_the_trials_of_a_sweep(three, tmp_path):
     assert curve.exists()
     with pytest.raises(ValueError, match="0001 is given more than once"):
         comparison_tables([three.folder, ranked[1]])
-    with pytest.raises(ValueError, match="a sweep keeps no states; train it by itself"):
-        load_run(ranked[0])
+    shutil.copytree(ranked[0], tmp_path / "trials" / "0000")
+    shutil.rmtree(tmp_path / "trials" / "0000" / "checkpoints")  # of an earlier version
+    with pytest.raises(
+        ValueError, match="has no checkpoint: it diverged, .* by itself"
+    ):
+        load_run(tmp_path / "trials" / "0000")
     with pytest.raises(ValueError, match="holds a sweep, no run; .* each is a run in"):
         read_run(three.folder)
+
+
+def test_a_trial_is_loaded_as_a_run_is(three, whole):
+    loaded, theirs = load_run(three.folder / "trials" / "0001"), load_run(whole.folder)
+    assert int(loaded.state.round) == int(theirs.state.round) == 7
+    ours, others = map(jax.tree.leaves, (loaded.state, theirs.state))
+    for one, other in zip(ours, others, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    task, data = loaded.federation.task, loaded.federation.data
+    accuracy = fa.evaluate(task, loaded.state.params, data.test).accuracy
+    assert float(accuracy) == pytest.approx(loaded.summary["accuracy"])
+    round_fn = fa.make_round(*loaded.federation[:4])
+    state, _ = fa.train(round_fn, loaded.state, loaded.keys(2))
+    assert int(state.round) == 9
 
 
 def test_a_run_takes_as_many_steps_as_a_trial(three, tmp_path):
@@ -231,6 +250,9 @@ def test_a_resumed_sweep_equals_an_uninterrupted_one_to_the_bit(tmp_path, three,
     found = sweep(THREE, folder, resume=True, side_by_side=3, progress=seen.append)
     assert found.results.equals(three.results)
     assert metrics(found) == metrics(three)
+    for trial in ("trials/0000", "trials/0002"):
+        states = [load_run(swept.folder / trial).state for swept in (found, three)]
+        jax.tree.map(np.testing.assert_array_equal, *states)
     rounds = [now.round for now in seen if now.doing is None]
     assert rounds[2] > stop - 4 and rounds[-1] == seen[-1].rounds == 21
     told = [now.warning for now in seen if now.warning is not None]

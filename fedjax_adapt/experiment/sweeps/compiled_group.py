@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...core import Array, Key, Params, State
+from ...core import Array, Key, State
 from ...engine import mesh, trials
 from ...engine.batches import batch_size
 from ...engine.build import lanes_that_fit, make_round
@@ -138,7 +138,7 @@ class CompiledGroup(NamedTuple):
     abstract: State
     width: int
     num_devices: int
-    params_of: Callable[[State], Params]  # with a leading axis [width], always
+    states_of: Callable[[State], list[State]]  # of its trials, on the host
     partitions: TrialPartitions
 
 
@@ -195,13 +195,12 @@ def compile_group(
     """
     if len(configs) == 1:
         program = compile_program(configs[0], federation)
-        with_axis = lambda state: jax.tree.map(lambda leaf: leaf[None], state.params)
         return CompiledGroup(
             program_of=lambda numbers: program,
             abstract=program.abstract,
             width=1,
             num_devices=program.num_devices,
-            params_of=with_axis,
+            states_of=lambda state: [jax.device_get(state)],
             partitions=trial_partitions(configs, federation),
         )
     began = time.perf_counter()
@@ -266,9 +265,13 @@ def compile_group(
             seconds=seconds,
         )
 
-    params_of = lambda state: state.params
+    def states_of(state: State) -> list[State]:
+        host = jax.device_get(state)
+        row = lambda i: jax.tree.map(lambda leaf: np.asarray(leaf[i]), host)
+        return list(map(row, range(layout.width)))
+
     where = layout.width, layout.num_devices
-    return CompiledGroup(program_of, abstract, *where, params_of, partitions)
+    return CompiledGroup(program_of, abstract, *where, states_of, partitions)
 
 
 def lanes_of(

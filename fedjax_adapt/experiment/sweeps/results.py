@@ -2,7 +2,7 @@
 
 sweep.toml                       the sweep, resolved
 results.parquet                  one row per trial, of the groups that are done
-trials/NNNN/                     a run folder for each of them, without checkpoints
+trials/NNNN/                     a run folder for each of them, with its last state
 groups/NNN-ALGORITHM/group.toml  which trials, and how many of them at once
 groups/.../metrics/              as of a run, and trial, diverged_round and stopped_round
 groups/.../clients/              as of a run, and trial; gone when it is done

@@ -24,10 +24,9 @@ from ...errors import SettingError
 from .. import checkpoint, objects, scripts, store, summary, toml
 from ..build import build, counted
 from ..config import identity
-from ..federation import Federation, accuracy_name, auxiliary, broadcast_bytes
+from ..federation import Federation, auxiliary
 from ..folder import create
-from ..loop import train
-from ..rows import Log
+from ..loop import new_log, newest_state, train_in
 from ..run import Progress, Report, silent
 from ..scripts import origins
 from ..store import Swept
@@ -39,7 +38,7 @@ from .trial_folders import client_figures, write_trials
 
 # settings that often vary, and that no number of owners hangs on
 TRAINING = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm", "epochs", "seed")
-GROUP, CHECKPOINTS = "group.toml", "checkpoints"  # of a group
+GROUP = "group.toml"  # of a group
 
 
 def sweep(
@@ -134,7 +133,7 @@ def _sweep(
             runner = _Runner(path, group, before, total, progress, callback)
             if store.read_summary(runner.path) is None:
                 runner.run(place, side_by_side, commit)
-            for name in (CHECKPOINTS, "clients"):  # whose rows the trials have
+            for name in (store.CHECKPOINTS, "clients"):  # whose rows the trials have
                 shutil.rmtree(runner.path / name, ignore_errors=True)
             before += sum(trial.config.rounds for trial in group.trials)
             rows += results.rows_of(runner.path, group.trials, asked.names)
@@ -217,15 +216,13 @@ class _Runner:
             written["at_once"] = compiled.width
             store.write_text(self.path / GROUP, toml.dumps(written))
         rounds = configs[0].rounds
-        restored = checkpoint.restore(self.path / CHECKPOINTS, compiled.abstract)
-        state, done = restored if restored is not None else (None, 0)
-        self.warn(checkpoint.set_aside(self.path / CHECKPOINTS, done))
-        store.truncate(self.path, done)
+        state, done, aside = newest_state(self.path, compiled.abstract)
+        self.warn(aside)
         for first in range(
             done // rounds * compiled.width, len(configs), compiled.width
         ):
-            some = range(first, min(first + compiled.width, len(configs)))
-            self.run_some(federation, compiled, some, state, done)
+            rows = range(first, min(first + compiled.width, len(configs)))
+            self.run_at_once(place, federation, compiled, rows, state, done)
             state, done = None, (first // compiled.width + 1) * rounds
         write_trials(place, self.path, self.group.trials, federation, compiled, commit)
         written = {
@@ -264,55 +261,46 @@ class _Runner:
         devices = next(d for d in range(most, 0, -1) if width % d == 0)
         return Layout(devices, width // devices), True
 
-    def run_some(
+    def run_at_once(
         self,
+        place: Path,
         federation: Federation,
         compiled: CompiledGroup,
-        some: range,
+        rows: range,
         state: State | None,
         done: int,
     ) -> None:
-        """Runs some of its trials at once.
+        """Runs the trials of the group that `rows` numbers, all at once.
 
         The rounds of a group count on from some trials to the next; `done` are those of
         `state`, if it is one of these trials.
         """
         config = self.group.trials[0].config
-        base = some.start // compiled.width * config.rounds
-        program = compiled.program_of(some)
+        base = rows.start // compiled.width * config.rounds
+        program = compiled.program_of(rows)
         if state is None or done == base:
             state, done = program.init(), base
-        accuracy = accuracy_name(federation)
-        trials = {t.number: t.point for t in map(self.group.trials.__getitem__, some)}
-        log = Log(
-            self.path,
-            federation.data.num_clients,
-            accuracy,
-            broadcast_bytes(federation),
-            self.callback,
-            trials,
-            base,
-        )
+        trials = {t.number: t.point for t in map(self.group.trials.__getitem__, rows)}
+        log = new_log(self.path, federation, self.callback, trials, base)
         if self.callback is not None and log.all_over:
             return  # and what they came to is written
-        shown = f"{self.group.name}: mean {accuracy.replace('_', ' ')}"
+        shown = f"{self.group.name}: mean {log.accuracy.replace('_', ' ')}"
 
         def report(done: int, latest: tuple[float, float], rate: float) -> None:
-            rounds = self.before + some.start * config.rounds + done * len(some)
-            rate *= len(some)
+            rounds = self.before + rows.start * config.rounds + done * len(rows)
+            rate *= len(rows)
             self.progress(Progress(rounds, self.total, *latest, rate, None, shown))
 
-        with checkpoint.saver(self.path / CHECKPOINTS) as writes:
+        def before_last(state: State, done: int) -> None:
+            last = dict(zip(trials, compiled.states_of(state), strict=False))
+            figures = client_figures(config, federation, compiled, last.values(), rows)
+            log.end(done, figures)
+            for row in log.ended:
+                folder = place / store.trial_folder(row["trial"])
+                checkpoint.save(folder / store.CHECKPOINTS, last[row["trial"]], done)
 
-            def save(state: State, done: int) -> float:
-                over = self.callback is not None and log.all_over
-                if over or done == config.rounds:
-                    figures = client_figures(config, federation, compiled, state, some)
-                    log.end(done, figures)
-                log.write(done)
-                return writes.save(state, base + done)
-
-            train(config, program, state, done - base, log, save, report)
+        at = done - base
+        train_in(self.path, config, program, state, at, log, report, before_last)
 
 
 def _evidence(commit: str | None) -> dict[str, Any]:

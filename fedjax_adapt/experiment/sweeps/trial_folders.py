@@ -1,13 +1,11 @@
 """A folder for each trial of a sweep, as a run with its settings leaves it behind.
 
-It lacks the checkpoints of a run: a sweep keeps no states once it is done. A trial that
-diverged has the rows before that, and no summary, as such a run.
+Of the states it has the last alone. A trial that diverged has the rows before that, and
+neither state nor summary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-import jax
 
 from ...core import State
 from ...data import Skew, skew
@@ -95,27 +93,26 @@ def client_figures(
     config: Config,
     federation: Federation,
     compiled: CompiledGroup,
-    state: State,
-    some: Sequence[int],
+    states: Iterable[State],
+    rows: Sequence[int],
 ) -> list[dict[str, float]]:
-    """`client_accuracy` of a run's summary, of some trials; empty: not asked for.
+    """`client_accuracy` of the summaries of some trials; empty: not asked for.
 
     Args:
       config: of any trial of the group.
       federation: of the first.
       compiled: the compiled group.
-      state: of these trials, as its programs return it.
-      some: these trials, of the group.
+      states: of these trials.
+      rows: these trials, of the group.
     """
     if not config.evaluate_clients:
-        return [{} for _ in some]
+        return [{} for _ in rows]
     shared = mesh.shown(federation.data, compiled.num_devices)
-    every, found = jax.device_get(compiled.params_of(state)), []
-    for row, trial in enumerate(some):
-        data = compiled.partitions.put_into(shared, trial)
-        params = jax.tree.map(lambda leaf, row=row: leaf[row], every)
+    found = []
+    for state, row in zip(states, rows, strict=True):
+        data = compiled.partitions.put_into(shared, row)
         accuracy = evaluate_clients(
-            federation.task, params, data, devices=compiled.num_devices
+            federation.task, state.params, data, devices=compiled.num_devices
         ).accuracy
         found.append(spread_over_clients(accuracy, data.size))
     return found
