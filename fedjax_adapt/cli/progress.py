@@ -44,9 +44,9 @@ def reporting(console, warning: str | None = None) -> Iterator[Callable]:
 def nothing_to_resume(folder: Path, resume: bool, begins: str) -> str | None:
     """What to say where --resume finds nothing saved in a folder; None: nothing."""
     from ..experiment.checkpoint import rounds
-    from ..experiment.store import SWEEP
+    from ..experiment.store import CHECKPOINTS, SWEEP
 
-    if not resume or (folder / SWEEP).exists() or rounds(folder / "checkpoints"):
+    if not resume or (folder / SWEEP).exists() or rounds(folder / CHECKPOINTS):
         return None
     return f"nothing to resume in {folder}: {begins}."
 
@@ -54,11 +54,12 @@ def nothing_to_resume(folder: Path, resume: bool, begins: str) -> str | None:
 def interrupted(folder: Path, again: str) -> int:
     """Says how far a run has come, and the command `again` that goes on."""
     from ..experiment.checkpoint import rounds
+    from ..experiment.store import CHECKPOINTS
 
     if not folder.exists():
         said = f"interrupted before the first round; nothing is written to {folder}."
         return fail(said, 130)
-    saved = rounds(folder / "checkpoints")
+    saved = rounds(folder / CHECKPOINTS)
     upto = f"saved up to round {saved[-1]}" if saved else "no round is saved yet"
     goal = "to go on" if saved else "to begin again"
     return fail(f"interrupted, {upto}; write fedjax-adapt run {again} {goal}.", 130)

@@ -11,6 +11,7 @@ def sweep(arguments: list[str]) -> int:
     """`fedjax-adapt sweep SWEEP.toml`: runs a grid of settings, prints a table."""
     with process.importing():
         process.prepare_jax()
+        from ..experiment.controls import sweep_with_controls
         from ..experiment.sweeps.flags import parse
         from ..experiment.sweeps.grid import read_sweep
         from ..experiment.sweeps.results import sweep_folder
@@ -20,6 +21,8 @@ def sweep(arguments: list[str]) -> int:
         except SystemExit:  # --help has been printed
             return 0
         asked = read_sweep(request.file)
+        if request.controls:
+            asked = sweep_with_controls(asked)
         folder = sweep_folder(asked, request.folder)
         process.take_devices(request.devices or asked.run.get("devices", "auto"))
         process.import_rest()
@@ -29,6 +32,7 @@ def sweep(arguments: list[str]) -> int:
         if not folder.exists():
             return interrupted(folder, "")
         again = f"fedjax-adapt sweep {request.file} --folder {folder} --resume"
+        again += " --controls" * request.controls
         return fail(f"interrupted; write {again} to go on.", 130)
 
 
@@ -40,7 +44,7 @@ def _sweep(asked, folder: Path, request) -> int:
     from ..report.sweep import natural_width, sweep_tables
 
     console = Console()
-    _, _, resume, devices, side_by_side = request
+    _, _, resume, devices, side_by_side, _ = request
     unsaved = nothing_to_resume(folder, resume, "the sweep begins with its first trial")
     with reporting(console, unsaved) as report:
         found = run_sweep(asked, folder, resume, devices, side_by_side, report)

@@ -9,7 +9,13 @@ import pytest
 from fedjax_adapt import cli
 from fedjax_adapt.experiment import read_run, store
 from fedjax_adapt.experiment.config import to_settings, to_toml
-from fedjax_adapt.experiment.controls import unfinished, with_controls
+from fedjax_adapt.experiment.controls import (
+    sweep_with_controls,
+    unfinished,
+    with_controls,
+)
+from fedjax_adapt.experiment.sweeps import results
+from fedjax_adapt.experiment.sweeps.grid import read_sweep
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -143,3 +149,71 @@ def test_who_is_interrupted_in_a_control_is_told_to_go_on_with_all(
     assert code == 130
     assert "write fedjax-adapt run --folder mine --resume --controls to begin" in err
     assert {path.name for path in elsewhere.iterdir()} == set(FOLDERS[:3])
+
+
+SWEEP = {
+    "run": {"algorithm": {"name": "fnr", "epochs": 2}, "public_examples": 30},
+    "grid": {"algorithm.weight": [0.5, 1.0], "seed": [0, 1]},
+}
+
+
+def of_trials(asked):
+    return [trial.config.algorithm for trial in asked.trials]
+
+
+def test_controls_of_a_sweep_are_trials_of_it(tmp_path):
+    asked = read_sweep(SWEEP)
+    found = sweep_with_controls(asked)
+    assert results.first_change(found._replace(trials=found.trials[:4]), asked) is None
+    assert of_trials(found)[4:] == [
+        *("fnr", "fnr", "fedavg_pubft", "fedavg_pubft", "public_only", "public_only")
+    ]
+    controls = [trial.config for trial in found.trials[4:]]
+    assert [config.seed for config in controls] == [0, 1] * 3
+    assert [c.algorithm_options.get("weight") for c in controls[:2]] == [0, 0]
+    assert all(config.algorithm_options["epochs"] == 2 for config in controls)
+    file = tmp_path / "sweep.toml"
+    file.write_text(results.to_toml(found))
+    again = sweep_with_controls(read_sweep(file))
+    assert results.first_change(found, again) is None
+
+
+@pytest.mark.parametrize(
+    "grid, added",
+    [
+        ({"algorithm.weight": [0.0, 1.0]}, ["fedavg_pubft", "public_only"]),
+        ({"algorithm": ["fnr", "public_only"]}, ["fnr", "fedavg_pubft"]),
+        (
+            [{"seed": [0]}, {"algorithm": ["fedavg"]}],
+            ["fnr", "fedavg_pubft", "public_only"],
+        ),
+    ],
+)
+def test_a_sweep_gets_the_controls_that_it_lacks(grid, added):
+    run = {"public_examples": 30, "algorithm": "fnr"}
+    if "algorithm" in grid:
+        del run["algorithm"]
+    asked = read_sweep({"run": run, "grid": grid})
+    found = of_trials(sweep_with_controls(asked))
+    assert found == of_trials(asked) + added
+
+
+def test_a_sweep_without_fnr_has_no_controls():
+    asked = read_sweep({"grid": {"seed": [0, 1]}})
+    with pytest.raises(ValueError, match="algorithm=fnr, but algorithm=fedssg; leave"):
+        sweep_with_controls(asked)
+
+
+@pytest.mark.slow
+def test_one_flag_makes_the_controls_of_a_sweep(capsys, elsewhere):
+    run = {"model": "linear", "num_clients": 4, "rounds": 2, "epochs": 1}
+    run |= {"public_examples": 30, "batch_size": 100, "partition_seed": 0}
+    Path("sweep.toml").write_text(
+        results.to_toml(
+            read_sweep({"run": run | {"algorithm": "fnr"}, "grid": {"seed": [0, 1]}})
+        )
+    )
+    line = "sweep sweep.toml --folder mine"
+    code, out, err = fedjax_adapt(capsys, f"{line} --controls")
+    assert (code, err) == (0, "") and "are not among the trials" not in out
+    assert len(list((elsewhere / "mine" / "trials").iterdir())) == 8

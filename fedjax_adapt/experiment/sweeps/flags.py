@@ -38,6 +38,12 @@ FLAGS = {
     "side_by_side": Option(
         COUNT, "auto", "trials at once on a device; auto: by backend and memory"
     ),
+    "controls": Option(
+        bool,
+        False,
+        "more trials: of those of fnr the controls fnr(weight=0), fedavg_pubft and "
+        "public_only",
+    ),
 }
 
 
@@ -49,6 +55,7 @@ class Request(NamedTuple):
     resume: bool
     devices: int | Literal["auto"] | None
     side_by_side: int | Literal["auto"]
+    controls: bool
 
 
 def parse(arguments: Sequence[str]) -> Request:
