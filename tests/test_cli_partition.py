@@ -13,7 +13,7 @@ from fedjax_adapt.data import Skew, skew
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import Config
 from fedjax_adapt.experiment.preview import parse, preview, title_of
-from fedjax_adapt.report.partition import clients_table, draw_partition
+from fedjax_adapt.report.clients import clients_table, draw_partition
 
 PNG = b"\x89PNG"
 

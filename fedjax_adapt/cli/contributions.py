@@ -12,7 +12,7 @@ def contributions(arguments: list[str]) -> int:
         from rich.console import Console
 
         from ..experiment.reference import parse
-        from ..report.contributions import contributions_table, draw_contributions
+        from ..report.clients import contributions_table, draw_contributions
 
         try:
             request = parse(arguments)
@@ -34,8 +34,8 @@ def _references(folder: str, options: dict) -> tuple[dict, list[str]]:
     """What `value_cohort` finds: columns of the table, and how it agrees with r_k."""
     from ..experiment.loaded import config_of
     from ..experiment.valuation import value_cohort
-    from ..report.contributions import agreement
-    from ..report.contributions import contributions as ranking
+    from ..report.clients import agreement
+    from ..report.clients import contributions as ranking
 
     means = {one.client: one.mean for one in ranking(folder)}  # or the run is refused
     devices = config_of(Path(folder), devices=options["devices"]).devices

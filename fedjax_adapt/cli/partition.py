@@ -11,7 +11,7 @@ def partition(arguments: list[str]) -> int:
         from rich.console import Console
 
         from ..experiment.preview import parse, preview, title_of
-        from ..report.partition import MOST_ROWS, clients_table, draw_partition
+        from ..report.clients import MOST_ROWS, clients_table, draw_partition
 
         try:
             request = parse(arguments)

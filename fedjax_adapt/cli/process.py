@@ -85,7 +85,7 @@ def import_rest() -> None:
     import pyarrow.parquet  # noqa: F401
 
     from ..experiment.sweeps import sweep  # noqa: F401
-    from ..report import live, tables  # noqa: F401
+    from ..report import tables  # noqa: F401
 
 
 def prepare_jax() -> None:

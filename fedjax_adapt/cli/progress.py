@@ -16,7 +16,7 @@ def reporting(console, warning: str | None = None) -> Iterator[Callable]:
     given back by then. A `warning` is printed then. Before it Ctrl-C waits for nothing.
     """
     from ..engine.allocator import keep_memory
-    from ..report.live import live
+    from ..report.tables import live
 
     with live(console) as show, process.finishing() as stop_if_asked:
         before = [] if warning is None else [warning]  # the first round

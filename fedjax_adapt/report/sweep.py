@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..experiment.store import ACCURACY, NOTHING, TRAINED, read_swept
-from .controls import CONTROLS, WEIGHTLESS
+from .compare import CONTROLS, WEIGHTLESS
 from .tables import percent
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from fedjax_adapt.cli import main
 from fedjax_adapt.experiment import store
-from fedjax_adapt.report.contributions import (
+from fedjax_adapt.report.clients import (
     contributions,
     contributions_table,
     draw_contributions,

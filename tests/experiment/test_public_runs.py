@@ -17,9 +17,8 @@ from fedjax_adapt.experiment.config import from_settings, to_toml
 from fedjax_adapt.experiment.federation import accuracy_name, auxiliary, uses_public
 from fedjax_adapt.experiment.preview import preview
 from fedjax_adapt.experiment.store import ACCURACY, TRAINED
-from fedjax_adapt.report.live import live
 from fedjax_adapt.report.plots import learning_curve
-from fedjax_adapt.report.tables import summary_table
+from fedjax_adapt.report.tables import live, summary_table
 
 NAME = "training accuracy on the public set"
 SMALL = {"algorithm": "fedavg", "num_clients": 5, "model": "linear"}

@@ -5,10 +5,9 @@ import pytest
 from rich.console import Console
 
 from fedjax_adapt.experiment import read_run, run, store
-from fedjax_adapt.report import live as live_module
-from fedjax_adapt.report.live import live
+from fedjax_adapt.report import tables
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
-from fedjax_adapt.report.tables import summary_table
+from fedjax_adapt.report.tables import live, summary_table
 
 
 def test_a_run_has_a_picture(whole, tmp_path):
@@ -120,7 +119,7 @@ def test_away_from_a_terminal_every_tenth_of_the_rounds_is_a_line():
 
 def test_away_from_a_terminal_slow_rounds_are_lines_too(monkeypatch):
     clock = iter(range(0, 1000, 6))
-    monkeypatch.setattr(live_module.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(tables.time, "monotonic", lambda: next(clock))
     console = Console(file=io.StringIO(), width=100)
     with live(console) as show:
         show(at(1))

@@ -12,7 +12,7 @@ from fedjax_adapt.core import Info
 from fedjax_adapt.experiment import Config, read_run, run, store, value_cohort
 from fedjax_adapt.experiment import valuation as module
 from fedjax_adapt.experiment.loaded import Replayed
-from fedjax_adapt.report.contributions import agreement
+from fedjax_adapt.report.clients import agreement
 
 GSNR = {
     "algorithm": "fedgsnr",
