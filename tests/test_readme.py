@@ -12,7 +12,7 @@ from helpers import benchmark
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
-from fedjax_adapt.experiment.kinds import REGISTERED
+from fedjax_adapt.experiment.objects import REGISTERED
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -11,7 +11,7 @@ from ..costs import LAWS, Clock, Law
 from ..errors import SettingError
 from ..participation import earliest
 from .config import Config, all_options, choices_of, partition_seed
-from .kinds import registry
+from .objects import registry
 from .options import Option, find, options_of
 from .schema import CLIENTS, DERIVED, common_options, kind_options
 from .scripts import is_own

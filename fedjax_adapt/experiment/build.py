@@ -38,8 +38,8 @@ from . import objects, user_functions
 from .algorithm import build_algorithm, build_clock, cohort_size
 from .config import Config, partition_seed
 from .federation import Federation, uses_public, with_public
-from .kinds import OBJECT
 from .match import matching_steps
+from .objects import OBJECT
 from .options import find
 from .scripts import is_own
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import SettingError
 from . import toml
-from .kinds import KINDS, registry
+from .objects import KINDS, registry
 from .options import Option, suggestion
 from .schema import (
     CLIENTS,

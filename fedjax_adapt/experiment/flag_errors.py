@@ -9,7 +9,7 @@ from typing import Any
 from .. import check
 from ..errors import SettingError
 from .config import is_setting
-from .kinds import KINDS
+from .objects import KINDS
 from .options import Option, suggestion
 from .schema import settings_that_are
 from .toml import convert, wanted

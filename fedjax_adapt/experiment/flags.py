@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple
 from ..errors import SettingError
 from .config import choices_in, common_options, kind_options
 from .flag_errors import explain, without_name, words_of
-from .kinds import KINDS
+from .objects import KINDS
 from .options import Option, find
 from .reading import read_settings
 from .rendezvous import OPTIONS, ProcessGroup, process_group_of

@@ -1,7 +1,8 @@
-"""Objects in place of names: an Algorithm, a Task or a FederatedDataset of a user's own.
+"""The kinds of what runs choose: functions by name, or objects of a user's own.
 
-In the settings of a run each is called "object". What it is belongs to the call, so that
-going on with such a run takes the object again.
+An object is an Algorithm, a Task or a FederatedDataset; in the settings of a run each is
+called "object". What it is belongs to the call, so that going on with such a run takes the
+object again.
 """
 
 import functools
@@ -20,7 +21,43 @@ from .. import check
 from ..core import Algorithm, Task
 from ..data import FederatedDataset, Source
 from ..errors import SettingError
-from .kinds import OBJECT
+
+KINDS = ("algorithm", "model", "partition", "dataset")
+
+# Arguments the run itself gives to partitions and data sets: no options of theirs.
+FROM_RUN = {
+    "partition": {"num_clients", "seed"},
+    "dataset": {"data_dir", "num_clients", "seed"},
+}
+
+OBJECT = "object"  # the name of what is given as one, see `given`
+# functions of a user's own, by kind and name, see user_functions.py
+REGISTERED: dict[str, dict[str, Callable]] = {kind: {} for kind in KINDS}
+
+
+def registry(kind: str) -> Mapping[str, Callable]:
+    """The functions of one kind by name; there are patterns too, see `find`."""
+    return {**built_in(kind), **REGISTERED[kind]}
+
+
+def built_in(kind: str) -> Mapping[str, Callable]:
+    """Those of them that come with this package."""
+    if kind == "algorithm":
+        from ..algorithms import ALGORITHMS
+
+        return ALGORITHMS
+    if kind == "model":
+        from ..models import MODELS
+
+        return MODELS
+    if kind == "partition":
+        from ..data import PARTITIONS
+
+        return PARTITIONS
+    from ..data import SOURCES
+
+    return {name: spec.load for name, spec in SOURCES.items()}
+
 
 # the argument that stands for a choice
 ARGUMENTS = {

@@ -17,7 +17,7 @@ from .. import check
 from ..core import Algorithm
 from ..errors import SettingError
 from . import objects, scripts
-from .kinds import FROM_RUN, KINDS, OBJECT, REGISTERED, built_in, registry
+from .objects import FROM_RUN, KINDS, OBJECT, REGISTERED, built_in, registry
 from .toml import plain
 
 

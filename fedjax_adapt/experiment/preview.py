@@ -13,7 +13,7 @@ from .config import Config, common_options, from_settings, kind_options
 from .federation import with_public
 from .flag_errors import without_name, words_of
 from .flags import chosen, group_of, left_out, read_flags
-from .kinds import KINDS, registry
+from .objects import KINDS, registry
 from .options import Option
 from .reading import read_settings
 from .schema import settings_that_are

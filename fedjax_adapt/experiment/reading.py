@@ -9,7 +9,7 @@ from . import toml
 from .algorithm import build_algorithm
 from .build import build_plan
 from .config import all_options, from_settings
-from .kinds import KINDS
+from .objects import KINDS
 from .options import find, suggestion
 from .spelling import (
     canonical,

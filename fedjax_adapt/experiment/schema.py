@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from .. import check
 from ..errors import SettingError
 from ..plan import ClientMemory
-from .kinds import KINDS
+from .objects import KINDS
 from .options import (
     Option,
     Setting,

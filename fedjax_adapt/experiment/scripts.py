@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from .. import check
 from ..errors import SettingError
 from . import objects
-from .kinds import KINDS, OBJECT, REGISTERED
+from .objects import KINDS, OBJECT, REGISTERED
 from .user_functions import check_function
 
 PATTERN = "FILE.py:FUNCTION"

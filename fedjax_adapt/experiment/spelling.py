@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from ..errors import SettingError
-from .kinds import KINDS
+from .objects import KINDS
 from .schema import common_options, kind_options
 
 # options that had their kind before their name when all names were in one space

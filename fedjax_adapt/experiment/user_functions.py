@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import check
 from ..errors import SettingError
-from .kinds import FROM_RUN, KINDS, OBJECT, REGISTERED, built_in
+from .objects import FROM_RUN, KINDS, OBJECT, REGISTERED, built_in
 from .toml import convert, plain
 
 # what the run gives to a function by position, and whether its options need a name

@@ -25,6 +25,9 @@ from ..experiment.store import (
 from .plots import method_of
 from .tables import percent
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 Run = tuple[dict[str, Any], dict[str, Any]]  # (config, summary)
 
 WEIGHTLESS = "fnr(weight=0)"  # for FNR-FL alone: others have no such part to switch off
@@ -80,10 +83,6 @@ def _stands_for(control: Run, method: Run) -> bool:
         for public in (of_theirs["public"], of_ours["public"])
     ]
     return sets[0] == sets[1] and all(theirs.get(n) == ours.get(n) for n in shared)
-
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 class Tested(NamedTuple):

@@ -4,7 +4,7 @@ import pytest
 
 from fedjax_adapt.experiment import Config
 from fedjax_adapt.experiment.config import all_options, identity
-from fedjax_adapt.experiment.kinds import KINDS, registry
+from fedjax_adapt.experiment.objects import KINDS, registry
 from fedjax_adapt.experiment.summary import FIGURES, Summary
 from fedjax_adapt.experiment.sweeps.grid import read_sweep, seed_hint
 from fedjax_adapt.experiment.sweeps.results import (

@@ -27,7 +27,7 @@ from fedjax_adapt.experiment.config import (
     to_toml,
 )
 from fedjax_adapt.experiment.flags import parse
-from fedjax_adapt.experiment.kinds import KINDS, REGISTERED
+from fedjax_adapt.experiment.objects import KINDS, REGISTERED
 from fedjax_adapt.experiment.options import catalogue
 from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.sweeps.grid import read_sweep

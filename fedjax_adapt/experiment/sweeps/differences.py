@@ -26,7 +26,7 @@ from ...plan import NUMBERS
 from ..build import build_algorithm, split_source
 from ..config import Config, partition_seed
 from ..federation import Federation, uses_public
-from ..kinds import OBJECT
+from ..objects import OBJECT
 from ..options import find
 from ..schema import kind_options
 

@@ -19,7 +19,7 @@ from ... import check
 from ...errors import SettingError
 from .. import objects, toml
 from ..config import Config, common_options, from_settings, identity
-from ..kinds import KINDS
+from ..objects import KINDS
 from ..reading import check_settings
 from ..schema import settings_that_are
 from ..spelling import (
