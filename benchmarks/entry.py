@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from fedjax_adapt.cli.messages import report_error
+from fedjax_adapt.cli.process import report_error
 
 
 def begin(main: Callable[[], int | None]) -> None:

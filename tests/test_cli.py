@@ -11,9 +11,9 @@ import pytest
 
 from fedjax_adapt import __version__, cli
 from fedjax_adapt.cli import process
-from fedjax_adapt.cli.progress import nothing_to_resume
+from fedjax_adapt.cli.process import nothing_to_resume
+from fedjax_adapt.cli.run import parse
 from fedjax_adapt.experiment import checkpoint, read_run
-from fedjax_adapt.experiment.flags import parse
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

@@ -9,10 +9,10 @@ import pytest
 
 from fedjax_adapt import cli
 from fedjax_adapt.cli import process
+from fedjax_adapt.cli.partition import parse, preview, title_of
 from fedjax_adapt.data import Skew, skew
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import Config
-from fedjax_adapt.experiment.preview import parse, preview, title_of
 from fedjax_adapt.report.clients import clients_table, draw_partition
 
 PNG = b"\x89PNG"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import benchmark
 
-from fedjax_adapt.experiment.flags import parse
+from fedjax_adapt.cli.run import parse
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

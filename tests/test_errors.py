@@ -8,7 +8,7 @@ import pytest
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedprox
-from fedjax_adapt.cli import main, messages
+from fedjax_adapt.cli import main, process
 from fedjax_adapt.errors import RunError, SettingError
 
 PACKAGE = Path(fa.__file__).parent
@@ -46,7 +46,7 @@ def test_a_setting_error_names_its_setting():
     ],
 )
 def test_what_the_command_line_says_follows_from_the_type(error, code, capsys):
-    assert messages.report_error(error) == code
+    assert process.report_error(error) == code
     said = capsys.readouterr().err
     shown = str(error).replace("None", "none")
     assert said == ("" if code is None else f"fedjax-adapt: {shown}\n")

@@ -6,16 +6,18 @@ is exit code 1; Ctrl-C is 130. JAX is imported only where it is needed.
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from ..errors import SettingError
-from .choices import list_choices
-from .compare import compare
-from .contributions import contributions
-from .messages import report_error
-from .partition import partition
-from .run import run
-from .sweep import sweep
+from . import process
 
+COMMANDS = {  # the module of each
+    "run": "run",
+    "sweep": "sweep",
+    "partition": "partition",
+    "compare": "rankings",
+    "contributions": "rankings",
+}
 USAGE = """\
 usage: fedjax-adapt COMMAND [OPTIONS]
 
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _main(arguments)
     except BaseException as error:
-        code = report_error(error)
+        code = process.report_error(error)
         if code is None:
             error.add_note(BUG)
             raise
@@ -79,17 +81,30 @@ def _main(arguments: list[str]) -> int:
 
         print(f"fedjax-adapt {__version__}")
         return 0
-    commands = {
-        "run": run,
-        "sweep": sweep,
-        "partition": partition,
-        "compare": compare,
-        "contributions": contributions,
-        "list": list_choices,
-    }
-    if command not in commands:
+    if command == "list":
+        return list_choices(rest)
+    if command not in COMMANDS:
         from .. import check
 
-        known = check.nearest(command, commands)
+        known = check.nearest(command, [*COMMANDS, "list"])
         raise SettingError(f"{command!r} is no command; {known}")
-    return commands[command](rest)
+    with process.importing():
+        process.prepare_jax()
+        module = import_module(f".{COMMANDS[command]}", __package__)
+    return getattr(module, command)(rest)
+
+
+def list_choices(arguments: list[str]) -> int:
+    """`fedjax-adapt list`: everything that can be chosen by name."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        print("usage: fedjax-adapt list\n\nEverything a run can be told by name.")
+        return 0
+    if arguments:
+        raise SettingError(f"list takes no arguments, so leave {arguments[0]!r} out.")
+    from ..experiment.options import catalogue
+
+    for title, lines in catalogue().items():
+        print(title)
+        for name, summary in lines.items():
+            print(f"  {name:<18} {summary}")
+    return 0

@@ -1,18 +1,177 @@
-"""`fedjax-adapt partition`."""
+"""`fedjax-adapt partition`: what a partition looks like, before anyone trains on it."""
 
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from ..data import Skew, skew
+from ..errors import SettingError
+from ..experiment.build import load_source, split_source
+from ..experiment.config import Config, common_options, from_settings, kind_options
+from ..experiment.federation import with_public
+from ..experiment.flags import (
+    chosen,
+    group_of,
+    left_out,
+    read_flags,
+    without_name,
+    words_of,
+)
+from ..experiment.objects import KINDS, registry
+from ..experiment.options import Option
+from ..experiment.reading import read_settings
+from ..experiment.schema import settings_that_are
+from ..experiment.scripts import label
+from ..experiment.spelling import flat_name, spellings
+from ..report.clients import MOST_ROWS, clients_table, draw_partition
 from . import process
-from .messages import note
+from .process import note
+
+PROGRAM = "fedjax-adapt partition"
+DESCRIPTION = """\
+Prints and draws who would hold what in a run with these flags; trains nothing.
+
+The last groups are the options of the chosen partition and data set:
+fedjax-adapt partition --partition NAME --help shows those of another."""
+DECIDE = ("partition", "dataset")  # the choices that decide who holds what
+PICTURE = {
+    "config": Option(str | None, None, "a TOML file of a run; flags win over it"),
+    "output": Option(
+        str | None, None, "the picture; none: partition-DATASET-PARTITION-CLIENTS.png"
+    ),
+    "overwrite": Option(bool, False, "replace the picture if it is there"),
+}
+FORMATS = (".png", ".pdf", ".svg")
+
+
+class Request(NamedTuple):
+    """What a command line asks for."""
+
+    config: Config
+    picture: Path
+    note: str | None = None  # what of the file does not count
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """Reads the arguments of `fedjax-adapt partition`.
+
+    Raises:
+      ValueError: one sentence on the first mistake; the picture is there already.
+      SystemExit: --help was asked for and has been printed.
+    """
+    arguments = without_name(arguments)
+    words = words_of(arguments)
+    settings = {}
+    if words.get("config"):
+        settings = read_settings(Path(words["config"][0]).expanduser())
+    given = {k: v for k, v in words.items() if k in DECIDE}
+    note = left_out(given, settings)
+    choices = chosen(given, settings)
+    common = common_options()
+    groups = {
+        "clients": {name: common[name] for name in settings_that_are("splits")},
+        "picture": PICTURE,
+    }
+    for kind in DECIDE:
+        groups[choices[kind]] = group_of(kind, choices[kind])
+    groups = {title: flags for title, flags in groups.items() if flags}
+    known = {name for flags in groups.values() for name in flags}
+    for name in words:
+        if (
+            name not in spellings(known)
+            and name.removeprefix("no_") in _names_of_runs()
+        ):
+            flag = "--" + name.replace("_", "-")
+            raise SettingError(
+                f"{flag} says how a run trains, and {PROGRAM} trains nothing; leave it "
+                "out."
+            )
+    settings = {name: value for name, value in settings.items() if name in known}
+    values = read_flags(arguments, groups, settings, PROGRAM, DESCRIPTION, choices)
+    output, overwrite = values.pop("output"), values.pop("overwrite")
+    del values["config"]
+    config = from_settings(values)
+    return Request(config, _picture(config, output, overwrite), note)
+
+
+def preview(config: Config) -> Skew:
+    """Loads the data, splits it as a run would and measures the split.
+
+    Raises:
+      ValueError: one sentence, as `build`.
+    """
+    source, _ = with_public(config, load_source(config))
+    return skew(split_source(config, source), source.y_train, source.num_classes)
+
+
+def title_of(config: Config) -> str:
+    """What the picture shows, in a line: the split and the options that do something."""
+    on = {k: v for k, v in config.partition_options.items() if v and k != "min_size"}
+    given = ", ".join(f"{name}={value}" for name, value in on.items())
+    how = f"{config.partition}({given})" if given else config.partition
+    return f"{_dataset(config)}, {how}"
+
+
+def _picture(config: Config, output: str | None, overwrite: bool) -> Path:
+    """Where the picture goes; raises ValueError if it may not."""
+    if output is None:
+        clients = "all" if config.num_clients is None else config.num_clients
+        name = f"{_dataset(config)}-{label(config.partition)}-{clients}"
+        path = Path(f"partition-{name}.png")
+    else:
+        path = Path(output).expanduser()
+    return picture_path("--output", path, overwrite)
+
+
+def picture_path(flag: str, path: Path, overwrite: bool) -> Path:
+    """Where a picture goes that was asked for by `flag`.
+
+    Raises:
+      ValueError: it cannot be drawn there, or something is there already.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise SettingError(f"{flag} {path} must end in {', '.join(FORMATS)}.")
+    if not path.parent.is_dir():
+        raise SettingError(f"{flag} {path}: there is no folder {path.parent}.")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise SettingError(
+            f"{flag} {path}: the folder {path.parent} cannot be written to; choose another."
+        )
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise SettingError(
+            f"{path} is there already; write --overwrite to replace it, or another "
+            f"{flag} FILE."
+        )
+    return path
+
+
+def _dataset(config: Config) -> str:
+    """The data set's name as part of a file's."""
+    return re.sub(
+        r"[^\w.-]+", "_", Path(label(config.dataset)).name.removesuffix(".npz")
+    )
+
+
+def _names_of_runs() -> set[str]:
+    """Every setting a run can have besides those of data sets and partitions."""
+    training = [kind for kind in KINDS if kind not in DECIDE]
+    own = lambda kinds: [
+        f"{kind}.{option}"
+        for kind in kinds
+        for name in registry(kind)
+        for option in kind_options(kind, name)
+    ]
+    names = {*common_options(), "resume", *spellings(own(training))}
+    return names - {*map(flat_name, own(DECIDE))}
 
 
 def partition(arguments: list[str]) -> int:
     """`fedjax-adapt partition`: prints and draws who would hold what."""
     with process.importing():
-        process.prepare_jax()
-        from rich.console import Console
-
-        from ..experiment.preview import parse, preview, title_of
-        from ..report.clients import MOST_ROWS, clients_table, draw_partition
-
         try:
             request = parse(arguments)
         except SystemExit:  # --help has been printed

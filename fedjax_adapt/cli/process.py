@@ -1,13 +1,69 @@
-"""What a command asks of its process: signals, devices, where programs are kept."""
+"""What a command asks of its process: messages, signals, devices, progress, caches."""
 
+import errno
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from .messages import fail
+from ..errors import RunError, SettingError
+
+
+def report_error(error: BaseException) -> int | None:
+    """The exit code for an error, whose message it prints; None for a bug."""
+    match error:
+        case SettingError():
+            return fail(as_written(str(error)), 2)
+        case RunError():
+            return fail(str(error), 1)
+        case KeyboardInterrupt():
+            return fail("interrupted.", 130)
+        case BrokenPipeError():  # the reader of a pipe has left, as in `list | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        case RuntimeError() if _is_exhausted(error):
+            return fail(
+                "the device has no memory left, though the run was expected to fit; write "
+                "fewer lanes, a smaller batch_size, a smaller model or, in a sweep, fewer "
+                "side by side.",
+                1,
+            )
+        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = "" if error.filename is None else f" for {error.filename}"
+            again = "make room, and go on with --resume if it is a run"
+            return fail(f"no space is left{where}; {again}.", 1)
+        case OSError():  # a disk that is read-only, a folder that has gone
+            return fail(f"{error}.", 1)
+    return None
+
+
+def as_written(sentence: str) -> str:
+    """Python's None, True and False as flags and files have them."""
+    values = r"(?<==)(None|True|False)\b|(?<=\bor )None\b"
+    return re.sub(values, lambda word: word[0].lower(), sentence)
+
+
+def _is_exhausted(error: RuntimeError) -> bool:
+    from ..engine.memory import is_exhausted  # which imports JAX
+
+    return is_exhausted(error)
+
+
+def note(sentence: str | None) -> None:
+    """Prints what a user should know, and goes on; None: nothing."""
+    if sentence is not None:
+        fail(sentence, 0)
+
+
+def fail(sentence: str, code: int) -> int:
+    """Prints a sentence on stderr; returns the exit code it was given."""
+    print(f"fedjax-adapt: {sentence}", file=sys.stderr, flush=True)
+    return code
+
 
 MANY = 64  # devices on one machine
 
@@ -104,3 +160,60 @@ def prepare_jax() -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache_home() / "xla"))
         # the small ones, too: a run has dozens besides its rounds
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+@contextmanager
+def reporting(console, warning: str | None = None) -> Iterator[Callable]:
+    """A function that shows progress and its warnings, and where Ctrl-C takes effect.
+
+    From the first round on freed memory is kept: what loading and compiling took has been
+    given back by then. A `warning` is printed then. Before it Ctrl-C waits for nothing.
+    """
+    from ..engine.allocator import keep_memory
+    from ..report.tables import live
+
+    with live(console) as show, finishing() as stop_if_asked:
+        before = [] if warning is None else [warning]  # the first round
+
+        def tell(said):
+            console.print(said, highlight=False, soft_wrap=True, markup=False)
+
+        def report(progress):
+            if progress.note is not None:
+                tell(progress.note)
+            if progress.doing is not None:
+                show(progress)
+                return
+            keep_memory()
+            now = [] if progress.warning is None else [progress.warning]
+            for text in (*before, *now):
+                tell(f"warning: {text}")
+            before.clear()
+            show(progress)
+            stop_if_asked()
+
+        yield report
+
+
+def nothing_to_resume(folder: Path, resume: bool, begins: str) -> str | None:
+    """What to say where --resume finds nothing saved in a folder; None: nothing."""
+    from ..experiment.checkpoint import rounds
+    from ..experiment.store import CHECKPOINTS, SWEEP
+
+    if not resume or (folder / SWEEP).exists() or rounds(folder / CHECKPOINTS):
+        return None
+    return f"nothing to resume in {folder}: {begins}."
+
+
+def interrupted(folder: Path, again: str) -> int:
+    """Says how far a run has come, and the command `again` that goes on."""
+    from ..experiment.checkpoint import rounds
+    from ..experiment.store import CHECKPOINTS
+
+    if not folder.exists():
+        said = f"interrupted before the first round; nothing is written to {folder}."
+        return fail(said, 130)
+    saved = rounds(folder / CHECKPOINTS)
+    upto = f"saved up to round {saved[-1]}" if saved else "no round is saved yet"
+    goal = "to go on" if saved else "to begin again"
+    return fail(f"interrupted, {upto}; write fedjax-adapt run {again} {goal}.", 130)

@@ -1,11 +1,121 @@
 """`fedjax-adapt run`."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from rich.console import Console
+
+from ..errors import SettingError
+from ..experiment.config import common_options, from_settings
+from ..experiment.controls import unfinished, with_controls
+from ..experiment.flags import (
+    chosen,
+    group_of,
+    left_out,
+    read_flags,
+    without_name,
+    words_of,
+)
+from ..experiment.folder import run_folder
+from ..experiment.loop import Stopped
+from ..experiment.options import Option
+from ..experiment.process_group import process_group
+from ..experiment.reading import read_settings
+from ..experiment.rendezvous import OPTIONS, ProcessGroup, process_group_of
+from ..experiment.run import run as train
+from ..experiment.schema import settings
+from ..report.plots import learning_curve
+from ..report.tables import summary_table
 from . import process
-from .compare import print_comparison
-from .messages import note, report_error
-from .progress import interrupted, nothing_to_resume, reporting
+from .process import interrupted, note, nothing_to_resume, report_error, reporting
+from .rankings import print_comparison
+
+PROGRAM = "fedjax-adapt run"
+DESCRIPTION = """\
+Trains a federation and leaves a run folder behind.
+
+The last groups are the options of the chosen algorithm, model, partition and data set:
+fedjax-adapt run --algorithm NAME --help shows those of another."""
+ABOUT_THE_RUN = {
+    "config": Option(str | None, None, "a TOML file of settings; flags win over it"),
+    "resume": Option(bool, False, "go on with the half-finished run in the folder"),
+    "controls": Option(
+        bool,
+        False,
+        "after a run of fnr its controls, fnr(weight=0), fedavg_pubft and public_only, in "
+        "folders next to it, and a table of all; those that are finished stay as they are",
+    ),
+}
+
+
+class Request(NamedTuple):
+    """What a command line asks for."""
+
+    settings: dict[str, Any]  # by full names; see `config`
+    resume: bool
+    controls: bool = False
+    processes: ProcessGroup | None = None  # with which processes
+    note: str | None = None  # what of the file does not count
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """Reads the arguments of `fedjax-adapt run`.
+
+    Flags win over the file of --config. With --resume and --folder, and no --config,
+    the file is the one in the folder: that alone goes on with a run.
+
+    Raises:
+      ValueError: one sentence on the first mistake.
+      SystemExit: --help was asked for and has been printed.
+    """
+    arguments = without_name(arguments)
+    words = words_of(arguments)
+    settings = _settings_file(words)
+    note = left_out(words, settings)
+    choices = chosen(words, settings)
+    groups = _groups(choices)
+    values = read_flags(arguments, groups, settings, PROGRAM, DESCRIPTION, choices)
+    resume, controls = values.pop("resume"), values.pop("controls")
+    others = process_group_of({name: values.pop(name) for name in OPTIONS})
+    if others and controls:
+        raise SettingError(
+            "controls are run by one process; leave --controls out, or the flags about "
+            "other processes."
+        )
+    del values["config"]
+    return Request(values, resume, controls, others, note)
+
+
+def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
+    """The settings of --config, or of the run to resume."""
+    if words.get("config"):
+        return read_settings(Path(words["config"][0]).expanduser())
+    if "resume" in words and words.get("folder"):
+        path = Path(words["folder"][0]).expanduser() / "config.toml"
+        if path.is_file():
+            return read_settings(path)
+        if set(words) <= {"resume", "folder", "controls", *OPTIONS}:
+            raise SettingError(
+                f"--folder {words['folder'][0]} holds no run to resume; write the folder "
+                "of one, or the settings of a new run."
+            )
+    return {}
+
+
+def _groups(choices: Mapping[str, str]) -> dict[str, dict[str, Option]]:
+    """The flags of a run: title -> name -> option."""
+    groups: dict[str, dict[str, Option]] = {}
+    for name, option in common_options().items():
+        groups.setdefault(settings()[name].group, {})[name] = option
+    groups["record"].update(ABOUT_THE_RUN)
+    groups["several processes"] = OPTIONS
+    for kind, name in choices.items():
+        flags = group_of(kind, name)
+        if flags:
+            groups[f"{kind} {name}" if name in groups else name] = flags
+    return groups
+
 
 FIRST = "the run begins at round 1"  # where nothing is resumed
 
@@ -13,12 +123,6 @@ FIRST = "the run begins at round 1"  # where nothing is resumed
 def run(arguments: list[str]) -> int:
     """`fedjax-adapt run`: trains, draws the curve, prints a table."""
     with process.importing():
-        process.prepare_jax()
-        from ..experiment.config import from_settings
-        from ..experiment.controls import unfinished, with_controls
-        from ..experiment.flags import parse
-        from ..experiment.folder import run_folder
-
         try:
             request = parse(arguments)
         except SystemExit:  # --help has been printed
@@ -51,12 +155,6 @@ def run(arguments: list[str]) -> int:
 
 def _run_in_processes(config, request) -> int:
     """`run` as one of several processes, of which the first prints and draws."""
-    from rich.console import Console
-
-    from ..experiment.folder import run_folder
-    from ..experiment.loop import Stopped
-    from ..experiment.process_group import process_group
-    from ..experiment.run import run as train
 
     folder = run_folder(config)
     unsaved = nothing_to_resume(folder, request.resume, FIRST)
@@ -84,9 +182,6 @@ def _flags(group) -> str:
 
 
 def _train(config, folder: Path, resume: bool, warning: str | None) -> int:
-    from rich.console import Console
-
-    from ..experiment.run import run as train
 
     with reporting(Console(), warning) as report:
         train(config, resume, report)
@@ -95,10 +190,6 @@ def _train(config, folder: Path, resume: bool, warning: str | None) -> int:
 
 def _show(folder: Path) -> int:
     """Draws and prints what has come of a run."""
-    from rich.console import Console
-
-    from ..report.plots import learning_curve
-    from ..report.tables import summary_table
 
     console = Console()
     picture = learning_curve(folder)

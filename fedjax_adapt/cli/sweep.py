@@ -1,21 +1,106 @@
 """`fedjax-adapt sweep`."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
+from rich.console import Console
+
+from ..errors import SettingError
+from ..experiment.controls import sweep_with_controls
+from ..experiment.flags import paths_and_flags, read_flags
+from ..experiment.options import Option
+from ..experiment.store import RESULTS, SWEEP
+from ..experiment.sweeps.grid import read_sweep
+from ..experiment.sweeps.results import sweep_folder
+from ..experiment.sweeps.sweep import sweep as run_sweep
+from ..report.sweep import natural_width, sweep_tables
 from . import process
-from .messages import fail
-from .progress import interrupted, nothing_to_resume, reporting
+from .process import fail, interrupted, nothing_to_resume, reporting
+
+PROGRAM = "fedjax-adapt sweep"
+DESCRIPTION = """\
+fedjax-adapt sweep SWEEP.toml [OPTIONS] runs a grid of settings and leaves a folder behind.
+
+The file has the settings of every run below [run], as in a run's config.toml, and
+below [grid] lists of what varies: every combination is a trial. Several [[grid]] tables
+come one after the other. Trials that differ in numbers, in seeds and in options of the
+partition alone run at once."""
+COUNT = int | Literal["auto"]
+FLAGS = {
+    "folder": Option(
+        str | None,
+        None,
+        "where the sweep goes; none: as the file says, runs/sweep-HASH",
+    ),
+    "resume": Option(
+        bool,
+        False,
+        "go on with the half-finished sweep in the folder, which needs no SWEEP.toml",
+    ),
+    "devices": Option(
+        COUNT | None,
+        None,
+        "that share the trials, each on one; none: as the file says, auto",
+    ),
+    "side_by_side": Option(
+        COUNT, "auto", "trials at once on a device; auto: by backend and memory"
+    ),
+    "controls": Option(
+        bool,
+        False,
+        "more trials: of those of fnr the controls fnr(weight=0), fedavg_pubft and "
+        "public_only",
+    ),
+}
+
+
+class Request(NamedTuple):
+    """What a command line asks for."""
+
+    file: Path
+    folder: str | None
+    resume: bool
+    devices: int | Literal["auto"] | None
+    side_by_side: int | Literal["auto"]
+    controls: bool
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """Reads the arguments of `fedjax-adapt sweep`.
+
+    With --resume and --folder, and no file, it is the one in the folder.
+
+    Raises:
+      ValueError: one sentence on the first mistake.
+      SystemExit: --help was asked for and has been printed.
+    """
+    files, flags = paths_and_flags(arguments, "sweep")
+    values = read_flags(flags, {"sweep": FLAGS}, {}, PROGRAM, DESCRIPTION)
+    if not files and values["resume"] and values["folder"] is not None:
+        files = [str(_file_in(values["folder"]))]
+    if len(files) != 1:
+        raise SettingError(
+            f"sweep got {len(files)} files before its flags; give one, as in "
+            "fedjax-adapt sweep SWEEP.toml --folder runs/mine."
+        )
+    return Request(Path(files[0]).expanduser(), **values)
+
+
+def _file_in(folder: str) -> Path:
+    """The file that a sweep has left in its folder, to go on with it."""
+    file = Path(folder).expanduser() / SWEEP
+    if not file.is_file():
+        raise SettingError(
+            f"--folder {folder} holds no sweep to resume: it has no {SWEEP}; write the "
+            "folder of one, or the file of a new sweep before its flags."
+        )
+    return file
 
 
 def sweep(arguments: list[str]) -> int:
     """`fedjax-adapt sweep SWEEP.toml`: runs a grid of settings, prints a table."""
     with process.importing():
-        process.prepare_jax()
-        from ..experiment.controls import sweep_with_controls
-        from ..experiment.sweeps.flags import parse
-        from ..experiment.sweeps.grid import read_sweep
-        from ..experiment.sweeps.results import sweep_folder
-
         try:
             request = parse(arguments)
         except SystemExit:  # --help has been printed
@@ -37,11 +122,6 @@ def sweep(arguments: list[str]) -> int:
 
 
 def _sweep(asked, folder: Path, request) -> int:
-    from rich.console import Console
-
-    from ..experiment.store import RESULTS
-    from ..experiment.sweeps.sweep import sweep as run_sweep
-    from ..report.sweep import natural_width, sweep_tables
 
     console = Console()
     _, _, resume, devices, side_by_side, _ = request

@@ -1,4 +1,4 @@
-"""The flags of `fedjax-adapt run`, which follow from the choices made.
+"""Flags, which follow from the choices made, and what is wrong with them in one sentence.
 
 tyro turns a dataclass into flags; here the dataclass is made from the settings of
 `config`, so that an algorithm's options are flags the day it is added. What tyro
@@ -12,74 +12,18 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, make_dataclass
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
+from .. import check
 from ..errors import SettingError
-from .config import choices_in, common_options, kind_options
-from .flag_errors import explain, without_name, words_of
+from .config import choices_in, is_setting, kind_options
 from .objects import KINDS
-from .options import Option, find
-from .reading import read_settings
-from .rendezvous import OPTIONS, ProcessGroup, process_group_of
-from .schema import settings
+from .options import Option, find, suggestion
+from .schema import settings_that_are
 from .spelling import ambiguous, flat_name, shortest, spellings, twice
+from .toml import convert, wanted
 
-PROGRAM = "fedjax-adapt run"
-DESCRIPTION = """\
-Trains a federation and leaves a run folder behind.
-
-The last groups are the options of the chosen algorithm, model, partition and data set:
-fedjax-adapt run --algorithm NAME --help shows those of another."""
 NAMES = {types.NoneType: ("none",), bool: ("true", "false")}  # of values of some types
-ABOUT_THE_RUN = {
-    "config": Option(str | None, None, "a TOML file of settings; flags win over it"),
-    "resume": Option(bool, False, "go on with the half-finished run in the folder"),
-    "controls": Option(
-        bool,
-        False,
-        "after a run of fnr its controls, fnr(weight=0), fedavg_pubft and public_only, in "
-        "folders next to it, and a table of all; those that are finished stay as they are",
-    ),
-}
-
-
-class Request(NamedTuple):
-    """What a command line asks for."""
-
-    settings: dict[str, Any]  # by full names; see `config`
-    resume: bool
-    controls: bool = False
-    processes: ProcessGroup | None = None  # with which processes
-    note: str | None = None  # what of the file does not count
-
-
-def parse(arguments: Sequence[str]) -> Request:
-    """Reads the arguments of `fedjax-adapt run`.
-
-    Flags win over the file of --config. With --resume and --folder, and no --config,
-    the file is the one in the folder: that alone goes on with a run.
-
-    Raises:
-      ValueError: one sentence on the first mistake.
-      SystemExit: --help was asked for and has been printed.
-    """
-    arguments = without_name(arguments)
-    words = words_of(arguments)
-    settings = _settings_file(words)
-    note = left_out(words, settings)
-    choices = chosen(words, settings)
-    groups = _groups(choices)
-    values = read_flags(arguments, groups, settings, PROGRAM, DESCRIPTION, choices)
-    resume, controls = values.pop("resume"), values.pop("controls")
-    others = process_group_of({name: values.pop(name) for name in OPTIONS})
-    if others and controls:
-        raise SettingError(
-            "controls are run by one process; leave --controls out, or the flags about "
-            "other processes."
-        )
-    del values["config"]
-    return Request(values, resume, controls, others, note)
 
 
 def left_out(words: Mapping[str, list[str]], settings: Mapping[str, Any]) -> str | None:
@@ -114,22 +58,6 @@ def chosen(words: Mapping[str, list[str]], settings: dict[str, Any]) -> dict[str
             for full in group_of(kind, name):
                 settings.pop(full, None)
     return choices_in({**settings, **given})
-
-
-def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
-    """The settings of --config, or of the run to resume."""
-    if words.get("config"):
-        return read_settings(Path(words["config"][0]).expanduser())
-    if "resume" in words and words.get("folder"):
-        path = Path(words["folder"][0]).expanduser() / "config.toml"
-        if path.is_file():
-            return read_settings(path)
-        if set(words) <= {"resume", "folder", "controls", *OPTIONS}:
-            raise SettingError(
-                f"--folder {words['folder'][0]} holds no run to resume; write the folder "
-                "of one, or the settings of a new run."
-            )
-    return {}
 
 
 def read_flags(
@@ -221,20 +149,6 @@ def _with_names(
         yield word
 
 
-def _groups(choices: Mapping[str, str]) -> dict[str, dict[str, Option]]:
-    """The flags of a run: title -> name -> option."""
-    groups: dict[str, dict[str, Option]] = {}
-    for name, option in common_options().items():
-        groups.setdefault(settings()[name].group, {})[name] = option
-    groups["record"].update(ABOUT_THE_RUN)
-    groups["several processes"] = OPTIONS
-    for kind, name in choices.items():
-        flags = group_of(kind, name)
-        if flags:
-            groups[f"{kind} {name}" if name in groups else name] = flags
-    return groups
-
-
 def group_of(kind: str, name: str) -> dict[str, Option]:
     """The options of one choice by their full names."""
     return {f"{kind}.{own}": o for own, o in kind_options(kind, name).items()}
@@ -269,3 +183,128 @@ def _flag(name: str, option: Option, settings: Mapping[str, Any], shown: str) ->
     default = settings.get(name, option.default)
     field_name = name.replace(".", "__") if "." in shown else shown
     return field_name, annotation, field(default=default)
+
+
+def without_name(arguments: Sequence[str]) -> list[str]:
+    """The arguments, `--algorithm.name` written as `--algorithm`; so for all kinds."""
+    named = re.compile(rf"--({'|'.join(KINDS)})\.name(?==|$)")
+    return [named.sub(r"--\1", argument) for argument in arguments]
+
+
+def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """The words after each flag, before anything is known of their types.
+
+    Raises:
+      ValueError: one of them is empty, as "$UNSET" is in a shell.
+    """
+    words, name = {}, None
+    for token in arguments:
+        if token.startswith("--"):
+            name, equals, word = token[2:].partition("=")
+            name = name.replace("-", "_")
+            words[name] = [word] if equals else []
+        elif name is not None:
+            words[name].append(token)
+        if name is not None and "" in words[name]:
+            flag = "--" + name.replace("_", "-")
+            raise SettingError(
+                f"{flag} '' is empty; write a value, or leave {flag} out."
+            )
+    return words
+
+
+def paths_and_flags(
+    arguments: Sequence[str], command: str
+) -> tuple[list[str], list[str]]:
+    """The words before the first flag, which are paths, and those from it on.
+
+    Raises:
+      ValueError: a path is empty.
+    """
+    flags = (i for i, word in enumerate(arguments) if word.startswith("-"))
+    count = next(flags, len(arguments))
+    paths = list(arguments[:count])
+    if "" in paths:
+        raise SettingError(
+            f"{command}: a path before the flags is empty; write that of a file or a "
+            "folder."
+        )
+    return paths, list(arguments[count:])
+
+
+def explain(
+    arguments: Sequence[str],
+    options: Mapping[str, Option],
+    said: str = "",
+    command: str = "run",
+) -> str:
+    """One sentence on the first mistake among the arguments; failing that, tyro's."""
+    flags = [f"--{name.replace('_', '-')}" for name in options]
+    short = [token for token in arguments if re.match(r"-[^-\d.]", token)]
+    for token in [*arguments[:1], *short]:
+        if not token.startswith("--"):
+            meant = check.closest(token.lstrip("-").replace("-", "_"), options)
+            return f"{token} is no flag; {_flags_begin(meant, command)}"
+    for name, words in words_of(arguments).items():
+        flag = "--" + name.replace("_", "-")
+        positive = name.removeprefix("no_")
+        if positive in options and options[positive].annotation is bool:
+            name = positive
+        if name not in options:
+            return f"{flag} {_whose(positive, flags, command)}"
+        problem = _problem(options[name].annotation, words)
+        if problem:
+            return f"{' '.join([flag, *words])}: {problem}."
+    rest = " ".join(said.translate(dict.fromkeys(map(ord, "╭╮╰╯│─"))).split())
+    return rest or "the command line cannot be read; see --help."
+
+
+def _flags_begin(meant: str | None, command: str) -> str:
+    """The end of a sentence about a word that is no flag, though one may be meant."""
+    if meant is None:
+        return f"flags begin with --; fedjax-adapt {command} --help shows them."
+    return f"did you mean --{meant.replace('_', '-')}?"
+
+
+def _whose(name: str, flags: Sequence[str], command: str) -> str:
+    """The end of a sentence about a flag that a command does not have."""
+    if command in ("run", "partition") or not is_setting(name):
+        return (
+            f"is no flag of this {command}; {suggestion(f'--{name}', flags, command)}"
+        )
+    if command == "sweep":
+        fixed = name in (
+            *settings_that_are("incidental"),
+            "match",
+        )  # what no grid may vary
+        vary = "" if fixed else ", or a list of values below [grid]"
+        return f"is a setting of runs; write {name} below [run] of SWEEP.toml{vary}."
+    return f"is a setting of runs, not of {command}; leave it out."
+
+
+def _problem(annotation: Any, values: list[str]) -> str | None:
+    """What is wrong with the values of a flag, or None."""
+    wish = wanted(annotation)
+    if annotation is bool:
+        return f"it takes no value, so leave {values[0]!r} out" if values else None
+    many = typing.get_origin(annotation) is tuple
+    if not values and not many:
+        return f"it needs a value; write {wish}"
+    if len(values) > 1 and not many:
+        return f"it takes one value; write {wish}"
+    try:
+        parsed = [_parse_word(value) for value in values]
+        if bool in typing.get_args(annotation):
+            truth = {"true": True, "false": False}
+            parsed = [truth.get(str(word).lower(), word) for word in parsed]
+        convert(annotation, parsed if many else parsed[0])
+    except TypeError:
+        return f"write {wish}"
+    return None
+
+
+def _parse_word(word: str) -> Any:
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(word)
+    return word

@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_adapt import cli
 from fedjax_adapt.cli import process
+from fedjax_adapt.cli.partition import parse, preview
 from fedjax_adapt.experiment import Config, build, read_run, run, sweep
 from fedjax_adapt.experiment.config import (
     config_hash,
@@ -15,7 +16,6 @@ from fedjax_adapt.experiment.config import (
     to_toml,
 )
 from fedjax_adapt.experiment.folder import run_folder
-from fedjax_adapt.experiment.preview import parse, preview
 from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.sweeps.differences import trial_partitions
 

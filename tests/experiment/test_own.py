@@ -16,6 +16,7 @@ from test_run import Stop, numbers, stop_after
 
 import fedjax_adapt as fa
 from fedjax_adapt import cli
+from fedjax_adapt.cli.run import parse
 from fedjax_adapt.data import Source
 from fedjax_adapt.experiment import Config, build, load_run, read_run, run, sweep
 from fedjax_adapt.experiment.algorithm import build_algorithm
@@ -26,7 +27,6 @@ from fedjax_adapt.experiment.config import (
     to_settings,
     to_toml,
 )
-from fedjax_adapt.experiment.flags import parse
 from fedjax_adapt.experiment.objects import KINDS, REGISTERED
 from fedjax_adapt.experiment.options import catalogue
 from fedjax_adapt.experiment.reading import read_settings

@@ -10,12 +10,12 @@ from rich.console import Console
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS, fedavg
+from fedjax_adapt.cli.partition import preview
 from fedjax_adapt.data import load
 from fedjax_adapt.experiment import read_run, run
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import from_settings, to_toml
 from fedjax_adapt.experiment.federation import accuracy_name, auxiliary, uses_public
-from fedjax_adapt.experiment.preview import preview
 from fedjax_adapt.experiment.store import ACCURACY, TRAINED
 from fedjax_adapt.report.plots import learning_curve
 from fedjax_adapt.report.tables import live, summary_table

@@ -16,6 +16,7 @@ from test_run import Stop, stop_after
 import fedjax_adapt as fa
 from fedjax_adapt import cli
 from fedjax_adapt.algorithms import ALGORITHMS
+from fedjax_adapt.cli.sweep import parse
 from fedjax_adapt.core import Algorithm, epochs
 from fedjax_adapt.engine import memory
 from fedjax_adapt.experiment import (
@@ -34,7 +35,6 @@ from fedjax_adapt.experiment.sweeps.differences import (
     number_names,
     with_numbers,
 )
-from fedjax_adapt.experiment.sweeps.flags import parse
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
 from fedjax_adapt.experiment.sweeps.results import flat, table_of, to_toml

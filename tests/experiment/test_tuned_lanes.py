@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedjax_adapt.cli.progress import reporting
+from fedjax_adapt.cli.process import reporting
 from fedjax_adapt.experiment import read_run, run, tuning
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import from_settings
