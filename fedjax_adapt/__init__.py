@@ -71,7 +71,7 @@ _PUBLIC = {
     "engine.personal": ("personal_models",),
     "engine.train": ("train", "train_and_evaluate"),
     "engine.valuation": ("leave_one_out", "shapley", "show_deltas"),
-    "experiment.loaded": ("load_run",),
+    "experiment.folder": ("load_run",),
     "experiment.user_functions": ("register",),
     "models.adapter": ("classification", "language_model", "regression"),
     "moments": ("gradient_moments",),

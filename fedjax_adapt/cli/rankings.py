@@ -9,7 +9,7 @@ from rich.console import Console
 from ..errors import SettingError
 from ..experiment.config import common_options
 from ..experiment.flags import paths_and_flags, read_flags, words_of
-from ..experiment.loaded import config_of
+from ..experiment.folder import config_of
 from ..experiment.options import Option
 from ..experiment.valuation import ORDERS, Reference, Value, value_cohort
 from ..report.clients import agreement, contributions_table, draw_contributions

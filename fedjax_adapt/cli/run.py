@@ -155,7 +155,6 @@ def run(arguments: list[str]) -> int:
 
 def _run_in_processes(config, request) -> int:
     """`run` as one of several processes, of which the first prints and draws."""
-
     folder = run_folder(config)
     unsaved = nothing_to_resume(folder, request.resume, FIRST)
     try:
@@ -182,7 +181,6 @@ def _flags(group) -> str:
 
 
 def _train(config, folder: Path, resume: bool, warning: str | None) -> int:
-
     with reporting(Console(), warning) as report:
         train(config, resume, report)
     return _show(folder)
@@ -190,7 +188,6 @@ def _train(config, folder: Path, resume: bool, warning: str | None) -> int:
 
 def _show(folder: Path) -> int:
     """Draws and prints what has come of a run."""
-
     console = Console()
     picture = learning_curve(folder)
     console.print(summary_table(folder))

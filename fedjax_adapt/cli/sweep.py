@@ -122,7 +122,6 @@ def sweep(arguments: list[str]) -> int:
 
 
 def _sweep(asked, folder: Path, request) -> int:
-
     console = Console()
     _, _, resume, devices, side_by_side, _ = request
     unsaved = nothing_to_resume(folder, resume, "the sweep begins with its first trial")

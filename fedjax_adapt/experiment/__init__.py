@@ -12,8 +12,8 @@ sweep({"run": {"algorithm": "fedavg", "partition_seed": 0}, "grid": grid}).resul
 from .build import build as build
 from .config import Config as Config
 from .federation import Federation as Federation
-from .loaded import Loaded as Loaded
-from .loaded import load_run as load_run
+from .folder import Loaded as Loaded
+from .folder import load_run as load_run
 from .rows import Diverged as Diverged
 from .run import Progress as Progress
 from .run import run as run

@@ -1,20 +1,33 @@
-"""Who may write into a run folder, and what it already holds."""
+"""The folder of a run: who may write into it, what it holds, and what it was made of."""
 
 import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import jax
+
+from ..core import Algorithm, State, Task
+from ..data import FederatedDataset
 from ..engine import processes
+from ..engine.initial import init_state
 from ..errors import SettingError
-from . import store
+from . import checkpoint, objects, store
+from .build import build
 from .config import Config, config_hash, from_settings, to_settings, to_toml
+from .federation import Federation
+from .program import abstract_state, run_keys
 from .reading import read_settings
 from .schema import settings_that_are
 from .scripts import label, origins
+from .store import read_run
+
+if TYPE_CHECKING:
+    import pyarrow
 
 AUTO = ("devices", "lanes", "convolutions", "num_clients")  # what may be left open
 
@@ -64,7 +77,7 @@ def check_folder(folder: Path, config: Config, resume: bool) -> None:
             "overwritten, so give another folder."
         )
     if resume:
-        check_own(folder, [config])
+        check_origins(folder, [config])
     else:
         raise SettingError(
             f"folder={folder} holds this run, half finished; write --resume "
@@ -72,9 +85,9 @@ def check_folder(folder: Path, config: Config, resume: bool) -> None:
         )
 
 
-def check_own(folder: Path, configs: Iterable[Config]) -> None:
+def check_origins(folder: Path, configs: Iterable[Config]) -> None:
     """Raises ValueError if what is a user's own is not what the folder was begun with."""
-    before, now = store.read_own(folder), origins(configs)
+    before, now = store.read_origins(folder), origins(configs)
     for choice, origin in now.items():
         then = before.get(choice, "not recorded")
         if then != origin:
@@ -133,7 +146,7 @@ def create(folder: Path) -> None:
 
 
 @contextmanager
-def held(folder: Path, config: Config, resume: bool) -> Iterator[bool]:
+def locked_folder(folder: Path, config: Config, resume: bool) -> Iterator[bool]:
     """The folder, its settings written, held for this process while the block runs.
 
     Of several processes the first holds it. Yields whether that is this one.
@@ -147,6 +160,116 @@ def held(folder: Path, config: Config, resume: bool) -> Iterator[bool]:
                 stack.enter_context(store.locked(folder))
                 check_folder(folder, config, resume)
                 if not (folder / store.CONFIG).exists():
-                    store.write_own(folder, origins([config]))
+                    store.write_origins(folder, origins([config]))
                     store.write_text(folder / store.CONFIG, to_toml(config))
         yield processes.is_first()
+
+
+class Loaded(NamedTuple):
+    """A run, finished or not.
+
+    Attributes:
+      config: its settings.
+      federation: its algorithm, task, data and plan, and what they were made of, as
+        `build` returns it: `fa.make_round(*loaded.federation[:4])` is its round.
+      state: its newest checkpoint; the rounds done are `state.round`.
+      metrics: a row per evaluation, those after the checkpoint too, see `Record`.
+      clients: a row per client and round, likewise.
+      summary: what summary.json holds; None: the run is not finished.
+    """
+
+    config: Config
+    federation: Federation
+    state: State
+    metrics: "pyarrow.Table"
+    clients: "pyarrow.Table"
+    summary: dict[str, Any] | None
+
+    def keys(self, num_rounds: int) -> jax.Array:
+        """The keys of the next rounds, as the run would have them, [num_rounds]."""
+        numbers = self.state.round + jax.numpy.arange(num_rounds)
+        _, key_train = run_keys(self.config.seed)
+        return jax.vmap(partial(jax.random.fold_in, key_train))(numbers)
+
+
+def load_run(
+    folder: str | Path,
+    data_dir: str | Path | None = None,
+    devices: int | Literal["auto"] | None = None,
+    *,
+    algorithm: Algorithm | None = None,
+    task: Task | None = None,
+    data: FederatedDataset | None = None,
+) -> Loaded:
+    """Loads a run: its data, its algorithm, its newest state and its tables.
+
+        loaded = fa.load_run("runs/mine")
+        algorithm, task, data, plan = loaded.federation[:4]
+        fa.evaluate(task, loaded.state.params, data.test)
+        round_fn = fa.make_round(algorithm, task, data, plan)
+        state, infos = fa.train(round_fn, loaded.state, loaded.keys(10))
+
+    Nothing is written: rounds that are trained so are no part of the run.
+
+    Args:
+      folder: of the run, finished or not, or of a trial of a sweep.
+      data_dir: where data files lie; None: the variable FEDJAX_ADAPT_DATA.
+      devices: that share the clients of a round; None: as many as the run had.
+      algorithm: that it was given, if it was an object; likewise the next two.
+      task: see there.
+      data: see there.
+
+    Raises:
+      ValueError: the folder holds no run or no checkpoint, the run's data, devices or
+        file of a user's own are not there, or an object was given to the run.
+    """
+    folder = Path(folder).expanduser()
+    record = read_run(folder)
+    with objects.given(algorithm, task, data):
+        config = config_of(folder, data_dir, devices)
+        federation = build(config)
+        key_init, _ = run_keys(config.seed)
+        init = partial(init_state, *federation[:4], key_init)
+        abstract = abstract_state(init, federation)
+        restored = checkpoint.restore(folder / store.CHECKPOINTS, abstract)
+    assert restored is not None  # or `config_of` has said so
+    return Loaded(
+        config, federation, restored[0], record.metrics, record.clients, record.summary
+    )
+
+
+def config_of(
+    folder: Path,
+    data_dir: str | Path | None = None,
+    devices: int | Literal["auto"] | None = None,
+) -> Config:
+    """The settings of the run in `folder`, with what may differ on this machine.
+
+    Raises:
+      ValueError: the folder holds no run, or none that has been saved.
+    """
+    if not (folder / store.CONFIG).is_file():
+        raise SettingError(f"{folder} holds no run: it has no {store.CONFIG}.")
+    if not checkpoint.rounds(folder / store.CHECKPOINTS):
+        if folder.absolute().parent.name == store.TRIALS:
+            raise SettingError(
+                f"{folder} has no checkpoint: it diverged, was stopped before the others "
+                "of its program, or is of an earlier version; train it by itself with "
+                f"fedjax-adapt run --config {folder / store.CONFIG} --folder NEW."
+            )
+        raise SettingError(
+            f"{folder} has no checkpoint to go on from; write fedjax-adapt run --folder "
+            f"{folder} --resume to get one."
+        )
+    here = {"data_dir": data_dir, "devices": devices or _present(folder)}
+    given = {name: value for name, value in here.items() if value is not None}
+    config = from_settings(read_settings(folder / store.CONFIG) | given)
+    check_origins(folder, [config])
+    return config
+
+
+def _present(folder: Path) -> int | None:
+    """How many devices there are, where they are fewer than the run had."""
+    had = read_settings(folder / store.CONFIG).get("devices", "auto")
+    present = len(jax.devices())
+    return present if isinstance(had, int) and had > present else None

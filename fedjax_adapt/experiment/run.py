@@ -36,7 +36,7 @@ from .federation import (
     public_summary,
     unused_public,
 )
-from .folder import AUTO, as_begun, check_folder, create, held, run_folder
+from .folder import AUTO, as_begun, check_folder, create, locked_folder, run_folder
 from .loop import new_log, newest_state, train_in
 from .process_group import check_same_run
 from .program import Program, compile_program
@@ -147,12 +147,12 @@ def _run(
         if processes.is_first():
             create(folder)
     used = replace(config, devices=program.num_devices)
-    with held(folder, used, resume) as own:
+    with locked_folder(folder, used, resume) as writes:
         state = _train(config, federation, program, folder, progress, callback)
         clients = _on_clients(config, federation, program, state)
         personal = _personal_on_clients(config, federation, program, state)
         result = None
-        if own:
+        if writes:
             spread = (_spread(federation, found) for found in (clients, personal))
             result = summarise(
                 config, federation, program, folder, commit, tuple(spread), calibrated

@@ -132,7 +132,7 @@ class Swept(NamedTuple):
     """What a sweep folder says.
 
     `results` has one row per trial of the groups that are done: trial, the settings that
-    vary (see `swept.setting_columns`), method, config_hash, group,
+    vary (see `results.setting_columns`), method, config_hash, group,
     dataset, test_examples (how many it was tested on), also_given (what the method was
     given besides the clients' own training), accuracy_name (as in a summary),
     diverged_round (null unless it diverged; then there are no figures), stopped_round (null
@@ -255,7 +255,15 @@ def read_table(folder: Path, name: str) -> "pyarrow.Table":
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """The summary of a finished run, None for one that is not finished."""
-    path = folder / SUMMARY
+    return _read_json(folder / SUMMARY)
+
+
+def read_origins(folder: Path) -> dict[str, str]:
+    """What a run or a sweep was given that is a user's own, see `scripts.origins`."""
+    return _read_json(folder / OWN) or {}
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
@@ -264,18 +272,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
         raise SettingError(f"{path} is broken ({_first_line(error)}).") from None
 
 
-def read_own(folder: Path) -> dict[str, str]:
-    """What a run or a sweep was given that is a user's own, see `names.origins`."""
-    path = folder / OWN
-    if not path.exists():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SettingError(f"{path} is broken ({_first_line(error)}).") from None
-
-
-def write_own(folder: Path, own: Mapping[str, str]) -> None:
+def write_origins(folder: Path, own: Mapping[str, str]) -> None:
     """Writes that down where there is anything."""
     if own:
         write_text(folder / OWN, json.dumps(own, indent=2) + "\n")

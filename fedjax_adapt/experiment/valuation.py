@@ -9,6 +9,7 @@ p_k are the weights with which the server averages what the clients send. What e
 does with the mean, as FedDyn's and FedNova's do, is not part of a coalition's model.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -16,13 +17,26 @@ import jax
 import numpy as np
 
 from .. import check
-from ..core import Array, Key, Mean, Params, Task
+from ..core import Array, Info, Key, Mean, Params, State, Task
 from ..engine import processes
+from ..engine.build import make_round
+from ..engine.lanes import compiler_options
 from ..engine.programs import jit_newest
-from ..engine.valuation import Value, cohort_weights, leave_one_out, shapley
+from ..engine.valuation import (
+    Value,
+    cohort_weights,
+    leave_one_out,
+    shapley,
+    show_deltas,
+)
 from ..errors import SettingError
+from . import checkpoint, store
 from .build import build
-from .loaded import config_of, replay
+from .config import Config
+from .federation import Federation
+from .folder import config_of
+from .program import compile_program, run_keys
+from .rows import client_rows
 
 Reference = Literal["leave_one_out", "shapley"]
 ORDERS = 100  # of the cohort, unless given
@@ -140,3 +154,52 @@ def _gsnr_of(clients: np.ndarray, rows: dict[str, Any]) -> np.ndarray | None:
     says = rows.get("measured", np.ones(len(rows["client"]), bool))
     gsnr = dict(zip(rows["client"], np.where(says, rows["gsnr"], np.nan), strict=True))
     return np.array([gsnr[client] for client in clients])
+
+
+class Replayed(NamedTuple):
+    """A round, on the host."""
+
+    number: int  # as the run's tables count: 1 is the first
+    params: Params  # that its clients started from
+    info: Info  # `clients` are their displacements, [cohort, ...]
+    rows: dict[str, Any]  # of the table `clients`, as the run would write them
+
+
+def replay(folder: Path, config: Config, federation: Federation) -> Replayed:
+    """Runs the next round of the run in `folder`, whose settings are `config`.
+
+    It runs twice: as part of the very program of the run, whose figures are to the bit
+    those the run would write, and in one that also shows the clients' displacements.
+    Nothing is written.
+
+    Raises:
+      ValueError: no checkpoint can be read, or there are not as many devices.
+    """
+    saved = folder / store.CHECKPOINTS
+    left = config.rounds - checkpoint.rounds(saved)[-1]
+    # rounds to an evaluation, which make a program; a run at its end would go on as before
+    group = min(config.evaluate_every, left or config.rounds)
+    program = compile_program(replace(config, rounds=group), federation)
+    restored = checkpoint.restore(saved, program.abstract)
+    assert restored is not None
+    state, done = restored
+    params = jax.device_get(state.params)
+    info = jax.device_get(_shown(config, federation, state))
+    run = program.group or program.last
+    assert run is not None
+    infos = jax.device_get(run(state)[1])  # last: it gives up the memory of the state
+    first = jax.tree.map(lambda leaf: leaf[:1], infos)
+    rows = client_rows(first, done + 1, federation.data.num_clients)
+    return Replayed(done + 1, params, info, rows)
+
+
+def _shown(config: Config, federation: Federation, state: State) -> Info:
+    """The round after `state`, its clients' displacements in `Info.clients`."""
+    algorithm, task, data, plan = federation[:4]
+    round_fn = make_round(show_deltas(algorithm), task, data, plan)
+    options = compiler_options(round_fn.num_lanes)
+    _, key_train = run_keys(config.seed)
+    key = jax.random.fold_in(key_train, state.round)
+    # a Round's data and numbers are arguments of the program, not constants in it
+    only_info = lambda round_fn, state, key: round_fn(state, key)[1]
+    return jax.jit(only_info, compiler_options=options)(round_fn, state, key)

@@ -11,7 +11,7 @@ from fedjax_adapt.cli import main
 from fedjax_adapt.core import Info
 from fedjax_adapt.experiment import Config, read_run, run, store, value_cohort
 from fedjax_adapt.experiment import valuation as module
-from fedjax_adapt.experiment.loaded import Replayed
+from fedjax_adapt.experiment.folder import Replayed
 from fedjax_adapt.report.clients import agreement
 
 GSNR = {

@@ -31,7 +31,7 @@ from ..config import (
     method_of,
     to_settings,
 )
-from ..folder import check_can_write, check_own
+from ..folder import check_can_write, check_origins
 from ..options import check_path
 from ..rows import COLUMNS
 from ..spelling import flat_name, nested
@@ -84,7 +84,7 @@ def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
             "overwritten, so give another folder."
         )
     if resume:
-        check_own(folder, (trial.config for trial in sweep.trials))
+        check_origins(folder, (trial.config for trial in sweep.trials))
     else:
         raise SettingError(
             f"folder={folder} holds this sweep, half finished; write --resume "

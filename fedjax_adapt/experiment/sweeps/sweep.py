@@ -123,7 +123,7 @@ def _sweep(
             _check_begun(place, group)
         own = origins(trial.config for trial in asked.trials)
         if not (place / store.SWEEP).exists():
-            store.write_own(place, own)
+            store.write_origins(place, own)
             store.write_text(place / store.SWEEP, results.to_toml(asked))
         total = sum(trial.config.rounds for trial in asked.trials)
         progress(Progress(0, total, warning=seed_hint(asked)))

@@ -60,7 +60,7 @@ def write_trials(
         if diverged:
             own["metrics"] = own["metrics"].slice(0, len(own["metrics"]) - 1)
         path.mkdir(parents=True, exist_ok=True)
-        store.write_own(path, origins([config]))
+        store.write_origins(path, origins([config]))
         store.write_text(path / store.CONFIG, to_toml(config))
         for name in ("metrics", "clients"):
             if name in own and len(own[name]):
