@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -121,6 +121,25 @@ def finishing() -> Iterator[Callable[[], None]]:
             sys.unraisablehook = tell
 
 
+def paths_and_flags(
+    arguments: Sequence[str], command: str
+) -> tuple[list[str], list[str]]:
+    """The words before the first flag, which are paths, and those from it on.
+
+    Raises:
+      ValueError: a path is empty.
+    """
+    flags = (i for i, word in enumerate(arguments) if word.startswith("-"))
+    count = next(flags, len(arguments))
+    paths = list(arguments[:count])
+    if "" in paths:
+        raise SettingError(
+            f"{command}: a path before the flags is empty; write that of a file or a "
+            "folder."
+        )
+    return paths, list(arguments[count:])
+
+
 def take_devices(devices: int | str) -> None:
     """Makes so many of the cores devices of JAX; "auto": all.
 
@@ -151,7 +170,7 @@ def prepare_jax() -> None:
 
     import jax
 
-    from ..experiment.folder import cache_home
+    from ..experiment.tuning import cache_home
 
     # a cache that cannot be written costs time, nothing else
     warnings.filterwarnings("ignore", message=".*persistent compilation cache.*")

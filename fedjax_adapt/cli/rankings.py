@@ -8,7 +8,7 @@ from rich.console import Console
 
 from ..errors import SettingError
 from ..experiment.config import common_options
-from ..experiment.flags import paths_and_flags, read_flags, words_of
+from ..experiment.flags import read_flags, words_of
 from ..experiment.folder import config_of
 from ..experiment.options import Option
 from ..experiment.valuation import ORDERS, Reference, Value, value_cohort
@@ -18,6 +18,7 @@ from ..report.compare import comparison_tables
 from ..report.plots import Against, comparison_curves
 from . import process
 from .partition import picture_path
+from .process import paths_and_flags
 
 PROGRAM = "fedjax-adapt contributions"
 DESCRIPTION = """\

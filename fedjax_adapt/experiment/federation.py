@@ -143,6 +143,7 @@ def auxiliary(federation: Federation) -> list[str]:
     whence = f"({public.num_examples}, {ORIGIN[public.protocol]})"
     given = [f"{text} {whence}" if "public" in text else text for text in given]
     if public.validation is not None and validates(federation.algorithm):
-        held = f"({public.num_validation}, held out of the training set)"
-        given.append(f"labelled validation examples {held}")
+        given.append(
+            f"labelled validation examples ({public.num_validation}, {ORIGIN['holdout']})"
+        )
     return given

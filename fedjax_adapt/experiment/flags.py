@@ -125,11 +125,9 @@ def _as_shown(
             raise ambiguous(name.replace("_", "-"), full, choices, "--")
         spelled = name.removeprefix(negated)
         if written.setdefault(full[0], spelled) != spelled:
-            ways = (f"--{n.replace('_', '-')}" for n in (written[full[0]], spelled))
-            raise twice(*ways, full[0])
+            raise twice(_flag_of(written[full[0]]), _flag_of(spelled), full[0])
         kind, dot, own = shown[full[0]].rpartition(".")
-        flag = f"--{kind}{dot}{negated}{own}".replace("_", "-")
-        found.append(flag + equals + value)
+        found.append(_flag_of(f"{kind}{dot}{negated}{own}") + equals + value)
     return found
 
 
@@ -147,6 +145,10 @@ def _with_names(
             named = rf"(^|=)({'|'.join(NAMES[kind])})$"
             word = re.sub(named, lambda found: found[1] + found[2].title(), word)
         yield word
+
+
+def _flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def group_of(kind: str, name: str) -> dict[str, Option]:
@@ -206,30 +208,11 @@ def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
         elif name is not None:
             words[name].append(token)
         if name is not None and "" in words[name]:
-            flag = "--" + name.replace("_", "-")
+            flag = _flag_of(name)
             raise SettingError(
                 f"{flag} '' is empty; write a value, or leave {flag} out."
             )
     return words
-
-
-def paths_and_flags(
-    arguments: Sequence[str], command: str
-) -> tuple[list[str], list[str]]:
-    """The words before the first flag, which are paths, and those from it on.
-
-    Raises:
-      ValueError: a path is empty.
-    """
-    flags = (i for i, word in enumerate(arguments) if word.startswith("-"))
-    count = next(flags, len(arguments))
-    paths = list(arguments[:count])
-    if "" in paths:
-        raise SettingError(
-            f"{command}: a path before the flags is empty; write that of a file or a "
-            "folder."
-        )
-    return paths, list(arguments[count:])
 
 
 def explain(
@@ -239,14 +222,19 @@ def explain(
     command: str = "run",
 ) -> str:
     """One sentence on the first mistake among the arguments; failing that, tyro's."""
-    flags = [f"--{name.replace('_', '-')}" for name in options]
+    flags = list(map(_flag_of, options))
     short = [token for token in arguments if re.match(r"-[^-\d.]", token)]
     for token in [*arguments[:1], *short]:
         if not token.startswith("--"):
             meant = check.closest(token.lstrip("-").replace("-", "_"), options)
-            return f"{token} is no flag; {_flags_begin(meant, command)}"
+            if meant is not None:
+                return f"{token} is no flag; did you mean {_flag_of(meant)}?"
+            return (
+                f"{token} is no flag; flags begin with --; fedjax-adapt {command} --help "
+                "shows them."
+            )
     for name, words in words_of(arguments).items():
-        flag = "--" + name.replace("_", "-")
+        flag = _flag_of(name)
         positive = name.removeprefix("no_")
         if positive in options and options[positive].annotation is bool:
             name = positive
@@ -259,13 +247,6 @@ def explain(
     return rest or "the command line cannot be read; see --help."
 
 
-def _flags_begin(meant: str | None, command: str) -> str:
-    """The end of a sentence about a word that is no flag, though one may be meant."""
-    if meant is None:
-        return f"flags begin with --; fedjax-adapt {command} --help shows them."
-    return f"did you mean --{meant.replace('_', '-')}?"
-
-
 def _whose(name: str, flags: Sequence[str], command: str) -> str:
     """The end of a sentence about a flag that a command does not have."""
     if command in ("run", "partition") or not is_setting(name):
@@ -273,11 +254,8 @@ def _whose(name: str, flags: Sequence[str], command: str) -> str:
             f"is no flag of this {command}; {suggestion(f'--{name}', flags, command)}"
         )
     if command == "sweep":
-        fixed = name in (
-            *settings_that_are("incidental"),
-            "match",
-        )  # what no grid may vary
-        vary = "" if fixed else ", or a list of values below [grid]"
+        fixed = (*settings_that_are("incidental"), "match")  # what no grid may vary
+        vary = "" if name in fixed else ", or a list of values below [grid]"
         return f"is a setting of runs; write {name} below [run] of SWEEP.toml{vary}."
     return f"is a setting of runs, not of {command}; leave it out."
 

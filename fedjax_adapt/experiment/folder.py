@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -42,47 +42,68 @@ def run_folder(config: Config) -> Path:
     return Path("runs") / name
 
 
-def cache_home() -> Path:
-    """Where what one run keeps for others lies."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return home / "fedjax-adapt"
-
-
 def check_folder(folder: Path, config: Config, resume: bool) -> None:
     """Raises ValueError unless this run may start, or go on, in `folder`."""
+
+    def changed() -> str | None:
+        change = first_change(folder, config)
+        if change is None:
+            return None
+        name, old, new = change
+        if not resume:
+            return (
+                f"another run ({name}={old}, here {name}={new}); give another folder."
+            )
+        return (
+            f"a run with {name}={old}, not {name}={new}; resume it with {name}={old}, or "
+            "give another folder."
+        )
+
+    check_may_begin(folder, store.CONFIG, changed, [config], resume)
+
+
+def check_may_begin(
+    folder: Path,
+    file: str,
+    changed: Callable[[], str | None],
+    configs: Iterable[Config],
+    resume: bool,
+) -> None:
+    """Raises ValueError unless a run or a sweep may start, or go on, in `folder`.
+
+    Args:
+      folder: where it lies, or will.
+      file: `store.CONFIG` of a run, `store.SWEEP` of a sweep.
+      changed: what the folder holds instead, in words; None: the same.
+      configs: of its runs.
+      resume: it is to go on.
+    """
+    kind = "run" if file == store.CONFIG else "sweep"
     check_can_write(folder)
     if not folder.exists():
         return
-    if not (folder / store.CONFIG).exists():
+    if not (folder / file).exists():
         if any(path.name not in (store.LOCK, store.OWN) for path in folder.iterdir()):
             raise SettingError(
-                f"folder={folder} holds files that are no run; give a new folder."
+                f"folder={folder} holds files that are no {kind}; give a new folder."
             )
         return
-    change = first_change(folder, config)
+    change = changed()
     if change is not None:
-        name, old, new = change
-        if resume:
-            raise SettingError(
-                f"folder={folder} holds a run with {name}={old}, not {name}={new}; "
-                f"resume it with {name}={old}, or give another folder."
-            )
-        raise SettingError(
-            f"folder={folder} holds another run ({name}={old}, here {name}={new}); "
-            "give another folder."
-        )
+        raise SettingError(f"folder={folder} holds {change}")
     if (folder / store.SUMMARY).exists():
         raise SettingError(
-            f"folder={folder} holds this run, finished; a finished run is never "
+            f"folder={folder} holds this {kind}, finished; a finished {kind} is never "
             "overwritten, so give another folder."
         )
     if resume:
-        check_origins(folder, [config])
-    else:
-        raise SettingError(
-            f"folder={folder} holds this run, half finished; write --resume "
-            "(run(config, resume=True) in Python), or give another folder."
-        )
+        check_origins(folder, configs)
+        return
+    call = "run(config, resume=True)" if kind == "run" else "sweep(..., resume=True)"
+    raise SettingError(
+        f"folder={folder} holds this {kind}, half finished; write --resume ({call} in "
+        "Python), or give another folder."
+    )
 
 
 def check_origins(folder: Path, configs: Iterable[Config]) -> None:

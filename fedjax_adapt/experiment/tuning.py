@@ -36,10 +36,15 @@ from . import summary
 from .build import AUTO, RULE, listed, trained_layers, with_told_ways
 from .config import Config, identity
 from .federation import Federation
-from .folder import cache_home
 from .schema import settings_that_are
 
 TIMED = ("engine", "models")  # the folders of this package whose code is timed
+
+
+def cache_home() -> Path:
+    """Where what one run keeps for others lies."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return home / "fedjax-adapt"
 
 
 def read_cache(file: Path) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from fedjax_adapt.cli import main
 from fedjax_adapt.core import Info
 from fedjax_adapt.experiment import Config, read_run, run, store, value_cohort
 from fedjax_adapt.experiment import valuation as module
-from fedjax_adapt.experiment.folder import Replayed
 from fedjax_adapt.report.clients import agreement
 
 GSNR = {
@@ -221,7 +220,7 @@ def test_values_that_say_nothing_are_refused(half, monkeypatch, num_steps, delta
         cohort, steps = np.array([0, 4, 6]), np.array(num_steps)
         deltas = jax.tree.map(fill, params)
         info = Info(cohort, steps, nothing, nothing, steps.max(), nothing[0], deltas)
-        return Replayed(2, params, info, {"client": np.array([0, 4])})
+        return module.Replayed(2, params, info, {"client": np.array([0, 4])})
 
     monkeypatch.setattr(module, "replay", replay)
     with pytest.raises(ValueError, match=says):

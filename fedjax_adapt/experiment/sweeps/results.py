@@ -20,7 +20,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import SettingError
 from .. import store, toml
 from ..config import (
     all_options,
@@ -31,7 +30,7 @@ from ..config import (
     method_of,
     to_settings,
 )
-from ..folder import check_can_write, check_origins
+from ..folder import check_may_begin
 from ..options import check_path
 from ..rows import COLUMNS
 from ..spelling import flat_name, nested
@@ -64,32 +63,13 @@ def sweep_folder(sweep: Sweep, folder: str | Path | None = None) -> Path:
 
 def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
     """Raises ValueError unless this sweep may start, or go on, in `folder`."""
-    check_can_write(folder)
-    if not folder.exists():
-        return
-    if not (folder / store.SWEEP).exists():
-        if any(path.name not in (store.LOCK, store.OWN) for path in folder.iterdir()):
-            raise SettingError(
-                f"folder={folder} holds files that are no sweep; give a new folder."
-            )
-        return
-    change = first_change(read_sweep(folder / store.SWEEP), sweep)
-    if change is not None:
-        raise SettingError(
-            f"folder={folder} holds another sweep ({change}); give another folder."
-        )
-    if (folder / store.SUMMARY).exists():
-        raise SettingError(
-            f"folder={folder} holds this sweep, finished; a finished sweep is never "
-            "overwritten, so give another folder."
-        )
-    if resume:
-        check_origins(folder, (trial.config for trial in sweep.trials))
-    else:
-        raise SettingError(
-            f"folder={folder} holds this sweep, half finished; write --resume "
-            "(sweep(..., resume=True) in Python), or give another folder."
-        )
+
+    def changed() -> str | None:
+        change = first_change(read_sweep(folder / store.SWEEP), sweep)
+        return change and f"another sweep ({change}); give another folder."
+
+    configs = (trial.config for trial in sweep.trials)
+    check_may_begin(folder, store.SWEEP, changed, configs, resume)
 
 
 def first_change(old: Sweep, new: Sweep) -> str | None:
