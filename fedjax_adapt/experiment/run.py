@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 
 from .. import check
-from ..core import Algorithm, Metrics, State, Task, tree_bytes
+from ..core import Algorithm, State, Task, tree_bytes
 from ..data import FederatedDataset
 from ..engine import memory, processes
 from ..engine.allocator import keeps_memory
@@ -149,13 +149,11 @@ def _run(
     used = replace(config, devices=program.num_devices)
     with locked_folder(folder, used, resume) as writes:
         state = _train(config, federation, program, folder, progress, callback)
-        clients = _on_clients(config, federation, program, state)
-        personal = _personal_on_clients(config, federation, program, state)
+        accuracy = _client_accuracy(config, federation, program, state)
         result = None
         if writes:
-            spread = (_spread(federation, found) for found in (clients, personal))
             result = summarise(
-                config, federation, program, folder, commit, tuple(spread), calibrated
+                config, federation, program, folder, commit, accuracy, calibrated
             )
             store.finish(folder, result.to_dict())
     return Summary(**processes.from_first(asdict(result) if result else None))
@@ -219,32 +217,20 @@ def _warning(
     return None
 
 
-def _on_clients(
+def _client_accuracy(
     config: Config, federation: Federation, program: Program, state: State
-) -> Metrics | None:
-    """What the last model is worth to each client; None where it is not asked for."""
+) -> tuple[dict[str, float], dict[str, float]]:
+    """`Summary.client_accuracy` and `personal_accuracy`; empty where not asked for."""
     if not config.evaluate_clients:
-        return None
-    return evaluate_clients(
-        federation.task, state.params, federation.data, devices=program.num_devices
-    )
-
-
-def _personal_on_clients(
-    config: Config, federation: Federation, program: Program, state: State
-) -> Metrics | None:
-    """What its own model is worth to each client; None: not asked for, or none."""
+        return {}, {}
     algorithm, task, data = federation.algorithm, federation.task, federation.data
-    if not config.evaluate_clients or algorithm.local.personal is None:
-        return None
-    return evaluate_personal(algorithm, task, state, data, devices=program.num_devices)
-
-
-def _spread(federation: Federation, found: Metrics | None) -> dict[str, float]:
-    if found is None:
-        return {}
-    held = own_examples(federation.data).size
-    return summary.spread_over_clients(found.accuracy, held)
+    devices, sizes = program.num_devices, own_examples(data).size
+    spread = lambda found: summary.spread_over_clients(found.accuracy, sizes)
+    server = spread(evaluate_clients(task, state.params, data, devices=devices))
+    if algorithm.local.personal is None:
+        return server, {}
+    found = evaluate_personal(algorithm, task, state, data, devices=devices)
+    return server, spread(found)
 
 
 def summarise(
