@@ -51,16 +51,16 @@ def groups_of(trials: Sequence[Trial], side_by_side: int | str = "auto") -> list
     shapes: dict[int, Any] = {}
     groups: list[list[Trial]] = []
     traced: list[list[str]] = []
-    for some in alike.values():
-        names = _varying(some)
+    for members in alike.values():
+        names = _varying(members)
         # another seed of the data changes nothing of what may be traced
-        kind = _key(some[0], number_names(some[0].config), ["partition_seed"])
+        kind = _key(members[0], number_names(members[0].config), ["partition_seed"])
         kind += json.dumps(names)
         if kind not in known:
-            known[kind], found = _examined(some, names, side_by_side)
+            known[kind], found = _examined(members, names, side_by_side)
             shapes |= found
         split: dict[str, list[Trial]] = {}
-        for trial in some:
+        for trial in members:
             key = _key(trial, known[kind]) + json.dumps(shapes.get(trial.number))
             split.setdefault(key, []).append(trial)
         groups += split.values()
@@ -76,8 +76,8 @@ def _key(trial: Trial, numbers: Sequence[str], but: Sequence[str] = ()) -> str:
     """What trials of one program agree in: all but seeds, partitions and some numbers."""
     settings = identity(trial.config) | dict.fromkeys(numbers, "a number")
     left_out = {*SEEDS, *settings_of(trial.config), *but}
-    kept = {name: value for name, value in settings.items() if name not in left_out}
-    return json.dumps(kept, sort_keys=True)
+    shared = {name: v for name, v in settings.items() if name not in left_out}
+    return json.dumps(shared, sort_keys=True)
 
 
 def _varying(trials: Sequence[Trial]) -> list[str]:
@@ -102,16 +102,16 @@ def _examined(
         federation = build(config)
         layout_of(config, federation, len(trials), side_by_side)
         can_trace(config, federation, [])
-    shapes, held = {}, {partition_of(config): federation.data}
+    shapes, datasets = {}, {partition_of(config): federation.data}
     for trial in trials:
         with _about(trial):
             text = partition_of(trial.config)
-            if text not in held:
-                own = partition_tables(trial.config, federation)
-                held[text] = own.put_into(federation.data)
-            mine = federation._replace(data=held[text])
-            check_numbers(trial.config, mine)
-            shapes[trial.number] = shape_of(mine)
+            if text not in datasets:
+                tables = partition_tables(trial.config, federation)
+                datasets[text] = tables.put_into(federation.data)
+            federation_of_trial = federation._replace(data=datasets[text])
+            check_numbers(trial.config, federation_of_trial)
+            shapes[trial.number] = shape_of(federation_of_trial)
     if can_trace(config, federation, names):
         return names, shapes
     alone = [name for name in names if can_trace(config, federation, [name])]

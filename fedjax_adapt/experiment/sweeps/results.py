@@ -143,16 +143,16 @@ def rows_of(
             if named == store.ACCURACY
             else named.replace("_", " "),
         }
-        own = metrics.filter(pc.equal(metrics["trial"], trial.number))
-        diverged = own["diverged_round"][-1].as_py() or None
+        curve = metrics.filter(pc.equal(metrics["trial"], trial.number))
+        diverged = curve["diverged_round"][-1].as_py() or None
         row["diverged_round"] = diverged
-        stopped = "stopped_round" in own.column_names and own["stopped_round"][-1]
+        stopped = "stopped_round" in curve.column_names and curve["stopped_round"][-1]
         row["stopped_round"] = (stopped.as_py() or None) if stopped else None
         if diverged is None:
-            by_class = own[f"class_{named}"][-1].as_py()
+            by_class = curve[f"class_{named}"][-1].as_py()
             of_classes = per_class(by_class, said["test_counts"])
             figures = {"class_accuracy": of_classes} | results(
-                own, trial.config.targets
+                curve, trial.config.targets
             )
             of_clients = ended.get(trial.number, {})  # empty where it was stopped early
             of_clients = {n: v for n, v in of_clients.items() if n != "trial"}

@@ -48,34 +48,40 @@ def write_trials(
         path = folder / store.trial_folder(number)
         if (path / store.SUMMARY).exists():
             continue
-        own = {
+        rows = {
             name: table.filter(pc.equal(table["trial"], number)).drop_columns("trial")
             for name, table in tables.items()
             if "trial" in table.column_names
         }
-        diverged = own["metrics"]["diverged_round"][-1].as_py()
-        own["metrics"] = own["metrics"].drop_columns(
-            [name for name in ENDS if name in own["metrics"].column_names]
+        diverged = rows["metrics"]["diverged_round"][-1].as_py()
+        rows["metrics"] = rows["metrics"].drop_columns(
+            [name for name in ENDS if name in rows["metrics"].column_names]
         )
         if diverged:
-            own["metrics"] = own["metrics"].slice(0, len(own["metrics"]) - 1)
+            rows["metrics"] = rows["metrics"].slice(0, len(rows["metrics"]) - 1)
         path.mkdir(parents=True, exist_ok=True)
         store.write_origins(path, origins([config]))
         store.write_text(path / store.CONFIG, to_toml(config))
         for name in ("metrics", "clients"):
-            if name in own and len(own[name]):
-                last = own[name]["round"][-1].as_py()
-                columns = {n: own[name][n] for n in own[name].column_names}
+            if name in rows and len(rows[name]):
+                last = rows[name]["round"][-1].as_py()
+                columns = {n: rows[name][n] for n in rows[name].column_names}
                 store.append(path, name, columns, last)
         if not diverged:
             which = int(compiled.partitions.which[i])
             if which not in known:
                 known[which] = _skew(federation, compiled, i)
-            ended = own["trials"].to_pylist() if "trials" in own else []
+            ended = rows["trials"].to_pylist() if "trials" in rows else []
             accuracy = (ended[0] if ended else {}, {})
-            mine = federation._replace(skew=known[which])
+            with_skew = federation._replace(skew=known[which])
             summary = summarise(
-                config, mine, program, path, commit, accuracy, trials=compiled.width
+                config,
+                with_skew,
+                program,
+                path,
+                commit,
+                accuracy,
+                trials=compiled.width,
             )
             store.finish(path, summary.to_dict())
 
