@@ -7,11 +7,12 @@ from typing import Any, Literal, NamedTuple
 from rich.console import Console
 
 from ..errors import SettingError
+from ..experiment import valuation
 from ..experiment.config import common_options
 from ..experiment.flags import read_flags, words_of
 from ..experiment.folder import config_of
 from ..experiment.options import Option
-from ..experiment.valuation import ORDERS, Reference, Value, value_cohort
+from ..experiment.valuation import ORDERS, Reference, Value
 from ..report.clients import agreement, contributions_table, draw_contributions
 from ..report.clients import contributions as ranking
 from ..report.compare import comparison_tables
@@ -107,7 +108,7 @@ def _references(folder: str, options: dict) -> tuple[dict, list[str]]:
     means = {one.client: one.mean for one in ranking(folder)}  # or the run is refused
     devices = config_of(Path(folder), devices=options["devices"]).devices
     process.take_devices(devices)
-    found = value_cohort(folder, **options)
+    found = valuation.value_cohort(folder, **options)
     of_clients = lambda column: dict(
         zip(found.clients.tolist(), column.tolist(), strict=True)
     )
