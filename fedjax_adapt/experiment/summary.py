@@ -196,12 +196,8 @@ def versions() -> dict[str, str]:
     """Python and the packages that decide the numbers."""
     from fedjax_adapt import __version__
 
-    packages = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
-    return {
-        "fedjax-adapt": __version__,
-        "python": platform.python_version(),
-        **packages,
-    }
+    ours = {"fedjax-adapt": __version__, "python": platform.python_version()}
+    return ours | {n: metadata.version(n) for n in ("jax", "jaxlib", "numpy")}
 
 
 def commit() -> str | None:
