@@ -14,6 +14,7 @@ from .laws import exponential as exponential
 from .laws import lognormal as lognormal
 from .laws import normal as normal
 from .laws import uniform as uniform
+from .times import broadcast_seconds as broadcast_seconds
 from .times import end_times as end_times
 from .times import refine_seconds as refine_seconds
 from .times import round_seconds as round_seconds

@@ -61,6 +61,20 @@ def refined_traffic(algorithm: Algorithm) -> Traffic:
     return refine.traffic_refined
 
 
+def late_upload(algorithm: Algorithm) -> Traffic:
+    """What all clients that train send only when they know who refines."""
+    refine, rule = as_refinement(algorithm.refine), algorithm.local.traffic
+    if refine is None or not refine.uploads_late:
+        return Traffic()
+    assert isinstance(rule, Traffic)
+    return Traffic(models_up=rule.models_up, scalars_up=rule.scalars_up)
+
+
+def without(traffic: Traffic, other: Traffic) -> Traffic:
+    """The part of `traffic` that is not `other`."""
+    return Traffic(*(a - b for a, b in zip(traffic, other, strict=True)))
+
+
 def asks_clients(algorithm: Algorithm) -> bool:
     """Whether a round exchanges anything with clients; else what they do is of no cost."""
     return traffic_of(algorithm) != Traffic()

@@ -7,10 +7,12 @@ looks for a test accuracy finds it.
 
 from typing import Any
 
+from .. import costs
 from ..core import Algorithm, Refinement, as_refinement
 from ..data import PROTOCOLS, PublicSet, Source
 from ..data.source import default_size
 from ..errors import SettingError
+from .clock import build_clock
 from .config import Config, partition_seed
 from .federation import Federation
 from .store import ACCURACY, TRAINED
@@ -96,6 +98,13 @@ def broadcast_bytes(federation: Federation) -> int:
         return 0
     labels = 0 if public.y is None else public.num_examples
     return federation.data.num_clients * (int(public.x.nbytes) + labels)
+
+
+def broadcast_seconds(config: Config, federation: Federation) -> float:
+    """Simulated seconds until the last client has it, which the first round waits for."""
+    number = federation.data.num_clients
+    each = broadcast_bytes(federation) // number
+    return costs.broadcast_seconds(build_clock(config), each, number)
 
 
 def described(federation: Federation) -> dict[str, Any]:

@@ -185,7 +185,14 @@ def _train(
     broadcast = public.broadcast_bytes(federation)
     place = folder if own else None
     clients = federation.data.num_clients
-    log = Log(place, clients, accuracy, broadcast, callback)
+    log = Log(
+        place,
+        clients,
+        accuracy,
+        broadcast,
+        callback,
+        seconds={None: public.broadcast_seconds(config, federation)},
+    )
     given = set()
     aside = checkpoint.set_aside(checkpoints, done) if own else None
     warnings = [aside, public.unused(config, federation)]

@@ -71,7 +71,8 @@ class Summary:
       public_steps: steps on a public set, of clients and at the server.
       bytes_down: received by the clients of all rounds, with a public set sent to them.
       bytes_up: sent by them.
-      simulated_seconds: of all rounds on the simulated clock; 0 without one.
+      simulated_seconds: of all rounds on the simulated clock, and of sending a public set
+        before them; 0 without one.
       seconds: of training and evaluation; compilation and files apart.
       compile_seconds: to compile the round.
       calibrate_seconds: to try how many lanes and which convolutions are fastest; next to

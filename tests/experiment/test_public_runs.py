@@ -18,6 +18,7 @@ from fedjax_adapt.experiment.preview import preview
 from fedjax_adapt.experiment.public import (
     accuracy_name,
     auxiliary,
+    broadcast_seconds,
     uses_public,
 )
 from fedjax_adapt.experiment.store import ACCURACY, TRAINED
@@ -334,3 +335,13 @@ def test_who_trains_on_the_public_set_is_sent_it_once(finished):
     assert control.public["broadcast_bytes"] == 0
     assert control.bytes_down == control.bytes_up == 3 * model
     assert control.public_steps == result.public_steps
+
+
+@pytest.mark.parametrize("algorithm, each", [("fnr", 65 * 30), ("fedavg_pubft", 0)])
+def test_the_first_round_waits_for_the_public_set(algorithm, each):
+    """8 |P| 65 bits at 1000 bits a second, if clients train on it."""
+    asked = {"algorithm": algorithm, "public_examples": 30, "step_seconds": 0.1}
+    config = from_settings({**SMALL, **asked, "download_bandwidth": 1000})
+    assert broadcast_seconds(config, build(config)) == 8 * each / 1000
+    free = from_settings({**SMALL, **asked})
+    assert broadcast_seconds(free, build(free)) == 0

@@ -121,3 +121,10 @@ def test_a_diverged_group_leaves_the_rows_before_it(tmp_path):
     again = rows.Log(tmp_path, num_clients=5)
     assert (again.tally.totals["local_steps"], again.seconds) == (10, 1.0)
     assert again.tally.totals["simulated_seconds"] == 1.75
+
+
+def test_a_tally_begins_with_the_broadcast_and_goes_on_from_its_last_row():
+    began = rows.Tally({}, broadcast=500, seconds=4.0).totals
+    assert (began["bytes_down"], began["simulated_seconds"]) == (500, 4.0)
+    went_on = rows.Tally(dict(BEFORE), broadcast=500, seconds=4.0).totals
+    assert {name: went_on[name] for name in BEFORE} == BEFORE

@@ -292,6 +292,10 @@ class _Runner:
             self.callback,
             trials,
             base,
+            {
+                trial.number: public.broadcast_seconds(trial.config, federation)
+                for trial in map(self.group.trials.__getitem__, some)
+            },
         )
         if self.callback is not None and log.all_over:
             return  # and what they came to is written
