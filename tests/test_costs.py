@@ -28,6 +28,7 @@ from fedjax_adapt.costs import (
     round_bytes,
     round_seconds,
     traffic_of,
+    wasted,
 )
 from fedjax_adapt.engine.cohort import gather_cohort
 from fedjax_adapt.engine.round import checked
@@ -200,6 +201,35 @@ def test_all_wait_for_the_last_who_measures_though_it_does_not_train(data, task)
     np.testing.assert_allclose(seconds, known + rest + 5, rtol=1e-6)
     _, seconds = after([0, 0, 0, 0])  # nobody's gradient says anything
     np.testing.assert_allclose(seconds, known, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name, each",
+    [("fedavg", 2 * M), ("scaffold", 4 * M), ("fedgsnr", M), ("gift", 2 * M + 4)],
+)
+def test_who_was_too_late_has_trained_for_nothing(task, data, name, each):
+    """Clients 2 and 5 of the five that train; FedGSNR has all but their models anyhow."""
+    algorithm = told(constructed(name), task, data)
+    starters = cohort_of(data, [0, 1, 2, 3, 4, 5], [3, 2, 7, 0, 4, 5])
+    cohort = cohort_of(data, [0, 1, 4], [3, 2, 4])
+    params = task.init(keys(1)[0])
+    assert wasted(algorithm, params, cohort, starters) == (2 * each, 7 + 5)
+    assert wasted(algorithm, params, starters, starters) == (0, 0)
+
+
+def test_a_round_counts_the_late_apart(task, data):
+    clock = fa.Clock(np.array([1, 9, 2, 8, 3, 7], np.float32))
+    plan = fa.Plan(participation=fa.earliest(0.5), batch_size=4, clock=clock)
+    algorithm = fa.with_steps(fedavg(), fa.constant_steps(3))
+    round_fn, state = start(algorithm, task, data, plan)
+    _, info = jax.jit(round_fn)(state, keys(1)[0])
+    assert np.asarray(info.cohort).tolist() == [0, 2, 4]
+    assert (info.bytes_down, info.bytes_up) == (3 * M, 3 * M)
+    assert (info.wasted_bytes, info.wasted_steps) == (3 * 2 * M, 3 * 3)
+    heard = []
+    fa.train(round_fn, state, keys(2), callback=heard.append)
+    assert [figures["wasted_steps"] for figures in heard] == [9, 18]
+    assert [figures["local_steps"] for figures in heard] == [9, 18]
 
 
 @pytest.mark.parametrize("upload", ["delayed", "twice"])

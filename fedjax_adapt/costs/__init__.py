@@ -23,3 +23,4 @@ from .traffic import answers_late as answers_late
 from .traffic import messages as messages
 from .traffic import round_bytes as round_bytes
 from .traffic import traffic_of as traffic_of
+from .traffic import wasted as wasted

@@ -40,6 +40,7 @@ from ..costs import (
     refine_seconds,
     round_bytes,
     step_seconds,
+    wasted,
 )
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
@@ -238,6 +239,7 @@ def debug_round(
         if policy.update is not None:
             policy_state = policy.update(policy_state, cohort, trained, outcome)
         down, up = round_bytes(algorithm, state.params, cohort, asked, steps)
+        lost = wasted(algorithm, state.params, cohort, asked)
         report = policy.report(policy_state, asked, seen)
         of_kept = lambda leaf: leaf[jnp.array(kept)] if jnp.ndim(leaf) else leaf
         report = jax.tree.map(of_kept, report)
@@ -263,6 +265,8 @@ def debug_round(
             public_steps=num_public,
             refine=refinement,
             server=shown(cohort, said),
+            wasted_bytes=lost[0],
+            wasted_steps=lost[1],
         )
 
     return round_fn

@@ -35,6 +35,7 @@ from ..costs import (
     round_bytes,
     round_seconds,
     step_seconds,
+    wasted,
 )
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
@@ -305,6 +306,7 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     bytes_down, bytes_up = round_bytes(
         algorithm, state.params, cohort, asked, moved.steps
     )
+    wasted_bytes, wasted_steps = wasted(algorithm, state.params, cohort, asked)
     info = Info(
         cohort=cohort.ids,
         num_steps=cohort.num_steps,
@@ -321,6 +323,8 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
         public_steps=public_steps(cohort, moved.steps, refinement),
         refine=shown(cohort, moved.report | refinement),
         server=shown(cohort, said),
+        wasted_bytes=wasted_bytes,
+        wasted_steps=wasted_steps,
     )
     check.same_kind("the round", "the state", new, state, "init_state")
     new = jax.tree.map(strongly_typed, new, state)

@@ -12,7 +12,7 @@ from ..errors import SettingError
 
 # what is counted from a beginning on
 TOTALS = {"local_steps": int, "public_steps": int, "bytes_down": int, "bytes_up": int}
-TOTALS["simulated_seconds"] = float
+TOTALS |= {"simulated_seconds": float, "wasted_bytes": int, "wasted_steps": int}
 
 Callback = Callable[[dict[str, Any]], bool | None]  # True: stop
 
@@ -33,7 +33,8 @@ def counted(infos: Info, before: Mapping[str, float]) -> dict[str, Any]:
     clipped = (infos.clipped * infos.num_steps)[active].sum(dtype=np.float64)
     grown = {"local_steps": steps, "simulated_seconds": infos.seconds}
     grown |= {"bytes_down": infos.bytes_down, "bytes_up": infos.bytes_up}
-    grown["public_steps"] = infos.public_steps
+    for name in ("public_steps", "wasted_bytes", "wasted_steps"):
+        grown[name] = getattr(infos, name)
     total = lambda name: before[name] + np.sum(grown[name], dtype=np.float64)
     return {
         "train_loss": float(losses.mean()) if losses.size else float("nan"),

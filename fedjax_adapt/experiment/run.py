@@ -98,7 +98,8 @@ def run(
         Its test set, where it has none, is all the test examples of its clients.
       callback: called with a dict for each round, after the evaluation that follows it:
         round (1 is the first), train_loss, cohort, local_steps, public_steps, bytes_down,
-        bytes_up, simulated_seconds, clipped, cut, delta_norm and the scalars of the step
+        bytes_up, simulated_seconds, wasted_bytes, wasted_steps, clipped, cut, delta_norm
+        and the scalars of the step
         policy, as in `Record.metrics` but of that round alone (totals are since the start
         of the run); and, in the last before an evaluation, accuracy, loss and seconds. If
         it returns True the run ends after the evaluation that follows the round, the

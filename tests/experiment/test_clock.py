@@ -111,6 +111,10 @@ def test_a_timed_run_counts_on_and_resumes_to_the_bit(tiny):
     metrics = read_run(whole.folder).metrics.to_pydict()
     assert set(metrics["cohort"]) == {3.0}
     np.testing.assert_array_equal(metrics["bytes_up"], 2 * MODEL * 3 * np.arange(1, 8))
+    # all start, and each receives and sends two models
+    late = np.array(metrics["wasted_bytes"]) / (4 * MODEL * np.arange(1, 8))
+    assert late.tolist() == [whole.num_clients - 3] * 7
+    assert result.wasted_steps == metrics["wasted_steps"][-1] > 0
     seconds = np.diff([0.0, *metrics["simulated_seconds"]])
     assert (seconds > 8 * 2 * MODEL / 1e6).all()
     assert result.simulated_seconds == metrics["simulated_seconds"][-1]

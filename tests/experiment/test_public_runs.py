@@ -322,7 +322,7 @@ def test_who_trains_on_the_public_set_is_sent_it_once(finished):
     model = summary["bytes_up"] // 3 - 4 * 11 * sizes["cohort"]
     means = 4 * 10 * sizes["refined"]
     assert summary["bytes_down"] == broadcast + 3 * (model + means)
-    assert summary["public_steps"] == 3 * sizes["refined"] * 2 * 2
+    assert summary["public_steps"] == 3 * sizes["refined"] * 2 * 1  # 30 at once
     assert f"{summary['public_steps']} on the public set" in said
     control = finished(
         algorithm="fedavg_pubft",
@@ -342,6 +342,6 @@ def test_the_first_round_waits_for_the_public_set(algorithm, each):
     """8 |P| 65 bits at 1000 bits a second, if clients train on it."""
     asked = {"algorithm": algorithm, "public_examples": 30, "step_seconds": 0.1}
     config = from_settings({**SMALL, **asked, "download_bandwidth": 1000})
-    assert broadcast_seconds(config, build(config)) == 8 * each / 1000
+    assert broadcast_seconds(config, build(config)) == pytest.approx(8 * each / 1000)
     free = from_settings({**SMALL, **asked})
     assert broadcast_seconds(free, build(free)) == 0
