@@ -42,9 +42,10 @@ def train(
         clients that trained), cohort (how many they were), local_steps, public_steps,
         bytes_down, bytes_up, simulated_seconds, wasted_bytes and wasted_steps (since the
         call of `train`), clipped, cut, delta_norm and the scalars that the algorithm
-        reports. If it returns True no other chunk begins. The rounds of the chunk after that one have been run by then:
-        state and infos are those of the chunk's end, and the callback is not called for
-        them; `chunk_size=1` stops at once. What it raises is raised; `state` is valid.
+        reports. If it returns True no other chunk begins. The rounds of the chunk after
+        that one have been run by then: state and infos are those of the chunk's end, and
+        the callback is not called for them; `chunk_size=1` stops at once. What it raises
+        is raised; `state` is valid.
 
     A method whose equations have the number of rounds (FedSSG) is given those before and
     those of this call, unless the plan says: write `Plan(rounds=...)` where several calls
