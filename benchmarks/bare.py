@@ -24,7 +24,7 @@ from readings import Ready
 import fedjax_adapt as fa
 from fedjax_adapt.core import precise
 from fedjax_adapt.engine import mesh
-from fedjax_adapt.engine.lanes import compiler_options
+from fedjax_adapt.engine.xla import compiler_options
 
 ACCESS = ("gathered", "ready")
 

@@ -20,7 +20,7 @@ from one_round import KEYS, one_round
 from readings import Case, Ready, scratch, short
 
 import fedjax_adapt as fa
-from fedjax_adapt.engine import lanes, mesh
+from fedjax_adapt.engine import lanes, mesh, xla
 from fedjax_adapt.engine.batches import batch_at
 from fedjax_adapt.engine.build import num_lanes_of
 from fedjax_adapt.engine.cohort import sample_cohort
@@ -144,7 +144,7 @@ def compiled(
 ) -> Ready:
     """A program under the options of a round; `last`: its last argument, call by call."""
     begin = time.perf_counter()
-    options = lanes.compiler_options(num_lanes)
+    options = xla.compiler_options(num_lanes)
     run = jax.jit(program).lower(*fixed, next(last)).compile(options)
     spent = round(time.perf_counter() - begin, 2)
     return Ready(lambda: run(*fixed, next(last)), {"compile_seconds": spent})

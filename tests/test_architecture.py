@@ -137,7 +137,7 @@ def test_paths_named_in_pyproject_exist():
 
 
 def test_no_function_of_a_module_keeps_a_program_for_every_task():
-    """`jax.jit` with static arguments does, for good: see engine/programs.py."""
+    """`jax.jit` with static arguments does, for good: see engine/xla.py."""
     found = set()
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):

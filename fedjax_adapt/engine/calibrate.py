@@ -29,7 +29,7 @@ from ..core import (
 )
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
-from . import lanes, memory, mesh
+from . import lanes, memory, mesh, xla
 from .batches import batch_size
 from .build import lanes_that_fit, make_round
 from .footprint import footprint
@@ -236,7 +236,7 @@ def _compiled(
     state = init_state(algorithm, task, data, plan, jax.random.key(0))
     round_fn = make_round(algorithm, task, data, plan)
     step = jax.jit(lambda state, f, key: f(state, key), donate_argnums=0)
-    options = lanes.compiler_options(round_fn.num_lanes)
+    options = xla.compiler_options(round_fn.num_lanes)
     key = jax.random.key(1)
     traced = step.trace(state, round_fn, key)
     devices = num_devices_of(data, plan)

@@ -1,6 +1,5 @@
 """How many clients run side by side, and a loop over a cohort in such groups."""
 
-import functools
 import heapq
 import math
 from collections.abc import Callable, Iterable
@@ -117,28 +116,6 @@ def block_of(steps: np.ndarray | None, num_lanes: int, cohort_size: int) -> int:
         return trips * (block + between)
 
     return min(range(1, MOST_BLOCK + 1), key=cost)
-
-
-def compiler_options(num_lanes: int) -> dict[str, str] | None:
-    """XLA options under which rounds run fastest on this backend; None: the defaults.
-
-    XLA's CPU backend gives matrix products and reductions to its YNN library, whose
-    batched forms are slower than XLA's own. Only a jit at the top level takes compiler
-    options, so this is for programs that own theirs.
-    """
-    return None if num_lanes == 1 else _without_ynn()
-
-
-@functools.cache
-def _without_ynn() -> dict[str, str] | None:
-    options = {"xla_cpu_experimental_ynn_fusion_type": ""}
-    if jax.default_backend() != "cpu":
-        return None
-    try:
-        jax.jit(lambda x: x, compiler_options=options).lower(0.0).compile()
-    except jax.errors.JaxRuntimeError:  # a jaxlib that has no such option
-        return None
-    return options
 
 
 def each(function: Callable, num_lanes: int) -> Callable:

@@ -14,8 +14,8 @@ from . import mesh
 from .arrays import put
 from .client_store import host
 from .client_store.device import table_shardings
-from .programs import jit_newest
 from .scores import shapes_of
+from .xla import jit_newest
 
 BLOCK = 64  # clients whose states are fetched from the host's memory at a time
 

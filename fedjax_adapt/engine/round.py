@@ -39,7 +39,7 @@ from ..costs import (
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
 from ..plan import NUMBERS, Plan
-from . import mesh
+from . import mesh, xla
 from .batches import batch_size
 from .client_store import DEVICE, ClientStore, store_of
 from .cohort import (
@@ -69,7 +69,7 @@ from .refine import (
 )
 from .slots import num_devices_of, pace_of
 from .steps import Pace
-from .train_cohort import afterwards, digest_cohort, measure_cohort, train_cohort
+from .train_cohort import digest_cohort, measure_cohort, train_cohort
 from .verify import verify
 
 
@@ -240,7 +240,7 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     measured = measure_cohort(setup, broadcast, cohort, held, key_measure)
     measured = digest_cohort(setup, cohort, measured)
     num_steps = algorithm.policy.steps(state.policy, cohort, measured)
-    num_steps = afterwards(measured, num_steps)
+    num_steps = xla.known_after(num_steps, jax.tree.leaves(measured)[:1])
     cohort, cut = with_num_steps(cohort, num_steps, plan, algorithm.policy)
     times = end_times(plan.clock, algorithm, state.params, cohort, key)
     rows = first_to_end(data, plan, cohort, times, key_cohort)

@@ -23,7 +23,7 @@ from ..core import (
 from ..errors import SettingError
 from . import mesh
 from .contract import named_task
-from .programs import jit_newest
+from .xla import jit_newest
 
 
 class Scores(NamedTuple):

@@ -11,10 +11,9 @@ from .. import check
 from ..core import Info, Key, PyTree, RoundFn, State
 from ..errors import SettingError
 from . import memory
-from .lanes import compiler_options
-from .programs import jit_newest
 from .round import Round
 from .tally import TOTALS, Callback, asks_to_stop, check_callback, each_round
+from .xla import compiler_options, jit_newest
 
 
 def no_measure(state: State) -> tuple[()]:

@@ -177,19 +177,6 @@ def kept_of(run: LocalRun) -> LocalRun:
     return run._replace(**shared, **functions)
 
 
-def afterwards(measured: PyTree, num_steps: Array) -> Array:
-    """`num_steps`, known no sooner than what was measured.
-
-    The measurements read the client tables and the training writes them. Unless XLA sees
-    that one comes after the other, it copies the tables.
-    """
-    leaves = jax.tree.leaves(measured)
-    if not leaves:
-        return num_steps
-    nothing = jnp.isnan(leaves[0].reshape(-1)[0].astype(float)).astype(jnp.int32) >> 1
-    return num_steps + nothing  # 0 >> 1 or 1 >> 1, which XLA does not work out
-
-
 def measure_cohort(
     setup: Setup, broadcast: Broadcast, cohort: Cohort, held: CohortRows, key: Key
 ) -> PyTree:

@@ -18,10 +18,10 @@ from ..engine.cohort import most_steps
 from ..engine.evaluate import by_class, overall, scores
 from ..engine.footprint import Footprint, footprint
 from ..engine.initial import init_state
-from ..engine.lanes import compiler_options
 from ..engine.memory import check_room
 from ..engine.slots import num_devices_of
 from ..engine.train import train_and_evaluate
+from ..engine.xla import compiler_options
 from .config import Config
 from .federation import Federation
 from .rows import Measured

@@ -5,7 +5,7 @@ import gc
 import jax
 import jax.numpy as jnp
 
-from fedjax_adapt.engine.programs import MOST, jit_newest
+from fedjax_adapt.engine.xla import MOST_PROGRAMS, jit_newest
 
 
 def num_programs():
@@ -23,11 +23,11 @@ def test_only_the_newest_programs_are_kept():
 
     x = jnp.arange(3)
     before = num_programs()
-    for factor in range(MOST + 10):
+    for factor in range(MOST_PROGRAMS + 10):
         for _ in range(2):
             assert times(factor, x).tolist() == [0, factor, 2 * factor]
-    assert compiled == list(range(MOST + 10))
-    assert num_programs() - before == MOST
+    assert compiled == list(range(MOST_PROGRAMS + 10))
+    assert num_programs() - before == MOST_PROGRAMS
     times(0, x)
     assert compiled[-1] == 0  # again: it was let go
     del times

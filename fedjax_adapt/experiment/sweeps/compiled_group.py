@@ -21,8 +21,8 @@ from ...engine.client_store import store_of
 from ...engine.cohort import most_steps, num_slots
 from ...engine.forecast import cohort_steps
 from ...engine.lanes import choose as choose_lanes
-from ...engine.lanes import compiler_options
 from ...engine.trials import Layout
+from ...engine.xla import compiler_options
 from ...errors import SettingError
 from ..config import Config
 from ..federation import Federation
