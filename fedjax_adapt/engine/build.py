@@ -21,7 +21,6 @@ from .initial import federation_kinds, init_state
 from .lanes import choose
 from .round import Round, checked, round_of
 from .slots import each_of, num_devices_of
-from .trials import trial_bytes
 
 # a round is traced unless so many times what is guessed of its lanes fit: on large images
 # a deep network holds ten times as much
@@ -165,5 +164,5 @@ def _at_most(
     init = partial(init_state, algorithm, task, data, plan)
     state = jax.eval_shape(init, jax.random.key(0))
     batch = batch_size(data, plan), 4 * math.prod(data.x.shape[1:])
-    without = trial_bytes(state, 0, batch)
-    return without + ROUGHLY * (trial_bytes(state, lanes, batch) - without)
+    without = memory.guessed_bytes(state, 0, batch)
+    return without + ROUGHLY * (memory.guessed_bytes(state, lanes, batch) - without)

@@ -4,15 +4,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import check
 from ..core import Algorithm, Array, Key, Origin, Params, Setting, State, Task
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
-from ..plan import Plan
+from ..plan import NUMBERS, Plan
 from .client_store import store_of
 from .cohort import expected_share, num_slots, participation_of
 from .contract import check_parts, named, named_task
+from .local import is_zero
 from .refine import init_refinement
 from .slots import num_devices_of
 
@@ -214,3 +216,28 @@ def federation_kinds(
 def strongly_typed(new, old) -> Array:
     """`new` in the dtype of `old`, which gives way to no other, so that rounds scan."""
     return jax.lax.convert_element_type(new, old.dtype)
+
+
+def numbers_of(plan: Plan) -> dict[str, Any]:
+    """What the plan holds of `NUMBERS`, but for those that leave a term out, and rounds.
+
+    As host scalars, which go to whatever devices a program runs on.
+    """
+    given = {name: getattr(plan, name) for name in (*NUMBERS, "rounds")}
+    return {
+        name: _host_scalar(number)
+        for name, number in given.items()
+        if number is not None and not is_zero(number)
+    }
+
+
+def _host_scalar(number: Any) -> Any:
+    """The same number, whose dtype gives way to others, but for an array of JAX's own."""
+    if check.is_tracer(number):
+        return number
+    if isinstance(number, jax.Array) and not number.weak_type:
+        return np.asarray(number)[()]
+    # 1 and np.float32(0.5) are no other program than 0.5
+    if isinstance(number, jax.Array | np.generic | np.ndarray | int):
+        return float(number)
+    return number

@@ -11,9 +11,9 @@ from ..core import Algorithm, Array, Params, PyTree, State, Task, precise
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
 from . import mesh
-from .arrays import put
 from .client_store import host
 from .client_store.device import table_shardings
+from .processes import put
 from .scores import shapes_of
 from .xla import jit_newest
 

@@ -57,9 +57,8 @@ from .cohort import (
     unless_idle,
     with_num_steps,
 )
-from .initial import check_rule, check_state, strongly_typed
+from .initial import check_rule, check_state, numbers_of, strongly_typed
 from .local import Broadcast, Setup, train_loss
-from .numbers import numbers_of
 from .refine import (
     public_steps,
     refine_clients,

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from ...core import Params, State
-from ...engine import mesh, trials
+from ...engine import memory, mesh, trials
 from ...engine.batches import batch_size
 from ...engine.build import lanes_that_fit
 from ...engine.client_store import store_of
@@ -146,7 +146,7 @@ def compile_group(
     group = compiled(every) if config.rounds >= every else None
     last = compiled(left_over) if left_over else None
     # one that is resumed fitted before
-    if not fixed and trials.too_large(group or last, layout.num_devices):
+    if not fixed and memory.too_large(group or last, layout.num_devices):
         if layout.width > 1:
             return compile_group(configs, federation, names, trials.halved(layout))
         raise SettingError(
