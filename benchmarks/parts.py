@@ -20,11 +20,10 @@ from one_round import KEYS, one_round
 from readings import Case, Ready, scratch, short
 
 import fedjax_adapt as fa
-from fedjax_adapt.engine import lanes, mesh, xla
+from fedjax_adapt.engine import mesh, steps, xla
 from fedjax_adapt.engine.batches import batch_at
 from fedjax_adapt.engine.build import num_lanes_of
-from fedjax_adapt.engine.cohort import sample_cohort
-from fedjax_adapt.engine.slots import num_devices_of
+from fedjax_adapt.engine.cohort import num_devices_of, sample_cohort
 from fedjax_adapt.experiment import checkpoint
 from fedjax_adapt.experiment.program import measure
 from fedjax_adapt.experiment.rows import Log
@@ -105,9 +104,9 @@ def batches(work: Work) -> Ready:
 
             return jax.lax.fori_loop(0, work.steps, add, jnp.zeros(()))
 
-        collect = lambda total, slots, sums: (total + sums.sum(), ())
-        read = lanes.each(one, num_lanes)
-        total, _ = lanes.fold(read, collect, jnp.zeros(()), slots, num_lanes)
+        read = steps.side_by_side(one, num_lanes)
+        step = lambda total, group: (total + read(group).sum(), ())
+        total, _ = steps.in_groups(step, jnp.zeros(()), slots, num_lanes)
         return total, (), own
 
     def program(data, key):

@@ -15,12 +15,11 @@ from ..plan import Plan
 from . import memory, processes
 from .batches import batch_size
 from .client_store import store_of
+from .cohort import num_devices_of, slots_per_device
 from .footprint import Footprint, footprint, readable
-from .forecast import cohort_steps
 from .initial import federation_kinds, init_state
-from .lanes import choose
+from .lanes import choose, cohort_steps
 from .round import Round, checked, round_of
-from .slots import each_of, num_devices_of
 
 # a round is traced unless so many times what is guessed of its lanes fit: on large images
 # a deep network holds ten times as much
@@ -67,7 +66,7 @@ def num_lanes_of(
     """
     fastest = choose(
         plan.lanes,
-        each_of(data, plan),
+        slots_per_device(data, plan),
         jax.eval_shape(task.init, jax.random.key(0)),
         batch_size(data, plan),
         num_devices_of(data, plan),
@@ -147,7 +146,7 @@ def lanes_that_fit(
         asked = asked or readable(wanted)
         # too many still where part of the work is for all lanes together
         lanes = max(min(lanes * (room - fixed) // needed.work, lanes - 1), 1)
-    if lanes < most == each_of(data, plan):
+    if lanes < most == slots_per_device(data, plan):
         lanes = -(-most // -(-most // lanes))
     if lanes < most:
         tell(

@@ -32,10 +32,10 @@ from ..plan import Plan
 from . import lanes, memory, mesh, xla
 from .batches import batch_size
 from .build import lanes_that_fit, make_round
+from .cohort import num_devices_of, slots_per_device
 from .footprint import footprint
-from .forecast import client_steps, cohorts
 from .initial import federation_kinds, init_state
-from .slots import each_of, num_devices_of
+from .lanes import client_steps, cohorts
 
 CANDIDATES = (1, 5, 25, 100, 500)  # each is a program to compile
 STEPS = 3  # of a client, in the mean
@@ -94,7 +94,7 @@ def fastest_lanes(
     # caps were on the real number of steps
     algorithm = algorithm._replace(policy=policy._replace(max_steps=None))
     plan = replace(plan, max_steps=None)
-    each = each_of(data, plan)
+    each = slots_per_device(data, plan)
     first = lanes.choose(
         "auto",
         each,

@@ -22,7 +22,9 @@ from ..data.dataset import FederatedDataset
 from ..errors import SettingError
 from ..participation import everyone, uniform
 from ..plan import Plan
+from . import mesh, processes
 from .batches import epoch_steps
+from .client_store import store_of
 
 # what a round's key is folded in by for `Cohort.key`: no client, nor the clock's delays
 SERVER = np.uint32(2**32 - 2)
@@ -50,6 +52,32 @@ def num_slots(data: FederatedDataset, plan: Plan) -> int:
             "many take part at most, an int of at least 1."
         )
     return int(slots)
+
+
+def num_devices_of(data: FederatedDataset, plan: Plan) -> int:
+    """How many devices serve a round.
+
+    Tables in the host's memory are cut into equal parts: "auto" takes a number that does.
+    """
+    slots = num_slots(data, plan)
+    most = mesh.count(plan.devices, slots)
+    uncut = plan.devices != "auto" or store_of(plan).any_devices
+    if uncut or processes.several():
+        return most
+    serving = (mesh.serving(number, slots) for number in range(most, 0, -1))
+    return next(number for number in serving if data.num_clients % number == 0)
+
+
+def may_have_empty_slots(data: FederatedDataset, plan: Plan) -> bool:
+    """Whether a cohort may hold fewer clients than slots."""
+    return plan.participation is not None or (
+        plan.cohort_size is None and data.holders is not None
+    )
+
+
+def slots_per_device(data: FederatedDataset, plan: Plan) -> int:
+    """How many slots of a round each device serves."""
+    return -(-num_slots(data, plan) // num_devices_of(data, plan))
 
 
 def sample_cohort(

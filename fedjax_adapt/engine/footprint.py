@@ -86,16 +86,9 @@ class Footprint(NamedTuple):
     @property
     def parts(self) -> str:
         """What there is of each."""
-        parts = {
-            "data": self.data,
-            "client state": self.clients,
-            "models": self.models,
-            "work": self.work,
-        }
-        shown = [f"{name} {readable(size)}" for name, size in parts.items() if size]
-        if self.host:
-            shown.append(f"in the host's memory {readable(self.host)}")
-        return ", ".join(shown)
+        names = "data", "client state", "models", "work", "in the host's memory"
+        sizes = zip(names, self[:5], strict=True)
+        return ", ".join(f"{name} {readable(size)}" for name, size in sizes if size)
 
 
 def footprint(

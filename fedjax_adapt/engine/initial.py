@@ -12,11 +12,10 @@ from ..data.dataset import FederatedDataset
 from ..errors import SettingError
 from ..plan import NUMBERS, Plan
 from .client_store import store_of
-from .cohort import expected_share, num_slots, participation_of
+from .cohort import expected_share, num_devices_of, num_slots, participation_of
 from .contract import check_parts, named, named_task
 from .local import is_zero
 from .refine import init_refinement
-from .slots import num_devices_of
 
 SHELF = f"{__name__.partition('.')[0]}.algorithms."
 REFINEMENT = 1  # what the first key is folded in by, besides the model's own

@@ -128,3 +128,38 @@ def chosen(here: Array, new: PyTree, old: PyTree) -> PyTree:
         return jnp.where(here.reshape(axes), a, b)
 
     return jax.tree.map(of, new, old)
+
+
+def side_by_side(function: Callable, num_lanes: int) -> Callable:
+    """`function` of one client as a function of several, [lanes, ...]."""
+    if num_lanes > 1:
+        return jax.vmap(function)
+
+    def alone(*stacked):  # no vmap: a plain matmul beats a batched one of batch 1
+        result = function(*jax.tree.map(lambda leaf: leaf[0], stacked))
+        return jax.tree.map(lambda leaf: leaf[None], result)
+
+    return alone
+
+
+def in_groups(
+    step: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    carry: PyTree,
+    clients: PyTree,
+    num_lanes: int,
+) -> tuple[PyTree, PyTree]:
+    """`jax.lax.scan` over a cohort, `num_lanes` clients at a time.
+
+    Args:
+      step: (carry, some clients) -> (carry, what is kept of each of them).
+      carry: before the first of them.
+      clients: leading axis cohort, a multiple of `num_lanes`.
+      num_lanes: how many clients at a time.
+
+    Returns:
+      The last carry, and what was kept of every client, with leading axis cohort.
+    """
+    split = lambda leaf: leaf.reshape(-1, num_lanes, *leaf.shape[1:])
+    join = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
+    carry, per_client = jax.lax.scan(step, carry, jax.tree.map(split, clients))
+    return carry, jax.tree.map(join, per_client)

@@ -14,12 +14,11 @@ from ..engine import mesh
 from ..engine.averages import averages
 from ..engine.build import make_round
 from ..engine.client_store import store_of
-from ..engine.cohort import most_steps
+from ..engine.cohort import most_steps, num_devices_of
 from ..engine.evaluate import by_class, overall, scores
 from ..engine.footprint import Footprint, footprint
 from ..engine.initial import init_state
 from ..engine.memory import check_room
-from ..engine.slots import num_devices_of
 from ..engine.train import train_and_evaluate
 from ..engine.xla import compiler_options
 from .config import Config

@@ -13,7 +13,7 @@ import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedprox, scaffold
 from fedjax_adapt.engine import initial, memory, mesh
 from fedjax_adapt.engine.client_store import DEVICE, device
-from fedjax_adapt.engine.slots import num_devices_of
+from fedjax_adapt.engine.cohort import num_devices_of
 
 
 def test_no_device_is_left_over():

@@ -19,8 +19,8 @@ from ...engine.batches import batch_size
 from ...engine.build import lanes_that_fit
 from ...engine.client_store import store_of
 from ...engine.cohort import most_steps, num_slots
-from ...engine.forecast import cohort_steps
 from ...engine.lanes import choose as choose_lanes
+from ...engine.lanes import cohort_steps
 from ...engine.trials import Layout
 from ...engine.xla import compiler_options
 from ...errors import SettingError
