@@ -203,7 +203,7 @@ def check_traffic(where: str, traffic: Traffic) -> None:
         check.nonnegative(f"{name} of {where}", number)
 
 
-def named(algorithm: Algorithm) -> Algorithm:
+def guarded_algorithm(algorithm: Algorithm) -> Algorithm:
     """The same algorithm, each of its own functions under its contract."""
     gradient = returned.as_first("the gradient", "jax.grad")
     local = {
@@ -285,7 +285,7 @@ def _under(kind: type, part: Any, accepts: dict[str, Callable]) -> Any:
     return part._replace(**changed) if changed else part
 
 
-def named_task(task: Task) -> Task:
+def guarded_task(task: Task) -> Task:
     """The same task, its functions under their contract."""
 
     def outputs(name: str, result: Any, params: PyTree, x: Any, *key: Any) -> None:

@@ -62,7 +62,7 @@ from .cohort import (
     setting_of,
     with_num_steps,
 )
-from .contract import named, named_task
+from .contract import guarded_algorithm, guarded_task
 from .initial import check_rule, check_state, federation_kinds, strongly_typed
 from .local import (
     Broadcast,
@@ -103,8 +103,8 @@ def debug_round(
         one = Traffic(models_down=1, models_up=1, round_trips=1)
         algorithm = algorithm._replace(local=algorithm.local._replace(traffic=one))
     plan = with_lanes(algorithm, task, data, plan)
-    algorithm = named(algorithm)
-    task = named_task(task)
+    algorithm = guarded_algorithm(algorithm)
+    task = guarded_task(task)
     setup = Setup(algorithm, task, data, plan)
     policy, server_rule = algorithm.policy, algorithm.server
 

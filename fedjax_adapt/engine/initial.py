@@ -13,7 +13,7 @@ from ..errors import SettingError
 from ..plan import NUMBERS, Plan
 from .client_store import store_of
 from .cohort import expected_share, num_devices_of, num_slots, participation_of
-from .contract import check_parts, named, named_task
+from .contract import check_parts, guarded_algorithm, guarded_task
 from .local import is_zero
 from .refine import init_refinement
 
@@ -38,8 +38,8 @@ def init_state(
         **federation_kinds(algorithm, task, data, plan),
         key=(key, check.key),
     )
-    algorithm = named(algorithm)
-    params = named_task(task).init(key)
+    algorithm = guarded_algorithm(algorithm)
+    params = guarded_task(task).init(key)
     client = algorithm.local.init(params)
     num_clients = data.num_clients
     num_devices = num_devices_of(data, plan)

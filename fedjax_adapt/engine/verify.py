@@ -38,7 +38,7 @@ from .cohort import (
     sample_cohort,
     setting_of,
 )
-from .contract import check_traffic, guarded, name_of, named, named_task
+from .contract import check_traffic, guarded, guarded_algorithm, guarded_task, name_of
 from .local import (
     Broadcast,
     Client,
@@ -68,7 +68,7 @@ def verify(
     size = num_slots(data, plan)
     if plan.rounds is None:
         plan = replace(plan, rounds=1)  # whatever `train` will say
-    parts = named(algorithm), named_task(task), plan
+    parts = guarded_algorithm(algorithm), guarded_task(task), plan
     with precise(task):
         once = partial(_once, parts, size)
         model, upload = jax.eval_shape(once, data, jax.random.key(0))

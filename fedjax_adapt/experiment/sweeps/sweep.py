@@ -18,7 +18,7 @@ from ... import check
 from ...core import Algorithm, State, Task
 from ...data import FederatedDataset
 from ...engine import mesh, processes
-from ...engine.tally import Callback, check_callback
+from ...engine.train import Callback, check_callback
 from ...engine.trials import Layout
 from ...errors import SettingError
 from .. import checkpoint, objects, public, scripts, store, summary, toml

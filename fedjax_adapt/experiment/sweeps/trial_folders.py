@@ -12,7 +12,7 @@ import jax
 from ...core import State
 from ...data import Skew, skew
 from ...engine import mesh
-from ...engine.evaluate import evaluate_clients
+from ...engine.personal import evaluate_clients
 from .. import store
 from ..config import Config, to_toml
 from ..federation import Federation
