@@ -19,6 +19,7 @@ _PUBLIC = {
     "algorithms.fedveca": ("veca_steps",),
     "algorithms.fnr": ("fnr_refinement",),
     "algorithms.gift": ("gift_steps",),
+    "averaging": ("averages", "with_averages"),
     "compress": ("Compressor", "qsgd", "sign", "top_k", "with_compression"),
     "errors": ("RunError", "SettingError"),
     "core": (
@@ -60,7 +61,6 @@ _PUBLIC = {
     "costs": ("Clock",),
     "data.dataset": ("FederatedDataset",),
     "data.public": ("PublicSet",),
-    "engine.averages": ("averages", "with_averages"),
     "engine.build": ("make_round", "memory_needed"),
     "engine.calibrate": ("fastest_lanes",),
     "engine.debug": ("debug_round",),
@@ -69,7 +69,6 @@ _PUBLIC = {
     "engine.mesh": ("cores_as_devices",),
     "engine.personal": ("evaluate_clients", "personal_models"),
     "engine.train": ("train", "train_and_evaluate"),
-    "engine.valuation": ("leave_one_out", "shapley", "show_deltas"),
     "engine.xla": ("keep_memory",),
     "experiment.loaded": ("load_run",),
     "experiment.user_functions": ("register",),
@@ -87,6 +86,7 @@ _PUBLIC = {
         "with_aggregation",
     ),
     "steps": ("matched_steps",),
+    "valuation": ("leave_one_out", "shapley", "show_deltas"),
     "wrap": ("with_server_optimizer",),
 }
 _MODULES = ("algorithms", "costs", "data", "metrics", "models")

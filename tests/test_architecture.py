@@ -40,11 +40,14 @@ ALLOWED = {
         "personal", "wrap",
     },
     "models": {"check", "core", "metrics"},
-    "engine": {"check", "core", "costs", "data", "participation", "plan", "wrap"},
+    "engine": {"check", "core", "costs", "data", "participation", "plan"},
+    # around any method, and of what any round leaves behind
+    "averaging": {"check", "core", "data", "wrap"},
+    "valuation": {"check", "core", "data", "engine", "plan"},
     "report": {"experiment"},  # experiment.store only, see below
     "experiment": {
-        "check", "core", "data", "algorithms", "models", "engine", "participation",
-        "wrap", "plan", "costs", "steps",
+        "check", "core", "data", "algorithms", "averaging", "models", "engine",
+        "participation", "valuation", "wrap", "plan", "costs", "steps",
     },
 }  # fmt: skip
 HEAVY = ("tensorflow_datasets", "sklearn", "matplotlib", "orbax", "pyarrow", "tyro")

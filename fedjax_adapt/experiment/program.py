@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ..averaging import averages
 from ..core import Algorithm, Array, Key, Params, RoundFn, State, Task
 from ..data.dataset import FederatedDataset
 from ..engine import mesh
-from ..engine.averages import averages
 from ..engine.build import make_round
 from ..engine.client_store import store_of
 from ..engine.cohort import most_steps, num_devices_of
