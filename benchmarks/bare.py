@@ -137,7 +137,7 @@ def bare_loop(
         pick = lambda leaf: np.asarray(leaf)[rows]
         examples, own = (), tuple(map(pick, examples))
     params = mesh.everywhere(jax.tree.map(jnp.copy, params), num_devices)
-    examples = mesh.shown(examples, num_devices)
+    examples = mesh.to_read(examples, num_devices)
     if num_devices > 1:
         cut = jax.sharding.NamedSharding(
             mesh.mesh_of(num_devices), PartitionSpec(mesh.AXIS)

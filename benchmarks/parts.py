@@ -120,7 +120,7 @@ def batches(work: Work) -> Ready:
             )
         return mesh.run_on_devices(walk, data, slots, (), num_devices)[0]
 
-    data = mesh.shown(work.data, num_devices)
+    data = mesh.to_read(work.data, num_devices)
     keys = itertools.cycle(list(jax.random.split(jax.random.key(2), KEYS)))
     return compiled(program, num_lanes, (data,), keys)
 
@@ -128,7 +128,7 @@ def batches(work: Work) -> Ready:
 def evaluation(work: Work) -> Ready:
     """What `fedjax-adapt run` evaluates after a group of rounds, on 10,000 examples."""
     test = work.data.x[:TEST], work.data.y[:TEST]
-    test = mesh.shown(test, work.num_devices)
+    test = mesh.to_read(test, work.num_devices)
     algorithm = fa.algorithms.fedavg()
     task, devices = work.task, work.num_devices
     program = partial(measure, algorithm, task, devices, work.data.num_classes)

@@ -8,7 +8,6 @@ from functools import partial
 
 import jax
 
-from .. import check
 from ..core import Algorithm, Task
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
@@ -17,7 +16,7 @@ from .batches import batch_size
 from .client_store import store_of
 from .cohort import num_devices_of, slots_per_device
 from .footprint import Footprint, footprint, readable
-from .initial import federation_kinds, init_state
+from .initial import check_kinds, init_state
 from .lanes import choose, cohort_steps
 from .round import Round, checked, round_of
 
@@ -37,10 +36,8 @@ def make_round(
         a refinement finds no public set, or nothing to refine; or an argument is not of
         its kind; or a part of the algorithm does not keep its contract, see contract.py.
     """
-    check.kinds(
-        "make_round(algorithm, task, data, plan)",
-        **federation_kinds(algorithm, task, data, plan),
-    )
+    call = "make_round(algorithm, task, data, plan)"
+    check_kinds(call, algorithm, task, data, plan)
     algorithm = checked(algorithm, task, data, plan)
     return round_of(algorithm, task, data, with_lanes(algorithm, task, data, plan))
 
@@ -91,10 +88,8 @@ def memory_needed(
     Raises:
       ValueError: as `make_round`.
     """
-    check.kinds(
-        "memory_needed(algorithm, task, data, plan)",
-        **federation_kinds(algorithm, task, data, plan),
-    )
+    call = "memory_needed(algorithm, task, data, plan)"
+    check_kinds(call, algorithm, task, data, plan)
     round_fn = make_round(algorithm, task, data, plan)
     init = partial(init_state, algorithm, task, data, plan)
     key = jax.random.key(0)

@@ -18,11 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import check
 from ..core import (
     Algorithm,
     Info,
-    StepPolicy,
     Task,
     as_refinement,
     say_nothing,
@@ -34,7 +32,7 @@ from .batches import batch_size
 from .build import lanes_that_fit, make_round
 from .cohort import num_devices_of, slots_per_device
 from .footprint import footprint
-from .initial import federation_kinds, init_state
+from .initial import check_kinds, init_state
 from .lanes import client_steps, cohorts
 
 CANDIDATES = (1, 5, 25, 100, 500)  # each is a program to compile
@@ -45,20 +43,13 @@ SECONDS = 0.3  # and at least so long
 # before steps that are learnt are looked at: FedVeca compares two rounds for the third
 REAL = 3
 
-Tell = Callable[[int, float], None]
-
-
-def tell_nobody(number: int, seconds: float) -> None:
-    """Keeps it to itself."""
-    del number, seconds
-
 
 def fastest_lanes(
     algorithm: Algorithm,
     task: Task,
     data: FederatedDataset,
     plan: Plan,
-    tell: Tell = tell_nobody,
+    tell: Callable[[int, float], object] = lambda number, seconds: None,
 ) -> int:
     """The number of lanes to write into a `Plan` for this work on this machine.
 
@@ -76,10 +67,8 @@ def fastest_lanes(
     Raises:
       ValueError: as `init_state` and `make_round` do.
     """
-    check.kinds(
-        "fastest_lanes(algorithm, task, data, plan)",
-        **federation_kinds(algorithm, task, data, plan),
-    )
+    call = "fastest_lanes(algorithm, task, data, plan)"
+    check_kinds(call, algorithm, task, data, plan)
     data, plan = _usual_cohort(data, replace(plan, lanes="auto"))
     refine = as_refinement(algorithm.refine)
     if refine is not None:  # what it begins with, clients may read
@@ -177,7 +166,7 @@ def _few_steps(
 ) -> np.ndarray:
     """Fewer local steps for each client, in the proportions of the policy, [clients]."""
     steps = None
-    if not _learns(algorithm.policy):
+    if algorithm.policy.update is None:  # else later rounds may have other steps
         steps = client_steps(algorithm.policy, task, data, plan)
     if steps is None:
         steps = _steps_of_a_real_round(algorithm, task, data, plan)
@@ -185,11 +174,6 @@ def _few_steps(
     # who sits a round out takes part in others
     steps = np.where(holds, np.maximum(steps, 1), 0)
     return np.ceil(STEPS * steps / steps[holds].mean()).astype(np.int32)
-
-
-def _learns(policy: StepPolicy) -> bool:
-    """Whether later rounds may have other steps than the first."""
-    return policy.update is not None
 
 
 def _steps_of_a_real_round(

@@ -241,20 +241,13 @@ def unless_idle(cohort: Cohort, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(trained, a, b), new, old)
 
 
-def mask_absent(cohort: Cohort, report: PyTree) -> PyTree:
-    """A policy's report with zeros in empty slots; its scalars as they are."""
-    present = cohort.ids < cohort.num_clients
+def masked(here: Array, report: PyTree) -> PyTree:
+    """Diagnostics with zeros where `here` [cohort] is false; their scalars as they are."""
 
     def mask(leaf):
         leaf = jnp.asarray(leaf)
         if leaf.ndim == 0:
             return leaf
-        return jnp.where(present.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
+        return jnp.where(here.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
 
     return jax.tree.map(mask, report)
-
-
-def mask_idle(cohort: Cohort, infos: PyTree) -> PyTree:
-    """Per-client diagnostics [cohort, ...] with zeros where a client did not train."""
-    live = lambda leaf: cohort.active.reshape(-1, *(1,) * (leaf.ndim - 1))
-    return jax.tree.map(lambda leaf: jnp.where(live(leaf), leaf, 0), infos)

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import check
 from ..core import (
     Algorithm,
     Info,
@@ -52,8 +51,7 @@ from .cohort import (
     busy_of,
     expected_share,
     gather_cohort,
-    mask_absent,
-    mask_idle,
+    masked,
     num_slots,
     participation_of,
     rows_of,
@@ -63,7 +61,7 @@ from .cohort import (
     with_num_steps,
 )
 from .contract import guarded_algorithm, guarded_task
-from .initial import check_rule, check_state, federation_kinds, strongly_typed
+from .initial import check_kinds, check_rule, check_state, strongly_typed
 from .local import (
     Broadcast,
     Client,
@@ -75,7 +73,7 @@ from .local import (
     view_before,
     view_of,
 )
-from .refine import public_steps, settled, shown
+from .refine import masked_report, public_steps, settled
 from .train_cohort import kept_of
 from .verify import verify
 
@@ -89,10 +87,8 @@ def debug_round(
       FloatingPointError: a loss or parameter is not finite; names client and step.
       RuntimeError: the task or algorithm raised; names the client and where it stood.
     """
-    check.kinds(
-        "debug_round(algorithm, task, data, plan)",
-        **federation_kinds(algorithm, task, data, plan),
-    )
+    call = "debug_round(algorithm, task, data, plan)"
+    check_kinds(call, algorithm, task, data, plan)
     algorithm = settled(algorithm, task, data, plan)
     check_rule(algorithm, data, plan)
     try:
@@ -226,7 +222,7 @@ def debug_round(
             params, server = state.params, state.server
             kept_by_refinement = state.refine
         num_public = public_steps(cohort, steps, report)
-        refinement = shown(cohort, report)
+        refinement = masked_report(cohort, report)
         sent = weighted_sums(uniformly(cohort), cohort.active, _stack(sent))
         said = server_rule.report(server, upload, cohort)
         seconds = seconds_by(cohort, said, seconds)
@@ -254,15 +250,15 @@ def debug_round(
             clipped=jnp.stack(clipped),
             num_active=cohort.num_active,
             delta_norm=jnp.asarray(np.sqrt(sum(squares))),
-            clients=mask_idle(cohort, stacked.info),
-            policy=mask_absent(cohort, report),
+            clients=masked(cohort.active, stacked.info),
+            policy=masked(cohort.ids < cohort.num_clients, report),
             cut=cut,
             seconds=seconds,
             bytes_down=down,
             bytes_up=up,
             public_steps=num_public,
             refine=refinement,
-            server=shown(cohort, said),
+            server=masked_report(cohort, said),
         )
 
     return round_fn

@@ -135,7 +135,7 @@ def scores(
     width = min(batch_size, -(-n // num_devices))
     if num_devices > 1:
         params = mesh.everywhere(params, num_devices)
-        examples = mesh.shown(examples, num_devices)
+        examples = mesh.to_read(examples, num_devices)
     return _scores(task, width, num_devices, params, *map(jnp.asarray, examples))
 
 

@@ -29,12 +29,12 @@ COMPILER, OF_EQUATION = 2**27, 2**17
 
 # of one element at a time, or of none: XLA makes them where they are read
 FUSED = frozenset(
-    """abs add add_any and broadcast_in_dim ceil clamp convert_element_type copy cos div
-    eq erf exp exp2 expm1 floor ge gt integer_pow iota is_finite le log log1p logistic lt
-    max min mul ne neg not or pow random_bits random_wrap random_unwrap rem
-    reshape round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical
-    sign sin sqrt square squeeze stop_gradient sub tanh threefry2x32 xor
-    expand_dims rev slice""".split()
+    """abs add add_any and broadcast_in_dim ceil clamp convert_element_type copy cos
+    div eq erf exp exp2 expm1 floor ge gt integer_pow iota is_finite le log log1p
+    logistic lt max min mul ne neg not or pow random_bits random_wrap random_unwrap
+    rem reshape round rsqrt select_n shift_left shift_right_arithmetic
+    shift_right_logical sign sin sqrt square squeeze stop_gradient sub tanh
+    threefry2x32 xor expand_dims rev slice""".split()
 )
 # what moves elements about, which accelerators fuse as well
 MOVES = frozenset("concatenate dynamic_slice gather pad stack transpose".split())
@@ -46,7 +46,6 @@ SUMS = frozenset(
 VIEWS = frozenset("copy expand_dims reshape squeeze".split())
 CALLS = frozenset("closed_call custom_jvp_call custom_vjp_call jit pjit".split())
 LOOPS = frozenset(("scan", "while"))
-
 # what they return lies where what they take lay, if that is not read any more
 IN_PLACE = frozenset(
     """cond device_put dynamic_update_slice scan scatter scatter-add shard_map

@@ -33,11 +33,8 @@ def init_state(
       ValueError: the client table does not fit into memory, or an argument is not of its
         kind.
     """
-    check.kinds(
-        "init_state(algorithm, task, data, plan, jax.random.key(0))",
-        **federation_kinds(algorithm, task, data, plan),
-        key=(key, check.key),
-    )
+    call = "init_state(algorithm, task, data, plan, jax.random.key(0))"
+    check_kinds(call, algorithm, task, data, plan, key=(key, check.key))
     algorithm = guarded_algorithm(algorithm)
     params = guarded_task(task).init(key)
     client = algorithm.local.init(params)
@@ -194,22 +191,29 @@ def _check_under_way(algorithm: Algorithm, plan: Plan) -> None:
         )
 
 
-def federation_kinds(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> dict[str, tuple[Any, type]]:
-    """For `check.kinds`: what a round is made from, and the type of each.
+def check_kinds(
+    call: str,
+    algorithm: Algorithm,
+    task: Task,
+    data: FederatedDataset,
+    plan: Plan,
+    **others: tuple[Any, Any],
+) -> None:
+    """`check.kinds` of what a round is made from, and of others.
 
     Raises:
-      ValueError: a part of the algorithm is of another kind.
+      ValueError: one of them is of another kind, or a part of the algorithm is.
     """
     if isinstance(algorithm, Algorithm):
         check_parts(algorithm)
-    return {
-        "algorithm": (algorithm, Algorithm),
-        "task": (task, Task),
-        "data": (data, FederatedDataset),
-        "plan": (plan, Plan),
-    }
+    check.kinds(
+        call,
+        algorithm=(algorithm, Algorithm),
+        task=(task, Task),
+        data=(data, FederatedDataset),
+        plan=(plan, Plan),
+        **others,
+    )
 
 
 def strongly_typed(new, old) -> Array:

@@ -48,7 +48,6 @@ CPU_SMALL_MODEL = 2 * 2**20
 WAIT = 0.25  # of the host, to know whether somebody goes on
 SWAP = 1.25  # what makes room for the next clients
 MOST_BLOCK = 64
-
 DRAWS = 16  # rounds looked at
 
 
@@ -112,7 +111,7 @@ def kept_busy(cohort_size: int, steps: np.ndarray | None) -> int:
 
     def executed(lanes: int) -> int:
         lanes *= num_devices
-        return lanes * sum(busiest(of_round, lanes) for of_round in steps.tolist())
+        return lanes * sum(busiest(row, lanes) for row in steps.tolist())
 
     return few if executed(few) < executed(cohort_size) else cohort_size
 
@@ -180,8 +179,7 @@ def client_steps(
 ) -> np.ndarray | None:
     """Local steps of every client in the first round, [num_clients].
 
-    None where the host does not know: they follow from what clients measure or from a loss,
-    or from numbers or data that are traced.
+    None: they follow from what clients measure, or from a loss, or from what is traced.
     """
     if measure_of(policy).client is not None:
         return None
@@ -219,9 +217,8 @@ def fixed_steps(
 ) -> int | None:
     """Local steps that every client takes which trains, in all rounds; None: they differ.
 
-    The policy is traced to see what its answer hangs on. It is None as well where the
-    host does not know: they depend on what is traced, or on who is there and slots may be
-    empty.
+    The policy is traced to see what its answer hangs on. It is None as well where that is
+    traced, or is who is there and slots may be empty.
     """
     if measure_of(algorithm.policy).client is not None:
         return None

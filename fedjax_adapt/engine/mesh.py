@@ -153,7 +153,7 @@ def readable(tree: PyTree, num_devices: int) -> PyTree:
     return everywhere(tree, num_devices) if processes.several() else tree
 
 
-def shown(tree: PyTree, num_devices: int) -> PyTree:
+def to_read(tree: PyTree, num_devices: int) -> PyTree:
     """As `everywhere`, for what is only read: cores that are devices share one copy."""
     if num_devices > 1 and jax.default_backend() == "cpu":
         # JAX takes over a NumPy view without copying it

@@ -232,7 +232,7 @@ def _of_own_models(
     at_once = min(max(batch_size // width, 1), -(-num_clients // num_devices))
     if num_devices > 1:
         shared = mesh.everywhere(shared, num_devices)
-        own = mesh.shown(own, num_devices)
+        own = mesh.to_read(own, num_devices)
         table = jax.tree.map(put, table, table_shardings(table, num_devices))
     sizes = width, at_once, num_devices
     return _own_means(task, model_of, sizes, shared, table, own)

@@ -156,7 +156,7 @@ def public_steps(cohort: Cohort, steps: Array | None, report: dict) -> Array:
     return server if steps is None else server + steps.sum().astype(float)
 
 
-def shown(cohort: Cohort, report: dict[str, Array]) -> PyTree:
+def masked_report(cohort: Cohort, report: dict[str, Array]) -> PyTree:
     """What a report shows; zeros where a client did not train, and where none did."""
     trained = cohort.num_active > 0
 

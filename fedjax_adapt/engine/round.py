@@ -48,8 +48,7 @@ from .cohort import (
     expected_share,
     first_to_end,
     gather_cohort,
-    mask_absent,
-    mask_idle,
+    masked,
     num_devices_of,
     rows_of,
     sample_cohort,
@@ -62,11 +61,11 @@ from .initial import check_rule, check_state, numbers_of, strongly_typed
 from .lanes import pace_of
 from .local import Broadcast, Setup, train_loss
 from .refine import (
+    masked_report,
     public_steps,
     refine_clients,
     refine_server,
     settled,
-    shown,
 )
 from .steps import Pace
 from .train_cohort import digest_cohort, measure_cohort, train_cohort
@@ -194,7 +193,7 @@ def round_of(
     """The round of an algorithm that is `checked`; `plan.lanes` is a number."""
     num_devices = num_devices_of(data, plan)
     pace = pace_of(algorithm, task, data, plan)
-    data = mesh.shown(data, num_devices)
+    data = mesh.to_read(data, num_devices)
     step, store = Step(algorithm, task, plan, pace), store_of(plan)
     return Round(data, numbers_of(plan), step, num_devices, store, int(plan.lanes))
 
@@ -310,15 +309,15 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
         clipped=trained.each.clipped,
         num_active=cohort.num_active,
         delta_norm=optax.tree.norm(optax.tree.sub(params, state.params)),
-        clients=mask_idle(cohort, trained.each.upload.info),
-        policy=mask_absent(cohort, report),
+        clients=masked(cohort.active, trained.each.upload.info),
+        policy=masked(cohort.ids < cohort.num_clients, report),
         cut=cut,
         seconds=seconds,
         bytes_down=bytes_down,
         bytes_up=bytes_up,
         public_steps=public_steps(cohort, moved.steps, refinement),
-        refine=shown(cohort, moved.report | refinement),
-        server=shown(cohort, said),
+        refine=masked_report(cohort, moved.report | refinement),
+        server=masked_report(cohort, said),
     )
     check.same_kind("the round", "the state", new, state, "init_state")
     new = jax.tree.map(strongly_typed, new, state)

@@ -149,16 +149,12 @@ def train_and_evaluate(
     reporter = None if callback is None else _Reporter(callback, state, traced)
     parts = []
     for begin in range(0, rounds, chunk):
+        some = keys[begin : begin + chunk]
         with warnings.catch_warnings():
             # under an outer vmap the state may be shared, and is copied instead
             warnings.filterwarnings("ignore", message="Some donated buffers")
             state, *part = _chunk(
-                structure,
-                every,
-                leaves,
-                state,
-                keys[begin : begin + chunk],
-                compiler_options=options,
+                structure, every, leaves, state, some, compiler_options=options
             )
         parts.append(part)
         if reporter is not None and reporter.stops(part[0]):
@@ -238,8 +234,8 @@ def counted(infos: Info, before: Mapping[str, float]) -> dict[str, Any]:
     steps = int(counted.sum(dtype=np.int64))
     losses = infos.loss[active].astype(np.float64)
     clipped = (infos.clipped * infos.num_steps)[active].sum(dtype=np.float64)
-    grown = {"local_steps": steps, "simulated_seconds": infos.seconds}
-    grown = infos._asdict() | grown
+    more = {"local_steps": steps, "simulated_seconds": infos.seconds}
+    grown = infos._asdict() | more
     total = lambda name: before[name] + np.sum(grown[name], dtype=np.float64)
     return {
         "train_loss": float(losses.mean()) if losses.size else float("nan"),

@@ -139,9 +139,8 @@ def train_cohort(
         parts = parts_of(setup._replace(data=data), broadcast, result_of)
         tables = receive(table, exchange, assignment.slots_per_device)
         begin = lambda carry, slots: with_states(carry[1], slots).client
-        one = lambda client: train(
-            parts, client, client.num_steps, num_lanes == 1, pace
-        )
+        alone = num_lanes == 1
+        one = lambda client: train(parts, client, client.num_steps, alone, pace)
         first = begin((None, tables), jax.tree.map(lambda leaf: leaf[:1], slots))
         left = lambda client: summed(parts.end(*parts.begin(client)))
         shapes = jax.eval_shape(left, jax.tree.map(lambda leaf: leaf[0], first))
@@ -150,9 +149,8 @@ def train_cohort(
         # no client waits for a lane, or for another client
         if num_lanes in (1, assignment.slots_per_device) or pace.known is not None:
             several = side_by_side(one, num_lanes)
-            step = lambda carry, group: collect(
-                carry, group, several(begin(carry, group))
-            )
+            run = lambda carry, group: several(begin(carry, group))
+            step = lambda carry, group: collect(carry, group, run(carry, group))
             (total, tables), each = in_groups(step, carry, slots, num_lanes)
         else:
             steps = slots.client.num_steps

@@ -58,7 +58,7 @@ def compile_program(config: Config, federation: Federation) -> Program:
     round_fn = make_round(algorithm, task, data, plan)
     options = compiler_options(round_fn.num_lanes)
     # a Partial's arrays are arguments of the program, not constants in it
-    test = mesh.shown(data.test, num_devices)
+    test = mesh.to_read(data.test, num_devices)
     averaged = round_fn.data if config.evaluate_also else None
     measured = jax.tree_util.Partial(
         partial(measure, algorithm, task, num_devices, data.num_classes),

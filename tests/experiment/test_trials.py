@@ -5,8 +5,9 @@ import pytest
 from helpers import same
 
 from fedjax_adapt.core import State
-from fedjax_adapt.engine import memory, trials
-from fedjax_adapt.engine.trials import Layout
+from fedjax_adapt.engine import memory
+from fedjax_adapt.experiment.sweeps import trials
+from fedjax_adapt.experiment.sweeps.trials import Layout
 
 
 def one(shared, own, x):

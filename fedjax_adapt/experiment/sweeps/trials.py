@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from ..core import PyTree, State
-from . import lanes, memory, mesh
+from ...core import PyTree, State
+from ...engine import lanes, memory, mesh
 
 
 class Layout(NamedTuple):
