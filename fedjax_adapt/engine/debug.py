@@ -74,7 +74,7 @@ from .local import (
     view_of,
 )
 from .refine import masked_report, public_steps, settled
-from .train_cohort import kept_of
+from .train_cohort import per_client_run
 from .verify import verify
 
 
@@ -190,7 +190,7 @@ def debug_round(
         upload = server_rule.combine(stacked._replace(info=()), cohort)
         losses = jnp.stack([run.loss for run in runs])
         if algorithm.refine is not None or policy.update is not None:
-            runs = _stack([kept_of(run) for run in runs])._replace(
+            runs = _stack([per_client_run(run) for run in runs])._replace(
                 anchor=state.params, server=state.server, setting=setting
             )
         refine, trained = algorithm.refine or Refinement(), runs

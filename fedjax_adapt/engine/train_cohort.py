@@ -117,7 +117,7 @@ def train_cohort(
     def result_of(run: LocalRun, clipped: Array) -> Result:
         upload, state = algorithm.local.finish(run)
         sent = sent_by(algorithm.policy, run)
-        kept = kept_of(run) if keep_runs else ()
+        kept = per_client_run(run) if keep_runs else ()
         for_refinement = sent_by(refine, run)
         return Result(upload, state, run.loss, clipped, kept, sent, for_refinement)
 
@@ -241,8 +241,8 @@ def with_states(tables: DeviceRows, slots: Slot) -> Slot:
     return slots._replace(client=slots.client._replace(state=read(tables, slots.index)))
 
 
-def kept_of(run: LocalRun) -> LocalRun:
-    """What is kept of a run: neither what all clients share nor functions."""
+def per_client_run(run: LocalRun) -> LocalRun:
+    """A run without what all clients share, and without functions: what can be stacked."""
     shared = dict.fromkeys(("anchor", "server", "setting"), ())
     functions = ("full_gradient", "full_loss", "batch_at", "task", "key")
     functions = dict.fromkeys(functions)

@@ -51,7 +51,7 @@ from .local import (
     view_of,
 )
 from .refine import init_refinement, refine_server
-from .train_cohort import kept_of
+from .train_cohort import per_client_run
 
 
 def verify(
@@ -150,7 +150,9 @@ def _once(
         local.refined(client, params)
     if local.personal is not None:
         local.personal(params, client)
-    runs = every(kept_of(run))._replace(anchor=params, server=extra, setting=setting)
+    runs = every(per_client_run(run))._replace(
+        anchor=params, server=extra, setting=setting
+    )
     if refine.clients is not None or refine.server is not None:
         view = RoundView(
             task,
