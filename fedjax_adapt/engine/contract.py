@@ -216,14 +216,14 @@ def guarded_algorithm(algorithm: Algorithm) -> Algorithm:
         "finish": partial(
             returned.upload_and_state, isinstance(algorithm.server.combine, Mean)
         ),
-        "refined": returned.kept("the client's state", "LocalRule.init"),
+        "refined": returned.like_state("the client's state", "LocalRule.init"),
         "personal": returned.as_first("a client's own model", "Task.init"),
     }
     policy = {
         "init": returned.arrays,
         "steps": returned.steps,
         "send": returned.sent,
-        "update": returned.kept("the policy's state", "StepPolicy.init"),
+        "update": returned.like_state("the policy's state", "StepPolicy.init"),
         "report": returned.report_of(1),
         "mean_steps": returned.one_number,
     }
@@ -235,7 +235,7 @@ def guarded_algorithm(algorithm: Algorithm) -> Algorithm:
     }
     probe = {
         "init": returned.arrays,
-        "update": returned.kept("the probe", "Probe.init"),
+        "update": returned.like_state("the probe", "Probe.init"),
     }
     server = {
         "init": returned.arrays,
