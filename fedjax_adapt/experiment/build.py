@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..averaging import with_averages
 from ..core import (
     Algorithm,
     Task,
@@ -24,7 +25,6 @@ from ..data import (
     skew,
     split,
 )
-from ..engine.averages import with_averages
 from ..models import AUGMENTS, classification, projected
 from ..participation import bernoulli, earliest, uniform
 from ..plan import Plan

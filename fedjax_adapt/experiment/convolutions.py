@@ -16,9 +16,9 @@ from functools import partial
 from ..core import Task, precise
 from ..data import FederatedDataset
 from ..engine import processes
-from ..engine.lanes import compiler_options
-from ..engine.slots import num_devices_of
-from ..engine.trials import too_large
+from ..engine.cohort import num_devices_of
+from ..engine.memory import too_large
+from ..engine.xla import compiler_options
 from ..models.timing import fastest, milliseconds, ways_to_try
 from ..models.ways import Layer
 from ..plan import Plan

@@ -13,9 +13,9 @@ import jax
 
 from ..core import Info, Params, State
 from ..engine.build import make_round
-from ..engine.lanes import compiler_options
-from ..engine.valuation import show_deltas
+from ..engine.xla import compiler_options
 from ..errors import SettingError
+from ..valuation import show_deltas
 from . import checkpoint, store
 from .config import Config, from_settings
 from .federation import Federation

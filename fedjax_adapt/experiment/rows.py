@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from ..core import Array, Info, Metrics
-from ..engine.tally import (
+from ..engine.train import (
     TOTALS,
     Callback,
     asks_to_stop,

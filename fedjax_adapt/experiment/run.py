@@ -23,10 +23,9 @@ from .. import check
 from ..core import Algorithm, Metrics, State, Task, tree_bytes
 from ..data import FederatedDataset
 from ..engine import memory, processes
-from ..engine.allocator import keeps_memory
-from ..engine.evaluate import evaluate_clients, evaluate_personal
-from ..engine.personal import own_examples
-from ..engine.tally import Callback, check_callback
+from ..engine.personal import evaluate_clients, evaluate_personal, own_examples
+from ..engine.train import Callback, check_callback
+from ..engine.xla import keeps_memory
 from . import (
     checkpoint,
     convolutions,

@@ -17,7 +17,7 @@ import jax
 from ..engine import processes
 from ..engine.build import num_lanes_of
 from ..engine.calibrate import fastest_lanes
-from ..engine.slots import num_devices_of
+from ..engine.cohort import num_devices_of
 from . import summary, tuning_cache
 from .config import Config, identity
 from .federation import Federation

@@ -18,9 +18,9 @@ import numpy as np
 from .. import check
 from ..core import Array, Key, Mean, Params, Task
 from ..engine import processes
-from ..engine.programs import jit_newest
-from ..engine.valuation import Value, cohort_weights, leave_one_out, shapley
+from ..engine.xla import jit_newest
 from ..errors import SettingError
+from ..valuation import Value, cohort_weights, leave_one_out, shapley
 from .build import build
 from .replay import config_of, replay
 

@@ -14,21 +14,22 @@ import jax
 import numpy as np
 
 from ...core import Params, State
-from ...engine import mesh, trials
+from ...engine import memory, mesh
 from ...engine.batches import batch_size
 from ...engine.build import lanes_that_fit
 from ...engine.client_store import store_of
 from ...engine.cohort import most_steps, num_slots
-from ...engine.forecast import cohort_steps
 from ...engine.lanes import choose as choose_lanes
-from ...engine.lanes import compiler_options
-from ...engine.trials import Layout
+from ...engine.lanes import cohort_steps
+from ...engine.xla import compiler_options
 from ...errors import SettingError
 from ..config import Config
 from ..federation import Federation
 from ..program import Program, compile_program
+from . import trials
 from .one_trial import Own, of_one, stacked
 from .partitions import TrialPartitions, trial_partitions
+from .trials import Layout
 
 
 class CompiledGroup(NamedTuple):
@@ -128,7 +129,7 @@ def compile_group(
     lean = replace(config, devices=1, lanes=lanes)
     init, some_rounds = of_one(lean, federation)
     options = compiler_options(lanes * layout.each)
-    shared = mesh.shown(shared, layout.num_devices)
+    shared = mesh.to_read(shared, layout.num_devices)
 
     def of(some: Sequence[int]) -> Own:
         rows = np.minimum(np.arange(layout.width), len(some) - 1)
@@ -146,7 +147,7 @@ def compile_group(
     group = compiled(every) if config.rounds >= every else None
     last = compiled(left_over) if left_over else None
     # one that is resumed fitted before
-    if not fixed and trials.too_large(group or last, layout.num_devices):
+    if not fixed and memory.too_large(group or last, layout.num_devices):
         if layout.width > 1:
             return compile_group(configs, federation, names, trials.halved(layout))
         raise SettingError(

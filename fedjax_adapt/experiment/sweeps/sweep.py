@@ -18,8 +18,7 @@ from ... import check
 from ...core import Algorithm, State, Task
 from ...data import FederatedDataset
 from ...engine import mesh, processes
-from ...engine.tally import Callback, check_callback
-from ...engine.trials import Layout
+from ...engine.train import Callback, check_callback
 from ...errors import SettingError
 from .. import checkpoint, objects, public, scripts, store, summary, toml
 from ..build import build, counted
@@ -36,6 +35,7 @@ from .compiled_group import CompiledGroup, compile_group, layout_of
 from .grid import Sweep, Trial, read_sweep, seed_hint
 from .groups import Group, groups_of
 from .trial_folders import client_figures, write_trials
+from .trials import Layout
 
 # settings that often vary, and that no number of owners hangs on
 TRAINING = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm", "epochs", "seed")

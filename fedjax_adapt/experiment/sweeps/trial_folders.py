@@ -12,7 +12,7 @@ import jax
 from ...core import State
 from ...data import Skew, skew
 from ...engine import mesh
-from ...engine.evaluate import evaluate_clients
+from ...engine.personal import evaluate_clients
 from .. import store
 from ..config import Config, to_toml
 from ..federation import Federation
@@ -109,7 +109,7 @@ def client_figures(
     """
     if not config.evaluate_clients:
         return [{} for _ in some]
-    shared = mesh.shown(federation.data, compiled.num_devices)
+    shared = mesh.to_read(federation.data, compiled.num_devices)
     every, found = jax.device_get(compiled.params_of(state)), []
     for row, trial in enumerate(some):
         data = compiled.partitions.put_into(shared, trial)
