@@ -24,7 +24,7 @@ from readings import Ready
 import fedjax_adapt as fa
 from fedjax_adapt.core import precise
 from fedjax_adapt.engine import mesh
-from fedjax_adapt.engine.lanes import compiler_options
+from fedjax_adapt.engine.xla import compiler_options
 
 ACCESS = ("gathered", "ready")
 
@@ -137,7 +137,7 @@ def bare_loop(
         pick = lambda leaf: np.asarray(leaf)[rows]
         examples, own = (), tuple(map(pick, examples))
     params = mesh.everywhere(jax.tree.map(jnp.copy, params), num_devices)
-    examples = mesh.shown(examples, num_devices)
+    examples = mesh.to_read(examples, num_devices)
     if num_devices > 1:
         cut = jax.sharding.NamedSharding(
             mesh.mesh_of(num_devices), PartitionSpec(mesh.AXIS)

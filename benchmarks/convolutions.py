@@ -21,7 +21,7 @@ from readings import Case, Ledger, Read, Ready, add_options, described, effort_o
 import fedjax_adapt as fa
 from fedjax_adapt.core import precise
 from fedjax_adapt.core.precision import PRECISIONS
-from fedjax_adapt.engine.lanes import compiler_options
+from fedjax_adapt.engine.xla import compiler_options
 from fedjax_adapt.models import MODELS, timing
 from fedjax_adapt.models.ways import WAYS, Layer, by_rule, layers_of
 

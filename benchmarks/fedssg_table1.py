@@ -7,17 +7,23 @@ batch 50, lr 0.1 x 0.998^t, weight decay 1e-3, clip 10, no momentum; eight metho
 splits: 24 runs of a minute or two each. A run that is finished is not run again, one that
 was killed is resumed: call it again to go on. The table goes to the output as it grows,
 the figures behind it into results/fedssg-table1-mnist.jsonl.
+
+The published figures and the committed ones are of this protocol. Further options are for
+`fedjax-adapt run`; one that changes a number needs --results, another file, and the table
+then has no published figures.
 """
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cells import cell
 
-RESULTS = Path(__file__).parent / "results" / "fedssg-table1-mnist.jsonl"
+from fedjax_adapt.experiment.schema import settings_that_are
+
+RESULTS = Path(__file__).parent.resolve() / "results" / "fedssg-table1-mnist.jsonl"
 
 COMMON = {
     "dataset": "mnist",
@@ -107,16 +113,29 @@ def measured(split: str, method: str, root: Path, more: list[str]) -> dict:
     return {"split": split, "method": method} | cell(folder, settings, more)
 
 
-def row(result: Mapping[str, Any], paper: Published, target: str = "0.97") -> str:
-    """One line of the table."""
+def changed(more: Sequence[str]) -> list[str]:
+    """The options that make another protocol of it, of further words of the command."""
+    free = set(settings_that_are("incidental")) - {"targets"}  # R97 is a column
+    names = [
+        word[2:].partition("=")[0].replace("-", "_")
+        for word in more
+        if word[:2] == "--"
+    ]
+    return [name for name in names if name not in free]
+
+
+def row(
+    result: Mapping[str, Any], paper: Published | None, target: str = "0.97"
+) -> str:
+    """One line of the table; None: there are no published figures of this protocol."""
     models = [result, result["models"].get("sel")]
     accuracy = lambda f: f"{100 * f['last_mean']:.2f} ± {100 * f['last_std']:.2f}"
     first = lambda f: str(f["rounds_to"][target] or "never")
     cells = [
         result["method"],
-        f"{paper.mean:.2f} ± {paper.std:.2f}",
+        f"{paper.mean:.2f} ± {paper.std:.2f}" if paper else "",
         *("the same" if f is None else accuracy(f) for f in models),
-        paper.rounds,
+        paper.rounds if paper else "",
         *("the same" if f is None else first(f) for f in models),
     ]
     return "| " + " | ".join(cells) + " |"
@@ -127,16 +146,26 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/fedssg-table1-mnist"))
     parser.add_argument("--only", nargs="*", default=list(METHODS), choices=METHODS)
     parser.add_argument("--splits", nargs="*", default=list(SPLITS), choices=SPLITS)
+    parser.add_argument("--results", type=Path)
     arguments, more = parser.parse_known_args()  # the rest is for `fedjax-adapt run`
+    path, others = arguments.results or RESULTS, changed(more)
+    committed = path.resolve() == RESULTS
+    if others and committed:
+        raise SystemExit(
+            f"{', '.join(others)} would make the committed figures those of another "
+            f"protocol; give --results, a file other than {RESULTS.name}."
+        )
     results = []
     for split in arguments.splits:
         print(f"\n{split}\n\n{HEAD}", flush=True)
         for method in arguments.only:
             results.append(measured(split, method, arguments.folder, more))
-            print(row(results[-1], PUBLISHED[split][method]), flush=True)
-    if len(results) == len(SPLITS) * len(METHODS):
+            paper = None if others else PUBLISHED[split][method]
+            print(row(results[-1], paper), flush=True)
+    whole = len(results) == len(SPLITS) * len(METHODS)
+    if whole or not committed:
         lines = (json.dumps(result) for result in results)
-        RESULTS.write_text("\n".join(lines) + "\n")
+        path.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from entry import begin
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fednova, fedprox, fedveca, scaffold
-from fedjax_adapt.engine.lanes import compiler_options
+from fedjax_adapt.engine.xla import compiler_options
 from fedjax_adapt.experiment.build import build_task, load_source, split_source
 from fedjax_adapt.experiment.config import Config
 from fedjax_adapt.experiment.summary import commit, hardware, versions

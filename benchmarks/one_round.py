@@ -10,8 +10,8 @@ from readings import Ready
 
 import fedjax_adapt as fa
 from fedjax_adapt.engine.client_store import DEVICE
-from fedjax_adapt.engine.lanes import compiler_options
-from fedjax_adapt.engine.slots import num_devices_of
+from fedjax_adapt.engine.cohort import num_devices_of
+from fedjax_adapt.engine.xla import compiler_options
 
 KEYS = 100  # of rounds; then they come again, and with them the cohorts
 

@@ -20,11 +20,10 @@ from one_round import KEYS, one_round
 from readings import Case, Ready, scratch, short
 
 import fedjax_adapt as fa
-from fedjax_adapt.engine import lanes, mesh
+from fedjax_adapt.engine import mesh, steps, xla
 from fedjax_adapt.engine.batches import batch_at
 from fedjax_adapt.engine.build import num_lanes_of
-from fedjax_adapt.engine.cohort import sample_cohort
-from fedjax_adapt.engine.slots import num_devices_of
+from fedjax_adapt.engine.cohort import num_devices_of, sample_cohort
 from fedjax_adapt.experiment import checkpoint
 from fedjax_adapt.experiment.program import measure
 from fedjax_adapt.experiment.rows import Log
@@ -105,9 +104,9 @@ def batches(work: Work) -> Ready:
 
             return jax.lax.fori_loop(0, work.steps, add, jnp.zeros(()))
 
-        collect = lambda total, slots, sums: (total + sums.sum(), ())
-        read = lanes.each(one, num_lanes)
-        total, _ = lanes.fold(read, collect, jnp.zeros(()), slots, num_lanes)
+        read = steps.side_by_side(one, num_lanes)
+        step = lambda total, group: (total + read(group).sum(), ())
+        total, _ = steps.in_groups(step, jnp.zeros(()), slots, num_lanes)
         return total, (), own
 
     def program(data, key):
@@ -121,7 +120,7 @@ def batches(work: Work) -> Ready:
             )
         return mesh.run_on_devices(walk, data, slots, (), num_devices)[0]
 
-    data = mesh.shown(work.data, num_devices)
+    data = mesh.to_read(work.data, num_devices)
     keys = itertools.cycle(list(jax.random.split(jax.random.key(2), KEYS)))
     return compiled(program, num_lanes, (data,), keys)
 
@@ -129,7 +128,7 @@ def batches(work: Work) -> Ready:
 def evaluation(work: Work) -> Ready:
     """What `fedjax-adapt run` evaluates after a group of rounds, on 10,000 examples."""
     test = work.data.x[:TEST], work.data.y[:TEST]
-    test = mesh.shown(test, work.num_devices)
+    test = mesh.to_read(test, work.num_devices)
     algorithm = fa.algorithms.fedavg()
     task, devices = work.task, work.num_devices
     program = partial(measure, algorithm, task, devices, work.data.num_classes)
@@ -144,7 +143,7 @@ def compiled(
 ) -> Ready:
     """A program under the options of a round; `last`: its last argument, call by call."""
     begin = time.perf_counter()
-    options = lanes.compiler_options(num_lanes)
+    options = xla.compiler_options(num_lanes)
     run = jax.jit(program).lower(*fixed, next(last)).compile(options)
     spent = round(time.perf_counter() - begin, 2)
     return Ready(lambda: run(*fixed, next(last)), {"compile_seconds": spent})

@@ -26,9 +26,10 @@ from work import CLASSES, WORKLOADS, Workload
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.core import precise
-from fedjax_adapt.engine import memory, mesh, processes, trials
+from fedjax_adapt.engine import memory, mesh, processes
 from fedjax_adapt.engine.client_store import store_of
 from fedjax_adapt.experiment import program
+from fedjax_adapt.experiment.sweeps import trials
 from fedjax_adapt.generators import latent_generator
 
 W1, W2 = WORKLOADS["w1"], WORKLOADS["w2"]

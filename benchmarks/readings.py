@@ -22,8 +22,8 @@ import jax
 import numpy as np
 from rounds import busy_elsewhere
 
-from fedjax_adapt.engine.allocator import keep_memory, keeps_memory
 from fedjax_adapt.engine.memory import is_exhausted
+from fedjax_adapt.engine.xla import keep_memory, keeps_memory
 from fedjax_adapt.experiment.summary import commit, hardware, versions
 
 RESULTS = Path(__file__).parent / "results"

@@ -24,11 +24,10 @@ from work import WORKLOADS, Workload
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.core.precision import PRECISIONS
-from fedjax_adapt.engine.allocator import keeps_memory
 from fedjax_adapt.engine.client_store import DEVICE
+from fedjax_adapt.engine.cohort import num_devices_of
 from fedjax_adapt.engine.footprint import footprint
-from fedjax_adapt.engine.lanes import compiler_options
-from fedjax_adapt.engine.slots import num_devices_of
+from fedjax_adapt.engine.xla import compiler_options, keeps_memory
 from fedjax_adapt.experiment.summary import commit, hardware
 from fedjax_adapt.models import MODELS
 

@@ -3,8 +3,9 @@
     G     <- grad [ mean_{x in B} loss + weight J(B) ] + weight_decay theta
     v     <- rho v + G,    theta <- theta - lr v                      v = 0 at first
 
-The public set is passed in batches B, every epoch in a new order, its last partial batch
-kept. Inputs are seen as in evaluation, without augmentation and dropout, unless asked for.
+The mean over x may be the sum. The public set is passed in batches B, every epoch in a new
+order, its last partial batch kept. Inputs are seen as in evaluation, without augmentation
+and dropout, unless asked for.
 """
 
 import math
@@ -41,6 +42,7 @@ class SGD(NamedTuple):
     batch_size: int | None = None
     shuffle: bool = True
     augment: bool = False  # and dropout: the model in training mode
+    sums: bool = False  # the losses of a batch are added up, not averaged
 
     def checked(self) -> "SGD":
         """Itself.
@@ -111,7 +113,8 @@ def finetune(
         else:
             outputs = task.apply(params, batch.x)
         j = penalty(outputs, batch)
-        return weighted_loss(task, outputs, batch) + weight * j, j
+        size = batch.weight.sum() if sgd.sums else 1
+        return size * weighted_loss(task, outputs, batch) + weight * j, j
 
     def step(carry, taken):
         params, velocity, total = carry

@@ -93,9 +93,10 @@ def earliest(fraction: float = 0.4) -> Participation:
     """Every client starts; the ceil(fraction N) that end first are averaged.
 
     They end when the plan's clock says: it needs one. What the others did is thrown away,
-    so the simulator never does it, nor does it count their bytes, but for what a policy
-    measured on all: where tau follows from that, all measure, the server waits for the
-    last of them, and those that end first from then on are averaged. GIFT keeps 40 of 100.
+    so the simulator never does it; `Info.wasted_steps` and `Info.wasted_bytes` count it
+    apart, but for what a policy measured on all. Where tau follows from that, all measure,
+    the server waits for the last of them, and those that end first from then on are
+    averaged. GIFT keeps 40 of 100.
 
     Raises:
       ValueError: `fraction` is outside (0, 1].

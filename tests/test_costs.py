@@ -6,16 +6,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import SIZES, clocked, close, constructed, keys, make_data, same, start
+from helpers import (
+    SIZES,
+    clocked,
+    close,
+    constructed,
+    keys,
+    make_data,
+    make_public,
+    same,
+    start,
+)
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS, fedavg, feddc, feddisco, fedssg
 from fedjax_adapt.costs import (
+    broadcast_seconds,
     end_times,
     messages,
+    refine_seconds,
     round_bytes,
     round_seconds,
     traffic_of,
+    wasted,
 )
 from fedjax_adapt.engine.cohort import gather_cohort
 from fedjax_adapt.engine.round import checked
@@ -188,6 +201,72 @@ def test_all_wait_for_the_last_who_measures_though_it_does_not_train(data, task)
     np.testing.assert_allclose(seconds, known + rest + 5, rtol=1e-6)
     _, seconds = after([0, 0, 0, 0])  # nobody's gradient says anything
     np.testing.assert_allclose(seconds, known, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name, each",
+    [("fedavg", 2 * M), ("scaffold", 4 * M), ("fedgsnr", M), ("gift", 2 * M + 4)],
+)
+def test_who_was_too_late_has_trained_for_nothing(task, data, name, each):
+    """Clients 2 and 5 of the five that train; FedGSNR has all but their models anyhow."""
+    algorithm = told(constructed(name), task, data)
+    starters = cohort_of(data, [0, 1, 2, 3, 4, 5], [3, 2, 7, 0, 4, 5])
+    cohort = cohort_of(data, [0, 1, 4], [3, 2, 4])
+    params = task.init(keys(1)[0])
+    assert wasted(algorithm, params, cohort, starters) == (2 * each, 7 + 5)
+    assert wasted(algorithm, params, starters, starters) == (0, 0)
+
+
+def test_a_round_counts_the_late_apart(task, data):
+    clock = fa.Clock(np.array([1, 9, 2, 8, 3, 7], np.float32))
+    plan = fa.Plan(participation=fa.earliest(0.5), batch_size=4, clock=clock)
+    algorithm = fa.with_steps(fedavg(), fa.constant_steps(3))
+    round_fn, state = start(algorithm, task, data, plan)
+    _, info = jax.jit(round_fn)(state, keys(1)[0])
+    assert np.asarray(info.cohort).tolist() == [0, 2, 4]
+    assert (info.bytes_down, info.bytes_up) == (3 * M, 3 * M)
+    assert (info.wasted_bytes, info.wasted_steps) == (3 * 2 * M, 3 * 3)
+    heard = []
+    fa.train(round_fn, state, keys(2), callback=heard.append)
+    assert [figures["wasted_steps"] for figures in heard] == [9, 18]
+    assert [figures["local_steps"] for figures in heard] == [9, 18]
+
+
+@pytest.mark.parametrize("upload", ["delayed", "twice"])
+def test_who_refines_sends_its_model_when_it_has(task, upload):
+    """FNR-FL by hand: a model comes in 0.5 s and goes in 1 s, F and A go in 4/15 s.
+
+    public-set.md A.9: delayed, norms and accuracy go first, and one more latency leg.
+    """
+    data = replace(make_data(), public=tuple(map(jnp.asarray, make_public())))
+    c = np.array([1, 2, 4, 8, 1, 1], np.float32)
+    clock = fa.Clock(c, bandwidth=8 * M, download_bandwidth=16 * M, latency=0.25)
+    features = task._replace(apply=lambda p, x: fa.Outputs(task.apply(p, x).logits, x))
+    algorithm = told(ALGORITHMS["fnr"](upload=upload), features, data)
+    params = task.init(keys(1)[0])
+    cohort = cohort_of(data, [0, 1, 2], [5, 1, 2])
+    times = end_times(clock, algorithm, params, cohort, keys(1)[0])
+    first = 4 * (3 + 1) / M if upload == "delayed" else 1
+    expected = np.array([5 * 1, 1 * 2, 2 * 4]) + 0.5 + first + 0.25
+    np.testing.assert_allclose(times, expected, rtol=1e-6)
+    means = 4 * 3 / (2 * M)
+    for steps in ([0, 3, 0], [1, 0, 0]):
+        more = refine_seconds(clock, algorithm, params, cohort, jnp.array(steps))
+        refined = means + (steps @ c[:3]) + 1 + 0.25
+        others = 1 + 0.25 if upload == "delayed" else 0
+        np.testing.assert_allclose(more, max(refined, others), rtol=1e-6)
+    nobody = refine_seconds(clock, algorithm, params, cohort, jnp.zeros(3, int))
+    np.testing.assert_allclose(nobody, 1.25 if upload == "delayed" else 0, rtol=1e-6)
+
+
+def test_a_public_set_takes_the_slowest_download():
+    each = np.array([4e6, 1e6, 2e6], np.float32)
+    clock = fa.Clock(0.1, download_bandwidth=each)
+    np.testing.assert_allclose(broadcast_seconds(clock, 3000, 3), 8 * 3000 / 1e6)
+    assert broadcast_seconds(fa.Clock(0.1), 3000, 3) == 0  # GIFT's: free
+    assert broadcast_seconds(None, 3000, 3) == broadcast_seconds(clock, 0, 3) == 0
+    drawn = fa.Clock(0.1, download_bandwidth=fa.costs.lognormal(1e6, 0.5))
+    assert 0 < broadcast_seconds(drawn, 3000, 3) != 8 * 3000 / 1e6
 
 
 MEASURING = {

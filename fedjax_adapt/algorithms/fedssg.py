@@ -65,7 +65,7 @@ def fedssg(
     total_rounds: int | None = None,
     participation: float | None = None,
     beta: float = 1.0,
-    gate: Literal["total", "current"] = "total",
+    gate: Literal["total", "current", "none"] = "total",
     gate_map: Literal["identity", "alpha_logistic", "clip01"] = "identity",
     rate: Literal["nominal", "realised"] = "nominal",
     align: Literal["ip", "prox", "none"] = "ip",
@@ -75,47 +75,50 @@ def fedssg(
     correction_lr: Literal["base", "round"] = "base",
     correction_steps: Literal["mean", "actual"] = "mean",
     aggregate: Literal[
-        "sel_plus_allh", "cohort_theta_plus_h", "literal_sum_over_n"
+        "sel_plus_allh", "cohort_theta_plus_h", "literal_sum_over_n", "sel"
     ] = "sel_plus_allh",
 ) -> Algorithm:
     """Builds FedSSG. Its gate goes by the rounds the run will have and by who takes part.
 
     Args:
-      alpha: strength of the alignment.
+      alpha: strength of the alignment, and of the gate under `gate_map="alpha_logistic"`.
       total_rounds: T, the rounds the run will have; none: those of `Plan.rounds` or of
         `fa.train`, and the paper's 300, with a warning, where neither says.
       participation: q, the probability that a client takes part in a round; none: what
         the plan's participation expects.
       beta: added to the gate; 1 in the code, 0 in the text.
       gate: expected visits after all T rounds ("total": code, Algorithm 1) or after the
-        rounds so far ("current": eq. 5, with epsilon = 1e-6).
+        rounds so far ("current": eq. 5, with epsilon = 1e-6); "none": p_i = 1, without
+        beta (an ablation of Table 6).
       gate_map: what the ratio r goes through: nothing, alpha / (1 + e^-r) (eq. 6), or a
         clip to [0, 1].
       rate: q as given, or the share of clients in this round's cohort (Algorithm 1).
       align: gradient alpha h_i ("ip": eq. 19 and code), alpha (theta - w + h_i) ("prox":
         eq. 9), or none.
-      gate_alignment: whether the gate also weighs the alignment (eq. 8).
+      gate_alignment: whether p_i is the weight of the alignment in place of alpha (eq. 8):
+        r without a map, alpha / (1 + e^-r) with the logistic one, at beta = 0.
       correction: control variates as in SCAFFOLD's option II (code), the difference of
         the last visit (eq. 23), or none.
       correction_gated: whether the correction is built from D (code) or theta_i - w.
       correction_lr: learning rate in the correction: of round 0 (code) or of the round.
       correction_steps: steps in it: Kbar (code) or the client's own.
       aggregate: cohort mean of theta plus mean of all h (code), cohort mean of
-        theta + h (eq. 28), or Algorithm 1's sum over the cohort divided by N.
+        theta + h (eq. 28), Algorithm 1's sum over the cohort divided by N, or cohort
+        mean of theta without h ("sel", an ablation of Table 6).
     """
     check.nonnegative("alpha", alpha)
     check.at_least("total_rounds", total_rounds, 1, none="the run's", most=math.inf)
     if participation is not None:
         check.between("participation", participation, 0, 1, closed="right")
     check.nonnegative("beta", beta)
-    check.one_of("gate", gate, ("total", "current"))
+    check.one_of("gate", gate, ("total", "current", "none"))
     check.one_of("gate_map", gate_map, ("identity", "alpha_logistic", "clip01"))
     check.one_of("rate", rate, ("nominal", "realised"))
     check.one_of("align", align, ("ip", "prox", "none"))
     check.one_of("correction", correction, ("scaffold2", "last_diff", "none"))
     check.one_of("correction_lr", correction_lr, ("base", "round"))
     check.one_of("correction_steps", correction_steps, ("mean", "actual"))
-    aggregates = ("sel_plus_allh", "cohort_theta_plus_h", "literal_sum_over_n")
+    aggregates = "sel_plus_allh", "cohort_theta_plus_h", "literal_sum_over_n", "sel"
     check.one_of("aggregate", aggregate, aggregates)
     through = {
         "identity": lambda r: r,
@@ -164,6 +167,8 @@ def fedssg(
         return 300
 
     def opened(count, setting):  # p_i
+        if gate == "none":
+            return jnp.ones_like(count)
         expected = setting.participation if participation is None else participation
         seen_rate = expected if rate == "nominal" else setting.share
         rounds, epsilon = (
@@ -179,8 +184,10 @@ def fedssg(
     def strength(view):  # of the alignment
         if align == "none":
             return 0.0
-        gated = opened(view.client.count + 1, view.setting) if gate_alignment else 1
-        return alpha / view.size_ratio * gated
+        weight = alpha
+        if gate_alignment:
+            weight = opened(view.client.count + 1, view.setting)
+        return weight / view.size_ratio
 
     def prepare(view):  # u_i
         u = optax.tree.scale(strength(view), view.client.memory)
@@ -226,7 +233,7 @@ def fedssg(
         if correction == "scaffold2":
             change = optax.tree.sub(control, run.client.control)
             change = optax.tree.scale(run.size_ratio, change)
-        sent = gated if aggregate == "sel_plus_allh" else memory
+        sent = {"sel_plus_allh": gated, "sel": ()}.get(aggregate, memory)
         info = {"gate": opening}
         if correction == "scaffold2":
             # s_i' = (1 - k)(s_i - s_g / w_i) + k (mean local gradient): unstable from 2 on
@@ -252,6 +259,8 @@ def fedssg(
                 server.memory, cohort.share, upload.extra.memory
             )
             return optax.tree.add(params, memory), FedSSGServer(memory, control)
+        if aggregate == "sel":
+            return params, FedSSGServer((), control)
         params = optax.tree.add(params, upload.extra.memory)
         if aggregate == "literal_sum_over_n":
             params = optax.tree.scale(cohort.share, params)

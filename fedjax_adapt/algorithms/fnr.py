@@ -4,7 +4,7 @@ r"""FNR: who is worst on a public set is trained on it before models are average
     A_i      = accuracy of theta_i on P
     S_re     = the floor(n p) of the cohort S with the lowest A_i,   H = S \ S_re
     Delta_j  = sum_{m in H} (F_m - F_j)                       j in S_re
-    theta_j <- E_re epochs of SGD on CE(B) + lambda J(B), batches B of P
+    theta_j <- E_re epochs of SGD on CE(B) + lambda J(B), batches B of P, CE their mean
     w       <- w + sum_{i in S} p_i (theta_i - w)             the base's server rule
 
 f_i(x) are the features of theta_i, rho_l the share of label l in B, F(B) the mean norms in
@@ -85,7 +85,8 @@ def fnr(
     upload: Literal["delayed", "twice"] = "delayed",
     lr: float | None = None,
     momentum: float | None = None,
-    batch_size: int | None = None,
+    batch_size: int | None = 32,
+    batch_loss: Literal["mean", "sum"] = "mean",
     shuffle: bool = True,
     augment: bool = False,
 ) -> Algorithm:
@@ -100,11 +101,14 @@ def fnr(
       base: any algorithm without a refinement; none: FedAvg.
       delta_set: whose norms count for client j: those of H ("paper") or of all but j
         ("code").
-      upload: whether those refined wait with their model until they are ("delayed", all
-        send norms and accuracy first) or send it again ("twice").
+      upload: whether all send norms and accuracy first and their model when they know who
+        refines, those refined after that ("delayed"), or those refined send it again
+        ("twice").
       lr: of the refinement; none: the clients' of the round.
       momentum: likewise, in [0, 1); none: the clients'.
-      batch_size: examples of P per step; none: as many as clients take.
+      batch_size: examples of P per step, 32 as in Sec. 6.1; none: as many as clients take.
+      batch_loss: whether a step's cross entropy is the mean over the batch (code) or the
+        sum (Alg. 3, line 32), as if lr were |B| times as large beside a J of weight lambda.
       shuffle: a new order of P in every epoch; the code keeps one.
       augment: P in training mode, augmented and with dropout; the code does not augment.
 
@@ -127,6 +131,7 @@ def fnr(
         lr=lr,
         momentum=momentum,
         batch_size=batch_size,
+        batch_loss=batch_loss,
         shuffle=shuffle,
         augment=augment,
     )
@@ -143,7 +148,8 @@ def fnr_refinement(
     upload: Literal["delayed", "twice"] = "delayed",
     lr: float | None = None,
     momentum: float | None = None,
-    batch_size: int | None = None,
+    batch_size: int | None = 32,
+    batch_loss: Literal["mean", "sum"] = "mean",
     shuffle: bool = True,
     augment: bool = False,
 ) -> Refinement:
@@ -158,12 +164,14 @@ def fnr_refinement(
     check.nonnegative("weight", weight)
     check.one_of("delta_set", delta_set, ("paper", "code"))
     check.one_of("upload", upload, ("delayed", "twice"))
+    check.one_of("batch_loss", batch_loss, ("mean", "sum"))
     sgd = SGD(
         lr=lr,
         momentum=momentum,
         batch_size=batch_size,
         shuffle=shuffle,
         augment=augment,
+        sums=batch_loss == "sum",
     ).checked()
 
     def clients(view, key):
@@ -215,6 +223,7 @@ def fnr_refinement(
         check=verify,
         traffic=traffic,
         traffic_refined=traffic_refined,
+        uploads_late=upload == "delayed",
         given="labelled public examples",
     )
 

@@ -47,7 +47,7 @@ def fedavg_pubft(
     base: Algorithm | None = None,
     lr: float | None = None,
     momentum: float | None = None,
-    batch_size: int | None = None,
+    batch_size: int | None = 32,
     shuffle: bool = True,
     augment: bool = False,
 ) -> Algorithm:
@@ -59,7 +59,7 @@ def fedavg_pubft(
       base: any algorithm without a refinement; none: FedAvg.
       lr: of the fine-tuning; none: the clients' of the round.
       momentum: likewise, in [0, 1); none: the clients'.
-      batch_size: public examples per step; none: as many as clients take.
+      batch_size: public examples per step, as `fnr`; none: as many as clients take.
       shuffle: a new order of the public set in every epoch.
       augment: the model in training mode, on augmented inputs and with dropout.
 
@@ -87,7 +87,7 @@ def public_only(
     epochs: int = 5,
     lr: float | None = None,
     momentum: float | None = None,
-    batch_size: int | None = None,
+    batch_size: int | None = 32,
     shuffle: bool = True,
     augment: bool = False,
 ) -> Algorithm:
@@ -100,7 +100,7 @@ def public_only(
       epochs: E_re, likewise; 0 moves nothing.
       lr: of the training; none: the clients' of the round.
       momentum: likewise, in [0, 1); none: the clients'.
-      batch_size: public examples per step; none: as many as clients take.
+      batch_size: public examples per step, as `fnr`; none: as many as clients take.
       shuffle: a new order of the public set in every epoch.
       augment: the model in training mode, on augmented inputs and with dropout.
     """

@@ -188,7 +188,7 @@ def reporting(console, warning: str | None = None) -> Iterator[Callable]:
     From the first round on freed memory is kept: what loading and compiling took has been
     given back by then. A `warning` is printed then. Before it Ctrl-C waits for nothing.
     """
-    from ..engine.allocator import keep_memory
+    from ..engine.xla import keep_memory
     from ..report.tables import live
 
     with live(console) as show, finishing() as stop_if_asked:

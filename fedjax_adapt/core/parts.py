@@ -310,8 +310,9 @@ class Refinement(NamedTuple):
 
     `check(task, setup)` raises a ValueError where the run cannot be refined. `traffic`
     is what it adds for every client that trains, `traffic_refined` for each of those whose
-    models are refined as well. `given` says in words what it is given besides the clients'
-    own training.
+    models are refined as well. Where `uploads_late`, `traffic` goes up alone, and all send
+    their models only when the server has said who refines. `given` says in words what it
+    is given besides the clients' own training.
     """
 
     init: Callable[[Task, RefineSetup, Key], RefineState] = no_refine_state
@@ -326,6 +327,7 @@ class Refinement(NamedTuple):
     check: Callable[[Task, RefineSetup], None] | None = None
     traffic: Traffic | Callable[[RefineSetup], Traffic] = Traffic()
     traffic_refined: Traffic | Callable[[RefineSetup], Traffic] = Traffic()
+    uploads_late: bool = False
     needs_public: bool = True
     needs_validation: bool = False  # examples of the public set to choose a model by
     send: Callable[[LocalRun], PyTree] | None = None

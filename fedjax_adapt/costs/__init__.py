@@ -14,6 +14,7 @@ from .laws import exponential as exponential
 from .laws import lognormal as lognormal
 from .laws import normal as normal
 from .laws import uniform as uniform
+from .times import broadcast_seconds as broadcast_seconds
 from .times import end_times as end_times
 from .times import refine_seconds as refine_seconds
 from .times import round_seconds as round_seconds
@@ -22,3 +23,4 @@ from .traffic import answers_late as answers_late
 from .traffic import messages as messages
 from .traffic import round_bytes as round_bytes
 from .traffic import traffic_of as traffic_of
+from .traffic import wasted as wasted

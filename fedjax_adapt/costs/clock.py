@@ -100,15 +100,22 @@ def keys(clock: Clock) -> Array:
 
 def drawn(name: str, quantity: Quantity, cohort: Cohort, key: Key) -> Array:
     """A quantity of the clients of a cohort: a scalar, or [cohort]."""
+    return drawn_by(name, quantity, cohort.ids, cohort.num_clients, key)
+
+
+def drawn_by(
+    name: str, quantity: Quantity, ids: Array, num_clients: int | Array, key: Key
+) -> Array:
+    """A quantity of some clients: a scalar, or [clients]."""
     if isinstance(quantity, Law):
         draw = lambda client: quantity.sample(jax.random.fold_in(key, client))
-        return jax.vmap(draw)(cohort.ids)
+        return jax.vmap(draw)(ids)
     quantity = jnp.asarray(quantity)
     if quantity.ndim == 0:
         return quantity
-    if quantity.shape != (cohort.num_clients,):
+    if quantity.shape != (num_clients,):
         raise SettingError(
-            f"{name} has shape {quantity.shape} but there are {cohort.num_clients} "
+            f"{name} has shape {quantity.shape} but there are {num_clients} "
             "clients; give one number per client."
         )
-    return quantity[jnp.minimum(cohort.ids, cohort.num_clients - 1)]
+    return quantity[jnp.minimum(ids, num_clients - 1)]

@@ -10,7 +10,10 @@ to train before the last client has measured and sent it:
     t_i = max_j (q_j c_j + b'_j + xi_j) + tau_i c_i + b''_i         b_i = b'_i + b''_i
 
 A round ends with the last client whose upload the server waits for, or with the last that
-refines its model on a public set after that.
+refines its model on a public set after that. Where a refinement uploads late, b_i has what
+it measured in place of the model, and the round goes on, from the last t_i, with
+
+    e_i c_i + b_i^late                  e_i steps on the public set, 0 for most clients
 """
 
 import jax
@@ -18,14 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import Algorithm, Array, Cohort, Key, Params, Traffic, measure_of
-from .clock import Clock, drawn, keys
+from .clock import Clock, drawn, drawn_by, keys
 from .traffic import (
     answers_late,
     asks_clients,
+    late_upload,
     legs,
     messages,
     refined_traffic,
     traffic_of,
+    without,
 )
 
 # what a round's key is folded in by for the delays, so that they change nothing else:
@@ -47,7 +52,8 @@ def end_times(
 ) -> Array:
     """t_i, in seconds since the round began, [cohort]; zeros without a clock or traffic.
 
-    Where the policy answers late, a client that it leaves out ends when tau is known, and
+    Where a refinement uploads late, that is when what it measured has arrived. Where the
+    policy answers late, a client that it leaves out ends when tau is known, and
     the delay of a client delays what it measured, so that all wait for it.
 
     Args:
@@ -77,8 +83,10 @@ def end_times(
     trains, measure_steps = cohort.num_steps * step, measure_of(policy).steps
     measures = 0 if measure_steps is None else measure_steps(cohort) * step
     if not answers_late(policy):
-        return trains + measures + carried(traffic_of(algorithm)) + delay
+        sent = without(traffic_of(algorithm), late_upload(algorithm))
+        return trains + measures + carried(sent) + delay
     first, second = legs(algorithm)
+    second = without(second, late_upload(algorithm))
     measured = measures + carried(first) + delay
     known = jnp.where(cohort.num_examples > 0, measured, 0).max()
     return known + jnp.where(cohort.active, trains + carried(second), 0)
@@ -103,8 +111,10 @@ def refine_seconds(
 ) -> Array:
     """What a round takes more until the last client has refined its model. A scalar.
 
-    Those who refine begin when the server has all uploads. What they do without training,
-    as evaluating the public set, takes no time.
+    Those who refine begin when the server has all uploads; where a refinement uploads late,
+    when it has what all have measured, and then the others send their models too, told by
+    one more round trip. What clients do without training, as evaluating the public set,
+    takes no time.
 
     Args:
       clock: of the plan; None: 0.
@@ -116,12 +126,32 @@ def refine_seconds(
     if clock is None or steps is None:
         return jnp.zeros(())
     key_step, key_up, key_down, _ = keys(clock)
-    traffic = refined_traffic(algorithm)
+    traffic, late = refined_traffic(algorithm), late_upload(algorithm)
     down, up = messages(traffic, params)
+    width = drawn("bandwidth", clock.bandwidth, cohort, key_up)
+    answered = traffic.round_trips * clock.latency
     seconds = steps * drawn("step_seconds", clock.step_seconds, cohort, key_step)
-    seconds += 8.0 * up / drawn("bandwidth", clock.bandwidth, cohort, key_up)
+    seconds += 8.0 * up / width
     if clock.download_bandwidth is not None:
-        width = drawn("download_bandwidth", clock.download_bandwidth, cohort, key_down)
-        seconds += 8.0 * down / width
-    seconds += traffic.round_trips * clock.latency
-    return jnp.where(steps > 0, seconds, 0).max()
+        downward = drawn(
+            "download_bandwidth", clock.download_bandwidth, cohort, key_down
+        )
+        seconds += 8.0 * down / downward
+    seconds = jnp.where(steps > 0, seconds + answered, 0)
+    if late != Traffic():
+        sent = 8.0 * messages(late, params)[1] / width
+        seconds = jnp.where(steps > 0, seconds, answered) + sent
+    return jnp.where(cohort.active, seconds, 0).max()
+
+
+def broadcast_seconds(clock: Clock | None, bytes_each: int, num_clients: int) -> float:
+    """When the last client has what all are sent before the first round.
+
+    0 without a clock, or where it has no download bandwidth.
+    """
+    if clock is None or clock.download_bandwidth is None or not bytes_each:
+        return 0.0
+    ids, key = jnp.arange(num_clients), keys(clock)[2]
+    bandwidth = clock.download_bandwidth
+    width = drawn_by("download_bandwidth", bandwidth, ids, num_clients, key)
+    return float((8.0 * bytes_each / width).max())

@@ -3,6 +3,8 @@
 They follow from the `traffic` of its parts, and from the model's size.
 """
 
+import jax.numpy as jnp
+
 from ..core import (
     Algorithm,
     Array,
@@ -59,6 +61,20 @@ def refined_traffic(algorithm: Algorithm) -> Traffic:
     refine = as_refinement(algorithm.refine)
     assert refine is not None and isinstance(refine.traffic_refined, Traffic)
     return refine.traffic_refined
+
+
+def late_upload(algorithm: Algorithm) -> Traffic:
+    """What all clients that train send only when they know who refines."""
+    refine, rule = as_refinement(algorithm.refine), algorithm.local.traffic
+    if refine is None or not refine.uploads_late:
+        return Traffic()
+    assert isinstance(rule, Traffic)
+    return Traffic(models_up=rule.models_up, scalars_up=rule.scalars_up)
+
+
+def without(traffic: Traffic, other: Traffic) -> Traffic:
+    """The part of `traffic` that is not `other`."""
+    return Traffic(*(a - b for a, b in zip(traffic, other, strict=True)))
 
 
 def asks_clients(algorithm: Algorithm) -> bool:
@@ -122,3 +138,28 @@ def round_bytes(
     more_down, more_up = messages(refined_traffic(algorithm), params)
     again = count(refined > 0)
     return down + again * float(more_down), up + again * float(more_up)
+
+
+def wasted(
+    algorithm: Algorithm, params: Params, cohort: Cohort, starters: Cohort
+) -> tuple[Array, Array]:
+    """The bytes and local steps of clients that train and are too late, two scalars.
+
+    As if each took all its steps, received all and sent all; without what `round_bytes`
+    counts of them, where a policy measures first.
+
+    Args:
+      algorithm: what is sent how often.
+      params: how large a model is.
+      cohort: who was waited for.
+      starters: all that began.
+    """
+    if not asks_clients(algorithm):
+        return jnp.zeros(()), jnp.zeros(())
+    late = (starters.active.sum() - cohort.active.sum()).astype(float)
+    steps = (starters.num_steps.sum() - cohort.num_steps.sum()).astype(float)
+    _, each = messages(_rule_traffic(algorithm), params)
+    if measure_of(algorithm.policy).client is None:
+        each += messages(traffic_of(algorithm), params)[0]
+        each += messages(algorithm.policy.traffic, params)[1]
+    return late * float(each), steps

@@ -125,7 +125,10 @@ def dirichlet(
         prior_i ~ Dir(concentration * 1_K)                 one per client
         label ~ prior_i restricted to the labels with rows left, without replacement
 
-    As the code of FedDyn, FedDC and FedSSG splits (Acar et al., "Federated Learning
+    The prior of Hsu, Qi & Brown, "Measuring the Effects of Non-Identical Data
+    Distribution for Federated Visual Classification", 2019,
+    https://arxiv.org/abs/1909.06335, which FedGSNR takes. Labels run out as in the code of
+    FedDyn, FedDC and FedSSG (Acar et al., "Federated Learning
     Based on Dynamic Regularization", ICLR 2021, https://arxiv.org/abs/2111.04263). That
     code redraws a label until one with rows left comes up, which may never happen;
     restricting the prior to those labels is the same distribution and always ends.

@@ -8,20 +8,17 @@ from functools import partial
 
 import jax
 
-from .. import check
 from ..core import Algorithm, Task
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from . import memory, processes
 from .batches import batch_size
 from .client_store import store_of
+from .cohort import num_devices_of, slots_per_device
 from .footprint import Footprint, footprint, readable
-from .forecast import cohort_steps
-from .initial import federation_kinds, init_state
-from .lanes import choose
+from .initial import check_kinds, init_state
+from .lanes import choose, cohort_steps
 from .round import Round, checked, round_of
-from .slots import each_of, num_devices_of
-from .trials import trial_bytes
 
 # a round is traced unless so many times what is guessed of its lanes fit: on large images
 # a deep network holds ten times as much
@@ -39,10 +36,8 @@ def make_round(
         a refinement finds no public set, or nothing to refine; or an argument is not of
         its kind; or a part of the algorithm does not keep its contract, see contract.py.
     """
-    check.kinds(
-        "make_round(algorithm, task, data, plan)",
-        **federation_kinds(algorithm, task, data, plan),
-    )
+    call = "make_round(algorithm, task, data, plan)"
+    check_kinds(call, algorithm, task, data, plan)
     algorithm = checked(algorithm, task, data, plan)
     return round_of(algorithm, task, data, with_lanes(algorithm, task, data, plan))
 
@@ -68,7 +63,7 @@ def num_lanes_of(
     """
     fastest = choose(
         plan.lanes,
-        each_of(data, plan),
+        slots_per_device(data, plan),
         jax.eval_shape(task.init, jax.random.key(0)),
         batch_size(data, plan),
         num_devices_of(data, plan),
@@ -93,10 +88,8 @@ def memory_needed(
     Raises:
       ValueError: as `make_round`.
     """
-    check.kinds(
-        "memory_needed(algorithm, task, data, plan)",
-        **federation_kinds(algorithm, task, data, plan),
-    )
+    call = "memory_needed(algorithm, task, data, plan)"
+    check_kinds(call, algorithm, task, data, plan)
     round_fn = make_round(algorithm, task, data, plan)
     init = partial(init_state, algorithm, task, data, plan)
     key = jax.random.key(0)
@@ -148,7 +141,7 @@ def lanes_that_fit(
         asked = asked or readable(wanted)
         # too many still where part of the work is for all lanes together
         lanes = max(min(lanes * (room - fixed) // needed.work, lanes - 1), 1)
-    if lanes < most == each_of(data, plan):
+    if lanes < most == slots_per_device(data, plan):
         lanes = -(-most // -(-most // lanes))
     if lanes < most:
         tell(
@@ -165,5 +158,5 @@ def _at_most(
     init = partial(init_state, algorithm, task, data, plan)
     state = jax.eval_shape(init, jax.random.key(0))
     batch = batch_size(data, plan), 4 * math.prod(data.x.shape[1:])
-    without = trial_bytes(state, 0, batch)
-    return without + ROUGHLY * (trial_bytes(state, lanes, batch) - without)
+    without = memory.guessed_bytes(state, 0, batch)
+    return without + ROUGHLY * (memory.guessed_bytes(state, lanes, batch) - without)

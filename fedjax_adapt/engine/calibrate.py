@@ -18,24 +18,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import check
 from ..core import (
     Algorithm,
     Info,
-    StepPolicy,
     Task,
     as_refinement,
     say_nothing,
 )
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
-from . import lanes, memory, mesh
+from . import lanes, memory, mesh, xla
 from .batches import batch_size
 from .build import lanes_that_fit, make_round
+from .cohort import num_devices_of, slots_per_device
 from .footprint import footprint
-from .forecast import client_steps, cohorts
-from .initial import federation_kinds, init_state
-from .slots import each_of, num_devices_of
+from .initial import check_kinds, init_state
+from .lanes import client_steps, cohorts
 
 CANDIDATES = (1, 5, 25, 100, 500)  # each is a program to compile
 STEPS = 3  # of a client, in the mean
@@ -45,20 +43,13 @@ SECONDS = 0.3  # and at least so long
 # before steps that are learnt are looked at: FedVeca compares two rounds for the third
 REAL = 3
 
-Tell = Callable[[int, float], None]
-
-
-def tell_nobody(number: int, seconds: float) -> None:
-    """Keeps it to itself."""
-    del number, seconds
-
 
 def fastest_lanes(
     algorithm: Algorithm,
     task: Task,
     data: FederatedDataset,
     plan: Plan,
-    tell: Tell = tell_nobody,
+    tell: Callable[[int, float], object] = lambda number, seconds: None,
 ) -> int:
     """The number of lanes to write into a `Plan` for this work on this machine.
 
@@ -76,10 +67,8 @@ def fastest_lanes(
     Raises:
       ValueError: as `init_state` and `make_round` do.
     """
-    check.kinds(
-        "fastest_lanes(algorithm, task, data, plan)",
-        **federation_kinds(algorithm, task, data, plan),
-    )
+    call = "fastest_lanes(algorithm, task, data, plan)"
+    check_kinds(call, algorithm, task, data, plan)
     data, plan = _usual_cohort(data, replace(plan, lanes="auto"))
     refine = as_refinement(algorithm.refine)
     if refine is not None:  # what it begins with, clients may read
@@ -94,7 +83,7 @@ def fastest_lanes(
     # caps were on the real number of steps
     algorithm = algorithm._replace(policy=policy._replace(max_steps=None))
     plan = replace(plan, max_steps=None)
-    each = each_of(data, plan)
+    each = slots_per_device(data, plan)
     first = lanes.choose(
         "auto",
         each,
@@ -177,7 +166,7 @@ def _few_steps(
 ) -> np.ndarray:
     """Fewer local steps for each client, in the proportions of the policy, [clients]."""
     steps = None
-    if not _learns(algorithm.policy):
+    if algorithm.policy.update is None:  # else later rounds may have other steps
         steps = client_steps(algorithm.policy, task, data, plan)
     if steps is None:
         steps = _steps_of_a_real_round(algorithm, task, data, plan)
@@ -185,11 +174,6 @@ def _few_steps(
     # who sits a round out takes part in others
     steps = np.where(holds, np.maximum(steps, 1), 0)
     return np.ceil(STEPS * steps / steps[holds].mean()).astype(np.int32)
-
-
-def _learns(policy: StepPolicy) -> bool:
-    """Whether later rounds may have other steps than the first."""
-    return policy.update is not None
 
 
 def _steps_of_a_real_round(
@@ -236,7 +220,7 @@ def _compiled(
     state = init_state(algorithm, task, data, plan, jax.random.key(0))
     round_fn = make_round(algorithm, task, data, plan)
     step = jax.jit(lambda state, f, key: f(state, key), donate_argnums=0)
-    options = lanes.compiler_options(round_fn.num_lanes)
+    options = xla.compiler_options(round_fn.num_lanes)
     key = jax.random.key(1)
     traced = step.trace(state, round_fn, key)
     devices = num_devices_of(data, plan)

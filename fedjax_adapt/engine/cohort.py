@@ -22,7 +22,9 @@ from ..data.dataset import FederatedDataset
 from ..errors import SettingError
 from ..participation import everyone, uniform
 from ..plan import Plan
+from . import mesh, processes
 from .batches import epoch_steps
+from .client_store import store_of
 
 # what a round's key is folded in by for `Cohort.key`: no client, nor the clock's delays
 SERVER = np.uint32(2**32 - 2)
@@ -50,6 +52,32 @@ def num_slots(data: FederatedDataset, plan: Plan) -> int:
             "many take part at most, an int of at least 1."
         )
     return int(slots)
+
+
+def num_devices_of(data: FederatedDataset, plan: Plan) -> int:
+    """How many devices serve a round.
+
+    Tables in the host's memory are cut into equal parts: "auto" takes a number that does.
+    """
+    slots = num_slots(data, plan)
+    most = mesh.count(plan.devices, slots)
+    uncut = plan.devices != "auto" or store_of(plan).any_devices
+    if uncut or processes.several():
+        return most
+    serving = (mesh.serving(number, slots) for number in range(most, 0, -1))
+    return next(number for number in serving if data.num_clients % number == 0)
+
+
+def may_have_empty_slots(data: FederatedDataset, plan: Plan) -> bool:
+    """Whether a cohort may hold fewer clients than slots."""
+    return plan.participation is not None or (
+        plan.cohort_size is None and data.holders is not None
+    )
+
+
+def slots_per_device(data: FederatedDataset, plan: Plan) -> int:
+    """How many slots of a round each device serves."""
+    return -(-num_slots(data, plan) // num_devices_of(data, plan))
 
 
 def sample_cohort(
@@ -213,20 +241,13 @@ def unless_idle(cohort: Cohort, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(trained, a, b), new, old)
 
 
-def mask_absent(cohort: Cohort, report: PyTree) -> PyTree:
-    """A policy's report with zeros in empty slots; its scalars as they are."""
-    present = cohort.ids < cohort.num_clients
+def masked(here: Array, report: PyTree) -> PyTree:
+    """Diagnostics with zeros where `here` [cohort] is false; their scalars as they are."""
 
     def mask(leaf):
         leaf = jnp.asarray(leaf)
         if leaf.ndim == 0:
             return leaf
-        return jnp.where(present.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
+        return jnp.where(here.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
 
     return jax.tree.map(mask, report)
-
-
-def mask_idle(cohort: Cohort, infos: PyTree) -> PyTree:
-    """Per-client diagnostics [cohort, ...] with zeros where a client did not train."""
-    live = lambda leaf: cohort.active.reshape(-1, *(1,) * (leaf.ndim - 1))
-    return jax.tree.map(lambda leaf: jnp.where(live(leaf), leaf, 0), infos)

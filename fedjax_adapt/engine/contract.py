@@ -203,7 +203,7 @@ def check_traffic(where: str, traffic: Traffic) -> None:
         check.nonnegative(f"{name} of {where}", number)
 
 
-def named(algorithm: Algorithm) -> Algorithm:
+def guarded_algorithm(algorithm: Algorithm) -> Algorithm:
     """The same algorithm, each of its own functions under its contract."""
     gradient = returned.as_first("the gradient", "jax.grad")
     local = {
@@ -216,14 +216,14 @@ def named(algorithm: Algorithm) -> Algorithm:
         "finish": partial(
             returned.upload_and_state, isinstance(algorithm.server.combine, Mean)
         ),
-        "refined": returned.kept("the client's state", "LocalRule.init"),
+        "refined": returned.like_state("the client's state", "LocalRule.init"),
         "personal": returned.as_first("a client's own model", "Task.init"),
     }
     policy = {
         "init": returned.arrays,
         "steps": returned.steps,
         "send": returned.sent,
-        "update": returned.kept("the policy's state", "StepPolicy.init"),
+        "update": returned.like_state("the policy's state", "StepPolicy.init"),
         "report": returned.report_of(1),
         "mean_steps": returned.one_number,
     }
@@ -235,7 +235,7 @@ def named(algorithm: Algorithm) -> Algorithm:
     }
     probe = {
         "init": returned.arrays,
-        "update": returned.kept("the probe", "Probe.init"),
+        "update": returned.like_state("the probe", "Probe.init"),
     }
     server = {
         "init": returned.arrays,
@@ -285,7 +285,7 @@ def _under(kind: type, part: Any, accepts: dict[str, Callable]) -> Any:
     return part._replace(**changed) if changed else part
 
 
-def named_task(task: Task) -> Task:
+def guarded_task(task: Task) -> Task:
     """The same task, its functions under their contract."""
 
     def outputs(name: str, result: Any, params: PyTree, x: Any, *key: Any) -> None:

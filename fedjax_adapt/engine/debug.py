@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import check
 from ..core import (
     Algorithm,
     Info,
@@ -40,6 +39,7 @@ from ..costs import (
     refine_seconds,
     round_bytes,
     step_seconds,
+    wasted,
 )
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
@@ -52,8 +52,7 @@ from .cohort import (
     busy_of,
     expected_share,
     gather_cohort,
-    mask_absent,
-    mask_idle,
+    masked,
     num_slots,
     participation_of,
     rows_of,
@@ -62,8 +61,8 @@ from .cohort import (
     setting_of,
     with_num_steps,
 )
-from .contract import named, named_task
-from .initial import check_rule, check_state, federation_kinds, strongly_typed
+from .contract import guarded_algorithm, guarded_task
+from .initial import check_kinds, check_rule, check_state, strongly_typed
 from .local import (
     Broadcast,
     Client,
@@ -75,8 +74,8 @@ from .local import (
     view_before,
     view_of,
 )
-from .refine import public_steps, settled, shown
-from .train_cohort import kept_of
+from .refine import masked_report, public_steps, settled
+from .train_cohort import per_client_run
 from .verify import verify
 
 
@@ -89,10 +88,8 @@ def debug_round(
       FloatingPointError: a loss or parameter is not finite; names client and step.
       RuntimeError: the task or algorithm raised; names the client and where it stood.
     """
-    check.kinds(
-        "debug_round(algorithm, task, data, plan)",
-        **federation_kinds(algorithm, task, data, plan),
-    )
+    call = "debug_round(algorithm, task, data, plan)"
+    check_kinds(call, algorithm, task, data, plan)
     algorithm = settled(algorithm, task, data, plan)
     check_rule(algorithm, data, plan)
     try:
@@ -103,8 +100,8 @@ def debug_round(
         one = Traffic(models_down=1, models_up=1, round_trips=1)
         algorithm = algorithm._replace(local=algorithm.local._replace(traffic=one))
     plan = with_lanes(algorithm, task, data, plan)
-    algorithm = named(algorithm)
-    task = named_task(task)
+    algorithm = guarded_algorithm(algorithm)
+    task = guarded_task(task)
     setup = Setup(algorithm, task, data, plan)
     policy, server_rule = algorithm.policy, algorithm.server
 
@@ -194,7 +191,7 @@ def debug_round(
         upload = server_rule.combine(stacked._replace(info=()), cohort)
         losses = jnp.stack([run.loss for run in runs])
         if algorithm.refine is not None or policy.update is not None:
-            runs = _stack([kept_of(run) for run in runs])._replace(
+            runs = _stack([per_client_run(run) for run in runs])._replace(
                 anchor=state.params, server=state.server, setting=setting
             )
         refine, trained = algorithm.refine or Refinement(), runs
@@ -226,7 +223,7 @@ def debug_round(
             params, server = state.params, state.server
             kept_by_refinement = state.refine
         num_public = public_steps(cohort, steps, report)
-        refinement = shown(cohort, report)
+        refinement = masked_report(cohort, report)
         sent = weighted_sums(uniformly(cohort), cohort.active, _stack(sent))
         said = server_rule.report(server, upload, cohort)
         seconds = seconds_by(cohort, said, seconds)
@@ -238,6 +235,7 @@ def debug_round(
         if policy.update is not None:
             policy_state = policy.update(policy_state, cohort, trained, outcome)
         down, up = round_bytes(algorithm, state.params, cohort, asked, steps)
+        lost = wasted(algorithm, state.params, cohort, asked)
         report = policy.report(policy_state, asked, seen)
         of_kept = lambda leaf: leaf[jnp.array(kept)] if jnp.ndim(leaf) else leaf
         report = jax.tree.map(of_kept, report)
@@ -254,15 +252,17 @@ def debug_round(
             clipped=jnp.stack(clipped),
             num_active=cohort.num_active,
             delta_norm=jnp.asarray(np.sqrt(sum(squares))),
-            clients=mask_idle(cohort, stacked.info),
-            policy=mask_absent(cohort, report),
+            clients=masked(cohort.active, stacked.info),
+            policy=masked(cohort.ids < cohort.num_clients, report),
             cut=cut,
             seconds=seconds,
             bytes_down=down,
             bytes_up=up,
             public_steps=num_public,
             refine=refinement,
-            server=shown(cohort, said),
+            server=masked_report(cohort, said),
+            wasted_bytes=lost[0],
+            wasted_steps=lost[1],
         )
 
     return round_fn

@@ -4,7 +4,8 @@ All three count the same: whether the model is right about each example, its los
 what the task's metrics need of it, found in one pass in evaluation mode.
 """
 
-from typing import Any, Literal
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,29 +13,36 @@ import numpy as np
 
 from .. import check
 from ..core import (
-    Algorithm,
     Array,
     Metrics,
     Params,
-    State,
+    PyTree,
     Task,
     accuracy_of,
+    each_of,
+    final_of,
     logits_of,
     losses_of,
+    precise,
 )
-from ..data.dataset import FederatedDataset
 from ..errors import SettingError
-from .personal import OwnExamples, blocks_of, one_for_each, own_examples, own_means
-from .scores import (
-    Scores,
-    by_class,
-    by_client,
-    check_model,
-    named,
-    named_by_client,
-    overall,
-    scores,
-)
+from . import mesh
+from .contract import guarded_task
+from .xla import jit_newest
+
+
+class Scores(NamedTuple):
+    """What a model makes of each example.
+
+    Attributes:
+      right: [n] bool, or a share in [0, 1]; NaN where there is no label.
+      loss: [n].
+      each: what the task's metrics need, trees of [n, ...] by name.
+    """
+
+    right: Array
+    loss: Array
+    each: dict[str, PyTree]
 
 
 def evaluate(
@@ -67,7 +75,7 @@ def evaluate(
     if not task.metrics:
         return metrics
     every = jnp.ones(scored.loss.shape)
-    return metrics._replace(named=named(task, scored.each, every))
+    return metrics._replace(named=named_metrics(task, scored.each, every))
 
 
 def class_accuracy(
@@ -114,94 +122,103 @@ def class_accuracy(
     return by_class(scored, jnp.asarray(test[1]), num_classes)
 
 
-def evaluate_clients(
+def scores(
     task: Task,
     params: Params,
-    data: FederatedDataset,
+    examples: tuple[Array, Array],
     batch_size: int = 500,
     devices: int | str = 1,
-    on: Literal["test", "train"] | None = None,
-) -> Metrics:
-    """Accuracy, mean loss and metrics on every client's own examples, [clients].
-
-    Of one model, in one pass over all examples, or of a model per client, each on those
-    of its client; then the task's metrics are left out. No copy of the examples is made,
-    and they are seen without noise. All are 0 for a client without examples: average over
-    the others.
-
-    Args:
-      task: the task.
-      params: parameters of its model; or a stack of them, leading axis clients, as from
-        `personal_models`.
-      data: the federated data set.
-      batch_size: examples at a time; it bounds memory and changes no result.
-      devices: how many devices share the examples; "auto": all.
-      on: the clients' "test" sets, `data.client_tests`, or what they "train" on; None:
-        their test sets where the data have them, else what they train on.
-
-    Raises:
-      ValueError: there are fewer than `devices` devices, or no test sets of clients, or
-        `params` are neither of one model nor of one for each client.
-    """
-    check.kinds(
-        "evaluate_clients(task, params, data)",
-        task=(task, Task),
-        params=(params, check.tree),
-        data=(data, FederatedDataset),
-    )
-    check.at_least("batch_size", batch_size, 1)
-    own = own_examples(data, on)
-    if one_for_each(task, params, data.num_clients):
-        return _of_own_models(task, _row, (), params, own, batch_size, devices)
-    scored = scores(task, params, (own.x, own.y), batch_size, devices)
-    metrics = by_client(scored, own.index, own.size)
-    if not task.metrics:
-        return metrics
-    named = named_by_client(task, scored.each, own.index, own.size)
-    return metrics._replace(named=named)
+) -> Scores:
+    """What a model makes of each of the examples (x [n, ...], y [n])."""
+    n = len(examples[1])
+    num_devices = mesh.count(devices, n)
+    width = min(batch_size, -(-n // num_devices))
+    if num_devices > 1:
+        params = mesh.everywhere(params, num_devices)
+        examples = mesh.to_read(examples, num_devices)
+    return _scores(task, width, num_devices, params, *map(jnp.asarray, examples))
 
 
-def evaluate_personal(
-    algorithm: Algorithm,
-    task: Task,
-    state: State,
-    data: FederatedDataset,
-    batch_size: int = 500,
-    devices: int | str = 1,
-    on: Literal["test", "train"] | None = None,
-) -> Metrics:
-    """As `evaluate_clients` of `personal_models`, which are never there all at once."""
-    own, found = own_examples(data, on), []
-    for ids, rows in blocks_of(algorithm, state):
-        some = own._replace(index=own.index[ids], size=own.size[ids])
-        found.append(
-            _of_own_models(
-                task, algorithm.local.personal, state.params, rows, some, batch_size,
-                devices,
-            )
-        )  # fmt: skip
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
+@jit_newest(static=3)
+def _scores(task, width, num_devices, params, x, y):
+    n = x.shape[0]
+    blocks = -(-n // (width * num_devices)) * num_devices
+    rows = jnp.arange(blocks * width).reshape(-1, width)
+
+    task = guarded_task(task)  # what a model raises is one sentence
+
+    def on_device(shared, rows, table):
+        params, x, y = shared
+
+        @precise(task)
+        def block(rows):
+            rows = jnp.minimum(rows, n - 1)  # the last block is filled up
+            return score(task, params, x[rows], y[rows])
+
+        return (), jax.lax.map(block, rows), table
+
+    _, scored, _ = mesh.run_on_devices(on_device, (params, x, y), rows, (), num_devices)
+    whole = lambda leaf: leaf.reshape(blocks * width, *leaf.shape[2:])[:n]
+    scored = jax.tree.map(whole, scored)
+    return mesh.everywhere(scored, num_devices)
 
 
-def _row(shared: tuple[()], row: Params) -> Params:
-    """A client's model, of a stack of models."""
-    del shared
-    return row
+@jax.jit
+def overall(scored: Scores) -> Metrics:
+    """Accuracy and mean loss over all examples. Both scalars."""
+    n = scored.right.shape[0]
+    return Metrics(accuracy=scored.right.sum() / n, loss=scored.loss.sum() / n)
 
 
-def _of_own_models(
-    task, model_of, shared, table, own: OwnExamples, batch_size, devices
-) -> Metrics:
-    """What each client's own model is worth on its own examples, [clients]."""
-    mean = own_means(task, score, model_of, shared, table, own, batch_size, devices)
-    return Metrics(accuracy=mean.right, loss=mean.loss)
+@partial(jax.jit, static_argnums=2)
+def by_class(scored: Scores, y: Array, num_classes: int) -> Array:
+    """The accuracy on the examples of each label, [num_classes]."""
+    right = jnp.zeros(num_classes).at[y].add(scored.right)
+    count = jnp.zeros(num_classes, jnp.int32).at[y].add(1)
+    return right / jnp.maximum(count, 1)
+
+
+@jax.jit
+def by_client(scored: Scores, index: Array, size: Array) -> Metrics:
+    """Accuracy and mean loss of each client's examples, [clients]; 0 without any."""
+    own = jnp.arange(index.shape[1])[None] < size[:, None]
+    mean = lambda leaf: jnp.where(own, leaf[index], 0).sum(1) / jnp.maximum(size, 1)
+    return Metrics(accuracy=mean(scored.right), loss=mean(scored.loss))
+
+
+@jit_newest(static=1)
+def named_metrics(
+    task: Task, each: dict[str, PyTree], weight: Array
+) -> dict[str, Array]:
+    """The task's metrics of the examples whose weight [n] is 1, scalars by name."""
+    return final_of(task, each, weight)
+
+
+@jit_newest(static=1)
+def named_metrics_by_client(
+    task: Task, each: dict[str, PyTree], index: Array, size: Array
+) -> dict[str, Array]:
+    """The task's metrics of each client's examples, [clients] by name; 0 without any."""
+
+    def of_client(row, size):
+        own = jax.tree.map(lambda leaf: leaf[row], each)
+        weight = (jnp.arange(row.shape[0]) < size).astype(float)
+        named = final_of(task, own, weight)
+        return jax.tree.map(lambda value: jnp.where(size > 0, value, 0), named)
+
+    # one client after another: a metric may need much of every example
+    return jax.lax.map(lambda client: of_client(*client), (index, size))
 
 
 def score(task: Task, params: Params, x: Array, y: Array) -> Scores:
     """What a model makes of each of the examples x [n, ...], y [n]."""
     outputs = task.apply(params, x)
-    right = accuracy_of(task, logits_of(outputs), y)
-    return Scores(right, losses_of(task, outputs, y), {})
+    logits = logits_of(outputs)
+    return Scores(
+        right=accuracy_of(task, logits, y),
+        loss=losses_of(task, outputs, y),
+        each=each_of(task, logits, y),
+    )
 
 
 def _check_call(call: str, task: Task, params: Params, test: Any) -> None:
@@ -242,4 +259,22 @@ def _check_examples(caller: str, name: str, part: Any) -> None:
         raise SettingError(
             f"{caller} got one number for {name} of test=(x, y); give an array with a row "
             "per example."
+        )
+
+
+@lru_cache(32)
+def shapes_of(task: Task) -> tuple[Any, list[tuple[int, ...]]]:
+    """Structure and shapes of the parameters of a task."""
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    return jax.tree.structure(params), [leaf.shape for leaf in jax.tree.leaves(params)]
+
+
+def check_model(caller: str, task: Task, params: Params) -> None:
+    """Raises ValueError unless these are parameters of the task's model."""
+    found = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+    if (jax.tree.structure(params), found) != shapes_of(task):
+        made = jax.eval_shape(task.init, jax.random.key(0))
+        raise SettingError(
+            f"{caller} got params {check.shown(params)} for a task whose parameters are "
+            f"{check.shown(made)}; give state.params of a round on this task."
         )

@@ -4,17 +4,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import check
 from ..core import Algorithm, Array, Key, Origin, Params, Setting, State, Task
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
-from ..plan import Plan
+from ..plan import NUMBERS, Plan
 from .client_store import store_of
-from .cohort import expected_share, num_slots, participation_of
-from .contract import check_parts, named, named_task
+from .cohort import expected_share, num_devices_of, num_slots, participation_of
+from .contract import check_parts, guarded_algorithm, guarded_task
+from .local import is_zero
 from .refine import init_refinement
-from .slots import num_devices_of
 
 SHELF = f"{__name__.partition('.')[0]}.algorithms."
 REFINEMENT = 1  # what the first key is folded in by, besides the model's own
@@ -32,13 +33,10 @@ def init_state(
       ValueError: the client table does not fit into memory, or an argument is not of its
         kind.
     """
-    check.kinds(
-        "init_state(algorithm, task, data, plan, jax.random.key(0))",
-        **federation_kinds(algorithm, task, data, plan),
-        key=(key, check.key),
-    )
-    algorithm = named(algorithm)
-    params = named_task(task).init(key)
+    call = "init_state(algorithm, task, data, plan, jax.random.key(0))"
+    check_kinds(call, algorithm, task, data, plan, key=(key, check.key))
+    algorithm = guarded_algorithm(algorithm)
+    params = guarded_task(task).init(key)
     client = algorithm.local.init(params)
     num_clients = data.num_clients
     num_devices = num_devices_of(data, plan)
@@ -193,24 +191,56 @@ def _check_under_way(algorithm: Algorithm, plan: Plan) -> None:
         )
 
 
-def federation_kinds(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> dict[str, tuple[Any, type]]:
-    """For `check.kinds`: what a round is made from, and the type of each.
+def check_kinds(
+    call: str,
+    algorithm: Algorithm,
+    task: Task,
+    data: FederatedDataset,
+    plan: Plan,
+    **others: tuple[Any, Any],
+) -> None:
+    """`check.kinds` of what a round is made from, and of others.
 
     Raises:
-      ValueError: a part of the algorithm is of another kind.
+      ValueError: one of them is of another kind, or a part of the algorithm is.
     """
     if isinstance(algorithm, Algorithm):
         check_parts(algorithm)
-    return {
-        "algorithm": (algorithm, Algorithm),
-        "task": (task, Task),
-        "data": (data, FederatedDataset),
-        "plan": (plan, Plan),
-    }
+    check.kinds(
+        call,
+        algorithm=(algorithm, Algorithm),
+        task=(task, Task),
+        data=(data, FederatedDataset),
+        plan=(plan, Plan),
+        **others,
+    )
 
 
 def strongly_typed(new, old) -> Array:
     """`new` in the dtype of `old`, which gives way to no other, so that rounds scan."""
     return jax.lax.convert_element_type(new, old.dtype)
+
+
+def numbers_of(plan: Plan) -> dict[str, Any]:
+    """What the plan holds of `NUMBERS`, but for those that leave a term out, and rounds.
+
+    As host scalars, which go to whatever devices a program runs on.
+    """
+    given = {name: getattr(plan, name) for name in (*NUMBERS, "rounds")}
+    return {
+        name: _host_scalar(number)
+        for name, number in given.items()
+        if number is not None and not is_zero(number)
+    }
+
+
+def _host_scalar(number: Any) -> Any:
+    """The same number, whose dtype gives way to others, but for an array of JAX's own."""
+    if check.is_tracer(number):
+        return number
+    if isinstance(number, jax.Array) and not number.weak_type:
+        return np.asarray(number)[()]
+    # 1 and np.float32(0.5) are no other program than 0.5
+    if isinstance(number, jax.Array | np.generic | np.ndarray | int):
+        return float(number)
+    return number

@@ -1,15 +1,39 @@
-"""How many clients run side by side, and a loop over a cohort in such groups."""
+"""How many clients run side by side, and for how long, as far as the host knows.
 
-import functools
+Who takes part is drawn as rounds draw it, with keys of its own. How many local steps each
+client takes a policy can say before anybody has trained, unless it goes by what clients
+measure; one that learns is asked about the first round.
+"""
+
 import heapq
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 
-from ..core import Params, PyTree, tree_bytes
-from .steps import BLOCK
+from .. import check
+from ..core import Algorithm, Params, StepPolicy, Task, measure_of, tree_bytes
+from ..data.dataset import FederatedDataset
+from ..plan import Plan
+from .batches import batch_size
+from .cohort import (
+    expected_share,
+    gather_cohort,
+    most_steps,
+    num_slots,
+    sample_cohort,
+    setting_of,
+    slots_per_device,
+    with_num_steps,
+)
+from .steps import BLOCK, Pace
 
 # Measured on two cores, see benchmarks/README.md. Where batches are small a product of
 # one client waits for its weights, and ten clients side by side are faster as long as
@@ -24,6 +48,11 @@ CPU_SMALL_MODEL = 2 * 2**20
 WAIT = 0.25  # of the host, to know whether somebody goes on
 SWAP = 1.25  # what makes room for the next clients
 MOST_BLOCK = 64
+DRAWS = 16  # rounds looked at
+
+
+class _Asked(Exception):
+    """A policy has asked for a loss that is not known yet."""
 
 
 def choose(
@@ -82,7 +111,7 @@ def kept_busy(cohort_size: int, steps: np.ndarray | None) -> int:
 
     def executed(lanes: int) -> int:
         lanes *= num_devices
-        return lanes * sum(busiest(of_round, lanes) for of_round in steps.tolist())
+        return lanes * sum(busiest(row, lanes) for row in steps.tolist())
 
     return few if executed(few) < executed(cohort_size) else cohort_size
 
@@ -119,67 +148,153 @@ def block_of(steps: np.ndarray | None, num_lanes: int, cohort_size: int) -> int:
     return min(range(1, MOST_BLOCK + 1), key=cost)
 
 
-def compiler_options(num_lanes: int) -> dict[str, str] | None:
-    """XLA options under which rounds run fastest on this backend; None: the defaults.
+def pace_of(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+) -> Pace:
+    """What is known of the steps of rounds; `plan.lanes` is a number."""
+    known = fixed_steps(algorithm, task, data, plan)
+    if known is not None or jax.default_backend() == "cpu":
+        return Pace(known)
+    steps = cohort_steps(algorithm.policy, task, data, plan)
+    return Pace(block=block_of(steps, int(plan.lanes), slots_per_device(data, plan)))
 
-    XLA's CPU backend gives matrix products and reductions to its YNN library, whose
-    batched forms are slower than XLA's own. Only a jit at the top level takes compiler
-    options, so this is for programs that own theirs.
+
+def cohorts(data: FederatedDataset, plan: Plan) -> np.ndarray:
+    """Who takes part in some rounds: ids, [DRAWS, slots]; an empty slot holds num_clients.
+
+    Where the first to end make the cohort, any of those that start may be among them.
     """
-    return None if num_lanes == 1 else _without_ynn()
+    with jax.ensure_compile_time_eval():
+        keys = jax.random.split(jax.random.key(0), DRAWS)
+        draw = jax.jit(jax.vmap(partial(sample_cohort, data, plan)))
+        ids = np.asarray(draw(keys))
+    slots = num_slots(data, plan)
+    if ids.shape[1] > slots:
+        ids = np.random.default_rng(0).permuted(ids, axis=1)[:, :slots]
+    return np.sort(ids, axis=1)
 
 
-@functools.cache
-def _without_ynn() -> dict[str, str] | None:
-    options = {"xla_cpu_experimental_ynn_fusion_type": ""}
-    if jax.default_backend() != "cpu":
+def client_steps(
+    policy: StepPolicy, task: Task, data: FederatedDataset, plan: Plan
+) -> np.ndarray | None:
+    """Local steps of every client in the first round, [num_clients].
+
+    None: they follow from what clients measure, or from a loss, or from what is traced.
+    """
+    if measure_of(policy).client is not None:
         return None
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), params)
     try:
-        jax.jit(lambda x: x, compiler_options=options).lower(0.0).compile()
-    except jax.errors.JaxRuntimeError:  # a jaxlib that has no such option
+        with jax.ensure_compile_time_eval():
+            ids = jnp.arange(data.num_clients, dtype=jnp.int32)
+            width = batch_size(data, plan)
+            cohort = gather_cohort(data, ids, jnp.zeros((), jnp.int32), width)
+            cohort = cohort._replace(train_loss=_ask)
+            state = policy.init(zeros, data.num_clients)
+            wanted = policy.steps(state, cohort, ())
+            return np.asarray(with_num_steps(cohort, wanted, plan, policy)[0].num_steps)
+    except (_Asked, jax.errors.TracerArrayConversionError):
         return None
-    return options
 
 
-def each(function: Callable, num_lanes: int) -> Callable:
-    """`function` of one client as one of clients side by side, [lanes, ...]."""
-    if num_lanes > 1:
-        return jax.vmap(function)
+def cohort_steps(
+    policy: StepPolicy, task: Task, data: FederatedDataset, plan: Plan
+) -> np.ndarray | None:
+    """Local steps of the clients of some rounds, [DRAWS, slots]; 0 in empty slots.
 
-    def alone(*some):  # no vmap: a plain matmul beats a batched one of batch 1
-        result = function(*jax.tree.map(lambda leaf: leaf[0], some))
-        return jax.tree.map(lambda leaf: leaf[None], result)
-
-    return alone
-
-
-def fold(
-    train: Callable,
-    combine: Callable,
-    carry: PyTree,
-    clients: PyTree,
-    lanes: int,
-    begin: Callable = lambda carry, clients: clients,
-) -> tuple[PyTree, PyTree]:
-    """Goes through a cohort `lanes` clients at a time, summing up as clients end.
-
-    Args:
-      train: clients -> their results, all with a leading axis `lanes`.
-      combine: (carry, clients, results) -> (carry, per_client), all but the carry with a
-        leading axis `lanes`.
-      carry: what `combine` sums up.
-      clients: leading axis cohort, a multiple of `lanes`.
-      lanes: how many clients at a time.
-      begin: (carry, clients) -> what `train` takes, with a leading axis `lanes`.
-
-    Returns:
-      The last carry, and what was kept of every client, with leading axis cohort.
+    None: as for `client_steps`.
     """
+    steps = client_steps(policy, task, data, plan)
+    try:
+        return None if steps is None else np.append(steps, 0)[cohorts(data, plan)]
+    except jax.errors.TracerArrayConversionError:  # who takes part is traced
+        return None
 
-    def group(carry, some):
-        return combine(carry, some, train(begin(carry, some)))
 
-    split = lambda leaf: leaf.reshape(-1, lanes, *leaf.shape[1:])
-    join = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
-    carry, per_client = jax.lax.scan(group, carry, jax.tree.map(split, clients))
-    return carry, jax.tree.map(join, per_client)
+def fixed_steps(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
+) -> int | None:
+    """Local steps that every client takes which trains, in all rounds; None: they differ.
+
+    The policy is traced to see what its answer hangs on. It is None as well where that is
+    traced, or is who is there and slots may be empty.
+    """
+    if measure_of(algorithm.policy).client is not None:
+        return None
+    steps = _fixed_steps(algorithm, task, data, plan)
+    if steps is None or plan.rounds is not None:
+        return steps
+    # `train` says how many rounds there are; a round that is called by itself does not
+    other = _fixed_steps(algorithm, task, data, plan, rounds_follow=True)
+    return steps if steps == other else None
+
+
+def _fixed_steps(
+    algorithm: Algorithm,
+    task: Task,
+    data: FederatedDataset,
+    plan: Plan,
+    rounds_follow: bool = False,
+) -> int | None:
+    """As `fixed_steps`; `rounds_follow`: the rounds of the run are an argument."""
+    policy = algorithm.policy
+    width = batch_size(data, plan)
+    sized = replace(data, size=jnp.asarray(data.size))  # NumPy takes no traced index
+
+    def wanted(sizes, epoch_steps, active, ids, round, key, state, rounds):
+        cohort = gather_cohort(sized, ids, round, width)
+        cohort = cohort._replace(num_examples=sizes, epoch_steps=epoch_steps)
+        cohort = cohort._replace(active=active, key=key, train_loss=_ask)
+        setting = setting_of(plan, policy, cohort, expected_share(data, plan))
+        setting = setting._replace(rounds=rounds) if rounds_follow else setting
+        steps = policy.steps(state, cohort._replace(setting=setting), ())
+        return jnp.clip(steps, 0, most_steps(plan, policy))
+
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    try:
+        state = jax.eval_shape(
+            lambda params: policy.init(params, data.num_clients), params
+        )
+        ids = jax.eval_shape(partial(sample_cohort, data, plan), jax.random.key(0))
+        traced = jax.make_jaxpr(wanted)(
+            ids, ids, jax.ShapeDtypeStruct(ids.shape, bool), ids,
+            jnp.zeros((), jnp.int32), jax.random.key(0), state, jnp.ones((), jnp.int32),
+        )  # fmt: skip
+    except (_Asked, jax.errors.ConcretizationTypeError):
+        return None
+    kept, needed = dce_jaxpr(traced.jaxpr, [True])
+    of_sizes, of_others = needed[:3], needed[3:]
+    read = {id(var) for equation in kept.eqns for var in equation.invars}
+    constants = zip(kept.constvars, traced.consts, strict=True)
+    hidden = [value for var, value in constants if id(var) in read]
+    if any(of_others) or any(map(check.is_tracer, hidden)):
+        return None
+    size = _size_of_all(algorithm, data, plan) if any(of_sizes) else 1
+    if size is None:
+        return None
+    sizes = np.full(ids.shape, size, np.int32)
+    values = sizes, -(-sizes // width), np.ones(ids.shape, bool)
+    given = [value for value, used in zip(values, of_sizes, strict=True) if used]
+    with jax.ensure_compile_time_eval():
+        (steps,) = jaxpr_as_fun(ClosedJaxpr(kept, traced.consts))(*given)
+    least, *others = np.unique(np.asarray(steps))
+    return None if others else int(least)
+
+
+def _size_of_all(
+    algorithm: Algorithm, data: FederatedDataset, plan: Plan
+) -> int | None:
+    """Examples that every client of every round has; None: some have others."""
+    may_be_empty = plan.participation is not None or algorithm.server.busy is not None
+    if may_be_empty or check.is_tracer(data.size):
+        return None
+    sizes = np.asarray(data.size)
+    if data.holders is not None and plan.cohort_size is not None:
+        sizes = sizes[np.asarray(data.holders)]
+    return int(sizes[0]) if (sizes == sizes[0]).all() else None
+
+
+def _ask(params: Params) -> NoReturn:
+    del params
+    raise _Asked

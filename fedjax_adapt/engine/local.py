@@ -145,6 +145,8 @@ def view_before(
     setup: Setup, broadcast: Broadcast, client: Client, prepared: PyTree = None
 ) -> LocalView:
     """What a client sees before its first step. `prepared`: by its rule; None: now."""
+    weight_decay = broadcast.setting.weight_decay
+    _, full_gradient = full_loss_and_gradient(setup, client, weight_decay)
     before = LocalView(
         task=setup.task,
         params=broadcast.params,
@@ -155,7 +157,7 @@ def view_before(
         step=jnp.zeros((), jnp.int32),
         size_ratio=size_ratio(setup.data, client.id),
         setting=broadcast.setting,
-        full_gradient=whole(setup, client, broadcast.setting.weight_decay)[1],
+        full_gradient=full_gradient,
         refine=broadcast.refine,
         id=client.id,
         num_steps=client.num_steps,
@@ -215,7 +217,7 @@ def size_ratio(data: FederatedDataset, client: Array) -> Array:
     return jnp.where(size > 0, size * (data.num_holders / data.size.sum()), 1.0)
 
 
-def whole(
+def full_loss_and_gradient(
     setup: Setup, client: Client, weight_decay: Array | float
 ) -> tuple[Callable[[Params], Array], Callable[[Params], Params]]:
     """Functions params -> the client's mean loss, and its gradient plus weight decay.
@@ -255,7 +257,7 @@ def train_loss(setup: Setup, params: Params) -> Array:
 
     def of(id: Array) -> Array:
         client = Client(id, (), jnp.zeros((), jnp.int32), jax.random.key(0))
-        return whole(setup, client, weight_decay=0)[0](params)
+        return full_loss_and_gradient(setup, client, weight_decay=0)[0](params)
 
     losses = jax.lax.map(of, jnp.arange(setup.data.num_clients))
     return (losses * size).sum() / size.sum()
@@ -266,7 +268,7 @@ def finished(
 ) -> LocalRun:
     """What `LocalRule.finish` and the policies see of a client's round."""
     weight_decay = broadcast.setting.weight_decay
-    full_loss, full_gradient = whole(setup, client, weight_decay)
+    full_loss, full_gradient = full_loss_and_gradient(setup, client, weight_decay)
     taken = jnp.maximum(client.num_steps, 1)  # an idle client's mean loss is 0, not NaN
     return LocalRun(
         params=progress.params,

@@ -1,16 +1,24 @@
 """Whether what a run holds fits, asked before it is allocated."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from .. import check
-from ..core import PyTree
+from ..core import PyTree, State, tree_bytes
 from ..errors import SettingError
 from . import mesh
-from .footprint import Footprint, of_table, readable
+from .footprint import Footprint, readable, table_bytes
 
 SHARE = 0.8  # of the memory that is free, for what an estimate cannot see
+
+# copies of a model that a lane holds at once, besides what it computes: where it began,
+# where it is, its gradient, correction and momentum, and two on their way
+MODELS = 7
+# a batch as numbers, its activations and their gradients, in inputs: a guess, which the
+# compiled program corrects
+ACTIVATIONS = 16
 
 
 def check_copy(state: PyTree) -> None:
@@ -25,7 +33,7 @@ def check_copy(state: PyTree) -> None:
     )
     for there, free in ((False, free_memory()), (True, free_host_memory())):
         leaves = [leaf for leaf in arrays if leaf.ndim and on_host(leaf) == there]
-        needed = sum(of_table(leaf, parts(leaf)) for leaf in leaves)
+        needed = sum(table_bytes(leaf, parts(leaf)) for leaf in leaves)
         if free is not None and needed > free:
             raise SettingError(
                 "train leaves the state it is given as it is and takes "
@@ -51,6 +59,28 @@ def check_room(needed: Footprint) -> None:
         f"{readable(free)} are free; write {host_instead()}fewer lanes, a smaller "
         "batch_size, fewer clients or a smaller model."
     )
+
+
+def too_large(program: Any, num_devices: int) -> bool:
+    """Whether a compiled program wants more memory on its devices than is free."""
+    free, found = free_memory(), program.memory_analysis()
+    if free is None or found is None:
+        return False
+    wanted = found.temp_size_in_bytes + found.output_size_in_bytes
+    return wanted * mesh.sharing_memory(num_devices) > free
+
+
+def guessed_bytes(state: State, num_lanes: int, batch: tuple[int, int]) -> int:
+    """What a run takes on its device, about: two states, and its lanes at work.
+
+    Args:
+      state: shapes are enough.
+      num_lanes: clients side by side.
+      batch: the examples of a local step, and the bytes of one as a number.
+    """
+    examples, size = batch
+    lane = MODELS * tree_bytes(state.params) + ACTIVATIONS * examples * size
+    return 2 * tree_bytes(state) + num_lanes * lane
 
 
 def host_instead() -> str:

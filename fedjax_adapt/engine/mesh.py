@@ -34,7 +34,7 @@ from .. import check
 from ..core import Array, PyTree
 from ..errors import SettingError
 from . import processes
-from .arrays import put
+from .processes import put
 
 AXIS = "clients"
 SWAPS = 6  # more of them gain less than 1 % on average, on up to 64 devices
@@ -125,9 +125,9 @@ def mesh_of(num_devices: int) -> Mesh:
     return Mesh(np.array(processes.devices()[:num_devices]), (AXIS,))
 
 
-def devices_here(num_devices: int) -> int:
-    """How many of so many devices are of this process."""
-    if num_devices == 1:
+def sharing_memory(num_devices: int) -> int:
+    """How many of so many devices share one memory: a process's, where they are cores."""
+    if num_devices == 1 or jax.default_backend() != "cpu":
         return 1
     return len(mesh_of(num_devices).local_devices)
 
@@ -153,7 +153,7 @@ def readable(tree: PyTree, num_devices: int) -> PyTree:
     return everywhere(tree, num_devices) if processes.several() else tree
 
 
-def shown(tree: PyTree, num_devices: int) -> PyTree:
+def to_read(tree: PyTree, num_devices: int) -> PyTree:
     """As `everywhere`, for what is only read: cores that are devices share one copy."""
     if num_devices > 1 and jax.default_backend() == "cpu":
         # JAX takes over a NumPy view without copying it

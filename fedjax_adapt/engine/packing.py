@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 
 from ..core import Array, PyTree
-from .steps import Parts, chosen, most, take
+from . import xla
+from .steps import Parts, chosen, take
 
 
 class Lanes(NamedTuple):
@@ -136,7 +137,7 @@ def pack(
         lanes, turn, carry, per_client = state
         lane = jnp.argmax(_ended(lanes, size))
         lanes, carry, per_client = leave(lanes, lane, carry, per_client)
-        lane = _after((carry, per_client), lane)
+        lane = xla.known_after(lane, (carry, per_client))
         return *enter(lanes, lane, turn, carry), carry, per_client
 
     def until_one_ends(state):
@@ -154,7 +155,7 @@ def pack(
         lanes, turn = jax.lax.fori_loop(0, num_lanes, fill, (lanes, turn))
         body = until_one_ends
     left = lambda state: (state[1] < size) | _busy(state[0], size).any()
-    waits = lambda state: most(left(state))
+    waits = lambda state: xla.largest(left(state))
     _, _, carry, per_client = jax.lax.while_loop(
         waits, body, (lanes, turn, carry, per_client)
     )
@@ -192,15 +193,3 @@ def _with(tree: PyTree, at: Array | None, rows: PyTree) -> PyTree:
         return jax.lax.dynamic_update_index_in_dim(all_, some, at, 0)
 
     return jax.tree.map(put, tree, rows)
-
-
-def _after(tree: PyTree, index: Array) -> Array:
-    """`index`, known no sooner than what was made of a lane.
-
-    Else XLA, which does not see that a lane is read before it is written, copies all.
-    """
-    for leaf in jax.tree.leaves(tree):
-        if leaf.size and jnp.issubdtype(leaf.dtype, jnp.number):
-            first = leaf.reshape(-1)[0]
-            index += (first != first).astype(index.dtype) >> 1  # 0, unknown to XLA
-    return index

@@ -1,4 +1,4 @@
-"""Models of clients' own: made from a state, and scored each on its own examples."""
+"""What models are worth to each client, and the models that clients have of their own."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from .. import check
-from ..core import Algorithm, Array, Params, PyTree, State, Task, precise
+from ..core import Algorithm, Array, Metrics, Params, PyTree, State, Task, precise
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
 from . import mesh
-from .arrays import put
 from .client_store import host
 from .client_store.device import table_shardings
-from .programs import jit_newest
-from .scores import shapes_of
+from .evaluate import by_client, named_metrics_by_client, score, scores, shapes_of
+from .processes import put
+from .xla import jit_newest
 
 BLOCK = 64  # clients whose states are fetched from the host's memory at a time
 
@@ -48,6 +48,79 @@ def personal_models(algorithm: Algorithm, state: State) -> Params:
     if len(stacked) == 1:
         return stacked[0]
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *stacked)
+
+
+def evaluate_clients(
+    task: Task,
+    params: Params,
+    data: FederatedDataset,
+    batch_size: int = 500,
+    devices: int | str = 1,
+    on: Literal["test", "train"] | None = None,
+) -> Metrics:
+    """Accuracy, mean loss and metrics on every client's own examples, [clients].
+
+    Of one model, in one pass over all examples, or of a model per client, each on those
+    of its client; then the task's metrics are left out. No copy of the examples is made,
+    and they are seen without noise. All are 0 for a client without examples: average over
+    the others.
+
+    Args:
+      task: the task.
+      params: parameters of its model; or a stack of them, leading axis clients, as from
+        `personal_models`.
+      data: the federated data set.
+      batch_size: examples at a time; it bounds memory and changes no result.
+      devices: how many devices share the examples; "auto": all.
+      on: the clients' "test" sets, `data.client_tests`, or what they "train" on; None:
+        their test sets where the data have them, else what they train on.
+
+    Raises:
+      ValueError: there are fewer than `devices` devices, or no test sets of clients, or
+        `params` are neither of one model nor of one for each client.
+    """
+    check.kinds(
+        "evaluate_clients(task, params, data)",
+        task=(task, Task),
+        params=(params, check.tree),
+        data=(data, FederatedDataset),
+    )
+    check.at_least("batch_size", batch_size, 1)
+    own = own_examples(data, on)
+    if one_for_each(task, params, data.num_clients):
+        return _of_own_models(task, _row, (), params, own, batch_size, devices)
+    scored = scores(task, params, (own.x, own.y), batch_size, devices)
+    metrics = by_client(scored, own.index, own.size)
+    if not task.metrics:
+        return metrics
+    named = named_metrics_by_client(task, scored.each, own.index, own.size)
+    return metrics._replace(named=named)
+
+
+def evaluate_personal(
+    algorithm: Algorithm,
+    task: Task,
+    state: State,
+    data: FederatedDataset,
+    batch_size: int = 500,
+    devices: int | str = 1,
+    on: Literal["test", "train"] | None = None,
+) -> Metrics:
+    """As `evaluate_clients` of `personal_models`, which are never there all at once."""
+    own, found = own_examples(data, on), []
+    model_of, shared = algorithm.local.personal, state.params
+    for ids, rows in blocks_of(algorithm, state):
+        block = own._replace(index=own.index[ids], size=own.size[ids])
+        found.append(
+            _of_own_models(task, model_of, shared, rows, block, batch_size, devices)
+        )
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
+
+
+def _row(shared: tuple[()], row: Params) -> Params:
+    """A client's model, of a stack of models."""
+    del shared
+    return row
 
 
 @jit_newest(static=1)
@@ -133,21 +206,19 @@ def one_for_each(task: Task, params: Params, num_clients: int) -> bool:
     )
 
 
-def own_means(
+def _of_own_models(
     task: Task,
-    score: Callable[[Task, Params, Array, Array], PyTree],
     model_of: Callable[[PyTree, PyTree], Params],
     shared: PyTree,
     table: PyTree,
     own: OwnExamples,
     batch_size: int,
     devices: int | str,
-) -> PyTree:
-    """The mean over each client's examples of what its own model scores, [clients, ...].
+) -> Metrics:
+    """What each client's own model is worth on its own examples, [clients].
 
     Args:
       task: the task.
-      score: (task, params, x, y) -> a tree of values [examples].
       model_of: (shared, row of `table`) -> a client's model.
       shared: the same for all clients.
       table: leading axis clients.
@@ -161,14 +232,14 @@ def own_means(
     at_once = min(max(batch_size // width, 1), -(-num_clients // num_devices))
     if num_devices > 1:
         shared = mesh.everywhere(shared, num_devices)
-        own = mesh.shown(own, num_devices)
+        own = mesh.to_read(own, num_devices)
         table = jax.tree.map(put, table, table_shardings(table, num_devices))
     sizes = width, at_once, num_devices
-    return _own_means(task, score, model_of, sizes, shared, table, own)
+    return _own_means(task, model_of, sizes, shared, table, own)
 
 
-@jit_newest(static=4)
-def _own_means(task, score, model_of, sizes, shared, table, own):
+@jit_newest(static=3)
+def _own_means(task, model_of, sizes, shared, table, own):
     width, at_once, num_devices = sizes
     num_clients = own.size.shape[0]
     each = -(-num_clients // num_devices)
@@ -187,7 +258,7 @@ def _own_means(task, score, model_of, sizes, shared, table, own):
             def scores(step):
                 position = step * width + jnp.arange(width)
                 rows = index[jnp.clip(position, 0, jnp.maximum(size - 1, 0))]
-                found = score(task, params, x[rows], y[rows])
+                found = score(task, params, x[rows], y[rows])._replace(each={})
                 real = lambda leaf: jnp.where(position < size, leaf, 0).sum()
                 return jax.tree.map(lambda leaf: real(leaf).astype(float), found)
 
@@ -204,6 +275,6 @@ def _own_means(task, score, model_of, sizes, shared, table, own):
 
     given = shared, own.x, own.y
     _, found, _ = mesh.run_on_devices(on_device, given, clients, (), num_devices)
-    return mesh.everywhere(
-        jax.tree.map(lambda leaf: leaf[:num_clients], found), num_devices
-    )
+    found = jax.tree.map(lambda leaf: leaf[:num_clients], found)
+    found = mesh.everywhere(found, num_devices)
+    return Metrics(accuracy=found.right, loss=found.loss)

@@ -113,22 +113,22 @@ def init_refinement(
 
 
 def refine_clients(
-    algorithm: Algorithm, view: RoundView, held: CohortRows, key: Key
+    algorithm: Algorithm, view: RoundView, rows: CohortRows, key: Key
 ) -> Shifted:
     """The clients' models refined, and what follows for the server and the table."""
     refine, runs, cohort = as_refinement(algorithm.refine), view.runs, view.cohort
     if refine is None or refine.clients is None:
-        return Shifted(None, runs, held.table, None, {})
+        return Shifted(None, runs, rows.table, None, {})
     refined = refine.clients(view, key)
     steps = jnp.where(cohort.active, refined.steps, 0)
     weights = model_weights(algorithm.server, cohort)
     moved = optax.tree.sub(refined.params, runs.params)
     shift = jax.tree.map(lambda leaf: weighted_sum(weights, steps > 0, leaf), moved)
-    renew, table = algorithm.local.refined, held.table
+    renew, table = algorithm.local.refined, rows.table
     if renew is not None:
-        take = lambda leaf: jnp.take(leaf, held.row, axis=0, mode="clip")
-        rows = jax.vmap(renew)(jax.tree.map(take, table), refined.params)
-        table = set_rows(table, held.row, steps > 0, rows)
+        take = lambda leaf: jnp.take(leaf, rows.row, axis=0, mode="clip")
+        renewed = jax.vmap(renew)(jax.tree.map(take, table), refined.params)
+        table = set_rows(table, rows.row, steps > 0, renewed)
     runs = runs._replace(params=refined.params)
     return Shifted(shift, runs, table, steps, refined.report)
 
@@ -156,7 +156,7 @@ def public_steps(cohort: Cohort, steps: Array | None, report: dict) -> Array:
     return server if steps is None else server + steps.sum().astype(float)
 
 
-def shown(cohort: Cohort, report: dict[str, Array]) -> PyTree:
+def masked_report(cohort: Cohort, report: dict[str, Array]) -> PyTree:
     """What a report shows; zeros where a client did not train, and where none did."""
     trained = cohort.num_active > 0
 

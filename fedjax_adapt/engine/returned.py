@@ -113,7 +113,7 @@ def _kind(result: Any) -> str:
     return check.kind_of(result)
 
 
-def kept(what: str, given_by: str) -> Callable[..., None]:
+def like_state(what: str, given_by: str) -> Callable[..., None]:
     """Accepts a state like the one that came as the first argument."""
 
     def accept(name: str, result: PyTree, first: PyTree, *rest: Any) -> None:

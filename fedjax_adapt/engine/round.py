@@ -35,11 +35,12 @@ from ..costs import (
     round_bytes,
     round_seconds,
     step_seconds,
+    wasted,
 )
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
 from ..plan import NUMBERS, Plan
-from . import mesh
+from . import mesh, xla
 from .batches import batch_size
 from .client_store import DEVICE, ClientStore, store_of
 from .cohort import (
@@ -48,8 +49,8 @@ from .cohort import (
     expected_share,
     first_to_end,
     gather_cohort,
-    mask_absent,
-    mask_idle,
+    masked,
+    num_devices_of,
     rows_of,
     sample_cohort,
     seconds_by,
@@ -57,19 +58,18 @@ from .cohort import (
     unless_idle,
     with_num_steps,
 )
-from .initial import check_rule, check_state, strongly_typed
+from .initial import check_rule, check_state, numbers_of, strongly_typed
+from .lanes import pace_of
 from .local import Broadcast, Setup, train_loss
-from .numbers import numbers_of
 from .refine import (
+    masked_report,
     public_steps,
     refine_clients,
     refine_server,
     settled,
-    shown,
 )
-from .slots import num_devices_of, pace_of
 from .steps import Pace
-from .train_cohort import afterwards, digest_cohort, measure_cohort, train_cohort
+from .train_cohort import digest_cohort, measure_cohort, train_cohort
 from .verify import verify
 
 
@@ -194,7 +194,7 @@ def round_of(
     """The round of an algorithm that is `checked`; `plan.lanes` is a number."""
     num_devices = num_devices_of(data, plan)
     pace = pace_of(algorithm, task, data, plan)
-    data = mesh.shown(data, num_devices)
+    data = mesh.to_read(data, num_devices)
     step, store = Step(algorithm, task, plan, pace), store_of(plan)
     return Round(data, numbers_of(plan), step, num_devices, store, int(plan.lanes))
 
@@ -236,27 +236,25 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     cohort = cohort._replace(setting=setting)
     broadcast = Broadcast(state.params, state.server, setting, state.refine)
     store = store_of(plan)
-    held = store.gather(state.clients, ids, num_devices)
-    measured = measure_cohort(setup, broadcast, cohort, held, key_measure)
+    rows = store.gather(state.clients, ids, num_devices)
+    measured = measure_cohort(setup, broadcast, cohort, rows, key_measure)
     measured = digest_cohort(setup, cohort, measured)
     num_steps = algorithm.policy.steps(state.policy, cohort, measured)
-    num_steps = afterwards(measured, num_steps)
+    num_steps = xla.known_after(num_steps, jax.tree.leaves(measured)[:1])
     cohort, cut = with_num_steps(cohort, num_steps, plan, algorithm.policy)
     times = end_times(plan.clock, algorithm, state.params, cohort, key)
-    rows = first_to_end(data, plan, cohort, times, key_cohort)
-    asked, seen, cohort = cohort, measured, rows_of(cohort, rows)
-    pick = partial(jax.tree.map, lambda leaf: leaf[rows])
+    first = first_to_end(data, plan, cohort, times, key_cohort)
+    asked, seen, cohort = cohort, measured, rows_of(cohort, first)
+    pick = partial(jax.tree.map, lambda leaf: leaf[first])
     cut, times, measured = pick((cut, times, measured))
-    held = held._replace(row=pick(held.row))
+    rows = rows._replace(row=pick(rows.row))
     setting = setting_of(plan, algorithm.policy, cohort, share)
     cohort = cohort._replace(setting=setting, seconds=times)
 
     broadcast = broadcast._replace(setting=setting)
-    trained = train_cohort(setup, broadcast, cohort, held, key_train)
-    held = held._replace(table=trained.clients)
+    trained = train_cohort(setup, broadcast, cohort, rows, key_train)
+    rows = rows._replace(table=trained.clients)
     upload = trained.upload
-    if not trained.streams:
-        upload = algorithm.server.combine(upload, cohort)
     view = RoundView(
         task,
         cohort,
@@ -265,9 +263,9 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
         setting,
         data.num_classes,
         int(plan.lanes),
-        trained.for_refinement,
+        trained.each.for_refinement,
     )
-    moved = refine_clients(algorithm, view, held, key_refine_clients)
+    moved = refine_clients(algorithm, view, rows, key_refine_clients)
     seconds = round_seconds(algorithm, cohort, times)
     seconds += refine_seconds(plan.clock, algorithm, state.params, cohort, moved.steps)
     params, server = update_refined(
@@ -299,28 +297,31 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     if algorithm.policy.update is not None:
         policy = algorithm.policy.update(policy, cohort, trained.runs, outcome)
     report = algorithm.policy.report(policy, asked, seen)  # of all it decided about
-    report = jax.tree.map(lambda leaf: leaf[rows] if jnp.ndim(leaf) else leaf, report)
+    report = jax.tree.map(lambda leaf: leaf[first] if jnp.ndim(leaf) else leaf, report)
     clients = store.scatter(state.clients, ids, moved.clients, num_devices)
     new = State(params, server, policy, clients, state.round + 1, refine, state.origin)
     bytes_down, bytes_up = round_bytes(
         algorithm, state.params, cohort, asked, moved.steps
     )
+    wasted_bytes, wasted_steps = wasted(algorithm, state.params, cohort, asked)
     info = Info(
         cohort=cohort.ids,
         num_steps=cohort.num_steps,
-        loss=trained.loss,
-        clipped=trained.clipped,
+        loss=trained.each.loss,
+        clipped=trained.each.clipped,
         num_active=cohort.num_active,
         delta_norm=optax.tree.norm(optax.tree.sub(params, state.params)),
-        clients=mask_idle(cohort, trained.info),
-        policy=mask_absent(cohort, report),
+        clients=masked(cohort.active, trained.each.upload.info),
+        policy=masked(cohort.ids < cohort.num_clients, report),
         cut=cut,
         seconds=seconds,
         bytes_down=bytes_down,
         bytes_up=bytes_up,
         public_steps=public_steps(cohort, moved.steps, refinement),
-        refine=shown(cohort, moved.report | refinement),
-        server=shown(cohort, said),
+        refine=masked_report(cohort, moved.report | refinement),
+        server=masked_report(cohort, said),
+        wasted_bytes=wasted_bytes,
+        wasted_steps=wasted_steps,
     )
     check.same_kind("the round", "the state", new, state, "init_state")
     new = jax.tree.map(strongly_typed, new, state)

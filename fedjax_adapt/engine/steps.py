@@ -14,13 +14,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_batching import custom_vmap
 
 from ..core import Array, PyTree
+from . import xla
 
-BLOCK = (
-    8  # steps between two waits of an accelerator's host, where nothing better is known
-)
+# steps between two waits of an accelerator's host, where nothing better is known
+BLOCK = 8
 DRAWN = 64  # steps whose rows are worked out at once
 
 
@@ -44,21 +43,6 @@ class Parts(NamedTuple):
     end: Callable[[PyTree, PyTree], PyTree]  # (ready, progress) -> result
 
 
-@custom_vmap
-def most(number: Array) -> Array:
-    """The largest of all clients and trials that are traced side by side, unbatched.
-
-    So a loop has one end for all of them, and `vmap` chooses nothing after every trip.
-    """
-    return number.max()
-
-
-@most.def_vmap
-def _most(axis_size: int, batched: list[bool], number: Array) -> tuple[Array, bool]:
-    del axis_size, batched
-    return most(number), False
-
-
 def train(
     parts: Parts, client: PyTree, num_steps: Array, alone: bool, pace: Pace
 ) -> PyTree:
@@ -72,12 +56,7 @@ def train(
       pace: of the round.
     """
     ready, progress = parts.begin(client)
-    if jax.default_backend() != "cpu":
-        # a choice that is always the same, which XLA does not see: it would write the
-        # broadcast model to memory twice, once for all clients and once for the loop
-        zeros = jax.tree.map(jnp.zeros_like, progress)
-        always = jax.lax.optimization_barrier(num_steps >= 0)
-        progress = chosen(always, progress, zeros)
+    progress = xla.written_once(progress, num_steps)
     one = lambda progress, step, rows: parts.step(ready, progress, step, rows)
     draw = lambda step: parts.draw(ready, step)
     progress = repeat(one, draw, progress, num_steps, alone, pace)
@@ -104,13 +83,10 @@ def repeat(
     """
     on_cpu = jax.default_backend() == "cpu"
     ends_exactly = alone and on_cpu
-    longest = num_steps if ends_exactly else most(num_steps)
+    longest = num_steps if ends_exactly else xla.largest(num_steps)
 
     def masked(progress: PyTree, step: Array, rows: PyTree) -> PyTree:
-        new = one(progress, step, rows)
-        if jax.default_backend() == "tpu":
-            # W1 compiles in 43 s, else in 65 s, and moves 5 % more bytes
-            new = jax.lax.optimization_barrier(new)
+        new = xla.apart_on_tpu(one(progress, step, rows))
         return new if ends_exactly else chosen(step < num_steps, new, progress)
 
     block = lambda progress, first, size: take(masked, draw, progress, first, size)
@@ -152,3 +128,38 @@ def chosen(here: Array, new: PyTree, old: PyTree) -> PyTree:
         return jnp.where(here.reshape(axes), a, b)
 
     return jax.tree.map(of, new, old)
+
+
+def side_by_side(function: Callable, num_lanes: int) -> Callable:
+    """`function` of one client as a function of several, [lanes, ...]."""
+    if num_lanes > 1:
+        return jax.vmap(function)
+
+    def alone(*stacked):  # no vmap: a plain matmul beats a batched one of batch 1
+        result = function(*jax.tree.map(lambda leaf: leaf[0], stacked))
+        return jax.tree.map(lambda leaf: leaf[None], result)
+
+    return alone
+
+
+def in_groups(
+    step: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    carry: PyTree,
+    clients: PyTree,
+    num_lanes: int,
+) -> tuple[PyTree, PyTree]:
+    """`jax.lax.scan` over a cohort, `num_lanes` clients at a time.
+
+    Args:
+      step: (carry, some clients) -> (carry, what is kept of each of them).
+      carry: before the first of them.
+      clients: leading axis cohort, a multiple of `num_lanes`.
+      num_lanes: how many clients at a time.
+
+    Returns:
+      The last carry, and what was kept of every client, with leading axis cohort.
+    """
+    split = lambda leaf: leaf.reshape(-1, num_lanes, *leaf.shape[1:])
+    join = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
+    carry, per_client = jax.lax.scan(step, carry, jax.tree.map(split, clients))
+    return carry, jax.tree.map(join, per_client)

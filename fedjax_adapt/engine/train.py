@@ -1,20 +1,29 @@
-"""Many rounds on the device: a scan, in chunks, with the state donated from one to the
-next and evaluation inside the program."""
+"""Many rounds on the device, and what they count.
+
+They are a scan, in chunks, with the state donated from one to the next and evaluation
+inside the program. A callback is given the figures of each round, on the host.
+"""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import check
 from ..core import Info, Key, PyTree, RoundFn, State
 from ..errors import SettingError
 from . import memory
-from .lanes import compiler_options
-from .programs import jit_newest
 from .round import Round
-from .tally import TOTALS, Callback, asks_to_stop, check_callback, each_round
+from .xla import compiler_options, jit_newest
+
+# what is counted from a beginning on
+TOTALS = dict.fromkeys(("local_steps", "public_steps", "bytes_down", "bytes_up"), int)
+TOTALS |= {"simulated_seconds": float, "wasted_bytes": int, "wasted_steps": int}
+
+Callback = Callable[[dict[str, Any]], bool | None]  # True: stop
 
 
 def no_measure(state: State) -> tuple[()]:
@@ -40,11 +49,12 @@ def train(
       callback: called after each chunk, once for each of its rounds, with a dict: round
         (1 is the first after `init_state`), train_loss (mean local objective of the
         clients that trained), cohort (how many they were), local_steps, public_steps,
-        bytes_down, bytes_up and simulated_seconds (since the call of `train`), clipped,
-        cut, delta_norm and the scalars that the algorithm reports. If it returns True no
-        other chunk begins. The rounds of the chunk after that one have been run by then:
-        state and infos are those of the chunk's end, and the callback is not called for
-        them; `chunk_size=1` stops at once. What it raises is raised; `state` is valid.
+        bytes_down, bytes_up, simulated_seconds, wasted_bytes and wasted_steps (since the
+        call of `train`), clipped, cut, delta_norm and the scalars that the algorithm
+        reports. If it returns True no other chunk begins. The rounds of the chunk after
+        that one have been run by then: state and infos are those of the chunk's end, and
+        the callback is not called for them; `chunk_size=1` stops at once. What it raises
+        is raised; `state` is valid.
 
     A method whose equations have the number of rounds (FedSSG) is given those before and
     those of this call, unless the plan says: write `Plan(rounds=...)` where several calls
@@ -134,33 +144,25 @@ def train_and_evaluate(
     state = place(state)
     memory.check_copy(state)
     state = jax.tree.map(jnp.copy, state)  # the chunks below donate it
-    options = None
     check_callback("train(round_fn, state, keys, callback=callback)", callback)
     traced = any(map(check.is_tracer, jax.tree.leaves((leaves, state, keys))))
-    if not traced:
-        options = compiler_options(getattr(round_fn, "num_lanes", 1))
+    options = None if traced else compiler_options(getattr(round_fn, "num_lanes", 1))
     reporter = None if callback is None else _Reporter(callback, state, traced)
     parts = []
     for begin in range(0, rounds, chunk):
+        some = keys[begin : begin + chunk]
         with warnings.catch_warnings():
             # under an outer vmap the state may be shared, and is copied instead
             warnings.filterwarnings("ignore", message="Some donated buffers")
             state, *part = _chunk(
-                structure,
-                every,
-                leaves,
-                state,
-                keys[begin : begin + chunk],
-                compiler_options=options,
+                structure, every, leaves, state, some, compiler_options=options
             )
         parts.append(part)
         if reporter is not None and reporter.stops(part[0]):
             break
-    if len(parts) == 1:
-        infos, measures = parts[0]
-    else:
-        infos, measures = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
-    return state, infos, measures
+    if len(parts) > 1:
+        parts = [jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)]
+    return state, *parts[0]
 
 
 class _Reporter:
@@ -217,3 +219,81 @@ def _as_pytree(function: Callable) -> Callable:
     if len(leaves) == 1 and leaves[0] is function:
         return jax.tree_util.Partial(function)
     return function
+
+
+def counted(infos: Info, before: Mapping[str, float]) -> dict[str, Any]:
+    """The figures of some rounds together.
+
+    Args:
+      infos: NumPy arrays [rounds, cohort, ...].
+      before: the `TOTALS` before these rounds.
+    """
+    active = infos.num_steps > 0
+    # where nothing is sent no client was asked, and steps only show a loss
+    asked = np.asarray(infos.bytes_down + infos.bytes_up > 0)
+    counted = infos.num_steps * asked.reshape(-1, 1)
+    steps = int(counted.sum(dtype=np.int64))
+    losses = infos.loss[active].astype(np.float64)
+    clipped = (infos.clipped * infos.num_steps)[active].sum(dtype=np.float64)
+    more = {"local_steps": steps, "simulated_seconds": infos.seconds}
+    grown = infos._asdict() | more
+    total = lambda name: before[name] + np.sum(grown[name], dtype=np.float64)
+    return {
+        "train_loss": float(losses.mean()) if losses.size else float("nan"),
+        "cohort": float(infos.num_active.mean(dtype=np.float64)),
+        **{name: kind(total(name)) for name, kind in TOTALS.items()},
+        "clipped": float(clipped / max(steps, 1)),
+        "cut": int(np.sum(infos.cut, dtype=np.int64)),
+        "delta_norm": float(infos.delta_norm[-1]),
+        **{name: float(leaf[-1]) for name, leaf in reports(infos) if leaf.ndim == 1},
+    }
+
+
+def reports(infos: Info) -> list[tuple[str, Any]]:
+    """What step policy, refinement and server rule show, with the names of columns."""
+    return [*named(infos.policy), *named(infos.refine), *named(infos.server)]
+
+
+def named(tree: PyTree) -> list[tuple[str, Any]]:
+    """The leaves of diagnostics, with the names of their columns."""
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator=".") or "info", leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+def each_round(
+    infos: Info, done: int, before: Mapping[str, float]
+) -> Iterator[dict[str, Any]]:
+    """The figures of each round by itself: its number, and as `counted`.
+
+    Args:
+      infos: NumPy arrays [rounds, cohort, ...].
+      done: rounds done before these.
+      before: the `TOTALS` then.
+    """
+    for i in range(len(infos.delta_norm)):
+        one = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], infos)
+        figures = counted(one, before)
+        before = {name: figures[name] for name in TOTALS}
+        yield {"round": done + i + 1} | figures
+
+
+def check_callback(call: str, callback: Any) -> None:
+    """Raises ValueError if it can be no callback; `call`: what to write."""
+    check.kinds(call, callback=(callback, lambda c: c is None or callable(c)))
+
+
+def asks_to_stop(callback: Callback, figures: dict[str, Any]) -> bool:
+    """Calls it.
+
+    Raises:
+      ValueError: it returned neither True nor False nor None.
+    """
+    answer = callback(figures)
+    if answer is None or isinstance(answer, bool | np.bool_):
+        return bool(answer)
+    raise SettingError(
+        f"callback returned {check.kind_of(answer)}; return True to stop, or nothing to "
+        "go on."
+    )

@@ -1,8 +1,9 @@
 """A cohort in one round: every client trains, some side by side, some on each device.
 
-A weighted mean is summed as clients end, and client tables that are not copied to every
-device are updated in place, so that no copy of the cohort's models is held, unless a
-refinement or a policy that learns asks for the runs.
+The slots of the cohort are given out to lanes and devices. A weighted mean is summed as
+clients end, and client tables that are not copied to every device are updated in place, so
+that no copy of the cohort's models is held, unless a refinement or a policy that learns
+asks for the runs.
 """
 
 from functools import partial
@@ -28,58 +29,80 @@ from ..core import (
     uniformly,
     weighted_sums,
 )
-from . import lanes, mesh
+from . import mesh
 from .client_store.exchange import (
     CohortRows,
+    DeviceRows,
+    Exchange,
+    RowIndex,
+    num_rows_of,
+    plan_exchange,
+    read,
     receive,
     send_back,
     write,
 )
+from .cohort import may_have_empty_slots, num_devices_of
 from .local import Broadcast, Client, Setup, parts_of, view_before, view_of
 from .packing import pack
-from .slots import Slot, assign_slots, num_devices_of, with_states
-from .steps import train
+from .steps import in_groups, side_by_side, train
 
 
-class Trained(NamedTuple):
-    """What a cohort leaves behind. Leading axis of all but `clients`: cohort."""
+class Slot(NamedTuple):
+    """One slot of the cohort."""
 
-    upload: Upload  # combined already where `streams`
-    streams: bool
-    clients: ClientState  # the whole table, [rows, ...]
-    loss: Array
-    clipped: Array
-    info: PyTree
-    runs: Any  # () unless somebody asks for them
-    sent: PyTree  # mean of what the active clients sent to the policy
-    for_refinement: PyTree  # what each sent for the refinement
+    client: Client  # its state still lies in the table
+    weight: PyTree  # of what is summed up as clients end
+    index: RowIndex
 
 
-class _Result(NamedTuple):
-    """What one client leaves behind."""
+class Assignment(NamedTuple):
+    """All slots, in the order in which lanes and devices take them."""
+
+    slots: Slot
+    exchange: Exchange | None  # None: every slot finds its row on its own device
+    back: Array | None  # where the clients of the cohort are among the slots
+    cohort_size: int
+    num_lanes: int
+    num_devices: int
+
+    @property
+    def slots_per_device(self) -> int:
+        """How many slots a device serves."""
+        return self.slots.client.id.shape[0] // self.num_devices
+
+    def in_order(self, per_slot: PyTree) -> PyTree:
+        """[slots, ...] as [cohort, ...]."""
+        if self.back is None:  # which copies nothing, and leaves it where it is
+            return jax.tree.map(lambda leaf: leaf[: self.cohort_size], per_slot)
+        back = self.back[: self.cohort_size]
+        return jax.tree.map(lambda leaf: leaf[back], per_slot)
+
+
+class Result(NamedTuple):
+    """What one client leaves behind, or each of a cohort, [cohort, ...]."""
 
     upload: Upload
     state: ClientState
     loss: Array
     clipped: Array
-    run: Any
-    sent: PyTree
+    run: Any  # () unless somebody asks for it
+    sent: PyTree  # to the policy
     for_refinement: PyTree
 
 
-class _PerClient(NamedTuple):
-    """What is kept of every client."""
+class Trained(NamedTuple):
+    """What a cohort leaves behind."""
 
-    loss: Array
-    clipped: Array
-    info: PyTree
-    upload: Upload | tuple[()] = ()
-    run: Any = ()
-    for_refinement: PyTree = ()
+    upload: Upload  # combined
+    clients: ClientState  # the whole table, [rows, ...]
+    sent: PyTree  # mean of what the active clients sent to the policy
+    runs: Any  # [cohort, ...]; () unless somebody asks for them
+    each: Result  # but for what was summed up or written to the table
 
 
 def train_cohort(
-    setup: Setup, broadcast: Broadcast, cohort: Cohort, held: CohortRows, key: Key
+    setup: Setup, broadcast: Broadcast, cohort: Cohort, rows: CohortRows, key: Key
 ) -> Trained:
     """Trains the cohort and puts its rows back into the table they come from."""
     algorithm, pace = setup.algorithm, setup.pace
@@ -88,138 +111,170 @@ def train_cohort(
     streams = isinstance(combine, Mean)
     keep_runs = algorithm.refine is not None or algorithm.policy.update is not None
     weights = (combine.weights(cohort) if streams else (), uniformly(cohort))
-    assignment = assign_slots(setup, cohort, held, key, weights)
+    assignment = assign_slots(setup, cohort, rows, key, weights)
+    num_lanes = assignment.num_lanes
 
-    def left_by(run: LocalRun, clipped: Array) -> _Result:
-        upload, new = algorithm.local.finish(run)
+    def result_of(run: LocalRun, clipped: Array) -> Result:
+        upload, state = algorithm.local.finish(run)
         sent = sent_by(algorithm.policy, run)
-        of_run = kept_of(run) if keep_runs else ()
+        kept = per_client_run(run) if keep_runs else ()
         for_refinement = sent_by(refine, run)
-        return _Result(upload, new, run.loss, clipped, of_run, sent, for_refinement)
+        return Result(upload, state, run.loss, clipped, kept, sent, for_refinement)
 
-    def summed(result: _Result) -> tuple[Upload | tuple[()], PyTree]:
+    def summed(result: Result) -> tuple[Upload | tuple[()], PyTree]:
         return result.upload._replace(info=()) if streams else (), result.sent
 
-    def collect(carry, slots: Slot, results: _Result, ended: Array | bool = True):
+    def collect(carry, slots: Slot, results: Result, ended: Array | bool = True):
         total, tables = carry
         active = ended & (slots.client.num_steps > 0)
         grown = weighted_sums(slots.weight, active, summed(results))
         total = optax.tree.add(total, grown)
         tables = write(tables, slots.index, active, results.state)
-        per_client = _PerClient(
-            loss=results.loss,
-            clipped=results.clipped,
-            info=results.upload.info,
-            upload=() if streams else results.upload._replace(info=()),
-            run=results.run,
-            for_refinement=results.for_refinement,
-        )
-        return (total, tables), per_client
+        upload = results.upload
+        upload = upload._replace(delta=(), extra=()) if streams else upload
+        return (total, tables), results._replace(upload=upload, state=(), sent=())
 
-    def on_device(shared, slots: Slot, own: ClientState):
+    def on_device(shared, slots: Slot, table: ClientState):
         data, broadcast, exchange = shared
-        num_lanes = assignment.num_lanes
-        parts = parts_of(setup._replace(data=data), broadcast, left_by)
-        tables = receive(own, exchange, assignment.each)
-        begin = lambda carry, some: with_states(carry[1], some).client
-
-        def one(client: Client) -> _Result:
-            return train(parts, client, client.num_steps, num_lanes == 1, pace)
-
+        parts = parts_of(setup._replace(data=data), broadcast, result_of)
+        tables = receive(table, exchange, assignment.slots_per_device)
+        begin = lambda carry, slots: with_states(carry[1], slots).client
+        alone = num_lanes == 1
+        one = lambda client: train(parts, client, client.num_steps, alone, pace)
         first = begin((None, tables), jax.tree.map(lambda leaf: leaf[:1], slots))
         left = lambda client: summed(parts.end(*parts.begin(client)))
         shapes = jax.eval_shape(left, jax.tree.map(lambda leaf: leaf[0], first))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         carry = zeros, tables
         # no client waits for a lane, or for another client
-        if num_lanes in (1, assignment.each) or pace.known is not None:
-            together = lanes.each(one, num_lanes)
-            (total, tables), per_client = lanes.fold(
-                together, collect, carry, slots, num_lanes, begin
-            )
+        if num_lanes in (1, assignment.slots_per_device) or pace.known is not None:
+            several = side_by_side(one, num_lanes)
+            run = lambda carry, group: several(begin(carry, group))
+            step = lambda carry, group: collect(carry, group, run(carry, group))
+            (total, tables), each = in_groups(step, carry, slots, num_lanes)
         else:
             steps = slots.client.num_steps
-            (total, tables), per_client = pack(
+            (total, tables), each = pack(
                 parts, begin, collect, carry, slots, steps, num_lanes, pace.block
             )
-        return total, per_client, send_back(tables, exchange)
+        return total, each, send_back(tables, exchange)
 
     shared = (setup.data, broadcast, assignment.exchange)
-    total, per_client, written = mesh.run_on_devices(
-        on_device, shared, assignment.slots, held.table, assignment.num_devices
+    (upload, sent), each, table = mesh.run_on_devices(
+        on_device, shared, assignment.slots, rows.table, assignment.num_devices
     )
-    per_client = assignment.in_order(per_client)
-    runs = per_client.run
+    each = assignment.in_order(each)
+    if not streams:
+        upload = combine(each.upload._replace(info=()), cohort)
+    runs = each.run
     if keep_runs:
         runs = runs._replace(
             anchor=broadcast.params, server=broadcast.server, setting=broadcast.setting
         )
-    upload, sent = total
-    upload = upload if streams else per_client.upload
-    return Trained(
-        upload,
-        streams,
-        written,
-        per_client.loss,
-        per_client.clipped,
-        per_client.info,
-        runs,
-        sent,
-        per_client.for_refinement,
+    return Trained(upload, table, sent, runs, each)
+
+
+def assign_slots(
+    setup: Setup,
+    cohort: Cohort,
+    rows: CohortRows,
+    key: Key,
+    weights: PyTree = (),
+    alike: bool = False,
+) -> Assignment:
+    """The cohort by lanes and devices, the last group of lanes filled with empty slots.
+
+    Args:
+      setup: of the round, its lanes a number.
+      cohort: who trains.
+      rows: where the rows of clients are.
+      key: of the clients.
+      weights: of what is summed up as clients end, [cohort].
+      alike: all clients have as much to do, whatever their number of steps.
+    """
+    plan, data = setup.plan, setup.data
+    num_clients, size = data.num_clients, cohort.ids.shape[0]
+    num_devices = num_devices_of(data, plan)
+    num_lanes = int(plan.lanes)
+    extra = -size % (num_lanes * num_devices)
+    pad = lambda leaf, value=0: jnp.pad(leaf, (0, extra), constant_values=value)
+    ids, num_steps = pad(cohort.ids, num_clients), pad(cohort.num_steps)
+    weights = jax.tree.map(pad, weights)
+
+    # of a table of several devices, which hold an equal part each
+    num_rows = num_rows_of(rows.table) // num_devices if num_devices > 1 else 0
+    row = pad(rows.row, num_rows_of(rows.table))
+    # all do as much, or wait for the longest client, wherever it trains
+    alike |= num_lanes == (size + extra) // num_devices
+    # but a lane of a CPU by itself passes over empty slots, which lie at the end
+    alone = num_lanes == 1 and jax.default_backend() == "cpu"
+    passes_over = alone and may_have_empty_slots(data, plan)
+    alike |= setup.pace.known is not None and not passes_over
+    back, swaps = None, 0 if alike else mesh.SWAPS
+    if num_devices > 1 and (num_rows or swaps):
+        no_owner = jnp.full_like(ids, num_devices)
+        owner = jnp.minimum(row // num_rows, no_owner) if num_rows else no_owner
+        order, back = mesh.assign(num_steps, owner, num_devices, swaps)
+        pick = lambda leaf: leaf[order]
+        ids, row, num_steps, weights = jax.tree.map(
+            pick, (ids, row, num_steps, weights)
+        )
+    index, exchange = RowIndex(row, row), None
+    if num_rows:
+        active = num_steps > 0
+        index, exchange = plan_exchange(row, active, num_rows, num_devices, swaps)
+    client = Client(
+        id=ids,
+        state=(),
+        num_steps=num_steps,
+        # the same key whoever else is in the cohort, and wherever the client runs
+        key=jax.vmap(lambda i: jax.random.fold_in(key, i))(ids),
     )
+    slots = Slot(client, weights, index)
+    # XLA would share this arithmetic out, and have devices send each other its parts
+    slots, exchange, back = mesh.everywhere((slots, exchange, back), num_devices)
+    return Assignment(slots, exchange, back, size, num_lanes, num_devices)
 
 
-def kept_of(run: LocalRun) -> LocalRun:
-    """What is kept of a run: neither what all clients share nor functions."""
+def with_states(tables: DeviceRows, slots: Slot) -> Slot:
+    """Some slots, their clients given their rows of the table."""
+    return slots._replace(client=slots.client._replace(state=read(tables, slots.index)))
+
+
+def per_client_run(run: LocalRun) -> LocalRun:
+    """A run without what all clients share, and without functions: what can be stacked."""
     shared = dict.fromkeys(("anchor", "server", "setting"), ())
     functions = ("full_gradient", "full_loss", "batch_at", "task", "key")
     functions = dict.fromkeys(functions)
     return run._replace(**shared, **functions)
 
 
-def afterwards(measured: PyTree, num_steps: Array) -> Array:
-    """`num_steps`, known no sooner than what was measured.
-
-    The measurements read the client tables and the training writes them. Unless XLA sees
-    that one comes after the other, it copies the tables.
-    """
-    leaves = jax.tree.leaves(measured)
-    if not leaves:
-        return num_steps
-    nothing = jnp.isnan(leaves[0].reshape(-1)[0].astype(float)).astype(jnp.int32) >> 1
-    return num_steps + nothing  # 0 >> 1 or 1 >> 1, which XLA does not work out
-
-
 def measure_cohort(
-    setup: Setup, broadcast: Broadcast, cohort: Cohort, held: CohortRows, key: Key
+    setup: Setup, broadcast: Broadcast, cohort: Cohort, rows: CohortRows, key: Key
 ) -> PyTree:
     """What each client measures at the broadcast model, [cohort, ...]."""
     measure = measure_of(setup.algorithm.policy).client
     if measure is None:
         return ()
-    assignment = assign_slots(setup, cohort, held, key, alike=True)
+    assignment = assign_slots(setup, cohort, rows, key, alike=True)
 
-    def on_device(shared, slots: Slot, own: ClientState):
+    def on_device(shared, slots: Slot, table: ClientState):
         data, broadcast, exchange = shared
         here = setup._replace(data=data)
-        tables = receive(own, exchange, assignment.each)
+        tables = receive(table, exchange, assignment.slots_per_device)
 
         def one(client: Client):
             before = view_before(here, broadcast, client)
             view = view_of(here, before, client)
             return measure(*view(before.params, jnp.zeros((), jnp.int32)))
 
-        keep = lambda carry, slots, results: (carry, results)
-        begin = lambda carry, some: with_states(tables, some).client
-        measured = lanes.each(one, assignment.num_lanes)
-        _, per_client = lanes.fold(
-            measured, keep, (), slots, assignment.num_lanes, begin
-        )
-        return (), per_client, ()
+        several = side_by_side(one, assignment.num_lanes)
+        step = lambda carry, group: (carry, several(with_states(tables, group).client))
+        return (), in_groups(step, (), slots, assignment.num_lanes)[1], ()
 
     shared = (setup.data, broadcast, assignment.exchange)
     _, measured, _ = mesh.run_on_devices(
-        on_device, shared, assignment.slots, held.table, assignment.num_devices
+        on_device, shared, assignment.slots, rows.table, assignment.num_devices
     )
     return assignment.in_order(measured)
 
@@ -235,11 +290,11 @@ def digest_cohort(setup: Setup, cohort: Cohort, measured: PyTree) -> PyTree:
     fill = lambda leaf: jnp.pad(leaf, [(0, extra), *[(0, 0)] * (leaf.ndim - 1)])
     slots = jax.tree.map(fill, measured) if extra else measured
 
-    def on_device(pooled, slots, own):
-        keep = lambda carry, slots, results: (carry, results)
-        digest = lanes.each(partial(measure.digest, pooled), num_lanes)
-        return (), lanes.fold(digest, keep, (), slots, num_lanes)[1], own
+    def on_device(pooled, slots, table):
+        several = side_by_side(partial(measure.digest, pooled), num_lanes)
+        step = lambda carry, group: (carry, several(group))
+        return (), in_groups(step, (), slots, num_lanes)[1], table
 
     pooled = () if measure.pool is None else measure.pool(cohort, measured)
-    _, found, _ = mesh.run_on_devices(on_device, pooled, slots, (), num_devices)
-    return jax.tree.map(lambda leaf: leaf[:size], found)
+    _, digests, _ = mesh.run_on_devices(on_device, pooled, slots, (), num_devices)
+    return jax.tree.map(lambda leaf: leaf[:size], digests)

@@ -38,7 +38,7 @@ from .cohort import (
     sample_cohort,
     setting_of,
 )
-from .contract import check_traffic, guarded, name_of, named, named_task
+from .contract import check_traffic, guarded, guarded_algorithm, guarded_task, name_of
 from .local import (
     Broadcast,
     Client,
@@ -51,7 +51,7 @@ from .local import (
     view_of,
 )
 from .refine import init_refinement, refine_server
-from .train_cohort import kept_of
+from .train_cohort import per_client_run
 
 
 def verify(
@@ -68,7 +68,7 @@ def verify(
     size = num_slots(data, plan)
     if plan.rounds is None:
         plan = replace(plan, rounds=1)  # whatever `train` will say
-    parts = named(algorithm), named_task(task), plan
+    parts = guarded_algorithm(algorithm), guarded_task(task), plan
     with precise(task):
         once = partial(_once, parts, size)
         model, upload = jax.eval_shape(once, data, jax.random.key(0))
@@ -150,7 +150,9 @@ def _once(
         local.refined(client, params)
     if local.personal is not None:
         local.personal(params, client)
-    runs = every(kept_of(run))._replace(anchor=params, server=extra, setting=setting)
+    runs = every(per_client_run(run))._replace(
+        anchor=params, server=extra, setting=setting
+    )
     if refine.clients is not None or refine.server is not None:
         view = RoundView(
             task,

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..averaging import with_averages
 from ..core import (
     Algorithm,
     Task,
@@ -27,7 +28,6 @@ from ..data import (
     skew,
     split,
 )
-from ..engine.averages import with_averages
 from ..engine.batches import batch_size
 from ..errors import SettingError
 from ..models import AUGMENTS, classification, projected

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import State, tree_bytes
-from ..engine import arrays, memory, processes
+from ..engine import memory, processes
 from ..errors import SettingError
 
 PyTree = Any
@@ -77,7 +77,7 @@ class Saver:
         """
         spent = self.wait()
         if processes.several():
-            state = jax.tree.map(arrays.on_host, state)
+            state = jax.tree.map(processes.on_host, state)
         if self._writer is None:
             return spent
         solid = _solid(state)
@@ -171,7 +171,7 @@ def _restored_by_first(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | N
     if round is None:
         return None
     state = found[0] if found is not None else state
-    give = lambda leaf, shape: arrays.put(
+    give = lambda leaf, shape: processes.put(
         processes.array_from_first(np.asarray(leaf)), shape.sharding
     )
     return jax.tree.map(give, state, abstract), round

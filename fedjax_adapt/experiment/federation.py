@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import costs
 from ..core import Algorithm, Refinement, Task, as_refinement
 from ..data import PROTOCOLS, FederatedDataset, PublicSet, Skew, Source
 from ..data.source import default_size
 from ..errors import SettingError
 from ..plan import Plan
+from .algorithm import build_clock
 from .config import Config, partition_seed
 from .store import ACCURACY, TRAINED
 
@@ -112,6 +114,13 @@ def broadcast_bytes(federation: Federation) -> int:
         return 0
     labels = 0 if public.y is None else public.num_examples
     return federation.data.num_clients * (int(public.x.nbytes) + labels)
+
+
+def broadcast_seconds(config: Config, federation: Federation) -> float:
+    """Simulated seconds until the last client has it, which the first round waits for."""
+    number = federation.data.num_clients
+    each = broadcast_bytes(federation) // number
+    return costs.broadcast_seconds(build_clock(config), each, number)
 
 
 def public_summary(federation: Federation) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import jax
 
 from ..core import State
 from ..engine import processes
-from ..engine.tally import Callback
+from ..engine.train import Callback
 from . import checkpoint, store
 from .config import Config
-from .federation import Federation, accuracy_name, broadcast_bytes
+from .federation import Federation, accuracy_name, broadcast_bytes, broadcast_seconds
 from .program import Program
 from .rows import Log
 
@@ -40,11 +40,18 @@ def newest_state(folder: Path, abstract: State) -> tuple[State | None, int, str 
 def new_log(
     folder: Path,
     federation: Federation,
+    configs: Mapping[int | None, Config],
     callback: Callback | None,
     trials: Mapping[int, Mapping[str, Any]] | None = None,
     base: int = 0,
 ) -> Log:
-    """The `Log` of a run, or of trials; the first process writes it."""
+    """The `Log` of a run, whose config is under None, or of trials, by their numbers.
+
+    The first process writes it.
+    """
+    seconds = {
+        n: broadcast_seconds(config, federation) for n, config in configs.items()
+    }
     return Log(
         folder if processes.is_first() else None,
         federation.data.num_clients,
@@ -53,6 +60,7 @@ def new_log(
         callback,
         trials,
         base,
+        seconds,
     )
 
 

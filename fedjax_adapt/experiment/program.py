@@ -8,20 +8,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ..averaging import averages
 from ..core import Algorithm, Array, Key, Params, RoundFn, State, Task
 from ..data.dataset import FederatedDataset
 from ..engine import mesh
-from ..engine.averages import averages
 from ..engine.build import make_round
 from ..engine.client_store import store_of
-from ..engine.cohort import most_steps
+from ..engine.cohort import most_steps, num_devices_of
 from ..engine.evaluate import by_class, overall, scores
 from ..engine.footprint import Footprint, footprint
 from ..engine.initial import init_state
-from ..engine.lanes import compiler_options
 from ..engine.memory import check_room
-from ..engine.slots import num_devices_of
 from ..engine.train import train_and_evaluate
+from ..engine.xla import compiler_options
 from .config import Config
 from .federation import Federation
 from .rows import Measured
@@ -59,7 +58,7 @@ def compile_program(config: Config, federation: Federation) -> Program:
     round_fn = make_round(algorithm, task, data, plan)
     options = compiler_options(round_fn.num_lanes)
     # a Partial's arrays are arguments of the program, not constants in it
-    test = mesh.shown(data.test, num_devices)
+    test = mesh.to_read(data.test, num_devices)
     averaged = round_fn.data if config.evaluate_also else None
     measured = jax.tree_util.Partial(
         partial(measure, algorithm, task, num_devices, data.num_classes),

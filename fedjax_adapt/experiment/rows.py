@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from ..core import Array, Info, Metrics
-from ..engine.tally import (
+from ..engine.train import (
     TOTALS,
     Callback,
     asks_to_stop,
@@ -55,6 +55,7 @@ class Tally:
         last: Mapping[str, Any],
         accuracy: str = store.ACCURACY,
         broadcast: int = 0,
+        seconds: float = 0.0,
     ):
         """Goes on from a row.
 
@@ -62,8 +63,9 @@ class Tally:
           last: the last row of `metrics` that is written; empty if there is none.
           accuracy: what accuracies are called in the rows.
           broadcast: bytes that clients have received before the first round.
+          seconds: simulated, that this took.
         """
-        begin = {"bytes_down": broadcast}
+        begin = {"bytes_down": broadcast, "simulated_seconds": seconds}
         self.accuracy, self.broadcast = accuracy, broadcast
         self.totals = {name: last.get(name) or begin.get(name, 0) for name in TOTALS}
         self.cut = self.asked = 0  # local steps of policies, by this process
@@ -117,6 +119,7 @@ class Log:
         callback: Callback | None = None,
         trials: Mapping[int, Mapping[str, Any]] | None = None,
         base: int = 0,
+        seconds: Mapping[int | None, float] | None = None,
     ):
         """Goes on from the rows that the folder already has.
 
@@ -128,6 +131,7 @@ class Log:
           callback: of the run or the sweep; the process that writes calls it.
           trials: the number of each trial and the settings that vary; None: a run.
           base: what rounds are counted from in the names of files.
+          seconds: simulated, that the broadcast took, by trial; of a run under None.
         """
         rows = [] if folder is None else _written(folder)
         last = {row.get("trial"): row for row in rows}
@@ -135,8 +139,13 @@ class Log:
         self.accuracy = accuracy
         self.callback = None if folder is None else callback
         self.settings = {None: {}} if trials is None else dict(trials)
-        tally = lambda trial: Tally(last.get(trial, {}), accuracy, broadcast)
-        self.tallies = {trial: tally(trial) for trial in self.settings}
+        seconds = seconds or {}
+        self.tallies = {
+            trial: Tally(
+                last.get(trial, {}), accuracy, broadcast, seconds.get(trial, 0.0)
+            )
+            for trial in self.settings
+        }
         self.over = {t for t, row in last.items() if any(row.get(e) for e in ENDS)}
         self.seconds = rows[-1]["seconds"] if rows else 0.0
         # what the callback was not yet called for: a row, and its rounds

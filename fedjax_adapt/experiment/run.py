@@ -23,10 +23,9 @@ from .. import check
 from ..core import Algorithm, State, Task, tree_bytes
 from ..data import FederatedDataset
 from ..engine import memory, processes
-from ..engine.allocator import keeps_memory
-from ..engine.evaluate import evaluate_clients, evaluate_personal
-from ..engine.personal import own_examples
-from ..engine.tally import Callback, check_callback
+from ..engine.personal import evaluate_clients, evaluate_personal, own_examples
+from ..engine.train import Callback, check_callback
+from ..engine.xla import keeps_memory
 from . import checkpoint, objects, scripts, store, summary, tuning
 from .build import build, build_plan
 from .config import Config, config_hash, method_of, partition_seed
@@ -94,7 +93,8 @@ def run(
         Its test set, where it has none, is all the test examples of its clients.
       callback: called with a dict for each round, after the evaluation that follows it:
         round (1 is the first), train_loss, cohort, local_steps, public_steps, bytes_down,
-        bytes_up, simulated_seconds, clipped, cut, delta_norm and the scalars of the step
+        bytes_up, simulated_seconds, wasted_bytes, wasted_steps, clipped, cut, delta_norm
+        and the scalars of the step
         policy, as in `Record.metrics` but of that round alone (totals are since the start
         of the run); and, in the last before an evaluation, accuracy, loss and seconds. If
         it returns True the run ends after the evaluation that follows the round, the
@@ -170,7 +170,7 @@ def _train(
     """From the newest checkpoint to the last round; returns the state after it."""
     state, done, aside = newest_state(folder, program.abstract)
     state = program.init() if state is None else state
-    log = new_log(folder, federation, callback)
+    log = new_log(folder, federation, {None: config}, callback)
     shown = log.accuracy.replace("_", " ")
     given = set()
     warnings = [aside, unused_public(config, federation)]

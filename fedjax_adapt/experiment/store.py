@@ -49,7 +49,9 @@ class Record(NamedTuple):
     trained, mean per round), local_steps, public_steps, bytes_down, bytes_up and
     simulated_seconds (of all since the start: steps on a public set are those of clients
     and server, bytes down begin with a public set that clients are sent, seconds are 0
-    without a clock), clipped (share of the local steps whose gradient was clipped), cut
+    without a clock), wasted_bytes and wasted_steps (likewise, of clients that trained and
+    were not waited for, in no other column; without them in a run of an earlier version),
+    clipped (share of the local steps whose gradient was clipped), cut
     (local steps a policy asked for beyond max_steps), delta_norm and the scalars of step
     policy, refinement and server rule (of the last round), class_accuracy (a list: on the
     test examples of each label) and seconds (of training since the start, compilation

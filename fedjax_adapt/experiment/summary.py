@@ -73,7 +73,11 @@ class Summary:
       public_steps: steps on a public set, of clients and at the server.
       bytes_down: received by the clients of all rounds, with a public set sent to them.
       bytes_up: sent by them.
-      simulated_seconds: of all rounds on the simulated clock; 0 without one.
+      simulated_seconds: of all rounds on the simulated clock, and of sending a public set
+        before them; 0 without one.
+      wasted_bytes: received and sent by clients that trained and were not waited for
+        (sampler=earliest), which no other figure counts; as if each had gone on to its end.
+      wasted_steps: their local steps, likewise.
       seconds: of training and evaluation; compilation and files apart.
       compile_seconds: to compile the round.
       calibrate_seconds: to try how many lanes and which convolutions are fastest; next to
@@ -123,6 +127,8 @@ class Summary:
     bytes_down: int
     bytes_up: int
     simulated_seconds: float
+    wasted_bytes: int
+    wasted_steps: int
     seconds: float
     compile_seconds: float
     calibrate_seconds: float
@@ -161,7 +167,9 @@ def results(metrics: "pyarrow.Table", targets: tuple[float, ...]) -> dict[str, A
         rounds, column[f"accuracy{end}"], column[f"loss{end}"], targets
     )
     also = [name for name in ("sel", "all", "result") if f"accuracy_{name}" in column]
-    totals = {name: kind(column[name][-1]) for name, kind in TOTALS.items()}
+    # a run of an earlier version counted less
+    last = lambda name: column[name][-1] if name in column else 0
+    totals = {name: kind(last(name)) for name, kind in TOTALS.items()}
     accuracy, simulated = column[ACCURACY][-1], totals["simulated_seconds"]
     moved = totals["bytes_down"] + totals["bytes_up"]
     return {

@@ -26,9 +26,9 @@ from ..data import FederatedDataset
 from ..engine import processes
 from ..engine.build import num_lanes_of
 from ..engine.calibrate import fastest_lanes
-from ..engine.lanes import compiler_options
-from ..engine.slots import num_devices_of
-from ..engine.trials import too_large
+from ..engine.cohort import num_devices_of
+from ..engine.memory import too_large
+from ..engine.xla import compiler_options
 from ..models.timing import fastest, milliseconds, ways_to_try
 from ..models.ways import Layer
 from ..plan import Plan

@@ -20,16 +20,15 @@ from .. import check
 from ..core import Array, Info, Key, Mean, Params, State, Task
 from ..engine import processes
 from ..engine.build import make_round
-from ..engine.lanes import compiler_options
-from ..engine.programs import jit_newest
-from ..engine.valuation import (
+from ..engine.xla import compiler_options, jit_newest
+from ..errors import SettingError
+from ..valuation import (
     Value,
     cohort_weights,
     leave_one_out,
     shapley,
     show_deltas,
 )
-from ..errors import SettingError
 from . import checkpoint, store
 from .build import build
 from .config import Config

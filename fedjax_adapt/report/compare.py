@@ -186,13 +186,23 @@ def comparison_tables(folders: Sequence[str | Path]) -> "list[Table]":
             settings = [f"{n}={_shown(v)}" for n, v in others[row].items()]
             notes.append(
                 f"{name}: {', '.join([summary['folder'], f'seed {seed}', *settings])}; "
-                f"also given: {given}"
+                f"also given: {given}{_not_waited_for(summary)}"
             )
         table.caption = "\n".join(notes + lacking(group.runs))
         tables.append(table)
     left_out = [note for folder in folders for note in _diverged(folder)]
     tables[-1].caption = "\n".join([str(tables[-1].caption), *left_out])
     return tables
+
+
+def _not_waited_for(summary: dict[str, Any]) -> str:
+    """What no column counts: the work of clients that were too late."""
+    steps, moved = (summary.get(f"wasted_{what}", 0) for what in ("steps", "bytes"))
+    if not steps:
+        return ""
+    return (
+        f"; not counted: {steps} local steps, {moved / 2**20:.4g} MiB of late clients"
+    )
 
 
 def _diverged(folder: str | Path) -> list[str]:

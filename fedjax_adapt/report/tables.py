@@ -171,6 +171,11 @@ def _costs(summary: dict[str, Any], of: str) -> dict[str, str]:
     rows["local steps"] = f"{summary['local_steps']:,} of all clients"
     if summary.get("public_steps"):
         rows["local steps"] += f", and {summary['public_steps']:,} on the public set"
+    if summary.get("wasted_steps"):
+        lost, moved = summary["wasted_steps"], summary["wasted_bytes"] / 1e6
+        rows["not waited for"] = (
+            f"{lost:,} more local steps and {moved:,.4g} MB of clients that were too late"
+        )
     if summary["simulated_seconds"]:
         rows["simulated time"] = f"{summary['simulated_seconds']:,.4g} s"
     return rows

@@ -97,6 +97,36 @@ def run(algorithm, data, rounds, clock=None):
     return state, *train(round_fn, state, keys(rounds), chunk_size=rounds)
 
 
+def test_a_client_compares_with_its_own_last_model_or_not_at_all(x64):
+    """public-set.md D1 with cohorts of two: theta_i is where client i ended, not w_0."""
+    data, optima = quadratics()
+    plan = Plan(batch_size=None, lr=LR, cohort_size=2)
+    algorithm = afl(trial_steps=2)
+    round_fn, state = start(algorithm, quadratic_task(jnp.float64), data, plan)
+    loss = lambda i, w: CURVATURES[i] / 2 * ((w - optima[i]) ** 2).sum()
+    theta, beta, rho, partly = {}, 0.0, 0.0, 0
+    for key in keys(8):
+        (w,) = jax.tree.leaves(state.params)
+        state, info = jax.jit(round_fn)(state, key)
+        cohort = np.asarray(info.cohort).tolist()
+        before = [i for i in cohort if i in theta]
+        partly += len(before) == 1
+        if before:
+            apart = [np.linalg.norm(theta[i] - w) for i in before]
+            slopes = [
+                abs(loss(i, theta[i]) - loss(i, w)) / far
+                for i, far in zip(before, apart, strict=True)
+            ]
+            sizes = [SIZES[i] for i in before]
+            beta = np.average(CURVATURES[before], weights=sizes)
+            rho = np.average(slopes, weights=sizes)
+        np.testing.assert_allclose(info.policy["beta"], beta, rtol=1e-9)
+        np.testing.assert_allclose(info.policy["rho"], rho, rtol=1e-9)
+        for i in cohort:
+            theta[i] = optima[i] + (1 - LR * CURVATURES[i]) ** 2 * (w - optima[i])
+    assert partly  # a client came for the first time beside one that had trained
+
+
 def by_clock(tau):
     """c, b and the seconds of a round of `CLOCK`: two gradients are measured before."""
     model = 8 * WIDTH  # bytes; two models and three scalars go up

@@ -3,14 +3,13 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import oracle
 import pytest
 from comparison import KBAR, PLAN, ROUNDS, assert_follows, distance_to_optimum, run
 from helpers import close, fast, keys, linear_task, make_data, same, start
 
 from fedjax_adapt import Plan, bernoulli, constant_steps, train, with_steps
-from fedjax_adapt.algorithms import fedavg, fedssg, scaffold
+from fedjax_adapt.algorithms import fedavg, feddc, fedssg, scaffold
 
 ALPHA, T, Q = 0.4, 10, 0.5
 
@@ -27,6 +26,9 @@ OPTIONS = {
     "no correction": {"correction": "none", "aggregate": "cohort_theta_plus_h"},
     "gated last difference": {"correction": "last_diff", "align": "none"},
     "gated inner product": {"gate_alignment": True},
+    "gated by the logistic": {"gate_alignment": True, "gate_map": "alpha_logistic"},
+    "no gate": {"gate": "none", "align": "prox"},
+    "no memory at the server": {"aggregate": "sel"},
     "correction scale": {"correction_lr": "round", "correction_steps": "actual"},
 }
 
@@ -40,7 +42,15 @@ CASES = {name: (options, PLAN) for name, options in OPTIONS.items()} | {
 
 @pytest.mark.parametrize(
     "options, plan",
-    fast(CASES, "gate", "align", "correction", "authors' code, Bernoulli cohorts"),
+    fast(
+        CASES,
+        "gate",
+        "align",
+        "correction",
+        "gated by the logistic",
+        "no gate",
+        "authors' code, Bernoulli cohorts",
+    ),
 )
 def test_follows_the_numpy_oracle(x64, options, plan):
     share = 0.6 if plan is PADDED else 4 / 6  # of this plan
@@ -51,6 +61,8 @@ def test_follows_the_numpy_oracle(x64, options, plan):
     h, s, s_g, cnt = np.zeros((n, d)), np.zeros((n, d)), np.zeros(d), np.zeros(n)
 
     def gate(i, t, m):
+        if o.get("gate") == "none":
+            return 1.0
         q = m / n if o.get("rate") == "realised" else share
         if o.get("gate") == "current":
             r = cnt[i] / (q * (t + 1) + 1e-6)
@@ -69,7 +81,8 @@ def test_follows_the_numpy_oracle(x64, options, plan):
             cnt[i] += 1
             p = gate(i, t, len(cohort))
             np.testing.assert_allclose(gates[t][slot], p, rtol=1e-12)
-            weight = ALPHA / ratio[i] * (p if o.get("gate_alignment") else 1)
+            # eq. 8: phi itself, of which alpha is a part by eq. 6 alone
+            weight = (p if o.get("gate_alignment") else ALPHA) / ratio[i]
             weight = 0 if o.get("align") == "none" else weight
             pull = 1 if o.get("align") == "prox" else 0
             bias = {
@@ -104,6 +117,7 @@ def test_follows_the_numpy_oracle(x64, options, plan):
             "sel_plus_allh": np.mean(ends, 0) + h.mean(0),
             "cohort_theta_plus_h": np.mean(ends, 0) + h[cohort].mean(0),
             "literal_sum_over_n": (np.sum(ends, 0) + h[cohort].sum(0)) / n,
+            "sel": np.mean(ends, 0),
         }[o.get("aggregate", "sel_plus_allh")]
         return theta
 
@@ -173,19 +187,23 @@ def test_a_closed_gate_makes_it_uniform_fedavg(task, data):
     close(closed.params, train(round_fn, state, keys(3))[0].params)
 
 
-@pytest.mark.slow
-def test_with_an_open_gate_and_no_memory_it_is_scaffold(task, data):
-    # p = 1 up to 1e-12, alpha = 0, h kept out of the server's update
-    rule = fedssg(alpha=0.0, total_rounds=10**12, participation=Q)
-
-    def no_memory(params, server, upload, cohort):
-        own = rule.server.update(params, server, upload, cohort)[1]
-        return optax.tree.add(params, upload.delta), own
-
-    ssg = rule._replace(server=rule.server._replace(update=no_memory))
+def test_without_gate_alpha_and_memory_it_is_scaffold(task, data):
+    """drift.md 5.6: p = 1, alpha = 0, h kept out of the server's update."""
+    ssg = fedssg(alpha=0.0, gate="none", aggregate="sel", participation=Q)
     plan = Plan(cohort_size=3, batch_size=4, lr_decay=0.9)
     ends = []
     for algorithm in (ssg, scaffold(control_lr="base", control_steps="mean")):
+        round_fn, state = start(algorithm, task, data, plan)
+        ends.append(train(round_fn, state, keys(4))[0].params)
+    close(*ends, atol=1e-5)
+
+
+def test_without_gate_and_with_the_proximal_form_it_is_feddc(task, data):
+    """drift.md 5.6: p = 1, align prox; whatever beta is."""
+    plan = Plan(cohort_size=3, batch_size=4, lr_decay=0.9)
+    ends = []
+    ssg = fedssg(0.2, gate="none", align="prox", participation=Q, beta=3.0)
+    for algorithm in (ssg, feddc(0.2)):
         round_fn, state = start(algorithm, task, data, plan)
         ends.append(train(round_fn, state, keys(4))[0].params)
     close(*ends, atol=1e-5)

@@ -102,11 +102,21 @@ def cross_entropy(theta, x, y):
     return x.T @ (p @ v.T), (x @ u).T @ p
 
 
-def sgd(theta, examples, lr, epochs, extra=None, momentum=PLAN.momentum, width=3):
+def sgd(
+    theta,
+    examples,
+    lr,
+    epochs,
+    extra=None,
+    momentum=PLAN.momentum,
+    width=3,
+    sums=False,
+):
     """`extra`: what is added to the gradient of cross entropy, of theta and the batch."""
     velocity = [np.zeros_like(part) for part in theta]
     for x, y in oracle.batches(*examples, width, epochs):
-        grads = list(cross_entropy(theta, x, y))
+        times = len(y) if sums else 1
+        grads = [times * part for part in cross_entropy(theta, x, y)]
         if extra is not None:
             more = extra(theta, x, y)
             grads = [a + b for a, b in zip(grads, more, strict=True)]
@@ -137,6 +147,7 @@ class Refining(NamedTuple):
     momentum: float = PLAN.momentum
     width: int = 3
     seen: float = 1.0  # what the public inputs are multiplied by in training
+    sums: bool = False  # cross entropy, over a batch
 
 
 def by_hand(theta, cohort, clients, public, lr, how, mu=0.0):
@@ -191,6 +202,7 @@ def by_hand(theta, cohort, clients, public, lr, how, mu=0.0):
             extra,
             how.momentum,
             how.width,
+            how.sums,
         )
         totals, sizes = zip(*seen, strict=True)
         penalties[j] = np.average(totals, weights=sizes)
@@ -228,6 +240,21 @@ def test_on_fedprox_with_an_sgd_of_its_own_it_follows_the_numpy_oracle(x64):
     algorithm = fnr(weight=0.3, base=fedprox(0.7), **IN_ORDER | own)
     how = Refining("sq", "paper", weight=0.3, lr=0.05, momentum=0.9, width=4, seen=2.0)
     agrees_with_the_oracle(algorithm, how, public, mu=0.7)
+
+
+def test_losses_of_a_public_batch_are_added_up_as_algorithm_3_has_it(x64):
+    """Line 32; P has 24 examples, batches of 10, 10 and 4."""
+    algorithm = fnr(weight=0.02, batch_loss="sum", **IN_ORDER | dict(batch_size=10))
+    how = Refining("sq", "paper", weight=0.02, width=10, sums=True)
+    agrees_with_the_oracle(algorithm, how, make_public(np.float64))
+
+
+def test_public_batches_have_32_examples_as_in_section_6_1(model):
+    x, y = (np.tile(part, (4,) + (1,) * (part.ndim - 1)) for part in make_public())
+    data = replace(make_data(), public=(jnp.asarray(x), jnp.asarray(y)))
+    for algorithm in (fnr(epochs=1), fedavg_pubft(epochs=1), public_only(epochs=1)):
+        _, info = after(algorithm, model, data, rounds=1)
+        assert int(info.public_steps) == 2 * -(-len(y) // 32)
 
 
 def doubling(task):

@@ -115,6 +115,20 @@ def test_lognormal_sizes_have_their_sigma(partition):
     )
 
 
+def test_fedgsnrs_dirichlet_is_a_prior_of_each_client():
+    """local-steps.md 1.9, Hsu et al.: E sum_k q_k^2 = (a + 1) / (K a + 1), equal sizes."""
+    for concentration in (0.1, 0.5, 5.0):
+        chosen = {"concentration": concentration}
+        found, sizes = counts_of("dirichlet", CIFAR10, 100, **chosen)
+        assert set(sizes) == {500}
+        purity = np.square(found / 500).sum(1).mean()
+        expected = (concentration + 1) / (10 * concentration + 1)
+        # labels that run out and finite draws move it a little
+        assert purity == pytest.approx(expected, rel=0.2)
+    # NIID-Bench's draw of each class is another: sizes are unequal
+    assert np.ptp(counts_of("dirichlet_classes", CIFAR10, 100, **chosen)[1]) > 50
+
+
 # --- numbers of classes --------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ import jax
 from helpers import constructed, keys, make_data, make_task, start
 
 import fedjax_adapt as fa
-from fedjax_adapt.engine import arrays, processes
+from fedjax_adapt.engine import processes
 
 CUT = tuple(3 + i % 5 for i in range(16))  # examples of 16 clients, 2 on each device
 COPIED = CUT[:9]  # of which every device holds all rows
@@ -57,7 +57,7 @@ def numbers(case, devices):
         make_task(), state.params, make_data(sizes).test, devices=devices
     )
     read = jax.device_get((state.params, infos, accuracy))  # by any process
-    found = jax.tree.map(arrays.on_host, state), *read
+    found = jax.tree.map(processes.on_host, state), *read
     leaves = jax.tree_util.tree_leaves_with_path(found)
     return {jax.tree_util.keystr(path): leaf.tolist() for path, leaf in leaves}
 

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from fedjax_adapt.engine import allocator
+from fedjax_adapt.engine import xla
 
 PAGES = """
 import resource, sys
-from fedjax_adapt.engine.allocator import keep_memory, keeps_memory
+from fedjax_adapt.engine.xla import keep_memory, keeps_memory
 said = keep_memory() if sys.argv[1] == "keep" else keeps_memory()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 bytearray(2**27)
@@ -22,7 +22,7 @@ print(said, keeps_memory(), faults() - before)
 
 
 def pages(word, **variables):
-    environment = {k: v for k, v in os.environ.items() if k not in allocator.VARIABLES}
+    environment = {k: v for k, v in os.environ.items() if k not in xla.MALLOC_VARIABLES}
     done = subprocess.run(
         [sys.executable, "-c", PAGES, word],
         capture_output=True,

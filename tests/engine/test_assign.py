@@ -13,7 +13,7 @@ from helpers import keys, make_data, make_task, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import scaffold
-from fedjax_adapt.engine import cohort, mesh, slots
+from fedjax_adapt.engine import cohort, lanes, mesh, train_cohort
 from fedjax_adapt.engine.client_store import exchange
 from fedjax_adapt.engine.local import Setup
 
@@ -118,14 +118,14 @@ def test_devices_share_those_that_come_where_slots_are_empty():
     some = fa.bernoulli(0.4)
     plan = fa.Plan(participation=some, batch_size=2, lanes=1, devices=2)
     algorithm = fa.with_steps(fa.Algorithm(), fa.constant_steps(3))
-    pace = slots.pace_of(algorithm, task, data, plan)
+    pace = lanes.pace_of(algorithm, task, data, plan)
     assert pace.known == 3
     setup = Setup(algorithm, task, data, plan, pace)
     ids = cohort.sample_cohort(data, plan, jax.random.key(0))
     some = cohort.gather_cohort(data, ids, jnp.int32(0), 2)
     wanted = jnp.full_like(ids, 3)
     some, _ = cohort.with_num_steps(some, wanted, plan, algorithm.policy)
-    dealt = slots.assign_slots(
+    dealt = train_cohort.assign_slots(
         setup, some, exchange.CohortRows((), ids), jax.random.key(1)
     )
     load = dealt.slots.client.num_steps.reshape(2, -1).sum(1)

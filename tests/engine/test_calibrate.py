@@ -12,7 +12,7 @@ from fedjax_adapt.algorithms import ALGORITHMS, fedavg, fedgsnr, fedveca, scaffo
 from fedjax_adapt.costs import exponential
 from fedjax_adapt.engine import calibrate, memory
 from fedjax_adapt.engine.client_store import DEVICE, STORES
-from fedjax_adapt.engine.forecast import cohorts
+from fedjax_adapt.engine.lanes import cohorts
 
 
 @pytest.mark.parametrize(

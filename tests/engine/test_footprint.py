@@ -9,8 +9,7 @@ from helpers import keys, start
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedveca, scaffold
 from fedjax_adapt.engine import memory, mesh
-from fedjax_adapt.engine.footprint import Footprint, footprint
-from fedjax_adapt.engine.liveness import bytes_held
+from fedjax_adapt.engine.footprint import Footprint, bytes_held, footprint
 from fedjax_adapt.models import MODELS
 
 MIB = 2**20

@@ -11,7 +11,7 @@ from fedjax_adapt.algorithms import afl, fedavg, fnr, scaffold
 from fedjax_adapt.costs import exponential
 from fedjax_adapt.engine import memory, mesh
 from fedjax_adapt.engine.client_store import host
-from fedjax_adapt.engine.slots import num_devices_of
+from fedjax_adapt.engine.cohort import num_devices_of
 
 HOST = dict(client_memory="host")
 

@@ -10,7 +10,7 @@ from helpers import make_data
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedgsnr, scaffold
-from fedjax_adapt.engine import build, forecast, lanes, memory
+from fedjax_adapt.engine import build, lanes, memory
 from fedjax_adapt.engine.build import num_lanes_of
 
 UNEQUAL = (4, 0, 20, 4, 0, 2, 4)  # by 2 an epoch: 2, 10, 2, 1 and 2 steps
@@ -76,16 +76,16 @@ def test_a_round_that_is_traced_has_the_lanes_of_one_that_is_not(task, monkeypat
 
 def test_cohorts_are_drawn_as_rounds_draw_them():
     data = make_data(UNEQUAL)
-    drawn = forecast.cohorts(data, fa.Plan(participation=fa.bernoulli(0.4)))
+    drawn = lanes.cohorts(data, fa.Plan(participation=fa.bernoulli(0.4)))
     there = drawn < 7
     assert set(drawn[there]) == {0, 2, 3, 5, 6} and (drawn[~there] == 7).all()
     assert 1 < there.sum(1).mean() < 3.5 and there.any(1).all()
     clock = fa.Clock(step_seconds=1.0)
     early = fa.Plan(participation=fa.earliest(0.6), clock=clock)
-    drawn = forecast.cohorts(data, early)
-    assert drawn.shape == (forecast.DRAWS, 3) and len(np.unique(drawn)) == 5
-    everyone = forecast.cohorts(data, fa.Plan())
-    np.testing.assert_array_equal(everyone, [range(7)] * forecast.DRAWS)
+    drawn = lanes.cohorts(data, early)
+    assert drawn.shape == (lanes.DRAWS, 3) and len(np.unique(drawn)) == 5
+    everyone = lanes.cohorts(data, fa.Plan())
+    np.testing.assert_array_equal(everyone, [range(7)] * lanes.DRAWS)
 
 
 def room_for(algorithm, task, data, plan, number, monkeypatch):

@@ -12,8 +12,8 @@ from helpers import close, fast, keys, make_data, start
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedprox, scaffold
 from fedjax_adapt.engine import initial, memory, mesh
-from fedjax_adapt.engine.client_store import DEVICE, device, room
-from fedjax_adapt.engine.slots import num_devices_of
+from fedjax_adapt.engine.client_store import DEVICE, device
+from fedjax_adapt.engine.cohort import num_devices_of
 
 
 def test_no_device_is_left_over():
@@ -344,11 +344,11 @@ def test_accelerators_have_a_memory_each_and_a_table_may_fit_only_cut(
     client = scaffold().local.init(task.init(jax.random.key(0)))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(memory, "free_memory", lambda: 4 * row)
-    room.check_room_on_devices(client, 6, 6, 3)  # 2 + 2 rows on each
+    device.check_room(client, 6, 6, 3)  # 2 + 2 rows on each
     for devices, place in ((1, "MiB but"), (2, "MiB on each of 2 devices but")):
         says = f"{place} .* free; write devices=3, or write client_memory=host, or take"
         with pytest.raises(ValueError, match=says):
-            room.check_room_on_devices(client, 6, 6, devices)
+            device.check_room(client, 6, 6, devices)
 
 
 def test_a_table_is_made_where_it_lies(task, data, monkeypatch):

@@ -12,7 +12,7 @@ from helpers import SIZES, close, keys, make_data, make_public, same, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, feddisco, feddyn
-from fedjax_adapt.engine.evaluate import evaluate_personal
+from fedjax_adapt.engine.personal import evaluate_personal
 
 PLAN = fa.Plan(cohort_size=4, batch_size=4, lr=0.3)
 

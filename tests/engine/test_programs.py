@@ -5,7 +5,7 @@ import gc
 import jax
 import jax.numpy as jnp
 
-from fedjax_adapt.engine import programs
+from fedjax_adapt.engine import xla
 
 
 def num_programs():
@@ -15,9 +15,9 @@ def num_programs():
 
 def test_only_the_newest_programs_are_kept(monkeypatch):
     most, compiled = 3, []
-    monkeypatch.setattr(programs, "MOST", most)
+    monkeypatch.setattr(xla, "MOST_PROGRAMS", most)
 
-    @programs.jit_newest(static=1)
+    @xla.jit_newest(static=1)
     def times(factor, x):
         compiled.append(factor)
         return factor * x

@@ -9,8 +9,7 @@ from helpers import make_data
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedgsnr, fedssg, fedveca, gift, scaffold
 from fedjax_adapt.engine import steps
-from fedjax_adapt.engine.forecast import fixed_steps
-from fedjax_adapt.engine.lanes import block_of
+from fedjax_adapt.engine.lanes import block_of, fixed_steps
 from fedjax_adapt.engine.local import correction
 from fedjax_adapt.steps import scheduled_steps
 

@@ -9,7 +9,7 @@ from helpers import close, fast, keys, linear_task, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, feddisco, fednova
-from fedjax_adapt.engine.valuation import cohort_weights
+from fedjax_adapt.valuation import cohort_weights
 
 TEST = (jnp.eye(4), jnp.zeros(4, jnp.int32))
 WEIGHTS = jnp.array([1.0, 2.0, 0.0, 3.0])

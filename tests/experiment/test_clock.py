@@ -1,6 +1,9 @@
 """Simulated time and traffic of a run, from the settings to the rows."""
 
+from pathlib import Path
+
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from test_run import Stop, numbers, stop_after
 
@@ -111,9 +114,32 @@ def test_a_timed_run_counts_on_and_resumes_to_the_bit(tiny):
     metrics = read_run(whole.folder).metrics.to_pydict()
     assert set(metrics["cohort"]) == {3.0}
     np.testing.assert_array_equal(metrics["bytes_up"], 2 * MODEL * 3 * np.arange(1, 8))
+    # all start, and each receives and sends two models
+    late = np.array(metrics["wasted_bytes"]) / (4 * MODEL * np.arange(1, 8))
+    assert late.tolist() == [whole.num_clients - 3] * 7
+    assert result.wasted_steps == metrics["wasted_steps"][-1] > 0
     seconds = np.diff([0.0, *metrics["simulated_seconds"]])
     assert (seconds > 8 * 2 * MODEL / 1e6).all()
     assert result.simulated_seconds == metrics["simulated_seconds"][-1]
+
+
+@pytest.mark.slow
+def test_a_run_of_a_version_that_did_not_count_the_late_is_read_and_resumed(tiny):
+    config = tiny("old", sampler="earliest", step_seconds="lognormal(0.05, 0.5)")
+    with pytest.raises(Stop):
+        run(config, progress=stop_after(3))
+    lacking = ["wasted_bytes", "wasted_steps"]
+    for part in Path(config.folder, "metrics").glob("*.parquet"):
+        pq.write_table(pq.read_table(part).drop_columns(lacking), part)
+    before = read_run(config.folder).metrics
+    assert before.num_rows and not set(lacking) & set(before.column_names)
+    result = run(config, resume=True)
+    late = read_run(config.folder).metrics["wasted_bytes"].to_pylist()
+    assert late[: before.num_rows] == [None] * before.num_rows
+    left = len(late) - before.num_rows
+    assert (
+        result.wasted_bytes == late[-1] == left * 4 * MODEL * (config.num_clients - 3)
+    )
 
 
 @pytest.mark.slow

@@ -15,7 +15,12 @@ from fedjax_adapt.data import load
 from fedjax_adapt.experiment import read_run, run
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import from_settings, to_toml
-from fedjax_adapt.experiment.federation import accuracy_name, auxiliary, uses_public
+from fedjax_adapt.experiment.federation import (
+    accuracy_name,
+    auxiliary,
+    broadcast_seconds,
+    uses_public,
+)
 from fedjax_adapt.experiment.store import ACCURACY, TRAINED
 from fedjax_adapt.report.plots import learning_curve
 from fedjax_adapt.report.tables import live, summary_table
@@ -316,7 +321,7 @@ def test_who_trains_on_the_public_set_is_sent_it_once(finished):
     model = summary["bytes_up"] // 3 - 4 * 11 * sizes["cohort"]
     means = 4 * 10 * sizes["refined"]
     assert summary["bytes_down"] == broadcast + 3 * (model + means)
-    assert summary["public_steps"] == 3 * sizes["refined"] * 2 * 2
+    assert summary["public_steps"] == 3 * sizes["refined"] * 2 * 1  # 30 at once
     assert f"{summary['public_steps']} on the public set" in said
     control = finished(
         algorithm="fedavg_pubft",
@@ -329,3 +334,13 @@ def test_who_trains_on_the_public_set_is_sent_it_once(finished):
     assert control.public["broadcast_bytes"] == 0
     assert control.bytes_down == control.bytes_up == 3 * model
     assert control.public_steps == result.public_steps
+
+
+@pytest.mark.parametrize("algorithm, each", [("fnr", 65 * 30), ("fedavg_pubft", 0)])
+def test_the_first_round_waits_for_the_public_set(algorithm, each):
+    """8 |P| 65 bits at 1000 bits a second, if clients train on it."""
+    asked = {"algorithm": algorithm, "public_examples": 30, "step_seconds": 0.1}
+    config = from_settings({**SMALL, **asked, "download_bandwidth": 1000})
+    assert broadcast_seconds(config, build(config)) == pytest.approx(8 * each / 1000)
+    free = from_settings({**SMALL, **asked})
+    assert broadcast_seconds(free, build(free)) == 0

@@ -18,10 +18,12 @@ INFOS = Info(
     bytes_down=np.array([8e9, 8e9], np.float32),
     bytes_up=np.array([4.0, 6.0], np.float32),
     public_steps=np.array([0, 9], np.float32),
+    wasted_bytes=np.array([4, 5], np.float32),
+    wasted_steps=np.array([3, 3], np.float32),
     clients={"gate": np.arange(6.0).reshape(2, 3), "pair": np.zeros((2, 3, 2))},
 )
 BEFORE = {"local_steps": 100, "public_steps": 1, "bytes_down": 5, "bytes_up": 7}
-BEFORE["simulated_seconds"] = 2.0
+BEFORE |= {"simulated_seconds": 2.0, "wasted_bytes": 0, "wasted_steps": 30}
 METRICS = Metrics(np.float32(0.75), np.float32(0.5))
 MEASURED = rows.Measured(METRICS, np.array([0.5, 1.0], np.float32), also={})
 
@@ -40,6 +42,8 @@ def test_a_metrics_row_counts_only_clients_that_trained():
         "bytes_down": 16_000_000_005,
         "bytes_up": 17,
         "simulated_seconds": 3.75,
+        "wasted_bytes": 9,
+        "wasted_steps": 36,
         "clipped": 0.5,  # 2 of 4, none of 2, 3 of 3, none of 1
         "cut": 0,
         "delta_norm": 0.25,
@@ -121,3 +125,16 @@ def test_a_diverged_group_leaves_the_rows_before_it(tmp_path):
     again = rows.Log(tmp_path, num_clients=5)
     assert (again.tally.totals["local_steps"], again.seconds) == (10, 1.0)
     assert again.tally.totals["simulated_seconds"] == 1.75
+
+
+def test_a_tally_begins_with_the_broadcast_and_goes_on_from_its_last_row():
+    began = rows.Tally({}, broadcast=500, seconds=4.0).totals
+    assert (began["bytes_down"], began["simulated_seconds"]) == (500, 4.0)
+    went_on = rows.Tally(dict(BEFORE), broadcast=500, seconds=4.0).totals
+    assert {name: went_on[name] for name in BEFORE} == BEFORE
+
+
+def test_a_tally_goes_on_from_a_row_of_an_earlier_version():
+    old = {k: v for k, v in BEFORE.items() if not k.startswith("wasted")}
+    totals = rows.Tally(old).totals
+    assert (totals["local_steps"], totals["wasted_steps"]) == (100, 0)

@@ -39,6 +39,7 @@ def test_results_are_those_of_the_table():
     assert result["last_std"] == pytest.approx((0.44 / 4) ** 0.5)
     assert result["rounds_per_second"] == pytest.approx(4.0)
     assert (result["local_steps"], result["public_steps"]) == (30, 9)
+    assert (result["wasted_bytes"], result["wasted_steps"]) == (0, 0)  # no such columns
     moved = (result["bytes_down"], result["bytes_up"])
     assert moved == (300, 150) and result["simulated_seconds"] == 1.5
 

@@ -380,14 +380,14 @@ def test_numbers_of_a_config_are_read_and_set():
 def test_a_program_that_is_too_large_has_fewer_trials_at_once(monkeypatch):
     from fedjax_adapt.experiment import build
 
-    needs, too_large = [], compiled_group.trials.too_large
+    needs, too_large = [], memory.too_large
 
     def weighed(program, num_devices):
         found = program.memory_analysis()
         needs.append(found.temp_size_in_bytes + found.output_size_in_bytes)
         return too_large(program, num_devices)
 
-    monkeypatch.setattr(compiled_group.trials, "too_large", weighed)
+    monkeypatch.setattr(memory, "too_large", weighed)
     config = Config(**{**RUN, "algorithm": "fedavg"})
     federation = build(config)
 

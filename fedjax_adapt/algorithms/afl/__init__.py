@@ -10,7 +10,9 @@ r"""AFL: the local steps that are best for a budget, from estimates along the wa
     tau   <- min(argmin_{x = 1..10 tau} G(x), max_steps)       the first, if several
     w     <- the base's own rule
 
-tau is 1 in the first two rounds. Before the budget runs out tau is cut to what is left,
+beta and rho are means over the clients of the round that have trained before, n_i / n
+among them; a round without such a client estimates nothing. tau is 1 in the first two
+rounds. Before the budget runs out tau is cut to what is left,
 and one round with tau = 1 scores the last w; then no client trains. The result is the w
 with the least estimated loss, see `afl_best`; a run evaluates it as "result".
 

@@ -29,6 +29,7 @@ class Remembered(NamedTuple):
 
     inner: ClientState
     model: Params
+    trained: Array  # whether it ever did; before there is no such model
 
 
 class Estimate(NamedTuple):
@@ -36,8 +37,9 @@ class Estimate(NamedTuple):
 
     loss: Array
     gradient: Params
-    beta: Array
+    beta: Array  # 0 where the client has never trained, as rho
     rho: Array
+    compares: Array  # whether it had a model to compare with
 
 
 def estimate(view, key) -> Estimate:
@@ -58,6 +60,7 @@ def estimate(view, key) -> Estimate:
     last_loss, last_gradient = jax.value_and_grad(of)(model)
     apart = optax.tree.norm(optax.tree.sub(model, view.params))
     far = ~(apart <= 1e-10)  # the paper's threshold; what is NaN is to be seen
+    far &= view.client.trained
     over = jnp.where(far, apart, 1)
     turned = optax.tree.norm(optax.tree.sub(last_gradient, gradient))
     return Estimate(
@@ -65,6 +68,7 @@ def estimate(view, key) -> Estimate:
         gradient=gradient,
         beta=jnp.where(far, jnp.maximum(turned / over, 1e-5), 0),  # the paper's floor
         rho=jnp.where(far, jnp.abs(last_loss - loss) / over, 0),
+        compares=view.client.trained,
     )
 
 
@@ -79,11 +83,11 @@ def remembering(base: Algorithm) -> Algorithm:
     inner = seeing(base, client=lambda state: state.inner)
 
     def init(params):
-        return Remembered(base.local.init(params), params)
+        return Remembered(base.local.init(params), params, jnp.array(False))
 
     def finish(run):
         upload, state = inner.local.finish(run)
-        return upload, Remembered(state, run.params)
+        return upload, Remembered(state, run.params, jnp.array(True))
 
     renew = base.local.refined
 

@@ -142,10 +142,14 @@ def afl_online(
         seen = outcome.measured
         weights = by_examples(cohort)
         mean = lambda leaf: weighted_sum(weights, cohort.active, leaf)
-        loss, beta, rho = mean(seen.loss), mean(seen.beta), mean(seen.rho)
+        compares = cohort.active & seen.compares
+        share = jnp.where(compares, weights, 0)
+        share /= jnp.where(compares.any(), share.sum(), 1)
+        compared = lambda leaf: weighted_sum(share, compares, leaf)
+        loss, beta, rho = mean(seen.loss), compared(seen.beta), compared(seen.rho)
         new = (beta, mean(divergences(seen.gradient, mean)), rho)
         measured = finite((loss, new))
-        usable, aggregated = measured & (state.rounds > 0), finite(outcome.upload)
+        usable, aggregated = measured & compares.any(), finite(outcome.upload)
         old = (state.beta, state.delta, state.rho)
         kept = jnp.where(state.estimates > 0, hold, 0.0)
         held = lambda old, new: jnp.where(usable, kept * old + (1 - kept) * new, old)

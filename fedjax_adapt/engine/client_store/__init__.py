@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ...core import Array, ClientState, State
 from ...plan import Plan
-from . import device, host, room
+from . import device, host
 from .exchange import CohortRows
 
 
@@ -44,7 +44,7 @@ DEVICE = ClientStore(
     device.move,
     device.gather,
     device.scatter,
-    room.check_room_on_devices,
+    device.check_room,
 )
 HOST = ClientStore(
     host.create,
@@ -52,7 +52,7 @@ HOST = ClientStore(
     host.move,
     host.gather,
     host.scatter,
-    room.check_room_on_host,
+    host.check_room,
     host.check_cut,
     any_devices=False,
 )

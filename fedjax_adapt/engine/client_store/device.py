@@ -14,8 +14,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ... import check
 from ...core import Array, ClientState, PyTree, State
-from ..arrays import put
-from ..mesh import AXIS, HOST_MEMORY, everywhere, mesh_of, sharding
+from ...errors import SettingError
+from .. import memory
+from ..footprint import num_bytes, readable
+from ..mesh import (
+    AXIS,
+    HOST_MEMORY,
+    everywhere,
+    mesh_of,
+    serving,
+    sharding,
+    sharing_memory,
+)
+from ..processes import put
 from .exchange import CohortRows, evenly, exchanged, joined, num_rows_of, parted
 
 
@@ -86,6 +97,42 @@ def create(client: ClientState, num_clients: int, num_devices: int) -> ClientSta
     lies = None if num_devices == 1 else table_shardings(table, num_devices)
     build = jax.jit(repeated, static_argnums=1, out_shardings=lies)
     return build(everywhere(client, num_devices), num_clients)
+
+
+def check_room(
+    client: ClientState, num_clients: int, num_slots: int, num_devices: int
+) -> None:
+    """Raises ValueError unless a client table fits into memory.
+
+    Args:
+      client: the state of one client; shapes are enough.
+      num_clients: rows of the table.
+      num_slots: clients of a round, whose rows may be on their way between devices.
+      num_devices: how many share the table.
+    """
+
+    def needed(num_devices: int) -> int:
+        held = _bytes_on_device(client, num_clients, num_slots, num_devices)
+        return held * sharing_memory(num_devices)
+
+    free = memory.free_memory()
+    if free is None or needed(num_devices) <= free:
+        return
+    others = [
+        number
+        for number in range(len(jax.devices()), jax.process_count() - 1, -1)
+        if serving(number, num_slots) == number and needed(number) <= free
+    ]
+    each = "" if jax.default_backend() == "cpu" else "each of "
+    on = f" on {each}{num_devices} devices" if num_devices > 1 else ""
+    less = "take fewer clients, a smaller model or an algorithm without client state"
+    raise SettingError(
+        f"the state of {num_clients} clients takes {readable(needed(num_devices))}"
+        f"{on} but {readable(free)} are free; "
+        + (f"write devices={others[0]}, or " if others else "")
+        + (f"write {memory.host_instead()}or " if memory.host_instead() else "")
+        + f'{less} (evaluating the mean of "all" clients keeps a model for each).'
+    )
 
 
 def gather(table: ClientState, ids: Array, num_devices: int) -> CohortRows:
@@ -189,6 +236,24 @@ def table_shardings(table: ClientState, num_devices: int) -> PyTree:
     specs = _specs(_axes(table, num_devices))
     lies = [NamedSharding(mesh_of(num_devices), spec) for spec in specs]
     return jax.tree.unflatten(structure, lies)
+
+
+def _bytes_on_device(
+    client: ClientState, num_clients: int, num_slots: int, num_devices: int
+) -> int:
+    """The bytes of clients' states that a device holds at once, while it trains.
+
+    Its part of the table, room for rows of other devices, and where that part is no block
+    of rows the cohort's rows.
+    """
+    table = 0
+    leaves = jax.tree.leaves(jax.eval_shape(lambda client: client, client))
+    for leaf in leaves:
+        axis = divided_axis((num_clients, *leaf.shape), num_devices)
+        table += num_clients * num_bytes(leaf) // (1 if axis is None else num_devices)
+    copies = 0 if num_devices == 1 else 1 if num_clients % num_devices == 0 else 2
+    rows = copies * -(-num_slots // num_devices)
+    return table + rows * sum(map(num_bytes, leaves))
 
 
 def _in_parts(table: ClientState, num_devices: int) -> bool:

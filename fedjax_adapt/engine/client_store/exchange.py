@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from ...core import Array, ClientState, PyTree
-from .. import mesh
+from .. import mesh, xla
 
 
 class CohortRows(NamedTuple):
@@ -202,8 +202,7 @@ def parted(joined: list[Array], like: ClientState) -> ClientState:
 def read(tables: DeviceRows, index: RowIndex) -> ClientState:
     """The rows of some slots, [lanes, ...]; anything for a slot without a client.
 
-    A read that XLA fuses into something after the write makes it copy the whole table
-    for every client. No fusion reaches into a loop, so each read is one, of length 1.
+    On a CPU each read is a loop by itself, see `xla.read_apart`.
     """
     if not jax.tree.leaves(tables.local):
         return tables.local
@@ -214,12 +213,12 @@ def read(tables: DeviceRows, index: RowIndex) -> ClientState:
 
     if _on_cpu() and index.local.shape[0] == 1:  # it reads only where the row is
         found = jax.tree.map(_empty(1), tables.local)
-        found = _once(
+        found = xla.read_apart(
             _is_in(tables.local, index.local), _rows(tables.local, index.local), found
         )
         if tables.remote is None:
             return found
-        return _once(_is_in(tables.remote, index.remote), received, found)
+        return xla.read_apart(_is_in(tables.remote, index.remote), received, found)
 
     def pick(own, other):
         here = (index.local < num_rows_of(tables.local)).reshape(
@@ -237,7 +236,7 @@ def read(tables: DeviceRows, index: RowIndex) -> ClientState:
         return rows()
     always = jnp.minimum(index.local[0] + 1, 1)  # which XLA does not see
     zeros = jax.tree.map(_empty(index.local.shape[0]), tables.local)
-    return _once(always, rows, zeros)
+    return xla.read_apart(always, rows, zeros)
 
 
 def write(
@@ -275,11 +274,6 @@ def set_rows(
         some.astype(all_.dtype), mode="drop"
     )
     return jax.tree.map(replace, table, rows)
-
-
-def _once(times: Array, read: Callable[[], PyTree], otherwise: PyTree) -> PyTree:
-    """`read()`, or `otherwise` if `times` is 0, in a loop by itself."""
-    return jax.lax.fori_loop(0, times.astype(int), lambda _, rows: read(), otherwise)
 
 
 def _is_in(table: ClientState, index: Array) -> Array:

@@ -22,7 +22,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ... import check
 from ...core import Array, ClientState, PyTree, State
 from ...errors import SettingError
-from .. import mesh, processes
+from .. import memory, mesh, processes
+from ..footprint import num_bytes, readable
 from . import device
 from .exchange import CohortRows, evenly, num_rows_of
 
@@ -41,6 +42,21 @@ def check_cut(num_clients: int, num_devices: int) -> None:
         raise SettingError(
             f"client_memory=host cuts the rows of {num_clients} clients into "
             f"{num_devices} equal parts, one for each device; write devices=1."
+        )
+
+
+def check_room(
+    client: ClientState, num_clients: int, num_slots: int, num_devices: int
+) -> None:
+    """As `device.check_room`, where the host keeps the table."""
+    del num_slots, num_devices
+    leaves = jax.tree.leaves(jax.eval_shape(lambda client: client, client))
+    needed, free = num_clients * sum(map(num_bytes, leaves)), memory.free_host_memory()
+    if free is not None and needed > free:
+        raise SettingError(
+            f"the state of {num_clients} clients takes {readable(needed)} but the host "
+            f"has {readable(free)} free; take fewer clients, a smaller model or an "
+            "algorithm without client state."
         )
 
 

@@ -4,6 +4,7 @@ grid.py            what a file says, and the trials that follow
 groups.py          which of them share a program
 differences.py     in what they may differ: numbers, and who holds which examples
 compiled_group.py  the trials of a group as one program
+trials.py          how many trials are side by side, and on which devices
 sweep.py           runs group after group, some trials at once
 trial_folders.py   what is written down of them
 results.py         the folder that is left

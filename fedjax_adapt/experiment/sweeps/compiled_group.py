@@ -16,22 +16,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core import Array, Key, State
-from ...engine import mesh, trials
+from ...engine import memory, mesh
 from ...engine.batches import batch_size
 from ...engine.build import lanes_that_fit, make_round
 from ...engine.client_store import store_of
 from ...engine.cohort import most_steps, num_slots
-from ...engine.forecast import cohort_steps
 from ...engine.initial import init_state
 from ...engine.lanes import choose as choose_lanes
-from ...engine.lanes import compiler_options
-from ...engine.trials import Layout
+from ...engine.lanes import cohort_steps
+from ...engine.xla import compiler_options
 from ...errors import SettingError
 from ..algorithm import clock_seed
 from ..build import build_algorithm, build_plan, completed
 from ..config import Config
 from ..federation import Federation
 from ..program import Program, compile_program, measure, rounds, run_keys
+from . import trials
 from .differences import (
     PartitionTables,
     TrialPartitions,
@@ -39,6 +39,7 @@ from .differences import (
     trial_partitions,
     with_numbers,
 )
+from .trials import Layout
 
 
 class TrialInputs(NamedTuple):
@@ -222,7 +223,7 @@ def compile_group(
     lean = replace(config, devices=1, lanes=lanes)
     init, some_rounds = trial_functions(lean, federation)
     options = compiler_options(lanes * layout.each)
-    shared = mesh.shown(shared, layout.num_devices)
+    shared = mesh.to_read(shared, layout.num_devices)
 
     def placed_inputs(numbers: Sequence[int]) -> TrialInputs:
         rows = np.minimum(np.arange(layout.width), len(numbers) - 1)
@@ -240,7 +241,7 @@ def compile_group(
     group = compiled(every) if config.rounds >= every else None
     last = compiled(left_over) if left_over else None
     # one that is resumed fitted before
-    if not fixed and trials.too_large(group or last, layout.num_devices):
+    if not fixed and memory.too_large(group or last, layout.num_devices):
         if layout.width > 1:
             return compile_group(configs, federation, names, trials.halved(layout))
         raise SettingError(

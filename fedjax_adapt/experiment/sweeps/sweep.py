@@ -18,8 +18,7 @@ from ... import check
 from ...core import Algorithm, State, Task
 from ...data import FederatedDataset
 from ...engine import mesh, processes
-from ...engine.tally import Callback, check_callback
-from ...engine.trials import Layout
+from ...engine.train import Callback, check_callback
 from ...errors import SettingError
 from .. import checkpoint, objects, scripts, store, summary, toml
 from ..build import build, counted
@@ -35,6 +34,7 @@ from .compiled_group import CompiledGroup, compile_group, layout_of
 from .grid import Sweep, Trial, read_sweep, seed_hint
 from .groups import Group, groups_of
 from .trial_folders import client_figures, write_trials
+from .trials import Layout
 
 # settings that often vary, and that no number of owners hangs on
 TRAINING = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm", "epochs", "seed")
@@ -280,8 +280,10 @@ class _Runner:
         program = compiled.program_of(rows)
         if state is None or done == base:
             state, done = program.init(), base
-        trials = {t.number: t.point for t in map(self.group.trials.__getitem__, rows)}
-        log = new_log(self.path, federation, self.callback, trials, base)
+        members = [self.group.trials[row] for row in rows]
+        trials = {trial.number: trial.point for trial in members}
+        configs = {trial.number: trial.config for trial in members}
+        log = new_log(self.path, federation, configs, self.callback, trials, base)
         if self.callback is not None and log.all_over:
             return  # and what they came to is written
         shown = f"{self.group.name}: mean {log.accuracy.replace('_', ' ')}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...core import State
 from ...data import Skew, skew
 from ...engine import mesh
-from ...engine.evaluate import evaluate_clients
+from ...engine.personal import evaluate_clients
 from .. import store
 from ..config import Config, to_toml
 from ..federation import Federation
@@ -113,7 +113,7 @@ def client_figures(
     """
     if not config.evaluate_clients:
         return [{} for _ in rows]
-    shared = mesh.shown(federation.data, compiled.num_devices)
+    shared = mesh.to_read(federation.data, compiled.num_devices)
     found = []
     for state, row in zip(states, rows, strict=True):
         data = compiled.partitions.put_into(shared, row)

@@ -5,8 +5,9 @@ import pytest
 from helpers import same
 
 from fedjax_adapt.core import State
-from fedjax_adapt.engine import memory, trials
-from fedjax_adapt.engine.trials import Layout
+from fedjax_adapt.engine import memory
+from fedjax_adapt.experiment.sweeps import trials
+from fedjax_adapt.experiment.sweeps.trials import Layout
 
 
 def one(shared, own, x):
@@ -51,7 +52,7 @@ def test_an_accelerator_has_all_that_fit(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert chosen("auto", 30, lanes=3).each == 30
     assert chosen("auto", 30, devices=4).each == 8
-    each = trials.trial_bytes(STATE, 3, (20, 4))
+    each = memory.guessed_bytes(STATE, 3, (20, 4))
     monkeypatch.setattr(memory, "free_memory", lambda: 12 * each)
     assert chosen("auto", 30, lanes=3).each == 8  # 4 calls of at most 9
     monkeypatch.setattr(memory, "free_memory", lambda: 0)

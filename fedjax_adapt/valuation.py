@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .. import check
-from ..core import (
+from . import check
+from .core import (
     Algorithm,
     Array,
     Info,
@@ -31,12 +31,12 @@ from ..core import (
     model_weights,
     weighted_sum,
 )
-from ..data.dataset import FederatedDataset
-from ..errors import SettingError
-from ..plan import Plan
-from .batches import batch_size
-from .cohort import gather_cohort
-from .evaluate import evaluate
+from .data.dataset import FederatedDataset
+from .engine.batches import batch_size
+from .engine.cohort import gather_cohort
+from .engine.evaluate import evaluate
+from .errors import SettingError
+from .plan import Plan
 
 Value = Literal["accuracy", "loss"]
 

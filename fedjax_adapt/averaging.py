@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .. import check
-from ..core import (
+from . import check
+from .core import (
     Algorithm,
     ClientState,
     Cohort,
@@ -45,9 +45,9 @@ from ..core import (
     updated,
     weighted_sum,
 )
-from ..data.dataset import FederatedDataset
-from ..errors import SettingError
-from ..wrap import seeing
+from .data.dataset import FederatedDataset
+from .errors import SettingError
+from .wrap import seeing
 
 
 class Beside(NamedTuple):

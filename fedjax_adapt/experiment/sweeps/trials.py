@@ -10,15 +10,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from ..core import PyTree, State, tree_bytes
-from . import lanes, memory, mesh
-
-# copies of a model that a lane holds at once, besides what it computes: where it began,
-# where it is, its gradient, correction and momentum, and two on their way
-MODELS = 7
-# a batch as numbers, its activations and their gradients, in inputs: a guess, which the
-# compiled program corrects
-ACTIVATIONS = 16
+from ...core import PyTree, State
+from ...engine import lanes, memory, mesh
 
 
 class Layout(NamedTuple):
@@ -129,32 +122,11 @@ def halved(layout: Layout) -> Layout:
     return layout._replace(num_devices=-(-layout.num_devices // 2))
 
 
-def too_large(program: Any, num_devices: int) -> bool:
-    """Whether a compiled program wants more memory on its devices than is free."""
-    free, found = memory.free_memory(), program.memory_analysis()
-    if free is None or found is None:
-        return False
-    wanted = found.temp_size_in_bytes + found.output_size_in_bytes
-    return wanted * _sharing(num_devices) > free
-
-
-def trial_bytes(state: State, num_lanes: int, batch: tuple[int, int]) -> int:
-    """What a trial takes on its device, about: two states, and its lanes at work."""
-    examples, size = batch
-    lane = MODELS * tree_bytes(state.params) + ACTIVATIONS * examples * size
-    return 2 * tree_bytes(state) + num_lanes * lane
-
-
 def _fitting(
     state: State, num_lanes: int, batch: tuple[int, int], num_devices: int
 ) -> int:
     free = memory.free_memory()
     if free is None:
         return 2**30
-    each = trial_bytes(state, num_lanes, batch)
-    return int(memory.SHARE * free / _sharing(num_devices)) // max(each, 1)
-
-
-def _sharing(num_devices: int) -> int:
-    """How many devices share a memory: all where they are cores of a CPU."""
-    return num_devices if jax.default_backend() == "cpu" else 1
+    each = memory.guessed_bytes(state, num_lanes, batch)
+    return int(memory.SHARE * free / mesh.sharing_memory(num_devices)) // max(each, 1)
