@@ -185,7 +185,11 @@ def _bytes_of_all(data: bytes) -> list[bytes]:
 
 
 def _rows_of_all(own: np.ndarray) -> np.ndarray:
-    """The array of each process, [processes, ...]; all of one shape and dtype."""
+    """The array of each process, [processes, ...]; all of one shape and dtype.
+
+    `multihost_utils.process_allgather` wants as many devices in every process, and puts a
+    copy on each of them.
+    """
     firsts = devices()[: jax.process_count()]
     mesh = Mesh(np.array(firsts), ("processes",))
     mine = jax.device_put(own[None], firsts[jax.process_index()])
