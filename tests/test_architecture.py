@@ -95,6 +95,21 @@ def test_imports_follow_the_layers(path):
             assert module == "experiment.store", f"{path.name} imports {module}"
 
 
+@pytest.mark.parametrize("library", ["rich", "tyro", "matplotlib"])
+def test_only_what_people_see_imports_libraries_for_it(library):
+    importers = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module]
+            if any(name.split(".")[0] == library for name in names):
+                importers.add(part_of(path))
+    assert importers and importers <= {"cli", "report"}
+
+
 def test_algorithms_never_import_each_other():
     """A file, or a folder of files, is one algorithm."""
     home = PACKAGE / "algorithms"

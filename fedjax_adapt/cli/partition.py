@@ -13,14 +13,6 @@ from ..errors import SettingError
 from ..experiment.build import load_source, split_source
 from ..experiment.config import Config, common_options, from_settings, kind_options
 from ..experiment.federation import with_public
-from ..experiment.flags import (
-    chosen,
-    group_of,
-    left_out,
-    read_flags,
-    without_name,
-    words_of,
-)
 from ..experiment.objects import KINDS, registry
 from ..experiment.options import Option
 from ..experiment.reading import read_settings
@@ -29,6 +21,14 @@ from ..experiment.scripts import label
 from ..experiment.spelling import flat_name, spellings
 from ..report.clients import MOST_ROWS, clients_table, draw_partition
 from . import process
+from .flags import (
+    chosen,
+    group_of,
+    left_out,
+    read_flags,
+    without_name,
+    words_of,
+)
 from .process import note
 
 PROGRAM = "fedjax-adapt partition"

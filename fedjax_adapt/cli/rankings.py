@@ -9,7 +9,6 @@ from rich.console import Console
 from ..errors import SettingError
 from ..experiment import valuation
 from ..experiment.config import common_options
-from ..experiment.flags import read_flags, words_of
 from ..experiment.folder import config_of
 from ..experiment.options import Option
 from ..experiment.valuation import ORDERS, Reference, Value
@@ -18,6 +17,7 @@ from ..report.clients import contributions as ranking
 from ..report.compare import comparison_tables
 from ..report.plots import Against, comparison_curves
 from . import process
+from .flags import read_flags, words_of
 from .partition import picture_path
 from .process import paths_and_flags
 

@@ -9,14 +9,6 @@ from rich.console import Console
 from ..errors import SettingError
 from ..experiment.config import common_options, from_settings
 from ..experiment.controls import unfinished, with_controls
-from ..experiment.flags import (
-    chosen,
-    group_of,
-    left_out,
-    read_flags,
-    without_name,
-    words_of,
-)
 from ..experiment.folder import run_folder
 from ..experiment.loop import Stopped
 from ..experiment.options import Option
@@ -28,6 +20,14 @@ from ..experiment.schema import settings
 from ..report.plots import learning_curve
 from ..report.tables import summary_table
 from . import process
+from .flags import (
+    chosen,
+    group_of,
+    left_out,
+    read_flags,
+    without_name,
+    words_of,
+)
 from .process import interrupted, note, nothing_to_resume, report_error, reporting
 from .rankings import print_comparison
 

@@ -8,7 +8,6 @@ from rich.console import Console
 
 from ..errors import SettingError
 from ..experiment.controls import sweep_with_controls
-from ..experiment.flags import read_flags
 from ..experiment.options import Option
 from ..experiment.store import RESULTS, SWEEP
 from ..experiment.sweeps.grid import read_sweep
@@ -16,6 +15,7 @@ from ..experiment.sweeps.results import sweep_folder
 from ..experiment.sweeps.sweep import sweep as run_sweep
 from ..report.sweep import natural_width, sweep_tables
 from . import process
+from .flags import read_flags
 from .process import fail, interrupted, nothing_to_resume, paths_and_flags, reporting
 
 PROGRAM = "fedjax-adapt sweep"

@@ -5,22 +5,22 @@ References:
   FNR-FL, Table 3: kappa and rho.
 """
 
+from .clock import LAWS as LAWS
 from .clock import Clock as Clock
-from .efficiency import kappa as kappa
-from .efficiency import rho as rho
-from .laws import LAWS as LAWS
-from .laws import Law as Law
-from .laws import exponential as exponential
-from .laws import lognormal as lognormal
-from .laws import normal as normal
-from .laws import uniform as uniform
+from .clock import Law as Law
+from .clock import exponential as exponential
+from .clock import lognormal as lognormal
+from .clock import normal as normal
+from .clock import uniform as uniform
 from .times import broadcast_seconds as broadcast_seconds
 from .times import end_times as end_times
 from .times import refine_seconds as refine_seconds
 from .times import round_seconds as round_seconds
 from .times import step_seconds as step_seconds
 from .traffic import answers_late as answers_late
+from .traffic import kappa as kappa
 from .traffic import messages as messages
+from .traffic import rho as rho
 from .traffic import round_bytes as round_bytes
 from .traffic import traffic_of as traffic_of
 from .traffic import wasted as wasted

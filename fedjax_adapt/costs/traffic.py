@@ -1,4 +1,4 @@
-"""What an algorithm sends, and the bytes that a round moves.
+"""What an algorithm sends, the bytes that a round moves, and what accuracy costs.
 
 They follow from the `traffic` of its parts, and from the model's size.
 """
@@ -163,3 +163,19 @@ def wasted(
         each += messages(traffic_of(algorithm), params)[0]
         each += messages(algorithm.policy.traffic, params)[1]
     return late * float(each), steps
+
+
+def kappa(accuracy: float, seconds: float) -> float:
+    """Accuracy by time: accuracy times 1e4 over seconds, as FNR-FL's Table 3 has it.
+
+    Seconds on one clock compare with those on no other.
+    """
+    return 1e4 * accuracy / seconds
+
+
+def rho(accuracy: float, num_bytes: float) -> float:
+    """Accuracy by traffic: accuracy times 1e4 over MiB, as FNR-FL's Table 3 has it.
+
+    The traffic is all that clients receive and send; the table's "MB" are 2**20 bytes.
+    """
+    return 1e4 * accuracy / (num_bytes / 2**20)

@@ -16,12 +16,12 @@ from typing import Annotated, Any
 
 from .. import check
 from ..errors import SettingError
-from .config import choices_in, is_setting, kind_options
-from .objects import KINDS
-from .options import Option, find, suggestion
-from .schema import settings_that_are
-from .spelling import ambiguous, flat_name, shortest, spellings, twice
-from .toml import convert, wanted
+from ..experiment.config import choices_in, is_setting, kind_options
+from ..experiment.objects import KINDS
+from ..experiment.options import Option, find, suggestion
+from ..experiment.schema import settings_that_are
+from ..experiment.spelling import ambiguous, flat_name, shortest, spellings, twice
+from ..experiment.toml import convert, wanted
 
 NAMES = {types.NoneType: ("none",), bool: ("true", "false")}  # of values of some types
 
