@@ -23,7 +23,8 @@ from entry import begin
 
 import fedjax_adapt as fa
 from fedjax_adapt.data import split
-from fedjax_adapt.engine.lanes import block_of, busiest, compiler_options
+from fedjax_adapt.engine.lanes import block_of, busiest
+from fedjax_adapt.engine.xla import compiler_options
 from fedjax_adapt.experiment import read_run
 
 PARTITIONS = {

@@ -43,7 +43,7 @@ def fedjax_adapt(capsys, line):
             "--num-clients: it needs a value; write an integer or none.",
         ),
         ("run --lr 1 2", "--lr 1 2: it takes one value; write a number."),
-        ("run --gate totl", "--gate totl: write one of 'total', 'current'."),
+        ("run --gate totl", "--gate totl: write one of 'total', 'current', 'none'."),
         ("run --widths 3 x", "--widths 3 x: write integers."),
         ("run --clip-norm off", "--clip-norm off: write a number or none."),
         ("run --resume 3", "--resume 3: it takes no value, so leave '3' out."),

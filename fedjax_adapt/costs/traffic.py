@@ -154,7 +154,7 @@ def wasted(
       cohort: who was waited for.
       starters: all that began.
     """
-    if not asks_clients(algorithm):
+    if starters is cohort or not asks_clients(algorithm):
         return jnp.zeros(()), jnp.zeros(())
     late = (starters.active.sum() - cohort.active.sum()).astype(float)
     steps = (starters.num_steps.sum() - cohort.num_steps.sum()).astype(float)

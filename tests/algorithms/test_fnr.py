@@ -359,7 +359,11 @@ def test_one_client_of_one_is_local_training_then_the_public_set(model, data):
     one = make_data((6,))
     plan = fa.Plan(batch_size=3, lr=0.1, shuffle="none")
     end, info = after(
-        fnr(fraction=1.0, epochs=2, shuffle=False), model, one, plan, rounds=1
+        fnr(fraction=1.0, epochs=2, batch_size=None, shuffle=False),
+        model,
+        one,
+        plan,
+        rounds=1,
     )
     x, y = make_public()
     both = fa.FederatedDataset.from_clients([(np.concatenate([x, x]), np.tile(y, 2))])

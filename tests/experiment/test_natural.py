@@ -111,6 +111,7 @@ def small(mine, **changes):
                 "public": "holdout",
                 "public_examples": 50,
                 "model": "linear",
+                "algorithm.batch_size": None,  # as it was by default
             },
             "73a5e039",
         ),
