@@ -29,6 +29,8 @@ from .store import read_run
 if TYPE_CHECKING:
     import pyarrow
 
+# whose public batches were the clients' before a default of 32 was written
+PUBLIC_BATCH = ("fnr", "fedavg_pubft", "public_only")
 AUTO = ("devices", "lanes", "convolutions", "num_clients")  # what may be left open
 
 
@@ -130,9 +132,17 @@ def check_can_write(folder: Path) -> None:
         )
 
 
+def stored_settings(folder: Path) -> dict[str, Any]:
+    """The settings of the run in `folder`, with what defaults were when it began."""
+    settings = read_settings(folder / store.CONFIG)
+    if settings.get("algorithm") in PUBLIC_BATCH:
+        settings.setdefault("algorithm.batch_size", None)
+    return settings
+
+
 def first_change(folder: Path, config: Config) -> tuple[str, Any, Any] | None:
     """The first setting in which the run in `folder` differs: its name, then, now."""
-    old = to_settings(from_settings(read_settings(folder / store.CONFIG)))
+    old = to_settings(from_settings(stored_settings(folder)))
     new = to_settings(config)
     if new["num_clients"] is None:  # the data say it, and are not loaded yet
         new["num_clients"] = old["num_clients"]
@@ -284,7 +294,7 @@ def config_of(
         )
     here = {"data_dir": data_dir, "devices": devices or _present(folder)}
     given = {name: value for name, value in here.items() if value is not None}
-    config = from_settings(read_settings(folder / store.CONFIG) | given)
+    config = from_settings(stored_settings(folder) | given)
     check_origins(folder, [config])
     return config
 

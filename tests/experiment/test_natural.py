@@ -15,7 +15,7 @@ from fedjax_adapt.experiment.config import (
     to_settings,
     to_toml,
 )
-from fedjax_adapt.experiment.folder import run_folder
+from fedjax_adapt.experiment.folder import first_change, run_folder
 from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.sweeps.differences import trial_partitions
 
@@ -262,3 +262,15 @@ def test_trials_of_a_sweep_have_the_clients_of_the_data(mine, tmp_path):
         assert row["config_hash"] == config_hash(resolved)
     with pytest.raises(ValueError, match="holds this sweep, finished"):
         sweep(given, folder=tmp_path / "swept")
+
+
+def test_a_stored_run_of_fnr_has_the_batches_it_began_with(tmp_path):
+    """Earlier versions wrote no batch size where it was the clients'."""
+    text = to_toml(from_settings({"algorithm": "fnr", "public": "holdout"}))
+    old = [line for line in text.splitlines() if not line.startswith("batch_size = 32")]
+    assert len(old) == len(text.splitlines()) - 1
+    (tmp_path / "config.toml").write_text("\n".join(old))
+    now = from_settings({"algorithm": "fnr", "public": "holdout"})
+    assert first_change(tmp_path, now) == ("algorithm.batch_size", None, 32)
+    (tmp_path / "config.toml").write_text(text)
+    assert first_change(tmp_path, now) is None
