@@ -95,7 +95,7 @@ class Info(NamedTuple):
       bytes_up: sent by them.
       public_steps: SGD steps on the public set, of clients and server.
       wasted_bytes: received and sent by clients that trained and were not waited for,
-        which is in none of the above; 0 but where the first to end are the cohort.
+        which is in none of the above; () where the cohort is all that began.
       wasted_steps: their local steps.
       refine: the refinement's report, scalars or [cohort, ...].
       server: the server rule's (`ServerRule.report`), scalars or [cohort, ...].
@@ -116,8 +116,8 @@ class Info(NamedTuple):
     public_steps: Array | float = 0.0
     refine: PyTree = ()
     server: PyTree = ()
-    wasted_bytes: Array | float = 0.0
-    wasted_steps: Array | float = 0.0
+    wasted_bytes: PyTree = ()
+    wasted_steps: PyTree = ()
 
 
 RoundFn = Callable[[State, Key], tuple[State, Info]]

@@ -154,8 +154,7 @@ def wasted(
       cohort: who was waited for.
       starters: all that began.
     """
-    all_waited_for = starters.ids.shape == cohort.ids.shape
-    if all_waited_for or not asks_clients(algorithm):
+    if not asks_clients(algorithm):
         return jnp.zeros(()), jnp.zeros(())
     late = (starters.active.sum() - cohort.active.sum()).astype(float)
     steps = (starters.num_steps.sum() - cohort.num_steps.sum()).astype(float)

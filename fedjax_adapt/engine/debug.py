@@ -235,7 +235,9 @@ def debug_round(
         if policy.update is not None:
             policy_state = policy.update(policy_state, cohort, trained, outcome)
         down, up = round_bytes(algorithm, state.params, cohort, asked, steps)
-        lost = wasted(algorithm, state.params, cohort, asked)
+        lost = (), ()
+        if asked.ids.shape != cohort.ids.shape:
+            lost = wasted(algorithm, state.params, cohort, asked)
         report = policy.report(policy_state, asked, seen)
         of_kept = lambda leaf: leaf[jnp.array(kept)] if jnp.ndim(leaf) else leaf
         report = jax.tree.map(of_kept, report)

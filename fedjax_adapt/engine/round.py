@@ -303,7 +303,9 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     bytes_down, bytes_up = round_bytes(
         algorithm, state.params, cohort, asked, moved.steps
     )
-    wasted_bytes, wasted_steps = wasted(algorithm, state.params, cohort, asked)
+    lost = (), ()
+    if asked.ids.shape != cohort.ids.shape:  # else two kernels would write zeros
+        lost = wasted(algorithm, state.params, cohort, asked)
     info = Info(
         cohort=cohort.ids,
         num_steps=cohort.num_steps,
@@ -320,8 +322,8 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
         public_steps=public_steps(cohort, moved.steps, refinement),
         refine=masked_report(cohort, moved.report | refinement),
         server=masked_report(cohort, said),
-        wasted_bytes=wasted_bytes,
-        wasted_steps=wasted_steps,
+        wasted_bytes=lost[0],
+        wasted_steps=lost[1],
     )
     check.same_kind("the round", "the state", new, state, "init_state")
     new = jax.tree.map(strongly_typed, new, state)
