@@ -27,8 +27,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+import jax
+import jax.numpy as jnp
+
 from .. import check
 from ..errors import RunError, SettingError
+from ..models import MODELS, classification
 from . import store
 from .config import Config, from_settings, identity, read_config
 from .reading import check_settings
@@ -244,7 +248,7 @@ def _smoke(settings: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
-def reproduce(
+def make_runs(
     cells: Sequence[Cell],
     devices: int | Literal["auto"] = "auto",
     progress: Report = silent,
@@ -354,3 +358,62 @@ def _with_steps(config: Config, other: Path) -> Config:
         return replace(config, match=str(other))
     total = store.read_summary(other)["local_steps"]  # pyright: ignore[reportOptionalSubscript]
     return replace(config, num_steps=max(round(total / config.rounds), 1))
+
+
+# what the estimates of costs rest on
+DATA = {  # inputs, training examples, classes
+    "digits": ((8, 8, 1), 1437, 10),
+    "mnist": ((28, 28, 1), 60_000, 10),
+    "emnist_letters": ((28, 28, 1), 48_000, 10),
+    "fashion_mnist": ((28, 28, 1), 60_000, 10),
+    "cifar10": ((32, 32, 3), 50_000, 10),
+    "cifar100": ((32, 32, 3), 50_000, 100),
+}
+CORE = 6e10  # operations a second of a core of an AMD EPYC without AVX-512, W1 and W2
+GPU = 2e13  # of an H100 in float32; a guess, like the next, that none has confirmed
+LAUNCHES = 1e-4  # seconds for the kernels of a local step, all clients at once
+
+
+class Cost(NamedTuple):
+    """About how long the runs of some cells take, each seed counted."""
+
+    core_hours: float
+    gpu_minutes: float
+
+
+def cost(cells: Sequence[Cell]) -> Cost | None:
+    """An estimate from the operations of the local steps; None: the data are not known.
+
+    Methods that choose their steps count as if they stayed at the first number.
+    """
+    core = gpu = 0.0
+    for cell in cells:
+        config = next(iter(cell.configs.values()))
+        if config.dataset not in DATA or config.num_clients is None:
+            return None
+        shape, examples, classes = DATA[config.dataset]
+        examples = min(config.train_examples or examples, examples)
+        mine = examples / config.num_clients
+        batch = min(config.batch_size or mine, mine)
+        told = [config.algorithm_options.get(n) for n in ("num_steps", "initial_steps")]
+        fixed = [n for n in (config.num_steps, *told) if n is not None]
+        steps = config.rounds * (fixed[0] if fixed else config.epochs * mine / batch)
+        cohort = max(config.participation * config.num_clients, 1)
+        model = (config.model, tuple(config.model_options.items()), shape, classes)
+        work = 3 * steps * cohort * batch * _operations(*model)  # forward, twice back
+        core += len(cell.configs) * work / CORE / 3600
+        gpu += len(cell.configs) * max(work / GPU, steps * LAUNCHES) / 60
+    return Cost(core, gpu)
+
+
+@cache
+def _operations(
+    model: str, options: tuple, shape: tuple[int, ...], classes: int
+) -> float:
+    """Floating-point operations of a forward pass of one example, as XLA counts them."""
+    network = MODELS[model](shape, 2 if model == "svm" else classes, **dict(options))
+    task = classification(network, shape)
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
+    found = jax.jit(task.apply).lower(params, x).cost_analysis()
+    return found["flops"]
