@@ -22,7 +22,16 @@ from ..experiment.reproduce import (
     runs_of,
 )
 from ..experiment.store import read_summary, write_text
-from ..report.reproduce import HEAD, as_csv, markdown, measured, picture, tables, told
+from ..report.reproduce import (
+    HEAD,
+    Runs,
+    as_csv,
+    markdown,
+    measured,
+    picture,
+    tables,
+    told,
+)
 from . import process
 from .flags import read_flags
 from .process import fail, paths_and_flags, reporting
@@ -124,15 +133,19 @@ def _reproduce(
     item: Item, cells: Sequence[Cell], place: Path, given: dict[str, Any]
 ) -> int:
     console = Console()
+    figures = lambda runs: measured(item.figures, item.published, runs)
 
     def done(cell: Cell) -> None:
-        figures = [f"{f.figure} {told(f)}" for f in measured(item, [cell])]
-        said = f"{cell.row}, {cell.method}: {'; '.join(figures) or 'done'}"
+        found = figures({(cell.row, cell.method): runs_of(cell)})
+        shown = [f"{x.figure} {told(x)}" for x in found if "speed_up" not in x.figure]
+        said = f"{cell.row}, {cell.method}: {'; '.join(shown) or 'done'}"
         console.print(said, highlight=False, soft_wrap=True, markup=False)
 
     with reporting(console) as report:
         make_runs(cells, given["devices"], report, done)
-    found, notes = measured(item, cells), _notes(item, cells, given)
+    runs = {(cell.row, cell.method): runs_of(cell) for cell in cells}
+    record = _record(item, given, runs)
+    found, notes = figures(runs), _notes(item, cells, record)
     for row, lines in tables(found).items():
         table = Table(*HEAD, title=f"{item.place}, {row}")
         for line in lines:
@@ -141,36 +154,33 @@ def _reproduce(
     for note in notes:
         console.print(f"- {note}", highlight=False, soft_wrap=True)
     place.mkdir(parents=True, exist_ok=True)
-    write_text(place / "table.md", markdown(item, found, notes))
+    title = f"{item.place}: {item.title}"
+    drawn = picture(place / "picture.png", title, runs, found, item.draw, item.against)
+    write_text(place / "table.md", markdown(title, found, notes))
     write_text(place / "table.csv", as_csv(found))
-    write_text(
-        place / "record.json", json.dumps(_record(item, cells, given), indent=2) + "\n"
-    )
-    drawn = picture(item, cells, found, place / "picture.png")
+    write_text(place / "record.json", json.dumps(record, indent=2) + "\n")
     for path in (place / "table.md", place / "table.csv", drawn):
         if path is not None:
             console.print(f"written  {path}", highlight=False, soft_wrap=True)
-    over = [c for c in cells if None in runs_of(c).values()]
+    over = [", ".join(at) for at, paths in runs.items() if None in paths.values()]
     if not over:
         return 0
-    shown = ", ".join(f"{cell.row} {cell.method}" for cell in over)
-    return fail(f"runs of {shown} diverged, and have no figures.", 1)
+    return fail(f"runs of {'; '.join(over)} diverged, and have no figures.", 1)
 
 
-def _notes(item: Item, cells: Sequence[Cell], given: dict[str, Any]) -> list[str]:
+def _notes(item: Item, cells: Sequence[Cell], record: dict[str, Any]) -> list[str]:
     """What stands below the tables: scale, seeds, what was chosen, and the evidence."""
-    record = _record(item, cells, given)
-    seeds = max(len(cell.configs) for cell in cells)
+    scale, seeds = record["scale"], len(record["seeds"])
     notes = [
-        f"Scale {given['scale']}, n = {seeds}: seeds 0 to {seeds - 1}. Deviations are of "
+        f"Scale {scale}, n = {seeds}: seeds 0 to {seeds - 1}. Deviations are of "
         "the seeds. A difference has its 95 % interval by Student's t; inside that it is "
         "none."
         if seeds > 1
-        else f"Scale {given['scale']}, n = 1: seed 0. One seed tells no small difference."
+        else f"Scale {scale}, n = 1: seed 0. One seed tells no small difference."
     ]
-    if given["scale"] != "full":
+    if scale != "full":
         notes.append(
-            f"The settings of scale {given['scale']} are not all the paper's, so its "
+            f"The settings of scale {scale} are not all the paper's, so its "
             "figures need not agree with the published ones."
         )
     trained = [c for c in cells if next(iter(c.configs.values())).public == "published"]
@@ -183,23 +193,19 @@ def _notes(item: Item, cells: Sequence[Cell], given: dict[str, Any]) -> list[str
     return [*notes, *(f"Chosen here: {said}" for said in item.chosen), *evidence]
 
 
-def _record(item: Item, cells: Sequence[Cell], given: dict[str, Any]) -> dict[str, Any]:
+def _record(item: Item, given: dict[str, Any], runs: Runs) -> dict[str, Any]:
     """The evidence of an item's runs."""
-    summaries = [
-        said
-        for cell in cells
-        for path in runs_of(cell).values()
-        if path is not None and (said := read_summary(path)) is not None
-    ]
+    folders = [path for of in runs.values() for path in of.values() if path is not None]
+    summaries = [said for path in folders if (said := read_summary(path)) is not None]
     every = lambda values: sorted({str(value) for value in values})
     machine = lambda said: f"{said['hardware']['cpu']}, {said['hardware']['device']}"
     return {
         "item": item.name,
         "place": item.place,
         "scale": given["scale"],
-        "rows": list(dict.fromkeys(cell.row for cell in cells)),
-        "methods": list(dict.fromkeys(cell.method for cell in cells)),
-        "seeds": sorted({seed for cell in cells for seed in cell.configs}),
+        "rows": list(dict.fromkeys(row for row, _ in runs)),
+        "methods": list(dict.fromkeys(method for _, method in runs)),
+        "seeds": sorted({seed for of in runs.values() for seed in of}),
         "commits": every(said["commit"] or "installed" for said in summaries),
         "hardware": every(machine(said) for said in summaries),
         "versions": every(json.dumps(said["versions"]) for said in summaries),

@@ -35,13 +35,15 @@ from ..errors import RunError, SettingError
 from ..models import MODELS, classification
 from . import store
 from .config import Config, from_settings, identity, read_config
+from .objects import KINDS
 from .reading import check_settings
 from .run import Report, silent
-from .spelling import flattened
+from .spelling import canonical, flattened
 from .sweeps.grid import Sweep, Trial, read_sweep
 from .sweeps.sweep import sweep
 
 PAPERS = Path(__file__).parents[1] / "papers"
+Devices = int | Literal["auto"]
 Scale = Literal["smoke", "cpu", "full"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 SHARED = ("run", "rows", "methods", "cells", "scales")  # what `of` brings
@@ -213,20 +215,29 @@ def _config(
     item: Item, scale: Scale, row: str, method: str, seed: int, data_dir: str | None
 ) -> Config:
     """The settings of one run."""
-    given = dict(item.run)
-    for more in (
+    at = lambda key: f"{item.name}, {row}, {method}: {key}"
+    settings: dict[str, Any] = {}
+    for table in (
+        item.run,
         item.rows[row],
-        item.methods[method],
+        {name: v for name, v in item.methods[method].items() if name != "steps_of"},
         item.cells.get(row, {}).get(method, {}),
         item.scales.get(scale, {}).get("run", {}),
     ):
-        given |= more
-    given.pop("steps_of", None)
-    at = lambda key: f"{item.name}, {row}, {method}: {key}"
-    settings = check_settings(flattened(given), at)
+        settings = _told(settings, flattened(table))
+    settings = check_settings(settings, at)
     if scale == "smoke":
         settings = _smoke(settings)
     return from_settings(settings | {"seed": seed, "data_dir": data_dir})
+
+
+def _told(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings by full names with more of them; a new choice drops the old one's."""
+    choices = {kind: settings[kind] for kind in KINDS if kind in settings}
+    more = canonical({**choices, **more})
+    gone = tuple(f"{k}." for k in KINDS if more.get(k) != settings.get(k, more.get(k)))
+    kept = {n: v for n, v in settings.items() if not n.startswith(gone)}
+    return {**kept, **more}
 
 
 def _smoke(settings: dict[str, Any]) -> dict[str, Any]:
@@ -250,7 +261,7 @@ def _smoke(settings: dict[str, Any]) -> dict[str, Any]:
 
 def make_runs(
     cells: Sequence[Cell],
-    devices: int | Literal["auto"] = "auto",
+    devices: Devices = "auto",
     progress: Report = silent,
     done: Callable[[Cell], None] = lambda _: None,
 ) -> None:
@@ -274,12 +285,13 @@ def make_runs(
         else:  # each has a run of its own to take them from
             other = runs_of(at[cell.row, cell.steps])
             for seed in lack:
-                if other[seed] is None:
+                folder = other[seed]
+                if folder is None:
                     raise RunError(
                         f"{cell.row}, {cell.steps} diverged with seed {seed}, so there are "
                         f"no local steps for {cell.method} to take."
                     )
-                config = _with_steps(cell.configs[seed], other[seed])
+                config = _with_steps(cell.configs[seed], folder)
                 _run(cell, [config], devices, progress)
         done(cell)
 
@@ -300,7 +312,7 @@ def _sweeps(cell: Cell) -> list[Path]:
     return sorted(path.parent for path in cell.folder.glob(f"*/{store.SWEEP}"))
 
 
-def _finish_begun(cell: Cell, devices: int | str, progress: Report) -> None:
+def _finish_begun(cell: Cell, devices: Devices, progress: Report) -> None:
     """Goes on with sweeps that were interrupted."""
     for begun in _sweeps(cell):
         if not (begun / store.SUMMARY).exists():
@@ -332,7 +344,7 @@ def _checked_seed(cell: Cell, config: Config, folder: Path) -> int:
 
 
 def _run(
-    cell: Cell, configs: Sequence[Config], devices: int | str, progress: Report
+    cell: Cell, configs: Sequence[Config], devices: Devices, progress: Report
 ) -> None:
     """Runs seeds of a cell, all as one sweep."""
     if configs:
@@ -341,7 +353,7 @@ def _run(
 
 
 def _sweep(
-    folder: Path, configs: Sequence[Config], devices: int | str, progress: Report
+    folder: Path, configs: Sequence[Config], devices: Devices, progress: Report
 ) -> None:
     trials = [Trial(i, {"seed": c.seed}, c) for i, c in enumerate(configs)]
     grid = {"seed": [config.seed for config in configs]}
@@ -416,4 +428,5 @@ def _operations(
     params = jax.eval_shape(task.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
     found = jax.jit(task.apply).lower(params, x).cost_analysis()
+    assert found is not None
     return found["flops"]

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..experiment.reproduce import Cell, Item, runs_of
 from ..experiment.store import ACCURACY, figures_of, read_run, read_summary
-from ..experiment.summary import FIGURES
 from .plots import AGAINST, saved
 
 if TYPE_CHECKING:
@@ -21,6 +19,10 @@ SHARES = (  # shown in %
     *("client_accuracy", "personal_accuracy"),
 )
 CONFIDENCE = 0.95
+
+
+# the runs of rows and methods: the folder of each by its seed; None: it diverged
+Runs = Mapping[tuple[str, str], Mapping[int, Path | None]]
 
 
 class Measured(NamedTuple):
@@ -68,43 +70,48 @@ class Measured(NamedTuple):
         return self.mean - self.published
 
 
-def measured(item: Item, cells: Sequence[Cell]) -> list[Measured]:
-    """Every figure of the cells whose runs are all there.
+def measured(
+    figures: Sequence[str],
+    published: Mapping[str, Mapping[str, Mapping[str, float | str]]],
+    runs: Runs,
+) -> list[Measured]:
+    """Every figure of every row and method.
 
-    A speed-up is the rounds of the item's first method by those of this one, seed by seed.
+    Args:
+      figures: by the names of a summary, as in rounds_to.0.97; or speed_up.0.97, the
+        rounds of the first method of the row by those of this one, seed by seed.
+      published: by row, method and figure.
+      runs: that are over.
     """
     found = []
-    rounds: dict[tuple[str, str], list[float | None]] = {}
-    for cell in cells:
-        runs = runs_of(cell)
-        if len(runs) < len(cell.configs):
-            continue
-        summaries = [path and read_summary(path) for path in runs.values()]
-        for name in item.figures:
+    first: dict[tuple[str, str], list[float | None]] = {}
+    for (row, method), folders in runs.items():
+        summaries = [path and read_summary(path) for path in folders.values()]
+        for name in figures:
             kind, _, target = name.partition(".")
             source = f"rounds_to.{target}" if kind == "speed_up" else name
             values = [of_summary(said, source) if said else None for said in summaries]
             if kind == "speed_up":
-                base = rounds.setdefault((cell.row, target), values)
+                base = first.setdefault((row, target), values)
                 values = [
                     None if a is None or b is None else a / b
                     for a, b in zip(base, values, strict=True)
                 ]
             here = [value for value in values if value is not None]
-            paper = item.published.get(cell.row, {}).get(cell.method, {}).get(name)
+            paper = published.get(row, {}).get(method, {}).get(name)
             lacking = len(values) - len(here)
-            found.append(Measured(cell.row, cell.method, name, paper, here, lacking))
+            found.append(Measured(row, method, name, paper, here, lacking))
     return found
 
 
 def of_summary(summary: Mapping[str, Any], name: str) -> float | None:
     """A figure by its name, as in client_accuracy.std or rounds_to.0.97; shares in %."""
     first, _, rest = name.partition(".")
-    value: Any = (figures_of(summary) if first in FIGURES else summary).get(first)
+    value: Any = summary.get(first, figures_of(summary).get(first))
     last = first
     while rest and isinstance(value, Mapping):
         if rest in value:  # a target has a dot of its own
-            value, rest = value[rest], ""
+            last, value, rest = rest, value[rest], ""
         else:
             last, _, rest = rest.partition(".")
             value = value.get(last)
@@ -158,9 +165,9 @@ def told(cell: Measured) -> str:
     return text + (f" ({paper})" if paper else "")
 
 
-def markdown(item: Item, found: Sequence[Measured], notes: Sequence[str]) -> str:
+def markdown(title: str, found: Sequence[Measured], notes: Sequence[str]) -> str:
     """The tables of an item as Markdown, and below them what they rest on."""
-    lines = [f"# {item.place}: {item.title}", ""]
+    lines = [f"# {title}", ""]
     for row, table in tables(found).items():
         lines += [f"## {row}", ""]
         lines += [f"| {' | '.join(line)} |" for line in (HEAD, *table)]
@@ -188,70 +195,83 @@ def as_csv(found: Sequence[Measured]) -> str:
 
 
 def picture(
-    item: Item, cells: Sequence[Cell], found: Sequence[Measured], path: Path
+    path: Path,
+    title: str,
+    runs: Runs,
+    found: Sequence[Measured],
+    draw: str | None = None,
+    against: str = "round",
 ) -> Path | None:
-    """Draws what the item shows, a panel for each row; None: there is nothing yet.
+    """Draws runs, a panel for each row; returns the path, None: nothing is there to draw.
 
-    That is the column `item.draw` of the runs, the mean over seeds with their least and
-    most; for a column of clients, a line for each client of the first seed; without one,
-    the first figure, published and measured.
+    Args:
+      path: where the picture goes.
+      title: above it.
+      runs: that are over.
+      found: their figures.
+      draw: a column of the table metrics, of which the mean over seeds is drawn between
+        their least and most; "clients.COLUMN", a line for each client of one run; None:
+        the first of `found`, published and measured.
+      against: the horizontal axis of curves, a column likewise.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    cells = [cell for cell in cells if any(runs_of(cell).values())]
-    by_client = (item.draw or "").startswith("clients.")
-    panels = list(
-        dict.fromkeys((c.row, c.method) if by_client else (c.row,) for c in cells)
-    )
+    folders = {at: [p for p in of.values() if p is not None] for at, of in runs.items()}
+    folders = {at: paths for at, paths in folders.items() if paths}
+    by_client = (draw or "").startswith("clients.")
+    panels: list[tuple[str, ...]]
+    panels = list(dict.fromkeys(at if by_client else at[:1] for at in folders))
     if not panels:
         return None
     columns = min(len(panels), 3)
     lines = -(-len(panels) // columns)
     figure = Figure((4.2 * columns, 3.2 * lines), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(f"{item.place}: {item.title}", fontsize=11)
+    figure.suptitle(title, fontsize=11)
     grid = figure.subplots(lines, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.axis("off")
     for axes, panel in zip(grid.flat, panels, strict=False):
         axes.set_title(", ".join(panel), fontsize=9)
-        here = [c for c in cells if (c.row, c.method)[: len(panel)] == panel]
-        if item.draw is None:
+        here = {at: of for at, of in folders.items() if at[: len(panel)] == panel}
+        if draw is None:
             _dots(axes, [cell for cell in found if cell.row == panel[0]])
         elif by_client:
-            _client_lines(axes, here[0], item.draw.removeprefix("clients."))
+            _client_lines(
+                axes, next(iter(here.values()))[0], draw.removeprefix("clients.")
+            )
         else:
-            for cell in here:
-                _curve(axes, cell, item.draw, item.against)
-            axes.set_xlabel(AGAINST.get(item.against, item.against), fontsize=8)
-            axes.set_ylabel(item.draw + " (%)" * (item.draw in SHARES), fontsize=8)
+            for (_, method), paths in here.items():
+                _curve(axes, method, paths, draw, against)
+            axes.set_xlabel(AGAINST.get(against, against), fontsize=8)
+            axes.set_ylabel(draw + " (%)" * (draw in SHARES), fontsize=8)
             axes.legend(frameon=False, fontsize=7)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.25)
     return saved(figure, path)
 
 
-def _curve(axes: "Axes", cell: Cell, column: str, against: str) -> None:
+def _curve(
+    axes: "Axes", method: str, paths: Sequence[Path], column: str, against: str
+) -> None:
     curves = []
-    for path in runs_of(cell).values():
-        if path is not None:
-            record = read_run(path)
-            name = record.accuracy if column == ACCURACY else column
-            rows = record.metrics
-            share = 100 if column in SHARES else 1
-            curves.append((rows[against].to_numpy(), share * rows[name].to_numpy()))
+    for path in paths:
+        record = read_run(path)
+        name = record.accuracy if column == ACCURACY else column
+        share = 100 if column in SHARES else 1
+        values = share * record.metrics[name].to_numpy()
+        curves.append((record.metrics[against].to_numpy(), values))
     shortest = min(len(at) for at, _ in curves)  # a run that was stopped is shorter
     at = np.mean([at[:shortest] for at, _ in curves], 0)
     values = np.array([values[:shortest] for _, values in curves])
-    (line,) = axes.plot(at, values.mean(0), linewidth=1.2, label=cell.method)
+    (line,) = axes.plot(at, values.mean(0), linewidth=1.2, label=method)
     if len(values) > 1:
         color = line.get_color()
         axes.fill_between(at, values.min(0), values.max(0), color=color, alpha=0.2)
 
 
-def _client_lines(axes: "Axes", cell: Cell, column: str) -> None:
-    path = next(path for path in runs_of(cell).values() if path is not None)
+def _client_lines(axes: "Axes", path: Path, column: str) -> None:
     table = read_run(path).clients
     rounds, clients, values = (
         table[name].to_numpy() for name in ("round", "client", column)
