@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import check
 from ..errors import SettingError
-from . import files, leaf
+from . import files, leaf, speech
 from .npz import npz
 from .source import Source, moments
 from .tfds import tfds
@@ -217,6 +217,10 @@ SOURCES: dict[str, SourceSpec] = {
     ),
     "cifar100": SourceSpec(
         files.cifar100, "60,000 photographs in 100 classes, 32 x 32 x 3; binary version"
+    ),
+    "speech_commands": SourceSpec(
+        speech.speech_commands,
+        "Speech Commands' ten key words, 49 x 40 coefficients; prepared by TFDS",
     ),
     "leaf_femnist": SourceSpec(
         leaf.leaf_femnist,

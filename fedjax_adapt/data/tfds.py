@@ -3,7 +3,7 @@
 Only what is prepared on this machine is read: nothing here opens the network.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def tfds(
       ValueError: one sentence: not prepared here, in another format, or not a set of
         equal images with one label each.
     """
-    builder = _builder(name, data_dir)
+    builder = prepared(name, data_dir)
     info: Any = builder.info  # its features are typed as if they could not be a mapping
     features = {key: info.features[key] for key in info.features}
     keys = info.supervised_keys or ("image", "label")
@@ -77,30 +77,49 @@ def tfds(
     return source._replace(clients=clients, test_clients=test_clients)
 
 
-def _builder(name, data_dir):
-    """The prepared builder, made from its files: its own code need not run."""
-    try:
-        import tensorflow_datasets  # slow to import, and only needed here
-        from tensorflow_datasets.core.read_only_builder import builder_from_files
-    except ImportError as error:
-        raise SettingError(
-            f"tfds:{name} needs tensorflow-datasets, which cannot be imported "
-            f"({one_line(error)}); write pip install tensorflow-datasets."
-        ) from None
-    given = data_folder(data_dir)
-    default = tensorflow_datasets.core.constants.DATA_DIR
-    folders = [folder for folder in (given, default) if folder is not None]
+def prepared(name: str, data_dir: str | Path | None) -> Any:
+    """The prepared builder, made from its files: its own code need not run.
+
+    Raises:
+      SettingError: it is not prepared here, or cannot be opened.
+    """
+    library, folders = folders_of(name, data_dir)
+    from tensorflow_datasets.core.read_only_builder import builder_from_files
+
     for folder in folders:
         try:
             return builder_from_files(name, data_dir=str(folder))
-        except tensorflow_datasets.core.registered.DatasetNotFoundError:
+        except library.core.registered.DatasetNotFoundError:
             continue
         except Exception as error:  # a name it cannot parse, damaged JSON of any kind
             raise SettingError(
                 f"tfds:{name} cannot be opened in {folder}: {one_line(error)}; write "
                 "tfds:NAME, tfds:NAME/CONFIG or tfds:NAME:VERSION."
             ) from None
-    raise SettingError(
+    raise not_prepared(name, folders)
+
+
+def folders_of(name: str, data_dir: str | Path | None) -> tuple[Any, list[Path]]:
+    """The library, and the folders in which sets may have been prepared.
+
+    Raises:
+      SettingError: it cannot be imported, or there is no such folder.
+    """
+    try:
+        import tensorflow_datasets  # slow to import, and only needed here
+    except ImportError as error:
+        raise SettingError(
+            f"tfds:{name} needs tensorflow-datasets, which cannot be imported "
+            f"({one_line(error)}); write pip install tensorflow-datasets."
+        ) from None
+    given = data_folder(data_dir)
+    default = Path(tensorflow_datasets.core.constants.DATA_DIR)
+    return tensorflow_datasets, [x for x in (given, default) if x is not None]
+
+
+def not_prepared(name: str, folders: Sequence[Path]) -> SettingError:
+    """What to say of a set that is in none of the folders."""
+    return SettingError(
         f"tfds:{name} is not prepared in {' or '.join(map(str, folders))}; where there "
         "is a network, install the extra tfds-prepare (pip install "
         "'fedjax-adapt[tfds-prepare]'), run tensorflow_datasets.builder("
@@ -109,14 +128,33 @@ def _builder(name, data_dir):
     )
 
 
-def _read(
-    builder, name: str, split: str, keys: Sequence[str], num_classes: int
-) -> tuple[np.ndarray, np.ndarray, list[Any]]:
-    """Inputs, labels and, if a third key is given, the owner of each row."""
+def records(
+    builder: Any,
+    name: str,
+    split: str,
+    keys: Sequence[str],
+    convert: Callable[[Any], Any] = lambda value: value,
+) -> list[tuple]:
+    """The values of some features of every example of a split.
+
+    Args:
+      builder: that was prepared, see `prepared`.
+      name: of the set, without "tfds:".
+      split: of the builder.
+      keys: the features.
+      convert: what is kept of the first of them, which may be large.
+
+    Raises:
+      SettingError: the files are of another format, or damaged.
+    """
     where = f"tfds:{name}, split {split}"
+
+    def of(example: Any) -> tuple:
+        first, *rest = (example[key] for key in keys)
+        return (None if first is None else convert(first), *rest)
+
     try:
-        source = builder.as_data_source(split)
-        examples = [tuple(e[key] for key in keys) for e in source]
+        examples = [of(example) for example in builder.as_data_source(split)]
     except NotImplementedError:
         raise SettingError(
             f"tfds:{name} is prepared in {builder.data_dir} as "
@@ -136,6 +174,15 @@ def _read(
             f"{len(examples)}: a file in {builder.data_dir} is truncated or damaged; "
             "prepare it again."
         )
+    return examples
+
+
+def _read(
+    builder, name: str, split: str, keys: Sequence[str], num_classes: int
+) -> tuple[np.ndarray, np.ndarray, list[Any]]:
+    """Inputs, labels and, if a third key is given, the owner of each row."""
+    where = f"tfds:{name}, split {split}"
+    examples = records(builder, name, split, keys)
     shapes = {np.shape(example[0]) for example in examples}
     if len(shapes) != 1:
         some = " and ".join(str(list(s)) for s in sorted(shapes)[:2]) or "none at all"

@@ -380,6 +380,7 @@ DATA = {  # inputs, training examples, classes
     "fashion_mnist": ((28, 28, 1), 60_000, 10),
     "cifar10": ((32, 32, 3), 50_000, 10),
     "cifar100": ((32, 32, 3), 50_000, 100),
+    "speech_commands": ((49, 40), 30_769, 10),
 }
 CORE = 6e10  # operations a second of a core of an AMD EPYC without AVX-512, W1 and W2
 GPU = 2e13  # of an H100 in float32; a guess, like the next, that none has confirmed
