@@ -35,8 +35,7 @@ from fedjax_adapt.engine.round import checked
 
 M = 4 * (4 * 3 + 3)  # bytes of the tiny task's model
 
-# per client and round: (models down, models up, scalars down, scalars up, round trips);
-# a new algorithm needs a line
+# per client and round: (models down, models up, scalars down, scalars up, round trips)
 PUBLISHED = {
     **dict.fromkeys(
         (
@@ -97,6 +96,10 @@ def told(algorithm, task, data):
 def test_the_traffic_of_a_method_is_the_published_one(name, task, data):
     algorithm = told(constructed(name), task, data)
     params = jax.eval_shape(task.init, jax.random.key(0))
+    assert name in PUBLISHED, (
+        f"write what {name}'s paper says that a client receives and sends in PUBLISHED, "
+        "from its algorithm box and not from what the code counts"
+    )
     down, up, few_down, few_up, trips = PUBLISHED[name]
     expected = (down * M + 4 * few_down, up * M + 4 * few_up)
     assert messages(traffic_of(algorithm), params) == expected
