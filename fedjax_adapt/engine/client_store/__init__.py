@@ -23,8 +23,10 @@ class ClientStore(NamedTuple):
 
     Attributes:
       create: (state of one client, num_clients) -> the table.
-      place: the state of a round -> the same, its table where the store keeps it.
-      move: likewise, from wherever it is.
+      place: (a state as a round leaves it) -> the same, its table where the store keeps
+        it. Works under `jax.jit` and on shapes.
+      move: (a state of another plan, or of a checkpoint) -> the same, brought from another
+        number of devices or another memory to where `place` has it.
       gather: (table, ids) -> where the rows of a cohort are, in a table of states.
       scatter: (table, ids, that table of states after the round) -> the new table.
       check_room: (state of one client, num_clients, slots of a cohort) raises ValueError
