@@ -39,6 +39,7 @@ from .core import (
     State,
     Upload,
     by_examples,
+    rows_are_like,
     traffic_within,
     uniformly,
     update_refined,
@@ -98,7 +99,8 @@ def averages(
       data: who holds how many examples. Clients without any are not averaged.
 
     Raises:
-      ValueError: the state is not that of an algorithm from `with_averages`.
+      ValueError: the state is not that of an algorithm from `with_averages`, or its client
+        store keeps models in another form.
     """
     check.kinds(
         "averages(algorithm, state, data)",
@@ -115,6 +117,11 @@ def averages(
     if jax.tree.leaves(state.server.model):
         models["sel"] = state.server.model
     if jax.tree.leaves(state.clients.model):
+        if not rows_are_like(state.clients.model, state.params):
+            raise SettingError(
+                "averages got clients' models in another form than the server's; write "
+                "client_memory=device."
+            )
         sized = isinstance(combine, Mean) and combine.delta == _Weights(by_examples)
         holds = data.size > 0
         share = jnp.where(holds, data.size if sized else 1, 0)

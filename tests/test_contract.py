@@ -3,7 +3,9 @@
 import inspect
 import re
 import sys
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +14,12 @@ import pytest
 from helpers import SIZES, clocked, close, constructed, keys, make_data, same, start
 
 import fedjax_adapt as fa
+from fedjax_adapt import plan as plans
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.algorithms._template import template
 from fedjax_adapt.core import Participation
-from fedjax_adapt.engine.client_store import device
+from fedjax_adapt.engine.client_store import DEVICE, STORES, device, store_of
+from fedjax_adapt.engine.client_store.exchange import CohortRows, evenly
 from fedjax_adapt.experiment import checkpoint
 
 CONSTRUCTORS = {**ALGORITHMS, "template": template}
@@ -26,15 +30,69 @@ CASES = {
     "feddisco on feddyn": lambda: ALGORITHMS["feddisco"](base=ALGORITHMS["feddyn"]()),
 }
 PLAN = fa.Plan(cohort_size=4, batch_size=4, lr=0.2, clip_norm=5.0, weight_decay=1e-3)
+# what an algorithm with client states runs on besides, and where those are kept
+KEPT = "scaffold, kept in halves"
+CASES[KEPT] = partial(constructed, "scaffold")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Halves:
+    """A leaf of a client table as 16-bit halves, [clients, ..., 2]."""
+
+    bits: jax.Array
+    dtype: np.dtype = field(metadata={"static": True})
+
+
+def halved(table):
+    """Every leaf as `Halves`, which lose nothing."""
+    bits = partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint16)
+    return jax.tree.map(lambda leaf: Halves(bits(leaf), leaf.dtype), table)
+
+
+def whole(table):
+    """The table that was `halved`."""
+    join = lambda half: jax.lax.bitcast_convert_type(half.bits, half.dtype)
+    return jax.tree.map(join, table, is_leaf=lambda node: isinstance(node, Halves))
+
+
+def gather_halves(table, ids, num_devices):
+    ids = evenly(ids, num_devices)
+    take = lambda leaf: jnp.take(leaf, ids, axis=0, mode="clip")
+    return CohortRows(whole(jax.tree.map(take, table)), jnp.arange(len(ids)))
+
+
+def scatter_halves(table, ids, rows, num_devices):
+    ids = evenly(ids, num_devices)
+    put = lambda all_, new: all_.at[ids].set(new, mode="drop")
+    return jax.tree.map(put, table, halved(rows))
+
+
+# a way to keep client states that does not come with the package
+HALVES = DEVICE._replace(
+    create=lambda *client: halved(device.create(*client)),
+    gather=gather_halves,
+    scatter=scatter_halves,
+)
+
+
+@pytest.fixture(scope="module")
+def halves():
+    """A plan that keeps client states as `HALVES`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(STORES, "halves", HALVES)
+        patch.setattr(plans, "ClientMemory", Literal["device", "host", "halves"])
+        yield replace(PLAN, client_memory="halves")
 
 
 class Case:
     """An algorithm on the tiny task, its round compiled once for all tests here."""
 
-    def __init__(self, constructor, task, data):
+    def __init__(self, constructor, task, data, plan=PLAN):
         self.constructor, self.task, self.data = constructor, task, data
         self.algorithm = constructor()
-        self.plan = clocked(self.algorithm, PLAN)
+        self.plan = clocked(self.algorithm, plan)
+        self.store = store_of(self.plan)
         self.round_fn, self.state = start(self.algorithm, task, data, self.plan)
         self.traces = 0
         self._step = jax.jit(self._counted)
@@ -59,12 +117,13 @@ class Case:
 
 
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
-def case(request, task, data):
-    return Case(request.param, task, data)
+def case(request, task, data, halves):
+    plan = halves if request.param is CASES[KEPT] else PLAN
+    return Case(request.param, task, data, plan)
 
 
 # a client table; parts weighed by themselves
-REPRESENTATIVE = ("scaffold", "feddisco on feddyn")
+REPRESENTATIVE = ("scaffold", KEPT, "feddisco on feddyn")
 # and steps that follow from measurements, a refinement, trial runs
 VARIOUS = (*REPRESENTATIVE, "fedgsnr", "fedgen", "afl")
 
@@ -76,7 +135,7 @@ def among(names):
     return pytest.mark.parametrize("case", cases, indirect=True)
 
 
-for_some, for_one = among(REPRESENTATIVE), among(("scaffold",))
+for_some, for_one = among(REPRESENTATIVE), among(("scaffold", KEPT))
 
 
 def with_another(argument, value, other):
@@ -166,7 +225,7 @@ def test_devices_do_not_change_a_round(case, devices):
     before, _ = case.after(1)
     state, infos = case.after(2)
     spread = jax.jit(case.with_plan(devices=devices))
-    begin = device.place(jax.tree.map(jnp.copy, before), devices)
+    begin = case.store.place(jax.tree.map(jnp.copy, before), devices)
     other, other_info = spread(begin, keys(2)[1])
     close(other, state)
     close(other_info, infos[1])
@@ -192,7 +251,7 @@ def test_a_checkpoint_gives_back_the_state_to_the_bit(case, tmp_path):
     state, _ = case.after(2)
     checkpoint.save(tmp_path, state, 2)
     for devices in (1, 2):  # wherever it goes on
-        abstract = device.place(jax.eval_shape(lambda: state), devices)
+        abstract = case.store.place(jax.eval_shape(lambda: state), devices)
         restored, rounds = checkpoint.restore(tmp_path, abstract)
         assert same(restored, state) and rounds == 2
         again = jax.jit(case.with_plan(devices=devices))(restored, keys(1)[0])
@@ -266,3 +325,54 @@ def test_hyper_parameters_may_be_traced(task, data):
     together = jax.jit(jax.vmap(loss))(jnp.array([0.0, 1.0]))
     for row, mu in enumerate((0.0, 1.0)):
         close(jax.tree.map(lambda leaf, row=row: leaf[row], together), loss(mu))
+
+
+# what bits a state may have that arithmetic, or a narrower dtype, would change
+ROWS = {
+    "float32": np.array([0.1, -0.0, 1e-42, np.inf, np.nan, 16777217], np.float32),
+    "bfloat16": jnp.array([0.1, -0.0, 1e-40, jnp.inf, jnp.nan, 257], jnp.bfloat16),
+    "int32": np.array([2**31 - 1, -(2**31), -1, 0, 1, 2**24 + 1], np.int32),
+}
+
+
+@pytest.mark.parametrize("name", [*STORES, "halves"])
+def test_a_store_gives_back_what_it_was_given_to_the_bit(name, halves):
+    """`client_memory` is no part of a run's hash, so no store may change a number."""
+    assert set(get_args(plans.ClientMemory)) == set(STORES)
+    store, everybody, some = STORES[name], jnp.arange(6), jnp.array([4, 6, 1])
+    new = {dtype: jnp.asarray(row) for dtype, row in ROWS.items()}
+    if name != "halves":  # which a bool has none of
+        new["bool"] = jnp.array([True, False])
+    for num_devices in (1, 2):
+        client = jax.tree.map(jnp.zeros_like, new)
+        table = store.create(client, 6, num_devices)
+        rows = store.gather(table, some, num_devices)
+        put = lambda all_, row, at=rows.row: all_.at[at[jnp.array([0, 2])]].set(row)
+        changed = jax.tree.map(put, rows.table, new)
+        table = store.scatter(table, some, changed, num_devices)
+        found = store.gather(table, everybody, num_devices)
+        for leaf, row, old in zip(
+            *map(jax.tree.leaves, (found.table, new, client)), strict=True
+        ):
+            assert leaf.dtype == old.dtype
+            leaf = np.asarray(leaf)[np.asarray(found.row)]
+            expected = [np.asarray(row if i in (1, 4) else old) for i in range(6)]
+            assert leaf.tobytes() == np.stack(expected).tobytes()
+
+
+def test_who_reads_client_states_without_their_store_refuses_another_form(
+    task, data, halves
+):
+    """Even one of the same structure and shapes."""
+    as_ints = partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int32)
+    ditto, plain = ALGORITHMS["ditto"](), fa.Plan(cohort_size=3)
+    averaged = fa.with_averages(ALGORITHMS["fedavg"](), clients=True)
+    for plan, form in ((halves, lambda leaf: leaf), (plain, as_ints)):
+        _, state = start(ditto, task, data, plan)
+        other = state._replace(clients=jax.tree.map(form, state.clients))
+        with pytest.raises(ValueError, match="client_memory that keeps it as it is"):
+            fa.personal_models(ditto, other)
+        _, state = start(averaged, task, data, plan)
+        other = state._replace(clients=jax.tree.map(form, state.clients))
+        with pytest.raises(ValueError, match="in another form than the server's"):
+            fa.averages(averaged, other, data)

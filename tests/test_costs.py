@@ -35,8 +35,7 @@ from fedjax_adapt.engine.round import checked
 
 M = 4 * (4 * 3 + 3)  # bytes of the tiny task's model
 
-# per client and round: (models down, models up, scalars down, scalars up, round trips);
-# a new algorithm needs a line
+# per client and round: (models down, models up, scalars down, scalars up, round trips)
 PUBLISHED = {
     **dict.fromkeys(
         (
@@ -97,6 +96,10 @@ def told(algorithm, task, data):
 def test_the_traffic_of_a_method_is_the_published_one(name, task, data):
     algorithm = told(constructed(name), task, data)
     params = jax.eval_shape(task.init, jax.random.key(0))
+    assert name in PUBLISHED, (
+        f"write what {name}'s paper says that a client receives and sends in PUBLISHED, "
+        "from its algorithm box and not from what the code counts"
+    )
     down, up, few_down, few_up, trips = PUBLISHED[name]
     expected = (down * M + 4 * few_down, up * M + 4 * few_up)
     assert messages(traffic_of(algorithm), params) == expected
@@ -205,7 +208,13 @@ def test_all_wait_for_the_last_who_measures_though_it_does_not_train(data, task)
 
 @pytest.mark.parametrize(
     "name, each",
-    [("fedavg", 2 * M), ("scaffold", 4 * M), ("fedgsnr", M), ("gift", 2 * M + 4)],
+    [
+        ("fedavg", 2 * M),
+        ("scaffold", 4 * M),
+        ("fedgsnr", M),
+        ("gift", 2 * M + 4),
+        ("adacomm", 2 * M + 4 + 4),  # the number of steps down, a loss up
+    ],
 )
 def test_who_was_too_late_has_trained_for_nothing(task, data, name, each):
     """Clients 2 and 5 of the five that train; FedGSNR has all but their models anyhow."""
@@ -259,14 +268,57 @@ def test_who_refines_sends_its_model_when_it_has(task, upload):
     np.testing.assert_allclose(nobody, 1.25 if upload == "delayed" else 0, rtol=1e-6)
 
 
+def test_who_waits_for_its_steps_sends_its_model_when_it_knows_who_refines(task):
+    """FNR-FL on FedGSNR: tau comes in 1/30 s, F and A go in 4/15 s, no model goes yet."""
+    data = replace(make_data(), public=tuple(map(jnp.asarray, make_public())))
+    c = np.array([1, 2, 4, 8, 1, 1], np.float32)
+    clock = fa.Clock(c, bandwidth=8 * M, download_bandwidth=16 * M, latency=0.25)
+    features = task._replace(apply=lambda p, x: fa.Outputs(task.apply(p, x).logits, x))
+    base = ALGORITHMS["fedgsnr"](probe_batches=3)
+    algorithm = told(ALGORITHMS["fnr"](upload="delayed", base=base), features, data)
+    cohort = cohort_of(data, [0, 1, 2], [5, 0, 1])
+    times = end_times(clock, algorithm, task.init(keys(1)[0]), cohort, keys(1)[0])
+    known = 0.5 + 3 * 4 + 2 * 1 + 0.25  # client 2 is the slowest
+    rest = 1 / 30 + 4 / 15 + 0.25
+    expected = [known + rest + 5 * 1, known, known + rest + 1 * 4]
+    np.testing.assert_allclose(times, expected, rtol=1e-6)
+
+
+def test_nobody_waits_for_the_late_upload_of_who_did_not_train(task):
+    """Client 2 uploads a hundred times as slowly, and a slot is empty."""
+    data = replace(make_data(), public=tuple(map(jnp.asarray, make_public())))
+    width = np.full(len(SIZES), 8 * M, np.float32)
+    width[[2, -1]] /= 100
+    clock = fa.Clock(1.0, bandwidth=width, latency=0.25)
+    features = task._replace(apply=lambda p, x: fa.Outputs(task.apply(p, x).logits, x))
+    algorithm = told(ALGORITHMS["fnr"](upload="delayed"), features, data)
+    params, none = task.init(keys(1)[0]), jnp.zeros(4, int)
+    of = lambda cohort: refine_seconds(clock, algorithm, params, cohort, none)
+    ids = [0, 1, 2, len(SIZES)]
+    np.testing.assert_allclose(of(cohort_of(data, ids, [5, 1, 0, 0])), 1 + 0.25)
+    np.testing.assert_allclose(of(cohort_of(data, ids, [5, 1, 1, 0])), 100 + 0.25)
+
+
 def test_a_public_set_takes_the_slowest_download():
     each = np.array([4e6, 1e6, 2e6], np.float32)
     clock = fa.Clock(0.1, download_bandwidth=each)
     np.testing.assert_allclose(broadcast_seconds(clock, 3000, 3), 8 * 3000 / 1e6)
     assert broadcast_seconds(fa.Clock(0.1), 3000, 3) == 0  # GIFT's: free
     assert broadcast_seconds(None, 3000, 3) == broadcast_seconds(clock, 0, 3) == 0
-    drawn = fa.Clock(0.1, download_bandwidth=fa.costs.lognormal(1e6, 0.5))
-    assert 0 < broadcast_seconds(drawn, 3000, 3) != 8 * 3000 / 1e6
+
+
+def test_a_public_set_takes_what_the_slowest_model_takes_by_the_same_law(task, data):
+    """Every client draws its bandwidth once, for all that it ever downloads."""
+    clock = fa.Clock(
+        0.0, bandwidth=1e15, download_bandwidth=fa.costs.lognormal(1e3, 0.5), seed=3
+    )
+    everybody, algorithm = range(len(SIZES)), told(fedavg(), task, data)
+    cohort = cohort_of(data, everybody, [1] * len(SIZES))
+    times = end_times(clock, algorithm, task.init(keys(1)[0]), cohort, keys(1)[0])
+    assert len(set(np.asarray(times).tolist())) == len(SIZES)
+    for some in (3, len(SIZES)):
+        seconds = broadcast_seconds(clock, M, some)
+        np.testing.assert_allclose(seconds, times[:some].max(), rtol=1e-6)
 
 
 MEASURING = {

@@ -40,9 +40,14 @@ def test_ci_runs_the_two_commands_to_the_letter():
 
 def test_every_algorithm_has_a_row_and_every_row_an_algorithm():
     methods = (ROOT / "docs" / "methods.md").read_text()
-    assert re.findall(r"^\| `(\w+)` \|", methods, re.MULTILINE) == list(ALGORITHMS)
-    table = README[README.index("| family |") : README.index("Where a paper")]
-    assert sorted(re.findall(r"`(\w+)`", table)) == sorted(ALGORITHMS)
+    families = README[README.index("| family |") : README.index("Where a paper")]
+    for page, found in {
+        "docs/methods.md": re.findall(r"^\| `(\w+)` \|", methods, re.MULTILINE),
+        "README.md": re.findall(r"`(\w+)`", families),
+    }.items():
+        wrong = sorted({*found} ^ {*ALGORITHMS})
+        assert not wrong, f"{wrong}: in the table of {page} or the list, not in both"
+        assert len(found) == len(ALGORITHMS), f"{page} has an algorithm twice"
 
 
 def test_the_readme_is_short():

@@ -1,75 +1,47 @@
-"""Every algorithm, one file (or folder) per paper. This list is the only other line a new
-one takes: from it follow the contract tests and the options of the command line."""
+"""Every algorithm, one file (or folder) per paper; each function here is one. A new one
+takes a line, from which contract tests, command line and `fedjax-adapt list` follow."""
 
-from .adacomm import adacomm
-from .afl import afl
-from .ditto import ditto
-from .fedacg import fedacg
-from .fedavg import fedavg
-from .fedavgm import fedavgm
-from .fedbuff import fedasync, fedbuff
-from .fedcm import fedcm
-from .feddc import feddc
-from .feddf import feddf
-from .feddisco import feddisco
-from .feddyn import feddyn
-from .fedexp import fedexp
-from .fedftg import fedftg
-from .fedgen import fedgen
-from .fedgsnr import fedgsnr
-from .fednova import fednova
-from .fedopt import fedadagrad, fedadam, fedyogi
-from .fedper import fedper
-from .fedprox import fedprox
-from .fedrep import fedrep
-from .fedssg import fedssg
-from .fedveca import fedveca, veca_steps
-from .fedvra import fedvra
-from .fnr import fnr, fnr_refinement
-from .gift import gift
-from .moon import moon
-from .pfedme import pfedme
-from .public_controls import fedavg_pubft, public_only
-from .scaffold import scaffold
+from types import FunctionType
+
+from .adacomm import adacomm as adacomm
+from .afl import afl as afl
+from .ditto import ditto as ditto
+from .fedacg import fedacg as fedacg
+from .fedavg import fedavg as fedavg
+from .fedavgm import fedavgm as fedavgm
+from .fedbuff import fedasync as fedasync
+from .fedbuff import fedbuff as fedbuff
+from .fedcm import fedcm as fedcm
+from .feddc import feddc as feddc
+from .feddf import feddf as feddf
+from .feddisco import feddisco as feddisco
+from .feddyn import feddyn as feddyn
+from .fedexp import fedexp as fedexp
+from .fedftg import fedftg as fedftg
+from .fedgen import fedgen as fedgen
+from .fedgsnr import fedgsnr as fedgsnr
+from .fednova import fednova as fednova
+from .fedopt import fedadagrad as fedadagrad
+from .fedopt import fedadam as fedadam
+from .fedopt import fedyogi as fedyogi
+from .fedper import fedper as fedper
+from .fedprox import fedprox as fedprox
+from .fedrep import fedrep as fedrep
+from .fedssg import fedssg as fedssg
+from .fedveca import fedveca as fedveca
+from .fedvra import fedvra as fedvra
+from .fnr import fnr as fnr
+from .gift import gift as gift
+from .moon import moon as moon
+from .pfedme import pfedme as pfedme
+from .public_controls import fedavg_pubft as fedavg_pubft
+from .public_controls import public_only as public_only
+from .scaffold import scaffold as scaffold
 
 ALGORITHMS = {
-    constructor.__name__: constructor
-    for constructor in (
-        fedavg,
-        fedavgm,
-        fedadagrad,
-        fedadam,
-        fedyogi,
-        fedexp,
-        fedprox,
-        fedbuff,
-        fedasync,
-        fednova,
-        scaffold,
-        fedcm,
-        fedacg,
-        feddyn,
-        feddc,
-        feddisco,
-        fedvra,
-        moon,
-        fedper,
-        fedrep,
-        ditto,
-        pfedme,
-        feddf,
-        fedgen,
-        fedftg,
-        fedssg,
-        fedgsnr,
-        fedveca,
-        gift,
-        adacomm,
-        afl,
-        fnr,
-        fedavg_pubft,
-        public_only,
-    )
+    name: constructor
+    for name, constructor in sorted(globals().items())
+    if isinstance(constructor, FunctionType)
 }
 
-__all__ = ["ALGORITHMS", *ALGORITHMS, "fnr_refinement", "veca_steps"]
+__all__ = ["ALGORITHMS", *ALGORITHMS]

@@ -20,8 +20,8 @@ def template(mu: float = 0.1) -> Algorithm:
 
     Four parts, each optional: `local` (objective, correction, client state, upload),
     `policy` (how many local steps), `server` (combine, update, server state), `refine`.
-    Then add the constructor's name to the list in `algorithms/__init__.py`: contract
-    tests and command line follow from it; add a row to docs/methods.md.
+    Then import the constructor in `algorithms/__init__.py`: contract tests and command
+    line follow from it; CONTRIBUTING.md says what else it takes.
 
     Args:
       mu: each hyper-parameter, its unit or range, and what 0 means. It may be a tracer.

@@ -94,6 +94,7 @@ from .task import (
     RefineState,
     ServerExtra,
     Task,
+    rows_are_like,
     tree_bytes,
     wrapped,
 )
@@ -180,6 +181,7 @@ __all__ = [
     "prepare_nothing",
     "public_examples",
     "report_nothing",
+    "rows_are_like",
     "say_nothing",
     "send_delta",
     "sent_by",

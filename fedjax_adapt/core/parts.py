@@ -121,7 +121,7 @@ class Measure(NamedTuple):
 
 
 class StepPolicy(NamedTuple):
-    """How many local steps each client takes. Leading axis: cohort.
+    """How many local steps each client takes, tau in papers. Leading axis: cohort.
 
     `steps(state, cohort, measurement) -> [cohort] int`; 0 = this client sits the round
     out and is not averaged. `mean_steps(epoch_steps)` answers the same question for a
@@ -174,6 +174,9 @@ LABEL_COUNTS = "label counts of every client"  # as `given` says it
 class ServerRule(NamedTuple):
     """How uploads become the next global model. `combine` sees the cohort axis.
 
+    `extra` is what the server keeps besides the model, at first `init(params)`; a client
+    sees it as `view.server`. What clients send besides a displacement is `Upload.extra`.
+
     `combine(uploads, cohort)` makes one upload of all, `[cohort, ...]`, of which `info` is
     `()`; `update(params, extra, upload, cohort)` the next model and state. None: the
     combined displacement is added to the model, and the state stays. The round's learning
@@ -184,9 +187,10 @@ class ServerRule(NamedTuple):
     "simulated_seconds" in it are what the round took on the plan's clock, a scalar for
     `Info.seconds` in place of the time of its slowest client.
 
-    `busy(extra)` are the ids of clients that are still under way when a round begins, an
-    array of any length, -1 where there is none: they are not drawn. It needs a clock, a
-    cohort of a fixed size, and no refinement. None: all of a round end with it.
+    `busy(extra)` are the ids of clients that are still under way when a round begins,
+    which an asynchronous server has: an array of any length, -1 where there is none. They
+    are not drawn. It needs a clock, a cohort of a fixed size, and no refinement. None: all
+    of a round end with it.
 
     `adds_mean` says that `update` adds the combined displacement to the model as it is,
     whatever else it adds: then its weights may be changed from outside.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from .. import check
 from ..errors import SettingError
@@ -120,3 +121,13 @@ def wrapped(task: Task, around: Callable[[Callable], Callable]) -> Task:
 def tree_bytes(tree: PyTree) -> int:
     """Bytes of a tree of arrays, such as a model; works on shapes alone too."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def rows_are_like(table: PyTree, row: PyTree) -> bool:
+    """Whether every row of a table has the structure, shapes and dtypes of `row`."""
+    kinds = lambda tree, axis: [
+        (jnp.shape(leaf)[axis:], jnp.result_type(leaf))
+        for leaf in jax.tree.leaves(tree)
+    ]
+    alike = jax.tree.structure(table) == jax.tree.structure(row)
+    return alike and kinds(table, 1) == kinds(row, 0)

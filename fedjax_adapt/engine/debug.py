@@ -46,7 +46,7 @@ from ..errors import SettingError
 from ..plan import Plan
 from .batches import batch_size
 from .build import with_lanes
-from .client_store import DEVICE
+from .client_store import store_of
 from .cohort import (
     SERVER,
     busy_of,
@@ -104,6 +104,7 @@ def debug_round(
     task = guarded_task(task)
     setup = Setup(algorithm, task, data, plan)
     policy, server_rule = algorithm.policy, algorithm.server
+    store, everybody = store_of(plan), jnp.arange(data.num_clients)
 
     def round_fn(state: State, key: Key) -> tuple[State, Info]:
         with jax.disable_jit(), precise(task):
@@ -111,7 +112,10 @@ def debug_round(
 
     def slow_round(state, key):
         check_state(algorithm, task, data, plan, state)
-        state = DEVICE.move(state, 1)
+        with jax.disable_jit(False):  # what a store does to a table may need programs
+            state = store.move(state, 1)
+            held = store.gather(state.clients, everybody, 1)
+        table = of_clients = jax.tree.map(lambda leaf: leaf[held.row], held.table)
         key_cohort, key_local, key_refine = jax.random.split(key, 3)
         key_train, key_measure = jax.random.split(key_local)
         key_refine_clients, key_refine_server = jax.random.split(key_refine)
@@ -128,7 +132,7 @@ def debug_round(
         def client(slot, key, num_steps):
             i = int(ids[slot])
             row = jax.tree.map(
-                lambda leaf: leaf[min(i, data.num_clients - 1)], state.clients
+                lambda leaf: leaf[min(i, data.num_clients - 1)], of_clients
             )
             return Client(jnp.int32(i), row, num_steps, jax.random.fold_in(key, i))
 
@@ -163,14 +167,7 @@ def debug_round(
         cohort = cohort._replace(setting=setting, seconds=times)
         broadcast = broadcast._replace(setting=setting)
 
-        runs, uploads, sent, for_refinement, clipped, table = (
-            [],
-            [],
-            [],
-            [],
-            [],
-            state.clients,
-        )
+        runs, uploads, sent, for_refinement, clipped = [], [], [], [], []
         for slot in slots:
             member = client(slot, key_train, cohort.num_steps[slot])
             run, share = _slow_client(setup, broadcast, member)
@@ -243,9 +240,19 @@ def debug_round(
         report = jax.tree.map(of_kept, report)
         moved = jax.tree.map(jnp.subtract, params, state.params)
         squares = [float((leaf**2).sum()) for leaf in jax.tree.leaves(moved)]
+        put = lambda all_, rows: all_.at[held.row].set(rows)
+        table = jax.tree.map(put, held.table, table)
+        with jax.disable_jit(False):
+            clients = store.scatter(state.clients, everybody, table, 1)
         done = state.round + 1
         new = State(
-            params, server, policy_state, table, done, kept_by_refinement, state.origin
+            params,
+            server,
+            policy_state,
+            clients,
+            done,
+            kept_by_refinement,
+            state.origin,
         )
         return jax.tree.map(strongly_typed, new, state), Info(
             cohort=ids,

@@ -88,11 +88,10 @@ def check_state(
 
     def made(key):
         params = task.init(key)
-        client = algorithm.local.init(params)
-        rows = lambda leaf: jnp.broadcast_to(leaf, (data.num_clients, *jnp.shape(leaf)))
         return (
             params,
-            jax.tree.map(rows, client),
+            # the table of one device: its shapes are those of any number of them
+            store_of(plan).create(algorithm.local.init(params), data.num_clients, 1),
             algorithm.server.init(params),
             algorithm.policy.init(params, data.num_clients),
             init_refinement(algorithm, task, data, plan, params, key),

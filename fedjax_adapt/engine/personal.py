@@ -7,7 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from .. import check
-from ..core import Algorithm, Array, Metrics, Params, PyTree, State, Task, precise
+from ..core import (
+    Algorithm,
+    Array,
+    Metrics,
+    Params,
+    PyTree,
+    State,
+    Task,
+    precise,
+    rows_are_like,
+)
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
 from . import mesh
@@ -147,15 +157,11 @@ def blocks_of(algorithm: Algorithm, state: State) -> Iterator[tuple[slice, PyTre
         )
     leaves = jax.tree.leaves(table)
     kept = jax.eval_shape(local.init, state.params)
-    shapes = lambda tree: [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
-    if (
-        jax.tree.structure(table) != jax.tree.structure(kept)
-        or [shape[1:] for shape in shapes(table)] != shapes(kept)
-        or not leaves
-    ):
+    if not leaves or not rows_are_like(table, kept):
         raise SettingError(
             "personal_models got a state whose clients do not keep what this algorithm's "
-            "keep; give a state of its own rounds."
+            "keep; give a state of its own rounds, of a client_memory that keeps it as it "
+            "is, such as device."
         )
     lies = getattr(leaves[0], "sharding", None)
     if lies is None or lies.memory_kind != mesh.HOST_MEMORY:

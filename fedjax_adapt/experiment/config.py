@@ -32,7 +32,8 @@ from .spelling import (
     writable,
 )
 
-# What settings that came later are in runs of before: the hash of those stays.
+# What settings that came later are in runs of before: at these values they are left out of
+# the hash, so that of those runs stays. A new setting has its line here.
 LATER = {"dataset.client_feature": None, "algorithm.batch_loss": "mean"}
 
 

@@ -160,10 +160,13 @@ class Setting(NamedTuple):
       group: the heading in `--help` that it stands below.
       check: refuses values out of range.
       needs: "NAME, what that is": another setting without which this one means nothing.
-      incidental: changes no number of a run beyond rounding; a run resumes with another.
-      untimed: changes neither a shape nor how long a round takes.
+      incidental: changes no number of a run beyond rounding, so it is no part of its
+        hash; a run resumes with another.
+      untimed: changes neither a shape nor how long a round takes, so lanes and
+        convolutions that were timed with another value are kept.
       splits: decides who holds which examples, so `fedjax-adapt partition` has it.
-      matched: the same in a run and in the one that `match` names.
+      matched: the same in a run and in the one that `match` names, as which it takes as
+        many local steps.
     """
 
     help: str

@@ -116,7 +116,7 @@ def test_the_resolved_sweep_is_the_sweep(tmp_path, sweep):
         ("[grid]\nalgorithm = ['fedavgg']", "line 2: algorithm='fedavgg' is unknown; "),
         (
             "[run]\nmu = 1\n[grid]\nalgorithm = ['fedprox', 'fedavg']",
-            "line 2: mu is unknown; it is an option of algorithm fedprox,",
+            "line 2: mu is unknown; it is an option of algorithm ditto, fednova, fedprox,",
         ),
         (
             "[grid]\nfolder = ['a']",

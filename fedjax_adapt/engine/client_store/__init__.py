@@ -12,16 +12,23 @@ from .exchange import CohortRows
 class ClientStore(NamedTuple):
     """A place for client states: a table with a row for each client, [num_clients, ...].
 
-    The last argument of every function is the number of devices that share a round.
+    Row i is that of client i. The leaves need not be those of the state of one client,
+    but `gather` gives back to the bit what `create` or `scatter` was given:
+    `client_memory` is no part of a run's hash, so it must not change a number. The last
+    argument of every function is the number of devices that share a round; the shapes of
+    the table are the same for any.
+
     Another way to keep client states is another of these in `STORES`, and its name in
-    `plan.ClientMemory`.
+    `plan.ClientMemory`; tests/test_contract.py has one.
 
     Attributes:
       create: (state of one client, num_clients) -> the table.
-      place: the state of a round -> the same, its table where the store keeps it.
-      move: likewise, from wherever it is.
-      gather: (table, ids) -> the rows of a cohort.
-      scatter: (table, ids, new rows) -> the table after a round.
+      place: (a state as a round leaves it) -> the same, its table where the store keeps
+        it. Works under `jax.jit` and on shapes.
+      move: (a state of another plan, or of a checkpoint) -> the same, brought from another
+        number of devices or another memory to where `place` has it.
+      gather: (table, ids) -> where the rows of a cohort are, in a table of states.
+      scatter: (table, ids, that table of states after the round) -> the new table.
       check_room: (state of one client, num_clients, slots of a cohort) raises ValueError
         unless the table fits.
       check_devices: (num_clients) raises ValueError unless so many devices can share it.

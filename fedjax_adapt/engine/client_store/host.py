@@ -116,8 +116,9 @@ def rows_of(table: ClientState, ids: Array, num_devices: int) -> ClientState:
         taken = jax.device_put(take_rows(table, jax.device_put(row, HOST)), DEVICE)
         here = row < num_rows_of(table)
         shape = lambda leaf: here.reshape(-1, *(1,) * (leaf.ndim - 1))
-        mine = jax.tree.map(lambda leaf: jnp.where(shape(leaf), leaf, 0), taken)
-        return jax.lax.psum(mine, mesh.AXIS)
+        # as whole numbers: a sum with zeros loses the sign of a zero, and of bools is none
+        mine = jax.tree.map(lambda leaf: jnp.where(shape(leaf), _bits(leaf), 0), taken)
+        return jax.tree.map(_from_bits, jax.lax.psum(mine, mesh.AXIS), taken)
 
     @_on_host
     def take_rows(table, row):
@@ -154,6 +155,22 @@ def scatter(
         return table
     put_back = _by_device(of_device, num_devices, (CUT, EVERY, EVERY), CUT)
     return put_back(table, evenly(ids, num_devices), rows)
+
+
+def _bits(leaf: Array) -> Array:
+    """The same bits as unsigned numbers of a width that every backend can sum."""
+    if leaf.dtype == bool:
+        return leaf.astype(jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}")
+    return bits.astype(jnp.promote_types(bits.dtype, jnp.uint32))
+
+
+def _from_bits(bits: Array, like: Array) -> Array:
+    """What was made `_bits`, in the dtype of `like`."""
+    if like.dtype == bool:
+        return bits.astype(bool)
+    bits = bits.astype(f"uint{8 * like.dtype.itemsize}")
+    return jax.lax.bitcast_convert_type(bits, like.dtype)
 
 
 def _row_here(table: ClientState, ids: Array) -> Array:
