@@ -89,7 +89,7 @@ _PUBLIC = {
     "valuation": ("leave_one_out", "shapley", "show_deltas"),
     "wrap": ("with_server_optimizer",),
 }
-_MODULES = ("algorithms", "costs", "data", "metrics", "models")
+_MODULES = ("algorithms", "costs", "data", "diagnostics", "metrics", "models")
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 
 __all__ = sorted([*_HOME, *_MODULES])

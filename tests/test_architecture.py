@@ -44,6 +44,7 @@ ALLOWED = {
     # around any method, and of what any round leaves behind
     "averaging": {"check", "core", "data", "wrap"},
     "valuation": {"check", "core", "data", "engine", "plan"},
+    "diagnostics": {"check", "core", "data", "engine", "plan"},
     "report": {"experiment"},  # experiment.store only, see below
     "experiment": {
         "check", "core", "data", "algorithms", "averaging", "models", "engine",

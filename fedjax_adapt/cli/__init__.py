@@ -17,6 +17,7 @@ COMMANDS = {  # the module of each
     "partition": "partition",
     "compare": "rankings",
     "contributions": "rankings",
+    "reproduce": "reproduce",
 }
 USAGE = """\
 usage: fedjax-adapt COMMAND [OPTIONS]
@@ -31,6 +32,7 @@ commands:
   contributions
              rank the clients of a fedgsnr run by what their gradients said, and
              compare that with leave-one-out or Shapley values
+  reproduce  make the runs of a paper's table or figure, published beside measured
   list       algorithms, data sets, partitions and models, one line each
 
 options:
@@ -47,6 +49,8 @@ examples:
   fedjax-adapt sweep SWEEP.toml --folder runs/sweep
   fedjax-adapt partition --partition labels_per_client --num-labels 3
   fedjax-adapt compare runs/mine runs/other
+  fedjax-adapt reproduce list
+  fedjax-adapt reproduce fedssg-table1 --scale smoke
   fedjax-adapt contributions runs/mine
   fedjax-adapt contributions runs/mine --reference shapley --orders 200
 """

@@ -1,0 +1,212 @@
+"""`fedjax-adapt reproduce`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import SettingError
+from ..experiment.options import Option
+from ..experiment.reproduce import (
+    Cell,
+    Item,
+    Scale,
+    cells_of,
+    cost,
+    make_runs,
+    names,
+    read_item,
+    runs_of,
+)
+from ..experiment.store import read_summary, write_text
+from ..report.reproduce import (
+    HEAD,
+    Runs,
+    as_csv,
+    markdown,
+    measured,
+    picture,
+    tables,
+    told,
+)
+from . import process
+from .flags import read_flags
+from .process import fail, paths_and_flags, reporting
+
+PROGRAM = "fedjax-adapt reproduce"
+DESCRIPTION = """\
+fedjax-adapt reproduce ITEM [OPTIONS] makes the runs of a published table or figure, and
+puts the paper's figures beside what came out; `fedjax-adapt reproduce list` shows items.
+
+A run that is there is not made again, and one that was interrupted goes on. The tables
+(table.md, table.csv), the picture and a record of commit and machine go to
+FOLDER/ITEM/SCALE."""
+FLAGS = {
+    "rows": Option(tuple[str, ...], (), "of the table; none given: all of the scale"),
+    "methods": Option(tuple[str, ...], (), "likewise"),
+    "seeds": Option(
+        int | None,
+        None,
+        "runs of each cell, of seeds 0, 1, ...; none: as the scale has it",
+    ),
+    "scale": Option(
+        Scale,
+        "full",
+        "full is the paper's protocol; cpu what two cores can do in hours; smoke two "
+        "rounds of the first row on the digits, to try it out",
+    ),
+    "folder": Option(str, "runs/reproduce", "where all reproductions go"),
+    "data_dir": Option(
+        str | None, None, "where data files are; none: the variable FEDJAX_ADAPT_DATA"
+    ),
+    "devices": Option(int | Literal["auto"], "auto", "that share the runs of a cell"),
+}
+
+
+def reproduce(arguments: Sequence[str]) -> int:
+    """`fedjax-adapt reproduce ITEM`: makes its runs, prints published beside measured."""
+    with process.importing():
+        found, flags = paths_and_flags(arguments, "reproduce")
+        try:
+            given = read_flags(flags, {"reproduce": FLAGS}, {}, PROGRAM, DESCRIPTION)
+        except SystemExit:  # --help has been printed
+            return 0
+        if len(found) != 1:
+            raise SettingError(
+                f"reproduce got {len(found)} items before its flags; give one, as in "
+                "fedjax-adapt reproduce fedssg-table1, or list."
+            )
+        folder = Path(given["folder"]).expanduser()
+        if found[0] == "list":
+            return list_items(folder)
+        item = read_item(found[0])
+        chosen = {
+            name: given[name] for name in ("rows", "methods", "seeds", "data_dir")
+        }
+        cells = cells_of(item, folder, given["scale"], **chosen)
+        process.take_devices(given["devices"])
+        process.import_rest()
+    try:
+        return _reproduce(item, cells, folder / item.name / given["scale"], given)
+    except KeyboardInterrupt:
+        return fail("interrupted; write the same command again to go on.", 130)
+
+
+def list_items(folder: Path) -> int:
+    """`fedjax-adapt reproduce list`: every item, and what of it has been run here."""
+    console = Console()
+    table = Table(title=f"tables and figures; runs in {folder}")
+    for name in ("item", "of the paper", "runs", "here", "core-hours", "GPU-minutes"):
+        right = name in ("runs", "core-hours", "GPU-minutes")
+        table.add_column(name, justify="right" if right else "left", no_wrap=right)
+    for name in names():
+        item = read_item(name)
+        cells = cells_of(item, folder)
+        about = cost(cells)
+        costs = ["", ""] if about is None else [f"{x:.2g}" for x in about]
+        shown = [item.name, f"{item.place}: {item.title}", str(len(cells))]
+        table.add_row(*shown, _state(item, folder), *costs)
+    console.print(table)
+    console.print(
+        "Costs are rough estimates of one seed at full scale; those of a GPU are of an "
+        "H100, and no run has confirmed them.",
+        highlight=False,
+    )
+    return 0
+
+
+def _state(item: Item, folder: Path) -> str:
+    """What of an item has been run: at full scale, else on a CPU."""
+    for scale in ("full", "cpu"):
+        cells = cells_of(item, folder, scale)
+        over = sum(bool(runs_of(cell)) for cell in cells)
+        if over:
+            kind = "" if scale == "full" else f" ({scale})"
+            return ("done" if over == len(cells) else f"{over} of {len(cells)}") + kind
+    return "never run"
+
+
+def _reproduce(
+    item: Item, cells: Sequence[Cell], place: Path, given: dict[str, Any]
+) -> int:
+    console = Console()
+    figures = lambda runs: measured(item.figures, item.published, runs)
+
+    def done(cell: Cell) -> None:
+        found = figures({(cell.row, cell.method): runs_of(cell)})
+        shown = [f"{x.figure} {told(x)}" for x in found if "speed_up" not in x.figure]
+        said = f"{cell.row}, {cell.method}: {'; '.join(shown) or 'done'}"
+        console.print(said, highlight=False, soft_wrap=True, markup=False)
+
+    with reporting(console) as report:
+        make_runs(cells, given["devices"], report, done)
+    runs = {(cell.row, cell.method): runs_of(cell) for cell in cells}
+    record = _record(item, given, runs)
+    found, notes = figures(runs), _notes(item, cells, record)
+    for row, lines in tables(found).items():
+        table = Table(*HEAD, title=f"{item.place}, {row}")
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
+    for note in notes:
+        console.print(f"- {note}", highlight=False, soft_wrap=True)
+    place.mkdir(parents=True, exist_ok=True)
+    title = f"{item.place}: {item.title}"
+    drawn = picture(place / "picture.png", title, runs, found, item.draw, item.against)
+    write_text(place / "table.md", markdown(title, found, notes))
+    write_text(place / "table.csv", as_csv(found))
+    write_text(place / "record.json", json.dumps(record, indent=2) + "\n")
+    for path in (place / "table.md", place / "table.csv", drawn):
+        if path is not None:
+            console.print(f"written  {path}", highlight=False, soft_wrap=True)
+    over = [", ".join(at) for at, paths in runs.items() if None in paths.values()]
+    if not over:
+        return 0
+    return fail(f"runs of {'; '.join(over)} diverged, and have no figures.", 1)
+
+
+def _notes(item: Item, cells: Sequence[Cell], record: dict[str, Any]) -> list[str]:
+    """What stands below the tables: scale, seeds, what was chosen, and the evidence."""
+    scale, seeds = record["scale"], len(record["seeds"])
+    notes = [
+        f"Scale {scale}, n = {seeds}: seeds 0 to {seeds - 1}. Deviations are of "
+        "the seeds. A difference has its 95 % interval by Student's t; inside that it is "
+        "none."
+        if seeds > 1
+        else f"Scale {scale}, n = 1: seed 0. One seed tells no small difference."
+    ]
+    if scale != "full":
+        notes.append(
+            f"The settings of scale {scale} are not all the paper's, so its "
+            "figures need not agree with the published ones."
+        )
+    trained = [c for c in cells if next(iter(c.configs.values())).public == "published"]
+    for row in dict.fromkeys(cell.row for cell in trained):
+        notes.append(
+            f"{row}: the public set is the test set, so methods that train on it have "
+            "training accuracy there, which is no test accuracy."
+        )
+    evidence = [f"{key}: {', '.join(record[key])}" for key in ("commits", "hardware")]
+    return [*notes, *(f"Chosen here: {said}" for said in item.chosen), *evidence]
+
+
+def _record(item: Item, given: dict[str, Any], runs: Runs) -> dict[str, Any]:
+    """The evidence of an item's runs."""
+    folders = [path for of in runs.values() for path in of.values() if path is not None]
+    summaries = [said for path in folders if (said := read_summary(path)) is not None]
+    every = lambda values: sorted({str(value) for value in values})
+    machine = lambda said: f"{said['hardware']['cpu']}, {said['hardware']['device']}"
+    return {
+        "item": item.name,
+        "place": item.place,
+        "scale": given["scale"],
+        "rows": list(dict.fromkeys(row for row, _ in runs)),
+        "methods": list(dict.fromkeys(method for _, method in runs)),
+        "seeds": sorted({seed for of in runs.values() for seed in of}),
+        "commits": every(said["commit"] or "installed" for said in summaries),
+        "hardware": every(machine(said) for said in summaries),
+        "versions": every(json.dumps(said["versions"]) for said in summaries),
+    }

@@ -1,0 +1,302 @@
+"""What a paper published beside what was measured: tables, a CSV file and a picture."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..experiment.store import ACCURACY, figures_of, read_run, read_summary
+from .plots import AGAINST, saved
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SHARES = (  # shown in %
+    *("accuracy", "last_mean", "last_std", "best_accuracy", "area_under_curve"),
+    *("client_accuracy", "personal_accuracy"),
+)
+CONFIDENCE = 0.95
+
+
+# the runs of rows and methods: the folder of each by its seed; None: it diverged
+Runs = Mapping[tuple[str, str], Mapping[int, Path | None]]
+
+
+class Measured(NamedTuple):
+    """A figure of a cell, in the paper's units: shares in %."""
+
+    row: str
+    method: str
+    figure: str
+    published: float | str | None
+    values: list[float]  # of the seeds that have one
+    lacking: int  # seeds that diverged, or did not reach the target
+
+    @property
+    def seeds(self) -> int:
+        """How many runs there are."""
+        return len(self.values) + self.lacking
+
+    @property
+    def mean(self) -> float | None:
+        """Over the seeds; None where not all of them have a value."""
+        return float(np.mean(self.values)) if self.values and not self.lacking else None
+
+    @property
+    def std(self) -> float | None:
+        """The deviation of the seeds, an estimate from them; None of one alone."""
+        if self.mean is None or len(self.values) < 2:
+            return None
+        return float(np.std(self.values, ddof=1))
+
+    @property
+    def interval(self) -> float | None:
+        """Half the 95 % interval of the mean by Student's t; None of one seed."""
+        from scipy import stats
+
+        if self.std is None:
+            return None
+        n = len(self.values)
+        return float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * self.std / np.sqrt(n))
+
+    @property
+    def difference(self) -> float | None:
+        """Of the mean to the published figure; None where there is one of them only."""
+        if self.mean is None or not isinstance(self.published, int | float):
+            return None
+        return self.mean - self.published
+
+
+def measured(
+    figures: Sequence[str],
+    published: Mapping[str, Mapping[str, Mapping[str, float | str]]],
+    runs: Runs,
+) -> list[Measured]:
+    """Every figure of every row and method.
+
+    Args:
+      figures: by the names of a summary, as in rounds_to.0.97; or speed_up.0.97, the
+        rounds of the first method of the row by those of this one, seed by seed.
+      published: by row, method and figure.
+      runs: that are over.
+    """
+    found = []
+    first: dict[tuple[str, str], list[float | None]] = {}
+    for (row, method), folders in runs.items():
+        summaries = [path and read_summary(path) for path in folders.values()]
+        for name in figures:
+            kind, _, target = name.partition(".")
+            source = f"rounds_to.{target}" if kind == "speed_up" else name
+            values = [of_summary(said, source) if said else None for said in summaries]
+            if kind == "speed_up":
+                base = first.setdefault((row, target), values)
+                values = [
+                    None if a is None or b is None else a / b
+                    for a, b in zip(base, values, strict=True)
+                ]
+            here = [value for value in values if value is not None]
+            paper = published.get(row, {}).get(method, {}).get(name)
+            lacking = len(values) - len(here)
+            found.append(Measured(row, method, name, paper, here, lacking))
+    return found
+
+
+def of_summary(summary: Mapping[str, Any], name: str) -> float | None:
+    """A figure by its name, as in client_accuracy.std or rounds_to.0.97; shares in %."""
+    first, _, rest = name.partition(".")
+    value: Any = summary.get(first, figures_of(summary).get(first))
+    last = first
+    while rest and isinstance(value, Mapping):
+        if rest in value:  # a target has a dot of its own
+            last, value, rest = rest, value[rest], ""
+        else:
+            last, _, rest = rest.partition(".")
+            value = value.get(last)
+    if not isinstance(value, int | float):
+        return None
+    return 100.0 * value if {first, last} & set(SHARES) else float(value)
+
+
+HEAD = ("figure", "method", "published", "measured", "difference", "n")
+
+
+def tables(found: Sequence[Measured]) -> dict[str, list[tuple[str, ...]]]:
+    """For each row of the item the lines of its table, as `HEAD` names the columns."""
+    made: dict[str, list[tuple[str, ...]]] = {}
+    for row in dict.fromkeys(cell.row for cell in found):
+        here = [cell for cell in found if cell.row == row]
+        made[row] = [
+            (cell.figure, cell.method, *_texts(cell), str(cell.seeds))
+            for figure in dict.fromkeys(cell.figure for cell in here)
+            for cell in here
+            if cell.figure == figure
+        ]
+    return made
+
+
+def _texts(cell: Measured) -> tuple[str, str, str]:
+    """Published, measured and the difference, as they are shown."""
+    paper = "" if cell.published is None else cell.published
+    published = paper if isinstance(paper, str) else _digits(paper)
+    if cell.mean is None:
+        some = f"{len(cell.values)} of {cell.seeds} seeds" if cell.values else "none"
+        return published, some, ""
+    text = _digits(cell.mean) + ("" if cell.std is None else f" ± {_digits(cell.std)}")
+    if cell.difference is None:
+        return published, text, ""
+    difference = f"{cell.difference:+.3g}"
+    if cell.interval is not None:
+        difference += f" ± {cell.interval:.2g}"
+        if abs(cell.difference) <= cell.interval:
+            difference = f"none ({difference})"
+    return published, text, difference
+
+
+def _digits(value: float) -> str:
+    return f"{value:.{2 if abs(value) >= 1 else 4}f}".rstrip("0").rstrip(".")
+
+
+def told(cell: Measured) -> str:
+    """A figure in a few words: measured, published in brackets, and how many seeds."""
+    paper, text, _ = _texts(cell)
+    return text + (f" ({paper})" if paper else "")
+
+
+def markdown(title: str, found: Sequence[Measured], notes: Sequence[str]) -> str:
+    """The tables of an item as Markdown, and below them what they rest on."""
+    lines = [f"# {title}", ""]
+    for row, table in tables(found).items():
+        lines += [f"## {row}", ""]
+        lines += [f"| {' | '.join(line)} |" for line in (HEAD, *table)]
+        lines.insert(len(lines) - len(table), "|---" * len(HEAD) + "|")
+        lines.append("")
+    lines += [f"- {note}" for note in notes]
+    return "\n".join(lines) + "\n"
+
+
+def as_csv(found: Sequence[Measured]) -> str:
+    """A line for each figure of a cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["row", "method", "figure", "published", "mean", "std", "half_interval_95"]
+        + ["difference", "seeds", "seeds_without", "values"]
+    )
+    for cell in found:
+        numbers = (cell.mean, cell.std, cell.interval, cell.difference)
+        writer.writerow(
+            [cell.row, cell.method, cell.figure, cell.published, *numbers, cell.seeds]
+            + [cell.lacking, " ".join(map(repr, cell.values))]
+        )
+    return text.getvalue()
+
+
+def picture(
+    path: Path,
+    title: str,
+    runs: Runs,
+    found: Sequence[Measured],
+    draw: str | None = None,
+    against: str = "round",
+) -> Path | None:
+    """Draws runs, a panel for each row; returns the path, None: nothing is there to draw.
+
+    Args:
+      path: where the picture goes.
+      title: above it.
+      runs: that are over.
+      found: their figures.
+      draw: a column of the table metrics, of which the mean over seeds is drawn between
+        their least and most; "clients.COLUMN", a line for each client of one run; None:
+        the first of `found`, published and measured.
+      against: the horizontal axis of curves, a column likewise.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    folders = {at: [p for p in of.values() if p is not None] for at, of in runs.items()}
+    folders = {at: paths for at, paths in folders.items() if paths}
+    by_client = (draw or "").startswith("clients.")
+    panels: list[tuple[str, ...]]
+    panels = list(dict.fromkeys(at if by_client else at[:1] for at in folders))
+    if not panels:
+        return None
+    columns = min(len(panels), 3)
+    lines = -(-len(panels) // columns)
+    figure = Figure((4.2 * columns, 3.2 * lines), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=11)
+    grid = figure.subplots(lines, columns, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.axis("off")
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        axes.set_title(", ".join(panel), fontsize=9)
+        here = {at: of for at, of in folders.items() if at[: len(panel)] == panel}
+        if draw is None:
+            _dots(axes, [cell for cell in found if cell.row == panel[0]])
+        elif by_client:
+            _client_lines(
+                axes, next(iter(here.values()))[0], draw.removeprefix("clients.")
+            )
+        else:
+            for (_, method), paths in here.items():
+                _curve(axes, method, paths, draw, against)
+            axes.set_xlabel(AGAINST.get(against, against), fontsize=8)
+            axes.set_ylabel(draw + " (%)" * (draw in SHARES), fontsize=8)
+            axes.legend(frameon=False, fontsize=7)
+        axes.tick_params(labelsize=8)
+        axes.grid(alpha=0.25)
+    return saved(figure, path)
+
+
+def _curve(
+    axes: "Axes", method: str, paths: Sequence[Path], column: str, against: str
+) -> None:
+    curves = []
+    for path in paths:
+        record = read_run(path)
+        name = record.accuracy if column == ACCURACY else column
+        share = 100 if column in SHARES else 1
+        values = share * record.metrics[name].to_numpy()
+        curves.append((record.metrics[against].to_numpy(), values))
+    shortest = min(len(at) for at, _ in curves)  # a run that was stopped is shorter
+    at = np.mean([at[:shortest] for at, _ in curves], 0)
+    values = np.array([values[:shortest] for _, values in curves])
+    (line,) = axes.plot(at, values.mean(0), linewidth=1.2, label=method)
+    if len(values) > 1:
+        color = line.get_color()
+        axes.fill_between(at, values.min(0), values.max(0), color=color, alpha=0.2)
+
+
+def _client_lines(axes: "Axes", path: Path, column: str) -> None:
+    table = read_run(path).clients
+    rounds, clients, values = (
+        table[name].to_numpy() for name in ("round", "client", column)
+    )
+    for client in np.unique(clients):
+        own = clients == client
+        axes.plot(rounds[own], values[own], linewidth=0.8)
+    axes.set_xlabel("communication round", fontsize=8)
+    axes.set_ylabel(column, fontsize=8)
+
+
+def _dots(axes: "Axes", found: Sequence[Measured]) -> None:
+    if not found:
+        return
+    found = [cell for cell in found if cell.figure == found[0].figure]
+    names = [cell.method for cell in found]
+    at = np.arange(len(names))
+    paper = [
+        c.published if isinstance(c.published, int | float) else np.nan for c in found
+    ]
+    ours = [np.nan if cell.mean is None else cell.mean for cell in found]
+    spread = [cell.interval or 0 for cell in found]
+    axes.plot(paper, at, "x", color="#222222", label="published")
+    axes.errorbar(ours, at, xerr=spread, fmt="o", markersize=4, label="measured, 95 %")
+    axes.set_yticks(at, names)
+    axes.invert_yaxis()
+    axes.set_xlabel(found[0].figure + " (%)" * (found[0].figure in SHARES), fontsize=8)
+    axes.legend(frameon=False, fontsize=7)

@@ -1,0 +1,95 @@
+"""What figures of papers show, against NumPy, by hand and against rounds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import make_data, quadratic_task, start
+
+import fedjax_adapt as fa
+from fedjax_adapt import diagnostics
+from fedjax_adapt.errors import SettingError
+
+
+def test_central_params_are_those_of_sgd_on_all_data(x64):
+    data, task = make_data(dtype=np.float64), quadratic_task(jnp.float64)
+    curvature = np.asarray(data.y, np.float64)
+    plan = fa.Plan(batch_size=None, lr=0.05, weight_decay=0.01, cohort_size=2)
+    params = jnp.arange(data.x.shape[1], dtype=jnp.float64)
+    found = diagnostics.central_params(
+        task, data, plan, params, jax.random.key(0), num_steps=3
+    )
+    theta, x = np.array(params), np.asarray(data.x, np.float64)
+    for _ in range(3):
+        gradient = (curvature[:, None] * (theta - x)).mean(0)
+        theta = theta - 0.05 * (gradient + 0.01 * theta)
+    np.testing.assert_allclose(found, theta, rtol=1e-12)
+
+
+def test_distance_is_euclidean():
+    a = {"w": jnp.array([[1.0, 2.0]]), "b": jnp.array(0.0)}
+    b = {"w": jnp.array([[3.0, 2.0]]), "b": jnp.array(1.5)}
+    assert float(diagnostics.distance(a, b)) == pytest.approx(2.5)
+
+
+def test_consistency_is_of_each_layer():
+    deltas = {
+        "agree": jnp.array([[1.0, -2.0], [3.0, -1.0]]),
+        "cancel": jnp.array([[1.0], [-1.0]]),
+        "mixed": jnp.array([[3.0, 0.0], [-1.0, 0.0]]),  # |2| by 4, and 0/0 = 0
+    }
+    found = diagnostics.consistency_by_layer(deltas)
+    assert found == {
+        "agree": pytest.approx(1.0),
+        "cancel": pytest.approx(0.0),
+        "mixed": pytest.approx(0.25),
+    }
+
+
+def test_consistency_of_a_round_is_what_gift_sees(task, data):
+    algorithm = fa.show_deltas(
+        fa.algorithms.gift(2, theta=0.0, reduce="mean_abs_ratio")
+    )
+    plan = fa.Plan(batch_size=4)
+    round_fn, state = start(algorithm, task, data, plan)
+    after, info = round_fn(state, jax.random.key(3))
+    by_layer = diagnostics.consistency_by_layer(info.clients)
+    sizes = {"w": state.params["w"].size, "b": state.params["b"].size}
+    mean = sum(by_layer[n] * sizes[n] for n in sizes) / sum(sizes.values())
+    np.testing.assert_allclose(after.policy.consistency, mean, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "steps, nats",
+    [([5, 5, 5, 5], np.log(4)), ([7, 0, 0], 0), ([0, 0], 0), ([3, 1], 0.5623)],
+)
+def test_entropy_of_steps(steps, nats):
+    np.testing.assert_allclose(diagnostics.step_entropy(steps), nats, atol=1e-4)
+    both = diagnostics.step_entropy([steps, steps])
+    np.testing.assert_allclose(both, [nats, nats], atol=1e-4)
+
+
+def test_refinement_by_class_is_of_the_round_without_and_with_it(task, data):
+    plan, key = fa.Plan(batch_size=4), jax.random.key(5)
+    refined, plain = fa.algorithms.fnr(epochs=3, weight=0.1), fa.algorithms.fedavg()
+    round_fn, state = start(refined, task, data, plan)
+    before, after = diagnostics.refinement_by_class(
+        refined, task, data, plan, state, key
+    )
+    of = lambda params: fa.class_accuracy(task, params, data.test, data.num_classes)
+    np.testing.assert_array_equal(after, of(round_fn(state, key)[0].params))
+    other, begin = start(plain, task, data, plan)
+    begin = begin._replace(params=state.params)
+    np.testing.assert_array_equal(before, of(other(begin, key)[0].params))
+    assert (np.asarray(before) != np.asarray(after)).any()
+
+
+def test_mistakes_are_told(task, data):
+    plan, key = fa.Plan(batch_size=4), jax.random.key(5)
+    _, state = start(fa.algorithms.fedavg(), task, data, plan)
+    with pytest.raises(SettingError, match="without a refinement; write"):
+        diagnostics.refinement_by_class(
+            fa.algorithms.fedavg(), task, data, plan, state, key
+        )
+    with pytest.raises(SettingError, match="num_steps=0"):
+        diagnostics.central_params(task, data, plan, state.params, key, 0)

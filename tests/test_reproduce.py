@@ -1,0 +1,309 @@
+"""`fedjax-adapt reproduce`: a table's runs, made once, and published beside measured."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from fedjax_adapt.cli import main
+from fedjax_adapt.errors import SettingError
+from fedjax_adapt.experiment import reproduce
+from fedjax_adapt.experiment.reproduce import cells_of, make_runs, read_item, runs_of
+from fedjax_adapt.experiment.store import read_run, read_summary
+from fedjax_adapt.report.reproduce import (
+    Measured,
+    measured,
+    of_summary,
+    picture,
+    tables,
+)
+
+TABLE = """
+title = "Accuracy"
+place = "Table 1"
+figures = ["accuracy", "rounds_to.0.01", "speed_up.0.01", "rounds_to.1.0"]
+chosen = ["batches of 20"]
+[run]
+dataset = "digits"
+train_examples = 200
+widths = [8]
+num_clients = 4
+participation = 1.0
+rounds = 2
+batch_size = 20
+targets = [0.01, 1.0]
+partition_seed = 0
+clip_norm = "none"
+[rows.iid]
+partition = "iid"
+[rows.skewed]
+partition = "dirichlet"
+concentration = 0.3
+[methods.fedveca]
+algorithm = "fedveca"
+shuffle = "replacement"
+[methods.fedavg]
+algorithm = "fedavg"
+steps_of = "fedveca"
+[methods.central]
+algorithm = "fedavg"
+num_clients = 1
+partition = "iid"
+steps_of = "fedveca"
+[cells.skewed.fedveca]
+alpha = 0.5
+[scales.cpu]
+rows = ["skewed"]
+methods = ["fedveca"]
+seeds = 2
+[scales.cpu.run]
+lr = 0.05
+[published.iid]
+fedveca = { accuracy = 90.0, "rounds_to.1.0" = ">100" }
+"""
+CURVES = """
+title = "Curves"
+place = "Fig. 1"
+of = "table1"
+only = { rows = ["iid"], methods = ["fedveca"] }
+draw = "accuracy"
+"""
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory):
+    place = tmp_path_factory.mktemp("papers")
+    (place / "some").mkdir()
+    (place / "some" / "table1.toml").write_text(TABLE)
+    (place / "some" / "fig1.toml").write_text(CURVES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reproduce, "PAPERS", place)
+        read_item.cache_clear()
+        yield place
+    read_item.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def made(papers, tmp_path_factory):
+    """A folder with the runs of one row, of one seed."""
+    folder = tmp_path_factory.mktemp("reproduce")
+    make_runs(cells_of(read_item("some-table1"), folder, rows=["iid"]))
+    return folder
+
+
+@pytest.fixture
+def unchanging(monkeypatch):
+    """No sweep may be run."""
+
+    def refuse(asked, folder, **_):
+        raise AssertionError(f"{folder} is run again")
+
+    monkeypatch.setattr(reproduce, "sweep", refuse)
+
+
+def iid(folder, **more):
+    return cells_of(read_item("some-table1"), folder, rows=["iid"], **more)
+
+
+def runs(cells):
+    return {(cell.row, cell.method): runs_of(cell) for cell in cells}
+
+
+def test_settings_of_a_cell_are_those_of_run_row_method_cell_and_scale(
+    papers, tmp_path
+):
+    item = read_item("some-table1")
+    config = lambda scale, at: cells_of(item, tmp_path, scale)[at].configs[0]
+    assert [c.row for c in cells_of(item, tmp_path)] == ["iid"] * 3 + ["skewed"] * 3
+    assert config("full", 0).lr == 0.1 and config("cpu", 0).lr == 0.05
+    assert config("full", 3).algorithm_options == {"alpha": 0.5}
+    assert config("full", 0).algorithm_options == {}
+    (cell,) = cells_of(item, tmp_path, "cpu")
+    assert (cell.row, cell.method, list(cell.configs)) == ("skewed", "fedveca", [0, 1])
+    assert config("smoke", 0).train_examples == 300
+
+
+def test_local_steps_are_those_of_the_other_methods_run(made):
+    veca, avg, central = (runs_of(cell)[0] for cell in iid(made))
+    total = read_summary(veca)["local_steps"]
+    sizes = np.array([50, 50, 50, 50])  # iid
+    # floor(E_avg n_i / B) of each client in each round, E_avg = tau_all B / (K n)
+    by_hand = 2 * np.maximum(np.floor(total / 2 * sizes / 200), 1).sum()
+    assert read_summary(avg)["local_steps"] == by_hand
+    assert read_summary(central)["local_steps"] == 2 * round(total / 2)
+    assert read_summary(central)["data"]["clients"] == 1
+
+
+def test_runs_that_are_there_are_not_made_again(made, unchanging):
+    make_runs(iid(made))
+    figure = cells_of(read_item("some-fig1"), made)  # of the same runs
+    make_runs(figure)
+    assert [runs_of(c) for c in figure] == [runs_of(iid(made)[0])]
+
+
+def test_more_seeds_make_the_runs_that_lack(made, monkeypatch):
+    before, real, run = runs_of(iid(made)[0])[0], reproduce.sweep, []
+
+    def note(asked, folder, **more):
+        run.append((folder.name, asked.grids))
+        return real(asked, folder, **more)
+
+    monkeypatch.setattr(reproduce, "sweep", note)
+    cells = iid(made, methods=["fedveca"], seeds=3)
+    make_runs(cells)
+    assert run == [("seed-1-2", [{"seed": [1, 2]}])]
+    found = runs_of(cells[0])
+    assert list(found) == [0, 1, 2] and found[0] == before
+    assert [read_run(path).config["seed"] for path in found.values()] == [0, 1, 2]
+
+
+def test_an_interrupted_item_goes_on(papers, tmp_path, made):
+    def stop(progress):
+        if progress.accuracy is not None:
+            raise KeyboardInterrupt
+
+    cells = iid(tmp_path, methods=["fedveca"])
+    with pytest.raises(KeyboardInterrupt):
+        make_runs(cells, progress=stop)
+    assert runs_of(cells[0]) == {}
+    make_runs(cells)
+    again, whole = (read_run(runs_of(c)[0]) for c in (cells[0], iid(made)[0]))
+    for name in ("accuracy", "loss", "local_steps"):
+        np.testing.assert_array_equal(again.metrics[name], whole.metrics[name])
+
+
+def test_runs_of_another_protocol_are_refused(made, tmp_path):
+    shutil.copytree(made, tmp_path / "copy")
+    cell = iid(tmp_path / "copy")[0]
+    (old,) = (tmp_path / "copy").rglob("iid/fedveca/seed-0/trials/0000/config.toml")
+    old.write_text(old.read_text().replace("batch_size = 20", "batch_size = 10"))
+    with pytest.raises(
+        SettingError, match="batch_size=10, here batch_size=20; give anoth"
+    ):
+        make_runs([cell])
+
+
+def test_a_method_brings_the_one_whose_steps_it_takes(papers, tmp_path):
+    cells = iid(tmp_path, methods=["fedavg"])
+    assert [cell.method for cell in cells] == ["fedveca", "fedavg"]
+
+
+def summary(accuracy=0.9, rounds=3):
+    return {
+        "accuracy": accuracy,
+        "client_accuracy": {"mean": 0.5, "std": 0.25},
+        "rounds_to": {"0.97": rounds, "0.5": None},
+        "models": {"sel": {"last_mean": 0.75, "rounds_to": {"0.97": 7}}},
+        "loss": 0.3,
+    }
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("accuracy", 90.0),
+        ("client_accuracy.std", 25.0),
+        ("rounds_to.0.97", 3.0),
+        ("rounds_to.0.5", None),
+        ("models.sel.last_mean", 75.0),
+        ("models.sel.rounds_to.0.97", 7.0),
+        ("loss", 0.3),
+        ("nothing", None),
+        ("nothing.at.all", None),
+    ],
+)
+def test_a_figure_is_found_by_its_name_and_a_share_is_in_percent(name, value):
+    found = of_summary(summary(), name)
+    assert found == (value if value is None else pytest.approx(value))
+
+
+def test_training_accuracy_is_found_where_a_summary_has_it():
+    trained = {"training_accuracy_on_the_public_set": {"accuracy": 0.5}, "rounds": 4}
+    assert of_summary(trained, "accuracy") == 50.0
+    assert of_summary(trained, "rounds") == 4.0
+
+
+def test_a_difference_inside_its_interval_is_none():
+    few = Measured("row", "method", "accuracy", 90.0, [89.0, 90.0, 92.0], 0)
+    # by hand: mean 90.333, deviation 1.5275, t of 2 degrees of freedom at 97.5 % 4.3027
+    assert few.mean == pytest.approx(90.3333, abs=1e-4)
+    assert few.std == pytest.approx(1.5275, abs=1e-4)
+    assert few.interval == pytest.approx(4.3027 * 1.5275 / 3**0.5, abs=1e-3)
+    assert tables([few])["row"][0][4].startswith("none (+0.333")
+    far = few._replace(published=80.0)
+    assert tables([far])["row"][0][4].startswith("+10.3 ± 3.8")
+    one = few._replace(values=[89.0])
+    assert tables([one])["row"][0][3:] == ("89", "-1", "1")
+
+
+def test_a_target_that_not_all_seeds_reach_has_no_mean():
+    some = Measured("row", "method", "rounds_to.0.97", ">300", [10.0], 1)
+    assert some.mean is None and some.difference is None
+    assert tables([some])["row"][0][2:] == (">300", "1 of 2 seeds", "", "2")
+
+
+def test_speed_up_is_the_first_methods_rounds_by_the_others(made, monkeypatch):
+    from fedjax_adapt.report import reproduce as report
+
+    rounds = iter([12, 4, 3])
+    monkeypatch.setattr(report, "read_summary", lambda _: summary(rounds=next(rounds)))
+    found = measured(["speed_up.0.97"], {}, runs(iid(made)))
+    assert [cell.values for cell in found] == [[1.0], [3.0], [4.0]]
+
+
+def test_pictures_of_curves_of_clients_and_of_points(made):
+    here = runs(iid(made))
+    found = measured(["accuracy"], {}, here)
+    for draw in (None, "accuracy", "clients.num_steps"):
+        path = picture(made / f"{draw}.png", "title", here, found, draw)
+        assert path is not None and path.read_bytes()[:4] == b"\x89PNG"
+    assert picture(made / "none.png", "title", {}, []) is None
+
+
+def test_the_command_prints_published_beside_measured(made, capsys):
+    told = ["reproduce", "some-table1", "--rows", "iid", "--folder", str(made)]
+    assert main(told) == 0
+    shown = capsys.readouterr().out
+    assert "Table 1, iid" in shown and ">100" in shown and "90" in shown
+    place = made / "some-table1" / "full"
+    rows = list(csv.DictReader((place / "table.csv").read_text().splitlines()))
+    assert len(rows) == 3 * 4
+    here = {(row["method"], row["figure"]): row for row in rows}
+    accuracy = 100 * read_summary(runs_of(iid(made)[0])[0])["accuracy"]
+    line = here["fedveca", "accuracy"]
+    assert float(line["mean"]) == pytest.approx(accuracy)
+    assert float(line["difference"]) == pytest.approx(accuracy - 90)
+    assert "Chosen here: batches of 20" in (place / "table.md").read_text()
+    record = json.loads((place / "record.json").read_text())
+    assert record["seeds"] == [0] and record["commits"] and record["hardware"]
+
+
+def test_list_says_what_was_run(made, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["reproduce", "list", "--folder", str(made)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (table,) = (line for line in lines if "some-table1" in line)
+    assert "3 of 6" in table
+    (figure,) = (line for line in lines if "some-fig1" in line)
+    assert "done" in figure
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["some-tabel1"], "did you mean 'some-table1'"),
+        ([], "give one, as in fedjax-adapt reproduce fedssg-table1"),
+        (["some-table1", "--rows", "idi"], "rows='idi' is unknown; did you mean 'iid'"),
+        (["some-table1", "--methods", "x"], "write one of fedveca, fedavg, central"),
+        (["some-table1", "--seeds", "0"], "seeds=0 must be an integer >= 1"),
+        (["some-table1", "--scale", "half"], "scale"),
+        (["list", "--row", "x"], "--row"),
+    ],
+)
+def test_mistakes_are_one_sentence(papers, tmp_path, capsys, words, said):
+    assert main(["reproduce", *words, "--folder", str(tmp_path / "none")]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert not (tmp_path / "none").exists()
