@@ -26,6 +26,7 @@ PATTERN = "FILE.py:FUNCTION"
 
 # runs begun before these were so have nothing recorded, and cannot be gone on with
 REVISED = {
+    "model=fedveca_cnn": "AFL's with its normalisation and first weights",
     "model=svm": "AFL's with its norm in the loss and no bias",
     "partition=fedveca_case": "AFL's cases",
 }

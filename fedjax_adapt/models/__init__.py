@@ -29,7 +29,7 @@ MODELS = {
 }
 
 # whose inputs are pixels in [0, 1], as the papers have them, and not standardised
-OF_PIXELS = ("svm",)
+OF_PIXELS = ("svm", "fedveca_cnn")
 
 __all__ = [
     "AUGMENTS",

@@ -443,7 +443,12 @@ def test_a_sweep_is_resumed_with_the_file_it_was_begun_with(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"model": "svm", "labels": "parity"}, {"partition": "fedveca_case"}]
+    "changes",
+    [
+        {"model": "svm", "labels": "parity"},
+        {"model": "fedveca_cnn"},
+        {"partition": "fedveca_case"},
+    ],
 )
 def test_what_was_another_thing_in_an_earlier_version_is_not_gone_on_with(changes):
     config = from_settings({**TINY, **changes, "folder": "runs/mine"})
@@ -465,9 +470,12 @@ def test_what_was_another_thing_in_an_earlier_version_is_not_gone_on_with(change
 
 
 def test_what_was_another_thing_in_an_earlier_version_has_another_hash():
-    changed = {"model": "svm", "labels": "parity"}, {"partition": "fedveca_case"}
-    of_the_version_before = "6d90be93", "ad0c8573"
-    for changes, before in zip(changed, of_the_version_before, strict=True):
+    of_the_version_before = {
+        "6d90be93": {"model": "svm", "labels": "parity"},
+        "855a2c7a": {"model": "fedveca_cnn"},
+        "ad0c8573": {"partition": "fedveca_case"},
+    }
+    for before, changes in of_the_version_before.items():
         assert config_hash(from_settings(changes)) != before
 
 
