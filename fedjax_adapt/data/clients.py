@@ -16,6 +16,7 @@ from .rows import (
     check_like,
     generator,
     joined,
+    largest_pixel,
     num_classes_of,
     rows_in,
     table_of,
@@ -260,8 +261,7 @@ def feature_noise(
         )
     if sigma == 0:
         return None
-    scale = float(x.max()) if np.issubdtype(x.dtype, np.integer) and x.size else 1.0
     ids = np.arange(num_clients)
     level = ids < num_clients - 1 if mask else ids / max(num_clients - 1, 1)
-    std = jnp.asarray(sigma * scale * level, jnp.result_type(float))
+    std = jnp.asarray(sigma * largest_pixel(x) * level, jnp.result_type(float))
     return ClientNoise(std, grid if mask else 0)

@@ -22,6 +22,7 @@ from .rows import (
     check_sizes,
     check_split,
     generator,
+    group,
     join,
 )
 
@@ -195,58 +196,64 @@ def fedveca_case(
     seed: int = 0,
     min_size: int = 1,
 ) -> Rows:
-    """FedVeca's three cases: 1 iid, 2 by label, 3 half and half.
+    """FedVeca's three cases, which it has from AFL: 1 iid, 2 by label, 3 half and half.
 
-        1  equal random shares
-        2  no two clients share a label, or no client has two: whichever is possible
-        3  the first half of the labels as 1 over the first half of the clients, the rest
-           as 2 over the others (with 5 clients: 2 and 3)
+        1  row i goes to client i mod N
+        2  a row of label l to client l mod N
+        3  rows of the first half of the labels, l < (K - 1) / 2, to client i mod h,
+           h = ceil(N / 2), the others to client h + l mod (N - h)
 
-    The paper says no more. Here labels go to clients in order: with fewer clients than
-    labels each takes a run of them, with more a label's rows are split equally among
-    clients, whose number follows its rows. Every row is held.
+    Labels are counted from the smallest, and K is how many numbers there are up to the
+    largest. With 5 clients and 10 labels, clients 0 to 2 of case 3 hold labels 0 to 4
+    alike, client 3 has 6 and 8, client 4 has 5, 7 and 9. With more clients than labels,
+    cases 2 and 3 find a place as for K clients, and the row goes to the emptiest of the
+    clients n with n mod K at that place. Every row is held.
+
+    References:
+      Wang et al., "Adaptive Federated Learning in Resource Constrained Edge Computing
+      Systems", JSAC 2019, https://arxiv.org/abs/1804.05271. Cases 1, 2 and 4 of its code,
+      https://github.com/IBM/adaptive-federated-learning, util/utils.py.
 
     Args:
       labels: of the training set, [n] integers.
-      num_clients: how many clients.
+      num_clients: how many clients, N.
       case: 1, 2 or 3.
-      seed: of everything.
+      seed: of the order of each client's rows; nothing else is drawn.
       min_size: rows every client must get.
     """
     if case not in (1, 2, 3):
         raise SettingError(f"case={case!r} is unknown; write 1, 2 or 3.")
     labels = check_split(labels, num_clients, seed, min_size)
-    rng = generator(seed)
-    rows = by_label(rng, labels)[1]
+    row, label = np.arange(len(labels)), labels.astype(np.int64) - labels.min()
+    num_labels = int(label.max()) + 1
+    num_places = min(num_clients, num_labels)
     if case == 1:
-        parts = _equal(rng, rows, num_clients)
+        owner = row % num_clients
     elif case == 2:
-        parts = _by_label(rows, num_clients)
+        owner = _dealt(label % num_places, num_places, num_clients)
     else:
-        K, N = len(rows) // 2, num_clients // 2
-        if not (K and N):
+        if num_places < 2:
             raise SettingError(
-                f"case=3 halves labels and clients, but there are {len(rows)} labels and "
+                f"case=3 halves labels and clients, but there are {num_labels} labels and "
                 f"num_clients={num_clients}; give 2 of each or more, or write case=2."
             )
-        parts = _equal(rng, rows[:K], N) + _by_label(rows[K:], num_clients - N)
+        h = (num_places + 1) // 2
+        by_row = 2 * label < num_labels - 1
+        place = np.where(by_row, row % h, h + label % (num_places - h))
+        owner = _dealt(place, num_places, num_clients)
+    rng = generator(seed)
+    parts = [[rows] for rows in group(row, owner, num_clients)]
     hint = "write a smaller min_size, or fewer clients"
     return check_sizes(join(rng, parts), min_size, hint)
 
 
-def _equal(rng, rows: Rows, num_clients: int) -> list[Rows]:
-    """Equal random shares of all the rows."""
-    shuffled = rng.permutation(np.concatenate(rows))
-    return [[part] for part in np.array_split(shuffled, num_clients)]
+def _dealt(place: np.ndarray, num_places: int, num_clients: int) -> np.ndarray:
+    """The client of each row, [n]: the emptiest of those with n mod places at its place.
 
-
-def _by_label(rows: Rows, num_clients: int) -> list[Rows]:
-    """Several labels for each client, or several clients for each label."""
-    if num_clients <= len(rows):
-        runs = np.array_split(np.arange(len(rows)), num_clients)
-        return [[rows[label] for label in run] for run in runs]
-    # a label's first row is for its first client: so no label has more of them than rows
-    more = np.array([len(r) - 1 for r in rows])
-    holders = apportion(num_clients, more, least=1)
-    pieces = zip(rows, holders, strict=True)
-    return [[part] for of, count in pieces for part in np.array_split(of, count)]
+    All of them are empty at first, so that is one after the other.
+    """
+    owner = np.empty_like(place)
+    for number in range(num_places):
+        own = place == number
+        owner[own] = np.resize(np.arange(number, num_clients, num_places), own.sum())
+    return owner

@@ -213,6 +213,14 @@ def num_classes_of(
     return num_classes
 
 
+def largest_pixel(x: np.ndarray) -> float:
+    """What inputs are divided by to be pixels in [0, 1]; 1 where they are no integers.
+
+    Integers reach from 0 to the largest in `x`: 255 in photographs, 16 in the digits.
+    """
+    return float(x.max() or 1) if x.size and np.issubdtype(x.dtype, np.integer) else 1.0
+
+
 def check_finite(x: Any, y: Any, example: str) -> None:
     """Raises ValueError on the first example with a NaN or infinite number in it."""
     for what, values in (("input", np.asarray(x)), ("target", np.asarray(y))):

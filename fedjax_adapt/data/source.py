@@ -25,7 +25,7 @@ from .. import check
 from ..errors import SettingError
 from .dataset import FederatedDataset
 from .public import PublicSet
-from .rows import apportion, by_label, generator
+from .rows import apportion, by_label, generator, largest_pixel
 
 Moment = float | tuple[float, ...]
 
@@ -93,6 +93,10 @@ class Source(NamedTuple):
         return self._replace(
             y_train=self.y_train % 2, y_test=self.y_test % 2, num_classes=2
         )
+
+    def of_pixels(self) -> "Source":
+        """The same examples, which tasks are to scale to pixels in [0, 1] and no more."""
+        return self._replace(mean=0.0, std=largest_pixel(self.x_train))
 
     def tests_of(self, rows: Sequence[np.ndarray]) -> list[np.ndarray] | None:
         """The test rows of each client's owner; None where test rows have none.

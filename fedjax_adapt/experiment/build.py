@@ -30,7 +30,7 @@ from ..data import (
 )
 from ..engine.batches import batch_size
 from ..errors import SettingError
-from ..models import AUGMENTS, classification, projected
+from ..models import AUGMENTS, OF_PIXELS, classification, projected
 from ..models.ways import Layer, layers_of, with_ways
 from ..participation import bernoulli, earliest, uniform
 from ..plan import Plan
@@ -74,7 +74,7 @@ def build(config: Config) -> Federation:
 def _of_object(config: Config, algorithm: Algorithm, plan: Plan) -> Federation:
     """As `build`, of clients that are given as they are."""
     data = objects.of("data")
-    source = objects.source_of(data)
+    source = scaled(config, objects.source_of(data))
     measured = skew(data.rows(), source.y_train, source.num_classes)
     task = with_told_ways(config.convolutions, build_task(config, source), data, plan)
     labels = source.y_train
@@ -211,9 +211,15 @@ def load_source(config: Config) -> Source:
         user_functions.check_made(f"dataset={config.dataset}", source, Source)
     else:
         source = load(config.dataset, config.data_dir, **options)
+    source = scaled(config, source)
     return (
         source if config.train_examples is None else source.first(config.train_examples)
     )
+
+
+def scaled(config: Config, source: Source) -> Source:
+    """The source with the moments that its inputs are standardised by for the model."""
+    return source.of_pixels() if config.model in OF_PIXELS else source
 
 
 AUTO, RULE = "auto", "rule"

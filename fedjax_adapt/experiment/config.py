@@ -23,6 +23,7 @@ from .schema import (
     settings_that_are,
 )
 from .schema import Corruption as Corruption
+from .scripts import revised
 from .spelling import (
     canonical,
     choices_in,
@@ -157,12 +158,15 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def hashed(config: Config) -> dict[str, Any]:
-    """The `identity` under the names that hashes have always been taken of."""
+    """The `identity` under the names that hashes have always been taken of.
+
+    What another thing had the name of in earlier versions has another hash than that.
+    """
     found: dict[str, Any] = {}
     for name, value in identity(config).items():
         flat = flat_name(name)
         found[name if flat in found else flat] = value
-    return found
+    return found | revised(config)
 
 
 def config_hash(config: Config) -> str:

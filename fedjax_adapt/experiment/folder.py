@@ -23,7 +23,7 @@ from .federation import Federation
 from .program import abstract_state, run_keys
 from .reading import read_settings
 from .schema import settings_that_are
-from .scripts import label, origins
+from .scripts import REVISED, label, origins
 from .store import read_run
 
 if TYPE_CHECKING:
@@ -109,14 +109,16 @@ def check_may_begin(
 
 
 def check_origins(folder: Path, configs: Iterable[Config]) -> None:
-    """Raises ValueError if what is a user's own is not what the folder was begun with."""
+    """Raises ValueError if what `origins` tells is not what the folder was begun with."""
     before, now = store.read_origins(folder), origins(configs)
     for choice, origin in now.items():
         then = before.get(choice, "not recorded")
         if then != origin:
+            ours = choice in REVISED
+            remedy = "go on in the version it was" if ours else "put it back as it was"
             raise SettingError(
                 f"folder={folder} was begun with another {choice}: it was {then}, and is "
-                f"{origin} now; put it back as it was, or give another folder."
+                f"{origin} now; {remedy}, or give another folder."
             )
 
 

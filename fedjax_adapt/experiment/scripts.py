@@ -1,5 +1,7 @@
 """What is a user's own: functions of files, by FILE.py:FUNCTION, and how to tell them.
 
+And what is ours but was another thing in an earlier version, by the same name.
+
 A file is loaded once, and anew when it has changed, but not while a run is under way: what
 a run takes from a file is what it held when the run began.
 """
@@ -21,6 +23,13 @@ from .objects import KINDS, OBJECT, REGISTERED
 from .user_functions import check_function
 
 PATTERN = "FILE.py:FUNCTION"
+
+# runs begun before these were so have nothing recorded, and cannot be gone on with
+REVISED = {
+    "model=fedveca_cnn": "AFL's with its normalisation and first weights",
+    "model=svm": "AFL's with its norm in the loss and no bias",
+    "partition=fedveca_case": "AFL's cases",
+}
 
 
 class _File(NamedTuple):
@@ -126,7 +135,7 @@ def origins(configs: Iterable[Any]) -> dict[str, str]:
     """Where what is not ours comes from: "KIND=NAME" -> how to tell it from another.
 
     Of a file it is the SHA-256 of all of it, of a registered function that of its source,
-    of an object its description.
+    of an object its description. What is `REVISED` is told from what it was, too.
     """
     found: dict[str, str] = {}
     for config in configs:
@@ -136,7 +145,14 @@ def origins(configs: Iterable[Any]) -> dict[str, str]:
             for own in (name, base) if kind == "algorithm" else (name,):
                 if f"{kind}={own}" not in found and is_own(kind, own):
                     found[f"{kind}={own}"] = _origin(kind, own)
+        found |= revised(config)
     return found
+
+
+def revised(config: Any) -> dict[str, str]:
+    """What is `REVISED` of the choices of a run."""
+    chosen = (f"{kind}={getattr(config, kind)}" for kind in KINDS)
+    return {choice: REVISED[choice] for choice in chosen if choice in REVISED}
 
 
 def is_own(kind: str, name: str) -> bool:

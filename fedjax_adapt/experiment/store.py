@@ -5,7 +5,7 @@
     clients/part-*.parquet    one row per client that took part in a round
     checkpoints/<round>/      the last two states (orbax)
     summary.json              the result; a folder that has one is finished
-    own.json                  what was a user's own, and how to tell it, if anything was
+    own.json                  what was a user's own, or has been revised, if anything was
     learning_curve.png
 
 A part is named after its last round and appears whole or not at all, so cutting a run
@@ -261,7 +261,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def read_origins(folder: Path) -> dict[str, str]:
-    """What a run or a sweep was given that is a user's own, see `scripts.origins`."""
+    """What `scripts.origins` told of a run or a sweep when it began."""
     return _read_json(folder / OWN) or {}
 
 

@@ -94,7 +94,7 @@ class Summary:
       commit: of the git checkout the package was run from; None if it was installed.
       own: what was a user's own, "KIND=NAME", and how to tell it: the SHA-256 of a file or
         of a function's source, or the description of an object, which is no part of
-        `config_hash`.
+        `config_hash`; and what was another thing in earlier versions.
       stopped_round: the round after which a callback ended the run; None: it went to its
         end.
     """

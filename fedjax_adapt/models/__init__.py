@@ -28,9 +28,13 @@ MODELS = {
     "lstm": lstm,
 }
 
+# whose inputs are pixels in [0, 1], as the papers have them, and not standardised
+OF_PIXELS = ("svm", "fedveca_cnn")
+
 __all__ = [
     "AUGMENTS",
     "MODELS",
+    "OF_PIXELS",
     "classification",
     "cnn",
     "conv",

@@ -2,12 +2,16 @@
 
     linear       softmax regression
     mlp          hidden layers of ReLUs, for MNIST and EMNIST
-    svm          FedVeca's support vector machine: a linear score under the squared hinge
+    svm          the support vector machine of AFL and FedVeca, under the squared hinge
     projected    any of the models here, with a projection between features and last layer
 
-Initial weights are uniform as PyTorch's, which the papers' experiments start from.
+Initial weights are uniform as PyTorch's, which the papers' experiments start from, but for
+svm's, which are 0.
 
 References:
+  Wang et al., "Adaptive Federated Learning in Resource Constrained Edge Computing Systems",
+  JSAC 2019, https://arxiv.org/abs/1804.05271. Its SVM as in its code,
+  https://github.com/IBM/adaptive-federated-learning, models/svm_smooth.py.
   Li, He & Song, "Model-Contrastive Federated Learning", CVPR 2021,
   https://arxiv.org/abs/2103.16257. Section 3.2; width 256.
 """
@@ -147,41 +151,47 @@ def mlp(
     return lambda rngs: MLP(input_shape, num_classes, widths, rngs)
 
 
+LAMBDA = 0.1  # of the support vector machine's squared norm, from AFL's code
+
+
 class SVM(Classifier):
-    """FedVeca's support vector machine, one score s under the squared hinge.
+    """AFL's support vector machine, which FedVeca takes over.
 
-        s = <w, x> + b,   loss = max(0, 1 - t s)^2,   t = -1 for label 0, +1 for label 1
+        s = <w, x>,   loss = lambda/2 ||w||^2 + 1/2 max(0, 1 - t s)^2,   w = 0 at first
 
-    The score is shown as the two logits (-s/2, s/2): their difference is s, the largest
-    is the sign of s, and what reads logits (accuracy, distillation) reads these.
-
-    The paper names the model ("squared-SVM", one binary output) and writes no loss out:
-    this is the usual one. Regularisation, if any, is the run's weight decay.
+    with lambda = 0.1 and t = +1 for label 0 (even), -1 for label 1 (odd). The logits are
+    lambda/2 ||w||^2 +- s/2: their difference is s and the larger one its sign, so what
+    reads logits (accuracy, distillation) reads these; and their mean is the first term,
+    so that the loss has it wherever one is taken, in evaluation too.
     """
 
     def __init__(self, input_shape: Shape, rngs: nnx.Rngs):
-        """Draws the weights, uniform as PyTorch's."""
-        self.out = dense(math.prod(input_shape), 1, rngs)
+        """Weights 0, and no bias."""
+        width, zeros = math.prod(input_shape), nnx.initializers.zeros
+        self.out = nnx.Linear(width, 1, use_bias=False, kernel_init=zeros, rngs=rngs)
 
     def features(self, x: jax.Array) -> jax.Array:
         """The pixels themselves, [batch, pixels]."""
         return flatten(x)
 
     def head(self, features: jax.Array) -> jax.Array:
-        """The score as two logits, [batch, 2]."""
-        half = self.out(features) / 2
-        return jnp.concatenate([-half, half], axis=1)
+        """The score and the term in w as two logits, [batch, 2]."""
+        half, term = (
+            self.out(features) / 2,
+            LAMBDA / 2 * (self.out.kernel[...] ** 2).sum(),
+        )
+        return jnp.concatenate([term + half, term - half], axis=1)
 
     @staticmethod
     def loss(logits: jax.Array, y: jax.Array) -> jax.Array:
-        """The squared hinge of each example, [batch], from labels 0 and 1."""
-        score = logits[:, 1] - logits[:, 0]
-        sign = 2 * y.astype(score.dtype) - 1
-        return jnp.square(jax.nn.relu(1 - sign * score))
+        """The loss of each example, [batch], from labels 0 and 1."""
+        score = logits[:, 0] - logits[:, 1]
+        sign = 1 - 2 * y.astype(score.dtype)
+        return logits.mean(1) + jnp.square(jax.nn.relu(1 - sign * score)) / 2
 
 
 def svm(input_shape: Shape, num_classes: int) -> Builder:
-    """The squared-hinge support vector machine of FedVeca, for two classes.
+    """The squared-hinge support vector machine of AFL and FedVeca, for two classes.
 
     Raises:
       ValueError: there are not two classes.

@@ -87,6 +87,33 @@ class GroupNorm(nnx.Module):
         return y.astype(x.dtype)
 
 
+def standardised(x: jax.Array) -> jax.Array:
+    """Each image less its mean, over its deviation, [batch, height, width, channels].
+
+    The deviation is at least 1 / (255 sqrt(n)) of n numbers, that of a constant image.
+    """
+    exact = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    exact = exact - exact.mean((1, 2, 3), keepdims=True)
+    variance = jnp.square(exact).mean((1, 2, 3), keepdims=True)
+    least = 1 / (255**2 * x[0].size)
+    return (exact * lax.rsqrt(jnp.maximum(variance, least))).astype(x.dtype)
+
+
+def local_response(x: jax.Array) -> jax.Array:
+    """Each channel less the more its neighbours are, [channels, height, width, batch].
+
+        x_c / (1 + alpha sum_{|j - c| <= 4} x_j^2)^(3/4),   alpha = 0.001 / 9
+
+    Krizhevsky, Sutskever & Hinton, "ImageNet Classification with Deep Convolutional Neural
+    Networks", NIPS 2012, section 3.3, with the numbers of AFL's code.
+    """
+    exact = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    reach, channels = 4, x.shape[0]
+    squares = jnp.pad(jnp.square(exact), ((reach, reach), (0, 0), (0, 0), (0, 0)))
+    near = sum(squares[i : i + channels] for i in range(2 * reach + 1))
+    return (exact * (1 + 0.001 / 9 * near) ** -0.75).astype(x.dtype)
+
+
 def batch_last(x: jax.Array) -> jax.Array:
     """[batch, height, width, channels] to [channels, height, width, batch]."""
     return x.transpose(3, 1, 2, 0)

@@ -155,18 +155,51 @@ def test_pareto_gives_one_client_all_classes_and_most_of_them_one():
 # --- FedVeca, GIFT -------------------------------------------------------------------
 
 
-def test_case_2_shares_no_label_or_gives_nobody_two():
-    few = counts_of("fedveca_case", CIFAR10, 5, case=2)[0] > 0
-    assert (few.sum(0) == 1).all() and (few.sum(1) == 2).all()
-    many, sizes = counts_of("fedveca_case", CIFAR10, 30, case=2)
-    assert ((many > 0).sum(1) == 1).all() and ((many > 0).sum(0) == 3).all()
+DIGITS = np.array([0, 5, 9, 1, 0, 6, 4, 7, 8, 5, 2, 3, 3, 0, 9, 6, 1, 4, 7, 8, 5, 5])
+
+
+@pytest.mark.parametrize(
+    "case, num_clients, owners",
+    [
+        # row i to client i mod N
+        (1, 5, [0, 1, 2, 3, 4] * 4 + [0, 1]),
+        (1, 10, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9] * 2 + [0, 1]),
+        (1, 12, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        # label mod N; of 12 clients, labels 0 and 1 have two each, one after the other
+        (2, 5, [0, 0, 4, 1, 0, 1, 4, 2, 3, 0, 2, 3, 3, 0, 4, 1, 1, 4, 2, 3, 0, 0]),
+        (2, 10, DIGITS),
+        (2, 12, [0, 5, 9, 1, 10, 6, 4, 7, 8, 5, 2, 3, 3, 0, 9, 6, 11, 4, 7, 8, 5, 5]),
+        # 0 to 4 by i mod 3; 6 and 8 to client 3; 5, 7 and 9 to client 4
+        (3, 5, [0, 4, 4, 0, 1, 3, 0, 4, 3, 4, 1, 2, 0, 1, 4, 3, 1, 2, 4, 3, 4, 4]),
+        # 0 to 4 by i mod 5; 5 to 9 each to a client of its own
+        (3, 10, [0, 5, 9, 3, 4, 6, 1, 7, 8, 5, 0, 1, 2, 3, 9, 6, 1, 2, 7, 8, 5, 5]),
+        # as for 10; places 0 and 1 have clients 10 and 11 as well
+        (3, 12, [0, 5, 9, 3, 4, 6, 1, 7, 8, 5, 10, 11, 2, 3, 9, 6, 1, 2, 7, 8, 5, 5]),
+    ],
+)
+def test_every_row_goes_where_fedvecas_case_says(case, num_clients, owners):
+    rows = split("fedveca_case", DIGITS, num_clients, case=case, seed=3, min_size=0)
+    assert len(rows) == num_clients
+    for client, own in enumerate(rows):
+        np.testing.assert_array_equal(
+            np.sort(own), np.flatnonzero(np.array(owners) == client)
+        )
+
+
+def test_who_holds_which_rows_of_a_case_does_not_hang_on_the_seed():
+    for case in (1, 2, 3):
+        one, other = (
+            split("fedveca_case", CIFAR10, 7, case=case, seed=seed) for seed in (0, 1)
+        )
+        for a, b in zip(one, other, strict=True):
+            assert not np.array_equal(a, b)
+            np.testing.assert_array_equal(np.sort(a), np.sort(b))
+
+
+def test_30_clients_of_case_2_have_one_label_and_three_have_each():
+    found, sizes = counts_of("fedveca_case", CIFAR10, 30, case=2)
+    assert ((found > 0).sum(1) == 1).all() and ((found > 0).sum(0) == 3).all()
     assert np.ptp(sizes) <= 1
-
-
-def test_case_3_is_half_iid_half_by_label():
-    found = counts_of("fedveca_case", CIFAR10, 10, case=3)[0]
-    assert (found[:5, :5] > 900).all() and not found[:5, 5:].any()
-    np.testing.assert_array_equal(found[5:, 5:], 5000 * np.eye(5))
 
 
 @pytest.mark.parametrize("allow_reuse", [False, True])

@@ -27,8 +27,17 @@ def test_parity_relabels_what_was_split_by_the_labels_themselves():
     np.testing.assert_array_equal(parity.data.test[1], own.data.test[1] % 2)
     assert parity.data.num_classes == parity.source.num_classes == 2
     assert parity.data.y.dtype == own.data.y.dtype
-    logits = np.array([[-0.25, 0.25]])  # a score of 1/2
-    np.testing.assert_allclose(parity.task.loss(logits, np.array([0])), [1.5**2])
+    logits = np.array([[-0.25, 0.25]])  # a score of -1/2
+    np.testing.assert_allclose(parity.task.loss(logits, np.array([0])), [1.5**2 / 2])
+
+
+def test_the_svm_is_given_pixels_from_0_to_1():
+    x = np.arange(64.0).reshape(1, 8, 8, 1) % 17
+    kernel = np.arange(64.0)[:, None]
+    task = built(labels="parity", model="svm").task
+    logits = task.apply({"out": {"kernel": kernel}}, x).logits
+    score = (x.reshape(-1) / 16) @ kernel[:, 0]  # the digits' pixels end at 16
+    np.testing.assert_allclose(logits[0, 0] - logits[0, 1], score, rtol=1e-5)
 
 
 def test_only_the_first_examples_may_be_learned_from():

@@ -442,6 +442,43 @@ def test_a_sweep_is_resumed_with_the_file_it_was_begun_with(tmp_path):
     assert (found.folder / "groups" / "000-fedexp").is_dir()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "svm", "labels": "parity"},
+        {"model": "fedveca_cnn"},
+        {"partition": "fedveca_case"},
+    ],
+)
+def test_what_was_another_thing_in_an_earlier_version_is_not_gone_on_with(changes):
+    config = from_settings({**TINY, **changes, "folder": "runs/mine"})
+    choice = next(f"{k}={v}" for k, v in changes.items())
+    with pytest.raises(Stop):
+        run(config, progress=stop_after(3))
+    own = Path("runs/mine/own.json")
+    written = own.read_text()
+    own.unlink()  # an earlier version wrote none
+    says = (
+        f"begun with another {choice}: it was not recorded, and is AFL's .* now; go on"
+    )
+    with pytest.raises(ValueError, match=says):
+        run(config, resume=True)
+    with pytest.raises(ValueError, match=says):
+        load_run("runs/mine")
+    own.write_text(written)
+    assert run(config, resume=True).own[choice].startswith("AFL's ")
+
+
+def test_what_was_another_thing_in_an_earlier_version_has_another_hash():
+    of_the_version_before = {
+        "6d90be93": {"model": "svm", "labels": "parity"},
+        "855a2c7a": {"model": "fedveca_cnn"},
+        "ad0c8573": {"partition": "fedveca_case"},
+    }
+    for before, changes in of_the_version_before.items():
+        assert config_hash(from_settings(changes)) != before
+
+
 def test_a_file_that_is_edited_is_loaded_anew_but_not_during_a_run():
     Path("mine.py").write_text(MINE)
     assert "strength" in kind_options("algorithm", "mine.py:fedexp")

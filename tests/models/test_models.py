@@ -83,12 +83,12 @@ def test_features_are_what_the_last_layer_sees(name):
     assert task.apply_train is None
 
 
-def lax_cnn(params, x, padding):
+def lax_cnn(params, x):
     """The same network, the slow way."""
     affine = lambda y, layer: y + jnp.broadcast_to(layer["bias"], y.shape)
     for name in ("conv1", "conv2"):
         x = lax.conv_general_dilated(
-            x, params[name]["kernel"], (1, 1), padding,
+            x, params[name]["kernel"], (1, 1), "VALID",
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )  # fmt: skip
         x = jax.nn.relu(affine(x, params[name]))
@@ -108,7 +108,7 @@ def test_cnn_is_the_network_written_with_lax():
     x = jax.random.normal(jax.random.key(1), (3, *shape))
     loss = lambda apply: jax.jit(jax.value_and_grad(lambda p: (apply(p, x) ** 2).sum()))
     actual = loss(lambda p, x: task.apply(p, x).logits)(params)
-    expected = loss(lambda p, x: lax_cnn(p, x, "VALID"))(params)
+    expected = loss(lambda p, x: lax_cnn(p, x))(params)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
         actual,
@@ -116,18 +116,70 @@ def test_cnn_is_the_network_written_with_lax():
     )
 
 
-def test_fedvecas_convolutions_keep_the_size_of_the_image():
-    shape = (6, 9, 2)
+def test_fedvecas_weights_are_normal_within_two_deviations():
+    params = jax.jit(task_of("fedveca_cnn", IMAGES).init)(KEY)
+    for name, layer in params.items():
+        values = np.asarray(layer["kernel"])
+        assert 0.195 < np.abs(values).max() <= 0.2, name
+        # the deviation of a normal that is cut off at two of its own is 0.88 of that
+        np.testing.assert_allclose(values.std(), 0.088, rtol=0.05)
+        np.testing.assert_allclose(layer["bias"], 0.1, rtol=1e-6)
+
+
+def numpy_response(x):
+    """x_c / (1 + 0.001/9 sum of x_j^2 for |j - c| <= 4)^0.75, the channels last."""
+    found = np.empty_like(x)
+    for c in range(x.shape[-1]):
+        near = (x[..., max(c - 4, 0) : c + 5] ** 2).sum(-1)
+        found[..., c] = x[..., c] / (1 + 0.001 / 9 * near) ** 0.75
+    return found
+
+
+def numpy_fedveca_cnn(params, x):
+    """AFL's network in float64, [batch, height, width, channels]."""
+
+    def convolved(x, layer):
+        y = np.pad(x, ((0, 0), (2, 2), (2, 2), (0, 0)))
+        windows = np.lib.stride_tricks.sliding_window_view(y, (5, 5), (1, 2))
+        return np.maximum(
+            np.einsum("bhwcij,ijcf->bhwf", windows, layer["kernel"]) + layer["bias"], 0
+        )
+
+    def pooled(x):
+        height, width = (2 * (n // 2) for n in x.shape[1:3])
+        four = [x[:, i:height:2, j:width:2] for i in (0, 1) for j in (0, 1)]
+        return np.max(four, axis=0)
+
+    if x.shape[3] > 1:
+        x = (x - x.mean((1, 2, 3), keepdims=True)) / x.std((1, 2, 3), keepdims=True)
+    x = numpy_response(pooled(convolved(x, params["conv1"])))
+    x = pooled(numpy_response(convolved(x, params["conv2"])))
+    x = x.transpose(0, 3, 1, 2).reshape(len(x), -1)
+    x = np.maximum(x @ params["fc1"]["kernel"] + params["fc1"]["bias"], 0)
+    return x @ params["out"]["kernel"] + params["out"]["bias"]
+
+
+@pytest.mark.parametrize("shape", [(6, 9, 1), (8, 4, 3)])
+def test_fedvecas_network_is_afls(shape):
     task = task_of("fedveca_cnn", shape)
     rng = np.random.default_rng(0)
     params = jax.tree.map(
-        lambda p: jnp.asarray(0.1 * rng.normal(size=p.shape), p.dtype),
-        jax.eval_shape(task.init, KEY),
+        lambda p: rng.normal(size=p.shape), jax.eval_shape(task.init, KEY)
     )
-    x = rng.normal(size=(3, *shape)).astype(np.float32)
-    actual = jax.jit(task.apply)(params, x).logits
-    expected = jax.jit(lax_cnn, static_argnums=2)(params, x, "SAME")
-    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5)
+    x = 3 * rng.normal(size=(3, *shape)) + 1
+    actual = jax.jit(task.apply)(
+        jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params),
+        x.astype(np.float32),
+    ).logits
+    expected = numpy_fedveca_cnn(params, x)
+    size = np.abs(expected).max()
+    np.testing.assert_allclose(actual / size, expected / size, rtol=1e-3, atol=1e-4)
+
+
+def test_an_image_of_one_colour_has_finite_logits():
+    task = task_of("fedveca_cnn", (4, 4, 3))
+    logits = task.apply(task.init(KEY), jnp.full((2, 4, 4, 3), 0.5)).logits
+    assert np.isfinite(logits).all()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ groups/.../clients/              as of a run, and trial; gone when it is done
 groups/.../trials/               the accuracy on clients, a row for each trial that ended
 groups/.../checkpoints/          the states of all its trials; gone when it is done
 groups/.../summary.json          a group that has one is done
-own.json                         what was a user's own, if anything was
+own.json                         what was a user's own, or revised, if anything was
 summary.json                     a sweep that has one is done
 """
 
