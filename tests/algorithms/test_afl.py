@@ -1,3 +1,5 @@
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,7 @@ from fedjax_adapt import (
 )
 from fedjax_adapt.algorithms import afl, scaffold
 from fedjax_adapt.algorithms.afl.bound import bounds, drifts
+from fedjax_adapt.experiment import checkpoint
 
 C, B = 0.5, 2.0  # seconds of a step and of an aggregation
 COSTS = dict(step_seconds=C, aggregation_seconds=B)
@@ -125,6 +128,51 @@ def test_a_client_compares_with_its_own_last_model_or_not_at_all(x64):
         for i in cohort:
             theta[i] = optima[i] + (1 - LR * CURVATURES[i]) ** 2 * (w - optima[i])
     assert partly  # a client came for the first time beside one that had trained
+
+
+class Earlier(NamedTuple):
+    """What a client kept as commit f6fc3f1 wrote it; before it had trained, w_0."""
+
+    inner: Any
+    model: Any
+
+
+def test_a_state_of_an_earlier_version_goes_on_as_it_would_have(x64, tmp_path):
+    """Every client has trained, the last one until it diverged."""
+    data, _ = quadratics()
+    plan = Plan(batch_size=None, lr=LR)
+    algorithm = afl(BUDGET, phi=PHI, **COSTS)
+    round_fn, state = start(algorithm, quadratic_task(jnp.float64), data, plan)
+    abstract = jax.eval_shape(lambda: state)
+    state, _ = train(round_fn, state, keys(3))
+    model = state.clients.model
+    step = jax.jit(round_fn)
+    for broken in (model, model.at[2].set(jnp.nan)):
+        state = state._replace(clients=state.clients._replace(model=broken))
+        then = state._replace(clients=Earlier(state.clients.inner, broken))
+        checkpoint.save(tmp_path, then, 3)
+        restored, _ = checkpoint.restore(tmp_path, abstract)
+        (resumed, info), (uninterrupted, other) = (
+            step(one, keys(1)[0]) for one in (restored, state)
+        )
+        assert same((resumed, info.policy), (uninterrupted, other.policy))
+    assert int(resumed.policy.nonfinite) == 1
+
+
+def test_who_never_trained_is_told_from_who_diverged(x64):
+    """Nothing is computed of a model that is not there; one that overflowed is seen."""
+    data, _ = quadratics()
+    plan = Plan(batch_size=None, lr=LR)
+    algorithm = afl(trial_steps=1)
+    round_fn, begin = start(algorithm, quadratic_task(jnp.float64), data, plan)
+    with jax.debug_nans(True), jax.debug_infs(True):
+        state, info = jax.jit(round_fn)(begin, keys(1)[0])
+    assert int(info.policy["nonfinite"]) == 0
+    for value in (jnp.nan, jnp.inf, -jnp.inf):
+        model = state.clients.model.at[0].set(value)
+        broken = state._replace(clients=state.clients._replace(model=model))
+        _, info = jax.jit(round_fn)(broken, keys(1)[0])
+        assert int(info.policy["nonfinite"]) == 1, value
 
 
 def by_clock(tau):
