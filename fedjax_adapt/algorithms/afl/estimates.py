@@ -139,13 +139,26 @@ def afl_constants(infos: Info) -> dict[str, Array]:
     """beta, delta and rho as `afl_fixed` takes them: means over the rounds of a trial.
 
     Args:
-      infos: of `train` with `afl(trial_steps=...)`, [rounds, ...]. The first round, before
-        which no client had a model to compare with, does not count.
+      infos: of `train` with `afl(trial_steps=...)`, [rounds, ...]. Only rounds count that
+        gave an estimate: not the first one, before which no client had a model to compare
+        with, nor one whose clients all came for the first time or had a number that was
+        not finite.
+
+    Raises:
+      ValueError: infos are of something else, or no round gave an estimate.
     """
     policy = infos.policy if isinstance(infos, Info) else None
-    if not isinstance(policy, dict) or not {"beta", "delta", "rho"} <= set(policy):
+    names = ("beta", "delta", "rho")
+    if not isinstance(policy, dict) or not {"estimates", *names} <= set(policy):
         raise SettingError(
             f"afl_constants got {check.kind_of(infos)} without afl's estimates; write "
             "afl_constants(infos) with what train returned for afl(trial_steps=5) or so."
         )
-    return {name: policy[name][1:].mean() for name in ("beta", "delta", "rho")}
+    gave = jnp.diff(policy["estimates"]) > 0
+    if not check.is_tracer(gave) and not gave.any():
+        raise SettingError(
+            f"afl_constants got {len(policy['estimates'])} rounds of which none gave an "
+            "estimate: no client came again with a finite model; train more rounds, or a "
+            "larger cohort."
+        )
+    return {name: policy[name][1:].mean(where=gave) for name in names}
