@@ -34,6 +34,14 @@ SMALL = 2**26  # bytes, for which there is always room
 # of a state's size: what is held besides it while it is written and rounds go on
 COPIES = 3
 SHARE = 0.5  # of the memory that is free; the rest is for the rounds that go on
+# of a state, as an error calls them
+PARTS = {
+    "params": "parameters",
+    "server": "server state",
+    "policy": "state of the step policy",
+    "clients": "client state",
+    "refine": "state of the refinement",
+}
 KEEP = 2  # the newest, and the one before it should the newest be damaged
 
 
@@ -151,7 +159,8 @@ def restore(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
         shardings where the arrays go.
 
     Raises:
-      ValueError: there are checkpoints and none of them can be read.
+      ValueError: there are checkpoints and none of them can be read, or none has the
+        arrays of `abstract`.
     """
     if processes.several():
         return _restored_by_first(folder, abstract)
@@ -189,12 +198,42 @@ def _restored(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
         except Exception:
             continue
         return _filled(abstract, state), round
-    if saved:
+    if not saved:
+        return None
+    none = (
+        f"no checkpoint in {folder} can be read (rounds {', '.join(map(str, saved))})"
+    )
+    others = _kept_otherwise(folder, abstract)
+    if others:
         raise SettingError(
-            f"no checkpoint in {folder} can be read (rounds "
-            f"{', '.join(map(str, saved))}); delete the run folder and start again."
+            f"{none}: the run was written by an earlier version, which kept other "
+            f"{', '.join(others)}; go on with that version, or give another folder."
         )
-    return None
+    raise SettingError(f"{none}; delete the run folder and start again.")
+
+
+def _kept_otherwise(folder: Path, abstract: PyTree) -> list[str]:
+    """The parts of the newest state that can be read in which it has other arrays."""
+    expected = _shapes(_solid(abstract))
+    for round in reversed(rounds(folder)):
+        try:  # as in `_restored`
+            with _no_warnings(), _reader() as checkpointer:
+                found = checkpointer.metadata(_path(folder, round)).item_metadata
+            arrays = _shapes(found.tree)
+        except Exception:
+            continue
+        off = sorted({path for path, _ in expected.items() ^ arrays.items()})
+        parts = dict.fromkeys(path.partition(".")[0] for path in off)
+        return [PARTS.get(part, part) for part in parts]
+    return []
+
+
+def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
+    """The shape of each leaf, by where it is, whether in a named tuple or a dict."""
+    name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
+    return {
+        name(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(tree)
+    }
 
 
 def set_aside(folder: Path, round: int) -> str | None:

@@ -1,3 +1,5 @@
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,7 @@ from fedjax_adapt import (
 )
 from fedjax_adapt.algorithms import afl, scaffold
 from fedjax_adapt.algorithms.afl.bound import bounds, drifts
+from fedjax_adapt.experiment import checkpoint
 
 C, B = 0.5, 2.0  # seconds of a step and of an aggregation
 COSTS = dict(step_seconds=C, aggregation_seconds=B)
@@ -80,13 +83,15 @@ SIZES, CURVATURES = (2, 6, 4), np.array([0.5, 2.0, 1.0])
 LR, PHI, BUDGET = 0.1, 0.001, 100.0
 
 
-def quadratics(seed=3, identical=False):
+def quadratics(seed=3, identical=False, times=1):
     """Clients with one optimum each, and their optima."""
-    optima = np.random.default_rng(seed).normal(size=(3, WIDTH))
+    optima = np.random.default_rng(seed).normal(size=(3 * times, WIDTH))
     optima = np.tile(optima[:1], (3, 1)) if identical else optima
     clients = [
         (np.tile(x, (n, 1)), np.full(n, 1.0 if identical else c))
-        for x, n, c in zip(optima, SIZES, CURVATURES, strict=True)
+        for x, n, c in zip(
+            optima, SIZES * times, np.tile(CURVATURES, times), strict=True
+        )
     ]
     return FederatedDataset.from_clients(clients), optima
 
@@ -98,16 +103,21 @@ def run(algorithm, data, rounds, clock=None):
 
 
 def test_a_client_compares_with_its_own_last_model_or_not_at_all(x64):
-    """public-set.md D1 with cohorts of two: theta_i is where client i ended, not w_0."""
-    data, optima = quadratics()
+    """public-set.md D1 with cohorts of two of six: theta_i is where client i ended.
+
+    The constants are means over the rounds in which one of the two had trained before.
+    """
+    data, optima = quadratics(times=2)
+    sizes, curvatures = np.tile(SIZES, 2), np.tile(CURVATURES, 2)
     plan = Plan(batch_size=None, lr=LR, cohort_size=2)
     algorithm = afl(trial_steps=2)
     round_fn, state = start(algorithm, quadratic_task(jnp.float64), data, plan)
-    loss = lambda i, w: CURVATURES[i] / 2 * ((w - optima[i]) ** 2).sum()
-    theta, beta, rho, partly = {}, 0.0, 0.0, 0
-    for key in keys(8):
-        (w,) = jax.tree.leaves(state.params)
+    loss = lambda i, w: curvatures[i] / 2 * ((w - optima[i]) ** 2).sum()
+    theta, shown, infos, partly, estimates = {}, np.zeros(3), [], 0, []
+    for key in keys(12):
+        w = np.asarray(state.params)
         state, info = jax.jit(round_fn)(state, key)
+        infos.append(info)
         cohort = np.asarray(info.cohort).tolist()
         before = [i for i in cohort if i in theta]
         partly += len(before) == 1
@@ -117,14 +127,77 @@ def test_a_client_compares_with_its_own_last_model_or_not_at_all(x64):
                 abs(loss(i, theta[i]) - loss(i, w)) / far
                 for i, far in zip(before, apart, strict=True)
             ]
-            sizes = [SIZES[i] for i in before]
-            beta = np.average(CURVATURES[before], weights=sizes)
-            rho = np.average(slopes, weights=sizes)
-        np.testing.assert_allclose(info.policy["beta"], beta, rtol=1e-9)
-        np.testing.assert_allclose(info.policy["rho"], rho, rtol=1e-9)
+            gradients = curvatures[cohort, None] * (w - optima[cohort])
+            mean = np.average(gradients, 0, weights=sizes[cohort])
+            off = np.linalg.norm(gradients - mean, axis=1)
+            shown = np.array(
+                [
+                    np.average(curvatures[before], weights=sizes[before]),
+                    np.average(off, weights=sizes[cohort]),
+                    np.average(slopes, weights=sizes[before]),
+                ]
+            )
+            estimates.append(shown)
+        got = [info.policy[name] for name in ("beta", "delta", "rho")]
+        np.testing.assert_allclose(got, shown, rtol=1e-9)
+        assert int(info.policy["estimates"]) == len(estimates)
         for i in cohort:
-            theta[i] = optima[i] + (1 - LR * CURVATURES[i]) ** 2 * (w - optima[i])
+            theta[i] = optima[i] + (1 - LR * curvatures[i]) ** 2 * (w - optima[i])
     assert partly  # a client came for the first time beside one that had trained
+    assert len(estimates) < len(infos) - 1  # and a round but the first gave nothing
+    infos = jax.tree.map(lambda *leaves: jnp.stack(leaves), *infos)
+    constants = afl_constants(infos)
+    got = [constants[name] for name in ("beta", "delta", "rho")]
+    np.testing.assert_allclose(got, np.mean(estimates, 0), rtol=1e-9)
+    traced = jax.jit(afl_constants)(infos)
+    assert same(traced, constants)
+    with pytest.raises(ValueError, match="got 1 rounds of which none gave an estimate"):
+        afl_constants(jax.tree.map(lambda leaf: leaf[:1], infos))
+
+
+class Earlier(NamedTuple):
+    """What a client kept as commit f6fc3f1 wrote it; before it had trained, w_0."""
+
+    inner: Any
+    model: Any
+
+
+def test_a_state_of_an_earlier_version_goes_on_as_it_would_have(x64, tmp_path):
+    """Every client has trained, the last one until it diverged."""
+    data, _ = quadratics()
+    plan = Plan(batch_size=None, lr=LR)
+    algorithm = afl(BUDGET, phi=PHI, **COSTS)
+    round_fn, state = start(algorithm, quadratic_task(jnp.float64), data, plan)
+    abstract = jax.eval_shape(lambda: state)
+    state, _ = train(round_fn, state, keys(3))
+    model = state.clients.model
+    step = jax.jit(round_fn)
+    for broken in (model, model.at[2].set(jnp.nan)):
+        state = state._replace(clients=state.clients._replace(model=broken))
+        then = state._replace(clients=Earlier(state.clients.inner, broken))
+        checkpoint.save(tmp_path, then, 3)
+        restored, _ = checkpoint.restore(tmp_path, abstract)
+        (resumed, info), (uninterrupted, other) = (
+            step(one, keys(1)[0]) for one in (restored, state)
+        )
+        assert same((resumed, info.policy), (uninterrupted, other.policy))
+    assert int(resumed.policy.nonfinite) == 1
+
+
+def test_who_never_trained_is_told_from_who_diverged(x64):
+    """Nothing is computed of a model that is not there; one that overflowed is seen."""
+    data, _ = quadratics()
+    plan = Plan(batch_size=None, lr=LR)
+    algorithm = afl(trial_steps=1)
+    round_fn, begin = start(algorithm, quadratic_task(jnp.float64), data, plan)
+    with jax.debug_nans(True), jax.debug_infs(True):
+        state, info = jax.jit(round_fn)(begin, keys(1)[0])
+    assert int(info.policy["nonfinite"]) == 0
+    for value in (jnp.nan, jnp.inf, -jnp.inf):
+        model = state.clients.model.at[0].set(value)
+        broken = state._replace(clients=state.clients._replace(model=model))
+        _, info = jax.jit(round_fn)(broken, keys(1)[0])
+        assert int(info.policy["nonfinite"]) == 1, value
 
 
 def by_clock(tau):

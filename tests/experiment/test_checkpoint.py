@@ -1,5 +1,6 @@
 import logging
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -86,6 +87,22 @@ def test_a_disk_without_room_is_an_error_of_the_system(tmp_path, limited):
     assert checkpoint.rounds(tmp_path) == [1]
     checkpoint.save(tmp_path, noise, 2)
     assert checkpoint.restore(tmp_path, jax.eval_shape(lambda: noise))[1] == 2
+
+
+def test_a_state_that_another_version_kept_otherwise_is_not_called_damaged(tmp_path):
+    kept = lambda clients: State({"w": jnp.ones(3)}, (), (), clients, jnp.int32(2), ())
+    rows = {"model": jnp.ones((4, 3)), "none": jnp.ones((4, 0))}
+    checkpoint.save(tmp_path, kept(rows), 2)
+    checkpoint.save(tmp_path, kept(rows), 3)
+    damage(tmp_path / "000000003")
+    for clients in (rows | {"trained": jnp.ones(4, bool)}, {"model": jnp.ones((4, 2))}):
+        with pytest.raises(ValueError, match="can be read") as raised:
+            checkpoint.restore(tmp_path, jax.eval_shape(partial(kept, clients)))
+        said = str(raised.value)
+        assert (
+            "was written by an earlier version, which kept other client state; " in said
+        )
+        assert "delete" not in said
 
 
 def damage(folder):

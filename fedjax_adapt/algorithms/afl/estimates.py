@@ -28,8 +28,7 @@ class Remembered(NamedTuple):
     """What a client keeps: the base's own state, and the model it ended with."""
 
     inner: ClientState
-    model: Params
-    trained: Array  # whether it ever did; before there is no such model
+    model: Params  # `no_model` until it has trained
 
 
 class Estimate(NamedTuple):
@@ -55,12 +54,14 @@ def estimate(view, key) -> Estimate:
         outputs = view.task.apply(params, view.batch.x)
         return weighted_loss(view.task, outputs, view.batch)
 
-    model = view.client.model
+    trained = ~equal(view.client.model, no_model(view.params))
+    model = jax.tree.map(
+        lambda kept, w: jnp.where(trained, kept, w), view.client.model, view.params
+    )
     loss, gradient = jax.value_and_grad(of)(view.params)
     last_loss, last_gradient = jax.value_and_grad(of)(model)
     apart = optax.tree.norm(optax.tree.sub(model, view.params))
     far = ~(apart <= 1e-10)  # the paper's threshold; what is NaN is to be seen
-    far &= view.client.trained
     over = jnp.where(far, apart, 1)
     turned = optax.tree.norm(optax.tree.sub(last_gradient, gradient))
     return Estimate(
@@ -68,8 +69,23 @@ def estimate(view, key) -> Estimate:
         gradient=gradient,
         beta=jnp.where(far, jnp.maximum(turned / over, 1e-5), 0),  # the paper's floor
         rho=jnp.where(far, jnp.abs(last_loss - loss) / over, 0),
-        compares=view.client.trained,
+        compares=trained,
     )
+
+
+def no_model(params: Params) -> Params:
+    """What stands for the last model of a client that has never trained.
+
+    The largest finite numbers: a model that diverges may be NaN or infinite, but not these.
+    """
+    return jax.tree.map(
+        lambda leaf: jnp.full_like(leaf, jnp.finfo(leaf.dtype).max), params
+    )
+
+
+def equal(one: Params, other: Params) -> Array:
+    """Whether all numbers are equal. A scalar."""
+    return jnp.stack(jax.tree.leaves(jax.tree.map(jnp.array_equal, one, other))).all()
 
 
 def divergences(gradients: Params, mean) -> Array:
@@ -83,11 +99,11 @@ def remembering(base: Algorithm) -> Algorithm:
     inner = seeing(base, client=lambda state: state.inner)
 
     def init(params):
-        return Remembered(base.local.init(params), params, jnp.array(False))
+        return Remembered(base.local.init(params), no_model(params))
 
     def finish(run):
         upload, state = inner.local.finish(run)
-        return upload, Remembered(state, run.params, jnp.array(True))
+        return upload, Remembered(state, run.params)
 
     renew = base.local.refined
 
@@ -123,13 +139,26 @@ def afl_constants(infos: Info) -> dict[str, Array]:
     """beta, delta and rho as `afl_fixed` takes them: means over the rounds of a trial.
 
     Args:
-      infos: of `train` with `afl(trial_steps=...)`, [rounds, ...]. The first round, before
-        which no client had a model to compare with, does not count.
+      infos: of `train` with `afl(trial_steps=...)`, [rounds, ...]. Only rounds count that
+        gave an estimate: not the first one, before which no client had a model to compare
+        with, nor one whose clients all came for the first time or had a number that was
+        not finite.
+
+    Raises:
+      ValueError: infos are of something else, or no round gave an estimate.
     """
     policy = infos.policy if isinstance(infos, Info) else None
-    if not isinstance(policy, dict) or not {"beta", "delta", "rho"} <= set(policy):
+    names = ("beta", "delta", "rho")
+    if not isinstance(policy, dict) or not {"estimates", *names} <= set(policy):
         raise SettingError(
             f"afl_constants got {check.kind_of(infos)} without afl's estimates; write "
             "afl_constants(infos) with what train returned for afl(trial_steps=5) or so."
         )
-    return {name: policy[name][1:].mean() for name in ("beta", "delta", "rho")}
+    gave = jnp.diff(policy["estimates"]) > 0
+    if not check.is_tracer(gave) and not gave.any():
+        raise SettingError(
+            f"afl_constants got {len(policy['estimates'])} rounds of which none gave an "
+            "estimate: no client came again with a finite model; train more rounds, or a "
+            "larger cohort."
+        )
+    return {name: policy[name][1:].mean(where=gave) for name in names}

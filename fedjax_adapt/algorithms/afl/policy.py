@@ -25,7 +25,7 @@ from .estimates import divergences, estimate, finite
 
 TRAINS, LAST, SCORES, OVER = range(4)
 SHOWN = (
-    *("tau", "beta", "delta", "rho", "best_loss", "step_seconds"),
+    *("tau", "beta", "delta", "rho", "estimates", "best_loss", "step_seconds"),
     *("aggregation_seconds", "spent", "nonfinite"),
 )
 
@@ -60,9 +60,9 @@ def afl_online(
 ) -> StepPolicy:
     """AFL's local steps; its clients must keep their last model: take `afl(base=...)`.
 
-    It reports the scalars tau (of the next round), beta, delta, rho, best_loss,
-    step_seconds (c), aggregation_seconds (b), spent (seconds) and nonfinite. See `afl` for
-    the arguments.
+    It reports the scalars tau (of the next round), beta, delta, rho, estimates (rounds so
+    far that gave these three), best_loss, step_seconds (c), aggregation_seconds (b), spent
+    (seconds) and nonfinite. See `afl` for the arguments.
     """
     check.between("hold", hold, 0, 1, closed="left")
     check.at_least("trial_steps", trial_steps, 1, none="a run with a budget")
