@@ -9,7 +9,7 @@ done is never done again: a sweep that was killed goes on from the newest checkp
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -293,16 +293,21 @@ class _Runner:
             rate *= len(rows)
             self.progress(Progress(rounds, self.total, *latest, rate, None, shown))
 
-        def before_last(state: State, done: int) -> None:
-            last = dict(zip(trials, compiled.states_of(state), strict=False))
-            figures = client_figures(config, federation, compiled, last.values(), rows)
-            log.end(done, figures)
-            for row in log.ended:
-                folder = place / store.trial_folder(row["trial"])
-                checkpoint.save(folder / store.CHECKPOINTS, last[row["trial"]], done)
+        def at_end(state: State, done: int) -> Callable[[], None]:
+            params = (compiled.of_trial(state.params, i) for i in range(len(rows)))
+            log.end(done, client_figures(config, federation, compiled, params, rows))
+            ended = {row["trial"] for row in log.ended}
+
+            def save_states() -> None:
+                for i, trial in enumerate(trials):
+                    if trial in ended:
+                        folder = place / store.trial_folder(trial) / store.CHECKPOINTS
+                        checkpoint.save(folder, compiled.of_trial(state, i), done)
+
+            return save_states
 
         at = done - base
-        train_in(self.path, config, program, state, at, log, report, before_last)
+        train_in(self.path, config, program, state, at, log, report, at_end)
 
 
 def _evidence(commit: str | None) -> dict[str, Any]:
