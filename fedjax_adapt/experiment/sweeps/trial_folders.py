@@ -1,7 +1,9 @@
 """A folder for each trial of a sweep, as a run with its settings leaves it behind.
 
 Of the states it has the last alone. A trial that diverged has the rows before that, and
-neither state nor summary.
+neither state nor summary. One that a callback stopped has the rows up to there and a
+summary that says so; its state and its `client_accuracy` only where no other trial that
+ran beside it went on.
 """
 
 from collections.abc import Iterable, Sequence
