@@ -39,6 +39,7 @@ from .trials import Layout
 # settings that often vary, and that no number of owners hangs on
 TRAINING = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm", "epochs", "seed")
 GROUP = "group.toml"  # of a group
+WHOSE = " of all trials"  # are the rounds of `Progress`
 
 
 def sweep(
@@ -286,12 +287,14 @@ class _Runner:
         log = new_log(self.path, federation, configs, self.callback, trials, base)
         if self.callback is not None and log.all_over:
             return  # and what they came to is written
-        shown = f"{self.group.name}: mean {log.accuracy.replace('_', ' ')}"
+        accuracy = f"{_shown(list(trials))} {log.accuracy.replace('_', ' ')}"
+        shown = f"{self.group.name}, {accuracy}"
 
         def report(done: int, latest: tuple[float, float], rate: float) -> None:
             rounds = self.before + rows.start * config.rounds + done * len(rows)
             rate *= len(rows)
-            self.progress(Progress(rounds, self.total, *latest, rate, None, shown))
+            figures = (*latest, rate, None, shown)
+            self.progress(Progress(rounds, self.total, *figures, whose=WHOSE))
 
         def at_end(state: State, done: int) -> Callable[[], None]:
             params = (compiled.of_trial(state.params, i) for i in range(len(rows)))
@@ -308,6 +311,14 @@ class _Runner:
 
         at = done - base
         train_in(self.path, config, program, state, at, log, report, at_end)
+
+
+def _shown(trials: Sequence[int]) -> str:
+    """Of which trials the figures are that are shown while they run."""
+    if len(trials) == 1:
+        return f"trial {trials[0]}:"
+    inner = "" if len(trials) == 2 else "... "
+    return f"trials {trials[0]}, {inner}{trials[-1]}: mean"
 
 
 def _evidence(commit: str | None) -> dict[str, Any]:
