@@ -7,6 +7,7 @@ A value that JAX is tracing has no number to look at, so it passes: that is what
 import difflib
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -133,6 +134,11 @@ def kinds(call: str, **arguments: tuple[Any, Any]) -> None:
             raise SettingError(
                 f"{caller} got {kind_of(value)} for {name}; write {call}."
             )
+
+
+def path(value: Any) -> bool:
+    """Whether it is the path of a file or a folder."""
+    return isinstance(value, str | os.PathLike)
 
 
 def tree(value: Any) -> bool:

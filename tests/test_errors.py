@@ -52,6 +52,16 @@ def test_what_the_command_line_says_follows_from_the_type(error, code, capsys):
     assert said == ("" if code is None else f"fedjax-adapt: {shown}\n")
 
 
+def test_the_command_line_says_what_is_noted_of_an_error(capsys):
+    error = RunError("training diverged.")
+    error.add_note("Besides, the rounds so far could not be saved: no space.")
+    assert process.report_error(error) == 1
+    assert capsys.readouterr().err == (
+        "fedjax-adapt: training diverged. Besides, the rounds so far could not be saved: "
+        "no space.\n"
+    )
+
+
 def test_any_other_exception_is_shown_whole_and_asks_for_a_report(monkeypatch):
     def broken(arguments):
         raise ValueError("math domain error")

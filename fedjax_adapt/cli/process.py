@@ -19,7 +19,7 @@ def report_error(error: BaseException) -> int | None:
         case SettingError():
             return fail(as_written(str(error)), 2)
         case RunError():
-            return fail(str(error), 1)
+            return fail(" ".join([str(error), *getattr(error, "__notes__", ())]), 1)
         case KeyboardInterrupt():
             return fail("interrupted.", 130)
         case BrokenPipeError():  # the reader of a pipe has left, as in `list | head`

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from rich.console import Console
 
 from ..errors import SettingError
-from ..experiment.controls import sweep_with_controls
+from ..experiment.controls import check_has_controls, sweep_with_controls
 from ..experiment.options import Option
 from ..experiment.store import RESULTS, SWEEP
 from ..experiment.sweeps.grid import read_sweep
@@ -109,6 +109,8 @@ def sweep(arguments: list[str]) -> int:
         if request.controls:
             asked = sweep_with_controls(asked)
         folder = sweep_folder(asked, request.folder)
+        if not request.controls:
+            check_has_controls(folder, asked)
         process.take_devices(request.devices or asked.run.get("devices", "auto"))
         process.import_rest()
     try:

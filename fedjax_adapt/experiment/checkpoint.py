@@ -31,8 +31,13 @@ from ..errors import SettingError
 PyTree = Any
 
 SMALL = 2**26  # bytes, for which there is always room
-# of a state's size: what is held besides it while it is written and rounds go on
-COPIES = 3
+# of a state's size: what is held besides it while it is written and rounds go on. Measured
+# on 2 cores of a Xeon (commit def710c, jax 0.10.2, n = 1) as the peak of VmRSS, read every
+# millisecond, over that before the first of 30 calls of `Saver.save`, each followed by 3
+# calls of jit(lambda s: jax.tree.map(lambda x: x * 1.000001, s), donate_argnums=0):
+# 5.8 for 200 MB in 8 arrays, 4.8 where freed memory is kept (20 saves), 1.9 with
+# MALLOC_ARENA_MAX=1. The difference is freed memory in the arenas of orbax's threads.
+COPIES = 6
 SHARE = 0.5  # of the memory that is free; the rest is for the rounds that go on
 # of a state, as an error calls them
 PARTS = {
@@ -89,7 +94,7 @@ class Saver:
         if self._writer is None:
             return spent
         solid = _solid(state)
-        with _as_os_error(self._folder), _quiet():
+        with _as_os_error(self._folder):
             _check_space(self._folder, solid)
             self._began = time.perf_counter()
             # a checkpoint of the same round is one that could not be read back
@@ -103,7 +108,7 @@ class Saver:
         process that is killed leaves those that were there.
         """
         if self._writer is not None:
-            with _as_os_error(self._folder), _quiet():
+            with _as_os_error(self._folder):
                 self._writer.wait_until_finished()
             for old in rounds(self._folder)[:-KEEP]:
                 shutil.rmtree(_path(self._folder, old))
@@ -114,19 +119,43 @@ class Saver:
     def close(self) -> None:
         """Gives up the writer, whether or not its last write has failed."""
         if self._writer is not None:
-            with _quiet(), suppress(Exception):
+            with suppress(Exception):
                 self._writer.close()
 
 
 @contextmanager
 def saver(folder: Path) -> Iterator[Saver]:
-    """A `Saver` whose writes are all done, or have raised, when the block ends."""
-    writes = Saver(folder)
+    """A `Saver` whose writes are all done, or have raised, when the block ends.
+
+    An error of the block has a note of a write that failed, see `noted`.
+    """
+    with _quiet():  # from beginning to end, for writes that fail say so from threads
+        writes = Saver(folder)
+        try:
+            yield writes
+        except BaseException as error:
+            with noted(error):
+                writes.wait()
+            raise
+        else:
+            writes.wait()
+        finally:
+            writes.close()
+
+
+@contextmanager
+def noted(error: BaseException) -> Iterator[None]:
+    """Saves what there is before `error` is raised; if that fails, `error` has a note.
+
+    Where `error` is Ctrl-C the failure is raised in its place: who presses it relies on
+    the rounds so far being saved.
+    """
     try:
-        yield writes
-        writes.wait()
-    finally:
-        writes.close()
+        yield
+    except Exception as failed:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        error.add_note(f"Besides, the rounds so far could not be saved: {failed}.")
 
 
 def save(folder: Path, state: PyTree, round: int) -> None:
@@ -313,14 +342,14 @@ def _alone() -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Orbax keeps its log to itself: what it raises says as much."""
+    """Orbax keeps its log to itself, of all threads: what it raises says as much."""
     logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    heard = lambda record: "orbax" not in Path(record.pathname).parts
+    logger.addFilter(heard)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.removeFilter(heard)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ All else is as in the run they are for. Those of a sweep are trials of it.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ..errors import SettingError
@@ -15,6 +16,7 @@ from . import store
 from .config import Config, common_options
 from .folder import check_folder, first_change, run_folder
 from .options import find, options_of
+from .sweeps import results
 from .sweeps.grid import Sweep, read_sweep
 
 # name -> the algorithm, and the options that are not those of the run
@@ -74,6 +76,23 @@ def sweep_with_controls(asked: Sweep) -> Sweep:
             if control is not None and control not in grids:
                 grids.append(control)
     return read_sweep({"folder": asked.folder, "run": run, "grid": grids})
+
+
+def check_has_controls(folder: Path, asked: Sweep) -> None:
+    """Raises ValueError if the sweep in `folder` is this one, but with its controls."""
+    file = folder / store.SWEEP
+    if not file.is_file():
+        return
+    begun = read_sweep(file)
+    try:
+        whole = sweep_with_controls(asked)
+    except SettingError:  # no trial is of fnr, so the folder holds another sweep
+        return
+    changed = results.first_change(begun, asked) is not None
+    if changed and results.first_change(begun, whole) is None:
+        raise SettingError(
+            f"folder={folder} holds this sweep with its controls; write --controls as well."
+        )
 
 
 def _control_grid(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 
+from .. import check
 from ..core import Algorithm, State, Task
 from ..data import FederatedDataset
 from ..engine import processes
@@ -256,6 +257,7 @@ def load_run(
       ValueError: the folder holds no run or no checkpoint, the run's data, devices or
         file of a user's own are not there, or an object was given to the run.
     """
+    check.kinds('load_run("runs/mine")', folder=(folder, check.path))
     folder = Path(folder).expanduser()
     record = read_run(folder)
     with objects.given(algorithm, task, data):

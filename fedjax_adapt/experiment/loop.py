@@ -72,19 +72,22 @@ def train_in(
     done: int,
     log: Log,
     report: Callable[[int, tuple[float, float], float], None],
-    before_last: Callable[[State, int], None] = lambda state, done: None,
+    at_end: Callable[[State, int], Callable[[], None]] | None = None,
 ) -> State:
-    """As `train`, saving rows and states in `folder`.
+    """As `train`, saving rows and states in `folder`, the rows of a round before its state.
 
-    `before_last` is called with the last state and its round, before they are saved.
+    `at_end` is called with the last state and its round before its rows are written, and
+    what it returns is called after.
     """
     with checkpoint.saver(folder / store.CHECKPOINTS) as writes:
 
         def save(state: State, done: int) -> float:
             stopped = log.callback is not None and log.all_over
-            if stopped or done == config.rounds:
-                before_last(state, done)
+            last = stopped or done == config.rounds
+            after_rows = at_end(state, done) if last and at_end is not None else None
             log.write(done)
+            if after_rows is not None:
+                after_rows()
             return writes.save(state, log.base + done)
 
         return train(config, program, state, done, log, save, report)
@@ -148,8 +151,10 @@ def train(
             groups, schedule.due(done), stopped, ended
         )
         if stopped:  # nothing is under way, so nothing need be lost
-            save(state, done)
-            raise Stopped if failed is None else failed
+            raised = Stopped() if failed is None else failed
+            with checkpoint.noted(raised):
+                save(state, done)
+            raise raised
         if due or ended:
             began = time.perf_counter()
             spent = save(state, done)

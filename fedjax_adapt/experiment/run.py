@@ -57,6 +57,7 @@ class Progress(NamedTuple):
     accuracy_name: str = "accuracy"  # what it is
     doing: str | None = None  # before the first round
     note: str | None = None  # said once
+    whose: str = ""  # rounds, after their number, where they are of more than a run
 
 
 Report = Callable[[Progress], None]

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .. import check
 from ..errors import SettingError
 from . import toml
 from .schema import settings_that_are
@@ -83,6 +84,7 @@ def read_run(folder: str | Path) -> Record:
     Raises:
       ValueError: the folder holds no run, or a file in it is broken.
     """
+    check.kinds('read_run("runs/mine")', folder=(folder, check.path))
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         if (folder / SWEEP).is_file():
@@ -196,6 +198,7 @@ def read_swept(folder: str | Path) -> Swept:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    check.kinds('read_swept("runs/mine")', folder=(folder, check.path))
     folder = Path(folder)
     for name in (SWEEP, RESULTS):
         if not (folder / name).is_file():
@@ -211,13 +214,16 @@ def read_swept(folder: str | Path) -> Swept:
     return Swept(folder, toml.read(folder / SWEEP), table)
 
 
-def differing(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def differing(
+    configs: Sequence[Mapping[str, Any]], *besides: str
+) -> list[dict[str, Any]]:
     """The settings of each run that differ between them, besides method and seed.
 
     Args:
       configs: by full names, as in `Record.config`.
+      *besides: settings that are left out otherwise.
     """
-    shown = ("algorithm", "seed", *settings_that_are("incidental"))
+    shown = {"algorithm", "seed", *settings_that_are("incidental")}.difference(besides)
     names = dict.fromkeys(name for config in configs for name in config)
     names = [n for n in names if n not in shown and not n.startswith("algorithm.")]
     unset = object()  # by an earlier version, or of another choice

@@ -23,7 +23,7 @@ from ..experiment.store import (
     runs_in,
 )
 from .plots import method_of
-from .tables import percent
+from .tables import Name, percent
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -174,13 +174,14 @@ def comparison_tables(folders: Sequence[str | Path]) -> "list[Table]":
             title=group.title, title_style=title_style, caption_justify="left"
         )
         table.add_column("rank" if group.ranked else "", justify="right")
-        table.add_column("method", overflow="fold")
+        names = [Name(method_of(*run)) for run in group.runs]
+        table.add_column("method", min_width=max(name.longest for name in names))
         for name in (accuracy, best, "rounds", "MiB", "kappa", "rho"):
             table.add_column(name, justify="right")
         notes, others = [], differing([config for config, _ in group.runs])
         for row, (config, summary) in enumerate(group.runs):
             name = str(row + 1) if group.ranked else ascii_lowercase[row % 26]
-            table.add_row(name, method_of(config, summary), *_cells(summary))
+            table.add_row(name, names[row], *_cells(summary))
             given = ", ".join(summary.get("auxiliary", ())) or "nothing"
             seed = summary["seeds"]["seed"]
             settings = [f"{n}={_shown(v)}" for n, v in others[row].items()]

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..errors import SettingError
-from ..experiment.store import ACCURACY, TRIALS, Record, read_run, replacing, runs_in
+from ..experiment.store import (
+    ACCURACY,
+    TRIALS,
+    Record,
+    differing,
+    read_run,
+    replacing,
+    runs_in,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,8 +94,10 @@ def comparison_curves(
     figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for folder in [path for given in folders for path in runs_in(given)]:
-        record = _drawable(folder, against)
+    paths = [path for given in folders for path in runs_in(given)]
+    records = [_drawable(path, against) for path in paths]
+    settings = differing([record.config for record in records], "seed")
+    for folder, record, own in zip(paths, records, settings, strict=True):
         if record.accuracy != ACCURACY:
             raise SettingError(
                 f"{folder} trained on its test set, so its accuracy compares with no "
@@ -96,7 +106,8 @@ def comparison_curves(
         at, accuracy = (record.metrics[n].to_numpy() for n in (against, ACCURACY))
         trial = folder.parent.name == TRIALS
         name = f"{folder.parents[1].name}/{folder.name}" if trial else folder.name
-        label = f"{method_of(record.config, record.summary)} ({name})"
+        differs = [f"{n}={'none' if v is None else v}" for n, v in own.items()]
+        label = f"{method_of(record.config, record.summary)} ({', '.join([name, *differs])})"
         axes.plot(at, 100 * accuracy, label=label, **_line(at))
     axes.set_ylabel("test accuracy (%)")
     axes.legend(frameon=False, fontsize=9)

@@ -7,6 +7,7 @@ methods were given besides their clients' training is said below.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from ..experiment.store import ACCURACY, NOTHING, TRAINED, read_swept
 from .compare import CONTROLS, WEIGHTLESS
-from .tables import percent
+from .tables import Name, percent
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,17 +83,30 @@ def parts(folder: str | Path) -> list[Part]:
             line.figures.append(_figures(row, trained))
     result = []
     for (trained, dataset, count), lines in sorted(sorted_rows.items()):
-        title = f"{dataset}, test accuracy on {count} examples"
+        listed = list(lines.values())
+        of = dataset if "algorithm" in names else f"{_methods(listed)} on {dataset}"
+        title = f"{of}, test accuracy on {count} examples"
         if trained:
             title = (
-                f"{dataset}, {TRAINED.replace('_', ' ')} of {count} examples\n"
+                f"{of}, {TRAINED.replace('_', ' ')} of {count} examples\n"
                 "(public=published: no test accuracy, compares with no table above)"
             )
-        listed = list(lines.values())
         if not trained:
             listed.sort(key=lambda line: -np.nan_to_num(line.mean(ACCURACY), nan=-1))
         result.append(Part(title, not trained, listed))
     return result
+
+
+def _methods(lines: Sequence[Line]) -> str:
+    """The algorithm, which no column says; with its options where all have the same."""
+    methods = {method for line in lines for method in line.methods}
+    if len(methods) == 1:
+        return methods.pop()
+    return ", ".join(sorted({_algorithm(method) for method in methods}))
+
+
+def _algorithm(method: str) -> str:
+    return method.partition("(")[0].partition(" ")[0]
 
 
 def sweep_tables(folder: str | Path, width: int | None = None) -> "list[Table]":
@@ -123,26 +137,29 @@ def natural_width(table: "Table") -> int:
 
 def _table(part: Part, names: list[str] | None, figures: tuple[str, ...]) -> "Table":
     """A part as a table; names: of settings with a column each, or None: one for all."""
-    from rich.markup import escape
     from rich.table import Table
 
     style = "bold" if part.ranked else "red"
     table = Table(title=part.title, title_style=style, caption_justify="left")
     if part.ranked:
         table.add_column("rank", justify="right", no_wrap=True)
-    for name in ["settings"] if names is None else names:
-        table.add_column(name, overflow="fold")
+    point = lambda line: {n: "-" if v is None else v for n, v in line.point.items()}
+    shown = list(map(point, part.lines))
+    if names is None:
+        names = ["settings"]
+        said = lambda point: "\n".join(f"{name}={v}" for name, v in point.items())
+        shown = [{"settings": said(point)} for point in shown]
+    settings = [{name: Name(str(v)) for name, v in line.items()} for line in shown]
+    for name in names:
+        table.add_column(name, min_width=max(line[name].longest for line in settings))
     accuracy = "test accuracy" if part.ranked else "training accuracy"
     for name in (accuracy, *figures, "n"):
         table.add_column(name, justify="right", no_wrap=True)
     for rank, line in enumerate(part.lines, 1):
-        shown = {name: "-" if v is None else str(v) for name, v in line.point.items()}
-        settings = [*shown.values()]
-        if names is None:
-            settings = ["\n".join(f"{name}={value}" for name, value in shown.items())]
         cells = [_cell(line, name) for name in (ACCURACY, *figures)]
         place = [str(rank)] if part.ranked else []
-        table.add_row(*place, *map(escape, settings), *cells, str(len(line.figures)))
+        own = settings[rank - 1].values()
+        table.add_row(*place, *own, *cells, str(len(line.figures)))
     table.caption = _caption(part)
     return table
 
@@ -200,11 +217,10 @@ def _given(part: Part) -> list[str]:
 def _lacking(part: Part) -> list[str]:
     """The controls of methods on public data that have no line of their own."""
     shown = {method: line for line in part.lines for method in line.methods}
-    algorithm = lambda method: method.partition("(")[0].partition(" ")[0]
     weightless = lambda method: re.search(r"\bweight=0(\.0)?\b", method) is not None
-    here = {algorithm(method) for method in shown}
+    here = {_algorithm(method) for method in shown}
     users = {
-        algorithm(method)
+        _algorithm(method)
         for method, line in shown.items()
         if "public" in (line.given or "") and not weightless(method)
     }.difference(CONTROLS)

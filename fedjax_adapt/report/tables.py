@@ -1,5 +1,6 @@
 """Tables of runs for the terminal, and how far a run is: a bar, or now and then a line."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,8 @@ from ..errors import SettingError
 from ..experiment.store import TRAINED, figures_of, read_run
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.measure import Measurement
     from rich.table import Table
 
 
@@ -181,6 +183,53 @@ def _costs(summary: dict[str, Any], of: str) -> dict[str, str]:
     return rows
 
 
+class Name:
+    """A method's name or a setting in a cell: its lines end where a word of it does.
+
+    rich itself breaks lines at spaces alone, and elsewhere anywhere.
+    """
+
+    def __init__(self, text: str):
+        """Takes what it says, which may have lines of its own."""
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+    @property
+    def longest(self) -> int:
+        """Characters of the longest word."""
+        return max(len(word.strip()) for word in _words(self.text))
+
+    def __rich_measure__(
+        self, console: "Console", options: "ConsoleOptions"
+    ) -> "Measurement":
+        from rich.measure import Measurement
+
+        return Measurement(self.longest, max(map(len, self.text.split("\n"))))
+
+    def __rich_console__(
+        self, console: "Console", options: "ConsoleOptions"
+    ) -> "RenderResult":
+        from rich.text import Text
+
+        lines = []
+        for line in self.text.split("\n"):
+            lines.append("")
+            for word in _words(line):
+                if lines[-1] and len(lines[-1] + word.rstrip()) > options.max_width:
+                    lines[-1] = lines[-1].rstrip()
+                    lines.append("")
+                lines[-1] += word
+        yield Text("\n".join(lines), overflow="fold")
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[^\s(,=_/]+[\s(,=_/]*|[\s(,=_/]+", text) or [text]
+
+
 def percent(share: float) -> str:
     """A share of 1, in per cent."""
     return f"{100 * share:.2f} %"
@@ -215,15 +264,17 @@ def _bar(console: "Console") -> Iterator[Show]:
     from rich.progress import BarColumn, Progress, TextColumn
 
     columns = (
-        TextColumn("round {task.completed}/{task.total}"),
+        TextColumn("round {task.completed}/{task.total}{task.fields[whose]}"),
         BarColumn(bar_width=None),
         TextColumn("{task.fields[text]}"),
     )
     with Progress(*columns, console=console, expand=True) as bar:
-        task = bar.add_task("", total=None, text="loading data and compiling")
+        begin = "loading data and compiling"
+        task = bar.add_task("", total=None, text=begin, whose="")
 
         def show(now) -> None:
-            bar.update(task, completed=now.round, total=now.rounds, text=_text(now))
+            shown = {"text": _text(now), "whose": now.whose}
+            bar.update(task, completed=now.round, total=now.rounds, **shown)
 
         yield show
 
@@ -248,7 +299,7 @@ class _Lines:
             return
         self.last_round, self.last_time = now.round, time.monotonic()
         self.console.print(
-            f"round {now.round}/{now.rounds}  {_text(now)}", highlight=False
+            f"round {now.round}/{now.rounds}{now.whose}  {_text(now)}", highlight=False
         )
 
 

@@ -1,5 +1,6 @@
 """A callback of a run and of a sweep: what it hears, and what it stops."""
 
+import errno
 from pathlib import Path
 
 import jax
@@ -102,6 +103,27 @@ def test_what_it_raises_leaves_a_run_that_goes_on(tiny, whole):
     run(broken, resume=True, callback=failing)
     assert heard == [1, 2, 3, 4, 5, 6, 7]
     assert numbers(broken.folder)[1:] == numbers(whole.folder)[1:]
+
+
+@pytest.mark.parametrize("of_callback", [RuntimeError, KeyboardInterrupt])
+def test_what_it_raises_is_told_with_rounds_that_cannot_be_saved(
+    tiny, monkeypatch, of_callback
+):
+    def failing(figures):
+        raise of_callback("the tracker is gone")
+
+    def full(self, state, round):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints.Saver, "save", full)
+    told = OSError if of_callback is KeyboardInterrupt else of_callback
+    with pytest.raises((OSError, of_callback)) as raised:
+        run(tiny(), callback=failing)
+    assert raised.type is told
+    said = [str(raised.value), *getattr(raised.value, "__notes__", ())]
+    both = ["the tracker is gone"] * (told is of_callback) + ["No space left on device"]
+    assert len(said) == len(both)
+    assert all(text in one for text, one in zip(both, said, strict=True))
 
 
 def test_without_one_nothing_is_different(tiny, monkeypatch):

@@ -198,6 +198,25 @@ def test_a_sweep_gets_the_controls_that_it_lacks(grid, added):
     assert found == of_trials(asked) + added
 
 
+def test_a_sweep_that_was_begun_with_controls_goes_on_with_them(capsys, elsewhere):
+    asked = read_sweep(SWEEP)
+    Path("sweep.toml").write_text(results.to_toml(asked))
+    Path("mine").mkdir()
+    (Path("mine") / "sweep.toml").write_text(
+        results.to_toml(sweep_with_controls(asked))
+    )
+    code, _, err = fedjax_adapt(capsys, "sweep sweep.toml --folder mine --resume")
+    assert (code, err) == (
+        2,
+        "fedjax-adapt: folder=mine holds this sweep with its controls; write --controls as "
+        "well.\n",
+    )
+    changed = {**SWEEP, "grid": {**SWEEP["grid"], "seed": [0, 2]}}
+    Path("sweep.toml").write_text(results.to_toml(read_sweep(changed)))
+    code, _, err = fedjax_adapt(capsys, "sweep sweep.toml --folder mine --resume")
+    assert code == 2 and "mine holds another sweep (its trial 1 has seed=1" in err
+
+
 def test_a_sweep_without_fnr_has_no_controls():
     asked = read_sweep({"grid": {"seed": [0, 1]}})
     with pytest.raises(ValueError, match="algorithm=fnr, but algorithm=fedssg; leave"):

@@ -21,6 +21,7 @@ from fedjax_adapt.experiment.federation import (
     broadcast_seconds,
     uses_public,
 )
+from fedjax_adapt.experiment.loop import new_log
 from fedjax_adapt.experiment.store import ACCURACY, TRAINED
 from fedjax_adapt.report.plots import learning_curve
 from fedjax_adapt.report.tables import live, summary_table
@@ -344,3 +345,15 @@ def test_the_first_round_waits_for_the_public_set(algorithm, each):
     assert broadcast_seconds(config, build(config)) == pytest.approx(8 * each / 1000)
     free = from_settings({**SMALL, **asked})
     assert broadcast_seconds(free, build(free)) == 0
+
+
+def test_each_trial_waits_for_the_public_set_as_long_as_its_run(tmp_path):
+    """Whose clients' bandwidths are drawn by its own seed."""
+    asked = {"algorithm": "fnr", "public_examples": 30, "step_seconds": 0.1}
+    asked |= {"download_bandwidth": "lognormal(1000, 0.5)"}
+    configs = {n: from_settings({**SMALL, **asked, "seed": n}) for n in (0, 1)}
+    federation = build(configs[0])
+    log = new_log(tmp_path, federation, configs, None, {0: {}, 1: {}})
+    waited = [tally.totals["simulated_seconds"] for tally in log.tallies.values()]
+    assert waited == [broadcast_seconds(configs[n], federation) for n in (0, 1)]
+    assert 0 < waited[0] != waited[1] > 0

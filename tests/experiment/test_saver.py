@@ -1,5 +1,8 @@
 """Checkpoints that are written while rounds go on."""
 
+import logging
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,10 +63,10 @@ def test_a_large_state_is_written_at_once_where_memory_is_short(tmp_path, monkey
         checkpoint.Saver, "wait", lambda self: under_way.append(1) or begin(self)
     )
     with checkpoint.saver(tmp_path) as writes:
-        monkeypatch.setattr(memory, "free_host_memory", lambda: 6 * size)
+        monkeypatch.setattr(memory, "free_host_memory", lambda: 12 * size)
         writes.save(state(1.0), 1)
         assert len(under_way) == 1  # for the write before
-        monkeypatch.setattr(memory, "free_host_memory", lambda: 6 * size - 1)
+        monkeypatch.setattr(memory, "free_host_memory", lambda: 12 * size - 1)
         assert writes.save(state(2.0), 2) > 0
         assert len(under_way) == 3
         assert checkpoint.rounds(tmp_path) == [1, 2]
@@ -86,9 +89,38 @@ def test_a_write_that_fails_is_an_error_of_the_next_or_of_the_end(tmp_path, limi
     assert checkpoint.rounds(tmp_path) == [3]
 
 
-def test_another_error_is_not_hidden_by_it(tmp_path, limited):
-    noise = {"w": jax.random.normal(jax.random.key(0), (400, 400))}
-    with pytest.raises(KeyError), checkpoint.saver(tmp_path) as writes:
-        limited(100_000)
-        writes.save(noise, 1)
+def write_that_fails(writes, limited):
+    """Begins one, and waits until its threads are done."""
+    limited(100_000)
+    writes.save({"w": jax.random.normal(jax.random.key(0), (400, 400))}, 1)
+    for thread in threading.enumerate():
+        if thread.name == "async_save":
+            thread.join()
+
+
+def test_another_error_is_not_hidden_by_it_and_has_a_note_of_it(tmp_path, limited):
+    with pytest.raises(KeyError) as raised, checkpoint.saver(tmp_path) as writes:
+        write_that_fails(writes, limited)
         raise KeyError
+    (said,) = raised.value.__notes__
+    assert said.startswith("Besides, the rounds so far could not be saved: [Errno 27] ")
+
+
+def test_ctrl_c_does_not_hide_that_the_rounds_are_not_saved(tmp_path, limited):
+    either = pytest.raises((OSError, KeyboardInterrupt))
+    with either as raised, checkpoint.saver(tmp_path) as writes:
+        write_that_fails(writes, limited)
+        raise KeyboardInterrupt
+    assert "File too large" in str(raised.value)
+    limited(None)
+    with pytest.raises(KeyboardInterrupt), checkpoint.saver(tmp_path) as writes:
+        writes.save(state(1.0), 1)
+        raise KeyboardInterrupt
+    assert checkpoint.rounds(tmp_path) == [1]  # it was waited for
+
+
+def test_a_write_that_fails_prints_nothing(tmp_path, limited, caplog):
+    with pytest.raises(OSError), checkpoint.saver(tmp_path) as writes:
+        write_that_fails(writes, limited)
+        logging.getLogger("absl").error("of somebody else")
+    assert [record.message for record in caplog.records] == ["of somebody else"]

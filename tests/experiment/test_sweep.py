@@ -1,6 +1,10 @@
+import errno
 import json
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import TINY
+from helpers import same
 from test_run import Stop, stop_after
 
 import fedjax_adapt as fa
@@ -21,12 +26,15 @@ from fedjax_adapt.core import Algorithm, epochs
 from fedjax_adapt.engine import memory
 from fedjax_adapt.experiment import (
     Config,
+    build,
     load_run,
     read_run,
     read_swept,
     run,
+    store,
     sweep,
 )
+from fedjax_adapt.experiment.checkpoint import rounds
 from fedjax_adapt.experiment.config import from_settings
 from fedjax_adapt.experiment.store import read_table
 from fedjax_adapt.experiment.sweeps import compiled_group
@@ -137,6 +145,8 @@ def test_what_reads_runs_reads_the_trials_of_a_sweep(three, tmp_path):
 def test_a_trial_is_loaded_as_a_run_is(three, whole):
     loaded, theirs = load_run(three.folder / "trials" / "0001"), load_run(whole.folder)
     assert int(loaded.state.round) == int(theirs.state.round) == 7
+    for trial in ("0000", "0001", "0002"):
+        assert rounds(three.folder / "trials" / trial / "checkpoints") == [7]
     ours, others = map(jax.tree.leaves, (loaded.state, theirs.state))
     for one, other in zip(ours, others, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
@@ -259,6 +269,80 @@ def test_a_resumed_sweep_equals_an_uninterrupted_one_to_the_bit(tmp_path, three,
     assert len(told) == 1 and "begun with 2 trials at once and goes on so" in told[0]
 
 
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_with_the_same_command(tmp_path):
+    """SIGKILL while its trials run, once among the first two and once at the third."""
+    asked = read_sweep({**THREE, "run": {**RUN, "rounds": 400, "evaluate_every": 4}})
+    (tmp_path / "sweep.toml").write_text(to_toml(asked))
+    command = [sys.executable, "-m", "fedjax_adapt", "sweep", "sweep.toml"]
+    command += ["--side-by-side", "2", "--resume", "--folder"]
+    begin = lambda name: subprocess.Popen([*command, name], cwd=tmp_path)
+    assert begin("whole").wait() == 0
+    for least in (40, 440):
+        killed = begin("killed")
+        checkpoints = tmp_path / "killed" / "groups" / "000-scaffold" / "checkpoints"
+        while killed.poll() is None and max(rounds(checkpoints), default=0) < least:
+            time.sleep(0.01)
+        killed.kill()
+        assert killed.wait() == -signal.SIGKILL
+    assert begin("killed").wait() == 0
+    found, whole = (read_swept(tmp_path / name) for name in ("killed", "whole"))
+    assert found.results.equals(whole.results)
+    assert metrics(found) == metrics(whole)
+    for trial in ("trials/0000", "trials/0001", "trials/0002"):
+        ours, theirs = (read_run(swept.folder / trial) for swept in (found, whole))
+        assert ours.clients.equals(theirs.clients)
+        states = [load_run(swept.folder / trial).state for swept in (found, whole)]
+        jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+@pytest.mark.parametrize("what", ["metrics", "trials"])
+def test_where_rows_cannot_be_written_no_state_of_a_trial_is(
+    tmp_path, three, monkeypatch, what
+):
+    """A full disk, at the end of the first two trials."""
+    append, folder = store.append, tmp_path / "sweep"
+
+    def full(folder, name, columns, done):
+        if (name, done) == (what, 7):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(folder, name, columns, done)
+
+    monkeypatch.setattr(store, "append", full)
+    with pytest.raises(OSError, match="No space left"):
+        sweep(THREE, folder, side_by_side=2)
+    assert not (folder / "trials").exists()
+    monkeypatch.undo()
+    found = sweep(THREE, folder, resume=True, side_by_side=2)
+    assert found.results.equals(three.results) and metrics(found) == metrics(three)
+
+
+class Rows:
+    """An array of which not all may come to the host."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __getitem__(self, i):
+        return self.rows[i]
+
+    def __array__(self, *_, **__):
+        raise AssertionError("all trials at once")
+
+
+def test_the_state_of_a_trial_comes_to_the_host_without_the_others():
+    config = Config(**RUN)
+    configs, layout = [config, replace(config, seed=1)], compiled_group.Layout(2, 1)
+    group = compiled_group.compile_group(configs, build(config), [], layout)
+    state = group.program_of([0, 1]).init()
+    leaves, structure = jax.tree.flatten(state)
+    guarded = structure.unflatten(Rows(leaf) for leaf in leaves)
+    for i in (0, 1):
+        assert same(
+            group.of_trial(guarded, i), jax.tree.map(lambda x, i=i: x[i], state)
+        )
+
+
 def no_warning(now):
     assert now.warning is None
 
@@ -378,8 +462,6 @@ def test_numbers_of_a_config_are_read_and_set():
 
 @pytest.mark.slow
 def test_a_program_that_is_too_large_has_fewer_trials_at_once(monkeypatch):
-    from fedjax_adapt.experiment import build
-
     needs, too_large = [], memory.too_large
 
     def weighed(program, num_devices):
@@ -407,8 +489,6 @@ def test_a_program_that_is_too_large_has_fewer_trials_at_once(monkeypatch):
 
 
 def test_trials_side_by_side_take_the_place_of_clients_on_a_cpu():
-    from fedjax_adapt.experiment import build
-
     config = Config(**{**RUN, "algorithm": "fedavg", "batch_size": 10})
     federation = build(config)
     key = jax.random.key(0)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...core import Array, Key, State
+from ...core import Array, Key, PyTree, State
 from ...engine import memory, mesh
 from ...engine.batches import batch_size
 from ...engine.build import lanes_that_fit, make_round
@@ -139,7 +139,7 @@ class CompiledGroup(NamedTuple):
     abstract: State
     width: int
     num_devices: int
-    states_of: Callable[[State], list[State]]  # of its trials, on the host
+    of_trial: Callable[[PyTree, int], PyTree]  # a state's part, on the host
     partitions: TrialPartitions
 
 
@@ -201,7 +201,7 @@ def compile_group(
             abstract=program.abstract,
             width=1,
             num_devices=program.num_devices,
-            states_of=lambda state: [jax.device_get(state)],
+            of_trial=lambda tree, i: jax.device_get(tree),
             partitions=trial_partitions(configs, federation),
         )
     began = time.perf_counter()
@@ -266,13 +266,12 @@ def compile_group(
             seconds=seconds,
         )
 
-    def states_of(state: State) -> list[State]:
-        host = jax.device_get(state)
-        row = lambda i: jax.tree.map(lambda leaf: np.asarray(leaf[i]), host)
-        return list(map(row, range(layout.width)))
+    def of_trial(tree: PyTree, i: int) -> PyTree:
+        # one trial and one leaf at a time: the host may not have room for all of them
+        return jax.tree.map(lambda leaf: np.asarray(leaf[i]), tree)
 
     where = layout.width, layout.num_devices
-    return CompiledGroup(program_of, abstract, *where, states_of, partitions)
+    return CompiledGroup(program_of, abstract, *where, of_trial, partitions)
 
 
 def lanes_of(

@@ -2,11 +2,12 @@
 
 sweep.toml                       the sweep, resolved
 results.parquet                  one row per trial, of the groups that are done
-trials/NNNN/                     a run folder for each of them, with its last state
+trials/NNNN/                     a run folder for each of them, with its last state, if it
+                                 neither diverged nor was stopped before those beside it
 groups/NNN-ALGORITHM/group.toml  which trials, and how many of them at once
 groups/.../metrics/              as of a run, and trial, diverged_round and stopped_round
 groups/.../clients/              as of a run, and trial; gone when it is done
-groups/.../trials/               the accuracy on clients, a row for each trial that ended
+groups/.../trials/               the accuracy on clients, a row for each trial with a state
 groups/.../checkpoints/          the states of all its trials; gone when it is done
 groups/.../summary.json          a group that has one is done
 own.json                         what was a user's own, or revised, if anything was

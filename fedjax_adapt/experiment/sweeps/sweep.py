@@ -9,7 +9,7 @@ done is never done again: a sweep that was killed goes on from the newest checkp
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +39,7 @@ from .trials import Layout
 # settings that often vary, and that no number of owners hangs on
 TRAINING = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm", "epochs", "seed")
 GROUP = "group.toml"  # of a group
+WHOSE = " of all trials"  # are the rounds of `Progress`
 
 
 def sweep(
@@ -286,23 +287,38 @@ class _Runner:
         log = new_log(self.path, federation, configs, self.callback, trials, base)
         if self.callback is not None and log.all_over:
             return  # and what they came to is written
-        shown = f"{self.group.name}: mean {log.accuracy.replace('_', ' ')}"
+        accuracy = f"{_shown(list(trials))} {log.accuracy.replace('_', ' ')}"
+        shown = f"{self.group.name}, {accuracy}"
 
         def report(done: int, latest: tuple[float, float], rate: float) -> None:
             rounds = self.before + rows.start * config.rounds + done * len(rows)
             rate *= len(rows)
-            self.progress(Progress(rounds, self.total, *latest, rate, None, shown))
+            figures = (*latest, rate, None, shown)
+            self.progress(Progress(rounds, self.total, *figures, whose=WHOSE))
 
-        def before_last(state: State, done: int) -> None:
-            last = dict(zip(trials, compiled.states_of(state), strict=False))
-            figures = client_figures(config, federation, compiled, last.values(), rows)
-            log.end(done, figures)
-            for row in log.ended:
-                folder = place / store.trial_folder(row["trial"])
-                checkpoint.save(folder / store.CHECKPOINTS, last[row["trial"]], done)
+        def at_end(state: State, done: int) -> Callable[[], None]:
+            params = (compiled.of_trial(state.params, i) for i in range(len(rows)))
+            log.end(done, client_figures(config, federation, compiled, params, rows))
+            ended = {row["trial"] for row in log.ended}
+
+            def save_states() -> None:
+                for i, trial in enumerate(trials):
+                    if trial in ended:
+                        folder = place / store.trial_folder(trial) / store.CHECKPOINTS
+                        checkpoint.save(folder, compiled.of_trial(state, i), done)
+
+            return save_states
 
         at = done - base
-        train_in(self.path, config, program, state, at, log, report, before_last)
+        train_in(self.path, config, program, state, at, log, report, at_end)
+
+
+def _shown(trials: Sequence[int]) -> str:
+    """Of which trials the figures are that are shown while they run."""
+    if len(trials) == 1:
+        return f"trial {trials[0]}:"
+    inner = "" if len(trials) == 2 else "... "
+    return f"trials {trials[0]}, {inner}{trials[-1]}: mean"
 
 
 def _evidence(commit: str | None) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """A folder for each trial of a sweep, as a run with its settings leaves it behind.
 
 Of the states it has the last alone. A trial that diverged has the rows before that, and
-neither state nor summary.
+neither state nor summary. One that a callback stopped has the rows up to there and a
+summary that says so; its state and its `client_accuracy` only where no other trial that
+ran beside it went on.
 """
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ...core import State
+from ...core import Params
 from ...data import Skew, skew
 from ...engine import mesh
 from ...engine.personal import evaluate_clients
@@ -99,7 +101,7 @@ def client_figures(
     config: Config,
     federation: Federation,
     compiled: CompiledGroup,
-    states: Iterable[State],
+    params: Iterable[Params],
     rows: Sequence[int],
 ) -> list[dict[str, float]]:
     """`client_accuracy` of the summaries of some trials; empty: not asked for.
@@ -108,17 +110,17 @@ def client_figures(
       config: of any trial of the group.
       federation: of the first.
       compiled: the compiled group.
-      states: of these trials.
+      params: of the models of these trials.
       rows: these trials, of the group.
     """
     if not config.evaluate_clients:
         return [{} for _ in rows]
     shared = mesh.to_read(federation.data, compiled.num_devices)
     found = []
-    for state, row in zip(states, rows, strict=True):
+    for model, row in zip(params, rows, strict=True):
         data = compiled.partitions.put_into(shared, row)
         accuracy = evaluate_clients(
-            federation.task, state.params, data, devices=compiled.num_devices
+            federation.task, model, data, devices=compiled.num_devices
         ).accuracy
         found.append(spread_over_clients(accuracy, data.size))
     return found
