@@ -1,0 +1,129 @@
+"""The items of GIFT: their protocol and published figures, from the paper's text."""
+
+from pathlib import Path
+
+import pytest
+
+from fedjax_adapt.experiment.reproduce import cells_of, names, read_item
+
+# rows and methods
+ITEMS = {
+    "table2": (2, 2),
+    "fig4": (2, 2),
+    "fig4-tau": (2, 1),
+    "fig4-consistency": (2, 1),
+    "fig5": (1, 7),
+    "fig5-tau": (1, 6),
+    "adacomm": (1, 4),
+    "fig6": (2, 2),
+    "fig6-tau": (2, 1),
+    "fig6-consistency": (2, 1),
+    "fig7": (1, 2),
+    "fig8": (1, 3),
+    "fig8-tau": (1, 3),
+    "fig9": (1, 4),
+}
+# Sec. V-A: CIFAR-10, LeNet-5 at 0.01 with weight decay 0.01, 5 Mbit/s, 1000 rounds; V-C:
+# 20 clients that all take part; parts E3 and E4 of the specification: plain SGD, batches
+# of 32, 0.0522 s a local step
+PROTOCOL = {
+    "dataset": "cifar10",
+    "model": "lenet5",
+    "partition": "gift_mix",
+    "partition_options": {"concentration": 1},
+    "num_clients": 20,
+    "participation": 1,
+    "sampler": "bernoulli",
+    "rounds": 1000,
+    "batch_size": 32,
+    "lr": 0.01,
+    "lr_decay": 1,
+    "momentum": 0,
+    "weight_decay": 0.01,
+    "clip_norm": None,
+    "step_seconds": 0.0522,
+    "bandwidth": 5e6,
+    "delay": 0,
+    "evaluate_every": 10,
+}
+# Sec. V-B: 100 clients, the first 40 % are collected, after a random delay
+EARLIEST = {"num_clients": 100, "participation": 0.4, "sampler": "earliest"}
+EARLIEST |= {"delay": "exponential(0.1)"}
+ROWS = {
+    "lenet5": {},
+    "vgg16": {"model": "vgg16", "lr": 0.1, "weight_decay": 5e-4, "step_seconds": 1.97},
+    # Sec. V-E
+    "iid": {"num_clients": 5, "partition": "copies", "partition_options": {}},
+    "two-labels": {
+        "num_clients": 5,
+        "partition": "fedveca_case",
+        "partition_options": {"case": 2},
+    },
+}
+OF_GIFT = {"initial_steps": 100, "theta": 0.9, "gamma": 2}
+ADACOMM = {"base": "fedavg(weights='uniform')"}
+RELAX = OF_GIFT | {"relax": True, "relax_after": 10}
+METHODS = {
+    "fedavg": ("fedavg", {"weights": "uniform"}),
+    "gift": ("gift", OF_GIFT),
+    "gift-2": ("gift", OF_GIFT),
+    "gift-3": ("gift", OF_GIFT | {"gamma": 3}),
+    "gift-10": ("gift", OF_GIFT | {"gamma": 10}),
+    "gift-relax-2": ("gift", RELAX | {"relax_by": 2}),
+    "gift-relax-5": ("gift", RELAX | {"relax_by": 5}),
+    "gift-relax-10": ("gift", RELAX | {"relax_by": 10}),
+    **{
+        f"adacomm-{tau}": ("adacomm", ADACOMM | {"initial_steps": tau})
+        for tau in (10, 20, 50, 100)
+    },
+    "adacomm-no-fix": ("adacomm", ADACOMM | {"initial_steps": 100, "fix": False}),
+}
+
+
+def test_every_item_is_here():
+    assert {f"gift-{name}" for name in ITEMS} == {
+        name for name in names() if name.startswith("gift-")
+    }
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_protocol(name):
+    item = read_item(f"gift-{name}")
+    cells = cells_of(item, Path("runs"))
+    assert (len(item.rows), len(item.methods)) == ITEMS[name]
+    assert len(cells) == len(item.rows) * len(item.methods)
+    for cell in cells:
+        config = cell.configs[0]
+        expected = PROTOCOL | ROWS[cell.row]
+        if name.startswith(("table2", "fig4")):
+            expected |= EARLIEST
+        found = {key: getattr(config, key) for key in expected}
+        assert found == expected, (cell.row, cell.method)
+        assert (config.algorithm, config.algorithm_options) == METHODS[cell.method]
+        assert config.num_steps == (100 if cell.method == "fedavg" else None)
+
+
+def test_published_figures():
+    found = {
+        (row, method): (figures["simulated_seconds"] / 3600, figures["accuracy"])
+        for row, methods in read_item("gift-table2").published.items()
+        for method, figures in methods.items()
+    }
+    assert found == {  # Table II: hours and %
+        ("lenet5", "fedavg"): (pytest.approx(1.56), 52.1),
+        ("lenet5", "gift"): (pytest.approx(0.64), 56.8),
+        ("vgg16", "fedavg"): (pytest.approx(81.9), 60.8),
+        ("vgg16", "gift"): (pytest.approx(34.3), 67.3),
+    }
+
+
+def test_the_clock_gives_the_papers_times_of_fedavg():
+    item = read_item("gift-table2")
+    parameters = {"lenet5": 62_006, "vgg16": 15_245_130}  # E4 of the specification
+    for row in item.rows:
+        cells = cells_of(item, Path("runs"), rows=[row], methods=["fedavg"])
+        config = cells[0].configs[0]
+        upload = 32 * parameters[row] / config.bandwidth
+        hours = config.rounds * (100 * config.step_seconds + upload) / 3600
+        published = item.published[row]["fedavg"]["simulated_seconds"] / 3600
+        assert hours == pytest.approx(published, rel=0.002)
