@@ -68,7 +68,7 @@ title = "Curves"
 place = "Fig. 1"
 of = "table1"
 only = { rows = ["iid"], methods = ["fedveca"] }
-draw = "accuracy"
+draw = ["accuracy"]
 """
 
 
@@ -80,9 +80,9 @@ def papers(tmp_path_factory):
     (place / "some" / "fig1.toml").write_text(CURVES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reproduce, "PAPERS", place)
-        read_item.cache_clear()
         yield place
-    read_item.cache_clear()
+    for known in (read_item, reproduce._settings):
+        known.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -256,8 +256,8 @@ def test_speed_up_is_the_first_methods_rounds_by_the_others(made, monkeypatch):
 def test_pictures_of_curves_of_clients_and_of_points(made):
     here = runs(iid(made))
     found = measured(["accuracy"], {}, here)
-    for draw in (None, "accuracy", "clients.num_steps"):
-        path = picture(made / f"{draw}.png", "title", here, found, draw)
+    for draw in ([], ["accuracy", "tau_bar"], ["clients.num_steps"]):
+        path = picture(made / f"{len(draw)}.png", "title", here, found, draw)
         assert path is not None and path.read_bytes()[:4] == b"\x89PNG"
     assert picture(made / "none.png", "title", {}, []) is None
 

@@ -99,16 +99,26 @@ def list_items(folder: Path) -> int:
     """`fedjax-adapt reproduce list`: every item, and what of it has been run here."""
     console = Console()
     table = Table(title=f"tables and figures; runs in {folder}")
-    for name in ("item", "of the paper", "runs", "here", "core-hours", "GPU-minutes"):
-        right = name in ("runs", "core-hours", "GPU-minutes")
-        table.add_column(name, justify="right" if right else "left", no_wrap=right)
+    lines = []
     for name in names():
         item = read_item(name)
         cells = cells_of(item, folder)
         about = cost(cells)
         costs = ["", ""] if about is None else [f"{x:.2g}" for x in about]
-        shown = [item.name, f"{item.place}: {item.title}", str(len(cells))]
-        table.add_row(*shown, _state(item, folder), *costs)
+        shown = [item.name, str(len(cells)), _state(item, folder), *costs]
+        lines.append([*shown, f"{item.place}: {item.title}"])
+    heads = ("item", "runs", "here", "core-hours", "GPU-min", "in the paper")
+    for number, head in enumerate(heads):
+        widest = max(len(line[number]) for line in lines)
+        table.add_column(
+            head,
+            justify="right" if head in ("runs", "core-hours", "GPU-min") else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=None if head == heads[-1] else max(widest, len(head)),
+        )
+    for line in lines:
+        table.add_row(*line)
     console.print(table)
     console.print(
         "Costs are rough estimates of one seed at full scale; those of a GPU are of an "
@@ -121,6 +131,8 @@ def list_items(folder: Path) -> int:
 def _state(item: Item, folder: Path) -> str:
     """What of an item has been run: at full scale, else on a CPU."""
     for scale in ("full", "cpu"):
+        if not (folder / item.origin / scale).exists():
+            continue
         cells = cells_of(item, folder, scale)
         over = sum(bool(runs_of(cell)) for cell in cells)
         if over:

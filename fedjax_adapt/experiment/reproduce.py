@@ -7,7 +7,7 @@
     of = "table1"                its runs are those of that item
     only = {rows = [...], methods = [...]}               some of these
     figures = ["last_mean"]      of a run's summary: the columns
-    draw = "accuracy"            a column of its metrics, or of its clients: the picture
+    draw = ["accuracy"]          columns of its metrics, or clients.COLUMN: the picture
     against = "round"
     chosen = ["..."]             what the paper does not state
     [run]                        settings of every run
@@ -79,7 +79,7 @@ class Item(NamedTuple):
     cells: dict[str, dict[str, dict[str, Any]]]
     scales: dict[str, dict[str, Any]]
     figures: list[str]
-    draw: str | None
+    draw: list[str]
     against: str
     chosen: list[str]
     published: dict[str, dict[str, dict[str, Any]]]
@@ -143,7 +143,7 @@ def read_item(name: str) -> Item:
         cells=shared.get("cells", {}),
         scales=shared.get("scales", {}),
         figures=told.get("figures", []),
-        draw=told.get("draw"),
+        draw=told.get("draw", []),
         against=told.get("against", "round"),
         chosen=told.get("chosen", []),
         published=told.get("published", {}),
@@ -183,20 +183,15 @@ def cells_of(
     count = smaller.get("seeds", 1) if seeds is None else seeds
     check.at_least("seeds", count, 1)
     place = folder / item.origin / scale
-    return [
-        Cell(
-            row=row,
-            method=method,
-            folder=place / row / method,
-            configs={
-                seed: _config(item, scale, row, method, seed, data_dir)
-                for seed in range(count)
-            },
-            steps=item.methods[method].get("steps_of"),
-        )
-        for row in rows
-        for method in methods
-    ]
+    cells = []
+    for row in rows:
+        for method in methods:
+            settings = _settings(item.origin, scale, row, method)
+            given = lambda seed, s=settings: {**s, "seed": seed, "data_dir": data_dir}
+            configs = {seed: from_settings(given(seed)) for seed in range(count)}
+            steps = item.methods[method].get("steps_of")
+            cells.append(Cell(row, method, place / row / method, configs, steps))
+    return cells
 
 
 def _chosen(
@@ -211,10 +206,10 @@ def _chosen(
     return [one for one in known if one in given] or here or list(known)
 
 
-def _config(
-    item: Item, scale: Scale, row: str, method: str, seed: int, data_dir: str | None
-) -> Config:
-    """The settings of one run."""
+@cache
+def _settings(name: str, scale: Scale, row: str, method: str) -> Mapping[str, Any]:
+    """The settings of the runs of a cell of the item of this name, but for their seed."""
+    item = read_item(name)
     at = lambda key: f"{item.name}, {row}, {method}: {key}"
     settings: dict[str, Any] = {}
     for table in (
@@ -226,9 +221,7 @@ def _config(
     ):
         settings = _told(settings, flattened(table))
     settings = check_settings(settings, at)
-    if scale == "smoke":
-        settings = _smoke(settings)
-    return from_settings(settings | {"seed": seed, "data_dir": data_dir})
+    return _smoke(settings) if scale == "smoke" else settings
 
 
 def _told(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -199,19 +199,20 @@ def picture(
     title: str,
     runs: Runs,
     found: Sequence[Measured],
-    draw: str | None = None,
+    draw: Sequence[str] = (),
     against: str = "round",
 ) -> Path | None:
-    """Draws runs, a panel for each row; returns the path, None: nothing is there to draw.
+    """Draws runs into panels; returns the path, None: nothing is there to draw.
 
     Args:
       path: where the picture goes.
       title: above it.
       runs: that are over.
       found: their figures.
-      draw: a column of the table metrics, of which the mean over seeds is drawn between
-        their least and most; "clients.COLUMN", a line for each client of one run; None:
-        the first of `found`, published and measured.
+      draw: columns of the table metrics, a panel for each and each row, with the mean over
+        seeds between their least and most; "clients.COLUMN" has a panel for each method,
+        too, with a line for each client of one run. Empty: the first figure of each row,
+        published and measured.
       against: the horizontal axis of curves, a column likewise.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -219,10 +220,12 @@ def picture(
 
     folders = {at: [p for p in of.values() if p is not None] for at, of in runs.items()}
     folders = {at: paths for at, paths in folders.items() if paths}
-    by_client = (draw or "").startswith("clients.")
-    panels: list[tuple[str, ...]]
-    panels = list(dict.fromkeys(at if by_client else at[:1] for at in folders))
-    if not panels:
+    panels: list[tuple[str, str, str | None]] = []  # column, row and method
+    for column in draw or [""]:
+        of_clients = column.startswith("clients.")
+        at = [(row, method if of_clients else None) for row, method in folders]
+        panels += [(column, *panel) for panel in dict.fromkeys(at)]
+    if not folders:
         return None
     columns = min(len(panels), 3)
     lines = -(-len(panels) // columns)
@@ -232,21 +235,21 @@ def picture(
     grid = figure.subplots(lines, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.axis("off")
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        axes.set_title(", ".join(panel), fontsize=9)
-        here = {at: of for at, of in folders.items() if at[: len(panel)] == panel}
-        if draw is None:
-            _dots(axes, [cell for cell in found if cell.row == panel[0]])
-        elif by_client:
-            _client_lines(
-                axes, next(iter(here.values()))[0], draw.removeprefix("clients.")
-            )
+    for axes, (column, row, method) in zip(grid.flat, panels, strict=False):
+        axes.set_title(row if method is None else f"{row}, {method}", fontsize=9)
+        if not column:
+            _dots(axes, [cell for cell in found if cell.row == row])
+        elif method is not None:
+            path = folders[row, method][0]
+            _client_lines(axes, path, column.removeprefix("clients."))
         else:
-            for (_, method), paths in here.items():
-                _curve(axes, method, paths, draw, against)
+            for at, paths in folders.items():
+                if at[0] == row:
+                    _curve(axes, at[1], paths, column, against)
             axes.set_xlabel(AGAINST.get(against, against), fontsize=8)
-            axes.set_ylabel(draw + " (%)" * (draw in SHARES), fontsize=8)
-            axes.legend(frameon=False, fontsize=7)
+            axes.set_ylabel(column + " (%)" * (column in SHARES), fontsize=8)
+            if axes.lines:
+                axes.legend(frameon=False, fontsize=7)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.25)
     return saved(figure, path)
@@ -259,6 +262,8 @@ def _curve(
     for path in paths:
         record = read_run(path)
         name = record.accuracy if column == ACCURACY else column
+        if name not in record.metrics.column_names:
+            return  # a scalar that this method does not show
         share = 100 if column in SHARES else 1
         values = share * record.metrics[name].to_numpy()
         curves.append((record.metrics[against].to_numpy(), values))
