@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal
 
 from rich.console import Console
@@ -104,21 +105,20 @@ def list_items(folder: Path) -> int:
         item = read_item(name)
         cells = cells_of(item, folder)
         about = cost(cells)
-        costs = ["", ""] if about is None else [f"{x:.2g}" for x in about]
+        costs = ["", ""] if about is None else [*map(_number, about)]
         shown = [item.name, str(len(cells)), _state(item, folder), *costs]
         lines.append([*shown, f"{item.place}: {item.title}"])
     heads = ("item", "runs", "here", "core-hours", "GPU-min", "in the paper")
+    taken = 3 * len(heads) + 1  # borders
     for number, head in enumerate(heads):
-        widest = max(len(line[number]) for line in lines)
-        table.add_column(
-            head,
-            justify="right" if head in ("runs", "core-hours", "GPU-min") else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=None if head == heads[-1] else max(widest, len(head)),
+        right = head in ("runs", "core-hours", "GPU-min")
+        table.add_column(head, justify="right" if right else "left", no_wrap=True)
+        if head != heads[-1]:
+            taken += max(len(line[number]) for line in (heads, *lines))
+    for *line, title in lines:
+        table.add_row(
+            *line, shorten(title, max(console.width - taken, 20), placeholder="…")
         )
-    for line in lines:
-        table.add_row(*line)
     console.print(table)
     console.print(
         "Costs are rough estimates of one seed at full scale; those of a GPU are of an "
@@ -126,6 +126,13 @@ def list_items(folder: Path) -> int:
         highlight=False,
     )
     return 0
+
+
+def _number(value: float) -> str:
+    """A rough figure in few digits."""
+    if value < 0.01:
+        return "<0.01"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
 def _state(item: Item, folder: Path) -> str:

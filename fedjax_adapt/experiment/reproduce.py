@@ -38,6 +38,7 @@ from .config import Config, from_settings, identity, read_config
 from .objects import KINDS
 from .reading import check_settings
 from .run import Report, silent
+from .schema import kind_options
 from .spelling import canonical, flattened
 from .sweeps.grid import Sweep, Trial, read_sweep
 from .sweeps.sweep import sweep
@@ -377,7 +378,7 @@ DATA = {  # inputs, training examples, classes
 }
 CORE = 6e10  # operations a second of a core of an AMD EPYC without AVX-512, W1 and W2
 GPU = 2e13  # of an H100 in float32; a guess, like the next, that none has confirmed
-LAUNCHES = 1e-4  # seconds for the kernels of a local step, all clients at once
+STEP = 1e-4  # seconds that a local step takes at the least, all clients at once
 
 
 class Cost(NamedTuple):
@@ -393,22 +394,27 @@ def cost(cells: Sequence[Cell]) -> Cost | None:
     Methods that choose their steps count as if they stayed at the first number.
     """
     core = gpu = 0.0
+    at = {(cell.row, cell.method): next(iter(cell.configs.values())) for cell in cells}
     for cell in cells:
-        config = next(iter(cell.configs.values()))
+        config = at[cell.row, cell.method]
         if config.dataset not in DATA or config.num_clients is None:
             return None
         shape, examples, classes = DATA[config.dataset]
         examples = min(config.train_examples or examples, examples)
         mine = examples / config.num_clients
         batch = min(config.batch_size or mine, mine)
-        told = [config.algorithm_options.get(n) for n in ("num_steps", "initial_steps")]
-        fixed = [n for n in (config.num_steps, *told) if n is not None]
+        other = config if cell.steps is None else at[cell.row, cell.steps]
+        known = kind_options("algorithm", other.algorithm)
+        defaults = {name: option.default for name, option in known.items()}
+        told = defaults | dict(other.algorithm_options)
+        fixed = [told.get("num_steps"), told.get("initial_steps"), other.num_steps]
+        fixed = [number for number in fixed if isinstance(number, int)]
         steps = config.rounds * (fixed[0] if fixed else config.epochs * mine / batch)
         cohort = max(config.participation * config.num_clients, 1)
         model = (config.model, tuple(config.model_options.items()), shape, classes)
         work = 3 * steps * cohort * batch * _operations(*model)  # forward, twice back
-        core += len(cell.configs) * work / CORE / 3600
-        gpu += len(cell.configs) * max(work / GPU, steps * LAUNCHES) / 60
+        core += len(cell.configs) * max(work / CORE, steps * STEP) / 3600
+        gpu += len(cell.configs) * max(work / GPU, steps * STEP) / 60
     return Cost(core, gpu)
 
 
