@@ -142,10 +142,7 @@ def test_splits_and_attacks(name):
         assert (config.corrupt, config.corrupt_strength) == ATTACKS[attack]
         assert config.corrupt_clients == (0,)
         if cell.method == "ideal":  # all of the data
-            assert config.partition == ("dirichlet" if "dir" in cell.row else "iid")
-            continue
-        if name == "fig5":  # with the option's default, for "ideal" has another split
-            options = {k: v for k, v in options.items() if k != "shape"}
+            split, options = SPLITS["iid"]
         assert (config.partition, config.partition_options) == (split, options)
 
 
