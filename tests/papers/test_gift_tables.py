@@ -10,17 +10,11 @@ from fedjax_adapt.experiment.reproduce import cells_of, names, read_item
 ITEMS = {
     "table2": (3, 2),
     "fig4": (3, 2),
-    "fig4-tau": (3, 1),
-    "fig4-consistency": (3, 1),
     "fig5": (2, 7),
-    "fig5-tau": (2, 6),
     "adacomm": (2, 4),
     "fig6": (4, 2),
-    "fig6-tau": (4, 1),
-    "fig6-consistency": (4, 1),
     "fig7": (2, 2),
     "fig8": (1, 3),
-    "fig8-tau": (1, 3),
     "fig9": (2, 4),
 }
 # Sec. V-A: CIFAR-10, LeNet-5 at 0.01 with weight decay 0.01, 5 Mbit/s, 1000 rounds; V-C:
