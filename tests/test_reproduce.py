@@ -260,6 +260,7 @@ def test_pictures_of_curves_of_clients_and_of_points(made):
         path = picture(made / f"{len(draw)}.png", "title", here, found, draw)
         assert path is not None and path.read_bytes()[:4] == b"\x89PNG"
     assert picture(made / "none.png", "title", {}, []) is None
+    assert picture(made / "none.png", "title", here, [], ["clients.gsnr"]) is None
 
 
 def test_the_command_prints_published_beside_measured(made, capsys):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -223,15 +224,19 @@ def picture(
     panels: list[tuple[str, str, str | None]] = []  # column, row and method
     for column in draw or [""]:
         of_clients = column.startswith("clients.")
-        at = [(row, method if of_clients else None) for row, method in folders]
+        at = [
+            (row, method if of_clients else None)
+            for (row, method), paths in folders.items()
+            if not of_clients or column.removeprefix("clients.") in _columns(paths[0])
+        ]
         panels += [(column, *panel) for panel in dict.fromkeys(at)]
-    if not folders:
+    if not panels:
         return None
     columns = min(len(panels), 3)
     lines = -(-len(panels) // columns)
     figure = Figure((4.2 * columns, 3.2 * lines), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(textwrap.fill(title, 45 * columns), fontsize=11)
     grid = figure.subplots(lines, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.axis("off")
@@ -253,6 +258,10 @@ def picture(
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.25)
     return saved(figure, path)
+
+
+def _columns(path: Path) -> list[str]:
+    return read_run(path).clients.column_names
 
 
 def _curve(
