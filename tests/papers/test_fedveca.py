@@ -108,7 +108,7 @@ def test_published_figures_of_table_1():
     ]
 
 
-def test_scale_cpu_is_that_of_the_committed_runs():
+def test_scale_cpu_has_mnist_and_three_seeds():
     cells = cells_of(read_item("fedveca-table1"), Path("runs"), "cpu")
     assert {cell.row for cell in cells} == {SVM, "mnist-cnn-case3"}
     assert {cell.method for cell in cells} == {*PAPER, "fedveca-local"}
