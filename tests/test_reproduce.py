@@ -123,6 +123,7 @@ def test_settings_of_a_cell_are_those_of_run_row_method_cell_and_scale(
     (cell,) = cells_of(item, tmp_path, "cpu")
     assert (cell.row, cell.method, list(cell.configs)) == ("skewed", "fedveca", [0, 1])
     assert config("smoke", 0).train_examples == 300
+    assert [config("smoke", at).num_clients for at in range(3)] == [10, 10, 1]
 
 
 def test_local_steps_are_those_of_the_other_methods_run(made):

@@ -241,6 +241,8 @@ def _smoke(settings: dict[str, Any]) -> dict[str, Any]:
         for name, value in settings.items()
         if not name.startswith(("dataset.", "model."))
     } | SMOKE
+    if settings.get("num_clients") == 1:  # that holds all data
+        small["num_clients"] = 1
     if settings.get("labels") == "parity":  # two classes, of which the SVM knows
         small["model"] = settings["model"]
         del small["model.widths"]

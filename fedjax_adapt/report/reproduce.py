@@ -245,8 +245,8 @@ def picture(
         if not column:
             _dots(axes, [cell for cell in found if cell.row == row])
         elif method is not None:
-            path = folders[row, method][0]
-            _client_lines(axes, path, column.removeprefix("clients."))
+            first = folders[row, method][0]
+            _client_lines(axes, first, column.removeprefix("clients."))
         else:
             for at, paths in folders.items():
                 if at[0] == row:

@@ -16,10 +16,8 @@ ITEMS = {
     "fig9": (3, 4),
     "fig10": (1, 5),
     "fig11": (1, 6),
-    "fig11-gsnr": (1, 1),
     "fig12": (4, 1),
     "fig13": (6, 2),
-    "fig13-gsnr": (6, 1),
 }
 # Sec. VIII and Table II: LeNet on CIFAR-10, 30 clients, batches of 64; 1.7 of the
 # specification: 0.01 x 0.998^t, no momentum; Table II goes up to ">1K"
@@ -40,10 +38,8 @@ PROTOCOL = {
 }
 OTHERS = {
     "fig11": {"dataset": "cifar100", "model": "vgg16"},
-    "fig11-gsnr": {"dataset": "cifar100", "model": "vgg16"},
     "fig12": {"rounds": 100},
     "fig13": {"rounds": 60},
-    "fig13-gsnr": {"rounds": 60},
 }
 ACTIVE = {"active-10": 0.1, "active-20": 0.2, "active-100": 1}  # Table IV
 STEPS = {"nonbalance-e10": 10, "nonbalance-e20": 20, "nonbalance-e25": 25}  # Fig. 9
