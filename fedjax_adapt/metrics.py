@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from . import check
-from .core import Array, Metric, fused_cross_entropy
+from .core import Array, Metric, by_row, fused_cross_entropy
 from .errors import SettingError
 
 
@@ -192,7 +192,7 @@ def _whole(y: Array) -> bool:
 
 def _sum(values: Array, weight: Array) -> Array:
     """The sum over the examples that count; of [n, k] the sums of each column."""
-    weight = weight.reshape(-1, *(1,) * (values.ndim - 1))
+    weight = by_row(weight, values)
     return jnp.where(weight > 0, values * weight, 0).sum(0)
 
 

@@ -30,6 +30,7 @@ from .core import (
     Mean,
     Params,
     Upload,
+    by_row,
     model_weights,
     weighted_sum,
     weighted_sums,
@@ -207,14 +208,9 @@ def with_aggregation(algorithm: Algorithm, rule: Aggregation) -> Algorithm:
     return algorithm._replace(server=server._replace(combine=combine))
 
 
-def _rows(mask: Array, leaf: Array) -> Array:
-    """A mask [cohort] for a leaf [cohort, ...]."""
-    return mask.reshape(-1, *(1,) * (leaf.ndim - 1))
-
-
 def _ordered(leaf: Array, active: Array) -> Array:
     """Every number's values in order; those of idle slots, and NaN, are infinite."""
-    valid = _rows(active, leaf) & ~jnp.isnan(leaf)
+    valid = by_row(active, leaf) & ~jnp.isnan(leaf)
     return jnp.sort(jnp.where(valid, leaf, jnp.inf), axis=0)
 
 
@@ -229,7 +225,7 @@ def _finite(deltas: Params) -> Array:
 
 def _only(deltas: Params, known: Array) -> Params:
     """The displacements of some clients, and zeros for all others."""
-    return jax.tree.map(lambda leaf: jnp.where(_rows(known, leaf), leaf, 0), deltas)
+    return jax.tree.map(lambda leaf: jnp.where(by_row(known, leaf), leaf, 0), deltas)
 
 
 def _squares(deltas: Params) -> Array:

@@ -1,4 +1,4 @@
-"""One contract for everything in the export list (and for the template to copy)."""
+"""One contract for every algorithm (and for the template to copy)."""
 
 import inspect
 import re

@@ -46,6 +46,7 @@ from ..core import (
     Setting,
     Upload,
     as_base,
+    by_row,
     mean,
     uniformly,
     updated,
@@ -318,11 +319,7 @@ def _cohort_of(cohort: Cohort, ended: Clients, arrived: Array) -> Cohort:
 
 def _times(factors: Array, tree: PyTree) -> PyTree:
     """Every row of the leaves [K, ...] times its factor."""
-
-    def times(leaf):
-        shape = (-1, *(1,) * (leaf.ndim - 1))
-        return factors.reshape(shape).astype(leaf.dtype) * leaf
-
+    times = lambda leaf: by_row(factors, leaf).astype(leaf.dtype) * leaf
     return jax.tree.map(times, tree)
 
 

@@ -22,6 +22,7 @@ from .task import (
     PyTree,
     ServerExtra,
     Task,
+    by_row,
     tree_bytes,
 )
 from .views import SCALAR, Cohort, LocalRun, LocalView, Traffic, Upload
@@ -146,10 +147,9 @@ def weighted_sums(weights: Upload, active: Array, uploads: Upload) -> Upload:
 
 def weighted_sum(weights: Array, active: Array, leaf: Array) -> Array:
     """Sums weights [cohort] x leaf [cohort, ...] over the active clients."""
-    shape = (-1, *(1,) * (leaf.ndim - 1))
     # an idle slot may hold NaN, and 0 x NaN is NaN
-    leaf = jnp.where(active.reshape(shape), leaf, 0)
-    return (weights.reshape(shape).astype(leaf.dtype) * leaf).sum(0)
+    leaf = jnp.where(by_row(active, leaf), leaf, 0)
+    return (by_row(weights, leaf).astype(leaf.dtype) * leaf).sum(0)
 
 
 def mean(

@@ -131,3 +131,8 @@ def rows_are_like(table: PyTree, row: PyTree) -> bool:
     ]
     alike = jax.tree.structure(table) == jax.tree.structure(row)
     return alike and kinds(table, 1) == kinds(row, 0)
+
+
+def by_row(values: Array, leaf: Array) -> Array:
+    """`values` [rows] with as many axes as `leaf` [rows, ...], to be multiplied with it."""
+    return values.reshape(-1, *(1,) * (leaf.ndim - 1))

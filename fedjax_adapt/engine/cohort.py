@@ -17,6 +17,7 @@ from ..core import (
     ServerExtra,
     Setting,
     StepPolicy,
+    by_row,
 )
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
@@ -248,6 +249,6 @@ def masked(here: Array, report: PyTree) -> PyTree:
         leaf = jnp.asarray(leaf)
         if leaf.ndim == 0:
             return leaf
-        return jnp.where(here.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
+        return jnp.where(by_row(here, leaf), leaf, 0)
 
     return jax.tree.map(mask, report)

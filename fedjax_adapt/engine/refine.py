@@ -26,6 +26,7 @@ from ..core import (
     RoundView,
     Task,
     as_refinement,
+    by_row,
     model_weights,
     weighted_sum,
 )
@@ -164,8 +165,7 @@ def masked_report(cohort: Cohort, report: dict[str, Array]) -> PyTree:
         leaf = jnp.asarray(leaf)
         if leaf.ndim == 0:
             return jnp.where(trained, leaf, jnp.zeros_like(leaf))
-        active = cohort.active.reshape(-1, *(1,) * (leaf.ndim - 1))
-        return jnp.where(active, leaf, jnp.zeros_like(leaf))
+        return jnp.where(by_row(cohort.active, leaf), leaf, jnp.zeros_like(leaf))
 
     counted = (PUBLIC_STEPS, SECONDS)  # which have their own place in `Info`
     report = {name: leaf for name, leaf in report.items() if name not in counted}

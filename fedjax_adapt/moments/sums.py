@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core import Array, Params, PyTree
+from ..core import Array, Params, PyTree, by_row
 
 # Gradients held at once, as numbers. On a CPU plain products, one example at a time, are
 # faster than batched ones, but for what is small.
@@ -143,7 +143,7 @@ def accumulated(
         count = weight.sum()
 
         def of(g):
-            along = weight.reshape(-1, *(1,) * (g.ndim - 1)).astype(g.dtype)
+            along = by_row(weight, g).astype(g.dtype)
             g = jnp.where(along > 0, g, 0)
             mean = (along * g).sum(0) / jnp.maximum(count, 1).astype(g.dtype)
             off = along * jnp.square(g - mean[None])

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ...core import Array, ClientState, PyTree
+from ...core import Array, ClientState, PyTree, by_row
 from .. import mesh, xla
 
 
@@ -221,10 +221,8 @@ def read(tables: DeviceRows, index: RowIndex) -> ClientState:
         return xla.read_apart(_is_in(tables.remote, index.remote), received, found)
 
     def pick(own, other):
-        here = (index.local < num_rows_of(tables.local)).reshape(
-            -1, *(1,) * (own.ndim - 1)
-        )
-        return jnp.where(here, own, other)
+        here = index.local < num_rows_of(tables.local)
+        return jnp.where(by_row(here, own), own, other)
 
     def rows():
         own = _rows(tables.local, index.local)()

@@ -20,7 +20,7 @@ from jax.experimental.compute_on import compute_on
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ... import check
-from ...core import Array, ClientState, PyTree, State
+from ...core import Array, ClientState, PyTree, State, by_row
 from ...errors import SettingError
 from .. import memory, mesh, processes
 from ..footprint import num_bytes, readable
@@ -115,9 +115,9 @@ def rows_of(table: ClientState, ids: Array, num_devices: int) -> ClientState:
         row = _row_here(table, ids)
         taken = jax.device_put(take_rows(table, jax.device_put(row, HOST)), DEVICE)
         here = row < num_rows_of(table)
-        shape = lambda leaf: here.reshape(-1, *(1,) * (leaf.ndim - 1))
         # as whole numbers: a sum with zeros loses the sign of a zero, and of bools is none
-        mine = jax.tree.map(lambda leaf: jnp.where(shape(leaf), _bits(leaf), 0), taken)
+        bits = lambda leaf: jnp.where(by_row(here, leaf), _bits(leaf), 0)
+        mine = jax.tree.map(bits, taken)
         return jax.tree.map(_from_bits, jax.lax.psum(mine, mesh.AXIS), taken)
 
     @_on_host
