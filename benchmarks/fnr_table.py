@@ -5,8 +5,10 @@
         --train-examples 2000                                           # a quick look
 
 CIFAR-10, 10 clients that all take part, 10 rounds of 2 epochs, batches of 64, public
-ones of 32 (of 64 in the committed lines), the CNN of FedVeca; SGD at 0.01 with momentum
-0.9 and weight decay 1e-5, as FNR-FL's README has it.
+ones of 32, the CNN of FedVeca; SGD at 0.01 with momentum 0.9 and weight decay 1e-5, as
+FNR-FL's README has it. The committed lines, in results/fnr-table-cifar10-former.jsonl, are
+of public batches of 64, and of that CNN with PyTorch's first weights, inputs standardised
+by the data set's moments and no response normalisation, as it was before AFL's code.
 Protocol `holdout` for everybody: a stratified tenth of the training examples, 5000 of
 50,000, is taken out before partitioning, so that the clients of FedAvg hold what those of
 FNR-FL hold, and all are tested on the same 10,000 clean images. Skews: labels ~ Dir(0.5)
