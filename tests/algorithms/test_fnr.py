@@ -540,11 +540,12 @@ def test_a_share_of_clients_is_not_lost_to_rounding(n, p, expected):
         "public_only",
     ),
 )
-def test_a_control_takes_the_steps_of_all_refined_clients_together(name, x64):
+@pytest.mark.parametrize("loss", ["mean", "sum"])
+def test_a_control_takes_the_steps_of_all_refined_clients_together(name, loss, x64):
     """floor(4 / 2) = 2 clients of 2 epochs: 4 epochs at the server, in its own way."""
     data = make_data(dtype=np.float64)
     own = dict(lr=0.07, momentum=0.8, batch_size=4, augment=True)
-    algorithm = ALGORITHMS[name](**IN_ORDER | own)
+    algorithm = ALGORITHMS[name](**IN_ORDER | own, batch_loss=loss)
     task = doubling(two_layers(jnp.float64))
     state, _ = after(algorithm, task, data, rounds=1)
     base, _ = after(fedavg(), task, data, rounds=1)
@@ -552,7 +553,8 @@ def test_a_control_takes_the_steps_of_all_refined_clients_together(name, x64):
     theta = base.params if name == "fedavg_pubft" else begin.params
     theta = tuple(np.asarray(theta[part]) for part in "uv")
     x, y = make_public(np.float64)
-    theta = sgd(theta, (2 * x, y), 0.07, 4, momentum=0.8, width=4)
+    summed = loss == "sum"
+    theta = sgd(theta, (2 * x, y), 0.07, 4, momentum=0.8, width=4, sums=summed)
     np.testing.assert_allclose(state.params["u"], theta[0], atol=1e-10)
     np.testing.assert_allclose(state.params["v"], theta[1], atol=1e-10)
 
@@ -614,6 +616,7 @@ def test_traffic_is_that_of_table_3():
         (lambda: fnr(base=fnr()), "its base already has a refinement"),
         (lambda: fedavg_pubft(base=fnr()), "its base already has a refinement"),
         (lambda: public_only(momentum=1.0), r"momentum=1.0 must lie in \[0, 1\)"),
+        (lambda: public_only(batch_loss="add"), "batch_loss='add' is unknown; write"),
     ],
 )
 def test_a_wrong_option_says_what_to_write(wrong, sentence):
