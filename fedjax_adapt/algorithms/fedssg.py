@@ -88,17 +88,17 @@ def fedssg(
         the plan's participation expects.
       beta: added to the gate; 1 in the code, 0 in the text.
       gate: expected visits after all T rounds ("total": code, Algorithm 1) or after the
-        rounds so far ("current": eq. 5, with epsilon = 1e-6); "none": p_i = 1, without
-        beta (an ablation of Table 6).
+        rounds so far ("current": eq. 5, with epsilon = 1e-6); "none": p_i = 1, whatever
+        beta, gate_map and rate (an ablation of Table 6).
       gate_map: what the ratio r goes through: nothing, alpha / (1 + e^-r) (eq. 6), or a
         clip to [0, 1].
       rate: q as given, or the share of clients in this round's cohort (Algorithm 1).
       align: gradient alpha h_i ("ip": eq. 19 and code), alpha (theta - w + h_i) ("prox":
-        eq. 9), or none.
+        eq. 9), or none, whatever gate_alignment.
       gate_alignment: whether p_i is the weight of the alignment in place of alpha (eq. 8):
         r without a map, alpha / (1 + e^-r) with the logistic one, at beta = 0.
       correction: control variates as in SCAFFOLD's option II (code), the difference of
-        the last visit (eq. 23), or none.
+        the last visit (eq. 23), or none, whatever the next three options.
       correction_gated: whether the correction is built from D (code) or theta_i - w.
       correction_lr: learning rate in the correction: of round 0 (code) or of the round.
       correction_steps: steps in it: Kbar (code) or the client's own.

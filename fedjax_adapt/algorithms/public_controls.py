@@ -15,6 +15,8 @@ References:
 Departs from the paper: not in it. Auxiliary data: labelled examples, at the server alone.
 """
 
+from typing import Literal
+
 import jax
 import optax
 
@@ -48,6 +50,7 @@ def fedavg_pubft(
     lr: float | None = None,
     momentum: float | None = None,
     batch_size: int | None = 32,
+    batch_loss: Literal["mean", "sum"] = "mean",
     shuffle: bool = True,
     augment: bool = False,
 ) -> Algorithm:
@@ -60,6 +63,7 @@ def fedavg_pubft(
       lr: of the fine-tuning; none: the clients' of the round.
       momentum: likewise, in [0, 1); none: the clients'.
       batch_size: public examples per step, as `fnr`; none: as many as clients take.
+      batch_loss: of a step, as `fnr`: the mean over the batch, or the sum.
       shuffle: a new order of the public set in every epoch.
       augment: the model in training mode, on augmented inputs and with dropout.
 
@@ -78,6 +82,7 @@ def fedavg_pubft(
         batch_size=batch_size,
         shuffle=shuffle,
         augment=augment,
+        sums=_sums(batch_loss),
     )
     return with_refinement(base, _at_the_server("fedavg_pubft", fraction, epochs, sgd))
 
@@ -88,6 +93,7 @@ def public_only(
     lr: float | None = None,
     momentum: float | None = None,
     batch_size: int | None = 32,
+    batch_loss: Literal["mean", "sum"] = "mean",
     shuffle: bool = True,
     augment: bool = False,
 ) -> Algorithm:
@@ -101,6 +107,7 @@ def public_only(
       lr: of the training; none: the clients' of the round.
       momentum: likewise, in [0, 1); none: the clients'.
       batch_size: public examples per step, as `fnr`; none: as many as clients take.
+      batch_loss: of a step, as `fnr`: the mean over the batch, or the sum.
       shuffle: a new order of the public set in every epoch.
       augment: the model in training mode, on augmented inputs and with dropout.
     """
@@ -121,12 +128,18 @@ def public_only(
         batch_size=batch_size,
         shuffle=shuffle,
         augment=augment,
+        sums=_sums(batch_loss),
     )
     return Algorithm(
         local=LocalRule(objective=objective, finish=finish, traffic=Traffic()),
         server=ServerRule(update=update),
         refine=_at_the_server("public_only", fraction, epochs, sgd),
     )
+
+
+def _sums(batch_loss: str) -> bool:
+    check.one_of("batch_loss", batch_loss, ("mean", "sum"))
+    return batch_loss == "sum"
 
 
 def _at_the_server(name: str, fraction: float, epochs: int, sgd: SGD) -> Refinement:

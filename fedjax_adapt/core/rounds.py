@@ -87,8 +87,10 @@ class Info(NamedTuple):
       clipped: share of the local steps whose gradient was clipped, [cohort].
       num_active: clients that trained, scalar int32.
       delta_norm: norm of the global model's move, scalar.
-      clients: the local rule's diagnostics (`Upload.info`), [cohort, ...].
-      policy: the step policy's (`StepPolicy.report`), scalars or [cohort, ...].
+      clients: the local rule's diagnostics (`Upload.info`), [cohort, ...]; 0 for a client
+        that took no step.
+      policy: the step policy's (`StepPolicy.report`), scalars or [cohort, ...], those of
+        clients that it gave no step as well.
       cut: steps the policy asked for beyond max_steps, [cohort] int32.
       seconds: simulated, of the round; 0 without `Plan.clock`.
       bytes_down: received by all clients that took part.

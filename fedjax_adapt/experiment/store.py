@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import check
 from ..errors import SettingError
 from . import toml
-from .schema import settings_that_are
+from .schema import common_options, settings, settings_that_are
 from .spelling import canonical
 
 if TYPE_CHECKING:
@@ -233,6 +233,25 @@ def differing(
         {n: config[n] for n in names if n in config and len(values[n]) > 1}
         for config in configs
     ]
+
+
+def unlearned() -> list[str]:
+    """The settings that change nothing that is learned: incidental, or of records."""
+    record = [name for name, setting in settings().items() if setting.group == "record"]
+    return [*settings_that_are("incidental"), *record]
+
+
+def setting_of(config: Mapping[str, Any], name: str) -> Any:
+    """A setting of a run; one that is not written has its default.
+
+    Args:
+      config: by full names, as in `Record.config`.
+      name: likewise.
+    """
+    options = common_options()
+    default = options[name].default if name in options else None
+    value = config.get(name, default)
+    return None if value == "none" else value
 
 
 def accuracy_in(names: Iterable[str]) -> str:

@@ -21,6 +21,8 @@ from ..experiment.store import (
     read_run,
     read_swept,
     runs_in,
+    setting_of,
+    unlearned,
 )
 from .plots import method_of
 from .tables import Name, percent
@@ -36,31 +38,45 @@ WORK = (
     "algorithm.fraction",
     "algorithm.epochs",
 )  # of a control: as much as its method's
+PENALTY = ("weight", "variant", "delta_set", "upload")  # of fnr, which no control has
+# of whose public training folders of earlier versions did not say all
+BEFORE = {"algorithm.batch_size": "none", "algorithm.batch_loss": "mean"}
+PUBLIC = ("protocol", "examples")  # of a summary, which says how many there were
 
 
 def lacking(runs: Sequence[Run]) -> list[str]:
     """A sentence for each set of controls that methods among the runs stand without.
 
-    A control has the base and the public set of the method it is for, and as many steps on
-    that set in a round.
+    A control has all settings of the run it is for, but for the seed and the method's own,
+    and the public set. Of one that has others a further sentence names them.
     """
     users = [run for run in runs if run[1].get("public", {}).get("used")]
     controls = [run for run in users if _control(run)]
-    without: dict[
-        tuple[str, ...], dict[str, None]
-    ] = {}  # names are kept in order, once
+    # names are kept in order, once
+    without: dict[tuple[str, ...], dict[str, None]] = {}
+    others: dict[tuple[str, str], dict[str, None]] = {}
     for run in users:
-        if _control(run) is None:
-            names = CONTROLS if run[0]["algorithm"] == "fnr" else CONTROLS[1:]
-            here = {_control(other) for other in controls if _stands_for(other, run)}
-            lacks = tuple(name for name in names if name not in here)
-            without.setdefault(lacks, {})[method_of(*run)] = None
+        if _control(run) is not None:
+            continue
+        lacks = []
+        for name in CONTROLS if run[0]["algorithm"] == "fnr" else CONTROLS[1:]:
+            named = [other for other in controls if _control(other) == name]
+            apart = [_apart(other, run) for other in named]
+            if "" not in apart:
+                lacks.append(name)
+                for other, differs in zip(named, apart, strict=True):
+                    which = f"{other[1]['folder']}, {name},", differs
+                    others.setdefault(which, {})[run[1]["folder"]] = None
+        without.setdefault(tuple(lacks), {})[method_of(*run)] = None
     return [
         f"{', '.join(methods)} {'stands' if len(methods) == 1 else 'stand'} here without "
         f"{'its' if len(methods) == 1 else 'their'} controls {', '.join(lacks)}: what "
         "public data alone are worth is not known."
         for lacks, methods in without.items()
         if lacks
+    ] + [
+        f"{which} is no control of {', '.join(folders)}: it has {differs}."
+        for (which, differs), folders in others.items()
     ]
 
 
@@ -72,17 +88,35 @@ def _control(run: Run) -> str | None:
     return config["algorithm"] if config["algorithm"] in CONTROLS else None
 
 
-def _stands_for(control: Run, method: Run) -> bool:
-    """Whether a control is one for this method."""
+def _apart(control: Run, method: Run) -> str:
+    """The settings that a control does not have of this method, in words; "" if none."""
     (theirs, of_theirs), (ours, of_ours) = control, method
-    shared = [name for name in WORK if name in ours]
-    if _control(control) != "public_only":  # whose clients do not train on any base
-        shared.append("algorithm.base")
-    sets = [
-        (public["protocol"], public["examples"])
-        for public in (of_theirs["public"], of_ours["public"])
-    ]
-    return sets[0] == sets[1] and all(theirs.get(n) == ours.get(n) for n in shared)
+    pairs = {
+        f"public {what}": (of_theirs["public"][what], of_ours["public"][what])
+        for what in PUBLIC
+    }
+    pairs |= {
+        name: (setting_of(BEFORE | theirs, name), setting_of(BEFORE | ours, name))
+        for name in dict.fromkeys([*theirs, *ours, *BEFORE])
+        if _is_shared(name, theirs["algorithm"], ours)
+    }
+    return ", ".join(
+        f"{name}={_shown(one)}, not {_shown(other)}"
+        for name, (one, other) in pairs.items()
+        if one != other
+    )
+
+
+def _is_shared(name: str, control: str, method: dict[str, Any]) -> bool:
+    """Whether a control has this setting as its method has it."""
+    kind, _, own = name.partition(".")
+    if name == "algorithm.base":
+        return control != "public_only"  # whose clients do not train on any base
+    if own and kind == "algorithm":
+        if method["algorithm"] == "fnr":
+            return own not in PENALTY
+        return name in WORK and name in method
+    return name not in ("algorithm", "seed", "public", "public_examples", *unlearned())
 
 
 class Tested(NamedTuple):

@@ -198,6 +198,32 @@ def test_without_gate_alpha_and_memory_it_is_scaffold(task, data):
     close(*ends, atol=1e-5)
 
 
+LEFT_OUT = {
+    "gate": dict(gate_map="alpha_logistic", rate="realised", beta=3.0),
+    "align": dict(gate_alignment=True),
+    "correction": dict(
+        correction_gated=False, correction_lr="round", correction_steps="actual"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "without, options", fast({n: (n, o) for n, o in LEFT_OUT.items()}, "gate")
+)
+def test_options_of_what_is_left_out_change_nothing(without, options, task, data):
+    """As their help says; with it they do."""
+    plan = Plan(cohort_size=3, batch_size=4, lr_decay=0.9)
+
+    def end(**options):
+        algorithm = fedssg(0.2, total_rounds=3, **options)
+        round_fn, state = start(algorithm, task, data, plan)
+        return train(round_fn, state, keys(3))[0].params
+
+    left_out = {without: "none"}
+    assert same(end(**left_out, **options), end(**left_out))
+    assert not same(end(**options), end())
+
+
 def test_without_gate_and_with_the_proximal_form_it_is_feddc(task, data):
     """drift.md 5.6: p = 1, align prox; whatever beta is."""
     plan = Plan(cohort_size=3, batch_size=4, lr_decay=0.9)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from typing import NamedTuple
 
 import chex
@@ -39,7 +40,7 @@ from fedjax_adapt.algorithms import (
     public_only,
     scaffold,
 )
-from fedjax_adapt.algorithms.fnr import feature_norms, penalty, worst
+from fedjax_adapt.algorithms.fnr import feature_norms, fnr_refinement, penalty, worst
 from fedjax_adapt.core import cross_entropy as per_example
 from fedjax_adapt.costs import messages, traffic_of
 from fedjax_adapt.engine.round import checked
@@ -111,6 +112,7 @@ def sgd(
     momentum=PLAN.momentum,
     width=3,
     sums=False,
+    clip_norm=PLAN.clip_norm,
 ):
     """`extra`: what is added to the gradient of cross entropy, of theta and the batch."""
     velocity = [np.zeros_like(part) for part in theta]
@@ -120,9 +122,9 @@ def sgd(
         if extra is not None:
             more = extra(theta, x, y)
             grads = [a + b for a, b in zip(grads, more, strict=True)]
-        if PLAN.clip_norm is not None:
+        if clip_norm is not None:
             norm = np.sqrt(sum((grad**2).sum() for grad in grads))
-            grads = [grad * min(1, PLAN.clip_norm / (norm + 1e-6)) for grad in grads]
+            grads = [grad * min(1, clip_norm / (norm + 1e-6)) for grad in grads]
         for k in (0, 1):
             grad = grads[k] + PLAN.weight_decay * theta[k]
             velocity[k] = momentum * velocity[k] + grad
@@ -148,6 +150,7 @@ class Refining(NamedTuple):
     width: int = 3
     seen: float = 1.0  # what the public inputs are multiplied by in training
     sums: bool = False  # cross entropy, over a batch
+    clip_norm: float | None = PLAN.clip_norm
 
 
 def by_hand(theta, cohort, clients, public, lr, how, mu=0.0):
@@ -155,7 +158,8 @@ def by_hand(theta, cohort, clients, public, lr, how, mu=0.0):
     x_p, y_p = public
     variant, delta_set, weight, *_ = how
     prox = lambda now, x, y: [mu * (a - b) for a, b in zip(now, theta, strict=True)]
-    ends = [sgd(theta, clients[i], lr, 1, prox) for i in cohort]
+    clip = dict(clip_norm=how.clip_norm)
+    ends = [sgd(theta, clients[i], lr, 1, prox, **clip) for i in cohort]
     present = np.unique(y_p)
     norms = [class_norms(u, x_p, y_p) for u, _ in ends]
     accuracy = [((x_p @ u @ v).argmax(1) == y_p).mean() for u, v in ends]
@@ -203,6 +207,7 @@ def by_hand(theta, cohort, clients, public, lr, how, mu=0.0):
             how.momentum,
             how.width,
             how.sums,
+            **clip,
         )
         totals, sizes = zip(*seen, strict=True)
         penalties[j] = np.average(totals, weights=sizes)
@@ -242,19 +247,39 @@ def test_on_fedprox_with_an_sgd_of_its_own_it_follows_the_numpy_oracle(x64):
     agrees_with_the_oracle(algorithm, how, public, mu=0.7)
 
 
-def test_losses_of_a_public_batch_are_added_up_as_algorithm_3_has_it(x64):
-    """Line 32; P has 24 examples, batches of 10, 10 and 4."""
-    algorithm = fnr(weight=0.02, batch_loss="sum", **IN_ORDER | dict(batch_size=10))
-    how = Refining("sq", "paper", weight=0.02, width=10, sums=True)
-    agrees_with_the_oracle(algorithm, how, make_public(np.float64))
+@pytest.mark.parametrize("width", [10, 32])
+def test_losses_of_a_public_batch_are_added_up_as_algorithm_3_has_it(width, x64):
+    """Line 32; P has 24 examples: batches of 10, 10 and 4, or one of them all.
+
+    Without clipping, by which a sum and a mean would move the model alike.
+    """
+    options = dict(batch_loss="sum", batch_size=width, lr=0.02)
+    algorithm = fnr(weight=0.02, **IN_ORDER | options)
+    how = Refining("sq", "paper", 0.02, lr=0.02, width=width, sums=True, clip_norm=None)
+    agrees_with_the_oracle(algorithm, how, make_public(np.float64, size=24))
 
 
 def test_public_batches_have_32_examples_as_in_section_6_1(model):
-    x, y = (np.tile(part, (4,) + (1,) * (part.ndim - 1)) for part in make_public())
-    data = replace(make_data(), public=(jnp.asarray(x), jnp.asarray(y)))
+    """Of 70 that makes 3, and 64 as for clients 2."""
+    data = replace(make_data(), public=tuple(map(jnp.asarray, make_public(size=70))))
     for algorithm in (fnr(epochs=1), fedavg_pubft(epochs=1), public_only(epochs=1)):
         _, info = after(algorithm, model, data, rounds=1)
-        assert int(info.public_steps) == 2 * -(-len(y) // 32)
+        assert int(info.public_steps) == 2 * 3
+
+
+def test_the_defaults_are_those_of_the_specification():
+    """public-set.md, A.2 to A.7 and A.9: E_re and p, our J and lambda, Algorithm 2's H,
+    the mean of a batch, and uploads that wait."""
+    work = dict(fraction=0.5, epochs=5, batch_size=32, batch_loss="mean", lr=None)
+    own = dict(variant="sq", weight=0.1, delta_set="paper", upload="delayed")
+    for function, expected in [
+        (fnr, work | own),
+        (fnr_refinement, work | own),
+        (fedavg_pubft, work),
+        (public_only, work),
+    ]:
+        parameters = signature(function).parameters
+        assert {name: parameters[name].default for name in expected} == expected
 
 
 def doubling(task):
@@ -267,7 +292,8 @@ def agrees_with_the_oracle(algorithm, how, public, mu=0.0):
     task = doubling(two_layers(jnp.float64))
     shown = jax.tree.map(jnp.asarray, public)
     data = replace(make_data(dtype=np.float64), public=shown)
-    round_fn, state = start(algorithm, task, data, PLAN)
+    plan = replace(PLAN, clip_norm=how.clip_norm)
+    round_fn, state = start(algorithm, task, data, plan)
     clients = [(2 * x, y) for x, y in make_clients(dtype=np.float64)]
     theta = tuple(np.asarray(state.params[name]) for name in "uv")
     step = jax.jit(round_fn)
@@ -540,19 +566,30 @@ def test_a_share_of_clients_is_not_lost_to_rounding(n, p, expected):
         "public_only",
     ),
 )
-def test_a_control_takes_the_steps_of_all_refined_clients_together(name, x64):
+@pytest.mark.parametrize("loss", ["mean", "sum"])
+def test_a_control_takes_the_steps_of_all_refined_clients_together(name, loss, x64):
     """floor(4 / 2) = 2 clients of 2 epochs: 4 epochs at the server, in its own way."""
     data = make_data(dtype=np.float64)
     own = dict(lr=0.07, momentum=0.8, batch_size=4, augment=True)
-    algorithm = ALGORITHMS[name](**IN_ORDER | own)
+    algorithm = ALGORITHMS[name](**IN_ORDER | own, batch_loss=loss)
     task = doubling(two_layers(jnp.float64))
-    state, _ = after(algorithm, task, data, rounds=1)
-    base, _ = after(fedavg(), task, data, rounds=1)
-    _, begin = start(fedavg(), task, data, PLAN)
+    plan = replace(PLAN, clip_norm=None)  # or sums and means might move alike
+    state, _ = after(algorithm, task, data, plan, rounds=1)
+    base, _ = after(fedavg(), task, data, plan, rounds=1)
+    _, begin = start(fedavg(), task, data, plan)
     theta = base.params if name == "fedavg_pubft" else begin.params
     theta = tuple(np.asarray(theta[part]) for part in "uv")
     x, y = make_public(np.float64)
-    theta = sgd(theta, (2 * x, y), 0.07, 4, momentum=0.8, width=4)
+    theta = sgd(
+        theta,
+        (2 * x, y),
+        0.07,
+        4,
+        momentum=0.8,
+        width=4,
+        sums=loss == "sum",
+        clip_norm=None,
+    )
     np.testing.assert_allclose(state.params["u"], theta[0], atol=1e-10)
     np.testing.assert_allclose(state.params["v"], theta[1], atol=1e-10)
 
@@ -614,6 +651,7 @@ def test_traffic_is_that_of_table_3():
         (lambda: fnr(base=fnr()), "its base already has a refinement"),
         (lambda: fedavg_pubft(base=fnr()), "its base already has a refinement"),
         (lambda: public_only(momentum=1.0), r"momentum=1.0 must lie in \[0, 1\)"),
+        (lambda: public_only(batch_loss="add"), "batch_loss='add' is unknown; write"),
     ],
 )
 def test_a_wrong_option_says_what_to_write(wrong, sentence):

@@ -68,6 +68,31 @@ def test_a_client_without_steps_is_neither_averaged_nor_changed(task, data):
     np.testing.assert_array_equal(info.loss[jnp.array([1, 3])], 0)
 
 
+def test_infos_of_a_client_without_steps_say_what_the_policy_saw_of_it(task, data):
+    """FedGSNR leaves clients out by what they measured, which is to be seen."""
+
+    def finish(run):
+        upload, state = send_delta(run)
+        return upload._replace(info={"one": jnp.ones(())}), state
+
+    policy = steps_by_id(2, 0, 1, 0, 2, 2)._replace(
+        report=lambda state, cohort, seen: {"id": cohort.ids + 1.0, "all": jnp.ones(())}
+    )
+    algorithm = fedavg()
+    algorithm = algorithm._replace(local=algorithm.local._replace(finish=finish))
+    plan = fa.Plan(participation=fa.bernoulli(0.7), batch_size=4)
+    round_fn, state = start(fa.with_steps(algorithm, policy), task, data, plan)
+    _, infos = fa.train(round_fn, state, keys(4))
+    ids, steps = np.asarray(infos.cohort), np.asarray(infos.num_steps)
+    present = ids < len(SIZES)
+    assert (present & (steps == 0)).any() and not present.all()
+    np.testing.assert_array_equal(infos.policy["id"], np.where(present, ids + 1, 0))
+    np.testing.assert_array_equal(infos.policy["all"], 1)
+    np.testing.assert_array_equal(infos.clients["one"], steps > 0)
+    assert not np.any(np.asarray(infos.loss)[steps == 0])
+    np.testing.assert_array_equal(infos.num_active, (steps > 0).sum(1))
+
+
 def test_max_steps_caps_the_policy(task, data):
     plan = fa.Plan(batch_size=4, max_steps=2)
     greedy = fa.with_steps(fedavg(), fa.constant_steps(9))

@@ -180,30 +180,47 @@ def test_a_table_says_which_controls_are_missing_from_it(finished):
 
 
 @pytest.mark.parametrize(
-    "change",
+    "change, says",
     [
-        {"fraction": 0.3},
-        {"algorithm_epochs": 1},
-        {"base": "scaffold"},
-        {"public": ("holdout", 20, True)},
+        ({"fraction": 0.3}, "algorithm.fraction=0.3, not 0.5"),
+        ({"algorithm_epochs": 1}, "algorithm.epochs=1, not 5"),
+        ({"algorithm_batch_size": 20}, "algorithm.batch_size=20, not 32"),
+        ({"batch_loss": "mean"}, "algorithm.batch_loss=mean, not sum"),
+        ({"base": "scaffold"}, "algorithm.base=scaffold, not none"),
+        ({"public": ("holdout", 20, True)}, "public examples=20, not 143"),
+        ({"epochs": 5.0, "lr": 0.2}, "epochs=5.0, not 1.0, lr=0.2, not 0.1"),
+        ({"batch_size": "none"}, "batch_size=none, not 20"),
+        ({"clip_norm": 1.0}, "clip_norm=1.0, not 10.0"),  # the default is not written
     ],
-    ids=lambda change: next(iter(change)),
+    ids=lambda change: next(iter(change)) if isinstance(change, dict) else "",
 )
-def test_a_control_with_another_setting_is_none(finished, change):
-    fnr = finished("fnr", 0.6, public=HELD, weight=0.1, **WORK)
-    given = {"public": HELD, **WORK, **change}
-    others = [
-        finished(name, 0.6, folder=f"control-{name}", weight=0.0, **given)
-        for name in ("fnr", "fedavg_pubft", "public_only")
-    ]
+def test_a_control_with_another_setting_is_none_and_the_setting_is_named(
+    finished, change, says
+):
+    run = {**WORK, "algorithm_batch_size": 32, "batch_loss": "sum", "public": HELD}
+    run |= {"epochs": 1.0, "lr": 0.1, "batch_size": 20}
+    fnr = finished("fnr", 0.6, weight=0.1, variant="sq", targets=[0.5], **run)
+    own = {"fnr": {"weight": 0.0}, "fedavg_pubft": {}, "public_only": {}}
+
+    def controls(folder, change):
+        return [
+            finished(name, 0.6, folder=f"{folder}-{name}", **run | options | change)
+            for name, options in own.items()
+        ]
+
+    if "base" in change:
+        del own["public_only"]  # which has none
+    others = controls("control", change)
+    if "base" in change:
+        others.append(finished("public_only", 0.6, **run))
     text = " ".join(printed([fnr, *others]).split())
-    lacks = "fnr(weight=0), fedavg_pubft"
-    lacks += "" if "base" in change else ", public_only"  # which has none
+    lacks = ", ".join({"fnr": "fnr(weight=0)"}.get(name, name) for name in own)
     assert f"fnr stands here without its controls {lacks}:" in text
-    several = {"variant": "linear"}  # a second method with the same gaps
-    also = finished(
-        "fnr", 0.4, folder="also", public=HELD, weight=1.0, **WORK, **several
-    )
+    for name in own:
+        shown = {"fnr": "fnr(weight=0)"}.get(name, name)
+        said = f"control-{name}, {shown}, is no control of fnr: it has {says}."
+        assert said in text
+    also = finished("fnr", 0.4, folder="also", weight=1.0, variant="linear", **run)
     store.write_text(
         also / store.SUMMARY,
         (also / store.SUMMARY)
@@ -212,6 +229,26 @@ def test_a_control_with_another_setting_is_none(finished, change):
     )
     text = " ".join(printed([fnr, also, *others]).split())
     assert f"fnr, fnr(linear) stand here without their controls {lacks}:" in text
+    right = controls("right", {})
+    text = printed([fnr, also, *others, *right])
+    assert "here without" not in text and "no control" not in text
+
+
+def test_controls_of_an_earlier_version_averaged_over_a_public_batch(finished):
+    """And had as many public examples in it as clients take."""
+    old = {"public": HELD, **WORK}
+    new = old | {"algorithm_batch_size": "none"}
+    run = finished("fnr", 0.6, folder="run", **new | {"batch_loss": "sum"})
+    alike = finished("fnr", 0.6, folder="alike", **new | {"batch_loss": "mean"})
+    controls = [
+        finished("fnr", 0.6, folder="bare", weight=0.0, **old),
+        finished("fedavg_pubft", 0.6, **old),
+        finished("public_only", 0.6, **old),
+    ]
+    text = " ".join(printed([run, *controls]).split())
+    says = "is no control of run: it has algorithm.batch_loss=mean, not sum."
+    assert text.count(says) == 3
+    assert "control" not in printed([alike, *controls])
 
 
 def test_the_command_prints_and_draws_it(finished, capsys, tmp_path):

@@ -96,8 +96,21 @@ def test_what_is_finished_stays_and_what_is_half_finished_goes_on(
     assert (code, err) == (0, "") and trained == [*FOLDERS, FOLDERS[2]]
 
 
+def test_each_run_is_held_against_controls_with_its_own_loss(
+    capsys, elsewhere, trained
+):
+    assert fedjax_adapt(capsys, f"{LINE} --controls")[0] == 0
+    line = f"{LINE.replace('mine', 'summed')} --batch-loss sum --controls"
+    code, out, _ = fedjax_adapt(capsys, line)
+    assert code == 0 and "here without" not in out
+    others = " ".join(["summed", *FOLDERS[1:]])
+    code, out, _ = fedjax_adapt(capsys, f"compare {others}")
+    assert code == 0 and out.count("algorithm.batch_loss=mean, not sum") == 3
+
+
 def test_controls_share_every_setting_but_the_method(tiny):
     options = {"base": "scaffold", "upload": "twice", "epochs": 3, "lr": 0.5}
+    options |= {"batch_size": 8, "batch_loss": "sum"}
     config = tiny(algorithm="fnr", algorithm_options=options, seed=4)
     first, *others = (to_settings(one) for one in with_controls(config))
     assert first == to_settings(config)
@@ -105,7 +118,8 @@ def test_controls_share_every_setting_but_the_method(tiny):
     for one in others:
         same = set(one) & set(first) - own
         assert all(one[name] == first[name] for name in same)
-        assert one["algorithm.epochs"] == 3 and one["algorithm.lr"] == 0.5
+        for name in ("epochs", "lr", "batch_size", "batch_loss"):
+            assert one[f"algorithm.{name}"] == options[name]
     assert [one["algorithm"] for one in others] == [
         "fnr",
         "fedavg_pubft",
