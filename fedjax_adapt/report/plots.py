@@ -107,7 +107,8 @@ def comparison_curves(
         trial = folder.parent.name == TRIALS
         name = f"{folder.parents[1].name}/{folder.name}" if trial else folder.name
         differs = [f"{n}={'none' if v is None else v}" for n, v in own.items()]
-        label = f"{method_of(record.config, record.summary)} ({', '.join([name, *differs])})"
+        method, said = method_of(record.config, record.summary), [name, *differs]
+        label = f"{method} ({', '.join(said)})"
         axes.plot(at, 100 * accuracy, label=label, **_line(at))
     axes.set_ylabel("test accuracy (%)")
     axes.legend(frameon=False, fontsize=9)
