@@ -170,13 +170,13 @@ def prepare_jax() -> None:
 
     import jax
 
-    from ..experiment.tuning import cache_home
+    from ..experiment.tuning import cache_folder
 
     # a cache that cannot be written costs time, nothing else
     warnings.filterwarnings("ignore", message=".*persistent compilation cache.*")
     chosen = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     if chosen is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_home() / "xla"))
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
         # the small ones, too: a run has dozens besides its rounds
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 

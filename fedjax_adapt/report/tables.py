@@ -287,13 +287,13 @@ class _Lines:
 
     def __init__(self, console: "Console"):
         self.console, self.last_round, self.last_time = console, 0, time.monotonic()
-        self.told: str | None = None
+        self.doing: str | None = None
 
     def show(self, now) -> None:
         """Prints, or keeps still; of what is done before the first round the kind alone."""
         if now.doing is not None:
-            if self.told is None or not now.doing.startswith(self.told):
-                self.told = now.doing
+            if self.doing is None or not now.doing.startswith(self.doing):
+                self.doing = now.doing
                 self.console.print(now.doing, highlight=False)
             return
         waited = time.monotonic() - self.last_time >= QUIET
