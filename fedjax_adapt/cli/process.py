@@ -65,6 +65,11 @@ def fail(sentence: str, code: int) -> int:
     return code
 
 
+def say(console, line: str) -> None:
+    """Prints a line as it is, as long as it may be."""
+    console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
 MANY = 64  # devices on one machine
 
 
@@ -194,19 +199,16 @@ def reporting(console, warning: str | None = None) -> Iterator[Callable]:
     with live(console) as show, finishing() as stop_if_asked:
         before = [] if warning is None else [warning]  # the first round
 
-        def tell(said):
-            console.print(said, highlight=False, soft_wrap=True, markup=False)
-
         def report(progress):
             if progress.note is not None:
-                tell(progress.note)
+                say(console, progress.note)
             if progress.doing is not None:
                 show(progress)
                 return
             keep_memory()
             now = [] if progress.warning is None else [progress.warning]
             for text in (*before, *now):
-                tell(f"warning: {text}")
+                say(console, f"warning: {text}")
             before.clear()
             show(progress)
             stop_if_asked()
