@@ -70,6 +70,11 @@ def test_a_picture_is_replaced_only_when_asked_to(capsys, elsewhere):
     assert mine.read_bytes().startswith(PNG)
 
 
+def test_a_path_is_printed_as_it_is(capsys, elsewhere):
+    code, out, _ = fedjax_adapt(capsys, "partition --num-clients 3 --output a[red].png")
+    assert code == 0 and out.endswith("picture  a[red].png\n")
+
+
 def test_a_picture_for_which_there_is_no_room_leaves_the_old_one(
     capsys, elsewhere, monkeypatch
 ):

@@ -95,7 +95,12 @@ def _main(arguments: list[str]) -> int:
     with process.importing():
         process.prepare_jax()
         module = import_module(f".{COMMANDS[command]}", __package__)
-    return getattr(module, command)(rest)
+    try:
+        return getattr(module, command)(rest)
+    except SystemExit as stop:
+        if stop.code:
+            raise
+        return 0  # --help has been printed
 
 
 def list_choices(arguments: list[str]) -> int:

@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, make_dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from .. import check
@@ -19,11 +20,19 @@ from ..errors import SettingError
 from ..experiment.config import choices_in, is_setting, kind_options
 from ..experiment.objects import KINDS
 from ..experiment.options import Option, find, suggestion
+from ..experiment.reading import read_settings
 from ..experiment.schema import settings_that_are
 from ..experiment.spelling import ambiguous, flat_name, shortest, spellings, twice
 from ..experiment.toml import convert, wanted
 
 NAMES = {types.NoneType: ("none",), bool: ("true", "false")}  # of values of some types
+
+
+def file_settings(words: Mapping[str, list[str]]) -> dict[str, Any]:
+    """The settings of the file of --config; none without it."""
+    if not words.get("config"):
+        return {}
+    return read_settings(Path(words["config"][0]).expanduser())
 
 
 def left_out(words: Mapping[str, list[str]], settings: Mapping[str, Any]) -> str | None:

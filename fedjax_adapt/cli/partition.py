@@ -15,7 +15,6 @@ from ..experiment.config import Config, common_options, from_settings, kind_opti
 from ..experiment.federation import with_public
 from ..experiment.objects import KINDS, registry
 from ..experiment.options import Option
-from ..experiment.reading import read_settings
 from ..experiment.schema import settings_that_are
 from ..experiment.scripts import label
 from ..experiment.spelling import flat_name, spellings
@@ -23,13 +22,14 @@ from ..report.clients import MOST_ROWS, clients_table, draw_partition
 from . import process
 from .flags import (
     chosen,
+    file_settings,
     group_of,
     left_out,
     read_flags,
     without_name,
     words_of,
 )
-from .process import note
+from .process import note, say
 
 PROGRAM = "fedjax-adapt partition"
 DESCRIPTION = """\
@@ -65,9 +65,7 @@ def parse(arguments: Sequence[str]) -> Request:
     """
     arguments = without_name(arguments)
     words = words_of(arguments)
-    settings = {}
-    if words.get("config"):
-        settings = read_settings(Path(words["config"][0]).expanduser())
+    settings = file_settings(words)
     given = {k: v for k, v in words.items() if k in DECIDE}
     note = left_out(given, settings)
     choices = chosen(given, settings)
@@ -172,10 +170,7 @@ def _names_of_runs() -> set[str]:
 def partition(arguments: list[str]) -> int:
     """`fedjax-adapt partition`: prints and draws who would hold what."""
     with process.importing():
-        try:
-            request = parse(arguments)
-        except SystemExit:  # --help has been printed
-            return 0
+        request = parse(arguments)
     note(request.note)
     skew = preview(request.config)
     console = Console()
@@ -186,5 +181,5 @@ def partition(arguments: list[str]) -> int:
         )
     print(skew.summary())
     picture = draw_partition(skew, title_of(request.config), request.picture)
-    console.print(f"picture  {picture}", highlight=False, soft_wrap=True)
+    say(console, f"picture  {picture}")
     return 0

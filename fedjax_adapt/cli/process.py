@@ -65,6 +65,11 @@ def fail(sentence: str, code: int) -> int:
     return code
 
 
+def say(console, line: str) -> None:
+    """Prints a line as it is, as long as it may be."""
+    console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
 MANY = 64  # devices on one machine
 
 
@@ -170,13 +175,13 @@ def prepare_jax() -> None:
 
     import jax
 
-    from ..experiment.tuning import cache_home
+    from ..experiment.tuning import cache_folder
 
     # a cache that cannot be written costs time, nothing else
     warnings.filterwarnings("ignore", message=".*persistent compilation cache.*")
     chosen = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     if chosen is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_home() / "xla"))
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
         # the small ones, too: a run has dozens besides its rounds
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
@@ -194,19 +199,16 @@ def reporting(console, warning: str | None = None) -> Iterator[Callable]:
     with live(console) as show, finishing() as stop_if_asked:
         before = [] if warning is None else [warning]  # the first round
 
-        def tell(said):
-            console.print(said, highlight=False, soft_wrap=True, markup=False)
-
         def report(progress):
             if progress.note is not None:
-                tell(progress.note)
+                say(console, progress.note)
             if progress.doing is not None:
                 show(progress)
                 return
             keep_memory()
             now = [] if progress.warning is None else [progress.warning]
             for text in (*before, *now):
-                tell(f"warning: {text}")
+                say(console, f"warning: {text}")
             before.clear()
             show(progress)
             stop_if_asked()

@@ -19,7 +19,7 @@ from ..report.plots import Against, comparison_curves
 from . import process
 from .flags import read_flags, words_of
 from .partition import picture_path
-from .process import paths_and_flags
+from .process import paths_and_flags, say
 
 PROGRAM = "fedjax-adapt contributions"
 DESCRIPTION = """\
@@ -87,19 +87,16 @@ def parse(arguments: Sequence[str]) -> Request:
 def contributions(arguments: list[str]) -> int:
     """`fedjax-adapt contributions`: ranks the clients of a run, and draws it."""
     with process.importing():
-        try:
-            request = parse(arguments)
-        except SystemExit:  # --help has been printed
-            return 0
+        request = parse(arguments)
     columns, lines = {}, []
     if request.options:
         columns, lines = _references(request.folder, request.options)
     console = Console()
     console.print(contributions_table(request.folder, columns))
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+        say(console, line)
     picture = draw_contributions(request.folder)
-    console.print(f"picture  {picture}", highlight=False, soft_wrap=True)
+    say(console, f"picture  {picture}")
     return 0
 
 
@@ -138,10 +135,7 @@ def compare(arguments: list[str]) -> int:
         "trained on their test set apart. The folder of a sweep stands for its trials."
     )
     program = "fedjax-adapt compare"
-    try:
-        values = read_flags(flags, {"picture": choices}, {}, program, about)
-    except SystemExit:  # --help has been printed
-        return 0
+    values = read_flags(flags, {"picture": choices}, {}, program, about)
     if not folders:
         raise SettingError(
             "compare got no folder before its flags; give those of finished runs, as in "
@@ -158,7 +152,7 @@ def compare(arguments: list[str]) -> int:
         comparison_curves(folders, path, values["against"] or "round")
     print_comparison(folders)
     if path is not None:
-        Console().print(f"picture  {path}", highlight=False, soft_wrap=True)
+        say(Console(), f"picture  {path}")
     return 0
 
 

@@ -22,13 +22,14 @@ from ..report.tables import summary_table
 from . import process
 from .flags import (
     chosen,
+    file_settings,
     group_of,
     left_out,
     read_flags,
     without_name,
     words_of,
 )
-from .process import interrupted, note, nothing_to_resume, report_error, reporting
+from .process import interrupted, note, nothing_to_resume, report_error, reporting, say
 from .rankings import print_comparison
 
 PROGRAM = "fedjax-adapt run"
@@ -90,7 +91,7 @@ def parse(arguments: Sequence[str]) -> Request:
 def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
     """The settings of --config, or of the run to resume."""
     if words.get("config"):
-        return read_settings(Path(words["config"][0]).expanduser())
+        return file_settings(words)
     if "resume" in words and words.get("folder"):
         path = Path(words["folder"][0]).expanduser() / "config.toml"
         if path.is_file():
@@ -123,10 +124,7 @@ FIRST = "the run begins at round 1"  # where nothing is resumed
 def run(arguments: list[str]) -> int:
     """`fedjax-adapt run`: trains, draws the curve, prints a table."""
     with process.importing():
-        try:
-            request = parse(arguments)
-        except SystemExit:  # --help has been printed
-            return 0
+        request = parse(arguments)
         note(request.note)
         config = from_settings(request.settings)
         configs = with_controls(config) if request.controls else [config]
@@ -191,6 +189,6 @@ def _show(folder: Path) -> int:
     console = Console()
     picture = learning_curve(folder)
     console.print(summary_table(folder))
-    console.print(f"run      {folder}", highlight=False, soft_wrap=True)
-    console.print(f"picture  {picture}", highlight=False, soft_wrap=True)
+    say(console, f"run      {folder}")
+    say(console, f"picture  {picture}")
     return 0

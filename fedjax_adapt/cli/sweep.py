@@ -16,7 +16,14 @@ from ..experiment.sweeps.sweep import sweep as run_sweep
 from ..report.sweep import natural_width, sweep_tables
 from . import process
 from .flags import read_flags
-from .process import fail, interrupted, nothing_to_resume, paths_and_flags, reporting
+from .process import (
+    fail,
+    interrupted,
+    nothing_to_resume,
+    paths_and_flags,
+    reporting,
+    say,
+)
 
 PROGRAM = "fedjax-adapt sweep"
 DESCRIPTION = """\
@@ -101,10 +108,7 @@ def _file_in(folder: str) -> Path:
 def sweep(arguments: list[str]) -> int:
     """`fedjax-adapt sweep SWEEP.toml`: runs a grid of settings, prints a table."""
     with process.importing():
-        try:
-            request = parse(arguments)
-        except SystemExit:  # --help has been printed
-            return 0
+        request = parse(arguments)
         asked = read_sweep(request.file)
         if request.controls:
             asked = sweep_with_controls(asked)
@@ -133,7 +137,7 @@ def _sweep(asked, folder: Path, request) -> int:
         # what is no terminal has no end of a line
         long = None if console.is_terminal else natural_width(table)
         Console(width=long).print(table)
-    console.print(f"results  {folder / RESULTS}", highlight=False, soft_wrap=True)
+    say(console, f"results  {folder / RESULTS}")
     if not found.diverged:
         return 0
     trials = ", ".join(map(str, found.diverged))

@@ -42,18 +42,18 @@ def all_options(choices: Mapping[str, str]) -> dict[str, Option]:
     """Every setting a run with these choices has, by its full name."""
     options = common_options()
     for kind in KINDS:
-        for own, option in kind_options(kind, choices[kind]).items():
-            options[f"{kind}.{own}"] = option
+        for short, option in kind_options(kind, choices[kind]).items():
+            options[f"{kind}.{short}"] = option
     return options
 
 
 def is_setting(name: str) -> bool:
     """Whether it is a setting of any run, however it is written."""
     options = (
-        f"{kind}.{own}"
+        f"{kind}.{short}"
         for kind in KINDS
         for choice in registry(kind)
-        for own in kind_options(kind, choice)
+        for short in kind_options(kind, choice)
     )
     return name in spellings([*common_options(), *options])
 
@@ -77,9 +77,9 @@ def from_settings(settings: Mapping[str, Any]) -> Config:
             raise SettingError(
                 f"setting {name} is unknown; {suggestion(name, writable(known))}"
             )
-        kind, dot, own = name.partition(".")
+        kind, dot, short = name.partition(".")
         if dot:
-            given[f"{kind}_options"][own] = value
+            given[f"{kind}_options"][short] = value
         else:
             given[name] = value
     return Config(**given)
@@ -103,8 +103,8 @@ def to_settings(config: Config) -> dict[str, Any]:
     settings["partition_seed"] = partition_seed(config)
     for kind in KINDS:
         given = getattr(config, f"{kind}_options")
-        for own, option in kind_options(kind, getattr(config, kind)).items():
-            settings[f"{kind}.{own}"] = given.get(own, option.default)
+        for short, option in kind_options(kind, getattr(config, kind)).items():
+            settings[f"{kind}.{short}"] = given.get(short, option.default)
     return settings
 
 
@@ -112,10 +112,10 @@ def method_of(config: Config) -> str:
     """The algorithm with the options that are not its defaults, and what it stands on."""
     known = kind_options("algorithm", config.algorithm)
     given = {
-        flat_name(f"algorithm.{own}"): value
-        for own, option in known.items()
-        if own != "base"
-        and (value := config.algorithm_options.get(own)) not in (None, option.default)
+        flat_name(f"algorithm.{short}"): value
+        for short, option in known.items()
+        if short != "base"
+        and (value := config.algorithm_options.get(short)) not in (None, option.default)
     }
     options = ", ".join(f"{name}={value}" for name, value in given.items())
     base = config.algorithm_options.get("base")

@@ -67,25 +67,26 @@ def catalogue() -> dict[str, dict[str, str]]:
     """What can be chosen, with one line each: title -> name -> line."""
     from ..data import SOURCES
 
-    homes = {name: inspect.getmodule(f) for name, f in built_in("algorithm").items()}
-    several = [home for home in homes.values() if list(homes.values()).count(home) > 1]
+    modules = {name: inspect.getmodule(f) for name, f in built_in("algorithm").items()}
+    files = list(modules.values())  # which may have several algorithms
+    several = [file for file in files if files.count(file) > 1]
     algorithms = {
-        name: summary(f if homes[name] in several else homes[name])
+        name: summary(f if modules[name] in several else modules[name])
         for name, f in built_in("algorithm").items()
     }
     lines = {
         kind: {name: summary(f) for name, f in registry(kind).items()}
         for kind in ("model", "partition")
     }
-    own = {
+    registered = {
         kind: {name: summary(f) for name, f in REGISTERED[kind].items()}
         for kind in ("algorithm", "dataset")
     }
     return {
-        "algorithms": {**algorithms, **own["algorithm"]},
+        "algorithms": {**algorithms, **registered["algorithm"]},
         "data sets": {
             **{name: spec.summary for name, spec in SOURCES.items()},
-            **own["dataset"],
+            **registered["dataset"],
             "tfds:NAME": summary(find("dataset", "tfds:")),
             "FILE.npz": summary(find("dataset", ".npz")),
         },
@@ -130,12 +131,12 @@ def suggestion(
 ) -> str:
     """The end of a sentence about an unknown setting: whose it is, or the nearest."""
     plainly = lambda name: name.lstrip("-").replace("-", "_").lower()
-    known, own, owners = list(known), plainly(name), []
-    kind_told, _, short = own.rpartition(".")
+    known, given, owners = list(known), plainly(name), []
+    kind_given, _, short = given.rpartition(".")
     for same in known:
-        if plainly(same) == own:  # but for the dashes
+        if plainly(same) == given:  # but for the dashes
             return f"did you mean {same}?"
-    for kind in [kind_told] if kind_told in KINDS else KINDS:
+    for kind in [kind_given] if kind_given in KINDS else KINDS:
         takes = lambda f, kind=kind: short in options_of(kind, f)
         choices = [choice for choice, f in registry(kind).items() if takes(f)]
         if choices:

@@ -69,10 +69,10 @@ def process_group_of(values: Mapping[str, Any]) -> ProcessGroup | None:
     Raises:
       ValueError: a flag is missing, or not as it must be.
     """
-    address, count, own, timeout = (values[name] for name in OPTIONS)
+    address, count, process_id, timeout = (values[name] for name in OPTIONS)
     check.at_least("initialization_timeout", timeout, 1, most=DAY)
     if address == AUTO:
-        if (count, own) != (None, None):
+        if (count, process_id) != (None, None):
             raise SettingError(
                 "coordinator_address=auto finds out num_processes and process_id by "
                 "itself; leave them out."
@@ -95,13 +95,13 @@ def process_group_of(values: Mapping[str, Any]) -> ProcessGroup | None:
         )
     if count < 1:
         raise SettingError(f"num_processes={count} must be an integer >= 1.")
-    if not 0 <= own < count:
+    if not 0 <= process_id < count:
         last = f"to {count - 1}" if count > 1 else "alone"
         raise SettingError(
-            f"process_id={own} but the processes of num_processes={count} are numbered 0 "
-            f"{last}; give each its own."
+            f"process_id={process_id} but the processes of num_processes={count} are "
+            f"numbered 0 {last}; give each its own."
         )
-    return ProcessGroup(address, count, own, timeout)
+    return ProcessGroup(address, count, process_id, timeout)
 
 
 GREETING = b"process 0 of fedjax-adapt\n"  # no other program sends this
@@ -156,15 +156,17 @@ def _receive(group: ProcessGroup, until: float) -> None:
         raise SettingError(wrong)
 
 
-def _difference(group: ProcessGroup, ids: set[int], own: int, count: int) -> str | None:
-    """What is wrong with process `own` of `count`, where `ids` have come; None: nothing."""
+def _difference(
+    group: ProcessGroup, ids: set[int], process_id: int, count: int
+) -> str | None:
+    """What is wrong with `process_id` of `count`, where `ids` have come; None: nothing."""
     if count != group.num_processes:
         return (
-            f"process {own} has num_processes={count} but process 0 num_processes="
+            f"process {process_id} has num_processes={count} but process 0 num_processes="
             f"{group.num_processes}; give all the same command but for --process-id."
         )
-    if own in ids:
-        return f"process_id={own} was given to two processes; give each its own."
+    if process_id in ids:
+        return f"process_id={process_id} was given to two processes; give each its own."
     return None
 
 

@@ -125,7 +125,7 @@ def read_item(name: str) -> Item:
     told = tomllib.loads(path.read_text(encoding="utf-8"))
     unknown = [key for key in told if key not in KEYS]
     if unknown:
-        raise ValueError(f"{path.name} has {unknown[0]}, which is no part of an item")
+        raise SettingError(f"{path.name} has {unknown[0]}, which is no part of an item")
     shared: Mapping[str, Any] = told
     origin = name
     if "of" in told:

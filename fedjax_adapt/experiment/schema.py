@@ -547,17 +547,19 @@ def settings_that_are(trait: str) -> list[str]:
 
 
 def kind_options(kind: str, name: str) -> dict[str, Option]:
-    """The options of one choice by their own names; the full one is KIND.OPTION."""
+    """The options of one choice by their short names; the full one is KIND.OPTION."""
     own_one, options = is_own(kind, name), {}
-    for own, option in options_of(kind, find(kind, name)).items():
+    for short, option in options_of(kind, find(kind, name)).items():
         if own_one:  # 1 for a float is 1.0, as it is read back
             default = convert(option.annotation, option.default)
             option = option._replace(default=default)
-        derived = kind == "algorithm" and own in DERIVED and not own_one
+        derived = kind == "algorithm" and short in DERIVED and not own_one
         if derived and option.default is not None:
-            about = f"{option.help.removesuffix('.')}; none: {DERIVED[own]} of the run"
+            about = (
+                f"{option.help.removesuffix('.')}; none: {DERIVED[short]} of the run"
+            )
             option = Option(option.annotation | None, None, about)
-        options[own] = option
+        options[short] = option
     return options
 
 

@@ -18,8 +18,8 @@ PREFIXED = ("dataset.alpha", "dataset.beta", "dataset.channels")
 
 def other_spellings(full: str) -> list[str]:
     """All that a full name may be written as, itself first."""
-    kind, dot, own = full.partition(".")
-    return [full, f"{kind}_{own}", own] if dot else [full]
+    kind, dot, short = full.partition(".")
+    return [full, f"{kind}_{short}", short] if dot else [full]
 
 
 def spellings(names: Iterable[str]) -> dict[str, list[str]]:
@@ -38,8 +38,10 @@ def shortest(names: Iterable[str]) -> dict[str, str]:
     """The shortest name that means each of these, by full name."""
     names = list(names)
     means = spellings(names)
-    own = lambda name: name.rpartition(".")[2]
-    return {name: own(name) if means[own(name)] == [name] else name for name in names}
+    short = lambda name: name.rpartition(".")[2]
+    return {
+        name: short(name) if means[short(name)] == [name] else name for name in names
+    }
 
 
 def writable(names: Iterable[str]) -> list[str]:
@@ -75,8 +77,8 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         table = value if key in KINDS and isinstance(value, Mapping) else {"": value}
-        for own, inner in table.items():
-            name = f"{key}.{own}".removesuffix(".")
+        for short, inner in table.items():
+            name = f"{key}.{short}".removesuffix(".")
             kind = name.removesuffix(".name")
             name = kind if kind in KINDS else name
             if name in flat:
@@ -161,8 +163,8 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     for kind in KINDS:
         choice = {"name": top.pop(kind)} if kind in top else {}
         begins = f"{kind}."
-        own = {n: v for n, v in settings.items() if n.startswith(begins)}
-        table = choice | {n.removeprefix(begins): v for n, v in own.items()}
+        options = {n: v for n, v in settings.items() if n.startswith(begins)}
+        table = choice | {n.removeprefix(begins): v for n, v in options.items()}
         if table:
             top[kind] = table
     return top
@@ -170,6 +172,6 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def flat_name(full: str) -> str:
     """What a setting was called in one space: with its kind where the name was taken."""
-    kind, dot, own = full.partition(".")
-    prefixed = own in common_options() or full in PREFIXED
-    return full if not dot else f"{kind}_{own}" if prefixed else own
+    kind, dot, short = full.partition(".")
+    prefixed = short in common_options() or full in PREFIXED
+    return full if not dot else f"{kind}_{short}" if prefixed else short

@@ -41,10 +41,10 @@ from .schema import settings_that_are
 TIMED = ("engine", "models")  # the folders of this package whose code is timed
 
 
-def cache_home() -> Path:
+def cache_folder() -> Path:
     """Where what one run keeps for others lies."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return home / "fedjax-adapt"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "fedjax-adapt"
 
 
 def read_cache(file: Path) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def lanes_for(
         return by_rule()
     if processes.several():
         return by_rule()
-    file, work = cache_home() / "lanes.json", _work(config, federation)
+    file, work = cache_folder() / "lanes.json", _work(config, federation)
     found = read_cache(file).get(work)
     if not isinstance(found, int) or found < 1:
         tried: list[str] = []
@@ -188,7 +188,7 @@ def times_of_ways(
     task: Task, layer: Layer, lanes: int, devices: int, reads_examples: bool
 ) -> dict[str, float]:
     """Milliseconds of a step of a layer by way, kept or timed now; see `milliseconds`."""
-    file = cache_home() / TABLE
+    file = cache_folder() / TABLE
     where = [*summary.hardware().values(), platform.node()]
     where += [f"{name} {version}" for name, version in summary.versions().items()]
     where += [

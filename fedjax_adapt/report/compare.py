@@ -213,7 +213,7 @@ def comparison_tables(folders: Sequence[str | Path]) -> "list[Table]":
         for name in (accuracy, best, "rounds", "MiB", "kappa", "rho"):
             table.add_column(name, justify="right")
         notes, others = [], differing([config for config, _ in group.runs])
-        for row, (config, summary) in enumerate(group.runs):
+        for row, (_, summary) in enumerate(group.runs):
             name = str(row + 1) if group.ranked else ascii_lowercase[row % 26]
             table.add_row(name, names[row], *_cells(summary))
             given = ", ".join(summary.get("auxiliary", ())) or "nothing"

@@ -97,7 +97,7 @@ def comparison_curves(
     paths = [path for given in folders for path in runs_in(given)]
     records = [_drawable(path, against) for path in paths]
     settings = differing([record.config for record in records], "seed")
-    for folder, record, own in zip(paths, records, settings, strict=True):
+    for folder, record, others in zip(paths, records, settings, strict=True):
         if record.accuracy != ACCURACY:
             raise SettingError(
                 f"{folder} trained on its test set, so its accuracy compares with no "
@@ -106,8 +106,9 @@ def comparison_curves(
         at, accuracy = (record.metrics[n].to_numpy() for n in (against, ACCURACY))
         trial = folder.parent.name == TRIALS
         name = f"{folder.parents[1].name}/{folder.name}" if trial else folder.name
-        differs = [f"{n}={'none' if v is None else v}" for n, v in own.items()]
-        label = f"{method_of(record.config, record.summary)} ({', '.join([name, *differs])})"
+        differs = [f"{n}={'none' if v is None else v}" for n, v in others.items()]
+        method, said = method_of(record.config, record.summary), [name, *differs]
+        label = f"{method} ({', '.join(said)})"
         axes.plot(at, 100 * accuracy, label=label, **_line(at))
     axes.set_ylabel("test accuracy (%)")
     axes.legend(frameon=False, fontsize=9)

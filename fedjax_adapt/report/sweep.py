@@ -158,8 +158,9 @@ def _table(part: Part, names: list[str] | None, figures: tuple[str, ...]) -> "Ta
     for rank, line in enumerate(part.lines, 1):
         cells = [_cell(line, name) for name in (ACCURACY, *figures)]
         place = [str(rank)] if part.ranked else []
-        own = settings[rank - 1].values()
-        table.add_row(*place, *own, *cells, str(len(line.figures)))
+        table.add_row(
+            *place, *settings[rank - 1].values(), *cells, str(len(line.figures))
+        )
     table.caption = _caption(part)
     return table
 

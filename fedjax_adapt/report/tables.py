@@ -186,7 +186,7 @@ def _costs(summary: dict[str, Any], of: str) -> dict[str, str]:
 class Name:
     """A method's name or a setting in a cell: its lines end where a word of it does.
 
-    rich itself breaks lines at spaces alone, and elsewhere anywhere.
+    At a space, or else before an option or a value; rich would break there anywhere.
     """
 
     def __init__(self, text: str):
@@ -201,7 +201,8 @@ class Name:
     @property
     def longest(self) -> int:
         """Characters of the longest word."""
-        return max(len(word.strip()) for word in _words(self.text))
+        parts = (part for word in self.text.split() for part in _parts(word))
+        return max(map(len, parts), default=0)
 
     def __rich_measure__(
         self, console: "Console", options: "ConsoleOptions"
@@ -215,19 +216,21 @@ class Name:
     ) -> "RenderResult":
         from rich.text import Text
 
-        lines = []
+        width, lines = options.max_width, []
         for line in self.text.split("\n"):
             lines.append("")
-            for word in _words(line):
-                if lines[-1] and len(lines[-1] + word.rstrip()) > options.max_width:
-                    lines[-1] = lines[-1].rstrip()
-                    lines.append("")
-                lines[-1] += word
-        yield Text("\n".join(lines), overflow="fold")
+            for word in re.findall(r"\S+\s*", line):
+                whole = len(word.rstrip()) <= width
+                for part in [word] if whole else _parts(word):
+                    if lines[-1] and len(lines[-1] + part.rstrip()) > width:
+                        lines.append("")
+                    lines[-1] += part
+        yield Text("\n".join(line.rstrip() for line in lines), overflow="fold")
 
 
-def _words(text: str) -> list[str]:
-    return re.findall(r"[^\s(,=_/]+[\s(,=_/]*|[\s(,=_/]+", text) or [text]
+def _parts(word: str) -> list[str]:
+    """Where a word may be broken: `f(a_b=1)` as `f(`, `a_`, `b=` and `1)`."""
+    return re.findall(r"[^(,=_/]*[(,=_/]+\s*|[^(,=_/]+", word)
 
 
 def percent(share: float) -> str:
@@ -284,13 +287,13 @@ class _Lines:
 
     def __init__(self, console: "Console"):
         self.console, self.last_round, self.last_time = console, 0, time.monotonic()
-        self.told: str | None = None
+        self.doing: str | None = None
 
     def show(self, now) -> None:
         """Prints, or keeps still; of what is done before the first round the kind alone."""
         if now.doing is not None:
-            if self.told is None or not now.doing.startswith(self.told):
-                self.told = now.doing
+            if self.doing is None or not now.doing.startswith(self.doing):
+                self.doing = now.doing
                 self.console.print(now.doing, highlight=False)
             return
         waited = time.monotonic() - self.last_time >= QUIET

@@ -55,8 +55,8 @@ def finished(tmp_path, monkeypatch):
     return make
 
 
-def printed(folders):
-    console = Console(file=io.StringIO(), width=200)
+def printed(folders, width=200):
+    console = Console(file=io.StringIO(), width=width)
     for table in comparison_tables(folders):
         console.print(table)
     return console.file.getvalue()
@@ -80,6 +80,18 @@ def test_training_accuracy_stands_below_all_others_without_a_rank(finished):
     assert not any("rank" in line or "test accuracy " in line for line in below[3:])
     assert "1: first, seed 7; also given: labelled public examples (9)" in text
     assert "a: leaks, seed 7; also given: nothing" in text and "1.25" in honest
+
+
+def test_a_method_breaks_at_words_where_the_table_is_narrow(finished):
+    names = ["fedgsnr(budget=raw) on scaffold", "fnr(variant=published, epochs=2)"]
+    folders = [finished(name, 0.5, folder=name[:3]) for name in names]
+    text = printed(folders, width=80)
+    assert max(map(len, text.splitlines())) == 80
+    cells = [line.split("│")[2].strip() for line in text.splitlines() if "│" in line]
+    assert cells == [
+        *("fedgsnr(", "budget=raw)", "on scaffold"),
+        *("fnr(variant=", "published,", "epochs=2)"),
+    ]
 
 
 def test_settings_in_which_runs_differ_are_named(finished):

@@ -48,7 +48,7 @@ def settled(config):
 
 
 def table():
-    return tuning.cache_home() / tuning.TABLE
+    return tuning.cache_folder() / tuning.TABLE
 
 
 def test_a_long_run_times_its_layers_once_and_remembers(images, timed):

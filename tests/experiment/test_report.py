@@ -1,11 +1,12 @@
 import io
-from types import SimpleNamespace
+import shutil
 
 import pytest
 from rich.console import Console
 
 from fedjax_adapt.experiment import read_run, run, store
-from fedjax_adapt.report import tables
+from fedjax_adapt.experiment.run import Progress
+from fedjax_adapt.report import plots, tables
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
 from fedjax_adapt.report.tables import live, summary_table
 
@@ -29,6 +30,23 @@ def test_several_runs_make_one_picture(whole, tmp_path):
     ]:
         with pytest.raises(ValueError, match=sentence):
             comparison_curves([whole.folder], path, against)
+
+
+def test_a_legend_names_the_settings_in_which_runs_differ(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "saved", lambda figure, path: figure)
+    other = tmp_path / "other"
+    shutil.copytree(whole.folder, other)
+    config = (other / "config.toml").read_text()
+    changed = config.replace("lr = 0.1\n", "lr = 0.2\n").replace(
+        "seed = 0\n", "seed = 3\n", 1
+    )
+    (other / "config.toml").write_text(changed)
+    figure = comparison_curves([whole.folder, other], tmp_path / "both.png")
+    said = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert [text.partition(" (")[2] for text in said] == [
+        "whole, lr=0.1, seed=0)",
+        "other, lr=0.2, seed=3)",
+    ]
 
 
 def test_a_finished_run_has_a_table(tiny):
@@ -93,21 +111,13 @@ def test_drawing_leaves_pyplot_alone(whole, tmp_path):
 
 
 def at(round, rounds=100):
-    return SimpleNamespace(
-        round=round,
-        rounds=rounds,
-        accuracy=0.5,
-        loss=1.0,
-        rounds_per_second=0.01,
-        accuracy_name="accuracy",
-        doing=None,
-    )
+    return Progress(round, rounds, 0.5, 1.0, 0.01)
 
 
 def test_away_from_a_terminal_every_tenth_of_the_rounds_is_a_line():
     console = Console(file=io.StringIO(), width=100)
     with live(console) as show:
-        show(SimpleNamespace(round=0, rounds=100, accuracy=None, doing=None))
+        show(Progress(0, 100))
         for round in range(1, 101):
             show(at(round))
     lines = console.file.getvalue().splitlines()
@@ -136,14 +146,34 @@ def test_away_from_a_terminal_what_comes_before_the_rounds_is_said_once():
             "compiling",
             "compiling",
         ):
-            show(SimpleNamespace(round=0, rounds=100, accuracy=None, doing=doing))
+            show(Progress(0, 100, doing=doing))
     assert console.file.getvalue().splitlines() == ["trying lanes", "compiling"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_rounds_of_more_than_a_run_say_whose_they_are(terminal):
+    console = Console(file=io.StringIO(), width=100, force_terminal=terminal)
+    with live(console) as show:
+        show(at(50)._replace(whose=" of all trials"))
+    assert "round 50/100 of all trials" in console.file.getvalue()
+
+
+def test_a_name_breaks_where_a_word_of_it_ends():
+    name = "fedopt(server_optimizer=adam, lr=0.1) on scaffold"
+    for width, lines in [
+        (60, [name]),
+        (20, ["fedopt(server_", "optimizer=adam,", "lr=0.1) on scaffold"]),
+        (10, ["fedopt(", "server_", "optimizer=", "adam,", "lr=0.1) on", "scaffold"]),
+    ]:
+        console = Console(file=io.StringIO(), width=width)
+        console.print(tables.Name(name))
+        assert [line.rstrip() for line in console.file.getvalue().splitlines()] == lines
 
 
 def test_in_a_terminal_there_is_a_bar():
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
     with live(console) as show:
-        show(SimpleNamespace(round=0, rounds=100, accuracy=None, doing=None))
+        show(Progress(0, 100))
         show(at(40))
     assert "round 40/100" in console.file.getvalue()
 
@@ -152,5 +182,5 @@ def test_what_comes_before_the_rounds_is_shown_in_the_bar():
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
     with live(console) as show:
         doing = "trying lanes: 5 96 ms"
-        show(SimpleNamespace(round=0, rounds=100, accuracy=None, doing=doing))
+        show(Progress(0, 100, doing=doing))
     assert doing in console.file.getvalue()

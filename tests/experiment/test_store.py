@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+import fedjax_adapt as fa
 from fedjax_adapt.experiment import store
 
 
@@ -103,6 +104,14 @@ def test_a_folder_without_a_run_is_one_sentence(tmp_path):
     says = "holds no run: it has no config.toml; write the folder that fedjax-adapt run"
     with pytest.raises(ValueError, match=says):
         store.read_run(tmp_path)
+
+
+@pytest.mark.parametrize("read", [store.read_run, store.read_swept, fa.load_run])
+def test_what_is_no_path_is_one_sentence(read):
+    says = f'{read.__name__} got 3 for folder; write {read.__name__}("runs/mine").'
+    with pytest.raises(ValueError) as error:
+        read(3)
+    assert str(error.value) == says
 
 
 def test_broken_files_are_named(folder):

@@ -265,6 +265,11 @@ def test_a_resumed_sweep_equals_an_uninterrupted_one_to_the_bit(tmp_path, three,
         jax.tree.map(np.testing.assert_array_equal, *states)
     rounds = [now.round for now in seen if now.doing is None]
     assert rounds[2] > stop - 4 and rounds[-1] == seen[-1].rounds == 21
+    shown = {now.accuracy_name for now in seen if now.accuracy is not None}
+    assert shown - {"000-scaffold, trials 0, 1: mean accuracy"} == {
+        "000-scaffold, trial 2: accuracy"
+    }
+    assert {now.whose for now in seen if now.accuracy is not None} == {" of all trials"}
     told = [now.warning for now in seen if now.warning is not None]
     assert len(told) == 1 and "begun with 2 trials at once and goes on so" in told[0]
 
@@ -666,6 +671,19 @@ def test_seeds_are_one_line_with_their_spread_and_the_best_comes_first(tmp_path)
     assert cells["n"] == ["1", "2", "0"] and cells["rank"] == ["1", "2", "3"]
 
 
+def test_a_table_names_the_algorithm_where_no_column_does(tmp_path):
+    rows = [{"lr": 0.1, **figures(0.5)}, {"lr": 0.2, **figures(0.7)}]
+    title = lambda name, rows, grid: (
+        parts(written(tmp_path / name, rows, grid))[0].title
+    )
+    said = ", test accuracy on 9 examples"
+    assert title("one", rows, {"lr": [0.1, 0.2]}) == f"m on d{said}"
+    ways = [row | {"method": f"m(mu={i})"} for i, row in enumerate(rows)]
+    assert title("mu", ways, {"lr": [0.1, 0.2]}) == f"m on d{said}"
+    named = [row | {"algorithm": "m"} for row in rows]
+    assert title("column", named, {"algorithm": ["m"], "lr": [0.1]}) == f"d{said}"
+
+
 def test_what_methods_were_given_is_said_beside_their_ranks(tmp_path):
     given = "labelled public examples (143, held out of the training set)"
     on_public = lambda method, share: (
@@ -701,7 +719,7 @@ def test_a_table_that_does_not_fit_has_its_settings_in_one_column(tmp_path):
     assert natural_width(narrow[0]) <= 80 < natural_width(wide[0])
     headers = [column.header for column in narrow[0].columns]
     assert headers == ["rank", "settings", "test accuracy", "last", "n"]
-    said = list(narrow[0].columns[1].cells)[1]
+    said = str(list(narrow[0].columns[1].cells)[1])
     assert said.splitlines() == [f"{name}=0.001" for name in names]
 
 

@@ -122,7 +122,7 @@ def test_lanes_without_room_are_told(tiny, monkeypatch):
 def test_a_damaged_memory_is_no_obstacle(tiny, tried, text):
     config = tiny(rounds=4)
     lanes_of(config)
-    file = tuning.cache_home() / "lanes.json"
+    file = tuning.cache_folder() / "lanes.json"
     key = file.read_text().split('"')[1]
     file.write_text(text.replace("KEY", key))
     assert lanes_of(config) == 3
@@ -150,7 +150,7 @@ def test_a_run_goes_on_with_the_lanes_it_began_with(tiny, tried, monkeypatch):
     written = read_settings(Path(config.folder) / "config.toml")
     assert written["lanes"] == 3
     monkeypatch.setattr(tuning, "fastest_lanes", lambda *given: 5)
-    (tuning.cache_home() / "lanes.json").unlink()
+    (tuning.cache_folder() / "lanes.json").unlink()
     run(config, resume=True)
     assert from_settings(read_settings(Path(config.folder) / "config.toml")).lanes == 3
     assert read_run(config.folder).summary["rounds"] == 5
