@@ -153,6 +153,7 @@ def test_figures_of_the_main_text_leave_iid_out():
 @pytest.mark.parametrize("number", SWEEPS)
 def test_a_sweep_has_the_alphas_that_were_searched(number):
     setting, alphas = SWEEPS[number]
+    assert read_item(f"fedssg-fig{number}").draw == ["accuracy", "loss"]
     found = {}
     for cell in of(f"fig{number}"):
         assert cell.configs[0].algorithm == "fedssg"
