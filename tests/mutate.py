@@ -2,11 +2,10 @@
 
     python tests/mutate.py [--only N ...] [--from N]
 
-A mutation replaces a text of one file of the package, in a copy that comes before the
-checkout on the path; its tests must fail there, and pass without it. What was found is
-kept in .pytest_cache until the file, the line of the list or the tests change, so that a
-call goes on where the last one ended. Exit status: 0, 1 if more than three survive, 2 for
-a mistake.
+A mutation replaces a text of one file in a copy of the package, which is put before the
+checkout; its tests must fail there, and pass without it. What was found is kept in
+.pytest_cache until file, mutation or tests change, so that a call goes on where the last
+one ended. Exit status: 0, 1 if more than three survive, 2 for a mistake.
 """
 
 import argparse
@@ -23,17 +22,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-LIST = Path(__file__).with_name("mutations.toml")
-PACKAGE = ROOT / "fedjax_adapt"
-RESULTS = ROOT / ".pytest_cache" / "mutations.jsonl"
-MOST_SURVIVORS = 3
-LIMIT = 900  # seconds; a loop that no longer ends is seen as well
+PACKAGE, CACHE = ROOT / "fedjax_adapt", ROOT / ".pytest_cache"
+RESULTS = CACHE / "mutations.json"
+MOST_SURVIVORS, LIMIT = 3, 1800  # seconds of a call of pytest
 PYTEST = "-m pytest -x -q -p no:xdist -p no:cacheprovider".split()
 
 
-class Mutation(NamedTuple):
-    """A line of the list."""
-
+class Mutation(NamedTuple):  # a line of the list
     file: str  # below the package
     old: str  # there exactly once
     new: str
@@ -44,7 +39,8 @@ class Mutation(NamedTuple):
 
 def mutations() -> list[Mutation]:
     """The list; its first is number 1."""
-    return [Mutation(**line) for line in tomllib.loads(LIST.read_text())["mutations"]]
+    text = Path(__file__).with_name("mutations.toml").read_text()
+    return [Mutation(**line) for line in tomllib.loads(text)["mutations"]]
 
 
 def mutated(number: int, mutation: Mutation) -> str:
@@ -52,7 +48,7 @@ def mutated(number: int, mutation: Mutation) -> str:
     text = (PACKAGE / mutation.file).read_text()
     if text.count(mutation.old) != 1 or mutation.old == mutation.new:
         raise ValueError(
-            f"mutation {number}: old={mutation.old!r} is {text.count(mutation.old)} times in "
+            f"mutation {number}: {mutation.old!r} is {text.count(mutation.old)} times in "
             f"{mutation.file}; write a text that is there once, and another as new."
         )
     return text.replace(mutation.old, mutation.new)
@@ -60,65 +56,44 @@ def mutated(number: int, mutation: Mutation) -> str:
 
 def state_of(mutation: Mutation) -> str:
     """A digest of all that a result hangs on."""
-    files = {
-        PACKAGE / mutation.file,
-        *(ROOT / t.split("::")[0] for t in mutation.tests),
-    }
-    parts = [repr(mutation), *(path.read_text() for path in sorted(files))]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    files = {ROOT / test.split("::")[0] for test in mutation.tests}
+    texts = [path.read_text() for path in (PACKAGE / mutation.file, *sorted(files))]
+    return hashlib.sha256(repr([mutation[:4], *texts]).encode()).hexdigest()
 
 
-def fails(copy: Path, tests: list[str]) -> bool:
-    """Whether a test fails with the package in `copy`; ValueError if none could run."""
-    env = {
-        **os.environ,
-        "PYTHONSAFEPATH": "1",
-    }  # without the working folder on the path
-    env["PYTHONPATH"] = os.pathsep.join([str(copy), os.environ.get("PYTHONPATH", "")])
-    env["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "d" / "jax")
-    command = [sys.executable, *PYTEST, *tests]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT
-        )
-    except subprocess.TimeoutExpired:
-        return True
+def failed(copy: str, tests: list[str]) -> str:
+    """The first test that fails with the package in `copy`, "" if all pass."""
+    env = os.environ | {"PYTHONPATH": copy, "PYTHONSAFEPATH": "1"}  # ROOT is not on it
+    env["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "d" / "jax")
+    command, seen = [sys.executable, *PYTEST, *tests], {"stdout": subprocess.PIPE}
+    done = subprocess.run(command, cwd=ROOT, env=env, text=True, timeout=LIMIT, **seen)
     if done.returncode not in (0, 1):
-        last = (done.stdout + done.stderr).strip().splitlines()[-1]
+        last = done.stdout.strip().rpartition("\n")[2]
         raise ValueError(f"{' '.join(tests)} cannot be run: {last}.")
-    return done.returncode == 1
+    return done.stdout.split("\nFAILED ")[-1].split()[0] if done.returncode else ""
 
 
-def run(chosen: list[int]) -> int:
-    """How many of the mutations with these numbers survive; prints a line for each."""
-    every, known = mutations(), {}
-    if RESULTS.exists():
-        lines = map(json.loads, RESULTS.read_text().splitlines())
-        known = {line["state"]: line for line in lines}
-    texts = {n: mutated(n, every[n - 1]) for n in chosen}
-    states = {n: state_of(every[n - 1]) for n in chosen}
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
-        shutil.copytree(PACKAGE, copy / PACKAGE.name)
-        new = [every[n - 1] for n in chosen if states[n] not in known]
-        tests = sorted({test for mutation in new for test in mutation.tests})
-        if tests and fails(copy, tests):
-            raise ValueError("the tests of the list do not pass without a mutation.")
-        RESULTS.parent.mkdir(exist_ok=True)
-        for n in chosen:
+def run(chosen: dict[int, Mutation]) -> int:
+    """How many of the mutations survive, by their numbers; prints a line for each."""
+    texts = {n: mutated(n, mutation) for n, mutation in chosen.items()}
+    states = {n: state_of(mutation) for n, mutation in chosen.items()}
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    with tempfile.TemporaryDirectory() as copy:
+        shutil.copytree(PACKAGE, Path(copy, PACKAGE.name))
+        new = [chosen[n].tests for n in chosen if states[n] not in known]
+        if new and (test := failed(copy, sorted(set().union(*new)))):
+            raise ValueError(f"{test} fails without a mutation; mend it first.")
+        for n, (file, _, _, tests, breaks, _) in chosen.items():
             if states[n] not in known:
-                place, begin = copy / PACKAGE.name / every[n - 1].file, time.monotonic()
+                place, begin = Path(copy, PACKAGE.name, file), time.monotonic()
                 place.write_text(texts[n])
-                caught = fails(copy, every[n - 1].tests)
-                shutil.copy(PACKAGE / every[n - 1].file, place)
-                seconds = round(time.monotonic() - begin)
-                known[states[n]] = dict(state=states[n], caught=caught, seconds=seconds)
-                with RESULTS.open("a") as file:
-                    file.write(json.dumps(known[states[n]]) + "\n")
-            found = known[states[n]]
-            came = "caught  " if found["caught"] else "SURVIVED"
-            print(n, came, found["seconds"], "s", every[n - 1].breaks, flush=True)
-    return sum(not known[states[n]]["caught"] for n in chosen)
+                came = "caught" if failed(copy, tests) else "survived"
+                shutil.copy(PACKAGE / file, place)
+                known[states[n]] = f"{came} in {time.monotonic() - begin:.0f} s"
+                CACHE.mkdir(exist_ok=True)
+                RESULTS.write_text(json.dumps(known))
+            print(f"{n:2} {known[states[n]]}: {breaks}", flush=True)
+    return sum("survived" in known[state] for state in states.values())
 
 
 def main() -> int:
@@ -128,14 +103,14 @@ def main() -> int:
     parser.add_argument("--from", dest="first", type=int, default=1, metavar="N")
     given = parser.parse_args()
     try:
-        numbers = range(1, len(mutations()) + 1)
-        chosen = given.only or [n for n in numbers if n >= given.first]
-        if not set(chosen) <= set(numbers) or not chosen:
+        every = dict(enumerate(mutations(), 1))
+        numbers = given.only or range(given.first, len(every) + 1)
+        if not numbers or not every.keys() >= set(numbers):
             raise ValueError(
-                f"there are mutations 1 to {len(numbers)}; write one of them."
+                f"there are mutations 1 to {len(every)}; write one of them."
             )
-        return int(run(chosen) > MOST_SURVIVORS)
-    except (ValueError, TypeError, OSError) as error:
+        return int(run({n: every[n] for n in numbers}) > MOST_SURVIVORS)
+    except (ValueError, TypeError, OSError, subprocess.TimeoutExpired) as error:
         print(f"mutate.py: {error}", file=sys.stderr)
         return 2
 
