@@ -7,7 +7,7 @@ EVERY = mutations()
 
 
 @pytest.mark.parametrize(
-    "number, mutation", enumerate(EVERY, 1), ids=[line.breaks for line in EVERY]
+    "number, mutation", [*enumerate(EVERY, 1)], ids=[line.breaks for line in EVERY]
 )
 def test_a_mutation_fits_its_file_once_and_its_tests_are_there(number, mutation):
     assert mutated(number, mutation) != ""
@@ -24,11 +24,10 @@ def test_there_are_sixty_and_few_that_no_test_sees():
 
 
 @pytest.mark.parametrize(
-    "old, new, count",
-    [("no such text", "another", 0), ("import", "another", 5), ("5e6", "5e6", 1)],
+    "old, new", [("no such text", "another"), ("import", "another"), ("5e6", "5e6")]
 )
-def test_a_text_that_does_not_fit_is_one_sentence(old, new, count):
+def test_a_text_that_does_not_fit_is_one_sentence(old, new):
     mutation = Mutation("costs/clock.py", old, new, ["tests/test_costs.py"], "nothing")
-    says = f"mutation 7: '{old}' is {count} times in costs/clock.py; write a text that"
+    says = rf"mutation 7: '{old}' is \d+ times in costs/clock.py; write a text that is"
     with pytest.raises(ValueError, match=says):
         mutated(7, mutation)
