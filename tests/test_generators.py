@@ -105,6 +105,53 @@ def test_a_latent_generator_is_the_network_of_the_code(x64):
     assert kept.mean.dtype == jnp.float64
 
 
+def filtered(layer, x):
+    """A convolution by 3 x 3 kernels with a margin of zeros, [batch, height, width, c]."""
+    height, width = x.shape[1:3]
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    parts = [
+        padded[:, i : i + height, j : j + width] @ layer["kernel"][i, j]
+        for i in range(3)
+        for j in range(3)
+    ]
+    return sum(parts) + layer["bias"]
+
+
+def test_an_image_generator_is_the_network_of_the_code(x64):
+    """public-set.md C3 in float64 NumPy, from two affine layers to the last BN."""
+    generator, rng = image_generator(2), np.random.default_rng(1)
+    made = generator.init(jax.random.key(0), 5, 3, (8, 4, 2))
+    weights = {
+        name: layer if "norm" not in name else {
+            "scale": rng.normal(1, 0.3, len(layer["scale"])),
+            "bias": rng.normal(0, 0.3, len(layer["bias"])),
+        }
+        for name, layer in jax.tree.map(np.asarray, made.weights).items()
+    }  # fmt: skip
+    noise, labels = rng.normal(size=(6, 5)), np.eye(3)[[0, 1, 2, 0, 1, 1]]
+    x, _ = generator.apply(Made(weights, made.statistics), noise, labels, True)
+
+    def own(x):
+        return (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2)) + 1e-5)
+
+    def scaled(name, x):
+        return own(x) * weights[name]["scale"] + weights[name]["bias"]
+
+    def block(name, x):
+        twice = x.repeat(2, 1).repeat(2, 2)
+        y = scaled(f"norm_{name}", filtered(weights[f"conv_{name}"], twice))
+        return np.where(y > 0, y, 0.2 * y)
+
+    affine = lambda name, given: (
+        np.tensordot(given, weights[name]["kernel"], 1) + weights[name]["bias"]
+    )
+    begin = np.concatenate([affine("noise", noise), affine("label", labels)], 1)
+    expected = scaled("norm_0", begin.transpose(0, 2, 3, 1))
+    expected = block("2", block("1", expected))
+    expected = own(np.tanh(filtered(weights["conv_3"], expected)))
+    np.testing.assert_allclose(x, expected, atol=1e-9)
+
+
 vectors = arrays(np.float32, (4, 3), elements=st.floats(-3, 3, width=32))
 spread = jax.jit(diversity)
 

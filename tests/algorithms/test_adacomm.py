@@ -103,6 +103,7 @@ def test_a_smaller_learning_rate_lengthens_tau():
 def test_intervals_are_counted_in_rounds_or_in_simulated_seconds():
     falls = lambda state: np.flatnonzero(np.diff(state.tau)).tolist()
     assert falls(taus([1.0] * 9, every_rounds=3)) == [1, 4, 7]
+    assert falls(taus([1.0] * 31)) == [8, 18, 28]  # every ten
     assert falls(taus([1.0] * 9, every_seconds=60, seconds=25.0)) == [1, 3, 6]
     assert falls(taus([1.0] * 9, every_seconds=60, seconds=0.0)) == []
     assert falls(taus([1.0] * 3, every_seconds=60, seconds=150.0)) == [0, 1]

@@ -4,7 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import WIDTH, close, fast, keys, quadratic_task, same, start
+from helpers import (
+    WIDTH,
+    close,
+    fast,
+    keys,
+    linear_task,
+    make_data,
+    quadratic_task,
+    same,
+    start,
+)
 
 from fedjax_adapt import (
     Clock,
@@ -198,6 +208,16 @@ def test_who_never_trained_is_told_from_who_diverged(x64):
         broken = state._replace(clients=state.clients._replace(model=model))
         _, info = jax.jit(round_fn)(broken, keys(1)[0])
         assert int(info.policy["nonfinite"]) == 1, value
+
+
+def test_a_gradient_that_does_not_turn_has_the_least_beta(x64):
+    """public-set.md D1: beta_i is at least 1e-5, where the client has moved at all."""
+    data = make_data(dtype=np.float64)
+    plan = Plan(batch_size=None, lr=LR)
+    round_fn, state = start(afl(trial_steps=2), linear_task(jnp.float64), data, plan)
+    _, infos = train(round_fn, state, keys(3))
+    np.testing.assert_allclose(infos.policy["beta"], [0, 1e-5, 1e-5], rtol=1e-9)
+    assert (np.asarray(infos.policy["rho"])[1:] > 1e-3).all()
 
 
 def by_clock(tau):

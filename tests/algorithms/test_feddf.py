@@ -269,6 +269,14 @@ def test_teachers_no_better_than_chance_are_dropped_unless_all_are(x64):
     np.testing.assert_array_equal(chosen, active)
 
 
+def test_a_teacher_must_be_better_than_chance_by_a_fifth(x64):
+    """public-set.md C1: below 1.2 / 3 = 0.4 it is dropped."""
+    x, y = jnp.zeros((100, WIDTH)), jnp.repeat(jnp.arange(3), jnp.array([39, 41, 20]))
+    models = {"w": jnp.zeros((3, WIDTH, CLASSES)), "b": jnp.eye(3)}  # one label each
+    chosen = able(make_task(jnp.float64), models, jnp.ones(3, bool), 1 / 3, (x, y))
+    assert chosen.tolist() == [False, True, False]
+
+
 @pytest.mark.parametrize("width", [3, 7, 100])
 def test_accuracy_a_few_at_a_time_is_accuracy(task, data, width):
     params = task.init(jax.random.key(3))

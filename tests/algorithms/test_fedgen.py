@@ -1,3 +1,4 @@
+import sys
 from dataclasses import replace
 
 import jax
@@ -118,6 +119,28 @@ def objective_at(algorithm, view):
 
     evaluate = jax.jit(jax.value_and_grad(of))
     return lambda round, step: evaluate(view.params, round, step)
+
+
+def test_noise_is_uniform_from_zero_to_one(x64, monkeypatch):
+    """public-set.md C2: as the code draws it, though its comment says Gaussian."""
+    latent, seen = latent_generator(6), []
+
+    def apply(made, noise, labels, train):
+        seen.append(noise)
+        return latent.apply(made, noise, labels, train)
+
+    module = sys.modules["fedjax_adapt.algorithms.fedgen"]
+    monkeypatch.setattr(
+        module, "latent_generator", lambda hidden: latent._replace(apply=apply)
+    )
+    view = a_view()
+    algorithm = fedgen(hidden=6, noise_size=NOISE, generated_batch=2000)
+    algorithm.local.objective(view.params, view, jax.random.key(3))
+    noise = np.asarray(seen[0])
+    assert noise.shape == (2000, NOISE)
+    assert 0 <= noise.min() < 0.01 and 0.99 < noise.max() < 1
+    assert noise.mean() == pytest.approx(0.5, abs=0.02)
+    assert noise.std() == pytest.approx(1 / 12**0.5, rel=0.03)
 
 
 def test_the_objective_and_its_gradient_are_those_of_the_paper(x64):

@@ -11,6 +11,7 @@ import fedjax_adapt as fa
 from fedjax_adapt import models
 from fedjax_adapt.algorithms import fedavg, fedgsnr, fedprox, scaffold
 from fedjax_adapt.algorithms.fedgsnr import LARGEST, Measured
+from fedjax_adapt.engine.cohort import with_num_steps
 from fedjax_adapt.moments import Moments, Products, second_moments
 
 PLAN = fa.Plan(cohort_size=4, batch_size=4, lr=0.2, lr_decay=0.9, shuffle="none")
@@ -196,6 +197,23 @@ def test_two_clients_of_the_specification():
     # data weights move mu_g to 1.5 and var_g to .75, and uniform ones do not
     close(ratios(cohort_of((3, 1)), two).optimal[0], jnp.array(1.5))
     close(ratios(cohort_of((3, 1)), two, "uniform").optimal[0], jnp.array(2.0))
+
+
+def test_nobody_takes_more_than_ten_times_e_and_the_rest_is_counted():
+    """local-steps.md 1.3: the cap, whose cut is reported and not given to others."""
+    wanted, cohort = jnp.array([1000, 3]), cohort_of((5, 5))
+    for policy, most in ((fa.gsnr_steps(4), 40), (fa.gsnr_steps(4, max_steps=7), 7)):
+        taken, cut = with_num_steps(cohort, wanted, PLAN, policy)
+        assert taken.num_steps.tolist() == [most, 3]
+        assert cut.tolist() == [1000 - most, 0]
+    assert fedgsnr().policy.max_steps == 200  # E is 20
+
+
+def test_whoever_helps_at_all_takes_a_step():
+    """local-steps.md 1.3: rounded to the nearest, at least 1 where n_k > 0."""
+    two = measured_of([[1.0], [30.0]], np.zeros((2, 1)))
+    close(ratios(cohort_of((5, 5)), two).optimal, jnp.array([15.5, 15.5 / 30]))
+    assert steps_of(fa.gsnr_steps(4), two, (5, 5)).tolist() == [8, 1]
 
 
 def test_without_variance_the_steps_are_a_projection():

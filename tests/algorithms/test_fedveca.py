@@ -340,6 +340,8 @@ def test_what_is_not_finite_is_never_applied(accept):
     moved, kept = after(good, 4.0, best)
     close(moved["w"], jnp.full(3, 0.8))
     assert accept == "off" or float(kept) == 4
+    if accept != "off":  # F <= F_m, line 8 of Algorithm 1
+        assert same(after(good, 5.0, best)[0], moved)
     for delta, loss in ((bad, 4.0), (good, np.nan), (good, -np.inf), (good, 6.0)):
         if accept == "off" and delta is good:
             continue

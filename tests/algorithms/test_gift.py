@@ -21,7 +21,7 @@ from fedjax_adapt import (
 )
 from fedjax_adapt.algorithms import fedavg, gift
 from fedjax_adapt.algorithms.gift import consistency
-from fedjax_adapt.core import Cohort, Outcome
+from fedjax_adapt.core import Cohort, Outcome, Upload
 from fedjax_adapt.engine.cohort import with_num_steps
 
 
@@ -318,6 +318,16 @@ def ends(algorithms, task, data, plan=None):
         for key in keys(3):
             state, info = step(state, key)
         yield state.params, state.clients, state.server, info.loss
+
+
+def test_all_clients_weigh_the_same_whatever_they_hold():
+    """public-set.md E2: the mean of those that reported is not weighted."""
+    cohort = Cohort(*[None] * 8, mean_epoch_steps=None)._replace(
+        active=jnp.array([True, True, False, True]),
+        num_examples=jnp.array([90, 5, 40, 5]),
+    )
+    upload = Upload(jnp.array([3.0, 6.0, 100.0, 9.0]))
+    close(gift().server.combine(upload, cohort).delta, jnp.float32(6))
 
 
 @pytest.mark.slow

@@ -110,6 +110,9 @@ def test_cifar100_takes_the_fine_label(tmp_path):
     np.testing.assert_array_equal(source.y_train, fine)
     np.testing.assert_array_equal(source.x_test, x)
     assert source.num_classes == 100
+    mean, std = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)  # drift.md 2
+    assert source.mean == pytest.approx([255 * m for m in mean])
+    assert source.std == pytest.approx([255 * s for s in std])
 
 
 # --- mistakes and broken files -------------------------------------------------------

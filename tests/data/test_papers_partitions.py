@@ -140,6 +140,15 @@ def test_nonbalance_is_a_tenth_four_tenths_and_half():
     assert set(reused) == {50_000 // 30}
 
 
+def test_halves_and_fifths_of_the_classes_are_rounded_up():
+    """local-steps.md 1.9, with 12 classes: 12, 6, and 2.4 that become 3."""
+    labels = np.repeat(np.arange(12), 100)
+    found = counts_of("nonbalance", labels, 10, allow_reuse=True)[0]
+    assert (found > 0).sum(1).tolist() == [12] + [6] * 4 + [3] * 5
+    few = counts_of("nonbalance", labels[labels < 3], 10, allow_reuse=True)[0]
+    assert (few > 0).sum(1).tolist() == [3] + [2] * 4 + [1] * 5
+
+
 def test_a_quota_is_spread_evenly_over_a_clients_classes():
     found = counts_of("nonbalance", CIFAR10, 30, allow_reuse=True)[0]
     for row in found:
@@ -150,6 +159,24 @@ def test_pareto_gives_one_client_all_classes_and_most_of_them_one():
     seen = (counts_of("pareto", CIFAR10, 100, allow_reuse=True)[0] > 0).sum(1)
     assert seen.max() == 10 and np.median(seen) == 1
     assert (counts_of("pareto", CIFAR10, 20, shape=1e300)[0] > 0).all()
+
+
+def test_numbers_of_classes_are_rounded_ratios_of_the_pareto_law():
+    """Of two clients the ratio x / max x of the smaller is U^(1/shape), U ~ U(0, 1)."""
+    labels = np.repeat(np.arange(10), 10)
+
+    def of_the_smaller(**shape):
+        found = [
+            counts_of("pareto", labels, 2, allow_reuse=True, seed=seed, **shape)[0]
+            for seed in range(600)
+        ]
+        return np.array([(one > 0).sum(1).min() for one in found])
+
+    classes = of_the_smaller(shape=1.0)  # round(10 U), at least 1
+    shares = np.bincount(classes, minlength=11) / 600
+    np.testing.assert_allclose(shares, [0, 0.15, *[0.1] * 8, 0.05], atol=0.035)
+    # the law of 80 and 20: U^(1/1.16) has the mean 1.16 / 2.16
+    assert of_the_smaller().mean() == pytest.approx(10 * 1.16 / 2.16, abs=0.4)
 
 
 # --- FedVeca, GIFT -------------------------------------------------------------------

@@ -9,7 +9,7 @@ from jax import lax
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg
-from fedjax_adapt.models import deep
+from fedjax_adapt.models import MODELS, deep
 from fedjax_adapt.models.layers import Conv, GroupNorm, normal_fan_out
 
 KEY = jax.random.key(0)
@@ -123,6 +123,65 @@ def test_convolutions_of_the_large_models_start_with_kaimings_variance():
     np.testing.assert_allclose(conv.kernel[...].var(), 2 / (9 * 128), rtol=0.02)
     biased = deep._vgg_conv(3, 5, nnx.Rngs(0))
     np.testing.assert_array_equal(biased.bias[...], np.zeros(5))
+
+
+# weights and biases of 3 x 3 convolutions: 3-64, 64-128, 128-256, 256-256, ...
+A, B, C, D, E, F = 1792, 73_856, 295_168, 590_080, 1_180_160, 2_359_808
+STAGES = {
+    "vgg11": [[A], [B], [C, D], [E, F], [F, F]],  # configuration A
+    "vgg16": [[A, 36_928], [B, 147_584], [C, D, D], [E, F, F], [F, F, F]],  # D
+}
+# from 512 pixels of one stage to 512, to 512, to ten labels
+CLASSIFIER = {"fc1": 262_656, "fc2": 262_656, "out": 5130}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_layer_of_a_vgg_has_its_parameters_in_its_stage(name):
+    task = fa.classification(MODELS[name]((32, 32, 3), 10), (32, 32, 3))
+    params = jax.eval_shape(task.init, KEY)
+    in_order = lambda stage: [stage[str(i)] for i in range(len(stage))]
+    stages = [
+        [fa.num_parameters(layer) for layer in in_order(stage)]
+        for stage in in_order(params.pop("stages"))
+    ]
+    assert stages == STAGES[name]
+    others = {layer: fa.num_parameters(of) for layer, of in params.items()}
+    assert others == CLASSIFIER
+
+
+def test_both_hidden_layers_of_a_vgg_are_given_half_of_what_they_would_be(short):
+    """Dropout .5 - ReLU - Dropout .5: ones everywhere, a sum, then each as it is."""
+    task, params, _ = model(short_vgg, (8, 8, 1))
+    ones = lambda p: jnp.ones(p.shape) if p.ndim == 1 else jnp.zeros(p.shape)
+    params["stages"] = jax.tree.map(ones, params["stages"])  # 12 pixels of 1
+    params["fc1"] = {"kernel": jnp.ones((12, 5)), "bias": jnp.zeros(5)}
+    params["fc2"] = {"kernel": jnp.eye(5), "bias": jnp.zeros(5)}
+    x = np.zeros((300, 8, 8, 1), np.float32)
+    seen = np.asarray(jax.jit(task.apply_train)(params, x, KEY).features)
+    assert np.mean(seen > 0) == pytest.approx(0.5, abs=0.05)
+    number = seen.max(1)[seen.any(1)] / 4  # of 12 pixels, each doubled twice
+    assert number.mean() == pytest.approx(6, abs=0.4)
+    assert number.std() == pytest.approx(12**0.5 / 2, rel=0.2)
+    np.testing.assert_array_equal(jax.jit(task.apply)(params, x).features, 12)
+
+
+def test_the_stages_of_resnet18_halve_the_image_but_for_the_first():
+    """A 3 x 3 stem at stride 1 without pooling, widths 64 to 512, strides 1, 2, 2, 2."""
+    build = MODELS["resnet18"]((32, 32, 3), 10)
+    net = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
+    graph, weights = nnx.split(net)
+
+    def outputs(weights, x):
+        net, shown = nnx.merge(graph, weights), []
+        for layer in (net.stem, *net.blocks):
+            x = layer(x)
+            shown.append(x)
+        return shown
+
+    x = jax.ShapeDtypeStruct((3, 32, 32, 7), jnp.float32)
+    stages = [(64, 32, 32, 7), (128, 16, 16, 7), (256, 8, 8, 7), (512, 4, 4, 7)]
+    shapes = [of.shape for of in jax.eval_shape(outputs, weights, x)]
+    assert shapes == [stages[0], *(stage for stage in stages for _ in range(2))]
 
 
 @pytest.mark.slow
