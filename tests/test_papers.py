@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment.reproduce import SCALES, cells_of, names, read_item
 
 
@@ -11,7 +12,12 @@ def test_every_run_of_an_item_has_settings(name, tmp_path):
     assert item.title and item.place
     assert item.figures or item.draw
     for scale in SCALES:
-        cells = cells_of(item, tmp_path, scale)
+        try:
+            cells = cells_of(item, tmp_path, scale)
+        except SettingError as error:  # the dear rows of a table, drawn by themselves
+            assert scale == "cpu" and "write --scale full" in str(error)
+            assert item.origin != item.name
+            continue
         assert cells
         for cell in cells:
             assert cell.steps is None or cell.steps in item.methods

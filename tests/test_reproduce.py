@@ -186,6 +186,27 @@ def test_runs_of_another_protocol_are_refused(made, tmp_path):
         make_runs([cell])
 
 
+def test_figures_are_those_published_of_the_row_and_of_models_that_are_there(made):
+    published = {
+        "iid": {"fedavg": {"accuracy": 1.0}},
+        "skewed": {"fedavg": {"loss": 1}},
+    }
+    figures = ["accuracy", "loss", "local_steps", "models.sel.last_mean"]
+    found = measured(figures, published, runs(iid(made)[:1]))
+    assert [cell.figure for cell in found] == ["accuracy", "local_steps"]
+    found = measured(figures, {}, runs(iid(made)[:1]))
+    assert [cell.figure for cell in found] == ["accuracy", "loss", "local_steps"]
+
+
+def test_a_scale_without_the_items_rows_is_refused(papers, tmp_path):
+    item = read_item("some-fig1")  # of the row iid, and scale cpu has skewed
+    with pytest.raises(
+        SettingError, match="scale=cpu has none of the rows of some-fig1"
+    ):
+        cells_of(item, tmp_path, "cpu")
+    assert cells_of(item, tmp_path, "cpu", rows=["iid"])[0].row == "iid"
+
+
 def test_a_method_brings_the_one_whose_steps_it_takes(papers, tmp_path):
     cells = iid(tmp_path, methods=["fedavg"])
     assert [cell.method for cell in cells] == ["fedveca", "fedavg"]

@@ -140,7 +140,10 @@ def _state(item: Item, folder: Path) -> str:
     for scale in ("full", "cpu"):
         if not (folder / item.origin / scale).exists():
             continue
-        cells = cells_of(item, folder, scale)
+        try:
+            cells = cells_of(item, folder, scale)
+        except SettingError:  # the scale has none of its rows
+            continue
         over = sum(bool(runs_of(cell)) for cell in cells)
         if over:
             kind = "" if scale == "full" else f" ({scale})"

@@ -173,15 +173,15 @@ def cells_of(
       data_dir: where data files are.
 
     Raises:
-      SettingError: a row or method is unknown, or seeds is no number of seeds.
+      SettingError: a row or method is unknown, the scale has none of the item's, or seeds
+        is no number of seeds.
     """
-    smaller = item.scales.get(scale, {})
-    rows = _chosen("rows", rows, item.rows, smaller)
+    rows = _chosen(item, scale, "rows", rows)
     rows = rows[:1] if scale == "smoke" else rows
-    methods = _chosen("methods", methods, item.methods, smaller)
+    methods = _chosen(item, scale, "methods", methods)
     first = [item.methods[m].get("steps_of") for m in methods]
     methods = list(dict.fromkeys([*(m for m in first if m is not None), *methods]))
-    count = smaller.get("seeds", 1) if seeds is None else seeds
+    count = item.scales.get(scale, {}).get("seeds", 1) if seeds is None else seeds
     check.at_least("seeds", count, 1)
     place = folder / item.origin / scale
     cells = []
@@ -196,15 +196,21 @@ def cells_of(
 
 
 def _chosen(
-    name: str,
-    given: Sequence[str],
-    known: Mapping[str, Any],
-    smaller: Mapping[str, Any],
+    item: Item, scale: Scale, name: Literal["rows", "methods"], given: Sequence[str]
 ) -> list[str]:
+    """The rows or methods that were asked for, else those of the scale."""
+    known = getattr(item, name)
     for one in given:
         check.one_of(name, one, known)
-    here = [one for one in smaller.get(name, known) if one in known]
-    return [one for one in known if one in given] or here or list(known)
+    wanted = given or item.scales.get(scale, {}).get(name, known)
+    found = [one for one in known if one in wanted]
+    if not found:
+        raise SettingError(
+            f"scale={scale} has none of the {name} of {item.name}; give some of "
+            f"{', '.join(known)} by --{name}, or write --scale full.",
+            setting=name,
+        )
+    return found
 
 
 @cache

@@ -76,7 +76,7 @@ def measured(
     published: Mapping[str, Mapping[str, Mapping[str, float | str]]],
     runs: Runs,
 ) -> list[Measured]:
-    """Every figure of every row and method.
+    """Every figure of every row and method, but for those published of other rows alone.
 
     Args:
       figures: by the names of a summary, as in rounds_to.0.97; or speed_up.0.97, the
@@ -86,9 +86,13 @@ def measured(
     """
     found = []
     first: dict[tuple[str, str], list[float | None]] = {}
+    everywhere = {n for row in published.values() for of in row.values() for n in of}
     for (row, method), folders in runs.items():
         summaries = [path and read_summary(path) for path in folders.values()]
+        here = {name for of in published.get(row, {}).values() for name in of}
         for name in figures:
+            if here and name in everywhere - here:
+                continue  # the paper has it of other rows
             kind, _, target = name.partition(".")
             source = f"rounds_to.{target}" if kind == "speed_up" else name
             values = [of_summary(said, source) if said else None for said in summaries]
@@ -98,10 +102,12 @@ def measured(
                     None if a is None or b is None else a / b
                     for a, b in zip(base, values, strict=True)
                 ]
-            here = [value for value in values if value is not None]
+            own = [value for value in values if value is not None]
+            if not own and kind == "models":
+                continue  # a model that this method does not have
             paper = published.get(row, {}).get(method, {}).get(name)
-            lacking = len(values) - len(here)
-            found.append(Measured(row, method, name, paper, here, lacking))
+            lacking = len(values) - len(own)
+            found.append(Measured(row, method, name, paper, own, lacking))
     return found
 
 
