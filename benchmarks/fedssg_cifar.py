@@ -1,73 +1,53 @@
-"""FedSSG's Table 1 on CIFAR-10 with 500 clients, Dirichlet 0.3, published beside ours.
+"""FedSSG's Table 1 on CIFAR-10 with 500 clients, Dirichlet 0.3, within minutes.
 
     python benchmarks/fedssg_cifar.py --data-dir DIR --minutes 9    # call it again to go on
 
-500 clients, each in a round with probability 2 %, the CIFAR network, 1500 rounds of 5
-epochs, batch 50, lr 0.1 x 0.998^t, weight decay 1e-3, clip 10, no momentum, images flipped
-and shifted; eight methods. A run of a method that is finished is not run again; one that
-the minutes cut short, or a kill, goes on from its last checkpoint. Lines go to
-results/fedssg-cifar10.jsonl, and the table to the output. Without the command line of
-`fedjax-adapt`, whose packages need not be there.
+The row cifar10-2-did1 of `fedjax-adapt reproduce fedssg-table1`, on a machine that is lent
+for minutes and has not what the command line needs. A run of a method that is finished is
+not run again; one that the minutes cut short, or a kill, goes on from its last checkpoint.
+A line for each method goes to results/fedssg-cifar10.jsonl, and its figures to the output.
 """
 
 import argparse
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cells import KEPT
 from entry import begin
-from fedssg_table1 import COMMON, HEAD, METHODS, published, row
 from readings import Ledger
 
 from fedjax_adapt.cli.process import prepare_jax, take_devices
-from fedjax_adapt.experiment import Progress, run
-from fedjax_adapt.experiment.config import from_settings
+from fedjax_adapt.experiment import Config, Progress, run
+from fedjax_adapt.experiment.reproduce import Scale, cells_of, read_item
 from fedjax_adapt.experiment.store import CONFIG, read_summary
+from fedjax_adapt.report.reproduce import measured, told
 
 RESULTS = Path(__file__).parent / "results" / "fedssg-cifar10.jsonl"
-TARGET = 0.75
-BLOCK = COMMON | {
-    "dataset": "cifar10",
-    "model": "cnn",
-    "num_clients": 500,
-    "participation": 0.02,
-    "rounds": 1500,
-    "augment": "flip_crop",
-    "targets": (TARGET,),
-    "partition": "dirichlet",
-    "concentration": 0.3,
+ITEM, ROW = read_item("fedssg-table1"), "cifar10-2-did1"
+FIGURES = (*ITEM.figures, "rounds_to.0.75")
+PUBLISHED = {
+    ROW: {
+        method: figures | read_item("fedssg-table3").published[ROW][method]
+        for method, figures in ITEM.published[ROW].items()
+    }
 }
-TINY = {  # to try it out
-    "dataset": "digits",
-    "model": "mlp",
-    "num_clients": 10,
-    "participation": 0.3,
-    "rounds": 2,
-    "epochs": 1,
-    "augment": "none",
-}
-ALPHA = {"FedDC": 0.05, "FedSSG": 0.2}  # where 500 clients have another than 100
-PUBLISHED = published(
-    "74.66 74.25 77.75 76.51 77.59 75.84 76.25 80.17",
-    "10 6 9 17 17 8 9 17",
-    ">1500 >1500 679 838 699 880 880 544",
-)
 
 
-def settings_of(method: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Of a run, flat."""
-    settings = BLOCK | METHODS[method] | (TINY if given.tiny else {})
-    if method in ALPHA:
-        settings["alpha"] = ALPHA[method]
-    if "evaluate_also" in settings:
-        settings["evaluate_also"] = (settings["evaluate_also"],)
-    settings |= {"folder": str(folder), "data_dir": given.data_dir}
-    if given.precision is not None:
-        settings["precision"] = given.precision
-    return settings | {"devices": given.devices, "lanes": given.lanes}
+def config_of(method: str, given: argparse.Namespace) -> Config:
+    """The settings of a method's run, the paper's or those to try it out with."""
+    scale: Scale = "smoke" if given.tiny else "full"
+    (cell,) = cells_of(ITEM, given.folder, scale, [ROW], [method], 1, given.data_dir)
+    kind = f"-{given.precision}" if given.precision else ""
+    return replace(
+        cell.configs[0],
+        folder=str(given.folder / f"{method}{kind}"),
+        precision=given.precision or "float32",
+        devices=given.devices,
+        lanes=given.lanes,
+    )
 
 
 def until(end: float) -> Callable[[Progress], None]:
@@ -80,46 +60,37 @@ def until(end: float) -> Callable[[Progress], None]:
     return report
 
 
-def folder_of(method: str, given: argparse.Namespace) -> Path:
-    """Where a method's run lies."""
-    kind = f"-{given.precision}" if given.precision else ""
-    return given.folder / f"{method.lower()}{kind}"
-
-
-def measured(
-    method: str, given: argparse.Namespace, end: float
-) -> Mapping[str, Any] | None:
-    """What came of a method's run; None: it did not end in time."""
-    folder = folder_of(method, given)
-    config = from_settings(settings_of(method, folder, given))
+def finished(config: Config, end: float) -> Mapping[str, Any] | None:
+    """The summary of a run; None: it did not end in time."""
+    folder = Path(str(config.folder))
     # a kill may have come between a run's end and the line that was to tell of it
     if read_summary(folder) is None:
         try:
             run(config, resume=(folder / CONFIG).exists(), progress=until(end))
         except KeyboardInterrupt:
             return None
-    figures = read_summary(folder) or {}
-    return {name: figures[name] for name in (*KEPT, "memory") if name in figures}
+    shutil.rmtree(folder / "checkpoints", True)  # gigabytes, for each
+    return read_summary(folder)
 
 
 def measure(given: argparse.Namespace) -> bool:
-    """Prints the table as far as it is; whether it is whole."""
+    """Prints the figures as far as they are; whether they are all there."""
     ledger = Ledger(given.results)
     end = time.monotonic() + 60 * given.minutes
-    print(HEAD.replace("R97", f"R{round(100 * TARGET)}"), flush=True)
     whole = True
     for method in given.only:
-        told = {"method": method, "tiny": given.tiny, "precision": given.precision}
-        if not ledger.find(**told) and time.monotonic() < end:
-            found = measured(method, given, end)
-            if found is not None:
-                ledger.add({**told, **found})
-                # gigabytes, for each
-                shutil.rmtree(folder_of(method, given) / "checkpoints", True)
-        lines = ledger.find(**told)
-        whole = whole and bool(lines)
-        if lines:
-            print(row(lines[-1], PUBLISHED[method], str(TARGET)), flush=True)
+        about = {"method": method, "tiny": given.tiny, "precision": given.precision}
+        config = config_of(method, given)
+        if not ledger.find(**about) and time.monotonic() < end:
+            summary = finished(config, end)
+            if summary is not None:
+                ledger.add({**about, **summary})
+        whole = whole and bool(ledger.find(**about))
+        if ledger.find(**about):
+            runs = {(ROW, method): {0: Path(str(config.folder))}}
+            found = measured(FIGURES, PUBLISHED, runs)
+            shown = "; ".join(f"{cell.figure} {told(cell)}" for cell in found)
+            print(f"{method}: {shown}", flush=True)
     return whole
 
 
@@ -129,7 +100,8 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--data-dir", help="folder of CIFAR-10's binary version")
     parser.add_argument("--folder", type=Path, default=Path("runs/fedssg-cifar10"))
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--only", nargs="+", default=list(METHODS), choices=METHODS)
+    methods = list(ITEM.methods)
+    parser.add_argument("--only", nargs="+", default=methods, choices=methods)
     parser.add_argument(
         "--minutes",
         type=float,

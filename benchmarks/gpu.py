@@ -127,7 +127,7 @@ def fedssg(given: argparse.Namespace) -> list[Command]:
     file = given.results / "gpu-fedssg-cifar10.jsonl"
     words = ["--results", str(file), "--folder", str(given.runs / "gpu-fedssg-cifar10")]
     if given.tiny:
-        words += ["--tiny", "--only", "FedAvg", "FedSSG"]
+        words += ["--tiny", "--only", "fedavg", "fedssg"]
     elif given.data_dir:
         words += ["--data-dir", given.data_dir]
     return [Command("fedssg_cifar.py", words, "--minutes")]
@@ -137,7 +137,7 @@ def precision(given: argparse.Namespace) -> list[Command]:
     if given.tiny:  # a part that fedssg has tried
         return []
     (block,) = fedssg(given)
-    some = [*block.words, "--only", "FedAvg", "FedSSG", "--precision"]
+    some = [*block.words, "--only", "fedavg", "fedssg", "--precision"]
     return [block._replace(words=[*some, name]) for name in ("tf32", "bf16")]
 
 

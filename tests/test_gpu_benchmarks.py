@@ -62,7 +62,8 @@ def test_nothing_needs_what_a_bare_machine_lacks():
         "from fedjax_adapt.experiment.build import build\n"
         "[getattr(fa, name) for name in fa.__all__]\n"
         "settings = {'rounds': 1, 'dataset': 'digits'}\n"
-        "build(fedssg_cifar.from_settings(settings))\n"
+        "from fedjax_adapt.experiment.config import from_settings\n"
+        "build(from_settings(settings))\n"
         "print('there')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -175,19 +176,23 @@ def block(modules, tmp_path, *words):
 
 def test_every_method_has_its_settings(modules, tmp_path):
     cifar = modules.fedssg_cifar
-    arguments = block(modules, tmp_path)
-    for method in cifar.METHODS:
-        settings = cifar.settings_of(method, tmp_path, arguments)
-        config = cifar.from_settings(settings)
+    arguments = block(modules, tmp_path, "--precision", "bf16", "--lanes", "8")
+    assert len(cifar.ITEM.methods) == 8
+    for method in cifar.ITEM.methods:
+        config = cifar.config_of(method, arguments)
         assert (config.num_clients, config.rounds, config.augment) == (
             500,
             1500,
             "flip_crop",
         )
         assert config.dataset_options == {} and config.participation == 0.02
-        alpha = {"FedDyn": 0.01, "FedDC": 0.05, "FedSSG": 0.2}.get(method)
+        assert (config.precision, config.lanes) == ("bf16", 8)
+        alpha = {"feddyn": 0.01, "feddc": 0.05, "fedssg": 0.2}.get(method)
         assert alpha is None or config.algorithm_options["alpha"] == alpha
-    assert cifar.PUBLISHED["FedSSG"] == (80.17, 0.17, "544")
+        own = cifar.config_of(method, block(modules, tmp_path)).folder
+        assert own != config.folder and cifar.config_of(method, arguments) == config
+    published = cifar.PUBLISHED[cifar.ROW]["fedssg"]
+    assert [published[n] for n in cifar.FIGURES if n in published] == [80.17, 0.17, 544]
 
 
 def test_a_block_goes_on_where_its_minutes_ended(
@@ -212,7 +217,7 @@ def test_a_block_goes_on_where_its_minutes_ended(
         (folder / "summary.json").write_text(json.dumps(figures))
 
     monkeypatch.setattr(cifar, "run", run)
-    some = ["--only", "FedAvg", "FedProx", "--minutes", "1"]
+    some = ["--only", "fedavg", "fedprox", "--minutes", "1"]
     late.append(True)
     assert not cifar.measure(block(modules, tmp_path, *some))
     assert asked == [("fedavg", False)]
@@ -222,7 +227,7 @@ def test_a_block_goes_on_where_its_minutes_ended(
     assert cifar.measure(block(modules, tmp_path, *some))
     assert asked[1:] == [("fedavg", True), ("fedprox", False)]
     assert cifar.measure(block(modules, tmp_path, *some)) and len(asked) == 3
-    row = "| FedProx | 74.25 ± 0.06 | 50.00 ± 1.00 | the same | >1500 | 9 | the same |"
+    row = "fedprox: last_mean 50 (74.25); last_std 1 (0.06); rounds_to.0.75 9 (>1500)"
     assert row in capsys.readouterr().out
     lines = (tmp_path / "lines.jsonl").read_text().splitlines()
-    assert [json.loads(line)["method"] for line in lines] == ["FedAvg", "FedProx"]
+    assert [json.loads(line)["method"] for line in lines] == ["fedavg", "fedprox"]
