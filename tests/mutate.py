@@ -68,7 +68,7 @@ def failed(copy: str, tests: list[str]) -> str:
     command, seen = [sys.executable, *PYTEST, *tests], {"stdout": subprocess.PIPE}
     done = subprocess.run(command, cwd=ROOT, env=env, text=True, timeout=LIMIT, **seen)
     if done.returncode not in (0, 1):
-        last = done.stdout.strip().rpartition("\n")[2]
+        last = done.stdout.strip().rpartition("\n")[2] or "see above"
         raise ValueError(f"{' '.join(tests)} cannot be run: {last}.")
     summary = done.stdout.replace("\nERROR ", "\nFAILED ").rpartition("\nFAILED ")[2]
     return summary.split()[0] if done.returncode else ""
