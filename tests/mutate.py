@@ -68,9 +68,10 @@ def failed(copy: str, tests: list[str]) -> str:
     command, seen = [sys.executable, *PYTEST, *tests], {"stdout": subprocess.PIPE}
     done = subprocess.run(command, cwd=ROOT, env=env, text=True, timeout=LIMIT, **seen)
     if done.returncode not in (0, 1):
-        last = done.stdout.strip().rpartition("\n")[2]
+        last = done.stdout.strip().rpartition("\n")[2] or "see above"
         raise ValueError(f"{' '.join(tests)} cannot be run: {last}.")
-    return done.stdout.split("\nFAILED ")[-1].split()[0] if done.returncode else ""
+    summary = done.stdout.replace("\nERROR ", "\nFAILED ").rpartition("\nFAILED ")[2]
+    return summary.split()[0] if done.returncode else ""
 
 
 def run(chosen: dict[int, Mutation]) -> int:
@@ -106,9 +107,7 @@ def main() -> int:
         every = dict(enumerate(mutations(), 1))
         numbers = given.only or range(given.first, len(every) + 1)
         if not numbers or not every.keys() >= set(numbers):
-            raise ValueError(
-                f"there are mutations 1 to {len(every)}; write one of them."
-            )
+            raise ValueError(f"write numbers of the mutations 1 to {len(every)}.")
         return int(run({n: every[n] for n in numbers}) > MOST_SURVIVORS)
     except (ValueError, TypeError, OSError, subprocess.TimeoutExpired) as error:
         print(f"mutate.py: {error}", file=sys.stderr)
