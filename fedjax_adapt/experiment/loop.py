@@ -11,6 +11,7 @@ import jax
 from ..core import State
 from ..engine import processes
 from ..engine.train import Callback
+from ..engine.xla import wait_where_devices_meet
 from . import checkpoint, store
 from .config import Config
 from .federation import Federation, accuracy_name, broadcast_bytes, broadcast_seconds
@@ -177,13 +178,14 @@ def _agreed(
 def _dispatch(
     config: Config, program: Program, state: State, done: int, stop: int, groups: int
 ) -> tuple[State, list]:
-    """Runs up to `groups` groups, not beyond `stop`, without waiting for each."""
+    """Runs up to `groups` groups, not beyond `stop`, waiting for each where it must."""
     parts = []
     while len(parts) < groups and done < stop:
         whole = config.rounds - done >= config.evaluate_every
         group = program.group if whole else program.last
         assert group is not None
         state, *part = group(state)
+        wait_where_devices_meet(state)
         parts.append(part)
         done += config.evaluate_every
     return state, jax.device_get(parts)
