@@ -44,7 +44,7 @@ CASES = {
     "a draw and momentum": (
         fa.with_steps(scaffold(), fa.epochs(1)),
         UNEQUAL,
-        dict(cohort_size=4, momentum=0.9, clip_norm=1.0),
+        dict(cohort_size=5, momentum=0.9, clip_norm=1.0),
     ),
     "coins": (fedssg(total_rounds=4), UNEQUAL, dict(participation=fa.bernoulli(0.4))),
     "whole gradients": (scaffold(option="I"), UNEQUAL, {}),
