@@ -34,6 +34,8 @@ def pytest_configure(config):
             os.environ["XLA_FLAGS"] = env["XLA_FLAGS"]
     jax.config.update("jax_num_cpu_devices", 4)
     jax.config.update("jax_numpy_rank_promotion", "raise")
+    # where in the code an operation comes from: a stack as deep as pytest's for each
+    jax.config.update("jax_traceback_in_locations_limit", 0)
     cache = getattr(config, "cache", None)  # None: pytest was told to have none
     if cache is not None:  # workers share programs, and the next run has them
         folder = str(cache.mkdir("jax"))

@@ -52,7 +52,7 @@ def test_consistency_of_a_round_is_what_gift_sees(task, data):
     )
     plan = fa.Plan(batch_size=4)
     round_fn, state = start(algorithm, task, data, plan)
-    after, info = round_fn(state, jax.random.key(3))
+    after, info = jax.jit(round_fn)(state, jax.random.key(3))
     by_layer = diagnostics.consistency_by_layer(info.clients)
     sizes = {"w": state.params["w"].size, "b": state.params["b"].size}
     mean = sum(by_layer[n] * sizes[n] for n in sizes) / sum(sizes.values())
@@ -77,10 +77,10 @@ def test_refinement_by_class_is_of_the_round_without_and_with_it(task, data):
         refined, task, data, plan, state, key
     )
     of = lambda params: fa.class_accuracy(task, params, data.test, data.num_classes)
-    np.testing.assert_array_equal(after, of(round_fn(state, key)[0].params))
+    np.testing.assert_array_equal(after, of(jax.jit(round_fn)(state, key)[0].params))
     other, begin = start(plain, task, data, plan)
     begin = begin._replace(params=state.params)
-    np.testing.assert_array_equal(before, of(other(begin, key)[0].params))
+    np.testing.assert_array_equal(before, of(jax.jit(other)(begin, key)[0].params))
     assert (np.asarray(before) != np.asarray(after)).any()
 
 

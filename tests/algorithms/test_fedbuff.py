@@ -274,9 +274,8 @@ def test_neither_lanes_nor_devices_nor_loops_change_it(task, data, build):
     other = fa.make_round(build(), task, data, replace(plan, lanes=3, devices=2))
     end, _ = fa.train(other, jax.tree.map(jnp.copy, expected[0]), keys(5))
     close(end, expected[-1], rtol=1e-5)
-    again, _ = fa.train(round_fn, jax.tree.map(jnp.copy, expected[0]), keys(5))
-    twice, _ = fa.train(round_fn, jax.tree.map(jnp.copy, expected[0]), keys(5))
-    assert same(again, twice)
+    again, _ = fa.train(other, jax.tree.map(jnp.copy, expected[0]), keys(5))
+    assert same(again, end)
     slow = fa.debug_round(build(), task, data, plan)
     close(slow(expected[4], keys(5)[4])[0], expected[5], rtol=1e-5)
 

@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,6 +84,7 @@ def cohort_of(sizes, round=0):
     )
 
 
+@partial(jax.jit, static_argnames="weights")
 def ratios(cohort, measured, weights="data"):
     """What the policy makes of a cohort's measurements, as the engine asks for it."""
     policy = fa.gsnr_steps(4, weights=weights)
@@ -91,12 +94,12 @@ def ratios(cohort, measured, weights="data"):
 
 def steps_of(policy, measured, sizes):
     cohort = cohort_of(sizes)
-    return np.asarray(policy.steps((), cohort, ratios(cohort, measured)))
+    return np.asarray(jax.jit(policy.steps)((), cohort, ratios(cohort, measured)))
 
 
 def report_on(cohort, measured):
     policy = fa.gsnr_steps(4)
-    return policy.report(jnp.int32(1), cohort, ratios(cohort, measured))
+    return jax.jit(policy.report)(jnp.int32(1), cohort, ratios(cohort, measured))
 
 
 def test_follows_the_numpy_oracle_under_partial_participation(x64):
@@ -294,7 +297,7 @@ def products_of(gradients):
     stack = lambda arrays: jnp.asarray(np.stack(arrays), jnp.float32)
     x, d = map(stack, zip(*gradients, strict=True))
     part = Products(x, d, jnp.ones(x.shape[:2]))
-    square, var = jax.vmap(second_moments)(part)
+    square, var = jax.jit(jax.vmap(second_moments))(part)
     every = jnp.ones(len(x))
     batch = x.shape[1] * every
     return Measured({"w": part}, square, var, batch, every > 0, 0 * every)

@@ -275,7 +275,13 @@ def noisy():
     )
 
 
-@pytest.mark.parametrize("make", [fa.make_round, fa.debug_round])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda *parts: jax.jit(fa.make_round(*parts)), id="make_round"),
+        fa.debug_round,
+    ],
+)
 def test_a_server_rule_may_say_how_long_a_round_took(task, data, make):
     def saying(seconds):
         says = lambda cohort: {"simulated_seconds": seconds(cohort), "twice": 2.0}
@@ -566,18 +572,34 @@ def test_every_method_keeps_parameters_of_half_precision(name):
     assert after.params["w"].dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("name", ["fedgsnr", "fedveca"])
-def test_those_that_start_are_reported_of_by_the_slow_twin_as_well(name, task, data):
-    clock = fa.Clock(fa.costs.lognormal(0.1, 0.5))
+def measured_sums():
+    """Steps by what each client measured, all of whom are reported of."""
+    return policy(
+        lambda state, cohort, measured: 1 + (measured > 6).astype(int),
+        measure=fa.Measure(lambda view, key: view.batch.x.sum()),
+        report=lambda state, asked, seen: {"ids": asked.ids, "total": seen.sum()},
+    )
+
+
+@pytest.mark.parametrize(
+    "build",
+    [measured_sums, partial(ALGORITHMS["fedveca"], initial_steps=3)],
+    ids=["measured", "fedveca"],
+)
+def test_those_that_start_are_reported_of_by_the_slow_twin_as_well(build, task, data):
+    clock = fa.Clock(np.linspace(0.6, 0.1, 6))
     plan = fa.Plan(participation=fa.earliest(0.5), batch_size=4, clock=clock)
-    few = {"num_steps": 3} if name == "fedgsnr" else {"initial_steps": 3}
-    algorithm = ALGORITHMS[name](**few)
+    algorithm = build()
     round_fn, state = start(algorithm, task, data, plan)
     (key,) = keys(1)
     after, info = jax.jit(round_fn)(state, key)
     slow, slow_info = fa.debug_round(algorithm, task, data, plan)(state, key)
     close(after, slow, atol=1e-5)
     close(info, slow_info, atol=1e-5, rtol=1e-4)
+    assert info.cohort.tolist() != [0, 1, 2]
+    if build is measured_sums:
+        np.testing.assert_array_equal(info.policy["ids"], info.cohort)
+        assert info.wasted_steps > 0  # by those who had measured as well
 
 
 def test_a_measurement_takes_a_number_of_steps_for_each(task, data):
