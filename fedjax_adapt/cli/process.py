@@ -21,10 +21,7 @@ def report_error(error: BaseException) -> int | None:
         case RunError():
             return fail(" ".join([str(error), *getattr(error, "__notes__", ())]), 1)
         case KeyboardInterrupt():
-            return fail("interrupted.", 130)
-        case BrokenPipeError():  # the reader of a pipe has left, as in `list | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
+            return stopped("interrupted.")
         case RuntimeError() if _is_exhausted(error):
             return fail(
                 "the device has no memory left, though the run was expected to fit; write "
@@ -65,6 +62,38 @@ def fail(sentence: str, code: int) -> int:
     return code
 
 
+_terminated = threading.Event()  # by SIGTERM
+
+
+def stopped(sentence: str) -> int:
+    """Prints what a signal has ended; returns 130 after Ctrl-C, 143 after SIGTERM."""
+    return fail(sentence, 143 if _terminated.is_set() else 130)
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """SIGTERM is what Ctrl-C is, but once: `timeout` and some schedulers send it twice."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where signals cannot be handled
+        return
+
+    def on_signal(number, frame):
+        if _terminated.is_set():
+            return
+        _terminated.set()
+        interrupt = signal.getsignal(signal.SIGINT)
+        if not callable(interrupt):  # ignored, as in the background of a script
+            raise KeyboardInterrupt
+        interrupt(number, frame)
+
+    before = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        _terminated.clear()
+
+
 def say(console, line: str) -> None:
     """Prints a line as it is, as long as it may be."""
     console.print(line, highlight=False, soft_wrap=True, markup=False)
@@ -79,7 +108,7 @@ def importing() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # where signals cannot be handled
         return
-    leave = lambda *_: os._exit(fail("interrupted; nothing is written.", 130))
+    leave = lambda *_: os._exit(stopped("interrupted; nothing is written."))
     before = signal.signal(signal.SIGINT, leave)
     try:
         yield
@@ -233,8 +262,8 @@ def interrupted(folder: Path, again: str) -> int:
 
     if not folder.exists():
         said = f"interrupted before the first round; nothing is written to {folder}."
-        return fail(said, 130)
+        return stopped(said)
     saved = rounds(folder / CHECKPOINTS)
     upto = f"saved up to round {saved[-1]}" if saved else "no round is saved yet"
     goal = "to go on" if saved else "to begin again"
-    return fail(f"interrupted, {upto}; write fedjax-adapt run {again} {goal}.", 130)
+    return stopped(f"interrupted, {upto}; write fedjax-adapt run {again} {goal}.")

@@ -35,7 +35,7 @@ from ..report.reproduce import (
 )
 from . import process
 from .flags import read_flags
-from .process import fail, paths_and_flags, reporting
+from .process import fail, paths_and_flags, reporting, stopped
 
 PROGRAM = "fedjax-adapt reproduce"
 DESCRIPTION = """\
@@ -93,7 +93,7 @@ def reproduce(arguments: Sequence[str]) -> int:
     try:
         return _reproduce(item, cells, folder / item.name / given["scale"], given)
     except KeyboardInterrupt:
-        return fail("interrupted; write the same command again to go on.", 130)
+        return stopped("interrupted; write the same command again to go on.")
 
 
 def list_items(folder: Path) -> int:

@@ -29,6 +29,7 @@ from .flags import (
     without_name,
     words_of,
 )
+from .output import steady_output
 from .process import interrupted, note, nothing_to_resume, report_error, reporting, say
 from .rankings import print_comparison
 
@@ -156,7 +157,7 @@ def _run_in_processes(config, request) -> int:
     folder = run_folder(config)
     unsaved = nothing_to_resume(folder, request.resume, FIRST)
     try:
-        with process_group(request.processes, report_error) as first:
+        with process_group(request.processes, report_error) as first, steady_output():
             with reporting(Console(), unsaved) as report:
                 train(config, request.resume, report)
     except Stopped:
@@ -164,7 +165,8 @@ def _run_in_processes(config, request) -> int:
             return 130
         again = f"--folder {folder} --resume {_flags(request.processes)}"
         return interrupted(folder, again)
-    return _show(folder) if first else 0
+    with steady_output():
+        return _show(folder) if first else 0
 
 
 def _flags(group) -> str:

@@ -23,6 +23,7 @@ from .process import (
     paths_and_flags,
     reporting,
     say,
+    stopped,
 )
 
 PROGRAM = "fedjax-adapt sweep"
@@ -124,7 +125,7 @@ def sweep(arguments: list[str]) -> int:
             return interrupted(folder, "")
         again = f"fedjax-adapt sweep {request.file} --folder {folder} --resume"
         again += " --controls" * request.controls
-        return fail(f"interrupted; write {again} to go on.", 130)
+        return stopped(f"interrupted; write {again} to go on.")
 
 
 def _sweep(asked, folder: Path, request) -> int:
