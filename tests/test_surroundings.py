@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedjax_adapt import cli
+from fedjax_adapt.cli import process
 from fedjax_adapt.cli.output import steady_output
 from fedjax_adapt.experiment import checkpoint, read_run
 
@@ -95,18 +96,12 @@ def test_a_terminal_of_one_column_is_one_of_forty(printed, monkeypatch):
     assert max(wide) == 40 and os.environ["COLUMNS"] == "1"
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_sigterm_keeps_every_finished_round(capsys, monkeypatch, times):
-    """`timeout` sends it twice, and the second loses nothing."""
+def test_sigterm_keeps_every_finished_round(capsys, monkeypatch):
     from fedjax_adapt.report import tables
-
-    def send(now):
-        for _ in range(times * (now.round > 0)):
-            os.kill(os.getpid(), signal.SIGTERM)
 
     @contextmanager
     def sending(console):
-        yield send
+        yield lambda now: now.round and os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(tables, "live", sending)
     before = signal.getsignal(signal.SIGTERM)
@@ -118,6 +113,15 @@ def test_sigterm_keeps_every_finished_round(capsys, monkeypatch, times):
     )
     assert checkpoint.rounds(Path("mine/checkpoints")) == [1]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_sigterm_waits_for_the_rounds_under_way_too():
+    with process.ending(), process.finishing() as stop_if_asked:
+        stop_if_asked()
+        for _ in range(2):  # as `timeout` sends it
+            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            stop_if_asked()
 
 
 def test_ctrl_c_after_a_command_that_sigterm_ended_is_ctrl_c(capsys, monkeypatch):

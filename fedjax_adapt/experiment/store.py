@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import check
-from ..errors import SettingError
+from ..errors import RunError, SettingError
 from . import toml
 from .schema import common_options, settings, settings_that_are
 from .spelling import canonical
@@ -317,6 +317,7 @@ def append(folder: Path, name: str, rows: Mapping[str, Any], last_round: int) ->
     import pyarrow as pa
 
     path = _part(folder, name, last_round)
+    check_held(path)
     path.parent.mkdir(exist_ok=True)
     write_table(path, pa.table(dict(rows)))
 
@@ -356,6 +357,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
       ValueError: another process holds it.
     """
+    place = folder.absolute()
     with open(folder / LOCK, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -364,7 +366,41 @@ def locked(folder: Path) -> Iterator[None]:
                 f"folder={folder} is in use by another process; wait for it, or give "
                 "another folder."
             ) from None
-        yield
+        _held[place] = os.fstat(file.fileno())
+        try:
+            yield
+        finally:
+            del _held[place]
+
+
+_held: dict[Path, os.stat_result] = {}  # folders that this process holds, their locks
+
+
+def held(path: Path) -> Path | None:
+    """The folder that this process holds and `path` lies in, if there is one."""
+    path = path.absolute()
+    return next((folder for folder in _held if path.is_relative_to(folder)), None)
+
+
+def check_held(path: Path) -> None:
+    """Raises RunError if `path` lies in a folder that was held and is elsewhere now.
+
+    Whoever makes folders to write in asks here first, or a part of one that was moved or
+    deleted would be made anew.
+    """
+    folder = held(path)
+    if folder is None:
+        return
+    try:
+        same = os.path.samestat(_held[folder], os.stat(folder / LOCK))
+    except OSError:
+        same = False
+    if not same:
+        raise RunError(
+            f"{folder}, or the {LOCK} in it, was moved or deleted while its run went on, "
+            "so nothing more is written; put it back and go on with --resume, or begin "
+            "again in another folder."
+        )
 
 
 def _part(folder: Path, name: str, last_round: int) -> Path:
@@ -385,7 +421,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Raises:
       OSError: it cannot be written; the error names `path`.
+      RunError: see `check_held`.
     """
+    check_held(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary
