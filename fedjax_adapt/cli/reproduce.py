@@ -9,6 +9,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from .. import check
 from ..errors import SettingError
 from ..experiment.options import Option
 from ..experiment.reproduce import (
@@ -80,7 +81,7 @@ def reproduce(arguments: Sequence[str]) -> int:
                 f"reproduce got {len(found)} items before its flags; give one, as in "
                 "fedjax-adapt reproduce fedssg-table1, or list."
             )
-        folder = Path(given["folder"]).expanduser()
+        folder = check.expanded("--folder ", given["folder"])
         if found[0] == "list":
             return list_items(folder)
         item = read_item(found[0])

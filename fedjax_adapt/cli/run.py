@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from .. import check
 from ..errors import SettingError
 from ..experiment.config import common_options, from_settings
 from ..experiment.controls import unfinished, with_controls
@@ -94,7 +95,7 @@ def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
     if words.get("config"):
         return file_settings(words)
     if "resume" in words and words.get("folder"):
-        path = Path(words["folder"][0]).expanduser() / "config.toml"
+        path = check.expanded("--folder ", words["folder"][0]) / "config.toml"
         if path.is_file():
             return read_settings(path)
         if set(words) <= {"resume", "folder", "controls", *OPTIONS}:

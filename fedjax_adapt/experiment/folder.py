@@ -38,7 +38,7 @@ AUTO = ("devices", "lanes", "convolutions", "num_clients")  # what may be left o
 def run_folder(config: Config) -> Path:
     """Where a run lies: as given, or runs/DATASET-ALGORITHM-HASH."""
     if config.folder is not None:
-        return Path(config.folder).expanduser()
+        return check.expanded("folder=", config.folder)
     dataset = Path(label(config.dataset)).name.removesuffix(".npz")
     dataset = re.sub(r"[^\w.-]+", "_", dataset)
     name = f"{dataset}-{label(config.algorithm)}-{config_hash(config)}"
@@ -258,7 +258,7 @@ def load_run(
         file of a user's own are not there, or an object was given to the run.
     """
     check.kinds('load_run("runs/mine")', folder=(folder, check.path))
-    folder = Path(folder).expanduser()
+    folder = check.expanded("", folder)
     record = read_run(folder)
     with objects.given(algorithm, task, data):
         config = config_of(folder, data_dir, devices)

@@ -116,7 +116,7 @@ def runs_in(folder: str | Path) -> list[Path]:
     Raises:
       ValueError: a sweep is not finished, or none of its trials is to be had.
     """
-    folder = Path(folder)
+    folder = check.expanded("", folder)
     if (folder / CONFIG).is_file() or not (folder / SWEEP).is_file():
         return [folder]
     if not (folder / SUMMARY).is_file():
