@@ -1,5 +1,6 @@
 """`fedjax-adapt run`."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,7 +97,7 @@ def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
         return file_settings(words)
     if "resume" in words and words.get("folder"):
         path = check.expanded("--folder ", words["folder"][0]) / "config.toml"
-        if path.is_file():
+        if os.path.lexists(path):
             return read_settings(path)
         if set(words) <= {"resume", "folder", "controls", *OPTIONS}:
             raise SettingError(

@@ -27,7 +27,7 @@ import numpy as np
 from ..core import State, tree_bytes
 from ..engine import memory, processes
 from ..errors import RunError, SettingError
-from .store import LOCK, check_held, held
+from .store import LOCK, check_held, held, listed
 
 PyTree = Any
 
@@ -313,7 +313,7 @@ def set_aside(folder: Path, round: int) -> str | None:
 
 def rounds(folder: Path) -> list[int]:
     """The rounds whose checkpoints are complete, oldest first."""
-    return sorted(int(p.name) for p in folder.glob("*") if p.name.isdigit())
+    return sorted(int(p.name) for p in listed(folder) if p.name.isdigit())
 
 
 def _path(folder: Path, round: int) -> Path:

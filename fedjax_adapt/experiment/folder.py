@@ -94,7 +94,7 @@ def check_may_begin(
     change = changed()
     if change is not None:
         raise SettingError(f"folder={folder} holds {change}")
-    if (folder / store.SUMMARY).exists():
+    if store.read_summary(folder) is not None:
         raise SettingError(
             f"folder={folder} holds this {kind}, finished; a finished {kind} is never "
             "overwritten, so give another folder."
@@ -171,7 +171,8 @@ def create(folder: Path) -> None:
     """Makes the folder, or raises a ValueError that says why it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / store.LOCK).touch()
+        if not os.path.lexists(folder / store.LOCK):
+            (folder / store.LOCK).touch()
     except OSError as error:
         raise SettingError(
             f"folder={folder} cannot be written ({error.strerror}); "
