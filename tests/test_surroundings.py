@@ -2,7 +2,9 @@
 
 import io
 import os
+import pwd
 import signal
+import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from fedjax_adapt import cli
 from fedjax_adapt.cli import process
 from fedjax_adapt.cli.output import steady_output
-from fedjax_adapt.experiment import checkpoint, read_run
+from fedjax_adapt.experiment import checkpoint, read_run, tuning
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -94,6 +96,33 @@ def test_a_terminal_of_one_column_is_one_of_forty(printed, monkeypatch):
     assert code == 0
     wide = [len(line) for line in shown.decode().splitlines()]
     assert max(wide) == 40 and os.environ["COLUMNS"] == "1"
+
+
+@pytest.mark.slow
+def test_a_run_without_a_home_keeps_nothing_and_says_nothing(elsewhere):
+    """The home is a file, as no folder can be made in one that may not be written."""
+    (elsewhere / "home").touch()
+    gone = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR")
+    env = {name: value for name, value in os.environ.items() if name not in gone}
+    env |= {"HOME": str(elsewhere / "home"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "fedjax_adapt", *QUICK.split()]
+    done = subprocess.run(
+        [*command, "--folder", "mine"], env=env, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read_run("mine").summary["rounds"] == 7
+
+
+def test_where_no_home_is_known_nothing_is_kept(monkeypatch):
+    def unknown(user):
+        raise KeyError(user)
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    file = tuning.cache_folder() / "lanes.json"
+    tuning.add_to_cache(file, {"work": 3})
+    assert tuning.read_cache(file) == {}
 
 
 def test_sigterm_keeps_every_finished_round(capsys, monkeypatch):

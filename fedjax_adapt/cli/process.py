@@ -33,6 +33,8 @@ def report_error(error: BaseException) -> int | None:
             where = "" if error.filename is None else f" for {error.filename}"
             again = "make room, and go on with --resume if it is a run"
             return fail(f"no space is left{where}; {again}.", 1)
+        case OSError() if error.filename and error.strerror:
+            return fail(f"{error.filename} cannot be used ({error.strerror}).", 1)
         case OSError():  # a disk that is read-only, a folder that has gone
             return fail(f"{error}.", 1)
     return None
@@ -200,6 +202,7 @@ def import_rest() -> None:
 def prepare_jax() -> None:
     """Keeps compiled programs for the next run, and XLA's own log to itself."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import logging
     import warnings
 
     import jax
@@ -208,6 +211,7 @@ def prepare_jax() -> None:
 
     # a cache that cannot be written costs time, nothing else
     warnings.filterwarnings("ignore", message=".*persistent compilation cache.*")
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     chosen = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     if chosen is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
