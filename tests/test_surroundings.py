@@ -159,3 +159,15 @@ def test_ctrl_c_after_a_command_that_sigterm_ended_is_ctrl_c(capsys, monkeypatch
         monkeypatch.setattr("fedjax_adapt.cli.list_choices", kill)
         code, _, err = fedjax_adapt(capsys, "list")
         assert (code, err) == (expected, "fedjax-adapt: interrupted.\n")
+
+
+def test_a_budget_that_one_round_exceeds_is_said_before_anything_is_written(
+    capsys, elsewhere
+):
+    line = "run --algorithm afl --model linear --num-clients 6 --rounds 3 --budget 0.01"
+    code, _, err = fedjax_adapt(capsys, f"{line} --folder mine")
+    assert code == 2 and not (elsewhere / "mine").exists()
+    assert err == (
+        "fedjax-adapt: budget=0.01 is over before the first round ends, which takes 0.1446 "
+        "seconds; write more.\n"
+    )
