@@ -9,6 +9,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -45,6 +46,22 @@ def _number(name: str, value: Any, wanted: str) -> float | None:
         shown = repr(value)
         what = f"={shown} is" if len(shown) < 60 else f" is {kind_of(value)},"
         raise SettingError(f"{name}{what} not a number; write {wanted}.") from None
+
+
+def expanded(called: str, path: str | Path) -> Path:
+    """The path, with a home folder in place of a ~ at its beginning.
+
+    Raises:
+      ValueError: there is no such user, or the home folder is unknown; the sentence
+        begins with what the user knows the path as, as in "match=".
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise SettingError(
+            f"{called}{path}: the home folder that {Path(path).parts[0]} stands for is not "
+            "known; write the path without ~."
+        ) from None
 
 
 def scalar(name: str, value: Any) -> None:

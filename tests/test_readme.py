@@ -85,6 +85,16 @@ def test_the_readme_links_to_every_guide():
     }
 
 
+def test_every_promise_names_a_test_that_exists():
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 20 and len(page.splitlines()) <= 40
+    for row in rows:
+        found = re.search(r"`([\w/]+\.py)`: `(test_\w+)` \|$", row)
+        assert found, row
+        assert f"\ndef {found[2]}(" in (ROOT / "tests" / found[1]).read_text(), row
+
+
 def test_the_picture_of_step_counts_is_of_a_run(monkeypatch):
     script = benchmark("step_counts")
     monkeypatch.setattr(script, "ROUNDS", 3)

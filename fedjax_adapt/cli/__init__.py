@@ -1,7 +1,7 @@
 """The command line: `fedjax-adapt run`, `sweep`, `partition` and so on; see USAGE.
 
 A mistake of the user is one sentence on stderr and exit code 2; training that diverges
-is exit code 1; Ctrl-C is 130. JAX is imported only where it is needed.
+is exit code 1; Ctrl-C is 130 and SIGTERM 143. JAX is imported only where it is needed.
 """
 
 import sys
@@ -10,6 +10,7 @@ from importlib import import_module
 
 from ..errors import SettingError
 from . import process
+from .output import steady_output
 
 COMMANDS = {  # the module of each
     "run": "run",
@@ -65,14 +66,15 @@ BUG = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        return _main(arguments)
-    except BaseException as error:
-        code = process.report_error(error)
-        if code is None:
-            error.add_note(BUG)
-            raise
-        return code
+    with steady_output(), process.ending():
+        try:
+            return _main(arguments)
+        except BaseException as error:
+            code = process.report_error(error)
+            if code is None:
+                error.add_note(BUG)
+                raise
+            return code
 
 
 def _main(arguments: list[str]) -> int:

@@ -12,7 +12,6 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, make_dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from .. import check
@@ -32,7 +31,7 @@ def file_settings(words: Mapping[str, list[str]]) -> dict[str, Any]:
     """The settings of the file of --config; none without it."""
     if not words.get("config"):
         return {}
-    return read_settings(Path(words["config"][0]).expanduser())
+    return read_settings(check.expanded("--config ", words["config"][0]))
 
 
 def left_out(words: Mapping[str, list[str]], settings: Mapping[str, Any]) -> str | None:

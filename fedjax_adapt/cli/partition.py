@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from .. import check
 from ..data import Skew, skew
 from ..errors import SettingError
 from ..experiment.build import load_source, split_source
@@ -121,7 +122,7 @@ def _picture(config: Config, output: str | None, overwrite: bool) -> Path:
         name = f"{_dataset(config)}-{label(config.partition)}-{clients}"
         path = Path(f"partition-{name}.png")
     else:
-        path = Path(output).expanduser()
+        path = check.expanded("--output ", output)
     return picture_path("--output", path, overwrite)
 
 

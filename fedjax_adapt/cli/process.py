@@ -21,10 +21,7 @@ def report_error(error: BaseException) -> int | None:
         case RunError():
             return fail(" ".join([str(error), *getattr(error, "__notes__", ())]), 1)
         case KeyboardInterrupt():
-            return fail("interrupted.", 130)
-        case BrokenPipeError():  # the reader of a pipe has left, as in `list | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
+            return stopped("interrupted.")
         case RuntimeError() if _is_exhausted(error):
             return fail(
                 "the device has no memory left, though the run was expected to fit; write "
@@ -36,6 +33,8 @@ def report_error(error: BaseException) -> int | None:
             where = "" if error.filename is None else f" for {error.filename}"
             again = "make room, and go on with --resume if it is a run"
             return fail(f"no space is left{where}; {again}.", 1)
+        case OSError() if error.filename and error.strerror:
+            return fail(f"{error.filename} cannot be used ({error.strerror}).", 1)
         case OSError():  # a disk that is read-only, a folder that has gone
             return fail(f"{error}.", 1)
     return None
@@ -65,6 +64,38 @@ def fail(sentence: str, code: int) -> int:
     return code
 
 
+_terminated = threading.Event()  # by SIGTERM
+
+
+def stopped(sentence: str) -> int:
+    """Prints what a signal has ended; returns 130 after Ctrl-C, 143 after SIGTERM."""
+    return fail(sentence, 143 if _terminated.is_set() else 130)
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """SIGTERM is what Ctrl-C is, but once: `timeout` and some schedulers send it twice."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where signals cannot be handled
+        return
+
+    def on_signal(number, frame):
+        if _terminated.is_set():
+            return
+        _terminated.set()
+        interrupt = signal.getsignal(signal.SIGINT)
+        if not callable(interrupt):  # ignored, as in the background of a script
+            raise KeyboardInterrupt
+        interrupt(number, frame)
+
+    before = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        _terminated.clear()
+
+
 def say(console, line: str) -> None:
     """Prints a line as it is, as long as it may be."""
     console.print(line, highlight=False, soft_wrap=True, markup=False)
@@ -79,7 +110,7 @@ def importing() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # where signals cannot be handled
         return
-    leave = lambda *_: os._exit(fail("interrupted; nothing is written.", 130))
+    leave = lambda *_: os._exit(stopped("interrupted; nothing is written."))
     before = signal.signal(signal.SIGINT, leave)
     try:
         yield
@@ -171,6 +202,7 @@ def import_rest() -> None:
 def prepare_jax() -> None:
     """Keeps compiled programs for the next run, and XLA's own log to itself."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import logging
     import warnings
 
     import jax
@@ -179,6 +211,7 @@ def prepare_jax() -> None:
 
     # a cache that cannot be written costs time, nothing else
     warnings.filterwarnings("ignore", message=".*persistent compilation cache.*")
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     chosen = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     if chosen is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
@@ -233,8 +266,8 @@ def interrupted(folder: Path, again: str) -> int:
 
     if not folder.exists():
         said = f"interrupted before the first round; nothing is written to {folder}."
-        return fail(said, 130)
+        return stopped(said)
     saved = rounds(folder / CHECKPOINTS)
     upto = f"saved up to round {saved[-1]}" if saved else "no round is saved yet"
     goal = "to go on" if saved else "to begin again"
-    return fail(f"interrupted, {upto}; write fedjax-adapt run {again} {goal}.", 130)
+    return stopped(f"interrupted, {upto}; write fedjax-adapt run {again} {goal}.")

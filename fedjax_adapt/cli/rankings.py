@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 
+from .. import check
 from ..errors import SettingError
 from ..experiment import valuation
 from ..experiment.config import common_options
@@ -147,7 +148,7 @@ def compare(arguments: list[str]) -> int:
         )
     path = None
     if values["plot"] is not None:
-        wanted = Path(values["plot"]).expanduser()
+        wanted = check.expanded("--plot ", values["plot"])
         path = picture_path("--plot", wanted, values["overwrite"])
         comparison_curves(folders, path, values["against"] or "round")
     print_comparison(folders)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from .. import check
 from ..errors import SettingError
 from ..experiment.options import Option
 from ..experiment.reproduce import (
@@ -35,7 +36,7 @@ from ..report.reproduce import (
 )
 from . import process
 from .flags import read_flags
-from .process import fail, paths_and_flags, reporting
+from .process import fail, paths_and_flags, reporting, stopped
 
 PROGRAM = "fedjax-adapt reproduce"
 DESCRIPTION = """\
@@ -80,7 +81,7 @@ def reproduce(arguments: Sequence[str]) -> int:
                 f"reproduce got {len(found)} items before its flags; give one, as in "
                 "fedjax-adapt reproduce fedssg-table1, or list."
             )
-        folder = Path(given["folder"]).expanduser()
+        folder = check.expanded("--folder ", given["folder"])
         if found[0] == "list":
             return list_items(folder)
         item = read_item(found[0])
@@ -93,7 +94,7 @@ def reproduce(arguments: Sequence[str]) -> int:
     try:
         return _reproduce(item, cells, folder / item.name / given["scale"], given)
     except KeyboardInterrupt:
-        return fail("interrupted; write the same command again to go on.", 130)
+        return stopped("interrupted; write the same command again to go on.")
 
 
 def list_items(folder: Path) -> int:

@@ -1,11 +1,13 @@
 """`fedjax-adapt run`."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from .. import check
 from ..errors import SettingError
 from ..experiment.config import common_options, from_settings
 from ..experiment.controls import unfinished, with_controls
@@ -29,6 +31,7 @@ from .flags import (
     without_name,
     words_of,
 )
+from .output import steady_output
 from .process import interrupted, note, nothing_to_resume, report_error, reporting, say
 from .rankings import print_comparison
 
@@ -93,8 +96,8 @@ def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
     if words.get("config"):
         return file_settings(words)
     if "resume" in words and words.get("folder"):
-        path = Path(words["folder"][0]).expanduser() / "config.toml"
-        if path.is_file():
+        path = check.expanded("--folder ", words["folder"][0]) / "config.toml"
+        if os.path.lexists(path):
             return read_settings(path)
         if set(words) <= {"resume", "folder", "controls", *OPTIONS}:
             raise SettingError(
@@ -156,7 +159,7 @@ def _run_in_processes(config, request) -> int:
     folder = run_folder(config)
     unsaved = nothing_to_resume(folder, request.resume, FIRST)
     try:
-        with process_group(request.processes, report_error) as first:
+        with process_group(request.processes, report_error) as first, steady_output():
             with reporting(Console(), unsaved) as report:
                 train(config, request.resume, report)
     except Stopped:
@@ -164,7 +167,8 @@ def _run_in_processes(config, request) -> int:
             return 130
         again = f"--folder {folder} --resume {_flags(request.processes)}"
         return interrupted(folder, again)
-    return _show(folder) if first else 0
+    with steady_output():
+        return _show(folder) if first else 0
 
 
 def _flags(group) -> str:

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from rich.console import Console
 
+from .. import check
 from ..errors import SettingError
 from ..experiment.controls import check_has_controls, sweep_with_controls
 from ..experiment.options import Option
@@ -23,6 +24,7 @@ from .process import (
     paths_and_flags,
     reporting,
     say,
+    stopped,
 )
 
 PROGRAM = "fedjax-adapt sweep"
@@ -91,12 +93,12 @@ def parse(arguments: Sequence[str]) -> Request:
             f"sweep got {len(files)} files before its flags; give one, as in "
             "fedjax-adapt sweep SWEEP.toml --folder runs/mine."
         )
-    return Request(Path(files[0]).expanduser(), **values)
+    return Request(check.expanded("", files[0]), **values)
 
 
 def _file_in(folder: str) -> Path:
     """The file that a sweep has left in its folder, to go on with it."""
-    file = Path(folder).expanduser() / SWEEP
+    file = check.expanded("--folder ", folder) / SWEEP
     if not file.is_file():
         raise SettingError(
             f"--folder {folder} holds no sweep to resume: it has no {SWEEP}; write the "
@@ -124,7 +126,7 @@ def sweep(arguments: list[str]) -> int:
             return interrupted(folder, "")
         again = f"fedjax-adapt sweep {request.file} --folder {folder} --resume"
         again += " --controls" * request.controls
-        return fail(f"interrupted; write {again} to go on.", 130)
+        return stopped(f"interrupted; write {again} to go on.")
 
 
 def _sweep(asked, folder: Path, request) -> int:

@@ -29,9 +29,9 @@ def data_folder(data_dir: str | Path | None) -> Path | None:
     given = data_dir or os.environ.get(DATA_VARIABLE)
     if not given:
         return None
-    folder = Path(given).expanduser()
+    origin = "data_dir" if data_dir else DATA_VARIABLE
+    folder = check.expanded(f"{origin}=", given)
     if not folder.is_dir():
-        origin = "data_dir" if data_dir else DATA_VARIABLE
         came = "is a file" if folder.exists() else "does not exist"
         raise SettingError(
             f"{origin}={given} {came}; write the folder that holds the data."

@@ -44,7 +44,7 @@ def npz(
         damaged, shapes do not fit, a label is out of range, an input is not finite.
     """
     check.at_least("num_classes", num_classes, 1, none="the largest label plus 1")
-    path = _find(Path(path).expanduser(), data_dir)
+    path = _find(check.expanded("dataset=", path), data_dir)
     arrays = _read(path)
     x_train, y_train = _examples(path, arrays, "train")
     x_test, y_test = _examples(path, arrays, "test")

@@ -26,7 +26,8 @@ import numpy as np
 
 from ..core import State, tree_bytes
 from ..engine import memory, processes
-from ..errors import SettingError
+from ..errors import RunError, SettingError
+from .store import LOCK, check_held, held, listed
 
 PyTree = Any
 
@@ -104,12 +105,19 @@ class Saver:
     def wait(self) -> float:
         """Waits for the write under way, and drops all but the last two.
 
-        Returns and raises as `save`. Orbax writes next to a checkpoint and renames, so a
-        process that is killed leaves those that were there.
+        Returns and raises as `save`, and RunError where the run's folder was moved.
+        Orbax writes next to a checkpoint and renames, so a process that is killed leaves
+        those that were there.
         """
         if self._writer is not None:
-            with _as_os_error(self._folder):
-                self._writer.wait_until_finished()
+            try:
+                with _as_os_error(self._folder):
+                    self._writer.wait_until_finished()
+                check_held(self._folder)
+            except RunError:
+                _one_failure_is_enough()
+                _withdraw(self._folder)
+                raise
             for old in rounds(self._folder)[:-KEEP]:
                 shutil.rmtree(_path(self._folder, old))
             for left_over in self._folder.glob("*.orbax-checkpoint-tmp*"):
@@ -155,7 +163,9 @@ def noted(error: BaseException) -> Iterator[None]:
     except Exception as failed:
         if isinstance(error, KeyboardInterrupt):
             raise
-        error.add_note(f"Besides, the rounds so far could not be saved: {failed}.")
+        if str(failed) != str(error):
+            why = str(failed).rstrip(".")
+            error.add_note(f"Besides, the rounds so far could not be saved: {why}.")
 
 
 def save(folder: Path, state: PyTree, round: int) -> None:
@@ -172,9 +182,22 @@ def has_room(size: int) -> bool:
 
 def _check_space(folder: Path, state: PyTree) -> None:
     """Raises OSError where a disk is too full, of which tensorstore says too much."""
+    check_held(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(folder).free < tree_bytes(state):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+def _withdraw(folder: Path) -> None:
+    """Removes what a write under way has made where the folder of its run has gone."""
+    place = held(folder)
+    if place is None or (place / LOCK).exists():  # another is there now
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    for path in folder.absolute().parents:
+        if path == place.parent or not path.is_dir() or any(path.iterdir()):
+            return
+        path.rmdir()
 
 
 def restore(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
@@ -290,7 +313,7 @@ def set_aside(folder: Path, round: int) -> str | None:
 
 def rounds(folder: Path) -> list[int]:
     """The rounds whose checkpoints are complete, oldest first."""
-    return sorted(int(p.name) for p in folder.glob("*") if p.name.isdigit())
+    return sorted(int(p.name) for p in listed(folder) if p.name.isdigit())
 
 
 def _path(folder: Path, round: int) -> Path:
@@ -320,10 +343,14 @@ def _filled(abstract: PyTree, tree: PyTree) -> PyTree:
 
 @contextmanager
 def _as_os_error(folder: Path) -> Iterator[None]:
-    """What tensorstore says of the system's errors, as the error that Python has for it."""
+    """What tensorstore says of the system's errors, as the error that Python has for it.
+
+    What it says of a folder that was moved is what `check_held` says.
+    """
     try:
         yield
     except Exception as error:
+        check_held(folder)
         found = re.search(r"os_error_code='(\d+)'", str(error))
         if found is None:
             raise
@@ -366,7 +393,7 @@ def _reader() -> Iterator[Any]:
 
 @functools.cache
 def _one_failure_is_enough() -> None:
-    """From now on, keeps the reads to themselves that fail after the first has.
+    """From now on, keeps to themselves what fails after the first read or write has.
 
     Orbax has closed their event loop by then, so that each prints a traceback, and its
     future another when it is thrown away, which may be long after.

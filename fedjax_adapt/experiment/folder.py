@@ -38,7 +38,7 @@ AUTO = ("devices", "lanes", "convolutions", "num_clients")  # what may be left o
 def run_folder(config: Config) -> Path:
     """Where a run lies: as given, or runs/DATASET-ALGORITHM-HASH."""
     if config.folder is not None:
-        return Path(config.folder).expanduser()
+        return check.expanded("folder=", config.folder)
     dataset = Path(label(config.dataset)).name.removesuffix(".npz")
     dataset = re.sub(r"[^\w.-]+", "_", dataset)
     name = f"{dataset}-{label(config.algorithm)}-{config_hash(config)}"
@@ -94,7 +94,7 @@ def check_may_begin(
     change = changed()
     if change is not None:
         raise SettingError(f"folder={folder} holds {change}")
-    if (folder / store.SUMMARY).exists():
+    if store.read_summary(folder) is not None:
         raise SettingError(
             f"folder={folder} holds this {kind}, finished; a finished {kind} is never "
             "overwritten, so give another folder."
@@ -171,7 +171,8 @@ def create(folder: Path) -> None:
     """Makes the folder, or raises a ValueError that says why it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / store.LOCK).touch()
+        if not os.path.lexists(folder / store.LOCK):
+            (folder / store.LOCK).touch()
     except OSError as error:
         raise SettingError(
             f"folder={folder} cannot be written ({error.strerror}); "
@@ -258,7 +259,7 @@ def load_run(
         file of a user's own are not there, or an object was given to the run.
     """
     check.kinds('load_run("runs/mine")', folder=(folder, check.path))
-    folder = Path(folder).expanduser()
+    folder = check.expanded("", folder)
     record = read_run(folder)
     with objects.given(algorithm, task, data):
         config = config_of(folder, data_dir, devices)

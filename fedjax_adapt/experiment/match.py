@@ -1,9 +1,8 @@
 """A comparison at equal work: as many local steps in all as another run took."""
 
-from pathlib import Path
-
 import numpy as np
 
+from .. import check
 from ..core import StepPolicy
 from ..data import PublicSet
 from ..errors import SettingError
@@ -125,7 +124,7 @@ def _columns(
 
 def _record(config: Config) -> store.Record:
     """The finished run to be matched."""
-    folder = Path(str(config.match)).expanduser()
+    folder = check.expanded("match=", str(config.match))
     if not (folder / store.CONFIG).is_file():
         raise SettingError(
             f"match={config.match} holds no run; write the folder of a finished one."

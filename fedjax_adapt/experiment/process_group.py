@@ -73,8 +73,9 @@ def _join(group: ProcessGroup) -> None:
     )
     alarm.daemon = True
     alarm.start()
-    # waiting is not Python's, which could not act on Ctrl-C meanwhile
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # waiting is not Python's, which could not act on Ctrl-C or SIGTERM meanwhile
+    ends = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(end, signal.SIG_DFL) for end in ends]
     known: dict[str, Any] = {} if address == AUTO else group._asdict()
     # a little longer, for JAX gives up by aborting
     known["initialization_timeout"] = group.initialization_timeout + 60
@@ -88,7 +89,8 @@ def _join(group: ProcessGroup) -> None:
         ) from None
     finally:
         alarm.cancel()
-        signal.signal(signal.SIGINT, before)
+        for end, handler in zip(ends, before, strict=True):
+            signal.signal(end, handler)
     _keep_output()
 
 
@@ -118,7 +120,8 @@ def _keep_output() -> None:
     own, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     output = own if processes.is_first() else nowhere
-    sys.stdout = open(output, "w", buffering=1, encoding=sys.stdout.encoding)
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    sys.stdout = open(output, "w", buffering=1, encoding=encoding, errors=errors)
 
 
 def _end(

@@ -81,7 +81,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _loaded(kind: str, text: str) -> _File:
-    path = Path(text.rpartition(":")[0]).expanduser().absolute()
+    path = check.expanded(f"{kind}=", text.rpartition(":")[0]).absolute()
     if path in _files and objects.under_way():
         return _files[path]
     try:

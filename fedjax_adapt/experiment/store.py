@@ -19,10 +19,10 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from .. import check
-from ..errors import SettingError
+from ..errors import RunError, SettingError
 from . import toml
 from .schema import common_options, settings, settings_that_are
 from .spelling import canonical
@@ -86,7 +86,7 @@ def read_run(folder: str | Path) -> Record:
     """
     check.kinds('read_run("runs/mine")', folder=(folder, check.path))
     folder = Path(folder)
-    if not (folder / CONFIG).is_file():
+    if not os.path.lexists(folder / CONFIG):
         if (folder / SWEEP).is_file():
             raise SettingError(
                 f"{folder} holds a sweep, no run; its trials are the rows of {RESULTS}, "
@@ -116,7 +116,7 @@ def runs_in(folder: str | Path) -> list[Path]:
     Raises:
       ValueError: a sweep is not finished, or none of its trials is to be had.
     """
-    folder = Path(folder)
+    folder = check.expanded("", folder)
     if (folder / CONFIG).is_file() or not (folder / SWEEP).is_file():
         return [folder]
     if not (folder / SUMMARY).is_file():
@@ -195,9 +195,6 @@ def read_swept(folder: str | Path) -> Swept:
       ValueError: the folder holds no sweep, none of whose results are there, or a file in
         it is broken.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     check.kinds('read_swept("runs/mine")', folder=(folder, check.path))
     folder = Path(folder)
     for name in (SWEEP, RESULTS):
@@ -205,12 +202,7 @@ def read_swept(folder: str | Path) -> Swept:
             raise SettingError(
                 f"{folder} holds no results of a sweep: it has no {name}."
             )
-    try:
-        table = pq.read_table(folder / RESULTS)
-    except (pa.ArrowException, OSError) as error:
-        raise SettingError(
-            f"{folder / RESULTS} is broken ({_first_line(error)})."
-        ) from None
+    table = _read_parquet(folder / RESULTS)
     return Swept(folder, toml.read(folder / SWEEP), table)
 
 
@@ -267,17 +259,53 @@ def figures_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 def read_table(folder: Path, name: str) -> "pyarrow.Table":
     """The rows of `metrics` or `clients`, by round; no columns if none is written."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     tables = []
     for part in _parts(folder, name):
-        try:
-            tables.append(pq.read_table(part))
-        except (pa.ArrowException, OSError) as error:
-            raise SettingError(f"{part} is broken ({_first_line(error)}).") from None
-    return (
-        pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+        table = _read_parquet(part)
+        for field in table.schema:
+            if not _holds_numbers(field.type):
+                raise SettingError(
+                    f"{part} is broken (its column {field.name} is of {field.type}, no "
+                    "numbers)."
+                )
+        tables.append(table)
+    if not tables:
+        return pa.table({})
+    try:
+        return pa.concat_tables(tables, promote_options="default")
+    except pa.ArrowException as error:
+        raise SettingError(
+            f"{folder / name} is broken ({_first_line(error)})."
+        ) from None
+
+
+def _holds_numbers(kind: "pyarrow.DataType") -> bool:
+    import pyarrow.types as of
+
+    if of.is_list(kind) or of.is_large_list(kind) or of.is_fixed_size_list(kind):
+        return _holds_numbers(kind.value_type)
+    return any(
+        a(kind) for a in (of.is_integer, of.is_floating, of.is_boolean, of.is_null)
     )
+
+
+def _read_parquet(path: Path) -> "pyarrow.Table":
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with open(path, "rb") as file:  # of which arrow says less
+            return pq.read_table(file)
+    except pa.ArrowException as error:
+        raise SettingError(f"{path} is broken ({_first_line(error)}).") from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> SettingError:
+    reason = error.strerror or _first_line(error)
+    return SettingError(f"{path} cannot be read ({reason}); put it back as it was.")
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
@@ -291,10 +319,12 @@ def read_origins(folder: Path) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
     try:
         return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unreadable(path, error) from None
     except ValueError as error:
         raise SettingError(f"{path} is broken ({_first_line(error)}).") from None
 
@@ -317,6 +347,7 @@ def append(folder: Path, name: str, rows: Mapping[str, Any], last_round: int) ->
     import pyarrow as pa
 
     path = _part(folder, name, last_round)
+    check_held(path)
     path.parent.mkdir(exist_ok=True)
     write_table(path, pa.table(dict(rows)))
 
@@ -356,7 +387,8 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
       ValueError: another process holds it.
     """
-    with open(folder / LOCK, "a") as file:
+    place = folder.absolute()
+    with _opened(folder / LOCK) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -364,7 +396,51 @@ def locked(folder: Path) -> Iterator[None]:
                 f"folder={folder} is in use by another process; wait for it, or give "
                 "another folder."
             ) from None
-        yield
+        _held[place] = os.fstat(file.fileno())
+        try:
+            yield
+        finally:
+            del _held[place]
+
+
+def _opened(path: Path) -> IO[str]:
+    try:
+        return open(path, "a", encoding="utf-8")
+    except OSError as error:
+        raise SettingError(
+            f"{path} cannot be written ({error.strerror}); delete it if no run goes on "
+            "there, or give another folder."
+        ) from None
+
+
+_held: dict[Path, os.stat_result] = {}  # folders that this process holds, their locks
+
+
+def held(path: Path) -> Path | None:
+    """The folder that this process holds and `path` lies in, if there is one."""
+    path = path.absolute()
+    return next((folder for folder in _held if path.is_relative_to(folder)), None)
+
+
+def check_held(path: Path) -> None:
+    """Raises RunError if `path` lies in a folder that was held and is elsewhere now.
+
+    Whoever makes folders to write in asks here first, or a part of one that was moved or
+    deleted would be made anew.
+    """
+    folder = held(path)
+    if folder is None:
+        return
+    try:
+        same = os.path.samestat(_held[folder], os.stat(folder / LOCK))
+    except OSError:
+        same = False
+    if not same:
+        raise RunError(
+            f"{folder}, or the {LOCK} in it, was moved or deleted while its run went on, "
+            "so nothing more is written; put it back and go on with --resume, or begin "
+            "again in another folder."
+        )
 
 
 def _part(folder: Path, name: str, last_round: int) -> Path:
@@ -372,7 +448,21 @@ def _part(folder: Path, name: str, last_round: int) -> Path:
 
 
 def _parts(folder: Path, name: str) -> list[Path]:
-    return sorted((folder / name).glob("part-*.parquet"))
+    return sorted(p for p in listed(folder / name) if p.match("part-*.parquet"))
+
+
+def listed(folder: Path) -> list[Path]:
+    """What lies in a folder, nothing where there is none.
+
+    Raises:
+      ValueError: it cannot be read, or is none.
+    """
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _unreadable(folder, error) from None
 
 
 def _first_line(error: Exception) -> str:
@@ -385,7 +475,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Raises:
       OSError: it cannot be written; the error names `path`.
+      RunError: see `check_held`.
     """
+    check_held(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary

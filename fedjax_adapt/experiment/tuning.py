@@ -42,8 +42,11 @@ TIMED = ("engine", "models")  # the folders of this package whose code is timed
 
 
 def cache_folder() -> Path:
-    """Where what one run keeps for others lies."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    """Where what one run keeps for others lies; nowhere if no home folder is known."""
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError:
+        cache = Path(os.devnull)  # where no file can be made, which costs time
     return cache / "fedjax-adapt"
 
 

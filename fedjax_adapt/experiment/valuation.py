@@ -94,7 +94,7 @@ def value_cohort(
             )
     check.at_least("orders", orders, 1, none=str(ORDERS))
     check.nonnegative("tolerance", 0 if tolerance is None else tolerance)
-    folder = Path(folder).expanduser()
+    folder = check.expanded("", folder)
     config = config_of(folder, data_dir, devices)
     federation = build(config)
     algorithm, task, data, plan = federation[:4]

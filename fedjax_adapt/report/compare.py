@@ -165,7 +165,7 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
       ValueError: a folder holds no run and no sweep, or one that is not finished.
     """
     found: dict[Tested, list[Run]] = {}
-    runs = [run for folder in folders for run in runs_in(Path(folder).expanduser())]
+    runs = [run for folder in folders for run in runs_in(folder)]
     paths = [run.resolve() for run in runs]
     for folder, path in zip(runs, paths, strict=True):
         if paths.count(path) > 1:

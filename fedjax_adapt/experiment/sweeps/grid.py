@@ -96,7 +96,7 @@ def read_sweep(source: str | Path | Mapping[str, Any] | Sweep) -> Sweep:
             f"sweep={source!r} is no sweep; write the path of a TOML file, or a dict as in "
             "{'run': {'algorithm': 'fedavg'}, 'grid': {'lr': [0.1, 0.03]}}."
         )
-    path = None if isinstance(source, Mapping) else Path(source).expanduser()
+    path = None if isinstance(source, Mapping) else check.expanded("sweep=", source)
     tables = dict(source) if isinstance(source, Mapping) else toml.read(path, "sweep")
     where = _Source(path)
     for key in tables:

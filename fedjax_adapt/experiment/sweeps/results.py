@@ -21,6 +21,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ... import check
 from .. import store, toml
 from ..config import (
     all_options,
@@ -57,7 +58,7 @@ def sweep_folder(sweep: Sweep, folder: str | Path | None = None) -> Path:
         folder = sweep.folder
     check_path("folder", folder)
     if folder is not None:
-        return Path(folder).expanduser()
+        return check.expanded("folder=", folder)
     text = json.dumps([hashed(trial.config) for trial in sweep.trials])
     return Path("runs") / f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 

@@ -211,6 +211,7 @@ class _Runner:
         doing = f"{self.group.name}: compiling"
         self.progress(Progress(self.before, self.total, doing=doing))
         compiled = compile_group(configs, federation, self.group.numbers, layout, fixed)
+        store.check_held(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         if not fixed:
             written = {"trials": numbers, "traced": self.group.numbers}

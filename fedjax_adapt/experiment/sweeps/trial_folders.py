@@ -61,6 +61,7 @@ def write_trials(
         )
         if diverged:
             rows["metrics"] = rows["metrics"].slice(0, len(rows["metrics"]) - 1)
+        store.check_held(path)
         path.mkdir(parents=True, exist_ok=True)
         store.write_origins(path, origins([config]))
         store.write_text(path / store.CONFIG, to_toml(config))

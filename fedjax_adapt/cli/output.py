@@ -1,0 +1,78 @@
+"""Standard output and error that no encoding, reader or width of a terminal can end."""
+
+import codecs
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+NARROWEST = 40  # columns, below which a table has a letter a line
+# as wide as it is, where a space follows that may be left out
+ASCII = {"±": "+-", "…": "...", "–": "-"}
+
+
+class Output(io.FileIO):
+    """A file that goes on without a reader, as in `fedjax-adapt run | head -1`."""
+
+    def write(self, data, /) -> int | None:
+        """As any file's; once the reader of a pipe has left, what is written is lost."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return memoryview(data).nbytes
+
+
+@contextmanager
+def steady_output() -> Iterator[None]:
+    """Within it what is printed ends nothing, whoever reads it and in which encoding.
+
+    What the encoding lacks is ASCII, and a table at least 40 columns wide.
+    """
+    before, columns = (sys.stdout, sys.stderr), os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) < NARROWEST:
+        os.environ["COLUMNS"] = str(NARROWEST)
+    sys.stdout, sys.stderr = map(_steady, before)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        sys.stdout, sys.stderr = before
+        if columns:
+            os.environ["COLUMNS"] = columns
+
+
+def _steady(stream):
+    """The same file; the stream itself where it is none of the system's, or closed."""
+    try:
+        descriptor = stream.fileno()
+        stream.flush()
+    except (AttributeError, OSError, ValueError):
+        return stream
+    codecs.register_error(__name__, _as_ascii)
+    return io.TextIOWrapper(
+        io.BufferedWriter(Output(descriptor, "w", closefd=False)),
+        encoding=stream.encoding,
+        errors=__name__,
+        line_buffering=stream.line_buffering,
+    )
+
+
+def _as_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
+    """What is written for a character that an encoding lacks, and where to go on."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    character, end = error.object[error.start], error.start + 1
+    if "\udc80" <= character <= "\udcff":  # of a path, a byte that is no text
+        return bytes([ord(character) - 0xDC00]), end
+    written = ASCII.get(character) or ascii(character)[1:-1]
+    if character in ASCII:
+        spare = end + len(written) - 1
+        while end < spare and error.object[end : end + 1] == " ":
+            end += 1
+    return written, end

@@ -1,0 +1,173 @@
+"""Runs in odd surroundings: encodings, pipes, narrow terminals, signals, no home."""
+
+import io
+import os
+import pwd
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fedjax_adapt import cli
+from fedjax_adapt.cli import process
+from fedjax_adapt.cli.output import steady_output
+from fedjax_adapt.experiment import checkpoint, read_run, tuning
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+# the run of experiment/conftest.py, so that it is compiled once
+QUICK = (
+    "run --algorithm scaffold --model linear --num-clients 6 --participation 0.5 "
+    "--rounds 7 --epochs 1 --batch-size 100"
+)
+
+
+def fedjax_adapt(capsys, line):
+    code = cli.main(line.split())
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def printed(elsewhere, monkeypatch):
+    """printed(line, encoding): the exit code of a command, and the bytes it prints."""
+
+    def run(line, encoding="utf-8"):
+        with open(elsewhere / "printed", "wb") as file:
+            stdout = io.TextIOWrapper(file, encoding=encoding, errors="strict")
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "stdout", stdout)
+                code = cli.main(line.split())
+            stdout.flush()
+        return code, (elsewhere / "printed").read_bytes()
+
+    return run
+
+
+def test_what_an_encoding_lacks_is_ascii(printed):
+    code, shown = printed(f"{QUICK} --folder mine", "ascii")
+    assert code == 0
+    lines = shown.decode("ascii").splitlines()
+    assert [line for line in lines if "last 7 evaluations" in line and " % +-" in line]
+    # as wide as the others, so that the borders of the table stand below each other
+    table = lines[next(i for i, line in enumerate(lines) if line.startswith("+--")) :]
+    assert len({len(line) for line in table if line[0] in "+|"}) == 1
+    code, shown = printed("compare mine", "latin-1")
+    assert code == 0 and "scaffold" in shown.decode("latin-1")
+
+
+@pytest.mark.parametrize(
+    "text, encoding, bytes",
+    [
+        ("1 ± 2, 3± 4", "ascii", b"1 +-2, 3+-4"),
+        ("1 ± 2", "latin-1", b"1 \xb1 2"),
+        ("a…b…   |", "latin-1", b"a...b... |"),
+        ("runs/caf\xe9/\u4e2d", "ascii", b"runs/caf\\xe9/\\u4e2d"),
+        (os.fsdecode(b"runs/\xff"), "utf-8", b"runs/\xff"),
+    ],
+)
+def test_each_character_has_something_to_be_written_as(
+    text, encoding, bytes, tmp_path, monkeypatch
+):
+    with open(tmp_path / "out", "w", encoding=encoding) as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        with steady_output():
+            print(text, end="")
+    assert (tmp_path / "out").read_bytes() == bytes
+
+
+def test_a_reader_who_leaves_ends_no_run(elsewhere, monkeypatch, capfd):
+    reads, writes = os.pipe()
+    os.close(reads)
+    with open(writes, "w") as pipe, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", pipe)
+        code = cli.main(f"{QUICK} --folder mine".split())
+    assert code == 0 and capfd.readouterr() == ("", "")
+    assert read_run("mine").summary["rounds"] == 7
+    assert (elsewhere / "mine" / "learning_curve.png").exists()
+
+
+def test_a_terminal_of_one_column_is_one_of_forty(printed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1")
+    code, shown = printed("reproduce list")
+    assert code == 0
+    wide = [len(line) for line in shown.decode().splitlines()]
+    assert max(wide) == 40 and os.environ["COLUMNS"] == "1"
+
+
+@pytest.mark.slow
+def test_a_run_without_a_home_keeps_nothing_and_says_nothing(elsewhere):
+    """The home is a file, as no folder can be made in one that may not be written."""
+    (elsewhere / "home").touch()
+    gone = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR")
+    env = {name: value for name, value in os.environ.items() if name not in gone}
+    env |= {"HOME": str(elsewhere / "home"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "fedjax_adapt", *QUICK.split()]
+    done = subprocess.run(
+        [*command, "--folder", "mine"], env=env, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read_run("mine").summary["rounds"] == 7
+
+
+def test_where_no_home_is_known_nothing_is_kept(monkeypatch):
+    def unknown(user):
+        raise KeyError(user)
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    file = tuning.cache_folder() / "lanes.json"
+    tuning.add_to_cache(file, {"work": 3})
+    assert tuning.read_cache(file) == {}
+
+
+def test_sigterm_keeps_every_finished_round(capsys, monkeypatch):
+    from fedjax_adapt.report import tables
+
+    @contextmanager
+    def sending(console):
+        yield lambda now: now.round and os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(tables, "live", sending)
+    before = signal.getsignal(signal.SIGTERM)
+    code, _, err = fedjax_adapt(capsys, f"{QUICK} --folder mine")
+    assert code == 143
+    assert err == (
+        "fedjax-adapt: interrupted, saved up to round 1; write fedjax-adapt run --folder "
+        "mine --resume to go on.\n"
+    )
+    assert checkpoint.rounds(Path("mine/checkpoints")) == [1]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_sigterm_waits_for_the_rounds_under_way_too():
+    with process.ending(), process.finishing() as stop_if_asked:
+        stop_if_asked()
+        for _ in range(2):  # as `timeout` sends it
+            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            stop_if_asked()
+
+
+def test_ctrl_c_after_a_command_that_sigterm_ended_is_ctrl_c(capsys, monkeypatch):
+    for number, expected in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        kill = lambda arguments, number=number: os.kill(os.getpid(), number)
+        monkeypatch.setattr("fedjax_adapt.cli.list_choices", kill)
+        code, _, err = fedjax_adapt(capsys, "list")
+        assert (code, err) == (expected, "fedjax-adapt: interrupted.\n")
+
+
+def test_a_budget_that_one_round_exceeds_is_said_before_anything_is_written(
+    capsys, elsewhere
+):
+    line = "run --algorithm afl --model linear --num-clients 6 --rounds 3 --budget 0.01"
+    code, _, err = fedjax_adapt(capsys, f"{line} --folder mine")
+    assert code == 2 and not (elsewhere / "mine").exists()
+    assert err == (
+        "fedjax-adapt: budget=0.01 is over before the first round ends, which takes 0.1446 "
+        "seconds; write more.\n"
+    )
