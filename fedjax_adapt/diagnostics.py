@@ -107,8 +107,9 @@ def refinement_by_class(
 ) -> tuple[Array, Array]:
     """Test accuracy of each label before and after a round's refinement, two [classes].
 
-    Both are of the server's model after the same round, without the refinement and with it
-    (FNR-FL, Fig. 5). A label without test examples has 0.
+    Both are of the server's model after the same round, without the refinement and with
+    it, where FNR-FL's Fig. 5 has them of one client's model. A label without test examples
+    has 0.
 
     Args:
       algorithm: with a refinement, such as `fnr()`.

@@ -219,6 +219,7 @@ def summary(accuracy=0.9, rounds=3):
         "rounds_to": {"0.97": rounds, "0.5": None},
         "models": {"sel": {"last_mean": 0.75, "rounds_to": {"0.97": 7}}},
         "loss": 0.3,
+        "last_std": 0.01,
     }
 
 
@@ -232,6 +233,7 @@ def summary(accuracy=0.9, rounds=3):
         ("models.sel.last_mean", 75.0),
         ("models.sel.rounds_to.0.97", 7.0),
         ("loss", 0.3),
+        ("last_std", 1.0),
         ("nothing", None),
         ("nothing.at.all", None),
     ],
@@ -254,8 +256,11 @@ def test_a_difference_inside_its_interval_is_none():
     assert few.std == pytest.approx(1.5275, abs=1e-4)
     assert few.interval == pytest.approx(4.3027 * 1.5275 / 3**0.5, abs=1e-3)
     assert tables([few])["row"][0][4].startswith("none (+0.333")
+    assert tables([few])["row"][0][0] == "accuracy (%)"
     far = few._replace(published=80.0)
-    assert tables([far])["row"][0][4].startswith("+10.3 ± 3.8")
+    assert tables([far])["row"][0][4] == "+10.33 ± 3.79"
+    large = few._replace(published=1e6)
+    assert tables([large])["row"][0][4] == "-999909.67 ± 3.79"
     one = few._replace(values=[89.0])
     assert tables([one])["row"][0][3:] == ("89", "-1", "1")
 
@@ -264,15 +269,19 @@ def test_a_target_that_not_all_seeds_reach_has_no_mean():
     some = Measured("row", "method", "rounds_to.0.97", ">300", [10.0], 1)
     assert some.mean is None and some.difference is None
     assert tables([some])["row"][0][2:] == (">300", "1 of 2 seeds", "", "2")
+    none = some._replace(values=[], lacking=2)
+    assert tables([none])["row"][0][2:] == (">300", "no seed", "", "2")
 
 
 def test_speed_up_is_the_first_methods_rounds_by_the_others(made, monkeypatch):
     from fedjax_adapt.report import reproduce as report
 
-    rounds = iter([12, 4, 3])
-    monkeypatch.setattr(report, "read_summary", lambda _: summary(rounds=next(rounds)))
-    found = measured(["speed_up.0.97"], {}, runs(iid(made)))
+    rounds = {"fedveca": 12, "fedavg": 4, "central": 3}
+    of = lambda path: summary(rounds=rounds[path.parents[2].name])
+    monkeypatch.setattr(report, "read_summary", of)
+    found = measured(["speed_up.0.97"], {}, runs(iid(made)), "fedveca")
     assert [cell.values for cell in found] == [[1.0], [3.0], [4.0]]
+    assert measured(["speed_up.0.97"], {}, runs(iid(made)[1:]), "fedveca") == []
 
 
 def test_pictures_of_curves_of_clients_and_of_points(made):
@@ -293,14 +302,15 @@ def test_the_command_prints_published_beside_measured(made, capsys):
     place = made / "some-table1" / "full"
     rows = list(csv.DictReader((place / "table.csv").read_text().splitlines()))
     assert len(rows) == 3 * 4
-    here = {(row["method"], row["figure"]): row for row in rows}
-    accuracy = 100 * read_summary(runs_of(iid(made)[0])[0])["accuracy"]
+    here = {(row["method"], row["figure"].removesuffix(" (%)")): row for row in rows}
+    folders = runs_of(iid(made)[0], any_seed=True).values()
+    accuracy = 100 * np.mean([read_summary(path)["accuracy"] for path in folders])
     line = here["fedveca", "accuracy"]
     assert float(line["mean"]) == pytest.approx(accuracy)
     assert float(line["difference"]) == pytest.approx(accuracy - 90)
     assert "Chosen here: batches of 20" in (place / "table.md").read_text()
     record = json.loads((place / "record.json").read_text())
-    assert record["seeds"] == [0] and record["commits"] and record["hardware"]
+    assert record["seeds"][0] == 0 and record["commits"] and record["hardware"]
 
 
 def test_list_says_what_was_run(made, capsys, monkeypatch):
@@ -323,6 +333,7 @@ def test_list_says_what_was_run(made, capsys, monkeypatch):
         (["some-table1", "--seeds", "0"], "seeds=0 must be an integer >= 1"),
         (["some-table1", "--scale", "half"], "scale"),
         (["list", "--row", "x"], "--row"),
+        (["list", "--rows", "x"], "takes --folder alone; leave --rows out"),
     ],
 )
 def test_mistakes_are_one_sentence(papers, tmp_path, capsys, words, said):
@@ -330,3 +341,89 @@ def test_mistakes_are_one_sentence(papers, tmp_path, capsys, words, said):
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
     assert not (tmp_path / "none").exists()
+
+
+def test_the_files_have_what_earlier_calls_made(made):
+    told = ["reproduce", "some-table1", "--folder", str(made), "--rows", "iid"]
+    assert main(told) == 0 and main([*told, "--methods", "fedveca"]) == 0
+    place = made / "some-table1" / "full"
+    rows = list(csv.DictReader((place / "table.csv").read_text().splitlines()))
+    assert {row["method"] for row in rows} == {"fedveca", "fedavg", "central"}
+    line = next(row for row in rows if row["figure"] == "accuracy (%)")
+    values = [float(value) for value in line["values"].split()]
+    assert int(line["seeds"]) == len(values) >= 1
+    assert float(line["mean"]) == pytest.approx(np.mean(values))
+    if len(values) > 1:
+        assert float(line["std"]) == pytest.approx(np.std(values, ddof=1))
+
+
+def test_every_seed_takes_the_steps_of_its_own(papers, tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(
+        reproduce, "_run", lambda cell, configs, *_: ran.extend(configs)
+    )
+    monkeypatch.setattr(reproduce, "_with_steps", lambda config, folder: folder)
+    known = {0: tmp_path / "first", 1: tmp_path / "second"}
+    monkeypatch.setattr(
+        reproduce, "runs_of", lambda cell: known if cell.method == "fedveca" else {}
+    )
+    make_runs(iid(tmp_path, methods=["fedavg"], seeds=2))
+    assert ran == list(known.values())
+    known[0] = None  # it diverged: the other seed goes on
+    ran.clear()
+    make_runs(iid(tmp_path, methods=["fedavg"], seeds=2))
+    assert ran == [tmp_path / "second"]
+
+
+DIVERGES = TABLE.replace(
+    'algorithm = "fedveca"', 'algorithm = "fedavg"\nlr = 1e30'
+).replace("alpha = 0.5", "momentum = 0.5")
+
+
+def test_what_diverges_has_no_figures_and_the_rest_goes_on(papers, tmp_path, capsys):
+    (papers / "some" / "table7.toml").write_text(DIVERGES)
+    try:
+        told = ["reproduce", "some-table7", "--rows", "iid", "--folder", str(tmp_path)]
+        assert main([*told, "--methods", "fedveca", "fedavg"]) == 1
+        error = capsys.readouterr().err
+        assert "runs of iid, fedveca diverged" in error
+        assert "those of iid, fedavg had no local steps to take" in error
+        item = read_item("some-table7")
+        cell = cells_of(item, tmp_path, rows=["iid"], methods=["fedveca"])[0]
+        assert runs_of(cell) == {0: None}
+        assert (tmp_path / "some-table7" / "full" / "record.json").exists()
+    finally:
+        (papers / "some" / "table7.toml").unlink()
+
+
+def test_costs_are_of_three_passes_over_the_examples(papers, tmp_path):
+    (cell, *_), item = iid(tmp_path), read_item("some-table1")
+    # 8 x 8 pixels, 8 hidden, 10 labels: 2 operations a weight, as far as XLA counts
+    weights = 64 * 8 + 8 * 10
+    steps, batch, cohort = 2 * 2, 20, 4  # two rounds of the first two steps
+    least = 3 * 2 * weights * steps * batch * cohort / reproduce.CORE / 3600
+    floor = steps * reproduce.STEP / 3600
+    assert reproduce.cost([cell]).core_hours == pytest.approx(
+        max(least, floor), rel=0.2
+    )
+    twice = cells_of(item, tmp_path, rows=["iid"], methods=["fedveca"], seeds=2)
+    one = reproduce.cost([cell]).core_hours
+    assert reproduce.cost(twice).core_hours == pytest.approx(2 * one)
+
+
+@pytest.mark.parametrize(
+    "old, new, said",
+    [
+        ("seeds = 2", "seed = 2", "cpu.seed, which means nothing"),
+        ("[cells.skewed.fedveca]", "[cells.skewed.fedvecca]", "something of fedvecca"),
+        ("[published.iid]", "[published.idi]", "something of idi"),
+    ],
+)
+def test_mistakes_in_an_items_file_are_told(papers, old, new, said):
+    path = papers / "some" / "table8.toml"
+    path.write_text(TABLE.replace(old, new))
+    try:
+        with pytest.raises(SettingError, match=said):
+            read_item("some-table8")
+    finally:
+        path.unlink()

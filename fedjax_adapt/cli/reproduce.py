@@ -83,6 +83,12 @@ def reproduce(arguments: Sequence[str]) -> int:
             )
         folder = check.expanded("--folder ", given["folder"])
         if found[0] == "list":
+            for name, option in FLAGS.items():
+                if name != "folder" and given[name] != option.default:
+                    flag = f"--{name.replace('_', '-')}"
+                    raise SettingError(
+                        f"reproduce list takes --folder alone; leave {flag} out."
+                    )
             return list_items(folder)
         item = read_item(found[0])
         chosen = {
@@ -92,7 +98,7 @@ def reproduce(arguments: Sequence[str]) -> int:
         process.take_devices(given["devices"])
         process.import_rest()
     try:
-        return _reproduce(item, cells, folder / item.name / given["scale"], given)
+        return _reproduce(item, cells, folder, given)
     except KeyboardInterrupt:
         return stopped("interrupted; write the same command again to go on.")
 
@@ -104,7 +110,7 @@ def list_items(folder: Path) -> int:
     lines = []
     for name in names():
         item = read_item(name)
-        cells = cells_of(item, folder)
+        cells = cells_of(item, folder, seeds=1)
         about = cost(cells)
         costs = ["", ""] if about is None else [*map(_number, about)]
         shown = [item.name, str(len(cells)), _state(item, folder), *costs]
@@ -122,8 +128,8 @@ def list_items(folder: Path) -> int:
         )
     console.print(table)
     console.print(
-        "Costs are rough estimates of one seed at full scale; those of a GPU are of an "
-        "H100, and no run has confirmed them.",
+        "Runs and costs are of one seed at full scale. Costs are rough estimates; those "
+        "of a GPU are of an H100, and no run has confirmed them.",
         highlight=False,
     )
     return 0
@@ -145,37 +151,45 @@ def _state(item: Item, folder: Path) -> str:
             cells = cells_of(item, folder, scale)
         except SettingError:  # the scale has none of its rows
             continue
-        over = sum(bool(runs_of(cell)) for cell in cells)
-        if over:
+        found = [runs_of(cell).get(seed) for cell in cells for seed in cell.configs]
+        ended = sum(path is not None for path in found)
+        if ended:
             kind = "" if scale == "full" else f" ({scale})"
-            return ("done" if over == len(cells) else f"{over} of {len(cells)}") + kind
+            return (
+                "done" if ended == len(found) else f"{ended} of {len(found)}"
+            ) + kind
     return "never run"
 
 
 def _reproduce(
-    item: Item, cells: Sequence[Cell], place: Path, given: dict[str, Any]
+    item: Item, cells: Sequence[Cell], folder: Path, given: dict[str, Any]
 ) -> int:
-    console = Console()
-    figures = lambda runs: measured(item.figures, item.published, runs)
+    console, place = Console(), folder / item.name / given["scale"]
+    figures = lambda runs: measured(item.figures, item.published, runs, item.base)
 
     def done(cell: Cell) -> None:
         found = figures({(cell.row, cell.method): runs_of(cell)})
-        shown = [f"{x.figure} {told(x)}" for x in found if "speed_up" not in x.figure]
+        shown = [f"{x.figure} {told(x)}" for x in found]
         said = f"{cell.row}, {cell.method}: {'; '.join(shown) or 'done'}"
         console.print(said, highlight=False, soft_wrap=True, markup=False)
 
     with reporting(console) as report:
         make_runs(cells, given["devices"], report, done)
-    runs = {(cell.row, cell.method): runs_of(cell) for cell in cells}
-    record = _record(item, given, runs)
-    found, notes = figures(runs), _notes(item, cells, record)
-    for row, lines in tables(found).items():
+    asked = {(cell.row, cell.method): runs_of(cell) for cell in cells}
+    for row, lines in tables(figures(asked)).items():
         table = Table(*HEAD, title=f"{item.place}, {row}")
         for line in lines:
             table.add_row(*line)
         console.print(table)
+    # the files have what earlier calls made, too
+    wanted = {name: list(getattr(item, name)) for name in ("rows", "methods")}
+    whole = cells_of(item, folder, given["scale"], **wanted)
+    runs = {(cell.row, cell.method): runs_of(cell, any_seed=True) for cell in whole}
+    runs = {at: of for at, of in runs.items() if of}
+    record, found = _record(item, given, runs), figures(runs)
+    notes = _notes(item, whole, record)
     for note in notes:
-        console.print(f"- {note}", highlight=False, soft_wrap=True)
+        console.print(f"- {note}", highlight=False, soft_wrap=True, markup=False)
     place.mkdir(parents=True, exist_ok=True)
     title = f"{item.place}: {item.title}"
     drawn = picture(place / "picture.png", title, runs, found, item.draw, item.against)
@@ -185,21 +199,29 @@ def _reproduce(
     for path in (place / "table.md", place / "table.csv", drawn):
         if path is not None:
             console.print(f"written  {path}", highlight=False, soft_wrap=True)
-    over = [", ".join(at) for at, paths in runs.items() if None in paths.values()]
+    return _told_diverged(cells, asked)
+
+
+def _told_diverged(cells: Sequence[Cell], runs: Runs) -> int:
+    """Says which runs have no figures; returns the exit code."""
+    over = [", ".join(at) for at, of in runs.items() if None in of.values()]
     if not over:
         return 0
-    return fail(f"runs of {'; '.join(over)} diverged, and have no figures.", 1)
+    text = f"runs of {'; '.join(over)} diverged, and have no figures"
+    less = [c for c in cells if len(runs[c.row, c.method]) < len(c.configs)]
+    if less:
+        lost = "; ".join(f"{cell.row}, {cell.method}" for cell in less)
+        text += f"; those of {lost} had no local steps to take"
+    return fail(f"{text}.", 1)
 
 
 def _notes(item: Item, cells: Sequence[Cell], record: dict[str, Any]) -> list[str]:
     """What stands below the tables: scale, seeds, what was chosen, and the evidence."""
-    scale, seeds = record["scale"], len(record["seeds"])
+    scale = record["scale"]
     notes = [
-        f"Scale {scale}, n = {seeds}: seeds 0 to {seeds - 1}. Deviations are of "
-        "the seeds. A difference has its 95 % interval by Student's t; inside that it is "
-        "none."
-        if seeds > 1
-        else f"Scale {scale}, n = 1: seed 0. One seed tells no small difference."
+        f"Scale {scale}; n is the number of seeds. Deviations are of the seeds. A "
+        "difference has its 95 % interval by Student's t and is none inside it; that of "
+        "one seed has no interval, so it may be chance."
     ]
     if scale != "full":
         notes.append(

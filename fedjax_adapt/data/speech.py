@@ -61,10 +61,11 @@ def _opened(data_dir: str | Path | None) -> Iterator[tuple[Any, str]]:
     that says so.
     """
     library, folders = folders_of(NAME, data_dir)
-    lists = [
-        path for folder in folders for path in folder.glob(f"{NAME}/*/features.json")
-    ]
-    if not lists:
+    found = (list(folder.glob(f"{NAME}/*/features.json")) for folder in folders)
+    lists = next(
+        filter(None, found), None
+    )  # of the folder that was given, if it has any
+    if lists is None:
         raise not_prepared(NAME, folders)
     place = max(lists, key=lambda path: _version(path.parent.name)).parent
     with TemporaryDirectory() as view:

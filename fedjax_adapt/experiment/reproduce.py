@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import check
-from ..errors import RunError, SettingError
+from ..errors import SettingError
 from ..models import MODELS, classification
 from . import store
 from .config import Config, from_settings, identity, read_config
@@ -85,6 +85,11 @@ class Item(NamedTuple):
     chosen: list[str]
     published: dict[str, dict[str, dict[str, Any]]]
 
+    @property
+    def base(self) -> str:
+        """The method that speed-ups are over: the first."""
+        return next(iter(self.methods))
+
 
 class Cell(NamedTuple):
     """The runs of a row and a method, one for each seed."""
@@ -128,11 +133,31 @@ def read_item(name: str) -> Item:
         raise SettingError(f"{path.name} has {unknown[0]}, which is no part of an item")
     shared: Mapping[str, Any] = told
     origin = name
+    tables = {"only": told.get("only", {}), **told.get("scales", {})}
+    keys = {"only": ("rows", "methods")}
+    for table, given in tables.items():
+        wrong = set(given) - {*keys.get(table, ("rows", "methods", "seeds", "run"))}
+        if wrong or table not in ("only", *SCALES):
+            raise SettingError(
+                f"{path} has {table}.{min(wrong, default='')}, which means "
+                "nothing; see experiment/reproduce.py for what does."
+            )
+    if "of" in told and any(key in told for key in SHARED):
+        raise SettingError(
+            f"{path} has settings of runs, which are those of {told['of']}."
+        )
     if "of" in told:
         other = read_item(f"{paper}-{told['of']}")
         shared, origin = other._asdict(), other.name
     rows, methods = dict(shared["rows"]), dict(shared["methods"])
     only = told.get("only", {})
+    for table in (shared.get("cells", {}), told.get("published", {})):
+        for row, of in table.items():
+            lost = [row] if row not in rows else [m for m in of if m not in methods]
+            if lost:
+                raise SettingError(
+                    f"{path} says something of {lost[0]}, which it has not."
+                )
     return Item(
         name=name,
         title=told["title"],
@@ -168,7 +193,8 @@ def cells_of(
       scale: "full" is the paper's; "cpu" what the item's file says of one; "smoke" the
         first row on the digits, two rounds, to try it out.
       rows: of the item; empty: those of the scale.
-      methods: likewise. A method whose steps another takes comes with it.
+      methods: likewise. A method whose steps another takes comes with it, and so does the
+        first of the item where speed-ups over it are shown.
       seeds: how many, from 0; None: as the scale has it, else 1.
       data_dir: where data files are.
 
@@ -180,6 +206,8 @@ def cells_of(
     rows = rows[:1] if scale == "smoke" else rows
     methods = _chosen(item, scale, "methods", methods)
     first = [item.methods[m].get("steps_of") for m in methods]
+    if any(figure.startswith("speed_up.") for figure in item.figures):
+        first.append(item.base)
     methods = list(dict.fromkeys([*(m for m in first if m is not None), *methods]))
     count = item.scales.get(scale, {}).get("seeds", 1) if seeds is None else seeds
     check.at_least("seeds", count, 1)
@@ -287,19 +315,25 @@ def make_runs(
         else:  # each has a run of its own to take them from
             other = runs_of(at[cell.row, cell.steps])
             for seed in lack:
-                folder = other[seed]
-                if folder is None:
-                    raise RunError(
-                        f"{cell.row}, {cell.steps} diverged with seed {seed}, so there are "
-                        f"no local steps for {cell.method} to take."
-                    )
-                config = _with_steps(cell.configs[seed], folder)
-                _run(cell, [config], devices, progress)
+                folder = other.get(seed)
+                if (
+                    folder is not None
+                ):  # else it diverged, and there are no steps to take
+                    config = _with_steps(cell.configs[seed], folder)
+                    _run(cell, [config], devices, progress)
         done(cell)
 
 
-def runs_of(cell: Cell) -> dict[int, Path | None]:
-    """The folder of each run of a cell that is over, by seed; None: it diverged."""
+def runs_of(cell: Cell, any_seed: bool = False) -> dict[int, Path | None]:
+    """The folder of each run of a cell that is over, by seed; None: it diverged.
+
+    Args:
+      cell: of an item.
+      any_seed: those of seeds that the cell was not asked for, too.
+
+    Raises:
+      SettingError: they are of another protocol.
+    """
     found = {}
     for begun in _sweeps(cell):
         if (begun / store.SUMMARY).exists():
@@ -307,7 +341,8 @@ def runs_of(cell: Cell) -> dict[int, Path | None]:
                 whole = (trial / store.SUMMARY).exists()
                 seed = _checked_seed(cell, read_config(trial / store.CONFIG), begun)
                 found[seed] = trial if whole else None
-    return {seed: found[seed] for seed in cell.configs if seed in found}
+    wanted = sorted(found) if any_seed else cell.configs
+    return {seed: found[seed] for seed in wanted if seed in found}
 
 
 def _sweeps(cell: Cell) -> list[Path]:
@@ -350,8 +385,9 @@ def _run(
 ) -> None:
     """Runs seeds of a cell, all as one sweep."""
     if configs:
-        seeds = "-".join(str(config.seed) for config in configs)
-        _sweep(cell.folder / f"seed-{seeds}", configs, devices, progress)
+        ends = dict.fromkeys(str(configs[at].seed) for at in (0, -1))
+        name = f"seed-{'-'.join(ends)}"
+        _sweep(cell.folder / name, configs, devices, progress)
 
 
 def _sweep(
@@ -369,7 +405,7 @@ def _with_steps(config: Config, other: Path) -> Config:
     One client that holds all data takes their mean in each round, rounded.
     """
     if config.num_clients != 1:
-        return replace(config, match=str(other))
+        return replace(config, match=str(other.resolve()))
     total = store.read_summary(other)["local_steps"]  # pyright: ignore[reportOptionalSubscript]
     return replace(config, num_steps=max(round(total / config.rounds), 1))
 
@@ -384,7 +420,9 @@ DATA = {  # inputs, training examples, classes
     "cifar100": ((32, 32, 3), 50_000, 100),
     "speech_commands": ((49, 40), 30_769, 10),
 }
-CORE = 6e10  # operations a second of a core of an AMD EPYC without AVX-512, W1 and W2
+# operations a second of a core: the rounds of benchmarks/rounds.py on two cores of an AMD
+# EPYC without AVX-512, commit 0928c17, 2026-11-23, n = 1 (W1 75e9, W2 55e9)
+CORE = 6e10
 GPU = 2e13  # of an H100 in float32; a guess, like the next, that none has confirmed
 STEP = 1e-4  # seconds that a local step takes at the least, all clients at once
 

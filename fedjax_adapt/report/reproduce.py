@@ -75,40 +75,52 @@ def measured(
     figures: Sequence[str],
     published: Mapping[str, Mapping[str, Mapping[str, float | str]]],
     runs: Runs,
+    base: str | None = None,
 ) -> list[Measured]:
     """Every figure of every row and method, but for those published of other rows alone.
 
     Args:
       figures: by the names of a summary, as in rounds_to.0.97; or speed_up.0.97, the
-        rounds of the first method of the row by those of this one, seed by seed.
+        rounds of the base by those of this method, seed by seed.
       published: by row, method and figure.
       runs: that are over.
+      base: the method that speed-ups are over; None: there are none.
     """
     found = []
-    first: dict[tuple[str, str], list[float | None]] = {}
     everywhere = {n for row in published.values() for of in row.values() for n in of}
     for (row, method), folders in runs.items():
-        summaries = [path and read_summary(path) for path in folders.values()]
         here = {name for of in published.get(row, {}).values() for name in of}
         for name in figures:
-            if here and name in everywhere - here:
-                continue  # the paper has it of other rows
             kind, _, target = name.partition(".")
-            source = f"rounds_to.{target}" if kind == "speed_up" else name
-            values = [of_summary(said, source) if said else None for said in summaries]
+            if (here and name in everywhere - here) or (
+                kind == "speed_up" and (row, base) not in runs
+            ):
+                continue  # the paper has it of other rows; nothing to be faster than
             if kind == "speed_up":
-                base = first.setdefault((row, target), values)
+                own, bases = (
+                    _values(runs[row, m], f"rounds_to.{target}") for m in (method, base)
+                )
                 values = [
-                    None if a is None or b is None else a / b
-                    for a, b in zip(base, values, strict=True)
+                    None
+                    if own[seed] is None or bases.get(seed) is None
+                    else bases[seed] / own[seed]
+                    for seed in own
                 ]
-            own = [value for value in values if value is not None]
-            if not own and kind == "models":
+            else:
+                values = list(_values(folders, name).values())
+            known = [value for value in values if value is not None]
+            if not known and kind == "models":
                 continue  # a model that this method does not have
             paper = published.get(row, {}).get(method, {}).get(name)
-            lacking = len(values) - len(own)
-            found.append(Measured(row, method, name, paper, own, lacking))
+            lacking = len(values) - len(known)
+            found.append(Measured(row, method, name, paper, known, lacking))
     return found
+
+
+def _values(folders: Mapping[int, Path | None], name: str) -> dict[int, float | None]:
+    """A figure of each run by its seed; None: it diverged, or has none."""
+    summaries = {seed: path and read_summary(path) for seed, path in folders.items()}
+    return {seed: of_summary(x, name) if x else None for seed, x in summaries.items()}
 
 
 def of_summary(summary: Mapping[str, Any], name: str) -> float | None:
@@ -136,7 +148,7 @@ def tables(found: Sequence[Measured]) -> dict[str, list[tuple[str, ...]]]:
     for row in dict.fromkeys(cell.row for cell in found):
         here = [cell for cell in found if cell.row == row]
         made[row] = [
-            (cell.figure, cell.method, *_texts(cell), str(cell.seeds))
+            (_unit(cell.figure), cell.method, *_texts(cell), str(cell.seeds))
             for figure in dict.fromkeys(cell.figure for cell in here)
             for cell in here
             if cell.figure == figure
@@ -144,19 +156,24 @@ def tables(found: Sequence[Measured]) -> dict[str, list[tuple[str, ...]]]:
     return made
 
 
+def _unit(figure: str) -> str:
+    """A figure's name with its unit, where it has one."""
+    return f"{figure} (%)" if {*figure.split(".")} & {*SHARES} else figure
+
+
 def _texts(cell: Measured) -> tuple[str, str, str]:
     """Published, measured and the difference, as they are shown."""
     paper = "" if cell.published is None else cell.published
     published = paper if isinstance(paper, str) else _digits(paper)
     if cell.mean is None:
-        some = f"{len(cell.values)} of {cell.seeds} seeds" if cell.values else "none"
+        some = f"{len(cell.values)} of {cell.seeds} seeds" if cell.values else "no seed"
         return published, some, ""
     text = _digits(cell.mean) + ("" if cell.std is None else f" ± {_digits(cell.std)}")
     if cell.difference is None:
         return published, text, ""
-    difference = f"{cell.difference:+.3g}"
+    difference = ("+" if cell.difference >= 0 else "-") + _digits(abs(cell.difference))
     if cell.interval is not None:
-        difference += f" ± {cell.interval:.2g}"
+        difference += f" ± {_digits(cell.interval)}"
         if abs(cell.difference) <= cell.interval:
             difference = f"none ({difference})"
     return published, text, difference
@@ -195,7 +212,14 @@ def as_csv(found: Sequence[Measured]) -> str:
     for cell in found:
         numbers = (cell.mean, cell.std, cell.interval, cell.difference)
         writer.writerow(
-            [cell.row, cell.method, cell.figure, cell.published, *numbers, cell.seeds]
+            [
+                cell.row,
+                cell.method,
+                _unit(cell.figure),
+                cell.published,
+                *numbers,
+                cell.seeds,
+            ]
             + [cell.lacking, " ".join(map(repr, cell.values))]
         )
     return text.getvalue()
@@ -258,7 +282,7 @@ def picture(
                 if at[0] == row:
                     _curve(axes, at[1], paths, column, against)
             axes.set_xlabel(AGAINST.get(against, against), fontsize=8)
-            axes.set_ylabel(column + " (%)" * (column in SHARES), fontsize=8)
+            axes.set_ylabel(_unit(column), fontsize=8)
             if axes.lines:
                 axes.legend(frameon=False, fontsize=7)
         axes.tick_params(labelsize=8)
@@ -315,8 +339,9 @@ def _dots(axes: "Axes", found: Sequence[Measured]) -> None:
     ours = [np.nan if cell.mean is None else cell.mean for cell in found]
     spread = [cell.interval or 0 for cell in found]
     axes.plot(paper, at, "x", color="#222222", label="published")
-    axes.errorbar(ours, at, xerr=spread, fmt="o", markersize=4, label="measured, 95 %")
+    label = "measured, 95 %" if any(spread) else "measured"
+    axes.errorbar(ours, at, xerr=spread, fmt="o", markersize=4, label=label)
     axes.set_yticks(at, names)
     axes.invert_yaxis()
-    axes.set_xlabel(found[0].figure + " (%)" * (found[0].figure in SHARES), fontsize=8)
+    axes.set_xlabel(_unit(found[0].figure), fontsize=8)
     axes.legend(frameon=False, fontsize=7)
