@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,11 @@ from helpers import close, fast, keys, make_data, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedprox, scaffold
-from fedjax_adapt.engine import initial, memory, mesh
+from fedjax_adapt.engine import initial, memory, mesh, xla
 from fedjax_adapt.engine.client_store import DEVICE, device
 from fedjax_adapt.engine.cohort import num_devices_of
+from fedjax_adapt.experiment import loop
+from fedjax_adapt.experiment.config import Config
 
 
 def test_no_device_is_left_over():
@@ -398,3 +401,25 @@ def test_a_state_of_other_devices_is_moved(task, data):
     for made, runs in ((2, 3), (3, 1)):
         moved = rounds[runs].placed(states[made])
         assert len(moved.params["w"].sharding.device_set) == runs
+
+
+@pytest.mark.parametrize("devices, waits", [(2, 3), (1, 0)])
+def test_a_loop_waits_for_each_call_where_devices_meet(
+    task, data, monkeypatch, devices, waits
+):
+    """Without it the devices of a CPU may wait for each other for ever, see xla.py."""
+    waited = []
+    monkeypatch.setattr(xla.jax, "block_until_ready", waited.append)
+    plan = fa.Plan(cohort_size=2, batch_size=4, devices=devices)
+    round_fn, state = start(fedavg(), task, data, plan)
+    fa.train(round_fn, state, keys(3), chunk_size=1)
+    assert len(waited) == waits
+
+
+def test_a_run_waits_for_each_group_where_devices_meet(monkeypatch):
+    calls = []
+    monkeypatch.setattr(loop, "wait_where_devices_meet", calls.append)
+    program = SimpleNamespace(group=lambda state: (state + 1, state), last=None)
+    config = Config(rounds=8, evaluate_every=2)
+    state, parts = loop._dispatch(config, program, 0, 0, 6, 10)
+    assert (state, parts, calls) == (3, [[0], [1], [2]], [1, 2, 3])
