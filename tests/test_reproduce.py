@@ -255,14 +255,14 @@ def test_a_difference_inside_its_interval_is_none():
     assert few.mean == pytest.approx(90.3333, abs=1e-4)
     assert few.std == pytest.approx(1.5275, abs=1e-4)
     assert few.interval == pytest.approx(4.3027 * 1.5275 / 3**0.5, abs=1e-3)
-    assert tables([few])["row"][0][4].startswith("none (+0.333")
+    assert tables([few])["row"][0][4].startswith("none (+0.33 ± 3.79")
     assert tables([few])["row"][0][0] == "accuracy (%)"
     far = few._replace(published=80.0)
     assert tables([far])["row"][0][4] == "+10.33 ± 3.79"
     large = few._replace(published=1e6)
     assert tables([large])["row"][0][4] == "-999909.67 ± 3.79"
     one = few._replace(values=[89.0])
-    assert tables([one])["row"][0][3:] == ("89", "-1", "1")
+    assert tables([one])["row"][0][3:] == ("89.00", "-1.00", "1")
 
 
 def test_a_target_that_not_all_seeds_reach_has_no_mean():
@@ -298,6 +298,7 @@ def test_the_command_prints_published_beside_measured(made, capsys):
     told = ["reproduce", "some-table1", "--rows", "iid", "--folder", str(made)]
     assert main(told) == 0
     shown = capsys.readouterr().out
+    assert "3 runs, of which 3 are there." in shown
     assert "Table 1, iid" in shown and ">100" in shown and "90" in shown
     place = made / "some-table1" / "full"
     rows = list(csv.DictReader((place / "table.csv").read_text().splitlines()))
@@ -311,6 +312,25 @@ def test_the_command_prints_published_beside_measured(made, capsys):
     assert "Chosen here: batches of 20" in (place / "table.md").read_text()
     record = json.loads((place / "record.json").read_text())
     assert record["seeds"][0] == 0 and record["commits"] and record["hardware"]
+    assert record["versions"][0]["jax"]
+
+
+def test_an_item_without_numbers_says_so_and_shows_the_last_of_what_it_draws(
+    made, capsys
+):
+    told = ["reproduce", "some-fig1", "--folder", str(made)]
+    assert main(told) == 0
+    shown = capsys.readouterr().out
+    assert "accuracy (%)" in shown and "has no numbers of it but its picture" in shown
+    assert "not all the paper's" not in shown
+
+
+def test_smoke_is_beside_nothing_published(papers, tmp_path, capsys):
+    told = ["reproduce", "some-table1", "--folder", str(tmp_path), "--scale", "smoke"]
+    assert main([*told, "--methods", "central"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 runs, of which 0 are there; about" in shown
+    assert "compare with nothing" in shown and ">100" not in shown
 
 
 def test_list_says_what_was_run(made, capsys, monkeypatch):

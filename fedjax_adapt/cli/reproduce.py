@@ -9,8 +9,9 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from .. import check
+from .. import __version__, check
 from ..errors import SettingError
+from ..experiment.config import identity
 from ..experiment.options import Option
 from ..experiment.reproduce import (
     Cell,
@@ -39,6 +40,7 @@ from .flags import read_flags
 from .process import fail, paths_and_flags, reporting, stopped
 
 PROGRAM = "fedjax-adapt reproduce"
+INSTALLED = f"installed, fedjax-adapt {__version__}"  # in place of a commit
 DESCRIPTION = """\
 fedjax-adapt reproduce ITEM [OPTIONS] makes the runs of a published table or figure, and
 puts the paper's figures beside what came out; `fedjax-adapt reproduce list` shows items.
@@ -47,12 +49,16 @@ A run that is there is not made again, and one that was interrupted goes on. The
 (table.md, table.csv), the picture and a record of commit and machine go to
 FOLDER/ITEM/SCALE."""
 FLAGS = {
-    "rows": Option(tuple[str, ...], (), "of the table; none given: all of the scale"),
-    "methods": Option(tuple[str, ...], (), "likewise"),
+    "rows": Option(
+        tuple[str, ...], (), "rows of the item; none given: those of the scale"
+    ),
+    "methods": Option(
+        tuple[str, ...], (), "methods of the item; none given: those of the scale"
+    ),
     "seeds": Option(
         int | None,
         None,
-        "runs of each cell, of seeds 0, 1, ...; none: as the scale has it",
+        "seeds 0, 1, ... of each row and method; none: as many as the scale has, or 1",
     ),
     "scale": Option(
         Scale,
@@ -64,7 +70,7 @@ FLAGS = {
     "data_dir": Option(
         str | None, None, "where data files are; none: the variable FEDJAX_ADAPT_DATA"
     ),
-    "devices": Option(int | Literal["auto"], "auto", "that share the runs of a cell"),
+    "devices": Option(int | Literal["auto"], "auto", "how many devices share the work"),
 }
 
 
@@ -115,21 +121,22 @@ def list_items(folder: Path) -> int:
         costs = ["", ""] if about is None else [*map(_number, about)]
         shown = [item.name, str(len(cells)), _state(item, folder), *costs]
         lines.append([*shown, f"{item.place}: {item.title}"])
-    heads = ("item", "runs", "here", "core-hours", "GPU-min", "in the paper")
+    heads = ("item", "runs", "here", "core-h", "GPU-min", "in the paper")
     taken = 3 * len(heads) + 1  # borders
     for number, head in enumerate(heads):
-        right = head in ("runs", "core-hours", "GPU-min")
+        right = head in ("runs", "core-h", "GPU-min")
         table.add_column(head, justify="right" if right else "left", no_wrap=True)
         if head != heads[-1]:
             taken += max(len(line[number]) for line in (heads, *lines))
     for *line, title in lines:
         table.add_row(
-            *line, shorten(title, max(console.width - taken, 20), placeholder="…")
+            *line, shorten(title, max(console.width - taken, 12), placeholder="…")
         )
     console.print(table)
     console.print(
-        "Runs and costs are of one seed at full scale. Costs are rough estimates; those "
-        "of a GPU are of an H100, and no run has confirmed them.",
+        "Runs and costs are of one seed at full scale; runs of scale smoke do not count. "
+        "Costs are rough estimates; those of a GPU are of an H100, and no run has "
+        "confirmed them.",
         highlight=False,
     )
     return 0
@@ -165,7 +172,9 @@ def _reproduce(
     item: Item, cells: Sequence[Cell], folder: Path, given: dict[str, Any]
 ) -> int:
     console, place = Console(), folder / item.name / given["scale"]
-    figures = lambda runs: measured(item.figures, item.published, runs, item.base)
+    published = {} if given["scale"] == "smoke" else item.published
+    figures = lambda runs: measured(item.figures, published, runs, item.base)
+    console.print(_plan(cells), highlight=False, soft_wrap=True, markup=False)
 
     def done(cell: Cell) -> None:
         found = figures({(cell.row, cell.method): runs_of(cell)})
@@ -191,15 +200,29 @@ def _reproduce(
     for note in notes:
         console.print(f"- {note}", highlight=False, soft_wrap=True, markup=False)
     place.mkdir(parents=True, exist_ok=True)
-    title = f"{item.place}: {item.title}"
+    n = len(record["seeds"])
+    title = f"{item.place}: {item.title} (scale {given['scale']}, n = {n})"
     drawn = picture(place / "picture.png", title, runs, found, item.draw, item.against)
     write_text(place / "table.md", markdown(title, found, notes))
     write_text(place / "table.csv", as_csv(found))
     write_text(place / "record.json", json.dumps(record, indent=2) + "\n")
-    for path in (place / "table.md", place / "table.csv", drawn):
-        if path is not None:
-            console.print(f"written  {path}", highlight=False, soft_wrap=True)
+    console.print(f"runs     {cells[0].folder.parents[1]}/ROW/METHOD", soft_wrap=True)
+    files = [place / name for name in ("table.md", "table.csv", "record.json")]
+    for path in files if drawn is None else [*files, drawn]:
+        console.print(f"written  {path}", highlight=False, soft_wrap=True)
     return _told_diverged(cells, asked)
+
+
+def _plan(cells: Sequence[Cell]) -> str:
+    """How many runs there are to be, how many are there, and what the others cost."""
+    count = sum(len(cell.configs) for cell in cells)
+    there = sum(len(runs_of(cell)) for cell in cells)
+    lack = [cell for cell in cells if len(runs_of(cell)) < len(cell.configs)]
+    about = cost(lack)
+    text = f"{count} runs, of which {there} are there"
+    if lack and about is not None:
+        text += f"; about {_number(about.core_hours)} core-hours for the others"
+    return text + "."
 
 
 def _told_diverged(cells: Sequence[Cell], runs: Runs) -> int:
@@ -223,11 +246,30 @@ def _notes(item: Item, cells: Sequence[Cell], record: dict[str, Any]) -> list[st
         "difference has its 95 % interval by Student's t and is none inside it; that of "
         "one seed has no interval, so it may be chance."
     ]
-    if scale != "full":
+    full = cells_of(
+        item,
+        cells[0].folder,
+        "full",
+        [cell.row for cell in cells],
+        [cell.method for cell in cells],
+        1,
+    )
+    first = lambda cell: identity(cell.configs[0])
+    whole = {(cell.row, cell.method): first(cell) for cell in full}
+    if scale == "smoke":
         notes.append(
-            f"The settings of scale {scale} are not all the paper's, so its "
-            "figures need not agree with the published ones."
+            "Scale smoke is two rounds of the first row on scikit-learn's digits: its "
+            "figures compare with nothing."
         )
+    elif any(first(cell) != whole[cell.row, cell.method] for cell in cells):
+        notes.append(
+            f"The settings of scale {scale} are not all the paper's, so its figures need "
+            "not agree with the published ones."
+        )
+    if not item.published:
+        notes.append("The paper has no numbers of it but its picture.")
+    if item.draw and len(record["seeds"]) > 1:
+        notes.append("Bands in the picture reach from the least seed to the most.")
     trained = [c for c in cells if next(iter(c.configs.values())).public == "published"]
     for row in dict.fromkeys(cell.row for cell in trained):
         notes.append(
@@ -251,7 +293,10 @@ def _record(item: Item, given: dict[str, Any], runs: Runs) -> dict[str, Any]:
         "rows": list(dict.fromkeys(row for row, _ in runs)),
         "methods": list(dict.fromkeys(method for _, method in runs)),
         "seeds": sorted({seed for of in runs.values() for seed in of}),
-        "commits": every(said["commit"] or "installed" for said in summaries),
+        "commits": every(said["commit"] or INSTALLED for said in summaries),
         "hardware": every(machine(said) for said in summaries),
-        "versions": every(json.dumps(said["versions"]) for said in summaries),
+        "versions": [
+            json.loads(text)
+            for text in every(json.dumps(said["versions"]) for said in summaries)
+        ],
     }

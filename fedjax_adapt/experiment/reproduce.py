@@ -6,7 +6,7 @@
     place = "Table 1"            where in the paper
     of = "table1"                its runs are those of that item
     only = {rows = [...], methods = [...]}               some of these
-    figures = ["last_mean"]      of a run's summary: the columns
+    figures = ["last_mean"]      of a run's summary: the columns; else those that it draws
     draw = ["accuracy"]          columns of its metrics, or clients.COLUMN: the picture
     against = "round"
     chosen = ["..."]             what the paper does not state
@@ -150,7 +150,7 @@ def read_item(name: str) -> Item:
         other = read_item(f"{paper}-{told['of']}")
         shared, origin = other._asdict(), other.name
     rows, methods = dict(shared["rows"]), dict(shared["methods"])
-    only = told.get("only", {})
+    only, drawn = told.get("only", {}), told.get("draw", [])
     for table in (shared.get("cells", {}), told.get("published", {})):
         for row, of in table.items():
             lost = [row] if row not in rows else [m for m in of if m not in methods]
@@ -168,8 +168,8 @@ def read_item(name: str) -> Item:
         methods={method: methods[method] for method in only.get("methods", methods)},
         cells=shared.get("cells", {}),
         scales=shared.get("scales", {}),
-        figures=told.get("figures", []),
-        draw=told.get("draw", []),
+        figures=told.get("figures", [x for x in drawn if x in ("accuracy", "loss")]),
+        draw=drawn,
         against=told.get("against", "round"),
         chosen=told.get("chosen", []),
         published=told.get("published", {}),

@@ -164,16 +164,18 @@ def _unit(figure: str) -> str:
 def _texts(cell: Measured) -> tuple[str, str, str]:
     """Published, measured and the difference, as they are shown."""
     paper = "" if cell.published is None else cell.published
-    published = paper if isinstance(paper, str) else _digits(paper)
+    share = _unit(cell.figure) != cell.figure
+    digits = (lambda value: f"{value:.2f}") if share else _digits
+    published = paper if isinstance(paper, str) else digits(paper)
     if cell.mean is None:
         some = f"{len(cell.values)} of {cell.seeds} seeds" if cell.values else "no seed"
         return published, some, ""
-    text = _digits(cell.mean) + ("" if cell.std is None else f" ± {_digits(cell.std)}")
+    text = digits(cell.mean) + ("" if cell.std is None else f" ± {digits(cell.std)}")
     if cell.difference is None:
         return published, text, ""
-    difference = ("+" if cell.difference >= 0 else "-") + _digits(abs(cell.difference))
+    difference = ("+" if cell.difference >= 0 else "-") + digits(abs(cell.difference))
     if cell.interval is not None:
-        difference += f" ± {_digits(cell.interval)}"
+        difference += f" ± {digits(cell.interval)}"
         if abs(cell.difference) <= cell.interval:
             difference = f"none ({difference})"
     return published, text, difference

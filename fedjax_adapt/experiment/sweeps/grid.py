@@ -284,7 +284,8 @@ def described(trial: Trial) -> str:
 def seed_hint(sweep: Sweep) -> str | None:
     """What to say of seeds that change the examples too; None: nothing."""
     given = {*sweep.run, *sweep.names}
-    if "seed" not in sweep.names or "partition_seed" in given:
+    seeds = {trial.config.seed for trial in sweep.trials}
+    if len(seeds) < 2 or "seed" not in sweep.names or "partition_seed" in given:
         return None
     changes = next(filter(None, (what_follows(t.config) for t in sweep.trials)), None)
     return changes and (
