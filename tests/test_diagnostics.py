@@ -93,3 +93,14 @@ def test_mistakes_are_told(task, data):
         )
     with pytest.raises(SettingError, match="num_steps=0"):
         diagnostics.central_params(task, data, plan, state.params, key, 0)
+
+
+def test_central_params_know_no_cap_and_no_clock(task, data):
+    plan, key = fa.Plan(batch_size=4), jax.random.key(5)
+    params = task.init(key)
+    capped = fa.Plan(batch_size=4, max_steps=1, clock=fa.Clock(step_seconds=1.0))
+    found = [
+        diagnostics.central_params(task, data, which, params, key, 3)
+        for which in (plan, capped)
+    ]
+    np.testing.assert_array_equal(found[0]["w"], found[1]["w"])

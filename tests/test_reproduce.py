@@ -447,3 +447,49 @@ def test_mistakes_in_an_items_file_are_told(papers, old, new, said):
             read_item("some-table8")
     finally:
         path.unlink()
+
+
+def test_items_are_in_the_order_of_the_paper(papers):
+    for name in ("table10", "table2", "fig10", "fig2"):
+        (papers / "some" / f"{name}.toml").write_text(TABLE)
+    try:
+        assert reproduce.names() == [
+            *("some-table1", "some-table2", "some-table10"),
+            *("some-fig1", "some-fig2", "some-fig10"),
+        ]
+    finally:
+        for name in ("table10", "table2", "fig10", "fig2"):
+            (papers / "some" / f"{name}.toml").unlink()
+
+
+def test_only_who_takes_steps_of_others_may_have_other_steps(made, tmp_path):
+    shutil.copytree(made, tmp_path / "copy")
+    fedveca, _, central = iid(tmp_path / "copy")
+    for cell in (fedveca, central):
+        old = cell.folder / "seed-0" / "trials" / "0000" / "config.toml"
+        text = old.read_text()
+        assert "num_steps" in text or cell is fedveca
+        old.write_text("num_steps = 7\n" + text.replace("num_steps = ", "# "))
+    assert list(runs_of(central)) == [0]
+    with pytest.raises(SettingError, match="with num_steps=7, here num_steps=None"):
+        runs_of(fedveca)
+
+
+def test_curves_and_points_are_in_percent(made):
+    from matplotlib.figure import Figure
+
+    from fedjax_adapt.report import reproduce as report
+
+    folder = runs_of(iid(made)[0])[0]
+    axes = Figure().subplots()
+    report._curve(axes, "fedveca", [folder], "accuracy", "round")
+    rows = read_run(folder).metrics
+    np.testing.assert_allclose(
+        axes.lines[0].get_ydata(), 100 * rows["accuracy"].to_numpy()
+    )
+    axes = Figure().subplots()
+    some = Measured("row", "method", "accuracy", 90.0, [89.0, 90.0, 92.0], 0)
+    report._dots(axes, [some])
+    (bars,) = axes.collections
+    low, high = bars.get_segments()[0][:, 0]
+    np.testing.assert_allclose((high - low) / 2, some.interval)

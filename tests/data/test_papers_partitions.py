@@ -274,3 +274,11 @@ def test_what_cannot_be_is_said_with_the_numbers(partition, num_clients, chosen,
     with pytest.raises(ValueError, match=match) as error:
         split(partition, labels, num_clients, **chosen)
     assert "\n" not in str(error.value) and str(error.value).endswith(".")
+
+
+def test_of_an_odd_number_of_labels_the_middle_one_is_in_the_second_half():
+    labels = np.repeat(np.arange(5), 4)
+    rows = split("fedveca_case", labels, num_clients=4, case=3)
+    # h = 2; below (5 - 1) / 2: labels 0 and 1; the others by 2 + label mod 2
+    held = [sorted(set(labels[own].tolist())) for own in rows]
+    assert held == [[0, 1], [0, 1], [2, 4], [3]]
