@@ -333,6 +333,14 @@ def test_smoke_is_beside_nothing_published(papers, tmp_path, capsys):
     assert "compare with nothing" in shown and ">100" not in shown
 
 
+def test_what_lacks_is_counted_where_the_steps_of_others_are_there(made, capsys):
+    told = ["reproduce", "some-table1", "--rows", "iid", "--folder", str(made)]
+    assert main([*told, "--methods", "fedveca", "--seeds", "4"]) == 0
+    assert main([*told, "--methods", "fedavg", "--seeds", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "4 runs, of which 3 are there; about <0.01 core-hours" in shown
+
+
 def test_list_says_what_was_run(made, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["reproduce", "list", "--folder", str(made)]) == 0

@@ -215,11 +215,10 @@ def _reproduce(
 
 def _plan(cells: Sequence[Cell]) -> str:
     """How many runs there are to be, how many are there, and what the others cost."""
-    count = sum(len(cell.configs) for cell in cells)
-    there = sum(len(runs_of(cell)) for cell in cells)
-    lack = [cell for cell in cells if len(runs_of(cell)) < len(cell.configs)]
-    about = cost(lack)
-    text = f"{count} runs, of which {there} are there"
+    lacking = lambda cell: len(cell.configs) - len(runs_of(cell))
+    count, lack = (sum(map(of, cells)) for of in (lambda c: len(c.configs), lacking))
+    about = cost(cells, lacking)
+    text = f"{count} runs, of which {count - lack} are there"
     if lack and about is not None:
         text += f"; about {_number(about.core_hours)} core-hours for the others"
     return text + "."

@@ -434,10 +434,16 @@ class Cost(NamedTuple):
     gpu_minutes: float
 
 
-def cost(cells: Sequence[Cell]) -> Cost | None:
+def cost(
+    cells: Sequence[Cell], runs: Callable[[Cell], int] = lambda cell: len(cell.configs)
+) -> Cost | None:
     """An estimate from the operations of the local steps; None: the data are not known.
 
     Methods that choose their steps count as if they stayed at the first number.
+
+    Args:
+      cells: of an item, with those whose steps others take.
+      runs: how many of a cell count.
     """
     core = gpu = 0.0
     at = {(cell.row, cell.method): next(iter(cell.configs.values())) for cell in cells}
@@ -459,8 +465,8 @@ def cost(cells: Sequence[Cell]) -> Cost | None:
         cohort = max(config.participation * config.num_clients, 1)
         model = (config.model, tuple(config.model_options.items()), shape, classes)
         work = 3 * steps * cohort * batch * _operations(*model)  # forward, twice back
-        core += len(cell.configs) * max(work / CORE, steps * STEP) / 3600
-        gpu += len(cell.configs) * max(work / GPU, steps * STEP) / 60
+        core += runs(cell) * max(work / CORE, steps * STEP) / 3600
+        gpu += runs(cell) * max(work / GPU, steps * STEP) / 60
     return Cost(core, gpu)
 
 

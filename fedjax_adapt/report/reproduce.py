@@ -92,22 +92,16 @@ def measured(
         here = {name for of in published.get(row, {}).values() for name in of}
         for name in figures:
             kind, _, target = name.partition(".")
-            if (here and name in everywhere - here) or (
-                kind == "speed_up" and (row, base) not in runs
-            ):
-                continue  # the paper has it of other rows; nothing to be faster than
-            if kind == "speed_up":
-                own, bases = (
-                    _values(runs[row, m], f"rounds_to.{target}") for m in (method, base)
-                )
-                values = [
-                    None
-                    if own[seed] is None or bases.get(seed) is None
-                    else bases[seed] / own[seed]
-                    for seed in own
-                ]
-            else:
+            if here and name in everywhere - here:
+                continue  # the paper has it of other rows
+            if kind != "speed_up":
                 values = list(_values(folders, name).values())
+            elif base is not None and (row, base) in runs:
+                rounds = f"rounds_to.{target}"
+                own, bases = _values(folders, rounds), _values(runs[row, base], rounds)
+                values = [_ratio(bases.get(seed), n) for seed, n in own.items()]
+            else:
+                continue  # nothing to be faster than
             known = [value for value in values if value is not None]
             if not known and kind == "models":
                 continue  # a model that this method does not have
@@ -115,6 +109,10 @@ def measured(
             lacking = len(values) - len(known)
             found.append(Measured(row, method, name, paper, known, lacking))
     return found
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a / b
 
 
 def _values(folders: Mapping[int, Path | None], name: str) -> dict[int, float | None]:
