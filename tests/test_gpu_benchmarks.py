@@ -227,7 +227,7 @@ def test_a_block_goes_on_where_its_minutes_ended(
     assert cifar.measure(block(modules, tmp_path, *some))
     assert asked[1:] == [("fedavg", True), ("fedprox", False)]
     assert cifar.measure(block(modules, tmp_path, *some)) and len(asked) == 3
-    row = "fedprox: last_mean 50 (74.25); last_std 1 (0.06); rounds_to.0.75 9 (>1500)"
+    row = "fedprox: last_mean 50.00 (74.25); last_std 1.00 (0.06); rounds_to.0.75 9 (>1500)"
     assert row in capsys.readouterr().out
     lines = (tmp_path / "lines.jsonl").read_text().splitlines()
     assert [json.loads(line)["method"] for line in lines] == ["fedavg", "fedprox"]
