@@ -21,9 +21,10 @@ from readings import Ledger
 
 from fedjax_adapt.cli.process import prepare_jax, take_devices
 from fedjax_adapt.experiment import Config, Progress, run
-from fedjax_adapt.experiment.reproduce import Scale, cells_of, read_item
+from fedjax_adapt.experiment.items import Scale, read_item
+from fedjax_adapt.experiment.reproduce import cells_of
 from fedjax_adapt.experiment.store import CONFIG, read_summary
-from fedjax_adapt.report.reproduce import measured, told
+from fedjax_adapt.report.reproduce import in_words, measured
 
 RESULTS = Path(__file__).parent / "results" / "fedssg-cifar10.jsonl"
 ITEM, ROW = read_item("fedssg-table1"), "cifar10-2-did1"
@@ -89,7 +90,7 @@ def measure(given: argparse.Namespace) -> bool:
         if ledger.find(**about):
             runs = {(ROW, method): {0: Path(str(config.folder))}}
             found = measured(FIGURES, PUBLISHED, runs)
-            shown = "; ".join(f"{cell.figure} {told(cell)}" for cell in found)
+            shown = "; ".join(f"{cell.figure} {in_words(cell)}" for cell in found)
             print(f"{method}: {shown}", flush=True)
     return whole
 

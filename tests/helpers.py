@@ -23,6 +23,7 @@ from fedjax_adapt import (
     make_round,
 )
 from fedjax_adapt.algorithms import ALGORITHMS
+from fedjax_adapt.cli import main
 from fedjax_adapt.costs import Clock, lognormal
 from fedjax_adapt.generators import Generator, Made
 
@@ -211,3 +212,16 @@ def close(a, b, atol=1e-6, rtol=1e-6):
         # r_k is the cotangent of an angle, of differences of sums that are nearly equal
         few = 30 if name.endswith("['gsnr']") else 1
         np.testing.assert_allclose(u, v, atol=atol, rtol=few * rtol, err_msg=name)
+
+
+# the run of experiment/conftest.py as a command, so that it is compiled once
+QUICK_RUN = (
+    "run --algorithm scaffold --model linear --num-clients 6 --participation 0.5 "
+    "--rounds 7 --epochs 1 --batch-size 100"
+)
+
+
+def fedjax_adapt(capsys, line):
+    """(exit code, stdout, stderr) of a command line."""
+    code = main(line.split())
+    return code, *capsys.readouterr()

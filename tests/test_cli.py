@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from helpers import QUICK_RUN, fedjax_adapt
 
 from fedjax_adapt import __version__, cli
 from fedjax_adapt.cli import process
@@ -17,17 +18,7 @@ from fedjax_adapt.experiment import checkpoint, read_run
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
-# the run of experiment/conftest.py, so that it is compiled once
-QUICK = (
-    "run --algorithm scaffold --model linear --num-clients 6 --participation 0.5 "
-    "--rounds 7 --epochs 1 --batch-size 100 --checkpoint-every 2"
-)
-
-
-def fedjax_adapt(capsys, line):
-    code = cli.main(line.split())
-    out, err = capsys.readouterr()
-    return code, out, err
+QUICK = f"{QUICK_RUN} --checkpoint-every 2"
 
 
 @pytest.mark.parametrize(

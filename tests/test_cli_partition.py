@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import fedjax_adapt
 
-from fedjax_adapt import cli
 from fedjax_adapt.cli import process
 from fedjax_adapt.cli.partition import parse, preview, title_of
 from fedjax_adapt.data import Skew, skew
@@ -25,12 +25,6 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(process, "prepare_jax", lambda: None)
     return tmp_path
-
-
-def fedjax_adapt(capsys, line):
-    code = cli.main(line.split())
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def test_a_partition_is_printed_and_drawn(capsys, elsewhere):

@@ -7,14 +7,8 @@ import pytest
 
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment.config import identity
-from fedjax_adapt.experiment.reproduce import (
-    SCALES,
-    cells_of,
-    make_runs,
-    names,
-    read_item,
-    runs_of,
-)
+from fedjax_adapt.experiment.items import SCALES, names, read_item
+from fedjax_adapt.experiment.reproduce import cells_of, make_runs, runs_of
 from fedjax_adapt.report.reproduce import measured, picture
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
-from fedjax_adapt.experiment import reproduce
-from fedjax_adapt.experiment.reproduce import cells_of, make_runs, read_item, runs_of
+from fedjax_adapt.experiment import estimate, items, reproduce
+from fedjax_adapt.experiment.items import read_item
+from fedjax_adapt.experiment.reproduce import cells_of, make_runs, runs_of
 from fedjax_adapt.experiment.store import read_run, read_summary
 from fedjax_adapt.report.reproduce import (
     Measured,
@@ -79,7 +80,7 @@ def papers(tmp_path_factory):
     (place / "some" / "table1.toml").write_text(TABLE)
     (place / "some" / "fig1.toml").write_text(CURVES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reproduce, "PAPERS", place)
+        patch.setattr(items, "PAPERS", place)
         yield place
     for known in (read_item, reproduce._settings):
         known.cache_clear()
@@ -429,14 +430,12 @@ def test_costs_are_of_three_passes_over_the_examples(papers, tmp_path):
     # 8 x 8 pixels, 8 hidden, 10 labels: 2 operations a weight, as far as XLA counts
     weights = 64 * 8 + 8 * 10
     steps, batch, cohort = 2 * 2, 20, 4  # two rounds of the first two steps
-    least = 3 * 2 * weights * steps * batch * cohort / reproduce.CORE / 3600
-    floor = steps * reproduce.STEP / 3600
-    assert reproduce.cost([cell]).core_hours == pytest.approx(
-        max(least, floor), rel=0.2
-    )
+    least = 3 * 2 * weights * steps * batch * cohort / estimate.CORE / 3600
+    floor = steps * estimate.STEP / 3600
+    assert estimate.cost([cell]).core_hours == pytest.approx(max(least, floor), rel=0.2)
     twice = cells_of(item, tmp_path, rows=["iid"], methods=["fedveca"], seeds=2)
-    one = reproduce.cost([cell]).core_hours
-    assert reproduce.cost(twice).core_hours == pytest.approx(2 * one)
+    one = estimate.cost([cell]).core_hours
+    assert estimate.cost(twice).core_hours == pytest.approx(2 * one)
 
 
 @pytest.mark.parametrize(
@@ -461,7 +460,7 @@ def test_items_are_in_the_order_of_the_paper(papers):
     for name in ("table10", "table2", "fig10", "fig2"):
         (papers / "some" / f"{name}.toml").write_text(TABLE)
     try:
-        assert reproduce.names() == [
+        assert items.names() == [
             *("some-table1", "some-table2", "some-table10"),
             *("some-fig1", "some-fig2", "some-fig10"),
         ]

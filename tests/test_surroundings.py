@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from helpers import QUICK_RUN, fedjax_adapt
 
 from fedjax_adapt import cli
 from fedjax_adapt.cli import process
@@ -17,18 +18,6 @@ from fedjax_adapt.cli.output import steady_output
 from fedjax_adapt.experiment import checkpoint, read_run, tuning
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
-
-# the run of experiment/conftest.py, so that it is compiled once
-QUICK = (
-    "run --algorithm scaffold --model linear --num-clients 6 --participation 0.5 "
-    "--rounds 7 --epochs 1 --batch-size 100"
-)
-
-
-def fedjax_adapt(capsys, line):
-    code = cli.main(line.split())
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 @pytest.fixture
@@ -48,7 +37,7 @@ def printed(elsewhere, monkeypatch):
 
 
 def test_what_an_encoding_lacks_is_ascii(printed):
-    code, shown = printed(f"{QUICK} --folder mine", "ascii")
+    code, shown = printed(f"{QUICK_RUN} --folder mine", "ascii")
     assert code == 0
     lines = shown.decode("ascii").splitlines()
     assert [line for line in lines if "last 7 evaluations" in line and " % +-" in line]
@@ -84,7 +73,7 @@ def test_a_reader_who_leaves_ends_no_run(elsewhere, monkeypatch, capfd):
     os.close(reads)
     with open(writes, "w") as pipe, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", pipe)
-        code = cli.main(f"{QUICK} --folder mine".split())
+        code = cli.main(f"{QUICK_RUN} --folder mine".split())
     assert code == 0 and capfd.readouterr() == ("", "")
     assert read_run("mine").summary["rounds"] == 7
     assert (elsewhere / "mine" / "learning_curve.png").exists()
@@ -105,7 +94,7 @@ def test_a_run_without_a_home_keeps_nothing_and_says_nothing(elsewhere):
     gone = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR")
     env = {name: value for name, value in os.environ.items() if name not in gone}
     env |= {"HOME": str(elsewhere / "home"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "fedjax_adapt", *QUICK.split()]
+    command = [sys.executable, "-m", "fedjax_adapt", *QUICK_RUN.split()]
     done = subprocess.run(
         [*command, "--folder", "mine"], env=env, capture_output=True, text=True
     )
@@ -134,7 +123,7 @@ def test_sigterm_keeps_every_finished_round(capsys, monkeypatch):
 
     monkeypatch.setattr(tables, "live", sending)
     before = signal.getsignal(signal.SIGTERM)
-    code, _, err = fedjax_adapt(capsys, f"{QUICK} --folder mine")
+    code, _, err = fedjax_adapt(capsys, f"{QUICK_RUN} --folder mine")
     assert code == 143
     assert err == (
         "fedjax-adapt: interrupted, saved up to round 1; write fedjax-adapt run --folder "

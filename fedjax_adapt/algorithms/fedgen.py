@@ -167,7 +167,7 @@ def fedgen(
         if task.head is None or setup.outputs.features is None:
             raise SettingError(
                 "fedgen teaches a generator of features by the heads of models but this "
-                "one's cannot be told apart; give a module with features(x) and "
+                "one's cannot be distinguished; give a module with features(x) and "
                 "head(features), or Task(..., head=...)."
             )
         check_labelled("fedgen", setup)

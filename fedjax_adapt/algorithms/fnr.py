@@ -108,7 +108,7 @@ def fnr(
       momentum: likewise, in [0, 1); none: the clients'.
       batch_size: examples of P per step, 32 as in Sec. 6.1; none: as many as clients take.
       batch_loss: whether a step's cross entropy is the mean over the batch (code) or the
-        sum (Alg. 3, line 32), as if lr were |B| times as large beside a J of weight lambda.
+        sum (Alg. 3, line 32), as if lr were |B| times as large, and J without that factor.
       shuffle: a new order of P in every epoch; the code keeps one.
       augment: P in training mode, augmented and with dropout; the code does not augment.
 

@@ -33,11 +33,11 @@ commands:
   contributions
              rank the clients of a fedgsnr run by what their gradients said, and
              compare that with leave-one-out or Shapley values
-  reproduce  make the runs of a paper's table or figure, published beside measured
+  reproduce  make the runs of a paper's table or figure, and print both figures
   list       algorithms, data sets, partitions and models, one line each
 
 options:
-  -h, --help    this text; fedjax-adapt run --help shows what a run can be told
+  -h, --help    this text; fedjax-adapt run --help shows every setting of a run
   --version     the version
 
 examples:
@@ -108,7 +108,7 @@ def _main(arguments: list[str]) -> int:
 def list_choices(arguments: list[str]) -> int:
     """`fedjax-adapt list`: everything that can be chosen by name."""
     if arguments and arguments[0] in ("-h", "--help"):
-        print("usage: fedjax-adapt list\n\nEverything a run can be told by name.")
+        print("usage: fedjax-adapt list\n\nEverything that a run can choose by name.")
         return 0
     if arguments:
         raise SettingError(f"list takes no arguments, so leave {arguments[0]!r} out.")

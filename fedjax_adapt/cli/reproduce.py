@@ -12,38 +12,30 @@ from rich.table import Table
 from .. import __version__, check
 from ..errors import SettingError
 from ..experiment.config import identity
+from ..experiment.estimate import cost
+from ..experiment.items import Item, Scale, names, read_item
 from ..experiment.options import Option
-from ..experiment.reproduce import (
-    Cell,
-    Item,
-    Scale,
-    cells_of,
-    cost,
-    make_runs,
-    names,
-    read_item,
-    runs_of,
-)
+from ..experiment.reproduce import Cell, cells_of, make_runs, runs_of
 from ..experiment.store import read_summary, write_text
 from ..report.reproduce import (
     HEAD,
     Runs,
     as_csv,
+    in_words,
     markdown,
     measured,
     picture,
     tables,
-    told,
 )
 from . import process
 from .flags import read_flags
-from .process import fail, paths_and_flags, reporting, stopped
+from .process import fail, paths_and_flags, reporting, say, stopped
 
 PROGRAM = "fedjax-adapt reproduce"
 INSTALLED = f"installed, fedjax-adapt {__version__}"  # in place of a commit
 DESCRIPTION = """\
 fedjax-adapt reproduce ITEM [OPTIONS] makes the runs of a published table or figure, and
-puts the paper's figures beside what came out; `fedjax-adapt reproduce list` shows items.
+puts the paper's figures next to what came out; `fedjax-adapt reproduce list` shows items.
 
 A run that is there is not made again, and one that was interrupted goes on. The tables
 (table.md, table.csv), the picture and a record of commit and machine go to
@@ -75,7 +67,7 @@ FLAGS = {
 
 
 def reproduce(arguments: Sequence[str]) -> int:
-    """`fedjax-adapt reproduce ITEM`: makes its runs, prints published beside measured."""
+    """`fedjax-adapt reproduce ITEM`: makes its runs, prints published and measured."""
     with process.importing():
         found, flags = paths_and_flags(arguments, "reproduce")
         try:
@@ -158,13 +150,12 @@ def _state(item: Item, folder: Path) -> str:
             cells = cells_of(item, folder, scale)
         except SettingError:  # the scale has none of its rows
             continue
-        found = [runs_of(cell).get(seed) for cell in cells for seed in cell.configs]
-        ended = sum(path is not None for path in found)
+        count = sum(len(cell.configs) for cell in cells)
+        paths = [path for cell in cells for path in runs_of(cell).values()]
+        ended = sum(path is not None for path in paths)
         if ended:
             kind = "" if scale == "full" else f" ({scale})"
-            return (
-                "done" if ended == len(found) else f"{ended} of {len(found)}"
-            ) + kind
+            return ("done" if ended == count else f"{ended} of {count}") + kind
     return "never run"
 
 
@@ -174,13 +165,13 @@ def _reproduce(
     console, place = Console(), folder / item.name / given["scale"]
     published = {} if given["scale"] == "smoke" else item.published
     figures = lambda runs: measured(item.figures, published, runs, item.base)
-    console.print(_plan(cells), highlight=False, soft_wrap=True, markup=False)
+    say(console, _plan(cells))
 
     def done(cell: Cell) -> None:
         found = figures({(cell.row, cell.method): runs_of(cell)})
-        shown = [f"{x.figure} {told(x)}" for x in found]
+        shown = [f"{x.figure} {in_words(x)}" for x in found]
         said = f"{cell.row}, {cell.method}: {'; '.join(shown) or 'done'}"
-        console.print(said, highlight=False, soft_wrap=True, markup=False)
+        say(console, said)
 
     with reporting(console) as report:
         make_runs(cells, given["devices"], report, done)
@@ -198,7 +189,7 @@ def _reproduce(
     record, found = _record(item, given, runs), figures(runs)
     notes = _notes(item, whole, record)
     for note in notes:
-        console.print(f"- {note}", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"- {note}")
     place.mkdir(parents=True, exist_ok=True)
     n = len(record["seeds"])
     title = f"{item.place}: {item.title} (scale {given['scale']}, n = {n})"
@@ -206,25 +197,25 @@ def _reproduce(
     write_text(place / "table.md", markdown(title, found, notes))
     write_text(place / "table.csv", as_csv(found))
     write_text(place / "record.json", json.dumps(record, indent=2) + "\n")
-    console.print(f"runs     {cells[0].folder.parents[1]}/ROW/METHOD", soft_wrap=True)
+    say(console, f"runs     {cells[0].folder.parents[1]}/ROW/METHOD")
     files = [place / name for name in ("table.md", "table.csv", "record.json")]
     for path in files if drawn is None else [*files, drawn]:
-        console.print(f"written  {path}", highlight=False, soft_wrap=True)
-    return _told_diverged(cells, asked)
+        say(console, f"written  {path}")
+    return _report_diverged(cells, asked)
 
 
 def _plan(cells: Sequence[Cell]) -> str:
     """How many runs there are to be, how many are there, and what the others cost."""
-    lacking = lambda cell: len(cell.configs) - len(runs_of(cell))
-    count, lack = (sum(map(of, cells)) for of in (lambda c: len(c.configs), lacking))
-    about = cost(cells, lacking)
-    text = f"{count} runs, of which {count - lack} are there"
-    if lack and about is not None:
+    count = sum(len(cell.configs) for cell in cells)
+    lack = {c.folder: len(c.configs) - len(runs_of(c)) for c in cells}
+    about = cost(cells, lambda cell: lack[cell.folder])
+    text = f"{count} runs, of which {count - sum(lack.values())} are there"
+    if any(lack.values()) and about is not None:
         text += f"; about {_number(about.core_hours)} core-hours for the others"
     return text + "."
 
 
-def _told_diverged(cells: Sequence[Cell], runs: Runs) -> int:
+def _report_diverged(cells: Sequence[Cell], runs: Runs) -> int:
     """Says which runs have no figures; returns the exit code."""
     over = [", ".join(at) for at, of in runs.items() if None in of.values()]
     if not over:
@@ -245,22 +236,16 @@ def _notes(item: Item, cells: Sequence[Cell], record: dict[str, Any]) -> list[st
         "difference has its 95 % interval by Student's t and is none inside it; that of "
         "one seed has no interval, so it may be chance."
     ]
-    full = cells_of(
-        item,
-        cells[0].folder,
-        "full",
-        [cell.row for cell in cells],
-        [cell.method for cell in cells],
-        1,
-    )
-    first = lambda cell: identity(cell.configs[0])
-    whole = {(cell.row, cell.method): first(cell) for cell in full}
+    every = lambda of: list(dict.fromkeys(map(of, cells)))
+    rows, methods = every(lambda cell: cell.row), every(lambda cell: cell.method)
+    full = cells_of(item, cells[0].folder, "full", rows, methods, 1)
+    whole = {(cell.row, cell.method): identity(cell.config) for cell in full}
     if scale == "smoke":
         notes.append(
             "Scale smoke is two rounds of the first row on scikit-learn's digits: its "
             "figures compare with nothing."
         )
-    elif any(first(cell) != whole[cell.row, cell.method] for cell in cells):
+    elif any(identity(cell.config) != whole[cell.row, cell.method] for cell in cells):
         notes.append(
             f"The settings of scale {scale} are not all the paper's, so its figures need "
             "not agree with the published ones."
@@ -269,8 +254,7 @@ def _notes(item: Item, cells: Sequence[Cell], record: dict[str, Any]) -> list[st
         notes.append("The paper has no numbers of it but its picture.")
     if item.draw and len(record["seeds"]) > 1:
         notes.append("Bands in the picture reach from the least seed to the most.")
-    trained = [c for c in cells if next(iter(c.configs.values())).public == "published"]
-    for row in dict.fromkeys(cell.row for cell in trained):
+    for row in dict.fromkeys(c.row for c in cells if c.config.public == "published"):
         notes.append(
             f"{row}: the public set is the test set, so methods that train on it have "
             "training accuracy there, which is no test accuracy."

@@ -73,7 +73,7 @@ class Task(NamedTuple):
         `apply_train` makes of x under the same key. None: `apply`.
       head: (params, features [batch, width]) -> logits, the last layer alone, such that
         head(params, apply(params, x).features) are apply(params, x).logits. None: it
-        cannot be told apart.
+        cannot be distinguished.
       restore: standardised inputs [batch, ...] -> what `apply` takes, where that
         standardises. None: it does not.
       precision: what `with_precision` was given.

@@ -112,7 +112,7 @@ def refine_seconds(
     """What a round takes more until the last client has refined its model. A scalar.
 
     Those who refine begin when the server has all uploads; where a refinement uploads late,
-    when it has what all have measured, and then the others send their models too, told by
+    when it has what all have measured, and then the others send their models too, asked by
     one more round trip. What clients do without training, as evaluating the public set,
     takes no time.
 

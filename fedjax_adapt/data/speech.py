@@ -57,7 +57,7 @@ def _opened(data_dir: str | Path | None) -> Iterator[tuple[Any, str]]:
     """The prepared builder, and the folder it lies in.
 
     TFDS reads its feature of audio with TensorFlow alone, though the records hold plain
-    numbers. So they are read as a tensor: by links to them, beside a list of features
+    numbers. So they are read as a tensor: by links to them, next to a list of features
     that says so.
     """
     library, folders = folders_of(NAME, data_dir)

@@ -82,8 +82,8 @@ def check_state(
     """Raises ValueError if it is the state of another algorithm, model or data set.
 
     A step policy that keeps nothing may follow any other: it leaves alone what that one
-    kept. What two methods keep alike is told apart by `State.origin`, for those that come
-    with this package.
+    kept. What two methods keep alike is known by `State.origin`, for those that come with
+    this package.
     """
 
     def made(key):

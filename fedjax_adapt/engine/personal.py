@@ -25,7 +25,7 @@ from .client_store import host
 from .client_store.device import table_shardings
 from .evaluate import by_client, named_metrics_by_client, score, scores, shapes_of
 from .processes import put
-from .xla import jit_newest
+from .xla import jit_newest, wait_where_devices_meet
 
 BLOCK = 64  # clients whose states are fetched from the host's memory at a time
 
@@ -124,6 +124,7 @@ def evaluate_personal(
         found.append(
             _of_own_models(task, model_of, shared, rows, block, batch_size, devices)
         )
+        wait_where_devices_meet(found[-1])
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
+from .. import check
 from ..core import Array, PyTree
 
 # `jit_newest` keeps so many programs of a function: as many algorithms may train in turn
@@ -64,7 +65,7 @@ def wait_where_devices_meet(state: PyTree) -> None:
     and 296,005 calls, each waited for, did not). So loops that do not wait call this.
     """
     for leaf in jax.tree.leaves(state):
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+        if isinstance(leaf, jax.Array) and not check.is_tracer(leaf):
             devices = leaf.devices()
             if len(devices) > 1 and next(iter(devices)).platform == "cpu":
                 jax.block_until_ready(state)

@@ -27,7 +27,8 @@ import numpy as np
 from ..core import State, tree_bytes
 from ..engine import memory, processes
 from ..errors import RunError, SettingError
-from .store import LOCK, check_held, held, listed
+from .lock import LOCK, check_held, held
+from .store import listed
 
 PyTree = Any
 

@@ -21,6 +21,7 @@ from . import checkpoint, objects, store
 from .build import build
 from .config import Config, config_hash, from_settings, to_settings, to_toml
 from .federation import Federation
+from .lock import LOCK, locked
 from .program import abstract_state, run_keys
 from .reading import read_settings
 from .schema import settings_that_are
@@ -86,7 +87,7 @@ def check_may_begin(
     if not folder.exists():
         return
     if not (folder / file).exists():
-        if any(path.name not in (store.LOCK, store.OWN) for path in folder.iterdir()):
+        if any(path.name not in (LOCK, store.OWN) for path in folder.iterdir()):
             raise SettingError(
                 f"folder={folder} holds files that are no {kind}; give a new folder."
             )
@@ -171,8 +172,8 @@ def create(folder: Path) -> None:
     """Makes the folder, or raises a ValueError that says why it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not os.path.lexists(folder / store.LOCK):
-            (folder / store.LOCK).touch()
+        if not os.path.lexists(folder / LOCK):
+            (folder / LOCK).touch()
     except OSError as error:
         raise SettingError(
             f"folder={folder} cannot be written ({error.strerror}); "
@@ -192,7 +193,7 @@ def locked_folder(folder: Path, config: Config, resume: bool) -> Iterator[bool]:
     with ExitStack() as stack:
         with processes.agreed():
             if processes.is_first():
-                stack.enter_context(store.locked(folder))
+                stack.enter_context(locked(folder))
                 check_folder(folder, config, resume)
                 if not (folder / store.CONFIG).exists():
                     store.write_origins(folder, origins([config]))

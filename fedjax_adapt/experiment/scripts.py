@@ -135,7 +135,7 @@ def origins(configs: Iterable[Any]) -> dict[str, str]:
     """Where what is not ours comes from: "KIND=NAME" -> how to tell it from another.
 
     Of a file it is the SHA-256 of all of it, of a registered function that of its source,
-    of an object its description. What is `REVISED` is told from what it was, too.
+    of an object its description. What is `REVISED` is there, too.
     """
     found: dict[str, str] = {}
     for config in configs:

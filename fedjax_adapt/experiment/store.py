@@ -13,17 +13,17 @@ back to a checkpoint is deleting files. `pyarrow.parquet.read_table(folder / "me
 reads the parts as one table, and so does pandas.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import check
-from ..errors import RunError, SettingError
+from ..errors import SettingError
 from . import toml
+from .lock import LOCK, check_held
 from .schema import common_options, settings, settings_that_are
 from .spelling import canonical
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ACCURACY = "accuracy"
 TRAINED = "training_accuracy_on_the_public_set"  # in its place where that is tested on
-CONFIG, SUMMARY, LOCK = "config.toml", "summary.json", ".lock"
+CONFIG, SUMMARY = "config.toml", "summary.json"
 OWN = "own.json"
 CHECKPOINTS = "checkpoints"  # a folder for each round that is kept
 SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see sweeps/results.py
@@ -314,7 +314,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def read_origins(folder: Path) -> dict[str, str]:
-    """What `scripts.origins` told of a run or a sweep when it began."""
+    """What `scripts.origins` said of a run or a sweep when it began."""
     return _read_json(folder / OWN) or {}
 
 
@@ -380,69 +380,6 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds the folder for this process; the lock dies with the process.
-
-    Raises:
-      ValueError: another process holds it.
-    """
-    place = folder.absolute()
-    with _opened(folder / LOCK) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SettingError(
-                f"folder={folder} is in use by another process; wait for it, or give "
-                "another folder."
-            ) from None
-        _held[place] = os.fstat(file.fileno())
-        try:
-            yield
-        finally:
-            del _held[place]
-
-
-def _opened(path: Path) -> IO[str]:
-    try:
-        return open(path, "a", encoding="utf-8")
-    except OSError as error:
-        raise SettingError(
-            f"{path} cannot be written ({error.strerror}); delete it if no run goes on "
-            "there, or give another folder."
-        ) from None
-
-
-_held: dict[Path, os.stat_result] = {}  # folders that this process holds, their locks
-
-
-def held(path: Path) -> Path | None:
-    """The folder that this process holds and `path` lies in, if there is one."""
-    path = path.absolute()
-    return next((folder for folder in _held if path.is_relative_to(folder)), None)
-
-
-def check_held(path: Path) -> None:
-    """Raises RunError if `path` lies in a folder that was held and is elsewhere now.
-
-    Whoever makes folders to write in asks here first, or a part of one that was moved or
-    deleted would be made anew.
-    """
-    folder = held(path)
-    if folder is None:
-        return
-    try:
-        same = os.path.samestat(_held[folder], os.stat(folder / LOCK))
-    except OSError:
-        same = False
-    if not same:
-        raise RunError(
-            f"{folder}, or the {LOCK} in it, was moved or deleted while its run went on, "
-            "so nothing more is written; put it back and go on with --resume, or begin "
-            "again in another folder."
-        )
-
-
 def _part(folder: Path, name: str, last_round: int) -> Path:
     return folder / name / f"part-{last_round:09d}.parquet"
 
@@ -475,7 +412,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Raises:
       OSError: it cannot be written; the error names `path`.
-      RunError: see `check_held`.
+      RunError: see `lock.check_held`.
     """
     check_held(path)
     temporary = path.with_name(f".{path.name}.tmp")

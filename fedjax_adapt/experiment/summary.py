@@ -81,7 +81,7 @@ class Summary:
       seconds: of training and evaluation; compilation and files apart.
       compile_seconds: to compile the round.
       calibrate_seconds: to try how many lanes and which convolutions are fastest; next to
-        none where that was told, known or not asked.
+        none where that was given, known or not asked.
       rounds_per_second: rounds over seconds.
       config_hash: which numbers the run produces; runs with equal hashes agree, to the bit
         on as many lanes and devices of the same kind, with their convolutions computed

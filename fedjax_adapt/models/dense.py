@@ -176,10 +176,8 @@ class SVM(Classifier):
 
     def head(self, features: jax.Array) -> jax.Array:
         """The score and the term in w as two logits, [batch, 2]."""
-        half, term = (
-            self.out(features) / 2,
-            LAMBDA / 2 * (self.out.kernel[...] ** 2).sum(),
-        )
+        half = self.out(features) / 2
+        term = LAMBDA / 2 * (self.out.kernel[...] ** 2).sum()
         return jnp.concatenate([term + half, term - half], axis=1)
 
     @staticmethod

@@ -100,7 +100,7 @@ def standardised(x: jax.Array) -> jax.Array:
 
 
 def local_response(x: jax.Array) -> jax.Array:
-    """Each channel less the more its neighbours are, [channels, height, width, batch].
+    """Local response normalisation across channels, [channels, height, width, batch].
 
         x_c / (1 + alpha sum_{|j - c| <= 4} x_j^2)^(3/4),   alpha = 0.001 / 9
 

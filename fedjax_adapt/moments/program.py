@@ -156,7 +156,7 @@ class Tap(NamedTuple):
 
 
 def taps_of(batch: Program, single: Program) -> list[Tap]:
-    """The operations found in both programs, as far as examples can be told apart."""
+    """The operations found in both programs, as far as examples can be distinguished."""
     found = []
     for params, whole in batch.taps.items():
         one = single.taps.get(params)

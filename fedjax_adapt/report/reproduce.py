@@ -1,4 +1,4 @@
-"""What a paper published beside what was measured: tables, a CSV file and a picture."""
+"""Published and measured figures of an item: tables, a CSV file and a picture."""
 
 import csv
 import io
@@ -183,7 +183,7 @@ def _digits(value: float) -> str:
     return f"{value:.{2 if abs(value) >= 1 else 4}f}".rstrip("0").rstrip(".")
 
 
-def told(cell: Measured) -> str:
+def in_words(cell: Measured) -> str:
     """A figure in a few words: measured, published in brackets, and how many seeds."""
     paper, text, _ = _texts(cell)
     return text + (f" ({paper})" if paper else "")

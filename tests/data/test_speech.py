@@ -7,14 +7,15 @@ import jax
 import numpy as np
 import pytest
 from scipy.fft import dct
+from tensorflow_datasets import features
+from written import prepare
 
 import fedjax_adapt as fa
 from fedjax_adapt.data import load
 from fedjax_adapt.data.speech import WORDS, cepstra
 from fedjax_adapt.errors import SettingError
 
-pytest.importorskip("tensorflow_datasets")
-from data.test_tfds import features, no_network, prepare  # noqa: E402, F401
+pytestmark = pytest.mark.usefixtures("no_network")
 
 NAMES = [*WORDS, "_silence_", "_unknown_"]  # TFDS's own order
 

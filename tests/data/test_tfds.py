@@ -2,44 +2,18 @@
 
 import io
 import json
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 from PIL import Image
+from tensorflow_datasets import features
+from written import prepare
 
 from fedjax_adapt.data import load, split
 
-tensorflow_datasets = pytest.importorskip("tensorflow_datasets")
-core, features = tensorflow_datasets.core, tensorflow_datasets.features
-
-
-def prepare(folder, name, feature_dict, splits, keys=None):
-    """Prepares a builder called `name` whose `splits` are lists of examples."""
-
-    class Tiny(core.GeneratorBasedBuilder, skip_registration=True):
-        VERSION = core.Version("1.0.0")
-
-        def _info(self):
-            return core.DatasetInfo(
-                builder=self,
-                features=features.FeaturesDict(feature_dict),
-                supervised_keys=keys,
-                disable_shuffling=True,
-            )
-
-        def _split_generators(self, manager):
-            return {split: self._generate_examples(e) for split, e in splits.items()}
-
-        def _generate_examples(self, examples):
-            yield from enumerate(examples)
-
-    Tiny.name = name
-    builder = Tiny(data_dir=folder, file_format="array_record")
-    builder.download_and_prepare()
-    return folder / name / "1.0.0"
+pytestmark = pytest.mark.usefixtures("no_network")
 
 
 def images(n, shape=(4, 4, 1)):
@@ -51,17 +25,6 @@ def images(n, shape=(4, 4, 1)):
 IMAGE = features.Tensor(shape=(4, 4, 1), dtype=np.uint8)
 LABEL = features.ClassLabel(num_classes=3)
 PAIR = {"image": IMAGE, "label": LABEL}
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch, tmp_path):
-    def refuse(*args, **kwargs):
-        raise AssertionError("the network was touched")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.delenv("FEDJAX_ADAPT_DATA", raising=False)
-    monkeypatch.setattr(core.constants, "DATA_DIR", str(tmp_path / "default"))
 
 
 def test_a_prepared_set_is_read_without_tensorflow(tmp_path):

@@ -5,8 +5,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from helpers import fedjax_adapt
 
-from fedjax_adapt import cli
 from fedjax_adapt.experiment import read_run, store
 from fedjax_adapt.experiment.config import to_settings, to_toml
 from fedjax_adapt.experiment.controls import (
@@ -26,11 +26,6 @@ LINE = (
 )
 RUNNING = import_module("fedjax_adapt.cli.run")
 FOLDERS = ("mine", *(f"mine-control-{x}" for x in ("weight0", "pubft", "public")))
-
-
-def fedjax_adapt(capsys, line):
-    code = cli.main(line.split())
-    return code, *capsys.readouterr()
 
 
 @pytest.mark.slow

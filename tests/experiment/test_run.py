@@ -35,10 +35,10 @@ from fedjax_adapt.experiment import (
 from fedjax_adapt.experiment import checkpoint as checkpoints
 from fedjax_adapt.experiment.config import config_hash
 from fedjax_adapt.experiment.folder import first_change, run_folder
+from fedjax_adapt.experiment.lock import locked
 from fedjax_adapt.experiment.objects import KINDS
 from fedjax_adapt.experiment.program import run_keys
 from fedjax_adapt.experiment.spelling import flat_name
-from fedjax_adapt.experiment.store import locked
 
 # what two equal runs need not share; somebody may edit the checkout meanwhile
 CIRCUMSTANCES = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedjax_adapt as fa
-from fedjax_adapt.experiment import store
+from fedjax_adapt.experiment import lock, store
 
 
 @pytest.fixture
@@ -84,19 +84,19 @@ def test_vectors_per_client_are_lists(tmp_path):
 
 
 def test_finishing_writes_the_summary_and_drops_the_lock(folder):
-    with store.locked(folder):
+    with lock.locked(folder):
         store.finish(folder, {"accuracy": 0.5})
     assert store.read_run(folder).summary == {"accuracy": 0.5}
     assert json.loads((folder / store.SUMMARY).read_text()) == {"accuracy": 0.5}
-    assert not (folder / store.LOCK).exists()
+    assert not (folder / lock.LOCK).exists()
 
 
 def test_a_second_holder_is_refused_until_the_first_has_gone(tmp_path):
-    with store.locked(tmp_path):
+    with lock.locked(tmp_path):
         with pytest.raises(ValueError, match=r"folder=.* is in use by another process"):
-            with store.locked(tmp_path):
+            with lock.locked(tmp_path):
                 pass
-    with store.locked(tmp_path):
+    with lock.locked(tmp_path):
         pass
 
 

@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import TINY
-from helpers import same
+from helpers import fedjax_adapt, same
 from test_run import Stop, stop_after
 
 import fedjax_adapt as fa
-from fedjax_adapt import cli
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.cli.sweep import parse
 from fedjax_adapt.core import Algorithm, epochs
@@ -504,12 +503,6 @@ def test_trials_side_by_side_take_the_place_of_clients_on_a_cpu():
     assert [lanes(config, each) for each in (1, 2, 4, 50)] == [6, 3, 1, 1]
     told = replace(config, lanes=4)
     assert [lanes(told, each) for each in (1, 4)] == [4, 4]
-
-
-def fedjax_adapt(capsys, line):
-    code = cli.main(line.split())
-    out, err = capsys.readouterr()
-    return code, out, err
 
 
 def test_a_trial_that_diverges_stops_no_other_and_is_exit_code_1(

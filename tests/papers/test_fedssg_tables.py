@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_adapt.experiment.reproduce import cells_of, names, read_item
+from fedjax_adapt.experiment.items import names, read_item
+from fedjax_adapt.experiment.reproduce import cells_of
 
 SPLITS = {
     "iid": ("iid", None),

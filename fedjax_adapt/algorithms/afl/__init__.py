@@ -70,7 +70,7 @@ def afl(
       max_steps: tau grows no further, what is cut is counted.
       trial_steps: take so many steps in every round, without a budget, and only report
         the estimates: the trial run whose means `afl_constants` hands to `afl_fixed`.
-      beta: smoothness, where a trial run has told it: one tau for the whole run.
+      beta: smoothness, where a trial run has measured it: one tau for the whole run.
       delta: divergence of the clients' gradients, likewise.
       rho: Lipschitz constant of the loss, likewise.
       lr: eta, the learning rate of the run, which only that one tau depends on.

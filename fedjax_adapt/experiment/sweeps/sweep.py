@@ -25,6 +25,7 @@ from ..build import build, counted
 from ..config import identity
 from ..federation import Federation, auxiliary
 from ..folder import create
+from ..lock import check_held, locked
 from ..loop import new_log, newest_state, train_in
 from ..run import Progress, Report, silent
 from ..scripts import origins
@@ -118,7 +119,7 @@ def _sweep(
     results.check_folder(place, asked, resume)
     groups = groups_of(_on(counted_trials(asked.trials), devices), side_by_side)
     create(place)
-    with store.locked(place):
+    with locked(place):
         results.check_folder(place, asked, resume)
         for group in groups:
             _check_begun(place, group)
@@ -211,7 +212,7 @@ class _Runner:
         doing = f"{self.group.name}: compiling"
         self.progress(Progress(self.before, self.total, doing=doing))
         compiled = compile_group(configs, federation, self.group.numbers, layout, fixed)
-        store.check_held(self.path)
+        check_held(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         if not fixed:
             written = {"trials": numbers, "traced": self.group.numbers}

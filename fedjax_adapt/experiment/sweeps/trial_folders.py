@@ -3,7 +3,7 @@
 Of the states it has the last alone. A trial that diverged has the rows before that, and
 neither state nor summary. One that a callback stopped has the rows up to there and a
 summary that says so; its state and its `client_accuracy` only where no other trial that
-ran beside it went on.
+ran with it went on.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,6 +16,7 @@ from ...engine.personal import evaluate_clients
 from .. import store
 from ..config import Config, to_toml
 from ..federation import Federation
+from ..lock import check_held
 from ..rows import ENDS
 from ..run import summarise
 from ..scripts import origins
@@ -61,7 +62,7 @@ def write_trials(
         )
         if diverged:
             rows["metrics"] = rows["metrics"].slice(0, len(rows["metrics"]) - 1)
-        store.check_held(path)
+        check_held(path)
         path.mkdir(parents=True, exist_ok=True)
         store.write_origins(path, origins([config]))
         store.write_text(path / store.CONFIG, to_toml(config))

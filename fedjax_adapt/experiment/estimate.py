@@ -1,0 +1,84 @@
+"""About how long the runs of an item take, from the operations of their local steps."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..models import MODELS, classification
+from .reproduce import Cell
+from .schema import kind_options
+
+DATA = {  # inputs, training examples, classes
+    "digits": ((8, 8, 1), 1437, 10),
+    "mnist": ((28, 28, 1), 60_000, 10),
+    "emnist_letters": ((28, 28, 1), 48_000, 10),
+    "fashion_mnist": ((28, 28, 1), 60_000, 10),
+    "cifar10": ((32, 32, 3), 50_000, 10),
+    "cifar100": ((32, 32, 3), 50_000, 100),
+    "speech_commands": ((49, 40), 30_769, 10),
+}
+# operations a second of a core: the rounds of benchmarks/rounds.py on two cores of an AMD
+# EPYC without AVX-512, commit 0928c17, 2026-11-23, n = 1 (W1 75e9, W2 55e9)
+CORE = 6e10
+GPU = 2e13  # of an H100 in float32; a guess, like the next, that none has confirmed
+STEP = 1e-4  # seconds that a local step takes at the least, all clients at once
+
+
+class Cost(NamedTuple):
+    """About how long the runs of some cells take, each seed counted."""
+
+    core_hours: float
+    gpu_minutes: float
+
+
+def cost(
+    cells: Sequence[Cell], runs: Callable[[Cell], int] = lambda cell: len(cell.configs)
+) -> Cost | None:
+    """An estimate from the operations of the local steps; None: the data are not known.
+
+    Methods that choose their steps count as if they stayed at the first number.
+
+    Args:
+      cells: of an item, with those whose steps others take.
+      runs: how many of a cell count.
+    """
+    core = gpu = 0.0
+    at = {(cell.row, cell.method): cell.config for cell in cells}
+    for cell in cells:
+        config = cell.config
+        if config.dataset not in DATA or config.num_clients is None:
+            return None
+        shape, examples, classes = DATA[config.dataset]
+        examples = min(config.train_examples or examples, examples)
+        mine = examples / config.num_clients
+        batch = min(config.batch_size or mine, mine)
+        other = config if cell.steps is None else at[cell.row, cell.steps]
+        known = kind_options("algorithm", other.algorithm)
+        defaults = {name: option.default for name, option in known.items()}
+        given = defaults | dict(other.algorithm_options)
+        fixed = [given.get("num_steps"), given.get("initial_steps"), other.num_steps]
+        fixed = [number for number in fixed if isinstance(number, int)]
+        steps = config.rounds * (fixed[0] if fixed else config.epochs * mine / batch)
+        cohort = max(config.participation * config.num_clients, 1)
+        model = (config.model, tuple(config.model_options.items()), shape, classes)
+        work = 3 * steps * cohort * batch * _operations(*model)  # forward, twice back
+        core += runs(cell) * max(work / CORE, steps * STEP) / 3600
+        gpu += runs(cell) * max(work / GPU, steps * STEP) / 60
+    return Cost(core, gpu)
+
+
+@cache
+def _operations(
+    model: str, options: tuple, shape: tuple[int, ...], classes: int
+) -> float:
+    """Floating-point operations of a forward pass of one example, as XLA counts them."""
+    network = MODELS[model](shape, 2 if model == "svm" else classes, **dict(options))
+    task = classification(network, shape)
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
+    found = jax.jit(task.apply).lower(params, x).cost_analysis()
+    assert found is not None
+    return found["flops"]

@@ -1,0 +1,142 @@
+"""Tables and figures of the papers, as their files say them.
+
+    papers/fedssg/table1.toml is the item fedssg-table1
+
+    title = "..."                what the table or figure shows
+    place = "Table 1"            where in the paper
+    of = "table1"                its runs are those of that item
+    only = {rows = [...], methods = [...]}               some of these
+    figures = ["last_mean"]      of a run's summary: the columns; else those that it draws
+    draw = ["accuracy"]          columns of its metrics, or clients.COLUMN: the picture
+    against = "round"
+    chosen = ["..."]             what the paper does not state
+    [run]                        settings of every run
+    [rows.ROW], [methods.METHOD], [cells.ROW.METHOD]     settings of some of them
+    [scales.cpu]                 rows, methods, seeds and [scales.cpu.run] of that scale
+    [published.ROW.METHOD]       the paper's figures
+
+A method with `steps_of = "METHOD"` takes as many local steps in all as that method's run of
+the same row and seed.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from .. import check
+from ..errors import SettingError
+
+PAPERS = Path(__file__).parents[1] / "papers"
+Scale = Literal["smoke", "cpu", "full"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
+SHARED = ("run", "rows", "methods", "cells", "scales")  # what `of` brings
+KEYS = (
+    *("title", "place", "of", "figures", "draw", "against", "chosen"),
+    *("only", "published", *SHARED),
+)
+
+
+class Item(NamedTuple):
+    """A table or a figure of a paper."""
+
+    name: str  # PAPER-FILE
+    title: str
+    place: str  # in the paper
+    origin: str  # the item that its runs lie under
+    run: dict[str, Any]
+    rows: dict[str, dict[str, Any]]
+    methods: dict[str, dict[str, Any]]
+    cells: dict[str, dict[str, dict[str, Any]]]
+    scales: dict[str, dict[str, Any]]
+    figures: list[str]
+    draw: list[str]
+    against: str
+    chosen: list[str]
+    published: dict[str, dict[str, dict[str, Any]]]
+
+    @property
+    def base(self) -> str:
+        """The method that speed-ups are over: the first."""
+        return next(iter(self.methods))
+
+
+def names() -> list[str]:
+    """Every item, paper by paper."""
+    files = sorted(
+        PAPERS.glob("*/*.toml"), key=lambda f: (f.parent.name, _order(f.stem))
+    )
+    return [f"{file.parent.name}-{file.stem}" for file in files]
+
+
+def _order(stem: str) -> tuple[str, int]:
+    word = stem.rstrip("0123456789")
+    return word != "table", word, int(stem[len(word) :] or 0)  # pyright: ignore[reportReturnType]
+
+
+@cache
+def read_item(name: str) -> Item:
+    """An item by its name, as in fedssg-table1.
+
+    Raises:
+      SettingError: there is none of that name.
+    """
+    if name not in names():
+        raise SettingError(
+            f"item {name!r} is unknown; {check.nearest(name, names())}", setting="item"
+        )
+    paper, _, stem = name.partition("-")
+    path = PAPERS / paper / f"{stem}.toml"
+    raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    _check_keys(path, raw)
+    shared: Mapping[str, Any] = raw
+    origin = name
+    if "of" in raw:
+        other = read_item(f"{paper}-{raw['of']}")
+        shared, origin = other._asdict(), other.name
+    rows, methods = dict(shared["rows"]), dict(shared["methods"])
+    only, drawn = raw.get("only", {}), raw.get("draw", [])
+    for table in (shared.get("cells", {}), raw.get("published", {})):
+        for row, of in table.items():
+            lost = [row] if row not in rows else [m for m in of if m not in methods]
+            if lost:
+                raise SettingError(
+                    f"{path} says something of {lost[0]}, which it has not."
+                )
+    return Item(
+        name=name,
+        title=raw["title"],
+        place=raw["place"],
+        origin=origin,
+        run=shared.get("run", {}),
+        rows={row: rows[row] for row in only.get("rows", rows)},
+        methods={method: methods[method] for method in only.get("methods", methods)},
+        cells=shared.get("cells", {}),
+        scales=shared.get("scales", {}),
+        figures=raw.get("figures", [x for x in drawn if x in ("accuracy", "loss")]),
+        draw=drawn,
+        against=raw.get("against", "round"),
+        chosen=raw.get("chosen", []),
+        published=raw.get("published", {}),
+    )
+
+
+def _check_keys(path: Path, raw: Mapping[str, Any]) -> None:
+    """Raises SettingError on a key that means nothing in the file of an item."""
+    unknown = [key for key in raw if key not in KEYS]
+    if unknown:
+        raise SettingError(f"{path.name} has {unknown[0]}, which is no part of an item")
+    tables = {"only": raw.get("only", {}), **raw.get("scales", {})}
+    keys = {"only": ("rows", "methods")}
+    for table, given in tables.items():
+        wrong = set(given) - {*keys.get(table, ("rows", "methods", "seeds", "run"))}
+        if wrong or table not in ("only", *SCALES):
+            raise SettingError(
+                f"{path} has {table}.{min(wrong, default='')}, which means "
+                "nothing; see experiment/items.py for what does."
+            )
+    if "of" in raw and any(key in raw for key in SHARED):
+        raise SettingError(
+            f"{path} has settings of runs, which are those of {raw['of']}."
+        )
