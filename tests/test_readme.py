@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import os
 import re
+import shlex
 from pathlib import Path
 
 import jax
@@ -12,11 +14,18 @@ from helpers import benchmark
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
+from fedjax_adapt.cli import list_choices, partition, rankings, reproduce
+from fedjax_adapt.cli import run as cli_run
+from fedjax_adapt.cli import sweep as cli_sweep
 from fedjax_adapt.experiment.objects import REGISTERED
+from fedjax_adapt.experiment.sweeps.grid import read_sweep
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-GUIDES = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted(
+    {*(ROOT / "docs").rglob("*.md")} - {*(ROOT / "docs" / "generated").rglob("*")}
+)
+GUIDES = [page for page in DOCS if page.parent.name == "docs"]
 
 
 def blocks(language, page="README.md"):
@@ -55,7 +64,7 @@ def test_the_readme_is_short():
     assert len(lines) <= 150 and max(map(len, lines)) <= 100
 
 
-PAGES = [ROOT / "README.md", *GUIDES, *sorted((ROOT / "benchmarks").glob("*.md"))]
+PAGES = [ROOT / "README.md", *DOCS, *sorted((ROOT / "benchmarks").glob("*.md"))]
 
 
 def anchors(page):
@@ -80,9 +89,11 @@ def test_current_figures_are_on_one_page_of_200_lines():
 
 
 def test_the_readme_links_to_every_guide():
-    assert {f"docs/{page.name}" for page in GUIDES if page.name != "tried.md"} <= {
-        *re.findall(r"\]\(([^)#]+)\)", README)
-    }
+    assert {
+        f"docs/{page.name}"
+        for page in GUIDES
+        if page.name not in ("index.md", "tried.md")
+    } <= {*re.findall(r"\]\(([^)#]+)\)", README)}
 
 
 def test_every_promise_names_a_test_that_exists():
@@ -114,6 +125,75 @@ def test_a_table_of_your_own_becomes_clients():
     assert names["mine"].client_tests.size.tolist() == [1, 1, 1]
 
 
+def test_every_page_with_a_snippet_is_executed():
+    executed = {"README.md", "data.md", "own-algorithm.md", "performance.md"}
+    executed |= {"step-policies.md", "personal-and-private.md", "callbacks.md"}
+    with_code = {
+        page.name for page in (ROOT / "README.md", *DOCS) if blocks("python", page)
+    }
+    assert with_code == executed
+
+
+LINES = [
+    (page.relative_to(ROOT), line)
+    for page in (ROOT / "README.md", *DOCS)
+    for block in blocks("bash", page)
+    for line in block.splitlines()
+    if line.startswith("fedjax-adapt ")
+]
+
+
+@pytest.mark.parametrize("page, line", LINES, ids=lambda value: str(value)[:60])
+def test_every_command_line_is_one(page, line, tmp_path, monkeypatch):
+    """Its flags are read; where it would train or look for runs, nothing is done."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    (tmp_path / "my_file.py").write_text(
+        "import fedjax_adapt as fa\n"
+        "def leash(strength: float = 0.3) -> fa.Algorithm:\n"
+        '    """A method."""\n'
+        "    return fa.Algorithm()\n"
+    )
+    run_file, _ = blocks("toml", "docs/runs.md")
+    (tmp_path / "run.toml").write_text(run_file)
+    for folder in re.findall(r"runs/[\w/]+", line):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "config.toml").write_text(run_file)
+        (tmp_path / folder / "sweep.toml").write_text("")
+    line = line.replace("[", "").replace("]", "")
+    _, command, *words = shlex.split(os.path.expandvars(line), comments=True)
+    reached = lambda *given, **named: 7
+    for module, names in {
+        reproduce: ("_reproduce", "list_items"),
+        reproduce.process: ("take_devices", "import_rest"),
+        rankings: ("print_comparison", "comparison_curves"),
+    }.items():
+        for name in names:
+            monkeypatch.setattr(module, name, reached)
+    if "--help" in words:
+        with pytest.raises(SystemExit, match="^0$"):
+            READERS[command](words)
+    else:
+        READERS[command](words)
+
+
+READERS = {
+    "run": cli_run.parse,
+    "sweep": cli_sweep.parse,
+    "partition": partition.parse,
+    "contributions": rankings.parse,
+    "compare": rankings.compare,
+    "reproduce": reproduce.reproduce,
+    "list": list_choices,
+}
+
+
+@pytest.mark.parametrize("page", ["docs/runs.md", "docs/guides/many-clients.md"])
+def test_the_sweep_of_a_page_is_one(page, tmp_path):
+    (tmp_path / "sweep.toml").write_text(blocks("toml", page)[-1])
+    assert len(read_sweep(tmp_path / "sweep.toml").trials) == 12
+
+
 @pytest.mark.slow
 def test_the_example_prints_its_number_and_the_others_go_on_from_it(
     tmp_path, monkeypatch
@@ -121,7 +201,9 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(REGISTERED, "algorithm", {})
     (code,) = blocks("python")
-    steps, around = blocks("python", "docs/methods.md")
+    (steps,) = blocks("python", "docs/guides/step-policies.md")
+    (around,) = blocks("python", "docs/guides/personal-and-private.md")
+    (callback,) = blocks("python", "docs/guides/callbacks.md")
     own, with_state, runs = blocks("python", "docs/own-algorithm.md")
     (memory,) = blocks("python", "docs/performance.md")
     _, skews = blocks("python", "docs/data.md")
@@ -137,6 +219,8 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it(
     # other processors round otherwise; 360 test examples, so 0.01 is four of them
     assert got == pytest.approx(claimed, abs=0.01)
     with contextlib.redirect_stdout(output):
+        exec(compile(callback, "README.md", "exec"), names)
+        assert len(names["losses"]) == 3 and int(names["state"].round) == 63
         exec(compile(steps, "README.md", "exec"), names)
         assert isinstance(names["algorithm"], names["fa"].Algorithm)
         exec(compile(around, "README.md", "exec"), names)
