@@ -1,6 +1,7 @@
 """The pages of the site that are made from docstrings, settings and notebooks."""
 
 import inspect
+import re
 import shutil
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def _method(name, constructor):
     text = inspect.getdoc(inspect.getmodule(constructor))
     for heading in ("References:", "Departs from the paper:"):
         text = text.replace(f"\n{heading}", f"\n**{heading}**", 1)
+    text = re.sub(r"(https?://[^\s,)`]*[^\s,)`.])", r"<\1>", text)
     call = RST.format("autofunction", f"algorithms.{name}")
     return f"# {name}\n\n{text}\n\n## Arguments\n\n{call}"
 
