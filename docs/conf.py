@@ -4,6 +4,7 @@ Pages of methods, exports, settings and notebooks are written into docs/generate
 they describe at every build, and belong to no commit.
 """
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -43,6 +44,20 @@ def _docstring(app, what, name, obj, options, lines):
     lines[:] = text
 
 
+def _signature(app, what, name, obj, options, signature, returns):
+    """Defaults that are functions, or hold some, are not what a reader looks for."""
+    if signature and "<" in signature:
+        shown = inspect.signature(obj)
+        arguments = [
+            argument.replace(default=..., annotation=argument.empty)
+            if "<function" in repr(argument.default)
+            else argument.replace(annotation=argument.empty)
+            for argument in shown.parameters.values()
+        ]
+        shown = shown.replace(parameters=arguments, return_annotation=shown.empty)
+        return str(shown).replace("Ellipsis", "..."), returns
+
+
 def _links(app, docname, source):
     """Files outside docs are downloads here, without headings; folders are text."""
     page = Path(app.env.doc2path(docname)).parent
@@ -62,4 +77,5 @@ def setup(app):
     pages.write(HERE / "generated", HERE.parent / "notebooks")
     before_napoleon = 100
     app.connect("autodoc-process-docstring", _docstring, priority=before_napoleon)
+    app.connect("autodoc-process-signature", _signature)
     app.connect("source-read", _links)

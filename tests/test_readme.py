@@ -22,9 +22,7 @@ from fedjax_adapt.experiment.sweeps.grid import read_sweep
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-DOCS = sorted(
-    {*(ROOT / "docs").rglob("*.md")} - {*(ROOT / "docs" / "generated").rglob("*")}
-)
+DOCS = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")])
 
 
 def blocks(language, page="README.md"):
