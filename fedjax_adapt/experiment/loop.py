@@ -17,6 +17,7 @@ from .config import Config
 from .federation import Federation, accuracy_name, broadcast_bytes, broadcast_seconds
 from .program import Program
 from .rows import Log
+from .tracking import trackers
 
 UPDATE = 0.7  # seconds between two reports of progress, about
 
@@ -45,10 +46,13 @@ def new_log(
     callback: Callback | None,
     trials: Mapping[int, Mapping[str, Any]] | None = None,
     base: int = 0,
+    place: Path | None = None,
+    done: int = 0,
 ) -> Log:
     """The `Log` of a run, whose config is under None, or of trials, by their numbers.
 
-    The first process writes it.
+    The first process writes it. Its trackers lie in `place`, that of the run or the sweep,
+    and go on after `done` rounds.
     """
     seconds = {
         n: broadcast_seconds(config, federation) for n, config in configs.items()
@@ -62,6 +66,7 @@ def new_log(
         trials,
         base,
         seconds,
+        trackers(place or folder, configs, done) if processes.is_first() else None,
     )
 
 
@@ -80,7 +85,7 @@ def train_in(
     `at_end` is called with the last state and its round before its rows are written, and
     what it returns is called after.
     """
-    with checkpoint.saver(folder / store.CHECKPOINTS) as writes:
+    with log.trackers, checkpoint.saver(folder / store.CHECKPOINTS) as writes:
 
         def save(state: State, done: int) -> float:
             stopped = log.callback is not None and log.all_over

@@ -23,6 +23,7 @@ from ..engine.train import (
 )
 from ..errors import RunError
 from . import store
+from .tracking import Trackers
 
 # of all runs, of which no setting may have the name
 COLUMNS = (
@@ -120,6 +121,7 @@ class Log:
         trials: Mapping[int, Mapping[str, Any]] | None = None,
         base: int = 0,
         seconds: Mapping[int | None, float] | None = None,
+        trackers: Trackers | None = None,
     ):
         """Goes on from the rows that the folder already has.
 
@@ -132,6 +134,7 @@ class Log:
           trials: the number of each trial and the settings that vary; None: a run.
           base: what rounds are counted from in the names of files.
           seconds: simulated, that the broadcast took, by trial; of a run under None.
+          trackers: that are given the rows, too.
         """
         rows = [] if folder is None else _written(folder)
         last = {row.get("trial"): row for row in rows}
@@ -139,6 +142,7 @@ class Log:
         self.accuracy = accuracy
         self.callback = None if folder is None else callback
         self.settings = {None: {}} if trials is None else dict(trials)
+        self.trackers = trackers or Trackers()
         seconds = seconds or {}
         self.tallies = {
             trial: Tally(
@@ -258,7 +262,7 @@ class Log:
         ]
 
     def write(self, done: int) -> None:
-        """Appends the rows to the tables of the folder."""
+        """Appends the rows to the tables of the folder, and then to those of trackers."""
         tables = {
             "metrics": self.metrics,
             "clients": self.clients,
@@ -271,6 +275,7 @@ class Log:
                 if None in self.tallies:
                     columns = {n: v for n, v in columns.items() if n not in OF_TRIALS}
                 store.append(self.folder, name, columns, self.base + done)
+        self.trackers.log(tables["metrics"])
 
 
 def _written(folder: Path) -> list[dict[str, Any]]:

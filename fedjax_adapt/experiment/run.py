@@ -42,6 +42,7 @@ from .program import Program, compile_program
 from .rows import Tally
 from .scripts import origins
 from .summary import Summary
+from .tracking import check_tracker
 from .tuning import lanes_for
 
 
@@ -127,6 +128,7 @@ def _run(
     begun = config
     with processes.agreed():
         if processes.is_first():
+            check_tracker(config.track)
             check_folder(folder, config, resume)
             begun = as_begun(folder, config)
     auto = {name: getattr(begun, name) for name in AUTO}
@@ -171,7 +173,7 @@ def _train(
     """From the newest checkpoint to the last round; returns the state after it."""
     state, done, aside = newest_state(folder, program.abstract)
     state = program.init() if state is None else state
-    log = new_log(folder, federation, {None: config}, callback)
+    log = new_log(folder, federation, {None: config}, callback, done=done)
     shown = log.accuracy.replace("_", " ")
     given = set()
     warnings = [aside, unused_public(config, federation)]

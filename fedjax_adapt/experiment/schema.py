@@ -460,6 +460,15 @@ class Config:
             incidental=True,
         ),
     ] = None
+    track: Annotated[
+        Literal["tensorboard", "wandb", "mlflow"] | None,
+        Setting(
+            "show the metrics there, too, after each checkpoint; its files are in the "
+            "folder tracking of the run",
+            "record",
+            incidental=True,
+        ),
+    ] = None
     algorithm_options: Mapping[str, Any] = field(default_factory=dict)
     model_options: Mapping[str, Any] = field(default_factory=dict)
     partition_options: Mapping[str, Any] = field(default_factory=dict)

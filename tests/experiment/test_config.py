@@ -66,7 +66,7 @@ def test_every_common_option_says_what_it_is_for():
 
 def test_a_run_resumes_with_other_settings_that_change_no_number():
     where = {"data_dir", "folder", "devices", "client_memory", "lanes", "convolutions"}
-    what = {"targets", "checkpoint_every", "evaluate_clients"}
+    what = {"targets", "checkpoint_every", "evaluate_clients", "track"}
     assert {*schema.settings_that_are("incidental")} == where | what
     assert not where & {
         *schema.settings_that_are("matched"),

@@ -30,6 +30,7 @@ from ..loop import new_log, newest_state, train_in
 from ..run import Progress, Report, silent
 from ..scripts import origins
 from ..store import Swept
+from ..tracking import check_tracker
 from . import results
 from .compiled_group import CompiledGroup, compile_group, layout_of
 from .grid import Sweep, Trial, read_sweep, seed_hint
@@ -115,6 +116,7 @@ def _sweep(
     place = results.sweep_folder(asked, folder)
     check.at_least("side_by_side", side_by_side, 1, auto=True)
     check.at_least("devices", devices, 1, none="those of the sweep", auto=True)
+    check_tracker(asked.run.get("track"))
     commit = summary.commit()
     results.check_folder(place, asked, resume)
     groups = groups_of(_on(counted_trials(asked.trials), devices), side_by_side)
@@ -286,7 +288,10 @@ class _Runner:
         members = [self.group.trials[row] for row in rows]
         trials = {trial.number: trial.point for trial in members}
         configs = {trial.number: trial.config for trial in members}
-        log = new_log(self.path, federation, configs, self.callback, trials, base)
+        log = new_log(
+            *(self.path, federation, configs, self.callback),
+            *(trials, base, place, done - base),
+        )
         if self.callback is not None and log.all_over:
             return  # and what they came to is written
         accuracy = f"{_shown(list(trials))} {log.accuracy.replace('_', ' ')}"
