@@ -40,7 +40,11 @@ class _TensorBoard:
         from tensorboardX import SummaryWriter
 
         # what was shown of rounds that are made again is shown no more
-        self.writer = SummaryWriter(str(folder), purge_step=done + 1)
+        # names have the second of the start alone, and two in one would be one file
+        suffix = f".{os.getpid()}.{time.monotonic_ns()}"
+        self.writer = SummaryWriter(
+            str(folder), purge_step=done + 1, filename_suffix=suffix
+        )
         if not done:
             lines = [f"    {k} = {v!r}" for k, v in to_settings(config).items()]
             self.writer.add_text("settings", "\n".join(lines), 0)
