@@ -166,7 +166,7 @@ def test_tensorboard_shows_the_curves(tiny):
         assert curve == pytest.approx([row[name] for row in rows])
         assert [at for tag, at, _ in shown if tag == name] == [1, 2, 3, 4, 5, 6, 7]
     assert any(tag.startswith("settings") for tag, _, _ in shown)
-    assert [at for tag, at, _ in shown if tag == "purge"] == [1, 5]
+    assert [at for tag, at, _ in shown if tag == "purge"] == [1, 3]
 
 
 @pytest.mark.slow
