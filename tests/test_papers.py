@@ -1,13 +1,15 @@
 """The files of the papers' tables and figures: each can be run, at every scale."""
 
 import json
+import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment.config import identity
-from fedjax_adapt.experiment.items import SCALES, names, read_item
+from fedjax_adapt.experiment.items import CHOSEN, PAPERS, SCALES, names, read_item
 from fedjax_adapt.experiment.reproduce import cells_of, make_runs, runs_of
 from fedjax_adapt.report.reproduce import measured, picture
 
@@ -27,6 +29,22 @@ def test_every_run_of_an_item_has_settings(name, tmp_path):
         assert cells
         for cell in cells:
             assert cell.steps is None or cell.steps in item.methods
+
+
+@pytest.mark.parametrize("paper", sorted(p.name for p in PAPERS.iterdir()))
+def test_what_several_items_chose_is_written_once(paper):
+    """And each word for it is of several items, which are given the sentence."""
+    folder = PAPERS / paper
+    known = tomllib.loads((folder / CHOSEN).read_text())
+    written = Counter(
+        said
+        for file in folder.glob("*.toml")
+        for said in tomllib.loads(file.read_text()).get("chosen", [])
+    )
+    assert {said for said, count in written.items() if count > 1} == set(known)
+    assert len(set(known.values())) == len(known)
+    for name in names():
+        assert all(" " in said for said in read_item(name).chosen)
 
 
 @pytest.mark.parametrize("name", names())

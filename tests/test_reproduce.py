@@ -444,6 +444,7 @@ def test_costs_are_of_three_passes_over_the_examples(papers, tmp_path):
         ("seeds = 2", "seed = 2", "cpu.seed, which means nothing"),
         ("[cells.skewed.fedveca]", "[cells.skewed.fedvecca]", "something of fedvecca"),
         ("[published.iid]", "[published.idi]", "something of idi"),
+        ("batches of 20", "batches-of-20", "'batches-of-20' chosen, which is not in"),
     ],
 )
 def test_mistakes_in_an_items_file_are_told(papers, old, new, said):

@@ -9,7 +9,8 @@
     figures = ["last_mean"]      of a run's summary: the columns; else those that it draws
     draw = ["accuracy"]          columns of its metrics, or clients.COLUMN: the picture
     against = "round"
-    chosen = ["..."]             what the paper does not state
+    chosen = ["..."]             what the paper does not state; a word of the paper's
+                                 chosen.toml stands for the sentence there
     [run]                        settings of every run
     [rows.ROW], [methods.METHOD], [cells.ROW.METHOD]     settings of some of them
     [scales.cpu]                 rows, methods, seeds and [scales.cpu.run] of that scale
@@ -20,7 +21,7 @@ the same row and seed.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -29,6 +30,7 @@ from .. import check
 from ..errors import SettingError
 
 PAPERS = Path(__file__).parents[1] / "papers"
+CHOSEN = "chosen.toml"
 Scale = Literal["smoke", "cpu", "full"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 SHARED = ("run", "rows", "methods", "cells", "scales")  # what `of` brings
@@ -64,9 +66,8 @@ class Item(NamedTuple):
 
 def names() -> list[str]:
     """Every item, paper by paper."""
-    files = sorted(
-        PAPERS.glob("*/*.toml"), key=lambda f: (f.parent.name, _order(f.stem))
-    )
+    files = [file for file in PAPERS.glob("*/*.toml") if file.name != CHOSEN]
+    files.sort(key=lambda file: (file.parent.name, _order(file.stem)))
     return [f"{file.parent.name}-{file.stem}" for file in files]
 
 
@@ -117,9 +118,19 @@ def read_item(name: str) -> Item:
         figures=raw.get("figures", [x for x in drawn if x in ("accuracy", "loss")]),
         draw=drawn,
         against=raw.get("against", "round"),
-        chosen=raw.get("chosen", []),
+        chosen=_sentences(path, raw.get("chosen", [])),
         published=raw.get("published", {}),
     )
+
+
+def _sentences(path: Path, chosen: Sequence[str]) -> list[str]:
+    """What an item chose, where a word stands for a sentence of its paper."""
+    file = path.with_name(CHOSEN)
+    known = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    for name in chosen:
+        if " " not in name and name not in known:
+            raise SettingError(f"{path} has {name!r} chosen, which is not in {file}.")
+    return [known.get(name, name) for name in chosen]
 
 
 def _check_keys(path: Path, raw: Mapping[str, Any]) -> None:
