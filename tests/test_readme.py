@@ -14,7 +14,7 @@ from helpers import benchmark
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
-from fedjax_adapt.cli import list_choices, partition, rankings, reproduce
+from fedjax_adapt.cli import doctor, list_choices, partition, rankings, reproduce
 from fedjax_adapt.cli import run as cli_run
 from fedjax_adapt.cli import sweep as cli_sweep
 from fedjax_adapt.experiment.objects import REGISTERED
@@ -180,6 +180,7 @@ READERS = {
     "compare": rankings.compare,
     "reproduce": reproduce.reproduce,
     "list": list_choices,
+    "doctor": doctor.parse,
 }
 
 

@@ -19,6 +19,7 @@ COMMANDS = {  # the module of each
     "compare": "rankings",
     "contributions": "rankings",
     "reproduce": "reproduce",
+    "doctor": "doctor",
 }
 USAGE = """\
 usage: fedjax-adapt COMMAND [OPTIONS]
@@ -34,6 +35,7 @@ commands:
              rank the clients of a fedgsnr run by what their gradients said, and
              compare that with leave-one-out or Shapley values
   reproduce  make the runs of a paper's table or figure, and print both figures
+  doctor     versions, devices, caches and data sets here, and whether a round works
   list       algorithms, data sets, partitions and models, one line each
 
 options:
