@@ -5,7 +5,7 @@ from pathlib import Path
 import jupytext
 import pytest
 
-SCRIPTS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.py"))
+SCRIPTS = sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.py"))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
