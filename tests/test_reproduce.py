@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -258,11 +259,11 @@ def test_a_difference_inside_its_interval_is_none():
     assert few.interval == pytest.approx(4.3027 * 1.5275 / 3**0.5, abs=1e-3)
     assert tables([few])["row"][0][4].startswith("none (+0.33 ± 3.79")
     assert tables([few])["row"][0][0] == "accuracy (%)"
-    far = few._replace(published=80.0)
+    far = replace(few, published=80.0)
     assert tables([far])["row"][0][4] == "+10.33 ± 3.79"
-    large = few._replace(published=1e6)
+    large = replace(few, published=1e6)
     assert tables([large])["row"][0][4] == "-999909.67 ± 3.79"
-    one = few._replace(values=[89.0])
+    one = replace(few, values=[89.0])
     assert tables([one])["row"][0][3:] == ("89.00", "-1.00", "1")
 
 
@@ -270,7 +271,7 @@ def test_a_target_that_not_all_seeds_reach_has_no_mean():
     some = Measured("row", "method", "rounds_to.0.97", ">300", [10.0], 1)
     assert some.mean is None and some.difference is None
     assert tables([some])["row"][0][2:] == (">300", "1 of 2 seeds", "", "2")
-    none = some._replace(values=[], lacking=2)
+    none = replace(some, values=[], lacking=2)
     assert tables([none])["row"][0][2:] == (">300", "no seed", "", "2")
 
 

@@ -127,16 +127,25 @@ def compare(arguments: list[str]) -> int:
     """`fedjax-adapt compare RUN...`: ranks finished runs, and draws them."""
     folders, flags = paths_and_flags(arguments, "compare")
     choices = {
+        "base": Option(
+            str | None,
+            None,
+            "a method, or the folder of a run, that others differ from; none: the best",
+        ),
+        "target": Option(
+            tuple[float, ...], (), "accuracies to say the rounds to, and the speed-up"
+        ),
         "plot": Option(str | None, None, "where a picture of all curves goes"),
         "against": Option(Against | None, None, "its horizontal axis; none: round"),
         "overwrite": Option(bool, False, "replace the picture if it is there"),
     }
     about = (
         "fedjax-adapt compare RUN [RUN ...] [OPTIONS] ranks finished runs, those that "
-        "trained on their test set apart. The folder of a sweep stands for its trials."
+        "differ in the seed alone as one, and those that trained on their test set apart. "
+        "The folder of a sweep stands for its trials."
     )
     program = "fedjax-adapt compare"
-    values = read_flags(flags, {"picture": choices}, {}, program, about)
+    values = read_flags(flags, {"comparison": choices}, {}, program, about)
     if not folders:
         raise SettingError(
             "compare got no folder before its flags; give those of finished runs, as in "
@@ -151,14 +160,18 @@ def compare(arguments: list[str]) -> int:
         wanted = check.expanded("--plot ", values["plot"])
         path = picture_path("--plot", wanted, values["overwrite"])
         comparison_curves(folders, path, values["against"] or "round")
-    print_comparison(folders)
+    print_comparison(folders, values["base"], values["target"])
     if path is not None:
         say(Console(), f"picture  {path}")
     return 0
 
 
-def print_comparison(folders: Sequence[str | Path]) -> None:
-    """Prints the runs of folders, ranked."""
+def print_comparison(
+    folders: Sequence[str | Path],
+    base: str | None = None,
+    targets: Sequence[float] = (),
+) -> None:
+    """Prints the runs of folders, ranked, as `comparison_tables` has them."""
     console = Console()
-    for table in comparison_tables(folders):
+    for table in comparison_tables(folders, base, targets):
         console.print(table)

@@ -1,18 +1,23 @@
 """Runs next to each other, those that do not compare apart.
 
-Runs rank by test accuracy among those that were tested on the same examples with the same
-labels; the settings in which they differ stand below the table. A run that trained on its
-test set has no test accuracy: it stands below all others, in a table of its own, without a
-rank. A table in which a method trains on a public set names the controls that are missing
-from it: what public data are worth without the method's own idea.
+Runs that differ in the seed alone are one line, a mean over seeds. Lines rank by test
+accuracy among those that were tested on the same examples with the same labels, and each
+has its difference to one of them, the base, over the seeds that both have: the same seed
+gives the same cohorts and first weights. The settings in which runs differ stand below the
+table. A run that trained on its test set has no test accuracy: it stands below all others,
+in a table of its own, without a rank and without a difference. A table in which a method
+trains on a public set names the controls that are missing from it: what public data are
+worth without the method's own idea.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import SettingError
+from ..experiment.schema import common_options
 from ..experiment.store import (
     SWEEP,
     TRAINED,
@@ -24,13 +29,16 @@ from ..experiment.store import (
     setting_of,
     unlearned,
 )
+from ..experiment.summary import first_reaching
 from .plots import method_of
+from .seeds import Sample, difference_text, sample, short, speed_ups
 from .tables import Name, percent
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 Run = tuple[dict[str, Any], dict[str, Any]]  # (config, summary)
+Line = dict[int, Run]  # runs that differ in the seed alone, by it
 
 WEIGHTLESS = "fnr(weight=0)"  # for FNR-FL alone: others have no such part to switch off
 CONTROLS = (WEIGHTLESS, "fedavg_pubft", "public_only")
@@ -41,6 +49,8 @@ WORK = (
 PENALTY = ("weight", "variant", "delta_set", "upload")  # of fnr, which no control has
 # of whose public training folders of earlier versions did not say all
 BEFORE = {"algorithm.batch_size": "none", "algorithm.batch_loss": "mean"}
+SOME = ("kappa", "rho")  # which not all runs have
+SHARES = ("accuracy", "best_accuracy")  # of a summary
 PUBLIC = ("protocol", "examples")  # of a summary, which says how many there were
 
 
@@ -148,11 +158,16 @@ class Tested(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Runs that compare, the best first; or that do not, as they were given."""
+    """Lines that compare, the best first; or that do not, as they were given."""
 
     title: str
     ranked: bool
-    runs: list[Run]
+    lines: list[Line]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Of all lines, in their order."""
+        return [run for line in self.lines for run in line.values()]
 
 
 def groups(folders: Sequence[str | Path]) -> list[Group]:
@@ -162,7 +177,8 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
       folders: of runs, or of sweeps, of which all trials are meant that did not diverge.
 
     Raises:
-      ValueError: a folder holds no run and no sweep, or one that is not finished.
+      ValueError: a folder holds no run and no sweep, or one that is not finished; or two
+        hold runs with the same settings and seed.
     """
     found: dict[Tested, list[Run]] = {}
     runs = [run for folder in folders for run in runs_in(folder)]
@@ -180,10 +196,140 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
         found.setdefault(tested, []).append((record.config, summary))
     result = []
     for tested, runs in sorted(found.items(), key=lambda item: item[0].trained):
+        lines = _lines(runs)
         if not tested.trained:
-            runs = sorted(runs, key=lambda run: -figures_of(run[1])["accuracy"])
-        result.append(Group(tested.title(), not tested.trained, runs))
+            mean = lambda line: sample(_figures(line, "accuracy").values()).mean
+            lines.sort(key=lambda line: -mean(line))
+        result.append(Group(tested.title(), not tested.trained, lines))
     return result
+
+
+def _lines(runs: Sequence[Run]) -> list[Line]:
+    """The runs, those that differ in the seed alone together, by seed."""
+    found: dict[str, Line] = {}
+    for run in runs:
+        seed, line = run[1]["seeds"]["seed"], found.setdefault(_besides_seed(run), {})
+        if seed in line:
+            raise SettingError(
+                f"{line[seed][1]['folder']} and {run[1]['folder']} hold one run "
+                f"twice, with the same settings and seed={seed}; give one of them."
+            )
+        line[seed] = run
+    return [dict(sorted(line.items())) for line in found.values()]
+
+
+def _besides_seed(run: Run) -> str:
+    """All that decides what a run learns, but for its seed."""
+    config, summary = run
+    public = summary.get("public", {})
+    names = {*config, *common_options()}.difference({"seed", *unlearned()})
+    settings = {name: setting_of(config, name) for name in sorted(names)}
+    others = [summary.get("own"), *(public.get(what) for what in PUBLIC)]
+    return json.dumps([settings, others], default=str)
+
+
+def _figures(line: Line, name: str) -> dict[int, float | None]:
+    """A figure of a summary, by seed."""
+    return {seed: figures_of(run[1]).get(name) for seed, run in line.items()}
+
+
+def _rounds_to(line: Line, target: float) -> dict[int, float | None]:
+    """The first round of each run that reached an accuracy; None: none did."""
+
+    def first(run: Run) -> int | None:
+        record = read_run(run[1]["folder"])
+        rows = record.metrics
+        if not len(rows):
+            raise SettingError(
+                f"{record.folder} has no evaluation in its metrics, so rounds to a target "
+                "are not known; leave out --target or this run."
+            )
+        rounds, values = (rows[n].to_numpy() for n in ("round", record.accuracy))
+        return first_reaching(rounds, values, target)
+
+    return {seed: first(run) for seed, run in line.items()}
+
+
+def _bases(found: Sequence[Group], base: str | None) -> list[Line | None]:
+    """What the lines of each group differ from: the best, or what `base` names.
+
+    Raises:
+      ValueError: `base` names none of the runs, or several lines of a group.
+    """
+    if base is None:
+        return [group.lines[0] if group.ranked else None for group in found]
+    paths = {path.resolve() for path in runs_in(base)}
+    in_folders = lambda run: Path(run[1]["folder"]).resolve() in paths
+    has_method = lambda run: method_of(*run) == base
+    has_algorithm = lambda run: run[0]["algorithm"] == base
+    bases: list[Line | None] = []
+    for group in found:
+        here: list[Line] = []
+        for means in (in_folders, has_method, has_algorithm):  # the nearest sense first
+            here = here or [
+                line for line in group.lines if any(map(means, line.values()))
+            ]
+        if len(here) > 1 and group.ranked:
+            folders = [next(iter(line.values()))[1]["folder"] for line in here]
+            raise SettingError(
+                f"base={base} means {len(here)} lines of a table; write the folder of a "
+                f"run of the one that is meant, as in --base {folders[0]}."
+            )
+        bases.append(here[0] if here and group.ranked else None)
+    if bases.count(None) == len(bases):
+        ranked = [run for group in found if group.ranked for run in group.runs]
+        names = dict.fromkeys(method_of(*run) for run in ranked)
+        known = f"write one of {', '.join(names)}, or" if names else "write"
+        raise SettingError(
+            f"base={base} is no ranked run of those that are compared; {known} the folder "
+            "of a run that did not train on its test set."
+        )
+    return bases
+
+
+def _paired(line: Line, base: Line) -> tuple[str, dict[str, Any]]:
+    """The difference to the base in points, over the seeds of both: a cell, and numbers."""
+    own, theirs = _figures(line, "accuracy"), _figures(base, "accuracy")
+    seeds = [seed for seed in own if seed in theirs]
+    found = sample([100 * (own[seed] - theirs[seed]) for seed in seeds])
+    numbers = {
+        "difference_points": found.mean,
+        "half_interval_95": found.interval,
+        "seeds_of_both": seeds,
+    }
+    if line is base:
+        return "base", numbers
+    if found.mean is None:
+        return "no seed in common with the base", numbers
+    text = difference_text(found.mean, found.interval, "{:.2f}".format)
+    if len(seeds) == 1 or len(seeds) < len(line):
+        text += f" (n = {len(seeds)})"
+    return text, numbers
+
+
+def _to_target(
+    line: Line, base: Line | None, target: float
+) -> tuple[list[str], dict[str, Any]]:
+    """Rounds to an accuracy and, with a base, the speed-up: cells, and numbers."""
+    own = _rounds_to(line, target)
+    rounds = sample(own.values())
+    cells = [rounds.text(short) if rounds.values else "not reached"]
+    numbers = {
+        f"rounds_to.{target:g}": rounds.mean,
+        f"rounds_to.{target:g}.std": rounds.std,
+        f"rounds_to.{target:g}.reached": len(rounds.values),
+    }
+    if base is None:
+        return cells, numbers
+    theirs = _rounds_to(base, target)
+    both = {seed: own[seed] for seed in own if seed in theirs}
+    gain = sample(speed_ups(both, theirs))
+    numbers[f"speed_up.{target:g}"] = gain.mean
+    numbers[f"speed_up.{target:g}.std"] = gain.std
+    if line is base:
+        return [*cells, "base"], numbers
+    text = gain.text("{:.2f}".format) if gain.values else "-"
+    return [*cells, text], numbers
 
 
 def _tested(config: dict[str, Any], summary: dict[str, Any]) -> Tested:
@@ -195,38 +341,138 @@ def _tested(config: dict[str, Any], summary: dict[str, Any]) -> Tested:
     return Tested(TRAINED in summary, data["name"], data["test"], labels, taken)
 
 
-def comparison_tables(folders: Sequence[str | Path]) -> "list[Table]":
-    """A table for each of the `groups`, with what each run was given; raises like them."""
-    from rich.table import Table
+class Sheet(NamedTuple):
+    """A table of lines: as it is shown, and its numbers."""
 
-    tables = []
-    for group in groups(folders):
-        accuracy = "test accuracy" if group.ranked else "training accuracy"
-        best = "best" if group.ranked else "best training accuracy"
-        title_style = "bold" if group.ranked else "red"
-        table = Table(
-            title=group.title, title_style=title_style, caption_justify="left"
-        )
-        table.add_column("rank" if group.ranked else "", justify="right")
-        names = [Name(method_of(*run)) for run in group.runs]
-        table.add_column("method", min_width=max(name.longest for name in names))
-        for name in (accuracy, best, "rounds", "MiB", "kappa", "rho"):
-            table.add_column(name, justify="right")
-        notes, others = [], differing([config for config, _ in group.runs])
-        for row, (_, summary) in enumerate(group.runs):
-            name = str(row + 1) if group.ranked else ascii_lowercase[row % 26]
-            table.add_row(name, names[row], *_cells(summary))
+    title: str
+    ranked: bool
+    head: list[str]
+    cells: list[list[str]]  # of each line
+    numbers: list[dict[str, Any]]  # of each line, by name
+    notes: list[str]  # below the table
+
+
+def sheets(
+    folders: Sequence[str | Path],
+    base: str | None = None,
+    targets: Sequence[float] = (),
+) -> list[Sheet]:
+    """A table for each of the `groups`, with what each run was given; raises like them.
+
+    Args:
+      folders: as in `groups`.
+      base: what the others differ from, a method or the folder of a run; None: the best.
+      targets: accuracies to say the rounds to.
+    """
+    for target in targets:
+        if not 0 < target < 1:
+            raise SettingError(
+                f"target={target:g} is no accuracy to reach; write a number between 0 and "
+                "1, as in --target 0.9."
+            )
+    found = groups(folders)
+    made = [
+        _sheet(group, of, base, tuple(dict.fromkeys(targets)))
+        for group, of in zip(found, _bases(found, base), strict=True)
+    ]
+    made[-1].notes.extend(note for folder in folders for note in _diverged(folder))
+    return made
+
+
+def _sheet(
+    group: Group, base: Line | None, called: str | None, targets: Sequence[float]
+) -> Sheet:
+    differs = base is not None and (len(group.lines) > 1 or called is not None)
+    accuracy = "test accuracy" if group.ranked else "training accuracy"
+    best = "best" if group.ranked else "best training accuracy"
+    head = ["rank" if group.ranked else "", "method", accuracy, "n"]
+    head += ["to base"] if differs else []
+    for target in targets:
+        head.append(f"rounds to {target:g}")
+        head += [f"speed-up to {target:g}"] if differs else []
+    head += [best, "rounds", "MiB", "kappa", "rho"]
+    rows, numbers = [], []
+    notes: list[str] = []
+    others = iter(differing([config for config, _ in group.runs]))
+    for row, line in enumerate(group.lines):
+        name = str(row + 1) if group.ranked else ascii_lowercase[row % 26]
+        method = ", ".join(dict.fromkeys(method_of(*run) for run in line.values()))
+        shares = {n: sample(_figures(line, n).values()) for n in SHARES}
+        cells = [name, method, _share(shares["accuracy"]), str(len(line))]
+        known = {
+            "method": method,
+            "rank": row + 1 if group.ranked else None,
+            "seeds": list(line),
+            "folders": [summary["folder"] for _, summary in line.values()],
+        }
+        for figure, over in shares.items():
+            known |= {figure: over.mean, f"{figure}.std": over.std}
+        if differs and base is not None:
+            text, own = _paired(line, base)
+            cells, known = [*cells, text], known | own
+        for target in targets:
+            texts, own = _to_target(line, base if differs else None, target)
+            cells, known = [*cells, *texts], known | own
+        costs = _costs(line)
+        shown = [
+            _share(shares["best_accuracy"]),
+            "-" if costs["rounds"] is None else short(costs["rounds"]),
+            *(_number(costs[name]) for name in ("MiB", "kappa", "rho")),
+        ]
+        rows.append([*cells, *shown])
+        numbers.append(known | costs)
+        for seed, (_, summary) in line.items():
             given = ", ".join(summary.get("auxiliary", ())) or "nothing"
-            seed = summary["seeds"]["seed"]
-            settings = [f"{n}={_shown(v)}" for n, v in others[row].items()]
+            settings = [f"{n}={_shown(v)}" for n, v in next(others).items()]
             notes.append(
                 f"{name}: {', '.join([summary['folder'], f'seed {seed}', *settings])}; "
                 f"also given: {given}{_not_waited_for(summary)}"
             )
-        table.caption = "\n".join(notes + lacking(group.runs))
+    if any(len(line) > 1 for line in group.lines):
+        notes.append("mean over n seeds, ± their standard deviation")
+    if differs and base is not None:
+        run = next(iter(base.values()))
+        notes.append(
+            f"to base: difference to {method_of(*run)} of {run[1]['folder']}, in points of "
+            "accuracy, over the seeds of both, ± half the 95 % interval by Student's t; "
+            "none: the interval covers 0"
+        )
+    elif group.ranked and called is not None:
+        notes.append(f"no difference: {called} was not tested on these examples")
+    notes += lacking(group.runs)
+    kept = [
+        i for i, n in enumerate(head) if n not in SOME or {r[i] for r in rows} != {"-"}
+    ]
+    head, rows = [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    return Sheet(group.title, group.ranked, head, rows, numbers, notes)
+
+
+def comparison_tables(
+    folders: Sequence[str | Path],
+    base: str | None = None,
+    targets: Sequence[float] = (),
+) -> "list[Table]":
+    """The `sheets` for a terminal; raises like them."""
+    from rich.table import Table
+
+    tables = []
+    for sheet in sheets(folders, base, targets):
+        style = "bold" if sheet.ranked else "red"
+        table = Table(title=sheet.title, title_style=style, caption_justify="left")
+        names = [Name(cells[1]) for cells in sheet.cells]
+        for column in sheet.head:
+            if column == "method":
+                table.add_column(column, min_width=max(x.longest for x in names))
+                continue
+            at = sheet.head.index(column)
+            words = " ".join([column, *(cells[at] for cells in sheet.cells)]).split()
+            # however narrow the table, no digit is left out
+            width = max(map(len, words), default=0)
+            table.add_column(column, justify="right", min_width=width, overflow="fold")
+        for name, (place, _, *cells) in zip(names, sheet.cells, strict=True):
+            table.add_row(place, name, *cells)
+        table.caption = "\n".join(sheet.notes)
         tables.append(table)
-    left_out = [note for folder in folders for note in _diverged(folder)]
-    tables[-1].caption = "\n".join([str(tables[-1].caption), *left_out])
     return tables
 
 
@@ -248,15 +494,23 @@ def _diverged(folder: str | Path) -> list[str]:
     return [f"{folder}: trial {trials} diverged and has no figures"] if found else []
 
 
-def _cells(summary: dict[str, Any]) -> list[str]:
-    found = figures_of(summary)
-    moved = sum(summary.get(f"bytes_{way}", 0) for way in ("down", "up"))
-    return [
-        percent(found["accuracy"]),
-        percent(found["best_accuracy"]),
-        str(summary["rounds"]),
-        *map(_number, (moved / 2**20, found.get("kappa"), found.get("rho"))),
+def _share(over: Sample) -> str:
+    """A mean share of 1, in per cent, with its deviation."""
+    mean = percent(over.mean or 0.0)
+    return mean if over.std is None else f"{mean} ± {100 * over.std:.2f}"
+
+
+def _costs(line: Line) -> dict[str, float | None]:
+    """What the runs of a line took and were worth by it, means over seeds."""
+    moved = [
+        sum(summary.get(f"bytes_{way}", 0) for way in ("down", "up")) / 2**20
+        for _, summary in line.values()
     ]
+    return {
+        "rounds": sample(summary["rounds"] for _, summary in line.values()).mean,
+        "MiB": sample(moved).mean,
+        **{n: sample(_figures(line, n).values()).mean for n in SOME},
+    }
 
 
 def _shown(value: Any) -> str:

@@ -4,13 +4,15 @@ import csv
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..experiment.store import ACCURACY, figures_of, read_run, read_summary
 from .plots import AGAINST, saved
+from .seeds import OverSeeds, difference_text, sample, short, speed_ups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,49 +21,22 @@ SHARES = (  # shown in %
     *("accuracy", "last_mean", "last_std", "best_accuracy", "area_under_curve"),
     *("client_accuracy", "personal_accuracy"),
 )
-CONFIDENCE = 0.95
 
 
 # the runs of rows and methods: the folder of each by its seed; None: it diverged
 Runs = Mapping[tuple[str, str], Mapping[int, Path | None]]
 
 
-class Measured(NamedTuple):
+@dataclass(frozen=True)
+class Measured(OverSeeds):
     """A figure of a cell, in the paper's units: shares in %."""
 
     row: str
     method: str
     figure: str
     published: float | str | None
-    values: list[float]  # of the seeds that have one
+    values: Sequence[float]  # of the seeds that have one
     lacking: int  # seeds that diverged, or did not reach the target
-
-    @property
-    def seeds(self) -> int:
-        """How many runs there are."""
-        return len(self.values) + self.lacking
-
-    @property
-    def mean(self) -> float | None:
-        """Over the seeds; None where not all of them have a value."""
-        return float(np.mean(self.values)) if self.values and not self.lacking else None
-
-    @property
-    def std(self) -> float | None:
-        """The deviation of the seeds, an estimate from them; None of one alone."""
-        if self.mean is None or len(self.values) < 2:
-            return None
-        return float(np.std(self.values, ddof=1))
-
-    @property
-    def interval(self) -> float | None:
-        """Half the 95 % interval of the mean by Student's t; None of one seed."""
-        from scipy import stats
-
-        if self.std is None:
-            return None
-        n = len(self.values)
-        return float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * self.std / np.sqrt(n))
 
     @property
     def difference(self) -> float | None:
@@ -99,20 +74,17 @@ def measured(
             elif base is not None and (row, base) in runs:
                 rounds = f"rounds_to.{target}"
                 own, bases = _values(folders, rounds), _values(runs[row, base], rounds)
-                values = [_ratio(bases.get(seed), n) for seed, n in own.items()]
+                values = speed_ups(own, bases)
             else:
                 continue  # nothing to be faster than
-            known = [value for value in values if value is not None]
-            if not known and kind == "models":
+            figure = sample(values)
+            if not figure.values and kind == "models":
                 continue  # a model that this method does not have
             paper = published.get(row, {}).get(method, {}).get(name)
-            lacking = len(values) - len(known)
-            found.append(Measured(row, method, name, paper, known, lacking))
+            found.append(
+                Measured(row, method, name, paper, figure.values, figure.lacking)
+            )
     return found
-
-
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a / b
 
 
 def _values(folders: Mapping[int, Path | None], name: str) -> dict[int, float | None]:
@@ -163,24 +135,12 @@ def _texts(cell: Measured) -> tuple[str, str, str]:
     """Published, measured and the difference, as they are shown."""
     paper = "" if cell.published is None else cell.published
     share = _unit(cell.figure) != cell.figure
-    digits = (lambda value: f"{value:.2f}") if share else _digits
+    digits = (lambda value: f"{value:.2f}") if share else short
     published = paper if isinstance(paper, str) else digits(paper)
-    if cell.mean is None:
-        some = f"{len(cell.values)} of {cell.seeds} seeds" if cell.values else "no seed"
-        return published, some, ""
-    text = digits(cell.mean) + ("" if cell.std is None else f" ± {digits(cell.std)}")
+    text = cell.text(digits)
     if cell.difference is None:
         return published, text, ""
-    difference = ("+" if cell.difference >= 0 else "-") + digits(abs(cell.difference))
-    if cell.interval is not None:
-        difference += f" ± {digits(cell.interval)}"
-        if abs(cell.difference) <= cell.interval:
-            difference = f"none ({difference})"
-    return published, text, difference
-
-
-def _digits(value: float) -> str:
-    return f"{value:.{2 if abs(value) >= 1 else 4}f}".rstrip("0").rstrip(".")
+    return published, text, difference_text(cell.difference, cell.interval, digits)
 
 
 def in_words(cell: Measured) -> str:

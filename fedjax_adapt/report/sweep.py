@@ -15,6 +15,7 @@ import numpy as np
 
 from ..experiment.store import ACCURACY, NOTHING, TRAINED, read_swept
 from .compare import CONTROLS, WEIGHTLESS
+from .seeds import Sample
 from .tables import Name, percent
 
 if TYPE_CHECKING:
@@ -39,8 +40,7 @@ class Line(NamedTuple):
 
     def deviation(self, name: str) -> float | None:
         """The standard deviation of a sample; None for less than two."""
-        values = [f[name] for f in self.figures]
-        return float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return Sample([f[name] for f in self.figures]).std
 
 
 class Part(NamedTuple):

@@ -1,10 +1,13 @@
 import io
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
 from fedjax_adapt.cli import main
+from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import store, toml
 from fedjax_adapt.report.compare import comparison_tables, groups
 
@@ -27,18 +30,20 @@ def finished(tmp_path, monkeypatch):
         dataset="d",
         folder=None,
         public=None,
+        partition_seed=7,
         seed=7,
+        curve=None,
         **settings,
     ):
         folder = tmp_path / (folder or name)
         folder.mkdir()
-        settings |= {"algorithm": name} | ({"base": base} if base else {})
+        settings |= {"algorithm": name, "seed": seed} | ({"base": base} if base else {})
         store.write_text(folder / store.CONFIG, toml.dumps(settings))
         found = {"accuracy": accuracy, "best_accuracy": accuracy, "rho": 1.25}
         summary = {
             **({store.TRAINED: found} if trained else found),
             **{"folder": f"runs/{name}", "rounds": 3},
-            "seeds": {"seed": 7, "partition_seed": seed},
+            "seeds": {"seed": seed, "partition_seed": partition_seed},
             **{"bytes_down": 2**20, "bytes_up": 2**20, "auxiliary": list(given)},
             "data": {"name": dataset, "test": test},
         }
@@ -50,14 +55,18 @@ def finished(tmp_path, monkeypatch):
                 "used": used,
             }
         store.write_text(folder / store.SUMMARY, json.dumps(summary))
+        if curve is not None:
+            (folder / "metrics").mkdir()
+            rows = pa.table({"round": [*curve], store.ACCURACY: [*curve.values()]})
+            pq.write_table(rows, folder / "metrics" / "part-00000030.parquet")
         return folder.relative_to(tmp_path)
 
     return make
 
 
-def printed(folders, width=200):
+def printed(folders, width=200, **asked):
     console = Console(file=io.StringIO(), width=width)
-    for table in comparison_tables(folders):
+    for table in comparison_tables(folders, **asked):
         console.print(table)
     return console.file.getvalue()
 
@@ -89,8 +98,8 @@ def test_a_method_breaks_at_words_where_the_table_is_narrow(finished):
     assert max(map(len, text.splitlines())) == 80
     cells = [line.split("│")[2].strip() for line in text.splitlines() if "│" in line]
     assert cells == [
-        *("fedgsnr(", "budget=raw)", "on scaffold"),
-        *("fnr(variant=", "published,", "epochs=2)"),
+        *("fedgsnr(", "budget=", "raw) on", "scaffold"),
+        *("fnr(", "variant=", "published,", "epochs=2)"),
     ]
 
 
@@ -141,9 +150,9 @@ def test_other_labels_and_other_halves_of_the_test_set_are_tables_of_their_own(
         finished("own", 0.6, labels="own"),
         finished("half", 0.7, **half),
         finished("user", 0.8, **half | {"public": ("split_test", 180, True)}),
-        finished("otherwise", 0.7, seed=8, **half),
+        finished("otherwise", 0.7, partition_seed=8, **half),
         finished("fewer", 0.7, **half | {"public": ("split_test", 90, False)}),
-        finished("held", 0.7, public=("holdout", 180, False), seed=8),
+        finished("held", 0.7, public=("holdout", 180, False), partition_seed=8),
     ]
     found = groups(folders)
     names = [[config["algorithm"] for config, _ in group.runs] for group in found]
@@ -286,3 +295,167 @@ def test_a_run_that_is_not_finished_is_not_compared(finished):
     (folder / store.SUMMARY).unlink()
     with pytest.raises(ValueError, match="half holds a run that is not finished"):
         groups([folder])
+
+
+def cells_of(text):
+    """The cells of each line of a printed table, by method."""
+    rows = [line.split("│")[1:-1] for line in text.splitlines() if "│" in line]
+    return {row[1].strip(): [cell.strip() for cell in row[2:]] for row in rows}
+
+
+@pytest.fixture
+def seeds(finished):
+    """Runs of several seeds, by method."""
+    accuracies = {
+        "fedavg": {0: 0.50, 1: 0.52, 2: 0.54},
+        "fedprox": {0: 0.53, 1: 0.56, 2: 0.56},
+        "moon": {0: 0.53, 1: 0.53},
+        "fednova": {2: 0.50},
+        "scaffold": {9: 0.49},
+    }
+    return {
+        name: [
+            finished(name, accuracy, folder=f"{name}-{seed}", seed=seed, lr=0.1)
+            for seed, accuracy in of.items()
+        ]
+        for name, of in accuracies.items()
+    }
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_line(seeds, finished):
+    other = finished("fedavg", 0.57, folder="other", seed=1, lr=0.2)
+    text = printed([*seeds["fedavg"], other, *seeds["fedprox"]])
+    (group,) = groups([other, *seeds["fedavg"], *seeds["fedprox"]])
+    named = [[run[1]["folder"] for run in line.values()] for line in group.lines]
+    of = lambda name: [f"{name}-{seed}" for seed in range(3)]
+    assert named == [["other"], of("fedprox"), of("fedavg")]  # 57, 55 and 52 %
+    lines = [line for line in text.splitlines() if "│" in line]
+    # by hand: the deviations are the roots of (4 + 1 + 1) / 2 and of (4 + 0 + 4) / 2
+    shown = [[cell.strip() for cell in line.split("│")[2:5]] for line in lines]
+    assert shown == [
+        ["fedavg", "57.00 %", "1"],
+        ["fedprox", "55.00 % ± 1.73", "3"],
+        ["fedavg", "52.00 % ± 2.00", "3"],
+    ]
+    assert "2: fedprox-0, seed 0, lr=0.1; also given: nothing" in text
+    assert "3: fedavg-2, seed 2, lr=0.1; also given: nothing" in text
+
+
+def test_what_a_run_does_not_learn_from_parts_no_lines(finished):
+    folders = [
+        finished("fedavg", 0.5, folder="a", seed=0, lanes=1, clip_norm=10.0),
+        finished("fedavg", 0.6, folder="b", seed=1, lanes=2, targets=[0.5]),
+    ]
+    (group,) = groups(folders)  # the default of clip_norm is written in one of them
+    assert [list(line) for line in group.lines] == [[0, 1]]
+    apart = finished("fedavg", 0.6, folder="c", seed=2, clip_norm=1.0)
+    assert len(groups([*folders, apart])[0].lines) == 2
+
+
+def test_a_difference_to_the_base_is_of_the_seeds_of_both(seeds):
+    folders = [folder for of in seeds.values() for folder in of]
+    for base in ("fedavg", str(seeds["fedavg"][1])):
+        text = printed(folders, base=base)
+        shown = {name: cells[2] for name, cells in cells_of(text).items()}
+        # by hand: fedprox 3, 4 and 2 points, of deviation 1, and t of two degrees of
+        # freedom 4.3027; moon 3 and 1 points, deviation the root of 2, and t 12.706
+        assert shown == {
+            "fedprox": "+3.00 ± 2.48",
+            "moon": "none (+2.00 ± 12.71)",
+            "fedavg": "base",
+            "fednova": "-4.00 (n = 1)",
+            "scaffold": "no seed in common with the base",
+        }
+    shown = {name: cells[2] for name, cells in cells_of(printed(folders)).items()}
+    assert shown["fedprox"] == "base" and shown["fedavg"] == "-3.00 ± 2.48"
+    # 0 and 3 points, of three seeds the two that moon has
+    text = printed(folders, base="moon")
+    assert cells_of(text)["fedprox"][2] == "none (+1.50 ± 19.06) (n = 2)"
+    assert "to base: difference to moon of moon-0, in points of accuracy" in text
+
+
+def test_no_difference_is_taken_where_accuracy_is_of_other_examples(seeds, finished):
+    others = [
+        finished(name, accuracy, test=180, folder=f"few-{name}")
+        for name, accuracy in (("moon", 0.9), ("fedgen", 0.8))
+    ]
+    leaks = [
+        finished(name, 0.99, trained=True, folder=f"leaks-{name}")
+        for name in ("fedavg", "fedprox")
+    ]
+    folders = [*seeds["fedavg"], *seeds["fedprox"], *others, *leaks]
+    text = printed(folders, base="fedavg")
+    assert text.count("no difference: fedavg was not tested on these examples") == 1
+    assert text.count("to base") == 2  # one head and the note below that table
+    with pytest.raises(SettingError, match="base=leaks-fedavg is no ranked run"):
+        printed(folders, base="leaks-fedavg")
+
+
+def test_a_base_that_is_not_there_or_means_several_lines_is_refused(seeds, finished):
+    folders = [*seeds["fedavg"], *seeds["moon"]]
+    known = "base=fedprx is no ranked run .*; write one of moon, fedavg, or the folder"
+    with pytest.raises(SettingError, match=known):
+        printed(folders, base="fedprx")
+    other = finished("fedavg", 0.51, folder="other", lr=0.2)
+    several = "base=fedavg means 2 lines of a table; .* as in --base fedavg-0"
+    with pytest.raises(SettingError, match=several):
+        printed([*folders, other], base="fedavg")
+    of_other = cells_of(printed([*folders, other], base="other"))
+    assert of_other["moon"][2] == "no seed in common with the base"  # which has 7
+    based = [
+        finished("fedgsnr", accuracy, folder=f"gsnr-{base}", seed=1, base=base)
+        for base, accuracy in ((None, 0.4), ("moon", 0.3))
+    ]
+    shown = cells_of(printed([*folders, *based], base="fedgsnr"))
+    assert shown["fedgsnr"][2] == "base"  # and not the one on another base
+    assert shown["fedgsnr on moon"][2] == "-10.00 (n = 1)"
+
+
+def test_the_same_run_in_two_folders_is_refused(seeds, finished):
+    again = finished("fedavg", 0.52, folder="again", seed=1, lr=0.1)
+    twice = "fedavg-1 and again hold one run twice, .* seed=1; give one of them"
+    with pytest.raises(SettingError, match=twice):
+        groups([*seeds["fedavg"], again])
+
+
+def test_rounds_to_a_target_and_the_speed_up_seed_by_seed(finished):
+    first = {
+        "fedavg": {0: 10, 1: 30},
+        "fedprox": {0: 5, 1: 10},
+        "moon": {0: 20, 1: None},
+        "scaffold": {0: None, 1: None},
+    }
+    folders = []
+    for name, of in first.items():
+        for seed, reached in of.items():
+            curve = {r: 0.9 if r == reached else 0.2 for r in (5, 10, 20, 30)}
+            folder = f"{name}-{seed}"
+            folders.append(finished(name, 0.5, folder=folder, seed=seed, curve=curve))
+    text = printed(folders, base="fedavg", targets=(0.9, 0.95))
+    assert "rounds to 0.9" in text and "speed-up to 0.95" in text
+    shown = {name: cells[3:5] for name, cells in cells_of(text).items()}
+    assert shown == {
+        "fedavg": ["20 ± 14.14", "base"],
+        "fedprox": ["7.5 ± 3.54", "2.50 ± 0.71"],  # of 10 / 5 and 30 / 10
+        "moon": ["1 of 2 seeds", "1 of 2 seeds"],
+        "scaffold": ["not reached", "-"],
+    }
+    assert cells_of(text)["fedprox"][5:7] == ["not reached", "-"]
+    bare = finished("fednova", 0.5)
+    with pytest.raises(SettingError, match="fednova has no evaluation in its metrics"):
+        printed([*folders, bare], targets=(0.9,))
+    for wrong in (0.0, 1.0, 90.0, float("nan")):
+        with pytest.raises(SettingError, match="target=.* is no accuracy to reach"):
+            printed(folders, targets=(0.9, wrong))
+
+
+def test_the_command_takes_a_base_and_targets(seeds, capsys):
+    folders = [str(folder) for name in ("fedavg", "moon") for folder in seeds[name]]
+    assert main(["compare", *folders, "--base", "moon"]) == 0
+    assert "to base: difference to moon" in capsys.readouterr().out
+    for wrong, sentence in [
+        (["--base", "nowhere"], "base=nowhere is no ranked run"),
+        (["--target", "0.5", "90"], "target=90 is no accuracy to reach"),
+    ]:
+        assert main(["compare", *folders, *wrong]) == 2
+        assert sentence in capsys.readouterr().err

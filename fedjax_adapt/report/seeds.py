@@ -1,0 +1,93 @@
+"""A figure over seeds: its mean, deviation and interval, and how they are written."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+CONFIDENCE = 0.95
+
+
+class OverSeeds:
+    """What follows from the values of a figure, one of each seed."""
+
+    values: Sequence[float]  # of the seeds that have one
+    lacking: int  # seeds that diverged, or did not reach the target
+
+    @property
+    def seeds(self) -> int:
+        """How many runs there are."""
+        return len(self.values) + self.lacking
+
+    @property
+    def mean(self) -> float | None:
+        """Over the seeds; None where not all of them have a value."""
+        return float(np.mean(self.values)) if self.values and not self.lacking else None
+
+    @property
+    def std(self) -> float | None:
+        """The deviation of the seeds, an estimate from them; None of one alone."""
+        if self.mean is None or len(self.values) < 2:
+            return None
+        return float(np.std(self.values, ddof=1))
+
+    @property
+    def interval(self) -> float | None:
+        """Half the 95 % interval of the mean by Student's t; None of one seed."""
+        from scipy import stats
+
+        if self.std is None:
+            return None
+        n = len(self.values)
+        return float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * self.std / np.sqrt(n))
+
+    def text(self, digits: Callable[[float], str]) -> str:
+        """Mean ± deviation; or how many of the seeds have a value, where not all do."""
+        if self.mean is None:
+            return (
+                f"{len(self.values)} of {self.seeds} seeds"
+                if self.values
+                else "no seed"
+            )
+        return digits(self.mean) + (
+            "" if self.std is None else f" ± {digits(self.std)}"
+        )
+
+
+@dataclass(frozen=True)
+class Sample(OverSeeds):
+    """A figure of some seeds."""
+
+    values: Sequence[float]
+    lacking: int = 0
+
+
+def sample(values: Iterable[float | None]) -> Sample:
+    """The figure of these seeds; None: one has none."""
+    values = list(values)
+    known = [value for value in values if value is not None]
+    return Sample(known, len(values) - len(known))
+
+
+def speed_ups(
+    own: Mapping[int, float | None], bases: Mapping[int, float | None]
+) -> list[float | None]:
+    """The rounds of the base by one's own, for each seed; None: one of them has none."""
+    ratio = lambda a, b: None if a is None or b is None else a / b
+    return [ratio(bases.get(seed), rounds) for seed, rounds in own.items()]
+
+
+def difference_text(
+    difference: float, interval: float | None, digits: Callable[[float], str]
+) -> str:
+    """A difference with its sign and interval, called none where that covers 0."""
+    text = ("+" if difference >= 0 else "-") + digits(abs(difference))
+    if interval is None:
+        return text
+    text += f" ± {digits(interval)}"
+    return f"none ({text})" if abs(difference) <= interval else text
+
+
+def short(value: float) -> str:
+    """A number with two digits after the point, four below 1, without zeros at the end."""
+    return f"{value:.{2 if abs(value) >= 1 else 4}f}".rstrip("0").rstrip(".")
