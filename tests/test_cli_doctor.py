@@ -59,7 +59,7 @@ def test_rounds_that_do_not_work_are_told(model, said, capsys, monkeypatch):
     get = lambda tree: [np.array(model or [next(given)])]
     monkeypatch.setattr(doctor.jax, "device_get", get)
     assert main(["doctor"]) == 1
-    assert f"two rounds do not work: RuntimeError: {said}" in capsys.readouterr().err
+    assert f"two rounds do not work (RunError: {said})." in capsys.readouterr().err
 
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path):

@@ -142,7 +142,17 @@ def test_a_second_sigterm_waits_for_the_rounds_under_way_too():
             stop_if_asked()
 
 
-def test_ctrl_c_after_a_command_that_sigterm_ended_is_ctrl_c(capsys, monkeypatch):
+@pytest.fixture
+def ctrl_c():
+    """SIGINT as at a terminal: in the background of a script it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_after_a_command_that_sigterm_ended_is_ctrl_c(
+    capsys, monkeypatch, ctrl_c
+):
     for number, expected in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         kill = lambda arguments, number=number: os.kill(os.getpid(), number)
         monkeypatch.setattr("fedjax_adapt.cli.list_choices", kill)

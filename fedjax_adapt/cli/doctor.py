@@ -15,7 +15,7 @@ from ..data import SOURCES, load, split
 from ..data.files import DATA_VARIABLE, data_folder
 from ..engine.build import make_round
 from ..engine.initial import init_state
-from ..errors import SettingError
+from ..errors import RunError, SettingError
 from ..experiment.options import Option
 from ..experiment.summary import hardware, versions
 from ..experiment.tuning import cache_folder
@@ -73,7 +73,7 @@ def doctor(arguments: Sequence[str]) -> int:
     try:
         say(console, f"rounds    {_rounds()}")
     except Exception as error:  # whatever is wrong with what is installed
-        return fail(f"two rounds do not work: {type(error).__name__}: {error}", 1)
+        return fail(f"two rounds do not work ({type(error).__name__}: {error}).", 1)
     return 0
 
 
@@ -91,7 +91,7 @@ def _cache(folder: Path) -> str:
 
 
 def _rounds() -> str:
-    """Trains FedAvg on the digits for two rounds, twice; RuntimeError if they differ."""
+    """Trains FedAvg on the digits for two rounds, twice; RunError if they differ."""
     source = load("digits")
     data = source.federated(split("iid", source.y_train, num_clients=4))
     task = classification(mlp(source.shape, 10, (16,)), source.shape)
@@ -112,9 +112,9 @@ def _rounds() -> str:
     ended = time.perf_counter()
     leaves = list(zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True))
     if not all(np.isfinite(a).all() for a, _ in leaves):
-        raise RuntimeError("the model is not finite")
+        raise RunError("the model is not finite")
     if not all(np.array_equal(a, b) for a, b in leaves):
-        raise RuntimeError("the same rounds gave two models")
+        raise RunError("the same rounds gave two models")
     return (
         f"two work and give the same twice: {compiled - began:.1f} s with compiling, "
         f"{1000 * (ended - compiled):.0f} ms without"

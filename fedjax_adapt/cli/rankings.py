@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
+from rich.measure import Measurement
 
 from .. import check
 from ..errors import SettingError
@@ -15,7 +16,7 @@ from ..experiment.options import Option
 from ..experiment.valuation import ORDERS, Reference, Value
 from ..report.clients import agreement, contributions_table, draw_contributions
 from ..report.clients import contributions as ranking
-from ..report.compare import comparison_tables
+from ..report.compare import Format, as_text, comparison_tables, sheets
 from ..report.plots import Against, comparison_curves
 from . import process
 from .flags import read_flags, words_of
@@ -135,6 +136,11 @@ def compare(arguments: list[str]) -> int:
         "target": Option(
             tuple[float, ...], (), "accuracies to say the rounds to, and the speed-up"
         ),
+        "format": Option(
+            Format,
+            "table",
+            "md and latex have the cells of the table, csv and json all numbers in full",
+        ),
         "plot": Option(str | None, None, "where a picture of all curves goes"),
         "against": Option(Against | None, None, "its horizontal axis; none: round"),
         "overwrite": Option(bool, False, "replace the picture if it is there"),
@@ -160,9 +166,13 @@ def compare(arguments: list[str]) -> int:
         wanted = check.expanded("--plot ", values["plot"])
         path = picture_path("--plot", wanted, values["overwrite"])
         comparison_curves(folders, path, values["against"] or "round")
-    print_comparison(folders, values["base"], values["target"])
-    if path is not None:
-        say(Console(), f"picture  {path}")
+    asked = folders, values["base"], values["target"]
+    if values["format"] == "table":
+        print_comparison(*asked)
+    else:
+        print(as_text(sheets(*asked), values["format"]), end="")
+    if path is not None:  # not among what another program reads
+        say(Console(stderr=values["format"] != "table"), f"picture  {path}")
     return 0
 
 
@@ -174,4 +184,6 @@ def print_comparison(
     """Prints the runs of folders, ranked, as `comparison_tables` has them."""
     console = Console()
     for table in comparison_tables(folders, base, targets):
-        console.print(table)
+        # where the terminal is too narrow it breaks lines, so that no column is cut off
+        least = Measurement.get(console, console.options, table).minimum
+        console.print(table, width=max(console.width, least), crop=False)

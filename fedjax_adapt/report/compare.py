@@ -10,11 +10,14 @@ trains on a public set names the controls that are missing from it: what public 
 worth without the method's own idea.
 """
 
+import csv
+import io
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import SettingError
 from ..experiment.schema import common_options
@@ -177,8 +180,7 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
       folders: of runs, or of sweeps, of which all trials are meant that did not diverge.
 
     Raises:
-      ValueError: a folder holds no run and no sweep, or one that is not finished; or two
-        hold runs with the same settings and seed.
+      ValueError: a folder holds no run and no sweep, or one that is not finished.
     """
     found: dict[Tested, list[Run]] = {}
     runs = [run for folder in folders for run in runs_in(folder)]
@@ -198,37 +200,41 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
     for tested, runs in sorted(found.items(), key=lambda item: item[0].trained):
         lines = _lines(runs)
         if not tested.trained:
-            mean = lambda line: sample(_figures(line, "accuracy").values()).mean
+            mean = lambda line: sample(_figures(line, "accuracy").values()).mean or 0.0
             lines.sort(key=lambda line: -mean(line))
         result.append(Group(tested.title(), not tested.trained, lines))
     return result
 
 
 def _lines(runs: Sequence[Run]) -> list[Line]:
-    """The runs, those that differ in the seed alone together, by seed."""
-    found: dict[str, Line] = {}
+    """The runs, those that differ in the seed alone together, by seed.
+
+    Where each has a partition of its own seed, that is no difference. A run that was made
+    twice, as on other hardware, has lines of its own.
+    """
+    fixed = Counter(_besides_seed(run) for run in runs)
+    found: dict[tuple[str, int], Line] = {}
     for run in runs:
-        seed, line = run[1]["seeds"]["seed"], found.setdefault(_besides_seed(run), {})
-        if seed in line:
-            raise SettingError(
-                f"{line[seed][1]['folder']} and {run[1]['folder']} hold one run "
-                f"twice, with the same settings and seed={seed}; give one of them."
-            )
-        line[seed] = run
+        seeds, same, time = run[1]["seeds"], _besides_seed(run), 0
+        if fixed[same] == 1 and seeds["partition_seed"] == seeds["seed"]:
+            same = _besides_seed(run, "partition_seed")
+        while seeds["seed"] in found.get((same, time), {}):
+            time += 1
+        found.setdefault((same, time), {})[seeds["seed"]] = run
     return [dict(sorted(line.items())) for line in found.values()]
 
 
-def _besides_seed(run: Run) -> str:
-    """All that decides what a run learns, but for its seed."""
+def _besides_seed(run: Run, *others: str) -> str:
+    """All that decides what a run learns, but for its seed and other settings."""
     config, summary = run
     public = summary.get("public", {})
-    names = {*config, *common_options()}.difference({"seed", *unlearned()})
+    names = {*config, *common_options()}.difference({"seed", *others, *unlearned()})
     settings = {name: setting_of(config, name) for name in sorted(names)}
-    others = [summary.get("own"), *(public.get(what) for what in PUBLIC)]
-    return json.dumps([settings, others], default=str)
+    made_of = [summary.get("own"), *(public.get(what) for what in PUBLIC)]
+    return json.dumps([settings, made_of], default=str)
 
 
-def _figures(line: Line, name: str) -> dict[int, float | None]:
+def _figures(line: Line, name: str) -> dict[int, Any]:
     """A figure of a summary, by seed."""
     return {seed: figures_of(run[1]).get(name) for seed, run in line.items()}
 
@@ -339,6 +345,9 @@ def _tested(config: dict[str, Any], summary: dict[str, Any]) -> Tested:
         taken = (public["examples"], summary["seeds"]["partition_seed"])
     labels = config.get("labels", "own")
     return Tested(TRAINED in summary, data["name"], data["test"], labels, taken)
+
+
+Format = Literal["table", "md", "latex", "csv", "json"]
 
 
 class Sheet(NamedTuple):
@@ -484,6 +493,53 @@ def _not_waited_for(summary: dict[str, Any]) -> str:
     return (
         f"; not counted: {steps} local steps, {moved / 2**20:.4g} MiB of late clients"
     )
+
+
+def as_text(found: Sequence[Sheet], form: Format) -> str:
+    """The `sheets` in a form that other programs read.
+
+    "md" and "latex" have the cells of the table, "csv" and "json" all numbers in full:
+    accuracies as shares of 1, differences in points.
+    """
+    if form == "json":
+        kept = ("title", "ranked", "numbers", "notes")
+        sheets = [{k: getattr(sheet, k) for k in kept} for sheet in found]
+        return json.dumps(sheets, indent=2) + "\n"
+    if form == "csv":
+        rows = [{"table": x.title, **line} for x in found for line in x.numbers]
+        text = io.StringIO()
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        writer = csv.DictWriter(text, names, lineterminator="\n")
+        writer.writeheader()
+        listed = lambda v: " ".join(map(str, v)) if isinstance(v, list) else v
+        writer.writerows({k: listed(v) for k, v in row.items()} for row in rows)
+        return text.getvalue()
+    return "\n".join(map(_latex if form == "latex" else _markdown, found))
+
+
+def _markdown(sheet: Sheet) -> str:
+    escaped = lambda cells: [cell.replace("|", r"\|") for cell in cells]
+    lines = [sheet.head, ["---"] * len(sheet.head), *map(escaped, sheet.cells)]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    notes = "\n".join(f"- {note}" for note in sheet.notes)
+    return f"### {' '.join(sheet.title.split())}\n\n{table}\n\n{notes}\n"
+
+
+def _latex(sheet: Sheet) -> str:
+    signs = {c: rf"\{c}" for c in "%&#_{}$"} | {
+        "\\": r"\textbackslash{}",
+        "±": r"$\pm$",
+    }
+    escape = str.maketrans(signs | {"^": r"\^{}", "~": r"\~{}"})
+    rows = [
+        [cell.translate(escape) for cell in row] for row in [sheet.head, *sheet.cells]
+    ]
+    lines = [" & ".join(row) + r" \\" for row in rows]
+    columns = "rl" + "r" * (len(sheet.head) - 2)
+    notes = [f"% {note}" for note in [*sheet.title.splitlines(), *sheet.notes]]
+    begin = rf"\begin{{tabular}}{{{columns}}}"
+    body = [begin, r"\hline", lines[0], r"\hline", *lines[1:], r"\hline"]
+    return "\n".join([*notes, *body, r"\end{tabular}"]) + "\n"
 
 
 def _diverged(folder: str | Path) -> list[str]:

@@ -1,15 +1,18 @@
+import csv
 import io
 import json
+import re
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from fedjax_adapt.cli import main
+from fedjax_adapt.cli import main, rankings
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import store, toml
-from fedjax_adapt.report.compare import comparison_tables, groups
+from fedjax_adapt.report.compare import as_text, comparison_tables, groups, sheets
 
 LABELS = ", labels=parity"
 
@@ -37,7 +40,8 @@ def finished(tmp_path, monkeypatch):
     ):
         folder = tmp_path / (folder or name)
         folder.mkdir()
-        settings |= {"algorithm": name, "seed": seed} | ({"base": base} if base else {})
+        settings |= {"algorithm": name, "seed": seed, "partition_seed": partition_seed}
+        settings |= {"base": base} if base else {}
         store.write_text(folder / store.CONFIG, toml.dumps(settings))
         found = {"accuracy": accuracy, "best_accuracy": accuracy, "rho": 1.25}
         summary = {
@@ -411,11 +415,24 @@ def test_a_base_that_is_not_there_or_means_several_lines_is_refused(seeds, finis
     assert shown["fedgsnr on moon"][2] == "-10.00 (n = 1)"
 
 
-def test_the_same_run_in_two_folders_is_refused(seeds, finished):
+def test_a_run_that_was_made_twice_has_two_lines(seeds, finished):
     again = finished("fedavg", 0.52, folder="again", seed=1, lr=0.1)
-    twice = "fedavg-1 and again hold one run twice, .* seed=1; give one of them"
-    with pytest.raises(SettingError, match=twice):
-        groups([*seeds["fedavg"], again])
+    (group,) = groups([*seeds["fedavg"], again])
+    folders = [[Path(run[1]["folder"]).name for run in x.values()] for x in group.lines]
+    assert sorted(folders) == [["again"], [Path(x).name for x in seeds["fedavg"]]]
+
+
+@pytest.mark.parametrize("first", [(), (0,)])
+def test_a_partition_that_follows_the_seed_is_no_difference(finished, first):
+    """One that a run was given is, also where it happens to be a run's seed."""
+    make = lambda name, n, of: finished(
+        "fedavg", 0.5, folder=f"{name}{n}", seed=n, partition_seed=of
+    )
+    follows = [make("f", n, n) for n in (1, 2)]
+    fixed = [make("p", n, 0) for n in (*first, 1, 2)]
+    (group,) = groups([*follows, *fixed])
+    folders = [[Path(run[1]["folder"]).name for run in x.values()] for x in group.lines]
+    assert sorted(folders) == [["f1", "f2"], [f"p{n}" for n in (*first, 1, 2)]]
 
 
 def test_rounds_to_a_target_and_the_speed_up_seed_by_seed(finished):
@@ -459,3 +476,57 @@ def test_the_command_takes_a_base_and_targets(seeds, capsys):
     ]:
         assert main(["compare", *folders, *wrong]) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_other_programs_read_it(seeds, finished):
+    folders = [*seeds["fedavg"], *seeds["fedprox"]]
+    finished("a_b|c", 0.3, trained=True)
+    found = sheets([*folders, "a_b|c"], base="fedavg", targets=())
+    first, second = json.loads(as_text(found, "json"))
+    fedprox, fedavg = first["numbers"]
+    assert (fedprox["method"], fedprox["rank"]) == ("fedprox", 1)
+    assert fedprox["seeds"] == [0, 1, 2]
+    assert fedprox["accuracy"] == pytest.approx(0.55)
+    assert fedprox["accuracy.std"] == pytest.approx(0.03**0.5 / 10)
+    assert fedprox["difference_points"] == pytest.approx(3)  # of 3, 4 and 2
+    # Student's t of two degrees of freedom, by hand: 4.303 / sqrt(3)
+    assert fedprox["half_interval_95"] == pytest.approx(4.302653 / 3**0.5, rel=1e-5)
+    assert fedavg["difference_points"] == 0 and second["ranked"] is False
+    assert second["numbers"][0]["rank"] is None
+    rows = list(csv.DictReader(io.StringIO(as_text(found, "csv"))))
+    assert [row["method"] for row in rows] == ["fedprox", "fedavg", "a_b|c"]
+    assert rows[0]["seeds"] == "0 1 2" and rows[2]["difference_points"] == ""
+    assert float(rows[0]["accuracy"]) == fedprox["accuracy"]
+    assert rows[2]["table"] == second["title"] != rows[0]["table"]
+    text = as_text(found, "md")
+    assert "| 1 | fedprox | 55.00 % ± 1.73 | 3 | none (+3.00 ± 2.48)" not in text
+    assert "| 1 | fedprox | 55.00 % ± 1.73 | 3 | +3.00 ± 2.48 |" in text
+    assert r"| a | a_b\|c | 30.00 % |" in text
+    text = as_text(found, "latex")
+    assert r"1 & fedprox & 55.00 \% $\pm$ 1.73 & 3 & +3.00 $\pm$ 2.48 &" in text
+    assert r"a & a\_b|c & 30.00 \% & 1" in text
+    bare = [line for line in text.splitlines() if not line.startswith("%")]
+    assert not re.search(r"(?<!\\)[%_#]", "\n".join(bare))
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
+
+
+def test_what_a_program_reads_is_alone_on_standard_output(seeds, capsys, monkeypatch):
+    monkeypatch.setattr(rankings, "comparison_curves", lambda *_: None)
+    words = ["--format", "json", "--plot", "p.png"]
+    assert rankings.compare([*map(str, seeds["fedavg"]), *words]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)[0]["numbers"][0]["method"] == "fedavg"
+    assert "picture  " in said.err
+
+
+def test_no_column_is_cut_off_where_the_terminal_is_narrow(
+    finished, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "60")
+    folders = [
+        finished(name, 0.5, seed=1, curve={5: 0.4, 10: 0.5}) for name in ("moon", "afl")
+    ]
+    words = ["--target", "0.4", "0.5", "0.6"]
+    assert rankings.compare([*map(str, folders), *words]) == 0
+    head = capsys.readouterr().out.split("\n")[1:5]
+    assert all(name in "".join(head) for name in ("base", "up to 0.6", "MiB", "rho"))
