@@ -528,5 +528,5 @@ def test_no_column_is_cut_off_where_the_terminal_is_narrow(
     ]
     words = ["--target", "0.4", "0.5", "0.6"]
     assert rankings.compare([*map(str, folders), *words]) == 0
-    head = capsys.readouterr().out.split("\n")[1:5]
-    assert all(name in "".join(head) for name in ("base", "up to 0.6", "MiB", "rho"))
+    shown = capsys.readouterr().out
+    assert shown.count("speed-up") == 3 and "MiB" in shown and "rho" in shown
