@@ -13,7 +13,7 @@ import numpy as np
 
 from ..costs import kappa, rho
 from .rows import TOTALS
-from .store import ACCURACY, TRAINED, accuracy_in
+from .store import ACCURACY, TRAINED, accuracy_in, first_reaching
 
 if TYPE_CHECKING:
     import pyarrow
@@ -297,11 +297,3 @@ def spread_over_clients(accuracy: Any, sizes: Any) -> dict[str, float]:
         "min": float(held[0]),
         "worst_tenth": float(worst.mean()),
     }
-
-
-def first_reaching(rounds: Any, accuracy: Any, target: float) -> int | None:
-    """The first of `rounds` whose accuracy is at least `target`."""
-    # in float32, as the device counts: 9,000 of 10,000 reach 0.9
-    accuracy = np.asarray(accuracy, np.float32)
-    reached = np.flatnonzero(accuracy >= np.float32(target))
-    return int(rounds[reached[0]]) if len(reached) else None

@@ -20,19 +20,19 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import SettingError
-from ..experiment.schema import common_options
 from ..experiment.store import (
     SWEEP,
     TRAINED,
     differing,
     figures_of,
+    first_reaching,
+    learned_from,
     read_run,
     read_swept,
     runs_in,
     setting_of,
     unlearned,
 )
-from ..experiment.summary import first_reaching
 from .plots import method_of
 from .seeds import Sample, difference_text, sample, short, speed_ups
 from .tables import Name, percent
@@ -216,7 +216,7 @@ def _lines(runs: Sequence[Run]) -> list[Line]:
     found: dict[tuple[str, int], Line] = {}
     for run in runs:
         seeds, same, time = run[1]["seeds"], _besides_seed(run), 0
-        if fixed[same] == 1 and seeds["partition_seed"] == seeds["seed"]:
+        if fixed[same] == 1 and seeds.get("partition_seed") == seeds["seed"]:
             same = _besides_seed(run, "partition_seed")
         while seeds["seed"] in found.get((same, time), {}):
             time += 1
@@ -228,8 +228,8 @@ def _besides_seed(run: Run, *others: str) -> str:
     """All that decides what a run learns, but for its seed and other settings."""
     config, summary = run
     public = summary.get("public", {})
-    names = {*config, *common_options()}.difference({"seed", *others, *unlearned()})
-    settings = {name: setting_of(config, name) for name in sorted(names)}
+    apart = {"seed", *others}
+    settings = {n: v for n, v in learned_from(config).items() if n not in apart}
     made_of = [summary.get("own"), *(public.get(what) for what in PUBLIC)]
     return json.dumps([settings, made_of], default=str)
 
