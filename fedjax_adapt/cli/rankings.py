@@ -170,7 +170,11 @@ def compare(arguments: list[str]) -> int:
     if values["format"] == "table":
         print_comparison(*asked)
     else:
-        print(as_text(sheets(*asked), values["format"]), end="")
+        found = sheets(*asked)
+        print(as_text(found, values["format"]), end="")
+        if values["format"] == "csv":  # which has no place for them
+            for line in (line for sheet in found for line in sheet.notes):
+                say(Console(stderr=True), line)
     if path is not None:  # not among what another program reads
         say(Console(stderr=values["format"] != "table"), f"picture  {path}")
     return 0

@@ -299,6 +299,7 @@ def _paired(line: Line, base: Line) -> tuple[str, dict[str, Any]]:
     seeds = [seed for seed in own if seed in theirs]
     found = sample([100 * (own[seed] - theirs[seed]) for seed in seeds])
     numbers = {
+        "is_base": line is base,
         "difference_points": found.mean,
         "half_interval_95": found.interval,
         "seeds_of_both": seeds,

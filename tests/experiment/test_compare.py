@@ -491,6 +491,7 @@ def test_other_programs_read_it(seeds, finished):
     assert fedprox["difference_points"] == pytest.approx(3)  # of 3, 4 and 2
     # Student's t of two degrees of freedom, by hand: 4.303 / sqrt(3)
     assert fedprox["half_interval_95"] == pytest.approx(4.302653 / 3**0.5, rel=1e-5)
+    assert fedavg["is_base"] and not fedprox["is_base"]
     assert fedavg["difference_points"] == 0 and second["ranked"] is False
     assert second["numbers"][0]["rank"] is None
     rows = list(csv.DictReader(io.StringIO(as_text(found, "csv"))))
@@ -517,6 +518,10 @@ def test_what_a_program_reads_is_alone_on_standard_output(seeds, capsys, monkeyp
     said = capsys.readouterr()
     assert json.loads(said.out)[0]["numbers"][0]["method"] == "fedavg"
     assert "picture  " in said.err
+    assert rankings.compare([*map(str, seeds["fedavg"]), "--format", "csv"]) == 0
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 2
+    assert "also given: nothing" in said.err
 
 
 def test_no_column_is_cut_off_where_the_terminal_is_narrow(
