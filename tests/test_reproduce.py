@@ -12,7 +12,13 @@ from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import estimate, items, reproduce
 from fedjax_adapt.experiment.items import read_item
-from fedjax_adapt.experiment.reproduce import cells_of, make_runs, runs_of
+from fedjax_adapt.experiment.reproduce import (
+    cells_of,
+    made_below,
+    make_runs,
+    runs_of,
+)
+from fedjax_adapt.experiment.run import Progress
 from fedjax_adapt.experiment.store import read_run, read_summary
 from fedjax_adapt.report.reproduce import (
     Measured,
@@ -281,9 +287,10 @@ def test_speed_up_is_the_first_methods_rounds_by_the_others(made, monkeypatch):
     rounds = {"fedveca": 12, "fedavg": 4, "central": 3}
     of = lambda path: summary(rounds=rounds[path.parents[2].name])
     monkeypatch.setattr(report, "read_summary", of)
-    found = measured(["speed_up.0.97"], {}, runs(iid(made)), "fedveca")
+    found = measured(["speed_up.0.97"], {}, runs(iid(made)), lambda _: "fedveca")
     assert [cell.values for cell in found] == [[1.0], [3.0], [4.0]]
-    assert measured(["speed_up.0.97"], {}, runs(iid(made)[1:]), "fedveca") == []
+    over = lambda _: "fedveca"
+    assert measured(["speed_up.0.97"], {}, runs(iid(made)[1:]), over) == []
 
 
 def test_pictures_of_curves_of_clients_and_of_points(made):
@@ -395,7 +402,7 @@ def test_every_seed_takes_the_steps_of_its_own(papers, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "_with_steps", lambda config, folder: folder)
     known = {0: tmp_path / "first", 1: tmp_path / "second"}
     monkeypatch.setattr(
-        reproduce, "runs_of", lambda cell: known if cell.method == "fedveca" else {}
+        reproduce, "runs_of", lambda cell, _: known if cell.method == "fedveca" else {}
     )
     make_runs(iid(tmp_path, methods=["fedavg"], seeds=2))
     assert ran == list(known.values())
@@ -403,6 +410,110 @@ def test_every_seed_takes_the_steps_of_its_own(papers, tmp_path, monkeypatch):
     ran.clear()
     make_runs(iid(tmp_path, methods=["fedavg"], seeds=2))
     assert ran == [tmp_path / "second"]
+
+
+TRIAL = """
+title = "AFL"
+place = "Fig. 2"
+figures = ["accuracy", "simulated_seconds_to.0.01", "traffic_mib"]
+[run]
+dataset = "digits"
+train_examples = 200
+widths = [8]
+num_clients = 4
+participation = 1.0
+rounds = 2
+batch_size = 20
+clip_norm = "none"
+step_seconds = 0.5
+bandwidth = 1e6
+[rows.iid]
+partition = "iid"
+[methods.trial]
+algorithm = "afl"
+trial_steps = 3
+rounds = 4
+[methods.afl]
+algorithm = "afl"
+constants_of = "trial"
+budget = 1000.0
+[methods.fedavg]
+algorithm = "fedavg"
+num_steps = 5
+"""
+
+
+def test_a_method_takes_afls_constants_from_its_trial(papers, tmp_path):
+    (papers / "some" / "fig3.toml").write_text(TRIAL)
+    try:
+        cells = cells_of(read_item("some-fig3"), tmp_path, methods=["afl"])
+        assert [cell.method for cell in cells] == ["trial", "afl"]
+        make_runs(cells)
+        trial, afl = (read_run(runs_of(cell)[0]) for cell in cells)
+        shown = trial.metrics
+        assert shown["estimates"].to_pylist() == [0, 1, 2, 3]
+        for name in ("beta", "delta", "rho"):  # the first round has no estimate
+            mean = np.mean(shown[name].to_numpy()[1:])
+            assert afl.config[f"algorithm.{name}"] == pytest.approx(mean, rel=1e-6)
+        # it is its own run, and no other's
+        assert runs_of(cells[1]) == {0: afl.folder}
+        with pytest.raises(SettingError, match="algorithm.budget=1000.0, here"):
+            other = replace(cells[1].config, algorithm_options={"budget": 9.0})
+            runs_of(cells[1]._replace(configs={0: other}))
+        wrong = {at: {0: afl.folder} for at in [("iid", "afl")]}
+        (time,) = measured(["simulated_seconds_to.0.01"], {}, wrong)
+        first = shown_first(afl.metrics, 0.01)
+        assert time.values == [afl.metrics["simulated_seconds"][first].as_py()]
+        assert time.values[0] > 0
+        (traffic,) = measured(["traffic_mib"], {}, wrong)
+        model = 4 * sum(
+            (64 * 8, 8, 8 * 10, 10)
+        )  # bytes, to and from 4 clients, 2 rounds
+        assert traffic.values == [pytest.approx(2 * 4 * 2 * model / 2**20)]
+    finally:
+        (papers / "some" / "fig3.toml").unlink()
+
+
+def shown_first(metrics, target):
+    return int(np.argmax(metrics["accuracy"].to_numpy() >= target))
+
+
+def test_a_run_that_another_item_has_made_is_not_made_again(
+    made, papers, unchanging, capsys
+):
+    twin = TABLE.replace('title = "Accuracy"', 'title = "The same"')
+    (papers / "some" / "table9.toml").write_text(twin)
+    try:
+        item = read_item("some-table9")
+        (cell,) = cells_of(item, made, rows=["iid"], methods=["fedveca"])
+        there = made_below(made, "full")
+        assert runs_of(cell) == {}
+        assert runs_of(cell, there) == runs_of(iid(made)[0])
+        told = ["reproduce", "some-table9", "--folder", str(made), "--rows", "iid"]
+        assert main([*told, "--methods", "fedveca"]) == 0
+        said = capsys.readouterr().out
+        assert "1 runs, of which 1 are there" in said
+        assert "and of some-table1, which has the same runs" in said
+        assert main(["reproduce", "list", "--folder", str(made)]) == 0
+        (line,) = (x for x in capsys.readouterr().out.splitlines() if "table9" in x)
+        assert "1 of 6" in line
+        # what another setting makes is no such run; steps of others are each item's own
+        apart = replace(cell.config, lr=0.2)
+        assert runs_of(cell._replace(configs={0: apart}), there) == {}
+        steps = cells_of(item, made, rows=["iid"], methods=["fedavg"])[1]
+        assert runs_of(steps, there) == {}
+        assert made_below(made, "cpu") == {}
+    finally:
+        (papers / "some" / "table9.toml").unlink()
+
+
+def test_progress_is_that_of_each_seed():
+    seen = []
+    now = Progress(150, 600, rounds_per_second=40.0, whose=" of all trials")
+    reproduce._report_of_a_seed(seen.append, 2, now)
+    assert seen == [Progress(75, 300, rounds_per_second=20.0, whose=" of each seed")]
+    reproduce._report_of_a_seed(seen.append, 1, now)
+    assert seen[1] == now._replace(whose="")
 
 
 DIVERGES = TABLE.replace(
@@ -417,7 +528,7 @@ def test_what_diverges_has_no_figures_and_the_rest_goes_on(papers, tmp_path, cap
         assert main([*told, "--methods", "fedveca", "fedavg"]) == 1
         error = capsys.readouterr().err
         assert "runs of iid, fedveca diverged" in error
-        assert "those of iid, fedavg had no local steps to take" in error
+        assert "those of iid, fedavg had no run to take settings from" in error
         item = read_item("some-table7")
         cell = cells_of(item, tmp_path, rows=["iid"], methods=["fedveca"])[0]
         assert runs_of(cell) == {0: None}
@@ -446,6 +557,8 @@ def test_costs_are_of_three_passes_over_the_examples(papers, tmp_path):
         ("[cells.skewed.fedveca]", "[cells.skewed.fedvecca]", "something of fedvecca"),
         ("[published.iid]", "[published.idi]", "something of idi"),
         ("batches of 20", "batches-of-20", "'batches-of-20' chosen, which is not in"),
+        ('steps_of = "fedveca"', 'steps_of = "veca"', "steps_of='veca', which is none"),
+        ('shuffle = "replacement"', 'over = "moon"', "over='moon', which is none of"),
     ],
 )
 def test_mistakes_in_an_items_file_are_told(papers, old, new, said):

@@ -1,7 +1,8 @@
 """`fedjax-adapt reproduce`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from ..experiment.config import identity
 from ..experiment.estimate import cost
 from ..experiment.items import Item, Scale, names, read_item
 from ..experiment.options import Option
-from ..experiment.reproduce import Cell, cells_of, make_runs, runs_of
+from ..experiment.reproduce import Cell, Made, cells_of, made_below, make_runs, runs_of
 from ..experiment.store import read_summary, write_text
 from ..report.reproduce import (
     HEAD,
@@ -31,6 +32,7 @@ from . import process
 from .flags import read_flags
 from .process import fail, paths_and_flags, reporting, say, stopped
 
+RANKED: tuple[Scale, ...] = ("full", "cpu")  # what list shows, the first that has runs
 PROGRAM = "fedjax-adapt reproduce"
 INSTALLED = f"installed, fedjax-adapt {__version__}"  # in place of a commit
 DESCRIPTION = """\
@@ -105,13 +107,14 @@ def list_items(folder: Path) -> int:
     """`fedjax-adapt reproduce list`: every item, and what of it has been run here."""
     console = Console()
     table = Table(title=f"tables and figures; runs in {folder}")
+    made: dict[Scale, Made] = {scale: made_below(folder, scale) for scale in RANKED}
     lines = []
     for name in names():
         item = read_item(name)
         cells = cells_of(item, folder, seeds=1)
         about = cost(cells)
         costs = ["", ""] if about is None else [*map(_number, about)]
-        shown = [item.name, str(len(cells)), _state(item, folder), *costs]
+        shown = [item.name, str(len(cells)), _state(item, folder, made), *costs]
         lines.append([*shown, f"{item.place}: {item.title}"])
     heads = ("item", "runs", "here", "core-h", "GPU-min", "in the paper")
     taken = 3 * len(heads) + 1  # borders
@@ -141,17 +144,17 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
-def _state(item: Item, folder: Path) -> str:
+def _state(item: Item, folder: Path, made: Mapping[Scale, Made]) -> str:
     """What of an item has been run: at full scale, else on a CPU."""
-    for scale in ("full", "cpu"):
-        if not (folder / item.origin / scale).exists():
+    for scale in RANKED:
+        if not made[scale]:
             continue
         try:
             cells = cells_of(item, folder, scale)
         except SettingError:  # the scale has none of its rows
             continue
         count = sum(len(cell.configs) for cell in cells)
-        paths = [path for cell in cells for path in runs_of(cell).values()]
+        paths = [x for cell in cells for x in runs_of(cell, made[scale]).values()]
         ended = sum(path is not None for path in paths)
         if ended:
             kind = "" if scale == "full" else f" ({scale})"
@@ -164,18 +167,20 @@ def _reproduce(
 ) -> int:
     console, place = Console(), folder / item.name / given["scale"]
     published = {} if given["scale"] == "smoke" else item.published
-    figures = lambda runs: measured(item.figures, published, runs, item.base)
-    say(console, _plan(cells))
+    figures = lambda runs: measured(item.figures, published, runs, item.base_of)
+    made = made_below(folder, given["scale"])
+    found_of = partial(runs_of, made=made)
+    say(console, _plan(cells, found_of))
 
     def done(cell: Cell) -> None:
-        found = figures({(cell.row, cell.method): runs_of(cell)})
+        found = figures({(cell.row, cell.method): found_of(cell)})
         shown = [f"{x.figure} {in_words(x)}" for x in found]
         said = f"{cell.row}, {cell.method}: {'; '.join(shown) or 'done'}"
         say(console, said)
 
     with reporting(console) as report:
-        make_runs(cells, given["devices"], report, done)
-    asked = {(cell.row, cell.method): runs_of(cell) for cell in cells}
+        make_runs(cells, given["devices"], report, done, made)
+    asked = {(cell.row, cell.method): found_of(cell) for cell in cells}
     for row, lines in tables(figures(asked)).items():
         table = Table(*HEAD, title=f"{item.place}, {row}")
         for line in lines:
@@ -184,7 +189,7 @@ def _reproduce(
     # the files have what earlier calls made, too
     wanted = {name: list(getattr(item, name)) for name in ("rows", "methods")}
     whole = cells_of(item, folder, given["scale"], **wanted)
-    runs = {(cell.row, cell.method): runs_of(cell, any_seed=True) for cell in whole}
+    runs = {(cell.row, cell.method): found_of(cell, any_seed=True) for cell in whole}
     runs = {at: of for at, of in runs.items() if of}
     record, found = _record(item, given, runs), figures(runs)
     notes = _notes(item, whole, record)
@@ -198,13 +203,23 @@ def _reproduce(
     write_text(place / "table.csv", as_csv(found))
     write_text(place / "record.json", json.dumps(record, indent=2) + "\n")
     say(console, f"runs     {cells[0].folder.parents[1]}/ROW/METHOD")
+    for other in _others(cells, asked):
+        say(console, f"         and of {other}, which has the same runs")
     files = [place / name for name in ("table.md", "table.csv", "record.json")]
     for path in files if drawn is None else [*files, drawn]:
         say(console, f"written  {path}")
     return _report_diverged(cells, asked)
 
 
-def _plan(cells: Sequence[Cell]) -> str:
+def _others(cells: Sequence[Cell], runs: Runs) -> list[str]:
+    """The items whose runs are among those of these cells."""
+    place = cells[0].folder.parents[1]
+    paths = [path for of in runs.values() for path in of.values() if path is not None]
+    away = [path for path in paths if place not in path.parents]
+    return sorted({path.relative_to(place.parents[1]).parts[0] for path in away})
+
+
+def _plan(cells: Sequence[Cell], runs_of: Callable[[Cell], Mapping[int, Any]]) -> str:
     """How many runs there are to be, how many are there, and what the others cost."""
     count = sum(len(cell.configs) for cell in cells)
     lack = {c.folder: len(c.configs) - len(runs_of(c)) for c in cells}
@@ -224,7 +239,7 @@ def _report_diverged(cells: Sequence[Cell], runs: Runs) -> int:
     less = [c for c in cells if len(runs[c.row, c.method]) < len(c.configs)]
     if less:
         lost = "; ".join(f"{cell.row}, {cell.method}" for cell in less)
-        text += f"; those of {lost} had no local steps to take"
+        text += f"; those of {lost} had no run to take settings from"
     return fail(f"{text}.", 1)
 
 

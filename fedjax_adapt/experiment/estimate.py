@@ -55,7 +55,9 @@ def cost(
         examples = min(config.train_examples or examples, examples)
         mine = examples / config.num_clients
         batch = min(config.batch_size or mine, mine)
-        other = config if cell.steps is None else at[cell.row, cell.steps]
+        other = config
+        if cell.takes is not None and cell.takes[0] == "steps_of":
+            other = at[cell.row, cell.takes[1]]
         known = kind_options("algorithm", other.algorithm)
         defaults = {name: option.default for name, option in known.items()}
         given = defaults | dict(other.algorithm_options)

@@ -16,8 +16,11 @@
     [scales.cpu]                 rows, methods, seeds and [scales.cpu.run] of that scale
     [published.ROW.METHOD]       the paper's figures
 
-A method with `steps_of = "METHOD"` takes as many local steps in all as that method's run of
-the same row and seed.
+What a method takes from the run of another, of the same row and seed:
+
+    steps_of = "METHOD"          as many local steps in all
+    constants_of = "METHOD"      beta, delta and rho of AFL, whose trial run that is
+    over = "METHOD"              the rounds that its speed-up is over; else the first's
 """
 
 import tomllib
@@ -34,6 +37,7 @@ CHOSEN = "chosen.toml"
 Scale = Literal["smoke", "cpu", "full"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 SHARED = ("run", "rows", "methods", "cells", "scales")  # what `of` brings
+TAKEN = ("steps_of", "constants_of")  # from a run that has to be there first
 KEYS = (
     *("title", "place", "of", "figures", "draw", "against", "chosen"),
     *("only", "published", *SHARED),
@@ -58,10 +62,9 @@ class Item(NamedTuple):
     chosen: list[str]
     published: dict[str, dict[str, dict[str, Any]]]
 
-    @property
-    def base(self) -> str:
-        """The method that speed-ups are over: the first."""
-        return next(iter(self.methods))
+    def base_of(self, method: str) -> str:
+        """The method that a method's speed-up is over: the first, where it names none."""
+        return self.methods[method].get("over", next(iter(self.methods)))
 
 
 def names() -> list[str]:
@@ -97,6 +100,12 @@ def read_item(name: str) -> Item:
         other = read_item(f"{paper}-{raw['of']}")
         shared, origin = other._asdict(), other.name
     rows, methods = dict(shared["rows"]), dict(shared["methods"])
+    for method, given in methods.items():
+        for key in (*TAKEN, "over"):
+            if given.get(key, method) not in methods:
+                raise SettingError(
+                    f"{path} has {key}={given[key]!r}, which is none of its methods."
+                )
     only, drawn = raw.get("only", {}), raw.get("draw", [])
     for table in (shared.get("cells", {}), raw.get("published", {})):
         for row, of in table.items():

@@ -1,28 +1,37 @@
 """The runs of an item: which there must be, which there are, and making the others.
 
 They lie in FOLDER/ITEM/SCALE/ROW/METHOD, one sweep for the seeds that were asked for at
-once. A run that is there is not made again.
+once. A run that is there is not made again, nor one that another item has made.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from .. import check
+from ..algorithms.afl.estimates import CONSTANTS, means_of_trial
 from ..errors import SettingError
 from . import store
 from .config import Config, from_settings, identity, read_config
-from .items import Item, Scale, read_item
+from .items import TAKEN, Item, Scale, read_item
 from .objects import KINDS
 from .reading import check_settings
-from .run import Report, silent
+from .run import Progress, Report, silent
 from .spelling import canonical, flattened
 from .sweeps.grid import Sweep, Trial, read_sweep
 from .sweeps.sweep import sweep
 
 Devices = int | Literal["auto"]
+# settings that a run takes from the run of another method
+TAKES = {
+    "steps_of": ("match", "num_steps"),
+    "constants_of": tuple(f"algorithm.{name}" for name in CONSTANTS),
+}
+# finished runs by `_settings_of` and seed; None: it diverged
+Made = Mapping[str, Mapping[int, Path | None]]
 # a run of the same code that takes seconds; options of its data set and model go with them
 SMOKE = {
     "dataset": "digits",
@@ -45,7 +54,9 @@ class Cell(NamedTuple):
     method: str
     folder: Path
     configs: dict[int, Config]  # by seed
-    steps: str | None  # the method whose local steps these runs take
+    takes: (
+        tuple[str, str] | None
+    )  # what, as in `TAKES`, and from the runs of which method
 
     @property
     def config(self) -> Config:
@@ -70,8 +81,8 @@ def cells_of(
       scale: "full" is the paper's; "cpu" what the item's file says of one; "smoke" the
         first row on the digits, two rounds, to try it out.
       rows: of the item; empty: those of the scale.
-      methods: likewise. A method whose steps another takes comes with it, and so does the
-        first of the item where speed-ups over it are shown.
+      methods: likewise. A method whose run another needs comes with it, and so do those
+        that speed-ups are over where the item shows any.
       seeds: how many, from 0; None: as the scale has it, else 1.
       data_dir: where data files are.
 
@@ -82,10 +93,10 @@ def cells_of(
     rows = _chosen(item, scale, "rows", rows)
     rows = rows[:1] if scale == "smoke" else rows
     methods = _chosen(item, scale, "methods", methods)
-    first = [item.methods[m].get("steps_of") for m in methods]
     if any(figure.startswith("speed_up.") for figure in item.figures):
-        first.append(item.base)
-    methods = list(dict.fromkeys([*(m for m in first if m is not None), *methods]))
+        methods = [*map(item.base_of, methods), *methods]
+    first = [item.methods[m][key] for m in methods for key in _taken(item, m)]
+    methods = list(dict.fromkeys([*first, *methods]))
     count = item.scales.get(scale, {}).get("seeds", 1) if seeds is None else seeds
     check.at_least("seeds", count, 1)
     place = folder / item.origin / scale
@@ -95,9 +106,15 @@ def cells_of(
             settings = _settings(item.origin, scale, row, method)
             given = lambda seed, s=settings: {**s, "seed": seed, "data_dir": data_dir}
             configs = {seed: from_settings(given(seed)) for seed in range(count)}
-            steps = item.methods[method].get("steps_of")
-            cells.append(Cell(row, method, place / row / method, configs, steps))
+            key = next(iter(_taken(item, method)), None)
+            takes = None if key is None else (key, item.methods[method][key])
+            cells.append(Cell(row, method, place / row / method, configs, takes))
     return cells
+
+
+def _taken(item: Item, method: str) -> list[str]:
+    """The keys of a method that say whose run it needs."""
+    return [key for key in TAKEN if key in item.methods[method]]
 
 
 def _chosen(
@@ -127,7 +144,7 @@ def _settings(name: str, scale: Scale, row: str, method: str) -> Mapping[str, An
     for table in (
         item.run,
         item.rows[row],
-        {name: v for name, v in item.methods[method].items() if name != "steps_of"},
+        {n: v for n, v in item.methods[method].items() if n not in (*TAKEN, "over")},
         item.cells.get(row, {}).get(method, {}),
         item.scales.get(scale, {}).get("run", {}),
     ):
@@ -161,7 +178,8 @@ def _smoke(settings: dict[str, Any]) -> dict[str, Any]:
         if isinstance(small.get(name), int | float):
             small[name] = min(small[name], most)
     for name, value in small.items():
-        if name.endswith(("num_steps", "initial_steps")) and isinstance(value, int):
+        steps = name.endswith(("num_steps", "initial_steps", "trial_steps"))
+        if steps and isinstance(value, int):
             small[name] = min(value, 3)
     return small
 
@@ -171,6 +189,7 @@ def make_runs(
     devices: Devices = "auto",
     progress: Report = silent,
     done: Callable[[Cell], None] = lambda _: None,
+    made: Made | None = None,
 ) -> None:
     """Makes the runs that are not there yet, cell by cell.
 
@@ -179,6 +198,7 @@ def make_runs(
       devices: that share the runs of a cell.
       progress: as of a sweep.
       done: called with each cell whose runs are all there.
+      made: runs of other items that count, see `made_below`.
 
     Raises:
       SettingError: a folder holds runs of another protocol, or data files lack.
@@ -186,32 +206,56 @@ def make_runs(
     at = {(cell.row, cell.method): cell for cell in cells}
     for cell in cells:
         _finish_begun(cell, devices, progress)
-        there = runs_of(cell)
+        there = runs_of(cell, made)
         lack = [seed for seed in cell.configs if seed not in there]
-        if cell.steps is None:
+        if cell.takes is None:
             _run(cell, [cell.configs[seed] for seed in lack], devices, progress)
         else:  # each has a run of its own to take them from
-            other = runs_of(at[cell.row, cell.steps])
+            key, method = cell.takes
+            other = runs_of(at[cell.row, method], made)
             for seed in lack:
                 folder = other.get(seed)
-                if folder is None:  # it diverged: there are no steps to take
+                if folder is None:  # it diverged: there is nothing to take
                     continue
-                config = _with_steps(cell.configs[seed], folder)
-                _run(cell, [config], devices, progress)
+                take = _with_steps if key == "steps_of" else _with_constants
+                _run(cell, [take(cell.configs[seed], folder)], devices, progress)
         done(cell)
 
 
-def runs_of(cell: Cell, any_seed: bool = False) -> dict[int, Path | None]:
+def made_below(folder: Path, scale: Scale) -> Made:
+    """The finished runs of all items at a scale, below the folder of all reproductions."""
+    made: dict[str, dict[int, Path | None]] = {}
+    for begun in sorted(folder.glob(f"*/{scale}/*/*/*/{store.SUMMARY}")):
+        for trial in sorted((begun.parent / store.TRIALS).glob("*")):
+            config = read_config(trial / store.CONFIG)
+            whole = (trial / store.SUMMARY).exists()
+            made.setdefault(_settings_of(config), {})[config.seed] = (
+                trial if whole else None
+            )
+    return made
+
+
+def _settings_of(config: Config) -> str:
+    """All that says which numbers a run will produce, but for its seed."""
+    return json.dumps(identity(replace(config, seed=0)), default=str, sort_keys=True)
+
+
+def runs_of(
+    cell: Cell, made: Made | None = None, any_seed: bool = False
+) -> dict[int, Path | None]:
     """The folder of each run of a cell that is over, by seed; None: it diverged.
 
     Args:
       cell: of an item.
+      made: runs of other items, of which those with the cell's settings count.
       any_seed: those of seeds that the cell was not asked for, too.
 
     Raises:
       SettingError: they are of another protocol.
     """
-    found = {}
+    found: dict[int, Path | None] = {}
+    if made and cell.takes is None:
+        found |= made.get(_settings_of(cell.config), {})
     for begun in _sweeps(cell):
         if (begun / store.SUMMARY).exists():
             for trial in sorted((begun / store.TRIALS).iterdir()):
@@ -246,7 +290,7 @@ def _checked_seed(cell: Cell, config: Config, folder: Path) -> int:
     """
     then = identity(config)
     now = identity(replace(cell.config, seed=config.seed))
-    ours = ("match", "num_steps") if cell.steps is not None else ()
+    ours = TAKES[cell.takes[0]] if cell.takes is not None else ()
     for name in {**now, **then}:
         if then.get(name) != now.get(name) and name not in ours:
             raise SettingError(
@@ -273,7 +317,16 @@ def _sweep(
     trials = [Trial(i, {"seed": c.seed}, c) for i, c in enumerate(configs)]
     grid = {"seed": [config.seed for config in configs]}
     asked = Sweep(None, {}, [grid], trials)
-    sweep(asked, folder, resume=True, devices=devices, progress=progress)
+    report = partial(_report_of_a_seed, progress, len(configs))
+    sweep(asked, folder, resume=True, devices=devices, progress=report)
+
+
+def _report_of_a_seed(report: Report, seeds: int, now: Progress) -> None:
+    """Reports the rounds of each seed in place of those of all."""
+    pace = now.rounds_per_second and now.rounds_per_second / seeds
+    whose = " of each seed" if now.whose and seeds > 1 else ""
+    rounds = {"round": now.round // seeds, "rounds": now.rounds // seeds}
+    report(now._replace(**rounds, rounds_per_second=pace, whose=whose))
 
 
 def _with_steps(config: Config, other: Path) -> Config:
@@ -285,3 +338,11 @@ def _with_steps(config: Config, other: Path) -> Config:
         return replace(config, match=str(other.resolve()))
     total = store.read_summary(other)["local_steps"]  # pyright: ignore[reportOptionalSubscript]
     return replace(config, num_steps=max(round(total / config.rounds), 1))
+
+
+def _with_constants(config: Config, trial: Path) -> Config:
+    """The config with AFL's constants, as another run has estimated them."""
+    table = store.read_run(trial).metrics
+    shown = {name: table[name].to_numpy() for name in ("estimates", *CONSTANTS)}
+    constants = {name: float(mean) for name, mean in means_of_trial(shown).items()}
+    return replace(config, algorithm_options={**config.algorithm_options, **constants})

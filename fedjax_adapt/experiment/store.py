@@ -110,15 +110,25 @@ def trial_folder(number: int) -> Path:
     return Path(TRIALS) / f"{number:04d}"
 
 
+DEEPEST = (
+    4  # levels below a folder in which runs are looked for, as in ITEM/SCALE/ROW/METHOD
+)
+
+
 def runs_in(folder: str | Path) -> list[Path]:
     """The folder of a run, or of each trial of a finished sweep that did not diverge.
+
+    Of a folder that is neither, those of the runs and sweeps below it.
 
     Raises:
       ValueError: a sweep is not finished, or none of its trials is to be had.
     """
     folder = check.expanded("", folder)
-    if (folder / CONFIG).is_file() or not (folder / SWEEP).is_file():
+    if (folder / CONFIG).is_file():
         return [folder]
+    if not (folder / SWEEP).is_file():
+        below = _runs_below(folder)
+        return [run for path in below for run in runs_in(path)] or [folder]
     if not (folder / SUMMARY).is_file():
         raise SettingError(
             f"{folder} holds a sweep that is not finished; resume it first."
@@ -129,6 +139,20 @@ def runs_in(folder: str | Path) -> list[Path]:
             f"{folder} holds a sweep with no trial to show: all diverged, or an earlier "
             f"version made it; read its {RESULTS}."
         )
+    return found
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    """The folders of runs and sweeps below one, not those of a sweep's trials."""
+    found = []
+    for root, folders, files in os.walk(folder):
+        path = Path(root)
+        if CONFIG in files or SWEEP in files:
+            found.append(path)
+            folders.clear()
+        elif len(path.relative_to(folder).parts) >= DEEPEST:
+            folders.clear()
+        folders.sort()
     return found
 
 

@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import SettingError
 from ..experiment.store import (
-    SWEEP,
     TRAINED,
+    TRIALS,
     differing,
     figures_of,
-    first_reaching,
     learned_from,
     read_run,
     read_swept,
@@ -34,7 +33,7 @@ from ..experiment.store import (
     unlearned,
 )
 from .plots import method_of
-from .seeds import Sample, difference_text, sample, short, speed_ups
+from .seeds import Sample, at_target, difference_text, sample, short, speed_ups
 from .tables import Name, percent
 
 if TYPE_CHECKING:
@@ -42,6 +41,9 @@ if TYPE_CHECKING:
 
 Run = tuple[dict[str, Any], dict[str, Any]]  # (config, summary)
 Line = dict[int, Run]  # runs that differ in the seed alone, by it
+Reached = dict[
+    int, dict[str, float | None]
+]  # what a target took, as in `TAKEN`, by seed
 
 WEIGHTLESS = "fnr(weight=0)"  # for FNR-FL alone: others have no such part to switch off
 CONTROLS = (WEIGHTLESS, "fedavg_pubft", "public_only")
@@ -54,6 +56,7 @@ PENALTY = ("weight", "variant", "delta_set", "upload")  # of fnr, which no contr
 BEFORE = {"algorithm.batch_size": "none", "algorithm.batch_loss": "mean"}
 SOME = ("kappa", "rho")  # which not all runs have
 SHARES = ("accuracy", "best_accuracy")  # of a summary
+TAKEN = ("rounds", "steps", "MiB", "seconds")  # to a target
 PUBLIC = ("protocol", "examples")  # of a summary, which says how many there were
 
 
@@ -239,21 +242,25 @@ def _figures(line: Line, name: str) -> dict[int, Any]:
     return {seed: figures_of(run[1]).get(name) for seed, run in line.items()}
 
 
-def _rounds_to(line: Line, target: float) -> dict[int, float | None]:
-    """The first round of each run that reached an accuracy; None: none did."""
-
-    def first(run: Run) -> int | None:
-        record = read_run(run[1]["folder"])
-        rows = record.metrics
-        if not len(rows):
+def _reached(line: Line, target: float) -> Reached:
+    """When each run first tested at least so accurate, and what it had cost by then."""
+    found = {}
+    for seed, (_, summary) in line.items():
+        record = read_run(summary["folder"])
+        if not len(record.metrics):
             raise SettingError(
                 f"{record.folder} has no evaluation in its metrics, so rounds to a target "
                 "are not known; leave out --target or this run."
             )
-        rounds, values = (rows[n].to_numpy() for n in ("round", record.accuracy))
-        return first_reaching(rounds, values, target)
-
-    return {seed: first(run) for seed, run in line.items()}
+        at = at_target(record, target)
+        moved = [at["bytes_up"], at["bytes_down"]]
+        found[seed] = {
+            "rounds": at["round"],
+            "steps": at["local_steps"],
+            "MiB": None if None in moved else sum(filter(None, moved)) / 2**20,
+            "seconds": at["simulated_seconds"] or None,  # 0: there is no clock
+        }
+    return found
 
 
 def _bases(found: Sequence[Group], base: str | None) -> list[Line | None]:
@@ -315,25 +322,26 @@ def _paired(line: Line, base: Line) -> tuple[str, dict[str, Any]]:
 
 
 def _to_target(
-    line: Line, base: Line | None, target: float
+    own: Reached, theirs: Reached | None, target: float
 ) -> tuple[list[str], dict[str, Any]]:
-    """Rounds to an accuracy and, with a base, the speed-up: cells, and numbers."""
-    own = _rounds_to(line, target)
-    rounds = sample(own.values())
-    cells = [rounds.text(short) if rounds.values else "not reached"]
-    numbers = {
-        f"rounds_to.{target:g}": rounds.mean,
-        f"rounds_to.{target:g}.std": rounds.std,
-        f"rounds_to.{target:g}.reached": len(rounds.values),
-    }
-    if base is None:
+    """What an accuracy took and, with a base, the speed-up: cells, and numbers."""
+    cells, numbers = [], {}
+    for name in TAKEN:
+        over = sample(at[name] for at in own.values())
+        lost = "not reached" if name == "rounds" else "-"
+        cells.append(over.text(short) if over.values else lost)
+        numbers |= {
+            f"{name}_to.{target:g}": over.mean,
+            f"{name}_to.{target:g}.std": over.std,
+            f"{name}_to.{target:g}.reached": len(over.values),
+        }
+    if theirs is None:
         return cells, numbers
-    theirs = _rounds_to(base, target)
-    both = {seed: own[seed] for seed in own if seed in theirs}
-    gain = sample(speed_ups(both, theirs))
+    both = {seed: at["rounds"] for seed, at in own.items() if seed in theirs}
+    gain = sample(speed_ups(both, {seed: at["rounds"] for seed, at in theirs.items()}))
     numbers[f"speed_up.{target:g}"] = gain.mean
     numbers[f"speed_up.{target:g}.std"] = gain.std
-    if line is base:
+    if theirs is own:
         return [*cells, "base"], numbers
     text = gain.text("{:.2f}".format) if gain.values else "-"
     return [*cells, text], numbers
@@ -398,8 +406,9 @@ def _sheet(
     head = ["rank" if group.ranked else "", "method", accuracy, "n"]
     head += ["to base"] if differs else []
     for target in targets:
-        head.append(f"rounds to {target:g}")
-        head += [f"speed-up to {target:g}"] if differs else []
+        names = (*TAKEN, "speed-up") if differs else TAKEN
+        head += [f"{name} to {target:g}" for name in names]
+    reached = [[_reached(line, target) for line in group.lines] for target in targets]
     head += [best, "rounds", "MiB", "kappa", "rho"]
     rows, numbers = [], []
     notes: list[str] = []
@@ -420,8 +429,11 @@ def _sheet(
         if differs and base is not None:
             text, own = _paired(line, base)
             cells, known = [*cells, text], known | own
-        for target in targets:
-            texts, own = _to_target(line, base if differs else None, target)
+        for target, of in zip(targets, reached, strict=True):
+            theirs = (
+                of[group.lines.index(base)] if differs and base is not None else None
+            )
+            texts, own = _to_target(of[row], theirs, target)
             cells, known = [*cells, *texts], known | own
         costs = _costs(line)
         shown = [
@@ -450,8 +462,9 @@ def _sheet(
     elif group.ranked and called is not None:
         notes.append(f"no difference: {called} was not tested on these examples")
     notes += lacking(group.runs)
+    some = {*SOME, *(f"{name} to {target:g}" for name in TAKEN for target in targets)}
     kept = [
-        i for i, n in enumerate(head) if n not in SOME or {r[i] for r in rows} != {"-"}
+        i for i, n in enumerate(head) if n not in some or {r[i] for r in rows} != {"-"}
     ]
     head, rows = [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
     return Sheet(group.title, group.ranked, head, rows, numbers, notes)
@@ -546,9 +559,17 @@ def _latex(sheet: Sheet) -> str:
 def _diverged(folder: str | Path) -> list[str]:
     """What to say of the trials of a sweep that diverged, which are not ranked."""
     path = Path(folder).expanduser()
-    found = read_swept(path).diverged if (path / SWEEP).is_file() else []
-    trials = ", ".join(map(str, found))
-    return [f"{folder}: trial {trials} diverged and has no figures"] if found else []
+    trials = [run for run in runs_in(path) if run != path and run.parent.name == TRIALS]
+    found = {
+        place: read_swept(place).diverged
+        for run in trials
+        for place in [run.parents[1]]
+    }
+    return [
+        f"{place}: trial {', '.join(map(str, lost))} diverged and has no figures"
+        for place, lost in found.items()
+        if lost
+    ]
 
 
 def _share(over: Sample) -> str:

@@ -3,7 +3,7 @@
 import csv
 import io
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..experiment.store import ACCURACY, figures_of, read_run, read_summary
 from .plots import AGAINST, saved
-from .seeds import OverSeeds, difference_text, sample, short, speed_ups
+from .seeds import OverSeeds, at_target, difference_text, sample, short, speed_ups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,21 +50,23 @@ def measured(
     figures: Sequence[str],
     published: Mapping[str, Mapping[str, Mapping[str, float | str]]],
     runs: Runs,
-    base: str | None = None,
+    base_of: Callable[[str], str | None] = lambda method: None,
 ) -> list[Measured]:
     """Every figure of every row and method, but for those published of other rows alone.
 
     Args:
-      figures: by the names of a summary, as in rounds_to.0.97; or speed_up.0.97, the
-        rounds of the base by those of this method, seed by seed.
+      figures: by the names of a summary, as in rounds_to.0.97; or simulated_seconds_to.0.97
+        and the like, a column of the metrics in that round; speed_up.0.97, the rounds of
+        the base by those of this method, seed by seed; traffic_mib, of both ways.
       published: by row, method and figure.
       runs: that are over.
-      base: the method that speed-ups are over; None: there are none.
+      base_of: the method that a method's speed-up is over; None: it has none.
     """
     found = []
     everywhere = {n for row in published.values() for of in row.values() for n in of}
     for (row, method), folders in runs.items():
         here = {name for of in published.get(row, {}).values() for name in of}
+        base = base_of(method)
         for name in figures:
             kind, _, target = name.partition(".")
             if here and name in everywhere - here:
@@ -89,12 +91,18 @@ def measured(
 
 def _values(folders: Mapping[int, Path | None], name: str) -> dict[int, float | None]:
     """A figure of each run by its seed; None: it diverged, or has none."""
-    summaries = {seed: path and read_summary(path) for seed, path in folders.items()}
-    return {seed: of_summary(x, name) if x else None for seed, x in summaries.items()}
+    column, _, target = name.partition("_to.")
+    if target and column != "rounds":
+        value = lambda path: at_target(read_run(path), float(target))[column]
+    else:
+        value = lambda path: of_summary(read_summary(path) or {}, name)
+    return {seed: path and value(path) for seed, path in folders.items()}
 
 
 def of_summary(summary: Mapping[str, Any], name: str) -> float | None:
     """A figure by its name, as in client_accuracy.std or rounds_to.0.97; shares in %."""
+    if name == "traffic_mib" and "bytes_up" in summary:
+        return (summary["bytes_up"] + summary["bytes_down"]) / 2**20
     first, _, rest = name.partition(".")
     value: Any = summary.get(first, figures_of(summary).get(first))
     last = first

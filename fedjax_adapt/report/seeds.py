@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..experiment.store import Record, first_reaching
+
 CONFIDENCE = 0.95
 
 
@@ -75,6 +77,33 @@ def speed_ups(
     """The rounds of the base by one's own, for each seed; None: one of them has none."""
     ratio = lambda a, b: None if a is None or b is None else a / b
     return [ratio(bases.get(seed), rounds) for seed, rounds in own.items()]
+
+
+# what a run has cost so far, in the table metrics
+COSTS = ("local_steps", "bytes_up", "bytes_down", "simulated_seconds")
+
+
+def at_target(record: Record, target: float) -> dict[str, float | None]:
+    """The round of the first test that reached an accuracy, and what it had cost by then.
+
+    Args:
+      record: of a run with an evaluation.
+      target: test accuracy, in (0, 1].
+
+    Returns:
+      round and each of `COSTS`; None: the target was never reached, or an older run does
+      not say.
+    """
+    metrics = record.metrics
+    first = first_reaching(
+        metrics["round"].to_numpy(), metrics[record.accuracy].to_numpy(), target
+    )
+    found: dict[str, float | None] = dict.fromkeys(("round", *COSTS))
+    if first is not None:
+        at = metrics["round"].to_numpy().tolist().index(first)
+        known = [name for name in found if name in metrics.column_names]
+        found |= {name: float(metrics[name][at].as_py()) for name in known}
+    return found
 
 
 def difference_text(

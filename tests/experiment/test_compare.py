@@ -36,6 +36,7 @@ def finished(tmp_path, monkeypatch):
         partition_seed=7,
         seed=7,
         curve=None,
+        costs=(),
         **settings,
     ):
         folder = tmp_path / (folder or name)
@@ -61,8 +62,8 @@ def finished(tmp_path, monkeypatch):
         store.write_text(folder / store.SUMMARY, json.dumps(summary))
         if curve is not None:
             (folder / "metrics").mkdir()
-            rows = pa.table({"round": [*curve], store.ACCURACY: [*curve.values()]})
-            pq.write_table(rows, folder / "metrics" / "part-00000030.parquet")
+            rows = {"round": [*curve], store.ACCURACY: [*curve.values()], **dict(costs)}
+            pq.write_table(pa.table(rows), folder / "metrics" / "part-00000030.parquet")
         return folder.relative_to(tmp_path)
 
     return make
@@ -464,6 +465,58 @@ def test_rounds_to_a_target_and_the_speed_up_seed_by_seed(finished):
     for wrong in (0.0, 1.0, 90.0, float("nan")):
         with pytest.raises(SettingError, match="target=.* is no accuracy to reach"):
             printed(folders, targets=(0.9, wrong))
+
+
+def test_what_a_target_cost_is_that_of_its_round(finished):
+    curve = {5: 0.2, 10: 0.8, 20: 0.9}
+    costs = {
+        "local_steps": [50, 100, 250],
+        "bytes_up": [2**20, 2**21, 2**22],
+        "bytes_down": [0, 2**20, 2**21],
+        "simulated_seconds": [0.0, 0.0, 0.0],  # no clock
+    }
+    ticks = costs | {"simulated_seconds": [1.5, 3.0, 6.0]}
+    folders = [
+        finished("fedavg", 0.5, folder="a", seed=0, curve=curve, costs=costs),
+        finished(
+            "fedavg", 0.5, folder="b", seed=1, curve={**curve, 10: 0.5}, costs=costs
+        ),
+    ]
+    (sheet,) = sheets(folders, targets=(0.7, 0.95))
+    (cells,) = sheet.cells
+    shown = dict(zip(sheet.head, cells, strict=True))
+    assert shown["rounds to 0.7"] == "15 ± 7.07"
+    assert (
+        shown["steps to 0.7"] == "175 ± 106.07" and shown["MiB to 0.7"] == "4.5 ± 2.12"
+    )
+    assert shown["rounds to 0.95"] == "not reached"
+    assert not {"seconds to 0.7", "steps to 0.95"} & {*shown}
+    (numbers,) = sheet.numbers
+    assert numbers["MiB_to.0.7"] == 4.5 and numbers["seconds_to.0.7.reached"] == 0
+    timed = finished("moon", 0.5, seed=0, curve=curve, costs=ticks)
+    (sheet,) = sheets([*folders, timed], targets=(0.7,))
+    column = [cells[sheet.head.index("seconds to 0.7")] for cells in sheet.cells]
+    assert sorted(column) == ["-", "3"]
+
+
+def test_a_folder_of_runs_is_all_that_lie_below_it(finished, capsys):
+    one = finished("fedavg", 0.5)
+    place = one.parent / "all" / "row" / "method"
+    place.mkdir(parents=True)
+    one.rename(place / "one")
+    other = finished("moon", 0.6)
+    other.rename(place.parent / "other")
+    assert [len(group.runs) for group in groups(["all"])] == [2]
+    assert main(["compare", "all"]) == 0
+    assert main(["compare", "all", "all/row/other"]) == 2
+    assert "other is given more than once" in capsys.readouterr().err
+    deep = place.parents[1].joinpath(*"abcde")
+    deep.mkdir(parents=True)
+    (place / "one").rename(deep / "one")
+    assert [len(group.runs) for group in groups(["all"])] == [1]  # not the whole disk
+    (place / "empty").mkdir()
+    assert main(["compare", str(place / "empty")]) == 2
+    assert "holds no run" in capsys.readouterr().err
 
 
 def test_the_command_takes_a_base_and_targets(seeds, capsys):

@@ -139,6 +139,7 @@ def test_published_efficiency_follows_from_accuracy_and_seconds():
         for method, of in methods.items():
             traffic = 13380 if method == "scaffold" else 8920
             accuracy = 100 * of["accuracy"]
+            assert of["traffic_mib"] == traffic
             kappa, rho = accuracy / of["simulated_seconds"], accuracy / traffic
             # the paper cuts some digits off, where it does not round
             assert of["kappa"] == pytest.approx(kappa, abs=1.2e-4)

@@ -11,7 +11,7 @@ from fedjax_adapt.experiment.reproduce import cells_of
 ITEMS = {
     "table2": (3, 2),
     "fig4": (3, 2),
-    "fig5": (2, 7),
+    "fig5": (2, 9),
     "adacomm": (2, 4),
     "fig6": (4, 2),
     "fig7": (2, 2),
@@ -74,7 +74,10 @@ METHODS = {
         for tau in (10, 20, 50, 100)
     },
     "adacomm-no-fix": ("adacomm", ADACOMM | {"initial_steps": 100, "fix": False}),
+    "afl-trial": ("afl", ADACOMM | {"trial_steps": 10}),
 }
+# seconds of a step, and parameters, of which 32 bits each go up at 5 Mbit/s; lr
+OF_AFL = {"lenet5": (0.0522, 62_006, 0.01), "lstm": (0.109, 61_066, 0.05)}
 
 
 def test_every_item_is_here():
@@ -94,13 +97,28 @@ def test_protocol(name):
         expected = PROTOCOL | ROWS[cell.row]
         if name.startswith(("table2", "fig4")):
             expected |= EARLIEST
+        if cell.method == "afl-trial":  # part D1 of the specification
+            expected |= {"rounds": 10, "evaluate_every": 1}
+        assert cell.takes == (
+            ("constants_of", "afl-trial") if cell.method == "afl" else None
+        )
         found = {key: getattr(config, key) for key in expected}
         assert found == expected, (cell.row, cell.method)
-        algorithm, options = METHODS[cell.method]
+        algorithm, options = METHODS.get(cell.method) or of_afl(cell.row)
         if cell.row == "lstm" and name in ("fig7", "fig9"):  # Sec. V-D
             options = options | {"initial_steps": 10}
         assert (config.algorithm, config.algorithm_options) == (algorithm, options)
         assert config.num_steps == (100 if cell.method == "fedavg" else None)
+
+
+def of_afl(row):
+    """AFL plans with the clock's seconds, and with as much time as FedAvg takes."""
+    step, parameters, lr = OF_AFL[row]
+    upload = 32 * parameters / 5e6
+    times = {"step_seconds": step, "aggregation_seconds": upload}
+    times["budget"] = 1000 * (100 * step + upload)
+    times = {name: pytest.approx(value, rel=1e-4) for name, value in times.items()}
+    return "afl", ADACOMM | times | {"phi": 5e-5, "lr": lr}
 
 
 def test_published_figures():

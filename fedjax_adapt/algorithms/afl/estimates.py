@@ -3,7 +3,8 @@
 See `__init__.py` for the symbols.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +136,9 @@ def finite(tree) -> Array:
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
+CONSTANTS = ("beta", "delta", "rho")
+
+
 def afl_constants(infos: Info) -> dict[str, Array]:
     """beta, delta and rho as `afl_fixed` takes them: means over the rounds of a trial.
 
@@ -148,17 +152,21 @@ def afl_constants(infos: Info) -> dict[str, Array]:
       ValueError: infos are of something else, or no round gave an estimate.
     """
     policy = infos.policy if isinstance(infos, Info) else None
-    names = ("beta", "delta", "rho")
-    if not isinstance(policy, dict) or not {"estimates", *names} <= set(policy):
+    if not isinstance(policy, dict) or not {"estimates", *CONSTANTS} <= set(policy):
         raise SettingError(
             f"afl_constants got {check.kind_of(infos)} without afl's estimates; write "
             "afl_constants(infos) with what train returned for afl(trial_steps=5) or so."
         )
-    gave = jnp.diff(policy["estimates"]) > 0
+    return means_of_trial(policy)
+
+
+def means_of_trial(rounds: Mapping[str, Any]) -> dict[str, Array]:
+    """The constants from what a trial showed, [rounds] of each; see `afl_constants`."""
+    gave = jnp.diff(rounds["estimates"]) > 0
     if not check.is_tracer(gave) and not gave.any():
         raise SettingError(
-            f"afl_constants got {len(policy['estimates'])} rounds of which none gave an "
+            f"afl_constants got {len(rounds['estimates'])} rounds of which none gave an "
             "estimate: no client came again with a finite model; train more rounds, or a "
             "larger cohort."
         )
-    return {name: policy[name][1:].mean(where=gave) for name in names}
+    return {name: rounds[name][1:].mean(where=gave) for name in CONSTANTS}
