@@ -13,7 +13,6 @@ worth without the method's own idea.
 import csv
 import io
 import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_lowercase
@@ -25,7 +24,6 @@ from ..experiment.store import (
     TRIALS,
     differing,
     figures_of,
-    learned_from,
     read_run,
     read_swept,
     runs_in,
@@ -33,14 +31,23 @@ from ..experiment.store import (
     unlearned,
 )
 from .plots import method_of
-from .seeds import Sample, at_target, difference_text, sample, short, speed_ups
+from .seeds import (
+    PUBLIC,
+    Line,
+    Run,
+    Sample,
+    at_target,
+    by_seed,
+    difference_text,
+    sample,
+    short,
+    speed_ups,
+)
 from .tables import Name, percent
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-Run = tuple[dict[str, Any], dict[str, Any]]  # (config, summary)
-Line = dict[int, Run]  # runs that differ in the seed alone, by it
 Reached = dict[
     int, dict[str, float | None]
 ]  # what a target took, as in `TAKEN`, by seed
@@ -57,7 +64,6 @@ BEFORE = {"algorithm.batch_size": "none", "algorithm.batch_loss": "mean"}
 SOME = ("kappa", "rho")  # which not all runs have
 SHARES = ("accuracy", "best_accuracy")  # of a summary
 TAKEN = ("rounds", "steps", "MiB", "seconds")  # to a target
-PUBLIC = ("protocol", "examples")  # of a summary, which says how many there were
 
 
 def lacking(runs: Sequence[Run]) -> list[str]:
@@ -201,40 +207,12 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
         found.setdefault(tested, []).append((record.config, summary))
     result = []
     for tested, runs in sorted(found.items(), key=lambda item: item[0].trained):
-        lines = _lines(runs)
+        lines = by_seed(runs)
         if not tested.trained:
             mean = lambda line: sample(_figures(line, "accuracy").values()).mean or 0.0
             lines.sort(key=lambda line: -mean(line))
         result.append(Group(tested.title(), not tested.trained, lines))
     return result
-
-
-def _lines(runs: Sequence[Run]) -> list[Line]:
-    """The runs, those that differ in the seed alone together, by seed.
-
-    Where each has a partition of its own seed, that is no difference. A run that was made
-    twice, as on other hardware, has lines of its own.
-    """
-    fixed = Counter(_besides_seed(run) for run in runs)
-    found: dict[tuple[str, int], Line] = {}
-    for run in runs:
-        seeds, same, time = run[1]["seeds"], _besides_seed(run), 0
-        if fixed[same] == 1 and seeds.get("partition_seed") == seeds["seed"]:
-            same = _besides_seed(run, "partition_seed")
-        while seeds["seed"] in found.get((same, time), {}):
-            time += 1
-        found.setdefault((same, time), {})[seeds["seed"]] = run
-    return [dict(sorted(line.items())) for line in found.values()]
-
-
-def _besides_seed(run: Run, *others: str) -> str:
-    """All that decides what a run learns, but for its seed and other settings."""
-    config, summary = run
-    public = summary.get("public", {})
-    apart = {"seed", *others}
-    settings = {n: v for n, v in learned_from(config).items() if n not in apart}
-    made_of = [summary.get("own"), *(public.get(what) for what in PUBLIC)]
-    return json.dumps([settings, made_of], default=str)
 
 
 def _figures(line: Line, name: str) -> dict[int, Any]:

@@ -18,8 +18,10 @@ from ..experiment.store import (
     replacing,
     runs_in,
 )
+from .seeds import by_seed
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, BLUE, ORANGE, GREY = "#222222", "#2a6fbb", "#d9822b", "#9aa0a6"
@@ -29,6 +31,7 @@ OTHERS = {
     "all": ("all: every client", PURPLE),
     "result": ("result: least estimated loss", ORANGE),
 }
+FOLLOWS = "partition_seed"  # the seed, where runs have one each
 DENSE = 80  # evaluations above which single points are no longer marked
 
 
@@ -79,6 +82,9 @@ def comparison_curves(
 ) -> Path:
     """Draws the accuracy of several runs into one picture; see `learning_curve`.
 
+    Runs that differ in the seed alone are one curve, their mean, in a band from the least
+    to the most.
+
     Args:
       folders: of runs, or of sweeps, of which all trials are meant that did not diverge.
       path: where the picture goes.
@@ -96,24 +102,52 @@ def comparison_curves(
     axes = figure.subplots()
     paths = [path for given in folders for path in runs_in(given)]
     records = [_drawable(path, against) for path in paths]
-    settings = differing([record.config for record in records], "seed")
-    for folder, record, others in zip(paths, records, settings, strict=True):
+    for record in records:
         if record.accuracy != ACCURACY:
             raise SettingError(
-                f"{folder} trained on its test set, so its accuracy compares with no "
-                "other's; leave it out."
+                f"{record.folder} trained on its test set, so its accuracy compares with "
+                "no other's; leave it out."
             )
-        at, accuracy = (record.metrics[n].to_numpy() for n in (against, ACCURACY))
-        trial = folder.parent.name == TRIALS
-        name = f"{folder.parents[1].name}/{folder.name}" if trial else folder.name
-        differs = [f"{n}={'none' if v is None else v}" for n, v in others.items()]
-        method, said = method_of(record.config, record.summary), [name, *differs]
-        label = f"{method} ({', '.join(said)})"
-        axes.plot(at, 100 * accuracy, label=label, **_line(at))
+    settings = differing([record.config for record in records], "seed")
+    over = [
+        (r.config, {**r.summary, "at": i}) for i, r in enumerate(records) if r.summary
+    ]
+    lines = [[run[1]["at"] for run in line.values()] for line in by_seed(over)]
+    lines += [[i] for i, r in enumerate(records) if not r.summary]  # not finished
+    for line in sorted(lines):
+        first, curves = records[line[0]], []
+        for i in line:
+            named = [records[i].metrics[name] for name in (against, ACCURACY)]
+            curves.append((named[0].to_numpy(), 100 * named[1].to_numpy()))
+        others = settings[line[0]]
+        if len(line) > 1:
+            others = {n: v for n, v in others.items() if n not in ("seed", FOLLOWS)}
+        said = [f"{n}={'none' if v is None else v}" for n, v in others.items()]
+        if len(line) > 1:
+            said.append(f"n = {len(line)}")
+        else:
+            trial = first.folder.parent.name == TRIALS
+            above = f"{first.folder.parents[1].name}/" if trial else ""
+            said.insert(0, above + first.folder.name)
+        label = f"{method_of(first.config, first.summary)} ({', '.join(said)})"
+        draw_mean(axes, curves, label=label, **_line(curves[0][0]))
     axes.set_ylabel("test accuracy (%)")
-    axes.legend(frameon=False, fontsize=9)
+    figure.legend(loc="outside lower left", frameon=False, fontsize=8)  # names are long
     _dress(axes, against)
     return saved(figure, Path(path))
+
+
+def draw_mean(
+    axes: "Axes", curves: Sequence[tuple[np.ndarray, np.ndarray]], **line: Any
+) -> None:
+    """Draws the mean of curves, (at, values) of each, and a band from least to most."""
+    shortest = min(len(at) for at, _ in curves)  # a run that was stopped is shorter
+    at = np.mean([at[:shortest] for at, _ in curves], 0)
+    values = np.array([values[:shortest] for _, values in curves])
+    (drawn,) = axes.plot(at, values.mean(0), **line)
+    if len(values) > 1:
+        color = drawn.get_color()
+        axes.fill_between(at, values.min(0), values.max(0), color=color, alpha=0.2)
 
 
 def method_of(config: Mapping[str, Any], summary: Mapping[str, Any] | None) -> str:

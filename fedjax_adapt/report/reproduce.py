@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..experiment.store import ACCURACY, figures_of, read_run, read_summary
-from .plots import AGAINST, saved
+from .plots import AGAINST, draw_mean, saved
 from .seeds import OverSeeds, at_target, difference_text, sample, short, speed_ups
 
 if TYPE_CHECKING:
@@ -274,13 +274,7 @@ def _curve(
         share = 100 if column in SHARES else 1
         values = share * record.metrics[name].to_numpy()
         curves.append((record.metrics[against].to_numpy(), values))
-    shortest = min(len(at) for at, _ in curves)  # a run that was stopped is shorter
-    at = np.mean([at[:shortest] for at, _ in curves], 0)
-    values = np.array([values[:shortest] for _, values in curves])
-    (line,) = axes.plot(at, values.mean(0), linewidth=1.2, label=method)
-    if len(values) > 1:
-        color = line.get_color()
-        axes.fill_between(at, values.min(0), values.max(0), color=color, alpha=0.2)
+    draw_mean(axes, curves, linewidth=1.2, label=method)
 
 
 def _client_lines(axes: "Axes", path: Path, column: str) -> None:

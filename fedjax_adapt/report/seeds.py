@@ -1,13 +1,47 @@
 """A figure over seeds: its mean, deviation and interval, and how they are written."""
 
+import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ..experiment.store import Record, first_reaching
+from ..experiment.store import Record, first_reaching, learned_from
 
 CONFIDENCE = 0.95
+Run = tuple[dict[str, Any], dict[str, Any]]  # (config, summary)
+Line = dict[int, Run]  # runs that differ in the seed alone, by it
+PUBLIC = ("protocol", "examples")  # of a summary, which says how many there were
+
+
+def by_seed(runs: Sequence[Run]) -> list[Line]:
+    """The runs, those that differ in the seed alone together, by seed.
+
+    Where each has a partition of its own seed, that is no difference. A run that was made
+    twice, as on other hardware, has lines of its own.
+    """
+    fixed = Counter(_besides_seed(run) for run in runs)
+    found: dict[tuple[str, int], Line] = {}
+    for run in runs:
+        seeds, same, time = run[1]["seeds"], _besides_seed(run), 0
+        if fixed[same] == 1 and seeds.get("partition_seed") == seeds["seed"]:
+            same = _besides_seed(run, "partition_seed")
+        while seeds["seed"] in found.get((same, time), {}):
+            time += 1
+        found.setdefault((same, time), {})[seeds["seed"]] = run
+    return [dict(sorted(line.items())) for line in found.values()]
+
+
+def _besides_seed(run: Run, *others: str) -> str:
+    """All that decides what a run learns, but for its seed and other settings."""
+    config, summary = run
+    public = summary.get("public", {})
+    apart = {"seed", *others}
+    settings = {n: v for n, v in learned_from(config).items() if n not in apart}
+    made_of = [summary.get("own"), *(public.get(what) for what in PUBLIC)]
+    return json.dumps([settings, made_of], default=str)
 
 
 class OverSeeds:

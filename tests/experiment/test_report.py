@@ -1,6 +1,9 @@
 import io
 import shutil
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -42,11 +45,40 @@ def test_a_legend_names_the_settings_in_which_runs_differ(whole, tmp_path, monke
     )
     (other / "config.toml").write_text(changed)
     figure = comparison_curves([whole.folder, other], tmp_path / "both.png")
-    said = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    said = [text.get_text() for text in figure.legends[0].get_texts()]
     assert [text.partition(" (")[2] for text in said] == [
         "whole, lr=0.1, seed=0)",
         "other, lr=0.2, seed=3)",
     ]
+
+
+def test_seeds_of_a_setting_are_one_curve_in_a_band(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "saved", lambda figure, path: figure)
+    other, lower = tmp_path / "other", 0.25
+    shutil.copytree(whole.folder, other)
+    for name, old, new in [
+        ("config.toml", "seed = 0\n", "seed = 3\n"),
+        ("summary.json", '"seed": 0', '"seed": 3'),
+    ]:
+        text = (other / name).read_text()
+        assert old in text
+        (other / name).write_text(text.replace(old, new, 1))
+    for part in (other / "metrics").iterdir():
+        rows = pq.read_table(part)
+        at = rows.column_names.index("accuracy")
+        less = pa.array(rows["accuracy"].to_numpy() - lower)
+        pq.write_table(rows.set_column(at, "accuracy", less), part)
+    figure = comparison_curves([whole.folder, other], tmp_path / "both.png")
+    accuracy = read_run(whole.folder).metrics["accuracy"].to_numpy()
+    axes = figure.axes[0]
+    (line,) = axes.lines
+    np.testing.assert_allclose(line.get_ydata(), 100 * (accuracy - lower / 2))
+    (band,) = axes.collections
+    low, high = (f(band.get_paths()[0].vertices[:, 1]) for f in (np.min, np.max))
+    assert low == pytest.approx(100 * (accuracy.min() - lower))
+    assert high == pytest.approx(100 * accuracy.max())
+    (text,) = figure.legends[0].get_texts()
+    assert text.get_text().endswith("(n = 2)")
 
 
 def test_a_finished_run_has_a_table(tiny):
