@@ -1,5 +1,8 @@
 """What figures of papers show of a round and its metrics do not, for any method.
 
+`show_distance` and `show_parameters` put it into every round's `Info`, and so into the
+tables of a run (settings `ideal_steps` and `watch`).
+
 key, num_steps = jax.random.key(0), 20
 shown = fa.show_deltas(algorithm)                # every client's move in info.clients
 state = fa.init_state(shown, task, data, plan, key)
@@ -12,13 +15,23 @@ diagnostics.step_entropy(info.num_steps)         # FedGSNR, Fig. 3
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from . import check
-from .core import Algorithm, Array, Key, Params, State, Task, constant_steps
+from .core import (
+    Algorithm,
+    Array,
+    Key,
+    Params,
+    PolicyState,
+    State,
+    Task,
+    constant_steps,
+)
 from .data import FederatedDataset
 from .engine.build import make_round
 from .engine.evaluate import class_accuracy
@@ -61,6 +74,56 @@ def central_params(
 def distance(params: Params, other: Params) -> Array:
     """The Euclidean distance of two models, a scalar."""
     return optax.tree.norm(optax.tree.sub(params, other))
+
+
+class Distant(NamedTuple):
+    """The policy state of `show_distance`."""
+
+    inner: PolicyState  # of the algorithm's own policy
+    distance: Array  # of the last round
+
+
+def show_distance(algorithm: Algorithm, num_steps: int) -> Algorithm:
+    """The same algorithm, with `ideal_distance` in `Info.policy`, a scalar.
+
+    It is the `distance` of the model after a round to the one that `num_steps` steps of
+    gradient descent on the examples of all clients lead to, from the same model and at
+    the round's learning rate: FedGSNR's Fig. 8. The gradients are of all examples, in
+    evaluation mode, without momentum, weight decay or clipping, and cost as many passes.
+
+    Raises:
+      SettingError: num_steps is no integer of at least 1.
+    """
+    check.kinds("show_distance(algorithm)", algorithm=(algorithm, Algorithm))
+    check.at_least("num_steps", num_steps, 1)
+    policy = algorithm.policy
+
+    def init(params, num_clients):
+        return Distant(policy.init(params, num_clients), jnp.zeros(()))
+
+    def steps(state, cohort, measured):
+        return policy.steps(state.inner, cohort, measured)
+
+    def update(state, cohort, runs, outcome):
+        inner, gradient = state.inner, jax.grad(cohort.train_loss)
+        if policy.update is not None:
+            inner = policy.update(inner, cohort, runs, outcome)
+
+        def descend(_, params):
+            return optax.tree.add_scale(params, -outcome.setting.lr, gradient(params))
+
+        ideal = jax.lax.fori_loop(0, num_steps, descend, outcome.anchor)
+        return Distant(inner, distance(outcome.params, ideal))
+
+    def report(state, cohort, measured):
+        own = policy.report(state.inner, cohort, measured)
+        return {**own, "ideal_distance": state.distance}
+
+    best = policy.best and (lambda state, best=policy.best: best(state.inner))
+    changed = policy._replace(
+        init=init, steps=steps, update=update, report=report, best=best
+    )
+    return algorithm._replace(policy=changed)
 
 
 def consistency_by_layer(deltas: Params) -> dict[str, Array]:

@@ -47,8 +47,8 @@ ALLOWED = {
     "diagnostics": {"check", "core", "data", "engine", "plan"},
     "report": {"experiment"},  # experiment.store only, see below
     "experiment": {
-        "check", "core", "data", "algorithms", "averaging", "models", "engine",
-        "participation", "valuation", "wrap", "plan", "costs", "steps",
+        "check", "core", "data", "algorithms", "averaging", "diagnostics", "models",
+        "engine", "participation", "valuation", "wrap", "plan", "costs", "steps",
     },
 }  # fmt: skip
 HEAVY = ("tensorflow_datasets", "sklearn", "matplotlib", "orbax", "pyarrow", "tyro")

@@ -104,3 +104,36 @@ def test_central_params_know_no_cap_and_no_clock(task, data):
         for which in (plan, capped)
     ]
     np.testing.assert_array_equal(found[0]["w"], found[1]["w"])
+
+
+@pytest.mark.parametrize("base", [fa.algorithms.fedavg(), fa.algorithms.adacomm(3)])
+def test_the_distance_to_gradient_descent_on_all_data_is_shown(base, x64):
+    data, task = make_data(dtype=np.float64), quadratic_task(jnp.float64)
+    plan = fa.Plan(batch_size=4, lr=0.05, lr_decay=0.5)
+    algorithm = diagnostics.show_distance(base, 3)
+    round_fn, state = start(algorithm, task, data, plan)
+    other, plain = start(base, task, data, plan)
+    x, curvature = np.asarray(data.x), np.asarray(data.y, np.float64)
+    for lr in (0.05, 0.025):
+        theta = np.array(state.params)
+        for _ in range(3):
+            theta -= lr * (curvature[:, None] * (theta - x)).mean(0)
+        key = jax.random.key(int(1000 * lr))
+        state, info = jax.jit(round_fn)(state, key)
+        plain, own = jax.jit(other)(plain, key)
+        np.testing.assert_array_equal(state.params, plain.params)
+        found = info.policy["ideal_distance"]
+        expected = np.linalg.norm(np.asarray(state.params) - theta)
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+        assert set(info.policy) == {*own.policy, "ideal_distance"}
+
+
+def test_gradient_descent_on_the_data_of_one_client_that_holds_all_is_the_ideal(x64):
+    """Full batches of the pooled data are what the distance is to."""
+    data, task = make_data(dtype=np.float64).pooled(), quadratic_task(jnp.float64)
+    plan = fa.Plan(batch_size=None, lr=0.05)
+    algorithm = fa.with_steps(fa.algorithms.fedavg(), fa.constant_steps(5))
+    algorithm = diagnostics.show_distance(algorithm, 5)
+    round_fn, state = start(algorithm, task, data, plan)
+    _, info = jax.jit(round_fn)(state, jax.random.key(1))
+    np.testing.assert_allclose(info.policy["ideal_distance"], 0, atol=1e-12)

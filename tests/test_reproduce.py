@@ -206,6 +206,18 @@ def test_figures_are_those_published_of_the_row_and_of_models_that_are_there(mad
     assert [cell.figure for cell in found] == ["accuracy", "loss", "local_steps"]
 
 
+def test_a_figure_that_no_summary_has_is_the_last_of_its_column(made):
+    cells = iid(made)[:2]  # fedveca shows tau_bar, fedavg does not
+    found = measured(["tau_bar", "delta_norm"], {}, runs(cells))
+    at = {(cell.method, cell.figure): cell for cell in found}
+    for cell in cells:
+        last = read_run(runs_of(cell)[0]).metrics.to_pylist()[-1]
+        assert at[cell.method, "delta_norm"].values == [last["delta_norm"]]
+        if cell.method == "fedveca":
+            assert at[cell.method, "tau_bar"].values == [last["tau_bar"]]
+    assert at["fedavg", "tau_bar"].values == []
+
+
 def test_a_scale_without_the_items_rows_is_refused(papers, tmp_path):
     item = read_item("some-fig1")  # of the row iid, and scale cpu has skewed
     with pytest.raises(

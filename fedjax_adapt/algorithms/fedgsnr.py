@@ -34,6 +34,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from .. import check
 from ..core import (
@@ -41,6 +42,7 @@ from ..core import (
     Algorithm,
     Array,
     Cohort,
+    LocalRule,
     Measure,
     Params,
     StepPolicy,
@@ -252,6 +254,7 @@ def fedgsnr(
     max_steps: int | None = None,
     probe_batches: int = 1,
     micro_batch: int | None = None,
+    first_gradient: bool = False,
 ) -> Algorithm:
     """Builds FedGSNR on a base.
 
@@ -269,6 +272,8 @@ def fedgsnr(
         the paper's.
       micro_batch: examples whose gradients are held at once where the model is no product
         of matrices; none: what is fast.
+      first_gradient: whether every local step takes its gradient at the model of the
+        round's beginning, as g^ of Lemma 2 does, for Fig. 8.
     """
     policy = gsnr_steps(
         num_steps,
@@ -281,7 +286,20 @@ def fedgsnr(
         probe_batches=probe_batches,
         micro_batch=micro_batch,
     )
-    return with_steps(as_base(base), policy)
+    algorithm = with_steps(as_base(base), policy)
+    local = algorithm.local
+    return algorithm._replace(local=_straight(local) if first_gradient else local)
+
+
+def _straight(rule: LocalRule) -> LocalRule:
+    """The rule, the loss of every step in its first-order form around the anchor."""
+
+    def objective(params, view, key):
+        at = lambda params: rule.objective(params, view, key)
+        loss, gradient = jax.value_and_grad(at)(view.anchor)
+        return loss + optax.tree.vdot(gradient, optax.tree.sub(params, view.anchor))
+
+    return rule._replace(objective=objective)
 
 
 def _corrected(parts: Parts, params: Params, adds: Callable[[Params], Params]) -> Parts:

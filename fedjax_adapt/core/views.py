@@ -176,8 +176,8 @@ class Cohort(NamedTuple):
       mean_epoch_steps: batches in one epoch of a client of mean size, int32.
       label_counts: of ALL clients' labels, [num_clients, classes] int32; None where
         labels are not one integer per example.
-      train_loss: params -> mean loss over all clients' examples, an oracle that only a
-        simulator has.
+      train_loss: params -> mean loss over all clients' examples, which `jax.grad` takes: an
+        oracle that only a simulator has.
       batch_size: B, examples per local step, a Python int.
       setting: what the round's clients share, lr among it; before the policy has spoken
         `mean_steps` and `share` in it are those of everyone who could train.

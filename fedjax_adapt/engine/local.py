@@ -252,15 +252,32 @@ def full_loss_and_gradient(
 
 
 def train_loss(setup: Setup, params: Params) -> Array:
-    """The mean loss over the examples of all clients, in evaluation mode. A scalar."""
+    """The mean loss over the examples of all clients, in evaluation mode. A scalar.
+
+    Its derivative passes over them once more: the loop over a client's batches has none.
+    """
     size = setup.data.size
 
-    def of(id: Array) -> Array:
+    def of(id: Array) -> tuple[Callable[[Params], Array], Callable[[Params], Params]]:
         client = Client(id, (), jnp.zeros((), jnp.int32), jax.random.key(0))
-        return full_loss_and_gradient(setup, client, weight_decay=0)[0](params)
+        return full_loss_and_gradient(setup, client, weight_decay=0)
 
-    losses = jax.lax.map(of, jnp.arange(setup.data.num_clients))
-    return (losses * size).sum() / size.sum()
+    ids = jnp.arange(setup.data.num_clients)
+
+    @jax.custom_vjp
+    def loss(params):
+        losses = jax.lax.map(lambda id: of(id)[0](params), ids)
+        return (losses * size).sum() / size.sum()
+
+    def backward(params, cotangent):
+        def add(total, id):
+            return optax.tree.add_scale(total, size[id], of(id)[1](params)), ()
+
+        total, _ = jax.lax.scan(add, optax.tree.zeros_like(params), ids)
+        return (optax.tree.scale(cotangent / size.sum(), total),)
+
+    loss.defvjp(lambda params: (loss(params), params), backward)
+    return loss(params)
 
 
 def finished(

@@ -28,6 +28,7 @@ from ..data import (
     skew,
     split,
 )
+from ..diagnostics import show_distance
 from ..engine.batches import batch_size
 from ..errors import SettingError
 from ..models import AUGMENTS, OF_PIXELS, classification, projected
@@ -93,6 +94,8 @@ def completed(
         num_train = len(federation.source.y_train)
         policy = matching_steps(config, sizes, num_train, federation.public)
         algorithm = with_steps(algorithm, policy)
+    if config.ideal_steps is not None:
+        algorithm = show_distance(algorithm, config.ideal_steps)
     if config.evaluate_also:
         keep = {"cohort": "sel", "clients": "all"}
         wanted = {name: model in config.evaluate_also for name, model in keep.items()}

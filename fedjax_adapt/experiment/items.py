@@ -6,7 +6,8 @@
     place = "Table 1"            where in the paper
     of = "table1"                its runs are those of that item
     only = {rows = [...], methods = [...]}               some of these
-    figures = ["last_mean"]      of a run's summary: the columns; else those that it draws
+    figures = ["last_mean"]      of a run's summary, or the last of a column of its metrics:
+                                 the columns; else those that it draws
     draw = ["accuracy"]          columns of its metrics, or clients.COLUMN: the picture
     against = "round"
     chosen = ["..."]             what the paper does not state; a word of the paper's

@@ -352,6 +352,16 @@ class Config:
             "record",
         ),
     ] = ()
+    ideal_steps: Annotated[
+        int | None,
+        Setting(
+            "show, as ideal_distance, how far each round's model is from where so many "
+            "steps of gradient descent on all clients' examples would have led, each a "
+            "pass over them; none: not",
+            "record",
+            at_least(1, none="no such distance"),
+        ),
+    ] = None
     checkpoint_every: Annotated[
         int | None,
         Setting(

@@ -58,7 +58,8 @@ class Record(NamedTuple):
     test examples of each label) and seconds (of training since the start, compilation
     apart). With `evaluate_also` there are also accuracy_sel and loss_sel (the cohort's
     mean), accuracy_all and loss_all (the mean of every client's last model); with AFL
-    accuracy_result and loss_result (the model with the least estimated loss).
+    accuracy_result and loss_result (the model with the least estimated loss). Where
+    `ideal_steps` asks for it ideal_distance is of the last round.
     Where the run trained on its test set (public=published), every name has
     training_accuracy_on_the_public_set in place of accuracy, and loss is of that set.
 

@@ -91,12 +91,19 @@ def measured(
 
 def _values(folders: Mapping[int, Path | None], name: str) -> dict[int, float | None]:
     """A figure of each run by its seed; None: it diverged, or has none."""
+    return {seed: path and _value(path, name) for seed, path in folders.items()}
+
+
+def _value(path: Path, name: str) -> float | None:
+    """A figure of a run: of its summary, or the last of that column of its metrics."""
     column, _, target = name.partition("_to.")
     if target and column != "rounds":
-        value = lambda path: at_target(read_run(path), float(target))[column]
-    else:
-        value = lambda path: of_summary(read_summary(path) or {}, name)
-    return {seed: path and value(path) for seed, path in folders.items()}
+        return at_target(read_run(path), float(target))[column]
+    summary = read_summary(path) or {}
+    if name in summary or name in figures_of(summary) or "." in name:
+        return of_summary(summary, name)
+    metrics = read_run(path).metrics
+    return float(metrics[name][-1].as_py()) if name in metrics.column_names else None
 
 
 def of_summary(summary: Mapping[str, Any], name: str) -> float | None:

@@ -504,3 +504,33 @@ def test_every_wrong_option_is_refused():
             fedgsnr(**{name: 0})
     with pytest.raises(ValueError, match=r"interpolation=2 must lie in \[0, 1\]"):
         fedgsnr(interpolation=2)
+
+
+def test_steps_along_the_first_gradient_see_none_of_the_others(x64):
+    """tau gradients at w, each of the batch of its step, against the oracle in NumPy."""
+    sizes = (12, 5, 9, 12)
+    data, clients = make_data(sizes, np.float64), make_clients(sizes, np.float64)
+    plan = fa.Plan(**{**vars(PLAN), "cohort_size": None})
+    algorithm = fedgsnr(3, first_gradient=True)
+    round_fn, state = start(algorithm, make_task(jnp.float64), data, plan)
+    theta, lr = oracle.flat(state.params), plan.lr
+    state, info = jax.jit(round_fn)(state, keys(1)[0])
+    ends = []
+    for client, num_steps in zip(clients, np.asarray(info.num_steps), strict=True):
+        order = list(oracle.batches(*client, PLAN.batch_size, 1))
+        wanted = [order[step % len(order)] for step in range(num_steps)]
+        ends.append(theta - lr * sum(oracle.gradient(theta, *b) for b in wanted))
+    steps = np.asarray(info.num_steps)
+    assert (steps > 1).any()
+    expected = np.average(ends, 0, np.array(sizes) * (steps > 0))
+    np.testing.assert_allclose(oracle.flat(state.params), expected, rtol=1e-9)
+
+
+def test_one_step_has_no_other_gradient_than_the_first(x64):
+    data, task = make_data(dtype=np.float64), make_task(jnp.float64)
+    ends = []
+    for first in (False, True):
+        algorithm = fedgsnr(1, interpolation=1.0, first_gradient=first)
+        round_fn, state = start(algorithm, task, data, PLAN)
+        ends.append(jax.jit(round_fn)(state, keys(1)[0])[0].params)
+    close(*ends)

@@ -14,6 +14,7 @@ ITEMS = {
     "table4": (3, 4),
     "fig3": (5, 1),
     "fig5": (3, 3),
+    "fig8": (5, 4),
     "fig9": (3, 4),
     "fig10": (1, 5),
     "fig11": (1, 6),
@@ -36,8 +37,14 @@ PROTOCOL = {
     "rounds": 1000,
     "evaluate_every": 5,
     "partition_seed": None,
+    "ideal_steps": None,
 }
+# Fig. 8: the updates of one round beside E_const = 20 steps on the global dataset
+ONE_ROUND = {"rounds": 1, "evaluate_every": 1, "lr_decay": 1, "ideal_steps": 20}
+RATES = {"lr-0.001": 0.001, "lr-0.003": 0.003, "lr-0.01": 0.01, "lr-0.03": 0.03}
+RATES |= {"lr-0.1": 0.1}
 OTHERS = {
+    "fig8": ONE_ROUND,
     "fig11": {"dataset": "cifar100", "model": "vgg16"},
     "fig12": {"rounds": 100},
     "fig13": {"rounds": 60},
@@ -72,7 +79,10 @@ METHODS = {
     "fedgsnr-0.5": ("fedgsnr", {"interpolation": 0.5}),
     "fedgsnr-0.75": ("fedgsnr", {"interpolation": 0.75}),
     "fedavg-1": ("fedavg", {}),
+    "fedgsnr-matched": ("fedgsnr", {}),
+    "first-gradient": ("fedgsnr", {"budget": "raw", "first_gradient": True}),
 }
+OPTIMAL = {"budget": "raw"}  # Fig. 8: n_m = m n_1 (Corollary 1)
 ORDER = (*("fedavg", "fedgsnr", "fedprox"), "fedgsnr-fedprox", "scaffold")
 ORDER = (*ORDER, "fedgsnr-scaffold")
 ROUNDS = {  # Table II, by `ORDER`
@@ -123,10 +133,14 @@ def test_protocol(name):
             expected |= {"sampler": "uniform"}
         if cell.method == "ideal":
             expected |= {"num_clients": 1}
+        if name == "fig8":
+            expected |= {"lr": RATES[cell.row]}
         found = {key: getattr(config, key) for key in expected}
         assert found == expected, (cell.row, cell.method)
 
         algorithm, options = METHODS[cell.method]
+        if (name, cell.method) == ("fig8", "fedgsnr"):
+            options = OPTIMAL
         steps, told = STEPS.get(cell.row, 20), dict(config.algorithm_options)
         theirs = told.pop("num_steps", None)
         assert (config.algorithm, told) == (algorithm, options)
@@ -141,8 +155,9 @@ def test_splits_and_attacks(name):
     for cell in cells_of(read_item(f"fedgsnr-{name}"), Path("runs")):
         config = cell.configs[0]
         row, _, attack = cell.row.partition("-")
+        row = "pareto" if name == "fig8" else row
         split, options = SPLITS.get(cell.row) or SPLITS[row]
-        attack = "" if cell.row in SPLITS else attack
+        attack = "" if cell.row in (*SPLITS, *RATES) else attack
         assert (config.corrupt, config.corrupt_strength) == ATTACKS[attack]
         assert config.corrupt_clients == (0,)
         if cell.method == "ideal":  # all of the data
