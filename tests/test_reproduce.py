@@ -240,6 +240,7 @@ def summary(accuracy=0.9, rounds=3):
         "models": {"sel": {"last_mean": 0.75, "rounds_to": {"0.97": 7}}},
         "loss": 0.3,
         "last_std": 0.01,
+        "class_accuracy": [0.5, None, 0.625],
     }
 
 
@@ -254,6 +255,10 @@ def summary(accuracy=0.9, rounds=3):
         ("models.sel.rounds_to.0.97", 7.0),
         ("loss", 0.3),
         ("last_std", 1.0),
+        ("class_accuracy.2", 62.5),
+        ("class_accuracy.1", None),
+        ("class_accuracy.3", None),
+        ("class_accuracy", None),
         ("nothing", None),
         ("nothing.at.all", None),
     ],
@@ -627,3 +632,23 @@ def test_curves_and_points_are_in_percent(made):
     (bars,) = axes.collections
     low, high = bars.get_segments()[0][:, 0]
     np.testing.assert_allclose((high - low) / 2, some.interval)
+
+
+def test_classes_are_drawn_by_label_after_the_last_round(made):
+    from matplotlib.figure import Figure
+
+    from fedjax_adapt.report import reproduce as report
+
+    axes = Figure().subplots()
+    folders = {
+        cell.method: [path for path in runs_of(cell).values() if path is not None]
+        for cell in iid(made)[:2]
+    }
+    report._classes(axes, folders)
+    for line, paths in zip(axes.lines, folders.values(), strict=True):
+        shares = [read_summary(path)["class_accuracy"] for path in paths]
+        np.testing.assert_allclose(
+            line.get_ydata(), 100 * np.mean(np.array(shares, float), 0)
+        )
+    drawn = picture(made / "c.png", "title", runs(iid(made)), [], ["class_accuracy"])
+    assert drawn == made / "c.png"

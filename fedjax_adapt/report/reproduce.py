@@ -17,11 +17,11 @@ from .seeds import OverSeeds, at_target, difference_text, sample, short, speed_u
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+CLASSES = "class_accuracy"  # drawn by label, after the last round
 SHARES = (  # shown in %
     *("accuracy", "last_mean", "last_std", "best_accuracy", "area_under_curve"),
-    *("client_accuracy", "personal_accuracy"),
+    *("client_accuracy", "personal_accuracy", CLASSES),
 )
-
 
 # the runs of rows and methods: the folder of each by its seed; None: it diverged
 Runs = Mapping[tuple[str, str], Mapping[int, Path | None]]
@@ -99,15 +99,17 @@ def _value(path: Path, name: str) -> float | None:
     column, _, target = name.partition("_to.")
     if target and column != "rounds":
         return at_target(read_run(path), float(target))[column]
-    summary = read_summary(path) or {}
-    if name in summary or name in figures_of(summary) or "." in name:
-        return of_summary(summary, name)
+    found = of_summary(read_summary(path) or {}, name)
+    if found is not None or "." in name:
+        return found
     metrics = read_run(path).metrics
     return float(metrics[name][-1].as_py()) if name in metrics.column_names else None
 
 
 def of_summary(summary: Mapping[str, Any], name: str) -> float | None:
-    """A figure by its name, as in client_accuracy.std or rounds_to.0.97; shares in %."""
+    """A figure by its name, as in client_accuracy.std, rounds_to.0.97 or class_accuracy.6,
+    of label 6; shares in %.
+    """
     if name == "traffic_mib" and "bytes_up" in summary:
         return (summary["bytes_up"] + summary["bytes_down"]) / 2**20
     first, _, rest = name.partition(".")
@@ -119,6 +121,8 @@ def of_summary(summary: Mapping[str, Any], name: str) -> float | None:
         else:
             last, _, rest = rest.partition(".")
             value = value.get(last)
+    if rest.isdigit() and isinstance(value, list):  # of each label
+        value = dict(enumerate(value)).get(int(rest))
     if not isinstance(value, int | float):
         return None
     return 100.0 * value if {first, last} & set(SHARES) else float(value)
@@ -217,8 +221,8 @@ def picture(
       found: their figures.
       draw: columns of the table metrics, a panel for each and each row, with the mean over
         seeds between their least and most; "clients.COLUMN" has a panel for each method,
-        too, with a line for each client of one run. Empty: the first figure of each row,
-        published and measured.
+        too, with a line for each client of one run, and "class_accuracy" is by label, not
+        by round. Empty: the first figure of each row, published and measured.
       against: the horizontal axis of curves, a column likewise.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -252,6 +256,8 @@ def picture(
         elif method is not None:
             first = folders[row, method][0]
             _client_lines(axes, first, column.removeprefix("clients."))
+        elif column == CLASSES:
+            _classes(axes, {m: paths for (r, m), paths in folders.items() if r == row})
         else:
             for at, paths in folders.items():
                 if at[0] == row:
@@ -294,6 +300,17 @@ def _client_lines(axes: "Axes", path: Path, column: str) -> None:
         axes.plot(rounds[own], values[own], linewidth=0.8)
     axes.set_xlabel("communication round", fontsize=8)
     axes.set_ylabel(column, fontsize=8)
+
+
+def _classes(axes: "Axes", methods: Mapping[str, Sequence[Path]]) -> None:
+    for method, paths in methods.items():
+        summaries = [read_summary(path) or {} for path in paths]
+        shares = [figures_of(summary)[CLASSES] for summary in summaries]
+        mean = 100 * np.mean(np.array(shares, float), 0)
+        axes.plot(mean, "o-", markersize=4, linewidth=0.8, label=method)
+    axes.set_xlabel("label", fontsize=8)
+    axes.set_ylabel(_unit(CLASSES), fontsize=8)
+    axes.legend(frameon=False, fontsize=7)
 
 
 def _dots(axes: "Axes", found: Sequence[Measured]) -> None:
