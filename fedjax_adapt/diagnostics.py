@@ -14,28 +14,37 @@ diagnostics.consistency_by_layer(info.clients)   # GIFT, Fig. 3
 diagnostics.step_entropy(info.num_steps)         # FedGSNR, Fig. 3
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from . import check
 from .core import (
     Algorithm,
     Array,
+    ClientState,
+    Cohort,
     Key,
+    LocalRun,
+    Outcome,
     Params,
     PolicyState,
     State,
     Task,
+    Upload,
     constant_steps,
+    effective_steps,
 )
 from .data import FederatedDataset
 from .engine.build import make_round
 from .engine.evaluate import class_accuracy
 from .engine.initial import init_state
+from .engine.train import named
 from .errors import SettingError
 from .plan import Plan
 
@@ -76,11 +85,11 @@ def distance(params: Params, other: Params) -> Array:
     return optax.tree.norm(optax.tree.sub(params, other))
 
 
-class Distant(NamedTuple):
-    """The policy state of `show_distance`."""
+class Shown(NamedTuple):
+    """The policy state of a method that shows more of its rounds."""
 
     inner: PolicyState  # of the algorithm's own policy
-    distance: Array  # of the last round
+    scalars: dict[str, Array]  # of the last round
 
 
 def show_distance(algorithm: Algorithm, num_steps: int) -> Algorithm:
@@ -96,28 +105,86 @@ def show_distance(algorithm: Algorithm, num_steps: int) -> Algorithm:
     """
     check.kinds("show_distance(algorithm)", algorithm=(algorithm, Algorithm))
     check.at_least("num_steps", num_steps, 1)
-    policy = algorithm.policy
 
-    def init(params, num_clients):
-        return Distant(policy.init(params, num_clients), jnp.zeros(()))
-
-    def steps(state, cohort, measured):
-        return policy.steps(state.inner, cohort, measured)
-
-    def update(state, cohort, runs, outcome):
-        inner, gradient = state.inner, jax.grad(cohort.train_loss)
-        if policy.update is not None:
-            inner = policy.update(inner, cohort, runs, outcome)
+    def show(cohort: Cohort, outcome: Outcome) -> dict[str, Array]:
+        gradient = jax.grad(cohort.train_loss)
 
         def descend(_, params):
             return optax.tree.add_scale(params, -outcome.setting.lr, gradient(params))
 
         ideal = jax.lax.fori_loop(0, num_steps, descend, outcome.anchor)
-        return Distant(inner, distance(outcome.params, ideal))
+        return {"ideal_distance": distance(outcome.params, ideal)}
+
+    return _showing(algorithm, ["ideal_distance"], show)
+
+
+def show_parameters(algorithm: Algorithm, count: int) -> Algorithm:
+    """The same algorithm, which shows `count` parameters, drawn once, the same in all runs.
+
+    `parameter_0` and so on, in `Info.policy`, are those of the server's model after a
+    round; `gradient_0` and so on, in `Info.clients`, the mean gradient that a client's
+    steps followed there, its move over the learning rate and its steps: GIFT's Figs. 2
+    and 3.
+
+    Raises:
+      SettingError: count is no integer of at least 1, or above the model's parameters.
+    """
+    check.kinds("show_parameters(algorithm)", algorithm=(algorithm, Algorithm))
+    check.at_least("count", count, 1)
+    finish = algorithm.local.finish
+
+    def drawn(name: str, params: Params) -> dict[str, Array]:
+        leaves = jax.tree.leaves(params)
+        ends = np.cumsum([leaf.size for leaf in leaves])
+        if count > ends[-1]:
+            raise SettingError(
+                f"{count} parameters are to be shown but the model has {ends[-1]}; ask "
+                "for fewer.",
+                setting="count",
+            )
+        places = np.random.default_rng(0).choice(ends[-1], count, replace=False)
+        at = np.searchsorted(ends, places, side="right")
+        flat = [
+            leaves[leaf].ravel()[place - ends[leaf]]
+            for leaf, place in zip(at, places, strict=True)
+        ]
+        return {f"{name}_{i}": value.astype(float) for i, value in enumerate(flat)}
+
+    def shown(run: LocalRun) -> tuple[Upload, ClientState]:
+        upload, client = finish(run)
+        moved = optax.tree.sub(run.anchor, run.params)
+        over = run.lr * effective_steps(run.num_steps, run.setting.momentum)
+        gradient = drawn("gradient", optax.tree.scale(1 / over, moved))
+        return upload._replace(info=dict(named(upload.info)) | gradient), client
+
+    algorithm = algorithm._replace(local=algorithm.local._replace(finish=shown))
+    names = [f"parameter_{i}" for i in range(count)]
+    return _showing(algorithm, names, lambda _, after: drawn("parameter", after.params))
+
+
+def _showing(
+    algorithm: Algorithm,
+    names: Sequence[str],
+    show: Callable[[Cohort, Outcome], dict[str, Array]],
+) -> Algorithm:
+    """The algorithm, whose policy also reports what `show` returns, scalars by name."""
+    policy = algorithm.policy
+
+    def init(params, num_clients):
+        zeros = dict.fromkeys(names, jnp.zeros(()))
+        return Shown(policy.init(params, num_clients), zeros)
+
+    def steps(state, cohort, measured):
+        return policy.steps(state.inner, cohort, measured)
+
+    def update(state, cohort, runs, outcome):
+        inner = state.inner
+        if policy.update is not None:
+            inner = policy.update(inner, cohort, runs, outcome)
+        return Shown(inner, show(cohort, outcome))
 
     def report(state, cohort, measured):
-        own = policy.report(state.inner, cohort, measured)
-        return {**own, "ideal_distance": state.distance}
+        return policy.report(state.inner, cohort, measured) | state.scalars
 
     best = policy.best and (lambda state, best=policy.best: best(state.inner))
     changed = policy._replace(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import make_data, quadratic_task, start
+from helpers import linear_task, make_data, quadratic_task, start
 
 import fedjax_adapt as fa
 from fedjax_adapt import diagnostics
@@ -137,3 +137,53 @@ def test_gradient_descent_on_the_data_of_one_client_that_holds_all_is_the_ideal(
     round_fn, state = start(algorithm, task, data, plan)
     _, info = jax.jit(round_fn)(state, jax.random.key(1))
     np.testing.assert_allclose(info.policy["ideal_distance"], 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("base", [fa.algorithms.fednova(), fa.algorithms.gift(4)])
+def test_watched_parameters_are_the_models_and_gradients_what_clients_followed(
+    base, x64
+):
+    """Of all entries, in whatever order they are drawn; full batches in NumPy."""
+    data, task = make_data(dtype=np.float64), quadratic_task(jnp.float64)
+    plan = fa.Plan(batch_size=None, lr=0.05)
+    algorithm = diagnostics.show_parameters(base, 4)
+    round_fn, state = start(algorithm, task, data, plan)
+    other, plain = start(base, task, data, plan)
+    after, info = jax.jit(round_fn)(state, jax.random.key(3))
+    own, was = jax.jit(other)(plain, jax.random.key(3))
+    np.testing.assert_array_equal(after.params, own.params)
+    shown = [float(info.policy[f"parameter_{i}"]) for i in range(4)]
+    order = [shown.index(value) for value in np.asarray(after.params)]
+    gradients = np.array([info.clients[f"gradient_{i}"] for i in order])
+    x, curvature = np.asarray(data.x), np.asarray(data.y, np.float64)
+    for client, rows in enumerate(data.rows()):
+        theta, seen = np.array(state.params), []
+        for _ in range(int(info.num_steps[client])):
+            seen.append((curvature[rows, None] * (theta - x[rows])).mean(0))
+            theta = theta - 0.05 * seen[-1]
+        np.testing.assert_allclose(gradients[:, client], np.mean(seen, 0), rtol=1e-9)
+    assert set(info.policy) == {*was.policy, *(f"parameter_{i}" for i in range(4))}
+    own = dict(was.clients or {})
+    assert set(info.clients) == {*own, *(f"gradient_{i}" for i in range(4))}
+
+
+def test_gradients_under_momentum_are_of_as_far_as_its_steps_go(data):
+    """A gradient that never changes is shown as it is, whatever the momentum."""
+    shown = []
+    for momentum in (0.0, 0.9):
+        plan = fa.Plan(batch_size=None, lr=0.1, momentum=momentum)
+        steady = linear_task()
+        algorithm = fa.with_steps(fa.algorithms.fedavg(), fa.constant_steps(3))
+        round_fn, state = start(
+            diagnostics.show_parameters(algorithm, 2), steady, data, plan
+        )
+        _, info = jax.jit(round_fn)(state, jax.random.key(3))
+        shown.append(info.clients["gradient_1"])
+    np.testing.assert_allclose(*shown, rtol=1e-5, atol=1e-6)
+
+
+def test_no_more_parameters_than_there_are(task, data):
+    algorithm = diagnostics.show_parameters(fa.algorithms.fedavg(), 16)
+    says = "16 parameters are to be shown but the model has 15; ask for fewer"
+    with pytest.raises(SettingError, match=says):
+        start(algorithm, task, data, fa.Plan(batch_size=4))

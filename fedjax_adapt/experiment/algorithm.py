@@ -5,11 +5,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from .. import check
 from ..core import Algorithm, constant_steps, epochs, with_steps
 from ..costs import LAWS, Clock, Law
 from ..errors import SettingError
 from ..participation import earliest
+from ..steps import scheduled_steps
 from .config import Config, all_options, choices_of, partition_seed
 from .objects import registry
 from .options import Option, find, options_of
@@ -60,8 +63,20 @@ def build_algorithm(config: Config) -> Algorithm:
                 )
         return algorithm
     if config.num_steps is not None:
-        return with_steps(algorithm, constant_steps(config.num_steps))
+        steps = constant_steps(config.num_steps)
+        if config.later_steps:
+            steps = scheduled_steps(_each_round(config, config.num_steps))
+        return with_steps(algorithm, steps)
     return with_steps(algorithm, epochs(config.epochs))
+
+
+def _each_round(config: Config, num_steps: int) -> np.ndarray:
+    """Local steps of every round, [rounds]."""
+    table = np.full(config.rounds, num_steps, np.int32)
+    pairs = zip(config.later_steps[::2], config.later_steps[1::2], strict=True)
+    for begin, steps in pairs:
+        table[begin:] = steps
+    return table
 
 
 def _check_asynchronous(config: Config) -> None:

@@ -28,7 +28,7 @@ from ..data import (
     skew,
     split,
 )
-from ..diagnostics import show_distance
+from ..diagnostics import show_distance, show_parameters
 from ..engine.batches import batch_size
 from ..errors import SettingError
 from ..models import AUGMENTS, OF_PIXELS, classification, projected
@@ -96,6 +96,8 @@ def completed(
         algorithm = with_steps(algorithm, policy)
     if config.ideal_steps is not None:
         algorithm = show_distance(algorithm, config.ideal_steps)
+    if config.watch is not None:
+        algorithm = show_parameters(algorithm, config.watch)
     if config.evaluate_also:
         keep = {"cohort": "sel", "clients": "all"}
         wanted = {name: model in config.evaluate_also for name, model in keep.items()}

@@ -40,6 +40,8 @@ LATER = {
     "algorithm.batch_loss": "mean",
     "algorithm.first_gradient": False,
     "ideal_steps": None,
+    "later_steps": (),
+    "watch": None,
 }
 
 

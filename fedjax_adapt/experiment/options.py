@@ -8,7 +8,7 @@ brings along its command-line flags, its TOML keys and its line in `fedjax-adapt
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import docstring_parser
@@ -205,6 +205,18 @@ def check_path(name: str, value: object) -> None:
     if value == "":
         raise SettingError(
             f"{name}='' is empty; write the path of a folder, or leave {name} out.",
+            setting=name,
+        )
+
+
+def check_later_steps(name: str, value: Sequence[int]) -> None:
+    """Raises SettingError unless `value` is pairs of rounds, in order, and steps."""
+    rounds, steps = value[::2], value[1::2]
+    wrong = len(rounds) != len(steps) or min(value, default=1) < 1
+    if wrong or sorted({*rounds}) != list(rounds):
+        raise SettingError(
+            f"{name}={tuple(value)} is no pairs of rounds, one after the other, and local "
+            "steps from 1 on; write 20 1 for 1 step after the first 20 rounds.",
             setting=name,
         )
 

@@ -177,6 +177,8 @@ def _smoke(settings: dict[str, Any]) -> dict[str, Any]:
     for name, most in {"public_examples": 30, "batch_size": 20, "epochs": 1}.items():
         if isinstance(small.get(name), int | float):
             small[name] = min(small[name], most)
+    if "later_steps" in small:
+        small["later_steps"] = (1, 1)  # of the two rounds
     for name, value in small.items():
         steps = name.endswith(("num_steps", "initial_steps", "trial_steps"))
         if steps and isinstance(value, int):

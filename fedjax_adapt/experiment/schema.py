@@ -16,6 +16,7 @@ from .options import (
     Setting,
     at_least,
     between,
+    check_later_steps,
     check_path,
     check_seed,
     check_ways,
@@ -214,6 +215,16 @@ class Config:
             at_least(1, none="epochs"),
         ),
     ] = None
+    later_steps: Annotated[
+        tuple[int, ...],
+        Setting(
+            "other local steps later in a run, in pairs of rounds and steps: 20 1 is 1 "
+            "step in every round after the first 20",
+            "training",
+            check_later_steps,
+            needs="num_steps, the local steps until then",
+        ),
+    ] = ()
     max_local_steps: Annotated[
         int | None,
         Setting(
@@ -360,6 +371,16 @@ class Config:
             "pass over them; none: not",
             "record",
             at_least(1, none="no such distance"),
+        ),
+    ] = None
+    watch: Annotated[
+        int | None,
+        Setting(
+            "show so many parameters, drawn once for all runs: parameter_0 and so on of "
+            "the model, gradient_0 and so on the mean gradient of each client's steps; "
+            "none: not",
+            "record",
+            at_least(1, none="no parameter"),
         ),
     ] = None
     checkpoint_every: Annotated[
@@ -597,6 +618,12 @@ def _check_together(config: Config) -> None:
                 "long a client trains; write one of them.",
                 setting="match",
             )
+    if config.later_steps and config.later_steps[-2] >= config.rounds:
+        raise SettingError(
+            f"later_steps={config.later_steps} begins after round "
+            f"{config.later_steps[-2]}, but rounds={config.rounds}; write fewer.",
+            setting="later_steps",
+        )
     if config.client_memory == "host" and "all" in config.evaluate_also:
         raise SettingError(
             "evaluate_also=all averages the models of all clients on the device, which "

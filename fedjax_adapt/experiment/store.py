@@ -59,7 +59,8 @@ class Record(NamedTuple):
     apart). With `evaluate_also` there are also accuracy_sel and loss_sel (the cohort's
     mean), accuracy_all and loss_all (the mean of every client's last model); with AFL
     accuracy_result and loss_result (the model with the least estimated loss). Where
-    `ideal_steps` asks for it ideal_distance is of the last round.
+    they are asked for, ideal_distance (`ideal_steps`) and parameter_0 and so on (`watch`)
+    are of the last round, and `clients` has gradient_0 and so on.
     Where the run trained on its test set (public=published), every name has
     training_accuracy_on_the_public_set in place of accuracy, and loss is of that set.
 

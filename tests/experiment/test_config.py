@@ -51,6 +51,7 @@ def written(tmp_path):
         {"evaluate_also": ("all", "sel")},
         {"sampler": "earliest", "step_seconds": 0.1, "delay": "exponential(2)"},
         {"shuffle": "none", "augment": "none", "max_local_steps": 3},
+        {"num_steps": 9, "later_steps": (20, 1, 30, 4), "watch": 2, "ideal_steps": 3},
     ],
 )
 def test_a_config_survives_its_own_toml(settings, written):
@@ -260,6 +261,20 @@ def test_a_wrong_key_is_named_with_file_and_line(written, text, says):
         ({"epochs": 2.0, "num_steps": 9}, "epochs=2 and num_steps=9 both say how long"),
         ({"epochs": 2.0, "match": "a"}, "match=a and epochs=2 both say how long"),
         ({"num_steps": 2, "match": "a"}, "match=a and num_steps=2 both say how long"),
+        ({"later_steps": (2, 1)}, r"later_steps=\(2, 1\) needs num_steps, the local"),
+        *(
+            (
+                {"num_steps": 9, "later_steps": pairs},
+                r"\) is no pairs of rounds, one aft",
+            )
+            for pairs in [(2,), (2, 1, 2, 3), (4, 1, 2, 3), (0, 1), (2, 0)]
+        ),
+        (
+            {"num_steps": 9, "later_steps": (2, 1, 60, 3)},
+            "begins after round 60, but rounds=60; write fewer",
+        ),
+        ({"watch": 0}, "watch=0 must be an integer >= 1, or None for no parameter"),
+        ({"ideal_steps": 0}, "ideal_steps=0 must be an integer >= 1, or None for no"),
         ({"match_by": "steps"}, "match_by=steps needs match, the folder of the run"),
         ({"sampler": "earliest"}, "sampler=earliest needs step_seconds, the simulated"),
         ({"delay": 3.0}, "delay=3.0 needs step_seconds, the simulated seconds of a"),

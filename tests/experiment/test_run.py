@@ -402,6 +402,24 @@ def test_the_model_that_afl_ends_with_is_measured_beside_the_last(tiny):
     assert metrics["loss_result"].to_pylist()[-1] == result.models["result"]["loss"]
 
 
+def test_a_run_shows_what_it_is_asked_for_and_is_the_same(tiny):
+    steps = dict(algorithm="fedavg", epochs=5.0, num_steps=3, later_steps=(2, 1))
+    steps |= {"rounds": 4, "evaluate_every": 1}
+    plain = run(tiny("plain", **steps))
+    asked = tiny("asked", **steps, ideal_steps=2, watch=2, evaluate_also=("sel",))
+    assert run(asked).accuracy == plain.accuracy
+    record = read_run(asked.folder)
+    shown = ["ideal_distance", "parameter_0", "parameter_1"]
+    for name in shown:
+        assert len(set(record.metrics[name].to_pylist())) == 4  # of each round its own
+    taken = {(row["round"], row["num_steps"]) for row in record.clients.to_pylist()}
+    assert taken == {(1, 3), (2, 3), (3, 1), (4, 1)}
+    assert np.abs(record.clients["gradient_1"].to_numpy()).max() > 0
+    other = read_run(plain.folder)
+    names = {*record.metrics.column_names} - {*other.metrics.column_names}
+    assert names == {*shown, "accuracy_sel", "loss_sel"}
+
+
 def test_a_finished_run_is_never_overwritten(whole):
     before = files(whole.folder)
     for resume in (False, True):

@@ -80,8 +80,36 @@ METHODS = {
 OF_AFL = {"lenet5": (0.0522, 62_006, 0.01), "lstm": (0.109, 61_066, 0.05)}
 
 
+# Sec. III-A: two clients of 50,000 points of two classes, each with one, or of CIFAR-10,
+# each with five labels; tau = 500, then 1 from epoch 20 (SVM), 100 (LeNet-5) or 1000
+# (LeNet-5 in the caption)
+TWO_CLIENTS = {
+    "algorithm": "fedavg",
+    "num_clients": 2,
+    "participation": 1,
+    "partition": "fedveca_case",
+    "partition_options": {"case": 2},  # no two clients share a label
+    "num_steps": 500,
+    "batch_size": 32,
+    "lr": 0.01,
+    "lr_decay": 1,
+    "momentum": 0,
+    "clip_norm": None,
+    "watch": 2,
+}
+POINTS = {"num_classes": 2, "num_train": 50_000, "num_test": 10_000, "size": 4}
+LENET = {"dataset": "cifar10", "model": "lenet5", "weight_decay": 0.01}
+SWITCHED = {
+    "svm": {"dataset": "gaussian_images", "model": "svm", "weight_decay": 0},
+    "lenet5-100": LENET,
+    "lenet5-1000": LENET,
+}
+CHANGES = {"svm": 20, "lenet5-100": 100, "lenet5-1000": 1000}
+EARLY = {"fig2": (3, 2), "fig3": (1, 1)}
+
+
 def test_every_item_is_here():
-    assert {f"gift-{name}" for name in ITEMS} == {
+    assert {f"gift-{name}" for name in ITEMS | EARLY} == {
         name for name in names() if name.startswith("gift-")
     }
 
@@ -119,6 +147,32 @@ def of_afl(row):
     times["budget"] = 1000 * (100 * step + upload)
     times = {name: pytest.approx(value, rel=1e-4) for name, value in times.items()}
     return "afl", ADACOMM | times | {"phi": 5e-5, "lr": lr}
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_two_clients_whose_tau_changes_once(name):
+    item = read_item(f"gift-{name}")
+    assert (len(item.rows), len(item.methods)) == EARLY[name]
+    for cell in cells_of(item, Path("runs")):
+        config, change = cell.configs[0], CHANGES[cell.row]
+        expected = TWO_CLIENTS | SWITCHED[cell.row]
+        later = (change, 1) if cell.method == "tau-1-later" else ()
+        expected |= {"rounds": 2 * change, "later_steps": later}
+        found = {key: getattr(config, key) for key in expected}
+        assert found == expected, (cell.row, cell.method)
+        points = POINTS if cell.row == "svm" else {}
+        assert config.dataset_options == points
+        assert config.algorithm_options == {"weights": "uniform"}
+
+
+def test_figure_3_is_of_the_run_without_a_change():
+    item = read_item("gift-fig3")
+    assert (item.origin, [*item.rows], [*item.methods]) == (
+        "gift-fig2",
+        ["lenet5-100"],
+        ["tau-500"],
+    )
+    assert item.draw[:2] == ["clients.gradient_0", "clients.gradient_1"]
 
 
 def test_published_figures():
