@@ -151,6 +151,13 @@ def test_figures_of_the_main_text_leave_iid_out():
     assert rows == {f"{setting}-{s}" for setting in ALL for s in ("did1", "did2")}
 
 
+def test_the_curve_with_inflection_points_is_of_500_clients():
+    """A.3: in all but the experiment of 500 clients and 2 % on CIFAR-10 FedSSG is fast."""
+    cells = of("fig5")
+    assert {cell.row for cell in cells} == {f"cifar10-2-{split}" for split in SPLITS}
+    assert {cell.configs[0].algorithm for cell in cells} == {"fedssg"}
+
+
 @pytest.mark.parametrize("number", SWEEPS)
 def test_a_sweep_has_the_alphas_that_were_searched(number):
     setting, alphas = SWEEPS[number]
