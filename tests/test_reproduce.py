@@ -562,6 +562,11 @@ def test_costs_are_of_three_passes_over_the_examples(papers, tmp_path):
     least = 3 * 2 * weights * steps * batch * cohort / estimate.CORE / 3600
     floor = steps * estimate.STEP / 3600
     assert estimate.cost([cell]).core_hours == pytest.approx(max(least, floor), rel=0.2)
+    config = replace(cell.configs[0], ideal_steps=1000)
+    passes = 2 * 1000 * 200  # two rounds, 200 examples
+    more = estimate.cost([cell._replace(configs={0: config})]).core_hours
+    expected = 3 * 2 * weights * passes / estimate.CORE / 3600
+    assert more == pytest.approx(expected, rel=0.2)
     twice = cells_of(item, tmp_path, rows=["iid"], methods=["fedveca"], seeds=2)
     one = estimate.cost([cell]).core_hours
     assert estimate.cost(twice).core_hours == pytest.approx(2 * one)

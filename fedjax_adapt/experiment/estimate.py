@@ -19,6 +19,7 @@ DATA = {  # inputs, training examples, classes
     "cifar10": ((32, 32, 3), 50_000, 10),
     "cifar100": ((32, 32, 3), 50_000, 100),
     "speech_commands": ((49, 40), 30_769, 10),
+    "gaussian_images": ((4, 4, 1), 50_000, 2),  # as GIFT's Fig. 2 has them
 }
 # operations a second of a core: the rounds of benchmarks/rounds.py on two cores of an AMD
 # EPYC without AVX-512, commit 0928c17, 2026-11-23, n = 1 (W1 75e9, W2 55e9)
@@ -66,7 +67,9 @@ def cost(
         steps = config.rounds * (fixed[0] if fixed else config.epochs * mine / batch)
         cohort = max(config.participation * config.num_clients, 1)
         model = (config.model, tuple(config.model_options.items()), shape, classes)
-        work = 3 * steps * cohort * batch * _operations(*model)  # forward, twice back
+        ideal = config.rounds * (config.ideal_steps or 0) * examples
+        seen = steps * cohort * batch + ideal
+        work = 3 * seen * _operations(*model)  # forward, twice back
         core += runs(cell) * max(work / CORE, steps * STEP) / 3600
         gpu += runs(cell) * max(work / GPU, steps * STEP) / 60
     return Cost(core, gpu)
