@@ -28,7 +28,7 @@ def test_every_run_of_an_item_has_settings(name, tmp_path):
             continue
         assert cells
         for cell in cells:
-            assert cell.steps is None or cell.steps in item.methods
+            assert cell.takes is None or cell.takes[1] in item.methods
 
 
 @pytest.mark.parametrize("paper", sorted(p.name for p in PAPERS.iterdir()))
