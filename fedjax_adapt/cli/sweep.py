@@ -10,9 +10,10 @@ from .. import check
 from ..errors import SettingError
 from ..experiment.controls import check_has_controls, sweep_with_controls
 from ..experiment.options import Option
-from ..experiment.store import RESULTS, SWEEP
+from ..experiment.store import RESULTS, SWEEP, read_swept
 from ..experiment.sweeps.grid import read_sweep
 from ..experiment.sweeps.results import sweep_folder
+from ..experiment.sweeps.shards import begin_shard, merge, part_of, shard_of
 from ..experiment.sweeps.sweep import sweep as run_sweep
 from ..report.sweep import natural_width, sweep_tables
 from . import process
@@ -34,7 +35,11 @@ fedjax-adapt sweep SWEEP.toml [OPTIONS] runs a grid of settings and leaves a fol
 The file has the settings of every run below [run], as in a run's config.toml, and
 below [grid] lists of what varies: every combination is a trial. Several [[grid]] tables
 come one after the other. Trials that differ in numbers, in seeds and in options of the
-partition alone run at once."""
+partition alone run at once.
+
+With --shard 2/8 it runs the second eighth of the trials, in FOLDER/shard-2-of-8;
+fedjax-adapt sweep merge FOLDER makes one sweep of all shards."""
+MERGE = "merge"
 COUNT = int | Literal["auto"]
 FLAGS = {
     "folder": Option(
@@ -55,6 +60,11 @@ FLAGS = {
     "side_by_side": Option(
         COUNT, "auto", "trials at once on a device; auto: by backend and memory"
     ),
+    "shard": Option(
+        str | None,
+        None,
+        "run one part of the trials, as in 2/8: the second of eight; none: all",
+    ),
     "controls": Option(
         bool,
         False,
@@ -72,6 +82,7 @@ class Request(NamedTuple):
     resume: bool
     devices: int | Literal["auto"] | None
     side_by_side: int | Literal["auto"]
+    shard: str | None
     controls: bool
 
 
@@ -109,12 +120,18 @@ def _file_in(folder: str) -> Path:
 
 def sweep(arguments: list[str]) -> int:
     """`fedjax-adapt sweep SWEEP.toml`: runs a grid of settings, prints a table."""
+    if arguments[:1] == [MERGE]:
+        return _merge(arguments[1:])
     with process.importing():
         request = parse(arguments)
         asked = read_sweep(request.file)
         if request.controls:
             asked = sweep_with_controls(asked)
         folder = sweep_folder(asked, request.folder)
+        if request.shard is not None:
+            part = shard_of(request.shard)
+            mine = part_of(asked, *part)
+            folder, asked = begin_shard(folder, asked, *part), mine
         if not request.controls:
             check_has_controls(folder, asked)
         process.take_devices(request.devices or asked.run.get("devices", "auto"))
@@ -124,17 +141,36 @@ def sweep(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         if not folder.exists():
             return interrupted(folder, "")
-        again = f"fedjax-adapt sweep {request.file} --folder {folder} --resume"
+        place = folder if request.shard is None else folder.parent
+        again = f"fedjax-adapt sweep {request.file} --folder {place} --resume"
+        again += "" if request.shard is None else f" --shard {request.shard}"
         again += " --controls" * request.controls
         return stopped(f"interrupted; write {again} to go on.")
 
 
+def _merge(folders: Sequence[str]) -> int:
+    """`fedjax-adapt sweep merge FOLDER`: makes one sweep of the shards there."""
+    if len(folders) != 1 or folders[0].startswith("-"):
+        raise SettingError(
+            f"sweep merge got {' '.join(folders) or 'nothing'}; give the one folder that "
+            "has the shards, as in fedjax-adapt sweep merge runs/lr."
+        )
+    merge(folders[0])
+    return _show(Path(folders[0]).expanduser(), Console())
+
+
 def _sweep(asked, folder: Path, request) -> int:
     console = Console()
-    _, _, resume, devices, side_by_side, _ = request
+    resume, devices, side_by_side = request[2:5]
     unsaved = nothing_to_resume(folder, resume, "the sweep begins with its first trial")
     with reporting(console, unsaved) as report:
-        found = run_sweep(asked, folder, resume, devices, side_by_side, report)
+        run_sweep(asked, folder, resume, devices, side_by_side, report)
+    return _show(folder, console)
+
+
+def _show(folder: Path, console: Console) -> int:
+    """Prints the tables of a finished sweep; returns the exit code."""
+    found = read_swept(folder)
     for table in sweep_tables(folder, console.width if console.is_terminal else None):
         # what is no terminal has no end of a line
         long = None if console.is_terminal else natural_width(table)

@@ -1,6 +1,7 @@
 """A sweep as its file says it: the settings of every run, and what varies.
 
 folder = "runs/lr-sweep"      # optional
+first_trial = 0               # optional: the number of the first, of a shard not 0
 [run]                         # settings of every run, as in its config.toml
 algorithm = "fedavg"
 [grid]                        # every combination; or several [[grid]] tables
@@ -36,6 +37,7 @@ from ..spelling import (
 )
 from .differences import what_follows
 
+KEYS = ("folder", "first_trial", "run", "grid")  # of a file
 MOST = 10_000  # trials; a mistake of a few lines makes more
 
 
@@ -100,7 +102,7 @@ def read_sweep(source: str | Path | Mapping[str, Any] | Sweep) -> Sweep:
     tables = dict(source) if isinstance(source, Mapping) else toml.read(path, "sweep")
     where = _Source(path)
     for key in tables:
-        if key not in ("folder", "run", "grid"):
+        if key not in KEYS:
             raise SettingError(f"{where.at(key)}: {key} {_misplaced(key)}")
     folder, run = tables.get("folder"), tables.get("run", {})
     if not isinstance(folder, str | Path | None):
@@ -123,14 +125,20 @@ def read_sweep(source: str | Path | Mapping[str, Any] | Sweep) -> Sweep:
         objects.check_settings_free(table)
     run |= objects.settings()
     sweep = Sweep(None if folder is None else str(folder), run, grids, [])
-    sweep.trials.extend(_trials(sweep, where))
+    first = tables.get("first_trial", 0)
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise SettingError(
+            f"{where.at('first_trial')}: first_trial={first!r}; write a number, 0 or more."
+        )
+    trials = _trials(sweep, where)
+    sweep.trials.extend(t._replace(number=first + t.number) for t in trials)
     return sweep
 
 
 def _misplaced(key: str) -> str:
     if key in common_options():
         return "is a setting of runs; write it below [run], or a list of them below [grid]."
-    return f"is no part of a sweep; {check.nearest(key, ('folder', 'run', 'grid'))}"
+    return f"is no part of a sweep; {check.nearest(key, KEYS)}"
 
 
 def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:

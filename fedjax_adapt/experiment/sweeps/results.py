@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import check
+from ...errors import SettingError
 from .. import store, toml
 from ..config import (
     all_options,
@@ -42,6 +43,7 @@ from .grid import Sweep, Trial, read_sweep
 if TYPE_CHECKING:
     import pyarrow
 
+SHARDS = "shard-*-of-*"  # folders below that of a sweep, see shards.py
 # of a summary: what no single trial has, or what has a column of its own
 UNTOLD = ("seconds", "rounds_per_second", "accuracy_name")
 WHOLE = (
@@ -65,6 +67,12 @@ def sweep_folder(sweep: Sweep, folder: str | Path | None = None) -> Path:
 
 def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
     """Raises ValueError unless this sweep may start, or go on, in `folder`."""
+    if not (folder / store.SWEEP).exists() and any(folder.glob(SHARDS)):
+        raise SettingError(
+            f"folder={folder} holds shards of a sweep; write --shard, or when all are "
+            f"finished fedjax-adapt sweep merge {folder}.",
+            setting="folder",
+        )
 
     def changed() -> str | None:
         change = first_change(read_sweep(folder / store.SWEEP), sweep)
@@ -112,7 +120,9 @@ def to_toml(sweep: Sweep) -> str:
     written = lambda values: [none(value) for value in values]
     # full names in quotes, for tables would change the order of trials
     grids = [{name: written(v) for name, v in grid.items()} for grid in sweep.grids]
-    return toml.dumps({"run": nested(resolved), "grid": grids})
+    first = sweep.trials[0].number
+    given = {"first_trial": first} if first else {}
+    return toml.dumps({**given, "run": nested(resolved), "grid": grids})
 
 
 def rows_of(
@@ -131,10 +141,8 @@ def rows_of(
     named, found = store.accuracy_in(metrics.column_names), []
     ended = {row["trial"]: row for row in store.read_table(group, "trials").to_pylist()}
     for trial in trials:
-        settings = to_settings(trial.config)
         row = {
-            "trial": trial.number,
-            **{column: settings.get(n) for n, column in setting_columns(names).items()},
+            **named_trial(trial, names),
             "method": method_of(trial.config),
             "config_hash": config_hash(trial.config),
             "group": group.name,
@@ -161,6 +169,13 @@ def rows_of(
             row |= flat(figures | {"client_accuracy": of_clients})
         found.append(row)
     return found
+
+
+def named_trial(trial: Trial, names: Sequence[str]) -> dict[str, Any]:
+    """The first columns of a row: the number of a trial, and of settings those named."""
+    settings = to_settings(trial.config)
+    columns = setting_columns(names)
+    return {"trial": trial.number, **{c: settings.get(n) for n, c in columns.items()}}
 
 
 def flat(figures: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,154 @@
+"""A sweep in shards: each runs a part of its trials, on any machine that sees the folder.
+
+FOLDER/whole.toml       the whole sweep
+FOLDER/shard-2-of-8/    the folder of a sweep of the second eighth of its trials
+
+`merge` makes FOLDER the folder of the whole sweep, as if it had been run at once.
+"""
+
+import shutil
+from pathlib import Path
+
+from ... import check
+from ...errors import SettingError
+from .. import store
+from ..folder import create
+from ..lock import locked
+from . import results
+from .grid import Sweep, read_sweep
+
+WHOLE = "whole.toml"
+GROUPS = "groups"
+
+
+def shard_of(text: str) -> tuple[int, int]:
+    """Which shard, and of how many, from a text as in 2/8.
+
+    Raises:
+      SettingError: it is none.
+    """
+    number, _, count = text.partition("/")
+    if number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count):
+        return int(number), int(count)
+    raise SettingError(
+        f"shard={text!r} is no shard; write which of how many, as in 2/8.",
+        setting="shard",
+    )
+
+
+def part_of(asked: Sweep, number: int, count: int) -> Sweep:
+    """The sweep of the trials of a shard: those that stand next to each other.
+
+    Neighbours share a program more often than trials far apart.
+
+    Raises:
+      SettingError: there are more shards than trials.
+    """
+    trials = _slice(len(asked.trials), number, count)
+    if not trials:
+        raise SettingError(
+            f"shard={number}/{count} has no trial of {len(asked.trials)}; write "
+            f"{len(asked.trials)} shards or fewer.",
+            setting="shard",
+        )
+    mine = [asked.trials[at] for at in trials]
+    grids = [{name: [v] for name, v in trial.point.items()} for trial in mine]
+    varies = lambda name: all(name in trial.point for trial in mine)
+    run = {name: v for name, v in asked.run.items() if not varies(name)}
+    return Sweep(asked.folder, run, grids, mine)
+
+
+def _slice(trials: int, number: int, count: int) -> range:
+    """The numbers of the trials of a shard; shards differ by one trial at most."""
+    return range((number - 1) * trials // count, number * trials // count)
+
+
+def begin_shard(folder: Path, asked: Sweep, number: int, count: int) -> Path:
+    """The folder of a shard, beside the file of the whole sweep.
+
+    Raises:
+      SettingError: the folder holds other shards, or another sweep.
+    """
+    if (folder / store.SWEEP).exists():
+        raise SettingError(
+            f"folder={folder} holds a sweep without shards, or one that was merged; give "
+            "another folder.",
+            setting="folder",
+        )
+    for other in sorted(folder.glob(results.SHARDS)):
+        if not other.name.endswith(f"-of-{count}"):
+            raise SettingError(
+                f"folder={folder} holds {other.name}, so its sweep is in other shards than "
+                f"{count}; write as many, or give another folder.",
+                setting="folder",
+            )
+    if not (folder / WHOLE).exists():
+        create(folder)
+        store.write_text(folder / WHOLE, results.to_toml(asked))
+    change = results.first_change(read_sweep(folder / WHOLE), asked)
+    if change is not None:
+        raise SettingError(
+            f"folder={folder} holds shards of another sweep ({change}); give another "
+            "folder.",
+            setting="folder",
+        )
+    return folder / f"shard-{number}-of-{count}"
+
+
+def merge(folder: str | Path) -> store.Swept:
+    """Makes a folder of finished shards the folder of the whole sweep.
+
+    Trials are moved, not copied, and keep their numbers, which are those of the whole
+    sweep. What is left of the shards goes when all else is written. A merge that was
+    killed goes on when it is called again.
+
+    Raises:
+      SettingError: a shard lacks or is not finished, or the folder holds none.
+    """
+    folder = check.expanded("", folder)
+    shards = sorted(folder.glob(results.SHARDS))
+    if not shards:
+        merged = (folder / store.SWEEP).exists()
+        why = "it is whole" if merged else "write the folder that --shard was given"
+        raise SettingError(f"{folder} holds no shards to merge; {why}.")
+    count = int(shards[0].name.rpartition("-")[2])
+    with locked(folder):
+        names = [folder / f"shard-{i}-of-{count}" for i in range(1, count + 1)]
+        if not (folder / store.SUMMARY).exists():  # else only the shards are left to go
+            for path in names:
+                if not (path / store.SUMMARY).exists():
+                    raise SettingError(
+                        f"{path} is not finished; run or resume it first."
+                    )
+            _merge(folder, names)
+        for shard in shards:
+            shutil.rmtree(shard)
+        (folder / WHOLE).unlink(missing_ok=True)
+    return store.read_swept(folder)
+
+
+def _merge(folder: Path, shards: list[Path]) -> None:
+    """Writes what a sweep folder has, out of that of all shards."""
+    whole = read_sweep(folder / WHOLE)
+    rows, own, said = [], {}, {}
+    for name in (store.TRIALS, GROUPS):
+        (folder / name).mkdir(exist_ok=True)
+    for shard in shards:
+        renamed = lambda group, shard=shard: f"{shard.name}-{group}"
+        found = store.read_swept(shard)
+        for row in found.results.to_pylist():
+            trial = whole.trials[row["trial"]]  # which settings vary is of the whole
+            figures = {n: v for n, v in row.items() if n not in found.settings}
+            figures["group"] = renamed(row["group"])
+            rows.append(results.named_trial(trial, whole.names) | figures)
+        for trial in (shard / store.TRIALS).iterdir():
+            trial.rename(folder / store.TRIALS / trial.name)
+        for group in (shard / GROUPS).iterdir():
+            group.rename(folder / GROUPS / renamed(group.name))
+        said[shard.name] = store.read_summary(shard) or {}
+        own |= said[shard.name].get("own", {})
+    rows.sort(key=lambda row: row["trial"])
+    store.write_origins(folder, own)
+    store.write_table(folder / store.RESULTS, results.table_of(rows, whole.names))
+    store.write_text(folder / store.SWEEP, results.to_toml(whole))
+    store.finish(folder, {"trials": len(rows), "own": own, "shards": said})

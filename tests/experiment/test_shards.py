@@ -1,0 +1,202 @@
+"""Shards of a sweep: together they are the whole, and no trial is run twice."""
+
+import json
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import TINY
+
+from fedjax_adapt.cli import main
+from fedjax_adapt.errors import SettingError
+from fedjax_adapt.experiment import store, sweep
+from fedjax_adapt.experiment.config import identity
+from fedjax_adapt.experiment.sweeps.grid import read_sweep
+from fedjax_adapt.experiment.sweeps.results import to_toml
+from fedjax_adapt.experiment.sweeps.shards import merge, part_of, shard_of
+from fedjax_adapt.report.compare import groups
+
+RUN = {**TINY, "rounds": 2, "checkpoint_every": 2, "devices": 1, "lr": 0.05}
+# the second grid takes its lr from [run], the first does not
+GRIDS = [{"lr": [0.03, 0.1]}, {"seed": [5, 6], "momentum": [0.5]}]
+APART = ("seconds", "group", "config_hash")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sweeps") / "sweep.toml"
+    path.write_text(to_toml(read_sweep({"run": RUN, "grid": GRIDS})))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(file):
+    """The sweep without shards; only to be read."""
+    return sweep(file, file.parent / "whole")
+
+
+@pytest.fixture(scope="module")
+def sharded(file):
+    """A folder with all shards, finished; to be copied."""
+    folder = file.parent / "sharded"
+    told = ["sweep", str(file), "--folder", str(folder), "--shard"]
+    assert [main([*told, f"{i}/3"]) for i in (1, 2, 3)] == [0, 0, 0]
+    return folder
+
+
+@pytest.fixture
+def copied(sharded, tmp_path):
+    return shutil.copytree(sharded, tmp_path / "sharded")
+
+
+def check_is_whole(found, whole):
+    ours, theirs = found.results.to_pylist(), whole.results.to_pylist()
+    assert [row["trial"] for row in ours] == [0, 1, 2, 3]
+    for row, other in zip(ours, theirs, strict=True):
+        assert {*row} == {*other}
+        for name in {*row} - {*APART}:
+            if isinstance(row[name], float | list):
+                np.testing.assert_allclose(row[name], other[name], rtol=1e-4, atol=1e-5)
+            else:
+                assert row[name] == other[name], name
+    assert found.sweep == whole.sweep
+    curves, others = found.metrics.to_pydict(), whole.metrics.to_pydict()
+    for name in ("trial", "round", "lr", "seed", "accuracy", "loss"):
+        np.testing.assert_allclose(
+            np.array(curves[name], float), np.array(others[name], float), rtol=1e-4
+        )
+
+
+def test_merged_shards_are_the_whole_sweep(copied, whole, capsys):
+    assert len(groups([copied])[0].runs) == 4  # before they are merged, too
+    assert main(["sweep", "merge", str(copied)]) == 0
+    assert f"results  {copied / store.RESULTS}" in capsys.readouterr().out
+    check_is_whole(store.read_swept(copied), whole)
+    assert not list(copied.glob("shard-*"))
+    for number in range(4):  # each with its state
+        trial = copied / store.trial_folder(number)
+        config = store.read_run(trial).config
+        assert config["lr"] == [0.03, 0.1, 0.05, 0.05][number]
+        assert list((trial / store.CHECKPOINTS).iterdir())
+    assert len(groups([copied])[0].runs) == 4
+    assert main(["sweep", "merge", str(copied)]) == 2
+    assert "holds no shards to merge; it is whole." in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["write_table", "finish"])
+def test_a_merge_that_was_killed_goes_on(copied, whole, monkeypatch, at):
+    def kill(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(store, at, kill)
+        merge(copied)
+    check_is_whole(merge(copied), whole)
+
+
+@pytest.mark.slow
+def test_a_merge_whose_shards_were_going_ends(copied, whole, monkeypatch):
+    removed = []
+
+    def stop(path):
+        if removed:
+            raise KeyboardInterrupt
+        removed.append(path)
+        real(path)
+
+    real = shutil.rmtree
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", stop)
+        merge(copied)
+    check_is_whole(merge(copied), whole)
+    assert not list(copied.glob("shard-*"))
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_every_trial_is_in_one_shard(count):
+    grids = [{"lr": [0.1, 0.2], "seed": [0, 1]}, {"algorithm": ["fedprox"]}]
+    asked = read_sweep({"run": {"rounds": 3}, "grid": grids})
+    parts = [part_of(asked, i + 1, count) for i in range(count)]
+    assert [trial for part in parts for trial in part.trials] == asked.trials
+    sizes = [len(part.trials) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    for part in parts:  # the file of a shard says the same
+        found = read_sweep(tomllib.loads(to_toml(part)))
+        assert [t.number for t in found.trials] == [t.number for t in part.trials]
+        same = [identity(trial.config) for trial in part.trials]
+        assert [identity(trial.config) for trial in found.trials] == same
+
+
+def test_more_shards_than_trials_are_refused():
+    asked = read_sweep({"run": {}, "grid": {"lr": [0.1, 0.2]}})
+    with pytest.raises(
+        SettingError, match="shard=1/3 has no trial of 2; write 2 shards"
+    ):
+        part_of(asked, 1, 3)
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/2", "1/b", "-1/2", "1/2/3", ""])
+def test_what_is_no_shard_is_told(text):
+    with pytest.raises(SettingError, match="is no shard; write which of how many"):
+        shard_of(text)
+
+
+@pytest.mark.slow
+def test_a_shard_is_resumed_and_others_are_refused(copied, file, capsys, tmp_path):
+    told = ["sweep", str(file), "--folder", str(copied)]
+    for words, said in [
+        (
+            [*told, "--shard", "1/2"],
+            "holds shard-1-of-3, so its sweep is in other shards",
+        ),
+        ([*told, "--shard", "1/3"], "holds"),  # finished: not overwritten
+        (told, "holds shards of a sweep; write --shard, or"),
+        ([*told, "--shard", "4/3"], "shard='4/3' is no shard"),
+        (["sweep", "merge"], "sweep merge got nothing; give the one folder"),
+        (
+            ["sweep", "merge", str(tmp_path)],
+            "holds no shards to merge; write the folder",
+        ),
+    ]:
+        assert main(words) == 2
+        assert said in capsys.readouterr().err, words
+    text = file.read_text()
+    assert "0.03" in text
+    other = tmp_path / "other.toml"
+    other.write_text(text.replace("0.03", "0.04"))
+    assert main(["sweep", str(other), *told[2:], "--shard", "2/3"]) == 2
+    assert (
+        "holds shards of another sweep (its trial 0 has lr" in capsys.readouterr().err
+    )
+    begun = copied / "shard-3-of-3"
+    before = store.read_swept(begun).results.to_pylist()
+    (begun / store.SUMMARY).unlink()
+    assert main(["sweep", "merge", str(copied)]) == 2
+    assert (
+        f"{begun} is not finished; run or resume it first." in capsys.readouterr().err
+    )
+    assert (
+        main(["sweep", "--folder", str(begun), "--resume"]) == 0
+    )  # as a sweep of its own
+    assert store.read_swept(begun).results.to_pylist() == before
+    (begun / store.SUMMARY).unlink()
+    assert main([*told, "--shard", "3/3", "--resume"]) == 0
+    assert json.loads((begun / store.SUMMARY).read_text())["trials"] == 2
+
+
+@pytest.mark.slow
+def test_the_recipe_of_the_guide_runs_on_this_machine(
+    file, whole, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(file, tmp_path / "sweep.toml")
+    page = Path(__file__).parents[2] / "docs" / "guides" / "machines.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names = {}
+    exec(compile(code, page.name, "exec"), names)
+    assert names["codes"] == [0, 0]
+    check_is_whole(store.read_swept("runs/lr"), whole)
