@@ -87,7 +87,8 @@ for panel, values, title in (
 ):
     colors = ["C3" if client == NOISY else "C0" for client in range(CLIENTS)]
     panel.bar(np.arange(CLIENTS), values.mean(0), color=colors)
-    panel.set(xlabel="client", title=f"{title}, mean of {ROUNDS} rounds")
+    panel.set(xlabel="client", title=title)
+figure.suptitle(f"mean of {ROUNDS} rounds; client {NOISY} is noisy")
 plt.show()
 
 
@@ -180,7 +181,8 @@ for i, title in enumerate(titles):
     around = np.abs(np.stack([values.min(1), values.max(1)]) - middle)
     axes.bar(at, middle, 0.25, yerr=around, capsize=3, label=title)
 axes.set(xticks=np.arange(len(rules)), xticklabels=rules, ylabel="test accuracy")
-axes.legend(title="mean and range of 3 seeds", loc="lower right")
+axes.set(ylim=(0, 1.35), yticks=np.arange(0, 1.1, 0.2))
+axes.legend(title="mean and range of 3 seeds", loc="upper center", ncols=3)
 plt.show()
 
 print(f"{'':17} " + "  ".join(f"{title:15}" for title in titles))
