@@ -44,21 +44,23 @@ print("labels that each client holds:", (counts > 0).sum(1))
 # %% [markdown]
 # ## The method
 #
-# With strength $s$,
+# With a strength s,
 #
-# $$g \leftarrow \nabla F_i(\theta) + s\,(c - c_i) \qquad
-# c_i' = s\,(c_i - c) + \frac{w - \theta_i}{K \eta} \qquad
-# c' = c + \frac{1}{N} \sum_{i \in S} (c_i' - c_i)$$
+# ```text
+# g    <- grad F_i(theta) + s (c - c_i)
+# c_i' =  s (c_i - c) + (w - theta_i) / (K lr)
+# c    <- c + 1/N sum_{i in S} (c_i' - c_i)
+# ```
 #
-# where $w$ is the model that a client receives, $\theta_i$ the one it ends with, $K$ its
-# local steps and $\eta$ the learning rate. The second equation takes the correction out of
-# the mean of the local gradients again, so that $c_i'$ estimates the client's own mean
-# gradient. At $s = 0$ this is FedAvg, at $s = 1$ SCAFFOLD.
+# where w is the model that a client receives, theta_i the one it ends with, and K its local
+# steps. The second equation takes the correction out of the mean of the local gradients
+# again, so that c_i' estimates the client's own mean gradient. At s = 0 this is FedAvg, at
+# s = 1 SCAFFOLD.
 #
 # A local rule is written for one client. `init` is its state before the first round,
 # `correct` adds to a gradient, and `finish` says what is sent and what is kept. The server
-# rule has a state of its own, which clients see as `view.server`. What is uploaded is
-# counted by itself. That the server sends $c$ besides the model must be said.
+# rule has a state of its own, which clients see as `view.server`. Where nothing is said one
+# model goes down and the upload up; `traffic` says that c goes down as well.
 
 
 # %%
@@ -204,7 +206,7 @@ assert lost.mean() > 0 and late[-1].mean() > late[0].mean()
 # ## A step policy of your own
 #
 # A step policy says how many local steps each client takes. It may use what the local rule
-# keeps. Here a client measures $\|c_i - c\|$ before it trains, and those whose gradients
+# keeps. Here a client measures `||c_i - c||` before it trains, and those whose gradients
 # differ less from the others' take more steps. The total is the same as before but for
 # rounding.
 

@@ -40,7 +40,7 @@ plan = fa.Plan(batch_size=20, lr=0.05)
 # ## Who is noisy?
 #
 # Ten clients hold digits of all labels. The labels of client 3 are drawn anew. FedGSNR runs
-# for ten rounds. In each we take its ratio $r_k$ and, with `fa.show_deltas` and
+# for ten rounds. In each we take its ratio r_k and, with `fa.show_deltas` and
 # `fa.shapley`, what each client's update is worth on the test set: the loss of the server's
 # model if only some of the clients had been averaged. No client trains again for it.
 
