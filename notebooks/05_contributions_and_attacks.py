@@ -116,9 +116,9 @@ assert all(values.argmin() == NOISY for values in means)
 
 # %% [markdown]
 # On the mean of ten rounds both put client 3 last. The ratio needs no test examples, only
-# gradients at the server's model. Among the honest clients the two agree less: there is
-# little to tell them apart. This is one seed and an even partition, n = 1.
-# `docs/reproductions.md` has a case with uneven labels where the ratio finds nobody.
+# gradients at the server's model. Among the honest clients, which hold data of one kind,
+# the two agree less. This is one seed and an even partition, n = 1. With uneven labels the
+# ratio need not find the client: `docs/reproductions.md` has such a case (fedgsnr-fig13).
 #
 # ## Attacks on the mean
 #

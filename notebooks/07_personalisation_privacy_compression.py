@@ -102,7 +102,7 @@ assert (own["FedPer"].mean(1) > own["FedAvg"].mean(1)).all()
 
 # %% [markdown]
 # On every seed both kinds of personal models are better for the mean client than one model
-# for all. The worst client varies more from seed to seed than the methods differ.
+# for all. The worst client gains on average, too, but by how much varies between seeds.
 #
 # ## Compression
 #
@@ -134,13 +134,15 @@ axes[1].set(xlabel="MB sent by all clients", xscale="log")
 axes[0].legend(title="mean and range of 3 seeds", fontsize=8)
 plt.show()
 
+print(f"{'':25} MB in all  accuracy at the end  90 % in round, after MB")
 for name, values in curves.items():
     late = values[:, -10:].mean(1)
+    reached = int((values.mean(0) >= 0.9).argmax())
     print(
-        f"{name:25} {sent[name][-1]:6.2f} MB, accuracy {late.mean():.3f} +- "
-        f"{late.std(ddof=1):.3f}, mean of the last 10 rounds"
+        f"{name:25} {sent[name][-1]:9.2f}  {late.mean():.3f} +- {late.std(ddof=1):.3f}  "
+        f"{reached + 1:17}  {sent[name][reached]:13.2f}"
     )
-
+print("the end is the mean of the last 10 rounds; mean +- deviation of 3 seeds")
 last = {name: values[:, -10:].mean(1) for name, values in curves.items()}
 assert (last["largest 2 %"] > last["largest 2 %, no feedback"]).all()
 assert sent["all numbers"][-1] > 20 * sent["largest 2 %"][-1]
@@ -205,7 +207,7 @@ for z, epsilon, values in zip(multipliers, epsilons, accuracy, strict=True):
         f"{late.std(ddof=1):.3f}, mean of the last 10 rounds"
     )
 late = accuracy[:, :, -10:].mean(2)
-assert (late[1] > late[-1]).all() and late[0].mean() - late[2].mean() < 0.02
+assert (late[1] > late[-1]).all() and late[0].mean() - late[2].mean() < 0.01
 
 # %% [markdown]
 # An epsilon of about 4 costs less than a point here, and one below 1 several. The epsilon
