@@ -258,7 +258,7 @@ figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
 axes.plot(np.arange(2, 41, 2), reached, label="FedAvg, all test sentences")
 for i, (name, value) in enumerate(lines.items()):
     axes.axhline(value, color=f"C{i + 1}", linestyle=":", label=name)
-axes.set(xlabel="round", ylabel="perplexity", ylim=(4, 10.5))
+axes.set(xlabel="round", ylabel="perplexity", ylim=(3, 10.5))
 axes.legend(loc="center right")
 plt.show()
 

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg
@@ -98,7 +99,7 @@ plt.show()
 # papers show of a round, such as how far the moves agree in each array of the model.
 
 # %%
-flat = jax.vmap(lambda delta: jax.flatten_util.ravel_pytree(delta)[0])
+flat = jax.vmap(lambda delta: ravel_pytree(delta)[0])
 moves = np.asarray(flat(info.clients["delta"]))  # [clients, parameters]
 mean = moves.mean(0)
 length = np.linalg.norm(moves, axis=1)
