@@ -22,12 +22,7 @@ class Bar(NamedTuple):
     share: float  # of its width, in [0, 1]
 
 
-class Curve(NamedTuple):
-    """A curve of a drawing."""
-
-    line: int  # which decides its colour
-    x: np.ndarray
-    y: np.ndarray
+Curve = tuple[int, np.ndarray, np.ndarray]  # which decides its colour, x and y
 
 
 def text(value: Any) -> str:
@@ -105,47 +100,37 @@ def curves(title: str, x: str, y: str, drawn: Sequence[Curve]) -> str:
     """Curves in one drawing; a positive y over more than a decade is logarithmic."""
     from matplotlib.ticker import LogLocator
 
-    known = [np.isfinite(curve.y) for curve in drawn]
-    drawn = [Curve(c.line, c.x[k], c.y[k]) for c, k in zip(drawn, known, strict=True)]
-    xs, ys = (np.concatenate([[], *(curve[i] for curve in drawn)]) for i in (1, 2))
+    known = [np.isfinite(xs) & np.isfinite(ys) for _, xs, ys in drawn]
+    drawn = [(i, xs[k], ys[k]) for (i, xs, ys), k in zip(drawn, known, strict=True)]
+    xs, ys = (np.concatenate([[], *(curve[at] for curve in drawn)]) for at in (1, 2))
     if not len(xs):
         return f"<p>{text(title)}: nothing to draw.</p>"
-    low, high, scale = ys.min(), ys.max(), np.asarray
+    low, high, last, scale = ys.min(), ys.max(), xs.max(), np.asarray
     ticks = _ticks(low, high)
     if 0 < 10 * low < high:
         ticks, scale = LogLocator(subs=(1, 2, 5)).tick_values(low, high), np.log10
         ticks = [tick for tick in ticks if low / 2 < tick < 2 * high]
-    across = _axis(xs.min(), xs.max(), LEFT, RIGHT)
+    across = _axis(0, last, LEFT, RIGHT)
     up = _axis(scale(min(low, ticks[0])), scale(max(high, ticks[-1])), BOTTOM, TOP)
-    lines = []
-    for curve in drawn:
-        pairs = zip(across(curve.x), up(scale(curve.y)), strict=True)
+    inside = ""
+    for i, xs, ys in drawn:
+        pairs = zip(across(xs), up(scale(ys)), strict=True)
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in pairs)
-        lines.append(f'<polyline points="{points}" {_look(curve.line)}/>')
-    places = {v: across(v) for v in _ticks(xs.min(), xs.max()) if v <= xs.max()}
-    heights = {v: up(scale(v)) for v in ticks}
-    return _drawing(title, x, y, "".join(lines), places, heights)
+        inside += f'<polyline points="{points}" {_look(i)}/>'
+    places = {v: across(v) for v in _ticks(0, last) if v <= last}
+    return _drawing(title, x, y, inside, places, {v: up(scale(v)) for v in ticks})
 
 
 def image(
     title: str, x: str, y: str, shares: np.ndarray, first: int = 0, step: int = 1
-) -> str:
-    """A drawing with a row for each y, from 0, as blue as its shares of 1 are high.
-
-    Args:
-      title: what it shows.
-      x: what its columns are, from the `first` on, `step` of them in each.
-      y: what its rows are.
-      shares: [rows, columns], in [0, 1].
-      first: a number of x.
-      step: how many.
-    """
+):
+    """A drawing of shares of 1, [y, x]: y from 0, and x from `first`, `step` a column."""
     from matplotlib.image import imsave
 
     rgba = np.empty((*shares.shape, 4), np.uint8)
     rgba[..., :3], rgba[..., 3] = BLUE, np.ceil(255 * shares)
     file = io.BytesIO()
-    imsave(file, rgba, format="png", metadata={"Software": None})
+    imsave(file, rgba, format="png", metadata={"Software": ""})
     data = base64.b64encode(file.getvalue()).decode()
     inside = (
         f'<image href="data:image/png;base64,{data}" x="{LEFT}" y="{TOP}" '
@@ -155,9 +140,8 @@ def image(
     last = first + columns * step - 1
     across = _axis(first - 0.5, last + 0.5, LEFT, RIGHT)
     down = _axis(-0.5, rows - 0.5, TOP, BOTTOM)
-    whole = lambda low, high: [v for v in _ticks(low, high) if low <= v <= high]
-    places = {v: across(v) for v in whole(first, last)}
-    heights = {v: down(v) for v in whole(0, rows - 1)}
+    places = {v: across(v) for v in _ticks(first, last) if first <= v <= last}
+    heights = {v: down(v) for v in _ticks(0, rows - 1) if v < rows}
     return _drawing(title, x, y, inside, places, heights)
 
 
@@ -165,10 +149,10 @@ def _ticks(low: float, high: float) -> list[float]:
     """Round numbers, of which the first is at most `low` and the last at least `high`."""
     from matplotlib.ticker import MaxNLocator
 
-    return MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high).tolist()
+    return list(MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high))
 
 
-def _axis(low: float, high: float, start: float, end: float) -> Callable:
+def _axis(low: Any, high: Any, start: float, end: float) -> Callable:
     """The place of a value between those of `low` and `high`."""
     return lambda v: start + (np.asarray(v) - low) * (end - start) / (high - low or 1)
 

@@ -1,6 +1,7 @@
 """One page of finished runs: settings, curves, figures, clients, and how to run them again.
 
-What a run does not record is left out, and a line says what records it.
+What a run does not record is left out, and a line says what records it. Runs that do not
+compare have curves and figures apart, as in `compare`.
 """
 
 import json
@@ -35,8 +36,13 @@ class Run(NamedTuple):
 
     def has(self, axis: str) -> bool:
         """Whether it counted what is on this axis."""
-        rows = self.record.metrics
-        return axis in rows.column_names and bool(rows[axis].to_numpy().any())
+        return axis in self.record.metrics.column_names and bool(
+            self.column(axis).any()
+        )
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of its metrics."""
+        return self.record.metrics[name].to_numpy()
 
 
 def report_page(folders: Sequence[str | Path]) -> str:
@@ -57,16 +63,15 @@ def report_page(folders: Sequence[str | Path]) -> str:
         html.switch("Curves against", {a: AXES[a] for a, own in having.items() if own}),
         *(_results(sheet, of) for sheet in found),
         *(_lacking(AXES[a], own, runs, HOW.get(a, NONE)) for a, own in having.items()),
-        _by_run("figure", {run.name: summary_rows(run.summary) for run in runs}, True),
     ]
     environment = {run.name: _environment(run.summary) for run in runs}
     return html.document(
         f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs",
         html.section("Settings", _by_run("setting", _settings(runs))),
         html.section("Results", *results),
-        html.section("Accuracy by class and by client", _shares(runs)),
-        html.section("Local steps of each client", _steps(runs)),
-        html.section("Labels of each client", _partitions(runs)),
+        html.section("Accuracy of clients", _clients(runs)),
+        html.section("Local steps of clients", _steps(runs)),
+        html.section("Labels of clients", _partitions(runs)),
         html.section("Contributions of clients", _contributions(runs)),
         html.section("Environment", _by_run("environment", environment)),
         html.section("Run again", *map(_again, runs)),
@@ -74,7 +79,6 @@ def report_page(folders: Sequence[str | Path]) -> str:
 
 
 def _runs(paths: Sequence[str]) -> dict[str, Run]:
-    """The runs, by their folders."""
     whole = {path: os.path.abspath(path) for path in paths}
     common, found = os.path.commonpath(map(os.path.dirname, whole.values())), {}
     for path, name in whole.items():
@@ -93,30 +97,24 @@ def _lacking(what: str, having: Sequence[Run], runs: Sequence[Run], how: str) ->
 
 
 def _by_run(what: str, columns: Mapping[str, Mapping], apart: bool = False) -> str:
-    """A table with a column for each run; rows in which all agree in one of their own.
-
-    Args:
-      what: is in a row.
-      columns: the rows of each run.
-      apart: rows in which all agree stay with the others.
-    """
+    """A column for each run; unless `apart`, rows in which all agree are in one table."""
     names = dict.fromkeys(name for column in columns.values() for name in column)
     rows = [[name, *(own.get(name, "-") for own in columns.values())] for name in names]
-    alike = lambda row: not apart and len(columns) > 1 and len({*row[1:]}) == 1
-    differ = [row for row in rows if not alike(row)]
-    shared = [row[:2] for row in rows if alike(row)]
-    shown = html.table(f"{what} by run", [what, *columns], differ) if differ else ""
-    if shared:
-        inside = html.table(f"{what} of all runs", [what, "all runs"], shared)
-        shown += html.details(f"the same in all runs ({len(shared)})", inside)
-    return shown
+    agree = lambda row: not apart and len(columns) > 1 and len({*row[1:]}) == 1
+    differ = [row for row in rows if not agree(row)]
+    shared = [row[:2] for row in rows if agree(row)]
+    inside = html.table(f"{what} of all runs", [what, "all runs"], shared)
+    return (
+        html.table(f"{what} by run", [what, *columns], differ) if differ else ""
+    ) + (
+        html.details(f"the same in all runs ({len(shared)})", inside) if shared else ""
+    )
 
 
 def _said(value: Any) -> str:
-    """A value as flags and files have it."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    """A value as files have it."""
+    known = value is None or isinstance(value, bool)
+    return str(value).lower() if known else str(value)
 
 
 def _settings(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
@@ -132,24 +130,20 @@ def _settings(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
 
 
 def _results(sheet: Sheet, of: Mapping[str, Run]) -> str:
-    """Curves of runs that compare, their numbers, and the table of `compare`."""
+    """Curves of runs that compare, in numbers too, what `compare` says, and all figures."""
     lines = [[of[path] for path in numbers["folders"]] for numbers in sheet.numbers]
     runs = [run for line in lines for run in line]
     accuracy = shown_accuracy(runs[0].record)
     loss = "test loss" if sheet.ranked else "loss on the public set"
     panels = ""
     for axis, label in AXES.items():
-        drawn = [
-            (i, run.record.metrics[axis].to_numpy(), run.record)
-            for i, line in enumerate(lines)
-            for run in line
-            if run.has(axis)
+        own = [
+            (i, run) for i, line in enumerate(lines) for run in line if run.has(axis)
         ]
         shares = [
-            html.Curve(i, x, 100 * r.metrics[r.accuracy].to_numpy())
-            for i, x, r in drawn
+            (i, r.column(axis), 100 * r.column(r.record.accuracy)) for i, r in own
         ]
-        losses = [html.Curve(i, x, r.metrics["loss"].to_numpy()) for i, x, r in drawn]
+        losses = [(i, r.column(axis), r.column("loss")) for i, r in own]
         panels += (
             f'<div class="figures by {axis}">'
             + html.curves(f"{accuracy}, {label}", label, f"{accuracy} (%)", shares)
@@ -163,14 +157,15 @@ def _results(sheet: Sheet, of: Mapping[str, Run]) -> str:
     ]
     return (
         f"<h3>{html.text(sheet.title)}</h3>{html.keys(named)}{panels}"
-        + "".join(map(_numbers, runs))
-        + html.table(sheet.title, sheet.head, sheet.cells)
+        + html.details("curves in numbers", "".join(map(_numbers, runs)))
+        + html.table("ranking", sheet.head, sheet.cells)
         + html.notes(sheet.notes)
+        + _by_run("figure", {run.name: summary_rows(run.summary) for run in runs}, True)
+        + _classes(runs, accuracy)
     )
 
 
 def _numbers(run: Run) -> str:
-    """The curves of a run as a table."""
     accuracy = run.record.accuracy
     head = {axis: label for axis, label in AXES.items() if run.has(axis)}
     head |= {accuracy: shown_accuracy(run.record), "loss": "loss"}
@@ -179,68 +174,66 @@ def _numbers(run: Run) -> str:
         [percent(v) if name == accuracy else number(v) for name, v in row.items()]
         for row in run.record.metrics.select([*head]).to_pylist()
     ]
-    return _in_numbers(run.name, [*head.values()], rows)
+    return html.table(run.name, [*head.values()], rows)
 
 
-def _in_numbers(name: str, head: Sequence[str], rows: Sequence[Sequence]) -> str:
-    return html.details(f"{name} in numbers", html.table(name, head, rows))
-
-
-def _shares(runs: Sequence[Run]) -> str:
-    """The last accuracies on each class, and how they differ between clients."""
-    classes = {r.name: figures_of(r.summary).get("class_accuracy") or [] for r in runs}
-    labels = range(max(map(len, classes.values())))
+def _classes(runs: Sequence[Run], accuracy: str) -> str:
+    of = {run.name: figures_of(run.summary).get("class_accuracy") for run in runs}
     cell = lambda v: "-" if v is None else html.Bar(percent(v), v)
-    by_class = [[name, *map(cell, own)] for name, own in classes.items() if own]
+    rows = [[name, *map(cell, own)] for name, own in of.items() if own]
+    head = ["run", *range(max(map(len, rows), default=1) - 1)]
+    what, having = f"{accuracy} on each class", [run for run in runs if of[run.name]]
+    shown = html.table(what, head, rows) if rows else ""
+    return shown + _lacking(what, having, runs, NONE)
+
+
+def _clients(runs: Sequence[Run]) -> str:
     kinds = ("mean", "std", "min", "worst_tenth")
-    by_client = [
+    rows = [
         [f"{run.name}, {title}", *(percent(run.summary[name][kind]) for kind in kinds)]
         for run in runs
         for name, title in CLIENTS.items()
         if run.summary.get(name)
     ]
     head = ["run", "mean", "deviation", "least", "worst tenth"]
-    clients = [run for run in runs if run.summary.get("client_accuracy")]
-    return (
-        (html.table("on each class", ["run", *labels], by_class) if by_class else "")
-        + _lacking("on each class", [r for r in runs if classes[r.name]], runs, NONE)
-        + (html.table("on clients' examples", head, by_client) if by_client else "")
-        + _lacking("by client", clients, runs, "evaluate_clients=true measures it")
-    )
+    shown = html.table("on clients' own examples", head, rows) if rows else ""
+    having = [run for run in runs if run.summary.get("client_accuracy")]
+    how = "evaluate_clients=true measures it"
+    return shown + _lacking("accuracy of clients", having, runs, how)
+
+
+def _maps(drawings: Sequence[str], tables: str) -> str:
+    if not drawings:
+        return ""
+    in_numbers = html.details("in numbers", tables)
+    return f'<div class="figures">{"".join(drawings)}</div>{in_numbers}'
 
 
 def _steps(runs: Sequence[Run]) -> str:
-    """A map of clients by rounds for each run, all on one scale, and their numbers."""
+    """A map of clients by rounds for each run, all on one scale."""
     having = [run for run in runs if len(run.record.clients)]
     of = lambda run, name: run.record.clients[name].to_numpy().astype(int)
-    most, maps, tables = (
-        max((of(r, "num_steps").max() for r in having), default=0),
-        [],
-        "",
-    )
+    most = max((of(run, "num_steps").max() for run in having), default=0)
+    maps, tables = [], ""
     for run in having:
         steps, client, number = (of(run, n) for n in ("num_steps", "client", "round"))
-        step = -(-run.summary["rounds"] // MOST_COLUMNS)
-        shape = run.record.config["num_clients"], -(-run.summary["rounds"] // step)
+        wide = -(-run.summary["rounds"] // MOST_COLUMNS)
+        shape = run.record.config["num_clients"], -(-run.summary["rounds"] // wide)
         total, times = np.zeros(shape), np.zeros(shape)
-        np.add.at(total, (client, (number - 1) // step), steps)
-        np.add.at(times, (client, (number - 1) // step), steps > 0)
+        np.add.at(total, (client, (number - 1) // wide), steps)
+        np.add.at(times, (client, (number - 1) // wide), steps > 0)
         shares = total / np.maximum(times, 1) / max(most, 1)
-        title = f"{run.name}: local steps, {most} where it is bluest"
-        maps.append(html.image(title, "communication round", "client", shares, 1, step))
+        title = f"{run.name}: local steps in a round, full colour is {most}"
+        maps.append(html.image(title, "communication round", "client", shares, 1, wide))
         own = {k: steps[client == k] for k in np.unique(client)}
         rows = [[k, len(v), v.sum(), v.min(), v.max()] for k, v in own.items()]
         head = ["client", "rounds", "local steps", "fewest in a round", "most"]
-        tables += _in_numbers(run.name, head, rows)
-    return _figures(maps) + tables + _lacking("local steps", having, runs, NONE)
-
-
-def _figures(drawings: Sequence[str]) -> str:
-    return f'<div class="figures">{"".join(drawings)}</div>' if drawings else ""
+        tables += html.table(run.name, head, rows)
+    return _maps(maps, tables) + _lacking("local steps", having, runs, NONE)
 
 
 def _partitions(runs: Sequence[Run]) -> str:
-    """A map of clients by labels for each partition, and its numbers."""
+    """A map of clients by labels for each partition."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         rows = read_table(run.record.folder, store.PARTITION)
@@ -252,18 +245,18 @@ def _partitions(runs: Sequence[Run]) -> str:
         counts, names = np.array(json.loads(labels)), ", ".join(run.name for run in own)
         sizes = counts.sum(1, keepdims=True)
         shares = np.sqrt(counts / np.maximum(sizes, 1))  # as in `draw_partition`
-        title = f"{names}: share of each label, its root"
+        title = f"{names}: root of each label's share, full colour is all examples"
         maps.append(html.image(title, "label", "client", shares))
         head = ["client", "examples", *range(counts.shape[1])]
         rows = [[i, *row] for i, row in enumerate(np.hstack([sizes, counts]))]
-        tables += _in_numbers(names, head, rows)
+        tables += html.table(names, head, rows)
     having = [run for own in found.values() for run in own]
     how = "an earlier version made the run; fedjax-adapt partition --config draws them"
-    return _figures(maps) + tables + _lacking("labels of clients", having, runs, how)
+    return _maps(maps, tables) + _lacking("labels", having, runs, how)
 
 
 def _contributions(runs: Sequence[Run]) -> str:
-    """The ranking of `contributions`, with bars, for each run that measured r_k."""
+    """The ranking of `contributions` for each run that measured r_k."""
     having, shown = [r for r in runs if "gsnr" in r.record.clients.column_names], ""
     for run in having:
         ranked = contributions(run.record.folder)
@@ -276,9 +269,9 @@ def _contributions(runs: Sequence[Run]) -> str:
 
 
 def _environment(summary: Mapping[str, Any]) -> dict[str, str]:
-    parts = (summary.get(part) or {} for part in ("versions", "hardware", "own"))
-    found = {name: value for part in parts for name, value in part.items()}
-    found = {"commit": summary.get("commit") or "not known"} | found
+    found: dict[str, Any] = {"commit": summary.get("commit") or "not known"}
+    for part in ("versions", "hardware", "own"):
+        found |= summary.get(part) or {}
     return {
         name: _said(value) for name, value in found.items() if value not in ("", {})
     }
