@@ -170,8 +170,9 @@ def _numbers(run: Run) -> str:
     head = {axis: label for axis, label in AXES.items() if run.has(axis)}
     head |= {accuracy: shown_accuracy(run.record), "loss": "loss"}
     number = lambda v: f"{v:,}" if isinstance(v, int) else f"{v:.4g}"
+    shown = lambda name, v: percent(v) if name == accuracy else number(v)
     rows = [
-        [percent(v) if name == accuracy else number(v) for name, v in row.items()]
+        ["-" if v is None else shown(name, v) for name, v in row.items()]
         for row in run.record.metrics.select([*head]).to_pylist()
     ]
     return html.table(run.name, [*head.values()], rows)
@@ -261,7 +262,8 @@ def _contributions(runs: Sequence[Run]) -> str:
     for run in having:
         ranked = contributions(run.record.folder)
         most = max((v for one in ranked for v in one[2:] if np.isfinite(v)), default=0)
-        bar = lambda v, most=most or 1: html.Bar(f"{v:.4g}", np.clip(v / most, 0, 1))
+        share = lambda v, most=most or 1: np.nan_to_num(np.clip(v / most, 0, 1))
+        bar = lambda v, share=share: html.Bar(f"{v:.4g}", share(v))
         rows = [[one.client, one.rounds, *map(bar, one[2:])] for one in ranked]
         head = ["client", "rounds", "mean r_k", "median r_k"]
         shown += html.table(f"{run.name}: gradient signal-to-noise ratio", head, rows)
