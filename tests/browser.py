@@ -28,7 +28,7 @@ class Browser:
 
     def __init__(self, process, asks, answers):
         self.process, self.asks, self.answers = process, asks, answers
-        self.number, self.session = 0, {}
+        self.number, self.session, self.left = 0, {}, b""
         page = self.ask("Target.createTarget", url="about:blank")["targetId"]
         attached = self.ask("Target.attachToTarget", targetId=page, flatten=True)
         self.session = {"sessionId": attached["sessionId"]}
@@ -39,14 +39,18 @@ class Browser:
         message = {"id": self.number, "method": method, "params": params}
         os.write(self.asks, json.dumps(message | self.session).encode() + b"\0")
         while True:
-            said = b""
-            while not said.endswith(b"\0"):
-                byte = self.answers.read(1)
-                assert byte, "the browser has ended"
-                said += byte
-            answer = json.loads(said[:-1])
+            answer = self._said()
             if answer.get("id") == self.number:
                 return answer["result"]
+
+    def _said(self):
+        """The next message, which a zero byte ends."""
+        parts = [self.left]
+        while b"\0" not in parts[-1]:
+            parts.append(self.answers.read1(2**20))
+            assert parts[-1], "the browser has ended"
+        said, _, self.left = b"".join(parts).partition(b"\0")
+        return json.loads(said)
 
     def value(self, expression):
         """What an expression of JavaScript comes to on the page, a promise awaited."""

@@ -7,18 +7,21 @@ import re
 import shlex
 import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from browser import PROGRAM, WITHOUT, browser
+from conftest import TINY
+from helpers import fedjax_adapt
 from matplotlib.image import imread
 
-from fedjax_adapt import cli
+from fedjax_adapt.cli import run as cli_run
 from fedjax_adapt.cli.partition import preview
-from fedjax_adapt.cli.run import parse
-from fedjax_adapt.experiment import Config, read_run, run, store
-from fedjax_adapt.experiment.config import config_hash
+from fedjax_adapt.experiment import Config, read_run, run, store, sweep
+from fedjax_adapt.experiment.config import config_hash, from_settings
+from fedjax_adapt.experiment.summary import FIGURES
 from fedjax_adapt.report import html, page
 from fedjax_adapt.report.page import report_page
 
@@ -100,6 +103,7 @@ def place(whole, also, tmp_path_factory):
             algorithm="fedgsnr",
             algorithm_options=settings,
             model="linear",
+            partition="iid",
             num_clients=6,
             participation=0.5,
             rounds=4,
@@ -119,7 +123,7 @@ def place(whole, also, tmp_path_factory):
     (folder / HOSTILE / store.CONFIG).write_text(hostile)
     shutil.copytree(whole.folder, folder / "leaks")
     summary = json.loads((folder / "leaks" / store.SUMMARY).read_text())
-    own = {name: summary.pop(name) for name in summary_figures(summary)}
+    own = {name: summary.pop(name) for name in FIGURES}
     (folder / "leaks" / store.SUMMARY).write_text(
         json.dumps(summary | {store.TRAINED: own})
     )
@@ -128,12 +132,6 @@ def place(whole, also, tmp_path_factory):
         names = [n.replace(store.ACCURACY, store.TRAINED) for n in rows.column_names]
         pq.write_table(rows.rename_columns(names), part)
     return folder
-
-
-def summary_figures(summary):
-    from fedjax_adapt.experiment.summary import FIGURES
-
-    return [name for name in FIGURES if name in summary]
 
 
 ALL = ("whole", "also", "gsnr", HOSTILE, "leaks")
@@ -170,21 +168,14 @@ def test_a_page_is_whole_and_needs_nothing_else(source, shown):
 def test_figures_are_those_of_the_rows(name, place, shown):
     record, which = read_run(place / name), int(name == "leaks")
     named = record.accuracy
-    tested, of = (
-        ("test accuracy", "")
-        if which == 0
-        else (
-            "training accuracy on the public set",
-            "training accuracy, ",
-        )
-    )
+    tested, of = "test accuracy", ""
+    if name == "leaks":
+        tested, of = "training accuracy on the public set", "training accuracy, "
     column = {n: record.metrics[n].to_pylist() for n in record.metrics.column_names}
     share, loss = column[named], "loss on the public set" if which else "test loss"
     best = share.index(max(share))
-    first = lambda goal: next(
-        (r for r, a in zip(column["round"], share, strict=True) if a >= goal),
-        "not reached",
-    )
+    pairs = [*zip(column["round"], share, strict=True)]
+    reached = {g: [r for r, a in pairs if a >= g] for g in (0.9, 0.95, 0.97)}
     own = {row: of[name] for row, of in shown.table("figure by run", which).items()}
     percent = "{:.2f} %".format
     assert own[tested] == f"{percent(100 * share[-1])} after {len(share)} rounds"
@@ -192,16 +183,15 @@ def test_figures_are_those_of_the_rows(name, place, shown):
     assert own[f"{of}best"] == f"{percent(100 * share[best])} in round {best + 1}"
     last = f"{percent(100 * np.mean(share))} ± {percent(100 * np.std(share))}"
     assert own[f"{of}last {len(share)} evaluations"] == last
-    goals = ", ".join(f"{100 * g:g} %: {first(g)}" for g in (0.9, 0.95, 0.97))
+    first = lambda rounds: rounds[0] if rounds else "not reached"
+    goals = ", ".join(f"{100 * g:g} %: {first(at)}" for g, at in reached.items())
     assert own[f"{of}rounds to"] == goals
     assert own["local steps"] == f"{column['local_steps'][-1]:,} of all clients"
     down, up = (column[f"bytes_{way}"][-1] / 1e6 for way in ("down", "up"))
     assert own["traffic"] == f"{down:,.4g} MB to the clients, {up:,.4g} MB from them"
     rho = 1e4 * share[-1] / ((down + up) * 1e6 / 2**20)
-    assert (
-        f"rho {rho:.4g} by MiB"
-        in own[f"{of or 'accuracy, '}x 1e4".replace(", x", " x")]
-    )
+    score = "training accuracy x 1e4" if which else "accuracy x 1e4"
+    assert own[score].endswith(f"rho {rho:.4g} by MiB")
     by_class = column[f"class_{named}"][-1]
     low, high = 100 * min(by_class), 100 * max(by_class)
     assert own[f"{of}by class"] == f"{percent(low)} to {percent(high)}"
@@ -217,33 +207,37 @@ def test_figures_are_those_of_the_rows(name, place, shown):
 
 def test_curves_are_of_the_rows_against_what_is_chosen(place, source):
     """Places on the page are those of the rows but for a shift and a scale."""
-    records = {name: read_run(place / name).metrics for name in ("whole", "gsnr")}
+    columns = (store.ACCURACY, "loss")  # of less than a decade
     for axis in page.AXES:
         panel = source.split(f'<div class="figures by {axis}">')[1].split("</div>")[0]
-        accuracy, loss = panel.split("</figure>")[:2]
-        for name, rows in records.items():
-            if not rows[axis].to_numpy().any():
-                assert axis == "simulated_seconds" and name == "whole"
+        for name in ("whole", "gsnr"):
+            rows = read_run(place / name).metrics
+            x = rows[axis].to_numpy()
+            if not x.any():
+                assert (axis, name) == ("simulated_seconds", "whole")
                 continue
-            for drawing, column in ((accuracy, store.ACCURACY), (loss, "loss")):
-                found = [
-                    np.array([pair.split(",") for pair in points.split()], float)
-                    for points in re.findall(r'<polyline points="([^"]+)"', drawing)
-                ]
-                scale = (
-                    np.log if column == "loss" and "0.2</text" in drawing else np.array
-                )
-                known = [(rows[axis], 1), (scale(rows[column].to_numpy()), -1)]
-                fits = [
-                    points
-                    for points in found
-                    if len(points) == len(rows)
-                    and all(
-                        affine(np.array(values), points[:, i], sign)
-                        for i, (values, sign) in enumerate(known)
-                    )
-                ]
-                assert fits, (axis, name, column)
+            for column, drawing in zip(columns, panel.split("</figure>"), strict=False):
+                y = rows[column].to_numpy()
+                lines = re.findall(r'<polyline points="([^"]+)"', drawing)
+                pairs = [[at.split(",") for at in line.split()] for line in lines]
+                found = [np.array(own, float).T for own in pairs if len(own) == len(x)]
+                fits = [affine(x, own[0], 1) and affine(y, own[1], -1) for own in found]
+                assert any(fits), (axis, name, column)
+
+
+def test_a_value_that_is_not_finite_is_left_out_and_decades_are_logarithmic():
+    x, y = np.arange(4.0), np.array([1.0, np.nan, 0.1, 0.01])
+    drawn = html.curves("t", "x", "y", [(0, x, y)])
+    (points,) = re.findall(r'points="([^"]+)"', drawn)
+    places = np.array([at.split(",") for at in points.split()], float)
+    assert affine(x[[0, 2, 3]], places[:, 0], 1)
+    assert affine(np.log(y[[0, 2, 3]]), places[:, 1], -1)
+    assert places[1, 1] - places[0, 1] == places[2, 1] - places[1, 1] > 50
+    drawn = html.curves("t", "x", "y", [(0, x, np.array([0.0, 1.0, 100.0, 1.0]))])
+    assert ">60</text>" in drawn  # of an axis from 0
+    assert "nothing to draw" in html.curves(
+        "<t", "x", "y", [(0, x, np.full(4, np.nan))]
+    )
 
 
 def affine(values, places, sign):
@@ -273,12 +267,13 @@ def test_maps_show_local_steps_and_labels_of_each_client(place, source, shown, w
     (image,) = pictures(source, "whole, also, ")
     shares = np.sqrt(counts / counts.sum(1, keepdims=True))
     np.testing.assert_allclose(image, np.ceil(255 * shares) / 255, atol=1e-6)
-    names = ", ".join(name for name in ("whole", "also", HOSTILE, "leaks"))
     (caption,) = [c for c in shown.tables if c.startswith("whole, also, ")]
-    assert caption == names
+    assert caption == f"whole, also, {HOSTILE}, leaks"
     rows = shown.tables[caption][0][1:]
     assert [[*map(int, row[2:])] for row in rows] == counts.tolist()
     assert [int(row[1]) for row in rows] == counts.sum(1).tolist()
+    even = pictures(source, "gsnr: root of")[0]
+    assert even.max() < image.max() and even.shape == image.shape
 
 
 def test_rounds_share_columns_where_there_are_many(place, monkeypatch):
@@ -322,7 +317,7 @@ def test_settings_that_differ_stand_side_by_side_and_others_once(place, shown):
     assert differ["lr"]["gsnr"] == "0.05" and differ["lr"]["whole"] == "0.1"
     assert differ["seed"][HOSTILE] == "5" and differ["step_seconds"]["whole"] == "none"
     assert differ["algorithm.num_steps"]["whole"] == "-"
-    assert same["rounds" if "rounds" in same else "model"]["all runs"] == "linear"
+    assert same["model"]["all runs"] == "linear"
 
 
 def test_what_is_not_recorded_is_a_line_that_says_what_records_it(shown, place):
@@ -384,20 +379,175 @@ def test_names_and_settings_are_text(source, shown):
 
 def test_a_command_makes_the_run_again(place, shown, monkeypatch):
     monkeypatch.chdir(place)
-    lines = [
-        word for word in shown.words if word.startswith("fedjax-adapt run --config ")
+    begin = "fedjax-adapt run --config "
+    lines = [word for word in shown.words if word.startswith(begin)]
+    configs = {Path(c.folder).name: c for c in map(config_of, lines)}
+    assert {*configs} == {f"{name}-again" for name in ALL}
+    for name in ALL:
+        record, config = read_run(place / name), configs[f"{name}-again"]
+        assert config.seed == record.config["seed"]
+        if name not in (HOSTILE, "leaks"):  # whose files were changed
+            assert config_hash(config) == record.summary["config_hash"]
+        assert (place / name / store.CONFIG).read_text() in shown.words
+
+
+def config_of(line):
+    _, _, *words = shlex.split(line)
+    return from_settings(cli_run.parse(words).settings)
+
+
+@pytest.fixture
+def there(place, elsewhere):
+    """The folders of `place` in the working folder."""
+    for name in ALL:
+        (elsewhere / name).symlink_to(place / name)
+    return elsewhere
+
+
+def test_the_command_writes_the_page_once(there, capsys, place):
+    code, out, err = fedjax_adapt(capsys, "report whole gsnr --out new.html")
+    assert (code, out, err) == (0, "page  new.html\n", "")
+    written = (there / "new.html").read_text()
+    assert written == report_page(["whole", "gsnr"])
+    code, out, err = fedjax_adapt(capsys, "report whole --out new.html")
+    assert (code, out) == (2, "")
+    assert err == (
+        "fedjax-adapt: new.html is there already; write --overwrite to replace it, or "
+        "another --out FILE.\n"
+    )
+    assert (there / "new.html").read_text() == written
+    assert fedjax_adapt(capsys, "report whole --out new.html --overwrite")[0] == 0
+    assert "<h1>Run whole</h1>" in (there / "new.html").read_text()
+    assert fedjax_adapt(capsys, "report whole")[0] == 0
+    assert (there / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        (
+            "report",
+            "report got no folder before its flags; give those of finished runs",
+        ),
+        (
+            "report foreign",
+            "foreign holds no run: it has no config.toml; write the folder",
+        ),
+        ("report begun", "begun holds a run that is not finished; resume it first."),
+        ("report sweep", "sweep holds a sweep that is not finished; resume it first."),
+        ("report whole whole", "whole is given more than once; give each run once."),
+        ("report empty", "empty has no evaluation yet, so there is no curve to draw."),
+        ("report whole --out a.png", "--out a.png must end in .html."),
+        ("report whole --out no/a.html", "--out no/a.html: there is no folder no."),
+        (
+            "report whole --out=",
+            "--out '' is empty; write a value, or leave --out out.",
+        ),
+        (
+            "report whole --lr 1",
+            "--lr is a setting of runs, not of report; leave it out.",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_nothing_is_written(there, capsys, line, says):
+    (there / "foreign").mkdir()
+    (there / "sweep").mkdir()
+    (there / "sweep" / store.SWEEP).write_text("")
+    shutil.copytree(there / "whole", there / "begun")
+    (there / "begun" / store.SUMMARY).unlink()
+    shutil.copytree(there / "whole", there / "empty")
+    shutil.rmtree(there / "empty" / "metrics")
+    before = sorted(there.iterdir())
+    code, out, err = fedjax_adapt(capsys, line)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith(f"fedjax-adapt: {says}")
+    assert sorted(there.iterdir()) == before
+
+
+def test_a_sweep_stands_for_its_trials(elsewhere):
+    given = {**TINY, "rounds": 2}
+    del given["checkpoint_every"]
+    sweep({"folder": "sw", "run": given, "grid": {"seed": [0, 1]}})
+    shown = Page(report_page(["sw"]))
+    (line,) = shown.tables["ranking"][0][1:]
+    assert line[3] == "2"
+    differ = shown.table("setting by run")
+    assert differ == {n: {"0000": "0", "0001": "1"} for n in ("seed", "partition_seed")}
+    for seed, name in enumerate(["0000", "0001"]):  # each has a partition of its own
+        config = Config(**given, seed=seed)
+        (_, *rows) = shown.tables[name][-1]
+        counts = [[*map(int, row[2:])] for row in rows]
+        assert counts == np.asarray(preview(config).label_counts).tolist()
+
+
+needs_browser = pytest.mark.skipif(PROGRAM is None, reason=WITHOUT)
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    with browser(tmp_path_factory.mktemp("chromium")) as begun:
+        yield begun
+
+
+@pytest.fixture(scope="module")
+def written(source, tmp_path_factory):
+    path = tmp_path_factory.mktemp("pages") / "report.html"
+    path.write_text(source)
+    return path
+
+
+SEEN = """[...document.querySelectorAll('.by')].filter(e => e.checkVisibility())
+    .map(e => e.className.split(' ').pop())"""
+
+
+@needs_browser
+def test_the_keyboard_switches_the_axis_of_all_curves(chromium, written):
+    chromium.show(written)
+    names, both = [*page.AXES], 2  # tables, each with its curves
+    assert chromium.value(SEEN) == [names[0]] * both
+    for _ in range(9):
+        chromium.press("Tab", 9)
+        if chromium.value("document.activeElement.type") == "radio":
+            break
+    assert chromium.value("document.activeElement.id") == names[0]
+    for name in [*names[1:], names[0]]:
+        chromium.press("ArrowRight", 39)
+        assert chromium.value("document.activeElement.id") == name
+        assert chromium.value(SEEN) == [name] * both
+    chromium.value(f"document.getElementById('{names[2]}').closest('label').click()")
+    assert chromium.value(SEEN) == [names[2]] * both
+
+
+@needs_browser
+def test_what_is_shown_has_a_name(chromium, written):
+    chromium.show(written)
+    nodes = chromium.ask("Accessibility.getFullAXTree")["nodes"]
+    of = lambda role: [
+        node["name"]["value"].strip()
+        for node in nodes
+        if not node["ignored"] and node["role"]["value"] == role
     ]
-    assert len(lines) == len(ALL)
-    folders = set()
-    for line, name in zip(
-        lines, ("whole", "also", HOSTILE, "gsnr", "leaks"), strict=False
-    ):
-        program, command, *words = shlex.split(line)
-        config = parse(words).config
-        assert (program, command) == ("fedjax-adapt", "run")
-        folders.add(config.folder)
-    assert len(folders) == len(ALL)
-    line = next(line for line in lines if "gsnr" in line)
-    config = parse(shlex.split(line)[2:]).config
-    assert config_hash(config) == read_run(place / "gsnr").summary["config_hash"]
-    assert (place / "gsnr" / store.CONFIG).read_text() in shown.words
+    assert of("radio") == [*page.AXES.values()]
+    assert "Curves against" in of("group")
+    images, tables = of("image"), of("table")
+    assert "test accuracy, communication round" in images and all(images)
+    assert "figure by run" in tables and all(tables)
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 390, 1200])
+def test_a_page_fits_the_window_and_is_light_or_dark(chromium, written, width, scheme):
+    chromium.show(written, width, scheme)
+    chromium.value("document.querySelectorAll('details').forEach(e => e.open = true)")
+    assert chromium.value("innerWidth") == width
+    assert chromium.value("document.documentElement.scrollWidth") <= width
+    beyond = """[...document.querySelectorAll('main *')]
+        .filter(e => e.getBoundingClientRect().right > innerWidth + 1)
+        .filter(e => !e.closest('.wide, pre')).map(e => e.outerHTML)"""
+    assert chromium.value(beyond) == []
+    pixels = imread(io.BytesIO(chromium.picture()))[..., :3]
+    assert pixels.shape[:2] == (800, width)
+    bright = np.median(pixels)
+    assert bright > 0.9 if scheme == "light" else bright < 0.2
+    assert np.ptp(pixels) > 0.7  # of the text on it
