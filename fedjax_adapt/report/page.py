@@ -13,8 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..experiment import store
-from ..experiment.store import Record, differing, figures_of, read_table, setting_of
+from ..experiment.store import (
+    CONFIG,
+    PARTITION,
+    Record,
+    differing,
+    figures_of,
+    read_table,
+    setting_of,
+)
 from . import html
 from .clients import contributions
 from .compare import Sheet, sheets
@@ -237,7 +244,7 @@ def _partitions(runs: Sequence[Run]) -> str:
     """A map of clients by labels for each partition."""
     found: dict[str, list[Run]] = {}
     for run in runs:
-        rows = read_table(run.record.folder, store.PARTITION)
+        rows = read_table(run.record.folder, PARTITION)
         if len(rows):
             counts = rows["label_counts"].to_pylist()
             found.setdefault(json.dumps(counts), []).append(run)
@@ -281,7 +288,7 @@ def _environment(summary: Mapping[str, Any]) -> dict[str, str]:
 
 def _again(run: Run) -> str:
     """The command that makes the run again, and the file it reads."""
-    config = run.record.folder / store.CONFIG
+    config = run.record.folder / CONFIG
     folder = f"runs/{run.name.replace(os.sep, '-')}-again"
     words = ["fedjax-adapt", "run", "--config", str(config), "--folder", folder]
     code = lambda of: f'<pre tabindex="0"><code>{html.text(of)}</code></pre>'
