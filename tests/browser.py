@@ -12,7 +12,7 @@ import threading
 NAMES = ("chromium", "chromium-browser")
 PROGRAM = next(filter(None, map(shutil.which, NAMES)), None)
 WITHOUT = f"no {' or '.join(NAMES)} is installed"
-SECONDS = 120  # after which a browser that hangs is ended
+SECONDS = 300  # after which a browser that hangs is ended
 # it reads from 3 and writes to 4, and nothing is to run between fork and exec
 BEGIN = """
 import fcntl, os, sys

@@ -119,9 +119,14 @@ def _by_run(what: str, columns: Mapping[str, Mapping], apart: bool = False) -> s
 
 
 def _said(value: Any) -> str:
-    """A value as files have it."""
-    known = value is None or isinstance(value, bool)
-    return str(value).lower() if known else str(value)
+    """A value as flags and files have it."""
+    return (
+        "none"
+        if value is None
+        else value
+        if isinstance(value, str)
+        else json.dumps(value)
+    )
 
 
 def _settings(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
