@@ -25,7 +25,7 @@ from ..experiment.store import (
 from . import html
 from .clients import contributions
 from .compare import Sheet, sheets
-from .plots import AGAINST, drawable, shown_accuracy
+from .plots import AGAINST, FOLLOWS, drawable, shown_accuracy
 from .tables import CLIENTS, percent, summary_rows
 
 AXES = {**AGAINST, "seconds": "measured time of training (s)"}
@@ -56,7 +56,8 @@ def report_page(folders: Sequence[str | Path]) -> str:
     """The page as HTML, which needs no other file.
 
     Args:
-      folders: of runs, or of sweeps, of which all trials are meant that did not diverge.
+      folders: of runs or of sweeps, whose trials are meant that did not diverge, or that
+        have such below them.
 
     Raises:
       ValueError: a folder holds no run and no sweep, or one that is not finished, or one
@@ -162,11 +163,12 @@ def _results(sheet: Sheet, of: Mapping[str, Run]) -> str:
             + html.curves(f"{loss}, {label}", label, loss, losses)
             + "</div>"
         )
-    differ = differing([line[0].record.config for line in lines])
-    named = [
-        ", ".join([f"{place}: {method}", *(f"{n}={_said(v)}" for n, v in own.items())])
-        for (place, method, *_), own in zip(sheet.cells, differ, strict=True)
-    ]
+    named, differ = [], differing([line[0].record.config for line in lines])
+    for line, own, (place, method, *_) in zip(lines, differ, sheet.cells, strict=True):
+        said = [
+            f"{n}={_said(v)}" for n, v in own.items() if len(line) < 2 or n != FOLLOWS
+        ]
+        named.append(", ".join([f"{place}: {method}", *said]))
     return (
         f"<h3>{html.text(sheet.title)}</h3>{html.keys(named)}{panels}"
         + html.details("curves in numbers", "".join(map(_numbers, runs)))
