@@ -30,6 +30,7 @@ from fedjax_adapt.experiment import (
     program,
     read_run,
     run,
+    store,
     toml,
 )
 from fedjax_adapt.experiment import checkpoint as checkpoints
