@@ -26,7 +26,7 @@ from . import html
 from .clients import contributions
 from .compare import Sheet, sheets
 from .plots import AGAINST, FOLLOWS, drawable, shown_accuracy
-from .tables import CLIENTS, percent, summary_rows
+from .tables import percent, summary_rows
 
 AXES = {**AGAINST, "seconds": "measured time of training (s)"}
 HOW = {"simulated_seconds": "step_seconds turns on the simulated clock"}
@@ -77,7 +77,6 @@ def report_page(folders: Sequence[str | Path]) -> str:
         f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs",
         html.section("Settings", _by_run("setting", _settings(runs))),
         html.section("Results", *results),
-        html.section("Accuracy of clients", _clients(runs)),
         html.section("Local steps of clients", _steps(runs)),
         html.section("Labels of clients", _partitions(runs)),
         html.section("Contributions of clients", _contributions(runs)),
@@ -149,14 +148,12 @@ def _results(sheet: Sheet, of: Mapping[str, Run]) -> str:
     accuracy = shown_accuracy(runs[0].record)
     loss = "test loss" if sheet.ranked else "loss on the public set"
     panels = ""
+    drawn = [(i, run) for i, line in enumerate(lines) for run in line]
+    percents = lambda run: 100 * run.column(run.record.accuracy)
     for axis, label in AXES.items():
-        own = [
-            (i, run) for i, line in enumerate(lines) for run in line if run.has(axis)
-        ]
-        shares = [
-            (i, r.column(axis), 100 * r.column(r.record.accuracy)) for i, r in own
-        ]
-        losses = [(i, r.column(axis), r.column("loss")) for i, r in own]
+        own = [(i, run, run.column(axis)) for i, run in drawn if run.has(axis)]
+        shares = [(i, x, percents(run)) for i, run, x in own]
+        losses = [(i, x, run.column("loss")) for i, run, x in own]
         panels += (
             f'<div class="figures by {axis}">'
             + html.curves(f"{accuracy}, {label}", label, f"{accuracy} (%)", shares)
@@ -169,12 +166,15 @@ def _results(sheet: Sheet, of: Mapping[str, Run]) -> str:
             f"{n}={_said(v)}" for n, v in own.items() if len(line) < 2 or n != FOLLOWS
         ]
         named.append(", ".join([f"{place}: {method}", *said]))
+    by_client = [run for run in runs if run.summary.get("client_accuracy")]
+    how = "evaluate_clients=true measures it"
     return (
         f"<h3>{html.text(sheet.title)}</h3>{html.keys(named)}{panels}"
         + html.details("curves in numbers", "".join(map(_numbers, runs)))
         + html.table("ranking", sheet.head, sheet.cells)
         + html.notes(sheet.notes)
         + _by_run("figure", {run.name: summary_rows(run.summary) for run in runs}, True)
+        + _lacking("by client", by_client, runs, how)
         + _classes(runs, accuracy)
     )
 
@@ -200,21 +200,6 @@ def _classes(runs: Sequence[Run], accuracy: str) -> str:
     what, having = f"{accuracy} on each class", [run for run in runs if of[run.name]]
     shown = html.table(what, head, rows) if rows else ""
     return shown + _lacking(what, having, runs, NONE)
-
-
-def _clients(runs: Sequence[Run]) -> str:
-    kinds = ("mean", "std", "min", "worst_tenth")
-    rows = [
-        [f"{run.name}, {title}", *(percent(run.summary[name][kind]) for kind in kinds)]
-        for run in runs
-        for name, title in CLIENTS.items()
-        if run.summary.get(name)
-    ]
-    head = ["run", "mean", "deviation", "least", "worst tenth"]
-    shown = html.table("on clients' own examples", head, rows) if rows else ""
-    having = [run for run in runs if run.summary.get("client_accuracy")]
-    how = "evaluate_clients=true measures it"
-    return shown + _lacking("accuracy of clients", having, runs, how)
 
 
 def _maps(drawings: Sequence[str], tables: str) -> str:

@@ -195,6 +195,15 @@ def test_figures_are_those_of_the_rows(name, place, shown):
     by_class = column[f"class_{named}"][-1]
     low, high = 100 * min(by_class), 100 * max(by_class)
     assert own[f"{of}by class"] == f"{percent(low)} to {percent(high)}"
+    between = record.summary["client_accuracy"]  # of which the rows say nothing
+    if name == "gsnr":
+        assert (own["by client"], between) == ("-", {})
+    else:
+        mean, std, worst = (100 * between[n] for n in ("mean", "std", "worst_tenth"))
+        assert own["by client"] == (
+            f"{percent(mean)} ± {percent(std)} on its own examples, {percent(worst)} for "
+            "the worst tenth"
+        )
     each = shown.table(f"{tested} on each class")[name]
     assert [*each.values()] == [percent(100 * value) for value in by_class]
     rows = shown.tables[name][0]
@@ -324,7 +333,7 @@ def test_what_is_not_recorded_is_a_line_that_says_what_records_it(shown, place):
     others = ", ".join(["whole", "also", HOSTILE, "leaks"])
     for line in (
         f"simulated time (s): not recorded by {others}; step_seconds turns on the",
-        "accuracy of clients: not recorded by gsnr; evaluate_clients=true measures it.",
+        "by client: not recorded by gsnr; evaluate_clients=true measures it.",
         f"GSNR: not recorded by {others}; algorithm=fedgsnr measures it.",
     ):
         assert line in shown.text, line
