@@ -156,7 +156,7 @@ def test_a_mistake_is_one_sentence_exit_code_2_and_nothing_written(
     assert list(elsewhere.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["compare", "contributions", "sweep"])
+@pytest.mark.parametrize("command", ["compare", "contributions", "report", "sweep"])
 def test_a_path_that_is_empty_is_one_sentence(capsys, command):
     assert cli.main([command, "", "--devices", "1"]) == 2
     says = "a path before the flags is empty; write that of a file or a folder.\n"

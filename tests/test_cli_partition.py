@@ -93,7 +93,10 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_drawn(
     capsys, elsewhere, monkeypatch
 ):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    for line in ("partition --output p.png", "compare runs --plot p.png"):
+    for line in (
+        *("partition --output p.png", "compare runs --plot p.png"),
+        "report runs --out p.html",
+    ):
         flag = " ".join(line.split()[-2:])
         code, out, err = fedjax_adapt(capsys, line)
         assert (code, out) == (2, "")

@@ -22,6 +22,7 @@ SAYS = "the home folder that ~nosuch stands for is not known; write the path wit
         ("partition --output ~nosuch/x.png", "--output ~nosuch/x.png"),
         ("compare ~nosuch/x", "~nosuch/x"),
         ("compare a --plot ~nosuch/x.png", "--plot ~nosuch/x.png"),
+        ("report a --out ~nosuch/x.html", "--out ~nosuch/x.html"),
         ("sweep ~nosuch/x.toml", "~nosuch/x.toml"),
         ("sweep --folder ~nosuch/x --resume", "--folder ~nosuch/x"),
         ("reproduce list --folder ~nosuch/x", "--folder ~nosuch/x"),

@@ -14,7 +14,14 @@ from helpers import benchmark
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
-from fedjax_adapt.cli import doctor, list_choices, partition, rankings, reproduce
+from fedjax_adapt.cli import (
+    doctor,
+    list_choices,
+    partition,
+    rankings,
+    report,
+    reproduce,
+)
 from fedjax_adapt.cli import run as cli_run
 from fedjax_adapt.cli import sweep as cli_sweep
 from fedjax_adapt.experiment.objects import REGISTERED
@@ -163,6 +170,7 @@ def test_every_command_line_is_one(page, line, tmp_path, monkeypatch):
         reproduce: ("_reproduce", "list_items"),
         reproduce.process: ("take_devices", "import_rest"),
         rankings: ("print_comparison", "comparison_curves"),
+        report: ("report_page", "write_text"),
     }.items():
         for name in names:
             monkeypatch.setattr(module, name, reached)
@@ -181,6 +189,7 @@ READERS = {
     "partition": partition.parse,
     "contributions": rankings.parse,
     "compare": rankings.compare,
+    "report": report.report,
     "reproduce": reproduce.reproduce,
     "list": list_choices,
     "doctor": doctor.parse,

@@ -18,6 +18,7 @@ COMMANDS = {  # the module of each
     "partition": "partition",
     "compare": "rankings",
     "contributions": "rankings",
+    "report": "report",
     "reproduce": "reproduce",
     "doctor": "doctor",
 }
@@ -34,6 +35,7 @@ commands:
   contributions
              rank the clients of a fedgsnr run by what their gradients said, and
              compare that with leave-one-out or Shapley values
+  report     write a page of finished runs: settings, curves, figures, clients
   reproduce  make the runs of a paper's table or figure, and print both figures
   doctor     versions, devices, caches and data sets here, and whether a round works
   list       algorithms, data sets, partitions and models, one line each
@@ -52,6 +54,7 @@ examples:
   fedjax-adapt sweep SWEEP.toml --folder runs/sweep
   fedjax-adapt partition --partition labels_per_client --num-labels 3
   fedjax-adapt compare runs/mine runs/other
+  fedjax-adapt report runs/mine runs/other --out report.html
   fedjax-adapt reproduce list
   fedjax-adapt reproduce fedssg-table1 --scale smoke
   fedjax-adapt contributions runs/mine

@@ -123,17 +123,19 @@ def _picture(config: Config, output: str | None, overwrite: bool) -> Path:
         path = Path(f"partition-{name}.png")
     else:
         path = check.expanded("--output ", output)
-    return picture_path("--output", path, overwrite)
+    return output_path("--output", path, overwrite)
 
 
-def picture_path(flag: str, path: Path, overwrite: bool) -> Path:
-    """Where a picture goes that was asked for by `flag`.
+def output_path(
+    flag: str, path: Path, overwrite: bool, formats: Sequence[str] = FORMATS
+) -> Path:
+    """Where a file goes that was asked for by `flag`, a picture unless `formats` say so.
 
     Raises:
-      ValueError: it cannot be drawn there, or something is there already.
+      ValueError: it cannot be written there, or something is there already.
     """
-    if path.suffix.lower() not in FORMATS:
-        raise SettingError(f"{flag} {path} must end in {', '.join(FORMATS)}.")
+    if path.suffix.lower() not in formats:
+        raise SettingError(f"{flag} {path} must end in {', '.join(formats)}.")
     if not path.parent.is_dir():
         raise SettingError(f"{flag} {path}: there is no folder {path.parent}.")
     if not os.access(path.parent, os.W_OK | os.X_OK):

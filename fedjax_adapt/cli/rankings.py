@@ -20,7 +20,7 @@ from ..report.compare import Format, as_text, comparison_tables, sheets
 from ..report.plots import Against, comparison_curves
 from . import process
 from .flags import read_flags, words_of
-from .partition import picture_path
+from .partition import output_path
 from .process import paths_and_flags, say
 
 PROGRAM = "fedjax-adapt contributions"
@@ -164,7 +164,7 @@ def compare(arguments: list[str]) -> int:
     path = None
     if values["plot"] is not None:
         wanted = check.expanded("--plot ", values["plot"])
-        path = picture_path("--plot", wanted, values["overwrite"])
+        path = output_path("--plot", wanted, values["overwrite"])
         comparison_curves(folders, path, values["against"] or "round")
     asked = folders, values["base"], values["target"]
     if values["format"] == "table":

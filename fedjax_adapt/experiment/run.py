@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from .. import check
 from ..core import Algorithm, State, Task, tree_bytes
-from ..data import FederatedDataset
+from ..data import FederatedDataset, Skew
 from ..engine import memory, processes
 from ..engine.personal import evaluate_clients, evaluate_personal, own_examples
 from ..engine.train import Callback, check_callback
@@ -158,8 +158,15 @@ def _run(
             result = summarise(
                 config, federation, program, folder, commit, accuracy, calibrated
             )
+            store.append(folder, store.PARTITION, labels_by_client(federation.skew), 0)
             store.finish(folder, result.to_dict())
     return Summary(**processes.from_first(asdict(result) if result else None))
+
+
+def labels_by_client(skew: Skew) -> dict[str, Any]:
+    """The rows of the table `store.PARTITION`."""
+    counts = list(skew.label_counts)
+    return {"client": list(range(len(counts))), "label_counts": counts}
 
 
 def _train(

@@ -3,6 +3,7 @@
     config.toml               every setting, resolved; `--config` reads it back
     metrics/part-*.parquet    one row per evaluation
     clients/part-*.parquet    one row per client that took part in a round
+    partition/part-*.parquet  one row per client: label_counts, examples of each label
     checkpoints/<round>/      the last two states (orbax)
     summary.json              the result; a folder that has one is finished
     own.json                  what was a user's own, or has been revised, if anything was
@@ -39,6 +40,7 @@ SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see sweeps/resul
 NOTHING = "nothing"  # that a trial was also given
 TRIALS = "trials"  # of a sweep, a folder for each, see sweeps/trial_folders.py
 TABLES = ("metrics", "clients", "trials")
+PARTITION = "partition"  # a table of one part, the same from the first round on
 
 
 class Record(NamedTuple):
@@ -303,7 +305,10 @@ def figures_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_table(folder: Path, name: str) -> "pyarrow.Table":
-    """The rows of `metrics` or `clients`, by round; no columns if none is written."""
+    """The rows of `metrics` or `clients`, by round, or of `PARTITION`, by client.
+
+    There are no columns if none is written.
+    """
     import pyarrow as pa
 
     tables = []
@@ -382,11 +387,12 @@ def write_origins(folder: Path, own: Mapping[str, str]) -> None:
 
 
 def append(folder: Path, name: str, rows: Mapping[str, Any], last_round: int) -> None:
-    """Adds rows to `metrics` or `clients` as one part, whole or not at all.
+    """Adds rows to a table as one part, whole or not at all.
 
     Args:
       folder: the run.
-      name: one of `TABLES`; "trials" is of groups of a sweep, see sweeps/results.py.
+      name: one of `TABLES`, or `PARTITION`; "trials" is of groups of a sweep, see
+        sweeps/results.py.
       rows: columns of equal length, arrays or lists.
       last_round: the rounds done when the last row was taken; parts never straddle one.
     """

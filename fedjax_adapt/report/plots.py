@@ -65,7 +65,7 @@ def learning_curve(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    record = _drawable(folder, against)
+    record = drawable(folder, against)
     path = Path(folder) / "learning_curve.png" if path is None else Path(path)
     # no pyplot: a figure of its own leaves the caller's backend and figures alone
     figure = Figure(figsize=(9, 3.6), dpi=150, layout="constrained")
@@ -101,7 +101,7 @@ def comparison_curves(
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     paths = [path for given in folders for path in runs_in(given)]
-    records = [_drawable(path, against) for path in paths]
+    records = [drawable(path, against) for path in paths]
     for record in records:
         if record.accuracy != ACCURACY:
             raise SettingError(
@@ -158,8 +158,12 @@ def method_of(config: Mapping[str, Any], summary: Mapping[str, Any] | None) -> s
     return config["algorithm"] if base is None else f"{config['algorithm']} on {base}"
 
 
-def _drawable(folder: str | Path, against: str) -> Record:
-    """A run that has what to draw, and something to draw it against."""
+def drawable(folder: str | Path, against: str) -> Record:
+    """A run that has what to draw, and something to draw it against.
+
+    Raises:
+      ValueError: see `learning_curve`.
+    """
     record = read_run(folder)
     if not len(record.metrics):
         raise SettingError(
@@ -219,7 +223,7 @@ def _accuracy(axes, record: Record, against: str) -> None:
         fontsize=9,
         color=BLUE,
     )
-    axes.set_ylabel(f"{_shown(record)} (%)")
+    axes.set_ylabel(f"{shown_accuracy(record)} (%)")
     if len(axes.lines) > 2:  # the curve and its best point need no names
         axes.legend(frameon=False, fontsize=9, loc="center right")
     _dress(axes, against)
@@ -240,7 +244,8 @@ def _loss(axes, record: Record, against: str) -> None:
     _dress(axes, against)
 
 
-def _shown(record: Record) -> str:
+def shown_accuracy(record: Record) -> str:
+    """What the accuracy of a run is of, in words."""
     honest = record.accuracy == ACCURACY
     return "test accuracy" if honest else record.accuracy.replace("_", " ")
 

@@ -36,11 +36,25 @@ def summary_table(folder: str | Path) -> "Table":
     from rich.table import Table
 
     record = read_run(folder)
-    summary = record.summary
-    if summary is None:
+    if record.summary is None:
         raise SettingError(
             f"{folder} holds a run that is not finished; resume it first."
         )
+    table = Table(
+        title=f"{record.config['algorithm']} on {record.summary['data']['name']}",
+        show_header=False,
+        title_style="bold",
+    )
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    for i, (name, text) in enumerate(summary_rows(record.summary).items()):
+        share, after, rounds = text.partition(" after ")
+        table.add_row(name, text if i else f"[bold]{share}[/bold]{after}{rounds}")
+    return table
+
+
+def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
+    """The rows of a `summary_table`, the accuracy after the last round first."""
     found, accuracy, loss = figures_of(summary), "test accuracy", "test loss"
     of = ""  # before what is no test accuracy, in every row that shows one
     if TRAINED in summary:
@@ -49,16 +63,9 @@ def summary_table(folder: str | Path) -> "Table":
     data, hardware = summary["data"], summary["hardware"]
     on_cpu = hardware["platform"] == "cpu"
     device = hardware["cpu"] if on_cpu else hardware["device"]
-    table = Table(
-        title=f"{record.config['algorithm']} on {data['name']}",
-        show_header=False,
-        title_style="bold",
-    )
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column()
-    rows = {
-        accuracy: f"[bold]{percent(found['accuracy'])}[/bold] after "
-        f"{summary['rounds']} rounds" + _stopped(summary),
+    return {
+        accuracy: f"{percent(found['accuracy'])} after {summary['rounds']} rounds"
+        + _stopped(summary),
         _row(
             of, f"last {found['last_count']} evaluations"
         ): f"{percent(found['last_mean'])} ± {percent(found['last_std'])}",
@@ -86,9 +93,6 @@ def summary_table(folder: str | Path) -> "Table":
         + (", freed memory kept" if hardware.get("keeps_memory") else "")
         + _xla_options(hardware),
     }
-    for name, text in rows.items():
-        table.add_row(name, text)
-    return table
 
 
 def _stopped(summary: dict) -> str:

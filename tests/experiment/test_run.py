@@ -30,6 +30,7 @@ from fedjax_adapt.experiment import (
     program,
     read_run,
     run,
+    store,
     toml,
 )
 from fedjax_adapt.experiment import checkpoint as checkpoints
@@ -120,8 +121,12 @@ def test_a_finished_folder_holds_what_it_should(tiny):
     config = tiny(rounds=3)
     result = run(config)
     assert {p.name for p in Path(config.folder).iterdir()} == {
-        *("config.toml", "metrics", "clients", "checkpoints", "summary.json")
+        *("config.toml", "metrics", "clients", "partition", "checkpoints"),
+        "summary.json",
     }
+    labels = store.read_table(Path(config.folder), store.PARTITION)
+    assert labels["client"].to_pylist() == [*range(6)]
+    assert sum(map(sum, labels["label_counts"].to_pylist())) == 1437
     assert read_run(config.folder).summary == json.loads(json.dumps(result.to_dict()))
     assert checkpoints.rounds(Path(config.folder) / "checkpoints") == [2, 3]
     assert result.data["clients"] == 6

@@ -18,7 +18,7 @@ from ..config import Config, to_toml
 from ..federation import Federation
 from ..lock import check_held
 from ..rows import ENDS
-from ..run import summarise
+from ..run import labels_by_client, summarise
 from ..scripts import origins
 from ..summary import spread_over_clients
 from .compiled_group import CompiledGroup
@@ -87,6 +87,7 @@ def write_trials(
                 accuracy,
                 trials=compiled.width,
             )
+            store.append(path, store.PARTITION, labels_by_client(known[which]), 0)
             store.finish(path, summary.to_dict())
 
 
