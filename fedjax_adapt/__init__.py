@@ -48,6 +48,7 @@ _PUBLIC = {
         "Task",
         "Traffic",
         "Upload",
+        "as_uploaded",
         "by_examples",
         "constant_steps",
         "epochs",

@@ -30,6 +30,9 @@ def make_round(
 ) -> Round:
     """Builds the round function: pure, so jit, vmap and scan it as you like.
 
+    Called by itself, without `jax.jit` or `train`, it computes one operation after the other,
+    which is slow.
+
     Raises:
       ValueError: the plan asks for more clients than the data set has, or for more
         devices than there are, or the model has fewer outputs than there are labels; or
