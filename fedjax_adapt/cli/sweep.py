@@ -40,6 +40,7 @@ partition alone run at once.
 With --shard 2/8 it runs the second eighth of the trials, in FOLDER/shard-2-of-8;
 fedjax-adapt sweep merge FOLDER makes one sweep of all shards."""
 MERGE = "merge"
+ASKS = 1000  # trials; of more a user is asked
 COUNT = int | Literal["auto"]
 FLAGS = {
     "folder": Option(
@@ -65,6 +66,7 @@ FLAGS = {
         None,
         "run one part of the trials, as in 2/8: the second of eight; none: all",
     ),
+    "yes": Option(bool, False, f"run more than {ASKS:,} trials"),
     "controls": Option(
         bool,
         False,
@@ -83,6 +85,7 @@ class Request(NamedTuple):
     devices: int | Literal["auto"] | None
     side_by_side: int | Literal["auto"]
     shard: str | None
+    yes: bool
     controls: bool
 
 
@@ -127,6 +130,11 @@ def sweep(arguments: list[str]) -> int:
         asked = read_sweep(request.file)
         if request.controls:
             asked = sweep_with_controls(asked)
+        if len(asked.trials) > ASKS and not (request.yes or request.resume):
+            raise SettingError(
+                f"{request.file} has {len(asked.trials):,} trials; write --yes to run them "
+                "all."
+            )
         folder = sweep_folder(asked, request.folder)
         if request.shard is not None:
             part = shard_of(request.shard)

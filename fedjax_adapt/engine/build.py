@@ -30,8 +30,8 @@ def make_round(
 ) -> Round:
     """Builds the round function: pure, so jit, vmap and scan it as you like.
 
-    Called by itself, without `jax.jit` or `train`, it computes one operation after the other,
-    which is slow.
+    Called by itself, without `jax.jit` or `train`, it computes one operation after the
+    other, which is slow.
 
     Raises:
       ValueError: the plan asks for more clients than the data set has, or for more

@@ -2,6 +2,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_adapt.cli import main
+from fedjax_adapt.cli import sweep as cli_sweep
 from fedjax_adapt.experiment import Config
 from fedjax_adapt.experiment.config import all_options, identity
 from fedjax_adapt.experiment.objects import KINDS, registry
@@ -268,3 +270,17 @@ def test_a_short_name_that_is_another_setting_in_another_trial_is_refused(tmp_pa
         ValueError, match="line 5: alpha is an option of algorithm and o"
     ):
         read_sweep(written(tmp_path, text + "alpha = [1, 2]"))
+
+
+def test_more_than_a_thousand_trials_need_a_yes(tmp_path, monkeypatch, capsys):
+    ran = []
+    monkeypatch.setattr(cli_sweep, "_sweep", lambda asked, *_: ran.append(asked) or 0)
+    file = tmp_path / "sweep.toml"
+    told = ["sweep", str(file), "--folder", str(tmp_path / "runs")]
+    assert cli_sweep.ASKS == 1000
+    monkeypatch.setattr(cli_sweep, "ASKS", 4)
+    for count, words, code in [(4, [], 0), (5, [], 2), (5, ["--yes"], 0)]:
+        file.write_text(f"[grid]\nseed = {list(range(count))}\n")
+        assert main([*told, *words]) == code, (count, words)
+    assert [len(asked.trials) for asked in ran] == [4, 5]
+    assert "has 5 trials; write --yes to run them all." in capsys.readouterr().err

@@ -37,7 +37,8 @@ from ..spelling import (
 )
 from .differences import what_follows
 
-KEYS = ("folder", "first_trial", "run", "grid")  # of a file
+KEYS = ("folder", "run", "grid")  # of a file
+FIRST = "first_trial"  # which a shard's has, too
 MOST = 10_000  # trials; a mistake of a few lines makes more
 
 
@@ -102,7 +103,7 @@ def read_sweep(source: str | Path | Mapping[str, Any] | Sweep) -> Sweep:
     tables = dict(source) if isinstance(source, Mapping) else toml.read(path, "sweep")
     where = _Source(path)
     for key in tables:
-        if key not in KEYS:
+        if key not in (*KEYS, FIRST):
             raise SettingError(f"{where.at(key)}: {key} {_misplaced(key)}")
     folder, run = tables.get("folder"), tables.get("run", {})
     if not isinstance(folder, str | Path | None):
@@ -125,10 +126,10 @@ def read_sweep(source: str | Path | Mapping[str, Any] | Sweep) -> Sweep:
         objects.check_settings_free(table)
     run |= objects.settings()
     sweep = Sweep(None if folder is None else str(folder), run, grids, [])
-    first = tables.get("first_trial", 0)
+    first = tables.get(FIRST, 0)
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:
         raise SettingError(
-            f"{where.at('first_trial')}: first_trial={first!r}; write a number, 0 or more."
+            f"{where.at(FIRST)}: {FIRST}={first!r}; write a number, 0 or more."
         )
     trials = _trials(sweep, where)
     sweep.trials.extend(t._replace(number=first + t.number) for t in trials)

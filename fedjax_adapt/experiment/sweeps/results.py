@@ -38,7 +38,7 @@ from ..options import check_path
 from ..rows import COLUMNS
 from ..spelling import flat_name, nested
 from ..summary import FIGURES, TEST, Summary, per_class, results
-from .grid import Sweep, Trial, read_sweep
+from .grid import FIRST, Sweep, Trial, read_sweep
 
 if TYPE_CHECKING:
     import pyarrow
@@ -121,7 +121,7 @@ def to_toml(sweep: Sweep) -> str:
     # full names in quotes, for tables would change the order of trials
     grids = [{name: written(v) for name, v in grid.items()} for grid in sweep.grids]
     first = sweep.trials[0].number
-    given = {"first_trial": first} if first else {}
+    given = {FIRST: first} if first else {}
     return toml.dumps({**given, "run": nested(resolved), "grid": grids})
 
 
