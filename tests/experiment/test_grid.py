@@ -92,6 +92,14 @@ def test_the_resolved_sweep_is_the_sweep(tmp_path, sweep):
         ("x = 1", "line 1: x is no part of a sweep; write one of folder, run, grid."),
         ("rounds = 1", "line 1: rounds is a setting of runs; write it below [run], or"),
         ("folder = 3", "line 1: folder=3; write a text."),
+        (
+            "first_trial = -1\n[grid]\nlr = [0.1]",
+            "line 1: first_trial=-1; write a number",
+        ),
+        (
+            "first_trial = true\n[grid]\nlr = [0.1]",
+            "line 1: first_trial=True; write a nu",
+        ),
         ("run = 3", "line 1: run=3; write [run] above settings."),
         ("[run]\nrounds = 3", " has no grid; write [grid] and below it what varies"),
         ("[grid]", " has no grid; write [grid] and below it what varies"),
