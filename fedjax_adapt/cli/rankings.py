@@ -165,7 +165,6 @@ def compare(arguments: list[str]) -> int:
     if values["plot"] is not None:
         wanted = check.expanded("--plot ", values["plot"])
         path = output_path("--plot", wanted, values["overwrite"])
-        comparison_curves(folders, path, values["against"] or "round")
     asked = folders, values["base"], values["target"]
     if values["format"] == "table":
         print_comparison(*asked)
@@ -176,6 +175,7 @@ def compare(arguments: list[str]) -> int:
             for line in (line for sheet in found for line in sheet.notes):
                 say(Console(stderr=True), line)
     if path is not None:  # not among what another program reads
+        comparison_curves(folders, path, values["against"] or "round")
         say(Console(stderr=values["format"] != "table"), f"picture  {path}")
     return 0
 

@@ -523,12 +523,17 @@ def test_the_command_takes_a_base_and_targets(seeds, capsys):
     folders = [str(folder) for name in ("fedavg", "moon") for folder in seeds[name]]
     assert main(["compare", *folders, "--base", "moon"]) == 0
     assert "to base: difference to moon" in capsys.readouterr().out
+    picture = Path("refused.png")
     for wrong, sentence in [
-        (["--base", "nowhere"], "base=nowhere is no ranked run"),
+        (
+            ["--base", "nowhere", "--plot", str(picture)],
+            "base=nowhere is no ranked run",
+        ),
         (["--target", "0.5", "90"], "target=90 is no accuracy to reach"),
     ]:
         assert main(["compare", *folders, *wrong]) == 2
         assert sentence in capsys.readouterr().err
+    assert not picture.exists()
 
 
 def test_other_programs_read_it(seeds, finished):

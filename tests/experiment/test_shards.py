@@ -116,6 +116,14 @@ def test_a_merge_whose_shards_were_going_ends(copied, whole, monkeypatch):
     assert not list(copied.glob("shard-*"))
 
 
+def test_shards_of_two_sweeps_are_not_merged(tmp_path):
+    for name in ("shard-1-of-2", "shard-2-of-2", "shard-1-of-3"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(SettingError, match="holds shards of 2 and of 3; move those"):
+        merge(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 @pytest.mark.parametrize("count", range(1, 6))
 def test_every_trial_is_in_one_shard(count):
     grids = [{"lr": [0.1, 0.2], "seed": [0, 1]}, {"algorithm": ["fedprox"]}]

@@ -108,10 +108,16 @@ def merge(folder: str | Path) -> store.Swept:
     folder = check.expanded("", folder)
     shards = sorted(folder.glob(results.SHARDS))
     if not shards:
-        merged = (folder / store.SWEEP).exists()
+        merged = (folder / store.SUMMARY).exists()
         why = "it is whole" if merged else "write the folder that --shard was given"
         raise SettingError(f"{folder} holds no shards to merge; {why}.")
-    count = int(shards[0].name.rpartition("-")[2])
+    counts = sorted({int(shard.name.rpartition("-")[2]) for shard in shards})
+    if len(counts) > 1:
+        raise SettingError(
+            f"{folder} holds shards of {' and of '.join(map(str, counts))}; move those of "
+            "another sweep away."
+        )
+    (count,) = counts
     with locked(folder):
         names = [folder / f"shard-{i}-of-{count}" for i in range(1, count + 1)]
         if not (folder / store.SUMMARY).exists():  # else only the shards are left to go
