@@ -14,7 +14,7 @@ diagnostics.consistency_by_layer(info.clients)   # GIFT, Fig. 3
 diagnostics.step_entropy(info.num_steps)         # FedGSNR, Fig. 3
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -115,7 +115,7 @@ def show_distance(algorithm: Algorithm, num_steps: int) -> Algorithm:
         ideal = jax.lax.fori_loop(0, num_steps, descend, outcome.anchor)
         return {"ideal_distance": distance(outcome.params, ideal)}
 
-    return _showing(algorithm, ["ideal_distance"], show)
+    return _showing(algorithm, lambda _: {"ideal_distance": jnp.zeros(())}, show)
 
 
 def show_parameters(algorithm: Algorithm, count: int) -> Algorithm:
@@ -158,21 +158,26 @@ def show_parameters(algorithm: Algorithm, count: int) -> Algorithm:
         return upload._replace(info=dict(named(upload.info)) | gradient), client
 
     algorithm = algorithm._replace(local=algorithm.local._replace(finish=shown))
-    names = [f"parameter_{i}" for i in range(count)]
-    return _showing(algorithm, names, lambda _, after: drawn("parameter", after.params))
+    return _showing(
+        algorithm,
+        lambda params: drawn("parameter", params),
+        lambda _, after: drawn("parameter", after.params),
+    )
 
 
 def _showing(
     algorithm: Algorithm,
-    names: Sequence[str],
+    first: Callable[[Params], dict[str, Array]],
     show: Callable[[Cohort, Outcome], dict[str, Array]],
 ) -> Algorithm:
-    """The algorithm, whose policy also reports what `show` returns, scalars by name."""
+    """The algorithm, whose policy also reports what `show` returns, scalars by name.
+
+    `first` returns such scalars before the first round.
+    """
     policy = algorithm.policy
 
     def init(params, num_clients):
-        zeros = dict.fromkeys(names, jnp.zeros(()))
-        return Shown(policy.init(params, num_clients), zeros)
+        return Shown(policy.init(params, num_clients), first(params))
 
     def steps(state, cohort, measured):
         return policy.steps(state.inner, cohort, measured)

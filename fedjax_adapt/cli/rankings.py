@@ -148,7 +148,7 @@ def compare(arguments: list[str]) -> int:
     about = (
         "fedjax-adapt compare RUN [RUN ...] [OPTIONS] ranks finished runs, those that "
         "differ in the seed alone as one, and those that trained on their test set apart. "
-        "The folder of a sweep stands for its trials."
+        "The folder of a sweep stands for its trials, another for the runs below it."
     )
     program = "fedjax-adapt compare"
     values = read_flags(flags, {"comparison": choices}, {}, program, about)

@@ -15,7 +15,7 @@ PROGRAM = "fedjax-adapt report"
 DESCRIPTION = """\
 fedjax-adapt report RUN [RUN ...] [OPTIONS] writes one page of finished runs, which a
 browser shows without a network: settings, curves, figures, clients, and how to run each
-again. The folder of a sweep stands for its trials."""
+again. The folder of a sweep stands for its trials, another for the runs below it."""
 FLAGS = {
     "out": Option(str, "report.html", "where the page goes"),
     "overwrite": Option(bool, False, "replace the page if it is there"),

@@ -40,6 +40,7 @@ SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see sweeps/resul
 NOTHING = "nothing"  # that a trial was also given
 TRIALS = "trials"  # of a sweep, a folder for each, see sweeps/trial_folders.py
 TABLES = ("metrics", "clients", "trials")
+DEEPEST = 4  # levels in which runs are looked for, as ITEM/SCALE/ROW/METHOD has
 PARTITION = "partition"  # a table of one part, the same from the first round on
 
 
@@ -112,11 +113,6 @@ def read_run(folder: str | Path) -> Record:
 def trial_folder(number: int) -> Path:
     """Where a trial lies in the folder of its sweep."""
     return Path(TRIALS) / f"{number:04d}"
-
-
-DEEPEST = (
-    4  # levels below a folder in which runs are looked for, as in ITEM/SCALE/ROW/METHOD
-)
 
 
 def runs_in(folder: str | Path) -> list[Path]:

@@ -120,13 +120,9 @@ def _by_run(what: str, columns: Mapping[str, Mapping], apart: bool = False) -> s
 
 def _said(value: Any) -> str:
     """A value as flags and files have it."""
-    return (
-        "none"
-        if value is None
-        else value
-        if isinstance(value, str)
-        else json.dumps(value)
-    )
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _settings(runs: Sequence[Run]) -> dict[str, dict[str, str]]:

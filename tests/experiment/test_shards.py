@@ -14,6 +14,7 @@ from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import store, sweep
 from fedjax_adapt.experiment.config import identity
+from fedjax_adapt.experiment.lock import locked
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.results import to_toml
 from fedjax_adapt.experiment.sweeps.shards import merge, part_of, shard_of
@@ -114,6 +115,16 @@ def test_a_merge_whose_shards_were_going_ends(copied, whole, monkeypatch):
         merge(copied)
     check_is_whole(merge(copied), whole)
     assert not list(copied.glob("shard-*"))
+
+
+def test_a_shard_that_is_in_use_is_not_merged(tmp_path):
+    for number in (1, 2):
+        (tmp_path / f"shard-{number}-of-2").mkdir()
+    with (
+        locked(tmp_path / "shard-2-of-2"),
+        pytest.raises(SettingError, match="shard-2-of-2 is in use by another process"),
+    ):
+        merge(tmp_path)
 
 
 def test_shards_of_two_sweeps_are_not_merged(tmp_path):

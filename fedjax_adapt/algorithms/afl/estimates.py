@@ -24,6 +24,8 @@ from ...core import (
 from ...errors import SettingError
 from ...wrap import seeing
 
+CONSTANTS = ("beta", "delta", "rho")
+
 
 class Remembered(NamedTuple):
     """What a client keeps: the base's own state, and the model it ended with."""
@@ -134,9 +136,6 @@ def remembering(base: Algorithm) -> Algorithm:
 def finite(tree) -> Array:
     """Whether all numbers are. A scalar."""
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
-
-
-CONSTANTS = ("beta", "delta", "rho")
 
 
 def afl_constants(infos: Info) -> dict[str, Array]:

@@ -7,6 +7,7 @@ FOLDER/shard-2-of-8/    the folder of a sweep of the second eighth of its trials
 """
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 from ... import check
@@ -64,7 +65,7 @@ def _slice(trials: int, number: int, count: int) -> range:
 
 
 def begin_shard(folder: Path, asked: Sweep, number: int, count: int) -> Path:
-    """The folder of a shard, beside the file of the whole sweep.
+    """The folder of a shard, below that of the whole sweep, whose file is written.
 
     Raises:
       SettingError: the folder holds other shards, or another sweep.
@@ -118,8 +119,10 @@ def merge(folder: str | Path) -> store.Swept:
             "another sweep away."
         )
     (count,) = counts
-    with locked(folder):
-        names = [folder / f"shard-{i}-of-{count}" for i in range(1, count + 1)]
+    names = [folder / f"shard-{i}-of-{count}" for i in range(1, count + 1)]
+    with ExitStack() as stack:
+        for place in (folder, *shards):  # so that no shard is resumed meanwhile
+            stack.enter_context(locked(place))
         if not (folder / store.SUMMARY).exists():  # else only the shards are left to go
             for path in names:
                 if not (path / store.SUMMARY).exists():
@@ -127,9 +130,9 @@ def merge(folder: str | Path) -> store.Swept:
                         f"{path} is not finished; run or resume it first."
                     )
             _merge(folder, names)
+        (folder / WHOLE).unlink(missing_ok=True)
         for shard in shards:
             shutil.rmtree(shard)
-        (folder / WHOLE).unlink(missing_ok=True)
     return store.read_swept(folder)
 
 
