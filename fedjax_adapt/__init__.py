@@ -48,7 +48,6 @@ _PUBLIC = {
         "Task",
         "Traffic",
         "Upload",
-        "as_uploaded",
         "by_examples",
         "constant_steps",
         "epochs",
