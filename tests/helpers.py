@@ -25,6 +25,7 @@ from fedjax_adapt import (
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.cli import main
 from fedjax_adapt.costs import Clock, lognormal
+from fedjax_adapt.experiment import files
 from fedjax_adapt.generators import Generator, Made
 
 WIDTH, CLASSES = 4, 3
@@ -44,6 +45,18 @@ def skip_without_cuda_compiler() -> None:
             metadata.version(name)
         except metadata.PackageNotFoundError:
             pytest.skip(f"{name} is not installed; pip install '.[aot]'")
+
+
+def unlist(folder: Path) -> None:
+    """Makes a run folder one of a version that listed no checksums."""
+    for path in Path(folder).rglob("files.sha256"):
+        path.unlink()
+
+
+def relist(folder: Path) -> None:
+    """Lists the files of a run or sweep folder as if they had been written as they are."""
+    unlist(folder)
+    files.enter(Path(folder), {})
 
 
 def benchmark(name: str) -> ModuleType:

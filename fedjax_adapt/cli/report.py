@@ -4,8 +4,8 @@ from rich.console import Console
 
 from .. import check
 from ..errors import SettingError
+from ..experiment.files import write_text
 from ..experiment.options import Option
-from ..experiment.store import write_text
 from ..report.page import report_page
 from .flags import read_flags
 from .partition import output_path

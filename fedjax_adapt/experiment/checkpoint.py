@@ -27,8 +27,9 @@ import numpy as np
 from ..core import State, tree_bytes
 from ..engine import memory, processes
 from ..errors import RunError, SettingError
+from . import files
 from .lock import LOCK, check_held, held
-from .store import listed
+from .store import contents
 
 PyTree = Any
 
@@ -49,6 +50,7 @@ PARTS = {
     "clients": "client state",
     "refine": "state of the refinement",
 }
+DATED = ("_CHECKPOINT_METADATA", "commit_success.txt")
 KEEP = 2  # the newest, and the one before it should the newest be damaged
 
 
@@ -65,6 +67,7 @@ class Saver:
         """Takes the folder of the checkpoints."""
         self._folder, self._began, self._spent = folder, 0.0, 0.0
         self._writer = None
+        self._round, self._failed = 0, None  # of the newest write
         if not processes.is_first():
             return
         import orbax.checkpoint as ocp
@@ -77,6 +80,17 @@ class Saver:
         )
 
     def _written(self) -> None:
+        """Lists what a checkpoint holds, in orbax's thread, before it has its name."""
+        path = _path(self._folder, self._round)
+        place = next(path.parent.glob(f"{path.name}.orbax-checkpoint-tmp*"), path)
+        found = {path / at.relative_to(place): at for at in _data(place)}
+        before = f"{'[0-9]' * len(path.name)}/**/*"
+        old = rounds(self._folder)[: 1 - KEEP]
+        try:
+            gone = [path, *(_path(self._folder, round) for round in old)]
+            files.enter(self._folder, found, gone, [before])
+        except Exception as error:  # orbax would say it was its own
+            self._failed = error
         self._spent = time.perf_counter() - self._began
 
     def save(self, state: PyTree, round: int) -> float:
@@ -98,7 +112,7 @@ class Saver:
         solid = _solid(state)
         with _as_os_error(self._folder):
             _check_space(self._folder, solid)
-            self._began = time.perf_counter()
+            self._began, self._round = time.perf_counter(), round
             # a checkpoint of the same round is one that could not be read back
             self._writer.save(_path(self._folder, round), solid, force=True)
         return spent if has_room(tree_bytes(state)) else self.wait()
@@ -114,6 +128,9 @@ class Saver:
             try:
                 with _as_os_error(self._folder):
                     self._writer.wait_until_finished()
+                    failed, self._failed = self._failed, None
+                    if failed is not None:
+                        raise failed
                 check_held(self._folder)
             except RunError:
                 _one_failure_is_enough()
@@ -201,7 +218,26 @@ def _withdraw(folder: Path) -> None:
         path.rmdir()
 
 
-def restore(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
+def _data(place: Path) -> list[Path]:
+    """The files of a checkpoint but for those that orbax dates when it is done."""
+    found = (path for path in place.rglob("*") if path.is_file())
+    return [path for path in found if path.name not in DATED]
+
+
+def _is_whole(folder: Path, path: Path) -> bool:
+    """Whether a checkpoint is listed and as it was written, or nothing is listed."""
+    known = files.listed(folder)
+    if known is None:
+        return True
+    names = [name for name in known if name.startswith(f"{path.name}/")]
+    return bool(names) and not any(
+        files.damaged(folder, folder / name, known) for name in names
+    )
+
+
+def restore(
+    folder: Path, abstract: PyTree, until: int | None = None
+) -> tuple[PyTree, int] | None:
     """The newest state that can be read, and its round; None if none was saved.
 
     Every process must call it.
@@ -210,17 +246,20 @@ def restore(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
       folder: where `save` wrote.
       abstract: `jax.eval_shape` of the state: structure, shapes and dtypes, and by their
         shardings where the arrays go.
+      until: no state of a later round; None: of any. The first process says it.
 
     Raises:
       ValueError: there are checkpoints and none of them can be read, or none has the
         arrays of `abstract`.
     """
     if processes.several():
-        return _restored_by_first(folder, abstract)
-    return _restored(folder, abstract)
+        return _restored_by_first(folder, abstract, until)
+    return _restored(folder, abstract, until)
 
 
-def _restored_by_first(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
+def _restored_by_first(
+    folder: Path, abstract: PyTree, until: int | None
+) -> tuple[PyTree, int] | None:
     """As `restore`, for several processes."""
     # a view of one zero each, which takes no memory and says where to: NumPy
     like = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
@@ -228,7 +267,7 @@ def _restored_by_first(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | N
     found = None
     with processes.agreed():
         if processes.is_first():
-            found = _restored(folder, state)
+            found = _restored(folder, state, until)
     round = processes.from_first(found and found[1])
     if round is None:
         return None
@@ -239,11 +278,17 @@ def _restored_by_first(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | N
     return jax.tree.map(give, state, abstract), round
 
 
-def _restored(folder: Path, abstract: PyTree) -> tuple[PyTree, int] | None:
+def _restored(
+    folder: Path, abstract: PyTree, until: int | None
+) -> tuple[PyTree, int] | None:
     saved = rounds(folder)
     if saved:
         _one_failure_is_enough()
     for round in reversed(saved):
+        if until is not None and round > until:
+            continue
+        if not _is_whole(folder, _path(folder, round)):
+            continue
         # A damaged file may surface as almost any exception of orbax or tensorstore.
         try:
             with _no_warnings(), _reader() as checkpointer:
@@ -289,32 +334,37 @@ def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
     }
 
 
-def set_aside(folder: Path, round: int) -> str | None:
+def set_aside(folder: Path, round: int, why: str = "") -> str | None:
     """Renames the checkpoints that `restore` has passed over, and says so.
 
     They count no more among the last two, and nothing of them is lost.
 
     Args:
       folder: where they lie.
-      round: of the one that could be read; 0 if none was saved.
+      round: of the one that was read; 0 if none was saved.
+      why: an older one was, where it is not for what they are.
     """
     newer = [_path(folder, saved) for saved in rounds(folder) if saved > round]
+    files.strike(folder, newer)
     for path in newer:
         aside = path.with_name(f"{path.name}.unreadable")
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
+    names = ", ".join(f"{path.name}.unreadable" for path in newer)
+    on = f"this goes on from round {round}."
+    if why:
+        aside = f", and the state after it is called {names} now" if newer else ""
+        return f"{why}{aside}; {on}"
     if not newer:
         return None
-    names = ", ".join(f"{path.name}.unreadable" for path in newer)
     return (
-        f"in {folder} the newest state cannot be read, and is called {names} now; this "
-        f"goes on from round {round}."
+        f"in {folder} the newest state is damaged, and is called {names} now; {on}"
     )
 
 
 def rounds(folder: Path) -> list[int]:
     """The rounds whose checkpoints are complete, oldest first."""
-    return sorted(int(p.name) for p in listed(folder) if p.name.isdigit())
+    return sorted(int(p.name) for p in contents(folder) if p.name.isdigit())
 
 
 def _path(folder: Path, round: int) -> Path:

@@ -17,7 +17,7 @@ from ..data import FederatedDataset
 from ..engine import processes
 from ..engine.initial import init_state
 from ..errors import SettingError
-from . import checkpoint, objects, store
+from . import checkpoint, files, objects, store
 from .build import build
 from .config import Config, config_hash, from_settings, to_settings, to_toml
 from .federation import Federation
@@ -87,7 +87,9 @@ def check_may_begin(
     if not folder.exists():
         return
     if not (folder / file).exists():
-        if any(path.name not in (LOCK, store.OWN) for path in folder.iterdir()):
+        if any(
+            path.name not in (LOCK, store.OWN, files.SUMS) for path in folder.iterdir()
+        ):
             raise SettingError(
                 f"folder={folder} holds files that are no {kind}; give a new folder."
             )
@@ -197,7 +199,7 @@ def locked_folder(folder: Path, config: Config, resume: bool) -> Iterator[bool]:
                 check_folder(folder, config, resume)
                 if not (folder / store.CONFIG).exists():
                     store.write_origins(folder, origins([config]))
-                    store.write_text(folder / store.CONFIG, to_toml(config))
+                    files.write_listed(folder / store.CONFIG, to_toml(config))
         yield processes.is_first()
 
 

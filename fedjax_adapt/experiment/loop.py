@@ -12,7 +12,8 @@ from ..core import State
 from ..engine import processes
 from ..engine.train import Callback
 from ..engine.xla import wait_where_devices_meet
-from . import checkpoint, store
+from ..errors import SettingError
+from . import checkpoint, files, store
 from .config import Config
 from .federation import Federation, accuracy_name, broadcast_bytes, broadcast_seconds
 from .program import Program
@@ -29,14 +30,31 @@ class Stopped(KeyboardInterrupt):
 def newest_state(folder: Path, abstract: State) -> tuple[State | None, int, str | None]:
     """The newest state in `folder`, its round and a warning; None, 0 and None without one.
 
-    The rows in the folder are cut back to that round. Every process must call it.
+    The rows in the folder are cut back to that round; where some are damaged it is a round
+    before them. Every process must call it.
+
+    Raises:
+      ValueError: no state can be read, or none from before the rows that are damaged.
     """
     checkpoints = folder / store.CHECKPOINTS
-    state, done = checkpoint.restore(checkpoints, abstract) or (None, 0)
+    until, damaged, why = None, [], ""
+    with processes.agreed():
+        if processes.is_first():
+            until, damaged, why = store.whole_until(folder)
+            saved = checkpoint.rounds(checkpoints)
+            if until is not None and saved and saved[0] > until:
+                raise SettingError(
+                    f"{why}, and no state from before it is left; put it back as it was, "
+                    "or start again in another folder."
+                )
+    state, done = checkpoint.restore(checkpoints, abstract, until) or (None, 0)
     if not processes.is_first():
         return state, done, None
-    store.truncate(folder, done)
-    return state, done, checkpoint.set_aside(checkpoints, done)
+    unlisted = done and files.listed(checkpoints) is None
+    said = [checkpoint.set_aside(checkpoints, done, why)]
+    said += [files.unlisted(checkpoints)] if unlisted else []
+    store.truncate(folder, done, damaged)
+    return state, done, " ".join(text for text in said if text) or None
 
 
 def new_log(

@@ -7,6 +7,7 @@
     checkpoints/<round>/      the last two states (orbax)
     summary.json              the result; a folder that has one is finished
     own.json                  what was a user's own, or has been revised, if anything was
+    files.sha256              the checksums of all these, see files.py
     learning_curve.png
 
 A part is named after its last round and appears whole or not at all, so cutting a run
@@ -16,14 +17,14 @@ reads the parts as one table, and so does pandas.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import check
 from ..errors import SettingError
-from . import toml
+from . import files, toml
 from .lock import LOCK, check_held
 from .schema import common_options, settings, settings_that_are
 from .spelling import canonical
@@ -101,10 +102,13 @@ def read_run(folder: str | Path) -> Record:
             f"{folder} holds no run: it has no {CONFIG}; write the folder that "
             "fedjax-adapt run has printed, as in runs/digits-fedssg-0123abcd."
         )
+    metrics = read_table(folder, "metrics")
+    if len(metrics) and files.listed(folder) is None:
+        files.warn_unlisted(folder)
     return Record(
         folder=folder,
         config=canonical(toml.read(folder / CONFIG)),
-        metrics=read_table(folder, "metrics"),
+        metrics=metrics,
         clients=read_table(folder, "clients"),
         summary=read_summary(folder),
     )
@@ -145,9 +149,9 @@ def runs_in(folder: str | Path) -> list[Path]:
 def _runs_below(folder: Path) -> list[Path]:
     """The folders of runs and sweeps below one, not those of a sweep's trials."""
     found = []
-    for root, folders, files in os.walk(folder):
+    for root, folders, names in os.walk(folder):
         path = Path(root)
-        if CONFIG in files or SWEEP in files:
+        if CONFIG in names or SWEEP in names:
             found.append(path)
             folders.clear()
         elif len(path.relative_to(folder).parts) >= DEEPEST:
@@ -226,6 +230,9 @@ def read_swept(folder: str | Path) -> Swept:
             raise SettingError(
                 f"{folder} holds no results of a sweep: it has no {name}."
             )
+    if files.listed(folder) is None:
+        files.warn_unlisted(folder)
+    files.check(folder, folder / RESULTS)
     table = _read_parquet(folder / RESULTS)
     return Swept(folder, toml.read(folder / SWEEP), table)
 
@@ -307,8 +314,9 @@ def read_table(folder: Path, name: str) -> "pyarrow.Table":
     """
     import pyarrow as pa
 
-    tables = []
-    for part in _parts(folder, name):
+    tables, known = [], files.listed(folder)
+    for part in _parts(folder, name, known):
+        files.check(folder, part, known)
         table = _read_parquet(part)
         for field in table.schema:
             if not _holds_numbers(field.type):
@@ -323,7 +331,7 @@ def read_table(folder: Path, name: str) -> "pyarrow.Table":
         return pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:
         raise SettingError(
-            f"{folder / name} is broken ({_first_line(error)})."
+            f"{folder / name} is broken ({files.first_line(error)})."
         ) from None
 
 
@@ -345,14 +353,9 @@ def _read_parquet(path: Path) -> "pyarrow.Table":
         with open(path, "rb") as file:  # of which arrow says less
             return pq.read_table(file)
     except pa.ArrowException as error:
-        raise SettingError(f"{path} is broken ({_first_line(error)}).") from None
+        raise SettingError(f"{path} is broken ({files.first_line(error)}).") from None
     except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: OSError) -> SettingError:
-    reason = error.strerror or _first_line(error)
-    return SettingError(f"{path} cannot be read ({reason}); put it back as it was.")
+        raise files.unreadable(path, error) from None
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
@@ -366,20 +369,23 @@ def read_origins(folder: Path) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
+    if not os.path.lexists(path):
+        return None
+    files.check(path.parent, path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except FileNotFoundError:  # deleted meanwhile
         return None
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise files.unreadable(path, error) from None
     except ValueError as error:
-        raise SettingError(f"{path} is broken ({_first_line(error)}).") from None
+        raise SettingError(f"{path} is broken ({files.first_line(error)}).") from None
 
 
 def write_origins(folder: Path, own: Mapping[str, str]) -> None:
     """Writes that down where there is anything."""
     if own:
-        write_text(folder / OWN, json.dumps(own, indent=2) + "\n")
+        files.write_listed(folder / OWN, json.dumps(own, indent=2) + "\n")
 
 
 def append(folder: Path, name: str, rows: Mapping[str, Any], last_round: int) -> None:
@@ -397,46 +403,82 @@ def append(folder: Path, name: str, rows: Mapping[str, Any], last_round: int) ->
     path = _part(folder, name, last_round)
     check_held(path)
     path.parent.mkdir(exist_ok=True)
-    write_table(path, pa.table(dict(rows)))
+    write_table(folder, path, pa.table(dict(rows)))
 
 
-def write_table(path: Path, table: "pyarrow.Table") -> None:
-    """Writes a Parquet file whole or not at all."""
+def write_table(folder: Path, path: Path, table: "pyarrow.Table") -> None:
+    """Writes a Parquet file of `folder` whole or not at all, and lists it there."""
     import pyarrow.parquet as pq
 
-    with replacing(path) as temporary:
+    with files.listing(folder, path) as temporary:
         pq.write_table(table, temporary)
 
 
-def truncate(folder: Path, last_round: int) -> None:
-    """Drops the rows of rounds after `last_round`, where a checkpoint was taken."""
+def whole_until(folder: Path) -> tuple[int | None, list[Path], str]:
+    """The last round up to which no part of a table is damaged; None: none is.
+
+    Returns:
+      That round, the damaged parts, and what is wrong with the first of them.
+    """
+    known = files.listed(folder)
+    until, parts, why = None, [], ""
     for name in TABLES:
-        for part in _parts(folder, name):
-            if part > _part(folder, name, last_round):
-                part.unlink()
+        last = 0
+        for part in _parts(folder, name, known or {}):
+            if damage := files.damaged(folder, part, known):
+                if until is None or last < until:
+                    until, why = last, damage
+                parts.append(part)
+            last = int(part.stem.partition("-")[2])
+    return until, parts, why
+
+
+def truncate(folder: Path, last_round: int, damaged: Iterable[Path] = ()) -> None:
+    """Drops the rows of rounds after `last_round`, where a checkpoint was taken.
+
+    Those that are damaged are set aside.
+    """
+    after = [
+        part
+        for name in TABLES
+        for part in _parts(folder, name)
+        if part > _part(folder, name, last_round)
+    ]
+    files.strike(folder, [*after, *damaged])
+    for part in after:
+        if part in damaged:
+            part.rename(f"{part}.unreadable")
+        else:
+            part.unlink()
+
+
+def drop(folder: Path, name: str) -> None:
+    """Deletes what lies below a name in a folder."""
+    files.strike(folder, [folder / name])
+    shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def finish(folder: Path, summary: Mapping[str, Any]) -> None:
     """Writes the summary, which marks the run as finished, and drops the lock."""
-    write_text(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    files.write_listed(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
     (folder / LOCK).unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def _part(folder: Path, name: str, last_round: int) -> Path:
     return folder / name / f"part-{last_round:09d}.parquet"
 
 
-def _parts(folder: Path, name: str) -> list[Path]:
-    return sorted(p for p in listed(folder / name) if p.match("part-*.parquet"))
+def _parts(
+    folder: Path, name: str, known: Mapping[str, str] | None = None
+) -> list[Path]:
+    """The parts of a table, oldest first: those in a list, or that lie there."""
+    found = contents(folder / name)
+    if known is not None:
+        found = [folder / path for path in known if path.startswith(f"{name}/")]
+    return sorted(path for path in found if path.match("part-*.parquet"))
 
 
-def listed(folder: Path) -> list[Path]:
+def contents(folder: Path) -> list[Path]:
     """What lies in a folder, nothing where there is none.
 
     Raises:
@@ -447,31 +489,4 @@ def listed(folder: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise _unreadable(folder, error) from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to; it becomes `path` when the block ends well.
-
-    Raises:
-      OSError: it cannot be written; the error names `path`.
-      RunError: see `lock.check_held`.
-    """
-    check_held(path)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:  # as a full disk gives it, it names no file
-        if error.errno is None:
-            raise OSError(f"{path} cannot be written: {error}") from None
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise files.unreadable(folder, error) from None

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import re
 import tomllib
 import types
@@ -12,14 +13,18 @@ from typing import Any, Literal
 
 from ..core import Algorithm
 from ..errors import SettingError
+from . import files
 
 
 def read(path: Path, called: str = "config") -> dict[str, Any]:
     """The keys and values of a TOML file, which the user knows as `called`.
 
     Raises:
-      ValueError: the file is missing, unreadable or not TOML; the sentence names it.
+      ValueError: the file is missing, unreadable, not TOML, or of a run and damaged; the
+        sentence names it.
     """
+    if os.path.exists(path):
+        files.check(path.parent, path)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import SettingError
-from . import store
+from . import files
 from .config import Config, to_settings
 
 FOLDER = "tracking"  # in that of a run; in that of a sweep it has one for each trial
@@ -71,7 +71,7 @@ class _WandB:
             name=name,
             config=to_settings(config),
         )
-        store.write_text(_identity_file(folder, "wandb"), self.run.id)
+        files.write_text(_identity_file(folder, "wandb"), self.run.id)
         # steps of wandb never go back, as rounds do that are made again
         self.run.define_metric("*", step_metric="round")
 
@@ -93,7 +93,7 @@ class _MLflow:
             known = run.info.run_id
             given = [Param(k, str(v)) for k, v in to_settings(config).items()]
             self.client.log_batch(known, params=given)
-            store.write_text(_identity_file(folder, "mlflow"), known)
+            files.write_text(_identity_file(folder, "mlflow"), known)
         else:
             self.client.update_run(known, status="RUNNING")
         self.run_id = known

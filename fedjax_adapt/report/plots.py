@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..errors import SettingError
+from ..experiment.files import replacing
 from ..experiment.store import (
     ACCURACY,
     TRIALS,
     Record,
     differing,
     read_run,
-    replacing,
     runs_in,
 )
 from .seeds import by_seed

@@ -36,6 +36,25 @@ def also(tmp_path_factory):
     return config
 
 
+@pytest.fixture(scope="session")
+def stopped(tmp_path_factory):
+    """Two runs of the tiny config, of two seeds, that were saved after rounds 2 and 4."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(now):
+        if now.round >= 5:
+            raise Stop
+
+    place, configs = tmp_path_factory.mktemp("runs"), []
+    for seed in (0, 1):
+        configs.append(Config(folder=str(place / f"stopped{seed}"), **TINY, seed=seed))
+        with pytest.raises(Stop):
+            run(configs[-1], progress=stop)
+    return configs
+
+
 @pytest.fixture
 def tiny(tmp_path):
     """A config that runs in a second; keywords change it."""

@@ -10,7 +10,7 @@ import pytest
 from helpers import same
 
 from fedjax_adapt.core import Origin, State, tree_bytes
-from fedjax_adapt.experiment import checkpoint
+from fedjax_adapt.experiment import checkpoint, files
 
 
 class Earlier(NamedTuple):
@@ -74,7 +74,7 @@ def test_a_half_written_checkpoint_is_none_and_is_swept_away(tmp_path):
     left_over.mkdir(parents=True)
     assert checkpoint.restore(tmp_path, ABSTRACT) is None
     checkpoint.save(tmp_path, state(4.0), 4)
-    assert [path.name for path in tmp_path.iterdir()] == ["000000004"]
+    assert {path.name for path in tmp_path.iterdir()} == {"000000004", files.SUMS}
 
 
 def test_a_disk_without_room_is_an_error_of_the_system(tmp_path, limited):

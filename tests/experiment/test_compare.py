@@ -7,11 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers import relist
 from rich.console import Console
 
 from fedjax_adapt.cli import main, rankings
 from fedjax_adapt.errors import SettingError
-from fedjax_adapt.experiment import store, toml
+from fedjax_adapt.experiment import files, store, toml
 from fedjax_adapt.report.compare import as_text, comparison_tables, groups, sheets
 
 LABELS = ", labels=parity"
@@ -43,7 +44,7 @@ def finished(tmp_path, monkeypatch):
         folder.mkdir()
         settings |= {"algorithm": name, "seed": seed, "partition_seed": partition_seed}
         settings |= {"base": base} if base else {}
-        store.write_text(folder / store.CONFIG, toml.dumps(settings))
+        files.write_text(folder / store.CONFIG, toml.dumps(settings))
         found = {"accuracy": accuracy, "best_accuracy": accuracy, "rho": 1.25}
         summary = {
             **({store.TRAINED: found} if trained else found),
@@ -59,11 +60,12 @@ def finished(tmp_path, monkeypatch):
                 "examples": examples,
                 "used": used,
             }
-        store.write_text(folder / store.SUMMARY, json.dumps(summary))
+        files.write_text(folder / store.SUMMARY, json.dumps(summary))
         if curve is not None:
             (folder / "metrics").mkdir()
             rows = {"round": [*curve], store.ACCURACY: [*curve.values()], **dict(costs)}
             pq.write_table(pa.table(rows), folder / "metrics" / "part-00000030.parquet")
+        relist(folder)
         return folder.relative_to(tmp_path)
 
     return make
@@ -247,7 +249,7 @@ def test_a_control_with_another_setting_is_none_and_the_setting_is_named(
         said = f"control-{name}, {shown}, is no control of fnr: it has {says}."
         assert said in text
     also = finished("fnr", 0.4, folder="also", weight=1.0, variant="linear", **run)
-    store.write_text(
+    files.write_text(
         also / store.SUMMARY,
         (also / store.SUMMARY)
         .read_text()

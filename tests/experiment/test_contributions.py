@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from fedjax_adapt.cli import main
-from fedjax_adapt.experiment import store
+from fedjax_adapt.experiment import files, store
 from fedjax_adapt.report.clients import (
     contributions,
     contributions_table,
@@ -20,7 +20,7 @@ def measured(tmp_path):
     """The folder of a run of which client 7 took part once and client 1 twice."""
     folder = tmp_path / "run"
     folder.mkdir()
-    store.write_text(folder / store.CONFIG, "num_clients = 10\n")
+    files.write_text(folder / store.CONFIG, "num_clients = 10\n")
     rows = {
         "round": np.array([1, 1, 2, 2, 3]),
         "client": np.array([1, 4, 1, 7, 4]),
@@ -70,7 +70,7 @@ def test_mistakes_are_one_sentence(tmp_path, capsys):
 
     assert "give the folder of one run" in sentence()
     assert "holds no run" in sentence(str(tmp_path))
-    store.write_text(tmp_path / store.CONFIG, "")
+    files.write_text(tmp_path / store.CONFIG, "")
     assert "has no column gsnr" in sentence(str(tmp_path))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import fedjax_adapt
 
-from fedjax_adapt.experiment import read_run, store
+from fedjax_adapt.experiment import files, read_run, store
 from fedjax_adapt.experiment.config import to_settings, to_toml
 from fedjax_adapt.experiment.controls import (
     sweep_with_controls,
@@ -59,13 +59,13 @@ def trained(monkeypatch):
     def train(config, folder, resume, warning):
         assert resume or not folder.exists()
         folder.mkdir(exist_ok=True)
-        store.write_text(folder / store.CONFIG, to_toml(config))
+        files.write_text(folder / store.CONFIG, to_toml(config))
         summary = {
             **{"folder": str(folder), "accuracy": 0.5, "best_accuracy": 0.5},
             **{"rounds": 2, "seeds": {"seed": 0}, "data": {"name": "d", "test": 9}},
             "public": {"protocol": "holdout", "examples": 30, "used": True},
         }
-        store.write_text(folder / store.SUMMARY, json.dumps(summary))
+        files.write_text(folder / store.SUMMARY, json.dumps(summary))
         folders.append(folder.name)
         return 0
 
@@ -139,7 +139,7 @@ def test_a_folder_that_is_taken_is_said_before_anything_is_run(tiny, elsewhere):
     assert unfinished(configs, False) == configs
     taken = Path(f"{configs[0].folder}-control-pubft")
     taken.mkdir()
-    store.write_text(taken / store.CONFIG, to_toml(tiny(algorithm="fedavg")))
+    files.write_text(taken / store.CONFIG, to_toml(tiny(algorithm="fedavg")))
     with pytest.raises(ValueError, match="holds another run .algorithm=fedavg, here"):
         unfinished(configs, False)
 

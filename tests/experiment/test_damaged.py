@@ -1,16 +1,24 @@
 """A file of a run folder that is not what it was is named in one sentence."""
 
+import dataclasses
 import os
+import random
 import shutil
+import subprocess
+import warnings
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers import same, unlist
 
-from fedjax_adapt import cli
+from fedjax_adapt import cli, init_state
 from fedjax_adapt.errors import SettingError
-from fedjax_adapt.experiment import store
+from fedjax_adapt.experiment import build, checkpoint, files, read_run, run, store
+from fedjax_adapt.experiment.folder import check_folder
+from fedjax_adapt.experiment.loop import newest_state
+from fedjax_adapt.experiment.program import abstract_state, run_keys
 
 
 def removed(path):
@@ -43,6 +51,16 @@ def of(value):
     return damage
 
 
+def of_before(damage):
+    """In a folder of a version that listed no checksums."""
+
+    def unlisted(path):
+        damage(path)
+        unlist(path.parents[1])
+
+    return unlisted
+
+
 PART, ROWS = "metrics/part-000000002.parquet", "clients/part-000000002.parquet"
 TEXT = "is broken (its column loss is of string, no numbers)."
 UNREAD = "cannot be read ({}); "
@@ -61,8 +79,8 @@ DAMAGES = [  # what, to which file, and what is said of it
         (loop, name, UNREAD.format("Too many levels of symbolic links"))
         for name in ("config.toml", "summary.json", "metrics", "checkpoints", PART)
     ],
-    (of("x"), PART, TEXT),
-    (of("x"), ROWS, TEXT),
+    (of_before(of("x")), PART, TEXT),
+    (of_before(of("x")), ROWS, TEXT),
 ]
 
 
@@ -87,7 +105,7 @@ def test_what_is_damaged_is_named_before_anything_is_written(
 
 
 def test_parts_of_different_numbers_are_no_table(half):
-    of(1)(half / PART)
+    of_before(of(1))(half / PART)
     with pytest.raises(
         SettingError, match=r"^half/metrics is broken \(Unable to merge"
     ):
@@ -124,3 +142,250 @@ def test_an_error_of_the_system_names_the_file_and_no_number(capsys):
     assert process.report_error(PermissionError(13, os.strerror(13), "runs/a")) == 1
     said = "fedjax-adapt: runs/a cannot be used (Permission denied).\n"
     assert capsys.readouterr().err == said
+
+
+# A campaign: whatever is damaged is told, or the numbers are the same.
+
+
+def flipped(path, other, draw):
+    held = bytearray(path.read_bytes() or b"x")
+    held[draw.randrange(len(held))] ^= 1 << draw.randrange(8)
+    path.write_bytes(held)
+
+
+def cut(path, other, draw):
+    held = path.read_bytes()
+    path.write_bytes(held[: draw.randrange(len(held) or 1)])
+
+
+def emptied(path, other, draw):
+    path.write_bytes(b"")
+
+
+def deleted(path, other, draw):
+    path.unlink()
+
+
+def grown(path, other, draw):
+    path.write_bytes(path.read_bytes() + draw.randbytes(16))
+
+
+def exchanged(path, other, draw):
+    others = [p for p in path.parent.iterdir() if p.is_file() and p != path]
+    if not others:
+        return flipped(path, other, draw)
+    with_it = draw.choice(sorted(others))
+    mine, its = path.read_bytes(), with_it.read_bytes()
+    path.write_bytes(its)
+    with_it.write_bytes(mine)
+
+
+def of_another_run(path, other, draw):
+    if not other.exists():
+        return flipped(path, other, draw)
+    path.write_bytes(other.read_bytes())
+
+
+CAMPAIGN = (flipped, cut, emptied, deleted, grown, exchanged, of_another_run)
+
+
+def damage_one(folder, other, draw):
+    """Damages a file of a folder, and returns how."""
+    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != ".lock"]
+    of = lambda path: path.relative_to(folder).parts[0]  # as often a table as a state
+    first = draw.choice(sorted({of(path) for path in paths}))
+    path = draw.choice([path for path in paths if of(path) == first])
+    damage = draw.choice(CAMPAIGN)
+    before = path.read_bytes()
+    damage(path, other / path.relative_to(folder), draw)
+    same_bytes = path.exists() and path.read_bytes() == before
+    return f"{path.relative_to(folder)} {damage.__name__}" * (not same_bytes)
+
+
+def read_back(folder, config, abstract):
+    """What a resume goes on from, and what it says: state, round, tables, words."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        state, done, said = newest_state(folder, abstract)
+        record = read_run(folder)
+    said = [said] * bool(said) + [str(warning.message) for warning in caught]
+    tables = record.metrics.to_pydict(), record.clients.to_pydict()
+    return state, done, tables, said
+
+
+def in_place_of(config, folder):
+    return dataclasses.replace(config, folder=str(folder))
+
+
+def campaign(stopped, place, seeds):
+    """Damages a folder anew for each seed; returns how often nothing is said of it."""
+    mine, other = stopped
+    federation = build(mine)
+    key, _ = run_keys(mine.seed)
+    abstract = abstract_state(lambda: init_state(*federation[:4], key), federation)
+    whole = place / "whole"
+    shutil.copytree(mine.folder, whole)
+    state, done, tables, said = read_back(whole, mine, abstract)
+    assert done == 4 and not said
+    counts = dict.fromkeys(("refused", "said", "same"), 0)
+    for seed in seeds:
+        folder = place / f"damaged{seed}"
+        shutil.copytree(mine.folder, folder)
+        how = damage_one(folder, Path(other.folder), random.Random(seed))
+        try:
+            check_folder(folder, in_place_of(mine, folder), resume=True)
+            found, at, read, words = read_back(folder, mine, abstract)
+        except SettingError as error:
+            assert str(folder) in str(error) and "\n" not in str(error), how
+            counts["refused"] += 1
+        else:
+            counts["said" if words else "same"] += 1
+            # what it goes on from is of the run, and no row of other rounds is left
+            assert words or (at == done and read == tables), how
+            assert at == done or words, how
+            rows = [row for row, r in enumerate(tables[0]["round"]) if r <= at]
+            assert read[0] == {n: v[: len(rows)] for n, v in tables[0].items()}, how
+            if at == done:
+                assert same(found, state), how
+        shutil.rmtree(folder)
+    return counts
+
+
+def test_no_damage_is_silent(stopped, tmp_path):
+    counts = campaign(stopped, tmp_path, range(60))
+    assert counts["refused"] > 20 and counts["said"] > 10, counts
+
+
+@pytest.mark.slow
+def test_no_damage_of_500_is_silent(stopped, tmp_path):
+    counts = campaign(stopped, tmp_path, range(1000, 1500))
+    assert counts["refused"] > 200 and counts["said"] > 50, counts
+
+
+def resumed(config, folder):
+    said = []
+    run(in_place_of(config, folder), resume=True, progress=lambda at: said.append(at))
+    return [at.warning for at in said if at.warning]
+
+
+def test_damaged_rows_cost_the_rounds_since_the_state_before_them(
+    stopped, whole, tmp_path
+):
+    folder = tmp_path / "run"
+    shutil.copytree(stopped[0].folder, folder)
+    assert checkpoint.rounds(folder / "checkpoints") == [2, 4]
+    part = folder / "clients" / "part-000000004.parquet"
+    flipped(part, None, random.Random(0))
+    assert resumed(stopped[0], folder) == [
+        f"{part} is not as it was written ({folder / files.SUMS} has its checksum), and "
+        "the state after it is called 000000004.unreadable now; this goes on from round 2."
+    ]
+    left = sorted(path.name for path in part.parent.iterdir())
+    assert "part-000000004.parquet.unreadable" in left
+    for name in ("metrics", "clients"):
+        mine, its = (read_table(at, name) for at in (folder, whole.folder))
+        assert mine == its
+
+
+def test_damaged_rows_from_before_every_state_are_refused(stopped, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(stopped[0].folder, folder)
+    part = folder / "metrics" / "part-000000002.parquet"
+    part.unlink()
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(SettingError) as error:
+        resumed(stopped[0], folder)
+    assert str(error.value) == (
+        f"{part} is missing ({folder / files.SUMS} has its checksum), and no state from "
+        "before it is left; put it back as it was, or start again in another folder."
+    )
+    assert sorted(folder.rglob("*")) == before
+
+
+def read_table(folder, name):
+    table = store.read_table(Path(folder), name)
+    return table.drop_columns([n for n in ("seconds",) if n in table.column_names])
+
+
+def test_a_damaged_list_is_named(stopped, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(stopped[0].folder, folder)
+    sums = folder / files.SUMS
+    lines = sums.read_text().splitlines(keepends=True)
+    sums.write_text("".join(lines[1:]))
+    says = (
+        f"^{sums} is damaged; put it back as it was, or delete it, after which damage"
+    )
+    with pytest.raises(SettingError, match=says):
+        read_run(folder)
+
+
+def test_the_lists_are_those_of_sha256sum(stopped):
+    for place in (Path(stopped[0].folder), Path(stopped[0].folder) / "checkpoints"):
+        checked = subprocess.run(
+            ["sha256sum", "--check", "--strict", "--quiet", files.SUMS],
+            cwd=place,
+            capture_output=True,
+            text=True,
+        )
+        assert checked.returncode == 0 and not checked.stderr, checked
+
+
+def test_every_file_that_is_read_again_is_listed(stopped):
+    folder = Path(stopped[0].folder)
+    known = [folder / name for name in files.listed(folder)]
+    saved = folder / "checkpoints"
+    known += [saved / name for name in files.listed(saved)]
+    found = {path for path in folder.rglob("*") if path.is_file()}
+    besides = {path.name for path in found.difference(known)}
+    assert besides == {".lock", files.SUMS, *checkpoint.DATED}
+
+
+def test_a_folder_of_before_is_gone_on_with_and_listed(stopped, whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(stopped[0].folder, folder)
+    unlist(folder)
+    saved = folder / "checkpoints"
+    assert resumed(stopped[0], folder) == [
+        f"{saved} has no {files.SUMS}, as earlier versions left theirs; damage to the "
+        "files that are there is not noticed."
+    ]
+    for name in ("metrics", "clients"):
+        assert read_table(folder, name) == read_table(whole.folder, name)
+    assert {"config.toml", "summary.json"} <= set(files.listed(folder))
+    assert {name.partition("/")[0] for name in files.listed(saved)} == {
+        *("000000006", "000000007")
+    }
+
+
+@pytest.mark.slow
+def test_a_kill_between_a_file_and_its_list_costs_no_more_than_the_file(
+    stopped, whole, tmp_path, monkeypatch
+):
+    """At every write of a list in turn: the file is there, and its line is not."""
+    write, at = files._write, 0
+    while True:
+        folder, calls = tmp_path / f"killed{at}", []
+        shutil.copytree(stopped[0].folder, folder)
+
+        def killed(place, known, calls=calls, at=at):
+            calls.append(place)
+            if len(calls) > at:
+                raise KeyboardInterrupt
+            write(place, known)
+
+        monkeypatch.setattr(files, "_write", killed)
+        try:
+            resumed(stopped[0], folder)
+            ended = True
+        except BaseException:
+            ended = False
+        monkeypatch.setattr(files, "_write", write)
+        if ended:
+            break
+        if not (folder / store.SUMMARY).exists():  # else it is finished
+            resumed(stopped[0], folder)
+        for name in ("metrics", "clients"):
+            assert read_table(folder, name) == read_table(whole.folder, name), at
+        at += 1
+    assert at > 5

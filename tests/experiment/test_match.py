@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import relist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_adapt.experiment import Config, read_run, run, store
+from fedjax_adapt.experiment import Config, files, read_run, run, store
 from fedjax_adapt.experiment.build import build, build_algorithm
 from fedjax_adapt.experiment.match import matching_steps, schedule
 from fedjax_adapt.steps import scheduled_steps
@@ -111,6 +112,8 @@ def test_what_cannot_be_matched_is_one_sentence(matched, whole, tmp_path):
         shutil.copytree(whole.folder, copy)
     shutil.rmtree(gone / "clients")
     max((lacking / "clients").iterdir()).unlink()
+    for folder in (gone, lacking):
+        relist(folder)
     sizes = np.full(6, 100)
     for changes, says in (
         ({"match": str(tmp_path)}, "holds no run; write the folder of a finished one"),
@@ -145,7 +148,7 @@ def test_a_run_whose_clients_hold_other_examples_is_not_matched(
     summary = json.loads((other / store.SUMMARY).read_text())
     summary["data"]["train"] = 1294
     summary["public"] = {"protocol": "holdout", "examples": 143, "validation": 0}
-    store.write_text(other / store.SUMMARY, json.dumps(summary))
+    files.write_listed(other / store.SUMMARY, json.dumps(summary))
     says = (
         r"1294 examples \(public=holdout, public_examples=143, validation_examples=0\), "
         r"but here they share 1400 \(public=holdout, public_examples=37, validation_"

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 from conftest import TINY
-from helpers import CLASSES, close, make_clients, make_data, make_task, same
+from helpers import CLASSES, close, make_clients, make_data, make_task, relist, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_run import Stop, final_state, numbers, stop_after
@@ -233,6 +233,7 @@ def test_a_run_of_more_devices_is_loaded_on_those_there_are(whole, tmp_path):
     text = (folder / "config.toml").read_text()
     told = next(line for line in text.splitlines() if line.startswith("devices = "))
     (folder / "config.toml").write_text(text.replace(told, "devices = 64"))
+    relist(folder)
     loaded = fa.load_run(folder)
     assert loaded.config.devices == len(jax.devices())
     assert same(loaded.state.params, final_state(whole)[0].params)

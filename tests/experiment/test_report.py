@@ -5,9 +5,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers import relist
 from rich.console import Console
 
-from fedjax_adapt.experiment import read_run, run, store
+from fedjax_adapt.experiment import files, read_run, run, store
 from fedjax_adapt.experiment.run import Progress
 from fedjax_adapt.report import plots, tables
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
@@ -44,6 +45,7 @@ def test_a_legend_names_the_settings_in_which_runs_differ(whole, tmp_path, monke
         "seed = 0\n", "seed = 3\n", 1
     )
     (other / "config.toml").write_text(changed)
+    relist(other)
     figure = comparison_curves([whole.folder, other], tmp_path / "both.png")
     said = [text.get_text() for text in figure.legends[0].get_texts()]
     assert [text.partition(" (")[2] for text in said] == [
@@ -68,6 +70,7 @@ def test_seeds_of_a_setting_are_one_curve_in_a_band(whole, tmp_path, monkeypatch
         at = rows.column_names.index("accuracy")
         less = pa.array(rows["accuracy"].to_numpy() - lower)
         pq.write_table(rows.set_column(at, "accuracy", less), part)
+    relist(other)
     figure = comparison_curves([whole.folder, other], tmp_path / "both.png")
     accuracy = read_run(whole.folder).metrics["accuracy"].to_numpy()
     axes = figure.axes[0]
@@ -130,7 +133,7 @@ def interrupt_after(round):
 
 
 def test_a_run_without_rows_has_no_curve(tmp_path):
-    store.write_text(tmp_path / store.CONFIG, "")
+    files.write_text(tmp_path / store.CONFIG, "")
     with pytest.raises(ValueError, match="no evaluation yet"):
         learning_curve(tmp_path)
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from browser import PROGRAM, WITHOUT, browser
 from conftest import TINY
-from helpers import fedjax_adapt
+from helpers import fedjax_adapt, relist
 from matplotlib.image import imread
 
 from fedjax_adapt.cli import run as cli_run
@@ -131,6 +131,8 @@ def place(whole, also, tmp_path_factory):
         rows = pq.read_table(part)
         names = [n.replace(store.ACCURACY, store.TRAINED) for n in rows.column_names]
         pq.write_table(rows.rename_columns(names), part)
+    for name in (HOSTILE, "leaks"):
+        relist(folder / name)
     return folder
 
 
@@ -342,6 +344,7 @@ def test_what_is_not_recorded_is_a_line_that_says_what_records_it(shown, place):
     shutil.copytree(place / "whole", bare)
     for name in ("clients", store.PARTITION):
         shutil.rmtree(bare / name)
+    relist(bare)
     text = Page(report_page([bare])).text
     shutil.rmtree(bare)
     assert "labels: not recorded; an earlier version made the run; fedjax-adapt" in text
@@ -466,6 +469,7 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(there, capsys, line, s
     (there / "begun" / store.SUMMARY).unlink()
     shutil.copytree(there / "whole", there / "empty")
     shutil.rmtree(there / "empty" / "metrics")
+    relist(there / "empty")
     before = sorted(there.iterdir())
     code, out, err = fedjax_adapt(capsys, line)
     assert (code, out) == (2, "") and err.count("\n") == 1

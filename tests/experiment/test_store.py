@@ -2,14 +2,15 @@ import json
 
 import numpy as np
 import pytest
+from helpers import relist
 
 import fedjax_adapt as fa
-from fedjax_adapt.experiment import lock, store
+from fedjax_adapt.experiment import files, lock, store
 
 
 @pytest.fixture
 def folder(tmp_path):
-    store.write_text(tmp_path / store.CONFIG, "rounds = 4\n")
+    files.write_text(tmp_path / store.CONFIG, "rounds = 4\n")
     store.append(tmp_path, "metrics", {"round": [1, 2], "loss": [0.5, 0.25]}, 2)
     store.append(tmp_path, "metrics", {"round": [3], "loss": [0.125]}, 3)
     store.append(tmp_path, "clients", {"round": [1, 1, 2], "client": [4, 0, 1]}, 2)
@@ -50,9 +51,9 @@ def test_parts_sort_by_number_and_not_by_text(folder):
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
     path = tmp_path / "a.txt"
-    store.write_text(path, "old")
+    files.write_text(path, "old")
     with pytest.raises(UnicodeEncodeError):
-        store.write_text(path, "new \ud800")
+        files.write_text(path, "new \ud800")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
@@ -64,7 +65,7 @@ def test_a_write_that_fails_names_the_file(tmp_path, reason):
     path = tmp_path / "a.txt"
     path.write_text("old")
     with pytest.raises(OSError) as error:
-        with store.replacing(path) as temporary:
+        with files.replacing(path) as temporary:
             temporary.write_text("half")
             raise OSError(*reason)
     assert str(path) in str(error.value) and reason[-1] in str(error.value)
@@ -116,9 +117,11 @@ def test_what_is_no_path_is_one_sentence(read):
 
 def test_broken_files_are_named(folder):
     (folder / "metrics" / "part-000000003.parquet").write_bytes(b"nonsense")
+    relist(folder)
     with pytest.raises(ValueError, match=r"part-000000003.parquet is broken"):
         store.read_run(folder)
     (folder / "metrics" / "part-000000003.parquet").unlink()
     (folder / store.SUMMARY).write_text("{")
+    relist(folder)
     with pytest.raises(ValueError, match=r"summary.json is broken"):
         store.read_run(folder)

@@ -1,5 +1,6 @@
 import errno
 import json
+import random
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import TINY
-from helpers import fedjax_adapt, same
+from helpers import fedjax_adapt, relist, same
+from test_damaged import damage_one, flipped
 from test_run import Stop, stop_after
 
 import fedjax_adapt as fa
@@ -222,12 +224,13 @@ def test_clients_of_a_trial_are_ranked_by_what_they_contribute(tmp_path):
 def test_the_folder_of_a_sweep_holds_what_it_should(three):
     files = {p.name for p in three.folder.iterdir()}
     assert files == {
-        *("sweep.toml", "results.parquet", "groups", "trials", "summary.json")
+        *("sweep.toml", "results.parquet", "groups", "trials", "summary.json"),
+        "files.sha256",
     }
     group = three.folder / "groups" / "000-scaffold"
     assert {p.name for p in group.iterdir()} == {
         # its checkpoints are gone
-        *("group.toml", "metrics", "trials", "summary.json")
+        *("group.toml", "metrics", "trials", "summary.json", "files.sha256")
     }
     table = pq.read_table(three.folder / "results.parquet").to_pydict()
     assert np.shape(table["class_accuracy"]) == (3, 10)
@@ -247,6 +250,7 @@ def begun_otherwise(folder):
     shutil.copytree(folder, copy)
     told = copy / "groups" / "000-scaffold" / "group.toml"
     told.write_text(told.read_text().replace("trials = [0, 1, 2]", "trials = [0]"))
+    relist(told.parent)
     return copy
 
 
@@ -276,6 +280,40 @@ def test_a_resumed_sweep_equals_an_uninterrupted_one_to_the_bit(tmp_path, three,
     assert {now.whose for now in seen if now.accuracy is not None} == {" of all trials"}
     told = [now.warning for now in seen if now.warning is not None]
     assert len(told) == 1 and "begun with 2 trials at once and goes on so" in told[0]
+
+
+@pytest.mark.slow
+def test_no_damage_to_a_sweep_is_silent(tmp_path, three):
+    """It is refused, or said, or the results are those of a whole sweep."""
+    half, outcomes = tmp_path / "half", []
+    with pytest.raises(Stop):
+        sweep(THREE, half, side_by_side=2, progress=stop_after(18))
+    for seed in range(20):
+        folder, said = tmp_path / f"damaged{seed}", []
+        shutil.copytree(half, folder)
+        how = damage_one(folder, half, random.Random(seed))
+        try:
+            found = sweep(*(THREE, folder, True), side_by_side=2, progress=said.append)
+        except ValueError as error:
+            assert str(folder) in str(error) and "\n" not in str(error), how
+            outcomes.append("refused")
+        else:
+            outcomes.append("same")
+            assert found.results.equals(three.results), how
+            assert metrics(found) == metrics(three), how
+        shutil.rmtree(folder)
+    assert outcomes.count("refused") > 5 and outcomes.count("same") > 3, outcomes
+
+
+def test_a_damaged_file_of_a_sweep_is_named(tmp_path, three):
+    for name in ("results.parquet", "sweep.toml", "trials/0000/summary.json"):
+        folder = tmp_path / "copy"
+        shutil.copytree(three.folder, folder)
+        flipped(folder / name, None, random.Random(0))
+        with pytest.raises(ValueError, match=f"{name} is not as it was written"):
+            read_run(folder / "trials" / "0000")
+            read_swept(folder)
+        shutil.rmtree(folder)
 
 
 @pytest.mark.slow
@@ -637,6 +675,7 @@ def written(folder, rows, grid):
     pq.write_table(table_of(rows), folder / "results.parquet")
     lines = [f"{name} = {json.dumps(values)}" for name, values in grid.items()]
     (folder / "sweep.toml").write_text("\n".join(["[grid]", *lines]))
+    relist(folder)
     return folder
 
 

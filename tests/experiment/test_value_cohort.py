@@ -9,7 +9,7 @@ from helpers import fast
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.cli import main
 from fedjax_adapt.core import Info
-from fedjax_adapt.experiment import Config, read_run, run, store, value_cohort
+from fedjax_adapt.experiment import Config, files, read_run, run, store, value_cohort
 from fedjax_adapt.experiment import valuation as module
 from fedjax_adapt.report.clients import agreement
 
@@ -178,7 +178,7 @@ def test_a_run_that_cannot_be_valued_says_why(half, tmp_path, monkeypatch):
     def settings(**changes):
         settings = {"algorithm": "fedavg", "num_clients": 6} | changes
         lines = [f"{name} = {value!r}\n" for name, value in settings.items()]
-        store.write_text(tmp_path / store.CONFIG, "".join(lines))
+        files.write_text(tmp_path / store.CONFIG, "".join(lines))
 
     settings()
     with pytest.raises(ValueError, match="has no checkpoint to go on from; write fed"):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ... import check
 from ...errors import SettingError
-from .. import store
+from .. import files, store
 from ..folder import create
 from ..lock import locked
 from . import results
@@ -85,7 +85,7 @@ def begin_shard(folder: Path, asked: Sweep, number: int, count: int) -> Path:
             )
     if not (folder / WHOLE).exists():
         create(folder)
-        store.write_text(folder / WHOLE, results.to_toml(asked))
+        files.write_text(folder / WHOLE, results.to_toml(asked))
     change = results.first_change(read_sweep(folder / WHOLE), asked)
     if change is not None:
         raise SettingError(
@@ -158,6 +158,8 @@ def _merge(folder: Path, shards: list[Path]) -> None:
         own |= said[shard.name].get("own", {})
     rows.sort(key=lambda row: row["trial"])
     store.write_origins(folder, own)
-    store.write_table(folder / store.RESULTS, results.table_of(rows, whole.names))
-    store.write_text(folder / store.SWEEP, results.to_toml(whole))
+    store.write_table(
+        folder, folder / store.RESULTS, results.table_of(rows, whole.names)
+    )
+    files.write_listed(folder / store.SWEEP, results.to_toml(whole))
     store.finish(folder, {"trials": len(rows), "own": own, "shards": said})

@@ -8,7 +8,6 @@ done is never done again: a sweep that was killed goes on from the newest checkp
 """
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from ...data import FederatedDataset
 from ...engine import mesh, processes
 from ...engine.train import Callback, check_callback
 from ...errors import SettingError
-from .. import checkpoint, objects, scripts, store, summary, toml
+from .. import checkpoint, files, objects, scripts, store, summary, toml
 from ..build import build, counted
 from ..config import identity
 from ..federation import Federation, auxiliary
@@ -128,7 +127,7 @@ def _sweep(
         own = origins(trial.config for trial in asked.trials)
         if not (place / store.SWEEP).exists():
             store.write_origins(place, own)
-            store.write_text(place / store.SWEEP, results.to_toml(asked))
+            files.write_listed(place / store.SWEEP, results.to_toml(asked))
         total = sum(trial.config.rounds for trial in asked.trials)
         progress(Progress(0, total, warning=seed_hint(asked)))
         rows, before = [], 0
@@ -138,13 +137,12 @@ def _sweep(
             if store.read_summary(runner.path) is None:
                 runner.run(place, side_by_side, commit)
             for name in (store.CHECKPOINTS, "clients"):  # whose rows the trials have
-                shutil.rmtree(runner.path / name, ignore_errors=True)
+                store.drop(runner.path, name)
             before += sum(trial.config.rounds for trial in group.trials)
             rows += results.rows_of(runner.path, group.trials, asked.names)
             rows.sort(key=lambda row: row["trial"])
-            store.write_table(
-                place / store.RESULTS, results.table_of(rows, asked.names)
-            )
+            table = results.table_of(rows, asked.names)
+            store.write_table(place, place / store.RESULTS, table)
         written = {"trials": len(asked.trials), "groups": len(groups), "own": own}
         store.finish(place, written | _evidence(commit))
     return store.read_swept(place)
@@ -219,7 +217,7 @@ class _Runner:
         if not fixed:
             written = {"trials": numbers, "traced": self.group.numbers}
             written["at_once"] = compiled.width
-            store.write_text(self.path / GROUP, toml.dumps(written))
+            files.write_listed(self.path / GROUP, toml.dumps(written))
         rounds = configs[0].rounds
         state, done, aside = newest_state(self.path, compiled.abstract)
         self.warn(aside)

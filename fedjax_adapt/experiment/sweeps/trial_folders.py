@@ -13,7 +13,7 @@ from ...core import Params
 from ...data import Skew, skew
 from ...engine import mesh
 from ...engine.personal import evaluate_clients
-from .. import store
+from .. import files, store
 from ..config import Config, to_toml
 from ..federation import Federation
 from ..lock import check_held
@@ -65,7 +65,7 @@ def write_trials(
         check_held(path)
         path.mkdir(parents=True, exist_ok=True)
         store.write_origins(path, origins([config]))
-        store.write_text(path / store.CONFIG, to_toml(config))
+        files.write_listed(path / store.CONFIG, to_toml(config))
         for name in ("metrics", "clients"):
             if name in rows and len(rows[name]):
                 last = rows[name]["round"][-1].as_py()

@@ -1,0 +1,216 @@
+"""Files that are written whole or not at all, and checksums by which damage is noticed.
+
+`files.sha256` lies in the folder of a run, of its checkpoints, of a group and of a sweep.
+It has a line for each file of that folder that is read again, as `sha256sum -c` takes it,
+and at its end a comment with the checksum of its own lines. A file is written first and
+listed after, and one that is replaced or deleted is struck out first. So a kill leaves at
+most a file that is not listed, and one that is listed is as it was written, or damaged.
+"""
+
+import functools
+import hashlib
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import SettingError
+from .lock import check_held
+
+SUMS = "files.sha256"
+# what an earlier version, which listed nothing, has left: texts and tables
+BEFORE = ("*.toml", "*.json", "*.parquet", "*/part-*.parquet")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to; it becomes `path` when the block ends well.
+
+    Raises:
+      OSError: it cannot be written; the error names `path`.
+      RunError: see `lock.check_held`.
+    """
+    check_held(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:  # as a full disk gives it, it names no file
+        if error.errno is None:
+            raise OSError(f"{path} cannot be written: {error}") from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def listing(folder: Path, path: Path) -> Iterator[Path]:
+    """As `replacing(path)`, and lists `path` among the files of `folder`."""
+    strike(folder, [path])
+    with replacing(path) as temporary:
+        yield temporary
+    enter(folder, {path: path})
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_listed(path: Path, text: str) -> None:
+    """Writes a file whole or not at all, and lists it among those of its folder."""
+    with listing(path.parent, path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def listed(folder: Path) -> dict[str, str] | None:
+    """The checksum of each file of a folder, by its path there; None: none is listed.
+
+    Raises:
+      SettingError: the list cannot be read, or is damaged.
+    """
+    path = folder / SUMS
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except ValueError:
+        text = ""
+    lines, _, end = text.rpartition("# ")
+    if end != _of_text(lines) + "\n":
+        raise SettingError(
+            f"{path} is damaged; put it back as it was, or delete it, after which damage "
+            f"to the other files of {folder} is not noticed."
+        )
+    pairs = (line.partition("  ") for line in lines.splitlines())
+    return {name: checksum for checksum, _, name in pairs}
+
+
+def enter(
+    folder: Path,
+    contents: Mapping[Path, Path],
+    instead_of: Iterable[Path] = (),
+    before: Iterable[str] = BEFORE,
+) -> None:
+    """Lists files of a folder.
+
+    Args:
+      folder: that has the list.
+      contents: for each file below it, where to read what it has, or will have.
+      instead_of: files, or folders of them, that are struck out at the same time.
+      before: patterns of the files that are listed too where there is no list yet.
+    """
+    known = listed(folder)
+    if known is None:
+        there = (path for pattern in before for path in folder.glob(pattern))
+        known = {_name(folder, at): _of_file(at) for at in there if at.is_file()}
+    known = _without(folder, known, instead_of)
+    known |= {_name(folder, path): _of_file(at) for path, at in contents.items()}
+    _write(folder, known)
+
+
+def strike(folder: Path, paths: Iterable[Path]) -> None:
+    """Takes files, or folders of them, from the list of a folder."""
+    known = listed(folder)
+    if known is None:
+        return
+    left = _without(folder, known, paths)
+    if len(left) < len(known):
+        _write(folder, left)
+
+
+def check(folder: Path, path: Path, known: dict[str, str] | None = None) -> None:
+    """Raises SettingError if a listed file is not what was written; others may be.
+
+    Args:
+      folder: that has the list.
+      path: of the file.
+      known: `listed(folder)`, where many files are checked.
+    """
+    if damage := damaged(folder, path, known):
+        raise SettingError(
+            f"{damage}; put it back as it was, or start again in another folder."
+        )
+
+
+def damaged(folder: Path, path: Path, known: dict[str, str] | None = None) -> str:
+    """What is wrong with a listed file, in words; "" if it is as it was written.
+
+    Args and raises as `check`.
+    """
+    known, name = known or listed(folder) or {}, _name(folder, path)
+    while name in known:
+        try:
+            if _of_file(path) == known[name]:
+                return ""
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise unreadable(path, error) from None
+        now = listed(folder) or {}
+        if now.get(name) == known[name]:
+            what = "is not as it was written" if path.exists() else "is missing"
+            return f"{path} {what} ({folder / SUMS} has its checksum)"
+        known = now  # replaced meanwhile
+    return ""
+
+
+@functools.cache
+def warn_unlisted(folder: Path) -> None:
+    """Warns once that a folder has no list."""
+    warnings.warn(unlisted(folder), stacklevel=3)
+
+
+def unlisted(folder: Path) -> str:
+    """What to say of a folder without a list."""
+    return (
+        f"{folder} has no {SUMS}, as earlier versions left theirs; damage to the files "
+        "that are there is not noticed."
+    )
+
+
+def unreadable(path: Path, error: OSError) -> SettingError:
+    """The error of a file that the system does not let us read."""
+    reason = error.strerror or first_line(error)
+    return SettingError(f"{path} cannot be read ({reason}); put it back as it was.")
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text."""
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+def _without(
+    folder: Path, known: dict[str, str], paths: Iterable[Path]
+) -> dict[str, str]:
+    gone = {_name(folder, path) for path in paths}
+    below = tuple(f"{name}/" for name in gone)
+    return {
+        name: checksum
+        for name, checksum in known.items()
+        if name not in gone and not name.startswith(below)
+    }
+
+
+def _name(folder: Path, path: Path) -> str:
+    return path.absolute().relative_to(folder.absolute()).as_posix()
+
+
+def _of_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write(folder: Path, known: dict[str, str]) -> None:
+    lines = "".join(f"{known[name]}  {name}\n" for name in sorted(known))
+    write_text(folder / SUMS, f"{lines}# {_of_text(lines)}\n")
