@@ -101,7 +101,7 @@ def test_the_readme_links_to_every_guide():
 def test_every_promise_names_a_test_that_exists():
     page = (ROOT / "docs" / "reliability.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) > 20 and len(page.splitlines()) <= 40
+    assert len(rows) > 20 and len(page.splitlines()) <= 100
     for row in rows:
         found = re.search(r"`([\w/]+\.py)`: `(test_\w+)` \|$", row)
         assert found, row
