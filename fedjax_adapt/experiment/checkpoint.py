@@ -357,9 +357,7 @@ def set_aside(folder: Path, round: int, why: str = "") -> str | None:
         return f"{why}{aside}; {on}"
     if not newer:
         return None
-    return (
-        f"in {folder} the newest state is damaged, and is called {names} now; {on}"
-    )
+    return f"in {folder} the newest state is damaged, and is called {names} now; {on}"
 
 
 def rounds(folder: Path) -> list[int]:

@@ -1,0 +1,313 @@
+"""Kills runs and sweeps at any moment, resumes them, and compares with what none killed.
+
+    python benchmarks/crash.py --runs 200 --sweeps 50 --controls 30 --reproductions 20
+
+Half of the kills are SIGKILL at a moment that is drawn, half just before a file operation
+in the folder that is drawn: to open a file to write, to rename, to delete, to make a
+folder. A third of the resumes are killed as well. What the last one leaves must have the
+numbers of a run that was never killed, to the bit: rows, results and newest states.
+The process forks before JAX has a device, so a kill takes about as long as its training.
+"""
+
+import argparse
+import hashlib
+import itertools
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orbax.checkpoint
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fedjax_adapt.cli import main
+from fedjax_adapt.experiment import sweeps  # noqa: F401  before the fork
+from fedjax_adapt.experiment.checkpoint import rounds
+
+AGAIN = 1 / 3  # of the resumes that are killed too
+TINY = (
+    *(
+        "--model linear --partition dirichlet --num-clients 6 --participation 0.5"
+    ).split(),
+    *("--rounds 8 --batch-size 100 --checkpoint-every 2 --devices 1").split(),
+)
+ALGORITHMS = (
+    "fedssg",
+    "fedgsnr --base scaffold",
+    "fedveca",
+    "gift",
+    "feddf",
+    "scaffold --client-memory host",
+)
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+OPERATIONS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir")
+# of a summary and a table: what two equal runs need not share; the hash of a run that is
+# matched to another has the folder of that
+CIRCUMSTANCES = {
+    "config_hash",
+    *("seconds", "compile_seconds", "calibrate_seconds", "rounds_per_second"),
+    *("folder", "commit", "memory", "hardware", "versions"),
+}
+
+
+class Case(NamedTuple):
+    """A command that leaves a folder behind, and is resumed by the same command."""
+
+    kind: str
+    words: tuple[str, ...]
+
+    def command(self, folder: Path) -> list[str]:
+        """Its words, with a folder."""
+        resume = [] if self.kind == "reproduction" else ["--resume"]
+        return [*self.words, "--folder", str(folder), *resume]
+
+
+def cases(place: Path) -> dict[str, Iterator[Case]]:
+    """The cases of each kind, over and over."""
+    grid = place / "sweep.toml"
+    settings = "\n".join(
+        ['algorithm = "scaffold"', 'model = "linear"', "num_clients = 6", "rounds = 6"]
+        + ["participation = 0.5", "batch_size = 100", "checkpoint_every = 2"]
+    )
+    grid.write_text(f"[run]\n{settings}\n[grid]\nlr = [0.03, 0.1]\nseed = [0, 1]\n")
+    runs = [Case("run", ("run", *f"{a}".split(), *TINY)) for a in _algorithms()]
+    fnr = ("run", "--algorithm", "fnr", "--public", "holdout", "--controls", *TINY)
+    swept = ("sweep", str(grid), "--side-by-side", "2", "--devices", "1")
+    smoke = ("reproduce", "fedveca-table1", "--scale", "smoke")
+    return {
+        "run": itertools.cycle(runs),
+        "sweep": itertools.cycle([Case("sweep", swept)]),
+        "controls": itertools.cycle([Case("controls", fnr)]),
+        "reproduction": itertools.cycle([Case("reproduction", smoke)]),
+    }
+
+
+def _algorithms() -> list[str]:
+    return [
+        f"--algorithm {name}" + (" --public holdout" if name == "feddf" else "")
+        for name in ALGORITHMS
+    ]
+
+
+class Ended(NamedTuple):
+    """How a command ended: its exit code (-9: killed), what it printed, what it left."""
+
+    code: int
+    said: str
+    left: Any  # what `function` returned
+
+
+def forked(
+    function: Callable[[], tuple[int, Any]], after: float | None = None
+) -> Ended:
+    """Calls a function in a process of its own, killed after so many seconds."""
+    with tempfile.TemporaryDirectory() as place:
+        told, said = Path(place) / "told.json", Path(place) / "said"
+        pid = os.fork()
+        if pid == 0:
+            code = 70
+            try:
+                with open(said, "w", buffering=1) as out:
+                    os.dup2(out.fileno(), 1)
+                    os.dup2(out.fileno(), 2)
+                    with redirect_stdout(out), redirect_stderr(out):
+                        code, left = function()
+                told.write_text(json.dumps(left))
+            finally:
+                os._exit(code)
+        if after is not None:
+            until = time.monotonic() + after
+            while time.monotonic() < until:
+                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                    break
+                time.sleep(0.002)
+            os.kill(pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        left = json.loads(told.read_text()) if told.exists() else None
+        return Ended(code, said.read_text() if said.exists() else "", left)
+
+
+def watched(folder: Path, kill_at: int | None) -> list[str]:
+    """Notes the file operations below a folder from now on, and ends this at one."""
+    seen: list[str] = []
+
+    def audit(event: str, arguments: tuple) -> None:
+        if event not in OPERATIONS or not isinstance(arguments[0], str | os.PathLike):
+            return
+        if event == "open" and not arguments[2] & WRITES:
+            return
+        if not str(Path(os.path.abspath(arguments[0]))).startswith(str(folder)):
+            return
+        seen.append(event)
+        if len(seen) - 1 == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
+    return seen
+
+
+def digest(root: Path) -> dict[str, str]:
+    """The checksum of the numbers of each run and sweep below a folder."""
+    found = {}
+    for config in sorted(root.rglob("config.toml")):
+        folder = config.parent
+        held = [json.loads((folder / "summary.json").read_text())]
+        held = [{k: v for k, v in held[0].items() if k not in CIRCUMSTANCES}]
+        held += [_rows(folder / name) for name in ("metrics", "clients", "partition")]
+        saved = folder / "checkpoints"
+        if rounds(saved):
+            with orbax.checkpoint.StandardCheckpointer() as reader:
+                state = reader.restore(saved.absolute() / f"{rounds(saved)[-1]:09d}")
+            held.append(str(state))
+            held.append(_bytes(state))
+        text = json.dumps(held, sort_keys=True, default=str)
+        name = str(folder.relative_to(root))
+        found[name] = hashlib.sha256(text.encode()).hexdigest()
+    for table in sorted(root.rglob("results.parquet")):
+        text = json.dumps(_rows(table), sort_keys=True, default=str)
+        name = str(table.relative_to(root))
+        found[name] = hashlib.sha256(text.encode()).hexdigest()
+    return found
+
+
+def _rows(path: Path) -> dict[str, list]:
+    parts = sorted(path.glob("part-*.parquet")) if path.is_dir() else [path]
+    if not path.exists():
+        return {}
+    tables = pa.concat_tables(map(pq.read_table, parts), promote_options="default")
+    rows = tables.to_pydict()
+    return {n: v for n, v in rows.items() if n not in CIRCUMSTANCES}
+
+
+def _bytes(state: Any) -> str:
+    import jax
+    import numpy as np
+
+    held = hashlib.sha256()
+    for leaf in jax.tree.leaves(state):
+        held.update(np.asarray(leaf).tobytes())
+    return held.hexdigest()
+
+
+def whole(case: Case, folder: Path) -> tuple[dict[str, str], int, float]:
+    """What a case leaves that nobody kills, its file operations, and its seconds."""
+
+    def function() -> tuple[int, Any]:
+        seen = watched(folder, None)
+        return main(case.command(folder)), len(seen)
+
+    began = time.monotonic()
+    ended = forked(function)
+    seconds = time.monotonic() - began
+    if ended.code != 0:
+        raise RuntimeError(f"{case.command(folder)} ended with {ended}")
+    return forked(lambda: (0, digest(folder))).left, ended.left, seconds
+
+
+def attempt(
+    case: Case,
+    folder: Path,
+    expected: tuple[dict[str, str], int, float],
+    draw: random.Random,
+) -> tuple[str, str]:
+    """Kills a case once or more, resumes it, and says what came of it, and how.
+
+    Returns:
+      "same", "other numbers" or "no resume", and how it was killed and what it printed.
+    """
+    numbers, operations, seconds = expected
+    kills = []
+    while True:
+        at, after = None, None
+        if draw.random() < 0.5:
+            at = draw.randrange(operations)
+            kills.append(f"operation {at}")
+        else:
+            after = draw.uniform(0, seconds)
+            kills.append(f"{after:.2f} s")
+
+        def killed(at: int | None = at) -> tuple[int, Any]:
+            watched(folder, at)
+            return main(case.command(folder)), None
+
+        forked(killed, after)
+        if draw.random() > AGAIN:
+            break
+    last = forked(lambda: (main(case.command(folder)), None))
+    how = f"{' '.join(case.command(folder))}: killed at {', '.join(kills)}"
+    finished = "finished" in last.said and last.code in (0, 2)
+    if last.code != 0 and not finished:
+        return "no resume", f"{how}; exit {last.code}: {last.said[-2000:]}"
+    found = forked(lambda: (0, digest(folder))).left
+    if found != numbers:
+        return "other numbers", f"{how}; {last.said[-500:]}"
+    return "same", how
+
+
+def campaign(
+    counts: dict[str, int], place: Path, seed: int, tell: Callable[[str], object]
+) -> tuple[dict[str, Counter], list[str]]:
+    """Kills as many of each kind as asked; returns what came of them and what failed."""
+    came, failed = {}, []
+    for kind, of_kind in cases(place).items():
+        known: dict[Case, Any] = {}
+        came[kind] = Counter()
+        for number in range(counts.get(kind, 0)):
+            case, draw = next(of_kind), random.Random(f"{seed} {kind} {number}")
+            if case not in known:
+                folder = place / f"{kind}-whole-{len(known)}"
+                known[case] = whole(case, folder)
+            folder = place / f"{kind}-{number}"
+            verdict, how = attempt(case, folder, known[case], draw)
+            came[kind][verdict] += 1
+            if verdict == "same":
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                failed.append(f"{verdict}: {how}")
+                tell(failed[-1])
+            tell(f"{kind} {number + 1}/{counts[kind]}: {dict(came[kind])}")
+    return came, failed
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for kind, many in (("run", 200), ("sweep", 50), ("control", 30)):
+        parser.add_argument(f"--{kind}s", type=int, default=many)
+    parser.add_argument("--reproductions", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="a JSON file for what came of it")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    asked = parse()
+    counts = {"run": asked.runs, "sweep": asked.sweeps, "controls": asked.controls}
+    counts["reproduction"] = asked.reproductions
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
+    with tempfile.TemporaryDirectory() as place:
+        came, failed = campaign(counts, Path(place), asked.seed, print)
+    record = {
+        "commit": commit,
+        "hardware": f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}",
+        "seed": asked.seed,
+        "came": came,
+        "failed": failed,
+    }
+    if asked.out is not None:
+        asked.out.write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(record, indent=2))
+    sys.exit(bool(failed))
