@@ -19,6 +19,7 @@ from fedjax_adapt.cli import (
     list_choices,
     partition,
     rankings,
+    replay,
     report,
     reproduce,
 )
@@ -190,6 +191,7 @@ READERS = {
     "contributions": rankings.parse,
     "compare": rankings.compare,
     "report": report.report,
+    "replay": replay.parse,
     "reproduce": reproduce.reproduce,
     "list": list_choices,
     "doctor": doctor.parse,

@@ -19,6 +19,7 @@ COMMANDS = {  # the module of each
     "compare": "rankings",
     "contributions": "rankings",
     "report": "report",
+    "replay": "replay",
     "reproduce": "reproduce",
     "doctor": "doctor",
 }
@@ -36,6 +37,7 @@ commands:
              rank the clients of a fedgsnr run by what their gradients said, and
              compare that with leave-one-out or Shapley values
   report     write a page of finished runs: settings, curves, figures, clients
+  replay     make a round of a run again, and say what of it has other numbers here
   reproduce  make the runs of a paper's table or figure, and print both figures
   doctor     versions, devices, caches and data sets here, and whether a round works
   list       algorithms, data sets, partitions and models, one line each
@@ -55,6 +57,7 @@ examples:
   fedjax-adapt partition --partition labels_per_client --num-labels 3
   fedjax-adapt compare runs/mine runs/other
   fedjax-adapt report runs/mine runs/other --out report.html
+  fedjax-adapt replay runs/mine --round 3
   fedjax-adapt reproduce list
   fedjax-adapt reproduce fedssg-table1 --scale smoke
   fedjax-adapt contributions runs/mine

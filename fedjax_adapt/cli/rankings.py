@@ -11,7 +11,7 @@ from .. import check
 from ..errors import SettingError
 from ..experiment import valuation
 from ..experiment.config import common_options
-from ..experiment.folder import config_of
+from ..experiment.folder import devices_of
 from ..experiment.options import Option
 from ..experiment.valuation import ORDERS, Reference, Value
 from ..report.clients import agreement, contributions_table, draw_contributions
@@ -105,8 +105,7 @@ def contributions(arguments: list[str]) -> int:
 def _references(folder: str, options: dict) -> tuple[dict, list[str]]:
     """What `value_cohort` finds: columns of the table, and how it agrees with r_k."""
     means = {one.client: one.mean for one in ranking(folder)}  # or the run is refused
-    devices = config_of(Path(folder), devices=options["devices"]).devices
-    process.take_devices(devices)
+    process.take_devices(options["devices"] or devices_of(folder))
     found = valuation.value_cohort(folder, **options)
     of_clients = lambda column: dict(
         zip(found.clients.tolist(), column.tolist(), strict=True)

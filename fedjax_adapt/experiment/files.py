@@ -32,7 +32,7 @@ def replacing(path: Path) -> Iterator[Path]:
       RunError: see `lock.check_held`.
     """
     check_held(path)
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_of(path)
     try:
         yield temporary
         with open(temporary, "rb") as file:
@@ -44,6 +44,11 @@ def replacing(path: Path) -> Iterator[Path]:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def temporary_of(path: Path) -> Path:
+    """Where a file is written before it has its name; a kill leaves it behind."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 @contextmanager

@@ -87,9 +87,9 @@ def check_may_begin(
     if not folder.exists():
         return
     if not (folder / file).exists():
-        if any(
-            path.name not in (LOCK, store.OWN, files.SUMS) for path in folder.iterdir()
-        ):
+        first = [folder / name for name in (LOCK, store.OWN, files.SUMS)]
+        killed = [files.temporary_of(path) for path in (folder / file, *first)]
+        if set(folder.iterdir()).difference(first, killed):
             raise SettingError(
                 f"folder={folder} holds files that are no {kind}; give a new folder."
             )
@@ -144,6 +144,11 @@ def stored_settings(folder: Path) -> dict[str, Any]:
     if settings.get("algorithm") in PUBLIC_BATCH:
         settings.setdefault("algorithm.batch_size", None)
     return settings
+
+
+def devices_of(folder: str | Path) -> int | Literal["auto"]:
+    """How many devices shared the clients of the run in `folder`, before JAX has begun."""
+    return stored_settings(check.expanded("", folder)).get("devices", "auto")
 
 
 def first_change(folder: Path, config: Config) -> tuple[str, Any, Any] | None:

@@ -525,6 +525,14 @@ def test_a_folder_that_is_no_run_is_refused(tiny, tmp_path):
     assert files(path) == ["thesis.tex"]
 
 
+def test_what_a_kill_leaves_of_a_first_file_is_no_run_and_hinders_none(tiny, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in (".lock", ".config.toml.tmp", ".files.sha256.tmp", ".own.json.tmp"):
+        (folder / name).touch()
+    assert run(tiny(rounds=1), resume=True).rounds == 1
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tiny, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="file/run lies below .*file, a file"):
