@@ -316,6 +316,47 @@ def test_clients_that_sit_out_keep_their_state_to_the_bit(case):
     assert len(away) == 2 and same(rows(before.clients), rows(after.clients))
 
 
+def broken(data, client):
+    """The data set, every input of one client NaN."""
+    rows = data.index[client, : int(data.size[client])]
+    return replace(data, x=data.x.at[rows].set(jnp.nan))
+
+
+def without_steps(algorithm, client):
+    """The algorithm, its policy giving one client no step."""
+    given = algorithm.policy.steps
+
+    def steps(state, cohort, measured):
+        return jnp.where(cohort.ids == client, 0, given(state, cohort, measured))
+
+    return fa.with_steps(algorithm, algorithm.policy._replace(steps=steps))
+
+
+@for_some
+def test_a_client_whose_update_is_not_finite_is_as_if_it_had_not_trained(case):
+    before, infos = case.after(2)
+    key = keys(3)[2]
+    _, info = case.step(before, key)
+    place = int(np.argmax(info.num_steps))  # a policy may give others no step
+    client = int(info.cohort[place])
+    data, plan = broken(case.data, client), replace(case.plan, nonfinite="leave_out")
+    state, info = jax.jit(fa.make_round(case.algorithm, case.task, data, plan))(
+        before, key
+    )
+    idle = without_steps(case.algorithm, client)
+    expected, other = jax.jit(fa.make_round(idle, case.task, data, case.plan))(
+        before, key
+    )
+    close(state, expected)
+    assert np.isfinite(float(info.delta_norm))
+    row = lambda tree: jax.tree.map(lambda leaf: leaf[client], tree)
+    assert same(row(state.clients), row(before.clients))
+    assert info.left_out.tolist() == [i == place for i in range(PLAN.cohort_size)]
+    assert int(info.num_left_out) == 1 and int(info.num_steps[place]) > 0
+    close(jax.tree.map(lambda a: jnp.delete(a, place), info.loss), jnp.delete(other.loss, place))
+    assert infos[0].left_out == () and infos[0].num_left_out == 0
+
+
 def test_hyper_parameters_may_be_traced(task, data):
     def loss(mu):
         round_fn, state = start(ALGORITHMS["fedprox"](mu), task, data)
