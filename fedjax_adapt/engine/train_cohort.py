@@ -213,7 +213,7 @@ def _scaled(weights: PyTree, active: Array, sums: PyTree) -> PyTree:
     Args:
       weights: of the whole cohort, [cohort], a prefix of `sums`.
       active: who is in the sums, [cohort].
-      sums: each is the mean already if all are in it, to the bit.
+      sums: each is the mean already if all are in it, and its factor 1.
     """
 
     def scaled(weight: Array, tree: PyTree) -> PyTree:

@@ -200,6 +200,7 @@ def build_plan(config: Config) -> Plan:
         lanes=config.lanes,
         devices=config.devices,
         client_memory=config.client_memory,
+        nonfinite=config.nonfinite,
         participation=participation,
         clock=build_clock(config),
     )

@@ -95,9 +95,8 @@ def run(
         Its test set, where it has none, is all the test examples of its clients.
       callback: called with a dict for each round, after the evaluation that follows it:
         round (1 is the first), train_loss, cohort, local_steps, public_steps, bytes_down,
-        bytes_up, simulated_seconds, wasted_bytes, wasted_steps, clipped, cut, delta_norm
-        and the scalars of the step
-        policy, as in `Record.metrics` but of that round alone (totals are since the start
+        bytes_up, simulated_seconds, wasted_bytes, wasted_steps, left_out, clipped, cut,
+        delta_norm and the scalars of the step policy, as in `Record.metrics` but of that round alone (totals are since the start
         of the run); and, in the last before an evaluation, accuracy, loss and seconds. If
         it returns True the run ends after the evaluation that follows the round, the
         rounds up to there are kept, and the folder is finished: `Summary.stopped_round`.
@@ -204,6 +203,13 @@ def _warning(
             f"a client's loss was not finite in the rounds up to {tally.broken}, and the "
             "server refused what came of it; lower lr if that is not what you wanted."
         )
+    if tally.left_out and "left_out" not in given:
+        given.add("left_out")
+        round, clients = tally.left_out
+        return (
+            f"what client {clients[0]} sent in round {round} was not finite, and was left "
+            "out; the column left_out of the metrics counts on."
+        )
     if tally.idle and "idle" not in given:
         given.add("idle")
         return (
@@ -307,8 +313,17 @@ def summarise(
         auxiliary=auxiliary(federation),
         own=origins([config]),
         stopped_round=rounds if rounds < config.rounds else None,
+        first_left_out_round=_first_left_out(folder, metrics),
         **summary.results(metrics, config.targets),
     )
+
+
+def _first_left_out(folder: Path, metrics: "pyarrow.Table") -> int | None:
+    """The first round in which a client's update was left out; None: there is none."""
+    if not metrics["left_out"][-1].as_py():
+        return None
+    clients = store.read_table(folder, "clients")
+    return min(clients.filter(clients["left_out"])["round"].to_pylist())
 
 
 def _memory(program: Program) -> dict[str, int | None]:

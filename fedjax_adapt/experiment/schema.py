@@ -284,6 +284,15 @@ class Config:
             "training",
         ),
     ] = 10.0
+    nonfinite: Annotated[
+        Nonfinite,
+        Setting(
+            "what becomes of a client that sends a number which is not finite: stop, it "
+            "counts as any other and the run stops; leave_out, it counts for nothing in "
+            "that round, which is counted and told",
+            "training",
+        ),
+    ] = "stop"
     step_seconds: Annotated[
         float | str | None,
         Setting(
