@@ -343,7 +343,8 @@ def test_a_client_whose_update_is_not_finite_is_as_if_it_had_not_trained(case):
     _, info = case.step(before, key)
     place = int(np.argmax(info.num_steps))  # a policy may give others no step
     client = int(info.cohort[place])
-    data, plan = broken(case.data, client), replace(case.plan, nonfinite="leave_out")
+    data = broken(case.data, client)
+    plan = replace(case.plan, nonfinite_updates="leave_out")
     run = lambda *made: jax.jit(fa.make_round(*made))(before, key)
     state, info = run(case.algorithm, case.task, data, plan)
     if (
@@ -354,7 +355,7 @@ def test_a_client_whose_update_is_not_finite_is_as_if_it_had_not_trained(case):
     idle = without_steps(case.algorithm, client)
     expected, other = run(idle, case.task, data, case.plan)
     close(state, expected)
-    assert np.isfinite(float(info.delta_norm)) and case.plan.nonfinite == "stop"
+    assert np.isfinite(float(info.delta_norm)) and case.plan.nonfinite_updates == "stop"
     row = lambda tree: jax.tree.map(lambda leaf: leaf[client], tree)
     assert same(row(state.clients), row(before.clients))
     assert info.left_out.tolist() == [i == place for i in range(PLAN.cohort_size)]

@@ -100,7 +100,7 @@ class Info(NamedTuple):
         which is in none of the above; () where the cohort is all that began.
       wasted_steps: their local steps.
       left_out: clients that trained and count for nothing, since what they sent was not
-        finite, [cohort] bool; () unless `Plan.nonfinite` is "leave_out".
+        finite, [cohort] bool; () unless `Plan.nonfinite_updates` is "leave_out".
       refine: the refinement's report, scalars or [cohort, ...].
       server: the server rule's (`ServerRule.report`), scalars or [cohort, ...].
     """

@@ -178,7 +178,7 @@ def debug_round(
                 _warn_of_a_model(upload, run)
                 sent.append(sent_by(policy, run))
                 for_refinement.append(sent_by(algorithm.refine or Refinement(), run))
-            if plan.nonfinite == "leave_out" and cohort.active[slot]:
+            if plan.nonfinite_updates == "leave_out" and cohort.active[slot]:
                 everything = (upload.delta, upload.extra, sent[-1], for_refinement[-1])
                 leaves = jax.tree.leaves(everything)
                 left_out[slot] = not all(np.isfinite(leaf).all() for leaf in leaves)
@@ -282,7 +282,7 @@ def debug_round(
             server=masked_report(cohort, said),
             wasted_bytes=lost[0],
             wasted_steps=lost[1],
-            left_out=out if plan.nonfinite == "leave_out" else (),
+            left_out=out if plan.nonfinite_updates == "leave_out" else (),
         )
 
     return round_fn
@@ -344,7 +344,7 @@ def _slow_client(setup, broadcast, client):
         where = f"client {int(client.id)}, local step {i}"
         with _named(where):
             progress = advance(setup, progress, *view(progress.params, jnp.int32(i)))
-        if setup.plan.nonfinite == "leave_out":
+        if setup.plan.nonfinite_updates == "leave_out":
             continue
         if not np.isfinite(progress.loss):
             raise FloatingPointError(f"{where}: the loss is {progress.loss}.")

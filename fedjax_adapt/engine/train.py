@@ -49,13 +49,14 @@ def train(
       chunk_size: rounds per dispatch. Chunks change no result.
       callback: called after each chunk, once for each of its rounds, with a dict: round
         (1 is the first after `init_state`), train_loss (mean local objective of the
-        clients that trained and count), cohort (how many they were), local_steps, public_steps,
-        bytes_down, bytes_up, simulated_seconds, wasted_bytes, wasted_steps and left_out,
-        the client updates of `Info.left_out` (since the call of `train`), clipped, cut,
-        delta_norm and the scalars that the algorithm reports. If it returns True no other chunk begins. The rounds of the chunk after
-        that one have been run by then: state and infos are those of the chunk's end, and
-        the callback is not called for them; `chunk_size=1` stops at once. What it raises
-        is raised; `state` is valid.
+        clients that trained, without those left out), cohort (how many trained),
+        local_steps, public_steps, bytes_down, bytes_up, simulated_seconds, wasted_bytes,
+        wasted_steps and left_out, the updates of `Info.left_out` (since the call of
+        `train`), clipped, cut, delta_norm and the scalars that the algorithm reports. If
+        it returns True no other chunk begins. The rounds of the chunk after that one have
+        been run by then: state and infos are those of the chunk's end, and the callback is
+        not called for them; `chunk_size=1` stops at once. What it raises is raised;
+        `state` is valid.
 
     A method whose equations have the number of rounds (FedSSG) is given those before and
     those of this call, unless the plan says: write `Plan(rounds=...)` where several calls

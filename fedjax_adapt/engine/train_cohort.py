@@ -115,7 +115,7 @@ def train_cohort(
     algorithm, pace = setup.algorithm, setup.pace
     combine = algorithm.server.combine
     refine = as_refinement(algorithm.refine) or Refinement()
-    leaves_out = setup.plan.nonfinite == "leave_out"
+    leaves_out = setup.plan.nonfinite_updates == "leave_out"
     streams = isinstance(combine, Mean) and not (leaves_out and _asks_again(combine))
     keep_runs = algorithm.refine is not None or algorithm.policy.update is not None
     weights = (combine.weights(cohort) if streams else (), uniformly(cohort))

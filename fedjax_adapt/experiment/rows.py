@@ -88,7 +88,7 @@ class Tally:
         """
         if not self.idle and not infos.num_active.all():
             self.idle = done + 1 + int(np.argmin(infos.num_active))
-        if self.left_out is None and infos.left_out != ():
+        if self.left_out is None and not isinstance(infos.left_out, tuple):
             self.left_out = first_of(infos.left_out, infos, done + 1)
         done += len(infos.delta_norm)
         row = metrics_row(infos, measured, done, self.totals)
@@ -353,7 +353,7 @@ def client_rows(infos: Info, first_round: int, num_clients: int) -> dict[str, An
         "loss": infos.loss[present],
         "clipped": infos.clipped[present],
     }
-    if infos.left_out != ():
+    if not isinstance(infos.left_out, tuple):
         columns["left_out"] = infos.left_out[present]
     of_clients = [pair for pair in reports(infos) if pair[1].ndim > 1]
     for name, leaf in [*named(infos.clients), *of_clients]:
@@ -397,9 +397,7 @@ def after_whom(infos: Info, first_round: int, diverged: int) -> str:
     if len(clients) == 1:
         return f" after the loss of client {clients[0]} was not in round {round}"
     among = int(infos.num_active[round - first_round])
-    return (
-        f" after the losses of {len(clients)} of {among} clients were not in round {round}"
-    )
+    return f" after the losses of {len(clients)} of {among} clients were not in round {round}"
 
 
 def concatenate(parts: list[Mapping[str, Any]]) -> dict[str, Any]:

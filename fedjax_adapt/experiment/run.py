@@ -96,12 +96,13 @@ def run(
       callback: called with a dict for each round, after the evaluation that follows it:
         round (1 is the first), train_loss, cohort, local_steps, public_steps, bytes_down,
         bytes_up, simulated_seconds, wasted_bytes, wasted_steps, left_out, clipped, cut,
-        delta_norm and the scalars of the step policy, as in `Record.metrics` but of that round alone (totals are since the start
-        of the run); and, in the last before an evaluation, accuracy, loss and seconds. If
-        it returns True the run ends after the evaluation that follows the round, the
-        rounds up to there are kept, and the folder is finished: `Summary.stopped_round`.
-        What it raises is raised, and the rounds so far are saved, to be resumed: it is
-        called for the rounds that are run then. Of several processes the first calls it.
+        delta_norm and the scalars of the step policy, as in `Record.metrics` but of that
+        round alone (totals are since the start of the run); and, in the last before an
+        evaluation, accuracy, loss and seconds. If it returns True the run ends after the
+        evaluation that follows the round, the rounds up to there are kept, and the folder
+        is finished: `Summary.stopped_round`. What it raises is raised, and the rounds so
+        far are saved, to be resumed: it is called for the rounds that are run then. Of
+        several processes the first calls it.
 
     Returns:
       What summary.json holds.
@@ -276,6 +277,7 @@ def summarise(
     named = store.accuracy_in(metrics.column_names)
     by_class = metrics[f"class_{named}"][-1].as_py()
     rounds = metrics["round"][-1].as_py()
+    found = summary.results(metrics, config.targets)
     used = {
         "devices": program.num_devices,
         "keeps_memory": keeps_memory(),
@@ -313,15 +315,13 @@ def summarise(
         auxiliary=auxiliary(federation),
         own=origins([config]),
         stopped_round=rounds if rounds < config.rounds else None,
-        first_left_out_round=_first_left_out(folder, metrics),
-        **summary.results(metrics, config.targets),
+        first_left_out_round=_first_left_out(folder) if found["left_out"] else None,
+        **found,
     )
 
 
-def _first_left_out(folder: Path, metrics: "pyarrow.Table") -> int | None:
-    """The first round in which a client's update was left out; None: there is none."""
-    if not metrics["left_out"][-1].as_py():
-        return None
+def _first_left_out(folder: Path) -> int:
+    """The first round in which a client's update was left out."""
     clients = store.read_table(folder, "clients")
     return min(clients.filter(clients["left_out"])["round"].to_pylist())
 

@@ -50,14 +50,14 @@ class Record(NamedTuple):
 
     `metrics` has one row per evaluation: round (rounds done), accuracy and loss on the
     test set, train_loss (mean local objective of the rounds since the last row, over
-    clients that trained and count; NaN if one of theirs is, or none did), cohort (clients that
-    trained, mean per round), local_steps, public_steps, bytes_down, bytes_up and
+    clients that trained, without those left out; NaN if one of theirs is, or none did),
+    cohort (clients that trained, mean per round), local_steps, public_steps, bytes_down, bytes_up and
     simulated_seconds (of all since the start: steps on a public set are those of clients
     and server, bytes down begin with a public set that clients are sent, seconds are 0
     without a clock), wasted_bytes and wasted_steps (likewise, of clients that trained and
     were not waited for, in no other column; without them in a run of an earlier version),
-    left_out (likewise, client updates that were not finite, with nonfinite=leave_out),
-    clipped (share of the local steps whose gradient was clipped), cut
+    left_out (likewise, client updates that were not finite, under
+    nonfinite_updates=leave_out), clipped (share of the local steps whose gradient was clipped), cut
     (local steps a policy asked for beyond max_steps), delta_norm and the scalars of step
     policy, refinement and server rule (of the last round), class_accuracy (a list: on the
     test examples of each label) and seconds (of training since the start, compilation
@@ -70,7 +70,8 @@ class Record(NamedTuple):
     training_accuracy_on_the_public_set in place of accuracy, and loss is of that set.
 
     `clients` has one row per client and round: round (1 is the first), client,
-    num_steps, loss, clipped, left_out (with nonfinite=leave_out), and what the parts of the algorithm show of it.
+    num_steps, loss, clipped, left_out (under nonfinite_updates=leave_out), and what the
+    parts of the algorithm show of it.
     """
 
     folder: Path

@@ -79,7 +79,7 @@ class Summary:
         (sampler=earliest), which no other figure counts; as if each had gone on to its end.
       wasted_steps: their local steps, likewise.
       left_out: client updates that were not finite and count for nothing
-        (nonfinite=leave_out).
+        (nonfinite_updates=leave_out).
       first_left_out_round: the first round that had one; None: no round.
       seconds: of training and evaluation; compilation and files apart.
       compile_seconds: to compile the round.

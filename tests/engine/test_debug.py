@@ -29,7 +29,7 @@ def test_it_leaves_out_the_same_clients(task, data):
     )
     algorithm = fa.with_steps(scaffold(), policy)
     data = broken(data, 1, 4)
-    plan = fa.Plan(cohort_size=5, batch_size=4, lanes=2, nonfinite="leave_out")
+    plan = fa.Plan(cohort_size=5, batch_size=4, lanes=2, nonfinite_updates="leave_out")
     round_fn, state = start(algorithm, task, data, plan)
     slow = fa.debug_round(algorithm, task, data, plan)
     for key in keys(2):

@@ -70,7 +70,7 @@ def test_a_client_without_steps_is_neither_averaged_nor_changed(task, data):
     np.testing.assert_array_equal(info.loss[jnp.array([1, 3])], 0)
 
 
-LEAVE_OUT = dict(batch_size=4, lr=0.1, nonfinite="leave_out")
+LEAVE_OUT = dict(batch_size=4, lr=0.1, nonfinite_updates="leave_out")
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 6])
@@ -81,8 +81,8 @@ def test_where_all_is_finite_nobody_is_left_out_and_rounding_alone_changes(
     algorithm, lanes, task, data
 ):
     ends = []
-    for nonfinite in ("stop", "leave_out"):
-        plan = fa.Plan(**{**LEAVE_OUT, "nonfinite": nonfinite}, lanes=lanes)
+    for updates in ("stop", "leave_out"):
+        plan = fa.Plan(**{**LEAVE_OUT, "nonfinite_updates": updates}, lanes=lanes)
         round_fn, state = start(algorithm, task, data, plan)
         ends.append(fa.train(round_fn, state, keys(3)))
     close(ends[0][0], ends[1][0])
@@ -394,8 +394,8 @@ def test_more_clients_per_round_than_there_are_is_refused(task, data):
             "lanes='all' is not a number; write an integer >= 1, or \"auto\"",
         ),
         (
-            dict(nonfinite="skip"),
-            "nonfinite='skip' is unknown; write one of stop, leave",
+            dict(nonfinite_updates="skip"),
+            "nonfinite_updates='skip' is unknown; write one of stop, leave",
         ),
         (dict(devices=0), 'devices=0 must be an integer >= 1, or "auto"'),
         (dict(shuffle="epochs"), "shuffle='epochs' is unknown; did you mean 'epoch'"),
