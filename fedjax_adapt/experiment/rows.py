@@ -396,8 +396,8 @@ def after_whom(infos: Info, first_round: int, diverged: int) -> str:
     round, clients = broken
     if len(clients) == 1:
         return f" after the loss of client {clients[0]} was not in round {round}"
-    among = int(infos.num_active[round - first_round])
-    return f" after the losses of {len(clients)} of {among} clients were not in round {round}"
+    whose = f"{len(clients)} of {infos.num_active[round - first_round]} clients"
+    return f" after the losses of {whose} were not in round {round}"
 
 
 def concatenate(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
