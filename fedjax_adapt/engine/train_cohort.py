@@ -94,7 +94,7 @@ class Result(NamedTuple):
     run: Any  # () unless somebody asks for it
     sent: PyTree  # to the policy
     for_refinement: PyTree
-    left_out: Array | tuple[()] = ()  # for what it sent; () where nobody may be
+    left_out: Any = ()  # a bool, for what it sent; () where nobody may be
 
 
 class Trained(NamedTuple):
