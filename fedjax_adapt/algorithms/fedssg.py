@@ -136,16 +136,20 @@ def fedssg(
             return
         if not rounds or (known is not None and setting.round):
             return  # unknown yet, or said already
-        done = np.arange(rounds)
-        seen = (done + 1) / rounds if gate == "total" else np.ones(rounds)
+        rounds = int(rounds)
+        done = np.linspace(0, rounds - 1, min(rounds, 1000)).round()  # which are enough
+        seen = (done + 1) / rounds if gate == "total" else np.ones_like(done)
         opening = 1.0
         if correction_gated and gate != "none":
             with jax.ensure_compile_time_eval():
-                opening = np.asarray(through(seen)) + beta
-        k = opening * (decay**done if correction_lr == "base" else np.ones(rounds))
-        if k.max() > 2:
+                opening = np.asarray(through(seen)) + float(beta)
+        with np.errstate(over="ignore"):
+            k = opening * (float(decay) ** done if correction_lr == "base" else 1.0)
+        k = k * np.ones_like(done)
+        at = k.argmax()
+        if k[at] > 2:
             warnings.warn(
-                f"k is {k.max():.3g} in round {k.argmax() + 1} of {rounds} for a client "
+                f"k is {k[at]:.3g} in round {done[at] + 1:.0f} of {rounds} for a client "
                 "that is seen as often as expected, and its control variate grows where k "
                 "is above 2; write a smaller beta or lr_decay.",
                 stacklevel=2,

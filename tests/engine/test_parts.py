@@ -427,10 +427,11 @@ def test_fedssg_warns_where_its_round_is_traced_and_its_numbers_are_not(task, da
     def traced(alpha, beta):
         options = dict(alpha=alpha, beta=beta, gate_map="clip01")
         fa.make_round(fedssg(**options), task, data, plan)
-        return beta
+        return jnp.asarray(beta)
 
+    beta = jnp.asarray(1.5)
     with pytest.warns(UserWarning, match="k is 2.5 in round 4 of 4"):
-        jax.eval_shape(lambda x: traced(0.1, 1.5), 0.0)
+        jax.eval_shape(lambda x: traced(0.1, beta), 0.0)
     jax.eval_shape(traced, 0.1, 1.5)
 
 
