@@ -10,6 +10,7 @@ from .costs import Clock
 from .errors import SettingError
 
 ClientMemory = Literal["device", "host"]  # the client stores of the engine
+NonfiniteUpdates = Literal["stop", "leave_out"]
 # that may be tracers
 NUMBERS = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm")
 
@@ -46,6 +47,11 @@ class Plan:
       clock: what a round takes, in simulated seconds; None: they are not counted.
       rounds: the rounds the run will have, for methods whose equations have it (FedSSG;
         may be a tracer); None: those before a call of `fa.train` and those of the call.
+      nonfinite_updates: what becomes of a client that sends a number which is not finite.
+        "stop": it counts as any other, then the model is not finite and a run stops.
+        "leave_out": it is in no aggregate and keeps the state it had, and `Info.left_out`
+        says so. An algorithm that weighs its clients neither by examples nor uniformly
+        then has the uploads of a whole cohort held at once.
     """
 
     cohort_size: int | None = None
@@ -63,6 +69,7 @@ class Plan:
     client_memory: str = "device"
     clock: Clock | None = None
     rounds: int | Array | None = None
+    nonfinite_updates: str = "stop"
 
     def __post_init__(self):
         for name in NUMBERS:
@@ -81,6 +88,8 @@ class Plan:
         check.at_least("devices", self.devices, 1, auto=True)
         check.one_of("shuffle", self.shuffle, ("epoch", "replacement", "none"))
         check.one_of("client_memory", self.client_memory, get_args(ClientMemory))
+        updates = self.nonfinite_updates
+        check.one_of("nonfinite_updates", updates, get_args(NonfiniteUpdates))
         if not isinstance(self.participation, Participation | None):
             raise SettingError(
                 f"participation={self.participation!r} is no rule; write bernoulli(q) for "

@@ -33,7 +33,7 @@ from .core import (
 )
 from .data.dataset import FederatedDataset
 from .engine.batches import batch_size
-from .engine.cohort import gather_cohort
+from .engine.cohort import gather_cohort, without
 from .engine.evaluate import evaluate
 from .errors import SettingError
 from .plan import Plan
@@ -73,6 +73,8 @@ def cohort_weights(
     cohort = gather_cohort(data, jnp.asarray(info.cohort), jnp.asarray(round), width)
     steps = jnp.asarray(info.num_steps)
     cohort = cohort._replace(num_steps=steps, active=steps > 0)
+    if not isinstance(info.left_out, tuple):
+        cohort = without(cohort, jnp.asarray(info.left_out))
     return model_weights(algorithm.server, cohort)
 
 

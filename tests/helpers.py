@@ -91,6 +91,12 @@ def make_data(sizes=SIZES, dtype=np.float32, seed=0):
     )
 
 
+def broken(data, *clients):
+    """The data set, every input of some clients NaN, which from_clients would refuse."""
+    rows = [data.index[client, : int(data.size[client])] for client in clients]
+    return replace(data, x=data.x.at[jnp.concatenate(rows)].set(jnp.nan))
+
+
 def make_public(dtype=np.float32, size=7, seed=67):
     """(x, y) that no client holds, from among all of them, with every label."""
     teacher = np.random.default_rng(0).normal(size=(WIDTH, CLASSES))

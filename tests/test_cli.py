@@ -315,6 +315,40 @@ def test_a_run_that_diverges_is_exit_code_1_and_one_sentence(capsys, monkeypatch
     assert read_run("mine").summary is None
 
 
+# one client's inputs are so large that its model is not finite once it has trained
+BROKEN = f"{QUICK} --clip-norm none --corrupt noisy_inputs --corrupt-clients 2 "
+BROKEN += "--corrupt-strength 1e30"
+
+
+def test_updates_that_are_left_out_are_told_and_counted(capsys):
+    out_of = "--nonfinite-updates leave_out"
+    code, out, _ = fedjax_adapt(capsys, f"{BROKEN} {out_of} --folder mine")
+    out = " ".join(out.replace("│", " ").split())
+    record = read_run("mine")
+    rows = record.clients.to_pylist()
+    broken = [row["round"] for row in rows if row["left_out"]]
+    assert code == 0 and {r["client"] for r in rows if r["left_out"]} == {2}
+    assert out.count(f"warning: what client 2 sent in round {broken[0]} was not") == 1
+    number = len(broken)
+    assert number > 1 and f"left out {number} client updates that were not fin" in out
+    assert f"the first in round {broken[0]} " in out
+    assert record.metrics["left_out"][-1].as_py() == number
+    assert record.summary["left_out"] == number
+    assert record.summary["first_left_out_round"] == broken[0]
+    assert all(map(math.isfinite, record.metrics["train_loss"].to_pylist()))
+
+    code, _, err = fedjax_adapt(capsys, f"{BROKEN} --folder other")
+    assert code == 1 and err.startswith(
+        f"fedjax-adapt: training diverged in round {broken[0]}: the model is not finite "
+        f"after the loss of client 2 was not in round {broken[0]}; lower lr or set "
+        "clip_norm and give another folder"
+    )
+    code, _, _ = fedjax_adapt(capsys, f"{QUICK} --folder whole")
+    summary = read_run("whole").summary
+    assert (summary["left_out"], summary["first_left_out_round"]) == (0, None)
+    assert "left_out" not in read_run("whole").clients.column_names
+
+
 def test_steps_that_are_cut_are_told_once(capsys, monkeypatch):
     from fedjax_adapt.algorithms import ALGORITHMS
     from fedjax_adapt.core import Algorithm, constant_steps

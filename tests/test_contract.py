@@ -11,7 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import SIZES, clocked, close, constructed, keys, make_data, same, start
+from helpers import (
+    SIZES,
+    broken,
+    clocked,
+    close,
+    constructed,
+    keys,
+    make_data,
+    same,
+    start,
+)
 
 import fedjax_adapt as fa
 from fedjax_adapt import plan as plans
@@ -314,6 +324,44 @@ def test_clients_that_sit_out_keep_their_state_to_the_bit(case):
     away = np.setdiff1d(np.arange(len(SIZES)), np.asarray(infos[2].cohort))
     rows = lambda tree: jax.tree.map(lambda leaf: leaf[away], tree)
     assert len(away) == 2 and same(rows(before.clients), rows(after.clients))
+
+
+def without_steps(algorithm, client):
+    """The algorithm, its policy giving one client no step."""
+    given = algorithm.policy.steps
+
+    def steps(state, cohort, measured):
+        return jnp.where(cohort.ids == client, 0, given(state, cohort, measured))
+
+    return fa.with_steps(algorithm, algorithm.policy._replace(steps=steps))
+
+
+@for_some
+def test_a_client_whose_update_is_not_finite_is_as_if_it_had_not_trained(case):
+    before, infos = case.after(2)
+    key = keys(3)[2]
+    _, info = case.step(before, key)
+    place = int(np.argmax(info.num_steps))  # a policy may give others no step
+    client = int(info.cohort[place])
+    data = broken(case.data, client)
+    plan = replace(case.plan, nonfinite_updates="leave_out")
+    run = lambda *made: jax.jit(fa.make_round(*made))(before, key)
+    state, info = run(case.algorithm, case.task, data, plan)
+    if (
+        case.algorithm.local.traffic == fa.Traffic()
+    ):  # it sends nothing to be refused for
+        assert not info.left_out.any()
+        return
+    idle = without_steps(case.algorithm, client)
+    expected, other = run(idle, case.task, data, case.plan)
+    close(state, expected)
+    assert np.isfinite(float(info.delta_norm)) and case.plan.nonfinite_updates == "stop"
+    row = lambda tree: jax.tree.map(lambda leaf: leaf[client], tree)
+    assert same(row(state.clients), row(before.clients))
+    assert info.left_out.tolist() == [i == place for i in range(PLAN.cohort_size)]
+    assert int(info.num_left_out) == 1 and int(info.num_steps[place]) > 0
+    close(jnp.delete(info.loss, place), jnp.delete(other.loss, place))
+    assert infos[0].left_out == () and infos[0].num_left_out == 0
 
 
 def test_hyper_parameters_may_be_traced(task, data):

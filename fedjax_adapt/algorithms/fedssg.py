@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .. import check
@@ -126,7 +127,36 @@ def fedssg(
         "clip01": lambda r: jnp.clip(r, 0, 1),
     }[gate_map]
 
+    def warn_of_growth(setting):
+        known = setting.rounds if total_rounds is None else total_rounds
+        rounds = setting.round if known is None else known
+        decay = setting.lr_decay
+        numbers = (rounds, decay, alpha, beta)
+        if correction != "scaffold2" or any(map(check.is_tracer, numbers)):
+            return
+        if not rounds or (known is not None and setting.round):
+            return  # unknown yet, or said already
+        rounds = int(rounds)
+        done = np.linspace(0, rounds - 1, min(rounds, 1000)).round()  # which are enough
+        seen = (done + 1) / rounds if gate == "total" else np.ones_like(done)
+        opening = 1.0
+        if correction_gated and gate != "none":
+            with jax.ensure_compile_time_eval():
+                opening = np.asarray(through(seen)) + float(beta)
+        with np.errstate(over="ignore"):
+            k = opening * (float(decay) ** done if correction_lr == "base" else 1.0)
+        k = k * np.ones_like(done)
+        at = k.argmax()
+        if k[at] > 2:
+            warnings.warn(
+                f"k is {k[at]:.3g} in round {done[at] + 1:.0f} of {rounds} for a client "
+                "that is seen as often as expected, and its control variate grows where k "
+                "is above 2; write a smaller beta or lr_decay.",
+                stacklevel=2,
+            )
+
     def agrees(setting):
+        warn_of_growth(setting)
         numbers = (total_rounds, setting.rounds, participation)
         if any(map(check.is_tracer, numbers)):
             return

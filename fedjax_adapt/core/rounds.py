@@ -99,6 +99,8 @@ class Info(NamedTuple):
       wasted_bytes: received and sent by clients that trained and were not waited for,
         which is in none of the above; () where the cohort is all that began.
       wasted_steps: their local steps.
+      left_out: clients that trained and count for nothing, since what they sent was not
+        finite, [cohort] bool; () unless `Plan.nonfinite_updates` is "leave_out".
       refine: the refinement's report, scalars or [cohort, ...].
       server: the server rule's (`ServerRule.report`), scalars or [cohort, ...].
     """
@@ -120,6 +122,12 @@ class Info(NamedTuple):
     server: PyTree = ()
     wasted_bytes: PyTree = ()
     wasted_steps: PyTree = ()
+    left_out: PyTree = ()
+
+    @property
+    def num_left_out(self) -> Array | int:
+        """How many clients of each round were left out."""
+        return 0 if isinstance(self.left_out, tuple) else self.left_out.sum(-1)
 
 
 RoundFn = Callable[[State, Key], tuple[State, Info]]

@@ -38,6 +38,7 @@ class Setting(NamedTuple):
       participation: q, the share of the clients holding examples that the plan's
         `Participation` expects in a round, a Python float.
       num_holders: N, clients that hold examples, a Python int.
+      lr_decay: of the plan, which `LocalRule.check` alone is told.
     """
 
     round: Array
@@ -52,6 +53,7 @@ class Setting(NamedTuple):
     rounds: Array | int | None = None
     participation: float | None = None
     num_holders: int | None = None
+    lr_decay: Array | float | None = None
 
 
 class LocalView(NamedTuple):

@@ -181,6 +181,14 @@ def rows_of(cohort: Cohort, rows: Array | slice) -> Cohort:
     return cohort._replace(**kept)
 
 
+def without(cohort: Cohort, left_out: Array) -> Cohort:
+    """The cohort as if some of it, [cohort] bool, had taken no step."""
+    return cohort._replace(
+        num_steps=jnp.where(left_out, 0, cohort.num_steps),
+        active=cohort.active & ~left_out,
+    )
+
+
 def with_num_steps(
     cohort: Cohort, wanted: Array, plan: Plan, policy: StepPolicy
 ) -> tuple[Cohort, Array]:

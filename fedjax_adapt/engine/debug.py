@@ -85,7 +85,8 @@ def debug_round(
     """A round function like `make_round`'s, slow and easy to look into.
 
     Raises (when the round runs):
-      FloatingPointError: a loss or parameter is not finite; names client and step.
+      FloatingPointError: a loss or parameter is not finite, and the plan leaves nobody out
+        for that; names client and step.
       RuntimeError: the task or algorithm raised; names the client and where it stood.
     """
     call = "debug_round(algorithm, task, data, plan)"
@@ -168,6 +169,7 @@ def debug_round(
         broadcast = broadcast._replace(setting=setting)
 
         runs, uploads, sent, for_refinement, clipped = [], [], [], [], []
+        left_out = [False] * len(slots)
         for slot in slots:
             member = client(slot, key_train, cohort.num_steps[slot])
             run, share = _slow_client(setup, broadcast, member)
@@ -176,7 +178,11 @@ def debug_round(
                 _warn_of_a_model(upload, run)
                 sent.append(sent_by(policy, run))
                 for_refinement.append(sent_by(algorithm.refine or Refinement(), run))
-            if cohort.active[slot]:
+            if plan.nonfinite_updates == "leave_out" and cohort.active[slot]:
+                everything = (upload.delta, upload.extra, sent[-1], for_refinement[-1])
+                leaves = jax.tree.leaves(everything)
+                left_out[slot] = not all(np.isfinite(leaf).all() for leaf in leaves)
+            if cohort.active[slot] and not left_out[slot]:
                 i = int(member.id)
                 put = lambda all_, one, i=i: all_.at[i].set(one)
                 table = jax.tree.map(put, table, row)
@@ -184,6 +190,10 @@ def debug_round(
             uploads.append(upload)
             clipped.append(share)
 
+        trained_by, out = cohort, jnp.array(left_out)
+        cohort = cohort._replace(
+            active=cohort.active & ~out, num_steps=cohort.num_steps * ~out
+        )
         stacked = _stack(uploads)
         upload = server_rule.combine(stacked._replace(info=()), cohort)
         losses = jnp.stack([run.loss for run in runs])
@@ -231,10 +241,10 @@ def debug_round(
         policy_state = state.policy
         if policy.update is not None:
             policy_state = policy.update(policy_state, cohort, trained, outcome)
-        down, up = round_bytes(algorithm, state.params, cohort, asked, steps)
+        down, up = round_bytes(algorithm, state.params, trained_by, asked, steps)
         lost = (), ()
         if asked.ids.shape != cohort.ids.shape:
-            lost = wasted(algorithm, state.params, cohort, asked)
+            lost = wasted(algorithm, state.params, trained_by, asked)
         report = policy.report(policy_state, asked, seen)
         of_kept = lambda leaf: leaf[jnp.array(kept)] if jnp.ndim(leaf) else leaf
         report = jax.tree.map(of_kept, report)
@@ -256,12 +266,12 @@ def debug_round(
         )
         return jax.tree.map(strongly_typed, new, state), Info(
             cohort=ids,
-            num_steps=cohort.num_steps,
+            num_steps=trained_by.num_steps,
             loss=losses,
             clipped=jnp.stack(clipped),
-            num_active=cohort.num_active,
+            num_active=trained_by.num_active,
             delta_norm=jnp.asarray(np.sqrt(sum(squares))),
-            clients=masked(cohort.active, stacked.info),
+            clients=masked(trained_by.active, stacked.info),
             policy=masked(cohort.ids < cohort.num_clients, report),
             cut=cut,
             seconds=seconds,
@@ -272,6 +282,7 @@ def debug_round(
             server=masked_report(cohort, said),
             wasted_bytes=lost[0],
             wasted_steps=lost[1],
+            left_out=out if plan.nonfinite_updates == "leave_out" else (),
         )
 
     return round_fn
@@ -333,6 +344,8 @@ def _slow_client(setup, broadcast, client):
         where = f"client {int(client.id)}, local step {i}"
         with _named(where):
             progress = advance(setup, progress, *view(progress.params, jnp.int32(i)))
+        if setup.plan.nonfinite_updates == "leave_out":
+            continue
         if not np.isfinite(progress.loss):
             raise FloatingPointError(f"{where}: the loss is {progress.loss}.")
         for path, leaf in jax.tree_util.tree_leaves_with_path(progress.params):

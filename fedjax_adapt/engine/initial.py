@@ -164,6 +164,7 @@ def check_rule(
         rounds=plan.rounds,
         participation=expected_share(data, plan),
         num_holders=data.num_holders,
+        lr_decay=plan.lr_decay,
     )
     if algorithm.local.check is not None:
         algorithm.local.check(setting)

@@ -254,10 +254,10 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     broadcast = broadcast._replace(setting=setting)
     trained = train_cohort(setup, broadcast, cohort, rows, key_train)
     rows = rows._replace(table=trained.clients)
-    upload = trained.upload
+    upload, counted = trained.upload, trained.cohort
     view = RoundView(
         task,
-        cohort,
+        counted,
         trained.runs,
         data.public,
         setting,
@@ -267,21 +267,21 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     )
     moved = refine_clients(algorithm, view, rows, key_refine_clients)
     seconds = round_seconds(algorithm, cohort, times)
-    seconds += refine_seconds(plan.clock, algorithm, state.params, cohort, moved.steps)
+    seconds += refine_seconds(plan.clock, algorithm, state.params, counted, moved.steps)
     params, server = update_refined(
-        algorithm.server, state.params, state.server, upload, cohort, moved.shift
+        algorithm.server, state.params, state.server, upload, counted, moved.shift
     )
     view = view._replace(runs=moved.runs)
     params, refine, refinement = refine_server(
         algorithm, params, state.refine, view, key_refine_server
     )
     params, server, refine = unless_idle(
-        cohort,
+        counted,
         (params, server, refine),
         (state.params, state.server, state.refine),
     )
-    said = algorithm.server.report(server, upload, cohort)
-    seconds = seconds_by(cohort, said, seconds)
+    said = algorithm.server.report(server, upload, counted)
+    seconds = seconds_by(counted, said, seconds)
     outcome = Outcome(
         state.params,
         params,
@@ -295,7 +295,7 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     )
     policy = state.policy
     if algorithm.policy.update is not None:
-        policy = algorithm.policy.update(policy, cohort, trained.runs, outcome)
+        policy = algorithm.policy.update(policy, counted, trained.runs, outcome)
     report = algorithm.policy.report(policy, asked, seen)  # of all it decided about
     report = jax.tree.map(lambda leaf: leaf[first] if jnp.ndim(leaf) else leaf, report)
     clients = store.scatter(state.clients, ids, moved.clients, num_devices)
@@ -319,11 +319,12 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
         seconds=seconds,
         bytes_down=bytes_down,
         bytes_up=bytes_up,
-        public_steps=public_steps(cohort, moved.steps, refinement),
-        refine=masked_report(cohort, moved.report | refinement),
-        server=masked_report(cohort, said),
+        public_steps=public_steps(counted, moved.steps, refinement),
+        refine=masked_report(counted, moved.report | refinement),
+        server=masked_report(counted, said),
         wasted_bytes=lost[0],
         wasted_steps=lost[1],
+        left_out=trained.each.left_out,
     )
     check.same_kind("the round", "the state", new, state, "init_state")
     new = jax.tree.map(strongly_typed, new, state)

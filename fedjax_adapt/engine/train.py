@@ -22,6 +22,7 @@ from .xla import compiler_options, jit_newest, wait_where_devices_meet
 # what is counted from a beginning on
 TOTALS = dict.fromkeys(("local_steps", "public_steps", "bytes_down", "bytes_up"), int)
 TOTALS |= {"simulated_seconds": float, "wasted_bytes": int, "wasted_steps": int}
+TOTALS |= {"left_out": int}
 
 Callback = Callable[[dict[str, Any]], bool | None]  # True: stop
 
@@ -48,13 +49,14 @@ def train(
       chunk_size: rounds per dispatch. Chunks change no result.
       callback: called after each chunk, once for each of its rounds, with a dict: round
         (1 is the first after `init_state`), train_loss (mean local objective of the
-        clients that trained), cohort (how many they were), local_steps, public_steps,
-        bytes_down, bytes_up, simulated_seconds, wasted_bytes and wasted_steps (since the
-        call of `train`), clipped, cut, delta_norm and the scalars that the algorithm
-        reports. If it returns True no other chunk begins. The rounds of the chunk after
-        that one have been run by then: state and infos are those of the chunk's end, and
-        the callback is not called for them; `chunk_size=1` stops at once. What it raises
-        is raised; `state` is valid.
+        clients that trained, without those left out), cohort (how many trained),
+        local_steps, public_steps, bytes_down, bytes_up, simulated_seconds, wasted_bytes,
+        wasted_steps and left_out, the updates of `Info.left_out` (since the call of
+        `train`), clipped, cut, delta_norm and the scalars that the algorithm reports. If
+        it returns True no other chunk begins. The rounds of the chunk after that one have
+        been run by then: state and infos are those of the chunk's end, and the callback is
+        not called for them; `chunk_size=1` stops at once. What it raises is raised;
+        `state` is valid.
 
     A method whose equations have the number of rounds (FedSSG) is given those before and
     those of this call, unless the plan says: write `Plan(rounds=...)` where several calls
@@ -234,7 +236,8 @@ def counted(infos: Info, before: Mapping[str, float]) -> dict[str, Any]:
     asked = np.asarray(infos.bytes_down + infos.bytes_up > 0)
     counted = infos.num_steps * asked.reshape(-1, 1)
     steps = int(counted.sum(dtype=np.int64))
-    losses = infos.loss[active].astype(np.float64)
+    counts = active if isinstance(infos.left_out, tuple) else active & ~infos.left_out
+    losses = infos.loss[counts].astype(np.float64)
     clipped = (infos.clipped * infos.num_steps)[active].sum(dtype=np.float64)
     more = {"local_steps": steps, "simulated_seconds": infos.seconds}
     grown = infos._asdict() | more

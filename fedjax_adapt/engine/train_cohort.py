@@ -4,6 +4,10 @@ The slots of the cohort are given out to lanes and devices. A weighted mean is s
 clients end, and client tables that are not copied to every device are updated in place, so
 that no copy of the cohort's models is held, unless a refinement or a policy that learns
 asks for the runs.
+
+Where the plan leaves out who sends a number that is not finite, what others sent is summed
+with the weights of the whole cohort and scaled afterwards. Weights that are not the same
+but for a factor without a client are asked for again, for which all uploads are kept.
 """
 
 from functools import partial
@@ -24,6 +28,7 @@ from ..core import (
     Refinement,
     Upload,
     as_refinement,
+    by_examples,
     measure_of,
     sent_by,
     uniformly,
@@ -42,7 +47,7 @@ from .client_store.exchange import (
     send_back,
     write,
 )
-from .cohort import may_have_empty_slots, num_devices_of
+from .cohort import may_have_empty_slots, num_devices_of, without
 from .local import Broadcast, Client, Setup, parts_of, view_before, view_of
 from .packing import pack
 from .steps import in_groups, side_by_side, train
@@ -89,11 +94,13 @@ class Result(NamedTuple):
     run: Any  # () unless somebody asks for it
     sent: PyTree  # to the policy
     for_refinement: PyTree
+    left_out: Any = ()  # a bool, for what it sent; () where nobody may be
 
 
 class Trained(NamedTuple):
     """What a cohort leaves behind."""
 
+    cohort: Cohort  # without who was left out
     upload: Upload  # combined
     clients: ClientState  # the whole table, [rows, ...]
     sent: PyTree  # mean of what the active clients sent to the policy
@@ -108,7 +115,8 @@ def train_cohort(
     algorithm, pace = setup.algorithm, setup.pace
     combine = algorithm.server.combine
     refine = as_refinement(algorithm.refine) or Refinement()
-    streams = isinstance(combine, Mean)
+    leaves_out = setup.plan.nonfinite_updates == "leave_out"
+    streams = isinstance(combine, Mean) and not (leaves_out and _asks_again(combine))
     keep_runs = algorithm.refine is not None or algorithm.policy.update is not None
     weights = (combine.weights(cohort) if streams else (), uniformly(cohort))
     assignment = assign_slots(setup, cohort, rows, key, weights)
@@ -119,7 +127,12 @@ def train_cohort(
         sent = sent_by(algorithm.policy, run)
         kept = per_client_run(run) if keep_runs else ()
         for_refinement = sent_by(refine, run)
-        return Result(upload, state, run.loss, clipped, kept, sent, for_refinement)
+        left_out = ()
+        if leaves_out:
+            left_out = ~_finite((upload._replace(info=()), sent, for_refinement))
+        return Result(
+            upload, state, run.loss, clipped, kept, sent, for_refinement, left_out
+        )
 
     def summed(result: Result) -> tuple[Upload | tuple[()], PyTree]:
         return result.upload._replace(info=()) if streams else (), result.sent
@@ -127,6 +140,8 @@ def train_cohort(
     def collect(carry, slots: Slot, results: Result, ended: Array | bool = True):
         total, tables = carry
         active = ended & (slots.client.num_steps > 0)
+        if leaves_out:
+            active &= ~results.left_out
         grown = weighted_sums(slots.weight, active, summed(results))
         total = optax.tree.add(total, grown)
         tables = write(tables, slots.index, active, results.state)
@@ -164,6 +179,12 @@ def train_cohort(
         on_device, shared, assignment.slots, rows.table, assignment.num_devices
     )
     each = assignment.in_order(each)
+    if leaves_out:
+        each = each._replace(left_out=each.left_out & cohort.active)
+        cohort = without(cohort, each.left_out)
+        own, uniform = weights
+        upload = _scaled(own, cohort.active, upload)
+        sent = _scaled(uniform, cohort.active, sent)
     if not streams:
         upload = combine(each.upload._replace(info=()), cohort)
     runs = each.run
@@ -171,7 +192,36 @@ def train_cohort(
         runs = runs._replace(
             anchor=broadcast.params, server=broadcast.server, setting=broadcast.setting
         )
-    return Trained(upload, table, sent, runs, each)
+    return Trained(cohort, upload, table, sent, runs, each)
+
+
+def _finite(tree: PyTree) -> Array:
+    """Whether all numbers of a tree are finite, a scalar."""
+    each = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
+    return jnp.array(True) if not each else jnp.stack(each).all()
+
+
+def _asks_again(combine: Mean) -> bool:
+    """Whether the weights of some clients are not those of all but for a factor."""
+    known = (by_examples, uniformly)
+    return not (combine.delta in known and combine.extra in known)
+
+
+def _scaled(weights: PyTree, active: Array, sums: PyTree) -> PyTree:
+    """Means over the active clients, of sums over them with the weights of a cohort.
+
+    Args:
+      weights: of the whole cohort, [cohort], a prefix of `sums`.
+      active: who is in the sums, [cohort].
+      sums: each is the mean already if all are in it, and its factor 1.
+    """
+
+    def scaled(weight: Array, tree: PyTree) -> PyTree:
+        share = jnp.where(active, weight, 0).sum()
+        factor = jnp.where(share > 0, weight.sum() / share, 0)
+        return jax.tree.map(lambda leaf: factor.astype(leaf.dtype) * leaf, tree)
+
+    return jax.tree.map(scaled, weights, sums)
 
 
 def assign_slots(

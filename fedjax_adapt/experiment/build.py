@@ -200,6 +200,7 @@ def build_plan(config: Config) -> Plan:
         lanes=config.lanes,
         devices=config.devices,
         client_memory=config.client_memory,
+        nonfinite_updates=config.nonfinite_updates,
         participation=participation,
         clock=build_clock(config),
     )

@@ -41,6 +41,7 @@ LATER = {
     "algorithm.first_gradient": False,
     "ideal_steps": None,
     "later_steps": (),
+    "nonfinite_updates": "stop",
     "watch": None,
 }
 

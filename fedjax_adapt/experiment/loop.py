@@ -85,7 +85,14 @@ def new_log(
         base,
         seconds,
         trackers(place or folder, configs, done) if processes.is_first() else None,
+        _advice(next(iter(configs.values()))),
     )
+
+
+def _advice(config: Config) -> str:
+    """What a run that diverges had better do."""
+    clip = "set clip_norm" if config.clip_norm is None else "clip_norm"
+    return f"lower lr or {clip}"
 
 
 def train_in(

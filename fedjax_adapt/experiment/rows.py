@@ -72,6 +72,8 @@ class Tally:
         self.cut = self.asked = 0  # local steps of policies, by this process
         self.broken = 0  # the last round in which a client's loss was not finite
         self.idle = 0  # the first round in which no client trained
+        # the first round in which an update was left out, and whose: by this process
+        self.left_out: tuple[int, list[int]] | None = None
 
     def row(
         self, done: int, infos: Info, measured: Measured, seconds: float
@@ -86,6 +88,8 @@ class Tally:
         """
         if not self.idle and not infos.num_active.all():
             self.idle = done + 1 + int(np.argmin(infos.num_active))
+        if self.left_out is None and not isinstance(infos.left_out, tuple):
+            self.left_out = first_of(infos.left_out, infos, done + 1)
         done += len(infos.delta_norm)
         row = metrics_row(infos, measured, done, self.totals)
         self.cut += row["cut"]
@@ -122,6 +126,7 @@ class Log:
         base: int = 0,
         seconds: Mapping[int | None, float] | None = None,
         trackers: Trackers | None = None,
+        advice: str = "lower lr or clip_norm",
     ):
         """Goes on from the rows that the folder already has.
 
@@ -135,6 +140,7 @@ class Log:
           base: what rounds are counted from in the names of files.
           seconds: simulated, that the broadcast took, by trial; of a run under None.
           trackers: that are given the rows, too.
+          advice: what a run that diverges had better do.
         """
         rows = [] if folder is None else _written(folder)
         last = {row.get("trial"): row for row in rows}
@@ -142,7 +148,7 @@ class Log:
         self.accuracy = accuracy
         self.callback = None if folder is None else callback
         self.settings = {None: {}} if trials is None else dict(trials)
-        self.trackers = trackers or Trackers()
+        self.trackers, self.advice = trackers or Trackers(), advice
         seconds = seconds or {}
         self.tallies = {
             trial: Tally(
@@ -208,8 +214,9 @@ class Log:
             kept = f" (earlier rows are in {self.folder})"
             kept = kept if done and self.folder is not None else ""
             raise Diverged(
-                f"training diverged in round {diverged}: the model is not "
-                f"finite; lower lr or clip_norm and give another folder{kept}."
+                f"training diverged in round {diverged}: the model is not finite"
+                f"{after_whom(infos, done + 1, diverged)}; {self.advice} and give another "
+                f"folder{kept}."
             )
         tally = self.tallies[trial]
         before = tally.totals
@@ -346,6 +353,8 @@ def client_rows(infos: Info, first_round: int, num_clients: int) -> dict[str, An
         "loss": infos.loss[present],
         "clipped": infos.clipped[present],
     }
+    if not isinstance(infos.left_out, tuple):
+        columns["left_out"] = infos.left_out[present]
     of_clients = [pair for pair in reports(infos) if pair[1].ndim > 1]
     for name, leaf in [*named(infos.clients), *of_clients]:
         values = leaf[present]
@@ -365,6 +374,30 @@ def first_diverged(infos: Info, metrics: Metrics, first_round: int) -> int | Non
     if not finite.all():
         return first_round + int(np.argmin(finite))
     return None if np.isfinite(metrics.loss) else first_round + len(finite) - 1
+
+
+def first_of(
+    which: Array, infos: Info, first_round: int
+) -> tuple[int, list[int]] | None:
+    """The first round of which clients are marked, [rounds, cohort], and their ids."""
+    rounds = np.flatnonzero(np.asarray(which).any(1))
+    if not len(rounds):
+        return None
+    ids = infos.cohort[rounds[0]][which[rounds[0]]]
+    return first_round + int(rounds[0]), ids.tolist()
+
+
+def after_whom(infos: Info, first_round: int, diverged: int) -> str:
+    """Whose loss was not finite before the model, in words; "" where that is unknown."""
+    trained = infos.num_steps > 0
+    broken = first_of(trained & ~np.isfinite(infos.loss), infos, first_round)
+    if broken is None or broken[0] > diverged:
+        return ""
+    round, clients = broken
+    if len(clients) == 1:
+        return f" after the loss of client {clients[0]} was not in round {round}"
+    whose = f"{len(clients)} of {infos.num_active[round - first_round]} clients"
+    return f" after the losses of {whose} were not in round {round}"
 
 
 def concatenate(parts: list[Mapping[str, Any]]) -> dict[str, Any]:

@@ -95,14 +95,14 @@ def run(
         Its test set, where it has none, is all the test examples of its clients.
       callback: called with a dict for each round, after the evaluation that follows it:
         round (1 is the first), train_loss, cohort, local_steps, public_steps, bytes_down,
-        bytes_up, simulated_seconds, wasted_bytes, wasted_steps, clipped, cut, delta_norm
-        and the scalars of the step
-        policy, as in `Record.metrics` but of that round alone (totals are since the start
-        of the run); and, in the last before an evaluation, accuracy, loss and seconds. If
-        it returns True the run ends after the evaluation that follows the round, the
-        rounds up to there are kept, and the folder is finished: `Summary.stopped_round`.
-        What it raises is raised, and the rounds so far are saved, to be resumed: it is
-        called for the rounds that are run then. Of several processes the first calls it.
+        bytes_up, simulated_seconds, wasted_bytes, wasted_steps, left_out, clipped, cut,
+        delta_norm and the scalars of the step policy, as in `Record.metrics` but of that
+        round alone (totals are since the start of the run); and, in the last before an
+        evaluation, accuracy, loss and seconds. If it returns True the run ends after the
+        evaluation that follows the round, the rounds up to there are kept, and the folder
+        is finished: `Summary.stopped_round`. What it raises is raised, and the rounds so
+        far are saved, to be resumed: it is called for the rounds that are run then. Of
+        several processes the first calls it.
 
     Returns:
       What summary.json holds.
@@ -204,6 +204,13 @@ def _warning(
             f"a client's loss was not finite in the rounds up to {tally.broken}, and the "
             "server refused what came of it; lower lr if that is not what you wanted."
         )
+    if tally.left_out and "left_out" not in given:
+        given.add("left_out")
+        round, clients = tally.left_out
+        return (
+            f"what client {clients[0]} sent in round {round} was not finite, and was left "
+            "out; the column left_out of the metrics counts on."
+        )
     if tally.idle and "idle" not in given:
         given.add("idle")
         return (
@@ -270,6 +277,7 @@ def summarise(
     named = store.accuracy_in(metrics.column_names)
     by_class = metrics[f"class_{named}"][-1].as_py()
     rounds = metrics["round"][-1].as_py()
+    found = summary.results(metrics, config.targets)
     used = {
         "devices": program.num_devices,
         "keeps_memory": keeps_memory(),
@@ -307,8 +315,15 @@ def summarise(
         auxiliary=auxiliary(federation),
         own=origins([config]),
         stopped_round=rounds if rounds < config.rounds else None,
-        **summary.results(metrics, config.targets),
+        first_left_out_round=_first_left_out(folder) if found["left_out"] else None,
+        **found,
     )
+
+
+def _first_left_out(folder: Path) -> int:
+    """The first round in which a client's update was left out."""
+    clients = store.read_table(folder, "clients")
+    return min(clients.filter(clients["left_out"])["round"].to_pylist())
 
 
 def _memory(program: Program) -> dict[str, int | None]:

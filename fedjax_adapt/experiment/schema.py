@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from .. import check
 from ..errors import SettingError
-from ..plan import ClientMemory
+from ..plan import ClientMemory, NonfiniteUpdates
 from .objects import KINDS
 from .options import (
     Option,
@@ -284,6 +284,15 @@ class Config:
             "training",
         ),
     ] = 10.0
+    nonfinite_updates: Annotated[
+        NonfiniteUpdates,
+        Setting(
+            "what becomes of a client that sends a number which is not finite: stop, it "
+            "counts as any other and the run stops; leave_out, it counts for nothing in "
+            "that round, which is counted and told",
+            "training",
+        ),
+    ] = "stop"
     step_seconds: Annotated[
         float | str | None,
         Setting(

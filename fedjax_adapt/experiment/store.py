@@ -50,26 +50,29 @@ class Record(NamedTuple):
 
     `metrics` has one row per evaluation: round (rounds done), accuracy and loss on the
     test set, train_loss (mean local objective of the rounds since the last row, over
-    clients that trained; NaN if one of theirs is, or none did), cohort (clients that
-    trained, mean per round), local_steps, public_steps, bytes_down, bytes_up and
-    simulated_seconds (of all since the start: steps on a public set are those of clients
-    and server, bytes down begin with a public set that clients are sent, seconds are 0
-    without a clock), wasted_bytes and wasted_steps (likewise, of clients that trained and
-    were not waited for, in no other column; without them in a run of an earlier version),
-    clipped (share of the local steps whose gradient was clipped), cut
-    (local steps a policy asked for beyond max_steps), delta_norm and the scalars of step
-    policy, refinement and server rule (of the last round), class_accuracy (a list: on the
-    test examples of each label) and seconds (of training since the start, compilation
-    apart). With `evaluate_also` there are also accuracy_sel and loss_sel (the cohort's
-    mean), accuracy_all and loss_all (the mean of every client's last model); with AFL
-    accuracy_result and loss_result (the model with the least estimated loss). Where
-    they are asked for, ideal_distance (`ideal_steps`) and parameter_0 and so on (`watch`)
-    are of the last round, and `clients` has gradient_0 and so on.
+    clients that trained, without those left out; NaN if one of theirs is, or none did),
+    cohort (clients that trained, mean per round), local_steps, public_steps,
+    bytes_down, bytes_up and simulated_seconds (of all since the start: steps on a
+    public set are those of clients and server, bytes down begin with a public set that
+    clients are sent, seconds are 0 without a clock), wasted_bytes and wasted_steps
+    (likewise, of clients that trained and were not waited for, in no other column;
+    without them in a run of an earlier version), left_out (likewise, client updates
+    that were not finite, under nonfinite_updates=leave_out), clipped (share of the
+    local steps whose gradient was clipped), cut (local steps a policy asked for beyond
+    max_steps), delta_norm and the scalars of step policy, refinement and server rule
+    (of the last round), class_accuracy (a list: on the test examples of each label) and
+    seconds (of training since the start, compilation apart). With `evaluate_also` there
+    are also accuracy_sel and loss_sel (the cohort's mean), accuracy_all and loss_all
+    (the mean of every client's last model); with AFL accuracy_result and loss_result
+    (the model with the least estimated loss). Where they are asked for, ideal_distance
+    (`ideal_steps`) and parameter_0 and so on (`watch`) are of the last round, and
+    `clients` has gradient_0 and so on.
     Where the run trained on its test set (public=published), every name has
     training_accuracy_on_the_public_set in place of accuracy, and loss is of that set.
 
     `clients` has one row per client and round: round (1 is the first), client,
-    num_steps, loss, clipped, and what the parts of the algorithm show of it.
+    num_steps, loss, clipped, left_out (under nonfinite_updates=leave_out), and what the
+    parts of the algorithm show of it.
     """
 
     folder: Path

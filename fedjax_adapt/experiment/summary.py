@@ -78,6 +78,9 @@ class Summary:
       wasted_bytes: received and sent by clients that trained and were not waited for
         (sampler=earliest), which no other figure counts; as if each had gone on to its end.
       wasted_steps: their local steps, likewise.
+      left_out: client updates that were not finite and count for nothing
+        (nonfinite_updates=leave_out).
+      first_left_out_round: the first round that had one; None: no round.
       seconds: of training and evaluation; compilation and files apart.
       compile_seconds: to compile the round.
       calibrate_seconds: to try how many lanes and which convolutions are fastest; next to
@@ -129,6 +132,8 @@ class Summary:
     simulated_seconds: float
     wasted_bytes: int
     wasted_steps: int
+    left_out: int
+    first_left_out_round: int | None
     seconds: float
     compile_seconds: float
     calibrate_seconds: float

@@ -182,6 +182,11 @@ def _costs(summary: dict[str, Any], of: str) -> dict[str, str]:
         rows["not waited for"] = (
             f"{lost:,} more local steps and {moved:,.4g} MB of clients that were too late"
         )
+    if summary.get("left_out"):
+        rows["left out"] = (
+            f"{summary['left_out']:,} client updates that were not finite, the first in "
+            f"round {summary['first_left_out_round']}"
+        )
     if summary["simulated_seconds"]:
         rows["simulated time"] = f"{summary['simulated_seconds']:,.4g} s"
     return rows

@@ -199,7 +199,7 @@ def test_without_gate_alpha_and_memory_it_is_scaffold(task, data):
 
 
 LEFT_OUT = {
-    "gate": dict(gate_map="alpha_logistic", rate="realised", beta=3.0),
+    "gate": dict(gate_map="alpha_logistic", rate="realised", beta=0.5),
     "align": dict(gate_alignment=True),
     "correction": dict(
         correction_gated=False, correction_lr="round", correction_steps="actual"

@@ -1,11 +1,12 @@
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import pytest
-from helpers import close, keys, make_data, start
+from helpers import broken, close, keys, make_data, start
 
 import fedjax_adapt as fa
-from fedjax_adapt.algorithms import fedavg
+from fedjax_adapt.algorithms import fedavg, scaffold
 
 
 def test_a_loss_that_is_not_finite_names_client_and_step(task):
@@ -17,6 +18,26 @@ def test_a_loss_that_is_not_finite_names_client_and_step(task):
     _, state = start(fedavg(), task, data, plan)
     with pytest.raises(FloatingPointError, match="client 1, local step 1: the loss is"):
         round_fn(state, keys(1)[0])
+
+
+def test_it_leaves_out_the_same_clients(task, data):
+    policy = fa.StepPolicy(
+        steps=lambda state, cohort, measured: cohort.ids + 1,
+        init=lambda params, num_clients: jnp.zeros(()),
+        send=lambda run: run.loss,
+        update=lambda state, cohort, runs, outcome: outcome.sent + cohort.num_active,
+    )
+    algorithm = fa.with_steps(scaffold(), policy)
+    data = broken(data, 1, 4)
+    plan = fa.Plan(cohort_size=5, batch_size=4, lanes=2, nonfinite_updates="leave_out")
+    round_fn, state = start(algorithm, task, data, plan)
+    slow = fa.debug_round(algorithm, task, data, plan)
+    for key in keys(2):
+        expected, expected_info = slow(state, key)
+        state, info = jax.jit(round_fn)(state, key)
+        close(state, expected)
+        close(info, expected_info)
+        assert info.num_left_out > 0
 
 
 def test_an_exception_in_the_task_names_client_and_step(task, data):

@@ -1,5 +1,6 @@
 """What a part returns that the engine cannot use is one sentence, before any round runs."""
 
+import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -387,6 +388,51 @@ def test_fedssg_refuses_what_contradicts_the_run(task, data):
     round_fn, state = start(fedssg(), task, data, plan)
     with pytest.warns(UserWarning, match="takes the paper's 300"):
         jax.eval_shape(round_fn, state, keys(1)[0])
+
+
+@pytest.mark.parametrize(
+    "options, plan, says",
+    [
+        (dict(beta=1.5), {}, "k is 2.5 in round 4 of 4 "),
+        (dict(beta=2.5, gate="current"), {}, "k is 3.5 in round 1 of 4 "),
+        (dict(beta=1.5, correction_lr="round"), dict(lr_decay=0.5), "k is 2.5 in "),
+        (dict(beta=1.5), dict(lr_decay=0.9), None),  # 2.25 x 0.81 at the most
+        (dict(), {}, None),  # 2 at the end, and no more
+        (dict(gate_map="clip01", beta=1.2), {}, "k is 2.2 in round 4 of 4 "),
+        (dict(beta=9.0, gate="none"), {}, None),
+        (dict(beta=9.0, correction="none"), {}, None),
+        (dict(beta=9.0, correction_gated=False), {}, None),
+    ],
+)
+@pytest.mark.parametrize("whence", ["plan", "algorithm", "train"])
+def test_fedssg_warns_once_of_control_variates_that_grow(
+    options, plan, says, whence, task, data
+):
+    """drift.md: at a constant rate beta = 0 and 1 converge, 1.5 and 2 diverge."""
+    plan = fa.Plan(cohort_size=3, rounds=4 if whence == "plan" else None, **plan)
+    own = {"total_rounds": 4} if whence == "algorithm" else {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        round_fn, state = start(fedssg(**options, **own), task, data, plan)
+        said = [str(w.message) for w in caught]
+        assert len(said) == (whence != "train" and says is not None)
+        round_fn.for_rounds(state.round, 4)
+    said = [str(w.message) for w in caught]
+    assert len(said) == (says is not None) and all(says in text for text in said)
+
+
+def test_fedssg_warns_where_its_round_is_traced_and_its_numbers_are_not(task, data):
+    plan = fa.Plan(cohort_size=3, rounds=4)
+
+    def traced(alpha, beta):
+        options = dict(alpha=alpha, beta=beta, gate_map="clip01")
+        fa.make_round(fedssg(**options), task, data, plan)
+        return jnp.asarray(beta)
+
+    beta = jnp.asarray(1.5)
+    with pytest.warns(UserWarning, match="k is 2.5 in round 4 of 4"):
+        jax.eval_shape(lambda x: traced(0.1, beta), 0.0)
+    jax.eval_shape(traced, 0.1, 1.5)
 
 
 def with_policy(policy):

@@ -1,12 +1,14 @@
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import SIZES, close, keys, linear_task, make_data, same, start
+from helpers import SIZES, broken, close, keys, linear_task, make_data, same, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, scaffold
-from fedjax_adapt.core import Probe, StepPolicy, send_delta, task_loss
+from fedjax_adapt.core import Probe, Refinement, StepPolicy, send_delta, task_loss
 
 FULL = fa.Plan(batch_size=4, lr=0.1)
 
@@ -66,6 +68,132 @@ def test_a_client_without_steps_is_neither_averaged_nor_changed(task, data):
         assert same(row(after.clients), row(state.clients)) == (i in (1, 3))
     assert int(info.num_active) == 4
     np.testing.assert_array_equal(info.loss[jnp.array([1, 3])], 0)
+
+
+LEAVE_OUT = dict(batch_size=4, lr=0.1, nonfinite_updates="leave_out")
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 6])
+@pytest.mark.parametrize(
+    "algorithm", [fedavg(), scaffold()], ids=["fedavg", "scaffold"]
+)
+def test_where_all_is_finite_nobody_is_left_out_and_rounding_alone_changes(
+    algorithm, lanes, task, data
+):
+    ends = []
+    for updates in ("stop", "leave_out"):
+        plan = fa.Plan(**{**LEAVE_OUT, "nonfinite_updates": updates}, lanes=lanes)
+        round_fn, state = start(algorithm, task, data, plan)
+        ends.append(fa.train(round_fn, state, keys(3)))
+    close(ends[0][0], ends[1][0])
+    assert not ends[1][1].left_out.any()
+    np.testing.assert_array_equal(ends[1][1].num_left_out, [0, 0, 0])
+    close(ends[0][1], ends[1][1]._replace(left_out=()))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(lanes=1),
+        dict(lanes=4),
+        dict(devices=2),
+        dict(client_memory="host"),
+        dict(client_memory="host", devices=3, lanes=1),
+    ],
+    ids=str,
+)
+def test_who_is_left_out_does_not_depend_on_where_clients_train(task, data, options):
+    """The others are averaged as if they were all, and its row is as it was."""
+    data = broken(data, 0, 4)
+    rest = fa.with_steps(scaffold(), steps_by_id(0, 2, 3, 2, 0, 1))
+    some = fa.with_steps(scaffold(), steps_by_id(2, 2, 3, 2, 1, 1))
+    round_fn, state = start(rest, task, data, FULL)
+    expected, _ = jax.jit(round_fn)(state, keys(1)[0])
+    round_fn, state = start(some, task, data, fa.Plan(**LEAVE_OUT, **options))
+    after, info = jax.jit(round_fn)(state, keys(1)[0])
+    close(after.params, expected.params)
+    close(after.server, expected.server)
+    close(jax.device_get(after.clients), jax.device_get(expected.clients))
+    assert info.left_out.tolist() == [True, False, False, False, True, False]
+    assert (int(info.num_left_out), int(info.num_active)) == (2, 6)
+
+
+def test_trials_side_by_side_leave_out_their_own(task, data):
+    """The same client ends at infinity at one learning rate and not at another."""
+
+    def last(lr, scale):
+        plan = fa.Plan(**{**LEAVE_OUT, "lr": lr})
+        large = replace(data, x=data.x.at[data.index[2, 0]].multiply(scale))
+        round_fn = fa.make_round(scaffold(), task, large, plan)
+        return jax.lax.scan(round_fn, state, keys(2))
+
+    state = fa.init_state(scaffold(), task, data, FULL, jax.random.key(1))
+    rates, scales = jnp.array([0.1, 0.1, 0.05]), jnp.array([1.0, jnp.inf, 1.0])
+    together = jax.jit(jax.vmap(last))(rates, scales)
+    assert together[1].num_left_out.tolist() == [[0, 0], [1, 1], [0, 0]]
+    for i in range(3):
+        own = jax.tree.map(lambda leaf, i=i: leaf[i], together)
+        close(own, jax.jit(last)(rates[i], scales[i]))
+
+
+def spoilt(part):
+    """An algorithm of which client 3 sends one number that is not finite, in `part`."""
+    bad = lambda run: jnp.where(run.id == 3, jnp.inf, 1.0)
+
+    def finish(run):
+        upload, client = send_delta(run)
+        delta, extra = upload.delta, {"a": jnp.zeros(2), "z": jnp.ones(2)}
+        if part == "delta":
+            delta = {**delta, "w": delta["w"].at[3, 2].multiply(bad(run))}
+        if part == "extra":
+            extra = {**extra, "z": extra["z"].at[1].multiply(bad(run))}
+        return fa.Upload(delta, extra), client
+
+    sends = lambda name: (lambda run: (jnp.ones(2), bad(run))) if part == name else None
+    policy = StepPolicy(steps=fedavg().policy.steps, send=sends("policy"))
+    return fa.Algorithm(
+        local=fa.LocalRule(finish=finish),
+        policy=policy,
+        refine=Refinement(send=sends("refinement"), needs_public=False),
+    )
+
+
+@pytest.mark.parametrize("part", ["delta", "extra", "policy", "refinement"])
+def test_every_number_that_a_client_sends_must_be_finite(part, task, data):
+    round_fn, state = start(spoilt(part), task, data, fa.Plan(**LEAVE_OUT))
+    after, info = jax.jit(round_fn)(state, keys(1)[0])
+    assert info.left_out.tolist() == [i == 3 for i in range(6)]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.params))
+    assert not same(after.params, state.params)
+
+
+def test_who_did_not_train_is_not_counted_as_left_out(task, data):
+    """What is in its slot may be no number, as it is where a rule divides by steps."""
+    idle = fa.with_steps(spoilt("delta"), steps_by_id(1, 1, 1, 0, 1, 1))
+    round_fn, state = start(idle, task, data, fa.Plan(**LEAVE_OUT))
+    _, info = jax.jit(round_fn)(state, keys(1)[0])
+    assert not info.left_out.any() and int(info.num_active) == 5
+
+
+def test_a_round_of_which_everybody_is_left_out_changes_nothing(task, data):
+    data = broken(data, *range(6))
+    round_fn, state = start(scaffold(), task, data, fa.Plan(**LEAVE_OUT))
+    after, info = jax.jit(round_fn)(state, keys(1)[0])
+    assert same(after._replace(round=state.round), state)
+    assert int(info.num_left_out) == 6 and float(info.delta_norm) == 0
+
+
+def test_what_a_policy_is_sent_is_a_mean_of_those_that_count(task, data):
+    policy = StepPolicy(
+        steps=steps_by_id(1, 1, 1, 1, 1, 1).steps,
+        init=lambda params, num_clients: jnp.zeros(()),
+        send=lambda run: run.id.astype(float),
+        update=lambda state, cohort, runs, outcome: outcome.sent + cohort.num_active,
+    )
+    algorithm = fa.with_steps(fedavg(), policy)
+    round_fn, state = start(algorithm, task, broken(data, 5), fa.Plan(**LEAVE_OUT))
+    after, _ = jax.jit(round_fn)(state, keys(1)[0])
+    np.testing.assert_allclose(after.policy, 2 + 5, rtol=1e-6)
 
 
 def test_infos_of_a_client_without_steps_say_what_the_policy_saw_of_it(task, data):
@@ -272,6 +400,10 @@ def test_more_clients_per_round_than_there_are_is_refused(task, data):
         (
             dict(lanes="all"),
             "lanes='all' is not a number; write an integer >= 1, or \"auto\"",
+        ),
+        (
+            dict(nonfinite_updates="skip"),
+            "nonfinite_updates='skip' is unknown; write one of stop, leave",
         ),
         (dict(devices=0), 'devices=0 must be an integer >= 1, or "auto"'),
         (dict(shuffle="epochs"), "shuffle='epochs' is unknown; did you mean 'epoch'"),

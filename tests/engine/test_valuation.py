@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import close, fast, keys, linear_task, start
+from helpers import SIZES, broken, close, fast, keys, linear_task, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, feddisco, fednova
@@ -35,6 +35,18 @@ def test_leaving_one_out_is_what_it_says():
     expected = [worth(everyone) - worth(everyone - {k}) for k in range(4)]
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert found[2] == 0  # who has no weight
+
+
+def test_who_was_left_out_has_no_weight_and_no_value(task, data):
+    algorithm, data = fa.show_deltas(fedavg()), broken(data, 3)
+    plan = fa.Plan(batch_size=4, nonfinite_updates="leave_out")
+    round_fn, state = start(algorithm, task, data, plan)
+    _, info = jax.jit(round_fn)(state, keys(1)[0])
+    weights = cohort_weights(algorithm, data, plan, info, 0)
+    sizes = np.array(SIZES) * (np.arange(6) != 3)
+    np.testing.assert_allclose(weights, sizes / sizes.sum(), rtol=1e-6)
+    values = fa.leave_one_out(task, state.params, info.clients, weights, data.test)
+    assert values[3] == 0 and np.isfinite(values).all()
 
 
 def test_shapley_values_are_those_of_all_orders():

@@ -24,6 +24,7 @@ INFOS = Info(
 )
 BEFORE = {"local_steps": 100, "public_steps": 1, "bytes_down": 5, "bytes_up": 7}
 BEFORE |= {"simulated_seconds": 2.0, "wasted_bytes": 0, "wasted_steps": 30}
+BEFORE |= {"left_out": 2}
 METRICS = Metrics(np.float32(0.75), np.float32(0.5))
 MEASURED = rows.Measured(METRICS, np.array([0.5, 1.0], np.float32), also={})
 
@@ -44,10 +45,31 @@ def test_a_metrics_row_counts_only_clients_that_trained():
         "simulated_seconds": 3.75,
         "wasted_bytes": 9,
         "wasted_steps": 36,
+        "left_out": 2,
         "clipped": 0.5,  # 2 of 4, none of 2, 3 of 3, none of 1
         "cut": 0,
         "delta_norm": 0.25,
     }
+
+
+OUT = np.array([[False, True, False], [False, False, True]])
+WITHOUT = INFOS._replace(
+    left_out=OUT, loss=np.where(OUT, np.nan, INFOS.loss).astype(np.float32)
+)
+
+
+def test_updates_that_were_left_out_are_counted_and_their_losses_are_not():
+    row = rows.metrics_row(WITHOUT, MEASURED, 12, BEFORE)
+    assert (row["left_out"], row["train_loss"], row["cohort"]) == (2 + 2, 2.0, 2.0)
+    columns = rows.client_rows(WITHOUT, first_round=11, num_clients=5)
+    assert columns["left_out"].tolist() == [False, True, False, False, True]
+    assert "left_out" not in rows.client_rows(INFOS, 11, 5)
+    tally = rows.Tally(dict(BEFORE))
+    tally.row(10, INFOS, MEASURED, 1.0)
+    assert tally.left_out is None
+    tally.row(10, WITHOUT._replace(left_out=OUT & [[False], [True]]), MEASURED, 1.0)
+    tally.row(12, WITHOUT, MEASURED, 1.0)
+    assert tally.left_out == (12, [3]) and tally.totals["left_out"] == 2 + 1 + 2
 
 
 def test_other_models_have_columns_of_their_own():
@@ -104,6 +126,30 @@ def test_the_first_round_after_which_the_model_is_not_finite_is_named(change, ro
 def test_an_infinite_test_loss_is_divergence_after_the_last_round():
     metrics = METRICS._replace(loss=np.float32(np.inf))
     assert rows.first_diverged(INFOS, metrics, 11) == 12
+
+
+@pytest.mark.parametrize(
+    "loss, diverged, says",
+    [
+        ([[1, 2, 0], [3, 0, 4]], 12, ""),
+        (
+            [[1, np.nan, 0], [3, 0, 4]],
+            12,
+            " after the loss of client 0 was not in round 11",
+        ),
+        (
+            [[1, 2, 0], [np.nan, 0, np.inf]],
+            12,
+            " after the losses of 2 of 2 clients were",
+        ),
+        ([[1, 2, np.nan], [3, np.nan, 4]], 12, ""),  # of nobody, and of who sat out
+        ([[1, 2, 0], [np.nan, 0, 4]], 11, ""),  # afterwards
+    ],
+)
+def test_whose_loss_was_the_first_that_is_not_finite_is_said(loss, diverged, says):
+    infos = INFOS._replace(loss=np.array(loss, np.float32))
+    assert rows.after_whom(infos, 11, diverged).startswith(says)
+    assert bool(says) == bool(rows.after_whom(infos, 11, diverged))
 
 
 def test_a_round_nobody_trained_in_has_a_row():

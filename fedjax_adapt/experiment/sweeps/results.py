@@ -49,6 +49,7 @@ UNTOLD = ("seconds", "rounds_per_second", "accuracy_name")
 WHOLE = (
     "diverged_round",
     "stopped_round",
+    "first_left_out_round",
     "rounds_to_",
     "best_round",
 )  # columns of integers or nothing
