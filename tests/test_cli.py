@@ -254,6 +254,14 @@ def test_a_run_writes_a_folder_and_prints_where_it_lies(capsys, elsewhere):
     code, _, err = fedjax_adapt(capsys, again)
     assert code == 2 and "finished; a finished run is never overwritten" in err
 
+    written = {path: path.stat().st_mtime_ns for path in Path("twin").rglob("*")}
+    said = "twin holds this run, finished; nothing is left to run.\n"
+    for line in (f"{again} --resume", "run --folder twin --resume"):
+        assert fedjax_adapt(capsys, line) == (0, said, "")
+    code, _, err = fedjax_adapt(capsys, f"{again} --resume --lr 0.3")
+    assert code == 2 and "folder=twin holds a run with lr=0.1, not lr=0.3" in err
+    assert {p: p.stat().st_mtime_ns for p in written} == written
+
 
 def test_ctrl_c_says_how_to_go_on_and_going_on_works(capsys, monkeypatch):
     from fedjax_adapt.experiment import checkpoint

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from .. import check
+from ..engine.processes import agreed, from_first
 from ..errors import SettingError
 from ..experiment.config import common_options, from_settings
 from ..experiment.controls import unfinished, with_controls
-from ..experiment.folder import run_folder
+from ..experiment.folder import is_finished, run_folder
 from ..experiment.loop import Stopped
 from ..experiment.options import Option
 from ..experiment.process_group import process_group
@@ -32,7 +33,15 @@ from .flags import (
     words_of,
 )
 from .output import steady_output
-from .process import interrupted, note, nothing_to_resume, report_error, reporting, say
+from .process import (
+    interrupted,
+    note,
+    nothing_left,
+    nothing_to_resume,
+    report_error,
+    reporting,
+    say,
+)
 from .rankings import print_comparison
 
 PROGRAM = "fedjax-adapt run"
@@ -133,6 +142,11 @@ def run(arguments: list[str]) -> int:
         configs = with_controls(config) if request.controls else [config]
         left = unfinished(configs, request.resume) if request.controls else configs
         others = request.processes
+        if request.resume and not others and not request.controls:
+            folder = run_folder(config)
+            if is_finished(folder, config):
+                say(Console(), nothing_left(folder, "run"))
+                return 0
         process.take_devices(others.share(config.devices) if others else config.devices)
         process.import_rest()
     if others:
@@ -160,6 +174,11 @@ def _run_in_processes(config, request) -> int:
     unsaved = nothing_to_resume(folder, request.resume, FIRST)
     try:
         with process_group(request.processes, report_error) as first, steady_output():
+            with agreed():
+                ended = first and request.resume and is_finished(folder, config)
+            if from_first(ended):
+                say(Console(), nothing_left(folder, "run"))
+                return 0
             with reporting(Console(), unsaved) as report:
                 train(config, request.resume, report)
     except Stopped:

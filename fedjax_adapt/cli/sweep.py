@@ -10,9 +10,9 @@ from .. import check
 from ..errors import SettingError
 from ..experiment.controls import check_has_controls, sweep_with_controls
 from ..experiment.options import Option
-from ..experiment.store import RESULTS, SWEEP, read_swept
+from ..experiment.store import RESULTS, SWEEP, Swept, read_swept
 from ..experiment.sweeps.grid import read_sweep
-from ..experiment.sweeps.results import sweep_folder
+from ..experiment.sweeps.results import is_finished, sweep_folder
 from ..experiment.sweeps.shards import begin_shard, merge, part_of, shard_of
 from ..experiment.sweeps.sweep import sweep as run_sweep
 from ..report.sweep import natural_width, sweep_tables
@@ -21,6 +21,7 @@ from .flags import read_flags
 from .process import (
     fail,
     interrupted,
+    nothing_left,
     nothing_to_resume,
     paths_and_flags,
     reporting,
@@ -136,10 +137,14 @@ def sweep(arguments: list[str]) -> int:
                 "all."
             )
         folder = sweep_folder(asked, request.folder)
+        if request.resume and is_finished(folder, asked):
+            return _nothing_left(folder, "sweep")
         if request.shard is not None:
             part = shard_of(request.shard)
             mine = part_of(asked, *part)
             folder, asked = begin_shard(folder, asked, *part), mine
+            if request.resume and is_finished(folder, asked):
+                return _nothing_left(folder, "shard")
         if not request.controls:
             check_has_controls(folder, asked)
         process.take_devices(request.devices or asked.run.get("devices", "auto"))
@@ -184,11 +189,22 @@ def _show(folder: Path, console: Console) -> int:
         long = None if console.is_terminal else natural_width(table)
         Console(width=long).print(table)
     say(console, f"results  {folder / RESULTS}")
+    return _code(found)
+
+
+def _nothing_left(folder: Path, what: str) -> int:
+    """Says that a sweep or a shard is finished; returns the exit code that it had."""
+    say(Console(), nothing_left(folder, what))
+    return _code(read_swept(folder))
+
+
+def _code(found: Swept) -> int:
+    """The exit code of a finished sweep; says which trials diverged."""
     if not found.diverged:
         return 0
     trials = ", ".join(map(str, found.diverged))
     return fail(
         f"{len(found.diverged)} of {len(found.results)} trials diverged (trial {trials}, "
-        f"see diverged_round in {folder / RESULTS}); lower lr or clip_norm there.",
+        f"see diverged_round in {found.folder / RESULTS}); lower lr or clip_norm there.",
         1,
     )

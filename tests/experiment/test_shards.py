@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import TINY
+from helpers import fedjax_adapt
 
 from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
@@ -85,6 +86,24 @@ def test_merged_shards_are_the_whole_sweep(copied, whole, capsys):
     assert len(groups([copied])[0].runs) == 4
     assert main(["sweep", "merge", str(copied)]) == 2
     assert "holds no shards to merge; it is whole." in capsys.readouterr().err
+
+
+def test_a_finished_shard_that_is_resumed_says_so_and_stays(copied, file, capsys):
+    written = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
+    line = f"sweep {file} --folder {copied} --shard 2/3"
+    shard = copied / "shard-2-of-3"
+    said = f"{shard} holds this shard, finished; nothing is left to run.\n"
+    assert fedjax_adapt(capsys, f"{line} --resume") == (0, said, "")
+    code, out, err = fedjax_adapt(capsys, line)
+    assert (code, out) == (
+        2,
+        "",
+    ) and f"folder={shard} holds this sweep, finished" in err
+    assert {path: path.stat().st_mtime_ns for path in copied.rglob("*")} == written
+
+    merge(copied)  # while a task of the array waits to be started again
+    said = f"{copied} holds this sweep, finished; nothing is left to run.\n"
+    assert fedjax_adapt(capsys, f"{line} --resume") == (0, said, "")
 
 
 @pytest.mark.slow

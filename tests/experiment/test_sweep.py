@@ -573,6 +573,10 @@ def test_a_trial_that_diverges_stops_no_other_and_is_exit_code_1(
     assert "diverged, and left out: trial 2, 3" in " ".join(out.split())
     assert out.count("±") > 1 and "results  mine/results.parquet" in out
 
+    said = "mine holds this sweep, finished; nothing is left to run.\n"
+    for again in (f"{line} --resume", "sweep --folder mine --resume"):
+        assert fedjax_adapt(capsys, again) == (1, said, err)  # as it ended
+
 
 @pytest.mark.parametrize(
     "line, says",

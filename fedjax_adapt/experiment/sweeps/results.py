@@ -33,7 +33,7 @@ from ..config import (
     method_of,
     to_settings,
 )
-from ..folder import check_may_begin
+from ..folder import check_may_begin, check_origins, is_whole
 from ..options import check_path
 from ..rows import COLUMNS
 from ..spelling import flat_name, nested
@@ -80,6 +80,20 @@ def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
 
     configs = (trial.config for trial in sweep.trials)
     check_may_begin(folder, store.SWEEP, changed, configs, resume)
+
+
+def is_finished(folder: Path, sweep: Sweep) -> bool:
+    """Whether `folder` holds this sweep, finished.
+
+    Raises:
+      ValueError: as `check_origins`.
+    """
+    if not is_whole(folder, store.SWEEP):
+        return False
+    if first_change(read_sweep(folder / store.SWEEP), sweep) is not None:
+        return False
+    check_origins(folder, (trial.config for trial in sweep.trials))
+    return True
 
 
 def first_change(old: Sweep, new: Sweep) -> str | None:
