@@ -12,8 +12,12 @@ from ..experiment.controls import check_has_controls, sweep_with_controls
 from ..experiment.options import Option
 from ..experiment.store import RESULTS, SWEEP, Swept, read_swept
 from ..experiment.sweeps.grid import read_sweep
-from ..experiment.sweeps.results import is_finished, sweep_folder
-from ..experiment.sweeps.shards import begin_shard, merge, part_of, shard_of
+from ..experiment.sweeps.results import (
+    check_holds_no_shards,
+    is_finished,
+    sweep_folder,
+)
+from ..experiment.sweeps.shards import WHOLE, begin_shard, merge, part_of, shard_of
 from ..experiment.sweeps.sweep import sweep as run_sweep
 from ..report.sweep import natural_width, sweep_tables
 from . import process
@@ -93,7 +97,8 @@ class Request(NamedTuple):
 def parse(arguments: Sequence[str]) -> Request:
     """Reads the arguments of `fedjax-adapt sweep`.
 
-    With --resume and --folder, and no file, it is the one in the folder.
+    With --resume and --folder, and no file, it is the one in the folder, of its shards
+    with --shard too.
 
     Raises:
       ValueError: one sentence on the first mistake.
@@ -102,7 +107,7 @@ def parse(arguments: Sequence[str]) -> Request:
     files, flags = paths_and_flags(arguments, "sweep")
     values = read_flags(flags, {"sweep": FLAGS}, {}, PROGRAM, DESCRIPTION)
     if not files and values["resume"] and values["folder"] is not None:
-        files = [str(_file_in(values["folder"]))]
+        files = [str(_file_in(values["folder"], values["shard"]))]
     if len(files) != 1:
         raise SettingError(
             f"sweep got {len(files)} files before its flags; give one, as in "
@@ -111,10 +116,13 @@ def parse(arguments: Sequence[str]) -> Request:
     return Request(check.expanded("", files[0]), **values)
 
 
-def _file_in(folder: str) -> Path:
-    """The file that a sweep has left in its folder, to go on with it."""
-    file = check.expanded("--folder ", folder) / SWEEP
+def _file_in(folder: str, shard: str | None) -> Path:
+    """The file that a sweep has left in its folder, to go on with it or a shard of it."""
+    place = check.expanded("--folder ", folder)
+    whole = shard is not None and (place / WHOLE).is_file()
+    file = place / (WHOLE if whole else SWEEP)
     if not file.is_file():
+        check_holds_no_shards(place)
         raise SettingError(
             f"--folder {folder} holds no sweep to resume: it has no {SWEEP}; write the "
             "folder of one, or the file of a new sweep before its flags."

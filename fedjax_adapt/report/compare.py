@@ -28,6 +28,7 @@ from ..experiment.store import (
     read_swept,
     runs_in,
     setting_of,
+    shards_below,
     unlearned,
 )
 from .plots import method_of
@@ -371,7 +372,8 @@ def sheets(
         _sheet(group, of, base, tuple(dict.fromkeys(targets)))
         for group, of in zip(found, _bases(found, base), strict=True)
     ]
-    made[-1].notes.extend(note for folder in folders for note in _diverged(folder))
+    for folder in folders:
+        made[-1].notes.extend([*_diverged(folder), *_without_shards(folder)])
     return made
 
 
@@ -547,6 +549,15 @@ def _diverged(folder: str | Path) -> list[str]:
         f"{place}: trial {', '.join(map(str, lost))} diverged and has no figures"
         for place, lost in found.items()
         if lost
+    ]
+
+
+def _without_shards(folder: str | Path) -> list[str]:
+    """What to say of the shards whose trials are not ranked."""
+    return [
+        f"{sweep.folder}: {sweep.lacking()}, and their trials are not here"
+        for sweep in shards_below(folder)
+        if sweep.left
     ]
 
 

@@ -76,7 +76,7 @@ def begin_shard(folder: Path, asked: Sweep, number: int, count: int) -> Path:
             "another folder.",
             setting="folder",
         )
-    for other in sorted(folder.glob(results.SHARDS)):
+    for other in sorted(folder.glob(store.SHARDS)):
         if not other.name.endswith(f"-of-{count}"):
             raise SettingError(
                 f"folder={folder} holds {other.name}, so its sweep is in other shards than "
@@ -107,7 +107,7 @@ def merge(folder: str | Path) -> store.Swept:
       SettingError: a shard lacks or is not finished, or the folder holds none.
     """
     folder = check.expanded("", folder)
-    shards = sorted(folder.glob(results.SHARDS))
+    shards = sorted(folder.glob(store.SHARDS))
     if not shards:
         merged = (folder / store.SUMMARY).exists()
         why = "it is whole" if merged else "write the folder that --shard was given"
