@@ -354,6 +354,9 @@ def test_help_of_a_run_shows_defaults_and_the_options_of_the_choice(capsys):
     assert (code, err) == (0, "")
     assert "--mu" in out and "--alpha" not in out
     assert "clients in all; none: 30" in out and "rounds in all (default: 60)" in out
+    assert "round after the first 20 (default: none given)" in " ".join(
+        out.replace("│", "").split()
+    )
 
 
 def test_help_and_version_answer_before_jax_is_imported():

@@ -182,15 +182,17 @@ def _arguments_class(
 def _flag(name: str, option: Option, settings: Mapping[str, Any], shown: str) -> tuple:
     import tyro
 
+    default = settings.get(name, option.default)
     about = tyro.conf.arg(
         name=shown if "." in shown else None,
         help=option.help.removesuffix("."),
+        # of no values tyro shows nothing
+        help_behavior_hint="(default: none given)" if default == () else None,
         metavar="NAME" if name in KINDS else None,
     )
     annotation = Annotated[option.annotation, about]
     if name in ("resume", "controls", "overwrite"):
         annotation = tyro.conf.FlagCreatePairsOff[annotation]
-    default = settings.get(name, option.default)
     field_name = name.replace(".", "__") if "." in shown else shown
     return field_name, annotation, field(default=default)
 
