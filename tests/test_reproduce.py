@@ -580,6 +580,20 @@ def test_costs_are_of_three_passes_over_the_examples(papers, tmp_path):
         ("[published.iid]", "[published.idi]", "something of idi"),
         ("batches of 20", "batches-of-20", "'batches-of-20' chosen, which is not in"),
         ('steps_of = "fedveca"', 'steps_of = "veca"', "steps_of='veca', which is none"),
+        (
+            '"rounds_to.1.0"]',
+            '"simulated_second_to.1.0"]',
+            "some/table8.toml has the figure simulated_second_to.1.0, but "
+            "'simulated_second' is nothing that a target takes; did you mean "
+            "'simulated_seconds'",
+        ),
+        ('"rounds_to.1.0"]', '"round_to.1.0"]', "takes; did you mean 'rounds'"),
+        ('"rounds_to.1.0"]', '"rounds_to.O.9"]', "whose target 'O.9' is no accuracy"),
+        (
+            "figures = [",
+            'against = "bytes"\nfigures = [',
+            "against='bytes', which is no axis; did you mean 'bytes_up'",
+        ),
         ('shuffle = "replacement"', 'over = "moon"', "over='moon', which is none of"),
     ],
 )

@@ -43,6 +43,8 @@ SHARDS = "shard-*-of-*"  # folders below that of a sweep, see sweeps/shards.py
 NOTHING = "nothing"  # that a trial was also given
 TRIALS = "trials"  # of a sweep, a folder for each, see sweeps/trial_folders.py
 TABLES = ("metrics", "clients", "trials")
+# columns of `metrics`: what a run has cost so far
+COSTS = ("local_steps", "bytes_up", "bytes_down", "simulated_seconds")
 DEEPEST = 4  # levels in which runs are looked for, as ITEM/SCALE/ROW/METHOD has
 PARTITION = "partition"  # a table of one part, the same from the first round on
 
