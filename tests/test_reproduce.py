@@ -367,6 +367,18 @@ def test_what_lacks_is_counted_where_the_steps_of_others_are_there(made, capsys)
     assert "4 runs, of which 3 are there; about <0.01 core-hours" in shown
 
 
+def test_a_dry_run_says_which_runs_there_are(made, capsys, unchanging):
+    files = sorted(made.rglob("*"))
+    words = ["some-table1", "--folder", str(made), "--rows", "iid", "--seeds", "2"]
+    assert main(["reproduce", *words, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("6 runs, of which 3 are there; about ")
+    for cell in iid(made):
+        said = f"iid, {cell.method}: 2 runs, of which 1 there; {cell.folder}\n"
+        assert said in out
+    assert sorted(made.rglob("*")) == files
+
+
 def test_list_says_what_was_run(made, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["reproduce", "list", "--folder", str(made)]) == 0

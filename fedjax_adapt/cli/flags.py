@@ -191,7 +191,7 @@ def _flag(name: str, option: Option, settings: Mapping[str, Any], shown: str) ->
         metavar="NAME" if name in KINDS else None,
     )
     annotation = Annotated[option.annotation, about]
-    if name in ("resume", "controls", "overwrite"):
+    if name in ("resume", "controls", "overwrite", "dry_run", "json", "yes"):
         annotation = tyro.conf.FlagCreatePairsOff[annotation]
     field_name = name.replace(".", "__") if "." in shown else shown
     return field_name, annotation, field(default=default)

@@ -2,10 +2,12 @@
 
 import codecs
 import io
+import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 NARROWEST = 40  # columns, below which a table has a letter a line
 # as wide as it is, where a space follows that may be left out
@@ -45,6 +47,11 @@ def steady_output() -> Iterator[None]:
         sys.stdout, sys.stderr = before
         if columns:
             os.environ["COLUMNS"] = columns
+
+
+def print_json(found: dict[str, Any]) -> None:
+    """Prints one JSON object on standard output, for another program."""
+    print(json.dumps(found, indent=2, default=str), flush=True)
 
 
 def _steady(stream):

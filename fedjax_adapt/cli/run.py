@@ -15,6 +15,7 @@ from ..experiment.controls import unfinished, with_controls
 from ..experiment.folder import is_finished, run_folder
 from ..experiment.loop import Stopped
 from ..experiment.options import Option
+from ..experiment.preview import preview
 from ..experiment.process_group import process_group
 from ..experiment.reading import read_settings
 from ..experiment.rendezvous import OPTIONS, ProcessGroup, process_group_of
@@ -33,6 +34,7 @@ from .flags import (
     words_of,
 )
 from .output import steady_output
+from .preview import print_preview
 from .process import (
     interrupted,
     note,
@@ -59,6 +61,9 @@ ABOUT_THE_RUN = {
         "after a run of fnr its controls, fnr(weight=0), fedavg_pubft and public_only, in "
         "folders next to it, and a table of all; those that are finished stay as they are",
     ),
+    "dry_run": Option(
+        bool, False, "say what would be run, load the data, but train and write nothing"
+    ),
 }
 
 
@@ -68,6 +73,7 @@ class Request(NamedTuple):
     settings: dict[str, Any]  # by full names; see `config`
     resume: bool
     controls: bool = False
+    dry_run: bool = False
     processes: ProcessGroup | None = None  # with which processes
     note: str | None = None  # what of the file does not count
 
@@ -89,15 +95,20 @@ def parse(arguments: Sequence[str]) -> Request:
     choices = chosen(words, settings)
     groups = _groups(choices)
     values = read_flags(arguments, groups, settings, PROGRAM, DESCRIPTION, choices)
-    resume, controls = values.pop("resume"), values.pop("controls")
+    asked = {name: values.pop(name) for name in ABOUT_THE_RUN}
+    del asked["config"]
     others = process_group_of({name: values.pop(name) for name in OPTIONS})
-    if others and controls:
+    if others and asked["controls"]:
         raise SettingError(
             "controls are run by one process; leave --controls out, or the flags about "
             "other processes."
         )
-    del values["config"]
-    return Request(values, resume, controls, others, note)
+    if others and asked["dry_run"]:
+        raise SettingError(
+            "--dry-run is about the devices of one process; leave it out, or the flags "
+            "about other processes."
+        )
+    return Request(values, **asked, processes=others, note=note)
 
 
 def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -108,7 +119,7 @@ def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
         path = check.expanded("--folder ", words["folder"][0]) / "config.toml"
         if os.path.lexists(path):
             return read_settings(path)
-        if set(words) <= {"resume", "folder", "controls", *OPTIONS}:
+        if set(words) <= {"folder", *ABOUT_THE_RUN, *OPTIONS}:
             raise SettingError(
                 f"--folder {words['folder'][0]} holds no run to resume; write the folder "
                 "of one, or the settings of a new run."
@@ -152,6 +163,12 @@ def run(arguments: list[str]) -> int:
     if others:
         return _run_in_processes(config, request)
     unsaved = nothing_to_resume(run_folder(config), request.resume, FIRST)
+    if request.dry_run:
+        found = [preview(one, request.resume) for one in left]
+        note(unsaved)
+        for one in found:
+            print_preview(Console(), one)
+        return 0
     for one in left:
         try:
             code = _train(one, run_folder(one), request.resume, unsaved)

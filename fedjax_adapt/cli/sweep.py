@@ -12,16 +12,25 @@ from ..experiment.controls import check_has_controls, sweep_with_controls
 from ..experiment.options import Option
 from ..experiment.store import RESULTS, SWEEP, Swept, read_swept
 from ..experiment.sweeps.grid import read_sweep
+from ..experiment.sweeps.preview import preview_sweep
 from ..experiment.sweeps.results import (
     check_holds_no_shards,
     is_finished,
     sweep_folder,
 )
-from ..experiment.sweeps.shards import WHOLE, begin_shard, merge, part_of, shard_of
+from ..experiment.sweeps.shards import (
+    WHOLE,
+    begin_shard,
+    merge,
+    part_of,
+    shard_folder,
+    shard_of,
+)
 from ..experiment.sweeps.sweep import sweep as run_sweep
 from ..report.sweep import natural_width, sweep_tables
 from . import process
 from .flags import read_flags
+from .preview import print_sweep_preview
 from .process import (
     fail,
     interrupted,
@@ -71,6 +80,9 @@ FLAGS = {
         None,
         "run one part of the trials, as in 2/8: the second of eight; none: all",
     ),
+    "dry_run": Option(
+        bool, False, "say what would be run, load the data, but train and write nothing"
+    ),
     "yes": Option(bool, False, f"run more than {ASKS:,} trials"),
     "controls": Option(
         bool,
@@ -90,6 +102,7 @@ class Request(NamedTuple):
     devices: int | Literal["auto"] | None
     side_by_side: int | Literal["auto"]
     shard: str | None
+    dry_run: bool
     yes: bool
     controls: bool
 
@@ -150,13 +163,18 @@ def sweep(arguments: list[str]) -> int:
         if request.shard is not None:
             part = shard_of(request.shard)
             mine = part_of(asked, *part)
-            folder, asked = begin_shard(folder, asked, *part), mine
+            begin = shard_folder if request.dry_run else begin_shard
+            folder, asked = begin(folder, asked, *part), mine
             if request.resume and is_finished(folder, asked):
                 return _nothing_left(folder, "shard")
         if not request.controls:
             check_has_controls(folder, asked)
         process.take_devices(request.devices or asked.run.get("devices", "auto"))
         process.import_rest()
+    if request.dry_run:
+        found = preview_sweep(asked, folder, *request[2:5])
+        print_sweep_preview(Console(), found)
+        return 0
     try:
         return _sweep(asked, folder, request)
     except KeyboardInterrupt:

@@ -65,7 +65,16 @@ def _slice(trials: int, number: int, count: int) -> range:
 
 
 def begin_shard(folder: Path, asked: Sweep, number: int, count: int) -> Path:
-    """The folder of a shard, below that of the whole sweep, whose file is written.
+    """As `shard_folder`; the file of the whole sweep is written where there is none."""
+    shard = shard_folder(folder, asked, number, count)
+    if not (folder / WHOLE).exists():
+        create(folder)
+        files.write_text(folder / WHOLE, results.to_toml(asked))
+    return shard
+
+
+def shard_folder(folder: Path, asked: Sweep, number: int, count: int) -> Path:
+    """The folder of a shard, below that of the whole sweep.
 
     Raises:
       SettingError: the folder holds other shards, or another sweep.
@@ -83,10 +92,8 @@ def begin_shard(folder: Path, asked: Sweep, number: int, count: int) -> Path:
                 f"{count}; write as many, or give another folder.",
                 setting="folder",
             )
-    if not (folder / WHOLE).exists():
-        create(folder)
-        files.write_text(folder / WHOLE, results.to_toml(asked))
-    change = results.first_change(read_sweep(folder / WHOLE), asked)
+    whole = folder / WHOLE
+    change = results.first_change(read_sweep(whole), asked) if whole.exists() else None
     if change is not None:
         raise SettingError(
             f"folder={folder} holds shards of another sweep ({change}); give another "
