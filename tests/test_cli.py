@@ -1,3 +1,4 @@
+import json
 import math
 import os
 import signal
@@ -95,6 +96,14 @@ QUICK = f"{QUICK_RUN} --checkpoint-every 2"
         (
             "run --folder none --resume --controls",
             "--folder none holds no run to resume; write the folder of one",
+        ),
+        (
+            "run --algorithm fnr --controls --json",
+            "--json is of one run, and --controls makes several; leave it out, and",
+        ),
+        (
+            "run --dry-run --coordinator-address here:1 --num-processes 2 --process-id 1",
+            "--dry-run is about the devices of one process; leave it out, or the flags",
         ),
         ("run --algorithm fnr --controls 3", "--controls 3: it takes no value, so"),
         (
@@ -263,6 +272,26 @@ def test_a_run_writes_a_folder_and_prints_where_it_lies(capsys, elsewhere):
     assert {p: p.stat().st_mtime_ns for p in written} == written
 
 
+def test_a_run_as_json_is_one_object_and_all_else_is_on_standard_error(capsys):
+    line = f"{QUICK} --folder mine --json"
+    code, out, err = fedjax_adapt(capsys, f"{line} --dry-run")
+    assert (code, err) == (0, "")
+    said = json.loads(out)
+    assert (said["status"], said["folder"], said["begins"]) == ("dry run", "mine", 0)
+    assert said["rounds"]["clients"] == 6 and said["memory"]["peak"] > 0
+
+    code, out, err = fedjax_adapt(capsys, line)
+    said, summary = json.loads(out), read_run("mine").summary
+    assert code == 0 and said == {"status": "finished", **summary}
+    assert "round 7/7  accuracy" in err and "run      mine" in err
+
+    Path("mine").rename("moved")
+    code, again, err = fedjax_adapt(capsys, "run --folder moved --resume --json")
+    assert code == 0 and json.loads(again) == said | {"folder": "moved"}
+    assert err == "moved holds this run, finished; nothing is left to run.\n"
+    assert fedjax_adapt(capsys, f"{line} --lr -1")[:2] == (2, "")
+
+
 def test_ctrl_c_says_how_to_go_on_and_going_on_works(capsys, monkeypatch):
     from fedjax_adapt.experiment import checkpoint
 
@@ -321,6 +350,9 @@ def test_a_run_that_diverges_is_exit_code_1_and_one_sentence(capsys, monkeypatch
     assert err.startswith("fedjax-adapt: training diverged in round 1: the model is")
     assert err.count("\n") == 1
     assert read_run("mine").summary is None
+    code, out, again = fedjax_adapt(capsys, f"{QUICK} --folder other --json")
+    assert (code, json.loads(out)) == (1, {"status": "failed", "folder": "other"})
+    assert again.splitlines()[-1] == err.splitlines()[-1]
 
 
 def test_steps_that_are_cut_are_told_once(capsys, monkeypatch):
@@ -399,6 +431,12 @@ def test_ctrl_c_keeps_every_finished_round(capsys, monkeypatch):
     assert checkpoint.rounds(Path("mine/checkpoints")) == [1]
     assert read_run("mine").metrics["round"].to_pylist() == [1]
     assert signal.getsignal(signal.SIGINT) is before
+    code, out, err = fedjax_adapt(capsys, f"{line}2 --json")
+    assert (code, json.loads(out)) == (
+        130,
+        {"status": "interrupted", "folder": "mine2"},
+    )
+    assert "--folder mine2 --resume --json to go on" in err
 
 
 def test_a_ctrl_c_that_is_lost_before_the_first_round_is_raised_in_it(monkeypatch):

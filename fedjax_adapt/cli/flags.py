@@ -24,6 +24,15 @@ from ..experiment.schema import settings_that_are
 from ..experiment.spelling import ambiguous, flat_name, shortest, spellings, twice
 from ..experiment.toml import convert, wanted
 
+DRY_RUN = Option(
+    bool, False, "say what would be run, load the data, but train and write nothing"
+)
+AS_JSON = Option(
+    bool,
+    False,
+    "one JSON object on standard output: folder, status and figures; all else goes to "
+    "standard error",
+)
 NAMES = {types.NoneType: ("none",), bool: ("true", "false")}  # of values of some types
 
 

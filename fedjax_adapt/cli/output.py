@@ -7,7 +7,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from ..errors import RunError
 
 NARROWEST = 40  # columns, below which a table has a letter a line
 # as wide as it is, where a space follows that may be left out
@@ -51,7 +54,19 @@ def steady_output() -> Iterator[None]:
 
 def print_json(found: dict[str, Any]) -> None:
     """Prints one JSON object on standard output, for another program."""
-    print(json.dumps(found, indent=2, default=str), flush=True)
+    print(json.dumps(found, indent=2), flush=True)
+
+
+@contextmanager
+def unfinished_as_json(folder: Path, wanted: bool) -> Iterator[None]:
+    """Within it a run or a sweep that does not come to its end is said to be so."""
+    try:
+        yield
+    except (RunError, KeyboardInterrupt) as error:
+        if wanted:
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            print_json({"status": why, "folder": str(folder)})
+        raise
 
 
 def _steady(stream):

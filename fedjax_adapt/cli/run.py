@@ -21,10 +21,13 @@ from ..experiment.reading import read_settings
 from ..experiment.rendezvous import OPTIONS, ProcessGroup, process_group_of
 from ..experiment.run import run as train
 from ..experiment.schema import settings
+from ..experiment.store import read_summary
 from ..report.plots import learning_curve
 from ..report.tables import summary_table
 from . import process
 from .flags import (
+    AS_JSON,
+    DRY_RUN,
     chosen,
     file_settings,
     group_of,
@@ -33,7 +36,7 @@ from .flags import (
     without_name,
     words_of,
 )
-from .output import steady_output
+from .output import print_json, steady_output, unfinished_as_json
 from .preview import print_preview
 from .process import (
     interrupted,
@@ -61,9 +64,8 @@ ABOUT_THE_RUN = {
         "after a run of fnr its controls, fnr(weight=0), fedavg_pubft and public_only, in "
         "folders next to it, and a table of all; those that are finished stay as they are",
     ),
-    "dry_run": Option(
-        bool, False, "say what would be run, load the data, but train and write nothing"
-    ),
+    "dry_run": DRY_RUN,
+    "json": AS_JSON,
 }
 
 
@@ -74,6 +76,7 @@ class Request(NamedTuple):
     resume: bool
     controls: bool = False
     dry_run: bool = False
+    json: bool = False
     processes: ProcessGroup | None = None  # with which processes
     note: str | None = None  # what of the file does not count
 
@@ -107,6 +110,11 @@ def parse(arguments: Sequence[str]) -> Request:
         raise SettingError(
             "--dry-run is about the devices of one process; leave it out, or the flags "
             "about other processes."
+        )
+    if asked["json"] and asked["controls"]:
+        raise SettingError(
+            "--json is of one run, and --controls makes several; leave it out, and write "
+            "fedjax-adapt compare with their folders and --format json afterwards."
         )
     return Request(values, **asked, processes=others, note=note)
 
@@ -154,34 +162,48 @@ def run(arguments: list[str]) -> int:
         left = unfinished(configs, request.resume) if request.controls else configs
         others = request.processes
         if request.resume and not others and not request.controls:
-            folder = run_folder(config)
-            if is_finished(folder, config):
-                say(Console(), nothing_left(folder, "run"))
-                return 0
+            if is_finished(run_folder(config), config):
+                return _nothing_left(run_folder(config), request.json)
         process.take_devices(others.share(config.devices) if others else config.devices)
         process.import_rest()
     if others:
         return _run_in_processes(config, request)
     unsaved = nothing_to_resume(run_folder(config), request.resume, FIRST)
     if request.dry_run:
-        found = [preview(one, request.resume) for one in left]
-        note(unsaved)
-        for one in found:
-            print_preview(Console(), one)
-        return 0
+        return _dry_run(configs, left, request, unsaved)
     for one in left:
         try:
-            code = _train(one, run_folder(one), request.resume, unsaved)
+            _train(one, run_folder(one), request.resume, unsaved, request.json)
         except KeyboardInterrupt:
             again = f"--folder {run_folder(config)} --resume"
-            if request.controls:
-                again += " --controls"
+            again += " --controls" * request.controls + " --json" * request.json
             return interrupted(run_folder(one), again)
-        if code:
-            return code
         unsaved = None  # controls that have not begun are no surprise
     if request.controls:
         print_comparison([run_folder(one) for one in configs])
+    return 0
+
+
+def _dry_run(configs, left, request, unsaved: str | None) -> int:
+    """Says what would be run of a run and its controls, of which some may be finished."""
+    found = [preview(one, request.resume) for one in left]
+    note(unsaved)
+    for one in configs:
+        if one not in left:
+            say(Console(), nothing_left(run_folder(one), "run"))
+    for one in found:
+        if request.json:
+            print_json({"status": "dry run", **one.to_dict()})
+        else:
+            print_preview(Console(), one)
+    return 0
+
+
+def _nothing_left(folder: Path, as_json: bool) -> int:
+    """Says that a run is finished; returns the exit code."""
+    say(Console(stderr=as_json), nothing_left(folder, "run"))
+    if as_json:
+        print_json(_result(folder))
     return 0
 
 
@@ -194,17 +216,19 @@ def _run_in_processes(config, request) -> int:
             with agreed():
                 ended = first and request.resume and is_finished(folder, config)
             if from_first(ended):
-                say(Console(), nothing_left(folder, "run"))
-                return 0
-            with reporting(Console(), unsaved) as report:
-                train(config, request.resume, report)
+                return _nothing_left(folder, request.json) if first else 0
+            with reporting(Console(stderr=request.json), unsaved) as report:
+                with unfinished_as_json(folder, first and request.json):
+                    train(config, request.resume, report)
     except Stopped:
         if not folder.exists():  # another machine's
             return 130
         again = f"--folder {folder} --resume {_flags(request.processes)}"
         return interrupted(folder, again)
     with steady_output():
-        return _show(folder) if first else 0
+        if first:
+            _show(folder, request.json)
+    return 0
 
 
 def _flags(group) -> str:
@@ -218,17 +242,27 @@ def _flags(group) -> str:
     )
 
 
-def _train(config, folder: Path, resume: bool, warning: str | None) -> int:
-    with reporting(Console(), warning) as report:
-        train(config, resume, report)
-    return _show(folder)
+def _train(
+    config, folder: Path, resume: bool, warning: str | None, as_json: bool
+) -> None:
+    with reporting(Console(stderr=as_json), warning) as report:
+        with unfinished_as_json(folder, as_json):
+            train(config, resume, report)
+    _show(folder, as_json)
 
 
-def _show(folder: Path) -> int:
+def _show(folder: Path, as_json: bool) -> None:
     """Draws and prints what has come of a run."""
-    console = Console()
+    console = Console(stderr=as_json)
     picture = learning_curve(folder)
     console.print(summary_table(folder))
     say(console, f"run      {folder}")
     say(console, f"picture  {picture}")
-    return 0
+    if as_json:
+        print_json(_result(folder))
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    """A finished run, for `--json`."""
+    summary = read_summary(folder) or {}
+    return {"status": "finished", **summary, "folder": str(folder)}

@@ -29,7 +29,8 @@ from ..experiment.sweeps.shards import (
 from ..experiment.sweeps.sweep import sweep as run_sweep
 from ..report.sweep import natural_width, sweep_tables
 from . import process
-from .flags import read_flags
+from .flags import AS_JSON, DRY_RUN, read_flags
+from .output import print_json, unfinished_as_json
 from .preview import print_sweep_preview
 from .process import (
     fail,
@@ -80,9 +81,8 @@ FLAGS = {
         None,
         "run one part of the trials, as in 2/8: the second of eight; none: all",
     ),
-    "dry_run": Option(
-        bool, False, "say what would be run, load the data, but train and write nothing"
-    ),
+    "dry_run": DRY_RUN,
+    "json": AS_JSON,
     "yes": Option(bool, False, f"run more than {ASKS:,} trials"),
     "controls": Option(
         bool,
@@ -103,6 +103,7 @@ class Request(NamedTuple):
     side_by_side: int | Literal["auto"]
     shard: str | None
     dry_run: bool
+    json: bool
     yes: bool
     controls: bool
 
@@ -159,21 +160,24 @@ def sweep(arguments: list[str]) -> int:
             )
         folder = sweep_folder(asked, request.folder)
         if request.resume and is_finished(folder, asked):
-            return _nothing_left(folder, "sweep")
+            return _nothing_left(folder, "sweep", request.json)
         if request.shard is not None:
             part = shard_of(request.shard)
             mine = part_of(asked, *part)
             begin = shard_folder if request.dry_run else begin_shard
             folder, asked = begin(folder, asked, *part), mine
             if request.resume and is_finished(folder, asked):
-                return _nothing_left(folder, "shard")
+                return _nothing_left(folder, "shard", request.json)
         if not request.controls:
             check_has_controls(folder, asked)
         process.take_devices(request.devices or asked.run.get("devices", "auto"))
         process.import_rest()
     if request.dry_run:
         found = preview_sweep(asked, folder, *request[2:5])
-        print_sweep_preview(Console(), found)
+        if request.json:
+            print_json({"status": "dry run", **found.to_dict()})
+        else:
+            print_sweep_preview(Console(), found)
         return 0
     try:
         return _sweep(asked, folder, request)
@@ -183,7 +187,7 @@ def sweep(arguments: list[str]) -> int:
         place = folder if request.shard is None else folder.parent
         again = f"fedjax-adapt sweep {request.file} --folder {place} --resume"
         again += "" if request.shard is None else f" --shard {request.shard}"
-        again += " --controls" * request.controls
+        again += " --controls" * request.controls + " --json" * request.json
         return stopped(f"interrupted; write {again} to go on.")
 
 
@@ -195,37 +199,40 @@ def _merge(folders: Sequence[str]) -> int:
             "has the shards, as in fedjax-adapt sweep merge runs/lr."
         )
     merge(folders[0])
-    return _show(Path(folders[0]).expanduser(), Console())
+    return _show(Path(folders[0]).expanduser(), as_json=False)
 
 
 def _sweep(asked, folder: Path, request) -> int:
-    console = Console()
     resume, devices, side_by_side = request[2:5]
     unsaved = nothing_to_resume(folder, resume, "the sweep begins with its first trial")
-    with reporting(console, unsaved) as report:
-        run_sweep(asked, folder, resume, devices, side_by_side, report)
-    return _show(folder, console)
+    with reporting(Console(stderr=request.json), unsaved) as report:
+        with unfinished_as_json(folder, request.json):
+            run_sweep(asked, folder, resume, devices, side_by_side, report)
+    return _show(folder, request.json)
 
 
-def _show(folder: Path, console: Console) -> int:
+def _show(folder: Path, as_json: bool) -> int:
     """Prints the tables of a finished sweep; returns the exit code."""
-    found = read_swept(folder)
+    console, found = Console(stderr=as_json), read_swept(folder)
     for table in sweep_tables(folder, console.width if console.is_terminal else None):
         # what is no terminal has no end of a line
         long = None if console.is_terminal else natural_width(table)
-        Console(width=long).print(table)
+        Console(width=long, stderr=as_json).print(table)
     say(console, f"results  {folder / RESULTS}")
-    return _code(found)
+    return _end(found, as_json)
 
 
-def _nothing_left(folder: Path, what: str) -> int:
+def _nothing_left(folder: Path, what: str, as_json: bool) -> int:
     """Says that a sweep or a shard is finished; returns the exit code that it had."""
-    say(Console(), nothing_left(folder, what))
-    return _code(read_swept(folder))
+    say(Console(stderr=as_json), nothing_left(folder, what))
+    return _end(read_swept(folder), as_json)
 
 
-def _code(found: Swept) -> int:
+def _end(found: Swept, as_json: bool) -> int:
     """The exit code of a finished sweep; says which trials diverged."""
+    if as_json:
+        results = {"diverged": found.diverged, "results": found.results.to_pylist()}
+        print_json({"status": "finished", "folder": str(found.folder), **results})
     if not found.diverged:
         return 0
     trials = ", ".join(map(str, found.diverged))

@@ -1,5 +1,6 @@
 """What --dry-run says: what the run then does, and nothing is written."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,9 @@ def test_a_dry_run_of_a_sweep_says_its_programs(capsys, elsewhere):
         assert out.splitlines()[-1].split() == ["folder", folder]
         assert "000-fedavg, 4 trials" in out and "MiB besides the data, a guess" in out
         assert [path.name for path in elsewhere.iterdir()] == ["sweep.toml"]
+        code, out, err = fedjax_adapt(capsys, f"{line} --json")
+        assert (code, err) == (0, "") and json.loads(out)["status"] == "dry run"
+        assert [len(x["trials"]) for x in json.loads(out)["groups"]] == [4] * programs
     line = "sweep sweep.toml --folder sweep.toml"
     refused = fedjax_adapt(capsys, line)
     assert refused[0] == 2 and fedjax_adapt(capsys, f"{line} --dry-run") == refused

@@ -132,7 +132,10 @@ def test_trials_of_shards_that_are_not_there_are_named(copied, file, capsys):
     code, out, err = fedjax_adapt(capsys, f"compare {copied}")
     assert (code, out) == (2, "") and "shards of a sweep, none of which is fin" in err
 
-    assert fedjax_adapt(capsys, f"{line} --shard 2/3")[0] == 0  # needs no file
+    code, out, err = fedjax_adapt(capsys, f"{line} --shard 2/3 --json")  # needs no file
+    said = json.loads(out)
+    assert (code, said["folder"]) == (0, str(copied / "shard-2-of-3"))
+    assert [row["trial"] for row in said["results"]] == [1] and "results  " in err
     assert len(sheets([copied])[0].numbers) == 1
 
 

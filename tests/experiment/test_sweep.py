@@ -576,6 +576,11 @@ def test_a_trial_that_diverges_stops_no_other_and_is_exit_code_1(
     said = "mine holds this sweep, finished; nothing is left to run.\n"
     for again in (f"{line} --resume", "sweep --folder mine --resume"):
         assert fedjax_adapt(capsys, again) == (1, said, err)  # as it ended
+    code, out, told = fedjax_adapt(capsys, f"{again} --json")
+    assert (code, told) == (1, said + err)
+    shown = json.loads(out)
+    assert (shown["status"], shown["folder"]) == ("finished", "mine")
+    assert (shown["diverged"], shown["results"]) == ([2, 3], rows)
 
 
 @pytest.mark.parametrize(
