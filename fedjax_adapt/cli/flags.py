@@ -23,6 +23,7 @@ from ..experiment.reading import read_settings
 from ..experiment.schema import settings_that_are
 from ..experiment.spelling import ambiguous, flat_name, shortest, spellings, twice
 from ..experiment.toml import convert, wanted
+from .examples import examples_of
 
 DRY_RUN = Option(
     bool, False, "say what would be run, load the data, but train and write nothing"
@@ -111,9 +112,10 @@ def read_flags(
                 config=(tyro.conf.OmitArgPrefixes,),
             )
     except SystemExit as stop:
-        if not stop.code:
-            raise
         command = program.rpartition(" ")[2]
+        if not stop.code:
+            print(examples_of(command), end="")
+            raise
         said = explain(arguments, options, errors.getvalue(), command)
         raise SettingError(said) from None
     values = [value for g in vars(parsed).values() for value in vars(g).values()]
