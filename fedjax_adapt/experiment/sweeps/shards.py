@@ -66,11 +66,12 @@ def _slice(trials: int, number: int, count: int) -> range:
 
 def begin_shard(folder: Path, asked: Sweep, number: int, count: int) -> Path:
     """As `shard_folder`; the file of the whole sweep is written where there is none."""
-    shard = shard_folder(folder, asked, number, count)
+    shard_folder(folder, asked, number, count)  # or it is refused
     if not (folder / WHOLE).exists():
         create(folder)
         files.write_text(folder / WHOLE, results.to_toml(asked))
-    return shard
+    # a shard of another sweep may have begun meanwhile
+    return shard_folder(folder, asked, number, count)
 
 
 def shard_folder(folder: Path, asked: Sweep, number: int, count: int) -> Path:
