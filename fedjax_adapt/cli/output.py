@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import RunError
+from ..errors import SettingError
 
 NARROWEST = 40  # columns, below which a table has a letter a line
 # as wide as it is, where a space follows that may be left out
@@ -59,11 +59,11 @@ def print_json(found: dict[str, Any]) -> None:
 
 @contextmanager
 def unfinished_as_json(folder: Path, wanted: bool) -> Iterator[None]:
-    """Within it a run or a sweep that does not come to its end is said to be so."""
+    """Within it what has begun and does not come to its end is said to be so as JSON."""
     try:
         yield
-    except (RunError, KeyboardInterrupt) as error:
-        if wanted:
+    except BaseException as error:
+        if wanted and not isinstance(error, SettingError):  # else nothing has begun
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             print_json({"status": why, "folder": str(folder)})
         raise

@@ -74,7 +74,7 @@ def _of_rounds(rounds: Rounds) -> dict[str, str]:
 
 
 def _few(number: float) -> str:
-    """A number with one digit after the point, where it is none of a whole one."""
+    """A number with one digit after the point, of a whole one with none."""
     return f"{number:,.1f}".removesuffix(".0")
 
 

@@ -35,6 +35,7 @@ from .preview import print_sweep_preview
 from .process import (
     fail,
     interrupted,
+    note,
     nothing_left,
     nothing_to_resume,
     paths_and_flags,
@@ -55,6 +56,7 @@ partition alone run at once.
 With --shard 2/8 it runs the second eighth of the trials, in FOLDER/shard-2-of-8;
 fedjax-adapt sweep merge FOLDER makes one sweep of all shards."""
 MERGE = "merge"
+FIRST = "the sweep begins with its first trial"  # where nothing is resumed
 ASKS = 1000  # trials; of more a user is asked
 COUNT = int | Literal["auto"]
 FLAGS = {
@@ -174,6 +176,7 @@ def sweep(arguments: list[str]) -> int:
         process.import_rest()
     if request.dry_run:
         found = preview_sweep(asked, folder, *request[2:5])
+        note(nothing_to_resume(folder, request.resume, FIRST))
         if request.json:
             print_json({"status": "dry run", **found.to_dict()})
         else:
@@ -204,7 +207,7 @@ def _merge(folders: Sequence[str]) -> int:
 
 def _sweep(asked, folder: Path, request) -> int:
     resume, devices, side_by_side = request[2:5]
-    unsaved = nothing_to_resume(folder, resume, "the sweep begins with its first trial")
+    unsaved = nothing_to_resume(folder, resume, FIRST)
     with reporting(Console(stderr=request.json), unsaved) as report:
         with unfinished_as_json(folder, request.json):
             run_sweep(asked, folder, resume, devices, side_by_side, report)

@@ -156,27 +156,25 @@ def rounds_of(config: Config, federation: Federation, algorithm: Algorithm) -> R
     if steps is not None:
         everyone = everyone._replace(active=jnp.asarray(steps[ids] > 0))
     holders = np.asarray(everyone.num_examples) > 0
-    params, cohort, drawn = (
-        jax.eval_shape(task.init, jax.random.key(0)),
-        everyone,
-        share,
-    )
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    cohort, drawn = everyone, share
     if who.first_to_end:  # all begin, and these are waited for
         cohort, drawn = rows_of(everyone, slice(num_slots(data, plan))), 1.0
     down, up = round_bytes(algorithm, params, cohort, everyone)
     refine = as_refinement(algorithm.refine)
     more = Traffic() if refine is None else refined_traffic(algorithm)
-    known = steps is not None
+    mean = most = gradients = None
+    if steps is not None:
+        mean, most = float(steps[ids][holders].mean()), int(steps.max())
+        gradients = None if who.first_to_end else share * float(steps[ids].sum())
     return Rounds(
         rounds=config.rounds,
         clients=data.num_clients,
         cohort=share * len(ids),
-        mean_steps=float(steps[ids][holders].mean()) if known else None,
-        most_steps=int(steps.max()) if known else None,
+        mean_steps=mean,
+        most_steps=most,
         steps_cap=most_steps(plan, algorithm.policy),
-        gradients=(
-            share * float(steps[ids].sum()) if known and not who.first_to_end else None
-        ),
+        gradients=gradients,
         bytes_down=drawn * float(down),
         bytes_up=drawn * float(up),
         bytes_refined=sum(messages(more, params)),
