@@ -364,7 +364,7 @@ def test_many_seeds_are_one_note(finished):
         folders.append(one.rename(place / "run"))
         summary = json.loads((place / "run" / store.SUMMARY).read_text())
         summary |= {"wasted_steps": 100 * seed, "wasted_bytes": 2**20}
-        files.write_text(place / "run" / store.SUMMARY, json.dumps(summary))
+        files.write_listed(place / "run" / store.SUMMARY, json.dumps(summary))
     (sheet,) = sheets(folders)
     assert sheet.notes[0] == (  # (0 + 100 + ... + 1100) / 12 steps
         "1: all/{00/run,01/run,...,11/run}, seeds 0, 1, ..., 11, partition_seed=0, 1, ..., "
