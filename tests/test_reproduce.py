@@ -369,13 +369,14 @@ def test_what_lacks_is_counted_where_the_steps_of_others_are_there(made, capsys)
 
 def test_a_dry_run_says_which_runs_there_are(made, capsys, unchanging):
     files = sorted(made.rglob("*"))
-    words = ["some-table1", "--folder", str(made), "--rows", "iid", "--seeds", "2"]
+    words = ["some-table1", "--folder", str(made), "--rows", "iid", "--seeds", "9"]
     assert main(["reproduce", *words, "--dry-run"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("6 runs, of which 3 are there; about ")
-    for cell in iid(made):
-        said = f"iid, {cell.method}: 2 runs, of which 1 there; {cell.folder}\n"
-        assert said in out
+    out, cells = capsys.readouterr().out, iid(made, seeds=9)
+    there = [len(runs_of(cell)) for cell in cells]  # by other tests, some more
+    assert out.startswith(f"27 runs, of which {sum(there)} are there; about ")
+    for cell, number in zip(cells, there, strict=True):
+        said = f"9 runs, of which {number} there; {cell.folder}\n"
+        assert 0 < number < 9 and f"iid, {cell.method}: {said}" in out
     assert sorted(made.rglob("*")) == files
 
 
