@@ -1,3 +1,4 @@
+import json
 import math
 import os
 import signal
@@ -95,6 +96,14 @@ QUICK = f"{QUICK_RUN} --checkpoint-every 2"
         (
             "run --folder none --resume --controls",
             "--folder none holds no run to resume; write the folder of one",
+        ),
+        (
+            "run --algorithm fnr --controls --json",
+            "--json is of one run, and --controls makes several; leave it out, and",
+        ),
+        (
+            "run --dry-run --coordinator-address here:1 --num-processes 2 --process-id 1",
+            "--dry-run is about the devices of one process; leave it out, or the flags",
         ),
         ("run --algorithm fnr --controls 3", "--controls 3: it takes no value, so"),
         (
@@ -254,6 +263,34 @@ def test_a_run_writes_a_folder_and_prints_where_it_lies(capsys, elsewhere):
     code, _, err = fedjax_adapt(capsys, again)
     assert code == 2 and "finished; a finished run is never overwritten" in err
 
+    written = {path: path.stat().st_mtime_ns for path in Path("twin").rglob("*")}
+    said = "twin holds this run, finished; nothing is left to run.\n"
+    for line in (f"{again} --resume", "run --folder twin --resume"):
+        assert fedjax_adapt(capsys, line) == (0, said, "")
+    code, _, err = fedjax_adapt(capsys, f"{again} --resume --lr 0.3")
+    assert code == 2 and "folder=twin holds a run with lr=0.1, not lr=0.3" in err
+    assert {p: p.stat().st_mtime_ns for p in written} == written
+
+
+def test_a_run_as_json_is_one_object_and_all_else_is_on_standard_error(capsys):
+    line = f"{QUICK} --folder mine --json"
+    code, out, err = fedjax_adapt(capsys, f"{line} --dry-run")
+    assert (code, err) == (0, "")
+    said = json.loads(out)
+    assert (said["status"], said["folder"], said["begins"]) == ("dry run", "mine", 0)
+    assert said["rounds"]["clients"] == 6 and said["memory"]["peak"] > 0
+
+    code, out, err = fedjax_adapt(capsys, line)
+    said, summary = json.loads(out), read_run("mine").summary
+    assert code == 0 and said == {"status": "finished", **summary}
+    assert "round 7/7  accuracy" in err and "run      mine" in err
+
+    Path("mine").rename("moved")
+    code, again, err = fedjax_adapt(capsys, "run --folder moved --resume --json")
+    assert code == 0 and json.loads(again) == said | {"folder": "moved"}
+    assert err == "moved holds this run, finished; nothing is left to run.\n"
+    assert fedjax_adapt(capsys, f"{line} --lr -1")[:2] == (2, "")
+
 
 def test_ctrl_c_says_how_to_go_on_and_going_on_works(capsys, monkeypatch):
     from fedjax_adapt.experiment import checkpoint
@@ -313,6 +350,9 @@ def test_a_run_that_diverges_is_exit_code_1_and_one_sentence(capsys, monkeypatch
     assert err.startswith("fedjax-adapt: training diverged in round 1: the model is")
     assert err.count("\n") == 1
     assert read_run("mine").summary is None
+    code, out, again = fedjax_adapt(capsys, f"{QUICK} --folder other --json")
+    assert (code, json.loads(out)) == (1, {"status": "failed", "folder": "other"})
+    assert again.splitlines()[-1] == err.splitlines()[-1]
 
 
 # one client's inputs are so large that its model is not finite once it has trained
@@ -380,6 +420,9 @@ def test_help_of_a_run_shows_defaults_and_the_options_of_the_choice(capsys):
     assert (code, err) == (0, "")
     assert "--mu" in out and "--alpha" not in out
     assert "clients in all; none: 30" in out and "rounds in all (default: 60)" in out
+    assert "round after the first 20 (default: none given)" in " ".join(
+        out.replace("│", "").split()
+    )
 
 
 def test_help_and_version_answer_before_jax_is_imported():
@@ -422,6 +465,12 @@ def test_ctrl_c_keeps_every_finished_round(capsys, monkeypatch):
     assert checkpoint.rounds(Path("mine/checkpoints")) == [1]
     assert read_run("mine").metrics["round"].to_pylist() == [1]
     assert signal.getsignal(signal.SIGINT) is before
+    code, out, err = fedjax_adapt(capsys, f"{line}2 --json")
+    assert (code, json.loads(out)) == (
+        130,
+        {"status": "interrupted", "folder": "mine2"},
+    )
+    assert "--folder mine2 --resume --json to go on" in err
 
 
 def test_a_ctrl_c_that_is_lost_before_the_first_round_is_raised_in_it(monkeypatch):

@@ -148,6 +148,9 @@ def test_a_run_together_goes_on_together_and_alone(place, together):
         check_equal(read_run(folder), before)
         assert newest.exists()
         (folder / "checkpoints" / "away").rename(place[0] / f"away-{run}")
+    (first, second) = ends(pair(place, line, line))
+    said = "together holds this run, finished; nothing is left to run.\n"
+    assert first[:2] == (0, said) and second[:2] == (0, "")
 
 
 @pytest.mark.parametrize(

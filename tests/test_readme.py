@@ -15,8 +15,10 @@ from helpers import benchmark
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.cli import (
+    COMMANDS,
     doctor,
     list_choices,
+    main,
     partition,
     rankings,
     replay,
@@ -149,6 +151,25 @@ LINES = [
 
 @pytest.mark.parametrize("page, line", LINES, ids=lambda value: str(value)[:60])
 def test_every_command_line_is_one(page, line, tmp_path, monkeypatch):
+    check_command_line(line, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "list"])
+def test_the_help_of_a_command_ends_with_examples_that_are_read(
+    command, capsys, tmp_path, monkeypatch
+):
+    assert main([command, "--help"]) == 0
+    about, _, text = capsys.readouterr().out.rpartition("examples:\n")
+    examples = [line.strip() for line in text.splitlines()]
+    assert about and 2 <= len(examples) <= 3
+    assert main(["--help"]) == 0
+    assert f"  {examples[0]}\n" in capsys.readouterr().out
+    for line in examples:
+        assert line.split()[:2] == ["fedjax-adapt", command]
+        check_command_line(line.partition(" | ")[0], tmp_path, monkeypatch)
+
+
+def check_command_line(line, tmp_path, monkeypatch):
     """Its flags are read; where it would train or look for runs, nothing is done."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
@@ -158,6 +179,7 @@ def test_every_command_line_is_one(page, line, tmp_path, monkeypatch):
         '    """A method."""\n'
         "    return fa.Algorithm()\n"
     )
+    (tmp_path / "DIR").mkdir(exist_ok=True)  # of data
     run_file, _ = blocks("toml", "docs/runs.md")
     (tmp_path / "run.toml").write_text(run_file)
     for folder in re.findall(r"runs/[\w/]+", line):

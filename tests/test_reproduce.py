@@ -367,6 +367,19 @@ def test_what_lacks_is_counted_where_the_steps_of_others_are_there(made, capsys)
     assert "4 runs, of which 3 are there; about <0.01 core-hours" in shown
 
 
+def test_a_dry_run_says_which_runs_there_are(made, capsys, unchanging):
+    files = sorted(made.rglob("*"))
+    words = ["some-table1", "--folder", str(made), "--rows", "iid", "--seeds", "9"]
+    assert main(["reproduce", *words, "--dry-run"]) == 0
+    out, cells = capsys.readouterr().out, iid(made, seeds=9)
+    there = [len(runs_of(cell)) for cell in cells]  # by other tests, some more
+    assert out.startswith(f"27 runs, of which {sum(there)} are there; about ")
+    for cell, number in zip(cells, there, strict=True):
+        said = f"9 runs, of which {number} there; {cell.folder}\n"
+        assert 0 < number < 9 and f"iid, {cell.method}: {said}" in out
+    assert sorted(made.rglob("*")) == files
+
+
 def test_list_says_what_was_run(made, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["reproduce", "list", "--folder", str(made)]) == 0
@@ -580,6 +593,20 @@ def test_costs_are_of_three_passes_over_the_examples(papers, tmp_path):
         ("[published.iid]", "[published.idi]", "something of idi"),
         ("batches of 20", "batches-of-20", "'batches-of-20' chosen, which is not in"),
         ('steps_of = "fedveca"', 'steps_of = "veca"', "steps_of='veca', which is none"),
+        (
+            '"rounds_to.1.0"]',
+            '"simulated_second_to.1.0"]',
+            "some/table8.toml has the figure simulated_second_to.1.0, but "
+            "'simulated_second' is nothing that a target takes; did you mean "
+            "'simulated_seconds'",
+        ),
+        ('"rounds_to.1.0"]', '"round_to.1.0"]', "takes; did you mean 'rounds'"),
+        ('"rounds_to.1.0"]', '"rounds_to.O.9"]', "whose target 'O.9' is no accuracy"),
+        (
+            "figures = [",
+            'against = "bytes"\nfigures = [',
+            "against='bytes', which is no axis; did you mean 'bytes_up'",
+        ),
         ('shuffle = "replacement"', 'over = "moon"', "over='moon', which is none of"),
     ],
 )

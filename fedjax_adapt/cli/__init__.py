@@ -10,6 +10,7 @@ from importlib import import_module
 
 from ..errors import SettingError
 from . import process
+from .examples import EXAMPLES, examples_of
 from .output import steady_output
 
 COMMANDS = {  # the module of each
@@ -46,23 +47,13 @@ options:
   -h, --help    this text; fedjax-adapt run --help shows every setting of a run
   --version     the version
 
-examples:
-  fedjax-adapt run
-  fedjax-adapt run --algorithm fedavg --rounds 100 --seed 1
-  fedjax-adapt run --dataset mnist --data-dir DIR --num-clients 100 --participation 0.15
-  fedjax-adapt run --config run.toml --lr 0.05
-  fedjax-adapt run --folder runs/mine --resume
-  fedjax-adapt run --algorithm fnr --controls
-  fedjax-adapt sweep SWEEP.toml --folder runs/sweep
-  fedjax-adapt partition --partition labels_per_client --num-labels 3
-  fedjax-adapt compare runs/mine runs/other
-  fedjax-adapt report runs/mine runs/other --out report.html
-  fedjax-adapt replay runs/mine --round 3
-  fedjax-adapt reproduce list
-  fedjax-adapt reproduce fedssg-table1 --scale smoke
-  fedjax-adapt contributions runs/mine
-  fedjax-adapt contributions runs/mine --reference shapley --orders 200
+examples, of which the help of each command has more:
 """
+USAGE += "".join(
+    f"  {line}\n"
+    for command, lines in EXAMPLES.items()
+    for line in (lines if command == "run" else lines[:1])
+)
 
 
 BUG = (
@@ -116,7 +107,8 @@ def _main(arguments: list[str]) -> int:
 def list_choices(arguments: list[str]) -> int:
     """`fedjax-adapt list`: everything that can be chosen by name."""
     if arguments and arguments[0] in ("-h", "--help"):
-        print("usage: fedjax-adapt list\n\nEverything that a run can choose by name.")
+        print("usage: fedjax-adapt list\n\nEverything that a run can choose by name.\n")
+        print(examples_of("list"), end="")
         return 0
     if arguments:
         raise SettingError(f"list takes no arguments, so leave {arguments[0]!r} out.")

@@ -23,7 +23,17 @@ from ..experiment.reading import read_settings
 from ..experiment.schema import settings_that_are
 from ..experiment.spelling import ambiguous, flat_name, shortest, spellings, twice
 from ..experiment.toml import convert, wanted
+from .examples import examples_of
 
+DRY_RUN = Option(
+    bool, False, "say what would be run, load the data, but train and write nothing"
+)
+AS_JSON = Option(
+    bool,
+    False,
+    "one JSON object on standard output: folder, status and figures; all else goes to "
+    "standard error",
+)
 NAMES = {types.NoneType: ("none",), bool: ("true", "false")}  # of values of some types
 
 
@@ -102,9 +112,10 @@ def read_flags(
                 config=(tyro.conf.OmitArgPrefixes,),
             )
     except SystemExit as stop:
-        if not stop.code:
-            raise
         command = program.rpartition(" ")[2]
+        if not stop.code:
+            print(examples_of(command), end="")
+            raise
         said = explain(arguments, options, errors.getvalue(), command)
         raise SettingError(said) from None
     values = [value for g in vars(parsed).values() for value in vars(g).values()]
@@ -182,15 +193,17 @@ def _arguments_class(
 def _flag(name: str, option: Option, settings: Mapping[str, Any], shown: str) -> tuple:
     import tyro
 
+    default = settings.get(name, option.default)
     about = tyro.conf.arg(
         name=shown if "." in shown else None,
         help=option.help.removesuffix("."),
+        # of no values tyro shows nothing
+        help_behavior_hint="(default: none given)" if default == () else None,
         metavar="NAME" if name in KINDS else None,
     )
     annotation = Annotated[option.annotation, about]
-    if name in ("resume", "controls", "overwrite"):
+    if name in ("resume", "controls", "overwrite", "dry_run", "json", "yes"):
         annotation = tyro.conf.FlagCreatePairsOff[annotation]
-    default = settings.get(name, option.default)
     field_name = name.replace(".", "__") if "." in shown else shown
     return field_name, annotation, field(default=default)
 

@@ -2,10 +2,15 @@
 
 import codecs
 import io
+import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import SettingError
 
 NARROWEST = 40  # columns, below which a table has a letter a line
 # as wide as it is, where a space follows that may be left out
@@ -45,6 +50,23 @@ def steady_output() -> Iterator[None]:
         sys.stdout, sys.stderr = before
         if columns:
             os.environ["COLUMNS"] = columns
+
+
+def print_json(found: dict[str, Any]) -> None:
+    """Prints one JSON object on standard output, for another program."""
+    print(json.dumps(found, indent=2), flush=True)
+
+
+@contextmanager
+def unfinished_as_json(folder: Path, wanted: bool) -> Iterator[None]:
+    """Within it what has begun and does not come to its end is said to be so as JSON."""
+    try:
+        yield
+    except BaseException as error:
+        if wanted and not isinstance(error, SettingError):  # else nothing has begun
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            print_json({"status": why, "folder": str(folder)})
+        raise
 
 
 def _steady(stream):

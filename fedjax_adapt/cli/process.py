@@ -259,6 +259,11 @@ def nothing_to_resume(folder: Path, resume: bool, begins: str) -> str | None:
     return f"nothing to resume in {folder}: {begins}."
 
 
+def nothing_left(folder: Path, what: str) -> str:
+    """What to say where --resume finds all of it done: a run, a sweep or a shard."""
+    return f"{folder} holds this {what}, finished; nothing is left to run."
+
+
 def interrupted(folder: Path, again: str) -> int:
     """Says how far a run has come, and the command `again` that goes on."""
     from ..experiment.checkpoint import rounds

@@ -66,6 +66,9 @@ FLAGS = {
         str | None, None, "where data files are; none: the variable FEDJAX_ADAPT_DATA"
     ),
     "devices": Option(int | Literal["auto"], "auto", "how many devices share the work"),
+    "dry_run": Option(
+        bool, False, "say what would be run, but train and write nothing"
+    ),
 }
 
 
@@ -172,6 +175,12 @@ def _reproduce(
     made = made_below(folder, given["scale"])
     found_of = partial(runs_of, made=made)
     say(console, _plan(cells, found_of))
+    if given["dry_run"]:
+        for cell in cells:
+            runs, there = len(cell.configs), len(found_of(cell))
+            said = f"{runs} run{'s' * (runs > 1)}, of which {there} there"
+            say(console, f"{cell.row}, {cell.method}: {said}; {cell.folder}")
+        return 0
 
     def done(cell: Cell) -> None:
         found = figures({(cell.row, cell.method): found_of(cell)})

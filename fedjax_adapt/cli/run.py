@@ -8,21 +8,26 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from .. import check
+from ..engine.processes import agreed, from_first
 from ..errors import SettingError
 from ..experiment.config import common_options, from_settings
 from ..experiment.controls import unfinished, with_controls
-from ..experiment.folder import run_folder
+from ..experiment.folder import is_finished, run_folder
 from ..experiment.loop import Stopped
 from ..experiment.options import Option
+from ..experiment.preview import preview
 from ..experiment.process_group import process_group
 from ..experiment.reading import read_settings
 from ..experiment.rendezvous import OPTIONS, ProcessGroup, process_group_of
 from ..experiment.run import run as train
 from ..experiment.schema import settings
+from ..experiment.store import read_summary
 from ..report.plots import learning_curve
 from ..report.tables import summary_table
 from . import process
 from .flags import (
+    AS_JSON,
+    DRY_RUN,
     chosen,
     file_settings,
     group_of,
@@ -31,8 +36,17 @@ from .flags import (
     without_name,
     words_of,
 )
-from .output import steady_output
-from .process import interrupted, note, nothing_to_resume, report_error, reporting, say
+from .output import print_json, steady_output, unfinished_as_json
+from .preview import print_preview
+from .process import (
+    interrupted,
+    note,
+    nothing_left,
+    nothing_to_resume,
+    report_error,
+    reporting,
+    say,
+)
 from .rankings import print_comparison
 
 PROGRAM = "fedjax-adapt run"
@@ -50,6 +64,8 @@ ABOUT_THE_RUN = {
         "after a run of fnr its controls, fnr(weight=0), fedavg_pubft and public_only, in "
         "folders next to it, and a table of all; those that are finished stay as they are",
     ),
+    "dry_run": DRY_RUN,
+    "json": AS_JSON,
 }
 
 
@@ -59,6 +75,8 @@ class Request(NamedTuple):
     settings: dict[str, Any]  # by full names; see `config`
     resume: bool
     controls: bool = False
+    dry_run: bool = False
+    json: bool = False
     processes: ProcessGroup | None = None  # with which processes
     note: str | None = None  # what of the file does not count
 
@@ -80,15 +98,25 @@ def parse(arguments: Sequence[str]) -> Request:
     choices = chosen(words, settings)
     groups = _groups(choices)
     values = read_flags(arguments, groups, settings, PROGRAM, DESCRIPTION, choices)
-    resume, controls = values.pop("resume"), values.pop("controls")
+    asked = {name: values.pop(name) for name in ABOUT_THE_RUN}
+    del asked["config"]
     others = process_group_of({name: values.pop(name) for name in OPTIONS})
-    if others and controls:
+    if others and asked["controls"]:
         raise SettingError(
             "controls are run by one process; leave --controls out, or the flags about "
             "other processes."
         )
-    del values["config"]
-    return Request(values, resume, controls, others, note)
+    if others and asked["dry_run"]:
+        raise SettingError(
+            "--dry-run is about the devices of one process; leave it out, or the flags "
+            "about other processes."
+        )
+    if asked["json"] and asked["controls"]:
+        raise SettingError(
+            "--json is of one run, and --controls makes several; leave it out, and write "
+            "fedjax-adapt compare with their folders and --format json afterwards."
+        )
+    return Request(values, **asked, processes=others, note=note)
 
 
 def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -99,7 +127,7 @@ def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
         path = check.expanded("--folder ", words["folder"][0]) / "config.toml"
         if os.path.lexists(path):
             return read_settings(path)
-        if set(words) <= {"resume", "folder", "controls", *OPTIONS}:
+        if set(words) <= {"folder", *ABOUT_THE_RUN, *OPTIONS}:
             raise SettingError(
                 f"--folder {words['folder'][0]} holds no run to resume; write the folder "
                 "of one, or the settings of a new run."
@@ -133,24 +161,49 @@ def run(arguments: list[str]) -> int:
         configs = with_controls(config) if request.controls else [config]
         left = unfinished(configs, request.resume) if request.controls else configs
         others = request.processes
+        if request.resume and not others and not request.controls:
+            if is_finished(run_folder(config), config):
+                return _nothing_left(run_folder(config), request.json)
         process.take_devices(others.share(config.devices) if others else config.devices)
         process.import_rest()
     if others:
         return _run_in_processes(config, request)
     unsaved = nothing_to_resume(run_folder(config), request.resume, FIRST)
+    if request.dry_run:
+        return _dry_run(configs, left, request, unsaved)
     for one in left:
         try:
-            code = _train(one, run_folder(one), request.resume, unsaved)
+            _train(one, run_folder(one), request.resume, unsaved, request.json)
         except KeyboardInterrupt:
             again = f"--folder {run_folder(config)} --resume"
-            if request.controls:
-                again += " --controls"
+            again += " --controls" * request.controls + " --json" * request.json
             return interrupted(run_folder(one), again)
-        if code:
-            return code
         unsaved = None  # controls that have not begun are no surprise
     if request.controls:
         print_comparison([run_folder(one) for one in configs])
+    return 0
+
+
+def _dry_run(configs, left, request, unsaved: str | None) -> int:
+    """Says what would be run of a run and its controls, of which some may be finished."""
+    found = [preview(one, request.resume) for one in left]
+    note(unsaved)
+    for one in configs:
+        if one not in left:
+            say(Console(), nothing_left(run_folder(one), "run"))
+    for one in found:
+        if request.json:
+            print_json({"status": "dry run", **one.to_dict()})
+        else:
+            print_preview(Console(), one)
+    return 0
+
+
+def _nothing_left(folder: Path, as_json: bool) -> int:
+    """Says that a run is finished; returns the exit code."""
+    say(Console(stderr=as_json), nothing_left(folder, "run"))
+    if as_json:
+        print_json(_result(folder))
     return 0
 
 
@@ -160,15 +213,22 @@ def _run_in_processes(config, request) -> int:
     unsaved = nothing_to_resume(folder, request.resume, FIRST)
     try:
         with process_group(request.processes, report_error) as first, steady_output():
-            with reporting(Console(), unsaved) as report:
-                train(config, request.resume, report)
+            with agreed():
+                ended = first and request.resume and is_finished(folder, config)
+            if from_first(ended):
+                return _nothing_left(folder, request.json) if first else 0
+            with reporting(Console(stderr=request.json), unsaved) as report:
+                with unfinished_as_json(folder, first and request.json):
+                    train(config, request.resume, report)
     except Stopped:
         if not folder.exists():  # another machine's
             return 130
         again = f"--folder {folder} --resume {_flags(request.processes)}"
         return interrupted(folder, again)
     with steady_output():
-        return _show(folder) if first else 0
+        if first:
+            _show(folder, request.json)
+    return 0
 
 
 def _flags(group) -> str:
@@ -182,17 +242,27 @@ def _flags(group) -> str:
     )
 
 
-def _train(config, folder: Path, resume: bool, warning: str | None) -> int:
-    with reporting(Console(), warning) as report:
-        train(config, resume, report)
-    return _show(folder)
+def _train(
+    config, folder: Path, resume: bool, warning: str | None, as_json: bool
+) -> None:
+    with reporting(Console(stderr=as_json), warning) as report:
+        with unfinished_as_json(folder, as_json):
+            train(config, resume, report)
+    _show(folder, as_json)
 
 
-def _show(folder: Path) -> int:
+def _show(folder: Path, as_json: bool) -> None:
     """Draws and prints what has come of a run."""
-    console = Console()
+    console = Console(stderr=as_json)
     picture = learning_curve(folder)
     console.print(summary_table(folder))
     say(console, f"run      {folder}")
     say(console, f"picture  {picture}")
-    return 0
+    if as_json:
+        print_json(_result(folder))
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    """A finished run, for `--json`."""
+    summary = read_summary(folder) or {}
+    return {"status": "finished", **summary, "folder": str(folder)}

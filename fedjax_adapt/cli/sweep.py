@@ -10,17 +10,33 @@ from .. import check
 from ..errors import SettingError
 from ..experiment.controls import check_has_controls, sweep_with_controls
 from ..experiment.options import Option
-from ..experiment.store import RESULTS, SWEEP, read_swept
+from ..experiment.store import RESULTS, SWEEP, Swept, read_swept
 from ..experiment.sweeps.grid import read_sweep
-from ..experiment.sweeps.results import sweep_folder
-from ..experiment.sweeps.shards import begin_shard, merge, part_of, shard_of
+from ..experiment.sweeps.preview import preview_sweep
+from ..experiment.sweeps.results import (
+    check_holds_no_shards,
+    is_finished,
+    sweep_folder,
+)
+from ..experiment.sweeps.shards import (
+    WHOLE,
+    begin_shard,
+    merge,
+    part_of,
+    shard_folder,
+    shard_of,
+)
 from ..experiment.sweeps.sweep import sweep as run_sweep
 from ..report.sweep import natural_width, sweep_tables
 from . import process
-from .flags import read_flags
+from .flags import AS_JSON, DRY_RUN, read_flags
+from .output import print_json, unfinished_as_json
+from .preview import print_sweep_preview
 from .process import (
     fail,
     interrupted,
+    note,
+    nothing_left,
     nothing_to_resume,
     paths_and_flags,
     reporting,
@@ -40,6 +56,7 @@ partition alone run at once.
 With --shard 2/8 it runs the second eighth of the trials, in FOLDER/shard-2-of-8;
 fedjax-adapt sweep merge FOLDER makes one sweep of all shards."""
 MERGE = "merge"
+FIRST = "the sweep begins with its first trial"  # where nothing is resumed
 ASKS = 1000  # trials; of more a user is asked
 COUNT = int | Literal["auto"]
 FLAGS = {
@@ -66,6 +83,8 @@ FLAGS = {
         None,
         "run one part of the trials, as in 2/8: the second of eight; none: all",
     ),
+    "dry_run": DRY_RUN,
+    "json": AS_JSON,
     "yes": Option(bool, False, f"run more than {ASKS:,} trials"),
     "controls": Option(
         bool,
@@ -85,6 +104,8 @@ class Request(NamedTuple):
     devices: int | Literal["auto"] | None
     side_by_side: int | Literal["auto"]
     shard: str | None
+    dry_run: bool
+    json: bool
     yes: bool
     controls: bool
 
@@ -92,7 +113,8 @@ class Request(NamedTuple):
 def parse(arguments: Sequence[str]) -> Request:
     """Reads the arguments of `fedjax-adapt sweep`.
 
-    With --resume and --folder, and no file, it is the one in the folder.
+    With --resume and --folder, and no file, it is the one in the folder, of its shards
+    with --shard too.
 
     Raises:
       ValueError: one sentence on the first mistake.
@@ -101,7 +123,7 @@ def parse(arguments: Sequence[str]) -> Request:
     files, flags = paths_and_flags(arguments, "sweep")
     values = read_flags(flags, {"sweep": FLAGS}, {}, PROGRAM, DESCRIPTION)
     if not files and values["resume"] and values["folder"] is not None:
-        files = [str(_file_in(values["folder"]))]
+        files = [str(_file_in(values["folder"], values["shard"]))]
     if len(files) != 1:
         raise SettingError(
             f"sweep got {len(files)} files before its flags; give one, as in "
@@ -110,10 +132,13 @@ def parse(arguments: Sequence[str]) -> Request:
     return Request(check.expanded("", files[0]), **values)
 
 
-def _file_in(folder: str) -> Path:
-    """The file that a sweep has left in its folder, to go on with it."""
-    file = check.expanded("--folder ", folder) / SWEEP
+def _file_in(folder: str, shard: str | None) -> Path:
+    """The file that a sweep has left in its folder, to go on with it or a shard of it."""
+    place = check.expanded("--folder ", folder)
+    whole = shard is not None and (place / WHOLE).is_file()
+    file = place / (WHOLE if whole else SWEEP)
     if not file.is_file():
+        check_holds_no_shards(place)
         raise SettingError(
             f"--folder {folder} holds no sweep to resume: it has no {SWEEP}; write the "
             "folder of one, or the file of a new sweep before its flags."
@@ -136,14 +161,27 @@ def sweep(arguments: list[str]) -> int:
                 "all."
             )
         folder = sweep_folder(asked, request.folder)
+        if request.resume and is_finished(folder, asked):
+            return _nothing_left(folder, "sweep", request.json)
         if request.shard is not None:
             part = shard_of(request.shard)
             mine = part_of(asked, *part)
-            folder, asked = begin_shard(folder, asked, *part), mine
+            begin = shard_folder if request.dry_run else begin_shard
+            folder, asked = begin(folder, asked, *part), mine
+            if request.resume and is_finished(folder, asked):
+                return _nothing_left(folder, "shard", request.json)
         if not request.controls:
             check_has_controls(folder, asked)
         process.take_devices(request.devices or asked.run.get("devices", "auto"))
         process.import_rest()
+    if request.dry_run:
+        found = preview_sweep(asked, folder, *request[2:5])
+        note(nothing_to_resume(folder, request.resume, FIRST))
+        if request.json:
+            print_json({"status": "dry run", **found.to_dict()})
+        else:
+            print_sweep_preview(Console(), found)
+        return 0
     try:
         return _sweep(asked, folder, request)
     except KeyboardInterrupt:
@@ -152,7 +190,7 @@ def sweep(arguments: list[str]) -> int:
         place = folder if request.shard is None else folder.parent
         again = f"fedjax-adapt sweep {request.file} --folder {place} --resume"
         again += "" if request.shard is None else f" --shard {request.shard}"
-        again += " --controls" * request.controls
+        again += " --controls" * request.controls + " --json" * request.json
         return stopped(f"interrupted; write {again} to go on.")
 
 
@@ -164,31 +202,45 @@ def _merge(folders: Sequence[str]) -> int:
             "has the shards, as in fedjax-adapt sweep merge runs/lr."
         )
     merge(folders[0])
-    return _show(Path(folders[0]).expanduser(), Console())
+    return _show(Path(folders[0]).expanduser(), as_json=False)
 
 
 def _sweep(asked, folder: Path, request) -> int:
-    console = Console()
     resume, devices, side_by_side = request[2:5]
-    unsaved = nothing_to_resume(folder, resume, "the sweep begins with its first trial")
-    with reporting(console, unsaved) as report:
-        run_sweep(asked, folder, resume, devices, side_by_side, report)
-    return _show(folder, console)
+    unsaved = nothing_to_resume(folder, resume, FIRST)
+    with reporting(Console(stderr=request.json), unsaved) as report:
+        with unfinished_as_json(folder, request.json):
+            run_sweep(asked, folder, resume, devices, side_by_side, report)
+    return _show(folder, request.json)
 
 
-def _show(folder: Path, console: Console) -> int:
+def _show(folder: Path, as_json: bool) -> int:
     """Prints the tables of a finished sweep; returns the exit code."""
-    found = read_swept(folder)
+    console, found = Console(stderr=as_json), read_swept(folder)
     for table in sweep_tables(folder, console.width if console.is_terminal else None):
         # what is no terminal has no end of a line
         long = None if console.is_terminal else natural_width(table)
-        Console(width=long).print(table)
+        Console(width=long, stderr=as_json).print(table)
     say(console, f"results  {folder / RESULTS}")
+    return _end(found, as_json)
+
+
+def _nothing_left(folder: Path, what: str, as_json: bool) -> int:
+    """Says that a sweep or a shard is finished; returns the exit code that it had."""
+    say(Console(stderr=as_json), nothing_left(folder, what))
+    return _end(read_swept(folder), as_json)
+
+
+def _end(found: Swept, as_json: bool) -> int:
+    """The exit code of a finished sweep; says which trials diverged."""
+    if as_json:
+        results = {"diverged": found.diverged, "results": found.results.to_pylist()}
+        print_json({"status": "finished", "folder": str(found.folder), **results})
     if not found.diverged:
         return 0
     trials = ", ".join(map(str, found.diverged))
     return fail(
         f"{len(found.diverged)} of {len(found.results)} trials diverged (trial {trials}, "
-        f"see diverged_round in {folder / RESULTS}); lower lr or clip_norm there.",
+        f"see diverged_round in {found.folder / RESULTS}); lower lr or clip_norm there.",
         1,
     )

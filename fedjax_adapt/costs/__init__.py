@@ -20,6 +20,7 @@ from .times import step_seconds as step_seconds
 from .traffic import answers_late as answers_late
 from .traffic import kappa as kappa
 from .traffic import messages as messages
+from .traffic import refined_traffic as refined_traffic
 from .traffic import rho as rho
 from .traffic import round_bytes as round_bytes
 from .traffic import traffic_of as traffic_of

@@ -45,7 +45,7 @@ def num_slots(data: FederatedDataset, plan: Plan) -> int:
     Raises:
       ValueError: the plan asks for more clients than there are to draw from.
     """
-    eligible = len(_eligible(data, plan))
+    eligible = len(eligible_clients(data, plan))
     slots = participation_of(plan).slots(eligible)
     if not isinstance(slots, int | np.integer) or slots < 1:
         raise SettingError(
@@ -94,7 +94,7 @@ def sample_cohort(
       key: of the draw.
       busy: ids that are passed over, see `ServerRule.busy`; None: no client.
     """
-    eligible, who = _eligible(data, plan), participation_of(plan)
+    eligible, who = eligible_clients(data, plan), participation_of(plan)
     if busy is None:
         drawn = who.sample(key, len(eligible))
     else:
@@ -130,7 +130,7 @@ def seconds_by(cohort: Cohort, said: dict[str, Array], seconds: Array) -> Array:
     return jnp.where(cohort.num_active > 0, said[SECONDS], 0.0)
 
 
-def _eligible(data: FederatedDataset, plan: Plan) -> Array:
+def eligible_clients(data: FederatedDataset, plan: Plan) -> Array:
     """The ids a cohort is drawn from."""
     if participation_of(plan).among_holders and data.holders is not None:
         return data.holders
@@ -213,7 +213,7 @@ def most_steps(plan: Plan, policy: StepPolicy) -> int | Array | None:
 
 def expected_share(data: FederatedDataset, plan: Plan) -> float:
     """The share of the clients one draws from that is expected in a round."""
-    who, eligible = participation_of(plan), len(_eligible(data, plan))
+    who, eligible = participation_of(plan), len(eligible_clients(data, plan))
     if who.rate is not None:
         return who.rate(eligible)
     return who.slots(eligible) / eligible

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import SettingError
 from . import store
 from .config import Config, common_options
-from .folder import check_folder, first_change, run_folder
+from .folder import check_folder, is_finished, run_folder
 from .options import find, options_of
 from .sweeps import results
 from .sweeps.grid import Sweep, read_sweep
@@ -132,8 +132,7 @@ def unfinished(configs: list[Config], resume: bool) -> list[Config]:
     left = []
     for config in configs:
         folder = run_folder(config)
-        there = all((folder / name).exists() for name in (store.CONFIG, store.SUMMARY))
-        if not (there and first_change(folder, config) is None):
+        if not is_finished(folder, config):
             check_folder(folder, config, resume)
             left.append(config)
     return left

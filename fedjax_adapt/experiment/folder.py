@@ -112,6 +112,23 @@ def check_may_begin(
     )
 
 
+def is_finished(folder: Path, config: Config) -> bool:
+    """Whether `folder` holds this run, finished.
+
+    Raises:
+      ValueError: as `check_origins`.
+    """
+    if not is_whole(folder, store.CONFIG) or first_change(folder, config) is not None:
+        return False
+    check_origins(folder, [config])
+    return True
+
+
+def is_whole(folder: Path, file: str) -> bool:
+    """Whether `folder` holds a finished run or sweep, whose settings are in `file`."""
+    return (folder / file).is_file() and store.read_summary(folder) is not None
+
+
 def check_origins(folder: Path, configs: Iterable[Config]) -> None:
     """Raises ValueError if what `origins` tells is not what the folder was begun with."""
     before, now = store.read_origins(folder), origins(configs)

@@ -32,6 +32,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from .. import check
 from ..errors import SettingError
+from .store import COSTS
 
 PAPERS = Path(__file__).parents[1] / "papers"
 CHOSEN = "chosen.toml"
@@ -107,6 +108,7 @@ def read_item(name: str) -> Item:
                 raise SettingError(
                     f"{path} has {key}={given[key]!r}, which is none of its methods."
                 )
+    _check_columns(path, raw)
     only, drawn = raw.get("only", {}), raw.get("draw", [])
     for table in (shared.get("cells", {}), raw.get("published", {})):
         for row, of in table.items():
@@ -141,6 +143,27 @@ def _sentences(path: Path, chosen: Sequence[str]) -> list[str]:
         if " " not in name and name not in known:
             raise SettingError(f"{path} has {name!r} chosen, which is not in {file}.")
     return [known.get(name, name) for name in chosen]
+
+
+def _check_columns(path: Path, raw: Mapping[str, Any]) -> None:
+    """Raises SettingError on a cost that no run has, of a target or as an axis."""
+    for figure in raw.get("figures", ()):
+        column, of_target, target = figure.partition("_to.")
+        if of_target and column not in (known := ("rounds", *COSTS)):
+            raise SettingError(
+                f"{path} has the figure {figure}, but {column!r} is nothing that a target "
+                f"takes; {check.nearest(column, known)}"
+            )
+        if of_target and not target.replace(".", "", 1).isdecimal():
+            raise SettingError(
+                f"{path} has the figure {figure}, whose target {target!r} is no accuracy; "
+                f"write one, as in {column}_to.0.9."
+            )
+    if raw.get("against", "round") not in (known := ("round", *COSTS)):
+        raise SettingError(
+            f"{path} has against={raw['against']!r}, which is no axis; "
+            f"{check.nearest(raw['against'], known)}"
+        )
 
 
 def _check_keys(path: Path, raw: Mapping[str, Any]) -> None:

@@ -211,14 +211,33 @@ def check_path(name: str, value: object) -> None:
 
 def check_later_steps(name: str, value: Sequence[int]) -> None:
     """Raises SettingError unless `value` is pairs of rounds, in order, and steps."""
-    rounds, steps = value[::2], value[1::2]
-    wrong = len(rounds) != len(steps) or min(value, default=1) < 1
-    if wrong or sorted({*rounds}) != list(rounds):
+    said, before = f"{name}={tuple(value)}", 0
+    if len(value) % 2:
         raise SettingError(
-            f"{name}={tuple(value)} is no pairs of rounds, one after the other, and local "
-            "steps from 1 on; write 20 1 for 1 step after the first 20 rounds.",
+            f"{said} says no local steps after round {value[-1]}; write pairs of a round "
+            "and local steps, as in 20 1.",
             setting=name,
         )
+    for done, steps in zip(value[::2], value[1::2], strict=True):
+        if done < 1:
+            raise SettingError(
+                f"{said} begins after round {done}; write a round from 1 on, since "
+                "num_steps says the local steps before it.",
+                setting=name,
+            )
+        if done <= before:
+            raise SettingError(
+                f"{said} has round {done} after round {before}; write each round once, in "
+                "their order.",
+                setting=name,
+            )
+        if not 1 <= steps <= check.MOST:
+            raise SettingError(
+                f"{said} has {steps} local steps after round {done}; write an integer from "
+                f"1 to {check.MOST}.",
+                setting=name,
+            )
+        before = done
 
 
 def check_ways(name: str, value: str) -> None:

@@ -19,6 +19,7 @@ from ..engine.evaluate import by_class, overall, scores
 from ..engine.footprint import Footprint, footprint
 from ..engine.initial import init_state
 from ..engine.memory import check_room
+from ..engine.round import Round
 from ..engine.train import train_and_evaluate
 from ..engine.xla import compiler_options
 from .config import Config
@@ -47,16 +48,25 @@ class Program(NamedTuple):
     xla_options: dict[str, str] | None = None  # under which it is compiled
 
 
-def compile_program(config: Config, federation: Federation) -> Program:
-    """Traces and compiles; a model or an option that does not fit is found here."""
+class Traced(NamedTuple):
+    """A program before it is compiled, and what it will hold in memory."""
+
+    round_fn: Round
+    abstract: State  # as in `Program`
+    key_init: Key
+    arguments: tuple[Any, ...]  # of each group, besides the state
+    groups: dict[int, Any]  # by how many rounds they have
+    footprint: Footprint  # of the group that takes most
+
+
+def trace_program(config: Config, federation: Federation) -> Traced:
+    """Traces; what does not fit is found here: a model, an option, or the memory."""
     algorithm, task, data, plan = federation[:4]
-    began = time.perf_counter()
     key_init, key_train = run_keys(config.seed)
     init = partial(init_state, algorithm, task, data, plan, key_init)
     num_devices = num_devices_of(data, plan)
     abstract = abstract_state(init, federation)
     round_fn = make_round(algorithm, task, data, plan)
-    options = compiler_options(round_fn.num_lanes)
     # a Partial's arrays are arguments of the program, not constants in it
     test = mesh.to_read(data.test, num_devices)
     averaged = round_fn.data if config.evaluate_also else None
@@ -65,31 +75,47 @@ def compile_program(config: Config, federation: Federation) -> Program:
         test,
         averaged,
     )
-
-    arguments, held = (round_fn, measured, key_train), []
-
-    def compiled(num_rounds: int) -> Group:
+    arguments, held, groups = (round_fn, measured, key_train), [], {}
+    others = jax.eval_shape(lambda *given: given, *arguments)
+    for num_rounds in group_sizes(config):
         group = jax.jit(partial(rounds, num_rounds), donate_argnums=0)
-        traced = group.trace(abstract, *arguments)
-        others = jax.eval_shape(lambda *given: given, *arguments)
+        traced = groups[num_rounds] = group.trace(abstract, *arguments)
         held.append(footprint(traced.jaxpr.jaxpr, abstract, others, num_devices))
         check_room(held[-1])
-        program = traced.lower().compile(options)
+    largest = max(held, key=lambda one: one.total)
+    return Traced(round_fn, abstract, key_init, arguments, groups, largest)
+
+
+def group_sizes(config: Config) -> list[int]:
+    """The rounds of each program of a run: up to an evaluation, and those left over."""
+    every, left_over = config.evaluate_every, config.rounds % config.evaluate_every
+    return [every] * (config.rounds >= every) + [left_over] * (left_over > 0)
+
+
+def compile_program(config: Config, federation: Federation) -> Program:
+    """Traces and compiles; raises as `trace_program`."""
+    algorithm, task, data, plan = federation[:4]
+    began = time.perf_counter()
+    round_fn, abstract, key_init, arguments, groups, held = trace_program(
+        config, federation
+    )
+    options = compiler_options(round_fn.num_lanes)
+
+    def compiled(group: Any) -> Group:
+        program = group.lower().compile(options)
         return lambda state: program(state, *arguments)
 
-    every, left_over = config.evaluate_every, config.rounds % config.evaluate_every
-    group = compiled(every) if config.rounds >= every else None
-    last = compiled(left_over) if left_over else None
+    programs = {number: compiled(groups[number]) for number in groups}
     begin = jax.jit(partial(init_state, algorithm, task, data, plan))
     return Program(
         lambda: begin(key_init),  # another seed is no other program
         abstract,
-        num_devices,
+        round_fn.num_devices,
         most_steps(plan, algorithm.policy),
-        group,
-        last,
+        programs.get(config.evaluate_every),
+        programs.get(config.rounds % config.evaluate_every),
         seconds=time.perf_counter() - began,
-        footprint=max(held, key=lambda one: one.total),
+        footprint=held,
         xla_options=options,
     )
 

@@ -17,6 +17,7 @@ reads the parts as one table, and so does pandas.
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -38,9 +39,12 @@ CONFIG, SUMMARY = "config.toml", "summary.json"
 OWN = "own.json"
 CHECKPOINTS = "checkpoints"  # a folder for each round that is kept
 SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see sweeps/results.py
+SHARDS = "shard-*-of-*"  # folders below that of a sweep, see sweeps/shards.py
 NOTHING = "nothing"  # that a trial was also given
 TRIALS = "trials"  # of a sweep, a folder for each, see sweeps/trial_folders.py
 TABLES = ("metrics", "clients", "trials")
+# columns of `metrics`: what a run has cost so far
+COSTS = ("local_steps", "bytes_up", "bytes_down", "simulated_seconds")
 DEEPEST = 4  # levels in which runs are looked for, as ITEM/SCALE/ROW/METHOD has
 PARTITION = "partition"  # a table of one part, the same from the first round on
 
@@ -125,7 +129,7 @@ def trial_folder(number: int) -> Path:
 def runs_in(folder: str | Path) -> list[Path]:
     """The folder of a run, or of each trial of a finished sweep that did not diverge.
 
-    Of a folder that is neither, those of the runs and sweeps below it.
+    Of a folder that is neither, those of the runs, sweeps and finished shards below it.
 
     Raises:
       ValueError: a sweep is not finished, or none of its trials is to be had.
@@ -134,7 +138,13 @@ def runs_in(folder: str | Path) -> list[Path]:
     if (folder / CONFIG).is_file():
         return [folder]
     if not (folder / SWEEP).is_file():
-        below = _runs_below(folder)
+        there = _runs_below(folder)
+        below = [path for path in there if not _is_unfinished_shard(path)]
+        if there and not below:
+            raise SettingError(
+                f"{folder} holds shards of a sweep, none of which is finished; run or "
+                "resume them first."
+            )
         return [run for path in below for run in runs_in(path)] or [folder]
     if not (folder / SUMMARY).is_file():
         raise SettingError(
@@ -161,6 +171,49 @@ def _runs_below(folder: Path) -> list[Path]:
             folders.clear()
         folders.sort()
     return found
+
+
+def _is_unfinished_shard(path: Path) -> bool:
+    return path.match(SHARDS) and not (path / SUMMARY).is_file()
+
+
+class Shards(NamedTuple):
+    """A sweep that lies in shards in its folder."""
+
+    folder: Path
+    count: int
+    left: list[int]  # the numbers of those that are missing or not finished
+
+    def lacking(self) -> str:
+        """Those that are left, in words; "" if all are finished."""
+        if not self.left:
+            return ""
+        many = len(self.left) > 1
+        return (
+            f"shard{'s' * many} {', '.join(map(str, self.left))} of {self.count} "
+            f"{'are' if many else 'is'} missing or not finished"
+        )
+
+
+def shards_in(folder: Path) -> list[Shards]:
+    """The sweep that lies in shards in a folder; several if its shards are of several."""
+    names = (re.fullmatch(r"shard-\d+-of-(\d+)", x.name) for x in folder.glob(SHARDS))
+    counts = sorted({int(name[1]) for name in names if name})
+    done = lambda i, count: (folder / f"shard-{i}-of-{count}" / SUMMARY).is_file()
+    return [
+        Shards(folder, count, [i for i in range(1, count + 1) if not done(i, count)])
+        for count in counts
+    ]
+
+
+def shards_below(folder: str | Path) -> list[Shards]:
+    """The sweeps that lie in shards in a folder or below it."""
+    folder = check.expanded("", folder)
+    if any((folder / name).is_file() for name in (CONFIG, SWEEP)):
+        return []
+    below = [path for path in _runs_below(folder) if path.match(SHARDS)]
+    places = dict.fromkeys(path.parent for path in below)
+    return [sweep for place in places for sweep in shards_in(place)]
 
 
 class Swept(NamedTuple):

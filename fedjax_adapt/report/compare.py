@@ -13,7 +13,8 @@ worth without the method's own idea.
 import csv
 import io
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -28,6 +29,7 @@ from ..experiment.store import (
     read_swept,
     runs_in,
     setting_of,
+    shards_below,
     unlearned,
 )
 from .plots import method_of
@@ -63,6 +65,7 @@ PENALTY = ("weight", "variant", "delta_set", "upload")  # of fnr, which no contr
 BEFORE = {"algorithm.batch_size": "none", "algorithm.batch_loss": "mean"}
 SOME = ("kappa", "rho")  # which not all runs have
 SHARES = ("accuracy", "best_accuracy")  # of a summary
+FEW = 4  # values that are all named below a table
 TAKEN = ("rounds", "steps", "MiB", "seconds")  # to a target
 
 
@@ -371,7 +374,8 @@ def sheets(
         _sheet(group, of, base, tuple(dict.fromkeys(targets)))
         for group, of in zip(found, _bases(found, base), strict=True)
     ]
-    made[-1].notes.extend(note for folder in folders for note in _diverged(folder))
+    for folder in folders:
+        made[-1].notes.extend([*_diverged(folder), *_without_shards(folder)])
     return made
 
 
@@ -421,13 +425,7 @@ def _sheet(
         ]
         rows.append([*cells, *shown])
         numbers.append(known | costs)
-        for seed, (_, summary) in line.items():
-            given = ", ".join(summary.get("auxiliary", ())) or "nothing"
-            settings = [f"{n}={_shown(v)}" for n, v in next(others).items()]
-            notes.append(
-                f"{name}: {', '.join([summary['folder'], f'seed {seed}', *settings])}; "
-                f"also given: {given}{_not_waited_for(summary)}"
-            )
+        notes.append(f"{name}: {_whose(line, [next(others) for _ in line])}")
     if any(len(line) > 1 for line in group.lines):
         notes.append("mean over n seeds, ± their standard deviation")
     if differs and base is not None:
@@ -477,13 +475,55 @@ def comparison_tables(
     return tables
 
 
-def _not_waited_for(summary: dict[str, Any]) -> str:
-    """What no column counts: the work of clients that were too late."""
-    steps, moved = (summary.get(f"wasted_{what}", 0) for what in ("steps", "bytes"))
+def _whose(line: Line, settings: Sequence[dict[str, Any]]) -> str:
+    """The runs of a line, and what they do not share with other lines, in one sentence.
+
+    Args:
+      line: runs that differ in the seed alone, and in what follows from it.
+      settings: of each of them, those in which runs of the table differ.
+    """
+    summaries = [summary for _, summary in line.values()]
+    folders = _together([summary["folder"] for summary in summaries])
+    said = [folders, f"seed{'s' * (len(line) > 1)} {_some(line)}"]
+    for name in dict.fromkeys(name for own in settings for name in own):
+        values = dict.fromkeys(_shown(own[name]) for own in settings if name in own)
+        said.append(f"{name}={_some(values)}")
+    given = dict.fromkeys(
+        ", ".join(summary.get("auxiliary", ())) or "nothing" for summary in summaries
+    )
+    return (
+        f"{', '.join(said)}; also given: {' or '.join(given)}"
+        f"{_not_waited_for(summaries)}"
+    )
+
+
+def _some(values: Iterable[Any], between: str = ", ") -> str:
+    """All of a few values, else the first two and the last."""
+    shown = list(map(str, values))
+    return between.join(shown if len(shown) <= FEW else [*shown[:2], "...", shown[-1]])
+
+
+def _together(folders: Sequence[str]) -> str:
+    """Folders with what their paths share said once, as in runs/{a,b}."""
+    if len(folders) == 1:
+        return folders[0]
+    alike = len({os.path.isabs(folder) for folder in folders}) == 1
+    shared = os.path.commonpath(folders) if alike else ""
+    names = [os.path.relpath(x, shared) if shared else x for x in folders]
+    return os.path.join(shared, f"{{{_some(names, ',')}}}")
+
+
+def _not_waited_for(summaries: Sequence[dict[str, Any]]) -> str:
+    """What no column counts: the work of clients that were too late, a mean over runs."""
+    steps, moved = (
+        sum(summary.get(f"wasted_{what}", 0) for summary in summaries) / len(summaries)
+        for what in ("steps", "bytes")
+    )
     if not steps:
         return ""
     return (
-        f"; not counted: {steps} local steps, {moved / 2**20:.4g} MiB of late clients"
+        f"; not counted: {_number(steps)} local steps, {moved / 2**20:.4g} MiB of late "
+        "clients"
     )
 
 
@@ -547,6 +587,15 @@ def _diverged(folder: str | Path) -> list[str]:
         f"{place}: trial {', '.join(map(str, lost))} diverged and has no figures"
         for place, lost in found.items()
         if lost
+    ]
+
+
+def _without_shards(folder: str | Path) -> list[str]:
+    """What to say of the shards whose trials are not ranked."""
+    return [
+        f"{sweep.folder}: {sweep.lacking()}, and their trials are not here"
+        for sweep in shards_below(folder)
+        if sweep.left
     ]
 
 

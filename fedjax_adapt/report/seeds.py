@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..experiment.store import Record, first_reaching, learned_from
+from ..experiment.store import COSTS, Record, first_reaching, learned_from
 
 CONFIDENCE = 0.95
 Run = tuple[dict[str, Any], dict[str, Any]]  # (config, summary)
@@ -111,10 +111,6 @@ def speed_ups(
     """The rounds of the base by one's own, for each seed; None: one of them has none."""
     ratio = lambda a, b: None if a is None or b is None else a / b
     return [ratio(bases.get(seed), rounds) for seed, rounds in own.items()]
-
-
-# what a run has cost so far, in the table metrics
-COSTS = ("local_steps", "bytes_up", "bytes_down", "simulated_seconds")
 
 
 def at_target(record: Record, target: float) -> dict[str, float | None]:

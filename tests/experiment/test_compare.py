@@ -344,8 +344,38 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line(seeds, finished):
         ["fedprox", "55.00 % ± 1.73", "3"],
         ["fedavg", "52.00 % ± 2.00", "3"],
     ]
-    assert "2: fedprox-0, seed 0, lr=0.1; also given: nothing" in text
-    assert "3: fedavg-2, seed 2, lr=0.1; also given: nothing" in text
+    of_seeds = lambda name: f"{{{name}-0,{name}-1,{name}-2}}, seeds 0, 1, 2, lr=0.1;"
+    (sheet,) = sheets([other, *seeds["fedavg"], *seeds["fedprox"]])
+    assert sheet.notes[:-1] == [
+        "1: other, seed 1, lr=0.2; also given: nothing",
+        f"2: {of_seeds('fedprox')} also given: nothing",
+        f"3: {of_seeds('fedavg')} also given: nothing",
+        "mean over n seeds, ± their standard deviation",
+    ]
+
+
+def test_many_seeds_are_one_note(finished):
+    folders = []
+    for seed in range(12):
+        given = [] if seed else ["public examples (9)"]
+        one = finished("moon", 0.5, seed=seed, partition_seed=seed, given=given)
+        place = Path("all") / f"{seed:02}"
+        place.mkdir(parents=True)
+        folders.append(one.rename(place / "run"))
+        summary = json.loads((place / "run" / store.SUMMARY).read_text())
+        summary |= {"wasted_steps": 100 * seed, "wasted_bytes": 2**20}
+        files.write_listed(place / "run" / store.SUMMARY, json.dumps(summary))
+    (sheet,) = sheets(folders)
+    assert sheet.notes[0] == (  # (0 + 100 + ... + 1100) / 12 steps
+        "1: all/{00/run,01/run,...,11/run}, seeds 0, 1, ..., 11, partition_seed=0, 1, ..., "
+        "11; also given: public examples (9) or nothing; not counted: 550 local steps, "
+        "1 MiB of late clients"
+    )
+    assert len(sheet.notes) == 2
+    (sheet,) = sheets([folders[0], folders[1].absolute()])
+    assert sheet.notes[0].startswith(
+        f"1: {{all/00/run,{Path.cwd()}/all/01/run}}, seeds"
+    )
 
 
 def test_what_a_run_does_not_learn_from_parts_no_lines(finished):

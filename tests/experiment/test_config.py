@@ -1,5 +1,6 @@
 import dataclasses
 import inspect
+import re
 import tomllib
 from typing import Literal
 
@@ -265,9 +266,23 @@ def test_a_wrong_key_is_named_with_file_and_line(written, text, says):
         *(
             (
                 {"num_steps": 9, "later_steps": pairs},
-                r"\) is no pairs of rounds, one aft",
+                rf"later_steps={re.escape(str(pairs))} {says}",
             )
-            for pairs in [(2,), (2, 1, 2, 3), (4, 1, 2, 3), (0, 1), (2, 0)]
+            for pairs, says in [
+                (
+                    (2,),
+                    r"says no local steps after round 2; write pairs of a round and",
+                ),
+                ((2, 1, 5), r"says no local steps after round 5; write pairs"),
+                ((2, 1, 2, 3), r"has round 2 after round 2; write each round once, in"),
+                ((4, 1, 2, 3), r"has round 2 after round 4; write each round once, in"),
+                (
+                    (0, 1),
+                    r"begins after round 0; write a round from 1 on, since num_st",
+                ),
+                ((2, 0), r"has 0 local steps after round 2; write an integer from 1"),
+                ((2, 2**31), r"has 2147483648 local steps after round 2; write an int"),
+            ]
         ),
         (
             {"num_steps": 9, "later_steps": (2, 1, 60, 3)},

@@ -56,7 +56,7 @@ def trained(monkeypatch):
     """The folders of the runs that would have been trained, which look finished."""
     folders = []
 
-    def train(config, folder, resume, warning):
+    def train(config, folder, resume, *_):
         assert resume or not folder.exists()
         folder.mkdir(exist_ok=True)
         files.write_text(folder / store.CONFIG, to_toml(config))
@@ -67,7 +67,6 @@ def trained(monkeypatch):
         }
         files.write_text(folder / store.SUMMARY, json.dumps(summary))
         folders.append(folder.name)
-        return 0
 
     monkeypatch.setattr(RUNNING, "_train", train)
     return folders
@@ -147,11 +146,10 @@ def test_a_folder_that_is_taken_is_said_before_anything_is_run(tiny, elsewhere):
 def test_who_is_interrupted_in_a_control_is_told_to_go_on_with_all(
     capsys, monkeypatch, elsewhere
 ):
-    def train(config, folder, resume, warning):
+    def train(config, folder, resume, *_):
         folder.mkdir()
         if "pubft" in folder.name:
             raise KeyboardInterrupt
-        return 0
 
     monkeypatch.setattr(RUNNING, "_train", train)
     code, _, err = fedjax_adapt(capsys, f"{LINE} --controls")

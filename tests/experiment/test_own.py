@@ -422,9 +422,13 @@ def test_a_file_that_is_gone_or_has_changed_is_no_longer_that_of_the_run(capsys)
         load_run("runs/mine")
     Path("there.py").rename("mine.py")
     assert run(config, resume=True).rounds == 7
+    assert cli.main("run --folder runs/mine --resume".split()) == 0
+    Path("mine.py").write_text(f"{MINE}\n# otherwise\n")
+    assert cli.main("run --folder runs/mine --resume".split()) == 2
+    assert "begun with another algorithm=mine.py:fede" in capsys.readouterr().err
 
 
-def test_a_sweep_is_resumed_with_the_file_it_was_begun_with(tmp_path):
+def test_a_sweep_is_resumed_with_the_file_it_was_begun_with(capsys):
     Path("mine.py").write_text(MINE)
     asked = {
         "run": {**QUICK, "devices": 1, "rounds": 4},
@@ -440,6 +444,10 @@ def test_a_sweep_is_resumed_with_the_file_it_was_begun_with(tmp_path):
     found = sweep(asked, "runs/sweep", resume=True)
     assert len(found.results) == 2
     assert (found.folder / "groups" / "000-fedexp").is_dir()
+    assert cli.main("sweep --folder runs/sweep --resume".split()) == 0
+    Path("mine.py").write_text(MINE + "\n# otherwise\n")
+    assert cli.main("sweep --folder runs/sweep --resume".split()) == 2
+    assert "begun with another algorithm=mine.py:fede" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import TINY
+from helpers import fedjax_adapt
 
 from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
@@ -18,7 +19,7 @@ from fedjax_adapt.experiment.lock import locked
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.results import to_toml
 from fedjax_adapt.experiment.sweeps.shards import merge, part_of, shard_of
-from fedjax_adapt.report.compare import groups
+from fedjax_adapt.report.compare import groups, sheets
 
 RUN = {**TINY, "rounds": 2, "checkpoint_every": 2, "devices": 1, "lr": 0.05}
 # the second grid takes its lr from [run], the first does not
@@ -85,6 +86,57 @@ def test_merged_shards_are_the_whole_sweep(copied, whole, capsys):
     assert len(groups([copied])[0].runs) == 4
     assert main(["sweep", "merge", str(copied)]) == 2
     assert "holds no shards to merge; it is whole." in capsys.readouterr().err
+
+
+def test_a_finished_shard_that_is_resumed_says_so_and_stays(copied, file, capsys):
+    written = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
+    line = f"sweep {file} --folder {copied} --shard 2/3"
+    shard = copied / "shard-2-of-3"
+    said = f"{shard} holds this shard, finished; nothing is left to run.\n"
+    assert fedjax_adapt(capsys, f"{line} --resume") == (0, said, "")
+    code, out, err = fedjax_adapt(capsys, line)
+    assert (code, out) == (
+        2,
+        "",
+    ) and f"folder={shard} holds this sweep, finished" in err
+    assert {path: path.stat().st_mtime_ns for path in copied.rglob("*")} == written
+
+    merge(copied)  # while a task of the array waits to be started again
+    said = f"{copied} holds this sweep, finished; nothing is left to run.\n"
+    assert fedjax_adapt(capsys, f"{line} --resume") == (0, said, "")
+
+
+def test_trials_of_shards_that_are_not_there_are_named(copied, file, capsys):
+    line = f"sweep --folder {copied} --resume"
+    holds = f"fedjax-adapt: folder={copied} holds a sweep in 3 shards, and "
+    code, out, err = fedjax_adapt(capsys, line)
+    merging = f"all are finished; write fedjax-adapt sweep merge {copied}.\n"
+    assert (code, out, err) == (2, "", holds + merging)
+    assert "missing" not in fedjax_adapt(capsys, f"compare {copied}")[1]
+
+    (copied / "shard-3-of-3" / store.SUMMARY).unlink()
+    lacks = "shard 3 of 3 is missing or not finished"
+    for words in (line, f"sweep {file} --folder {copied}"):
+        code, out, err = fedjax_adapt(capsys, words)
+        assert (code, out, err) == (2, "", f"{holds}{lacks}; write --shard 3/3.\n")
+    for place in (copied, copied.parent):
+        (sheet,) = sheets([place])
+        assert sheet.notes[-1] == f"{copied}: {lacks}, and their trials are not here"
+        assert sum(len(row["folders"]) for row in sheet.numbers) == 2
+    assert sheets([copied / "shard-1-of-3"])[0].notes[-1].endswith("given: nothing")
+
+    shutil.rmtree(copied / "shard-1-of-3")
+    note = sheets([copied])[0].notes[-1]
+    assert "shards 1, 3 of 3 are missing or not finished, and" in note
+    (copied / "shard-2-of-3" / store.SUMMARY).unlink()
+    code, out, err = fedjax_adapt(capsys, f"compare {copied}")
+    assert (code, out) == (2, "") and "shards of a sweep, none of which is fin" in err
+
+    code, out, err = fedjax_adapt(capsys, f"{line} --shard 2/3 --json")  # needs no file
+    said = json.loads(out)
+    assert (code, said["folder"]) == (0, str(copied / "shard-2-of-3"))
+    assert [row["trial"] for row in said["results"]] == [1] and "results  " in err
+    assert len(sheets([copied])[0].numbers) == 1
 
 
 @pytest.mark.slow
@@ -173,7 +225,7 @@ def test_a_shard_is_resumed_and_others_are_refused(copied, file, capsys, tmp_pat
             "holds shard-1-of-3, so its sweep is in other shards",
         ),
         ([*told, "--shard", "1/3"], "holds"),  # finished: not overwritten
-        (told, "holds shards of a sweep; write --shard, or"),
+        (told, "holds a sweep in 3 shards, and all are finished; write fedjax-adapt"),
         ([*told, "--shard", "4/3"], "shard='4/3' is no shard"),
         (["sweep", "merge"], "sweep merge got nothing; give the one folder"),
         (

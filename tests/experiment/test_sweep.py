@@ -127,11 +127,14 @@ def test_what_reads_runs_reads_the_trials_of_a_sweep(three, tmp_path):
     # trials 1 and 2 differ in the seed alone, which each has its partition of
     lines = [ranked[:1], ranked[1:]]
     lines.sort(key=lambda line: -np.mean([accuracy(folder) for folder in line]))
-    said = [(place, folder) for place, line in enumerate(lines, 1) for folder in line]
     assert table.row_count == 2
-    for note, (place, folder) in zip(table.caption.splitlines(), said, strict=False):
-        seed = read_run(folder).config["seed"]
-        assert note.startswith(f"{place}: {folder}, seed {seed}")
+    trials = three.folder / "trials"
+    for place, (line, note) in enumerate(
+        zip(lines, table.caption.splitlines(), strict=False), 1
+    ):
+        alone = len(line) == 1
+        said = "0000, seed 0, lr=0.03" if alone else "{0001,0002}, seeds 0, 5, lr=0.1"
+        assert note.startswith(f"{place}: {trials / said}")
     assert "lr=0.03" in table.caption
     assert comparison_curves([three.folder], tmp_path / "all.png").exists()
     curve = learning_curve(ranked[2], tmp_path / "one.png")
@@ -572,6 +575,15 @@ def test_a_trial_that_diverges_stops_no_other_and_is_exit_code_1(
     assert table["trial"] == [0, 1, 2, 3, 0, 1, 0, 1, 0, 1]
     assert "diverged, and left out: trial 2, 3" in " ".join(out.split())
     assert out.count("±") > 1 and "results  mine/results.parquet" in out
+
+    said = "mine holds this sweep, finished; nothing is left to run.\n"
+    for again in (f"{line} --resume", "sweep --folder mine --resume"):
+        assert fedjax_adapt(capsys, again) == (1, said, err)  # as it ended
+    code, out, told = fedjax_adapt(capsys, f"{again} --json")
+    assert (code, told) == (1, said + err)
+    shown = json.loads(out)
+    assert (shown["status"], shown["folder"]) == ("finished", "mine")
+    assert (shown["diverged"], shown["results"]) == ([2, 3], rows)
 
 
 @pytest.mark.parametrize(

@@ -7,5 +7,6 @@ compiled_group.py  the trials of a group as one program
 trials.py          how many trials are side by side, and on which devices
 sweep.py           runs group after group, some trials at once
 trial_folders.py   what is written down of them
+preview.py         what a sweep would do, said before
 results.py         the folder that is left
 """

@@ -157,21 +157,39 @@ def layout_of(
             "client_memory=host is about one run at a time, but a sweep trains several at "
             "once; leave it out of the sweep."
         )
-    inputs = jax.tree.map(lambda leaf: leaf[0], stack_inputs([config], ()))
-    init, _ = trial_functions(replace(config, devices=1), federation)
-    state = jax.eval_shape(init, federation.data, inputs)
+    state = _state_of_trial(config, federation)
     client = jax.eval_shape(federation.algorithm.local.init, state.params)
     slots = num_slots(data, plan)
     store_of(plan).check_room(client, data.num_clients, slots, 1)
-    examples = batch_size(data, plan)
     return trials.choose(
         side_by_side,
         num_trials,
         config.devices,
         lambda devices: lanes_of(config, federation, state, Layout(devices, 1)),
         state,
-        (examples, 4 * int(np.prod(data.x.shape[1:]))),
+        _batch(federation),
     )
+
+
+def guessed_memory(config: Config, federation: Federation, layout: Layout) -> int:
+    """What trials at once take besides the data, by the guess that `layout_of` goes by."""
+    state = _state_of_trial(config, federation)
+    lanes = lanes_of(config, federation, state, layout)
+    each = memory.guessed_bytes(state, lanes, _batch(federation))
+    return layout.each * each * mesh.sharing_memory(layout.num_devices)
+
+
+def _state_of_trial(config: Config, federation: Federation) -> State:
+    """The state of one trial, in shapes."""
+    inputs = jax.tree.map(lambda leaf: leaf[0], stack_inputs([config], ()))
+    init, _ = trial_functions(replace(config, devices=1), federation)
+    return jax.eval_shape(init, federation.data, inputs)
+
+
+def _batch(federation: Federation) -> tuple[int, int]:
+    """The examples of a local step, and the bytes of one as a number."""
+    data, plan = federation.data, federation.plan
+    return batch_size(data, plan), 4 * int(np.prod(data.x.shape[1:]))
 
 
 def compile_group(

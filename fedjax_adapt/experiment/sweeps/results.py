@@ -33,7 +33,7 @@ from ..config import (
     method_of,
     to_settings,
 )
-from ..folder import check_may_begin
+from ..folder import check_may_begin, check_origins, is_whole
 from ..options import check_path
 from ..rows import COLUMNS
 from ..spelling import flat_name, nested
@@ -43,7 +43,6 @@ from .grid import FIRST, Sweep, Trial, read_sweep
 if TYPE_CHECKING:
     import pyarrow
 
-SHARDS = "shard-*-of-*"  # folders below that of a sweep, see shards.py
 # of a summary: what no single trial has, or what has a column of its own
 UNTOLD = ("seconds", "rounds_per_second", "accuracy_name")
 WHOLE = (
@@ -68,12 +67,8 @@ def sweep_folder(sweep: Sweep, folder: str | Path | None = None) -> Path:
 
 def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
     """Raises ValueError unless this sweep may start, or go on, in `folder`."""
-    if not (folder / store.SWEEP).exists() and any(folder.glob(SHARDS)):
-        raise SettingError(
-            f"folder={folder} holds shards of a sweep; write --shard, or when all are "
-            f"finished fedjax-adapt sweep merge {folder}.",
-            setting="folder",
-        )
+    if not (folder / store.SWEEP).exists():
+        check_holds_no_shards(folder)
 
     def changed() -> str | None:
         change = first_change(read_sweep(folder / store.SWEEP), sweep)
@@ -81,6 +76,33 @@ def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
 
     configs = (trial.config for trial in sweep.trials)
     check_may_begin(folder, store.SWEEP, changed, configs, resume)
+
+
+def check_holds_no_shards(folder: Path) -> None:
+    """Raises ValueError if the folder holds shards, which says how to go on with them."""
+    for sweep in store.shards_in(folder):
+        if sweep.left:
+            goes_on = f"{sweep.lacking()}; write --shard {sweep.left[0]}/{sweep.count}."
+        else:
+            goes_on = f"all are finished; write fedjax-adapt sweep merge {folder}."
+        raise SettingError(
+            f"folder={folder} holds a sweep in {sweep.count} shards, and {goes_on}",
+            setting="folder",
+        )
+
+
+def is_finished(folder: Path, sweep: Sweep) -> bool:
+    """Whether `folder` holds this sweep, finished.
+
+    Raises:
+      ValueError: as `check_origins`.
+    """
+    if not is_whole(folder, store.SWEEP):
+        return False
+    if first_change(read_sweep(folder / store.SWEEP), sweep) is not None:
+        return False
+    check_origins(folder, (trial.config for trial in sweep.trials))
+    return True
 
 
 def first_change(old: Sweep, new: Sweep) -> str | None:

@@ -65,7 +65,17 @@ def _slice(trials: int, number: int, count: int) -> range:
 
 
 def begin_shard(folder: Path, asked: Sweep, number: int, count: int) -> Path:
-    """The folder of a shard, below that of the whole sweep, whose file is written.
+    """As `shard_folder`; the file of the whole sweep is written where there is none."""
+    shard_folder(folder, asked, number, count)  # or it is refused
+    if not (folder / WHOLE).exists():
+        create(folder)
+        files.write_text(folder / WHOLE, results.to_toml(asked))
+    # a shard of another sweep may have begun meanwhile
+    return shard_folder(folder, asked, number, count)
+
+
+def shard_folder(folder: Path, asked: Sweep, number: int, count: int) -> Path:
+    """The folder of a shard, below that of the whole sweep.
 
     Raises:
       SettingError: the folder holds other shards, or another sweep.
@@ -76,17 +86,15 @@ def begin_shard(folder: Path, asked: Sweep, number: int, count: int) -> Path:
             "another folder.",
             setting="folder",
         )
-    for other in sorted(folder.glob(results.SHARDS)):
+    for other in sorted(folder.glob(store.SHARDS)):
         if not other.name.endswith(f"-of-{count}"):
             raise SettingError(
                 f"folder={folder} holds {other.name}, so its sweep is in other shards than "
                 f"{count}; write as many, or give another folder.",
                 setting="folder",
             )
-    if not (folder / WHOLE).exists():
-        create(folder)
-        files.write_text(folder / WHOLE, results.to_toml(asked))
-    change = results.first_change(read_sweep(folder / WHOLE), asked)
+    whole = folder / WHOLE
+    change = results.first_change(read_sweep(whole), asked) if whole.exists() else None
     if change is not None:
         raise SettingError(
             f"folder={folder} holds shards of another sweep ({change}); give another "
@@ -107,7 +115,7 @@ def merge(folder: str | Path) -> store.Swept:
       SettingError: a shard lacks or is not finished, or the folder holds none.
     """
     folder = check.expanded("", folder)
-    shards = sorted(folder.glob(results.SHARDS))
+    shards = sorted(folder.glob(store.SHARDS))
     if not shards:
         merged = (folder / store.SUMMARY).exists()
         why = "it is whole" if merged else "write the folder that --shard was given"

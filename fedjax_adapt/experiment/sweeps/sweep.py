@@ -112,18 +112,13 @@ def _sweep(
     progress: Report,
     callback: Callback | None,
 ) -> Swept:
-    place = results.sweep_folder(asked, folder)
-    check.at_least("side_by_side", side_by_side, 1, auto=True)
-    check.at_least("devices", devices, 1, none="those of the sweep", auto=True)
-    check_tracker(asked.run.get("track"))
-    commit = summary.commit()
-    results.check_folder(place, asked, resume)
-    groups = groups_of(_on(counted_trials(asked.trials), devices), side_by_side)
+    place, commit = results.sweep_folder(asked, folder), summary.commit()
+    groups = groups_in(place, asked, resume, devices, side_by_side)
     create(place)
     with locked(place):
         results.check_folder(place, asked, resume)
         for group in groups:
-            _check_begun(place, group)
+            check_begun(place, group)
         own = origins(trial.config for trial in asked.trials)
         if not (place / store.SWEEP).exists():
             store.write_origins(place, own)
@@ -132,7 +127,7 @@ def _sweep(
         progress(Progress(0, total, warning=seed_hint(asked)))
         rows, before = [], 0
         for group in groups:
-            path = _path(place, group)
+            path = group_folder(place, group)
             runner = _Runner(path, group, before, total, progress, callback)
             if store.read_summary(runner.path) is None:
                 runner.run(place, side_by_side, commit)
@@ -148,13 +143,29 @@ def _sweep(
     return store.read_swept(place)
 
 
-def _path(folder: Path, group: Group) -> Path:
+def groups_in(
+    place: Path,
+    asked: Sweep,
+    resume: bool,
+    devices: int | Literal["auto"] | None,
+    side_by_side: int | Literal["auto"],
+) -> list[Group]:
+    """The groups of a sweep that may begin, or go on, in a folder; raises as `sweep`."""
+    check.at_least("side_by_side", side_by_side, 1, auto=True)
+    check.at_least("devices", devices, 1, none="those of the sweep", auto=True)
+    check_tracker(asked.run.get("track"))
+    results.check_folder(place, asked, resume)
+    return groups_of(_on(counted_trials(asked.trials), devices), side_by_side)
+
+
+def group_folder(folder: Path, group: Group) -> Path:
+    """Where a group lies in the folder of its sweep."""
     return folder / "groups" / group.name
 
 
-def _check_begun(folder: Path, group: Group) -> None:
+def check_begun(folder: Path, group: Group) -> None:
     """Raises ValueError if the group was begun with other trials."""
-    begun = _path(folder, group) / GROUP
+    begun = group_folder(folder, group) / GROUP
     numbers = [trial.number for trial in group.trials]
     if begun.exists() and toml.read(begun)["trials"] != numbers:
         raise SettingError(

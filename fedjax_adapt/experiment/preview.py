@@ -1,0 +1,182 @@
+"""What a run would do, said before it is made: nothing is trained and no folder made."""
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..core import Algorithm, Traffic, as_refinement
+from ..costs import messages, refined_traffic, round_bytes
+from ..engine.batches import batch_size
+from ..engine.build import num_lanes_of
+from ..engine.cohort import (
+    eligible_clients,
+    expected_share,
+    gather_cohort,
+    most_steps,
+    num_slots,
+    participation_of,
+    rows_of,
+)
+from ..engine.footprint import Footprint
+from ..engine.lanes import client_steps
+from ..engine.memory import free_memory
+from . import checkpoint, store
+from .build import AUTO, RULE, build, build_plan
+from .config import Config, method_of
+from .federation import Federation, broadcast_bytes, unused_public
+from .folder import as_begun, check_folder, run_folder
+from .program import group_sizes, trace_program
+from .tracking import check_tracker
+from .tuning import LONG
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What the rounds of a run come to, as far as its settings and its data say.
+
+    Attributes:
+      rounds: of the run.
+      clients: in all.
+      cohort: clients that are expected in a round.
+      mean_steps: local steps of a client in the first round, a mean over those that hold
+        examples; None: they follow from what clients measure or lose.
+      most_steps: likewise, of the client that takes most.
+      steps_cap: that a client takes at most; None: there is no cap.
+      gradients: of all clients in the first round, expected: one on a batch for each local
+        step; None: as `mean_steps`, or they hang on who ends first.
+      bytes_down: that the clients of a round receive, expected, but for `bytes_refined`.
+      bytes_up: that they send, likewise.
+      bytes_refined: that each client moves besides which refines on a public set.
+      broadcast_bytes: of a public set, that clients receive before the first round.
+    """
+
+    rounds: int
+    clients: int
+    cohort: float
+    mean_steps: float | None
+    most_steps: int | None
+    steps_cap: int | None
+    gradients: float | None
+    bytes_down: float
+    bytes_up: float
+    bytes_refined: int
+    broadcast_bytes: int
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a run would do.
+
+    Attributes:
+      folder: where it would lie.
+      begins: the rounds that are done and saved there.
+      method: as in its summary.
+      data: the name of the data set.
+      rounds: what they come to.
+      lanes: clients side by side on a device.
+      devices: that share a round.
+      memory: that is expected.
+      free: bytes that are free now; None: that is not known.
+      programs: the rounds of each program that would be compiled.
+      notes: what a run would say besides.
+    """
+
+    folder: str
+    begins: int
+    method: str
+    data: str
+    rounds: Rounds
+    lanes: int
+    devices: int
+    memory: Footprint
+    free: int | None
+    programs: list[int]
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        memory = self.memory._asdict() | {"peak": self.memory.peak}
+        return asdict(self) | {"memory": memory}
+
+
+def preview(config: Config, resume: bool = False) -> Preview:
+    """What `run(config, resume)` would do. Data are loaded and its programs traced.
+
+    Raises:
+      ValueError: as `run`.
+    """
+    folder = run_folder(config)
+    check_tracker(config.track)
+    check_folder(folder, config, resume)
+    config = as_begun(folder, config)
+    federation = build(config)
+    said = unused_public(config, federation)
+    notes = [] if said is None else [said]
+    if config.lanes == "auto" and config.rounds >= LONG:
+        notes.append(
+            f"lanes are by rule here, and a run of {LONG} rounds or more tries out which "
+            "number is fastest."
+        )
+    lanes = num_lanes_of(*federation[:4], notes.append)
+    rule = RULE if config.convolutions == AUTO else config.convolutions
+    config = replace(config, lanes=lanes, convolutions=rule)
+    federation = federation._replace(plan=build_plan(config))
+    traced = trace_program(config, federation)
+    saved = checkpoint.rounds(folder / store.CHECKPOINTS)
+    return Preview(
+        folder=str(folder),
+        begins=saved[-1] if saved else 0,
+        method=method_of(config),
+        data=config.dataset,
+        rounds=rounds_of(config, federation, traced.round_fn.step.algorithm),
+        lanes=lanes,
+        devices=traced.round_fn.num_devices,
+        memory=traced.footprint,
+        free=free_memory(),
+        programs=group_sizes(config),
+        notes=notes,
+    )
+
+
+def rounds_of(config: Config, federation: Federation, algorithm: Algorithm) -> Rounds:
+    """What the rounds of a run come to; `algorithm` is `checked`."""
+    task, data, plan = federation[1:4]
+    ids, who = np.asarray(eligible_clients(data, plan)), participation_of(plan)
+    share = expected_share(data, plan)
+    if who.rate is not None:  # given that at least one client comes
+        share /= -math.expm1(len(ids) * math.log1p(-share)) if share < 1 else 1
+    everyone = gather_cohort(
+        data, jnp.asarray(ids), jnp.int32(0), batch_size(data, plan)
+    )
+    steps = client_steps(algorithm.policy, task, data, plan)
+    if steps is not None:
+        everyone = everyone._replace(active=jnp.asarray(steps[ids] > 0))
+    holders = np.asarray(everyone.num_examples) > 0
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    cohort, drawn = everyone, share
+    if who.first_to_end:  # all begin, and these are waited for
+        cohort, drawn = rows_of(everyone, slice(num_slots(data, plan))), 1.0
+    down, up = round_bytes(algorithm, params, cohort, everyone)
+    refine = as_refinement(algorithm.refine)
+    more = Traffic() if refine is None else refined_traffic(algorithm)
+    mean = most = gradients = None
+    if steps is not None:
+        mean, most = float(steps[ids][holders].mean()), int(steps.max())
+        gradients = None if who.first_to_end else share * float(steps[ids].sum())
+    return Rounds(
+        rounds=config.rounds,
+        clients=data.num_clients,
+        cohort=share * len(ids),
+        mean_steps=mean,
+        most_steps=most,
+        steps_cap=most_steps(plan, algorithm.policy),
+        gradients=gradients,
+        bytes_down=drawn * float(down),
+        bytes_up=drawn * float(up),
+        bytes_refined=sum(messages(more, params)),
+        broadcast_bytes=broadcast_bytes(federation),
+    )

@@ -1,0 +1,102 @@
+"""What a sweep would do, said before it is made: nothing is trained and no folder made."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ...engine.memory import free_memory
+from ...engine.round import checked
+from .. import store
+from ..build import build
+from ..preview import Rounds, rounds_of
+from ..program import group_sizes, trace_program
+from .compiled_group import guessed_memory, layout_of
+from .grid import Sweep, seed_hint
+from .groups import Group
+from .sweep import check_begun, group_folder, groups_in
+
+
+@dataclass(frozen=True)
+class GroupPreview:
+    """What the trials of a sweep would do that share a program.
+
+    Attributes:
+      name: of the group.
+      trials: their numbers.
+      finished: whether they are over already, and nothing would be done.
+      at_once: how many run side by side, on all devices.
+      rounds: what those of the first trial come to; other partitions have other steps.
+      memory: bytes besides the data, a guess where trials run side by side.
+      programs: the rounds of each program that would be compiled.
+    """
+
+    name: str
+    trials: list[int]
+    finished: bool
+    at_once: int
+    rounds: Rounds
+    memory: int
+    programs: list[int]
+
+
+@dataclass(frozen=True)
+class SweepPreview:
+    """What a sweep would do.
+
+    Attributes:
+      folder: where it would lie.
+      groups: trials that share a program, one after the other.
+      free: bytes that are free now; None: that is not known.
+      note: what the sweep would say besides; None: nothing.
+    """
+
+    folder: str
+    groups: list[GroupPreview]
+    free: int | None
+    note: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return asdict(self)
+
+
+def preview_sweep(
+    asked: Sweep,
+    folder: Path,
+    resume: bool = False,
+    devices: int | Literal["auto"] | None = None,
+    side_by_side: int | Literal["auto"] = "auto",
+) -> SweepPreview:
+    """What `sweep` would do with this. Data are loaded and programs traced.
+
+    Raises:
+      ValueError: as `sweep`.
+    """
+    groups = groups_in(folder, asked, resume, devices, side_by_side)
+    for group in groups:
+        check_begun(folder, group)
+    found = [_preview(folder, group, side_by_side) for group in groups]
+    return SweepPreview(str(folder), found, free_memory(), seed_hint(asked))
+
+
+def _preview(
+    folder: Path, group: Group, side_by_side: int | Literal["auto"]
+) -> GroupPreview:
+    config, count = group.trials[0].config, len(group.trials)
+    federation = build(config)
+    if count == 1:  # compiled as a run is
+        held, at_once = trace_program(config, federation).footprint, 1
+        needed = held.total - held.data
+    else:
+        layout = layout_of(config, federation, count, side_by_side)
+        at_once, needed = layout.width, guessed_memory(config, federation, layout)
+    algorithm = checked(*federation[:4])
+    return GroupPreview(
+        name=group.name,
+        trials=[trial.number for trial in group.trials],
+        finished=store.read_summary(group_folder(folder, group)) is not None,
+        at_once=at_once,
+        rounds=rounds_of(config, federation, algorithm),
+        memory=needed,
+        programs=group_sizes(config),
+    )
