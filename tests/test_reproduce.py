@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers import relist
 
 from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
@@ -188,6 +189,7 @@ def test_runs_of_another_protocol_are_refused(made, tmp_path):
     cell = iid(tmp_path / "copy")[0]
     (old,) = (tmp_path / "copy").rglob("iid/fedveca/seed-0/trials/0000/config.toml")
     old.write_text(old.read_text().replace("batch_size = 20", "batch_size = 10"))
+    relist(old.parent)
     with pytest.raises(
         SettingError, match="batch_size=10, here batch_size=20; give anoth"
     ):
@@ -641,6 +643,7 @@ def test_only_who_takes_steps_of_others_may_have_other_steps(made, tmp_path):
         text = old.read_text()
         assert "num_steps" in text or cell is fedveca
         old.write_text("num_steps = 7\n" + text.replace("num_steps = ", "# "))
+        relist(old.parent)
     assert list(runs_of(central)) == [0]
     with pytest.raises(SettingError, match="with num_steps=7, here num_steps=None"):
         runs_of(fedveca)

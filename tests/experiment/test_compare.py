@@ -249,7 +249,7 @@ def test_a_control_with_another_setting_is_none_and_the_setting_is_named(
         said = f"control-{name}, {shown}, is no control of fnr: it has {says}."
         assert said in text
     also = finished("fnr", 0.4, folder="also", weight=1.0, variant="linear", **run)
-    files.write_text(
+    files.write_listed(
         also / store.SUMMARY,
         (also / store.SUMMARY)
         .read_text()
