@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers import QUICK_RUN, fedjax_adapt
+from helpers import QUICK_RUN, fedjax_adapt, unlist
 
 from fedjax_adapt import cli
 from fedjax_adapt.cli import process
@@ -34,6 +34,21 @@ def printed(elsewhere, monkeypatch):
         return code, (elsewhere / "printed").read_bytes()
 
     return run
+
+
+def test_a_warning_is_one_sentence(tmp_path):
+    """Of a folder of an earlier version, which lists no checksums."""
+    program = [sys.executable, "-m", "fedjax_adapt"]
+    tiny = "--rounds 1 --model linear --num-clients 6 --num-steps 1 --folder a".split()
+    subprocess.run([*program, "run", *tiny], cwd=tmp_path, check=True)
+    unlist(tmp_path / "a")
+    shown = [*program, "compare", "a"]
+    found = subprocess.run(shown, cwd=tmp_path, capture_output=True, text=True)
+    assert found.returncode == 0
+    assert found.stderr == (
+        "fedjax-adapt: a has no files.sha256, as earlier versions left theirs; damage to "
+        "the files that are there is not noticed.\n"
+    )
 
 
 def test_what_an_encoding_lacks_is_ascii(printed):

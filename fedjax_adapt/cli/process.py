@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -199,11 +200,20 @@ def import_rest() -> None:
     from ..report import tables  # noqa: F401
 
 
+def _as_sentence(message, category, *place) -> str:
+    """A warning to the user as errors look; one to programmers says where it is from."""
+    if category is UserWarning:
+        return f"fedjax-adapt: {message}\n"
+    return _with_place(message, category, *place)
+
+
+_with_place = warnings.formatwarning
+
+
 def prepare_jax() -> None:
     """Keeps compiled programs for the next run, and XLA's own log to itself."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import logging
-    import warnings
 
     import jax
 
@@ -211,6 +221,7 @@ def prepare_jax() -> None:
 
     # a cache that cannot be written costs time, nothing else
     warnings.filterwarnings("ignore", message=".*persistent compilation cache.*")
+    warnings.formatwarning = _as_sentence
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     chosen = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     if chosen is None:
