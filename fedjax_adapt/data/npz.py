@@ -94,7 +94,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             f"one with {EXAMPLE}."
         )
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # opened here, as NumPy leaves open what it cannot read
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             missing = [name for name in NAMES if name not in stored]
             if not missing:
                 extra = [name for name in OWNERS if name in stored]
