@@ -91,7 +91,7 @@ def _rounds(programs: Sequence[int]) -> str:
 def _memory(needed: Footprint) -> str:
     if needed.peak == needed.total:
         return str(needed)
-    return f"{needed}; {readable(needed.peak)} at most with Python and the compiler"
+    return f"{needed}; {readable(needed.peak)} about, with Python and the compiler"
 
 
 def _free(size: int | None) -> str:

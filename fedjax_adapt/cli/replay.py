@@ -1,5 +1,6 @@
 """`fedjax-adapt replay`: a round of a run made again, and what of it differs."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
@@ -9,7 +10,7 @@ from ..experiment.config import common_options
 from ..experiment.folder import devices_of
 from ..experiment.options import Option
 from ..experiment.replay import replay_round
-from ..experiment.store import read_run
+from ..experiment.store import TRIALS, read_run
 from .flags import read_flags
 from .process import paths_and_flags, reporting, say, take_devices
 
@@ -66,4 +67,6 @@ def replay(arguments: list[str]) -> int:
         say(console, f"all {count} columns have the same bits")
         return 0
     say(console, f"{len(other)} of {count} columns have other bits")
+    if Path(folder).absolute().parent.name == TRIALS:
+        say(console, "a trial was trained next to others, so it may differ by rounding")
     return 1

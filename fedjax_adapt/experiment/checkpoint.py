@@ -85,10 +85,8 @@ class Saver:
         place = next(path.parent.glob(f"{path.name}.orbax-checkpoint-tmp*"), path)
         found = {path / at.relative_to(place): at for at in _data(place)}
         before = f"{'[0-9]' * len(path.name)}/**/*"
-        old = rounds(self._folder)[: 1 - KEEP]
         try:
-            gone = [path, *(_path(self._folder, round) for round in old)]
-            files.enter(self._folder, found, gone, [before])
+            files.enter(self._folder, found, [path], [before])
         except Exception as error:  # orbax would say it was its own
             self._failed = error
         self._spent = time.perf_counter() - self._began
@@ -136,8 +134,10 @@ class Saver:
                 _one_failure_is_enough()
                 _withdraw(self._folder)
                 raise
-            for old in rounds(self._folder)[:-KEEP]:
-                shutil.rmtree(_path(self._folder, old))
+            old = [_path(self._folder, at) for at in rounds(self._folder)[:-KEEP]]
+            files.strike(self._folder, old)
+            for path in old:
+                shutil.rmtree(path)
             for left_over in self._folder.glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(left_over, ignore_errors=True)
         return self._spent
@@ -224,11 +224,19 @@ def _data(place: Path) -> list[Path]:
     return [path for path in found if path.name not in DATED]
 
 
+def whole_rounds(folder: Path) -> list[int]:
+    """The rounds whose checkpoints are as they were written, oldest first."""
+    return [at for at in rounds(folder) if _is_whole(folder, _path(folder, at))]
+
+
 def _is_whole(folder: Path, path: Path) -> bool:
-    """Whether a checkpoint is listed and as it was written, or nothing is listed."""
+    """Whether a checkpoint is as its run wrote it; True where nothing is listed."""
     known = files.listed(folder)
     if known is None:
         return True
+    run = files.listed(folder.absolute().parent)
+    if run is not None and run.of != known.of:
+        return False
     names = [name for name in known if name.startswith(f"{path.name}/")]
     return bool(names) and not any(
         files.damaged(folder, folder / name, known) for name in names
@@ -345,16 +353,13 @@ def set_aside(folder: Path, round: int, why: str = "") -> str | None:
       why: an older one was, where it is not for what they are.
     """
     newer = [_path(folder, saved) for saved in rounds(folder) if saved > round]
+    aside = [path.rename(files.aside(path)) for path in newer]
     files.strike(folder, newer)
-    for path in newer:
-        aside = path.with_name(f"{path.name}.unreadable")
-        shutil.rmtree(aside, ignore_errors=True)
-        path.rename(aside)
-    names = ", ".join(f"{path.name}.unreadable" for path in newer)
+    names = ", ".join(path.name for path in aside)
     on = f"this goes on from round {round}."
     if why:
-        aside = f", and the state after it is called {names} now" if newer else ""
-        return f"{why}{aside}; {on}"
+        after = f", and the state after it is called {names} now" if newer else ""
+        return f"{why}{after}; {on}"
     if not newer:
         return None
     return f"in {folder} the newest state is damaged, and is called {names} now; {on}"

@@ -2,14 +2,17 @@
 
 `files.sha256` lies in the folder of a run, of its checkpoints, of a group and of a sweep.
 It has a line for each file of that folder that is read again, as `sha256sum -c` takes it,
-and at its end a comment with the checksum of its own lines. A file is written first and
-listed after, and one that is replaced or deleted is struck out first. So a kill leaves at
-most a file that is not listed, and one that is listed is as it was written, or damaged.
+and at its end two comments: whose list it is, which the list of checkpoints has from that
+of their run, and the checksum of the lines above. A part of a table is written first and
+listed after, and one that is replaced or deleted is struck out first: a kill leaves at
+most a part that is not listed, which is none. A text is listed just before it has its
+name: a kill leaves at most a line too much.
 """
 
 import functools
 import hashlib
 import os
+import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,8 +50,20 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def temporary_of(path: Path) -> Path:
-    """Where a file is written before it has its name; a kill leaves it behind."""
-    return path.with_name(f".{path.name}.tmp")
+    """A path of its own to write a file at, before it has its name."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def is_left_over(path: Path, names: Iterable[str]) -> bool:
+    """Whether a path is what a kill leaves of files that should have one of the names."""
+    return any(path.match(f".{name}.*tmp") for name in names)
+
+
+def aside(path: Path) -> Path:
+    """A name that is free, for what is set aside."""
+    numbers = ("", *(f"-{i}" for i in range(2, 10**6)))
+    names = (f"{path.name}.unreadable{number}" for number in numbers)
+    return next(p for p in map(path.with_name, names) if not os.path.lexists(p))
 
 
 @contextmanager
@@ -68,12 +83,19 @@ def write_text(path: Path, text: str) -> None:
 
 def write_listed(path: Path, text: str) -> None:
     """Writes a file whole or not at all, and lists it among those of its folder."""
-    with listing(path.parent, path) as temporary:
+    with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+        enter(path.parent, {path: temporary})
 
 
-def listed(folder: Path) -> dict[str, str] | None:
-    """The checksum of each file of a folder, by its path there; None: none is listed.
+class Listed(dict[str, str]):
+    """The checksum of each file of a folder, by its path there, and whose list it is."""
+
+    of: str = ""
+
+
+def listed(folder: Path) -> Listed | None:
+    """The list of a folder; None: it has none.
 
     Raises:
       SettingError: the list cannot be read, or is damaged.
@@ -87,14 +109,17 @@ def listed(folder: Path) -> dict[str, str] | None:
         raise unreadable(path, error) from None
     except ValueError:
         text = ""
-    lines, _, end = text.rpartition("# ")
-    if end != _of_text(lines) + "\n":
+    head, _, end = text.rpartition("# ")
+    lines, _, whose = head.rpartition("# ")
+    if end != _of_text(head) + "\n":
         raise SettingError(
-            f"{path} is damaged; put it back as it was, or delete it, after which damage "
-            f"to the other files of {folder} is not noticed."
+            f"{path} is damaged; put it back as it was, or delete every {SUMS} of the run, "
+            "after which damage to its files is not noticed."
         )
     pairs = (line.partition("  ") for line in lines.splitlines())
-    return {name: checksum for checksum, _, name in pairs}
+    found = Listed((name, checksum) for checksum, _, name in pairs)
+    found.of = whose.rstrip()
+    return found
 
 
 def enter(
@@ -114,10 +139,14 @@ def enter(
     known = listed(folder)
     if known is None:
         there = (path for pattern in before for path in folder.glob(pattern))
-        known = {_name(folder, at): _of_file(at) for at in there if at.is_file()}
-    known = _without(folder, known, instead_of)
-    known |= {_name(folder, path): _of_file(at) for path, at in contents.items()}
-    _write(folder, known)
+        known = Listed(
+            (_name(folder, at), _of_file(at)) for at in there if at.is_file()
+        )
+        run = listed(folder.absolute().parent)
+        known.of = uuid.uuid4().hex if run is None else run.of
+    left = _without(folder, known, instead_of)
+    left |= {_name(folder, path): _of_file(at) for path, at in contents.items()}
+    _write(folder, left, known.of)
 
 
 def strike(folder: Path, paths: Iterable[Path]) -> None:
@@ -127,7 +156,18 @@ def strike(folder: Path, paths: Iterable[Path]) -> None:
         return
     left = _without(folder, known, paths)
     if len(left) < len(known):
-        _write(folder, left)
+        _write(folder, left, known.of)
+
+
+def check_own(path: Path) -> None:
+    """Raises SettingError unless a file is as its folder lists it, if that has a list."""
+    known = listed(path.parent)
+    if known is not None and path.name not in known:
+        raise SettingError(
+            f"{path} is not in {path.parent / SUMS}, so it is of another run; put back "
+            "what was there, or start again in another folder."
+        )
+    check(path.parent, path, known)
 
 
 def check(folder: Path, path: Path, known: dict[str, str] | None = None) -> None:
@@ -216,6 +256,6 @@ def _of_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _write(folder: Path, known: dict[str, str]) -> None:
-    lines = "".join(f"{known[name]}  {name}\n" for name in sorted(known))
+def _write(folder: Path, known: dict[str, str], of: str) -> None:
+    lines = "".join(f"{known[name]}  {name}\n" for name in sorted(known)) + f"# {of}\n"
     write_text(folder / SUMS, f"{lines}# {_of_text(lines)}\n")

@@ -87,9 +87,9 @@ def check_may_begin(
     if not folder.exists():
         return
     if not (folder / file).exists():
-        first = [folder / name for name in (LOCK, store.OWN, files.SUMS)]
-        killed = [files.temporary_of(path) for path in (folder / file, *first)]
-        if set(folder.iterdir()).difference(first, killed):
+        first = (LOCK, store.OWN, files.SUMS)
+        others = (path for path in folder.iterdir() if path.name not in first)
+        if not all(files.is_left_over(path, (file, *first)) for path in others):
             raise SettingError(
                 f"folder={folder} holds files that are no {kind}; give a new folder."
             )

@@ -74,13 +74,17 @@ def replay_round(
     record = store.read_run(folder)
     done = record.metrics["round"].to_pylist()[-1] if len(record.metrics) else 0
     check.at_least("round", round, 1, none="the last")
-    if round is not None and round > done or not done:
+    if not done:
+        raise SettingError(
+            f"{folder} has no evaluation yet, so no round to make again."
+        )
+    if round is not None and round > done:
         raise SettingError(
             f"round={round} is not in {folder}, whose rows end with round {done}; write "
             "one that is."
         )
     round = done if round is None else round
-    saved = checkpoint.rounds(folder / store.CHECKPOINTS)
+    saved = checkpoint.whole_rounds(folder / store.CHECKPOINTS)
     start = max((at for at in saved if at < round), default=0)
     here = {"data_dir": data_dir, "devices": devices}
     given = {name: value for name, value in here.items() if value is not None}
@@ -129,7 +133,9 @@ def _differences(then: dict[str, list], now: dict[str, list]) -> dict[str, float
         elif np.array_equal(ours, theirs, equal_nan=True):
             found[name] = 0.0
         else:
-            found[name] = float(np.max(np.abs(ours - theirs)))
+            gap = np.abs(ours - theirs)
+            gap[np.isnan(ours) & np.isnan(theirs)] = 0
+            found[name] = float(np.max(gap))
     return found
 
 

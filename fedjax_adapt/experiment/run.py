@@ -207,9 +207,10 @@ def _warning(
     if tally.left_out and "left_out" not in given:
         given.add("left_out")
         round, clients = tally.left_out
+        who = f"{len(clients)} clients" if len(clients) > 1 else f"client {clients[0]}"
         return (
-            f"what client {clients[0]} sent in round {round} was not finite, and was left "
-            "out; the column left_out of the metrics counts on."
+            f"what {who} sent in round {round} was not finite, and was left out; the "
+            "column left_out of the metrics counts on, and that of the clients says who."
         )
     if tally.idle and "idle" not in given:
         given.add("idle")

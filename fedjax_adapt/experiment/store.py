@@ -427,7 +427,8 @@ def read_origins(folder: Path) -> dict[str, str]:
 def _read_json(path: Path) -> dict[str, Any] | None:
     if not os.path.lexists(path):
         return None
-    files.check(path.parent, path)
+    if path.is_file():
+        files.check_own(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:  # deleted meanwhile
@@ -500,12 +501,12 @@ def truncate(folder: Path, last_round: int, damaged: Iterable[Path] = ()) -> Non
         for part in _parts(folder, name)
         if part > _part(folder, name, last_round)
     ]
+    for part in damaged:
+        if os.path.lexists(part):
+            part.rename(files.aside(part))
     files.strike(folder, [*after, *damaged])
     for part in after:
-        if part in damaged:
-            part.rename(f"{part}.unreadable")
-        else:
-            part.unlink()
+        part.unlink(missing_ok=True)
 
 
 def drop(folder: Path, name: str) -> None:

@@ -15,6 +15,8 @@ from ..core import Algorithm
 from ..errors import SettingError
 from . import files
 
+OF_RUNS = ("config.toml", "sweep.toml", "group.toml")  # which their folders list
+
 
 def read(path: Path, called: str = "config") -> dict[str, Any]:
     """The keys and values of a TOML file, which the user knows as `called`.
@@ -23,8 +25,8 @@ def read(path: Path, called: str = "config") -> dict[str, Any]:
       ValueError: the file is missing, unreadable, not TOML, or of a run and damaged; the
         sentence names it.
     """
-    if os.path.exists(path):
-        files.check(path.parent, path)
+    if path.name in OF_RUNS and os.path.exists(path):
+        files.check_own(path)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:

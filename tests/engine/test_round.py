@@ -7,7 +7,7 @@ import pytest
 from helpers import SIZES, broken, close, keys, linear_task, make_data, same, start
 
 import fedjax_adapt as fa
-from fedjax_adapt.algorithms import fedavg, scaffold
+from fedjax_adapt.algorithms import fedadam, fedavg, scaffold
 from fedjax_adapt.core import Probe, Refinement, StepPolicy, send_delta, task_loss
 
 FULL = fa.Plan(batch_size=4, lr=0.1)
@@ -181,6 +181,16 @@ def test_a_round_of_which_everybody_is_left_out_changes_nothing(task, data):
     after, info = jax.jit(round_fn)(state, keys(1)[0])
     assert same(after._replace(round=state.round), state)
     assert int(info.num_left_out) == 6 and float(info.delta_norm) == 0
+
+
+def test_a_server_with_momentum_stands_still_where_everybody_is_left_out(task, data):
+    """An update of zero would move it."""
+    round_fn, state = start(fedadam(), task, data, fa.Plan(**LEAVE_OUT))
+    state, _ = jax.jit(round_fn)(state, keys(1)[0])
+    bad, _ = start(fedadam(), task, broken(data, *range(6)), fa.Plan(**LEAVE_OUT))
+    after, info = jax.jit(bad)(state, keys(1)[0])
+    assert int(info.num_left_out) == 6
+    assert same(after._replace(round=state.round), state)
 
 
 def test_what_a_policy_is_sent_is_a_mean_of_those_that_count(task, data):

@@ -8,6 +8,7 @@ import subprocess
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -313,11 +314,94 @@ def test_a_damaged_list_is_named(stopped, tmp_path):
     sums = folder / files.SUMS
     lines = sums.read_text().splitlines(keepends=True)
     sums.write_text("".join(lines[1:]))
+    says = f"^{sums} is damaged; put it back as it was, or delete every files.sha256 of"
+    with pytest.raises(SettingError, match=says):
+        read_run(folder)
+
+
+def test_the_state_of_another_run_is_set_aside(stopped, whole, tmp_path):
+    """Its folder has its own list, which is whole."""
+    mine, other = stopped
+    folder = tmp_path / "run"
+    shutil.copytree(mine.folder, folder)
+    saved = folder / "checkpoints"
+    shutil.rmtree(saved / "000000004")
+    shutil.move(saved / "000000002", tmp_path / "2")
+    for left in saved.iterdir():
+        left.unlink()
+    saved.rmdir()
+    shutil.copytree(Path(other.folder) / "checkpoints", saved)
+    with pytest.raises(
+        SettingError, match="no checkpoint in .* can be read .rounds 2, 4"
+    ):
+        resumed(mine, folder)
+
+
+def test_a_lost_list_of_the_run_is_named(stopped, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(stopped[0].folder, folder)
+    (folder / files.SUMS).unlink()
     says = (
-        f"^{sums} is damaged; put it back as it was, or delete it, after which damage"
+        f"^{folder / files.SUMS} is missing; put it back, or delete .*checkpoints/files"
+    )
+    with pytest.raises(SettingError, match=says):
+        resumed(stopped[0], folder)
+
+
+def test_a_summary_of_another_run_is_refused(stopped, whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(stopped[0].folder, folder)
+    shutil.copy(Path(whole.folder) / "summary.json", folder)
+    says = (
+        f"^{folder / 'summary.json'} is not in .*files.sha256, so it is of another run"
     )
     with pytest.raises(SettingError, match=says):
         read_run(folder)
+
+
+def test_what_is_set_aside_twice_is_kept_twice(stopped, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(stopped[0].folder, folder)
+    saved = folder / "checkpoints"
+    (saved / "000000004.unreadable").mkdir()
+    (saved / "000000004.unreadable" / "first").touch()
+    checkpoint.set_aside(saved, 2)
+    names = {path.name for path in saved.iterdir()} - {files.SUMS}
+    assert names == {
+        *("000000002", "000000004.unreadable", "000000004.unreadable-2"),
+    }
+    assert (saved / "000000004.unreadable" / "first").exists()
+
+
+def test_a_state_of_before_is_listed_with_the_first_new_one(stopped, tmp_path):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(Path(stopped[0].folder) / "checkpoints", folder)
+    unlist(folder)
+    checkpoint.save(folder, {"w": np.ones(3)}, 9)
+    assert checkpoint.rounds(folder) == [4, 9]
+    assert checkpoint.whole_rounds(folder) == [4, 9]
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_not_damaged(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    files.write_listed(path, "1")
+    before = files.listed(tmp_path)
+    files.write_listed(path, "2")
+    assert files.damaged(tmp_path, path, before) == ""
+    path.write_text("3")
+    assert files.damaged(tmp_path, path, before).startswith(f"{path} is not as it was")
+
+
+def test_a_part_that_is_replaced_is_struck_out_before_and_listed_after(tmp_path):
+    path = tmp_path / "a.parquet"
+    with files.listing(tmp_path, path) as temporary:
+        temporary.write_text("1")
+        assert files.listed(tmp_path) is None
+    assert set(files.listed(tmp_path)) == {path.name}
+    with files.listing(tmp_path, path) as temporary:
+        temporary.write_text("2")
+        assert set(files.listed(tmp_path)) == set()
+    assert files.damaged(tmp_path, path) == ""
 
 
 def test_the_lists_are_those_of_sha256sum(stopped):

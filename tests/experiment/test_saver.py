@@ -1,5 +1,6 @@
 """Checkpoints that are written while rounds go on."""
 
+import errno
 import logging
 import threading
 
@@ -124,3 +125,12 @@ def test_a_write_that_fails_prints_nothing(tmp_path, limited, caplog):
         write_that_fails(writes, limited)
         logging.getLogger("absl").error("of somebody else")
     assert [record.message for record in caplog.records] == ["of somebody else"]
+
+
+def test_a_list_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
+
+    monkeypatch.setattr(checkpoint.files, "enter", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        checkpoint.save(tmp_path, {"w": jnp.ones(3)}, 1)
