@@ -55,8 +55,9 @@ def unlist(folder: Path) -> None:
 
 def relist(folder: Path) -> None:
     """Lists the files of a run or sweep folder as if they had been written as they are."""
+    known = files.listed(Path(folder))
     unlist(folder)
-    files.enter(Path(folder), {})
+    files.begin(Path(folder), None if known is None else known.of)
 
 
 def benchmark(name: str) -> ModuleType:

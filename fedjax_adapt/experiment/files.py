@@ -138,15 +138,27 @@ def enter(
     """
     known = listed(folder)
     if known is None:
-        there = (path for pattern in before for path in folder.glob(pattern))
-        known = Listed(
-            (_name(folder, at), _of_file(at)) for at in there if at.is_file()
-        )
+        known = _of_before(folder, before)
         run = listed(folder.absolute().parent)
         known.of = uuid.uuid4().hex if run is None else run.of
     left = _without(folder, known, instead_of)
     left |= {_name(folder, path): _of_file(at) for path, at in contents.items()}
     _write(folder, left, known.of)
+
+
+def begin(folder: Path, of: str | None = None) -> str:
+    """Whose list a folder has; one without a list gets it, of what is there.
+
+    Args:
+      folder: of a run, a group or a sweep.
+      of: whose it will be; None: its own.
+    """
+    known = listed(folder)
+    if known is None:
+        known = _of_before(folder, BEFORE)
+        known.of = uuid.uuid4().hex if of is None else of
+        _write(folder, known, known.of)
+    return known.of
 
 
 def strike(folder: Path, paths: Iterable[Path]) -> None:
@@ -229,6 +241,11 @@ def unreadable(path: Path, error: OSError) -> SettingError:
 def first_line(error: Exception) -> str:
     """The first line of an error's text."""
     return str(error).partition("\n")[0].rstrip(".")
+
+
+def _of_before(folder: Path, patterns: Iterable[str]) -> Listed:
+    there = (path for pattern in patterns for path in folder.glob(pattern))
+    return Listed((_name(folder, at), _of_file(at)) for at in there if at.is_file())
 
 
 def _without(

@@ -222,6 +222,7 @@ def locked_folder(folder: Path, config: Config, resume: bool) -> Iterator[bool]:
                 if not (folder / store.CONFIG).exists():
                     store.write_origins(folder, origins([config]))
                     files.write_listed(folder / store.CONFIG, to_toml(config))
+                store.begin_list(folder)
         yield processes.is_first()
 
 

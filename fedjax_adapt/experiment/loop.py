@@ -40,12 +40,6 @@ def newest_state(folder: Path, abstract: State) -> tuple[State | None, int, str 
     until, damaged, why = None, [], ""
     with processes.agreed():
         if processes.is_first():
-            lists = [files.listed(at) for at in (folder, checkpoints)]
-            if lists[0] is None and lists[1] is not None:
-                raise SettingError(
-                    f"{folder / files.SUMS} is missing; put it back, or delete "
-                    f"{checkpoints / files.SUMS} too, after which damage is not noticed."
-                )
             until, damaged, why = store.whole_until(folder)
             saved = checkpoint.rounds(checkpoints)
             if until is not None and saved and saved[0] > until:

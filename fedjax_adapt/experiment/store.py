@@ -471,6 +471,21 @@ def write_table(folder: Path, path: Path, table: "pyarrow.Table") -> None:
         pq.write_table(table, temporary)
 
 
+def begin_list(folder: Path, of: str | None = None) -> str:
+    """As `files.begin`, of a folder that is to have checkpoints.
+
+    Raises:
+      ValueError: it had a list, which is lost.
+    """
+    saved = folder / CHECKPOINTS
+    if files.listed(folder) is None and files.listed(saved) is not None:
+        raise SettingError(
+            f"{folder / files.SUMS} is missing; put it back, or delete "
+            f"{saved / files.SUMS} too, after which damage is not noticed."
+        )
+    return files.begin(folder, of)
+
+
 def whole_until(folder: Path) -> tuple[int | None, list[Path], str]:
     """The last round up to which no part of a table is damaged; None: none is.
 

@@ -12,11 +12,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import TINY
 from helpers import same, unlist
 
 from fedjax_adapt import cli, init_state
 from fedjax_adapt.errors import SettingError
-from fedjax_adapt.experiment import build, checkpoint, files, read_run, run, store
+from fedjax_adapt.experiment import (
+    Config,
+    build,
+    checkpoint,
+    files,
+    read_run,
+    run,
+    store,
+)
 from fedjax_adapt.experiment.folder import check_folder
 from fedjax_adapt.experiment.loop import newest_state
 from fedjax_adapt.experiment.program import abstract_state, run_keys
@@ -371,6 +380,26 @@ def test_what_is_set_aside_twice_is_kept_twice(stopped, tmp_path):
         *("000000002", "000000004.unreadable", "000000004.unreadable-2"),
     }
     assert (saved / "000000004.unreadable" / "first").exists()
+
+
+def test_a_folder_of_before_is_saved_before_it_has_rows(stopped, tmp_path):
+    """A state between two evaluations; the list of the run comes first all the same."""
+    settings = {**TINY, "evaluate_every": 5, "rounds": 10}
+    config = Config(folder=str(tmp_path / "run"), **settings)
+
+    def stop(now):
+        if now.round >= 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, progress=stop)
+    unlist(config.folder)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, resume=True, progress=stop)
+    assert files.listed(Path(config.folder)) is not None
+    run(config, resume=True)
+    lists = [files.listed(Path(config.folder) / at) for at in (".", "checkpoints")]
+    assert lists[0].of == lists[1].of
 
 
 def test_a_state_of_before_is_listed_with_the_first_new_one(stopped, tmp_path):

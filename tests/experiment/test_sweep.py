@@ -308,6 +308,18 @@ def test_no_damage_to_a_sweep_is_silent(tmp_path, three):
     assert outcomes.count("refused") > 5 and outcomes.count("same") > 3, outcomes
 
 
+def test_a_group_of_another_sweep_is_refused(tmp_path):
+    """It has its own list, which is whole."""
+    for name, rate in (("a", 0.1), ("b", 0.2)):
+        asked = {"run": {**RUN, "lr": rate}, "grid": {"seed": [0, 1]}}
+        with pytest.raises(Stop):
+            sweep(asked, tmp_path / name, side_by_side=2, progress=stop_after(8))
+    shutil.rmtree(tmp_path / "b" / "groups")
+    shutil.copytree(tmp_path / "a" / "groups", tmp_path / "b" / "groups")
+    with pytest.raises(ValueError, match="b/groups/000-scaffold is of another sweep"):
+        sweep(asked, tmp_path / "b", resume=True, side_by_side=2)
+
+
 def test_a_damaged_file_of_a_sweep_is_named(tmp_path, three):
     for name in ("results.parquet", "sweep.toml", "trials/0000/summary.json"):
         folder = tmp_path / "copy"

@@ -123,6 +123,7 @@ def _sweep(
         if not (place / store.SWEEP).exists():
             store.write_origins(place, own)
             files.write_listed(place / store.SWEEP, results.to_toml(asked))
+        files.begin(place)
         total = sum(trial.config.rounds for trial in asked.trials)
         progress(Progress(0, total, warning=seed_hint(asked)))
         rows, before = [], 0
@@ -167,6 +168,12 @@ def check_begun(folder: Path, group: Group) -> None:
     """Raises ValueError if the group was begun with other trials."""
     begun = group_folder(folder, group) / GROUP
     numbers = [trial.number for trial in group.trials]
+    mine, its = files.listed(folder), files.listed(begun.parent)
+    if mine is not None and its is not None and its.of != mine.of:
+        raise SettingError(
+            f"{begun.parent} is of another sweep; put back what was there, or give another "
+            "folder."
+        )
     if begun.exists() and toml.read(begun)["trials"] != numbers:
         raise SettingError(
             f"folder={folder} was begun by a fedjax-adapt that put other trials into one "
@@ -225,6 +232,7 @@ class _Runner:
         compiled = compile_group(configs, federation, self.group.numbers, layout, fixed)
         check_held(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
+        store.begin_list(self.path, files.begin(place))
         if not fixed:
             written = {"trials": numbers, "traced": self.group.numbers}
             written["at_once"] = compiled.width
@@ -320,8 +328,12 @@ class _Runner:
             def save_states() -> None:
                 for i, trial in enumerate(trials):
                     if trial in ended:
-                        folder = place / store.trial_folder(trial) / store.CHECKPOINTS
-                        checkpoint.save(folder, compiled.of_trial(state, i), done)
+                        folder = place / store.trial_folder(trial)
+                        check_held(folder)
+                        folder.mkdir(parents=True, exist_ok=True)
+                        store.begin_list(folder)  # before its state, which is of it
+                        saved = folder / store.CHECKPOINTS
+                        checkpoint.save(saved, compiled.of_trial(state, i), done)
 
             return save_states
 
