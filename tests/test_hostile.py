@@ -126,5 +126,5 @@ def test_what_is_bent_is_read_or_refused(folders, kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", READERS)
-def test_what_is_bent_two_thousand_times_is_read_or_refused(folders, kind, tmp_path):
-    assert campaign(folders, kind, tmp_path, range(100, 2100)) > 100
+def test_what_is_bent_500_times_is_read_or_refused(folders, kind, tmp_path):
+    assert campaign(folders, kind, tmp_path, range(100, 600)) > 25
