@@ -84,9 +84,10 @@ def debug_round(
 ) -> RoundFn:
     """A round function like `make_round`'s, slow and easy to look into.
 
+    Where the plan leaves out who is not finite, no error says so.
+
     Raises (when the round runs):
-      FloatingPointError: a loss or parameter is not finite, and the plan leaves nobody out
-        for that; names client and step.
+      FloatingPointError: a loss or parameter is not finite; names client and step.
       RuntimeError: the task or algorithm raised; names the client and where it stood.
     """
     call = "debug_round(algorithm, task, data, plan)"
