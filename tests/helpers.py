@@ -56,7 +56,7 @@ def unlist(folder: Path) -> None:
 def relist(folder: Path) -> None:
     """Lists the files of a run or sweep folder as if they had been written as they are."""
     known = files.listed(Path(folder))
-    unlist(folder)
+    Path(folder, files.SUMS).unlink(missing_ok=True)
     files.begin(Path(folder), None if known is None else known.of)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from helpers import relist
 from test_run import Stop, numbers, stop_after
 
 from fedjax_adapt.costs import exponential, lognormal, normal, uniform
@@ -131,6 +132,7 @@ def test_a_run_of_a_version_that_did_not_count_the_late_is_read_and_resumed(tiny
     lacking = ["wasted_bytes", "wasted_steps"]
     for part in Path(config.folder, "metrics").glob("*.parquet"):
         pq.write_table(pq.read_table(part).drop_columns(lacking), part)
+    relist(Path(config.folder))
     before = read_run(config.folder).metrics
     assert before.num_rows and not set(lacking) & set(before.column_names)
     result = run(config, resume=True)

@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from helpers import relist
 
 from fedjax_adapt.experiment import Config, run, tuning
 from fedjax_adapt.experiment.build import build
@@ -126,6 +127,7 @@ def test_a_run_goes_on_with_the_ways_it_began_with(images, timed, monkeypatch):
     assert len(timed) == 2
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace('convolutions = "lax,lax"', ""))
+    relist(folder)
     assert as_begun(folder, config).convolutions == "rule"  # of an earlier version
 
 

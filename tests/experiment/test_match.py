@@ -91,7 +91,7 @@ def test_a_run_matched_by_steps_takes_as_many(matched, whole, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(whole.folder, other)
     theirs = read_run(other).clients
-    shutil.rmtree(other / "clients")
+    store.drop(other, "clients")
     more = np.array(theirs["num_steps"]) + (np.arange(len(theirs)) == 0) * 7
     columns = {**theirs.to_pydict(), "num_steps": more}
     store.append(other, "clients", columns, 7)
