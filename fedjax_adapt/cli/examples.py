@@ -48,6 +48,6 @@ EXAMPLES = {
 
 
 def examples_of(command: str) -> str:
-    """The end of its help."""
+    """The examples that end the help of a command."""
     lines = "".join(f"  {line}\n" for line in EXAMPLES[command])
     return f"examples:\n{lines}"

@@ -38,7 +38,7 @@ class Setting(NamedTuple):
       participation: q, the share of the clients holding examples that the plan's
         `Participation` expects in a round, a Python float.
       num_holders: N, clients that hold examples, a Python int.
-      lr_decay: of the plan, which `LocalRule.check` alone is told.
+      lr_decay: of the plan, given to `LocalRule.check` alone.
     """
 
     round: Array

@@ -50,7 +50,10 @@ PARTS = {
     "clients": "client state",
     "refine": "state of the refinement",
 }
-DATED = ("_CHECKPOINT_METADATA", "commit_success.txt")
+DATED = (
+    "_CHECKPOINT_METADATA",
+    "commit_success.txt",
+)  # by orbax, after they are listed
 KEEP = 2  # the newest, and the one before it should the newest be damaged
 
 

@@ -11,6 +11,7 @@ name: a kill leaves at most a line too much.
 
 import functools
 import hashlib
+import itertools
 import os
 import uuid
 import warnings
@@ -61,9 +62,9 @@ def is_left_over(path: Path, names: Iterable[str]) -> bool:
 
 def aside(path: Path) -> Path:
     """A name that is free, for what is set aside."""
-    numbers = ("", *(f"-{i}" for i in range(2, 10**6)))
-    names = (f"{path.name}.unreadable{number}" for number in numbers)
-    return next(p for p in map(path.with_name, names) if not os.path.lexists(p))
+    first = path.with_name(f"{path.name}.unreadable")
+    later = (first.with_name(f"{first.name}-{i}") for i in itertools.count(2))
+    return next(p for p in itertools.chain([first], later) if not os.path.lexists(p))
 
 
 @contextmanager
@@ -139,8 +140,6 @@ def enter(
     known = listed(folder)
     if known is None:
         known = _of_before(folder, before)
-        run = listed(folder.absolute().parent)
-        known.of = uuid.uuid4().hex if run is None else run.of
     left = _without(folder, known, instead_of)
     left |= {_name(folder, path): _of_file(at) for path, at in contents.items()}
     _write(folder, left, known.of)
@@ -151,12 +150,11 @@ def begin(folder: Path, of: str | None = None) -> str:
 
     Args:
       folder: of a run, a group or a sweep.
-      of: whose it will be; None: its own.
+      of: whose it will be; None: that of the list next above, or its own.
     """
     known = listed(folder)
     if known is None:
-        known = _of_before(folder, BEFORE)
-        known.of = uuid.uuid4().hex if of is None else of
+        known = _of_before(folder, BEFORE, of)
         _write(folder, known, known.of)
     return known.of
 
@@ -243,9 +241,13 @@ def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0].rstrip(".")
 
 
-def _of_before(folder: Path, patterns: Iterable[str]) -> Listed:
+def _of_before(folder: Path, patterns: Iterable[str], of: str | None = None) -> Listed:
+    """The list of a folder that has none, of what is there."""
     there = (path for pattern in patterns for path in folder.glob(pattern))
-    return Listed((_name(folder, at), _of_file(at)) for at in there if at.is_file())
+    found = Listed((_name(folder, at), _of_file(at)) for at in there if at.is_file())
+    run = listed(folder.absolute().parent)
+    found.of = of or (uuid.uuid4().hex if run is None else run.of)
+    return found
 
 
 def _without(

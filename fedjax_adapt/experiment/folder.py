@@ -118,13 +118,16 @@ def is_finished(folder: Path, config: Config) -> bool:
     Raises:
       ValueError: as `check_origins`.
     """
-    if not is_whole(folder, store.CONFIG) or first_change(folder, config) is not None:
+    if (
+        not holds_finished(folder, store.CONFIG)
+        or first_change(folder, config) is not None
+    ):
         return False
     check_origins(folder, [config])
     return True
 
 
-def is_whole(folder: Path, file: str) -> bool:
+def holds_finished(folder: Path, file: str) -> bool:
     """Whether `folder` holds a finished run or sweep, whose settings are in `file`."""
     return (folder / file).is_file() and store.read_summary(folder) is not None
 

@@ -60,7 +60,7 @@ def replay_round(
     Args:
       folder: of the run, finished or not; it stays as it is.
       round: its number, 1 is the first; None: the last.
-      data_dir: where data files lie; None: as the run had it.
+      data_dir: where data files lie; None: the variable FEDJAX_ADAPT_DATA.
       devices: that share the clients of a round; None: as many as the run had.
       progress: as of `run`.
       algorithm: that the run was given, if it was an object; likewise the next two.

@@ -289,7 +289,7 @@ class Config:
         Setting(
             "what becomes of a client that sends a number which is not finite: stop, it "
             "counts as any other and the run stops; leave_out, it counts for nothing in "
-            "that round, which is counted and told",
+            "that round, which is counted and said",
             "training",
         ),
     ] = "stop"

@@ -33,7 +33,7 @@ from ..config import (
     method_of,
     to_settings,
 )
-from ..folder import check_may_begin, check_origins, is_whole
+from ..folder import check_may_begin, check_origins, holds_finished
 from ..options import check_path
 from ..rows import COLUMNS
 from ..spelling import flat_name, nested
@@ -97,7 +97,7 @@ def is_finished(folder: Path, sweep: Sweep) -> bool:
     Raises:
       ValueError: as `check_origins`.
     """
-    if not is_whole(folder, store.SWEEP):
+    if not holds_finished(folder, store.SWEEP):
         return False
     if first_change(read_sweep(folder / store.SWEEP), sweep) is not None:
         return False

@@ -2,21 +2,17 @@
 
 import random
 import shutil
-import sys
 import time
 import warnings
-from pathlib import Path
 
 import pytest
+from written import write_cifar10, write_mnist, write_npz
 
 from fedjax_adapt.data import load
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import Config, files, read_run, read_swept, run, sweep
 from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
-
-sys.path.insert(0, str(Path(__file__).parent / "data"))
-from written import write_cifar10, write_mnist, write_npz  # noqa: E402
 
 TINY = {
     **{"algorithm": "fedssg", "model": "linear", "num_clients": 4, "num_steps": 1},
