@@ -4,7 +4,7 @@ import inspect
 import re
 import sys
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal, get_args
 
 import jax
@@ -114,6 +114,37 @@ class Case:
         self.traces += 1  # Python runs when JAX traces, and only then
         return round_fn(state, key)
 
+    @cached_property
+    def with_a_broken_client(self):
+        """(state, key, a client that trains then, data in which its inputs are NaN)."""
+        before, _ = self.after(2)
+        key = keys(3)[2]
+        _, info = self.step(before, key)
+        # a policy may give others no step
+        client = int(info.cohort[np.argmax(info.num_steps)])
+        return before, key, client, broken(self.data, client)
+
+    @cached_property
+    def some_idle(self):
+        """A round in which clients take no step unless `trains` [clients] is true.
+
+        On the data with a broken client.
+        """
+        *_, data = self.with_a_broken_client
+        policy = self.algorithm.policy
+
+        def steps(trains, state, cohort, measured):
+            return jnp.where(
+                trains[cohort.ids], policy.steps(state, cohort, measured), 0
+            )
+
+        def step(trains, state, key):
+            of_some = policy._replace(steps=partial(steps, trains))
+            algorithm = fa.with_steps(self.algorithm, of_some)
+            return fa.make_round(algorithm, self.task, data, self.plan)(state, key)
+
+        return jax.jit(step)
+
     def after(self, rounds):
         state, infos = self.state, []
         for key in keys(rounds):
@@ -138,30 +169,27 @@ REPRESENTATIVE = ("scaffold", KEPT, "feddisco on feddyn")
 VARIOUS = (*REPRESENTATIVE, "fedgsnr", "fedgen", "afl")
 
 
-def among(names):
-    """For a test that compiles much: fast for these cases, for all among the slow."""
-    marks = lambda name: () if name in names else pytest.mark.slow
-    cases = [pytest.param(c, id=name, marks=marks(name)) for name, c in CASES.items()]
+def for_cases(fast, slow=()):
+    """For a test that compiles: fast for some cases, among the slow tests for others."""
+    marks = lambda name: () if name in fast else pytest.mark.slow
+    names = [name for name in CASES if name in {*fast, *slow}]
+    cases = [pytest.param(CASES[n], id=n, marks=marks(n)) for n in names]
     return pytest.mark.parametrize("case", cases, indirect=True)
 
 
-for_some, for_one = among(REPRESENTATIVE), among(("scaffold", KEPT))
+for_all = for_cases(REPRESENTATIVE, CASES)
+for_various = for_cases(REPRESENTATIVE, VARIOUS)
+for_others = for_cases((), [name for name in CASES if name not in REPRESENTATIVE])
 
 
 def with_another(argument, value, other):
-    """As `for_some`, with a value; with another for various cases, among the slow."""
-    slow = pytest.mark.slow
-    cases = [
-        pytest.param(
-            c, value, id=f"{name}-{value}", marks=() if name in REPRESENTATIVE else slow
-        )
-        for name, c in CASES.items()
+    """For representative cases with a value; for various with another among the slow."""
+    fast = [pytest.param(CASES[n], value, id=f"{n}-{value}") for n in REPRESENTATIVE]
+    slow = [
+        pytest.param(CASES[n], other, id=f"{n}-{other}", marks=pytest.mark.slow)
+        for n in VARIOUS
     ]
-    cases += [
-        pytest.param(CASES[name], other, id=f"{name}-{other}", marks=slow)
-        for name in VARIOUS
-    ]
-    return pytest.mark.parametrize(f"case, {argument}", cases, indirect=["case"])
+    return pytest.mark.parametrize(f"case, {argument}", fast + slow, indirect=["case"])
 
 
 def test_init_works_on_shapes_alone(case):
@@ -211,7 +239,7 @@ def test_a_round_moves_the_model_and_says_who_trained(case):
     assert (np.asarray(info.loss)[trained] > 0).all()
 
 
-@for_some
+@for_various
 def test_a_scan_over_rounds_equals_the_loop(case):
     looped, infos = case.after(3)
     scanned, stacked = fa.train(case.round_fn, case.state, keys(3))
@@ -243,7 +271,7 @@ def test_devices_do_not_change_a_round(case, devices):
     assert spread._cache_size() == 1  # a round hands on its state as it took it
 
 
-@for_some
+@for_cases(REPRESENTATIVE)
 def test_a_client_without_examples_changes_nothing(case):
     state, infos = case.after(2)
     lonely = make_data((*SIZES, 0, 0))
@@ -256,7 +284,7 @@ def test_a_client_without_examples_changes_nothing(case):
     close(info, infos[1])
 
 
-@for_one
+@for_cases(("scaffold", KEPT), VARIOUS)
 def test_a_checkpoint_gives_back_the_state_to_the_bit(case, tmp_path):
     state, _ = case.after(2)
     checkpoint.save(tmp_path, state, 2)
@@ -268,7 +296,7 @@ def test_a_checkpoint_gives_back_the_state_to_the_bit(case, tmp_path):
         close(again, case.step(state, keys(1)[0]))
 
 
-@for_some
+@for_all
 def test_the_slow_twin_agrees(case):
     slow = fa.debug_round(case.algorithm, case.task, case.data, case.plan)
     state, infos = case.after(2)
@@ -278,32 +306,53 @@ def test_the_slow_twin_agrees(case):
     close(slow_info, infos[1])
 
 
-@for_some
-def test_the_order_of_the_cohort_does_not_change_the_round(case):
-    uniform = fa.uniform(4)
+def backwards(slots):
+    """`uniform`, each cohort in reverse."""
+    uniform = fa.uniform(slots)
     some = lambda key, n: uniform.sample(key, n)[::-1]
-    order = lambda key, n: jnp.append(some(key, n), uniform.order(key, n)[4:])
-    backwards = Participation(uniform.slots, some, order=order)
+    order = lambda key, n: jnp.append(some(key, n), uniform.order(key, n)[slots:])
+    return Participation(uniform.slots, some, among_holders=True, order=order)
+
+
+@for_cases(("scaffold", "feddisco on feddyn"))
+def test_the_order_of_the_cohort_does_not_change_the_round(case):
     state, (info,) = case.after(1)
-    plan = dict(cohort_size=None, participation=backwards)
+    plan = dict(cohort_size=None, participation=backwards(PLAN.cohort_size))
     other, other_info = jax.jit(case.with_plan(**plan))(case.state, keys(1)[0])
-    if case.algorithm.server.busy is not None:  # it takes them in in their order
-        other = other._replace(server=state.server)
     close(other, state)
     np.testing.assert_array_equal(other_info.cohort, info.cohort[::-1])
 
 
-@for_some
+@for_others
+def test_lanes_devices_empty_clients_and_order_together_change_nothing(case):
+    """What representative cases are asked one by one: one program for the others."""
+    plan = fa.Plan(**{**vars(case.plan), "lanes": 1, "devices": 2})
+    turn = case.algorithm.server.busy is None  # else it takes them in in their order
+    if turn:
+        plan = replace(
+            plan, cohort_size=None, participation=backwards(PLAN.cohort_size)
+        )
+    round_fn, other = start(case.algorithm, case.task, make_data((*SIZES, 0, 0)), plan)
+    step, (state, infos) = jax.jit(round_fn), case.after(2)
+    other = case.store.place(other, 2)
+    for key in keys(2):
+        other, info = step(other, key)
+    assert step._cache_size() == 1
+    of_all = (len(SIZES) + 2,)
+    rows = lambda leaf: leaf[: len(SIZES)] if leaf.shape[:1] == of_all else leaf
+    close(jax.tree.map(rows, other), state)
+    per_client = lambda leaf: turn and np.shape(leaf)[:1] == (PLAN.cohort_size,)
+    close(jax.tree.map(lambda x: x[::-1] if per_client(x) else x, info), infos[1])
+
+
+@for_all
 def test_a_round_nobody_trains_in_changes_nothing(case):
-    nobody = fa.StepPolicy(
-        steps=lambda state, cohort, measurement: jnp.zeros_like(cohort.ids)
-    )
-    idle = fa.with_steps(case.algorithm, nobody)
-    round_fn = jax.jit(fa.make_round(idle, case.task, case.data, case.plan))
     before, _ = case.after(3)  # memories and control variates are no longer zero
-    state, info = round_fn(before, keys(1)[0])
-    assert same(state._replace(round=before.round), before)
+    nobody = jnp.zeros(len(SIZES), bool)
+    state, info = case.some_idle(nobody, before, keys(1)[0])
     assert int(info.num_active) == 0
+    # a policy may learn from what it measured
+    assert same(state._replace(round=before.round, policy=before.policy), before)
 
 
 @pytest.mark.parametrize("constructor", CONSTRUCTORS.values(), ids=CONSTRUCTORS)
@@ -326,34 +375,19 @@ def test_clients_that_sit_out_keep_their_state_to_the_bit(case):
     assert len(away) == 2 and same(rows(before.clients), rows(after.clients))
 
 
-def without_steps(algorithm, client):
-    """The algorithm, its policy giving one client no step."""
-    given = algorithm.policy.steps
-
-    def steps(state, cohort, measured):
-        return jnp.where(cohort.ids == client, 0, given(state, cohort, measured))
-
-    return fa.with_steps(algorithm, algorithm.policy._replace(steps=steps))
-
-
-@for_some
+@for_all
 def test_a_client_whose_update_is_not_finite_is_as_if_it_had_not_trained(case):
-    before, infos = case.after(2)
-    key = keys(3)[2]
-    _, info = case.step(before, key)
-    place = int(np.argmax(info.num_steps))  # a policy may give others no step
-    client = int(info.cohort[place])
-    data = broken(case.data, client)
+    before, key, client, data = case.with_a_broken_client
     plan = replace(case.plan, nonfinite_updates="leave_out")
-    run = lambda *made: jax.jit(fa.make_round(*made))(before, key)
-    state, info = run(case.algorithm, case.task, data, plan)
-    if (
-        case.algorithm.local.traffic == fa.Traffic()
-    ):  # it sends nothing to be refused for
+    round_fn = jax.jit(fa.make_round(case.algorithm, case.task, data, plan))
+    state, info = round_fn(before, key)
+    place = info.cohort.tolist().index(client)
+    # it sends nothing to be refused for
+    if case.algorithm.local.traffic == fa.Traffic():
         assert not info.left_out.any()
         return
-    idle = without_steps(case.algorithm, client)
-    expected, other = run(idle, case.task, data, case.plan)
+    others = jnp.arange(len(SIZES)) != client
+    expected, other = case.some_idle(others, before, key)
     close(state, expected)
     assert np.isfinite(float(info.delta_norm)) and case.plan.nonfinite_updates == "stop"
     row = lambda tree: jax.tree.map(lambda leaf: leaf[client], tree)
@@ -361,7 +395,8 @@ def test_a_client_whose_update_is_not_finite_is_as_if_it_had_not_trained(case):
     assert info.left_out.tolist() == [i == place for i in range(PLAN.cohort_size)]
     assert int(info.num_left_out) == 1 and int(info.num_steps[place]) > 0
     close(jnp.delete(info.loss, place), jnp.delete(other.loss, place))
-    assert infos[0].left_out == () and infos[0].num_left_out == 0
+    _, plain = case.step(before, key)
+    assert plain.left_out == () and plain.num_left_out == 0
 
 
 def test_hyper_parameters_may_be_traced(task, data):
