@@ -37,6 +37,7 @@ from fedjax_adapt.experiment import sweeps  # noqa: F401  before the fork
 from fedjax_adapt.experiment.checkpoint import rounds
 
 AGAIN = 1 / 3  # of the resumes that are killed too
+LONGEST = 300  # seconds; what has not ended by then hangs
 TINY = (
     *(
         "--model linear --partition dirichlet --num-clients 6 --participation 0.5"
@@ -109,9 +110,7 @@ class Ended(NamedTuple):
     left: Any  # what `function` returned
 
 
-def forked(
-    function: Callable[[], tuple[int, Any]], after: float | None = None
-) -> Ended:
+def forked(function: Callable[[], tuple[int, Any]], after: float = LONGEST) -> Ended:
     """Calls a function in a process of its own, killed after so many seconds."""
     with tempfile.TemporaryDirectory() as place:
         told, said = Path(place) / "told.json", Path(place) / "said"
@@ -127,13 +126,12 @@ def forked(
                 told.write_text(json.dumps(left))
             finally:
                 os._exit(code)
-        if after is not None:
-            until = time.monotonic() + after
-            while time.monotonic() < until:
-                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                    break
-                time.sleep(0.002)
-            os.kill(pid, signal.SIGKILL)
+        until = time.monotonic() + after
+        while time.monotonic() < until:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                break
+            time.sleep(0.002)
+        os.kill(pid, signal.SIGKILL)  # one that has ended waits to be asked how
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         left = json.loads(told.read_text()) if told.exists() else None
         return Ended(code, said.read_text() if said.exists() else "", left)
@@ -230,7 +228,7 @@ def attempt(
     numbers, operations, seconds = expected
     kills = []
     while True:
-        at, after = None, None
+        at, after = None, LONGEST
         if draw.random() < 0.5:
             at = draw.randrange(operations)
             kills.append(f"operation {at}")

@@ -77,26 +77,18 @@ def test_a_device_waits_for_another_as_long_as_it_takes():
     assert run().returncode == -signal.SIGABRT  # the flags are what XLA heeds
 
 
+SOME = ((1, "cpu"), (2, "cpu"), (3, "gpu"))
+OTHERS = ((1, "cpu"), (3, "cpu"), (2, "gpu"))
+
+
 @pytest.mark.parametrize(
-    "spread",
+    ("ids", "lanes", "spread"),
     fast(
         {
-            "some": ([(1, "cpu"), (2, "cpu"), (3, "gpu")],),
-            "others": ([(1, "cpu"), (3, "cpu"), (2, "gpu")],),
-        },
-        "some",
-    ),
-)
-@pytest.mark.parametrize(
-    ("ids", "lanes"),
-    fast(
-        {
-            "at home": ((0, 1, 2, 3), 1),
-            "at home, lanes": ((0, 1, 2, 3), 2),
-            "far": ((3, 4, 5, 0), 1),
-            "far, lanes": ((3, 4, 5, 0), 2),
-            "few": ((5, 1), 1),
-            "one home": ((0, 1, 2), 1),
+            "one home": ((0, 1, 2), 1, SOME),
+            "at home": ((0, 1, 2, 3), 1, OTHERS),
+            "far, lanes": ((3, 4, 5, 0), 2, SOME),
+            "few": ((5, 1), 1, OTHERS),
         },
         "one home",
     ),
@@ -128,44 +120,49 @@ def test_a_client_trains_anywhere_and_its_row_comes_back(
 
 
 @pytest.mark.parametrize(
-    "plan",
+    ("plan", "many"),  # 2 divides the 8 clients, 3 does not
     fast(
         {
-            "padded": dict(participation=fa.bernoulli(0.4)),
-            "everyone": dict(),
-            "lanes": dict(cohort_size=5, lanes=2),
+            "padded": (dict(participation=fa.bernoulli(0.4)), 3),
+            "everyone": (dict(), 2),
+            "lanes": (dict(cohort_size=5, lanes=2), 3),
+            "lanes, 2": (dict(cohort_size=5, lanes=2), 2),
         },
         "padded",
     ),
 )
-@pytest.mark.parametrize("many", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_devices_agree_on_cohorts_of_every_kind(task, plan, many):
     data = make_data((12, 0, 5, 9, 12, 3, 7, 0))
     ends = []
-    for devices in (1, many):  # 2 divides the 8 clients, 3 does not
+    for devices in (1, many):
         spread = fa.Plan(batch_size=4, devices=devices, **plan)
         round_fn, state = start(scaffold(), task, data, spread)
         ends.append(jax.device_get(fa.train(round_fn, state, keys(3))))
     close(ends[1], ends[0])
 
 
-@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+COINS = dict(participation=fa.bernoulli(0.5))
+EARLIEST = dict(
+    participation=fa.earliest(0.6),
+    clock=fa.Clock(0.1, delay=fa.costs.exponential(2.0)),
+)
+
+
 @pytest.mark.parametrize(
-    "plan",
+    ("plan", "backend", "many"),
     fast(
         {
-            "some": dict(cohort_size=5),
-            "everyone, lanes": dict(lanes=2),
-            "coins": dict(participation=fa.bernoulli(0.5)),
-            "earliest": dict(
-                participation=fa.earliest(0.6),
-                clock=fa.Clock(0.1, delay=fa.costs.exponential(2.0)),
-            ),
+            "coins": (COINS, "cpu", 4),
+            "coins, gpu": (COINS, "gpu", 4),
+            "some": (dict(cohort_size=5), "gpu", 2),
+            "everyone, lanes": (dict(lanes=2), "gpu", 4),
+            "everyone, lanes, 2": (dict(lanes=2), "cpu", 2),
+            "earliest": (EARLIEST, "cpu", 4),
         },
         "coins",
+        "coins, gpu",
     ),
 )
-@pytest.mark.parametrize("many", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_states_of_any_shape_are_kept_in_parts_of_rows(
     task, monkeypatch, plan, backend, many
 ):
