@@ -28,13 +28,18 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
+# those that nothing here names are imported before the fork, lest each process does it
+import matplotlib.backends.backend_agg  # noqa: F401
 import orbax.checkpoint
 import pyarrow as pa
 import pyarrow.parquet as pq
+import sklearn.datasets  # noqa: F401
 
+import fedjax_adapt.algorithms  # noqa: F401
 from fedjax_adapt.cli import main
-from fedjax_adapt.experiment import sweeps  # noqa: F401  before the fork
+from fedjax_adapt.experiment import sweeps  # noqa: F401
 from fedjax_adapt.experiment.checkpoint import rounds
+from fedjax_adapt.report import plots  # noqa: F401
 
 AGAIN = 1 / 3  # of the resumes that are killed too
 LONGEST = 300  # seconds; what has not ended by then hangs
