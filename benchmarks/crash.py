@@ -10,6 +10,7 @@ The process forks before JAX has a device, so a kill takes about as long as its 
 """
 
 import argparse
+import faulthandler
 import hashlib
 import itertools
 import json
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -42,7 +44,7 @@ from fedjax_adapt.experiment.checkpoint import rounds
 from fedjax_adapt.report import plots  # noqa: F401
 
 AGAIN = 1 / 3  # of the resumes that are killed too
-LONGEST = 300  # seconds; what has not ended by then hangs
+LONGEST = 300  # seconds; what has not ended by then hangs, and has printed where
 TINY = (
     *(
         "--model linear --partition dirichlet --num-clients 6 --participation 0.5"
@@ -126,9 +128,13 @@ def forked(function: Callable[[], tuple[int, Any]], after: float = LONGEST) -> E
                 with open(said, "w", buffering=1) as out:
                     os.dup2(out.fileno(), 1)
                     os.dup2(out.fileno(), 2)
+                    faulthandler.dump_traceback_later(LONGEST - 5)
                     with redirect_stdout(out), redirect_stderr(out):
-                        code, left = function()
-                told.write_text(json.dumps(left))
+                        try:
+                            code, left = function()
+                            told.write_text(json.dumps(left))
+                        except BaseException:
+                            traceback.print_exc()
             finally:
                 os._exit(code)
         until = time.monotonic() + after

@@ -13,6 +13,7 @@ from helpers import QUICK_RUN, fedjax_adapt
 
 from fedjax_adapt import __version__, cli
 from fedjax_adapt.cli import process
+from fedjax_adapt.cli.output import print_json
 from fedjax_adapt.cli.process import nothing_to_resume
 from fedjax_adapt.cli.run import parse
 from fedjax_adapt.experiment import checkpoint, read_run
@@ -351,8 +352,19 @@ def test_a_run_that_diverges_is_exit_code_1_and_one_sentence(capsys, monkeypatch
     assert err.count("\n") == 1
     assert read_run("mine").summary is None
     code, out, again = fedjax_adapt(capsys, f"{QUICK} --folder other --json")
-    assert (code, json.loads(out)) == (1, {"status": "failed", "folder": "other"})
+    found = json.loads(out)
     assert again.splitlines()[-1] == err.splitlines()[-1]
+    assert err == f"fedjax-adapt: {found.pop('error')}\n"
+    assert (code, found) == (1, {"status": "failed", "folder": "other"})
+    # compare cannot tell it from one that was interrupted
+    _, _, err = fedjax_adapt(capsys, "compare mine")
+    assert err.endswith("resume it first, or leave it out if it diverged.\n")
+
+
+def test_numbers_that_are_not_finite_are_null_in_json(capsys):
+    print_json({"a": [float("nan"), {"b": float("-inf")}], "c": 1.5, "d": "nan"})
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"a": [None, {"b": None}], "c": 1.5, "d": "nan"}
 
 
 # one client's inputs are so large that its model is not finite once it has trained

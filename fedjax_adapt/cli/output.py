@@ -3,6 +3,7 @@
 import codecs
 import io
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -53,8 +54,19 @@ def steady_output() -> Iterator[None]:
 
 
 def print_json(found: dict[str, Any]) -> None:
-    """Prints one JSON object on standard output, for another program."""
-    print(json.dumps(found, indent=2), flush=True)
+    """Prints one JSON object on standard output, for another program.
+
+    A number that is not finite is null, since JSON has no other word for it.
+    """
+    print(json.dumps(_finite(found), indent=2, allow_nan=False), flush=True)
+
+
+def _finite(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {name: _finite(value) for name, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [*map(_finite, found)]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
 @contextmanager
@@ -65,7 +77,8 @@ def unfinished_as_json(folder: Path, wanted: bool) -> Iterator[None]:
     except BaseException as error:
         if wanted and not isinstance(error, SettingError):  # else nothing has begun
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            print_json({"status": why, "folder": str(folder)})
+            said = {} if why == "interrupted" else {"error": str(error)}
+            print_json({"status": why, "folder": str(folder)} | said)
         raise
 
 

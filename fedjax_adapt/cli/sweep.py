@@ -56,6 +56,14 @@ partition alone run at once.
 With --shard 2/8 it runs the second eighth of the trials, in FOLDER/shard-2-of-8;
 fedjax-adapt sweep merge FOLDER makes one sweep of all shards."""
 MERGE = "merge"
+MERGE_USAGE = f"""\
+usage: {PROGRAM} merge FOLDER
+
+Makes one sweep of the finished shards in a folder, and prints its table.
+
+examples:
+  {PROGRAM} merge runs/lr
+"""
 FIRST = "the sweep begins with its first trial"  # where nothing is resumed
 ASKS = 1000  # trials; of more a user is asked
 COUNT = int | Literal["auto"]
@@ -196,6 +204,9 @@ def sweep(arguments: list[str]) -> int:
 
 def _merge(folders: Sequence[str]) -> int:
     """`fedjax-adapt sweep merge FOLDER`: makes one sweep of the shards there."""
+    if any(word in ("-h", "--help") for word in folders):
+        print(MERGE_USAGE, end="")
+        return 0
     if len(folders) != 1 or folders[0].startswith("-"):
         raise SettingError(
             f"sweep merge got {' '.join(folders) or 'nothing'}; give the one folder that "

@@ -129,11 +129,7 @@ def _record(config: Config) -> store.Record:
         raise SettingError(
             f"match={config.match} holds no run; write the folder of a finished one."
         )
-    record = store.read_run(folder)
-    if record.summary is None:
-        raise SettingError(
-            f"match={config.match} holds a run that is not finished; resume it first."
-        )
+    record = store.read_finished(folder, f"match={config.match}")
     theirs = to_settings(read_config(folder / store.CONFIG))
     ours = to_settings(config)
     options = [

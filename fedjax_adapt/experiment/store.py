@@ -121,6 +121,25 @@ def read_run(folder: str | Path) -> Record:
     )
 
 
+def read_finished(folder: str | Path, where: str = "") -> Record:
+    """As `read_run`, of a finished run.
+
+    Args:
+      folder: of the run.
+      where: what the sentence begins with in place of the folder.
+
+    Raises:
+      ValueError: as `read_run`, or the run is not finished.
+    """
+    record = read_run(folder)
+    if record.summary is None:
+        raise SettingError(
+            f"{where or folder} holds a run that is not finished; resume it first, or "
+            "leave it out if it diverged."
+        )
+    return record
+
+
 def trial_folder(number: int) -> Path:
     """Where a trial lies in the folder of its sweep."""
     return Path(TRIALS) / f"{number:04d}"

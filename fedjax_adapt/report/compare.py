@@ -25,6 +25,7 @@ from ..experiment.store import (
     TRIALS,
     differing,
     figures_of,
+    read_finished,
     read_run,
     read_swept,
     runs_in,
@@ -200,11 +201,7 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
     for folder, path in zip(runs, paths, strict=True):
         if paths.count(path) > 1:
             raise SettingError(f"{folder} is given more than once; give each run once.")
-        record = read_run(folder)
-        if record.summary is None:
-            raise SettingError(
-                f"{folder} holds a run that is not finished; resume it first."
-            )
+        record = read_finished(folder)
         tested = _tested(record.config, record.summary)
         summary = record.summary | {"folder": str(folder)}  # it may have been moved
         found.setdefault(tested, []).append((record.config, summary))

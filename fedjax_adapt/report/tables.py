@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SettingError
-from ..experiment.store import TRAINED, figures_of, read_run
+from ..experiment.store import TRAINED, figures_of, read_finished
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -35,11 +34,7 @@ def summary_table(folder: str | Path) -> "Table":
     """
     from rich.table import Table
 
-    record = read_run(folder)
-    if record.summary is None:
-        raise SettingError(
-            f"{folder} holds a run that is not finished; resume it first."
-        )
+    record = read_finished(folder)
     table = Table(
         title=f"{record.config['algorithm']} on {record.summary['data']['name']}",
         show_header=False,

@@ -74,6 +74,8 @@ def check_is_whole(found, whole):
 
 def test_merged_shards_are_the_whole_sweep(copied, whole, capsys):
     assert len(groups([copied])[0].runs) == 4  # before they are merged, too
+    assert main(["sweep", "merge", "--help"]) == 0
+    assert "usage: fedjax-adapt sweep merge FOLDER" in capsys.readouterr().out
     assert main(["sweep", "merge", str(copied)]) == 0
     assert f"results  {copied / store.RESULTS}" in capsys.readouterr().out
     check_is_whole(store.read_swept(copied), whole)
