@@ -7,6 +7,7 @@ in the folder that is drawn: to open a file to write, to rename, to delete, to m
 folder. A third of the resumes are killed as well. What the last one leaves must have the
 numbers of a run that was never killed, to the bit: rows, results and newest states.
 The process forks before JAX has a device, so a kill takes about as long as its training.
+It needs Linux.
 """
 
 import argparse
@@ -29,6 +30,11 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
+
+# the process that forks has this one thread: what another had locked would be locked in
+# its children for ever
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
 
 # those that nothing here names are imported before the fork, lest each process does it
 import matplotlib.backends.backend_agg  # noqa: F401
@@ -269,6 +275,9 @@ def campaign(
     counts: dict[str, int], place: Path, seed: int, tell: Callable[[str], object]
 ) -> tuple[dict[str, Counter], list[str]]:
     """Kills as many of each kind as asked; returns what came of them and what failed."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        raise RuntimeError(f"{threads} threads, and what one has locked a fork keeps.")
     came, failed = {}, []
     for kind, of_kind in cases(place).items():
         known: dict[Case, Any] = {}
