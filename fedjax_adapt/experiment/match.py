@@ -129,7 +129,7 @@ def _record(config: Config) -> store.Record:
         raise SettingError(
             f"match={config.match} holds no run; write the folder of a finished one."
         )
-    record = store.read_finished(folder, f"match={config.match}")
+    record, _ = store.read_finished(folder, f"match={config.match}")
     theirs = to_settings(read_config(folder / store.CONFIG))
     ours = to_settings(config)
     options = [

@@ -121,8 +121,8 @@ def read_run(folder: str | Path) -> Record:
     )
 
 
-def read_finished(folder: str | Path, where: str = "") -> Record:
-    """As `read_run`, of a finished run.
+def read_finished(folder: str | Path, where: str = "") -> tuple[Record, dict[str, Any]]:
+    """Reads the folder of a finished run; returns it and its summary.
 
     Args:
       folder: of the run.
@@ -137,7 +137,7 @@ def read_finished(folder: str | Path, where: str = "") -> Record:
             f"{where or folder} holds a run that is not finished; resume it first, or "
             "leave it out if it diverged."
         )
-    return record
+    return record, record.summary
 
 
 def trial_folder(number: int) -> Path:

@@ -201,9 +201,9 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
     for folder, path in zip(runs, paths, strict=True):
         if paths.count(path) > 1:
             raise SettingError(f"{folder} is given more than once; give each run once.")
-        record = read_finished(folder)
-        tested = _tested(record.config, record.summary)
-        summary = record.summary | {"folder": str(folder)}  # it may have been moved
+        record, summary = read_finished(folder)
+        tested = _tested(record.config, summary)
+        summary |= {"folder": str(folder)}  # it may have been moved
         found.setdefault(tested, []).append((record.config, summary))
     result = []
     for tested, runs in sorted(found.items(), key=lambda item: item[0].trained):

@@ -34,15 +34,15 @@ def summary_table(folder: str | Path) -> "Table":
     """
     from rich.table import Table
 
-    record = read_finished(folder)
+    record, summary = read_finished(folder)
     table = Table(
-        title=f"{record.config['algorithm']} on {record.summary['data']['name']}",
+        title=f"{record.config['algorithm']} on {summary['data']['name']}",
         show_header=False,
         title_style="bold",
     )
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
-    for i, (name, text) in enumerate(summary_rows(record.summary).items()):
+    for i, (name, text) in enumerate(summary_rows(summary).items()):
         share, after, rounds = text.partition(" after ")
         table.add_row(name, text if i else f"[bold]{share}[/bold]{after}{rounds}")
     return table
