@@ -1,6 +1,7 @@
 """A file of a run folder that is not what it was is named in one sentence."""
 
 import dataclasses
+import itertools
 import os
 import random
 import shutil
@@ -476,29 +477,26 @@ def test_a_kill_between_a_file_and_its_list_costs_no_more_than_the_file(
     stopped, whole, tmp_path, monkeypatch
 ):
     """At every write of a list in turn: the file is there, and its line is not."""
-    write, at = files._write, 0
-    while True:
-        folder, calls = tmp_path / f"killed{at}", []
+    write = files._write
+    for at in itertools.count():
+        folder, calls = tmp_path / f"killed{at}", itertools.count()
         shutil.copytree(stopped[0].folder, folder)
 
-        def killed(place, known, calls=calls, at=at):
-            calls.append(place)
-            if len(calls) > at:
+        def killed(*given, calls=calls, at=at):
+            if next(calls) >= at:  # and no later one either
                 raise KeyboardInterrupt
-            write(place, known)
+            write(*given)
 
         monkeypatch.setattr(files, "_write", killed)
         try:
             resumed(stopped[0], folder)
-            ended = True
-        except BaseException:
-            ended = False
-        monkeypatch.setattr(files, "_write", write)
-        if ended:
             break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            monkeypatch.setattr(files, "_write", write)
         if not (folder / store.SUMMARY).exists():  # else it is finished
             resumed(stopped[0], folder)
         for name in ("metrics", "clients"):
             assert read_table(folder, name) == read_table(whole.folder, name), at
-        at += 1
     assert at > 5
