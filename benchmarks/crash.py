@@ -126,7 +126,7 @@ class Ended(NamedTuple):
 def forked(function: Callable[[], tuple[int, Any]], after: float = LONGEST) -> Ended:
     """Calls a function in a process of its own, killed after so many seconds."""
     with tempfile.TemporaryDirectory() as place:
-        told, said = Path(place) / "told.json", Path(place) / "said"
+        result, said = Path(place) / "result.json", Path(place) / "said"
         pid = os.fork()
         if pid == 0:
             code = 70
@@ -138,7 +138,7 @@ def forked(function: Callable[[], tuple[int, Any]], after: float = LONGEST) -> E
                     with redirect_stdout(out), redirect_stderr(out):
                         try:
                             code, left = function()
-                            told.write_text(json.dumps(left))
+                            result.write_text(json.dumps(left))
                         except BaseException:
                             traceback.print_exc()
             finally:
@@ -150,7 +150,7 @@ def forked(function: Callable[[], tuple[int, Any]], after: float = LONGEST) -> E
             time.sleep(0.002)
         os.kill(pid, signal.SIGKILL)  # one that has ended waits to be asked how
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        left = json.loads(told.read_text()) if told.exists() else None
+        left = json.loads(result.read_text()) if result.exists() else None
         return Ended(code, said.read_text() if said.exists() else "", left)
 
 

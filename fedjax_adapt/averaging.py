@@ -51,7 +51,7 @@ from .errors import SettingError
 from .wrap import seeing
 
 
-class Beside(NamedTuple):
+class Averaged(NamedTuple):
     """What the algorithm keeps or sends, and what is kept or sent besides it."""
 
     inner: PyTree
@@ -108,7 +108,9 @@ def averages(
         state=(state, State),
         data=(data, FederatedDataset),
     )
-    if not isinstance(state.server, Beside) or not isinstance(state.clients, Beside):
+    if not isinstance(state.server, Averaged) or not isinstance(
+        state.clients, Averaged
+    ):
         raise SettingError(
             "averages got a state that keeps no averages; build state and rounds with "
             "with_averages(algorithm)."
@@ -136,19 +138,19 @@ def _local(rule: LocalRule, cohort: bool, clients: bool) -> LocalRule:
     """`rule` is shown its own states already; see `wrap.seeing`."""
 
     def init(params: Params) -> ClientState:
-        return Beside(rule.init(params), params if clients else ())
+        return Averaged(rule.init(params), params if clients else ())
 
     def finish(run: LocalRun) -> tuple[Upload, ClientState]:
         upload, client = rule.finish(run)
         # a rule may send something else than the displacement, as FedNova does
         moved = _moved(rule, run) if cohort else ()
-        upload = upload._replace(delta=Beside(upload.delta, moved))
-        return upload, Beside(client, run.params if clients else ())
+        upload = upload._replace(delta=Averaged(upload.delta, moved))
+        return upload, Averaged(client, run.params if clients else ())
 
     def refined(client: ClientState, params: Params) -> ClientState:
         inner = client.inner
         inner = inner if rule.refined is None else rule.refined(inner, params)
-        return Beside(inner, params if clients else ())
+        return Averaged(inner, params if clients else ())
 
     kept = clients or rule.refined is not None
     return rule._replace(
@@ -173,7 +175,7 @@ def _server(rule: ServerRule, keep: bool, from_broadcast: bool) -> ServerRule:
         return optax.tree.add(params, moved) if from_broadcast else moved
 
     def init(params: Params) -> ServerExtra:
-        return Beside(rule.init(params), params if keep else ())
+        return Averaged(rule.init(params), params if keep else ())
 
     def update(
         params: Params, server: ServerExtra, upload: Upload, cohort: Cohort
@@ -182,7 +184,7 @@ def _server(rule: ServerRule, keep: bool, from_broadcast: bool) -> ServerRule:
         sel = mean_of(params, moved) if keep else ()
         upload = upload._replace(delta=own)
         params, extra = updated(rule, params, server.inner, upload, cohort)
-        return params, Beside(extra, sel)
+        return params, Averaged(extra, sel)
 
     def refined(
         params: Params,
@@ -197,7 +199,7 @@ def _server(rule: ServerRule, keep: bool, from_broadcast: bool) -> ServerRule:
         params, extra = update_refined(
             rule, params, server.inner, upload, cohort, shift
         )
-        return params, Beside(extra, sel)
+        return params, Averaged(extra, sel)
 
     def with_models(uploads: Upload, cohort: Cohort) -> Upload:
         own, moved = uploads.delta
@@ -206,7 +208,7 @@ def _server(rule: ServerRule, keep: bool, from_broadcast: bool) -> ServerRule:
         moved = jax.tree.map(
             lambda leaf: weighted_sum(weights, cohort.active, leaf), moved
         )
-        return upload._replace(delta=Beside(upload.delta, moved))
+        return upload._replace(delta=Averaged(upload.delta, moved))
 
     if isinstance(rule.combine, Mean):  # it stays one, which the engine can stream
         combine = Mean(_Weights(rule.combine.delta), rule.combine.extra)
@@ -226,7 +228,7 @@ class _Weights(NamedTuple):
 
     own: Callable[[Cohort], PyTree]
 
-    def __call__(self, cohort: Cohort) -> Beside:
+    def __call__(self, cohort: Cohort) -> Averaged:
         weights = self.own(cohort)
         # of several it means the last: feddisco sends the usual mean first, then its own
-        return Beside(weights, jax.tree.leaves(weights)[-1])
+        return Averaged(weights, jax.tree.leaves(weights)[-1])

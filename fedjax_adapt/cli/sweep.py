@@ -29,6 +29,7 @@ from ..experiment.sweeps.shards import (
 from ..experiment.sweeps.sweep import sweep as run_sweep
 from ..report.sweep import natural_width, sweep_tables
 from . import process
+from .examples import EXAMPLES
 from .flags import AS_JSON, DRY_RUN, read_flags
 from .output import print_json, unfinished_as_json
 from .preview import print_sweep_preview
@@ -62,7 +63,7 @@ usage: {PROGRAM} merge FOLDER
 Makes one sweep of the finished shards in a folder, and prints its table.
 
 examples:
-  {PROGRAM} merge runs/lr
+  {EXAMPLES["sweep"][-1]}
 """
 FIRST = "the sweep begins with its first trial"  # where nothing is resumed
 ASKS = 1000  # trials; of more a user is asked
