@@ -14,7 +14,7 @@ import pytest
 from helpers import same
 
 from fedjax_adapt import init_state
-from fedjax_adapt.experiment import build, checkpoint, read_run
+from fedjax_adapt.experiment import build, checkpoint, lost_process, read_run
 from fedjax_adapt.experiment.config import from_settings
 from fedjax_adapt.experiment.program import run_keys
 from fedjax_adapt.experiment.reading import read_settings
@@ -174,15 +174,49 @@ def test_a_mistake_in_one_process_is_a_sentence_in_both(place, second, says):
     assert not (place[0] / "refused").exists()
 
 
-def test_a_process_that_dies_ends_the_others(place):
-    line = f"{RUN} --folder killed --rounds 100000"
+def check_lost(ended, code):
+    """It has said, in one sentence and nothing else, that another one is lost."""
+    assert ended[0] == code
+    error = ended[2]
+    said = [line for line in error.splitlines(True) if "proxy variable" not in line]
+    assert said == [lost_process.SENTENCE]
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_process_that_dies_ends_the_others(place, dies):
+    line = f"{RUN} --folder killed-{dies} --rounds 100000"
     running = pair(place, line, line)
-    saved(place, "killed")
-    running[1].kill()
-    first, _ = ends(running)
-    assert first[0] == 1
-    says = "fedjax-adapt: another process of this run has ended; begin all again, with"
-    assert sentences(first[2])[0].startswith(says)
+    saved(place, f"killed-{dies}")
+    running[dies].kill()
+    check_lost(ends(running)[1 - dies], code=1)
+
+
+def test_a_process_that_no_longer_answers_ends_the_others_within_five_minutes(place):
+    line = f"{RUN} --folder silent --rounds 100000"
+    running = pair(place, line, line)
+    saved(place, "silent")
+    begun = time.monotonic()
+    running[0].send_signal(signal.SIGSTOP)
+    (other,) = ends(running[1:])
+    assert time.monotonic() - begun < 300
+    check_lost(other, code=-signal.SIGABRT)
+    running[0].send_signal(signal.SIGCONT)
+    (first,) = ends(running[:1])
+    check_lost(first, code=1)
+
+
+def test_a_process_that_is_stopped_for_20_seconds_changes_nothing(place, together):
+    line = f"{RUN} --folder paused"
+    running = pair(place, line, line)
+    until = time.monotonic() + WAIT
+    while not (place[0] / "paused").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    running[1].send_signal(signal.SIGSTOP)
+    time.sleep(20)
+    assert running[0].poll() is None
+    running[1].send_signal(signal.SIGCONT)
+    assert [code for code, *_ in ends(running)] == [0, 0]
+    check_equal(read_run(place[0] / "paused"), together[1])
 
 
 def test_ctrl_c_in_one_process_saves_and_ends_all(place):

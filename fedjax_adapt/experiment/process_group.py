@@ -18,6 +18,7 @@ import numpy as np
 from ..data import Source
 from ..engine import processes
 from ..errors import SettingError
+from . import lost_process
 from .config import Config, to_settings
 from .loop import Stopped
 from .rendezvous import AUTO, ProcessGroup, timeout_message, wait_for_all
@@ -47,17 +48,18 @@ def process_group(
       group: the other processes, which are waited for as long as they say.
       report_error: prints what an error means and returns the exit code; None: it is a bug.
     """
-    try:
-        _join(group)
-        yield processes.is_first()
-    except RAISED_BY_ALL as error:
-        jax.distributed.shutdown()
-        cause = error.__cause__
-        raise error if cause is None else cause from None
-    except BaseException as error:
-        _end(error, report_error)
-    else:
-        jax.distributed.shutdown()
+    with lost_process.replaced():
+        try:
+            _join(group)
+            yield processes.is_first()
+        except RAISED_BY_ALL as error:
+            jax.distributed.shutdown()
+            cause = error.__cause__
+            raise error if cause is None else cause from None
+        except BaseException as error:
+            _end(error, report_error)
+        else:
+            jax.distributed.shutdown()
 
 
 def _join(group: ProcessGroup) -> None:
@@ -128,12 +130,12 @@ def _end(
     error: BaseException, report_error: Callable[[BaseException], int | None]
 ) -> NoReturn:
     code = report_error(error)
-    if code is None and LOST.search(str(error)):
-        lost = "another process of this run has ended; begin all again, with --resume"
-        code = report_error(ConnectionError(lost))  # as any OSError is
     if code is None:
-        traceback.print_exception(error)
         code = 1
+        if LOST.search(str(error)):
+            lost_process.say()
+        else:
+            traceback.print_exception(error)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,0 +1,69 @@
+"""Standard error of a process that trains together with others, less what C++ says there.
+
+JAX ends a process that has lost another one by `abort`, after lines of its own and of
+gRPC. A process cannot say anything better while it aborts, so this file runs as one of its
+own: what C++ writes comes in here, and goes on to standard error up to a line about a lost
+process. One sentence takes the place of it and of all that follows.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+SENTENCE = (
+    "fedjax-adapt: another process of this run has ended or no longer answers; begin all "
+    "again, with --resume.\n"
+)
+# an error or a fatal one of C++, about JAX's service; or `say` below
+LOST = re.compile(rb"[EF]\d{4} .*(coordination.service|JAX distributed service)|LOST\0")
+
+
+def pass_on() -> None:
+    """Reads standard input to its end and writes it to standard error, up to a loss."""
+    lost = False
+    for line in sys.stdin.buffer:
+        if not lost:
+            lost = LOST.match(line) is not None
+            sys.stderr.buffer.write(SENTENCE.encode() if lost else line)
+            sys.stderr.buffer.flush()
+
+
+@contextmanager
+def replaced() -> Iterator[None]:
+    """Within it what C++ writes to standard error passes through `pass_on`.
+
+    Python goes on to write to standard error itself.
+    """
+    before, own = sys.stderr, os.dup(2)
+    before.flush()
+    # in a session of its own, for Ctrl-C would end it too
+    reader = subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__],
+        stdin=subprocess.PIPE,
+        stderr=own,
+        start_new_session=True,
+    )
+    assert reader.stdin is not None
+    os.dup2(reader.stdin.fileno(), 2)
+    reader.stdin.close()
+    encoding, errors = before.encoding, before.errors
+    sys.stderr = open(own, "w", buffering=1, encoding=encoding, errors=errors)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(own, 2)  # the reader comes to the end of what it reads, and ends
+        reader.wait()
+        sys.stderr = before
+
+
+def say() -> None:
+    """Says that another process is lost, once, whatever C++ says of it as well."""
+    os.write(2, b"LOST\0\n")
+
+
+if __name__ == "__main__":
+    pass_on()
