@@ -1,19 +1,36 @@
 """Files bent at random: each is read, or refused in a sentence within two seconds."""
 
+import functools
+import gc
 import random
 import shutil
 import time
 import warnings
 
+import jax
 import pytest
-from written import write_cifar10, write_mnist, write_npz
+from test_leaf import write_femnist
+from test_tfds import PAIR, images
+from written import prepare, write_cifar10, write_mnist, write_npz
 
 from fedjax_adapt.data import load
+from fedjax_adapt.engine.initial import init_state
 from fedjax_adapt.errors import SettingError
-from fedjax_adapt.experiment import Config, files, read_run, read_swept, run, sweep
+from fedjax_adapt.experiment import (
+    Config,
+    build,
+    checkpoint,
+    files,
+    read_run,
+    read_swept,
+    run,
+    sweep,
+)
 from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 
+# what orbax leaves behind where it gives up a checkpoint
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <coroutine")
 TINY = {
     **{"algorithm": "fedssg", "model": "linear", "num_clients": 4, "num_steps": 1},
     **{"batch_size": 8, "rounds": 2, "evaluate_clients": False, "devices": 1},
@@ -64,12 +81,15 @@ def folders(tmp_path_factory):
     write_cifar10(place / "cifar10", examples=1)
     (place / "npz").mkdir()
     write_npz(place / "npz" / "own.npz")
+    write_femnist(place / "leaf")
+    prepare(place / "tfds", "tiny", PAIR, {"train": images(9), "test": images(5)})
     run(Config(**TINY, folder=str(place / "run")))
     grid = {"run": TINY, "grid": {"lr": [0.1, 0.2]}}
     sweep(grid, place / "sweep")
     for path in place.rglob(files.SUMS):  # which would refuse what is bent
         path.unlink()
-    shutil.copytree(place / "run", place / "settings")
+    for kind in ("settings", "summary", "states"):
+        shutil.copytree(place / "run", place / kind)
     shutil.copytree(place / "sweep", place / "grids")
     (place / "list").mkdir()
     (place / "list" / "a.toml").write_text("x = 1\n")
@@ -77,12 +97,24 @@ def folders(tmp_path_factory):
     return place
 
 
+@functools.cache
+def state():
+    """What a checkpoint of TINY holds: shapes and dtypes."""
+    f = build(Config(**TINY))
+    init = functools.partial(init_state, f.algorithm, f.task, f.data, f.plan)
+    return jax.eval_shape(init, jax.random.key(0))
+
+
 READERS = {
     "mnist": (lambda at: load("mnist", at), "*"),
     "raw": (lambda at: load("mnist", at), "*"),
     "cifar10": (lambda at: load("cifar10", at), "*"),
     "npz": (lambda at: load(str(at / "own.npz")), "*"),
+    "leaf": (lambda at: load("leaf_femnist", at), "*/*"),
+    "tfds": (lambda at: load("tfds:tiny", at), "tiny/*/*"),
     "run": (read_run, "[mcs]*/part-*"),
+    "summary": (read_run, "summary.json"),
+    "states": (lambda at: checkpoint.restore(at / "checkpoints", state()), "c*s/**/*"),
     "settings": (lambda at: read_settings(at / "config.toml"), "config.toml"),
     "sweep": (read_swept, "results.parquet"),
     "grids": (lambda at: read_sweep(at / "sweep.toml"), "sweep.toml"),
@@ -112,6 +144,7 @@ def campaign(folders, kind, place, seeds):
             raise AssertionError(f"{kind} {seed} {path.name}: {error!r}") from error
         assert time.perf_counter() - began < 2, (kind, seed)
         shutil.rmtree(folder)
+    gc.collect()  # here, where its warnings are filtered
     return refused
 
 
