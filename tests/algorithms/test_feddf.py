@@ -319,7 +319,8 @@ def test_hyper_parameters_may_be_traced(task, public_data):
         state, info = round_fn(state, keys(1)[0])
         return state.params, info.refine
 
-    numbers = [jax.ShapeDtypeStruct((2,), kind) for kind in (float, float, int)]
+    kinds = (jnp.float32, jnp.float32, jnp.int32)
+    numbers = [jax.ShapeDtypeStruct((2,), kind) for kind in kinds]
     jax.eval_shape(jax.vmap(end), *numbers)
 
 

@@ -318,7 +318,7 @@ def test_hyper_parameters_may_be_traced(task, data):
         round_fn, state = start(algorithm, task, data, PLAN)
         return round_fn(state, keys(1)[0])
 
-    jax.eval_shape(shapes, [jax.ShapeDtypeStruct((), float)] * 5)
+    jax.eval_shape(shapes, [jax.ShapeDtypeStruct((), jnp.float32)] * 5)
 
 
 def test_what_it_lacks_is_one_sentence(task, data):

@@ -1,5 +1,6 @@
 """What a part returns that the engine cannot use is one sentence, before any round runs."""
 
+import inspect
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -519,7 +520,7 @@ def test_keys_as_two_words_are_keys(task, data):
 )  # fmt: skip
 def test_help_says_what_every_field_is(kind):
     for field in kind._fields:
-        assert f"\n      {field}: " in kind.__doc__, f"{kind.__name__}.{field}"
+        assert f"\n  {field}: " in inspect.getdoc(kind), f"{kind.__name__}.{field}"
 
 
 AVERAGED = {

@@ -11,6 +11,7 @@ host's own processor gathers and scatters, where the rows lie.
 The functions are those of device.py for such tables.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 
@@ -193,4 +194,7 @@ def _by_device(
 
 
 def _on_host(function: Callable) -> Callable:
-    return compute_on("device_host")(jax.jit(function))
+    """The function by the host's processor, which leaves what it makes in its memory."""
+    if "out_memory_spaces" not in inspect.signature(compute_on).parameters:
+        return compute_on("device_host")(jax.jit(function))  # as JAX 0.10 has it
+    return compute_on(function, compute_type="device_host", out_memory_spaces=HOST)
