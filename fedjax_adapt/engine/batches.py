@@ -64,7 +64,9 @@ def _permuted(key: Key, positions: Array, size: Array) -> Array:
     mirrors, salts = bits[0] % n, bits[1]
     p = positions.astype(jnp.uint32)
     for mirror, salt in zip(mirrors, salts, strict=True):  # no loop: XLA fuses them all
-        q = jnp.where(p <= mirror, mirror - p, mirror + n - p)
+        # the one that does not wrap around; where a select says which, LLVM compiles for
+        # ever in JAX 0.12 on a CPU, for a client alone whose batch is all its examples
+        q = jnp.minimum(mirror - p, mirror + n - p)
         # the finaliser of MurmurHash3 (A. Appleby, public domain); its top bit decides
         h = (jnp.maximum(p, q) ^ salt) * jnp.uint32(0x85EBCA6B)
         h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
