@@ -17,21 +17,20 @@ from helpers import make_data, make_task
 # takes longest.
 PLAIN = "--xla_cpu_use_fusion_emitters=false"
 # A program in one piece: in many it is compiled by many threads, which the workers take.
-QUICK = (
-    "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 "
-    f"{PLAIN}"
-)
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 QUICKLY = ("not slow", "slow and not optimised")  # what is selected by -m
 
 
 def pytest_configure(config):
     slow = config.option.markexpr not in QUICKLY
     if not ("PYTEST_XDIST_WORKER" in os.environ or "XLA_FLAGS" in os.environ):
-        # a flag that this XLA does not know would end the process
+        # a flag that this XLA does not know would end the process, as PLAIN in JAX 0.12
         begin = [sys.executable, "-c", "import jax; jax.devices()"]
-        env = {**os.environ, "XLA_FLAGS": PLAIN if slow else QUICK}
-        if not subprocess.run(begin, env=env, capture_output=True).returncode:
-            os.environ["XLA_FLAGS"] = env["XLA_FLAGS"]
+        for flags in [PLAIN] if slow else [f"{QUICK} {PLAIN}", QUICK]:
+            env = {**os.environ, "XLA_FLAGS": flags}
+            if not subprocess.run(begin, env=env, capture_output=True).returncode:
+                os.environ["XLA_FLAGS"] = flags
+                break
     jax.config.update("jax_num_cpu_devices", 4)
     jax.config.update("jax_numpy_rank_promotion", "raise")
     # where in the code an operation comes from: a stack as deep as pytest's for each
