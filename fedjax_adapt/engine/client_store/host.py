@@ -196,5 +196,5 @@ def _by_device(
 def _on_host(function: Callable) -> Callable:
     """The function by the host's processor, which leaves what it makes in its memory."""
     if "out_memory_spaces" not in inspect.signature(compute_on).parameters:
-        return compute_on("device_host")(jax.jit(function))  # as JAX 0.10 has it
+        return compute_on("device_host")(jax.jit(function))  # as JAX 0.10.2 has it
     return compute_on(function, compute_type="device_host", out_memory_spaces=HOST)
