@@ -503,7 +503,7 @@ def test_a_bug_is_no_sentence(capsys, monkeypatch):
     from fedjax_adapt import participation
 
     monkeypatch.setattr(participation.math, "log1p", lambda x: math.log(-1))
-    with pytest.raises(ValueError, match="math domain error"):
+    with pytest.raises(ValueError, match="math domain error|expected a positive"):
         fedjax_adapt(capsys, f"{QUICK} --folder mine")
 
 
