@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 SENTENCE = (
     "fedjax-adapt: another process of this run has ended or no longer answers; begin all "
@@ -37,8 +37,12 @@ def replaced() -> Iterator[None]:
 
     Python goes on to write to standard error itself.
     """
-    before, own = sys.stderr, os.dup(2)
+    before = sys.stderr
+    if before is None:  # closed, as by 2>&-
+        yield
+        return
     before.flush()
+    own = os.dup(2)
     # in a session of its own, for Ctrl-C would end it too
     reader = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__],
@@ -56,8 +60,10 @@ def replaced() -> Iterator[None]:
     finally:
         sys.stderr.flush()
         os.dup2(own, 2)  # the reader comes to the end of what it reads, and ends
-        reader.wait()
         sys.stderr = before
+        # unless a program that was begun meanwhile still writes there
+        with suppress(subprocess.TimeoutExpired):
+            reader.wait(timeout=1)
 
 
 def say() -> None:

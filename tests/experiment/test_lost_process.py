@@ -1,0 +1,59 @@
+"""What a process of several prints when C++ says that another one is lost."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedjax_adapt.experiment.lost_process import SENTENCE
+
+AROUND = """
+import os, subprocess, sys
+from fedjax_adapt.experiment import lost_process
+
+with lost_process.replaced():
+    print("Python", file=sys.stderr)
+    os.write(2, b"W1126 01:11:56 7 coordination_service.cc:1] a warning\\n")
+    {}
+print("after", file=sys.stderr)
+"""
+BEFORE = ["Python\n", "W1126 01:11:56 7 coordination_service.cc:1] a warning\n"]
+ERROR = "E1126 01:11:56 7 coordination_service_agent.cc:289] Polled an error."
+FATAL = "F1126 01:11:56 7 client.h:80] as the JAX distributed service detected errors"
+
+
+def said(script):
+    """The lines on standard error."""
+    command = [sys.executable, "-c", AROUND.format(script)]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    return ended.stderr.splitlines(True)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f'os.write(2, b"{ERROR}\\n{FATAL}\\n  at 0x7f\\n")',
+        f'os.write(2, b"{FATAL}\\n"); lost_process.say()',
+        "lost_process.say(); lost_process.say()",
+    ],
+)
+def test_what_is_lost_is_said_once_and_nothing_else(script):
+    assert sorted(said(script)) == sorted([*BEFORE, SENTENCE, "after\n"])
+
+
+def test_a_process_that_aborts_has_said_it_too():
+    script = f'os.write(2, b"{FATAL}\\n"); os.abort()'
+    assert sorted(said(script)) == sorted([*BEFORE, SENTENCE])
+
+
+def test_what_else_is_printed_goes_through():
+    assert sorted(said("pass")) == sorted([*BEFORE, "after\n"])
+
+
+def test_a_program_that_goes_on_writing_is_not_waited_for():
+    begun = time.monotonic()
+    script = 'subprocess.Popen(["sleep", "20"])'
+    command = [sys.executable, "-c", AROUND.format(script)]
+    assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
+    assert time.monotonic() - begun < 15
