@@ -153,7 +153,11 @@ def test_what_is_bent_is_read_or_refused(folders, kind, tmp_path):
     assert campaign(folders, kind, tmp_path, range(60)) > 5
 
 
+# a case of these takes 50 ms and more
+DEAR = ("leaf", "tfds", "states")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize("kind", [kind for kind in READERS if kind not in DEAR])
 def test_what_is_bent_500_times_is_read_or_refused(folders, kind, tmp_path):
     assert campaign(folders, kind, tmp_path, range(100, 600)) > 25
