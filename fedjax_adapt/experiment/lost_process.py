@@ -18,7 +18,9 @@ SENTENCE = (
     "again, with --resume.\n"
 )
 # an error or a fatal one of C++, about JAX's service; or `say` below
-LOST = re.compile(rb"[EF]\d{4} .*(coordination.service|JAX distributed service)|LOST\0")
+LOST = re.compile(
+    rb"^[EF]\d{4} .*(coordination.service|JAX distributed service)|LOST\0"
+)
 
 
 def pass_on() -> None:
@@ -26,7 +28,7 @@ def pass_on() -> None:
     lost = False
     for line in sys.stdin.buffer:
         if not lost:
-            lost = LOST.match(line) is not None
+            lost = LOST.search(line) is not None
             sys.stderr.buffer.write(SENTENCE.encode() if lost else line)
             sys.stderr.buffer.flush()
 
@@ -38,7 +40,7 @@ def replaced() -> Iterator[None]:
     Python goes on to write to standard error itself.
     """
     before = sys.stderr
-    if before is None:  # closed, as by 2>&-
+    if before is None:  # closed, as by 2>&-; its number may be another file's
         yield
         return
     before.flush()
@@ -47,6 +49,7 @@ def replaced() -> Iterator[None]:
     reader = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__],
         stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         stderr=own,
         start_new_session=True,
     )
@@ -68,7 +71,9 @@ def replaced() -> Iterator[None]:
 
 def say() -> None:
     """Says that another process is lost, once, whatever C++ says of it as well."""
-    os.write(2, b"LOST\0\n")
+    if sys.stderr is not None:  # else nobody reads, and 2 may be another file
+        with suppress(OSError):
+            os.write(2, b"LOST\0\n")
 
 
 if __name__ == "__main__":

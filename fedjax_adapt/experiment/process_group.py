@@ -129,16 +129,18 @@ def _keep_output() -> None:
 def _end(
     error: BaseException, report_error: Callable[[BaseException], int | None]
 ) -> NoReturn:
-    code = report_error(error)
-    if code is None:
-        code = 1
-        if LOST.search(str(error)):
+    code = None
+    try:
+        code = report_error(error)
+        if code is None and LOST.search(str(error)):
             lost_process.say()
-        else:
+        elif code is None:
             traceback.print_exception(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    finally:  # whatever cannot be printed: the others wait for this process to end
+        os._exit(1 if code is None else code)
 
 
 def check_same_run(config: Config, source: Source) -> None:

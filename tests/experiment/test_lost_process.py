@@ -57,3 +57,11 @@ def test_a_program_that_goes_on_writing_is_not_waited_for():
     command = [sys.executable, "-c", AROUND.format(script)]
     assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
     assert time.monotonic() - begun < 15
+
+
+def test_where_standard_error_is_closed_no_other_file_is_written(tmp_path):
+    script = "file = open('mine', 'w'); lost_process.say(); file.write('whole')"
+    script = AROUND.split("print")[0] + script
+    command = 'exec "$0" -c "$1" 2>&-'
+    subprocess.run(["sh", "-c", command, sys.executable, script], cwd=tmp_path)
+    assert (tmp_path / "mine").read_text() == "whole"
