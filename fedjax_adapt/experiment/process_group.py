@@ -48,7 +48,7 @@ def process_group(
       group: the other processes, which are waited for as long as they say.
       report_error: prints what an error means and returns the exit code; None: it is a bug.
     """
-    with lost_process.replaced():
+    with lost_process.filtered_stderr():
         try:
             _join(group)
             yield processes.is_first()
@@ -133,7 +133,7 @@ def _end(
     try:
         code = report_error(error)
         if code is None and LOST.search(str(error)):
-            lost_process.say()
+            lost_process.report_loss()
         elif code is None:
             traceback.print_exception(error)
         for stream in (sys.stdout, sys.stderr):

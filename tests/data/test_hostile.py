@@ -153,11 +153,11 @@ def test_what_is_bent_is_read_or_refused(folders, kind, tmp_path):
     assert campaign(folders, kind, tmp_path, range(60)) > 5
 
 
-# a case of these takes 50 ms and more
-DEAR = ("leaf", "tfds", "states")
+# a case takes 50 ms and more, so they have those of the test above alone
+SLOW = ("leaf", "tfds", "states")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in READERS if kind not in DEAR])
+@pytest.mark.parametrize("kind", [kind for kind in READERS if kind not in SLOW])
 def test_what_is_bent_500_times_is_read_or_refused(folders, kind, tmp_path):
     assert campaign(folders, kind, tmp_path, range(100, 600)) > 25

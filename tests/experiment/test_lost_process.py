@@ -12,7 +12,7 @@ AROUND = """
 import os, subprocess, sys
 from fedjax_adapt.experiment import lost_process
 
-with lost_process.replaced():
+with lost_process.filtered_stderr():
     print("Python", file=sys.stderr)
     os.write(2, b"W1126 01:11:56 7 coordination_service.cc:1] a warning\\n")
     {}
@@ -34,8 +34,9 @@ def said(script):
     "script",
     [
         f'os.write(2, b"{ERROR}\\n{FATAL}\\n  at 0x7f\\n")',
-        f'os.write(2, b"{FATAL}\\n"); lost_process.say()',
-        "lost_process.say(); lost_process.say()",
+        f'os.write(2, b"{FATAL}\\n"); lost_process.report_loss()',
+        "lost_process.report_loss(); lost_process.report_loss()",
+        'os.write(2, b"half a line"); lost_process.report_loss()',
     ],
 )
 def test_what_is_lost_is_said_once_and_nothing_else(script):
@@ -60,7 +61,7 @@ def test_a_program_that_goes_on_writing_is_not_waited_for():
 
 
 def test_where_standard_error_is_closed_no_other_file_is_written(tmp_path):
-    script = "file = open('mine', 'w'); lost_process.say(); file.write('whole')"
+    script = "file = open('mine', 'w'); lost_process.report_loss(); file.write('whole')"
     script = AROUND.split("print")[0] + script
     command = 'exec "$0" -c "$1" 2>&-'
     subprocess.run(["sh", "-c", command, sys.executable, script], cwd=tmp_path)
