@@ -174,9 +174,9 @@ def test_a_mistake_in_one_process_is_a_sentence_in_both(place, second, says):
     assert not (place[0] / "refused").exists()
 
 
-def check_lost(ended, code):
+def check_lost(ended):
     """It has said, in one sentence and nothing else, that another one is lost."""
-    assert ended[0] == code
+    assert ended[0] in (1, -signal.SIGABRT)  # of Python, or of JAX if it sees it first
     error = ended[2]
     said = [line for line in error.splitlines(True) if "proxy variable" not in line]
     assert said == [lost_process.SENTENCE]
@@ -188,7 +188,7 @@ def test_a_process_that_dies_ends_the_others(place, dies):
     running = pair(place, line, line)
     saved(place, f"killed-{dies}")
     running[dies].kill()
-    check_lost(ends(running)[1 - dies], code=1)
+    check_lost(ends(running)[1 - dies])
 
 
 def test_a_process_that_no_longer_answers_ends_the_others_within_five_minutes(place):
@@ -199,10 +199,10 @@ def test_a_process_that_no_longer_answers_ends_the_others_within_five_minutes(pl
     running[0].send_signal(signal.SIGSTOP)
     (other,) = ends(running[1:])
     assert time.monotonic() - begun < 300
-    check_lost(other, code=-signal.SIGABRT)
+    check_lost(other)
     running[0].send_signal(signal.SIGCONT)
     (first,) = ends(running[:1])
-    check_lost(first, code=1)
+    check_lost(first)
 
 
 def test_a_process_that_is_stopped_for_20_seconds_changes_nothing(place, together):
