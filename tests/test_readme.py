@@ -133,7 +133,8 @@ def test_a_table_of_your_own_becomes_clients():
 def test_every_page_with_a_snippet_is_executed():
     executed = {"README.md", "data.md", "own-algorithm.md", "performance.md"}
     executed |= {"step-policies.md", "personal-and-private.md", "callbacks.md"}
-    executed |= {"machines.md"}  # in test_shards.py
+    # in test_shards.py and test_validation.py
+    executed |= {"machines.md", "choosing-settings.md"}
     with_code = {
         page.name for page in (ROOT / "README.md", *DOCS) if blocks("python", page)
     }

@@ -48,6 +48,7 @@ class Source(NamedTuple):
         the data are federated by nature; else None.
       test_clients: the owner of each test row, [m] int32, by the same numbers; -1: none of
         them. None where test rows have no owners.
+      validates: whether the test rows are of the authors' training set, see `validating`.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Source(NamedTuple):
     std: Moment
     clients: np.ndarray | None = None
     test_clients: np.ndarray | None = None
+    validates: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,6 +88,29 @@ class Source(NamedTuple):
             x_train=self.x_train[:num_examples],
             y_train=self.y_train[:num_examples],
             clients=clients,
+        )
+
+    def validating(self) -> "Source":
+        """The source with a tenth of its training set, 5000 at most, as its test set.
+
+        That is drawn in equal shares of every label, and the same whatever seed a run
+        has. Nothing is left of what was the test set; the moments stay.
+
+        Raises:
+          ValueError: there are fewer than ten training examples.
+        """
+        if len(self.y_train) < 10:
+            raise SettingError(
+                f"evaluate_on=validation takes a tenth of {len(self.y_train)} training "
+                f"examples of {self.name}; write evaluate_on=test."
+            )
+        rest, taken = _draw(self.y_train, default_size(self.y_train), seed=0)
+        owned = self.test_clients is not None and self.clients is not None
+        return _training(self, rest)._replace(
+            x_test=self.x_train[taken],
+            y_test=self.y_train[taken],
+            test_clients=self.clients[taken] if owned else None,
+            validates=True,
         )
 
     def parity(self) -> "Source":

@@ -218,9 +218,9 @@ def load_source(config: Config) -> Source:
     else:
         source = load(config.dataset, config.data_dir, **options)
     source = scaled(config, source)
-    return (
-        source if config.train_examples is None else source.first(config.train_examples)
-    )
+    if config.train_examples is not None:
+        source = source.first(config.train_examples)
+    return source.validating() if config.evaluate_on == "validation" else source
 
 
 def scaled(config: Config, source: Source) -> Source:

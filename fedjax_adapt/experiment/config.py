@@ -39,6 +39,7 @@ LATER = {
     "dataset.client_feature": None,
     "algorithm.batch_loss": "mean",
     "algorithm.first_gradient": False,
+    "evaluate_on": "test",
     "ideal_steps": None,
     "later_steps": (),
     "nonfinite_updates": "stop",

@@ -1,8 +1,8 @@
 """All parts of a run that its config is built into, and what its public set is to it.
 
 Where the public set is the test set and the algorithm trains on it, accuracy is training
-accuracy. It goes by that name wherever it is written or shown, so that nothing that
-looks for a test accuracy finds it.
+accuracy; on validation examples it is validation accuracy. It goes by that name wherever
+it is written or shown, so that nothing that looks for a test accuracy finds it.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from ..errors import SettingError
 from ..plan import Plan
 from .algorithm import build_clock
 from .config import Config, partition_seed
-from .store import ACCURACY, TRAINED
+from .store import ACCURACY, TRAINED, VALIDATED
 
 
 class Federation(NamedTuple):
@@ -78,6 +78,12 @@ def with_public(
                     setting=name,
                 )
         return source, None
+    if source.validates and protocol != "holdout":
+        raise SettingError(
+            f"public={protocol} takes the test set, but evaluate_on=validation leaves it "
+            "alone; write public=holdout.",
+            setting="public",
+        )
     validation = config.validation_examples
     if validation is None:
         chooses = algorithm is not None and validates(algorithm)
@@ -87,9 +93,11 @@ def with_public(
 
 
 def accuracy_name(federation: Federation) -> str:
-    """What the accuracy on the test set is to be called in tables."""
+    """What the accuracy on what is tested on is to be called in tables."""
     seen = federation.data.public  # by the algorithm
-    return TRAINED if seen is not None and seen.protocol == "published" else ACCURACY
+    if seen is not None and seen.protocol == "published":
+        return TRAINED
+    return VALIDATED if federation.source.validates else ACCURACY
 
 
 def unused_public(config: Config, federation: Federation) -> str | None:

@@ -73,7 +73,7 @@ SAYS = {
     "task": ("projection", "augment"),
     "data": (
         *("train_examples", "public", "public_examples", "validation_examples"),
-        *("labels", "feature_noise", "corrupt"),
+        *("evaluate_on", "labels", "feature_noise", "corrupt"),
     ),
 }
 DEPTH = 6  # of a description

@@ -90,6 +90,17 @@ class Config:
             splits=True,
         ),
     ] = None
+    evaluate_on: Annotated[
+        Literal["test", "validation"],
+        Setting(
+            "what the model is measured on: the test set; or validation, a tenth of the "
+            "training set, 5000 examples at most, that no client trains on, to choose "
+            "settings by",
+            "choices",
+            splits=True,
+            matched=True,
+        ),
+    ] = "test"
     model: Annotated[str, Setting("what learns", "choices")] = "mlp"
     projection: Annotated[
         int | None,

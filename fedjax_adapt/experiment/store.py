@@ -19,7 +19,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     import pyarrow
 
 ACCURACY = "accuracy"
-TRAINED = "training_accuracy_on_the_public_set"  # in its place where that is tested on
+# in its place:
+TRAINED = "training_accuracy_on_the_public_set"  # where that is tested on
+VALIDATED = "validation_accuracy"  # evaluate_on=validation
 CONFIG, SUMMARY = "config.toml", "summary.json"
 OWN = "own.json"
 CHECKPOINTS = "checkpoints"  # a folder for each round that is kept
@@ -72,7 +74,8 @@ class Record(NamedTuple):
     (`ideal_steps`) and parameter_0 and so on (`watch`) are of the last round, and
     `clients` has gradient_0 and so on.
     Where the run trained on its test set (public=published), every name has
-    training_accuracy_on_the_public_set in place of accuracy, and loss is of that set.
+    training_accuracy_on_the_public_set in place of accuracy, and loss is of that set; with
+    evaluate_on=validation it is validation_accuracy.
 
     `clients` has one row per client and round: round (1 is the first), client,
     num_steps, loss, clipped, left_out (under nonfinite_updates=leave_out), and what the
@@ -87,7 +90,7 @@ class Record(NamedTuple):
 
     @property
     def accuracy(self) -> str:
-        """What its accuracy is called: `ACCURACY`, or `TRAINED`."""
+        """What its accuracy is called: `ACCURACY`, `TRAINED` or `VALIDATED`."""
         return accuracy_in(self.metrics.column_names)
 
 
@@ -362,9 +365,23 @@ def learned_from(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: setting_of(config, name) for name in sorted(names)}
 
 
-def accuracy_in(names: Iterable[str]) -> str:
+def accuracy_in(names: Collection[str]) -> str:
     """What accuracy is called among the names of columns or keys."""
-    return TRAINED if TRAINED in names else ACCURACY
+    return next((name for name in (TRAINED, VALIDATED) if name in names), ACCURACY)
+
+
+def shown_accuracy(name: str) -> str:
+    """An accuracy's name as it is shown: "test accuracy" for `ACCURACY`."""
+    return "test accuracy" if name == ACCURACY else name.replace("_", " ")
+
+
+def shown_loss(name: str) -> str:
+    """What the loss is called beside an accuracy of this name."""
+    return {
+        ACCURACY: "test loss",
+        TRAINED: "loss on the public set",
+        VALIDATED: "validation loss",
+    }[name]
 
 
 def first_reaching(rounds: Any, accuracy: Any, target: float) -> int | None:
@@ -379,7 +396,8 @@ def first_reaching(rounds: Any, accuracy: Any, target: float) -> int | None:
 
 def figures_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a summary has measured on the test set, under whichever name it is."""
-    return summary.get(TRAINED, summary)
+    named = accuracy_in(summary)
+    return summary if named == ACCURACY else summary[named]
 
 
 def read_table(folder: Path, name: str) -> "pyarrow.Table":

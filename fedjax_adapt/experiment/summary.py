@@ -13,13 +13,13 @@ import numpy as np
 
 from ..costs import kappa, rho
 from .rows import TOTALS
-from .store import ACCURACY, TRAINED, accuracy_in, first_reaching
+from .store import ACCURACY, accuracy_in, first_reaching, shown_accuracy
 
 if TYPE_CHECKING:
     import pyarrow
 
 
-TEST = "test accuracy"
+TEST = shown_accuracy(ACCURACY)
 FIGURES = (  # of a summary: what is measured on the test set
     *("accuracy", "loss", "best_accuracy", "best_round", "last_mean", "last_std"),
     *("last_count", "rounds_to", "area_under_curve", "models", "class_accuracy"),
@@ -65,8 +65,9 @@ class Summary:
         takes to send it to all clients that train on it; empty where there is none.
       auxiliary: what the method was given besides the clients' own training.
       accuracy_name: what the figures from `accuracy` to `class_accuracy`, kappa and rho are
-        of: "test accuracy", or "training accuracy on the public set" where that set is
-        tested on. Then summary.json has them below that name alone.
+        of: "test accuracy", "training accuracy on the public set" where that set is
+        tested on, or "validation accuracy" (evaluate_on=validation). Where it is no test
+        accuracy summary.json has them below that name alone.
       kappa: accuracy times 1e4 by simulated seconds; None without a clock.
       rho: accuracy times 1e4 by the MiB that clients received and sent.
       local_steps: of all clients over all rounds, on their own examples.
@@ -150,14 +151,14 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """The summary as plain values.
 
-        Where the run trained on its test set, what would be read as test accuracy lies
-        below the key "training_accuracy_on_the_public_set".
+        Where it is no test accuracy, what would be read as that lies below the key
+        "training_accuracy_on_the_public_set" or "validation_accuracy".
         """
         values = asdict(self)
         if self.accuracy_name == TEST:
             return values
         own = {name: values.pop(name) for name in FIGURES}
-        return {TRAINED: own} | values
+        return {self.accuracy_name.replace(" ", "_"): own} | values
 
 
 def results(metrics: "pyarrow.Table", targets: tuple[float, ...]) -> dict[str, Any]:
@@ -179,7 +180,7 @@ def results(metrics: "pyarrow.Table", targets: tuple[float, ...]) -> dict[str, A
     moved = totals["bytes_down"] + totals["bytes_up"]
     return {
         "rounds": int(rounds[-1]),
-        "accuracy_name": TEST if named == ACCURACY else TRAINED.replace("_", " "),
+        "accuracy_name": shown_accuracy(named),
         **figures(""),
         "models": {name: figures(f"_{name}") for name in also},
         **totals,

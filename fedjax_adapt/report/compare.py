@@ -21,8 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import SettingError
 from ..experiment.store import (
+    ACCURACY,
     TRAINED,
     TRIALS,
+    VALIDATED,
+    accuracy_in,
     differing,
     figures_of,
     read_finished,
@@ -31,6 +34,7 @@ from ..experiment.store import (
     runs_in,
     setting_of,
     shards_below,
+    shown_accuracy,
     unlearned,
 )
 from .plots import method_of
@@ -148,19 +152,24 @@ def _is_shared(name: str, control: str, method: dict[str, Any]) -> bool:
 class Tested(NamedTuple):
     """What an accuracy was measured on; runs in which it is the same compare."""
 
-    trained: bool  # on the very examples
+    accuracy: str  # what it is called
     name: str  # of the data set
     examples: int
     labels: str
     taken: tuple[int, int] | None  # split_test: public examples, and the seed that drew
 
+    @property
+    def ranked(self) -> bool:
+        """Whether it says which run is better: not of one that trained on the examples."""
+        return self.accuracy != TRAINED
+
     def title(self) -> str:
         """Of the table of these runs."""
-        kind = TRAINED.replace("_", " ") + " of" if self.trained else "test accuracy on"
+        kind = f"{shown_accuracy(self.accuracy)} {'on' if self.ranked else 'of'}"
         title = f"{self.name}, {kind} {self.examples} examples"
         if self.labels != "own":
             title += f", labels={self.labels}"
-        if self.trained:
+        if not self.ranked:
             title += (
                 "\n(public=published: no test accuracy, compares with no table above)"
             )
@@ -177,6 +186,7 @@ class Group(NamedTuple):
     """Lines that compare, the best first; or that do not, as they were given."""
 
     title: str
+    accuracy: str  # what it is called
     ranked: bool
     lines: list[Line]
 
@@ -206,12 +216,16 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
         summary |= {"folder": str(folder)}  # it may have been moved
         found.setdefault(tested, []).append((record.config, summary))
     result = []
-    for tested, runs in sorted(found.items(), key=lambda item: item[0].trained):
+    order = [ACCURACY, VALIDATED, TRAINED]
+    for tested, runs in sorted(
+        found.items(), key=lambda item: order.index(item[0].accuracy)
+    ):
         lines = by_seed(runs)
-        if not tested.trained:
+        if tested.ranked:
             mean = lambda line: sample(_figures(line, "accuracy").values()).mean or 0.0
             lines.sort(key=lambda line: -mean(line))
-        result.append(Group(tested.title(), not tested.trained, lines))
+        accuracy = shown_accuracy(tested.accuracy)
+        result.append(Group(tested.title(), accuracy, tested.ranked, lines))
     return result
 
 
@@ -331,7 +345,8 @@ def _tested(config: dict[str, Any], summary: dict[str, Any]) -> Tested:
     if public.get("protocol") == "split_test":
         taken = (public["examples"], summary["seeds"]["partition_seed"])
     labels = config.get("labels", "own")
-    return Tested(TRAINED in summary, data["name"], data["test"], labels, taken)
+    named = accuracy_in(summary)
+    return Tested(named, data["name"], data["test"], labels, taken)
 
 
 Format = Literal["table", "md", "latex", "csv", "json"]
@@ -380,7 +395,7 @@ def _sheet(
     group: Group, base: Line | None, called: str | None, targets: Sequence[float]
 ) -> Sheet:
     differs = base is not None and (len(group.lines) > 1 or called is not None)
-    accuracy = "test accuracy" if group.ranked else "training accuracy"
+    accuracy = group.accuracy if group.ranked else "training accuracy"
     best = "best" if group.ranked else "best training accuracy"
     head = ["rank" if group.ranked else "", "method", accuracy, "n"]
     head += ["to base"] if differs else []

@@ -21,11 +21,13 @@ from ..experiment.store import (
     figures_of,
     read_table,
     setting_of,
+    shown_accuracy,
+    shown_loss,
 )
 from . import html
 from .clients import contributions
 from .compare import Sheet, sheets
-from .plots import AGAINST, FOLLOWS, drawable, shown_accuracy
+from .plots import AGAINST, FOLLOWS, drawable
 from .tables import percent, summary_rows
 
 AXES = {**AGAINST, "seconds": "measured time of training (s)"}
@@ -141,8 +143,8 @@ def _results(sheet: Sheet, of: Mapping[str, Run]) -> str:
     """Curves of runs that compare, in numbers too, what `compare` says, and all figures."""
     lines = [[of[path] for path in numbers["folders"]] for numbers in sheet.numbers]
     runs = [run for line in lines for run in line]
-    accuracy = shown_accuracy(runs[0].record)
-    loss = "test loss" if sheet.ranked else "loss on the public set"
+    accuracy = shown_accuracy(runs[0].record.accuracy)
+    loss = shown_loss(runs[0].record.accuracy)
     panels = ""
     drawn = [(i, run) for i, line in enumerate(lines) for run in line]
     percents = lambda run: 100 * run.column(run.record.accuracy)
@@ -178,7 +180,7 @@ def _results(sheet: Sheet, of: Mapping[str, Run]) -> str:
 def _numbers(run: Run) -> str:
     accuracy = run.record.accuracy
     head = {axis: label for axis, label in AXES.items() if run.has(axis)}
-    head |= {accuracy: shown_accuracy(run.record), "loss": "loss"}
+    head |= {accuracy: shown_accuracy(accuracy), "loss": "loss"}
     number = lambda v: f"{v:,}" if isinstance(v, int) else f"{v:.4g}"
     shown = lambda name, v: percent(v) if name == accuracy else number(v)
     rows = [

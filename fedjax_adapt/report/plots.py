@@ -11,12 +11,14 @@ import numpy as np
 from ..errors import SettingError
 from ..experiment.files import replacing
 from ..experiment.store import (
-    ACCURACY,
+    TRAINED,
     TRIALS,
     Record,
     differing,
     read_run,
     runs_in,
+    shown_accuracy,
+    shown_loss,
 )
 from .seeds import by_seed
 
@@ -92,7 +94,7 @@ def comparison_curves(
 
     Raises:
       ValueError: as there; or a run trained on its test set, whose accuracy compares with
-        no other's.
+        no other's; or one is of test and one of validation accuracy.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -103,10 +105,16 @@ def comparison_curves(
     paths = [path for given in folders for path in runs_in(given)]
     records = [drawable(path, against) for path in paths]
     for record in records:
-        if record.accuracy != ACCURACY:
+        if record.accuracy == TRAINED:
             raise SettingError(
                 f"{record.folder} trained on its test set, so its accuracy compares with "
                 "no other's; leave it out."
+            )
+        if record.accuracy != records[0].accuracy:
+            raise SettingError(
+                f"{record.folder} has {shown_accuracy(record.accuracy)} but "
+                f"{records[0].folder} {shown_accuracy(records[0].accuracy)}; draw one "
+                "picture of each kind."
             )
     settings = differing([record.config for record in records], "seed")
     over = [
@@ -117,7 +125,7 @@ def comparison_curves(
     for line in sorted(lines):
         first, curves = records[line[0]], []
         for i in line:
-            named = [records[i].metrics[name] for name in (against, ACCURACY)]
+            named = [records[i].metrics[n] for n in (against, first.accuracy)]
             curves.append((named[0].to_numpy(), 100 * named[1].to_numpy()))
         others = settings[line[0]]
         if len(line) > 1:
@@ -131,7 +139,7 @@ def comparison_curves(
             said.insert(0, above + first.folder.name)
         label = f"{method_of(first.config, first.summary)} ({', '.join(said)})"
         draw_mean(axes, curves, label=label, **_line(curves[0][0]))
-    axes.set_ylabel("test accuracy (%)")
+    axes.set_ylabel(f"{shown_accuracy(records[0].accuracy)} (%)")
     figure.legend(loc="outside lower left", frameon=False, fontsize=8)  # names are long
     _dress(axes, against)
     return saved(figure, Path(path))
@@ -223,7 +231,7 @@ def _accuracy(axes, record: Record, against: str) -> None:
         fontsize=9,
         color=BLUE,
     )
-    axes.set_ylabel(f"{shown_accuracy(record)} (%)")
+    axes.set_ylabel(f"{shown_accuracy(record.accuracy)} (%)")
     if len(axes.lines) > 2:  # the curve and its best point need no names
         axes.legend(frameon=False, fontsize=9, loc="center right")
     _dress(axes, against)
@@ -234,20 +242,14 @@ def _loss(axes, record: Record, against: str) -> None:
     line = _line(at)
     train = record.metrics["train_loss"].to_numpy()
     test = record.metrics["loss"].to_numpy()
-    tested = "test" if record.accuracy == ACCURACY else "public set"
-    axes.plot(at, test, color=BLUE, label=f"{tested}, global model", **line)
+    of = f"{shown_loss(record.accuracy)}, global model"
+    axes.plot(at, test, color=BLUE, label=of, **line)
     axes.plot(at, train, color=ORANGE, label="local training objective", **line)
     if np.nanmin([train, test]) > 0:
         axes.set_yscale("log")
     axes.set_ylabel("mean loss (nats per example)")
     axes.legend(frameon=False, fontsize=9)
     _dress(axes, against)
-
-
-def shown_accuracy(record: Record) -> str:
-    """What the accuracy of a run is of, in words."""
-    honest = record.accuracy == ACCURACY
-    return "test accuracy" if honest else record.accuracy.replace("_", " ")
 
 
 def _line(rounds) -> dict:

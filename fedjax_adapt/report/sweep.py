@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..experiment.store import ACCURACY, NOTHING, TRAINED, read_swept
+from ..experiment.store import (
+    ACCURACY,
+    NOTHING,
+    TRAINED,
+    VALIDATED,
+    read_swept,
+    shown_accuracy,
+)
 from .compare import CONTROLS, WEIGHTLESS
 from .seeds import Sample
 from .tables import Name, percent
@@ -47,15 +54,17 @@ class Part(NamedTuple):
     """Lines that compare, the best first; or that do not, as they were tried."""
 
     title: str
+    accuracy: str  # what it is called
     ranked: bool
     lines: list[Line]
 
 
+NAMES = [shown_accuracy(name) for name in (ACCURACY, VALIDATED, TRAINED)]
 FIGURES = {"last": "last_mean", "best": "best_accuracy"}  # besides the accuracy
 
 
 def parts(folder: str | Path) -> list[Part]:
-    """The trials of a sweep by what they were tested on; training accuracy comes last.
+    """The trials of a sweep by what they were tested on: the test set first.
 
     Raises:
       ValueError: the folder holds no results of a sweep.
@@ -65,9 +74,9 @@ def parts(folder: str | Path) -> list[Part]:
     rows = found.results.to_pylist()
     sorted_rows: dict[tuple, dict[tuple, Line]] = {}
     for row in rows:
-        trained = row["accuracy_name"] == TRAINED.replace("_", " ")
+        named = NAMES.index(row["accuracy_name"])
         lines = sorted_rows.setdefault(
-            (trained, row["dataset"], row["test_examples"]), {}
+            (named, row["dataset"], row["test_examples"]), {}
         )
         point = {name: row[name] for name in names}
         given = row.get("also_given")  # which an earlier version did not write
@@ -80,20 +89,21 @@ def parts(folder: str | Path) -> list[Part]:
         if row["diverged_round"] is not None:
             line.diverged.append(row["trial"])
         else:
-            line.figures.append(_figures(row, trained))
+            line.figures.append(_figures(row))
     result = []
-    for (trained, dataset, count), lines in sorted(sorted_rows.items()):
+    for (named, dataset, count), lines in sorted(sorted_rows.items()):
         listed = list(lines.values())
         of = dataset if "algorithm" in names else f"{_methods(listed)} on {dataset}"
-        title = f"{of}, test accuracy on {count} examples"
-        if trained:
-            title = (
-                f"{of}, {TRAINED.replace('_', ' ')} of {count} examples\n"
-                "(public=published: no test accuracy, compares with no table above)"
-            )
-        if not trained:
+        accuracy = NAMES[named]
+        ranked = accuracy != shown_accuracy(TRAINED)
+        title = f"{of}, {accuracy} {'on' if ranked else 'of'} {count} examples"
+        if ranked:
             listed.sort(key=lambda line: -np.nan_to_num(line.mean(ACCURACY), nan=-1))
-        result.append(Part(title, not trained, listed))
+        else:
+            title += (
+                "\n(public=published: no test accuracy, compares with no table above)"
+            )
+        result.append(Part(title, accuracy, ranked, listed))
     return result
 
 
@@ -152,7 +162,7 @@ def _table(part: Part, names: list[str] | None, figures: tuple[str, ...]) -> "Ta
     settings = [{name: Name(str(v)) for name, v in line.items()} for line in shown]
     for name in names:
         table.add_column(name, min_width=max(line[name].longest for line in settings))
-    accuracy = "test accuracy" if part.ranked else "training accuracy"
+    accuracy = part.accuracy if part.ranked else "training accuracy"
     for name in (accuracy, *figures, "n"):
         table.add_column(name, justify="right", no_wrap=True)
     for rank, line in enumerate(part.lines, 1):
@@ -165,11 +175,13 @@ def _table(part: Part, names: list[str] | None, figures: tuple[str, ...]) -> "Ta
     return table
 
 
-def _figures(row: dict[str, Any], trained: bool) -> dict[str, float]:
-    if trained:
-        own = {name: row[f"{TRAINED}.{column}"] for name, column in FIGURES.items()}
-        return {ACCURACY: row[TRAINED]} | own
-    return {ACCURACY: row[ACCURACY]} | {n: row[column] for n, column in FIGURES.items()}
+def _figures(row: dict[str, Any]) -> dict[str, float]:
+    named, before = ACCURACY, ""
+    if row["accuracy_name"] != shown_accuracy(ACCURACY):
+        named = row["accuracy_name"].replace(" ", "_")
+        before = f"{named}."
+    own = {name: row[before + column] for name, column in FIGURES.items()}
+    return {ACCURACY: row[named]} | own
 
 
 def _cell(line: Line, name: str) -> str:

@@ -7,7 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..experiment.store import TRAINED, figures_of, read_finished
+from ..experiment.store import (
+    TRAINED,
+    VALIDATED,
+    accuracy_in,
+    figures_of,
+    read_finished,
+    shown_accuracy,
+    shown_loss,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -50,11 +58,10 @@ def summary_table(folder: str | Path) -> "Table":
 
 def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
     """The rows of a `summary_table`, the accuracy after the last round first."""
-    found, accuracy, loss = figures_of(summary), "test accuracy", "test loss"
-    of = ""  # before what is no test accuracy, in every row that shows one
-    if TRAINED in summary:
-        accuracy, loss = TRAINED.replace("_", " "), "loss on the public set"
-        of = "training accuracy"
+    found, named = figures_of(summary), accuracy_in(summary)
+    accuracy, loss = shown_accuracy(named), shown_loss(named)
+    # before what is no test accuracy, in every row that shows one
+    of = {TRAINED: "training accuracy", VALIDATED: "validation accuracy"}.get(named, "")
     data, hardware = summary["data"], summary["hardware"]
     on_cpu = hardware["platform"] == "cpu"
     device = hardware["cpu"] if on_cpu else hardware["device"]

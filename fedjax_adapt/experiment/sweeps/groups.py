@@ -101,7 +101,7 @@ def _examined(
     with _about(trials[0]):
         federation = build(config)
         layout_of(config, federation, len(trials), side_by_side)
-        can_trace(config, federation, [])
+        traces = can_trace(config, federation, names)
     shapes, datasets = {}, {partition_of(config): federation.data}
     for trial in trials:
         with _about(trial):
@@ -112,7 +112,7 @@ def _examined(
             federation_of_trial = federation._replace(data=datasets[text])
             check_numbers(trial.config, federation_of_trial)
             shapes[trial.number] = shape_of(federation_of_trial)
-    if can_trace(config, federation, names):
+    if traces:
         return names, shapes
     alone = [name for name in names if can_trace(config, federation, [name])]
     return alone if can_trace(config, federation, alone) else [], shapes

@@ -172,9 +172,7 @@ def rows_of(
             "dataset": trial.config.dataset,
             "test_examples": said.get("test_examples"),
             "also_given": ", ".join(said.get("auxiliary", ())) or store.NOTHING,
-            "accuracy_name": TEST
-            if named == store.ACCURACY
-            else named.replace("_", " "),
+            "accuracy_name": store.shown_accuracy(named),
         }
         curve = metrics.filter(pc.equal(metrics["trial"], trial.number))
         diverged = curve["diverged_round"][-1].as_py() or None
@@ -204,15 +202,15 @@ def named_trial(trial: Trial, names: Sequence[str]) -> dict[str, Any]:
 def flat(figures: Mapping[str, Any]) -> dict[str, Any]:
     """What `summary.results` gives, as columns.
 
-    Where the run trained on its test set, the columns of what is measured on it begin
-    with that name, as in summary.json.
+    Where its accuracy is no test accuracy, the columns of what is measured with it begin
+    with its name, as in summary.json.
     """
     columns = {}
     for name, value in figures.items():
         values = _columns(name, value)
         if name in FIGURES and figures["accuracy_name"] != TEST:
-            trained = store.TRAINED
-            of = lambda n: trained if n == store.ACCURACY else f"{trained}.{n}"  # noqa: B023
+            named = figures["accuracy_name"].replace(" ", "_")
+            of = lambda n: named if n == store.ACCURACY else f"{named}.{n}"  # noqa: B023
             values = {of(n): v for n, v in values.items()}
         columns |= values
     return {name: value for name, value in columns.items() if name not in UNTOLD}
