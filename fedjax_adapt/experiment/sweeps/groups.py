@@ -114,8 +114,9 @@ def _examined(
             shapes[trial.number] = shape_of(federation_of_trial)
     if traces:
         return names, shapes
-    alone = [name for name in names if can_trace(config, federation, [name])]
-    return alone if can_trace(config, federation, alone) else [], shapes
+    with _about(trials[0]):
+        alone = [name for name in names if can_trace(config, federation, [name])]
+        return alone if can_trace(config, federation, alone) else [], shapes
 
 
 @contextmanager
