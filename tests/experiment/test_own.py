@@ -30,6 +30,7 @@ from fedjax_adapt.experiment.config import (
 from fedjax_adapt.experiment.objects import KINDS, REGISTERED
 from fedjax_adapt.experiment.options import catalogue
 from fedjax_adapt.experiment.reading import read_settings
+from fedjax_adapt.experiment.scripts import origins
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
 from fedjax_adapt.report.compare import comparison_tables
@@ -450,18 +451,24 @@ def test_a_sweep_is_resumed_with_the_file_it_was_begun_with(capsys):
     assert "begun with another algorithm=mine.py:fede" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"model": "svm", "labels": "parity"},
-        {"model": "fedveca_cnn"},
-        {"partition": "fedveca_case"},
-    ],
-)
-def test_what_was_another_thing_in_an_earlier_version_is_not_gone_on_with(changes):
+REVISED = {
+    "model=svm": {"model": "svm", "labels": "parity"},
+    "model=fedveca_cnn": {"model": "fedveca_cnn"},
+    "partition=fedveca_case": {"partition": "fedveca_case"},
+}
+
+
+def test_what_was_another_thing_in_an_earlier_version_is_recorded():
+    assert origins([from_settings(TINY)]) == {}
+    for choice, changes in REVISED.items():
+        (found,) = origins([from_settings({**TINY, **changes})]).items()
+        assert found[0] == choice and found[1].startswith("AFL's ")
+
+
+def test_what_was_another_thing_in_an_earlier_version_is_not_gone_on_with():
     brief = {"rounds": 3, "checkpoint_every": 1, "evaluate_clients": False}
-    config = from_settings({**TINY, **brief, **changes, "folder": "runs/mine"})
-    choice = next(f"{k}={v}" for k, v in changes.items())
+    choice = "partition=fedveca_case"
+    config = from_settings({**TINY, **brief, **REVISED[choice], "folder": "runs/mine"})
     with pytest.raises(Stop):
         run(config, progress=stop_after(2))
     own = Path("runs/mine/own.json")
@@ -479,12 +486,8 @@ def test_what_was_another_thing_in_an_earlier_version_is_not_gone_on_with(change
 
 
 def test_what_was_another_thing_in_an_earlier_version_has_another_hash():
-    of_the_version_before = {
-        "6d90be93": {"model": "svm", "labels": "parity"},
-        "855a2c7a": {"model": "fedveca_cnn"},
-        "ad0c8573": {"partition": "fedveca_case"},
-    }
-    for before, changes in of_the_version_before.items():
+    of_the_version_before = ["6d90be93", "855a2c7a", "ad0c8573"]
+    for before, changes in zip(of_the_version_before, REVISED.values(), strict=True):
         assert config_hash(from_settings(changes)) != before
 
 
