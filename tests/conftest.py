@@ -18,7 +18,10 @@ from helpers import make_data, make_task
 PLAIN = "--xla_cpu_use_fusion_emitters=false"
 # A program in one piece: in many it is compiled by many threads, which the workers take.
 QUICK = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-QUICKLY = ("not slow", "slow and not optimised")  # what is selected by -m
+QUICKLY = (  # what is selected by -m
+    *("not slow", "campaign", "slow and not optimised"),
+    "slow and not optimised and not campaign",
+)
 
 
 def pytest_configure(config):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedjax_adapt.errors import SettingError
+from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import identity
 from fedjax_adapt.experiment.items import CHOSEN, PAPERS, SCALES, names, read_item
 from fedjax_adapt.experiment.reproduce import cells_of, make_runs, runs_of
@@ -64,35 +65,58 @@ def shared(tmp_path_factory):
 
 
 # what decides which code a tiny run goes through, besides the options of its method
-DECIDING = (
-    *("algorithm", "model", "partition", "labels", "num_clients", "public", "sampler"),
+TRAINING = (
+    *("algorithm", "model", "labels", "public", "sampler"),
     *("corrupt", "feature_noise", "evaluate_also", "shuffle", "step_seconds"),
 )
+SPLITTING = ("dataset", "partition", "num_clients", "labels", "public", "corrupt")
 
 
-def kind_of(config):
-    """A text that runs through the same code share: numbers of the method do not count."""
+def named(settings, kind):
+    """The options of a kind that are no numbers."""
+    options = {n: v for n, v in settings.items() if n.startswith(f"{kind}.")}
+    return {n: v for n, v in options.items() if isinstance(v, str | bool | None)}
+
+
+def trained_alike(config):
+    """A text that runs which train by the same code share."""
     settings = identity(config)
-    options = {n: v for n, v in settings.items() if n.startswith("algorithm.")}
-    named = {n: v for n, v in options.items() if isinstance(v, str | bool | None)}
-    deciding = {name: settings[name] for name in DECIDING}
-    return json.dumps(deciding | named, sort_keys=True)
+    deciding = {name: settings[name] for name in TRAINING}
+    return json.dumps(deciding | named(settings, "algorithm"), sort_keys=True)
 
 
-def methods_to_run():
-    """The methods of each item that run as those of no item before."""
+def split_alike(config):
+    """A text that runs whose examples are split by the same code share."""
+    settings = identity(config)
+    deciding = {name: settings[name] for name in SPLITTING}
+    return json.dumps(deciding | named(settings, "partition"), sort_keys=True)
+
+
+def first_of(alike):
+    """The cells of each item that are like those of no item before."""
     seen, found = set(), {}
     for name in names():
         item = read_item(name)
         for cell in cells_of(item, Path("nowhere"), "smoke"):
-            kind = kind_of(cell.configs[0])
+            kind = alike(cell.configs[0])
             if item.origin == name and kind not in seen:
                 seen.add(kind)
-                found.setdefault(name, []).append(cell.method)
+                found.setdefault(name, []).append(cell)
     return found
 
 
-RUN = methods_to_run()
+RUN = {n: [cell.method for cell in own] for n, own in first_of(trained_alike).items()}
+SPLIT = first_of(split_alike)
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_the_examples_of_an_item_are_split_on_tiny_data(name):
+    for cell in SPLIT[name]:
+        config = cell.configs[0]
+        found = build(config)
+        clients = config.num_clients or found.data.num_clients
+        assert found.data.num_clients == clients == len(found.skew.sizes)
+        assert found.data.size.tolist() == found.skew.sizes.tolist()
 
 
 @pytest.mark.slow

@@ -158,6 +158,7 @@ SLOW = ("leaf", "tfds", "states")
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("kind", [kind for kind in READERS if kind not in SLOW])
 def test_what_is_bent_500_times_is_read_or_refused(folders, kind, tmp_path):
     assert campaign(folders, kind, tmp_path, range(100, 600)) > 25

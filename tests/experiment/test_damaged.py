@@ -268,6 +268,7 @@ def test_no_damage_is_silent(stopped, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_no_damage_of_500_is_silent(stopped, tmp_path):
     counts = campaign(stopped, tmp_path, range(1000, 1500))
     assert counts["refused"] > 200 and counts["said"] > 50, counts
@@ -473,6 +474,7 @@ def test_a_folder_of_before_is_gone_on_with_and_listed(stopped, whole, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_a_kill_between_a_file_and_its_list_costs_no_more_than_the_file(
     stopped, whole, tmp_path, monkeypatch
 ):

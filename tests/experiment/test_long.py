@@ -21,6 +21,7 @@ def reading():
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.skipif(
     not os.path.exists("/proc/self/statm"), reason="needs Linux's /proc"
 )

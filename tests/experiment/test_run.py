@@ -577,6 +577,7 @@ def test_a_run_leaves_nothing_on_the_device(tiny):
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_a_run_killed_again_and_again_ends_the_same(tiny):
     """SIGKILL from outside, at whatever it is doing."""
     whole, killed = (tiny(f, rounds=400, checkpoint_every=3) for f in ("a", "b"))

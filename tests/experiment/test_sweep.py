@@ -286,6 +286,7 @@ def test_a_resumed_sweep_equals_an_uninterrupted_one_to_the_bit(tmp_path, three,
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_no_damage_to_a_sweep_is_silent(tmp_path, three):
     """It is refused, or said, or the results are those of a whole sweep."""
     half, outcomes = tmp_path / "half", []
@@ -332,6 +333,7 @@ def test_a_damaged_file_of_a_sweep_is_named(tmp_path, three):
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_a_killed_sweep_goes_on_with_the_same_command(tmp_path):
     """SIGKILL while its trials run, once among the first two and once at the third."""
     asked = read_sweep({**THREE, "run": {**RUN, "rounds": 400, "evaluate_every": 4}})
