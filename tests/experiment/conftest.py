@@ -1,10 +1,14 @@
 """Runs that take a second: a linear model on the digits."""
 
+import json
 import resource
+from collections import OrderedDict
+from importlib import import_module
 
 import pytest
 
 from fedjax_adapt.experiment import Config, run
+from fedjax_adapt.experiment.config import to_settings
 
 TINY = {
     "algorithm": "scaffold",
@@ -53,6 +57,52 @@ def stopped(tmp_path_factory):
         with pytest.raises(Stop):
             run(configs[-1], progress=stop)
     return configs
+
+
+MADE = OrderedDict()  # by the name of what made it and the settings of runs
+MOST_MADE = 24
+OF_FOLDERS = ("folder", "checkpoint_every", "targets", "track", "evaluate_clients")
+SHARED = [  # what takes long, where it is called
+    ("run", "compile_program"),
+    ("sweeps.sweep", "compile_group"),
+    ("sweeps.groups", "can_trace"),
+    ("sweeps.groups", "check_numbers"),
+]
+
+
+def settings_of(config):
+    told = to_settings(config)
+    return {name: value for name, value in told.items() if name not in OF_FOLDERS}
+
+
+def once_for_equal_settings(make):
+    """As `make` of a config or several, but what it returned before for equal ones."""
+
+    def made(configs, federation, *more):
+        several = [configs] if isinstance(configs, Config) else configs
+        told = [make.__name__, [*map(settings_of, several)], more]
+        key = json.dumps(told, sort_keys=True, default=str)
+        if key not in MADE:
+            MADE[key] = make(configs, federation, *more)
+        MADE.move_to_end(key)
+        while len(MADE) > MOST_MADE:
+            MADE.popitem(last=False)
+        return MADE[key]
+
+    return made
+
+
+@pytest.fixture
+def shared_programs(monkeypatch):
+    """Runs and sweeps of equal settings share a program, in place of tracing it again.
+
+    For tests about folders. It knows algorithms and data by their names alone.
+    """
+    for where, name in SHARED:
+        # not the function of the name `run`
+        module = import_module(f"fedjax_adapt.experiment.{where}")
+        make = once_for_equal_settings(getattr(module, name))
+        monkeypatch.setattr(module, name, make)
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from fedjax_adapt.experiment import read_run, run, sweep
 from fedjax_adapt.report.sweep import sweep_tables
 from fedjax_adapt.report.tables import summary_table
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 TOTALS = ("local_steps", "bytes_up", "bytes_down", "simulated_seconds")
 GRID = {"run": RUN, "grid": [{"lr": [0.03, 0.1, 0.3]}]}
 

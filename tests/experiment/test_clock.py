@@ -16,6 +16,8 @@ from fedjax_adapt.experiment.config import from_settings, to_settings
 from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.report.plots import learning_curve
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 MODEL = 4 * 650  # bytes of the linear model
 
 

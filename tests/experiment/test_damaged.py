@@ -31,6 +31,8 @@ from fedjax_adapt.experiment.folder import check_folder
 from fedjax_adapt.experiment.loop import newest_state
 from fedjax_adapt.experiment.program import abstract_state, run_keys
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 def removed(path):
     if path.is_dir():

@@ -12,6 +12,8 @@ from fedjax_adapt.experiment import read_run, run, sweep
 from fedjax_adapt.experiment.checkpoint import saver
 from fedjax_adapt.experiment.lock import locked
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 def after_round(round, act):
     """Progress that acts once, after so many rounds."""

@@ -41,6 +41,8 @@ from fedjax_adapt.experiment.objects import KINDS
 from fedjax_adapt.experiment.program import run_keys
 from fedjax_adapt.experiment.spelling import flat_name
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 # what two equal runs need not share; somebody may edit the checkout meanwhile
 CIRCUMSTANCES = {
     *("seconds", "compile_seconds", "calibrate_seconds", "rounds_per_second"),

@@ -21,6 +21,8 @@ from fedjax_adapt.experiment.sweeps.results import to_toml
 from fedjax_adapt.experiment.sweeps.shards import merge, part_of, shard_of
 from fedjax_adapt.report.compare import groups, sheets
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 RUN = {**TINY, "rounds": 2, "checkpoint_every": 2, "devices": 1, "lr": 0.05}
 # the second grid takes its lr from [run], the first does not
 GRIDS = [{"lr": [0.03, 0.1]}, {"seed": [5, 6], "momentum": [0.5]}]

@@ -52,6 +52,8 @@ from fedjax_adapt.report.compare import comparison_tables
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
 from fedjax_adapt.report.sweep import natural_width, parts, sweep_tables
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 # three trials of one group, two at a time: the second time one and a copy of it
 RUN = {**TINY, "devices": 1}
 THREE = {"run": RUN, "grid": [{"lr": [0.03, 0.1]}, {"seed": [5]}]}

@@ -9,6 +9,8 @@ from test_sweep import RUN
 
 from fedjax_adapt.experiment import load_run, read_run, run, sweep, tracking
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 UNTRACKED = {"round", "class_accuracy"}
 
 
