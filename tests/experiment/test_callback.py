@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from conftest import MADE
 from test_run import Stop, files, final_state, numbers, stop_after
 from test_sweep import RUN
 
@@ -144,8 +145,10 @@ def test_without_one_nothing_is_different(tiny, monkeypatch):
     monkeypatch.setattr(jax.stages.Lowered, "compile", noted)
     monkeypatch.setattr(jax, "device_get", counted)
     few = {"rounds": 60, "checkpoint_every": None, "evaluate_clients": False}
+    MADE.clear()
     run(tiny("without", **few, devices=1))
     without = len(fetched)
+    MADE.clear()
     run(tiny("with", **few, devices=1), callback=lambda figures: None)
     assert len(compiled) == 2 and compiled[0] == compiled[1]
     assert without < 30 < 60 <= len(fetched) - without
