@@ -5,6 +5,7 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedjax_adapt.errors import SettingError
@@ -117,6 +118,13 @@ def test_the_examples_of_an_item_are_split_on_tiny_data(name):
         clients = config.num_clients or found.data.num_clients
         assert found.data.num_clients == clients == len(found.skew.sizes)
         assert found.data.size.tolist() == found.skew.sizes.tolist()
+        held, there = found.skew.label_counts.sum(0), np.bincount(found.labels)
+        if config.partition == "copies":
+            there = clients * there
+        if config.partition in ("nonbalance", "pareto"):  # which hand out a part
+            assert (held <= there).all() and held.sum() > 0
+        else:
+            assert held.tolist() == there.tolist()
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ commands:
   run        train a federation; without options: FedSSG on the digits, under a minute
   sweep      run a grid of settings, those that differ in numbers and seeds at once
   partition  print and draw who would hold what, before anyone trains on it
-  compare    rank finished runs, those that trained on their test set apart
+  compare    rank finished runs, those with no test accuracy apart
   contributions
              rank the clients of a fedgsnr run by what their gradients said, and
              compare that with leave-one-out or Shapley values

@@ -165,16 +165,17 @@ def compare(arguments: list[str]) -> int:
         wanted = check.expanded("--plot ", values["plot"])
         path = output_path("--plot", wanted, values["overwrite"])
     asked = folders, values["base"], values["target"]
+    found = sheets(*asked)
+    if path is not None:  # before anything is printed, for it may be refused
+        comparison_curves(folders, path, values["against"] or "round")
     if values["format"] == "table":
         print_comparison(*asked)
     else:
-        found = sheets(*asked)
         print(as_text(found, values["format"]), end="")
         if values["format"] == "csv":  # which has no place for them
             for line in (line for sheet in found for line in sheet.notes):
                 say(Console(stderr=True), line)
     if path is not None:  # not among what another program reads
-        comparison_curves(folders, path, values["against"] or "round")
         say(Console(stderr=values["format"] != "table"), f"picture  {path}")
     return 0
 

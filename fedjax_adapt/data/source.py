@@ -93,18 +93,21 @@ class Source(NamedTuple):
     def validating(self) -> "Source":
         """The source with a tenth of its training set, 5000 at most, as its test set.
 
-        That is drawn in equal shares of every label, and the same whatever seed a run
-        has. Nothing is left of what was the test set; the moments stay.
+        That is a tenth of the examples of every label, the same whatever seed a run has.
+        Nothing is left of what was the test set; the moments stay.
 
         Raises:
-          ValueError: there are fewer than ten training examples.
+          ValueError: that are fewer examples than there are labels.
         """
-        if len(self.y_train) < 10:
+        count = default_size(self.y_train)
+        if count < self.num_classes:
             raise SettingError(
-                f"evaluate_on=validation takes a tenth of {len(self.y_train)} training "
-                f"examples of {self.name}; write evaluate_on=test."
+                f"evaluate_on=validation takes {count} of {len(self.y_train)} training "
+                f"examples of {self.name}, which has {self.num_classes} labels; give at "
+                f"least {10 * self.num_classes} training examples, or write "
+                "evaluate_on=test."
             )
-        rest, taken = _draw(self.y_train, default_size(self.y_train), seed=0)
+        rest, taken = _draw(self.y_train, count, seed=0)
         owned = self.test_clients is not None and self.clients is not None
         return _training(self, rest)._replace(
             x_test=self.x_train[taken],

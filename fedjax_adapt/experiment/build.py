@@ -218,9 +218,11 @@ def load_source(config: Config) -> Source:
     else:
         source = load(config.dataset, config.data_dir, **options)
     source = scaled(config, source)
-    if config.train_examples is not None:
-        source = source.first(config.train_examples)
-    return source.validating() if config.evaluate_on == "validation" else source
+    if config.evaluate_on == "validation":  # the same examples for all train_examples
+        source = source.validating()
+    return (
+        source if config.train_examples is None else source.first(config.train_examples)
+    )
 
 
 def scaled(config: Config, source: Source) -> Source:

@@ -108,7 +108,7 @@ def unused_public(config: Config, federation: Federation) -> str | None:
     return (
         f"{config.algorithm} uses no public set: public={public.protocol} "
         f"({public.num_examples} examples, {ORIGIN[public.protocol]}) only makes its run "
-        "comparable with one that does, if as many examples validate in both."
+        "comparable with one that does; give both the same validation_examples."
     )
 
 

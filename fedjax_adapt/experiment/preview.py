@@ -116,6 +116,9 @@ def preview(config: Config, resume: bool = False) -> Preview:
     federation = build(config)
     said = unused_public(config, federation)
     notes = [] if said is None else [said]
+    if federation.source.validates:
+        count = len(federation.source.y_test)
+        notes.append(f"measured on {count} validation examples, which no client holds.")
     if config.lanes == "auto" and config.rounds >= LONG:
         notes.append(
             f"lanes are by rule here, and a run of {LONG} rounds or more tries out which "

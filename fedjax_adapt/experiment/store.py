@@ -395,7 +395,7 @@ def first_reaching(rounds: Any, accuracy: Any, target: float) -> int | None:
 
 
 def figures_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a summary has measured on the test set, under whichever name it is."""
+    """What a summary has measured on what is tested on, under whichever name it is."""
     named = accuracy_in(summary)
     return summary if named == ACCURACY else summary[named]
 
@@ -443,7 +443,10 @@ def _read_parquet(path: Path) -> "pyarrow.Table":
     import pyarrow.parquet as pq
 
     try:
-        with open(path, "rb") as file:  # of which arrow says less
+        open(path, "rb").close()  # of whose errors arrow says less
+        # Arrow's threads would free what they read of a Python file at any later moment,
+        # and a thread that asks for Python while it ends aborts the process.
+        with pa.OSFile(os.fspath(path)) as file:
             return pq.read_table(file)
     except pa.ArrowException as error:
         raise SettingError(f"{path} is broken ({files.first_line(error)}).") from None

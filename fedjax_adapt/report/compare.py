@@ -1,7 +1,8 @@
 """Runs next to each other, those that do not compare apart.
 
 Runs that differ in the seed alone are one line, a mean over seeds. Lines rank by test
-accuracy among those that were tested on the same examples with the same labels, and each
+accuracy among those that were tested on the same examples with the same labels, and by
+validation accuracy in a table of their own (evaluate_on=validation). Each
 has its difference to one of them, the base, over the seeds that both have: the same seed
 gives the same cohorts and first weights. The settings in which runs differ stand below the
 table. A run that trained on its test set has no test accuracy: it stands below all others,
@@ -191,13 +192,19 @@ class Group(NamedTuple):
     lines: list[Line]
 
     @property
+    def column(self) -> str:
+        """What the accuracy is called among numbers."""
+        test = self.accuracy == shown_accuracy(ACCURACY)
+        return ACCURACY if test else self.accuracy.replace(" ", "_")
+
+    @property
     def runs(self) -> list[Run]:
         """Of all lines, in their order."""
         return [run for line in self.lines for run in line.values()]
 
 
 def groups(folders: Sequence[str | Path]) -> list[Group]:
-    """The runs by what they were tested on; those that trained on it come last.
+    """The runs by what they were tested on: the test set first, what was trained on last.
 
     Args:
       folders: of runs, or of sweeps, of which all trials are meant that did not diverge.
@@ -419,7 +426,8 @@ def _sheet(
             "folders": [summary["folder"] for _, summary in line.values()],
         }
         for figure, over in shares.items():
-            known |= {figure: over.mean, f"{figure}.std": over.std}
+            column = figure.replace("accuracy", group.column)
+            known |= {column: over.mean, f"{column}.std": over.std}
         if differs and base is not None:
             text, own = _paired(line, base)
             cells, known = [*cells, text], known | own
@@ -543,7 +551,8 @@ def as_text(found: Sequence[Sheet], form: Format) -> str:
     """The `sheets` in a form that other programs read.
 
     "md" and "latex" have the cells of the table, "csv" and "json" all numbers in full:
-    accuracies as shares of 1, differences in points.
+    accuracies as shares of 1, differences in points. What is no test accuracy has its own
+    name there, as in "validation_accuracy" and "best_validation_accuracy".
     """
     if form == "json":
         kept = ("title", "ranked", "numbers", "notes")

@@ -104,6 +104,10 @@ def comparison_curves(
     axes = figure.subplots()
     paths = [path for given in folders for path in runs_in(given)]
     records = [drawable(path, against) for path in paths]
+    if not records:
+        raise SettingError(
+            "there is no run to draw; give the folders of finished runs."
+        )
     for record in records:
         if record.accuracy == TRAINED:
             raise SettingError(

@@ -373,6 +373,63 @@ def fedexp(strength: float = 0.1, label: str = "plain") -> fa.Algorithm:
     return fa.Algorithm(local=fa.LocalRule(correct=correct))
 """
 QUICK = {**TINY, "algorithm": "mine.py:fedexp", "strength": 0.5}
+PICKY = """
+import jax
+import optax
+
+import fedjax_adapt as fa
+
+
+def fedexp(strength: float = 0.1, length: float = 0.1) -> fa.Algorithm:
+    known = [not isinstance(x, jax.core.Tracer) for x in (strength, length)]
+    CONSTRUCTOR
+
+    def correct(grads, view):
+        HOOK
+        return optax.tree.scale(1 - strength * length, grads)
+
+    return fa.Algorithm(local=fa.LocalRule(correct=correct))
+"""
+
+
+def groups_of_picky(constructor="", hook=""):
+    """The numbers of each group of four trials of an algorithm that looks at its own."""
+    text = PICKY.replace("CONSTRUCTOR", constructor).replace("HOOK", hook)
+    Path("mine.py").write_text(text)
+    grid = {"strength": [0.1, 0.5], "length": [0.2, 0.4]}
+    asked = read_sweep({"run": {**TINY, "algorithm": "mine.py:fedexp"}, "grid": grid})
+    return [
+        (len(group.trials), [name.partition(".")[2] for name in group.numbers])
+        for group in groups_of(asked.trials)
+    ]
+
+
+def test_numbers_that_an_own_algorithm_needs_in_python_are_not_traced():
+    assert groups_of_picky() == [(4, ["strength", "length"])]
+    # where it is built, or in a hook, whose errors the engine makes its own
+    for place in ("constructor", "hook"):
+        found = groups_of_picky(**{place: "assert strength > 0"})
+        assert found == [(2, ["length"])] * 2
+    both = "if not any(known): assert strength > 0"
+    assert groups_of_picky(both) == [(1, [])] * 4
+
+
+@pytest.mark.parametrize(
+    "place, line, says",
+    [
+        ("hook", "if strength > 0.3: raise ValueError('too strong')", "2 .*too strong"),
+        (
+            "constructor",
+            "if not any(known): assert strength > 0\n"
+            "    if not all(known): raise ValueError('both must be known')",
+            "0 .*both must be known",
+        ),
+    ],
+    ids=["a value", "the second look"],
+)
+def test_what_an_own_algorithm_refuses_names_the_trial(place, line, says):
+    with pytest.raises(ValueError, match=f"^trial {says}"):
+        groups_of_picky(**{place: line})
 
 
 def test_a_function_of_a_file_runs_from_the_command_line_and_is_resumed(capsys):

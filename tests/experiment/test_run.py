@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from conftest import MADE
 from helpers import same, unlist
 
 from fedjax_adapt import (
@@ -279,6 +280,7 @@ def test_how_often_a_run_is_saved_or_evaluated_changes_no_result(tiny, whole):
 
 
 def test_a_run_traces_its_round_and_its_evaluation_once(tiny, monkeypatch):
+    MADE.clear()
     traced = []
 
     def counted(module, name):
@@ -569,6 +571,7 @@ def test_a_run_leaves_nothing_on_the_device(tiny):
     """Neither programs nor arrays: else a process aborts after some seventy runs."""
 
     def left(folder):
+        MADE.clear()
         also = ("sel", "all")  # needs to know what clients hold
         run(tiny(folder, rounds=2, evaluate_clients=False, evaluate_also=also))
         gc.collect()

@@ -1,6 +1,8 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers import relist
 
@@ -28,9 +30,20 @@ def test_parts_read_as_one_table(folder):
     assert record.summary is None
 
 
-def test_the_folder_of_parts_is_a_table_to_pyarrow_itself(folder):
-    import pyarrow.parquet as pq
+def test_arrow_reads_files_without_python(folder, monkeypatch):
+    """Or a thread of Arrow's may free what it read while Python ends, which aborts it."""
+    read, read_from = pq.read_table, []
 
+    def noted(source):
+        read_from.append(type(source))
+        return read(source)
+
+    monkeypatch.setattr(pq, "read_table", noted)
+    store.read_run(folder)
+    assert read_from and {*read_from} == {pa.OSFile}
+
+
+def test_the_folder_of_parts_is_a_table_to_pyarrow_itself(folder):
     assert pq.read_table(folder / "metrics")["round"].to_pylist() == [1, 2, 3]
 
 

@@ -1,5 +1,6 @@
 """evaluate_on=validation: what is measured is no test accuracy, and is not called so."""
 
+import csv
 import io
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedjax_adapt.data import load
 from fedjax_adapt.experiment import read_run, run, sweep
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import Config, from_settings
+from fedjax_adapt.experiment.federation import accuracy_name
 from fedjax_adapt.experiment.store import VALIDATED
 from fedjax_adapt.report.compare import comparison_tables
 from fedjax_adapt.report.page import report_page
@@ -61,20 +63,40 @@ def test_the_examples_are_the_same_whatever_the_seeds_and_a_public_set():
         {"algorithm": "fnr", "public_examples": 50},
     ):
         np.testing.assert_array_equal(built(**other).source.x_test, expected)
-    assert not np.array_equal(
-        built(train_examples=1000).source.x_test[:9], expected[:9]
-    )
 
 
-def test_five_thousand_at_most_and_one_at_least():
+def test_they_are_the_same_however_many_are_trained_on():
+    expected, found = built().source, built(train_examples=1000).source
+    np.testing.assert_array_equal(found.x_test, expected.x_test)
+    np.testing.assert_array_equal(found.x_train, expected.x_train[:1000])
+    with pytest.raises(
+        ValueError, match="=1295 is more than the 1294 training examples"
+    ):
+        built(train_examples=1295)
+
+
+@pytest.mark.parametrize("more", [{"algorithm": "fnr"}, {"labels": "parity"}], ids=str)
+def test_a_public_set_and_other_labels_do_not_change_its_name(more):
+    assert accuracy_name(built(**more)) == VALIDATED
+
+
+def test_runs_measured_on_other_examples_are_not_matched(tmp_path):
+    folder = str(tmp_path / "tested")
+    run(from_settings({**SMALL, "rounds": 1, "folder": folder}))
+    with pytest.raises(ValueError, match="evaluate_on=test"):
+        built(rounds=1, match=folder)
+
+
+def test_five_thousand_at_most_and_one_of_each_label_at_least():
     x, y = np.zeros((60_000, 1), np.float32), np.arange(60_000, dtype=np.int32) % 10
     source = load("digits")._replace(x_train=x, y_train=y)
     found = source.validating()
     assert len(found.y_test) == 5000 and set(found.test_counts()) == {500}
     assert found.validates and not source.validates
-    says = "evaluate_on=validation takes a tenth of 9 training examples of digits"
+    says = "9 of 99 training examples of digits, which has 10 labels; give at least 100"
     with pytest.raises(ValueError, match=says):
-        source.first(9).validating()
+        source.first(99).validating()
+    assert len(source.first(100).validating().y_test) == 10
 
 
 def test_clients_by_nature_have_their_own_validation_examples():
@@ -94,10 +116,13 @@ def test_clients_by_nature_have_their_own_validation_examples():
 
 
 @pytest.mark.parametrize("public", ["split_test", "published"])
-def test_a_public_set_of_the_test_set_is_refused(public):
+def test_a_public_set_of_the_test_set_is_refused(public, capsys):
     says = f"public={public} takes the test set, but evaluate_on=validation leaves it"
     with pytest.raises(ValueError, match=says):
         built(public=public)
+    line = f"partition --evaluate-on validation --public {public}"
+    code, _, error = fedjax_adapt(capsys, line)
+    assert code == 2 and says in error
 
 
 def test_given_data_have_their_own_test_set(tmp_path):
@@ -138,8 +163,11 @@ def test_it_is_called_validation_accuracy_wherever_it_is_shown(tiny, swept):
     assert f"{VALIDATED}_sel" in names and f"class_{VALIDATED}" in names
     below = record.summary[VALIDATED]
     assert below["accuracy"] == record.metrics[VALIDATED][-1].as_py() == result.accuracy
-    picture = learning_curve(config.folder, f"{config.folder}.svg")
-    assert picture.exists()
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        picture = learning_curve(config.folder, f"{config.folder}.svg")
+    text = picture.read_text(encoding="utf-8")
+    assert f"{NAME} (%)" in text and "validation loss, global model" in text
+    assert "test" not in text
 
 
 def test_a_sweep_ranks_by_it(swept):
@@ -154,6 +182,9 @@ def test_a_sweep_ranks_by_it(swept):
     assert best.point == {"lr": 0.1} and len(best.figures) == 2
     means = swept.results.to_pandas().groupby("lr")[VALIDATED].mean()
     assert best.mean("accuracy") == pytest.approx(means[0.1])
+    for shown, figure in (("best", "best_accuracy"), ("last", "last_mean")):
+        rows = swept.results.to_pandas().query("lr == 0.1")
+        assert best.mean(shown) == pytest.approx(rows[f"{VALIDATED}.{figure}"].mean())
 
 
 def test_runs_on_the_test_set_are_ranked_apart(swept, tiny):
@@ -173,13 +204,37 @@ def test_runs_on_the_test_set_are_ranked_apart(swept, tiny):
     assert f"{NAME} (%)" in picture.read_text(encoding="utf-8")
 
 
+def test_a_picture_that_is_refused_leaves_nothing_printed(swept, tiny, capsys):
+    config = tiny(rounds=2)
+    run(config)
+    line = f"compare {swept.folder} {config.folder} --plot {config.folder}.png"
+    code, out, error = fedjax_adapt(capsys, line)
+    assert (code, out) == (2, "") and "draw one picture of each kind" in error
+
+
+def test_a_dry_run_says_what_is_measured_on(capsys):
+    line = "run --evaluate-on validation --algorithm fedavg --model linear --dry-run"
+    code, out, _ = fedjax_adapt(capsys, line)
+    assert code == 0
+    assert "note: measured on 143 validation examples, which no client holds." in out
+
+
+def test_a_callback_hears_of_validation_accuracy(tiny):
+    heard = []
+    run(tiny(rounds=1, evaluate_on="validation"), callback=heard.append)
+    assert VALIDATED in heard[-1] and "accuracy" not in heard[-1]
+
+
 def test_the_page_and_the_command_know_it(swept, capsys):
     page = report_page([swept.folder])
     assert f"{NAME} on 143 examples" in page and f"{NAME} on each class" in page
     assert "validation loss" in page and "test loss" not in page
     assert "test accuracy" not in page
     code, out, _ = fedjax_adapt(capsys, f"compare {swept.folder} --format csv")
-    assert code == 0 and NAME in out
+    (line, *_) = csv.DictReader(out.splitlines())
+    assert code == 0 and line["table"] == f"digits, {NAME} on 143 examples"
+    assert float(line[VALIDATED]) > 0 and float(line[f"best_{VALIDATED}"]) > 0
+    assert "accuracy" not in line and "best_accuracy" not in line
 
 
 def test_settings_are_chosen_with_optuna(tmp_path, monkeypatch):

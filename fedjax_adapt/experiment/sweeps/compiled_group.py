@@ -104,6 +104,9 @@ def check_numbers(config: Config, federation: Federation) -> None:
     make_round(algorithm, federation.task, data, plan)
 
 
+NEEDED = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)  # numbers, not tracers
+
+
 def can_trace(config: Config, federation: Federation, names: Sequence[str]) -> bool:
     """Whether a run's program can be built without knowing these numbers.
 
@@ -124,6 +127,10 @@ def can_trace(config: Config, federation: Federation, names: Sequence[str]) -> b
         if not names:
             raise
         return False
+    except SettingError as error:  # in a part of the user's
+        if names and isinstance(error.__cause__, NEEDED):
+            return False
+        raise
     return True
 
 
