@@ -193,7 +193,7 @@ def check_command_line(line, tmp_path, monkeypatch):
     for module, names in {
         reproduce: ("_reproduce", "list_items"),
         reproduce.process: ("take_devices", "import_rest"),
-        rankings: ("print_comparison", "comparison_curves"),
+        rankings: ("print_comparison", "comparison_curves", "sheets", "as_text"),
         report: ("report_page", "write_text"),
     }.items():
         for name in names:

@@ -29,7 +29,8 @@ fedjax-adapt contributions RUN [OPTIONS] ranks the clients of a run of fedgsnr b
 of their r_k, and draws it.
 
 With --reference the round after the newest checkpoint is run again, outside the run, and
-its clients are valued on the test set; Spearman's rho says how r_k agrees with that."""
+its clients are valued on what the run was tested on; Spearman's rho says how r_k agrees
+with that."""
 FLAGS = {
     "reference": Option(
         Reference | None,
@@ -37,7 +38,7 @@ FLAGS = {
         "a client's worth: how much worse the model is without it, or its Shapley value; "
         "none: r_k only",
     ),
-    "value": Option(Value | None, None, "of a model, on the test set; none: loss"),
+    "value": Option(Value | None, None, "of a model, on the same; none: loss"),
     "orders": Option(
         int | None, None, f"random orders for shapley, more say more; none: {ORDERS}"
     ),
@@ -146,7 +147,7 @@ def compare(arguments: list[str]) -> int:
     }
     about = (
         "fedjax-adapt compare RUN [RUN ...] [OPTIONS] ranks finished runs, those that "
-        "differ in the seed alone as one, and those that trained on their test set apart. "
+        "differ in the seed alone as one, and those with no test accuracy apart. "
         "The folder of a sweep stands for its trials, another for the runs below it."
     )
     program = "fedjax-adapt compare"

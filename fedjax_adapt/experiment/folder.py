@@ -273,7 +273,8 @@ def load_run(
         round_fn = fa.make_round(algorithm, task, data, plan)
         state, infos = fa.train(round_fn, loaded.state, loaded.keys(10))
 
-    Nothing is written: rounds that are trained so are no part of the run.
+    Nothing is written: rounds that are trained so are no part of the run. Of a run with
+    evaluate_on=validation `data.test` are the validation examples.
 
     Args:
       folder: of the run, finished or not, or of a trial of a sweep.

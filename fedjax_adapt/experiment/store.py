@@ -250,7 +250,8 @@ class Swept(NamedTuple):
     a run's summary, `rounds_to` and `client_accuracy` as columns for each target and each
     of its figures, `class_accuracy` as a list, figures of other models with their name at
     the end. Columns of a run that trained on its test set
-    (public=published) begin with training_accuracy_on_the_public_set.
+    (public=published) begin with training_accuracy_on_the_public_set, those of a run with
+    evaluate_on=validation with validation_accuracy.
     """
 
     folder: Path
