@@ -3,14 +3,20 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from fedjax_adapt.experiment import lost_process
 from fedjax_adapt.experiment.lost_process import SENTENCE
 
-AROUND = """
+# the file alone, as its package takes seconds to import
+AROUND = (
+    f"sys_path = {str(Path(lost_process.__file__).parent)!r}"
+    + """
 import os, subprocess, sys
-from fedjax_adapt.experiment import lost_process
+sys.path.insert(0, sys_path)
+import lost_process
 
 with lost_process.filtered_stderr():
     print("Python", file=sys.stderr)
@@ -18,6 +24,7 @@ with lost_process.filtered_stderr():
     {}
 print("after", file=sys.stderr)
 """
+)
 BEFORE = ["Python\n", "W1126 01:11:56 7 coordination_service.cc:1] a warning\n"]
 ERROR = "E1126 01:11:56 7 coordination_service_agent.cc:289] Polled an error."
 FATAL = "F1126 01:11:56 7 client.h:80] as the JAX distributed service detected errors"
