@@ -6,9 +6,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import MADE
 from test_run import Stop, files, final_state, numbers, stop_after
 from test_sweep import RUN
+from tiny_runs import MADE
 
 from fedjax_adapt.experiment import checkpoint as checkpoints
 from fedjax_adapt.experiment import read_run, run, sweep

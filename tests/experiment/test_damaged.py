@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import TINY
 from helpers import same, unlist
+from tiny_runs import TINY
 
 from fedjax_adapt import cli, init_state
 from fedjax_adapt.errors import SettingError

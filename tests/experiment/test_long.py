@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import TINY
+from tiny_runs import TINY
 
 from fedjax_adapt.experiment import Config, run
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import jax
 import pytest
-from conftest import TINY
 from helpers import CLASSES, close, make_clients, make_data, make_task, relist, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_run import Stop, final_state, numbers, stop_after
+from tiny_runs import TINY
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedprox

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import optax
 import pytest
-from conftest import TINY
 from flax import nnx
 from test_run import Stop, numbers, stop_after
+from tiny_runs import TINY
 
 import fedjax_adapt as fa
 from fedjax_adapt import cli

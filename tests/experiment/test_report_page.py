@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from browser import PROGRAM, WITHOUT, browser
-from conftest import TINY
 from helpers import fedjax_adapt, relist
 from matplotlib.image import imread
+from tiny_runs import TINY
 
 from fedjax_adapt.cli import run as cli_run
 from fedjax_adapt.cli.partition import preview

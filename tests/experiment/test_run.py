@@ -11,8 +11,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import MADE
 from helpers import same, unlist
+from tiny_runs import MADE
 
 from fedjax_adapt import (
     afl_best,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TINY
 from helpers import fedjax_adapt
+from tiny_runs import TINY
 
 from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError

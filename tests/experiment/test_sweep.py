@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import TINY
 from helpers import fedjax_adapt, relist, same
 from test_damaged import damage_one, flipped
 from test_run import Stop, stop_after
+from tiny_runs import TINY
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
