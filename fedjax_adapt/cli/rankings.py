@@ -1,7 +1,6 @@
 """`fedjax-adapt compare` and `fedjax-adapt contributions`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
@@ -16,7 +15,7 @@ from ..experiment.options import Option
 from ..experiment.valuation import ORDERS, Reference, Value
 from ..report.clients import agreement, contributions_table, draw_contributions
 from ..report.clients import contributions as ranking
-from ..report.compare import Format, as_text, comparison_tables, sheets
+from ..report.compare import Format, Sheet, as_text, comparison_tables, sheets
 from ..report.plots import Against, comparison_curves
 from . import process
 from .flags import read_flags, words_of
@@ -165,12 +164,11 @@ def compare(arguments: list[str]) -> int:
     if values["plot"] is not None:
         wanted = check.expanded("--plot ", values["plot"])
         path = output_path("--plot", wanted, values["overwrite"])
-    asked = folders, values["base"], values["target"]
-    found = sheets(*asked)
+    found = sheets(folders, values["base"], values["target"])
     if path is not None:  # before anything is printed, for it may be refused
         comparison_curves(folders, path, values["against"] or "round")
     if values["format"] == "table":
-        print_comparison(*asked)
+        print_comparison(found)
     else:
         print(as_text(found, values["format"]), end="")
         if values["format"] == "csv":  # which has no place for them
@@ -181,14 +179,10 @@ def compare(arguments: list[str]) -> int:
     return 0
 
 
-def print_comparison(
-    folders: Sequence[str | Path],
-    base: str | None = None,
-    targets: Sequence[float] = (),
-) -> None:
-    """Prints the runs of folders, ranked, as `comparison_tables` has them."""
+def print_comparison(found: Sequence[Sheet]) -> None:
+    """Prints ranked runs, as `comparison_tables` has them."""
     console = Console()
-    for table in comparison_tables(folders, base, targets):
+    for table in comparison_tables(found):
         # where the terminal is too narrow it breaks lines, so that no column is cut off
         least = Measurement.get(console, console.options, table).minimum
         console.print(table, width=max(console.width, least), crop=False)

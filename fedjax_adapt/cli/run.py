@@ -22,6 +22,7 @@ from ..experiment.rendezvous import OPTIONS, ProcessGroup, process_group_of
 from ..experiment.run import run as train
 from ..experiment.schema import settings
 from ..experiment.store import read_summary
+from ..report.compare import sheets
 from ..report.plots import learning_curve
 from ..report.tables import summary_table
 from . import process
@@ -180,7 +181,7 @@ def run(arguments: list[str]) -> int:
             return interrupted(run_folder(one), again)
         unsaved = None  # controls that have not begun are no surprise
     if request.controls:
-        print_comparison([run_folder(one) for one in configs])
+        print_comparison(sheets([run_folder(one) for one in configs]))
     return 0
 
 

@@ -37,6 +37,7 @@ ACCURACY = "accuracy"
 # in its place:
 TRAINED = "training_accuracy_on_the_public_set"  # where that is tested on
 VALIDATED = "validation_accuracy"  # evaluate_on=validation
+ACCURACIES = (ACCURACY, VALIDATED, TRAINED)  # in the order of tables
 CONFIG, SUMMARY = "config.toml", "summary.json"
 OWN = "own.json"
 CHECKPOINTS = "checkpoints"  # a folder for each round that is kept
@@ -371,13 +372,18 @@ def accuracy_in(names: Collection[str]) -> str:
     return next((name for name in (TRAINED, VALIDATED) if name in names), ACCURACY)
 
 
+def accuracy_shown_as(text: str) -> str:
+    """The accuracy that `shown_accuracy` shows so, as a summary and a sweep have it."""
+    return next(name for name in ACCURACIES if shown_accuracy(name) == text)
+
+
 def shown_accuracy(name: str) -> str:
     """An accuracy's name as it is shown: "test accuracy" for `ACCURACY`."""
     return "test accuracy" if name == ACCURACY else name.replace("_", " ")
 
 
 def shown_loss(name: str) -> str:
-    """What the loss is called beside an accuracy of this name."""
+    """What the loss is called where the accuracy has this name."""
     return {
         ACCURACY: "test loss",
         TRAINED: "loss on the public set",

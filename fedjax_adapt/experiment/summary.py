@@ -13,7 +13,13 @@ import numpy as np
 
 from ..costs import kappa, rho
 from .rows import TOTALS
-from .store import ACCURACY, accuracy_in, first_reaching, shown_accuracy
+from .store import (
+    ACCURACY,
+    accuracy_in,
+    accuracy_shown_as,
+    first_reaching,
+    shown_accuracy,
+)
 
 if TYPE_CHECKING:
     import pyarrow
@@ -158,7 +164,7 @@ class Summary:
         if self.accuracy_name == TEST:
             return values
         own = {name: values.pop(name) for name in FIGURES}
-        return {self.accuracy_name.replace(" ", "_"): own} | values
+        return {accuracy_shown_as(self.accuracy_name): own} | values
 
 
 def results(metrics: "pyarrow.Table", targets: tuple[float, ...]) -> dict[str, Any]:

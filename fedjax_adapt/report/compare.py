@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import SettingError
 from ..experiment.store import (
-    ACCURACY,
+    ACCURACIES,
     TRAINED,
     TRIALS,
-    VALIDATED,
     accuracy_in,
     differing,
     figures_of,
@@ -187,15 +186,9 @@ class Group(NamedTuple):
     """Lines that compare, the best first; or that do not, as they were given."""
 
     title: str
-    accuracy: str  # what it is called
+    accuracy: str  # what it is called among numbers
     ranked: bool
     lines: list[Line]
-
-    @property
-    def column(self) -> str:
-        """What the accuracy is called among numbers."""
-        test = self.accuracy == shown_accuracy(ACCURACY)
-        return ACCURACY if test else self.accuracy.replace(" ", "_")
 
     @property
     def runs(self) -> list[Run]:
@@ -223,16 +216,14 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
         summary |= {"folder": str(folder)}  # it may have been moved
         found.setdefault(tested, []).append((record.config, summary))
     result = []
-    order = [ACCURACY, VALIDATED, TRAINED]
     for tested, runs in sorted(
-        found.items(), key=lambda item: order.index(item[0].accuracy)
+        found.items(), key=lambda item: ACCURACIES.index(item[0].accuracy)
     ):
         lines = by_seed(runs)
         if tested.ranked:
             mean = lambda line: sample(_figures(line, "accuracy").values()).mean or 0.0
             lines.sort(key=lambda line: -mean(line))
-        accuracy = shown_accuracy(tested.accuracy)
-        result.append(Group(tested.title(), accuracy, tested.ranked, lines))
+        result.append(Group(tested.title(), tested.accuracy, tested.ranked, lines))
     return result
 
 
@@ -402,7 +393,7 @@ def _sheet(
     group: Group, base: Line | None, called: str | None, targets: Sequence[float]
 ) -> Sheet:
     differs = base is not None and (len(group.lines) > 1 or called is not None)
-    accuracy = group.accuracy if group.ranked else "training accuracy"
+    accuracy = shown_accuracy(group.accuracy) if group.ranked else "training accuracy"
     best = "best" if group.ranked else "best training accuracy"
     head = ["rank" if group.ranked else "", "method", accuracy, "n"]
     head += ["to base"] if differs else []
@@ -426,7 +417,7 @@ def _sheet(
             "folders": [summary["folder"] for _, summary in line.values()],
         }
         for figure, over in shares.items():
-            column = figure.replace("accuracy", group.column)
+            column = figure.replace("accuracy", group.accuracy)
             known |= {column: over.mean, f"{column}.std": over.std}
         if differs and base is not None:
             text, own = _paired(line, base)
@@ -466,16 +457,12 @@ def _sheet(
     return Sheet(group.title, group.ranked, head, rows, numbers, notes)
 
 
-def comparison_tables(
-    folders: Sequence[str | Path],
-    base: str | None = None,
-    targets: Sequence[float] = (),
-) -> "list[Table]":
-    """The `sheets` for a terminal; raises like them."""
+def comparison_tables(found: Sequence[Sheet]) -> "list[Table]":
+    """The `sheets` for a terminal."""
     from rich.table import Table
 
     tables = []
-    for sheet in sheets(folders, base, targets):
+    for sheet in found:
         style = "bold" if sheet.ranked else "red"
         table = Table(title=sheet.title, title_style=style, caption_justify="left")
         names = [Name(cells[1]) for cells in sheet.cells]

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..experiment.store import (
+    ACCURACIES,
     ACCURACY,
     NOTHING,
     TRAINED,
-    VALIDATED,
+    accuracy_shown_as,
     read_swept,
     shown_accuracy,
 )
@@ -59,7 +60,6 @@ class Part(NamedTuple):
     lines: list[Line]
 
 
-NAMES = [shown_accuracy(name) for name in (ACCURACY, VALIDATED, TRAINED)]
 FIGURES = {"last": "last_mean", "best": "best_accuracy"}  # besides the accuracy
 
 
@@ -74,9 +74,10 @@ def parts(folder: str | Path) -> list[Part]:
     rows = found.results.to_pylist()
     sorted_rows: dict[tuple, dict[tuple, Line]] = {}
     for row in rows:
-        named = NAMES.index(row["accuracy_name"])
+        named = accuracy_shown_as(row["accuracy_name"])
+        place = ACCURACIES.index(named)
         lines = sorted_rows.setdefault(
-            (named, row["dataset"], row["test_examples"]), {}
+            (place, row["dataset"], row["test_examples"]), {}
         )
         point = {name: row[name] for name in names}
         given = row.get("also_given")  # which an earlier version did not write
@@ -89,13 +90,13 @@ def parts(folder: str | Path) -> list[Part]:
         if row["diverged_round"] is not None:
             line.diverged.append(row["trial"])
         else:
-            line.figures.append(_figures(row))
+            line.figures.append(_figures(row, named))
     result = []
-    for (named, dataset, count), lines in sorted(sorted_rows.items()):
+    for (place, dataset, count), lines in sorted(sorted_rows.items()):
         listed = list(lines.values())
         of = dataset if "algorithm" in names else f"{_methods(listed)} on {dataset}"
-        accuracy = NAMES[named]
-        ranked = accuracy != shown_accuracy(TRAINED)
+        accuracy = shown_accuracy(ACCURACIES[place])
+        ranked = ACCURACIES[place] != TRAINED
         title = f"{of}, {accuracy} {'on' if ranked else 'of'} {count} examples"
         if ranked:
             listed.sort(key=lambda line: -np.nan_to_num(line.mean(ACCURACY), nan=-1))
@@ -175,11 +176,8 @@ def _table(part: Part, names: list[str] | None, figures: tuple[str, ...]) -> "Ta
     return table
 
 
-def _figures(row: dict[str, Any]) -> dict[str, float]:
-    named, before = ACCURACY, ""
-    if row["accuracy_name"] != shown_accuracy(ACCURACY):
-        named = row["accuracy_name"].replace(" ", "_")
-        before = f"{named}."
+def _figures(row: dict[str, Any], named: str) -> dict[str, float]:
+    before = "" if named == ACCURACY else f"{named}."
     own = {name: row[before + column] for name, column in FIGURES.items()}
     return {ACCURACY: row[named]} | own
 

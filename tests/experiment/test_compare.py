@@ -73,7 +73,7 @@ def finished(tmp_path, monkeypatch):
 
 def printed(folders, width=200, **asked):
     console = Console(file=io.StringIO(), width=width)
-    for table in comparison_tables(folders, **asked):
+    for table in comparison_tables(sheets(folders, **asked)):
         console.print(table)
     return console.file.getvalue()
 

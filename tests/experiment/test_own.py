@@ -33,7 +33,7 @@ from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.scripts import origins
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
-from fedjax_adapt.report.compare import comparison_tables
+from fedjax_adapt.report.compare import comparison_tables, sheets
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,9 @@ def test_what_is_registered_runs_sweeps_and_is_listed_as_ours_is(tmp_path, capsy
     summary = run(config)
     assert summary.method == "leash(strength=0.5)" and summary.data["name"] == "blobs"
     assert set(summary.own) == {f"{kind}={name}" for kind, name in names.items()}
-    assert "leash" in str(comparison_tables([summary.folder])[0].columns[1]._cells)
+    assert "leash" in str(
+        comparison_tables(sheets([summary.folder]))[0].columns[1]._cells
+    )
     grid = {"strength": [0.0, 0.5], "lr": [0.1, 0.05]}
     settings = {**names, **FEW, "breadth": 3, "offset": 7, "examples": 75}
     found = sweep({"run": settings, "grid": grid}, tmp_path / "sweep")

@@ -48,7 +48,7 @@ from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
 from fedjax_adapt.experiment.sweeps.results import flat, table_of, to_toml
 from fedjax_adapt.report.clients import contributions, draw_contributions
-from fedjax_adapt.report.compare import comparison_tables
+from fedjax_adapt.report.compare import comparison_tables, sheets
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
 from fedjax_adapt.report.sweep import natural_width, parts, sweep_tables
 
@@ -123,7 +123,7 @@ def test_each_trial_has_the_folder_of_a_run(three, whole):
 
 
 def test_what_reads_runs_reads_the_trials_of_a_sweep(three, tmp_path):
-    (table,) = comparison_tables([three.folder])
+    (table,) = comparison_tables(sheets([three.folder]))
     ranked = [three.folder / "trials" / f"000{trial}" for trial in range(3)]
     accuracy = lambda folder: read_run(folder).summary["accuracy"]
     # trials 1 and 2 differ in the seed alone, which each has its partition of
@@ -142,7 +142,7 @@ def test_what_reads_runs_reads_the_trials_of_a_sweep(three, tmp_path):
     curve = learning_curve(ranked[2], tmp_path / "one.png")
     assert curve.exists()
     with pytest.raises(ValueError, match="0001 is given more than once"):
-        comparison_tables([three.folder, ranked[1]])
+        sheets([three.folder, ranked[1]])
     shutil.copytree(ranked[0], tmp_path / "trials" / "0000")
     shutil.rmtree(tmp_path / "trials" / "0000" / "checkpoints")  # of an earlier version
     with pytest.raises(
@@ -189,7 +189,7 @@ def test_a_trial_that_diverges_has_the_folder_of_such_a_run(tmp_path):
     table = found.metrics.to_pydict()
     pairs = list(zip(table["trial"], table["diverged_round"], strict=True))
     assert len(record.metrics) == pairs.count((1, 0))
-    (table,) = comparison_tables([found.folder])
+    (table,) = comparison_tables(sheets([found.folder]))
     assert table.row_count == 1 and "trial 1 diverged" in table.caption
 
 

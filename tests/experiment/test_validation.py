@@ -18,7 +18,7 @@ from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import Config, from_settings
 from fedjax_adapt.experiment.federation import accuracy_name
 from fedjax_adapt.experiment.store import VALIDATED
-from fedjax_adapt.report.compare import comparison_tables
+from fedjax_adapt.report.compare import comparison_tables, sheets
 from fedjax_adapt.report.page import report_page
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
 from fedjax_adapt.report.sweep import parts
@@ -144,7 +144,7 @@ def swept(tmp_path_factory):
     return sweep({"run": {**settings, "partition_seed": 0}, "grid": grid}, folder)
 
 
-def test_it_is_called_validation_accuracy_wherever_it_is_shown(tiny, swept):
+def test_it_is_called_validation_accuracy_wherever_it_is_shown(tiny):
     config = tiny(rounds=2, evaluate_on="validation", evaluate_also=("sel",))
     console = Console(file=io.StringIO(), width=200)
     with live(console) as show:
@@ -191,7 +191,7 @@ def test_runs_on_the_test_set_are_ranked_apart(swept, tiny):
     config = tiny(rounds=2)
     run(config)
     console = Console(file=io.StringIO(), width=200)
-    for table in comparison_tables([swept.folder, config.folder]):
+    for table in comparison_tables(sheets([swept.folder, config.folder])):
         console.print(table)
     first, second = console.file.getvalue().split(f"{NAME} on 143 examples")
     assert "test accuracy on 360 examples" in first and "test accuracy" not in second

@@ -209,7 +209,7 @@ def flat(figures: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in figures.items():
         values = _columns(name, value)
         if name in FIGURES and figures["accuracy_name"] != TEST:
-            named = figures["accuracy_name"].replace(" ", "_")
+            named = store.accuracy_shown_as(figures["accuracy_name"])
             of = lambda n: named if n == store.ACCURACY else f"{named}.{n}"  # noqa: B023
             values = {of(n): v for n, v in values.items()}
         columns |= values
