@@ -227,7 +227,7 @@ def whole(case: Case, folder: Path) -> tuple[dict[str, str], int, float]:
     ended = forked(function)
     seconds = time.monotonic() - began
     if ended.code != 0:
-        raise RuntimeError(f"{case.command(folder)} ended with {ended}")
+        raise RuntimeError(f"{' '.join(case.command(folder))} ended with {ended}")
     return forked(lambda: (0, digest(folder))).left, ended.left, seconds
 
 
@@ -284,11 +284,13 @@ def campaign(
         came[kind] = Counter()
         for number in range(counts.get(kind, 0)):
             case, draw = next(of_kind), random.Random(f"{seed} {kind} {number}")
-            if case not in known:
-                folder = place / f"{kind}-whole-{len(known)}"
-                known[case] = whole(case, folder)
             folder = place / f"{kind}-{number}"
-            verdict, how = attempt(case, folder, known[case], draw)
+            try:
+                if case not in known:
+                    known[case] = whole(case, place / f"{kind}-whole-{number}")
+                verdict, how = attempt(case, folder, known[case], draw)
+            except RuntimeError as error:  # it fails where nobody kills it
+                verdict, how = "broken", str(error)
             came[kind][verdict] += 1
             if verdict == "same":
                 shutil.rmtree(folder, ignore_errors=True)

@@ -31,6 +31,7 @@ from fedjax_adapt.core import Participation
 from fedjax_adapt.engine.client_store import DEVICE, STORES, device, store_of
 from fedjax_adapt.engine.client_store.exchange import CohortRows, evenly
 from fedjax_adapt.experiment import checkpoint
+from fedjax_adapt.experiment.rows import check_columns
 
 CONSTRUCTORS = {**ALGORITHMS, "template": template}
 # and what weighs the parts of an upload by themselves
@@ -144,6 +145,11 @@ class Case:
 
         return jax.jit(step)
 
+    @cached_property
+    def shapes(self):
+        """Of the state after a round, and of its info."""
+        return jax.eval_shape(self.round_fn, self.state, keys(1)[0])
+
     def after(self, rounds):
         state, infos = self.state, []
         for key in keys(rounds):
@@ -202,13 +208,19 @@ def test_init_works_on_shapes_alone(case):
 
 
 def test_a_round_keeps_structure_shapes_dtypes_and_strong_types(case):
-    after, _ = jax.eval_shape(case.round_fn, case.state, keys(1)[0])
+    after, _ = case.shapes
     assert jax.tree.structure(after) == jax.tree.structure(case.state)
     for new, old in zip(
         jax.tree.leaves(after), jax.tree.leaves(case.state), strict=True
     ):
         assert (new.shape, new.dtype) == (old.shape, old.dtype)
         assert not new.weak_type and not old.weak_type
+
+
+def test_nothing_that_a_method_shows_has_the_name_of_a_column_of_every_run(case):
+    _, info = case.shapes
+    of_rounds = lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype)
+    check_columns(jax.tree.map(of_rounds, info))
 
 
 def test_rounds_are_traced_once_stay_finite_and_improve(case):

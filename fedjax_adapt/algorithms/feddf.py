@@ -6,7 +6,8 @@ r"""FedDF: the server learns from its clients' ensemble, on unlabelled public da
     lr_n = lr (1 + cos(pi n / N)) / 2                  n = 0 ... N - 1, x of the public set
 
 Every so many steps the student is validated; the best one is the next global model, and
-distillation ends when it is `patience` steps old.
+distillation ends when it is `patience` steps old. A run shows its validation accuracy as
+`student_accuracy`.
 
 References:
   Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning",
@@ -187,7 +188,7 @@ def feddf(
             first = accuracy(task, params, *public.validation)
             choose = lambda new, old: jnp.where(first > score, new, old)
             best, score = jax.tree.map(choose, (params, first), (best, score))
-        report = {"public_steps": last.step, "validation_accuracy": score}
+        report = {"public_steps": last.step, "student_accuracy": score}
         return best, state, report
 
     judges = validates or drop_worst

@@ -5,7 +5,7 @@ inside the program. A callback is given the figures of each round, on the host.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,6 +23,9 @@ from .xla import compiler_options, jit_newest, wait_where_devices_meet
 TOTALS = dict.fromkeys(("local_steps", "public_steps", "bytes_down", "bytes_up"), int)
 TOTALS |= {"simulated_seconds": float, "wasted_bytes": int, "wasted_steps": int}
 TOTALS |= {"left_out": int}
+
+# the other names of `counted` and `each_round`
+FIGURES = ("round", "train_loss", "cohort", *TOTALS, "clipped", "cut", "delta_norm")
 
 Callback = Callable[[dict[str, Any]], bool | None]  # True: stop
 
@@ -189,6 +192,7 @@ class _Reporter:
                 f"{check.kind_of(infos)}, no Info; take a round_fn of make_round."
             )
         infos = jax.device_get(infos._replace(clients=()))
+        check_names(infos, FIGURES, ())
         for figures in each_round(infos, self.done, self.totals):
             self.done = figures["round"]
             self.totals = {name: figures[name] for name in TOTALS}
@@ -256,6 +260,32 @@ def counted(infos: Info, before: Mapping[str, float]) -> dict[str, Any]:
 def reports(infos: Info) -> list[tuple[str, Any]]:
     """What step policy, refinement and server rule show, with the names of columns."""
     return [*named(infos.policy), *named(infos.refine), *named(infos.server)]
+
+
+def check_names(infos: Info, taken: Collection[str], of_clients: Collection[str]):
+    """Raises SettingError if something that a part shows has the name of something else.
+
+    Args:
+      infos: of some rounds, [rounds, ...], or their shapes.
+      taken: the names of other figures of a round.
+      of_clients: likewise of a client.
+    """
+    shown = [
+        ("the step policy's report", named(infos.policy)),
+        ("the refinement's report", named(infos.refine)),
+        ("the server rule's report", named(infos.server)),
+        ("what clients send as info", named(infos.clients)),
+    ]
+    known = {False: dict.fromkeys(taken), True: dict.fromkeys(of_clients)}
+    for part, pairs in shown:
+        for name, leaf in pairs:
+            names = known[leaf.ndim > 1]
+            if name in names:
+                who = names[name] or "every run"
+                raise SettingError(
+                    f"{part} has the name {name!r}, which is in {who} too; take another."
+                )
+            names[name] = part
 
 
 def named(tree: PyTree) -> list[tuple[str, Any]]:

@@ -24,7 +24,7 @@ from ..engine.train import train_and_evaluate
 from ..engine.xla import compiler_options
 from .config import Config
 from .federation import Federation
-from .rows import Measured
+from .rows import Measured, check_columns
 
 Group = Callable[[State], tuple[State, Any, Any]]
 
@@ -138,7 +138,11 @@ def rounds(
     """As many rounds, and what `measure` says of the state after them, [1, ...]."""
     numbers = state.round + jnp.arange(num_rounds)
     keys = jax.vmap(partial(jax.random.fold_in, key_train))(numbers)
-    return train_and_evaluate(round_fn, state, keys, measure, num_rounds, num_rounds)
+    state, infos, measured = train_and_evaluate(
+        round_fn, state, keys, measure, num_rounds, num_rounds
+    )
+    check_columns(infos)
+    return state, infos, measured
 
 
 def measure(

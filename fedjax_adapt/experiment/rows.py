@@ -13,9 +13,11 @@ import numpy as np
 
 from ..core import Array, Info, Metrics
 from ..engine.train import (
+    FIGURES,
     TOTALS,
     Callback,
     asks_to_stop,
+    check_names,
     counted,
     each_round,
     named,
@@ -25,15 +27,19 @@ from ..errors import RunError
 from . import store
 from .tracking import Trackers
 
-# of all runs, of which no setting may have the name
-COLUMNS = (
-    *("round", "accuracy", "loss", "train_loss", "cohort", *TOTALS, "clipped", "cut"),
-    *("delta_norm", "class_accuracy", "seconds", "trial", "diverged_round"),
-    *("stopped_round", "client"),
-)
-
 ENDS = ("diverged_round", "stopped_round")  # of a trial; 0: it did not
 OF_TRIALS = ("trial", *ENDS)  # columns that the rows of a run have not
+# of all runs, of which no setting may have the name
+COLUMNS = (
+    *FIGURES,
+    "accuracy",
+    "loss",
+    "class_accuracy",
+    "seconds",
+    *OF_TRIALS,
+    "client",
+)
+MODELS = ("sel", "all", "result")  # measured besides the server's, see `Measured`
 
 
 class Measured(NamedTuple):
@@ -334,6 +340,27 @@ def metrics_row(
         **counted(infos, before),
         "class_accuracy": [np.asarray(measured.classes)],  # a list per row
     }
+
+
+def check_columns(infos: Info) -> None:
+    """Raises SettingError if what a part of the algorithm shows has a column's name.
+
+    Args:
+      infos: of some rounds, [rounds, ...], or their shapes.
+    """
+    tested = [*store.ACCURACIES, "loss"]
+    of_models = [f"{name}_{model}" for name in tested for model in MODELS]
+    of_labels = [f"class_{name}" for name in store.ACCURACIES]
+    of_clients = (
+        "trial",
+        "round",
+        "client",
+        "num_steps",
+        "loss",
+        "clipped",
+        "left_out",
+    )
+    check_names(infos, {*COLUMNS, *tested, *of_models, *of_labels}, of_clients)
 
 
 def client_rows(infos: Info, first_round: int, num_clients: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..costs import kappa, rho
-from .rows import TOTALS
+from .rows import MODELS, TOTALS
 from .store import (
     ACCURACY,
     accuracy_in,
@@ -178,7 +178,7 @@ def results(metrics: "pyarrow.Table", targets: tuple[float, ...]) -> dict[str, A
     figures = lambda end: curve_figures(
         rounds, column[f"accuracy{end}"], column[f"loss{end}"], targets
     )
-    also = [name for name in ("sel", "all", "result") if f"accuracy_{name}" in column]
+    also = [name for name in MODELS if f"accuracy_{name}" in column]
     # a run of an earlier version counted less
     last = lambda name: column[name][-1] if name in column else 0
     totals = {name: kind(last(name)) for name, kind in TOTALS.items()}

@@ -216,7 +216,7 @@ def test_the_student_of_the_best_validation_is_returned(x64):
     public = replace(data.public, validation=judged)
     end, info = after(algorithm, task, replace(data, public=public), plan=plan)
     np.testing.assert_allclose(oracle.flat(end.params), students[1], atol=1e-9)
-    assert info.refine["validation_accuracy"] == 1 and int(info.public_steps) == 8
+    assert info.refine["student_accuracy"] == 1 and int(info.public_steps) == 8
 
 
 def test_without_distillation_it_is_its_base():
@@ -242,7 +242,7 @@ def test_the_best_student_is_kept_and_old_ones_end_it(task, public_data, plain):
     assert int(info.public_steps) == 8
     params, score = plain
     close(state.params, params)
-    np.testing.assert_allclose(info.refine["validation_accuracy"], score, rtol=1e-6)
+    np.testing.assert_allclose(info.refine["student_accuracy"], score, rtol=1e-6)
 
 
 @pytest.mark.parametrize("init", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -252,7 +252,7 @@ def test_the_mean_itself_may_be_the_best_if_asked_for(task, public_data, plain, 
     state, info = after(wild, task, public_data)
     assert int(info.public_steps) == 6
     assert same(state.params, plain[0]) == init
-    assert (info.refine["validation_accuracy"] == plain[1]) == init
+    assert (info.refine["student_accuracy"] == plain[1]) == init
 
 
 def test_teachers_no_better_than_chance_are_dropped_unless_all_are(x64):

@@ -352,6 +352,24 @@ def test_what_own_functions_return_is_looked_at(kind, made, says):
         build(Config(**{kind: "wrong"}, num_clients=4))
 
 
+def names_it_loss() -> fa.Algorithm:
+    """FedAvg, whose server shows a figure by a name that every run has."""
+    plain = fa.algorithms.fedavg()
+    report = lambda extra, upload, cohort: {"loss": cohort.num_active}
+    server = plain.server._replace(report=report)
+    return plain._replace(server=server)
+
+
+def test_a_figure_with_the_name_of_a_column_is_refused_before_anything_is_written():
+    fa.register("algorithm")(names_it_loss)
+    settings = {**TINY, "algorithm": "names_it_loss"}
+    with pytest.raises(ValueError, match="server rule's report has the name 'loss'"):
+        run(Config(folder="clash", **settings))
+    with pytest.raises(ValueError, match="server rule's report has the name 'loss'"):
+        sweep({"run": settings, "grid": {"lr": [0.1, 0.2]}}, "clashes")
+    assert not os.path.exists("clash") and not os.path.exists("clashes")
+
+
 # --- files ---------------------------------------------------------------------------
 
 MINE = """

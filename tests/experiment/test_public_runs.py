@@ -259,6 +259,21 @@ def test_a_public_set_nobody_uses_is_said(finished):
     assert result.public["used"] is False
 
 
+@pytest.mark.parametrize("on", ["test", "validation"])
+def test_a_run_of_feddf_shows_how_good_its_student_is(finished, on):
+    config, result, _ = finished(
+        algorithm="feddf",
+        public="holdout",
+        rounds=1,
+        algorithm_options={"distill_steps": 2, "validate_every": 1},
+        evaluate_on=on,
+    )
+    record = read_run(config.folder)
+    assert result.accuracy_name == f"{on} accuracy"
+    assert record.metrics[record.accuracy][-1].as_py() == result.accuracy
+    assert 0 < record.metrics["student_accuracy"][-1].as_py() <= 1
+
+
 def test_auxiliary_data_are_named_for_bases_too(nods):
     settings = {"algorithm": "feddisco", "base": "fedavg"}
     federation = build(from_settings(SMALL | settings))

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from fedjax_adapt.core import Info, Metrics
+from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import rows
 
 # two rounds, three slots, five clients: round 1 has an empty slot, in round 2 client 4
@@ -91,6 +92,49 @@ def test_what_policy_refinement_and_server_report_has_columns():
     for part in reports:
         assert row[f"{part}_once"] == 2 and f"{part}_each" not in row
         assert columns[f"{part}_each"].tolist() == [0, 1, 3, 4, 5]
+
+
+OF_ROUND, OF_CLIENTS = np.array([1.0, 2.0]), np.arange(6.0).reshape(2, 3)
+
+
+@pytest.mark.parametrize(
+    "shown, says",
+    [
+        (
+            {"policy": {"cohort": OF_ROUND}},
+            "policy's report has the name 'cohort', .*run",
+        ),
+        ({"server": {"accuracy": OF_ROUND}}, "rule's report has the name 'accuracy'"),
+        (
+            {"refine": {"validation_accuracy": OF_ROUND}},
+            "refinement's .*'validation_acc",
+        ),
+        ({"server": {"loss_all": OF_ROUND}}, "'loss_all', which is in every run too"),
+        ({"server": {"loss": OF_CLIENTS}}, "'loss', which is in every run too; take"),
+        (
+            {"clients": {"num_steps": OF_CLIENTS}},
+            "what clients send as info has .*'num_s",
+        ),
+        (
+            {"policy": {"k": OF_ROUND}, "server": {"k": OF_ROUND}},
+            "server rule's report has the name 'k', which is in the step policy's report",
+        ),
+        (
+            {"refine": {"k": OF_CLIENTS}, "clients": {"k": OF_CLIENTS}},
+            "send as info has the name 'k', which is in the refinement's report too",
+        ),
+    ],
+)
+def test_what_is_shown_under_a_name_of_something_else_is_refused(shown, says):
+    with pytest.raises(SettingError, match=says):
+        rows.check_columns(INFOS._replace(**shown))
+
+
+def test_a_figure_of_a_round_may_have_a_name_of_figures_of_clients():
+    rows.check_columns(INFOS._replace(policy={"num_steps": OF_ROUND, "seen": OF_ROUND}))
+    rows.check_columns(
+        INFOS._replace(server={"k": OF_ROUND}, clients={"k": OF_CLIENTS})
+    )
 
 
 def test_client_rows_leave_empty_slots_out_and_keep_who_sat_out():

@@ -138,3 +138,10 @@ def test_broken_files_are_named(folder):
     relist(folder)
     with pytest.raises(ValueError, match=r"summary.json is broken"):
         store.read_run(folder)
+
+
+def test_what_feddf_showed_in_earlier_versions_is_not_what_a_run_was_measured_on():
+    assert store.accuracy_in(["accuracy", "validation_accuracy"]) == "accuracy"
+    assert store.accuracy_in(["validation_accuracy", "loss"]) == store.VALIDATED
+    published = [store.TRAINED, store.VALIDATED]
+    assert store.accuracy_in(published) == store.TRAINED
