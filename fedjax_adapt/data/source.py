@@ -63,6 +63,13 @@ class Source(NamedTuple):
     test_clients: np.ndarray | None = None
     validates: bool = False
 
+    def __repr__(self) -> str:
+        return (
+            f"Source({self.name!r}, {len(self.y_train)} training and {len(self.y_test)} "
+            f"{'validation' if self.validates else 'test'} examples "
+            f"{self.x_train.dtype}{list(self.shape)}, {self.num_classes} classes)"
+        )
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one example."""

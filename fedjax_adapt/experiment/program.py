@@ -54,7 +54,7 @@ class Traced(NamedTuple):
     round_fn: Round
     abstract: State  # as in `Program`
     key_init: Key
-    arguments: tuple[Any, ...]  # of each group, besides the state
+    arrays: list[Array]  # the argument of each group, besides the state
     groups: dict[int, Any]  # by how many rounds they have
     footprint: Footprint  # of the group that takes most
 
@@ -75,15 +75,16 @@ def trace_program(config: Config, federation: Federation) -> Traced:
         test,
         averaged,
     )
-    arguments, held, groups = (round_fn, measured, key_train), [], {}
-    others = jax.eval_shape(lambda *given: given, *arguments)
+    arrays, structure = jax.tree.flatten((round_fn, measured, key_train))
+    held, groups, others = [], {}, jax.eval_shape(lambda: arrays)
     for num_rounds in group_sizes(config):
-        group = jax.jit(partial(rounds, num_rounds), donate_argnums=0)
-        traced = groups[num_rounds] = group.trace(abstract, *arguments)
+        # JAX keeps structures of arguments for good, and these hold the run's functions
+        group = jax.jit(partial(_rounds, num_rounds, structure), donate_argnums=0)
+        traced = groups[num_rounds] = group.trace(abstract, arrays)
         held.append(footprint(traced.jaxpr.jaxpr, abstract, others, num_devices))
         check_room(held[-1])
     largest = max(held, key=lambda one: one.total)
-    return Traced(round_fn, abstract, key_init, arguments, groups, largest)
+    return Traced(round_fn, abstract, key_init, arrays, groups, largest)
 
 
 def group_sizes(config: Config) -> list[int]:
@@ -96,14 +97,14 @@ def compile_program(config: Config, federation: Federation) -> Program:
     """Traces and compiles; raises as `trace_program`."""
     algorithm, task, data, plan = federation[:4]
     began = time.perf_counter()
-    round_fn, abstract, key_init, arguments, groups, held = trace_program(
+    round_fn, abstract, key_init, arrays, groups, held = trace_program(
         config, federation
     )
     options = compiler_options(round_fn.num_lanes)
 
     def compiled(group: Any) -> Group:
         program = group.lower().compile(options)
-        return lambda state: program(state, *arguments)
+        return lambda state: program(state, arrays)
 
     programs = {number: compiled(groups[number]) for number in groups}
     begin = jax.jit(partial(init_state, algorithm, task, data, plan))
@@ -130,6 +131,13 @@ def run_keys(seed: int) -> tuple[Key, Key]:
     """The keys of the initial model and of the rounds; round t folds in t."""
     key = jax.random.key(seed)
     return jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
+
+
+def _rounds(
+    num_rounds: int, structure: Any, state: State, arrays: list[Array]
+) -> tuple[State, Any, Any]:
+    """As `rounds`, whose other arguments have these arrays and this structure."""
+    return rounds(num_rounds, state, *jax.tree.unflatten(structure, arrays))
 
 
 def rounds(

@@ -15,7 +15,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -435,8 +435,10 @@ def _sheet(
             *(_number(costs[name]) for name in ("MiB", "kappa", "rho")),
         ]
         rows.append([*cells, *shown])
-        numbers.append(known | costs)
-        notes.append(f"{name}: {_whose(line, [next(others) for _ in line])}")
+        settings = _of_line([next(others) for _ in line])
+        single = {n: v if len(v) > 1 else v[0] for n, v in settings.items()}
+        numbers.append(known | costs | {"settings": single})
+        notes.append(f"{name}: {_whose(line, settings)}")
     if any(len(line) > 1 for line in group.lines):
         notes.append("mean over n seeds, ± their standard deviation")
     if differs and base is not None:
@@ -482,19 +484,29 @@ def comparison_tables(found: Sequence[Sheet]) -> "list[Table]":
     return tables
 
 
-def _whose(line: Line, settings: Sequence[dict[str, Any]]) -> str:
+def _of_line(settings: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The values that each setting has in the runs of a line, once."""
+    found: dict[str, list[Any]] = {}
+    for own in settings:
+        for name, value in own.items():
+            values = found.setdefault(name, [])
+            if value not in values:
+                values.append(value)
+    return found
+
+
+def _whose(line: Line, settings: Mapping[str, list[Any]]) -> str:
     """The runs of a line, and what they do not share with other lines, in one sentence.
 
     Args:
       line: runs that differ in the seed alone, and in what follows from it.
-      settings: of each of them, those in which runs of the table differ.
+      settings: their values of those settings in which runs of the table differ.
     """
     summaries = [summary for _, summary in line.values()]
     folders = _together([summary["folder"] for summary in summaries])
     said = [folders, f"seed{'s' * (len(line) > 1)} {_some(line)}"]
-    for name in dict.fromkeys(name for own in settings for name in own):
-        values = dict.fromkeys(_shown(own[name]) for own in settings if name in own)
-        said.append(f"{name}={_some(values)}")
+    for name, values in settings.items():
+        said.append(f"{name}={_some(map(_shown, values))}")
     given = dict.fromkeys(
         ", ".join(summary.get("auxiliary", ())) or "nothing" for summary in summaries
     )
@@ -539,14 +551,15 @@ def as_text(found: Sequence[Sheet], form: Format) -> str:
 
     "md" and "latex" have the cells of the table, "csv" and "json" all numbers in full:
     accuracies as shares of 1, differences in points. What is no test accuracy has its own
-    name there, as in "validation_accuracy" and "best_validation_accuracy".
+    name there, as in "validation_accuracy" and "best_validation_accuracy". `settings` are
+    those in which runs of a table differ, in "csv" each in a column as "settings.lr".
     """
     if form == "json":
         kept = ("title", "ranked", "numbers", "notes")
         sheets = [{k: getattr(sheet, k) for k in kept} for sheet in found]
         return json.dumps(sheets, indent=2) + "\n"
     if form == "csv":
-        rows = [{"table": x.title, **line} for x in found for line in x.numbers]
+        rows = [{"table": x.title, **_flat(line)} for x in found for line in x.numbers]
         text = io.StringIO()
         names = list(dict.fromkeys(name for row in rows for name in row))
         writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -555,6 +568,12 @@ def as_text(found: Sequence[Sheet], form: Format) -> str:
         writer.writerows({k: listed(v) for k, v in row.items()} for row in rows)
         return text.getvalue()
     return "\n".join(map(_latex if form == "latex" else _markdown, found))
+
+
+def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a line, with a column for each of its settings."""
+    settings = {f"settings.{name}": value for name, value in line["settings"].items()}
+    return {k: v for k, v in line.items() if k != "settings"} | settings
 
 
 def _markdown(sheet: Sheet) -> str:

@@ -140,7 +140,9 @@ def difference_text(
     difference: float, interval: float | None, digits: Callable[[float], str]
 ) -> str:
     """A difference with its sign and interval, called none where that covers 0."""
-    text = ("+" if difference >= 0 else "-") + digits(abs(difference))
+    shown = digits(abs(difference))
+    negative = difference < 0 and shown != digits(0)
+    text = ("-" if negative else "+") + shown
     if interval is None:
         return text
     text += f" ± {digits(interval)}"

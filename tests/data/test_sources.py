@@ -153,3 +153,10 @@ def test_a_mistake_is_one_sentence(name, chosen, match):
 def test_every_source_has_a_line_about_it():
     for name, spec in SOURCES.items():
         assert spec.summary and "\n" not in spec.summary, name
+
+
+def test_a_source_prints_as_one_line():
+    digits = load("digits")
+    text = "1437 training and 360 test examples uint8[8, 8, 1], 10 classes)"
+    assert repr(digits) == f"Source('digits', {text}"
+    assert "1294 training and 143 validation examples" in repr(digits.validating())

@@ -14,6 +14,7 @@ from fedjax_adapt.cli import main, rankings
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import files, store, toml
 from fedjax_adapt.report.compare import as_text, comparison_tables, groups, sheets
+from fedjax_adapt.report.seeds import difference_text
 
 LABELS = ", labels=parity"
 
@@ -599,6 +600,45 @@ def test_other_programs_read_it(seeds, finished):
     bare = [line for line in text.splitlines() if not line.startswith("%")]
     assert not re.search(r"(?<!\\)[%_#]", "\n".join(bare))
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
+
+
+def test_what_a_program_reads_names_the_settings_in_which_lines_differ(finished):
+    partitions = [("slow", 3, 3), ("slower", 4, 4), ("fast", 3, 3)]
+    folders = [
+        finished(
+            "fedavg",
+            0.5,
+            folder=name,
+            seed=seed,
+            partition_seed=split,
+            lr=1.0 if name == "fast" else 0.1,
+            participation=0.5,
+        )
+        for name, seed, split in partitions
+    ]
+    found = sheets(folders)
+    (sheet,) = json.loads(as_text(found, "json"))
+    assert [line["settings"] for line in sheet["numbers"]] == [
+        {"lr": 0.1, "partition_seed": [3, 4]},
+        {"lr": 1.0, "partition_seed": 3},
+    ]
+    rows = list(csv.DictReader(io.StringIO(as_text(found, "csv"))))
+    assert [row["settings.lr"] for row in rows] == ["0.1", "1.0"]
+    assert [row["settings.partition_seed"] for row in rows] == ["3 4", "3"]
+    assert not {"settings", "settings.participation"} & set(rows[0])
+
+
+@pytest.mark.parametrize(
+    "difference, interval, says",
+    [
+        (-0.004, 3.01, "none (+0.00 ± 3.01)"),
+        (-0.006, None, "-0.01"),
+        (-0.0, None, "+0.00"),
+        (2.5, 1.0, "+2.50 ± 1.00"),
+    ],
+)
+def test_a_difference_that_rounds_to_nothing_has_no_minus(difference, interval, says):
+    assert difference_text(difference, interval, "{:.2f}".format) == says
 
 
 def test_what_a_program_reads_is_alone_on_standard_output(seeds, capsys, monkeypatch):

@@ -180,7 +180,9 @@ def test_figures_are_those_of_the_rows(name, place, shown):
     reached = {g: [r for r, a in pairs if a >= g] for g in (0.9, 0.95, 0.97)}
     own = {row: of[name] for row, of in shown.table("figure by run", which).items()}
     percent = "{:.2f} %".format
-    assert own[tested] == f"{percent(100 * share[-1])} after {len(share)} rounds"
+    on = f"on {record.summary['data']['test']} examples"
+    shown_share = percent(100 * share[-1])
+    assert own[tested] == f"{shown_share} after {len(share)} rounds, {on}"
     assert own[loss] == f"{column['loss'][-1]:.4f}"
     assert own[f"{of}best"] == f"{percent(100 * share[best])} in round {best + 1}"
     last = f"{percent(100 * np.mean(share))} ± {percent(100 * np.std(share))}"
