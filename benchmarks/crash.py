@@ -2,15 +2,18 @@
 
     python benchmarks/crash.py --runs 200 --sweeps 50 --controls 30 --reproductions 20
 
-Half of the kills are SIGKILL at a moment that is drawn, half just before a file operation
-in the folder that is drawn: to open a file to write, to rename, to delete, to make a
-folder. A third of the resumes are killed as well. What the last one leaves must have the
-numbers of a run that was never killed, to the bit: rows, results and newest states.
+Half of the kills are SIGKILL at a moment that is drawn, a third just before a file
+operation in the folder that is drawn: to open a file to write, to rename, to delete, to
+make a folder. For the others the disk is full from such an operation on: no file can be
+opened to write, and the command must say so without a traceback. A third of the resumes
+are killed as well. What the last one leaves must have the numbers of a run that was never
+killed, to the bit: rows, results and newest states.
 The process forks before JAX has a device, so a kill takes about as long as its training.
 It needs Linux.
 """
 
 import argparse
+import errno
 import faulthandler
 import hashlib
 import itertools
@@ -67,6 +70,7 @@ ALGORITHMS = (
 )
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 OPERATIONS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir")
+NEED_ROOM = ("open", "os.mkdir")  # on the disk
 # of a summary and a table: what two equal runs need not share; the hash of a run that is
 # matched to another has the folder of that
 CIRCUMSTANCES = {
@@ -154,8 +158,11 @@ def forked(function: Callable[[], tuple[int, Any]], after: float = LONGEST) -> E
         return Ended(code, said.read_text() if said.exists() else "", left)
 
 
-def watched(folder: Path, kill_at: int | None) -> list[str]:
-    """Notes the file operations below a folder from now on, and ends this at one."""
+def watched(folder: Path, at: int | None, full: bool = False) -> list[str]:
+    """Notes the file operations below a folder from now on, and ends this at one.
+
+    With `full` it goes on, but nothing new can be written from that operation on.
+    """
     seen: list[str] = []
 
     def audit(event: str, arguments: tuple) -> None:
@@ -166,7 +173,9 @@ def watched(folder: Path, kill_at: int | None) -> list[str]:
         if not str(Path(os.path.abspath(arguments[0]))).startswith(str(folder)):
             return
         seen.append(event)
-        if len(seen) - 1 == kill_at:
+        if full and at is not None and len(seen) > at and event in NEED_ROOM:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(arguments[0]))
+        if len(seen) - 1 == at and not full:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(audit)
@@ -216,8 +225,11 @@ def _bytes(state: Any) -> str:
     return held.hexdigest()
 
 
-def whole(case: Case, folder: Path) -> tuple[dict[str, str], int, float]:
-    """What a case leaves that nobody kills, its file operations, and its seconds."""
+def whole(case: Case, folder: Path) -> tuple[dict[str, str], int, float] | str:
+    """What a case leaves that nobody kills, its file operations, and its seconds.
+
+    Text where it fails: what it printed.
+    """
 
     def function() -> tuple[int, Any]:
         seen = watched(folder, None)
@@ -226,9 +238,11 @@ def whole(case: Case, folder: Path) -> tuple[dict[str, str], int, float]:
     began = time.monotonic()
     ended = forked(function)
     seconds = time.monotonic() - began
-    if ended.code != 0:
-        raise RuntimeError(f"{' '.join(case.command(folder))} ended with {ended}")
-    return forked(lambda: (0, digest(folder))).left, ended.left, seconds
+    found = forked(lambda: (0, digest(folder))) if ended.code == 0 else ended
+    if found.code != 0:
+        command = " ".join(case.command(folder))
+        return f"{command}: exit {found.code}: {found.said[-2000:]}"
+    return found.left, ended.left, seconds
 
 
 def attempt(
@@ -240,24 +254,27 @@ def attempt(
     """Kills a case once or more, resumes it, and says what came of it, and how.
 
     Returns:
-      "same", "other numbers" or "no resume", and how it was killed and what it printed.
+      "same", "other numbers", "no resume" or "no sentence" for a full disk, and how it was
+      killed and what it printed.
     """
     numbers, operations, seconds = expected
     kills = []
     while True:
-        at, after = None, LONGEST
+        at, after, full = None, LONGEST, False
         if draw.random() < 0.5:
-            at = draw.randrange(operations)
-            kills.append(f"operation {at}")
+            at, full = draw.randrange(operations), draw.random() < 1 / 3
+            kills.append(f"operation {at}{' (full disk)' if full else ''}")
         else:
             after = draw.uniform(0, seconds)
             kills.append(f"{after:.2f} s")
 
-        def killed(at: int | None = at) -> tuple[int, Any]:
-            watched(folder, at)
+        def killed(at: int | None = at, full: bool = full) -> tuple[int, Any]:
+            watched(folder, at, full)
             return main(case.command(folder)), None
 
-        forked(killed, after)
+        ended = forked(killed, after)
+        if full and (ended.code not in (0, 1, 2) or "Traceback" in ended.said):
+            return "no sentence", f"{kills}; exit {ended.code}: {ended.said[-2000:]}"
         if draw.random() > AGAIN:
             break
     last = forked(lambda: (main(case.command(folder)), None))
@@ -285,12 +302,12 @@ def campaign(
         for number in range(counts.get(kind, 0)):
             case, draw = next(of_kind), random.Random(f"{seed} {kind} {number}")
             folder = place / f"{kind}-{number}"
-            try:
-                if case not in known:
-                    known[case] = whole(case, place / f"{kind}-whole-{number}")
+            if case not in known:
+                known[case] = whole(case, place / f"{kind}-whole-{number}")
+            if isinstance(known[case], str):
+                verdict, how = "broken", known[case]
+            else:
                 verdict, how = attempt(case, folder, known[case], draw)
-            except RuntimeError as error:  # it fails where nobody kills it
-                verdict, how = "broken", str(error)
             came[kind][verdict] += 1
             if verdict == "same":
                 shutil.rmtree(folder, ignore_errors=True)

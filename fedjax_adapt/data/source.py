@@ -64,10 +64,11 @@ class Source(NamedTuple):
     validates: bool = False
 
     def __repr__(self) -> str:
+        x = np.asarray(self.x_train)
         return (
             f"Source({self.name!r}, {len(self.y_train)} training and {len(self.y_test)} "
             f"{'validation' if self.validates else 'test'} examples "
-            f"{self.x_train.dtype}{list(self.shape)}, {self.num_classes} classes)"
+            f"{x.dtype}{list(x.shape[1:])}, {self.num_classes} classes)"
         )
 
     @property

@@ -19,6 +19,7 @@ from .footprint import Footprint, footprint, readable
 from .initial import check_kinds, init_state
 from .lanes import choose, cohort_steps
 from .round import Round, checked, round_of
+from .xla import arrays_of
 
 # a round is traced unless so many times what is guessed of its lanes fit: on large images
 # a deep network holds ten times as much
@@ -98,8 +99,9 @@ def memory_needed(
     key = jax.random.key(0)
     state = store_of(plan).place(jax.eval_shape(init, key), round_fn.num_devices)
     # the caller's own round may donate its state, and so does this
-    step = jax.jit(lambda state, round_fn, key: round_fn(state, key), donate_argnums=0)
-    traced = step.trace(state, round_fn, key)
+    arrays, rebuild = arrays_of(round_fn)
+    step = jax.jit(lambda state, of, key: rebuild(of)(state, key), donate_argnums=0)
+    traced = step.trace(state, arrays, key)
     return footprint(traced.jaxpr.jaxpr, state, round_fn.data, round_fn.num_devices)
 
 

@@ -219,10 +219,11 @@ def _compiled(
     """A function that runs the next round, from the first on; None: there is no room."""
     state = init_state(algorithm, task, data, plan, jax.random.key(0))
     round_fn = make_round(algorithm, task, data, plan)
-    step = jax.jit(lambda state, f, key: f(state, key), donate_argnums=0)
+    arrays, rebuild = xla.arrays_of(round_fn)
+    step = jax.jit(lambda state, of, key: rebuild(of)(state, key), donate_argnums=0)
     options = xla.compiler_options(round_fn.num_lanes)
     key = jax.random.key(1)
-    traced = step.trace(state, round_fn, key)
+    traced = step.trace(state, arrays, key)
     devices = num_devices_of(data, plan)
     try:
         memory.check_room(footprint(traced.jaxpr.jaxpr, state, round_fn.data, devices))
@@ -232,7 +233,7 @@ def _compiled(
 
     def again() -> Info:
         nonlocal state
-        state, info = jax.block_until_ready(program(state, round_fn, key))
+        state, info = jax.block_until_ready(program(state, arrays, key))
         return info
 
     return again

@@ -157,6 +157,16 @@ def public_steps(cohort: Cohort, steps: Array | None, report: dict) -> Array:
     return server if steps is None else server + steps.sum().astype(float)
 
 
+def of_both(clients: dict[str, Array], server: dict[str, Array]) -> dict[str, Array]:
+    """The reports of a refinement's two parts as one; raises SettingError if they clash."""
+    for name in clients.keys() & server.keys():
+        raise SettingError(
+            f"Refinement.server shows {name!r}, which is the name of what "
+            "Refinement.clients shows; give it another name."
+        )
+    return clients | server
+
+
 def masked_report(cohort: Cohort, report: dict[str, Array]) -> PyTree:
     """What a report shows; zeros where a client did not train, and where none did."""
     trained = cohort.num_active > 0

@@ -63,6 +63,7 @@ from .lanes import pace_of
 from .local import Broadcast, Setup, train_loss
 from .refine import (
     masked_report,
+    of_both,
     public_steps,
     refine_clients,
     refine_server,
@@ -320,7 +321,7 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
         bytes_down=bytes_down,
         bytes_up=bytes_up,
         public_steps=public_steps(counted, moved.steps, refinement),
-        refine=masked_report(counted, moved.report | refinement),
+        refine=masked_report(counted, of_both(moved.report, refinement)),
         server=masked_report(counted, said),
         wasted_bytes=lost[0],
         wasted_steps=lost[1],

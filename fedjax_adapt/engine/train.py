@@ -71,7 +71,8 @@ def train(
     Raises:
       ValueError: an argument is not of its kind, there is no key, the plan or the
         algorithm says another number of rounds, or a callback has no figures to be called
-        with: the infos are not those of `make_round`, or JAX is tracing.
+        with: the infos are not those of `make_round`, two figures have one name, or
+        JAX is tracing.
     """
     check.kinds(
         "train(round_fn, state, jax.random.split(key, rounds))",
@@ -192,7 +193,7 @@ class _Reporter:
                 f"{check.kind_of(infos)}, no Info; take a round_fn of make_round."
             )
         infos = jax.device_get(infos._replace(clients=()))
-        check_names(infos, FIGURES, ())
+        check_names(infos, FIGURES)
         for figures in each_round(infos, self.done, self.totals):
             self.done = figures["round"]
             self.totals = {name: figures[name] for name in TOTALS}
@@ -262,30 +263,37 @@ def reports(infos: Info) -> list[tuple[str, Any]]:
     return [*named(infos.policy), *named(infos.refine), *named(infos.server)]
 
 
-def check_names(infos: Info, taken: Collection[str], of_clients: Collection[str]):
+def check_names(
+    infos: Info, taken: Collection[str], of_clients: Collection[str] | None = None
+) -> None:
     """Raises SettingError if something that a part shows has the name of something else.
 
     Args:
       infos: of some rounds, [rounds, ...], or their shapes.
       taken: the names of other figures of a round.
-      of_clients: likewise of a client.
+      of_clients: likewise of a client; None: what is shown of clients does not count.
     """
     shown = [
-        ("the step policy's report", named(infos.policy)),
+        ("StepPolicy.report", named(infos.policy)),
         ("the refinement's report", named(infos.refine)),
-        ("the server rule's report", named(infos.server)),
-        ("what clients send as info", named(infos.clients)),
+        ("ServerRule.report", named(infos.server)),
+        ("Upload.info", named(infos.clients)),
     ]
-    known = {False: dict.fromkeys(taken), True: dict.fromkeys(of_clients)}
+    known: dict[str, dict[str, str]] = {
+        "round": dict.fromkeys(taken, "a figure of the run itself"),
+        "client": dict.fromkeys(of_clients or (), "a figure of the run itself"),
+    }
     for part, pairs in shown:
         for name, leaf in pairs:
-            names = known[leaf.ndim > 1]
-            if name in names:
-                who = names[name] or "every run"
+            kind = "client" if leaf.ndim > 1 else "round"
+            if kind == "client" and of_clients is None:
+                continue
+            if name in known[kind]:
                 raise SettingError(
-                    f"{part} has the name {name!r}, which is in {who} too; take another."
+                    f"{part} shows {name!r} of each {kind}, which is the name of "
+                    f"{known[kind][name]}; give it another name."
                 )
-            names[name] = part
+            known[kind][name] = f"what {part} shows"
 
 
 def named(tree: PyTree) -> list[tuple[str, Any]]:

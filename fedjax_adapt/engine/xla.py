@@ -8,7 +8,7 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -70,6 +70,16 @@ def wait_where_devices_meet(state: PyTree) -> None:
             if len(devices) > 1 and next(iter(devices)).platform == "cpu":
                 jax.block_until_ready(state)
             return
+
+
+def arrays_of(tree: PyTree) -> tuple[list[Array], Callable[[Sequence[Array]], PyTree]]:
+    """The arrays of a tree, for `jax.jit` to take, and what makes the tree of them again.
+
+    JAX keeps the structures of arguments for good. That of a `Round` holds all functions
+    of its run, so a Round that is an argument would stay in memory after its run.
+    """
+    arrays, structure = jax.tree.flatten(tree)
+    return arrays, functools.partial(jax.tree.unflatten, structure)
 
 
 def jit_newest(static: int, **options: Any) -> Callable[[Callable], Callable]:

@@ -75,6 +75,7 @@ class Saver:
             return
         import orbax.checkpoint as ocp
 
+        _one_failure_is_enough()  # now: the others fail before anybody hears of it
         self._writer = ocp.StandardCheckpointer(
             multiprocessing_options=_alone(),
             async_options=ocp.options.AsyncOptions(
@@ -134,7 +135,6 @@ class Saver:
                         raise failed
                 check_held(self._folder)
             except RunError:
-                _one_failure_is_enough()
                 _withdraw(self._folder)
                 raise
             old = [_path(self._folder, at) for at in rounds(self._folder)[:-KEEP]]

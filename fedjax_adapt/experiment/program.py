@@ -21,7 +21,7 @@ from ..engine.initial import init_state
 from ..engine.memory import check_room
 from ..engine.round import Round
 from ..engine.train import train_and_evaluate
-from ..engine.xla import compiler_options
+from ..engine.xla import arrays_of, compiler_options
 from .config import Config
 from .federation import Federation
 from .rows import Measured, check_columns
@@ -75,11 +75,10 @@ def trace_program(config: Config, federation: Federation) -> Traced:
         test,
         averaged,
     )
-    arrays, structure = jax.tree.flatten((round_fn, measured, key_train))
+    arrays, rebuild = arrays_of((round_fn, measured, key_train))
     held, groups, others = [], {}, jax.eval_shape(lambda: arrays)
     for num_rounds in group_sizes(config):
-        # JAX keeps structures of arguments for good, and these hold the run's functions
-        group = jax.jit(partial(_rounds, num_rounds, structure), donate_argnums=0)
+        group = jax.jit(partial(_rounds, num_rounds, rebuild), donate_argnums=0)
         traced = groups[num_rounds] = group.trace(abstract, arrays)
         held.append(footprint(traced.jaxpr.jaxpr, abstract, others, num_devices))
         check_room(held[-1])
@@ -134,10 +133,10 @@ def run_keys(seed: int) -> tuple[Key, Key]:
 
 
 def _rounds(
-    num_rounds: int, structure: Any, state: State, arrays: list[Array]
+    num_rounds: int, rebuild: Callable, state: State, arrays: list[Array]
 ) -> tuple[State, Any, Any]:
-    """As `rounds`, whose other arguments have these arrays and this structure."""
-    return rounds(num_rounds, state, *jax.tree.unflatten(structure, arrays))
+    """As `rounds`, whose other arguments `rebuild` makes of their arrays."""
+    return rounds(num_rounds, state, *rebuild(arrays))
 
 
 def rounds(

@@ -360,7 +360,9 @@ def check_columns(infos: Info) -> None:
         "clipped",
         "left_out",
     )
-    check_names(infos, {*COLUMNS, *tested, *of_models, *of_labels}, of_clients)
+    # a callback of a sweep is given the settings of a trial as well
+    taken = {*COLUMNS, *tested, *of_models, *of_labels, "settings"}
+    check_names(infos, taken, of_clients)
 
 
 def client_rows(infos: Info, first_round: int, num_clients: int) -> dict[str, Any]:

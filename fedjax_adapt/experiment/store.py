@@ -329,13 +329,19 @@ def differing(
     shown = {"algorithm", "seed", *settings_that_are("incidental")}.difference(besides)
     names = dict.fromkeys(name for config in configs for name in config)
     names = [n for n in names if n not in shown and not n.startswith("algorithm.")]
-    unset = object()  # by an earlier version, or of another choice
-    of = lambda config, name: json.dumps(config[name]) if name in config else unset
-    values = {n: {of(c, n) for c in configs} - {unset} for n in names}
-    return [
-        {n: config[n] for n in names if n in config and len(values[n]) > 1}
-        for config in configs
+    options, unset = common_options(), object()  # unset: an option of another choice
+
+    def of(config: Mapping[str, Any], name: str) -> Any:
+        known = name in config or name in options
+        return setting_of(config, name) if known else unset
+
+    found = [{n: of(config, n) for n in names} for config in configs]
+    differ = [
+        n
+        for n in names
+        if len({json.dumps(own[n]) for own in found if own[n] is not unset}) > 1
     ]
+    return [{n: own[n] for n in differ if own[n] is not unset} for own in found]
 
 
 def unlearned() -> list[str]:

@@ -20,7 +20,7 @@ from .. import check
 from ..core import Array, Info, Key, Mean, Params, State, Task
 from ..engine import processes
 from ..engine.build import make_round
-from ..engine.xla import compiler_options, jit_newest
+from ..engine.xla import arrays_of, compiler_options, jit_newest
 from ..errors import SettingError
 from ..valuation import (
     Value,
@@ -200,5 +200,6 @@ def _shown(config: Config, federation: Federation, state: State) -> Info:
     _, key_train = run_keys(config.seed)
     key = jax.random.fold_in(key_train, state.round)
     # a Round's data and numbers are arguments of the program, not constants in it
-    only_info = lambda round_fn, state, key: round_fn(state, key)[1]
-    return jax.jit(only_info, compiler_options=options)(round_fn, state, key)
+    arrays, rebuild = arrays_of(round_fn)
+    only_info = lambda arrays, state, key: rebuild(arrays)(state, key)[1]
+    return jax.jit(only_info, compiler_options=options)(arrays, state, key)

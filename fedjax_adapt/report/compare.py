@@ -437,7 +437,8 @@ def _sheet(
         rows.append([*cells, *shown])
         settings = _of_line([next(others) for _ in line])
         single = {n: v if len(v) > 1 else v[0] for n, v in settings.items()}
-        numbers.append(known | costs | {"settings": single})
+        known |= {**costs, "also_given": _given(line), "settings": single}
+        numbers.append(known)
         notes.append(f"{name}: {_whose(line, settings)}")
     if any(len(line) > 1 for line in group.lines):
         notes.append("mean over n seeds, ± their standard deviation")
@@ -490,9 +491,15 @@ def _of_line(settings: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     for own in settings:
         for name, value in own.items():
             values = found.setdefault(name, [])
-            if value not in values:
+            if _shown(value) not in map(_shown, values):
                 values.append(value)
     return found
+
+
+def _given(line: Line) -> str:
+    """What the method of a line was given besides the clients' data, in words."""
+    each = (run[1].get("auxiliary", ()) for run in line.values())
+    return " or ".join(dict.fromkeys(", ".join(given) or "nothing" for given in each))
 
 
 def _whose(line: Line, settings: Mapping[str, list[Any]]) -> str:
@@ -507,13 +514,7 @@ def _whose(line: Line, settings: Mapping[str, list[Any]]) -> str:
     said = [folders, f"seed{'s' * (len(line) > 1)} {_some(line)}"]
     for name, values in settings.items():
         said.append(f"{name}={_some(map(_shown, values))}")
-    given = dict.fromkeys(
-        ", ".join(summary.get("auxiliary", ())) or "nothing" for summary in summaries
-    )
-    return (
-        f"{', '.join(said)}; also given: {' or '.join(given)}"
-        f"{_not_waited_for(summaries)}"
-    )
+    return f"{', '.join(said)}; also given: {_given(line)}{_not_waited_for(summaries)}"
 
 
 def _some(values: Iterable[Any], between: str = ", ") -> str:

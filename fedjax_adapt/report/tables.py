@@ -66,8 +66,8 @@ def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
     on_cpu = hardware["platform"] == "cpu"
     device = hardware["cpu"] if on_cpu else hardware["device"]
     return {
-        accuracy: f"{percent(found['accuracy'])} after {summary['rounds']} rounds, "
-        f"on {data['test']} examples" + _stopped(summary),
+        accuracy: f"{percent(found['accuracy'])} after {summary['rounds']} rounds"
+        f"{_stopped(summary)}, on {data['test']} examples",
         _row(
             of, f"last {found['last_count']} evaluations"
         ): f"{percent(found['last_mean'])} ± {percent(found['last_std'])}",

@@ -232,6 +232,32 @@ def test_what_a_callback_raises_leaves_the_state_before_as_it_was(ready):
     assert same(jax.tree.map(np.array, state), kept)
 
 
+def test_a_figure_with_the_name_of_another_is_refused_for_a_callback(ready):
+    round_fn, state = ready
+
+    def shows(**shown):
+        def renamed(state, key):
+            state, info = round_fn(state, key)
+            return state, info._replace(server=shown)
+
+        return lambda: fa.train(renamed, state, keys(2), callback=lambda figures: None)
+
+    for name in ("cohort", "cut", "delta_norm", "round", "local_steps"):
+        with pytest.raises(
+            ValueError, match=f"ServerRule.report shows '{name}' of each"
+        ):
+            shows(**{name: jnp.zeros(())})()
+    shows(cohort=jnp.zeros(5), mine=jnp.zeros(()))()  # what is of clients is not heard
+    figures = next(
+        train.each_round(
+            jax.device_get(fa.train(round_fn, state, keys(1))[1]),
+            0,
+            dict.fromkeys(train.TOTALS, 0),
+        )
+    )
+    assert set(figures) == set(train.FIGURES)
+
+
 def test_a_callback_that_could_hear_nothing_is_refused(ready):
     round_fn, state = ready
     quiet = lambda figures: None

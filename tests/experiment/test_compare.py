@@ -626,6 +626,26 @@ def test_what_a_program_reads_names_the_settings_in_which_lines_differ(finished)
     assert [row["settings.lr"] for row in rows] == ["0.1", "1.0"]
     assert [row["settings.partition_seed"] for row in rows] == ["3 4", "3"]
     assert not {"settings", "settings.participation"} & set(rows[0])
+    assert [row["also_given"] for row in rows] == ["nothing", "nothing"]
+
+
+def test_a_setting_that_a_run_does_not_have_is_compared_by_its_default():
+    plain = {"algorithm": "fedavg", "lr": 0.1}
+    options = {"partition": "dirichlet", "partition.concentration": 0.5}
+    steps, default, skewed = (plain | s for s in ({"num_steps": 5}, {}, options))
+    steps, default = steps | {"partition": "iid"}, default | {"partition": "iid"}
+    assert store.differing([steps, default]) == [{"num_steps": 5}, {"num_steps": None}]
+    assert store.differing(
+        [default, plain | {"num_steps": None, "partition": "iid"}]
+    ) == [
+        {},
+        {},
+    ]
+    # an option of another choice is none of the first run's
+    assert store.differing([default, skewed]) == [
+        {"partition": "iid"},
+        {"partition": "dirichlet"},
+    ]
 
 
 @pytest.mark.parametrize(

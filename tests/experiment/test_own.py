@@ -363,9 +363,13 @@ def names_it_loss() -> fa.Algorithm:
 def test_a_figure_with_the_name_of_a_column_is_refused_before_anything_is_written():
     fa.register("algorithm")(names_it_loss)
     settings = {**TINY, "algorithm": "names_it_loss"}
-    with pytest.raises(ValueError, match="server rule's report has the name 'loss'"):
+    with pytest.raises(
+        ValueError, match="ServerRule.report shows 'loss' of each round"
+    ):
         run(Config(folder="clash", **settings))
-    with pytest.raises(ValueError, match="server rule's report has the name 'loss'"):
+    with pytest.raises(
+        ValueError, match="ServerRule.report shows 'loss' of each round"
+    ):
         sweep({"run": settings, "grid": {"lr": [0.1, 0.2]}}, "clashes")
     assert not os.path.exists("clash") and not os.path.exists("clashes")
 

@@ -4,7 +4,7 @@ import pytest
 
 from fedjax_adapt.core import Info, Metrics
 from fedjax_adapt.errors import SettingError
-from fedjax_adapt.experiment import rows
+from fedjax_adapt.experiment import rows, store
 
 # two rounds, three slots, five clients: round 1 has an empty slot, in round 2 client 4
 # sits out
@@ -102,32 +102,46 @@ OF_ROUND, OF_CLIENTS = np.array([1.0, 2.0]), np.arange(6.0).reshape(2, 3)
     [
         (
             {"policy": {"cohort": OF_ROUND}},
-            "policy's report has the name 'cohort', .*run",
+            "StepPolicy.report shows 'cohort' of each r",
         ),
-        ({"server": {"accuracy": OF_ROUND}}, "rule's report has the name 'accuracy'"),
         (
-            {"refine": {"validation_accuracy": OF_ROUND}},
-            "refinement's .*'validation_acc",
+            {"server": {"accuracy": OF_ROUND}},
+            "is the name of a figure of the run itself",
         ),
-        ({"server": {"loss_all": OF_ROUND}}, "'loss_all', which is in every run too"),
-        ({"server": {"loss": OF_CLIENTS}}, "'loss', which is in every run too; take"),
+        ({"server": {"settings": OF_ROUND}}, "'settings'"),
         (
-            {"clients": {"num_steps": OF_CLIENTS}},
-            "what clients send as info has .*'num_s",
+            {"server": {"loss": OF_CLIENTS}},
+            "ServerRule.report shows 'loss' of each client",
         ),
+        ({"clients": {"num_steps": OF_CLIENTS}}, "Upload.info shows 'num_steps'"),
         (
             {"policy": {"k": OF_ROUND}, "server": {"k": OF_ROUND}},
-            "server rule's report has the name 'k', which is in the step policy's report",
+            "ServerRule.report shows 'k' .* is the name of what StepPolicy.report shows; g",
         ),
         (
             {"refine": {"k": OF_CLIENTS}, "clients": {"k": OF_CLIENTS}},
-            "send as info has the name 'k', which is in the refinement's report too",
+            "Upload.info shows 'k' of each client, .* what the refinement's report shows",
         ),
     ],
 )
 def test_what_is_shown_under_a_name_of_something_else_is_refused(shown, says):
     with pytest.raises(SettingError, match=says):
         rows.check_columns(INFOS._replace(**shown))
+
+
+def test_no_figure_of_a_run_can_be_shown_by_a_part():
+    """Every name that a row of either table may have, but for those of the parts."""
+    also = {name: METRICS for name in ("sel", "all", "result")}
+    row = rows.metrics_row(INFOS, MEASURED._replace(also=also), 12, BEFORE)
+    tested = [name for name in row if "accuracy" in name]
+    names = {*row, "seconds", "trial", "diverged_round", "stopped_round"}
+    names |= {n.replace("accuracy", a) for n in tested for a in store.ACCURACIES}
+    left_out = INFOS._replace(left_out=INFOS.num_steps > 9, clients=())
+    of_clients = rows.client_rows(left_out, first_round=11, num_clients=5)
+    for shown, leaf in ((names, OF_ROUND), ({*of_clients, "trial"}, OF_CLIENTS)):
+        for name in shown:
+            with pytest.raises(SettingError, match=f"shows {name!r}"):
+                rows.check_columns(INFOS._replace(server={name: leaf}))
 
 
 def test_a_figure_of_a_round_may_have_a_name_of_figures_of_clients():

@@ -1,11 +1,13 @@
 import dataclasses
 import gc
+import inspect
 import json
 import shutil
 import signal
 import subprocess
 import sys
 import tomllib
+import weakref
 from pathlib import Path
 
 import jax
@@ -23,7 +25,9 @@ from fedjax_adapt import (
     init_state,
     make_round,
 )
+from fedjax_adapt.engine import evaluate as evaluate_module
 from fedjax_adapt.engine import round as round_module
+from fedjax_adapt.engine import train as train_module
 from fedjax_adapt.experiment import (
     Config,
     Diverged,
@@ -39,7 +43,7 @@ from fedjax_adapt.experiment.config import config_hash
 from fedjax_adapt.experiment.folder import first_change, run_folder
 from fedjax_adapt.experiment.lock import locked
 from fedjax_adapt.experiment.objects import KINDS
-from fedjax_adapt.experiment.program import run_keys
+from fedjax_adapt.experiment.program import compile_program, run_keys
 from fedjax_adapt.experiment.spelling import flat_name
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -579,6 +583,18 @@ def test_a_run_leaves_nothing_on_the_device(tiny):
 
     first, second = left("first"), left("second")
     assert second[0] <= first[0] and second[1] <= first[1]
+
+
+def test_a_program_that_is_gone_leaves_no_function_of_its_run(tiny):
+    config = tiny(rounds=2, checkpoint_every=None)
+    federation = build(config)
+    function = weakref.ref(federation.algorithm.local.correct)
+    compile_program(config, federation)
+    del federation
+    for kept in (train_module._chunk, evaluate_module._scores):  # at most 32 programs
+        inspect.getclosurevars(kept).nonlocals["program"].cache_clear()
+    gc.collect()
+    assert function() is None
 
 
 @pytest.mark.slow
