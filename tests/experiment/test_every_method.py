@@ -37,8 +37,17 @@ NEEDS = {
 OF_PUBLIC = ("feddf", "fnr", "fedavg_pubft", "public_only")
 
 
+# that show more than the others; the others are a campaign
+SHOWING = (*NEEDS, *OF_PUBLIC[1:], "ditto", "fedssg")
+
+
+def of_each():
+    marks = lambda name: () if name in SHOWING else pytest.mark.campaign
+    return [pytest.param(name, marks=marks(name)) for name in ALGORITHMS]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", of_each())
 def test_a_run_ends_with_a_record_and_a_table(name, tmp_path):
     settings = {**SMALL, "algorithm": name, **NEEDS.get(name, {})}
     settings |= {"public": "holdout"} if name in OF_PUBLIC else {}
