@@ -75,7 +75,7 @@ class Saver:
             return
         import orbax.checkpoint as ocp
 
-        _one_failure_is_enough()  # now: the others fail before anybody hears of it
+        _one_failure_is_enough()  # before a write has: its others fail with it
         self._writer = ocp.StandardCheckpointer(
             multiprocessing_options=_alone(),
             async_options=ocp.options.AsyncOptions(

@@ -376,7 +376,7 @@ def learned_from(config: Mapping[str, Any]) -> dict[str, Any]:
 def accuracy_in(names: Collection[str]) -> str:
     """What accuracy is called among the names of columns or keys.
 
-    FedDF's runs of earlier versions have a column validation_accuracy beside it.
+    FedDF's runs of earlier versions have a column validation_accuracy too.
     """
     first = (ACCURACY, TRAINED, VALIDATED)
     return next((name for name in first if name in names), ACCURACY)

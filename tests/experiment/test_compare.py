@@ -630,22 +630,14 @@ def test_what_a_program_reads_names_the_settings_in_which_lines_differ(finished)
 
 
 def test_a_setting_that_a_run_does_not_have_is_compared_by_its_default():
-    plain = {"algorithm": "fedavg", "lr": 0.1}
-    options = {"partition": "dirichlet", "partition.concentration": 0.5}
-    steps, default, skewed = (plain | s for s in ({"num_steps": 5}, {}, options))
-    steps, default = steps | {"partition": "iid"}, default | {"partition": "iid"}
-    assert store.differing([steps, default]) == [{"num_steps": 5}, {"num_steps": None}]
-    assert store.differing(
-        [default, plain | {"num_steps": None, "partition": "iid"}]
-    ) == [
-        {},
-        {},
-    ]
+    default = {"algorithm": "fedavg", "lr": 0.1, "partition": "iid"}
+    differ = lambda **changes: store.differing([default, default | changes])
+    assert differ(num_steps=5) == [{"num_steps": None}, {"num_steps": 5}]
+    assert differ(num_steps=None) == [{}, {}]
     # an option of another choice is none of the first run's
-    assert store.differing([default, skewed]) == [
-        {"partition": "iid"},
-        {"partition": "dirichlet"},
-    ]
+    skewed = {"partition": "dirichlet", "partition.concentration": 0.5}
+    expected = [{"partition": "iid"}, {"partition": "dirichlet"}]
+    assert differ(**skewed) == expected
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,6 @@ NEEDS = {
     "gift": {"algorithm.initial_steps": 2, "num_steps": None},
 }
 OF_PUBLIC = ("feddf", "fnr", "fedavg_pubft", "public_only")
-
-
 # that show more than the others; the others are a campaign
 SHOWING = (*NEEDS, *OF_PUBLIC[1:], "ditto", "fedssg")
 

@@ -9,6 +9,14 @@ from tiny_runs import TINY
 
 from fedjax_adapt.experiment import Config, run
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.campaign,
+    pytest.mark.skipif(
+        not os.path.exists("/proc/self/statm"), reason="needs Linux's /proc"
+    ),
+]
+
 
 def reading():
     """Bytes, file descriptors and memory maps of this process."""
@@ -20,11 +28,6 @@ def reading():
     return pages * size, len(os.listdir("/proc/self/fd")), maps
 
 
-@pytest.mark.slow
-@pytest.mark.campaign
-@pytest.mark.skipif(
-    not os.path.exists("/proc/self/statm"), reason="needs Linux's /proc"
-)
 def test_ten_thousand_rounds_take_no_more_memory_files_or_time(tmp_path):
     rows = []
 
@@ -53,11 +56,6 @@ def test_ten_thousand_rounds_take_no_more_memory_files_or_time(tmp_path):
     assert second < 1.5 * first
 
 
-@pytest.mark.slow
-@pytest.mark.campaign
-@pytest.mark.skipif(
-    not os.path.exists("/proc/self/statm"), reason="needs Linux's /proc"
-)
 def test_after_60_of_200_runs_in_a_process_nothing_grows(tmp_path):
     readings = []
     for number in range(200):
