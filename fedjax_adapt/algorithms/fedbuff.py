@@ -89,10 +89,10 @@ def fedbuff(
     b: float = 4.0,
     base: Algorithm | None = None,
 ) -> Algorithm:
-    """Builds FedBuff. K is the plan's cohort_size, and the plan needs a clock.
+    """FedBuff: the server moves when K of its clients have ended; needs a clock.
 
-    The first ceil(M / K) - 1 rounds only send clients off: the model stays as it was, and
-    no time passes.
+    K is the plan's cohort_size. The first ceil(M / K) - 1 rounds only send clients off:
+    the model stays as it was, and no time passes.
 
     Server state: what M clients have sent, M times the memory of an upload.
 
@@ -120,10 +120,10 @@ def fedasync(
     b: float = 4.0,
     base: Algorithm | None = None,
 ) -> Algorithm:
-    """Builds FedAsync. K is the plan's cohort_size, the paper's 1; it needs a clock.
+    """FedAsync: the server mixes in each model as its client ends; needs a clock.
 
-    The first ceil(M / K) - 1 rounds only send clients off: the model stays as it was, and
-    no time passes.
+    K is the plan's cohort_size, the paper's 1. The first ceil(M / K) - 1 rounds only send
+    clients off: the model stays as it was, and no time passes.
 
     Server state: the models of M clients, M times the memory of one.
 

@@ -81,16 +81,18 @@ def _each_round(config: Config, num_steps: int) -> np.ndarray:
 
 def _check_asynchronous(config: Config) -> None:
     """Raises ValueError unless the run tells a server that does not wait what it needs."""
-    name = f"algorithm={config.algorithm}"
+    lacking = []
     if config.step_seconds is None:
+        lacking.append("step_seconds (the simulated seconds of a local step)")
+    if config.sampler != "uniform":
+        lacking.append("sampler=uniform")
+    if config.participation == 1:
+        lacking.append("participation below 1")
+    if lacking:
         raise SettingError(
-            f"{name} goes by who ends first; set step_seconds, the simulated seconds of a "
-            "local step."
-        )
-    if config.sampler != "uniform" or config.participation == 1:
-        raise SettingError(
-            f"{name} sends as many clients off each round, none that is under way; set "
-            "sampler=uniform and participation below 1."
+            f"algorithm={config.algorithm} goes by who ends first, and sends as many "
+            "clients off each round, none that is under way; set "
+            f"{' and '.join(lacking)}."
         )
 
 

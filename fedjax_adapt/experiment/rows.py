@@ -40,6 +40,16 @@ COLUMNS = (
     "client",
 )
 MODELS = ("sel", "all", "result")  # measured besides the server's, see `Measured`
+TESTED = (*store.ACCURACIES, "loss")
+# the columns of `metrics` that are not an algorithm's own
+OF_ALL = frozenset(
+    (
+        *COLUMNS,
+        *TESTED,
+        *(f"{name}_{model}" for name in TESTED for model in MODELS),
+        *(f"class_{name}" for name in store.ACCURACIES),
+    )
+)
 
 
 class Measured(NamedTuple):
@@ -348,9 +358,6 @@ def check_columns(infos: Info) -> None:
     Args:
       infos: of some rounds, [rounds, ...], or their shapes.
     """
-    tested = [*store.ACCURACIES, "loss"]
-    of_models = [f"{name}_{model}" for name in tested for model in MODELS]
-    of_labels = [f"class_{name}" for name in store.ACCURACIES]
     of_clients = (
         "trial",
         "round",
@@ -361,8 +368,7 @@ def check_columns(infos: Info) -> None:
         "left_out",
     )
     # a callback of a sweep is given the settings of a trial as well
-    taken = {*COLUMNS, *tested, *of_models, *of_labels, "settings"}
-    check_names(infos, taken, of_clients)
+    check_names(infos, OF_ALL | {"settings"}, of_clients)
 
 
 def client_rows(infos: Info, first_round: int, num_clients: int) -> dict[str, Any]:

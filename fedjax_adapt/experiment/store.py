@@ -150,12 +150,12 @@ def trial_folder(number: int) -> Path:
 
 
 def runs_in(folder: str | Path) -> list[Path]:
-    """The folder of a run, or of each trial of a finished sweep that did not diverge.
+    """The folder of a run, or of each finished trial of a sweep that did not diverge.
 
     Of a folder that is neither, those of the runs, sweeps and finished shards below it.
 
     Raises:
-      ValueError: a sweep is not finished, or none of its trials is to be had.
+      ValueError: none of a sweep's trials is to be had.
     """
     folder = check.expanded("", folder)
     if (folder / CONFIG).is_file():
@@ -169,11 +169,11 @@ def runs_in(folder: str | Path) -> list[Path]:
                 "resume them first."
             )
         return [run for path in below for run in runs_in(path)] or [folder]
-    if not (folder / SUMMARY).is_file():
-        raise SettingError(
-            f"{folder} holds a sweep that is not finished; resume it first."
-        )
     found = [path.parent for path in sorted(folder.glob(f"{TRIALS}/*/{SUMMARY}"))]
+    if not found and not (folder / SUMMARY).is_file():
+        raise SettingError(
+            f"{folder} holds a sweep with no finished trial; resume it first."
+        )
     if not found:
         raise SettingError(
             f"{folder} holds a sweep with no trial to show: all diverged, or an earlier "

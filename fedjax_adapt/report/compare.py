@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ..errors import SettingError
 from ..experiment.store import (
     ACCURACIES,
+    SUMMARY,
     TRAINED,
     TRIALS,
     accuracy_in,
@@ -385,7 +386,7 @@ def sheets(
         for group, of in zip(found, _bases(found, base), strict=True)
     ]
     for folder in folders:
-        made[-1].notes.extend([*_diverged(folder), *_without_shards(folder)])
+        made[-1].notes.extend([*_without_trials(folder), *_without_shards(folder)])
     return made
 
 
@@ -602,20 +603,16 @@ def _latex(sheet: Sheet) -> str:
     return "\n".join([*notes, *body, r"\end{tabular}"]) + "\n"
 
 
-def _diverged(folder: str | Path) -> list[str]:
-    """What to say of the trials of a sweep that diverged, which are not ranked."""
-    path = Path(folder).expanduser()
+def _without_trials(folder: str | Path) -> list[str]:
+    """What to say of the trials of a sweep that diverged or are to come."""
+    path, found = Path(folder).expanduser(), []
     trials = [run for run in runs_in(path) if run != path and run.parent.name == TRIALS]
-    found = {
-        place: read_swept(place).diverged
-        for run in trials
-        for place in [run.parents[1]]
-    }
-    return [
-        f"{place}: trial {', '.join(map(str, lost))} diverged and has no figures"
-        for place, lost in found.items()
-        if lost
-    ]
+    for place in dict.fromkeys(run.parents[1] for run in trials):
+        if lost := ", ".join(map(str, read_swept(place).diverged)):
+            found.append(f"{place}: trial {lost} diverged and has no figures")
+        if not (place / SUMMARY).is_file():
+            found.append(f"{place}: not finished, and trials to come are not here")
+    return found
 
 
 def _without_shards(folder: str | Path) -> list[str]:

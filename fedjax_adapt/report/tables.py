@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..experiment.store import (
     TRAINED,
     VALIDATED,
+    Record,
     accuracy_in,
     figures_of,
     read_finished,
@@ -43,6 +44,7 @@ def summary_table(folder: str | Path) -> "Table":
     from rich.table import Table
 
     record, summary = read_finished(folder)
+    rows = summary_rows(summary) | _last_report(record)
     table = Table(
         title=f"{record.config['algorithm']} on {summary['data']['name']}",
         show_header=False,
@@ -50,7 +52,7 @@ def summary_table(folder: str | Path) -> "Table":
     )
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
-    for i, (name, text) in enumerate(summary_rows(summary).items()):
+    for i, (name, text) in enumerate(rows.items()):
         share, after, rounds = text.partition(" after ")
         table.add_row(name, text if i else f"[bold]{share}[/bold]{after}{rounds}")
     return table
@@ -95,6 +97,15 @@ def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
         + (", freed memory kept" if hardware.get("keeps_memory") else "")
         + _xla_options(hardware),
     }
+
+
+def _last_report(record: Record) -> dict[str, str]:
+    """The figures that the parts of the algorithm show of the last round, if any do."""
+    from ..experiment.rows import OF_ALL  # which imports JAX
+
+    names = [name for name in record.metrics.column_names if name not in OF_ALL]
+    shown = [f"{name} {record.metrics[name][-1].as_py():.4g}" for name in names]
+    return {"last round": ", ".join(shown)} if shown else {}
 
 
 def _stopped(summary: dict) -> str:
@@ -312,8 +323,11 @@ class _Lines:
         if now.accuracy is None or not (waited or passed or now.round == now.rounds):
             return
         self.last_round, self.last_time = now.round, time.monotonic()
+        # a line each, however long, for whoever reads the log by program
         self.console.print(
-            f"round {now.round}/{now.rounds}{now.whose}  {_text(now)}", highlight=False
+            f"round {now.round}/{now.rounds}{now.whose}  {_text(now)}",
+            highlight=False,
+            soft_wrap=True,
         )
 
 

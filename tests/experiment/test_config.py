@@ -409,12 +409,19 @@ def test_every_policy_stands_on_any_base_by_name(name):
 
 @pytest.mark.parametrize("name", ["fedbuff", "fedasync"])
 def test_what_an_asynchronous_server_needs_is_one_sentence(name):
-    with pytest.raises(ValueError, match=f"algorithm={name} goes by .*; set step_sec"):
-        build_algorithm(Config(algorithm=name, sampler="uniform"))
-    says = "set sampler=uniform and participation below 1"
-    for other in ({}, {"sampler": "uniform", "participation": 1.0}):
-        with pytest.raises(ValueError, match=says):
-            build_algorithm(Config(algorithm=name, step_seconds=1.0, **other))
+    needs = {"step_seconds": 1.0, "sampler": "uniform", "participation": 0.5}
+    seconds = r"step_seconds \(the simulated seconds of a local step\)"
+    for lacks, says in {
+        ("step_seconds",): seconds,
+        ("sampler",): "sampler=uniform",
+        ("participation",): "participation below 1",
+        tuple(needs): f"{seconds} and sampler=uniform and participation below 1",
+    }.items():
+        given = {name: value for name, value in needs.items() if name not in lacks}
+        given |= {"participation": 1.0} if "participation" in lacks else {}
+        with pytest.raises(ValueError, match=f"^algorithm={name} .*; set {says}\\.$"):
+            build_algorithm(Config(algorithm=name, **given))
+    assert build_algorithm(Config(algorithm=name, **needs))
 
 
 def test_afl_with_constants_has_one_tau_for_the_learning_rate_of_the_run():

@@ -7,8 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 from helpers import relist
 from rich.console import Console
+from tiny_runs import TINY
 
 from fedjax_adapt.experiment import files, read_run, run, store
+from fedjax_adapt.experiment.config import from_settings
 from fedjax_adapt.experiment.run import Progress
 from fedjax_adapt.report import plots, tables
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
@@ -95,6 +97,21 @@ def test_a_finished_run_has_a_table(tiny):
     assert "6 with 239 to 240 of 1437 examples" in text
     assert f"{result.bytes_up / 1e6:,.4g} MB from them" in text
     assert "simulated time" not in text
+    assert "last round" not in text  # this method shows nothing of its own
+
+
+def test_the_table_has_what_a_method_shows_of_the_last_round(tmp_path):
+    of_gift = {"algorithm": "gift", "initial_steps": 2, "rounds": 2}
+    kept = {name: value for name, value in TINY.items() if name != "epochs"}
+    config = from_settings({**kept, **of_gift, "folder": str(tmp_path / "run")})
+    run(config)
+    last = read_run(config.folder).metrics.to_pylist()[-1]
+    console = Console(file=io.StringIO(), width=100)
+    console.print(summary_table(config.folder))
+    (line,) = (x for x in console.file.getvalue().splitlines() if "last round" in x)
+    own = ("consistency", "nonfinite", "tau", "triggers")
+    said = ", ".join(f"{name} {last[name]:.4g}" for name in own)
+    assert line.split("│")[2].strip() == said
 
 
 @pytest.mark.slow
@@ -150,7 +167,7 @@ def at(round, rounds=100):
 
 
 def test_away_from_a_terminal_every_tenth_of_the_rounds_is_a_line():
-    console = Console(file=io.StringIO(), width=100)
+    console = Console(file=io.StringIO(), width=40)  # narrower than a line
     with live(console) as show:
         show(Progress(0, 100))
         for round in range(1, 101):

@@ -448,7 +448,10 @@ def test_the_command_writes_the_page_once(there, capsys, place):
             "foreign holds no run: it has no config.toml; write the folder",
         ),
         ("report begun", "begun holds a run that is not finished; resume it first, or"),
-        ("report sweep", "sweep holds a sweep that is not finished; resume it first."),
+        (
+            "report sweep",
+            "sweep holds a sweep with no finished trial; resume it first.",
+        ),
         ("report whole whole", "whole is given more than once; give each run once."),
         ("report empty", "empty has no evaluation yet, so there is no curve to draw."),
         ("report whole --out a.png", "--out a.png must end in .html."),

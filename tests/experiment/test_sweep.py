@@ -440,6 +440,23 @@ def test_a_finished_group_is_never_run_again(tmp_path, three, monkeypatch):
     assert found.results.equals(three.results)
 
 
+def test_the_trials_of_an_unfinished_sweep_are_compared_and_it_is_said(tmp_path, three):
+    folder = tmp_path / "sweep"
+    shutil.copytree(three.folder, folder)
+    (whole,) = sheets([folder])
+    (folder / "summary.json").unlink()
+    relist(folder)
+    (begun,) = sheets([folder])
+    assert begun.cells == whole.cells
+    note = f"{folder}: not finished, and trials to come are not here"
+    assert begun.notes == [*whole.notes, note]
+    shutil.rmtree(folder / "trials")
+    with pytest.raises(
+        ValueError, match="holds a sweep with no finished trial; resume"
+    ):
+        sheets([folder])
+
+
 def test_a_folder_belongs_to_one_sweep(tmp_path, three):
     with pytest.raises(
         ValueError, match="holds this sweep, finished; a finished sweep"

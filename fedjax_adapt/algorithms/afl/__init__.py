@@ -1,4 +1,4 @@
-r"""AFL: the local steps that are best for a budget, from estimates along the way.
+r"""AFL: the local steps that are best for a given budget, estimated along the way.
 
     rho_i  = |F_i(theta_i) - F_i(w)| / ||theta_i - w||         theta_i: where client i
     beta_i = ||grad F_i(theta_i) - grad F_i(w)|| / ||theta_i - w||       ended last round
