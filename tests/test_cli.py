@@ -427,6 +427,45 @@ def test_list_has_one_line_for_each_choice(capsys):
         assert len(line.split()) > 1
 
 
+def test_a_shell_completes_commands_flags_and_names(capsys):
+    code, script, _ = fedjax_adapt(capsys, "completion bash")
+    assert code == 0
+
+    def completed(*words):
+        line = " ".join(f"'{word}'" for word in ("fedjax-adapt", *words))
+        asks = f"COMP_WORDS=({line}); COMP_CWORD={len(words)}; _fedjax_adapt"
+        shown = f'{script}\n{asks}\nprintf "%s\\n" "${{COMPREPLY[@]}}"'
+        return subprocess.run(
+            ["bash", "-c", shown], capture_output=True, text=True, check=True
+        ).stdout.split()
+
+    assert completed("re") == ["report", "replay", "reproduce"]
+    assert completed("run", "--algorithm", "fedv") == ["fedveca", "fedvra"]
+    assert completed("run", "--base", "sca") == ["scaffold"]
+    assert completed("run", "--algorithm", "gift", "--initial-") == ["--initial-steps"]
+    assert completed("run", "--no-evaluate") == ["--no-evaluate-clients"]
+    assert completed("partition", "--partition", "dir") == [
+        "dirichlet",
+        "dirichlet_classes",
+    ]
+    assert completed("reproduce", "fedssg-table1", "--scale", "") == [
+        *("smoke", "cpu", "full")
+    ]
+    assert completed("run", "--folder", "") == []  # bash goes on with files
+    zsh = fedjax_adapt(capsys, "completion zsh")[1]
+    assert zsh.endswith(f"bashcompinit && bashcompinit\n{script}")
+
+
+@pytest.mark.parametrize("shell", ["", " fish", " bash zsh"])
+def test_a_shell_that_is_not_known_is_one_sentence(capsys, shell):
+    code, _, error = fedjax_adapt(capsys, f"completion{shell}")
+    said = shell.strip() or "no shell"
+    assert (code, error) == (
+        2,
+        f"fedjax-adapt: completion got {said}; write bash or zsh.\n",
+    )
+
+
 def test_help_of_a_run_shows_defaults_and_the_options_of_the_choice(capsys):
     code, out, err = fedjax_adapt(capsys, "run --algorithm fedprox --help")
     assert (code, err) == (0, "")

@@ -16,6 +16,7 @@ import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.cli import (
     COMMANDS,
+    completion,
     doctor,
     list_choices,
     main,
@@ -111,6 +112,50 @@ def test_every_promise_names_a_test_that_exists():
         assert f"\ndef {found[2]}(" in (ROOT / "tests" / found[1]).read_text(), row
 
 
+@pytest.fixture
+def equations(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import equations
+
+    return equations
+
+
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("theta_i^2 - mu", "θ<sub>i</sub><sup>2</sup> - μ"),
+        ("server_lr max_steps lr_0", "server_lr max_steps lr<sub>0</sub>"),
+        ("sum_{l < tau_i} <x>", "∑<sub>l &lt; τ<sub>i</sub></sub> &lt;x&gt;"),
+        ("s_i' - mean_bb' x_b'", "s<sub>i</sub>' - mean<sub>bb'</sub> x<sub>b</sub>'"),
+        (
+            "rho^tau_i, e^{s_g/T}",
+            "ρ<sup>τ<sub>i</sub></sup>, e<sup>s<sub>g</sub>/T</sup>",
+        ),
+        ("||grad F|| <= 1", "‖∇ F‖ ≤ 1"),
+    ],
+)
+def test_an_equation_is_typeset(equations, text, shown):
+    assert equations.formatted(text) == shown
+
+
+def test_the_sides_of_an_equation_and_its_remark_stand_apart(equations):
+    block = "    w   <- w + D      at the server\n         + 1\n    name    w <- 1\n"
+    found = re.findall("<tr>(.*?)</tr>", equations.typeset(block))
+    assert [re.findall("<td>(.*?)</td>", row) for row in found] == [
+        ["w", "←", "w + D", "at the server"],
+        ["", "", "+ 1"],
+        ["name", "", "w ← 1"],
+    ]
+
+
+def test_the_sweep_of_the_methods_pages_has_every_method():
+    asked = read_sweep(ROOT / "benchmarks" / "methods.toml")
+    seeds = {}
+    for trial in asked.trials:
+        seeds.setdefault(trial.config.algorithm, []).append(trial.config.seed)
+    assert seeds == dict.fromkeys(ALGORITHMS, [0, 1, 2])
+
+
 def test_the_picture_of_step_counts_is_of_a_run(monkeypatch):
     script = benchmark("step_counts")
     monkeypatch.setattr(script, "ROUNDS", 3)
@@ -142,7 +187,7 @@ def test_every_page_with_a_snippet_is_executed():
 
 
 LINES = [
-    (page.relative_to(ROOT), line)
+    (page.relative_to(ROOT), line.partition(" >> ")[0])
     for page in (ROOT / "README.md", *DOCS)
     for block in blocks("bash", page)
     for line in block.splitlines()
@@ -167,7 +212,8 @@ def test_the_help_of_a_command_ends_with_examples_that_are_read(
     assert f"  {examples[0]}\n" in capsys.readouterr().out
     for line in examples:
         assert line.split()[:2] == ["fedjax-adapt", command]
-        check_command_line(line.partition(" | ")[0], tmp_path, monkeypatch)
+        words = re.split(r" \|| >> ", line)[0]
+        check_command_line(words, tmp_path, monkeypatch)
 
 
 def check_command_line(line, tmp_path, monkeypatch):
@@ -218,6 +264,7 @@ READERS = {
     "reproduce": reproduce.reproduce,
     "list": list_choices,
     "doctor": doctor.parse,
+    "completion": completion.completion,
 }
 
 

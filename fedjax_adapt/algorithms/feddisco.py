@@ -1,7 +1,7 @@
 r"""FedDisco: trust clients less the more their labels differ from those of all clients.
 
     v_i = n_i / sum_{S} n
-    d_i = KL(labels of i || uniform), over its sum on the cohort
+    d_i = KL(labels of i || uniform), over its total on the cohort
     r_i = max(0, v_i - a d_i + b)
     w  <- w + sum_{i in S} r_i (theta_i - w) / sum_{S} r
 

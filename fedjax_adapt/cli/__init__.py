@@ -23,6 +23,7 @@ COMMANDS = {  # the module of each
     "replay": "replay",
     "reproduce": "reproduce",
     "doctor": "doctor",
+    "completion": "completion",
 }
 USAGE = """\
 usage: fedjax-adapt COMMAND [OPTIONS]
@@ -41,6 +42,7 @@ commands:
   replay     make a round of a run again, and say what of it has other numbers here
   reproduce  make the runs of a paper's table or figure, and print both figures
   doctor     versions, devices, caches and data sets here, and whether a round works
+  completion a script by which bash or zsh completes what stands here
   list       algorithms, data sets, partitions and models, one line each
 
 options:

@@ -40,6 +40,10 @@ EXAMPLES = {
         "fedjax-adapt doctor",
         "fedjax-adapt doctor --data-dir DIR",
     ),
+    "completion": (
+        "fedjax-adapt completion bash >> ~/.bashrc",
+        "fedjax-adapt completion zsh >> ~/.zshrc",
+    ),
     "list": (
         "fedjax-adapt list",
         "fedjax-adapt list | grep fed",

@@ -10,6 +10,7 @@ Several processes that `jax.distributed.initialize` has joined make one run toge
 calls `run` with the same config, and the first alone sees the folder.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -39,7 +40,7 @@ from .folder import AUTO, as_begun, check_folder, create, locked_folder, run_fol
 from .loop import new_log, newest_state, train_in
 from .process_group import check_same_run
 from .program import Program, compile_program
-from .rows import Tally
+from .rows import OF_ALL, Tally
 from .scripts import origins
 from .summary import Summary
 from .tracking import check_tracker
@@ -279,6 +280,8 @@ def summarise(
     by_class = metrics[f"class_{named}"][-1].as_py()
     rounds = metrics["round"][-1].as_py()
     found = summary.results(metrics, config.targets)
+    last = metrics.slice(len(metrics) - 1).to_pylist()[0]
+    own = {name: value for name, value in last.items() if name not in OF_ALL}
     used = {
         "devices": program.num_devices,
         "keeps_memory": keeps_memory(),
@@ -315,6 +318,9 @@ def summarise(
         public=public_summary(federation),
         auxiliary=auxiliary(federation),
         own=origins([config]),
+        reported={
+            n: value if math.isfinite(value) else None for n, value in own.items()
+        },
         stopped_round=rounds if rounds < config.rounds else None,
         first_left_out_round=_first_left_out(folder) if found["left_out"] else None,
         **found,

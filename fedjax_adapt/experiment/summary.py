@@ -88,6 +88,8 @@ class Summary:
       left_out: client updates that were not finite and count for nothing
         (nonfinite_updates=leave_out).
       first_left_out_round: the first round that had one; None: no round.
+      reported: what the parts of the algorithm show of the last round, by name; None where
+        it is no finite number.
       seconds: of training and evaluation; compilation and files apart.
       compile_seconds: to compile the round.
       calibrate_seconds: to try how many lanes and which convolutions are fastest; next to
@@ -141,6 +143,7 @@ class Summary:
     wasted_steps: int
     left_out: int
     first_left_out_round: int | None
+    reported: dict[str, float | None]
     seconds: float
     compile_seconds: float
     calibrate_seconds: float

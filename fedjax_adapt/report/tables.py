@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ..experiment.store import (
     TRAINED,
     VALIDATED,
-    Record,
     accuracy_in,
     figures_of,
     read_finished,
@@ -44,7 +43,6 @@ def summary_table(folder: str | Path) -> "Table":
     from rich.table import Table
 
     record, summary = read_finished(folder)
-    rows = summary_rows(summary) | _last_report(record)
     table = Table(
         title=f"{record.config['algorithm']} on {summary['data']['name']}",
         show_header=False,
@@ -52,7 +50,7 @@ def summary_table(folder: str | Path) -> "Table":
     )
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
-    for i, (name, text) in enumerate(rows.items()):
+    for i, (name, text) in enumerate(summary_rows(summary).items()):
         share, after, rounds = text.partition(" after ")
         table.add_row(name, text if i else f"[bold]{share}[/bold]{after}{rounds}")
     return table
@@ -89,6 +87,7 @@ def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
         f"mean label entropy {data['label_entropy']:.2f} nats",
         **_memory(summary),
         **_costs(summary, of),
+        **_reported(summary),
         "time": f"{summary['seconds']:.1f} s "
         f"({summary['rounds_per_second']:.3g} rounds/s), "
         f"and {summary['compile_seconds']:.1f} s to compile" + _calibration(summary),
@@ -97,15 +96,6 @@ def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
         + (", freed memory kept" if hardware.get("keeps_memory") else "")
         + _xla_options(hardware),
     }
-
-
-def _last_report(record: Record) -> dict[str, str]:
-    """The figures that the parts of the algorithm show of the last round, if any do."""
-    from ..experiment.rows import OF_ALL  # which imports JAX
-
-    names = [name for name in record.metrics.column_names if name not in OF_ALL]
-    shown = [f"{name} {record.metrics[name][-1].as_py():.4g}" for name in names]
-    return {"last round": ", ".join(shown)} if shown else {}
 
 
 def _stopped(summary: dict) -> str:
@@ -203,6 +193,14 @@ def _costs(summary: dict[str, Any], of: str) -> dict[str, str]:
     if summary["simulated_seconds"]:
         rows["simulated time"] = f"{summary['simulated_seconds']:,.4g} s"
     return rows
+
+
+def _reported(summary: dict[str, Any]) -> dict[str, str]:
+    """The method's own figures; a run of an earlier version does not say."""
+    number = lambda value: "-" if value is None else f"{value:.4g}"
+    own = summary.get("reported", {}).items()
+    shown = ", ".join(f"{name} {number(value)}" for name, value in own)
+    return {"last round": shown} if shown else {}
 
 
 class Name:

@@ -112,6 +112,10 @@ def test_the_table_has_what_a_method_shows_of_the_last_round(tmp_path):
     own = ("consistency", "nonfinite", "tau", "triggers")
     said = ", ".join(f"{name} {last[name]:.4g}" for name in own)
     assert line.split("│")[2].strip() == said
+    summary = read_run(config.folder).summary
+    assert summary["reported"] == {name: last[name] for name in own}
+    summary["reported"]["tau"] = None  # it was no finite number
+    assert ", tau -, " in tables.summary_rows(summary)["last round"]
 
 
 @pytest.mark.slow

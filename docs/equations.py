@@ -1,0 +1,68 @@
+"""The equations of a docstring, which are plain text there, as HTML.
+
+A line has a left side, `=` or `<-`, a right side, and after three spaces or more a remark.
+One that begins with a space goes on with the right side above it; another without a sign
+is a name and what it stands before.
+"""
+
+import html
+import re
+from textwrap import dedent
+
+GREEK = {
+    **{"alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "eta": "η", "nu": "ν"},
+    **{"theta": "θ", "kappa": "κ", "lambda": "λ", "mu": "μ", "rho": "ρ", "tau": "τ"},
+    **{"sigma": "σ", "phi": "φ", "zeta": "ζ", "xi": "ξ", "omega": "ω", "Delta": "Δ"},
+}
+SIGNS = {"<-": "←", "->": "→", "<=": "≤", ">=": "≥", "!=": "≠", "||": "‖", "~": "∼"}
+WORDS = GREEK | {"sum": "∑", "grad": "∇", "sqrt": "√", "infinity": "∞"}
+NAMES = "|".join(WORDS)
+# what an index may follow; in server_lr it is a part of a name
+BASE = rf"(?:{NAMES}|argmin|mean|max|min|var|lr|cnt|softmax|CE|KL|[A-Za-z]|[])|])"
+SHORT = rf"{NAMES}|([a-z])\3'|[A-Za-z0-9]{{1,4}}"
+INDEX = rf"(?<![A-Za-z_])({BASE})_({{[^{{}}]*}}|{SHORT})(?![A-Za-z0-9_])"
+POWER = r"\^({[^{}]*}|-?[A-Za-z0-9]+(?:_[A-Za-z0-9])?)"
+SIDES = re.compile(r"\s*((?:\S+\s){0,3}\S+|)\s+(<-|=)\s(.*)")
+REMARK = r"(?<=\S)\s{3,}"
+
+
+def typeset(block: str) -> str:
+    """A table of HTML, a row for each line of the block."""
+    lines = [line for line in dedent(block).splitlines() if line]
+    rows = "".join(f"<tr>{_row(line)}</tr>" for line in lines)
+    return f'<table class="equations">{rows}</table>'
+
+
+def _row(line: str) -> str:
+    whole = SIDES.fullmatch(line)
+    left, sign, right = whole.groups() if whole else ("", "", line)
+    right, *remark = re.split(REMARK, right, maxsplit=1)
+    if not whole and remark and not line.startswith(" "):
+        left, right, remark = right, *remark, []
+    cells = (left, sign, right, *remark)
+    return "".join(f"<td>{formatted(cell.strip())}</td>" for cell in cells)
+
+
+def formatted(text: str) -> str:
+    """A formula, or text with formulas in it, as HTML."""
+    found = ""
+    for i, part in enumerate(re.split(POWER, text)):
+        shown = _with_indices(part.strip("{}") if i % 2 else part)
+        found += f"<sup>{shown}</sup>" if i % 2 else shown
+    return found
+
+
+def _with_indices(text: str) -> str:
+    *parts, last = re.split(INDEX, text)
+    found = ""
+    for plain, base, index in zip(parts[::4], parts[1::4], parts[2::4], strict=True):
+        found += f"{_plain(plain + base)}<sub>{_with_indices(index.strip('{}'))}</sub>"
+    return found + _plain(last)
+
+
+def _plain(text: str) -> str:
+    signs = "|".join(map(re.escape, SIGNS))
+    text = html.escape(re.sub(signs, lambda sign: SIGNS[sign[0]], text), quote=False)
+    return re.sub(
+        rf"(?<![A-Za-z_])({NAMES})(?![A-Za-z])", lambda word: WORDS[word[0]], text
+    )
