@@ -19,7 +19,12 @@ import numpy as np
 from .errors import SettingError
 
 MOST = 2**30  # of an integer: two of them add up to one that an int32 holds
-MEANT = {"learning_rate": "lr"}  # what others write, not like it by its letters
+MEANT = {  # what others write, not like it by its letters
+    "learning_rate": "lr",
+    "local_epochs": "epochs",
+    "local_steps": "num_steps",
+    "random_seed": "seed",
+}
 SHOWN = 160  # characters of a tree that a sentence quotes
 NEAR = 0.75  # of `closest`: mpl is near mlp (0.82), nope is not near copies (0.6)
 

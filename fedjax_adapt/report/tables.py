@@ -284,12 +284,13 @@ def live(console: "Console") -> Iterator[Show]:
 
 @contextmanager
 def _bar(console: "Console") -> Iterator[Show]:
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
         TextColumn("round {task.completed}/{task.total}{task.fields[whose]}"),
         BarColumn(bar_width=None),
         TextColumn("{task.fields[text]}"),
+        TimeElapsedColumn(),  # which goes on while a program is compiled
     )
     with Progress(*columns, console=console, expand=True) as bar:
         begin = "loading data and compiling"

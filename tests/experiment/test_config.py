@@ -538,6 +538,9 @@ def test_a_method_is_named_by_what_is_not_its_default(algorithm, options, name):
         ("lrate", "lr"),
         ("learning-rate", "lr"),
         ("lr_dcay", "lr_decay"),
+        ("local_epochs", "epochs"),
+        ("local-steps", "num_steps"),
+        ("random_seed", "seed"),
         ("LR", "lr"),
         ("clients", "num_clients"),
         ("batchsize", "batch_size"),
@@ -549,5 +552,6 @@ def test_a_method_is_named_by_what_is_not_its_default(algorithm, options, name):
 )
 def test_a_name_is_guessed_only_where_it_is_near(written, meant):
     known = ["rate", "lr", "lr_decay", "num_clients", "batch_size", "latency", "copies"]
+    known += ["seed", "epochs", "num_steps"]
     assert check.closest(written, known) == meant
     assert check.closest(written, []) is None
