@@ -292,7 +292,7 @@ def _restored_by_first(
 def _restored(
     folder: Path, abstract: PyTree, until: int | None
 ) -> tuple[PyTree, int] | None:
-    saved = rounds(folder)
+    saved, expected = rounds(folder), _arrays(_solid(abstract))
     if saved:
         _one_failure_is_enough()
     for round in reversed(saved):
@@ -303,6 +303,8 @@ def _restored(
         # A damaged file may surface as almost any exception of orbax or tensorstore.
         try:
             with _no_warnings(), _reader() as checkpointer:
+                if _saved(checkpointer, _path(folder, round)) != expected:
+                    continue  # orbax would cast to the types it is asked for
                 state = checkpointer.restore(_path(folder, round), _solid(abstract))
         except Exception:
             continue
@@ -315,33 +317,39 @@ def _restored(
     others = _kept_otherwise(folder, abstract)
     if others:
         raise SettingError(
-            f"{none}: the run was written by an earlier version, which kept other "
-            f"{', '.join(others)}; go on with that version, or give another folder."
+            f"{none}: they have other arrays or types in the {' and '.join(others)}, as "
+            "an earlier version or another algorithm keeps; go on with that, or give "
+            "another folder."
         )
     raise SettingError(f"{none}; delete the run folder and start again.")
 
 
 def _kept_otherwise(folder: Path, abstract: PyTree) -> list[str]:
     """The parts of the newest state that can be read in which it has other arrays."""
-    expected = _shapes(_solid(abstract))
+    expected = _arrays(_solid(abstract))
     for round in reversed(rounds(folder)):
         try:  # as in `_restored`
             with _no_warnings(), _reader() as checkpointer:
-                found = checkpointer.metadata(_path(folder, round)).item_metadata
-            arrays = _shapes(found.tree)
+                found = _saved(checkpointer, _path(folder, round))
         except Exception:
             continue
-        off = sorted({path for path, _ in expected.items() ^ arrays.items()})
+        off = sorted({path for path, _ in expected.items() ^ found.items()})
         parts = dict.fromkeys(path.partition(".")[0] for path in off)
         return [PARTS.get(part, part) for part in parts]
     return []
 
 
-def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
-    """The shape of each leaf, by where it is, whether in a named tuple or a dict."""
+def _saved(checkpointer: Any, path: Path) -> dict[str, tuple[Any, ...]]:
+    """The `_arrays` of a checkpoint."""
+    return _arrays(checkpointer.metadata(path).item_metadata.tree)
+
+
+def _arrays(tree: PyTree) -> dict[str, tuple[Any, ...]]:
+    """Type and shape of each leaf by where it is, in a named tuple or a dict."""
     name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
     return {
-        name(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(tree)
+        name(path): (str(leaf.dtype), *leaf.shape)
+        for path, leaf in jax.tree.leaves_with_path(tree)
     }
 
 

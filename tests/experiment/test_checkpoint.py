@@ -60,7 +60,7 @@ def test_a_state_comes_back_to_the_bit(tmp_path):
 
 def test_the_last_two_are_kept_and_the_newest_is_read(tmp_path):
     for round in (1, 2, 10):
-        checkpoint.save(tmp_path, state(round), round)
+        checkpoint.save(tmp_path, state(float(round)), round)
     assert checkpoint.rounds(tmp_path) == [2, 10]
     assert checkpoint.restore(tmp_path, ABSTRACT)[1] == 10
 
@@ -95,12 +95,17 @@ def test_a_state_that_another_version_kept_otherwise_is_not_called_damaged(tmp_p
     checkpoint.save(tmp_path, kept(rows), 2)
     checkpoint.save(tmp_path, kept(rows), 3)
     damage(tmp_path / "000000003")
-    for clients in (rows | {"trained": jnp.ones(4, bool)}, {"model": jnp.ones((4, 2))}):
+    for clients in (
+        rows | {"trained": jnp.ones(4, bool)},
+        {"model": jnp.ones((4, 2))},
+        rows | {"model": jnp.ones((4, 3), jnp.bfloat16)},
+    ):
         with pytest.raises(ValueError, match="can be read") as raised:
             checkpoint.restore(tmp_path, jax.eval_shape(partial(kept, clients)))
         said = str(raised.value)
         assert (
-            "was written by an earlier version, which kept other client state; " in said
+            ": they have other arrays or types in the client state, as an earlier"
+            in said
         )
         assert "delete" not in said
 
