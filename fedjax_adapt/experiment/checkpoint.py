@@ -461,12 +461,18 @@ def _one_failure_is_enough() -> None:
     """From now on, keeps to themselves what fails after the first read or write has.
 
     Orbax has closed their event loop by then, so that each prints a traceback, and its
-    future another when it is thrown away, which may be long after.
+    future another when it is thrown away, which may be long after. Of those that have
+    begun, Python 3.14 tells that they were thrown away.
     """
     tell = sys.unraisablehook
 
     def hook(raised: "sys.UnraisableHookArgs") -> None:
-        if str(raised.exc_value) != "Event loop is closed":
+        error = raised.exc_value
+        thrown_away = error is not None and isinstance(error.__cause__, GeneratorExit)
+        if str(error) != "Event loop is closed" and not (
+            thrown_away
+            and str(error).startswith("Encountered error while reading array")
+        ):
             tell(raised)
 
     def heard(record: logging.LogRecord) -> bool:

@@ -129,11 +129,17 @@ def test_reads_that_fail_after_the_first_keep_it_to_themselves(monkeypatch):
     told = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
     checkpoint._one_failure_is_enough.__wrapped__()
-    raised = [RuntimeError("Event loop is closed"), RuntimeError("of somebody else")]
+    begun = "Encountered error while reading array index: (). See full"
+    thrown_away, failed = Exception(begun), Exception(begun)
+    thrown_away.__cause__ = GeneratorExit()
+    raised = [
+        *(RuntimeError("Event loop is closed"), thrown_away),
+        *(failed, RuntimeError("of somebody else"), None),
+    ]
     raised = [SimpleNamespace(exc_value=error) for error in raised]
     for one in raised:
         sys.unraisablehook(one)
-    assert told == raised[1:]
+    assert told == raised[2:]
     logger, heard = logging.getLogger("asyncio"), []
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", heard.append)
