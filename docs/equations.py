@@ -39,30 +39,37 @@ def _row(line: str) -> str:
     right, *remark = re.split(REMARK, right, maxsplit=1)
     if not whole and remark and not line.startswith(" "):
         left, right, remark = right, *remark, []
-    cells = (left, sign, right, *remark)
+    cells = (left, sign, right, *(re.sub(REMARK, "; ", text) for text in remark))
     return "".join(f"<td>{formatted(cell.strip())}</td>" for cell in cells)
 
 
+def in_text(text: str) -> str:
+    """A text of Markdown whose variables are formatted, but for code and links."""
+    parts = re.split(r"(`[^`]*`|<http[^>]*>)", text)
+    parts[::2] = [_with_indices(part, GREEK) for part in parts[::2]]
+    return "".join(parts)
+
+
 def formatted(text: str) -> str:
-    """A formula, or text with formulas in it, as HTML."""
+    """A formula as HTML."""
     found = ""
     for i, part in enumerate(re.split(POWER, text)):
-        shown = _with_indices(part.strip("{}") if i % 2 else part)
+        shown = _with_indices(part.strip("{}") if i % 2 else part, WORDS)
         found += f"<sup>{shown}</sup>" if i % 2 else shown
     return found
 
 
-def _with_indices(text: str) -> str:
+def _with_indices(text: str, words: dict[str, str]) -> str:
     *parts, last = re.split(INDEX, text)
     found = ""
-    for plain, base, index in zip(parts[::4], parts[1::4], parts[2::4], strict=True):
-        found += f"{_plain(plain + base)}<sub>{_with_indices(index.strip('{}'))}</sub>"
-    return found + _plain(last)
+    for before, base, index in zip(parts[::4], parts[1::4], parts[2::4], strict=True):
+        below = _with_indices(index.strip("{}"), WORDS)
+        found += f"{_plain(before, words)}{_plain(base, WORDS)}<sub>{below}</sub>"
+    return found + _plain(last, words)
 
 
-def _plain(text: str) -> str:
+def _plain(text: str, words: dict[str, str]) -> str:
     signs = "|".join(map(re.escape, SIGNS))
     text = html.escape(re.sub(signs, lambda sign: SIGNS[sign[0]], text), quote=False)
-    return re.sub(
-        rf"(?<![A-Za-z_])({NAMES})(?![A-Za-z])", lambda word: WORDS[word[0]], text
-    )
+    names = rf"(?<![A-Za-z_])({'|'.join(words)})(?![A-Za-z_])"
+    return re.sub(names, lambda word: words[word[0]], text)

@@ -19,6 +19,7 @@ RST = "```{{eval-rst}}\n.. {}:: fedjax_adapt.{}\n```\n"
 
 CURVES = Path(__file__).parents[1] / "benchmarks" / "results" / "methods-2026-11-26.csv"
 
+PERSONAL = ("ditto", "fedper", "fedrep", "pfedme")
 COSTS = {
     "bytes_down": "the bytes to clients",
     "bytes_up": "the bytes from them",
@@ -45,11 +46,14 @@ def write(folder: Path, notebooks: Path) -> None:
 def _method(name, constructor):
     """A page: the docstring of the module with its equations, and the constructor's."""
     text = inspect.getdoc(inspect.getmodule(constructor))
-    html = lambda block: f"```{{raw}} html\n{equations.typeset(block[0])}\n```\n"
-    text = re.sub(r"(?m)(?<=\n\n)(?:^    .*\n?)+", html, text)
     for heading in ("References:", "Departs from the paper:"):
         text = text.replace(f"\n{heading}", f"\n**{heading}**", 1)
     text = re.sub(r"(https?://[^\s,)`]*[^\s,)`.])", r"<\1>", text)
+    text, *rest = re.split(r"(?m)(?<=\n\n)((?:^    .*\n?)+)", text)
+    text = equations.in_text(text)
+    for block, after in zip(rest[::2], rest[1::2], strict=True):
+        text += f"```{{raw}} html\n{equations.typeset(block)}\n```\n"
+        text += equations.in_text(after)
     call = RST.format("autofunction", f"algorithms.{name}")
     return f"# {name}\n\n{text}\n\n## Arguments\n\n{call}"
 
@@ -76,12 +80,14 @@ def _curve(name, folder):
     last, base = of(name)[-1], of("fedavg")[-1]
     share = {k: float(last[k]) / float(base[k]) for k in last if k in COSTS}
     costs = ", ".join(f"{share[k]:.2f} times {said}" for k, said in COSTS.items())
-    of_fedavg = "" if name == "fedavg" else f" Against FedAvg it took {costs}."
+    said = "" if name == "fedavg" else f" Against FedAvg it took {costs}."
+    if name in PERSONAL:
+        said += " It is the server's model that is tested; clients have their own."
     return (
         f"\n\n## On a small task\n\n![Test accuracy of {name} by round]({name}.svg)\n\n"
         f"The digits on 20 clients, half of them in a round, lr 0.1: mean ± deviation of "
         f"{last['n']} seeds. Nothing is tuned, so this shows how the method runs, not how "
-        f"good it is.{of_fedavg} Settings: [methods.toml]"
+        f"good it is.{said} Settings: [methods.toml]"
         f"(../../../benchmarks/methods.toml); {lines[0].removeprefix('# ')}.\n"
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from helpers import benchmark
+from helpers import benchmark, constructed
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
@@ -154,6 +154,21 @@ def test_the_sweep_of_the_methods_pages_has_every_method():
     for trial in asked.trials:
         seeds.setdefault(trial.config.algorithm, []).append(trial.config.seed)
     assert seeds == dict.fromkeys(ALGORITHMS, [0, 1, 2])
+
+
+def test_the_pages_of_methods_have_a_curve_each(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import pages
+
+    personal = {n for n in ALGORITHMS if constructed(n).local.personal is not None}
+    assert {*pages.PERSONAL} == personal
+    said = {name: pages._curve(name, tmp_path) for name in ALGORITHMS}
+    assert {path.stem for path in tmp_path.glob("*.svg")} == {*ALGORITHMS}
+    # a client sends and is sent a control variate besides the model
+    twice = (
+        "2.00 times the bytes to clients, 2.00 times the bytes from them, 1.00 times"
+    )
+    assert f"Against FedAvg it took {twice} the local steps." in said["scaffold"]
 
 
 def test_the_picture_of_step_counts_is_of_a_run(monkeypatch):

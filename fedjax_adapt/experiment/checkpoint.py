@@ -54,6 +54,9 @@ DATED = (
     "_CHECKPOINT_METADATA",
     "commit_success.txt",
 )  # by orbax, after they are listed
+# seconds that a write may take by the time of day: with orbax's 600 a run ends whose
+# machine sleeps meanwhile
+PATIENCE = 7 * 24 * 3600
 KEEP = 2  # the newest, and the one before it should the newest be damaged
 
 
@@ -79,7 +82,7 @@ class Saver:
         self._writer = ocp.StandardCheckpointer(
             multiprocessing_options=_alone(),
             async_options=ocp.options.AsyncOptions(
-                post_finalization_callback=self._written
+                timeout_secs=PATIENCE, post_finalization_callback=self._written
             ),
         )
 

@@ -7,6 +7,7 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from helpers import same
 
@@ -38,6 +39,17 @@ def test_a_state_whose_memory_is_given_up_is_written_as_it_was(tmp_path):
     (tmp_path / "000000002").rename(tmp_path / "gone")
     restored, _ = checkpoint.restore(tmp_path, abstract)
     np.testing.assert_array_equal(restored["w"], expected)
+
+
+def test_a_machine_may_sleep_for_days_while_a_state_is_written(tmp_path, monkeypatch):
+    """Orbax gives up by the time of day, which goes on meanwhile."""
+    given, made = {}, ocp.options.AsyncOptions
+    options = lambda **kwargs: given.update(kwargs) or made(**kwargs)
+    monkeypatch.setattr(ocp.options, "AsyncOptions", options)
+    with checkpoint.saver(tmp_path) as writes:
+        writes.save(state(1.0), 1)
+    assert given["timeout_secs"] == 7 * 24 * 3600
+    assert checkpoint.rounds(tmp_path) == [1]
 
 
 def test_what_is_cut_up_among_devices_comes_back(tmp_path):
