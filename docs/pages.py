@@ -59,10 +59,15 @@ def _method(name, constructor):
 
 
 def _curve(name, folder):
-    """The end of a page: the curve beside FedAvg's, and what the method sends."""
+    """The end of a page: the curve beside FedAvg's, and what the method sends.
+
+    "" for a method that methods.toml had not when the sweep was made.
+    """
     lines = CURVES.read_text().splitlines()
     rows = [*csv.DictReader(lines[1:])]
     of = lambda method: [row for row in rows if row["algorithm"] == method]
+    if not of(name):
+        return ""
     column = lambda method, name: [float(row[name]) for row in of(method)]
     percent = lambda method, name: [100 * share for share in column(method, name)]
     figure = Figure(figsize=(6, 3), layout="constrained")
