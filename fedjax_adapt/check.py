@@ -71,9 +71,15 @@ def expanded(called: str, path: str | Path) -> Path:
 
 def scalar(name: str, value: Any) -> None:
     """Raises ValueError if `value` is several numbers, or one with an axis."""
-    if np.ndim(value) > 0:
+    try:
+        shape = np.shape(value)
+    except ValueError:  # of a tuple of several kinds, as an Algorithm is
         raise SettingError(
-            f"{name} has shape {list(np.shape(value))}; write one number, and jax.vmap "
+            f"{name} is {kind_of(value)}, not a number; write one number.", setting=name
+        ) from None
+    if shape:
+        raise SettingError(
+            f"{name} has shape {list(shape)}; write one number, and jax.vmap "
             "over it for several."
         )
 

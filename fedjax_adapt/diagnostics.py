@@ -39,6 +39,7 @@ from .core import (
     Upload,
     constant_steps,
     effective_steps,
+    merged_report,
 )
 from .data import FederatedDataset
 from .engine.build import make_round
@@ -189,7 +190,8 @@ def _showing(
         return Shown(inner, show(cohort, outcome))
 
     def report(state, cohort, measured):
-        return policy.report(state.inner, cohort, measured) | state.scalars
+        own = policy.report(state.inner, cohort, measured)
+        return merged_report(own, state.scalars, "StepPolicy.report", "the diagnostic")
 
     best = policy.best and (lambda state, best=policy.best: best(state.inner))
     changed = policy._replace(

@@ -34,6 +34,7 @@ from .core import (
     Upload,
     by_examples,
     measure_of,
+    merged_report,
     traffic_within,
     uniformly,
     updated,
@@ -126,10 +127,12 @@ def with_privacy(
         return updated(rule, params, extra, noisy(upload, cohort), cohort)
 
     def report(extra: ServerExtra, upload: Upload, cohort: Cohort) -> dict[str, Array]:
-        return rule.report(extra, noisy(upload, cohort), cohort) | {
+        own = rule.report(extra, noisy(upload, cohort), cohort)
+        more = {
             "clipped_fraction": upload.extra.clipped,
             "noise_std": noise_std(cohort),
         }
+        return merged_report(own, more, "ServerRule.report", "with_privacy")
 
     return algorithm._replace(
         local=local._replace(

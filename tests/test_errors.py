@@ -36,6 +36,12 @@ def test_a_setting_error_names_its_setting():
     assert str(again) == str(error.value) and again.setting == "mu"
 
 
+def test_a_base_in_the_place_of_a_number_is_one_sentence():
+    for make in (fedprox, fa.algorithms.fedexp, fa.algorithms.fedavgm):
+        with pytest.raises(SettingError, match="is an Algorithm, not a number; write"):
+            make(fa.Algorithm())
+
+
 @pytest.mark.parametrize(
     "error, code",
     [

@@ -6,6 +6,7 @@ import pytest
 from helpers import close, constructed, keys, start
 
 import fedjax_adapt as fa
+from fedjax_adapt import diagnostics
 
 WRAPPERS = {
     "top_k": lambda base: fa.with_compression(base, fa.top_k(0.2)),
@@ -73,3 +74,36 @@ def test_a_round_is_finite_and_that_of_the_slow_twin(wrapper, base, policy, task
     if f"{wrapper}-{base}-{policy}" in TWINS:
         slow = fa.debug_round(algorithm, task, data, PLAN)
         close(slow(before, keys(2)[1]), (state, info), atol=2e-6, rtol=1e-5)
+
+
+def showing(base, **shown):
+    """A base whose server shows more."""
+    server = base.server._replace(report=lambda extra, upload, cohort: shown)
+    return base._replace(server=server)
+
+
+@pytest.mark.parametrize(
+    "made, name, whose, of",
+    [
+        (
+            lambda base: diagnostics.show_parameters(
+                diagnostics.show_parameters(base, 1), 1
+            ),
+            *("parameter_0", "the diagnostic", "StepPolicy.report"),
+        ),
+        (
+            lambda base: fa.algorithms.fedexp(base=showing(base, server_lr=1.0)),
+            *("server_lr", "fedexp", "ServerRule.report of the base"),
+        ),
+        (
+            lambda base: fa.with_privacy(showing(base, noise_std=1.0), 1.0, 1.0),
+            *("noise_std", "with_privacy", "ServerRule.report"),
+        ),
+    ],
+)
+def test_what_two_parts_show_under_one_name_is_refused(
+    made, name, whose, of, task, data
+):
+    says = f"{whose} shows '{name}', which is the name of what {of} shows; give it"
+    with pytest.raises(ValueError, match=says):
+        start(made(fa.algorithms.fedavg()), task, data)

@@ -26,6 +26,7 @@ from ..core import (
     ServerRule,
     adds_mean,
     as_base,
+    merged_report,
     model_weights,
     traffic_for,
     update_refined,
@@ -88,9 +89,9 @@ def fedexp(epsilon: float = 1e-3, base: Algorithm | None = None) -> Algorithm:
         return further(moved, upload)
 
     def report(extra, upload, cohort):
-        return rule.report(extra, plain(upload), cohort) | {
-            "server_lr": server_lr(upload)
-        }
+        own = rule.report(extra, plain(upload), cohort)
+        more = {"server_lr": server_lr(upload)}
+        return merged_report(own, more, "ServerRule.report of the base", "fedexp")
 
     def weights(cohort):
         return Sent(combine.extra(cohort), model_weights(rule, cohort))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import optax
 
+from ..errors import SettingError
 from .defaults import (
     Mean,
     as_uploaded,
@@ -357,3 +358,19 @@ def as_refinement(refine: Refinement | Refine | None) -> Refinement | None:
         return refine(params, view, key), state, {}
 
     return Refinement(server=server, needs_public=False)
+
+
+def merged_report(
+    first: dict[str, Array], second: dict[str, Array], of_first: str, of_second: str
+) -> dict[str, Array]:
+    """What two parts show as one report, each part under a name for the error.
+
+    Raises:
+      SettingError: both show something of the same name.
+    """
+    for name in first.keys() & second.keys():
+        raise SettingError(
+            f"{of_second} shows {name!r}, which is the name of what {of_first} shows; "
+            "give it another name."
+        )
+    return first | second

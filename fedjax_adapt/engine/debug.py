@@ -26,6 +26,7 @@ from ..core import (
     Task,
     Traffic,
     measure_of,
+    merged_report,
     model_weights,
     precise,
     sent_by,
@@ -74,7 +75,7 @@ from .local import (
     view_before,
     view_of,
 )
-from .refine import masked_report, of_both, public_steps, settled
+from .refine import REFINEMENT_PARTS, masked_report, public_steps, settled
 from .train_cohort import per_client_run
 from .verify import verify
 
@@ -226,7 +227,7 @@ def debug_round(
             params, kept_by_refinement, more = refine.server(
                 params, state.refine, view, key_refine_server
             )
-            report = of_both(report, more)
+            report = merged_report(report, more, *REFINEMENT_PARTS)
         if not cohort.active.any():
             params, server = state.params, state.server
             kept_by_refinement = state.refine

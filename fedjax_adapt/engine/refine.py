@@ -38,6 +38,8 @@ from .client_store.exchange import CohortRows, set_rows
 from .cohort import SECONDS, num_slots
 
 PUBLIC_STEPS = "public_steps"  # of a report, what `Info.public_steps` counts
+# as errors call them
+REFINEMENT_PARTS = ("Refinement.clients", "Refinement.server")
 
 
 class Shifted(NamedTuple):
@@ -155,16 +157,6 @@ def public_steps(cohort: Cohort, steps: Array | None, report: dict) -> Array:
     server = jnp.asarray(report.get(PUBLIC_STEPS, 0)).astype(float)
     server = jnp.where(cohort.num_active > 0, server, 0)
     return server if steps is None else server + steps.sum().astype(float)
-
-
-def of_both(clients: dict[str, Array], server: dict[str, Array]) -> dict[str, Array]:
-    """The reports of a refinement's two parts as one; raises SettingError if they clash."""
-    for name in clients.keys() & server.keys():
-        raise SettingError(
-            f"Refinement.server shows {name!r}, which is the name of what "
-            "Refinement.clients shows; give it another name."
-        )
-    return clients | server
 
 
 def masked_report(cohort: Cohort, report: dict[str, Array]) -> PyTree:

@@ -26,6 +26,7 @@ from ..core import (
     Task,
     cross_entropy,
     logits_of,
+    merged_report,
     precise,
     update_refined,
 )
@@ -62,8 +63,8 @@ from .initial import check_rule, check_state, numbers_of, strongly_typed
 from .lanes import pace_of
 from .local import Broadcast, Setup, train_loss
 from .refine import (
+    REFINEMENT_PARTS,
     masked_report,
-    of_both,
     public_steps,
     refine_clients,
     refine_server,
@@ -321,7 +322,9 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
         bytes_down=bytes_down,
         bytes_up=bytes_up,
         public_steps=public_steps(counted, moved.steps, refinement),
-        refine=masked_report(counted, of_both(moved.report, refinement)),
+        refine=masked_report(
+            counted, merged_report(moved.report, refinement, *REFINEMENT_PARTS)
+        ),
         server=masked_report(counted, said),
         wasted_bytes=lost[0],
         wasted_steps=lost[1],
