@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedjax_adapt.experiment import read_run, read_swept
-from fedjax_adapt.experiment.store import trial_folder
+from fedjax_adapt.experiment import read_swept
+from fedjax_adapt.experiment.store import read_finished, trial_folder
 
-COSTS = ["bytes_down", "bytes_up", "local_steps"]
+COSTS = ["bytes_down", "bytes_up", "local_steps", "public_steps"]
 
 
 def curves(folder: str | Path) -> pd.DataFrame:
@@ -31,7 +31,7 @@ def curves(folder: str | Path) -> pd.DataFrame:
 
 def origin(folder: str | Path) -> str:
     """On what the sweep was run, in a line."""
-    summary = read_run(Path(folder) / trial_folder(0)).summary or {}
+    _, summary = read_finished(Path(folder) / trial_folder(0))
     hardware, versions = summary["hardware"], summary["versions"]
     return (
         f"commit {summary['commit'][:8]}, {hardware['cpu']}, {hardware['cores']} cores, "
@@ -41,6 +41,6 @@ def origin(folder: str | Path) -> str:
 
 if __name__ == "__main__":
     folder, out = sys.argv[1:]
+    text = f"# {origin(folder)}\n{curves(folder).to_csv(index=False)}"
     with open(out, "x") as file:
-        file.write(f"# {origin(folder)}\n")
-        curves(folder).to_csv(file, index=False)
+        file.write(text)

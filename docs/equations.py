@@ -11,17 +11,21 @@ from textwrap import dedent
 
 GREEK = {
     **{"alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "eta": "η", "nu": "ν"},
-    **{"theta": "θ", "kappa": "κ", "lambda": "λ", "mu": "μ", "rho": "ρ", "tau": "τ"},
-    **{"sigma": "σ", "phi": "φ", "zeta": "ζ", "xi": "ξ", "omega": "ω", "Delta": "Δ"},
+    **{"theta": "θ", "kappa": "κ", "lambda": "λ", "lam": "λ", "mu": "μ", "rho": "ρ"},
+    **{"tau": "τ", "sigma": "σ", "phi": "φ", "epsilon": "ε", "pi": "π", "Delta": "Δ"},
 }
-SIGNS = {"<-": "←", "->": "→", "<=": "≤", ">=": "≥", "!=": "≠", "||": "‖", "~": "∼"}
-WORDS = GREEK | {"sum": "∑", "grad": "∇", "sqrt": "√", "infinity": "∞"}
+SIGNS = {"<-": "←", "->": "→", "<=": "≤", ">=": "≥", "!=": "≠", "||": "‖"}
+SIGNS |= {" ~ ": " ∼ ", " - ": " − "}
+# words that are nothing but symbols, those of a formula, and those of an index
+SYMBOLS = GREEK | {"grad": "∇", "sqrt": "√", "Kbar": "K̄", "Fbar": "F̄"}
+WORDS = SYMBOLS | {"sum": "∑"}
+BELOW = WORDS | {"in": "∈"}
 NAMES = "|".join(WORDS)
 # what an index may follow; in server_lr it is a part of a name
 BASE = rf"(?:{NAMES}|argmin|mean|max|min|var|lr|cnt|softmax|CE|KL|[A-Za-z]|[])|])"
-SHORT = rf"{NAMES}|([a-z])\3'|[A-Za-z0-9]{{1,4}}"
+SHORT = rf"{NAMES}|[A-Za-z0-9]{{1,4}}"
 INDEX = rf"(?<![A-Za-z_])({BASE})_({{[^{{}}]*}}|{SHORT})(?![A-Za-z0-9_])"
-POWER = r"\^({[^{}]*}|-?[A-Za-z0-9]+(?:_[A-Za-z0-9])?)"
+POWER = r"\^({[^{}]*}|\([^()]*\)|-?[A-Za-z0-9]+(?:_[A-Za-z0-9])?)"
 SIDES = re.compile(r"\s*((?:\S+\s){0,3}\S+|)\s+(<-|=)\s(.*)")
 REMARK = r"(?<=\S)\s{3,}"
 
@@ -39,22 +43,23 @@ def _row(line: str) -> str:
     right, *remark = re.split(REMARK, right, maxsplit=1)
     if not whole and remark and not line.startswith(" "):
         left, right, remark = right, *remark, []
-    cells = (left, sign, right, *(re.sub(REMARK, "; ", text) for text in remark))
+    remark = [re.sub(REMARK, "; ", text) for text in remark]
+    cells = (left, sign, right.rstrip(",") if remark else right, *remark)
     return "".join(f"<td>{formatted(cell.strip())}</td>" for cell in cells)
 
 
 def in_text(text: str) -> str:
     """A text of Markdown whose variables are formatted, but for code and links."""
     parts = re.split(r"(`[^`]*`|<http[^>]*>)", text)
-    parts[::2] = [_with_indices(part, GREEK) for part in parts[::2]]
+    parts[::2] = [formatted(part, SYMBOLS) for part in parts[::2]]
     return "".join(parts)
 
 
-def formatted(text: str) -> str:
-    """A formula as HTML."""
+def formatted(text: str, words: dict[str, str] = WORDS) -> str:
+    """A formula as HTML; `words` are those that stand for symbols."""
     found = ""
     for i, part in enumerate(re.split(POWER, text)):
-        shown = _with_indices(part.strip("{}") if i % 2 else part, WORDS)
+        shown = _with_indices(part.strip("{}()") if i % 2 else part, words)
         found += f"<sup>{shown}</sup>" if i % 2 else shown
     return found
 
@@ -62,8 +67,8 @@ def formatted(text: str) -> str:
 def _with_indices(text: str, words: dict[str, str]) -> str:
     *parts, last = re.split(INDEX, text)
     found = ""
-    for before, base, index in zip(parts[::4], parts[1::4], parts[2::4], strict=True):
-        below = _with_indices(index.strip("{}"), WORDS)
+    for before, base, index in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        below = _with_indices(index.strip("{}"), BELOW)
         found += f"{_plain(before, words)}{_plain(base, WORDS)}<sub>{below}</sub>"
     return found + _plain(last, words)
 

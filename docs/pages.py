@@ -4,6 +4,7 @@ import csv
 import inspect
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import equations
@@ -17,13 +18,18 @@ from fedjax_adapt.experiment.schema import common_options, settings
 RST = "```{{eval-rst}}\n.. {}:: fedjax_adapt.{}\n```\n"
 
 
-CURVES = Path(__file__).parents[1] / "benchmarks" / "results" / "methods-2026-11-26.csv"
-
-PERSONAL = ("ditto", "fedper", "fedrep", "pfedme")
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 COSTS = {
     "bytes_down": "the bytes to clients",
     "bytes_up": "the bytes from them",
     "local_steps": "the local steps",
+}
+# what the tested model and the local steps are not all of
+NOTES = {
+    "ditto": "Each client also trains a model of its own, whose steps are not counted.",
+    "fedper": "Tested is the server's model, whose head no client uses.",
+    "fedrep": "Tested is the server's model, whose head no client uses.",
+    "pfedme": "Tested is the server's model. Inner steps are not counted.",
 }
 
 
@@ -48,7 +54,7 @@ def _method(name, constructor):
     text = inspect.getdoc(inspect.getmodule(constructor))
     for heading in ("References:", "Departs from the paper:"):
         text = text.replace(f"\n{heading}", f"\n**{heading}**", 1)
-    text = re.sub(r"(https?://[^\s,)`]*[^\s,)`.])", r"<\1>", text)
+    text = re.sub(r"(https?://[^\s,)`;]*[^\s,)`;.])", r"<\1>", text)
     text, *rest = re.split(r"(?m)(?<=\n\n)((?:^    .*\n?)+)", text)
     text = equations.in_text(text)
     for block, after in zip(rest[::2], rest[1::2], strict=True):
@@ -63,8 +69,8 @@ def _curve(name, folder):
 
     "" for a method that methods.toml had not when the sweep was made.
     """
-    lines = CURVES.read_text().splitlines()
-    rows = [*csv.DictReader(lines[1:])]
+    origin, *lines = newest_curves().read_text().splitlines()
+    rows = [*csv.DictReader(lines)]
     of = lambda method: [row for row in rows if row["algorithm"] == method]
     if not of(name):
         return ""
@@ -72,29 +78,42 @@ def _curve(name, folder):
     percent = lambda method, name: [100 * share for share in column(method, name)]
     figure = Figure(figsize=(6, 3), layout="constrained")
     axes = figure.subplots()
-    for method, color in {"fedavg": "0.6", name: "C0"}.items():
+    for method, color in {name: "C0", "fedavg": "0.4"}.items():
         rounds, mean = column(method, "round"), percent(method, "accuracy")
-        spread = percent(method, "deviation")
-        around = zip(mean, spread, strict=True)
+        around = zip(mean, percent(method, "deviation"), strict=True)
         low, high = zip(*[(m - s, m + s) for m, s in around], strict=True)
         axes.fill_between(rounds, low, high, color=color, alpha=0.2, lw=0)
-        axes.plot(rounds, mean, color=color, label=method)
+        style = "--" if method == "fedavg" else "-"  # seen where both are the same
+        axes.plot(rounds, mean, style, color=color, label=method)
     axes.set(xlabel="round", ylabel="test accuracy, %", ylim=(0, 100))
     axes.legend(loc="lower right")
     figure.savefig(folder / f"{name}.svg")
     last, base = of(name)[-1], of("fedavg")[-1]
-    share = {k: float(last[k]) / float(base[k]) for k in last if k in COSTS}
-    costs = ", ".join(f"{share[k]:.2f} times {said}" for k, said in COSTS.items())
-    said = "" if name == "fedavg" else f" Against FedAvg it took {costs}."
-    if name in PERSONAL:
-        said += " It is the server's model that is tested; clients have their own."
+    ends = lambda row: (
+        f"{100 * float(row['accuracy']):.2f} ± {100 * float(row['deviation']):.2f} %"
+    )
+    said = f"After round {last['round']}: {ends(last)}"
+    if name != "fedavg":
+        share = {k: float(last[k]) / float(base[k]) for k in COSTS}
+        costs = ", ".join(f"{share[k]:.2f} times {said}" for k, said in COSTS.items())
+        said += f" (FedAvg: {ends(base)}). It took {costs} of FedAvg"
+    if int(last["public_steps"]):
+        said += f", and {last['public_steps']} steps on a public set"
+    said += f". {NOTES[name]}" if name in NOTES else "."
+    run = tomllib.loads((BENCHMARKS / "methods.toml").read_text())["run"]
     return (
         f"\n\n## On a small task\n\n![Test accuracy of {name} by round]({name}.svg)\n\n"
-        f"The digits on 20 clients, half of them in a round, lr 0.1: mean ± deviation of "
-        f"{last['n']} seeds. Nothing is tuned, so this shows how the method runs, not how "
-        f"good it is.{said} Settings: [methods.toml]"
-        f"(../../../benchmarks/methods.toml); {lines[0].removeprefix('# ')}.\n"
+        f"The {run['dataset']} on {run['num_clients']} clients, "
+        f"{run['participation']:.0%} of them in a round, lr {run['lr']}: mean ± deviation "
+        f"of {last['n']} seeds. Nothing is tuned, so this shows how the method runs, not "
+        f"how good it is. {said} Settings: [methods.toml]"
+        f"(../../../benchmarks/methods.toml); {origin.removeprefix('# ')}.\n"
     )
+
+
+def newest_curves():
+    """The file of the newest sweep of methods.toml, by the date in its name."""
+    return max((BENCHMARKS / "results").glob("methods-*.csv"))
 
 
 def _exports():

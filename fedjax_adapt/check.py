@@ -21,9 +21,15 @@ from .errors import SettingError
 MOST = 2**30  # of an integer: two of them add up to one that an int32 holds
 MEANT = {  # what others write, not like it by its letters
     "learning_rate": "lr",
+    "client_lr": "lr",
     "local_epochs": "epochs",
     "local_steps": "num_steps",
+    "num_rounds": "rounds",
     "random_seed": "seed",
+    "algo": "algorithm",
+    "clients_per_round": "participation",
+    "fraction_fit": "participation",
+    "dirichlet_alpha": "concentration",
 }
 SHOWN = 160  # characters of a tree that a sentence quotes
 NEAR = 0.75  # of `closest`: mpl is near mlp (0.82), nope is not near copies (0.6)
@@ -282,8 +288,10 @@ def closest(value: str, known: Iterable[str]) -> str | None:
     Names count by difflib's ratio, in [0, 1]. One that begins with the same letter, or
     that `value` begins with, counts more: `lrate` is sooner `lr` than `rate`.
     """
-    value = str(value).lower()
-    value = MEANT.get(value.replace("-", "_"), value)
+    value, known = str(value).lower(), list(known)
+    meant = MEANT.get(value.replace("-", "_"))
+    if meant in known:
+        return meant
 
     def likeness(name: str) -> float:
         ratio = difflib.SequenceMatcher(None, value, name.lower()).ratio()

@@ -427,9 +427,13 @@ def test_list_has_one_line_for_each_choice(capsys):
         assert len(line.split()) > 1
 
 
-def test_a_shell_completes_commands_flags_and_names(capsys):
+@pytest.mark.parametrize("columns", ["200", None])
+def test_a_shell_completes_commands_flags_and_names(capsys, monkeypatch, columns):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
     code, script, _ = fedjax_adapt(capsys, "completion bash")
-    assert code == 0
+    assert code == 0 and os.environ.get("COLUMNS") == columns
 
     def completed(*words):
         line = " ".join(f"'{word}'" for word in ("fedjax-adapt", *words))
@@ -452,6 +456,11 @@ def test_a_shell_completes_commands_flags_and_names(capsys):
         *("smoke", "cpu", "full")
     ]
     assert completed("run", "--folder", "") == []  # bash goes on with files
+    assert completed("run", "--evaluate-on", "") == ["test", "validation"]
+    assert completed("run", "--algorithm", "=", "fedv") == ["fedveca", "fedvra"]
+    assert completed("run", "--shuffle", "=") == ["epoch", "replacement", "none"]
+    assert completed("completion", "") == ["bash", "zsh"]
+    assert completed("reproduce", "fedssg-table")[:1] == ["fedssg-table1"]
     zsh = fedjax_adapt(capsys, "completion zsh")[1]
     assert zsh.endswith(f"bashcompinit && bashcompinit\n{script}")
 

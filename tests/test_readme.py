@@ -1,6 +1,7 @@
 """What the README says is what the project does."""
 
 import contextlib
+import inspect
 import io
 import os
 import re
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from helpers import benchmark, constructed
+from matplotlib.figure import Figure
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
@@ -123,10 +125,11 @@ def equations(monkeypatch):
 @pytest.mark.parametrize(
     "text, shown",
     [
-        ("theta_i^2 - mu", "θ<sub>i</sub><sup>2</sup> - μ"),
+        ("theta_i^2 - mu", "θ<sub>i</sub><sup>2</sup> − μ"),
         ("server_lr max_steps lr_0", "server_lr max_steps lr<sub>0</sub>"),
         ("sum_{l < tau_i} <x>", "∑<sub>l &lt; τ<sub>i</sub></sub> &lt;x&gt;"),
-        ("s_i' - mean_bb' x_b'", "s<sub>i</sub>' - mean<sub>bb'</sub> x<sub>b</sub>'"),
+        ("s_i' - mean_{b,k} z", "s<sub>i</sub>' − mean<sub>b,k</sub> z"),
+        ("(a)^(3/2) sum_{i in S}", "(a)<sup>3/2</sup> ∑<sub>i ∈ S</sub>"),
         (
             "rho^tau_i, e^{s_g/T}",
             "ρ<sup>τ<sub>i</sub></sup>, e<sup>s<sub>g</sub>/T</sup>",
@@ -139,33 +142,75 @@ def test_an_equation_is_typeset(equations, text, shown):
 
 
 def test_the_sides_of_an_equation_and_its_remark_stand_apart(equations):
-    block = "    w   <- w + D      at the server\n         + 1\n    name    w <- 1\n"
+    block = (
+        "    w   <- w + D,     at the server\n         + 1       in all\n"
+        "         = 2\n    name    w <- 1\n"
+    )
     found = re.findall("<tr>(.*?)</tr>", equations.typeset(block))
     assert [re.findall("<td>(.*?)</td>", row) for row in found] == [
         ["w", "←", "w + D", "at the server"],
-        ["", "", "+ 1"],
+        ["", "", "+ 1", "in all"],
+        ["", "=", "2"],
         ["name", "", "w ← 1"],
     ]
 
 
-def test_the_pages_of_methods_have_the_curves_of_the_sweep(monkeypatch, tmp_path):
+@pytest.fixture
+def pages(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import pages
 
+    return pages
+
+
+def test_the_pages_of_methods_have_the_curves_of_the_sweep(pages, tmp_path):
     seeds = {}
     for trial in read_sweep(ROOT / "benchmarks" / "methods.toml").trials:
         seeds.setdefault(trial.config.algorithm, []).append(trial.config.seed)
     assert seeds == dict.fromkeys(seeds, [0, 1, 2]) and {*seeds} <= {*ALGORITHMS}
     personal = {name for name in seeds if constructed(name).local.personal is not None}
-    assert {*pages.PERSONAL} == personal
+    assert {*pages.NOTES} == personal
     said = {name: pages._curve(name, tmp_path) for name in seeds}
     assert {path.stem for path in tmp_path.glob("*.svg")} == {*seeds}
     assert pages._curve("of_tomorrow", tmp_path) == ""
+    assert "The digits on 20 clients, 50% of them in a round, lr 0.1" in said["fedavg"]
     # a client sends and is sent a control variate besides the model
-    twice = (
-        "2.00 times the bytes to clients, 2.00 times the bytes from them, 1.00 times"
-    )
-    assert f"Against FedAvg it took {twice} the local steps." in said["scaffold"]
+    twice = "It took 2.00 times the bytes to clients, 2.00 times the bytes from them, "
+    assert f"{twice}1.00 times the local steps of FedAvg." in said["scaffold"]
+    # no client, and on the public set as many steps as one of FNR in a round
+    assert "0.00 times the local steps of FedAvg, and " in said["public_only"]
+    # the first rounds of an asynchronous server only send clients off
+    assert "It took 0.98 times the bytes to clients" in said["fedbuff"]
+
+
+def test_a_curve_is_the_mean_in_a_band_of_a_deviation(pages, tmp_path, monkeypatch):
+    rows = "algorithm,round,n,accuracy,deviation,bytes_down,bytes_up,local_steps,"
+    rows += "public_steps\nfedavg,1,3,0.5,0.1,1,1,1,0\nfedavg,2,3,0.7,0.2,2,2,2,0\n"
+    (tmp_path / "curves.csv").write_text(f"# commit 0, a machine\n{rows}")
+    monkeypatch.setattr(pages, "newest_curves", lambda: tmp_path / "curves.csv")
+    drawn = []
+    monkeypatch.setattr(pages, "Figure", lambda **_: drawn.append(Figure()) or drawn[0])
+    said = pages._curve("fedavg", tmp_path)
+    assert "After round 2: 70.00 ± 20.00 %." in said and said.endswith("a machine.\n")
+    (axes,) = drawn[0].axes
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [50, 70])
+    band = axes.collections[0].get_paths()[0].vertices
+    assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((40, 90))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_page_of_a_method_says_all_that_its_docstring_says(pages, name):
+    module = inspect.getmodule(ALGORITHMS[name])
+    text = inspect.getdoc(module)
+    page = pages._method(name, ALGORITHMS[name])
+    blocks = re.findall(r"(?m)(?<=\n\n)(?:^    .*\n)+", text)
+    assert page.count('<table class="equations">') == len(blocks)
+    assert page.count("<tr>") == sum(block.count("\n") for block in blocks)
+    words = re.findall(r"\b[a-z]{4,}", re.sub(r"\S*[_^<>/]\S*", " ", text))
+    symbols = {"alpha", "beta", "gamma", "delta", "theta", "kappa", "lambda", "sigma"}
+    symbols |= {"epsilon", "grad", "sqrt"}
+    for word in {*words} - symbols:
+        assert word in page, word
 
 
 def test_the_picture_of_step_counts_is_of_a_run(monkeypatch):
@@ -199,7 +244,7 @@ def test_every_page_with_a_snippet_is_executed():
 
 
 LINES = [
-    (page.relative_to(ROOT), line.partition(" >> ")[0])
+    (page.relative_to(ROOT), line.partition(" > ")[0])
     for page in (ROOT / "README.md", *DOCS)
     for block in blocks("bash", page)
     for line in block.splitlines()
@@ -224,7 +269,7 @@ def test_the_help_of_a_command_ends_with_examples_that_are_read(
     assert f"  {examples[0]}\n" in capsys.readouterr().out
     for line in examples:
         assert line.split()[:2] == ["fedjax-adapt", command]
-        words = re.split(r" \|| >> ", line)[0]
+        words = re.split(r" \| | >>? ", line)[0]
         check_command_line(words, tmp_path, monkeypatch)
 
 

@@ -1,15 +1,17 @@
 r"""FedFTG: fine-tune the global model on images drawn to be hard for it, without data.
 
-    w <- sum_{i in S} p_i theta_i,    a_i[y] = n_i[y] / (sum_{S} n[y] + 1e-6)
-    repeat I times, with labels y in the shares of sum_{S} n[y] and z ~ N(0, 1):
-      for each client i of S, one step of Adam on G, x = G(z, y):
-        - mean_b a_i[y_b] H_b + l_c C_i + l_d D / |S|
-        H_b = mean_c |logits(w; x_b) - logits(theta_i; x_b)|_c
-        C_i = mean_b CE(theta_i; x_b, y_b) mean_b a_i[y_b]
-        D   = exp(-mean_bb' |x_b - x_b'| (z_b - z_b')^2)
-      J times, x = G(z, y) with the running statistics of its normalisation:
-        w <- w - lr_t grad mean_bc -log softmax(logits(w; x_b))_c q_bc
-        q_b = sum_{i in S} a_i[y_b] softmax(logits(theta_i; x_b))
+    w     <- sum_{i in S} p_i theta_i                          the models' mean
+    L_i    = -mean_b a_i[y_b] H_b + l_c C_i + l_d D / |S|      for G
+    H_b    = mean_c |logits(w; x_b) - logits(theta_i; x_b)|_c
+    C_i    = mean_b CE(theta_i; x_b, y_b) mean_b a_i[y_b]
+    D      = exp(-mean_{b,k} |x_b - x_k| (z_b - z_k)^2)
+    w     <- w - lr_t grad mean_bc -log softmax(logits(w; x_b))_c q_bc
+    q_b    = sum_{i in S} a_i[y_b] softmax(logits(theta_i; x_b))
+    a_i[y] = n_i[y] / (sum_{S} n[y] + 1e-6)
+
+I times, G takes one step of Adam on the L_i of each client in turn, and then w takes J
+steps. x = G(z, y), with labels y in the shares of all that the cohort holds and normal z;
+in the steps of w with the running statistics of G's normalisation.
 
 References:
   Zhang et al., "Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID

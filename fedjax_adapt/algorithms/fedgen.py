@@ -6,7 +6,7 @@ r"""FedGen: a generator of features, taught by all clients' heads, that regulari
     alpha_t = max(1e-4, alpha 0.98^t), beta_t likewise; plain CE in round t = 0
     w <- w + sum_{i in S} p_i (theta_i - w)                   p_i = n_i / sum_{S} n
     G <- Adam on  a mean_b sum_{i in S} o_i[y] CE(h_i(z), y) + eta D - b mean_b KL_b
-    D = exp(-mean_bb' |z_b - z_b'| (e_b - e_b')^2)            o_i[y] = c_i[y] / sum_S c[y]
+    D = exp(-mean_{b,k} |z_b - z_k| (e_b - e_k)^2)            o_i[y] = c_i[y] / sum_S c[y]
 
 c_i[y] is 1 + the examples of label y that client i has trained on in this round; G is
 taught on labels that somebody has seen. KL_b = KL(softmax sum_i o_i h_i(z) || softmax

@@ -10,7 +10,8 @@ r"""FedNova: average directions, not distances, so that long local training coun
 
 With server momentum beta the server keeps v, in units of gradients:
 
-    v <- beta v + tau_eff sum_{i in S} p_i (w - theta_i) / (lr a_i),   w <- w - lr v
+    v <- beta v + tau_eff sum_{i in S} p_i (w - theta_i) / (lr a_i)
+    w <- w - lr v
 
 References:
   Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated

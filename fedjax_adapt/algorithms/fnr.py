@@ -10,9 +10,9 @@ r"""FNR: who is worst on a public set is trained on it before models are average
 f_i(x) are the features of theta_i, rho_l the share of label l in B, F(B) the mean norms in
 B of the model that is being trained, Fbar_H the mean of F_m over H, and J by variant
 
-    literal  sum_l rho_l Delta_j[l]                           the paper's
-    linear   sum_l rho_l sum_{m in H} (F_m[l] - F(B)[l])
-    sq       sum_l rho_l (Fbar_H[l] - F(B)[l])^2 / s^2,   s^2 = mean_l Fbar_H[l]^2
+    literal   sum_l rho_l Delta_j[l], the paper's
+    linear    sum_l rho_l sum_{m in H} (F_m[l] - F(B)[l])
+    sq        sum_l rho_l (Fbar_H[l] - F(B)[l])^2 / s^2, s^2 = mean_l Fbar_H[l]^2
 
 The literal J holds no variable: its gradient is zero, in the paper as in its code, and the
 method is plain fine-tuning of the worst clients on labelled public data, whatever lambda.

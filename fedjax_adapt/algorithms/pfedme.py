@@ -1,11 +1,11 @@
 r"""pFedMe: train the mean of models that every client may leave at a price.
 
-    theta~(w) ~ argmin_theta f_i(theta; batch) + lambda/2 ||theta - w||^2
-        theta <- theta - inner_lr (grad f_i(theta) + lambda (theta - w))   K times, from w
-    w_i <- w_i - lr lambda (w_i - theta~(w_i))               one local step
-    w   <- (1 - beta) w + beta mean_{i in S} w_i
+    theta  <- theta - inner_lr (grad f_i(theta) + lambda (theta - w))   K times, from w
+    T_i(w)  = the last theta, near argmin_theta f_i(theta; batch) + lambda/2 ||theta - w||^2
+    w_i    <- w_i - lr lambda (w_i - T_i(w_i))               one local step
+    w      <- (1 - beta) w + beta mean_{i in S} w_i
 
-The model a client uses is theta_i = theta~(w_i) after its last step, on the batch that
+The model a client uses is theta_i = T_i(w_i) after its last step, on the batch that
 would be next; before its first round w^0.
 
 References:
@@ -60,7 +60,7 @@ def pfedme(
     def loss(theta, task, batch, key):
         return weighted_loss(task, predict_train(task, theta, batch.x, key), batch)
 
-    def solved(w, *given):  # theta~(w)
+    def solved(w, *given):  # T_i(w)
         def step(_, theta):
             grads = jax.grad(loss)(theta, *given)
             pull = optax.tree.add_scale(grads, lam, optax.tree.sub(theta, w))
@@ -69,7 +69,7 @@ def pfedme(
 
         return jax.lax.fori_loop(0, inner_steps, step, w)
 
-    def objective(params, view, key):  # its gradient is lambda (w - theta~)
+    def objective(params, view, key):  # its gradient is lambda (w - T_i(w))
         given = view.task, view.batch, key
         theta = solved(jax.lax.stop_gradient(params), *given)
         apart = optax.tree.norm(optax.tree.sub(params, theta), squared=True)

@@ -1,8 +1,7 @@
 r"""Controls: what public data are worth without FNR-FL's choice of clients.
 
-    fedavg_pubft   w <- w + sum_{i in S} p_i (theta_i - w)
-                   w <- floor(n p) E_re epochs of SGD on CE over P, from w
-    public_only    w <- floor(n p) E_re epochs of SGD on CE over P, from w
+    w <- w + sum_{i in S} p_i (theta_i - w)                    fedavg_pubft alone
+    w <- floor(n p) E_re epochs of SGD on CE over P, from w    both
 
 Each takes as many steps on the public set P as FNR-FL takes in a round of n clients: those
 of its floor(n p) worst clients together. A third control is `fnr(weight=0)`, which trains

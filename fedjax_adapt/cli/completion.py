@@ -2,11 +2,13 @@
 
 import contextlib
 import io
+import os
 import re
 from collections.abc import Sequence
 from importlib import import_module
 
 from ..errors import SettingError
+from ..experiment import items
 from ..experiment.objects import KINDS, built_in
 from ..experiment.options import options_of
 from .examples import EXAMPLES, examples_of
@@ -25,8 +27,13 @@ Prints a script by which the shell completes commands, flags and names.
 SCRIPT = """\
 _fedjax_adapt() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} last=${{COMP_WORDS[COMP_CWORD-1]}} found
+  # bash takes --flag=value for three words
+  if [[ $word == = ]]; then word=; fi
+  if [[ $last == = ]]; then last=${{COMP_WORDS[COMP_CWORD-2]}}; fi
   case "$COMP_CWORD ${{COMP_WORDS[1]}} $last ${{word:0:1}}" in
-    "1 "*) found="{commands}" ;;
+    "1 "*) found="{commands} --help --version" ;;
+    "2 completion "*) found="{shells}" ;;
+    "2 reproduce "*) found="list {items}" ;;
 {values}
 {flags}
   esac
@@ -58,15 +65,23 @@ def script() -> str:
                 values.append(f'    *" {command} {flag} "*) found="{choices}" ;;')
         flags.append(f'    *" {command} "*" -") found="{" ".join(known)}" ;;')
     return SCRIPT.format(
-        commands=" ".join(EXAMPLES), values="\n".join(values), flags="\n".join(flags)
+        commands=" ".join(EXAMPLES),
+        shells=" ".join(SHELLS),
+        items=" ".join(items.names()),
+        values="\n".join(values),
+        flags="\n".join(flags),
     )
 
 
 def _flags(command: str) -> dict[str, str]:
     """The flags of a command, each with the names that may follow it."""
-    said = io.StringIO()
+    said, width = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "80"  # in a wider terminal two tables share a line
     with contextlib.redirect_stdout(said):
         import_module(__package__).main([command, "--help"])
+    os.environ.pop("COLUMNS")
+    if width is not None:
+        os.environ["COLUMNS"] = width
     found: dict[str, str] = {}
     for line in said.getvalue().splitlines():
         if line.lstrip("│| ").startswith("--"):  # in a box, or one of ASCII

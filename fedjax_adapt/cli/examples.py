@@ -41,7 +41,8 @@ EXAMPLES = {
         "fedjax-adapt doctor --data-dir DIR",
     ),
     "completion": (
-        "fedjax-adapt completion bash >> ~/.bashrc",
+        "fedjax-adapt completion bash > "
+        "~/.local/share/bash-completion/completions/fedjax-adapt",
         "fedjax-adapt completion zsh >> ~/.zshrc",
     ),
     "list": (

@@ -83,15 +83,17 @@ def _check_asynchronous(config: Config) -> None:
     """Raises ValueError unless the run tells a server that does not wait what it needs."""
     lacking = []
     if config.step_seconds is None:
-        lacking.append("step_seconds (the simulated seconds of a local step)")
+        lacking.append(
+            "step_seconds (the simulated seconds of a local step, as in 0.05)"
+        )
     if config.sampler != "uniform":
         lacking.append("sampler=uniform")
     if config.participation == 1:
         lacking.append("participation below 1")
     if lacking:
         raise SettingError(
-            f"algorithm={config.algorithm} goes by who ends first, and sends as many "
-            "clients off each round, none that is under way; set "
+            f"algorithm={config.algorithm} goes by who ends first, and sends off as many "
+            "clients each round, and none that is still training; set "
             f"{' and '.join(lacking)}."
         )
 

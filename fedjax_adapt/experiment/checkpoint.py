@@ -321,8 +321,8 @@ def _restored(
     if others:
         raise SettingError(
             f"{none}: they have other arrays or types in the {' and '.join(others)}, as "
-            "an earlier version or another algorithm keeps; go on with that, or give "
-            "another folder."
+            "an earlier version or another algorithm keeps; go on with what wrote it, or "
+            "give another folder."
         )
     raise SettingError(f"{none}; delete the run folder and start again.")
 
@@ -349,11 +349,13 @@ def _saved(checkpointer: Any, path: Path) -> dict[str, tuple[Any, ...]]:
 
 def _arrays(tree: PyTree) -> dict[str, tuple[Any, ...]]:
     """Type and shape of each leaf by where it is, in a named tuple or a dict."""
-    name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
-    return {
-        name(path): (str(leaf.dtype), *leaf.shape)
-        for path, leaf in jax.tree.leaves_with_path(tree)
-    }
+    found = {}
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):  # whose numbers are kept
+            leaf = jax.eval_shape(jax.random.key_data, leaf)
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        found[name] = (str(leaf.dtype), *leaf.shape)
+    return found
 
 
 def set_aside(folder: Path, round: int, why: str = "") -> str | None:

@@ -17,6 +17,7 @@ from ..errors import SettingError
 from ..plan import Plan
 from .algorithm import build_clock
 from .config import Config, partition_seed
+from .schema import kind_options
 from .store import ACCURACY, TRAINED, VALIDATED
 
 
@@ -98,6 +99,20 @@ def accuracy_name(federation: Federation) -> str:
     if seen is not None and seen.protocol == "published":
         return TRAINED
     return VALIDATED if federation.source.validates else ACCURACY
+
+
+def without_effect(config: Config, federation: Federation) -> list[str]:
+    """What to say of settings that do nothing in a run."""
+    found = [unused_public(config, federation)]
+    if config.algorithm == "gift":
+        options = kind_options("algorithm", "gift").items()
+        given = {n: config.algorithm_options.get(n, o.default) for n, o in options}
+        if given["detector"] == "patience" and given["warmup"] >= config.rounds:
+            found.append(
+                f"warmup={given['warmup']} has gift leave the local steps alone in all "
+                f"{config.rounds} rounds; give fewer, 0 for a short run."
+            )
+    return [said for said in found if said is not None]
 
 
 def unused_public(config: Config, federation: Federation) -> str | None:

@@ -27,7 +27,7 @@ from ..engine.memory import free_memory
 from . import checkpoint, store
 from .build import AUTO, RULE, build, build_plan
 from .config import Config, method_of
-from .federation import Federation, broadcast_bytes, unused_public
+from .federation import Federation, broadcast_bytes, without_effect
 from .folder import as_begun, check_folder, run_folder
 from .program import group_sizes, trace_program
 from .tracking import check_tracker
@@ -114,8 +114,7 @@ def preview(config: Config, resume: bool = False) -> Preview:
     check_folder(folder, config, resume)
     config = as_begun(folder, config)
     federation = build(config)
-    said = unused_public(config, federation)
-    notes = [] if said is None else [said]
+    notes = without_effect(config, federation)
     if federation.source.validates:
         count = len(federation.source.y_test)
         notes.append(f"measured on {count} validation examples, which no client holds.")

@@ -10,7 +10,6 @@ Several processes that `jax.distributed.initialize` has joined make one run toge
 calls `run` with the same config, and the first alone sees the folder.
 """
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -34,13 +33,13 @@ from .federation import (
     Federation,
     auxiliary,
     public_summary,
-    unused_public,
+    without_effect,
 )
 from .folder import AUTO, as_begun, check_folder, create, locked_folder, run_folder
 from .loop import new_log, newest_state, train_in
 from .process_group import check_same_run
 from .program import Program, compile_program
-from .rows import OF_ALL, Tally
+from .rows import Tally
 from .scripts import origins
 from .summary import Summary
 from .tracking import check_tracker
@@ -184,8 +183,8 @@ def _train(
     log = new_log(folder, federation, {None: config}, callback, done=done)
     shown = log.accuracy.replace("_", " ")
     given = set()
-    warnings = [aside, unused_public(config, federation)]
-    for warning in [text for text in warnings if text] or [None]:
+    warnings = [*([aside] if aside else []), *without_effect(config, federation)]
+    for warning in warnings or [None]:
         progress(Progress(done, config.rounds, warning=warning, accuracy_name=shown))
 
     def report(done: int, latest: tuple[float, float], rate: float) -> None:
@@ -280,8 +279,6 @@ def summarise(
     by_class = metrics[f"class_{named}"][-1].as_py()
     rounds = metrics["round"][-1].as_py()
     found = summary.results(metrics, config.targets)
-    last = metrics.slice(len(metrics) - 1).to_pylist()[0]
-    own = {name: value for name, value in last.items() if name not in OF_ALL}
     used = {
         "devices": program.num_devices,
         "keeps_memory": keeps_memory(),
@@ -318,9 +315,7 @@ def summarise(
         public=public_summary(federation),
         auxiliary=auxiliary(federation),
         own=origins([config]),
-        reported={
-            n: value if math.isfinite(value) else None for n, value in own.items()
-        },
+        reported=summary.reported(metrics, config.watch or 0),
         stopped_round=rounds if rounds < config.rounds else None,
         first_left_out_round=_first_left_out(folder) if found["left_out"] else None,
         **found,

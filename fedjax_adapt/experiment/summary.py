@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..costs import kappa, rho
-from .rows import MODELS, TOTALS
+from .rows import MODELS, OF_ALL, TOTALS
 from .store import (
     ACCURACY,
     accuracy_in,
@@ -88,8 +88,9 @@ class Summary:
       left_out: client updates that were not finite and count for nothing
         (nonfinite_updates=leave_out).
       first_left_out_round: the first round that had one; None: no round.
-      reported: what the parts of the algorithm show of the last round, by name; None where
-        it is no finite number.
+      reported: what the parts of the algorithm show of the last round, and
+        `ideal_distance` where that is asked for, by name; None where it is no finite
+        number.
       seconds: of training and evaluation; compilation and files apart.
       compile_seconds: to compile the round.
       calibrate_seconds: to try how many lanes and which convolutions are fastest; next to
@@ -168,6 +169,16 @@ class Summary:
             return values
         own = {name: values.pop(name) for name in FIGURES}
         return {accuracy_shown_as(self.accuracy_name): own} | values
+
+
+def reported(metrics: "pyarrow.Table", watched: int) -> dict[str, float | None]:
+    """`Summary.reported` of the table `metrics`, without the parameters of `watch`."""
+    known = OF_ALL | {f"parameter_{i}" for i in range(watched)}
+    own = [name for name in metrics.column_names if name not in known]
+    last = {name: metrics[name][-1].as_py() for name in own}
+    # a row has no value where a resumed run no longer shows what it did
+    finite = lambda value: value is not None and math.isfinite(value)
+    return {name: value if finite(value) else None for name, value in last.items()}
 
 
 def results(metrics: "pyarrow.Table", targets: tuple[float, ...]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ..errors import SettingError
 from ..experiment.store import (
     ACCURACIES,
+    RESULTS,
     SUMMARY,
     TRAINED,
     TRIALS,
@@ -204,7 +205,7 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
       folders: of runs, or of sweeps, of which all trials are meant that did not diverge.
 
     Raises:
-      ValueError: a folder holds no run and no sweep, or one that is not finished.
+      ValueError: a folder holds no run and no sweep, or a run that is not finished.
     """
     found: dict[Tested, list[Run]] = {}
     runs = [run for folder in folders for run in runs_in(folder)]
@@ -380,13 +381,17 @@ def sheets(
                 f"target={target:g} is no accuracy to reach; write a number between 0 and "
                 "1, as in --target 0.9."
             )
+    notes = [  # before the trials of a sweep that goes on are looked for
+        note
+        for folder in folders
+        for note in (*_without_trials(folder), *_without_shards(folder))
+    ]
     found = groups(folders)
     made = [
         _sheet(group, of, base, tuple(dict.fromkeys(targets)))
         for group, of in zip(found, _bases(found, base), strict=True)
     ]
-    for folder in folders:
-        made[-1].notes.extend([*_without_trials(folder), *_without_shards(folder)])
+    made[-1].notes.extend(notes)
     return made
 
 
@@ -608,9 +613,12 @@ def _without_trials(folder: str | Path) -> list[str]:
     path, found = Path(folder).expanduser(), []
     trials = [run for run in runs_in(path) if run != path and run.parent.name == TRIALS]
     for place in dict.fromkeys(run.parents[1] for run in trials):
-        if lost := ", ".join(map(str, read_swept(place).diverged)):
-            found.append(f"{place}: trial {lost} diverged and has no figures")
-        if not (place / SUMMARY).is_file():
+        finished = (place / SUMMARY).is_file()
+        # which is written after the first trials of a sweep
+        if finished or (place / RESULTS).is_file():
+            if lost := ", ".join(map(str, read_swept(place).diverged)):
+                found.append(f"{place}: trial {lost} diverged and has no figures")
+        if not finished:
             found.append(f"{place}: not finished, and trials to come are not here")
     return found
 

@@ -62,8 +62,8 @@ def report_page(folders: Sequence[str | Path]) -> str:
         have such below them.
 
     Raises:
-      ValueError: a folder holds no run and no sweep, or one that is not finished, or one
-        without an evaluation.
+      ValueError: a folder holds no run and no sweep, or a run that is not finished or has
+        no evaluation.
     """
     found = sheets(folders)
     of = _runs([path for x in found for line in x.numbers for path in line["folders"]])

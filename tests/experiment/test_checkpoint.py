@@ -58,6 +58,23 @@ def test_a_state_comes_back_to_the_bit(tmp_path):
     ]
 
 
+def test_keys_and_small_types_come_back(tmp_path):
+    kept = {
+        "key": jax.random.key(7),
+        "keys": jax.random.split(jax.random.key(1), 3),
+        "half": jnp.ones(3, jnp.bfloat16),
+        "flag": jnp.array([True, False]),
+    }
+    checkpoint.save(tmp_path, kept, 1)
+    restored, _ = checkpoint.restore(tmp_path, jax.eval_shape(lambda: kept))
+    numbers = lambda tree: {
+        name: jax.random.key_data(leaf) if "key" in name else leaf
+        for name, leaf in tree.items()
+    }
+    assert same(numbers(restored), numbers(kept))
+    assert all(restored[name].dtype == leaf.dtype for name, leaf in kept.items())
+
+
 def test_the_last_two_are_kept_and_the_newest_is_read(tmp_path):
     for round in (1, 2, 10):
         checkpoint.save(tmp_path, state(float(round)), round)

@@ -410,7 +410,7 @@ def test_every_policy_stands_on_any_base_by_name(name):
 @pytest.mark.parametrize("name", ["fedbuff", "fedasync"])
 def test_what_an_asynchronous_server_needs_is_one_sentence(name):
     needs = {"step_seconds": 1.0, "sampler": "uniform", "participation": 0.5}
-    seconds = r"step_seconds \(the simulated seconds of a local step\)"
+    seconds = r"step_seconds \(the simulated seconds of a local step, as in 0.05\)"
     for lacks, says in {
         ("step_seconds",): seconds,
         ("sampler",): "sampler=uniform",

@@ -173,3 +173,20 @@ def test_a_dry_run_of_a_sweep_leaves_out_what_is_finished(capsys):
     assert code == 0
     assert "000-fedavg, 1 trial, finished\n" in out
     assert "1 trial to run, 2 programs to compile" in out
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({}, "warmup=50 has gift leave the local steps alone in all 50 rounds; give"),
+        ({"rounds": 51}, None),
+        ({"warmup": 0}, None),
+        ({"detector": "literal"}, None),  # which has no warm-up
+    ],
+)
+def test_a_warm_up_as_long_as_the_run_is_said(settings, said):
+    of_gift = {"algorithm": "gift", "initial_steps": 2, "rounds": 50}
+    notes = preview(config_of(**of_gift | settings)).notes
+    found = [note for note in notes if "warmup" in note]
+    assert len(found) == (said is not None)
+    assert all(note.startswith(said) for note in found)

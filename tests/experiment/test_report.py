@@ -232,6 +232,7 @@ def test_in_a_terminal_there_is_a_bar():
         show(Progress(0, 100))
         show(at(40))
     assert "round 40/100" in console.file.getvalue()
+    assert "0:00:0" in console.file.getvalue()  # the time that has passed
 
 
 def test_what_comes_before_the_rounds_is_shown_in_the_bar():

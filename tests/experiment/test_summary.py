@@ -88,3 +88,16 @@ def test_the_evidence_names_the_machine_and_the_versions():
     assert summary.hardware()["platform"] == "cpu"
     assert summary.hardware()["cpu"] and summary.hardware()["cores"] >= 1
     assert {"jax", "jaxlib", "python", "fedjax-adapt"} <= set(summary.versions())
+
+
+def test_what_is_reported_is_the_methods_own_and_of_the_last_round():
+    columns = {"round": [1, 2], "accuracy": [0.1, 0.2], "loss_sel": [1.0, 2.0]}
+    own = {
+        "tau": [5.0, 4.0],
+        "parameter_0": [0.1, 0.2],
+        "parameter_1": [0.1, 0.2],
+        "gone": [1.0, None],  # shown before the run was resumed, and no longer
+        "nan": [0.0, float("nan")],
+    }
+    found = summary.reported(pa.table(columns | own), watched=1)
+    assert found == {"tau": 4.0, "parameter_1": 0.2, "gone": None, "nan": None}

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import fedjax_adapt, relist, same
+from helpers import benchmark, fedjax_adapt, relist, same
 from test_damaged import damage_one, flipped
 from test_run import Stop, stop_after
 from tiny_runs import TINY
@@ -153,6 +153,28 @@ def test_what_reads_runs_reads_the_trials_of_a_sweep(three, tmp_path):
         read_run(three.folder)
 
 
+def test_the_curves_of_pages_are_the_means_over_seeds(tmp_path):
+    grid = {"algorithm": ["fedavg", "fedprox"], "seed": [0, 1]}
+    run = {name: value for name, value in RUN.items() if name != "algorithm"}
+    found = sweep({"run": run | {"rounds": 2}, "grid": grid}, tmp_path / "sweep")
+    script = benchmark("methods")
+    rows = script.curves(found.folder).to_dict("records")
+    assert [(row["algorithm"], row["round"]) for row in rows] == [
+        (name, round) for name in ("fedavg", "fedprox") for round in (1, 2)
+    ]
+    table = found.metrics.to_pylist()
+    for row in rows:
+        first = 0 if row["algorithm"] == "fedavg" else 2
+        own = [r for r in table if r["round"] == row["round"]]
+        own = [r for r in own if r["trial"] in (first, first + 1)]
+        shares = [r["accuracy"] for r in own]
+        assert row["n"] == 2 and row["accuracy"] == pytest.approx(np.mean(shares), 1e-4)
+        assert row["deviation"] == pytest.approx(np.std(shares, ddof=1), abs=1e-5)
+        for name in script.COSTS:
+            assert row[name] == round(np.mean([r[name] for r in own]))
+    assert f"jax {jax.__version__}" in script.origin(found.folder)
+
+
 def test_a_trial_is_loaded_as_a_run_is(three, whole):
     loaded, theirs = load_run(three.folder / "trials" / "0001"), load_run(whole.folder)
     assert int(loaded.state.round) == int(theirs.state.round) == 7
@@ -191,6 +213,9 @@ def test_a_trial_that_diverges_has_the_folder_of_such_a_run(tmp_path):
     assert len(record.metrics) == pairs.count((1, 0))
     (table,) = comparison_tables(sheets([found.folder]))
     assert table.row_count == 1 and "trial 1 diverged" in table.caption
+    shutil.rmtree(found.folder / "trials" / "0000")
+    with pytest.raises(ValueError, match="a sweep with no trial to show: all diverged"):
+        sheets([found.folder])
 
 
 def test_trials_share_a_program_though_each_has_a_partition_of_its_own(tmp_path):
@@ -443,13 +468,19 @@ def test_a_finished_group_is_never_run_again(tmp_path, three, monkeypatch):
 def test_the_trials_of_an_unfinished_sweep_are_compared_and_it_is_said(tmp_path, three):
     folder = tmp_path / "sweep"
     shutil.copytree(three.folder, folder)
-    (whole,) = sheets([folder])
+    (whole,) = sheets([folder.parent])
+    assert not any("not finished" in note for note in whole.notes)
     (folder / "summary.json").unlink()
     relist(folder)
     (begun,) = sheets([folder])
     assert begun.cells == whole.cells
     note = f"{folder}: not finished, and trials to come are not here"
     assert begun.notes == [*whole.notes, note]
+    # killed after it wrote the trials of its first group, or about to write on
+    (folder / "results.parquet").unlink()
+    relist(folder)
+    (first,) = sheets([folder.parent])
+    assert first.cells == whole.cells and first.notes[-1] == note
     shutil.rmtree(folder / "trials")
     with pytest.raises(
         ValueError, match="holds a sweep with no finished trial; resume"

@@ -1,20 +1,21 @@
-r"""AFL: the local steps that are best for a given budget, estimated along the way.
+r"""AFL: the local steps that are best for a budget, which it needs, in seconds.
 
-    rho_i  = |F_i(theta_i) - F_i(w)| / ||theta_i - w||         theta_i: where client i
-    beta_i = ||grad F_i(theta_i) - grad F_i(w)|| / ||theta_i - w||       ended last round
+    rho_i  = |F_i(theta_i) - F_i(w)| / ||theta_i - w||
+    beta_i = ||grad F_i(theta_i) - grad F_i(w)|| / ||theta_i - w||
     delta  = sum_i p_i ||grad F_i(w) - grad F(w)||,  grad F = sum_i p_i grad F_i
-    h(x)   = eta delta sum_{j<x} ((1 + eta beta)^j - 1)        = (delta / beta)
-                                              ((1 + eta beta)^x - 1) - eta delta x
+    h(x)   = eta delta sum_{j<x} ((1 + eta beta)^j - 1)
+           = (delta / beta) ((1 + eta beta)^x - 1) - eta delta x
     T(x)   = (R - b - c) x / (c x + b)          R: budget, c: a step, b: an aggregation
     G(x)   = 1 / (2 eta phi T) + sqrt(1 / (2 eta phi T)^2 + rho h / (eta phi x)) + rho h
     tau   <- min(argmin_{x = 1..10 tau} G(x), max_steps)       the first, if several
     w     <- the base's own rule
 
-beta and rho are means over the clients of the round that have trained before, n_i / n
-among them; a round without such a client estimates nothing. tau is 1 in the first two
-rounds. Before the budget runs out tau is cut to what is left,
-and one round with tau = 1 scores the last w; then no client trains. The result is the w
-with the least estimated loss, see `afl_best`; a run evaluates it as "result".
+theta_i is where client i ended the last round. beta and rho are means over the clients of
+the round that have trained before, n_i / n among them; a round without such a client
+estimates nothing. tau is 1 in the first two rounds. Before the budget runs out tau is cut
+to what is left, and one round with tau = 1 scores the last w; then no client trains. The
+result is the w with the least estimated loss, see `afl_best`; a run evaluates it as
+"result".
 
 References:
   Wang et al., "Adaptive Federated Learning in Resource Constrained Edge Computing
