@@ -24,8 +24,9 @@ COSTS = {
     "bytes_up": "the bytes from them",
     "local_steps": "the local steps",
 }
-# what the tested model and the local steps are not all of
+# what the curve and the local steps do not show
 NOTES = {
+    "gift": "C fell until the last round, and so tau stayed what it was.",
     "ditto": "Each client also trains a model of its own, whose steps are not counted.",
     "fedper": "Tested is the server's model, whose head no client uses.",
     "fedrep": "Tested is the server's model, whose head no client uses.",

@@ -169,7 +169,8 @@ def test_the_pages_of_methods_have_the_curves_of_the_sweep(pages, tmp_path):
         seeds.setdefault(trial.config.algorithm, []).append(trial.config.seed)
     assert seeds == dict.fromkeys(seeds, [0, 1, 2]) and {*seeds} <= {*ALGORITHMS}
     personal = {name for name in seeds if constructed(name).local.personal is not None}
-    assert {*pages.NOTES} == personal
+    assert {*pages.NOTES} == {*personal, "gift"}
+    assert "1.00 times the local steps of FedAvg. C fell" in said["gift"]
     said = {name: pages._curve(name, tmp_path) for name in seeds}
     assert {path.stem for path in tmp_path.glob("*.svg")} == {*seeds}
     assert pages._curve("of_tomorrow", tmp_path) == ""
