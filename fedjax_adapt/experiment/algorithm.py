@@ -200,6 +200,12 @@ def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
         ) from None
     name = call.func.id
     check.one_of("base", name, registry("algorithm"))
+    if name == "public_only":
+        raise SettingError(
+            "base=public_only trains no client, so that there is nothing to build on; give "
+            "a method whose clients train, as in base=fedavg.",
+            setting="base",
+        )
     known = options_of("algorithm", find("algorithm", name))
     for option, value in values.items():
         if option not in known:

@@ -365,6 +365,7 @@ def test_every_algorithm_takes_the_local_steps_it_is_told_or_refuses(name):
         ("feddyn(0.1)", "is no algorithm; write its name"),
         ("feddyn(alpha=hello)", "has an option that is no value; write a number"),
         ("feddyn(**{})", "is no algorithm; write its name"),
+        ("public_only(epochs=1)", "^base=public_only trains no client, so that"),
         ("-" * 5000 + "1", "is no algorithm; write its name"),
         (
             "feddyn(alpa=1)",
