@@ -54,7 +54,7 @@ DATED = (
     "_CHECKPOINT_METADATA",
     "commit_success.txt",
 )  # by orbax, after they are listed
-# seconds that a write may take by the time of day: with orbax's 600 a run ends whose
+# seconds that a write may take by the time of day: orbax's 600 would end a run whose
 # machine sleeps meanwhile
 PATIENCE = 7 * 24 * 3600
 KEEP = 2  # the newest, and the one before it should the newest be damaged

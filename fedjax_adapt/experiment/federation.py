@@ -109,7 +109,7 @@ def without_effect(config: Config, federation: Federation) -> list[str]:
         given = {n: config.algorithm_options.get(n, o.default) for n, o in options}
         if given["detector"] == "patience" and given["warmup"] >= config.rounds:
             found.append(
-                f"warmup={given['warmup']} has gift leave the local steps alone in all "
+                f"with warmup={given['warmup']} gift changes no local steps in "
                 f"{config.rounds} rounds; give fewer, 0 for a short run."
             )
     return [said for said in found if said is not None]

@@ -178,7 +178,7 @@ def test_a_dry_run_of_a_sweep_leaves_out_what_is_finished(capsys):
 @pytest.mark.parametrize(
     "settings, said",
     [
-        ({}, "warmup=50 has gift leave the local steps alone in all 50 rounds; give"),
+        ({}, "with warmup=50 gift changes no local steps in 50 rounds; give fewer"),
         ({"rounds": 51}, None),
         ({"warmup": 0}, None),
         ({"detector": "literal"}, None),  # which has no warm-up

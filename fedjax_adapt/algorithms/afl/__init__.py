@@ -1,4 +1,4 @@
-r"""AFL: the local steps that are best for a budget, which it needs, in seconds.
+r"""AFL: the local steps that are best for a budget of seconds; needs a budget.
 
     rho_i  = |F_i(theta_i) - F_i(w)| / ||theta_i - w||
     beta_i = ||grad F_i(theta_i) - grad F_i(w)|| / ||theta_i - w||
