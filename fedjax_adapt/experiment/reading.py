@@ -78,13 +78,17 @@ def check_settings(
                 f"{suggestion(key, writable(known), remedy=remedy)}"
             )
             raise SettingError(f"{at(key)}: {sentence}")
-        sentence = f"{at(key)}: {short[key]}={value!r}"
-        settings[key] = checked(sentence, known[key].annotation, value)
-    for build in (build_plan, build_algorithm):
-        try:
-            build(from_settings(settings))
-        except SettingError as error:  # out of range
-            raise SettingError(f"{at(error.setting or '')}: {error}") from None
+        sentence = f"{short[key]}={value!r}"
+        try:  # where a setting stands takes long to find
+            settings[key] = checked(sentence, known[key].annotation, value)
+        except SettingError as error:
+            raise SettingError(f"{at(key)}: {error}") from None
+    try:
+        config = from_settings(settings)
+        build_plan(config)
+        build_algorithm(config)
+    except SettingError as error:  # out of range
+        raise SettingError(f"{at(error.setting or '')}: {error}") from None
     return settings
 
 
