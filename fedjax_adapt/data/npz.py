@@ -143,13 +143,18 @@ def _owners(path, arrays) -> tuple[np.ndarray | None, np.ndarray | None]:
 
 def _array(stored, name) -> np.ndarray:
     try:
-        return stored[name]
+        found = stored[name]
     except ValueError as error:
         if "Object arrays" not in str(error):
             raise
         raise SettingError(
             f"{name} holds Python objects, which are never unpickled, but must hold numbers"
         ) from None
+    if not isinstance(
+        found, np.ndarray
+    ):  # what does not begin as an array is its bytes
+        raise SettingError(f"{name} is damaged and no array")
+    return found
 
 
 def _integers(path, name, values) -> np.ndarray:

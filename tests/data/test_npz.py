@@ -130,6 +130,21 @@ def test_a_damaged_file_is_named(tmp_path, damage):
         load(str(path))
 
 
+@pytest.mark.parametrize("name", ["x_train", "y_test"])
+def test_a_member_that_is_no_array_is_named(tmp_path, name):
+    """NumPy hands on its bytes."""
+    path = tmp_path / "mine.npz"
+    write_npz(path)
+    with zipfile.ZipFile(path) as whole:
+        held = {each: whole.read(each) for each in whole.namelist()}
+    with zipfile.ZipFile(path, "w") as file:
+        for each, data in (held | {f"{name}.npy": b"1,2\n"}).items():
+            file.writestr(each, data)
+    says = f"mine.npz cannot be used: {name} is damaged and no array; write one with"
+    with pytest.raises(ValueError, match=says):
+        load(str(path))
+
+
 @pytest.mark.parametrize(
     "shapes",
     [
