@@ -20,7 +20,6 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .. import check
 from ..errors import SettingError
 from ..experiment.store import (
     ACCURACIES,
@@ -611,7 +610,7 @@ def _latex(sheet: Sheet) -> str:
 
 def _without_trials(folder: str | Path) -> list[str]:
     """What to say of the trials of a sweep that diverged or are to come."""
-    path, found = check.expanded("", folder), []
+    path, found = Path(os.path.expanduser(folder)), []
     trials = [run for run in runs_in(path) if run != path and run.parent.name == TRIALS]
     for place in dict.fromkeys(run.parents[1] for run in trials):
         finished = (place / SUMMARY).is_file()
