@@ -59,7 +59,9 @@ def formatted(text: str, words: dict[str, str] = WORDS) -> str:
     """A formula as HTML; `words` are those that stand for symbols."""
     found = ""
     for i, part in enumerate(re.split(POWER, text)):
-        shown = _with_indices(part.strip("{}()") if i % 2 else part, words)
+        # the outer pair alone: e^{(a - b)/T} has a parenthesis of its own
+        part = part[1:-1] if i % 2 and part[0] in "{(" else part
+        shown = _with_indices(part, words)
         found += f"<sup>{shown}</sup>" if i % 2 else shown
     return found
 

@@ -96,7 +96,7 @@ def _curve(name, folder):
     said = f"After round {last['round']}: {ends(last)}"
     if name != "fedavg":
         share = {k: float(last[k]) / float(base[k]) for k in COSTS}
-        costs = ", ".join(f"{share[k]:.2f} times {said}" for k, said in COSTS.items())
+        costs = ", ".join(f"{share[k]:.2f} times {what}" for k, what in COSTS.items())
         said += f" (FedAvg: {ends(base)}). It took {costs} of FedAvg"
     if int(last["public_steps"]):
         said += f", and {last['public_steps']} steps on a public set"

@@ -134,6 +134,7 @@ def equations(monkeypatch):
             "rho^tau_i, e^{s_g/T}",
             "ρ<sup>τ<sub>i</sub></sup>, e<sup>s<sub>g</sub>/T</sup>",
         ),
+        ("e^{(s_p - s_g)/T}", "e<sup>(s<sub>p</sub> − s<sub>g</sub>)/T</sup>"),
         ("||grad F|| <= 1", "‖∇ F‖ ≤ 1"),
     ],
 )

@@ -77,11 +77,13 @@ def _flags(command: str) -> dict[str, str]:
     """The flags of a command, each with the names that may follow it."""
     said, width = io.StringIO(), os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "80"  # in a wider terminal two tables share a line
-    with contextlib.redirect_stdout(said):
-        import_module(__package__).main([command, "--help"])
-    os.environ.pop("COLUMNS")
-    if width is not None:
-        os.environ["COLUMNS"] = width
+    try:
+        with contextlib.redirect_stdout(said):
+            import_module(__package__).main([command, "--help"])
+    finally:
+        os.environ.pop("COLUMNS")
+        if width is not None:
+            os.environ["COLUMNS"] = width
     found: dict[str, str] = {}
     for line in said.getvalue().splitlines():
         if line.lstrip("│| ").startswith("--"):  # in a box, or one of ASCII

@@ -150,9 +150,8 @@ def _array(stored, name) -> np.ndarray:
         raise SettingError(
             f"{name} holds Python objects, which are never unpickled, but must hold numbers"
         ) from None
-    if not isinstance(
-        found, np.ndarray
-    ):  # what does not begin as an array is its bytes
+    # of a member that does not begin as an array NumPy gives the bytes
+    if not isinstance(found, np.ndarray):
         raise SettingError(f"{name} is damaged and no array")
     return found
 
