@@ -8,6 +8,12 @@ make a folder. For the others the disk is full from such an operation on: no fil
 opened to write, and the command must say so without a traceback. A third of the resumes
 are killed as well. What the last one leaves must have the numbers of a run that was never
 killed, to the bit: rows, results and newest states.
+
+    python benchmarks/crash.py --every --runs 1 --sweeps 1 --controls 1 --reproductions 1
+
+With `--every` nothing is drawn: for each such operation of each case in turn the disk is
+full from there on. What was written before it must be read as it was by the resume.
+
 The process forks before JAX has a device, so a kill takes about as long as its training.
 It needs Linux.
 """
@@ -225,15 +231,23 @@ def _bytes(state: Any) -> str:
     return held.hexdigest()
 
 
-def whole(case: Case, folder: Path) -> tuple[dict[str, str], int, float] | str:
-    """What a case leaves that nobody kills, its file operations, and its seconds.
+class Whole(NamedTuple):
+    """What a case leaves that is never killed, its file operations, and its seconds."""
+
+    numbers: dict[str, str]
+    operations: list[str]
+    seconds: float
+
+
+def whole(case: Case, folder: Path) -> Whole | str:
+    """What becomes of a case that is never killed.
 
     Text where it fails: what it printed.
     """
 
     def function() -> tuple[int, Any]:
         seen = watched(folder, None)
-        return main(case.command(folder)), len(seen)
+        return main(case.command(folder)), seen
 
     began = time.monotonic()
     ended = forked(function)
@@ -242,13 +256,13 @@ def whole(case: Case, folder: Path) -> tuple[dict[str, str], int, float] | str:
     if found.code != 0:
         command = " ".join(case.command(folder))
         return f"{command}: exit {found.code}: {found.said[-2000:]}"
-    return found.left, ended.left, seconds
+    return Whole(found.left, ended.left, seconds)
 
 
 def attempt(
     case: Case,
     folder: Path,
-    expected: tuple[dict[str, str], int, float],
+    expected: Whole,
     draw: random.Random,
 ) -> tuple[str, str]:
     """Kills a case once or more, resumes it, and says what came of it, and how.
@@ -257,15 +271,14 @@ def attempt(
       "same", "other numbers", "no resume" or "no sentence" for a full disk, and how it was
       killed and what it printed.
     """
-    numbers, operations, seconds = expected
     kills = []
     while True:
         at, after, full = None, LONGEST, False
         if draw.random() < 0.5:
-            at, full = draw.randrange(operations), draw.random() < 1 / 3
+            at, full = draw.randrange(len(expected.operations)), draw.random() < 1 / 3
             kills.append(f"operation {at}{' (full disk)' if full else ''}")
         else:
-            after = draw.uniform(0, seconds)
+            after = draw.uniform(0, expected.seconds)
             kills.append(f"{after:.2f} s")
 
         def killed(at: int | None = at, full: bool = full) -> tuple[int, Any]:
@@ -273,25 +286,64 @@ def attempt(
             return main(case.command(folder)), None
 
         ended = forked(killed, after)
-        if full and (ended.code not in (0, 1, 2) or "Traceback" in ended.said):
+        if full and not _is_a_sentence(ended):
             return "no sentence", f"{kills}; exit {ended.code}: {ended.said[-2000:]}"
         if draw.random() > AGAIN:
             break
+    how = f"killed at {', '.join(kills)}"
+    return resumed(case, folder, expected.numbers, how)[:2]
+
+
+def fill_disk(
+    case: Case, folder: Path, numbers: dict[str, str], at: int
+) -> tuple[str, str]:
+    """As `attempt`, of a disk that is full from a file operation on, resumed once.
+
+    "damaged" where the resume found a file that it could not read.
+    """
+
+    def filled() -> tuple[int, Any]:
+        watched(folder, at, full=True)
+        return main(case.command(folder)), None
+
+    ended, how = forked(filled), f"disk full at operation {at}"
+    if not _is_a_sentence(ended):
+        return "no sentence", f"{how}; exit {ended.code}: {ended.said[-2000:]}"
+    verdict, how, said = resumed(case, folder, numbers, how)
+    return ("damaged", f"{how}; {said}") if "unreadable" in said else (verdict, how)
+
+
+def _is_a_sentence(ended: Ended) -> bool:
+    return ended.code in (0, 1, 2) and "Traceback" not in ended.said
+
+
+def resumed(
+    case: Case, folder: Path, numbers: dict[str, str], how: str
+) -> tuple[str, str, str]:
+    """What a resume comes to, how it was reached, and what the resume printed."""
     last = forked(lambda: (main(case.command(folder)), None))
-    how = f"{' '.join(case.command(folder))}: killed at {', '.join(kills)}"
+    how = f"{' '.join(case.command(folder))}: {how}"
     finished = "finished" in last.said and last.code in (0, 2)
     if last.code != 0 and not finished:
-        return "no resume", f"{how}; exit {last.code}: {last.said[-2000:]}"
+        how = f"{how}; exit {last.code}: {last.said[-2000:]}"
+        return "no resume", how, last.said
     found = forked(lambda: (0, digest(folder))).left
     if found != numbers:
-        return "other numbers", f"{how}; {last.said[-500:]}"
-    return "same", how
+        return "other numbers", f"{how}; {last.said[-500:]}", last.said
+    return "same", how, last.said
 
 
 def campaign(
-    counts: dict[str, int], place: Path, seed: int, tell: Callable[[str], object]
+    counts: dict[str, int],
+    place: Path,
+    seed: int,
+    every: bool,
+    tell: Callable[[str], object],
 ) -> tuple[dict[str, Counter], list[str]]:
-    """Kills as many of each kind as asked; returns what came of them and what failed."""
+    """Kills as many of each kind as asked; returns what came of them and what failed.
+
+    With `every` the disk of each is full at every file operation that needs room, in turn.
+    """
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         raise RuntimeError(f"{threads} threads, and what one has locked a fork keeps.")
@@ -300,21 +352,33 @@ def campaign(
         known: dict[Case, Any] = {}
         came[kind] = Counter()
         for number in range(counts.get(kind, 0)):
-            case, draw = next(of_kind), random.Random(f"{seed} {kind} {number}")
+            case = next(of_kind)
             folder = place / f"{kind}-{number}"
             if case not in known:
                 known[case] = whole(case, place / f"{kind}-whole-{number}")
-            if isinstance(known[case], str):
-                verdict, how = "broken", known[case]
+            expected = known[case]
+            if isinstance(expected, str):
+                ends = [("broken", expected)]
+            elif every:
+                ends = (
+                    fill_disk(case, folder, expected.numbers, at)
+                    for at, event in enumerate(expected.operations)
+                    if event in NEED_ROOM
+                )
             else:
-                verdict, how = attempt(case, folder, known[case], draw)
-            came[kind][verdict] += 1
-            if verdict == "same":
-                shutil.rmtree(folder, ignore_errors=True)
-            else:
-                failed.append(f"{verdict}: {how}")
-                tell(failed[-1])
-            tell(f"{kind} {number + 1}/{counts[kind]}: {dict(came[kind])}")
+                draw = random.Random(f"{seed} {kind} {number}")
+                ends = [attempt(case, folder, expected, draw)]
+            for verdict, how in ends:
+                came[kind][verdict] += 1
+                if verdict == "same":
+                    shutil.rmtree(folder, ignore_errors=True)
+                else:
+                    failed.append(f"{verdict}: {how}")
+                    tell(failed[-1])
+                    kept = place / f"{kind}-failed-{len(failed)}"
+                    if folder.exists():
+                        folder.rename(kept)
+                tell(f"{kind} {number + 1}/{counts[kind]}: {dict(came[kind])}")
     return came, failed
 
 
@@ -324,6 +388,9 @@ def parse() -> argparse.Namespace:
         parser.add_argument(f"--{kind}s", type=int, default=many)
     parser.add_argument("--reproductions", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--every", action="store_true", help="a full disk at every file operation"
+    )
     parser.add_argument("--out", type=Path, help="a JSON file for what came of it")
     return parser.parse_args()
 
@@ -336,11 +403,11 @@ if __name__ == "__main__":
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True
     ).stdout.strip()
     with tempfile.TemporaryDirectory() as place:
-        came, failed = campaign(counts, Path(place), asked.seed, print)
+        came, failed = campaign(counts, Path(place), asked.seed, asked.every, print)
     record = {
         "commit": commit,
         "hardware": f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}",
-        "seed": asked.seed,
+        "seed": None if asked.every else asked.seed,
         "came": came,
         "failed": failed,
     }
