@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .. import check
@@ -113,8 +114,31 @@ def accuracy_of(task: Task, logits: Array, y: Array) -> Array:
     labelled = jnp.issubdtype(y.dtype, jnp.integer) and logits.ndim > 1
     if not labelled or logits.shape[-1] < 2 or y.shape != logits.shape[:-1]:
         return jnp.full(len(y), jnp.nan)
-    right = logits.argmax(-1) == y
+    right = largest_of(logits) == y
     return right if y.ndim == 1 else right.reshape(len(y), -1).mean(1)
+
+
+def largest_of(logits: Array) -> Array:
+    """Where the largest of the last axis lies, as `argmax(-1)` says, [batch, ...] int32.
+
+    JAX makes and keeps another reducer whenever a program with its argmax is lowered, so
+    that a process that trains many runs would grow. Here all programs share one.
+    """
+    if not jnp.issubdtype(logits.dtype, jnp.floating):
+        return logits.argmax(-1)
+    last = logits.ndim - 1
+    places = jax.lax.broadcasted_iota(jnp.int32, logits.shape, last)
+    begin = np.asarray(-np.inf, logits.dtype), np.int32(0)
+    return jax.lax.reduce((logits, places), begin, _larger, (last,))[1]
+
+
+def _larger(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple:
+    """The pair (value, place) of the larger value: NaN, or else the first of equals."""
+    (value, place), (its, its_place) = one, other
+    larger = (value > its) | (value != value)
+    first = larger | ((value == its) & (place < its_place))
+    select = jax.lax.select
+    return select(larger, value, its), select(first, place, its_place)
 
 
 def each_of(task: Task, logits: Array, y: Array) -> dict[str, PyTree]:

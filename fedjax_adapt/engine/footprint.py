@@ -39,7 +39,7 @@ FUSED = frozenset(
 # what moves elements about, which accelerators fuse as well
 MOVES = frozenset("concatenate dynamic_slice gather pad stack transpose".split())
 SUMS = frozenset(
-    """argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod
+    """argmax argmin reduce reduce_and reduce_max reduce_min reduce_or reduce_prod
     reduce_sum""".split()
 )
 # the same elements in the same order

@@ -1,4 +1,4 @@
-"""Files bent at random: each is read, or refused in a sentence within two seconds."""
+"""Files bent at random: each is read, or refused in a sentence, within a second."""
 
 import functools
 import gc
@@ -132,7 +132,7 @@ def campaign(folders, kind, place, seeds):
         shutil.copytree(folders / kind, folder)
         path = draw.choice(sorted(p for p in folder.glob(pattern) if p.is_file()))
         path.write_bytes(bent(path.read_bytes(), draw))
-        began = time.perf_counter()
+        began = time.process_time()  # whatever else the machine does
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
@@ -142,7 +142,7 @@ def campaign(folders, kind, place, seeds):
             refused += 1
         except Exception as error:
             raise AssertionError(f"{kind} {seed} {path.name}: {error!r}") from error
-        assert time.perf_counter() - began < 2, (kind, seed)
+        assert time.process_time() - began < 1, (kind, seed)
         shutil.rmtree(folder)
     gc.collect()  # here, where its warnings are filtered
     return refused

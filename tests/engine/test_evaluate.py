@@ -8,6 +8,7 @@ import pytest
 from helpers import CLASSES, SIZES, close, make_data
 
 import fedjax_adapt as fa
+from fedjax_adapt.core.scores import largest_of
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,26 @@ def test_class_accuracy_is_the_mean_over_each_label(task, data, params):
     for changes in ({}, {"batch_size": 7}, {"batch_size": 7, "devices": 3}):
         given = fa.class_accuracy(task, params, data.test, CLASSES, **changes)
         np.testing.assert_allclose(given, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_the_first_of_equal_logits_is_the_largest_and_nan_is_larger_still(dtype):
+    """As in NumPy; few values, so that most rows have equals."""
+    logits = np.random.default_rng(0).integers(-2, 3, (300, 6)).astype("float32")
+    if dtype != "int32":
+        logits[::7, 4], logits[::14, 2], logits[1], logits[2] = (
+            np.nan,
+            np.nan,
+            -np.inf,
+            9,
+        )
+        logits[3, 3] = np.inf
+    expected, logits = logits.argmax(1), jnp.asarray(logits, dtype)
+    np.testing.assert_array_equal(largest_of(logits), expected)
+    stacked = logits.reshape(3, 100, 6)
+    np.testing.assert_array_equal(
+        jax.vmap(largest_of)(stacked), expected.reshape(3, 100)
+    )
 
 
 def test_a_label_without_examples_counts_0(task, data, params):
