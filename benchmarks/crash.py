@@ -9,10 +9,10 @@ opened to write, and the command must say so without a traceback. A third of the
 are killed as well. What the last one leaves must have the numbers of a run that was never
 killed, to the bit: rows, results and newest states.
 
-    python benchmarks/crash.py --every --runs 1 --sweeps 1 --controls 1 --reproductions 1
+    python benchmarks/crash.py --every 1 --runs 1 --sweeps 1 --controls 0 --reproductions 0
 
-With `--every` nothing is drawn: for each such operation of each case in turn the disk is
-full from there on. What was written before it must be read as it was by the resume.
+With `--every N` nothing is drawn: the disk is full from the first such operation of a case
+on, then from the N-th after it, and so on. The resume must find no damaged file.
 
 The process forks before JAX has a device, so a kill takes about as long as its training.
 It needs Linux.
@@ -337,12 +337,13 @@ def campaign(
     counts: dict[str, int],
     place: Path,
     seed: int,
-    every: bool,
+    every: int | None,
     tell: Callable[[str], object],
 ) -> tuple[dict[str, Counter], list[str]]:
     """Kills as many of each kind as asked; returns what came of them and what failed.
 
-    With `every` the disk of each is full at every file operation that needs room, in turn.
+    With `every` the disk of each is full at every so-many-th file operation that needs
+    room, in turn.
     """
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
@@ -359,12 +360,10 @@ def campaign(
             expected = known[case]
             if isinstance(expected, str):
                 ends = [("broken", expected)]
-            elif every:
-                ends = (
-                    fill_disk(case, folder, expected.numbers, at)
-                    for at, event in enumerate(expected.operations)
-                    if event in NEED_ROOM
-                )
+            elif every is not None:
+                events = enumerate(expected.operations)
+                full = [at for at, event in events if event in NEED_ROOM][::every]
+                ends = (fill_disk(case, folder, expected.numbers, at) for at in full)
             else:
                 draw = random.Random(f"{seed} {kind} {number}")
                 ends = [attempt(case, folder, expected, draw)]
@@ -389,7 +388,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--reproductions", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--every", action="store_true", help="a full disk at every file operation"
+        "--every", type=int, metavar="N", help="a full disk at every Nth file operation"
     )
     parser.add_argument("--out", type=Path, help="a JSON file for what came of it")
     return parser.parse_args()
@@ -407,7 +406,7 @@ if __name__ == "__main__":
     record = {
         "commit": commit,
         "hardware": f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}",
-        "seed": None if asked.every else asked.seed,
+        "seed": asked.seed if asked.every is None else None,
         "came": came,
         "failed": failed,
     }

@@ -37,3 +37,11 @@ def test_what_is_killed_and_resumed_has_the_same_numbers(tmp_path, kills):
     assert record["failed"] == [] and code == 0
     came = {kind: verdicts for kind, verdicts in record["came"].items() if verdicts}
     assert came == {kind: {"same": count} for kind, count in kills.items()}
+
+
+@pytest.mark.slow
+def test_a_run_whose_disk_fills_up_says_so_and_is_resumed(tmp_path):
+    counts = [f"--{kind.removesuffix('s')}s=0" for kind in KINDS if kind != "run"]
+    record, code = crash(tmp_path, "--every", "20", "--runs", "1", *counts)
+    assert record["failed"] == [] and code == 0
+    assert set(record["came"]["run"]) == {"same"} and record["came"]["run"]["same"] > 2
