@@ -11,8 +11,10 @@ killed, to the bit: rows, results and newest states.
 
     python benchmarks/crash.py --every 1 --runs 1 --sweeps 1 --controls 0 --reproductions 0
 
-With `--every N` nothing is drawn: the disk is full from the first such operation of a case
-on, then from the N-th after it, and so on. The resume must find no damaged file.
+With `--every N` nothing is drawn: the disk is full from the first file that is opened to
+write, or folder that is made, on, then from the N-th after it, and so on, for each case
+once. The resume must set no file aside. What TensorStore opens, and what is written into
+open files, does not fail.
 
 The process forks before JAX has a device, so a kill takes about as long as its training.
 It needs Linux.
@@ -77,6 +79,7 @@ ALGORITHMS = (
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 OPERATIONS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir")
 NEED_ROOM = ("open", "os.mkdir")  # on the disk
+FULL = "no space is left"
 # of a summary and a table: what two equal runs need not share; the hash of a run that is
 # matched to another has the folder of that
 CIRCUMSTANCES = {
@@ -164,12 +167,16 @@ def forked(function: Callable[[], tuple[int, Any]], after: float = LONGEST) -> E
         return Ended(code, said.read_text() if said.exists() else "", left)
 
 
-def watched(folder: Path, at: int | None, full: bool = False) -> list[str]:
-    """Notes the file operations below a folder from now on, and ends this at one.
+def watched(
+    folder: Path, at: int | None, full: bool = False
+) -> tuple[list[str], list[str]]:
+    """The file operations below a folder from now on, and those that found no room.
 
-    With `full` it goes on, but nothing new can be written from that operation on.
+    This process ends at operation `at`. With `full` it goes on, but nothing new can be
+    written from that operation on.
     """
     seen: list[str] = []
+    refused: list[str] = []
 
     def audit(event: str, arguments: tuple) -> None:
         if event not in OPERATIONS or not isinstance(arguments[0], str | os.PathLike):
@@ -180,12 +187,13 @@ def watched(folder: Path, at: int | None, full: bool = False) -> list[str]:
             return
         seen.append(event)
         if full and at is not None and len(seen) > at and event in NEED_ROOM:
+            refused.append(event)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(arguments[0]))
         if len(seen) - 1 == at and not full:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(audit)
-    return seen
+    return seen, refused
 
 
 def digest(root: Path) -> dict[str, str]:
@@ -246,7 +254,7 @@ def whole(case: Case, folder: Path) -> Whole | str:
     """
 
     def function() -> tuple[int, Any]:
-        seen = watched(folder, None)
+        seen, _ = watched(folder, None)
         return main(case.command(folder)), seen
 
     began = time.monotonic()
@@ -286,51 +294,51 @@ def attempt(
             return main(case.command(folder)), None
 
         ended = forked(killed, after)
-        if full and not _is_a_sentence(ended):
+        if full and (ended.code not in (0, 1, 2) or "Traceback" in ended.said):
             return "no sentence", f"{kills}; exit {ended.code}: {ended.said[-2000:]}"
         if draw.random() > AGAIN:
             break
     how = f"killed at {', '.join(kills)}"
-    return resumed(case, folder, expected.numbers, how)[:2]
+    return resumed(case, folder, expected.numbers, how)
 
 
 def fill_disk(
     case: Case, folder: Path, numbers: dict[str, str], at: int
 ) -> tuple[str, str]:
-    """As `attempt`, of a disk that is full from a file operation on, resumed once.
+    """What came of a case whose disk is full from a file operation on, and how.
 
-    "damaged" where the resume found a file that it could not read.
+    Returns:
+      As `attempt`; "never full" where nothing needed room any more, or "set aside" where
+      the resume found a file that it could not read.
     """
 
     def filled() -> tuple[int, Any]:
-        watched(folder, at, full=True)
-        return main(case.command(folder)), None
+        _, refused = watched(folder, at, full=True)
+        return main(case.command(folder)), len(refused)
 
     ended, how = forked(filled), f"disk full at operation {at}"
-    if not _is_a_sentence(ended):
+    if ended.left == 0:
+        return "never full", f"{how}; {ended.said[-2000:]}"
+    if ended.code not in (1, 2) or FULL not in ended.said or "Traceback" in ended.said:
         return "no sentence", f"{how}; exit {ended.code}: {ended.said[-2000:]}"
-    verdict, how, said = resumed(case, folder, numbers, how)
-    return ("damaged", f"{how}; {said}") if "unreadable" in said else (verdict, how)
-
-
-def _is_a_sentence(ended: Ended) -> bool:
-    return ended.code in (0, 1, 2) and "Traceback" not in ended.said
+    verdict, how = resumed(case, folder, numbers, how)
+    aside = sorted(folder.rglob("*.unreadable*"))
+    return ("set aside", f"{how}; {aside}") if aside else (verdict, how)
 
 
 def resumed(
     case: Case, folder: Path, numbers: dict[str, str], how: str
-) -> tuple[str, str, str]:
-    """What a resume comes to, how it was reached, and what the resume printed."""
+) -> tuple[str, str]:
+    """What the resume of a case comes to, and how."""
     last = forked(lambda: (main(case.command(folder)), None))
     how = f"{' '.join(case.command(folder))}: {how}"
     finished = "finished" in last.said and last.code in (0, 2)
     if last.code != 0 and not finished:
-        how = f"{how}; exit {last.code}: {last.said[-2000:]}"
-        return "no resume", how, last.said
+        return "no resume", f"{how}; exit {last.code}: {last.said[-2000:]}"
     found = forked(lambda: (0, digest(folder))).left
     if found != numbers:
-        return "other numbers", f"{how}; {last.said[-500:]}", last.said
-    return "same", how, last.said
+        return "other numbers", f"{how}; {last.said[-500:]}"
+    return "same", how
 
 
 def campaign(
@@ -342,8 +350,8 @@ def campaign(
 ) -> tuple[dict[str, Counter], list[str]]:
     """Kills as many of each kind as asked; returns what came of them and what failed.
 
-    With `every` the disk of each is full at every so-many-th file operation that needs
-    room, in turn.
+    With `every` no more than there are of each kind, whose disk is full at every so-many-th
+    file operation that needs room, in turn.
     """
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
@@ -354,6 +362,8 @@ def campaign(
         came[kind] = Counter()
         for number in range(counts.get(kind, 0)):
             case = next(of_kind)
+            if every is not None and case in known:
+                break
             folder = place / f"{kind}-{number}"
             if case not in known:
                 known[case] = whole(case, place / f"{kind}-whole-{number}")
@@ -369,14 +379,10 @@ def campaign(
                 ends = [attempt(case, folder, expected, draw)]
             for verdict, how in ends:
                 came[kind][verdict] += 1
-                if verdict == "same":
-                    shutil.rmtree(folder, ignore_errors=True)
-                else:
+                shutil.rmtree(folder, ignore_errors=True)
+                if verdict != "same":
                     failed.append(f"{verdict}: {how}")
                     tell(failed[-1])
-                    kept = place / f"{kind}-failed-{len(failed)}"
-                    if folder.exists():
-                        folder.rename(kept)
                 tell(f"{kind} {number + 1}/{counts[kind]}: {dict(came[kind])}")
     return came, failed
 
@@ -406,7 +412,8 @@ if __name__ == "__main__":
     record = {
         "commit": commit,
         "hardware": f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}",
-        "seed": asked.seed if asked.every is None else None,
+        "seed": asked.seed,
+        "every": asked.every,
         "came": came,
         "failed": failed,
     }

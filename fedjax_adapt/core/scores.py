@@ -124,21 +124,23 @@ def largest_of(logits: Array) -> Array:
     JAX makes and keeps another reducer whenever a program with its argmax is lowered, so
     that a process that trains many runs would grow. Here all programs share one.
     """
-    if not jnp.issubdtype(logits.dtype, jnp.floating):
-        return logits.argmax(-1)
+    floating = jnp.issubdtype(logits.dtype, jnp.floating)
+    lowest = np.asarray(-np.inf if floating else 0, logits.dtype)
+    if not np.isinf(lowest):  # integers, and floats of 8 bits
+        return logits.argmax(-1).astype(jnp.int32)
     last = logits.ndim - 1
     places = jax.lax.broadcasted_iota(jnp.int32, logits.shape, last)
-    begin = np.asarray(-np.inf, logits.dtype), np.int32(0)
-    return jax.lax.reduce((logits, places), begin, _larger, (last,))[1]
+    pairs = jax.lax.stop_gradient(logits), places  # such a reduction has no derivative
+    return jax.lax.reduce(pairs, (lowest, np.int32(0)), _larger, (last,))[1]
 
 
 def _larger(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple:
     """The pair (value, place) of the larger value: NaN, or else the first of equals."""
-    (value, place), (its, its_place) = one, other
-    larger = (value > its) | (value != value)
-    first = larger | ((value == its) & (place < its_place))
+    (value, place), (other_value, other_place) = one, other
+    larger = (value > other_value) | (value != value)
+    first = larger | ((value == other_value) & (place < other_place))
     select = jax.lax.select
-    return select(larger, value, its), select(first, place, its_place)
+    return select(larger, value, other_value), select(first, place, other_place)
 
 
 def each_of(task: Task, logits: Array, y: Array) -> dict[str, PyTree]:

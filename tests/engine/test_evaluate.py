@@ -35,19 +35,36 @@ def test_the_first_of_equal_logits_is_the_largest_and_nan_is_larger_still(dtype)
     """As in NumPy; few values, so that most rows have equals."""
     logits = np.random.default_rng(0).integers(-2, 3, (300, 6)).astype("float32")
     if dtype != "int32":
-        logits[::7, 4], logits[::14, 2], logits[1], logits[2] = (
-            np.nan,
-            np.nan,
-            -np.inf,
-            9,
-        )
-        logits[3, 3] = np.inf
+        logits[::7, 4] = np.nan
+        logits[::14, 2] = np.nan
+        logits[1] = -np.inf
+        logits[2, 3] = np.inf
+        logits[3] = 3 * [-np.inf] + [-3e38] + 2 * [-np.inf]
     expected, logits = logits.argmax(1), jnp.asarray(logits, dtype)
     np.testing.assert_array_equal(largest_of(logits), expected)
     stacked = logits.reshape(3, 100, 6)
     np.testing.assert_array_equal(
         jax.vmap(largest_of)(stacked), expected.reshape(3, 100)
     )
+
+
+def test_all_programs_share_the_reducer_of_the_largest():
+    """JAX keeps one for each argmax that it lowers."""
+    reducers = []
+    for size in (3, 4):
+        found = jax.make_jaxpr(lambda x: largest_of(x))(jnp.zeros((2, size)))
+        reduction = next(e for e in found.eqns if e.primitive.name == "reduce")
+        reducers.append(reduction.params["jaxpr"])
+    assert reducers[0] is reducers[1]
+
+
+def test_accuracy_may_stand_beside_a_loss_that_is_differentiated():
+    logits = jnp.arange(6.0).reshape(2, 3)
+    loss = lambda x: ((x**2).sum(), largest_of(x))
+    slope, largest = jax.grad(loss, has_aux=True)(logits)
+    close(slope, 2 * logits)
+    np.testing.assert_array_equal(largest, [2, 2])
+    jax.hessian(lambda x: loss(x)[0] + largest_of(x).sum())(logits)
 
 
 def test_a_label_without_examples_counts_0(task, data, params):

@@ -8,6 +8,7 @@ from helpers import keys, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedveca, scaffold
+from fedjax_adapt.core.scores import largest_of
 from fedjax_adapt.engine import memory, mesh
 from fedjax_adapt.engine.footprint import Footprint, bytes_held, footprint
 from fedjax_adapt.models import MODELS
@@ -31,6 +32,9 @@ def test_what_is_made_is_held_until_its_last_use():
 def test_elementwise_work_is_done_where_it_is_read():
     assert held(lambda x: jnp.exp(2 * x + 1).sum(), (1000,)) == 4
     assert held(lambda x: jnp.exp(2 * x + 1), (1000,)) == 4000
+    assert (
+        held(lambda x: largest_of(2 * x), (100, 10)) == 800
+    )  # with those of its values
     # a product reads it from memory
     assert held(lambda x, y: (jnp.exp(x) @ y).sum(), (50, 10), (10, 1)) == 2200
 
