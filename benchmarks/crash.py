@@ -79,7 +79,7 @@ ALGORITHMS = (
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 OPERATIONS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir")
 NEED_ROOM = ("open", "os.mkdir")  # on the disk
-FULL = "no space is left"
+FULL = "no space"  # in what a user is told of a full disk
 # of a summary and a table: what two equal runs need not share; the hash of a run that is
 # matched to another has the folder of that
 CIRCUMSTANCES = {
@@ -319,7 +319,8 @@ def fill_disk(
     ended, how = forked(filled), f"disk full at operation {at}"
     if ended.left == 0:
         return "never full", f"{how}; {ended.said[-2000:]}"
-    if ended.code not in (1, 2) or FULL not in ended.said or "Traceback" in ended.said:
+    told = FULL in ended.said.lower() and "Traceback" not in ended.said
+    if ended.code not in (1, 2) or not told:
         return "no sentence", f"{how}; exit {ended.code}: {ended.said[-2000:]}"
     verdict, how = resumed(case, folder, numbers, how)
     aside = sorted(folder.rglob("*.unreadable*"))
