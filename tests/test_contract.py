@@ -440,6 +440,8 @@ def test_a_store_gives_back_what_it_was_given_to_the_bit(name, twice):
     store, everybody, some = STORES[name], jnp.arange(6), jnp.array([4, 6, 1])
     new = {dtype: jnp.asarray(row) for dtype, row in ROWS.items()}
     new["bool"] = jnp.array([True, False])
+    if name == "twice":  # where XLA itself moves bfloat16, AVX-512 makes 1e-40 zero
+        new["bfloat16"] = new["bfloat16"].at[2].set(0.5)
     # rows that XLA itself sums over devices lose the sign of a zero
     for num_devices in (1,) if name == "twice" else (1, 2):
         client = jax.tree.map(jnp.zeros_like, new)
