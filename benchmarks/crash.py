@@ -11,10 +11,10 @@ killed, to the bit: rows, results and newest states.
 
     python benchmarks/crash.py --every 1 --runs 1 --sweeps 1 --controls 0 --reproductions 0
 
-With `--every N` nothing is drawn: the disk is full from the first file that is opened to
-write, or folder that is made, on, then from the N-th after it, and so on, for each case
-once. The resume must set no file aside. What TensorStore opens, and what is written into
-open files, does not fail.
+With `--every N` nothing is drawn. Each case runs once for every N-th of its operations that
+need room: to open a file to write, or to make a folder. From there on the disk is full. The
+resume must set no file aside. Files that TensorStore opens, and writes into files that are
+open already, do not fail.
 
 The process forks before JAX has a device, so a kill takes about as long as its training.
 It needs Linux.
@@ -351,8 +351,8 @@ def campaign(
 ) -> tuple[dict[str, Counter], list[str]]:
     """Kills as many of each kind as asked; returns what came of them and what failed.
 
-    With `every` no more than there are of each kind, whose disk is full at every so-many-th
-    file operation that needs room, in turn.
+    With `every` each case comes once, and the disk is full at every so-many-th of its file
+    operations that need room, in turn.
     """
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
@@ -373,8 +373,8 @@ def campaign(
                 ends = [("broken", expected)]
             elif every is not None:
                 events = enumerate(expected.operations)
-                full = [at for at, event in events if event in NEED_ROOM][::every]
-                ends = (fill_disk(case, folder, expected.numbers, at) for at in full)
+                places = [at for at, event in events if event in NEED_ROOM][::every]
+                ends = (fill_disk(case, folder, expected.numbers, at) for at in places)
             else:
                 draw = random.Random(f"{seed} {kind} {number}")
                 ends = [attempt(case, folder, expected, draw)]
@@ -395,10 +395,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--reproductions", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--every", type=int, metavar="N", help="a full disk at every Nth file operation"
+        "--every", type=int, metavar="N", help="fill the disk at every Nth operation"
     )
     parser.add_argument("--out", type=Path, help="a JSON file for what came of it")
-    return parser.parse_args()
+    asked = parser.parse_args()
+    if asked.every is not None and asked.every < 1:
+        parser.error(f"--every is {asked.every}; write 1 or more.")
+    return asked
 
 
 if __name__ == "__main__":

@@ -139,8 +139,8 @@ def _larger(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple:
     (value, place), (other_value, other_place) = one, other
     larger = (value > other_value) | (value != value)
     first = larger | ((value == other_value) & (place < other_place))
-    select = jax.lax.select
-    return select(larger, value, other_value), select(first, place, other_place)
+    value = jax.lax.select(larger, value, other_value)
+    return value, jax.lax.select(first, place, other_place)
 
 
 def each_of(task: Task, logits: Array, y: Array) -> dict[str, PyTree]:

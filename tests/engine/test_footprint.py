@@ -32,9 +32,8 @@ def test_what_is_made_is_held_until_its_last_use():
 def test_elementwise_work_is_done_where_it_is_read():
     assert held(lambda x: jnp.exp(2 * x + 1).sum(), (1000,)) == 4
     assert held(lambda x: jnp.exp(2 * x + 1), (1000,)) == 4000
-    assert (
-        held(lambda x: largest_of(2 * x), (100, 10)) == 800
-    )  # with those of its values
+    # the largest values beside where they lie
+    assert held(lambda x: largest_of(2 * x), (100, 10)) == 800
     # a product reads it from memory
     assert held(lambda x, y: (jnp.exp(x) @ y).sum(), (50, 10), (10, 1)) == 2200
 
