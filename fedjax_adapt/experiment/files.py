@@ -2,6 +2,7 @@
 
 `files.sha256` lies in the folder of a run, of its checkpoints, of a group and of a sweep.
 It has a line for each file of that folder that is read again, as `sha256sum -c` takes it,
+that of a sweep also one for the list of each trial and group that is done,
 and at its end two comments: whose list it is, which the list of checkpoints has from that
 of their run, and the checksum of the lines above. A part of a table is written first and
 listed after, and one that is replaced or deleted is struck out first: a kill leaves at
@@ -9,20 +10,24 @@ most a part that is not listed, which is none. A text is listed just before it h
 name: a kill leaves at most a line too much.
 """
 
+import errno
 import functools
 import hashlib
 import itertools
 import os
+import stat
 import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from ..errors import SettingError
 from .lock import check_held
 
 SUMS = "files.sha256"
+MERGED = "whole.toml"  # of shards, which an earlier version left in the list
 # what an earlier version, which listed nothing, has left: texts and tables
 BEFORE = ("*.toml", "*.json", "*.parquet", "*/part-*.parquet")
 
@@ -89,6 +94,32 @@ def write_listed(path: Path, text: str) -> None:
         enter(path.parent, {path: temporary})
 
 
+def opened(path: Path) -> BinaryIO:
+    """A file of a folder, to read.
+
+    Raises:
+      OSError: it is missing, may not be read, or is a pipe, a device or a link to nothing,
+        none of which is ever waited for.
+    """
+    at_once = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+    try:
+        file = open(path, "rb", opener=at_once)
+    except FileNotFoundError:
+        if not path.is_symlink():
+            raise
+        raise OSError(errno.EINVAL, "a link to nothing", str(path)) from None
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "no regular file", str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of a folder; raises as `opened`, and UnicodeDecodeError."""
+    with opened(path) as file:
+        return file.read().decode("utf-8")
+
+
 class Listed(dict[str, str]):
     """The checksum of each file of a folder, by its path there, and whose list it is."""
 
@@ -103,7 +134,7 @@ def listed(folder: Path) -> Listed | None:
     """
     path = folder / SUMS
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -194,6 +225,45 @@ def check(folder: Path, path: Path, known: dict[str, str] | None = None) -> None
         )
 
 
+def check_all(folder: Path) -> None:
+    """Raises SettingError unless every file that a folder lists is as it was written.
+
+    So must be what those lists name that are in it.
+    """
+    known = listed(folder) or {}
+    for path in (folder / name for name in known if name != MERGED):
+        check(folder, path, known)
+        if path.name == SUMS:
+            check_all(path.parent)
+
+
+def enter_lists(folder: Path, below: Iterable[Path]) -> None:
+    """Lists the lists of folders that are done; those that are listed must be as they were.
+
+    Args:
+      folder: of a sweep.
+      below: the folders, in which nothing is written from now on.
+
+    Raises:
+      SettingError: one of them is missing, or was exchanged.
+    """
+    known, new = listed(folder) or {}, {}
+    for path in below:
+        sums = path / SUMS
+        if _name(folder, sums) in known:
+            check(folder, sums, known)
+        elif not path.is_dir():
+            raise SettingError(
+                f"{path} is missing; put it back as it was, or start again in another "
+                "folder."
+            )
+        else:
+            begin(path)
+            new[sums] = sums
+    if new:
+        enter(folder, new)
+
+
 def damaged(folder: Path, path: Path, known: dict[str, str] | None = None) -> str:
     """What is wrong with a listed file, in words; "" if it is as it was written.
 
@@ -217,9 +287,9 @@ def damaged(folder: Path, path: Path, known: dict[str, str] | None = None) -> st
 
 
 @functools.cache
-def warn_unlisted(folder: Path) -> None:
-    """Warns once that a folder has no list."""
-    warnings.warn(unlisted(folder), stacklevel=3)
+def warn_once(text: str) -> None:
+    """Warns, unless it has done so before with the same words."""
+    warnings.warn(text, stacklevel=3)
 
 
 def unlisted(folder: Path) -> str:
@@ -267,7 +337,7 @@ def _name(folder: Path, path: Path) -> str:
 
 
 def _of_file(path: Path) -> str:
-    with open(path, "rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

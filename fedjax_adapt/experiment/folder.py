@@ -63,6 +63,13 @@ def check_folder(folder: Path, config: Config, resume: bool) -> None:
             "give another folder."
         )
 
+    if (sweep := store.sweep_of(folder)) is not None:
+        raise SettingError(
+            f"folder={folder} lies among the trials of {sweep}, which stay as they are; "
+            "give another folder, and --config with the config.toml of a trial to train it "
+            "by itself.",
+            setting="folder",
+        )
     check_may_begin(folder, store.CONFIG, changed, [config], resume)
 
 
@@ -116,7 +123,7 @@ def is_finished(folder: Path, config: Config) -> bool:
     """Whether `folder` holds this run, finished.
 
     Raises:
-      ValueError: as `check_origins`.
+      ValueError: as `check_origins`, or a file of it is damaged.
     """
     if (
         not holds_finished(folder, store.CONFIG)
@@ -124,6 +131,7 @@ def is_finished(folder: Path, config: Config) -> bool:
     ):
         return False
     check_origins(folder, [config])
+    files.check_all(folder)
     return True
 
 

@@ -228,9 +228,8 @@ def made_below(folder: Path, scale: Scale) -> Made:
     """The finished runs of all items at a scale, below the folder of all reproductions."""
     made: dict[str, dict[int, Path | None]] = {}
     for begun in sorted(folder.glob(f"*/{scale}/*/*/*/{store.SUMMARY}")):
-        for trial in sorted((begun.parent / store.TRIALS).glob("*")):
+        for trial, whole in store.trials_in(begun.parent).items():
             config = read_config(trial / store.CONFIG)
-            whole = (trial / store.SUMMARY).exists()
             made.setdefault(_settings_of(config), {})[config.seed] = (
                 trial if whole else None
             )
@@ -260,8 +259,7 @@ def runs_of(
         found |= made.get(_settings_of(cell.config), {})
     for begun in _sweeps(cell):
         if (begun / store.SUMMARY).exists():
-            for trial in sorted((begun / store.TRIALS).iterdir()):
-                whole = (trial / store.SUMMARY).exists()
+            for trial, whole in store.trials_in(begun).items():
                 seed = _checked_seed(cell, read_config(trial / store.CONFIG), begun)
                 found[seed] = trial if whole else None
     wanted = sorted(found) if any_seed else cell.configs

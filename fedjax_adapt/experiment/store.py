@@ -45,6 +45,7 @@ SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see sweeps/resul
 SHARDS = "shard-*-of-*"  # folders below that of a sweep, see sweeps/shards.py
 NOTHING = "nothing"  # that a trial was also given
 TRIALS = "trials"  # of a sweep, a folder for each, see sweeps/trial_folders.py
+GROUPS = "groups"  # likewise, see sweeps/sweep.py
 TABLES = ("metrics", "clients", "trials")
 # columns of `metrics`: what a run has cost so far
 COSTS = ("local_steps", "bytes_up", "bytes_down", "simulated_seconds")
@@ -103,6 +104,8 @@ def read_run(folder: str | Path) -> Record:
     """
     check.kinds('read_run("runs/mine")', folder=(folder, check.path))
     folder = Path(folder)
+    if (sweep := sweep_of(folder)) is not None:
+        files.check(sweep, folder / files.SUMS)
     if not os.path.lexists(folder / CONFIG):
         if (folder / SWEEP).is_file():
             raise SettingError(
@@ -115,7 +118,7 @@ def read_run(folder: str | Path) -> Record:
         )
     metrics = read_table(folder, "metrics")
     if len(metrics) and files.listed(folder) is None:
-        files.warn_unlisted(folder)
+        files.warn_once(files.unlisted(folder))
     return Record(
         folder=folder,
         config=canonical(toml.read(folder / CONFIG)),
@@ -136,17 +139,73 @@ def read_finished(folder: str | Path, where: str = "") -> tuple[Record, dict[str
       ValueError: as `read_run`, or the run is not finished.
     """
     record = read_run(folder)
-    if record.summary is None:
+    if record.summary is not None:
+        return record, record.summary
+    if (sweep := sweep_of(folder)) is not None:
+        trials_in(sweep)  # or it says what is missing
         raise SettingError(
-            f"{where or folder} holds a run that is not finished; resume it first, or "
-            "leave it out if it diverged."
+            f"{where or folder} is a trial of a sweep that diverged or is not finished; "
+            "leave it out, or resume the sweep."
         )
-    return record, record.summary
+    raise SettingError(
+        f"{where or folder} holds a run that is not finished; resume it first, or "
+        "leave it out if it diverged."
+    )
 
 
 def trial_folder(number: int) -> Path:
     """Where a trial lies in the folder of its sweep."""
     return Path(TRIALS) / f"{number:04d}"
+
+
+def sweep_of(folder: str | Path) -> Path | None:
+    """The folder of the sweep that a folder is a trial of; None: it is of none."""
+    above = Path(folder).absolute().parent
+    inside = above.name == TRIALS and os.path.lexists(above.parent / SWEEP)
+    return above.parent if inside else None
+
+
+def trials_in(sweep: Path) -> dict[Path, bool]:
+    """The folders of the trials of a sweep that are done; False: it diverged.
+
+    Raises:
+      ValueError: one of them is missing or was exchanged, or there is one of another sweep.
+    """
+    known, finished = files.listed(sweep) or {}, read_summary(sweep) is not None
+    listed = [sweep / name for name in known if name.startswith(f"{TRIALS}/")]
+    if not listed:  # of an earlier version, or none is done
+        if finished:
+            files.warn_once(
+                f"{sweep} lists none of its trials, as earlier versions left theirs; one "
+                "that is missing or exchanged is not noticed."
+            )
+        there = sorted(sweep.glob(f"{TRIALS}/*/{CONFIG}"))
+        return {path.parent: path.with_name(SUMMARY).exists() for path in there}
+    for path in listed:
+        files.check(sweep, path, known)
+    trials = sorted(path.parent for path in listed)
+    if finished:
+        check_no_others(sweep, trials)
+    found = {path: _is_finished_trial(path) for path in trials}
+    for path, has_summary in found.items():
+        if has_summary and not os.path.lexists(path / SUMMARY):
+            files.check(path, path / SUMMARY)
+    return found
+
+
+def check_no_others(sweep: Path, trials: Collection[Path]) -> None:
+    """Raises ValueError if something lies among the trials of a sweep that is none."""
+    for path in contents(sweep / TRIALS):
+        if path not in trials and not path.name.startswith("."):
+            raise SettingError(
+                f"{path} is not in {sweep / files.SUMS}, so it is no trial of this sweep; "
+                "move it away."
+            )
+
+
+def _is_finished_trial(path: Path) -> bool:
+    """Whether the list of a trial that is done has its summary."""
+    return SUMMARY in (files.listed(path) or {})
 
 
 def runs_in(folder: str | Path) -> list[Path]:
@@ -155,12 +214,12 @@ def runs_in(folder: str | Path) -> list[Path]:
     Of a folder that is neither, those of the runs, sweeps and finished shards below it.
 
     Raises:
-      ValueError: none of a sweep's trials is to be had.
+      ValueError: none of a sweep's trials is to be had, or one is not as it was left.
     """
     folder = check.expanded("", folder)
-    if (folder / CONFIG).is_file():
+    if os.path.lexists(folder / CONFIG):
         return [folder]
-    if not (folder / SWEEP).is_file():
+    if not os.path.lexists(folder / SWEEP):
         there = _runs_below(folder)
         below = [path for path in there if not _is_unfinished_shard(path)]
         if there and not below:
@@ -169,7 +228,7 @@ def runs_in(folder: str | Path) -> list[Path]:
                 "resume them first."
             )
         return [run for path in below for run in runs_in(path)] or [folder]
-    found = [path.parent for path in sorted(folder.glob(f"{TRIALS}/*/{SUMMARY}"))]
+    found = [trial for trial, finished in trials_in(folder).items() if finished]
     if not found and not (folder / SUMMARY).is_file():
         raise SettingError(
             f"{folder} holds a sweep with no finished trial; resume it first."
@@ -272,7 +331,9 @@ class Swept(NamedTuple):
         at = {trial: i for i, trial in enumerate(self.results["trial"].to_pylist())}
         tables = []
         for group in dict.fromkeys(self.results["group"].to_pylist()):
-            rows = read_table(self.folder / "groups" / group, "metrics")
+            place = self.folder / GROUPS / group
+            files.check(self.folder, place / files.SUMS)
+            rows = read_table(place, "metrics")
             own = [at[trial] for trial in rows["trial"].to_pylist()]
             columns: dict[str, Any] = {"trial": rows["trial"]}
             for name in self.settings:
@@ -306,12 +367,13 @@ def read_swept(folder: str | Path) -> Swept:
     check.kinds('read_swept("runs/mine")', folder=(folder, check.path))
     folder = Path(folder)
     for name in (SWEEP, RESULTS):
-        if not (folder / name).is_file():
+        if not os.path.lexists(folder / name):
+            files.check(folder, folder / name)
             raise SettingError(
                 f"{folder} holds no results of a sweep: it has no {name}."
             )
     if files.listed(folder) is None:
-        files.warn_unlisted(folder)
+        files.warn_once(files.unlisted(folder))
     files.check(folder, folder / RESULTS)
     table = _read_parquet(folder / RESULTS)
     return Swept(folder, toml.read(folder / SWEEP), table)
@@ -460,7 +522,7 @@ def _read_parquet(path: Path) -> "pyarrow.Table":
     import pyarrow.parquet as pq
 
     try:
-        open(path, "rb").close()  # of whose errors arrow says less
+        files.opened(path).close()  # of whose errors arrow says less
         # Arrow's threads would free what they read of a Python file at any later moment,
         # and a thread that asks for Python while it ends aborts the process.
         with pa.OSFile(os.fspath(path)) as file:
@@ -487,7 +549,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     if path.is_file():
         files.check_own(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(files.read_text(path))
     except FileNotFoundError:  # deleted meanwhile
         return None
     except OSError as error:

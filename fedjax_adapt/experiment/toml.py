@@ -15,7 +15,8 @@ from ..core import Algorithm
 from ..errors import SettingError
 from . import files
 
-OF_RUNS = ("config.toml", "sweep.toml", "group.toml")  # which their folders list
+# which their folders list
+OF_RUNS = ("config.toml", "sweep.toml", "group.toml", "whole.toml")
 
 
 def read(path: Path, called: str = "config") -> dict[str, Any]:
@@ -25,10 +26,12 @@ def read(path: Path, called: str = "config") -> dict[str, Any]:
       ValueError: the file is missing, unreadable, not TOML, or of a run and damaged; the
         sentence names it.
     """
-    if path.name in OF_RUNS and os.path.exists(path):
+    of_run = path.name in OF_RUNS and os.path.lexists(path)
+    if of_run:
         files.check_own(path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = files.read_text(path) if of_run else path.read_text(encoding="utf-8")
+        return tomllib.loads(text)
     except UnicodeDecodeError:
         raise SettingError(
             f"{path} is not valid TOML: it is not UTF-8 text; save it as UTF-8."
@@ -36,6 +39,8 @@ def read(path: Path, called: str = "config") -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, or too much
         raise SettingError(f"{path} is not valid TOML: {error}.") from None
     except OSError as error:
+        if of_run:
+            raise files.unreadable(path, error) from None
         raise SettingError(
             f"{called}={path} cannot be read ({error.strerror}); "
             "give the path of a TOML file."

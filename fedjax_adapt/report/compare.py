@@ -24,7 +24,6 @@ from ..errors import SettingError
 from ..experiment.store import (
     ACCURACIES,
     RESULTS,
-    SUMMARY,
     TRAINED,
     TRIALS,
     accuracy_in,
@@ -32,6 +31,7 @@ from ..experiment.store import (
     figures_of,
     read_finished,
     read_run,
+    read_summary,
     read_swept,
     runs_in,
     setting_of,
@@ -613,7 +613,7 @@ def _without_trials(folder: str | Path) -> list[str]:
     path, found = Path(os.path.expanduser(folder)), []
     trials = [run for run in runs_in(path) if run != path and run.parent.name == TRIALS]
     for place in dict.fromkeys(run.parents[1] for run in trials):
-        finished = (place / SUMMARY).is_file()
+        finished = read_summary(place) is not None
         # which is written after the first trials of a sweep
         if finished or (place / RESULTS).is_file():
             if lost := ", ".join(map(str, read_swept(place).diverged)):

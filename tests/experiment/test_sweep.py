@@ -1,6 +1,7 @@
 import errno
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import benchmark, fedjax_adapt, relist, same
+from helpers import benchmark, fedjax_adapt, relist, same, unlist
 from test_damaged import damage_one, flipped
 from test_run import Stop, stop_after
 from tiny_runs import TINY
@@ -28,6 +29,7 @@ from fedjax_adapt.engine import memory
 from fedjax_adapt.experiment import (
     Config,
     build,
+    files,
     load_run,
     read_run,
     read_swept,
@@ -48,7 +50,7 @@ from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
 from fedjax_adapt.experiment.sweeps.results import flat, table_of, to_toml
 from fedjax_adapt.report.clients import contributions, draw_contributions
-from fedjax_adapt.report.compare import comparison_tables, sheets
+from fedjax_adapt.report.compare import comparison_tables, groups, sheets
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
 from fedjax_adapt.report.sweep import natural_width, parts, sweep_tables
 
@@ -214,7 +216,11 @@ def test_a_trial_that_diverges_has_the_folder_of_such_a_run(tmp_path):
     (table,) = comparison_tables(sheets([found.folder]))
     assert table.row_count == 1 and "trial 1 diverged" in table.caption
     shutil.rmtree(found.folder / "trials" / "0000")
-    with pytest.raises(ValueError, match="a sweep with no trial to show: all diverged"):
+    unlist(found.folder)
+    with (
+        pytest.warns(UserWarning, match="lists none of its trials"),
+        pytest.raises(ValueError, match="no trial to show: all diverged"),
+    ):
         sheets([found.folder])
 
 
@@ -357,6 +363,99 @@ def test_a_damaged_file_of_a_sweep_is_named(tmp_path, three):
             read_run(folder / "trials" / "0000")
             read_swept(folder)
         shutil.rmtree(folder)
+
+
+def swapped(trials):
+    (trials / "0000").rename(trials / "x")
+    (trials / "0001").rename(trials / "0000")
+    (trials / "x").rename(trials / "0001")
+
+
+def linked(trials):
+    shutil.rmtree(trials / "0001")
+    (trials / "0001").symlink_to("nowhere")
+
+
+OTHERS = {  # what was done to the trials, and what is said of it
+    "deleted": (
+        lambda trials: shutil.rmtree(trials / "0001"),
+        "trials/0001/files.sha256 is missing",
+    ),
+    "all deleted": (shutil.rmtree, "trials/0000/files.sha256 is missing"),
+    "without a summary": (
+        lambda trials: (trials / "0001" / "summary.json").unlink(),
+        "trials/0001/summary.json is missing",
+    ),
+    "swapped": (swapped, "trials/0000/files.sha256 is not as it was written"),
+    "linked": (linked, "trials/0001/files.sha256 is missing"),
+    "copied": (
+        lambda trials: shutil.copytree(trials / "0001", trials / "0003"),
+        "trials/0003 is not in .*files.sha256, so it is no trial of this sweep",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", OTHERS)
+def test_a_trial_that_is_missing_or_exchanged_is_said(tmp_path, three, how, capsys):
+    folder, (damage, says) = tmp_path / "copy", OTHERS[how]
+    shutil.copytree(three.folder, folder)
+    damage(folder / "trials")
+    commands = [f"compare {folder}", f"report {folder} --out {tmp_path / 'page.html'}"]
+    if how != "copied":
+        commands.append(f"sweep --folder {folder} --resume")
+    if how == "without a summary":
+        commands.append(f"compare {folder / 'trials/0001'}")
+    for line in commands:
+        code, out, err = fedjax_adapt(capsys, line)
+        assert (code, out, err.count("\n")) == (2, "", 1) and re.search(says, err), err
+
+
+def test_what_is_gone_of_a_finished_sweep_is_said_when_it_is_resumed(
+    tmp_path, three, capsys
+):
+    for name in ("results.parquet", "trials/0002/config.toml", "groups/000-scaffold"):
+        folder = tmp_path / name.replace("/", "-")
+        shutil.copytree(three.folder, folder)
+        (folder / name).rename(folder / "gone")
+        code, _, err = fedjax_adapt(capsys, f"sweep --folder {folder} --resume")
+        assert code == 2 and f"{folder / name}" in err and "is missing" in err, err
+
+
+def test_a_group_of_another_sweep_has_no_rows_of_this(tmp_path, three):
+    for name in ("a", "b"):
+        shutil.copytree(three.folder, tmp_path / name)
+    sums = tmp_path / "b" / "groups" / "000-scaffold" / "files.sha256"
+    files.strike(sums.parent, [sums.parent / "summary.json"])  # whole, but another list
+    with pytest.raises(ValueError, match="files.sha256 is not as it was written"):
+        assert not read_swept(tmp_path / "b").metrics
+    assert len(read_swept(tmp_path / "a").metrics)
+
+
+def test_no_run_begins_or_goes_on_among_the_trials_of_a_sweep(tmp_path, three, capsys):
+    folder = tmp_path / "copy"
+    shutil.copytree(three.folder, folder)
+    for name in ("0001", "new"):
+        config = folder / "trials" / "0000" / "config.toml"
+        place = folder / "trials" / name
+        code, _, err = fedjax_adapt(capsys, f"run --config {config} --folder {place}")
+        assert code == 2 and f"folder={place} lies among the trials of {folder}" in err
+
+
+def test_a_sweep_whose_trials_no_list_names_is_read_with_a_warning(tmp_path, three):
+    """As earlier versions left theirs; when one is resumed they are listed."""
+    folder = tmp_path / "copy"
+    shutil.copytree(three.folder, folder)
+    known = files.listed(folder)
+    strange = [folder / name for name in known if name.startswith(("trials", "groups"))]
+    assert len(strange) == 4
+    files.strike(folder, [*strange, folder / "summary.json"])
+    (folder / "summary.json").rename(tmp_path / "summary.json")
+    found = sweep(THREE, folder, resume=True, side_by_side=2)
+    assert set(known) == set(files.listed(folder))
+    assert found.results.equals(three.results)
+    files.strike(folder, strange)
+    with pytest.warns(UserWarning, match="copy lists none of its trials"):
+        assert len(groups([folder])[0].runs) == 3
 
 
 @pytest.mark.slow

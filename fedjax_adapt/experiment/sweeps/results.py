@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import check
 from ...errors import SettingError
-from .. import store, toml
+from .. import files, store, toml
 from ..config import (
     all_options,
     choices_of,
@@ -95,13 +95,14 @@ def is_finished(folder: Path, sweep: Sweep) -> bool:
     """Whether `folder` holds this sweep, finished.
 
     Raises:
-      ValueError: as `check_origins`.
+      ValueError: as `check_origins`, or a file of it is damaged.
     """
     if not holds_finished(folder, store.SWEEP):
         return False
     if first_change(read_sweep(folder / store.SWEEP), sweep) is not None:
         return False
     check_origins(folder, (trial.config for trial in sweep.trials))
+    files.check_all(folder)
     return True
 
 

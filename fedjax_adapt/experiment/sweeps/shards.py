@@ -7,6 +7,7 @@ FOLDER/shard-2-of-8/    the folder of a sweep of the second eighth of its trials
 """
 
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from . import results
 from .grid import Sweep, read_sweep
 
 WHOLE = "whole.toml"
-GROUPS = "groups"
 
 
 def shard_of(text: str) -> tuple[int, int]:
@@ -69,7 +69,7 @@ def begin_shard(folder: Path, asked: Sweep, number: int, count: int) -> Path:
     shard_folder(folder, asked, number, count)  # or it is refused
     if not (folder / WHOLE).exists():
         create(folder)
-        files.write_text(folder / WHOLE, results.to_toml(asked))
+        files.write_listed(folder / WHOLE, results.to_toml(asked))
     # a shard of another sweep may have begun meanwhile
     return shard_folder(folder, asked, number, count)
 
@@ -146,9 +146,11 @@ def merge(folder: str | Path) -> store.Swept:
 
 def _merge(folder: Path, shards: list[Path]) -> None:
     """Writes what a sweep folder has, out of that of all shards."""
-    whole = read_sweep(folder / WHOLE)
-    rows, own, said = [], {}, {}
-    for name in (store.TRIALS, GROUPS):
+    # a merge that was killed may have struck out the file of the shards
+    known = store.SWEEP if (folder / store.SWEEP).exists() else WHOLE
+    whole = read_sweep(folder / known)
+    rows, own, said, moved = [], {}, {}, []
+    for name in (store.TRIALS, store.GROUPS):
         (folder / name).mkdir(exist_ok=True)
     for shard in shards:
         renamed = lambda group, shard=shard: f"{shard.name}-{group}"
@@ -158,10 +160,8 @@ def _merge(folder: Path, shards: list[Path]) -> None:
             figures = {n: v for n, v in row.items() if n not in found.settings}
             figures["group"] = renamed(row["group"])
             rows.append(results.named_trial(trial, whole.names) | figures)
-        for trial in (shard / store.TRIALS).iterdir():
-            trial.rename(folder / store.TRIALS / trial.name)
-        for group in (shard / GROUPS).iterdir():
-            group.rename(folder / GROUPS / renamed(group.name))
+        moved += _move(shard, store.TRIALS, folder, str)
+        moved += _move(shard, store.GROUPS, folder, renamed)
         said[shard.name] = store.read_summary(shard) or {}
         own |= said[shard.name].get("own", {})
     rows.sort(key=lambda row: row["trial"])
@@ -169,5 +169,28 @@ def _merge(folder: Path, shards: list[Path]) -> None:
     store.write_table(
         folder, folder / store.RESULTS, results.table_of(rows, whole.names)
     )
+    files.enter_lists(folder, moved)
     files.write_listed(folder / store.SWEEP, results.to_toml(whole))
+    files.strike(folder, [folder / WHOLE])
     store.finish(folder, {"trials": len(rows), "own": own, "shards": said})
+
+
+def _move(
+    shard: Path, kind: str, folder: Path, renamed: Callable[[str], str]
+) -> list[Path]:
+    """Moves the trials or the groups of a shard; returns where they are now.
+
+    Raises:
+      SettingError: one of them is missing, was exchanged, or is of another sweep.
+    """
+    known = files.listed(shard) or {}
+    listed = [(shard / name).parent for name in known if name.startswith(f"{kind}/")]
+    if kind == store.TRIALS and listed:
+        store.check_no_others(shard, listed)
+    places = []
+    for path in listed or store.contents(shard / kind):  # of an earlier version
+        places.append(folder / kind / renamed(path.name))
+        if not places[-1].exists():  # else a merge that was killed has moved it
+            files.check(shard, path / files.SUMS, known)
+            path.rename(places[-1])
+    return places

@@ -134,6 +134,8 @@ def _sweep(
                 runner.run(place, side_by_side, commit)
             for name in (store.CHECKPOINTS, "clients"):  # whose rows the trials have
                 store.drop(runner.path, name)
+            done = [place / store.trial_folder(trial.number) for trial in group.trials]
+            files.enter_lists(place, [runner.path, *done])
             before += sum(trial.config.rounds for trial in group.trials)
             rows += results.rows_of(runner.path, group.trials, asked.names)
             rows.sort(key=lambda row: row["trial"])
@@ -161,7 +163,7 @@ def groups_in(
 
 def group_folder(folder: Path, group: Group) -> Path:
     """Where a group lies in the folder of its sweep."""
-    return folder / "groups" / group.name
+    return folder / store.GROUPS / group.name
 
 
 def check_begun(folder: Path, group: Group) -> None:
