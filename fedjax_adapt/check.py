@@ -4,10 +4,12 @@ A value that JAX is tracing has no number to look at, so it passes: that is what
 `jax.vmap(lambda mu: run(fedprox(mu)))` build its algorithm inside the traced function.
 """
 
+import contextlib
 import difflib
 import inspect
 import math
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -63,16 +65,30 @@ def expanded(called: str, path: str | Path) -> Path:
     """The path, with a home folder in place of a ~ at its beginning.
 
     Raises:
-      ValueError: there is no such user, or the home folder is unknown; the sentence
+      ValueError: there is no such user, the home folder is unknown, or the path has a
+        control character or is no text, which Arrow and orbax do not take; the sentence
         begins with what the user knows the path as, as in "match=".
     """
     try:
-        return Path(path).expanduser()
+        found = Path(path).expanduser()
+        with contextlib.suppress(FileNotFoundError):  # the working folder has gone
+            os.fsencode(found.absolute()).decode("utf-8")
+    except UnicodeDecodeError:
+        raise SettingError(
+            f"{called}{path}: this path, or a folder above it, has a name that is not "
+            "UTF-8; rename it, or give another."
+        ) from None
     except RuntimeError:
         raise SettingError(
             f"{called}{path}: the home folder that {Path(path).parts[0]} stands for is not "
             "known; write the path without ~."
         ) from None
+    if re.search(r"[\x00-\x1f\x7f-\x9f]", str(found)):  # which a terminal would obey
+        raise SettingError(
+            f"{called}{str(found)!r} has a control character; rename it, or give another "
+            "path."
+        )
+    return found
 
 
 def scalar(name: str, value: Any) -> None:

@@ -1,4 +1,6 @@
-"""A path below the home folder of nobody is one sentence, wherever it is written."""
+"""A path that cannot be used as it is written is one sentence, wherever it is written."""
+
+import os
 
 import pytest
 
@@ -48,3 +50,45 @@ def test_so_it_is_in_the_environment_and_in_python(monkeypatch, capsys, elsewher
             call()
         assert str(error.value) == f"{begins}~nosuch/x: {SAYS}"
     assert not list(elsewhere.iterdir())
+
+
+BYTES = "this path, or a folder above it, has a name that is not UTF-8"
+CONTROL = "has a control character; rename it, or give another path."
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run --folder {}",
+        "run --folder {} --resume",
+        "sweep --folder {} --resume",
+        "compare {}",
+        "report {} --out page.html",
+        "contributions {}",
+        "replay {}",
+        "run --match {}",
+        "run --config {}",
+        "run --dataset {}/x.npz",
+        "partition --output {}/x.png",
+    ],
+)
+@pytest.mark.parametrize(
+    "name, says",
+    [(os.fsdecode(b"a\xff"), BYTES), ("a\nb", CONTROL), ("a\x1b[31mb", CONTROL)],
+    ids=["bytes", "newline", "escape"],
+)
+def test_a_name_that_is_no_text_is_one_sentence(line, name, says, capfd, elsewhere):
+    code = cli.main([word.format(name) for word in line.split()])
+    out, err = capfd.readouterr()
+    assert (code, out) == (2, "") and err.count("\n") == 1 and says in err, err
+    assert "\x1b" not in err and not list(elsewhere.iterdir())
+
+
+def test_a_folder_above_that_is_no_text_is_one_sentence(capfd, elsewhere, monkeypatch):
+    above = elsewhere / os.fsdecode(b"a\xff")
+    above.mkdir()
+    monkeypatch.chdir(above)
+    for line in ("run --rounds 1", "compare x"):
+        assert cli.main(line.split()) == 2
+        assert BYTES in capfd.readouterr().err
+    assert not list(above.iterdir())

@@ -94,6 +94,25 @@ def test_a_reader_who_leaves_ends_no_run(elsewhere, monkeypatch, capfd):
     assert (elsewhere / "mine" / "learning_curve.png").exists()
 
 
+@pytest.mark.parametrize("line", [f"{QUICK_RUN} --folder mine", "list", "run --help"])
+def test_where_output_cannot_be_written_that_is_said_at_the_end(
+    line, elsewhere, monkeypatch, capfd
+):
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        code = cli.main(line.split())
+    why = "standard output could not be written (No space left on device)"
+    assert code == 1 and capfd.readouterr() == ("", f"fedjax-adapt: {why}.\n")
+    if "mine" in line:
+        assert read_run("mine").summary["rounds"] == 7
+
+
+def test_without_a_standard_output_a_command_goes_on(monkeypatch, capfd):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert cli.main(["list"]) == 0
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_terminal_of_one_column_is_one_of_forty(printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1")
     code, shown = printed("reproduce list")

@@ -67,15 +67,17 @@ BUG = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    with steady_output(), process.ending():
+    with steady_output() as failure, process.ending():
         try:
-            return _main(arguments)
+            code = _main(arguments)
         except BaseException as error:
             code = process.report_error(error)
             if code is None:
                 error.add_note(BUG)
                 raise
+        if (why := failure()) is None:
             return code
+        return process.fail(f"standard output could not be written ({why}).", code or 1)
 
 
 def _main(arguments: list[str]) -> int:

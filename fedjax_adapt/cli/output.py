@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,20 @@ ASCII = {"±": "+-", "…": "...", "–": "-"}
 
 
 class Output(io.FileIO):
-    """A file that goes on without a reader, as in `fedjax-adapt run | head -1`."""
+    """A file that goes on without a reader, as in `fedjax-adapt run | head -1`.
+
+    So it does on a disk that is full; `failed` says then why what was written is lost.
+    """
+
+    failed: str | None = None
 
     def write(self, data, /) -> int | None:
-        """As any file's; once the reader of a pipe has left, what is written is lost."""
+        """As any file's; what can no longer be written is lost."""
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                self.failed = error.strerror
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
@@ -33,17 +40,27 @@ class Output(io.FileIO):
 
 
 @contextmanager
-def steady_output() -> Iterator[None]:
+def steady_output() -> Iterator[Callable[[], str | None]]:
     """Within it what is printed ends nothing, whoever reads it and in which encoding.
 
-    What the encoding lacks is ASCII, and a table at least 40 columns wide.
+    What the encoding lacks is ASCII, and a table at least 40 columns wide. Yields a
+    function that says why standard output could not be written; None: it was.
     """
     before, columns = (sys.stdout, sys.stderr), os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) < NARROWEST:
         os.environ["COLUMNS"] = str(NARROWEST)
     sys.stdout, sys.stderr = map(_steady, before)
+    out = sys.stdout
+
+    def failure() -> str | None:
+        raw = getattr(getattr(out, "buffer", None), "raw", None)
+        if not isinstance(raw, Output):
+            return None
+        out.flush()
+        return raw.failed
+
     try:
-        yield
+        yield failure
     finally:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:

@@ -25,7 +25,7 @@ from .process import paths_and_flags, say
 PROGRAM = "fedjax-adapt contributions"
 DESCRIPTION = """\
 fedjax-adapt contributions RUN [OPTIONS] ranks the clients of a run of fedgsnr by the mean
-of their r_k, and draws it.
+of their r_k, and draws contributions.png in its folder, anew each time.
 
 With --reference the round after the newest checkpoint is run again, outside the run, and
 its clients are valued on what the run was tested on; Spearman's rho says how r_k agrees

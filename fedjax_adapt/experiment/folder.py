@@ -43,7 +43,7 @@ def run_folder(config: Config) -> Path:
     dataset = Path(label(config.dataset)).name.removesuffix(".npz")
     dataset = re.sub(r"[^\w.-]+", "_", dataset)
     name = f"{dataset}-{label(config.algorithm)}-{config_hash(config)}"
-    return Path("runs") / name
+    return check.expanded("folder=", Path("runs") / name)
 
 
 def check_folder(folder: Path, config: Config, resume: bool) -> None:

@@ -12,10 +12,9 @@ from .. import check
 from ..core import Algorithm, Task
 from ..data import FederatedDataset
 from ..errors import SettingError
-from . import checkpoint, store, summary
+from . import checkpoint, files, store, summary
 from .config import from_settings
 from .folder import stored_settings
-from .lock import LOCK
 from .run import Report, run, silent
 
 
@@ -88,21 +87,24 @@ def replay_round(
     start = max((at for at in saved if at < round), default=0)
     here = {"data_dir": data_dir, "devices": devices}
     given = {name: value for name, value in here.items() if value is not None}
+    store.read_origins(folder)  # or it is refused
     with tempfile.TemporaryDirectory() as place:
         again = Path(place) / "run"
-        leave = shutil.ignore_patterns(LOCK, store.SUMMARY, "*.unreadable")
-        shutil.copytree(folder, again, ignore=leave)
-        checkpoint.set_aside(again / store.CHECKPOINTS, start)
-        store.truncate(again, start)
-        config = from_settings(stored_settings(again) | given)
-        run(
-            replace(config, folder=str(again), track=None),
-            *(True, progress),
-            algorithm=algorithm,
-            task=task,
-            data=data,
-            callback=lambda row: row["round"] >= round,
-        )
+        _copy(folder, again)
+        try:
+            checkpoint.set_aside(again / store.CHECKPOINTS, start)
+            store.truncate(again, start)
+            config = from_settings(stored_settings(again) | given)
+            run(
+                replace(config, folder=str(again), track=None),
+                *(True, progress),
+                algorithm=algorithm,
+                task=task,
+                data=data,
+                callback=lambda row: row["round"] >= round,
+            )
+        except SettingError as error:  # a user knows nothing of the copy
+            raise SettingError(str(error).replace(str(again), str(folder))) from None
         now = store.read_run(again)
     differences = {
         f"{name}.{column}": value
@@ -112,6 +114,19 @@ def replay_round(
         ).items()
     }
     return Replayed(round, start, differences, _changed(record.summary))
+
+
+def _copy(folder: Path, to: Path) -> None:
+    """Copies what a run goes on from: its files, and nothing that lies with them."""
+    kept = (store.CONFIG, store.OWN, files.SUMS, *store.TABLES, store.CHECKPOINTS)
+
+    def others(place: str, names: list[str]) -> list[str]:
+        within = Path(place) == folder
+        is_part = lambda name: name in kept if within else ".unreadable" not in name
+        is_whole = lambda path: path.is_file() or path.is_dir()  # no pipe, no device
+        return [n for n in names if not (is_part(n) and is_whole(Path(place, n)))]
+
+    shutil.copytree(folder, to, ignore=others)
 
 
 def _rows(table: Any, round: int) -> dict[str, list]:

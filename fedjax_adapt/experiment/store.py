@@ -103,7 +103,7 @@ def read_run(folder: str | Path) -> Record:
       ValueError: the folder holds no run, or a file in it is broken.
     """
     check.kinds('read_run("runs/mine")', folder=(folder, check.path))
-    folder = Path(folder)
+    folder = check.expanded("", folder)
     if (sweep := sweep_of(folder)) is not None:
         files.check(sweep, folder / files.SUMS)
     if not os.path.lexists(folder / CONFIG):
@@ -365,7 +365,7 @@ def read_swept(folder: str | Path) -> Swept:
         it is broken.
     """
     check.kinds('read_swept("runs/mine")', folder=(folder, check.path))
-    folder = Path(folder)
+    folder = check.expanded("", folder)
     for name in (SWEEP, RESULTS):
         if not os.path.lexists(folder / name):
             files.check(folder, folder / name)

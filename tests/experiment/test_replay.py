@@ -14,6 +14,7 @@ from helpers import relist
 
 from fedjax_adapt import cli
 from fedjax_adapt.errors import SettingError
+from fedjax_adapt.experiment import replay
 from fedjax_adapt.experiment.replay import replay_round
 
 
@@ -103,3 +104,25 @@ def test_a_mistake_is_one_sentence(elsewhere, capsys, words, says):
     assert cli.main(words.split()) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"fedjax-adapt: {says}") and err.count("\n") == 1
+
+
+def test_what_lies_with_a_run_is_no_part_of_a_round(whole, tmp_path):
+    """Neither a link to nothing nor a pipe, for which nobody waits."""
+    folder = tmp_path / "run"
+    shutil.copytree(whole.folder, folder)
+    (folder / "metrics" / "part-000000099.parquet").symlink_to("nowhere")
+    os.mkfifo(folder / "checkpoints" / "pipe")
+    (folder / "notes").symlink_to("nowhere")
+    assert replay_round(folder, 7).same
+
+
+def test_a_sentence_names_the_run_and_not_its_copy(whole, monkeypatch):
+    def refuse(config, *_, **__):
+        raise SettingError(f"folder={config.folder} was begun with another algorithm.")
+
+    monkeypatch.setattr(replay, "run", refuse)
+    with pytest.raises(SettingError) as error:
+        replay_round(whole.folder, 7)
+    assert (
+        str(error.value) == f"folder={whole.folder} was begun with another algorithm."
+    )

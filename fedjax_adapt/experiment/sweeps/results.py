@@ -62,7 +62,8 @@ def sweep_folder(sweep: Sweep, folder: str | Path | None = None) -> Path:
     if folder is not None:
         return check.expanded("folder=", folder)
     text = json.dumps([hashed(trial.config) for trial in sweep.trials])
-    return Path("runs") / f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    name = f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return check.expanded("folder=", Path("runs") / name)
 
 
 def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
