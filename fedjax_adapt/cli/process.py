@@ -32,7 +32,7 @@ def report_error(error: BaseException) -> int | None:
             )
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
             where = "" if error.filename is None else f" for {error.filename}"
-            again = "make room, and go on with --resume if it is a run"
+            again = "make room, and write the same with --resume if it is a run"
             return fail(f"no space is left{where}; {again}.", 1)
         case OSError() if error.filename and error.strerror:
             return fail(f"{error.filename} cannot be used ({error.strerror}).", 1)

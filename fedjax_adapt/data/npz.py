@@ -43,7 +43,7 @@ def npz(
       ValueError: one sentence that names the file and the array: it is missing or
         damaged, shapes do not fit, a label is out of range, an input is not finite.
     """
-    check.at_least("num_classes", num_classes, 1, none="the largest label plus 1")
+    check.at_least("num_classes", num_classes, 2, none="the largest label plus 1")
     path = _find(check.expanded("dataset=", path), data_dir)
     arrays = _read(path)
     x_train, y_train = _examples(path, arrays, "train")
@@ -58,6 +58,11 @@ def npz(
         # More labels than examples is a mistake, and so large a model would not fit.
         check_labels(f"{path}: y_train", y_train, max(len(y_train), 2))
         num_classes = int(y_train.max()) + 1
+        if num_classes < 2:
+            raise SettingError(
+                f"{path}: y_train: every label is 0, of which there is no accuracy; give "
+                "examples of two labels or more, or num_classes."
+            )
     check_labels(f"{path}: y_train", y_train, num_classes)
     check_labels(f"{path}: y_test", y_test, num_classes)
     clients, test_clients = _owners(path, arrays)

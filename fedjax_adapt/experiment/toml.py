@@ -15,6 +15,7 @@ from ..core import Algorithm
 from ..errors import SettingError
 from . import files
 
+MARK = "\ufeff"  # before a text, by some editors; TOML has no place for it
 # which their folders list
 OF_RUNS = ("config.toml", "sweep.toml", "group.toml", "whole.toml")
 
@@ -31,7 +32,7 @@ def read(path: Path, called: str = "config") -> dict[str, Any]:
         files.check_own(path)
     try:
         text = files.read_text(path) if of_run else path.read_text(encoding="utf-8")
-        return tomllib.loads(text)
+        return tomllib.loads(text.removeprefix(MARK))
     except UnicodeDecodeError:
         raise SettingError(
             f"{path} is not valid TOML: it is not UTF-8 text; save it as UTF-8."
@@ -57,7 +58,8 @@ def line_of(path: Path, key: str, after: int = 0) -> int:
     kind, _, own = key.rpartition(".")
     for spelling in (key, f"{key}.name", f"{kind}_{own}", own):
         table: list[str] = []
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        lines = path.read_text("utf-8").removeprefix(MARK).splitlines()
+        for number, line in enumerate(lines, 1):
             opened = re.match(r"\s*\[+([^\[\]=]+)\]", line)
             found = _path(opened[1] if opened else line.partition("=")[0])
             if opened:

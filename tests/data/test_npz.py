@@ -94,6 +94,10 @@ def nan_at(row, column):
         ),
         ({"y_train": np.arange(8.0)}, r"write y_train.reshape\(-1\).astype"),
         ({"y_train": np.arange(8) - 2}, "y_train: label -2 of example 0"),
+        (
+            {"y_train": np.zeros(8, int), "y_test": np.zeros(4, int)},
+            "y_train: every label is 0, of which there is no accuracy; give examples of",
+        ),
         ({"y_train": np.full(8, 10**9)}, "label 1000000000 of example 0"),
         ({"y_test": np.array([0, 1, 3, 9])}, "y_test: label 3 of example 2 .* 0 to 2"),
         ({"x_train": nan_at(3, 2)}, r"x_train\[3, 2\] is nan .*\(2 such values"),

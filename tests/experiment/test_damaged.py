@@ -54,6 +54,19 @@ def loop(path):
     removed(path).symlink_to(path.name)
 
 
+def nothing(path):
+    removed(path).symlink_to("nowhere")
+
+
+def pipe(path):
+    os.mkfifo(removed(path))
+
+
+def device(path):
+    """One that never ends."""
+    removed(path).symlink_to("/dev/zero")
+
+
 def of(value):
     def damage(path):
         table = pq.read_table(path)
@@ -92,6 +105,15 @@ DAMAGES = [  # what, to which file, and what is said of it
         (loop, name, UNREAD.format("Too many levels of symbolic links"))
         for name in ("config.toml", "summary.json", "metrics", "checkpoints", PART)
     ],
+    *[
+        (nothing, name, UNREAD.format("a link to nothing"))
+        for name in ("config.toml", "own.json", PART, "files.sha256")
+    ],
+    *[
+        (damage, name, UNREAD.format("no regular file"))
+        for damage in (pipe, device)
+        for name in ("config.toml", "summary.json", "own.json", PART, "files.sha256")
+    ],
     (of_before(of("x")), PART, TEXT),
     (of_before(of("x")), ROWS, TEXT),
 ]
@@ -123,6 +145,17 @@ def test_parts_of_different_numbers_are_no_table(half):
         SettingError, match=r"^half/metrics is broken \(Unable to merge"
     ):
         store.read_table(half, "metrics")
+
+
+@pytest.mark.parametrize("damage", [loop, nothing, pipe, device, folder])
+@pytest.mark.parametrize("line", ["compare run", "report run", "replay run"])
+def test_settings_that_are_no_file_are_named(whole, elsewhere, damage, line, capsys):
+    shutil.copytree(whole.folder, "run")
+    damage(Path("run/config.toml"))
+    assert cli.main(line.split()) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("fedjax-adapt: run/config.toml cannot be read ("), err
+    assert err.count("\n") == 1 and err.endswith("; put it back as it was.\n")
 
 
 def test_a_damaged_summary_is_named_by_compare(whole, elsewhere, capsys):
