@@ -1,6 +1,7 @@
 """Kills runs and sweeps at any moment, resumes them, and compares with what none killed.
 
-    python benchmarks/crash.py --runs 200 --sweeps 50 --controls 30 --reproductions 20
+    python benchmarks/crash.py --runs 200 --sweeps 50 --controls 30 --reproductions 20 \\
+        --searches 20
 
 Half of the kills are SIGKILL at a moment that is drawn, a third just before a file
 operation in the folder that is drawn: to open a file to write, to rename, to delete, to
@@ -9,7 +10,8 @@ opened to write, and the command must say so without a traceback. A third of the
 are killed as well. What the last one leaves must have the numbers of a run that was never
 killed, to the bit: rows, results and newest states.
 
-    python benchmarks/crash.py --every 1 --runs 1 --sweeps 1 --controls 0 --reproductions 0
+    python benchmarks/crash.py --every 1 --runs 1 --sweeps 1 --controls 0 \\
+        --reproductions 0 --searches 0
 
 With `--every N` nothing is drawn. Each case runs once for every N-th of its operations that
 need room: to open a file to write, or to make a folder. From there on the disk is full. The
@@ -113,11 +115,19 @@ def cases(place: Path) -> dict[str, Iterator[Case]]:
     fnr = ("run", "--algorithm", "fnr", "--public", "holdout", "--controls", *TINY)
     swept = ("sweep", str(grid), "--side-by-side", "2", "--devices", "1")
     smoke = ("reproduce", "fedveca-table1", "--scale", "smoke")
+    space = place / "space.toml"
+    space.write_text(f"[run]\n{settings}\n[space]\nlr = {{ low = 0.01, high = 0.3 }}\n")
+    halved = (
+        "tune",
+        str(space),
+        *"--trials 6 --at-once 3 --halve 3 --seed 1".split(),
+    )
     return {
         "run": itertools.cycle(runs),
         "sweep": itertools.cycle([Case("sweep", swept)]),
         "controls": itertools.cycle([Case("controls", fnr)]),
         "reproduction": itertools.cycle([Case("reproduction", smoke)]),
+        "search": itertools.cycle([Case("search", halved)]),
     }
 
 
@@ -393,6 +403,7 @@ def parse() -> argparse.Namespace:
     for kind, many in (("run", 200), ("sweep", 50), ("control", 30)):
         parser.add_argument(f"--{kind}s", type=int, default=many)
     parser.add_argument("--reproductions", type=int, default=20)
+    parser.add_argument("--searches", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--every", type=int, metavar="N", help="fill the disk at every Nth operation"
@@ -407,7 +418,7 @@ def parse() -> argparse.Namespace:
 if __name__ == "__main__":
     asked = parse()
     counts = {"run": asked.runs, "sweep": asked.sweeps, "controls": asked.controls}
-    counts["reproduction"] = asked.reproductions
+    counts |= {"reproduction": asked.reproductions, "search": asked.searches}
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True
     ).stdout.strip()

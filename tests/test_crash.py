@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-KINDS = ("run", "sweep", "controls", "reproduction")
+FLAGS = {
+    "run": "--runs",
+    "sweep": "--sweeps",
+    "controls": "--controls",
+    "reproduction": "--reproductions",
+    "search": "--searches",
+}
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "crash.py"
 
 
@@ -24,15 +30,14 @@ def crash(tmp_path, *words):
     [
         {"run": 3, "sweep": 1},
         pytest.param(
-            {"run": 14, "sweep": 3, "controls": 2, "reproduction": 1},
+            {"run": 13, "sweep": 3, "controls": 2, "reproduction": 1, "search": 1},
             marks=pytest.mark.campaign,
         ),
     ],
     ids=["few", "many"],
 )
 def test_what_is_killed_and_resumed_has_the_same_numbers(tmp_path, kills):
-    counts = {f"{kind.removesuffix('s')}s": kills.get(kind, 0) for kind in KINDS}
-    words = [word for name, n in counts.items() for word in (f"--{name}", str(n))]
+    words = [f"{flag}={kills.get(kind, 0)}" for kind, flag in FLAGS.items()]
     record, code = crash(tmp_path, *words, "--seed", "7")
     assert record["failed"] == [] and code == 0
     came = {kind: verdicts for kind, verdicts in record["came"].items() if verdicts}
@@ -41,7 +46,7 @@ def test_what_is_killed_and_resumed_has_the_same_numbers(tmp_path, kills):
 
 @pytest.mark.slow
 def test_a_run_whose_disk_fills_up_says_so_and_is_resumed(tmp_path):
-    counts = [f"--{kind.removesuffix('s')}s=0" for kind in KINDS if kind != "run"]
+    counts = [f"{flag}=0" for kind, flag in FLAGS.items() if kind != "run"]
     record, code = crash(tmp_path, "--every", "20", "--runs", "1", *counts)
     assert record["failed"] == [] and code == 0
     assert set(record["came"]["run"]) == {"same"} and record["came"]["run"]["same"] > 2

@@ -30,6 +30,7 @@ from fedjax_adapt.cli import (
 )
 from fedjax_adapt.cli import run as cli_run
 from fedjax_adapt.cli import sweep as cli_sweep
+from fedjax_adapt.cli import tune as cli_tune
 from fedjax_adapt.experiment.objects import REGISTERED
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 
@@ -315,6 +316,7 @@ def check_command_line(line, tmp_path, monkeypatch):
 READERS = {
     "run": cli_run.parse,
     "sweep": cli_sweep.parse,
+    "tune": cli_tune.parse,
     "partition": partition.parse,
     "contributions": rankings.parse,
     "compare": rankings.compare,

@@ -16,6 +16,7 @@ from .output import steady_output
 COMMANDS = {  # the module of each
     "run": "run",
     "sweep": "sweep",
+    "tune": "tune",
     "partition": "partition",
     "compare": "rankings",
     "contributions": "rankings",
@@ -33,6 +34,7 @@ A vectorised simulator for adaptive federated learning in JAX.
 commands:
   run        train a federation; without options: FedSSG on the digits, under a minute
   sweep      run a grid of settings, those that differ in numbers and seeds at once
+  tune       choose settings by validation accuracy, proposed by Optuna
   partition  print and draw who would hold what, before anyone trains on it
   compare    rank finished runs, those with no test accuracy apart
   contributions

@@ -11,6 +11,11 @@ EXAMPLES = {
         "fedjax-adapt sweep SWEEP.toml --folder runs/lr --shard 2/8 --resume",
         "fedjax-adapt sweep merge runs/lr",
     ),
+    "tune": (
+        "fedjax-adapt tune SPACE.toml --trials 64 --folder runs/tuned",
+        "fedjax-adapt tune SPACE.toml --at-once 9 --halve 3",
+        "fedjax-adapt tune SPACE.toml --folder runs/tuned --trials 128 --resume",
+    ),
     "partition": (
         "fedjax-adapt partition --partition dirichlet --concentration 0.1",
         "fedjax-adapt partition --config run.toml --output partition.png",

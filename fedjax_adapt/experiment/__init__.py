@@ -23,6 +23,8 @@ from .store import read_run as read_run
 from .store import read_swept as read_swept
 from .summary import Summary as Summary
 from .sweeps.sweep import sweep as sweep
+from .sweeps.tune import Tuned as Tuned
+from .sweeps.tune import tune as tune
 from .user_functions import register as register
 from .valuation import CohortValues as CohortValues
 from .valuation import value_cohort as value_cohort

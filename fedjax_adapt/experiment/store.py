@@ -535,15 +535,16 @@ def _read_parquet(path: Path) -> "pyarrow.Table":
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """The summary of a finished run, None for one that is not finished."""
-    return _read_json(folder / SUMMARY)
+    return read_json(folder / SUMMARY)
 
 
 def read_origins(folder: Path) -> dict[str, str]:
     """What `scripts.origins` said of a run or a sweep when it began."""
-    return _read_json(folder / OWN) or {}
+    return read_json(folder / OWN) or {}
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
+    """What a JSON file of a folder holds, checked against its list; None: no such file."""
     if not os.path.lexists(path):
         return None
     if path.is_file():

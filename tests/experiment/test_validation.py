@@ -2,7 +2,6 @@
 
 import csv
 import io
-import re
 from pathlib import Path
 
 import matplotlib as mpl
@@ -235,34 +234,3 @@ def test_the_page_and_the_command_know_it(swept, capsys):
     assert code == 0 and line["table"] == f"digits, {NAME} on 143 examples"
     assert float(line[VALIDATED]) > 0 and float(line[f"best_{VALIDATED}"]) > 0
     assert "accuracy" not in line and "best_accuracy" not in line
-
-
-def test_settings_are_chosen_with_optuna(tmp_path, monkeypatch):
-    optuna = pytest.importorskip("optuna")
-    page = Path(__file__).parents[2] / "docs" / "guides" / "choosing-settings.md"
-    (text,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    fewer = {'"rounds": 40': '"rounds": 1, "model": "linear", "num_clients": 3'}
-    fewer |= {"< 32": "< 4", "range(8)": "range(2)"}
-    for old, new in fewer.items():
-        assert old in text
-        text = text.replace(old, new)
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(compile(text, "choosing-settings.md", "exec"), names)
-    study = names["study"]
-    values = [trial.value for trial in study.trials]
-    assert len(values) == 4 and 0 < min(values) <= study.best_value == max(values)
-    for trial in study.trials:
-        folder = tmp_path / f"runs/fedprox-{trial.number // 2 * 2:03d}/trials"
-        record = read_run(folder / f"{trial.number % 2:04d}")
-        assert record.config["lr"] == trial.params["lr"]
-        assert record.config["algorithm.mu"] == trial.params["mu"]
-        assert record.summary[VALIDATED]["accuracy"] == trial.value
-    # one that was killed when two were asked goes on with these, and finished ones stay
-    asked = [study.ask(names["SPACE"]) for _ in range(2)]
-    again = {}
-    exec(compile(text.replace("< 4", "< 6"), "choosing-settings.md", "exec"), again)
-    trials = again["study"].trials
-    assert [trial.value for trial in trials[:4]] == values and len(trials) == 6
-    assert trials[4].params == asked[0].params
-    assert all(t.state == optuna.trial.TrialState.COMPLETE for t in trials)

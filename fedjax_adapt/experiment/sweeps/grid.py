@@ -82,12 +82,18 @@ class _Source:
         return f"{self.path}, line {toml.line_of(self.path, key, below)}"
 
 
-def read_sweep(source: str | Path | Mapping[str, Any] | Sweep) -> Sweep:
+GRID_OF_ITS_OWN = "leave it out, or write a [[grid]] of its own for those that have it"
+
+
+def read_sweep(
+    source: str | Path | Mapping[str, Any] | Sweep, remedy: str = GRID_OF_ITS_OWN
+) -> Sweep:
     """A sweep, every trial of it checked as a run is before its data are read.
 
     Args:
       source: a TOML file, or what one would hold: a dict of folder, run and grid;
         or a sweep that was read.
+      remedy: what to do about an option that not all trials have.
 
     Raises:
       ValueError: one sentence on the first mistake, with its line.
@@ -131,7 +137,7 @@ def read_sweep(source: str | Path | Mapping[str, Any] | Sweep) -> Sweep:
         raise SettingError(
             f"{where.at(FIRST)}: {FIRST}={first!r}; write a number, 0 or more."
         )
-    trials = _trials(sweep, where)
+    trials = _trials(sweep, where, remedy)
     sweep.trials.extend(t._replace(number=first + t.number) for t in trials)
     return sweep
 
@@ -245,7 +251,7 @@ def _example(values: Any) -> str:
     return toml.spelled(values) if written else "1, 2"
 
 
-def _trials(sweep: Sweep, where: _Source) -> list[Trial]:
+def _trials(sweep: Sweep, where: _Source, remedy: str) -> list[Trial]:
     trials: list[Trial] = []
     seen: dict[str, Trial] = {}
     count = sum(prod(map(len, grid.values())) for grid in sweep.grids)
@@ -256,7 +262,7 @@ def _trials(sweep: Sweep, where: _Source) -> list[Trial]:
     for number, grid in enumerate(sweep.grids):
         for values in product(*grid.values()):
             point = dict(zip(grid, values, strict=True))
-            trial = _trial(sweep.run, point, number, len(trials), where)
+            trial = _trial(sweep.run, point, (number, len(trials)), where, remedy)
             text = json.dumps(identity(trial.config), sort_keys=True)
             if text in seen:
                 raise SettingError(
@@ -271,16 +277,17 @@ def _trials(sweep: Sweep, where: _Source) -> list[Trial]:
 def _trial(
     run: Mapping[str, Any],
     point: dict[str, Any],
-    grid: int,
-    number: int,
+    numbers: tuple[int, int],
     where: _Source,
+    remedy: str,
 ) -> Trial:
+    grid, number = numbers  # of its grid, and its own
+
     def at(key: str) -> str:
         if key in point:
             return where.at(key, grid)
         return where.at(key, "run") if key in run else where.name
 
-    remedy = "leave it out, or write a [[grid]] of its own for those that have it"
     settings = check_settings({**run, **point}, at, remedy)
     return Trial(number, point, from_settings(settings))
 

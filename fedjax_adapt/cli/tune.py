@@ -1,0 +1,164 @@
+"""`fedjax-adapt tune`: settings chosen by validation accuracy."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from .. import check
+from ..errors import SettingError
+from ..experiment.options import Option
+from ..experiment.store import VALIDATED
+from ..experiment.sweeps.tune import (
+    BEST,
+    TUNE,
+    Tuned,
+    check_folder,
+    read_search,
+    tune_folder,
+)
+from ..experiment.sweeps.tune import tune as run_tune
+from ..report.tables import percent
+from . import process
+from .flags import AS_JSON, read_flags
+from .output import print_json, unfinished_as_json
+from .process import fail, interrupted, paths_and_flags, reporting, say, stopped
+
+PROGRAM = "fedjax-adapt tune"
+DESCRIPTION = """\
+fedjax-adapt tune SPACE.toml [OPTIONS] chooses settings by validation accuracy, with Optuna.
+
+The file has the settings of every run below [run], as in a run's config.toml, and below
+[space] what is to be chosen: a range, as in lr = { low = 0.001, high = 1, log = true }, or
+a list of values. Settings are proposed --at-once, trained as one sweep, and the next ones
+follow from what came of them. They are tested on a tenth of the training set.
+
+With --halve 3 trials first have a ninth or a third of the rounds, and only the best third
+of them is trained again with three times as many. A search that is finished goes on with
+--resume and more --trials."""
+SHOWN = 10  # trials of a table
+FLAGS = {
+    "folder": Option(
+        str | None, None, "where the search goes; none: as the file says, runs/tuned"
+    ),
+    "resume": Option(
+        bool, False, "go on with the search in the folder, which needs no SPACE.toml"
+    ),
+    "trials": Option(int | None, None, "in all; none: as the file says, 32"),
+    "at_once": Option(
+        int | None, None, "proposed and trained at once; none: as the file says, 8"
+    ),
+    "halve": Option(
+        int | None,
+        None,
+        "only the best 1/halve of the trials at once have all rounds; none: as the file "
+        "says, all of them",
+    ),
+    "seed": Option(int | None, None, "of the proposals; none: as the file says, 0"),
+    "json": AS_JSON,
+}
+
+
+class Request(NamedTuple):
+    """What a command line asks for."""
+
+    file: Path
+    folder: str | None
+    resume: bool
+    json: bool
+    options: dict[str, int | None]
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """Reads the arguments of `fedjax-adapt tune`.
+
+    Raises:
+      ValueError: one sentence on the first mistake.
+      SystemExit: --help was asked for and has been printed.
+    """
+    paths, flags = paths_and_flags(arguments, "tune")
+    values = read_flags(flags, {"tune": FLAGS}, {}, PROGRAM, DESCRIPTION)
+    folder, resume, as_json = (
+        values.pop(name) for name in ("folder", "resume", "json")
+    )
+    if not paths and resume and folder is not None:
+        place = check.expanded("--folder ", folder)
+        if not (place / TUNE).exists():
+            raise SettingError(
+                f"--folder {folder} holds no search to resume: it has no {TUNE}; write the "
+                "folder of one, or the file of a new search before its flags."
+            )
+        paths = [str(place / TUNE)]
+    if len(paths) != 1:
+        raise SettingError(
+            f"tune got {len(paths)} files before its flags; give one, as in fedjax-adapt "
+            "tune SPACE.toml --folder runs/tuned."
+        )
+    return Request(check.expanded("", paths[0]), folder, resume, as_json, values)
+
+
+def tune(arguments: list[str]) -> int:
+    """`fedjax-adapt tune SPACE.toml`: chooses settings, prints the best trials."""
+    with process.importing():
+        request = parse(arguments)
+        search = read_search(request.file, **request.options)
+        folder = tune_folder(search, request.folder)
+        check_folder(folder, search, request.resume)
+        process.take_devices(search.run.get("devices", "auto"))
+        process.import_rest()
+    try:
+        with reporting(Console(stderr=request.json)) as report:
+            with unfinished_as_json(folder, request.json):
+                found = run_tune(search, folder, request.resume, report)
+    except KeyboardInterrupt:
+        if not folder.exists():
+            return interrupted(folder, "")
+        again = f"fedjax-adapt tune {request.file} --folder {folder} --resume"
+        for name, value in request.options.items():
+            again += "" if value is None else f" --{name.replace('_', '-')} {value}"
+        again += " --json" * request.json
+        return stopped(f"interrupted; write {again} to go on.")
+    return _show(found, request.json)
+
+
+def _show(found: Tuned, as_json: bool) -> int:
+    """Prints the best trials and their settings; returns the exit code."""
+    rows = found.trials.to_pylist()
+    if as_json:
+        best = {"best": found.best, VALIDATED: found.accuracy, "trials": rows}
+        print_json({"status": "finished", "folder": str(found.folder), **best})
+    console = Console(stderr=as_json)
+    console.print(_table(rows))
+    if found.best is None:
+        return fail(
+            f"all {len(rows)} trials diverged; write lower numbers for lr below [space], "
+            "or a clip_norm below [run].",
+            1,
+        )
+    file = found.folder / BEST
+    say(console, f"settings  {file}")
+    say(
+        console, f"to test them, fedjax-adapt run --config {file} --seed 1 --folder NEW"
+    )
+    return 0
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The best trials that finished, and the best of the others."""
+    worth = lambda row: (row["outcome"] == "finished", row[VALIDATED] or -1.0)
+    best = sorted(rows, key=worth, reverse=True)[:SHOWN]
+    table = Table(title=f"the best of {len(rows)} trials", caption_justify="left")
+    names = [name for name in rows[0] if name != VALIDATED]
+    for name in (*names, "validation accuracy"):
+        table.add_column(name, justify="right")
+    for row in best:
+        value = row[VALIDATED]
+        cells = [_cell(row[name]) for name in names]
+        table.add_row(*cells, "-" if value is None else percent(value))
+    return table
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,395 @@
+"""Settings that are chosen by validation accuracy, sweep after sweep."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from helpers import fedjax_adapt
+from test_run import Stop
+
+from fedjax_adapt.errors import SettingError
+from fedjax_adapt.experiment import Config, read_run, run, tune
+from fedjax_adapt.experiment.config import read_config
+from fedjax_adapt.experiment.sweeps import tune as module
+from fedjax_adapt.experiment.sweeps.tune import read_search, rungs
+
+optuna = pytest.importorskip("optuna")
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+RUN = {
+    "algorithm": "fedprox",
+    "model": "linear",
+    "num_clients": 4,
+    "participation": 0.5,
+    "rounds": 6,
+    "evaluate_every": 3,
+    "num_steps": 2,
+}
+RATE = {"low": 0.001, "high": 1, "log": True}
+SPACE = {"lr": RATE, "algorithm.mu": {"low": 0.01, "high": 10.0, "log": True}}
+SEARCH = {"run": RUN, "space": SPACE}
+HALVED = {"trials": 5, "at_once": 3, "halve": 3, "seed": 4}
+
+
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory):
+    """A search of two batches by halving, never interrupted; only to be read."""
+    return tune(SEARCH, tmp_path_factory.mktemp("searches") / "halved", **HALVED)
+
+
+def runs_of(folder, rounds):
+    """The runs of the sweep of so many rounds of a batch."""
+    trials = sorted((folder / f"rounds-{rounds}" / "trials").iterdir())
+    return [read_run(trial) for trial in trials]
+
+
+def test_the_best_of_a_batch_go_on_and_have_all_rounds(halved):
+    rows = halved.trials.to_pylist()
+    assert [row["trial"] for row in rows] == [0, 1, 2, 3, 4]
+    first = runs_of(halved.folder / "trials-0000", 2)  # 6 rounds / 3
+    (last,) = runs_of(halved.folder / "trials-0000", 6)
+    assert [r.config["rounds"] for r in first] == [2, 2, 2]
+    reached = [r.summary["validation_accuracy"]["accuracy"] for r in first]
+    winner = int(np.argmax(reached))
+    for i, (row, record) in enumerate(zip(rows, first, strict=False)):
+        assert (
+            row["lr"] == record.config["lr"]
+            and row["mu"] == record.config["algorithm.mu"]
+        )
+        whole = last if i == winner else record
+        assert row["rounds"] == (6 if i == winner else 2)
+        assert row["outcome"] == ("finished" if i == winner else "pruned")
+        accuracy = whole.summary["validation_accuracy"]["accuracy"]
+        assert row["validation_accuracy"] == accuracy
+    assert last.config["lr"] == rows[winner]["lr"]
+    # two trials are too few for a rung of a third of them
+    assert [p.name for p in (halved.folder / "trials-0003").iterdir()] == ["rounds-6"]
+    assert [row["outcome"] for row in rows[3:]] == ["finished"] * 2
+
+
+def test_the_best_is_of_those_that_finished_and_its_file_trains_it(halved, tmp_path):
+    whole = [row for row in halved.trials.to_pylist() if row["outcome"] == "finished"]
+    best = max(whole, key=lambda row: row["validation_accuracy"])
+    assert halved.accuracy == best["validation_accuracy"]
+    assert halved.best == {"lr": best["lr"], "algorithm.mu": best["mu"]}
+    config = read_config(halved.folder / "best.toml")
+    assert (config.lr, config.algorithm_options["mu"]) == (best["lr"], best["mu"])
+    assert (config.rounds, config.evaluate_on, config.folder) == (6, "test", None)
+    table = pq.read_table(halved.folder / "results.parquet")
+    assert table.equals(halved.trials)
+
+
+def test_proposals_follow_from_what_came_of_those_before(halved):
+    """An Optuna study that is told all of the first batch proposes the second."""
+    rows, spaces = halved.trials.to_pylist(), {}
+    for name, (low, high) in {"algorithm.mu": (0.01, 10.0), "lr": (0.001, 1.0)}.items():
+        spaces[name] = optuna.distributions.FloatDistribution(low, high, log=True)
+    study = optuna.create_study(direction="maximize")
+    for row in rows[:3]:
+        finished = row["outcome"] == "finished"
+        state = optuna.trial.TrialState
+        trial = optuna.trial.create_trial(
+            params={"lr": row["lr"], "algorithm.mu": row["mu"]},
+            distributions=spaces,
+            state=state.COMPLETE if finished else state.PRUNED,
+            value=row["validation_accuracy"] if finished else None,
+            intermediate_values={row["rounds"]: row["validation_accuracy"]},
+        )
+        study.add_trial(trial)
+    for number in (3, 4):
+        seed = int(np.random.SeedSequence([4, number]).generate_state(1)[0])
+        study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        proposed = study.ask(spaces).params
+        assert proposed == {
+            "lr": rows[number]["lr"],
+            "algorithm.mu": rows[number]["mu"],
+        }
+    assert len({row["lr"] for row in rows}) == 5
+
+
+@pytest.mark.parametrize(
+    ("rounds", "trials", "halve", "found"),
+    [
+        (81, 27, 3, [3, 9, 27, 81]),
+        (81, 26, 3, [9, 27, 81]),
+        (100, 8, 2, [12, 25, 50, 100]),
+        (2, 8, 2, [1, 2]),
+        (100, 2, 3, [100]),
+        (100, 8, None, [100]),
+    ],
+)
+def test_rungs_are_those_of_successive_halving(rounds, trials, halve, found):
+    assert rungs(rounds, trials, halve) == found
+
+
+@pytest.mark.parametrize("after", [2, 4, 7, 9, 12])
+def test_a_search_that_was_stopped_goes_on_as_it_would_have(tmp_path, halved, after):
+    seen = []
+
+    def stop(now):
+        seen.append(now)
+        if len(seen) >= after:
+            raise Stop
+
+    with pytest.raises(Stop):
+        tune(SEARCH, tmp_path / "search", progress=stop, **HALVED)
+    found = tune(tmp_path / "search" / "tune.toml", tmp_path / "search", True)
+    assert found.trials.equals(halved.trials) and found.best == halved.best
+
+
+def test_a_search_goes_on_for_more_trials(tmp_path, halved):
+    folder = tmp_path / "search"
+    shutil.copytree(halved.folder, folder)
+    said = []
+    more = tune(SEARCH, folder, True, said.append, **HALVED | {"trials": 6})
+    assert more.trials.slice(0, 5).equals(halved.trials) and len(more.trials) == 6
+    assert [p.note for p in said if p.note] == ["trial 5: 1 of them, up to round 6"]
+    again = tune(folder / "tune.toml", folder, True, said.clear)  # what it was for
+    assert again.trials.equals(more.trials) and said
+
+
+def test_what_was_tried_is_not_trained_again(tmp_path):
+    """Two choices in four trials: two runs."""
+    search = {"run": RUN, "space": {"lr": [0.1, 0.3]}}
+    found = tune(search, tmp_path / "search", trials=6, at_once=2, seed=1)
+    rows = found.trials.to_pylist()
+    trained = [*(tmp_path / "search").glob("trials-*/rounds-6/trials/*")]
+    assert len(trained) == len({row["lr"] for row in rows}) == 2
+    of = {row["lr"]: row["validation_accuracy"] for row in rows}
+    assert all(of[row["lr"]] == row["validation_accuracy"] for row in rows)
+
+
+def test_what_diverges_is_the_worst(tmp_path, capsys):
+    space = tmp_path / "space.toml"
+    settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in RUN.items())
+    space.write_text(f"[run]\n{settings}[space]\nlr = [0.1, 1e12]\n")
+    line = f"tune {space} --folder {tmp_path / 'search'} --trials 4 --at-once 4"
+    code, out, _ = fedjax_adapt(capsys, f"{line} --json")
+    found = json.loads(out)
+    assert code == 0 and found["status"] == "finished" and found["best"] == {"lr": 0.1}
+    came = {row["lr"]: row for row in found["trials"]}
+    assert came[1e12]["outcome"] == "diverged"
+    assert came[1e12]["validation_accuracy"] is None
+    assert came[0.1]["outcome"] == "finished"
+    code, out, err = fedjax_adapt(
+        capsys, f"tune --folder {tmp_path / 'search'} --resume"
+    )
+    assert code == 0 and "the best of 4 trials" in out and not err
+    assert f"settings  {tmp_path / 'search' / 'best.toml'}" in out
+    (tmp_path / "all.toml").write_text(f"[run]\n{settings}[space]\nlr = [1e11, 1e12]\n")
+    line = f"tune {tmp_path / 'all.toml'} --folder {tmp_path / 'all'} --trials 2"
+    code, _, err = fedjax_adapt(capsys, line)
+    assert code == 1 and "all 2 trials diverged; write lower numbers for lr" in err
+    assert not (tmp_path / "all" / "best.toml").exists()
+
+
+def test_rounds_may_be_chosen(tmp_path):
+    search = {"run": {n: v for n, v in RUN.items() if n != "rounds"}}
+    search["space"] = {"rounds": [1, 2]}
+    found = tune(search, tmp_path / "search", trials=3, at_once=3)
+    for row in found.trials.to_pylist():
+        assert row["outcome"] == "finished" and row["rounds"] in (1, 2)
+
+
+def test_of_what_kind_a_setting_is_says_the_setting():
+    space = {
+        "lr": {"low": 1, "high": 2},  # a float, though it is written without a point
+        "num_steps": {"low": 1, "high": 9, "step": 2},
+        "algorithm": {"mu": [0, 0.1]},
+        "momentum": {"low": 0.0, "high": 0.5, "step": 0.25},
+    }
+    run = {name: value for name, value in RUN.items() if name != "num_steps"}
+    found = read_search({"run": run, "space": space}).space
+    of = optuna.distributions
+    assert found == {
+        "algorithm.mu": of.CategoricalDistribution([0, 0.1]),
+        "lr": of.FloatDistribution(1.0, 2.0),
+        "momentum": of.FloatDistribution(0.0, 0.5, step=0.25),
+        "num_steps": of.IntDistribution(1, 9, step=2),
+    }
+
+
+BAD = [  # what is in the file in place of the space, and what is said of it
+    ({"space": {}}, "there is no space; write [space] and below it"),
+    (
+        {"space": {"lr": 0.1}},
+        "lr=0.1 is nothing to choose from; write two values or more",
+    ),
+    ({"space": {"lr": [0.1]}}, "lr=[0.1] is nothing to choose from"),
+    ({"space": {"lr": [0.1, 0.1]}}, "is nothing to choose from"),
+    ({"space": {"lr": {"low": 0.1}}}, "is no range; write two numbers, as in lr ="),
+    ({"space": {"lr": {"low": 1, "high": 0.1}}}, "lr: low=1 must be below high=0.1."),
+    ({"space": {"lr": {**RATE, "low": 0}}}, "lr: log is of numbers above 0"),
+    ({"space": {"lr": {**RATE, "step": 0.1}}}, "lr: log is of numbers above 0 without"),
+    (
+        {"space": {"lr": {**RATE, "hihg": 1}}},
+        "lr: the key='hihg' is unknown; did you mean",
+    ),
+    ({"space": {"lr": {"low": -1, "high": 1}}}, "lr=-1.0 must be a finite number"),
+    ({"space": {"lrr": RATE}}, "lrr is unknown; did you mean"),
+    ({"space": {"model": RATE}, "run": {}}, "model=0.001"),
+    (
+        {"space": {"seed": [0, 1]}},
+        "seed is no setting to choose, as the best would be luck",
+    ),
+    (
+        {"space": {"mu": [0, 1], "algorithm": ["fedprox", "fedavg"]}, "run": {}},
+        "fedprox, moon; leave it out, or tune what has it by itself.",
+    ),
+    (
+        {"space": {"num_steps": {"low": 1, "high": 2.5}}, "run": {}},
+        "num_steps=2.5; write an integer",
+    ),
+    (
+        {"space": {"lr": RATE}, "run": {**RUN, "evaluate_on": "test"}},
+        "evaluate_on=test would",
+    ),
+    (
+        {"space": {"lr": RATE}, "run": {**RUN, "lr": 0.1}},
+        "lr stands below [run] and below [space]; leave",
+    ),
+    ({"space": {"lr": RATE}, "grid": {}}, "the table='grid' is unknown; write one of"),
+    ({"space": {"lr": RATE}, "tune": {"trails": 3}}, "did you mean 'trials'?"),
+    (
+        {"space": {"lr": RATE}, "tune": {"trials": 0}},
+        "trials=0 must be an integer >= 1.",
+    ),
+    ({"space": {"lr": RATE}, "tune": {"halve": 1}}, "halve=1 must be an integer >= 2."),
+    (
+        {"space": {"rounds": [1, 2]}, "run": {}, "tune": {"halve": 2}},
+        "halve is about the",
+    ),
+    ({"space": [1]}, "space is no table; write [space]"),
+]
+
+
+@pytest.mark.parametrize("tables, says", BAD)
+def test_a_mistake_is_one_sentence(tables, says, tmp_path):
+    with pytest.raises(SettingError) as error:
+        tune({"run": RUN, **tables}, tmp_path / "search")
+    said = str(error.value)
+    assert says in said and "\n" not in said and said[-1] in ".?", said
+    assert "grid" not in said.replace("'grid' is", ""), said
+    assert not (tmp_path / "search").exists()
+
+
+def test_a_mistake_in_a_file_names_the_file(elsewhere, capsys):
+    Path("space.toml").write_text("[run]\nrounds = 1\n[space]\nlrr = [1, 2]\n")
+    code, _, err = fedjax_adapt(capsys, "tune space.toml")
+    assert code == 2 and err.startswith("fedjax-adapt: space.toml: lrr is unknown"), err
+    assert [path.name for path in elsewhere.iterdir()] == ["space.toml"]
+    for line, says in {
+        "tune": "tune got 0 files before its flags; give one, as in",
+        "tune nothing.toml": "tune=nothing.toml cannot be read (No such file",
+        "tune --folder a --resume": "--folder a holds no search to resume: it has no tune",
+        "tune space.toml --trials 0": "trials=0 must be an integer >= 1.",
+    }.items():
+        code, _, err = fedjax_adapt(capsys, line)
+        assert code == 2 and says in err and err.count("\n") == 1, err
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path, halved):
+    with pytest.raises(SettingError, match="holds this search; write --resume"):
+        tune(SEARCH, halved.folder, **HALVED)
+    for other, says in {
+        "at_once": "with at_once=3, here at_once=4; write what it has",
+        "halve": "with halve=3, here halve=4;",
+        "seed": "with seed=4, here seed=5;",
+    }.items():
+        with pytest.raises(SettingError, match=says):
+            tune(SEARCH, halved.folder, True, **HALVED | {other: HALVED[other] + 1})
+    with pytest.raises(SettingError, match="with num_steps=2, here num_steps=3;"):
+        tune({**SEARCH, "run": RUN | {"num_steps": 3}}, halved.folder, True, **HALVED)
+    with pytest.raises(SettingError, match=r"with lr=\{.*\}, here lr=\[0.1, 1\];"):
+        space = SPACE | {"lr": [0.1, 1]}
+        tune({"run": RUN, "space": space}, halved.folder, True, **HALVED)
+    (tmp_path / "notes").touch()
+    with pytest.raises(SettingError, match="holds files that are no search"):
+        tune(SEARCH, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tune.toml", "trials-0000.json"])
+def test_a_file_that_is_damaged_is_named(tmp_path, halved, name):
+    folder = tmp_path / "search"
+    shutil.copytree(halved.folder, folder)
+    text = (folder / name).read_text()
+    (folder / name).write_text(text.replace("0", "1", 1))
+    with pytest.raises(SettingError, match=f"{name} is not as it was written"):
+        tune(SEARCH, folder, True, **HALVED)
+
+
+def test_a_trial_that_is_gone_is_said(tmp_path, halved):
+    folder = tmp_path / "search"
+    shutil.copytree(halved.folder, folder)
+    shutil.rmtree(folder / "trials-0000" / "rounds-2" / "trials" / "0001")
+    with pytest.raises(SettingError, match="trials/0001/files.sha256 is missing"):
+        tune(SEARCH, folder, True, **HALVED)
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    from fedjax_adapt.cli import tune as command
+
+    def stop(search, folder, resume, report):
+        folder.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_tune", stop)
+    (tmp_path / "space.toml").write_text("[space]\nlr = [0.1, 0.3]\n")
+    line = f"tune {tmp_path / 'space.toml'} --folder {tmp_path / 'a'} --at-once 4"
+    code, _, err = fedjax_adapt(capsys, line)
+    again = f"fedjax-adapt {line.replace(' --at-once', ' --resume --at-once')}"
+    assert code == 130 and err.endswith(f"interrupted; write {again} to go on.\n")
+
+
+def test_without_optuna_the_package_is_named(monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(SettingError, match=r"write pip install 'fedjax-adapt\[tune\]'"):
+        read_search(SEARCH)
+
+
+def test_objects_are_tuned_as_names_are(tmp_path):
+    from fedjax_adapt.algorithms import fedavg
+
+    search = {"run": {n: v for n, v in RUN.items() if n != "algorithm"}}
+    search["space"] = {"lr": [0.1, 0.3]}
+    found = tune(search, tmp_path / "search", algorithm=fedavg(), trials=2)
+    named = tune(
+        search | {"run": search["run"] | {"algorithm": "fedavg"}},
+        tmp_path / "named",
+        trials=2,
+    )
+    assert found.trials.equals(named.trials)
+
+
+def test_a_trial_is_the_run_with_its_settings(tmp_path, halved):
+    """All rounds, on the same validation examples."""
+    whole = [row for row in halved.trials.to_pylist() if row["outcome"] == "finished"]
+    row = whole[-1]
+    options = {name: value for name, value in RUN.items() if name != "algorithm"}
+    config = Config(
+        folder=str(tmp_path / "run"),
+        algorithm="fedprox",
+        algorithm_options={"mu": row["mu"]},
+        evaluate_on="validation",
+        lr=row["lr"],
+        **options,
+    )
+    accuracy = run(config).accuracy
+    assert accuracy == pytest.approx(row["validation_accuracy"], abs=0.01)
+
+
+def test_the_guide_searches(elsewhere, capsys):
+    page = Path(__file__).parents[2] / "docs" / "guides" / "choosing-settings.md"
+    (space,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
+    (elsewhere / "space.toml").write_text(space)
+    assert [*read_search("space.toml").space] == ["algorithm.mu", "lr"]
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names = {}
+    exec(compile(code, "choosing-settings.md", "exec"), names)
+    found = names["found"]
+    assert capsys.readouterr().out == f"{found.best} {found.accuracy}\n"
+    assert len(found.trials) == 4 and (elsewhere / "runs/search/best.toml").exists()
