@@ -82,8 +82,8 @@ def test_a_picture_for_which_there_is_no_room_leaves_the_old_one(
     code, _, err = fedjax_adapt(capsys, line)
     assert code == 1
     assert err == (
-        "fedjax-adapt: no space is left for mine.png; make room, and go on with --resume "
-        "if it is a run.\n"
+        "fedjax-adapt: no space is left for mine.png; make room, and write the same with "
+        "--resume if it is a run.\n"
     )
     (left,) = elsewhere.iterdir()
     assert left.read_text() == "mine"

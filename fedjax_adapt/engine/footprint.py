@@ -114,13 +114,13 @@ def footprint(
         * sum(map(num_bytes, jax.tree.leaves(state._replace(clients=())))),
         work=bytes_held(kept, shared),
         host=aside,
-        compiler=COMPILER + OF_EQUATION * _num_equations(kept),
+        compiler=COMPILER + OF_EQUATION * num_equations(kept),
     )
 
 
-def _num_equations(jaxpr: Jaxpr) -> int:
-    """Those of inner programs included."""
-    return sum(1 + sum(map(_num_equations, _inner_jaxprs(eqn))) for eqn in jaxpr.eqns)
+def num_equations(jaxpr: Jaxpr) -> int:
+    """Those of a program and of its inner ones."""
+    return sum(1 + sum(map(num_equations, _inner_jaxprs(eqn))) for eqn in jaxpr.eqns)
 
 
 def table_bytes(leaf: jax.ShapeDtypeStruct | jax.Array, num_devices: int) -> int:

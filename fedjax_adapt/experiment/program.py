@@ -1,7 +1,8 @@
 """The compiled heart of a run: some rounds and an evaluation, as one program."""
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from ..engine.build import make_round
 from ..engine.client_store import store_of
 from ..engine.cohort import most_steps, num_devices_of
 from ..engine.evaluate import by_class, overall, scores
-from ..engine.footprint import Footprint, footprint
+from ..engine.footprint import Footprint, footprint, num_equations
 from ..engine.initial import init_state
 from ..engine.memory import check_room
 from ..engine.round import Round
@@ -27,6 +28,15 @@ from .federation import Federation
 from .rows import Measured, check_columns
 
 Group = Callable[[State], tuple[State, Any, Any]]
+
+
+# seconds to compile an equation of a program
+OF_EQUATION = 1.2e-3
+
+
+def no_one(text: str) -> None:
+    """Tells no one."""
+    del text
 
 
 class Program(NamedTuple):
@@ -55,7 +65,7 @@ class Traced(NamedTuple):
     abstract: State  # as in `Program`
     key_init: Key
     arrays: list[Array]  # the argument of each group, besides the state
-    groups: dict[int, Any]  # by how many rounds they have
+    groups: dict[int, Any]  # by how many rounds they have, as JAX traces them
     footprint: Footprint  # of the group that takes most
 
 
@@ -92,14 +102,32 @@ def group_sizes(config: Config) -> list[int]:
     return [every] * (config.rounds >= every) + [left_over] * (left_over > 0)
 
 
-def compile_program(config: Config, federation: Federation) -> Program:
-    """Traces and compiles; raises as `trace_program`."""
+def compiling(traced: Iterable[Any]) -> str:
+    """What to say while programs are compiled that JAX has traced: about how long it takes.
+
+    A program that was compiled before is read from the cache, which takes less.
+    """
+    if jax.default_backend() != "cpu":
+        return "compiling"
+    equations = sum(num_equations(one.jaxpr.jaxpr) for one in traced)
+    return f"compiling, about {math.ceil(equations * OF_EQUATION)} s"
+
+
+def compile_program(
+    config: Config, federation: Federation, tell: Callable[[str], None] = no_one
+) -> Program:
+    """Traces and compiles, and tells in between how long that takes.
+
+    Raises:
+      ValueError: as `trace_program`.
+    """
     algorithm, task, data, plan = federation[:4]
     began = time.perf_counter()
     round_fn, abstract, key_init, arrays, groups, held = trace_program(
         config, federation
     )
     options = compiler_options(round_fn.num_lanes)
+    tell(compiling(groups.values()))
 
     def compiled(group: Any) -> Group:
         program = group.lower().compile(options)

@@ -146,7 +146,8 @@ def _run(
         calibrated = time.perf_counter() - began
         federation = federation._replace(task=task)
         show(doing="compiling")
-        program = compile_program(config, federation)
+        tell = lambda doing: show(doing=doing)
+        program = compile_program(config, federation, tell=tell)
         if processes.is_first():
             create(folder)
     used = replace(config, devices=program.num_devices)

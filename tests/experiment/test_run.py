@@ -2,6 +2,7 @@ import dataclasses
 import gc
 import inspect
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -43,7 +44,7 @@ from fedjax_adapt.experiment.config import config_hash
 from fedjax_adapt.experiment.folder import first_change, run_folder
 from fedjax_adapt.experiment.lock import locked
 from fedjax_adapt.experiment.objects import KINDS
-from fedjax_adapt.experiment.program import compile_program, run_keys
+from fedjax_adapt.experiment.program import compile_program, compiling, run_keys
 from fedjax_adapt.experiment.spelling import flat_name
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -341,11 +342,30 @@ def test_progress_counts_up_to_the_last_round(tiny):
     seen = []
     run(tiny(), progress=seen.append)
     assert seen.pop(0).doing == "compiling"
+    assert re.fullmatch(r"compiling, about \d+ s", seen.pop(0).doing)
     rounds = [now.round for now in seen]
     assert rounds[0] == 0 and rounds[-1] == 7 and rounds == sorted(set(rounds))
     assert seen[0].accuracy is None and all(
         now.accuracy is not None for now in seen[1:]
     )
+
+
+def test_how_long_it_takes_to_compile_is_told_by_the_size_of_the_program(monkeypatch):
+    """Of a loop its body counts, once."""
+
+    def added(number):
+        def body(x, _):
+            for _ in range(number):
+                x = x + 1
+            return x, None
+
+        return lambda x: jax.lax.scan(body, x, length=100)[0]
+
+    traced = [jax.jit(added(n)).trace(1.0) for n in (10, 4990)]
+    assert compiling(traced[:1]) == "compiling, about 1 s"
+    assert compiling(traced) == "compiling, about 7 s"  # 5,002 equations, 1.2 ms each
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert compiling(traced) == "compiling"
 
 
 def test_a_run_that_diverges_names_the_round_and_stays_readable(tiny):

@@ -37,12 +37,12 @@ def settings_of(config):
 def once_for_equal_settings(make):
     """As `make` of a config or several, but what it returned before for equal ones."""
 
-    def made(configs, federation, *more):
+    def made(configs, federation, *more, **told_to):
         several = [configs] if isinstance(configs, Config) else configs
         told = [make.__name__, [*map(settings_of, several)], more]
         key = json.dumps(told, sort_keys=True, default=str)
         if key not in MADE:
-            MADE[key] = make(configs, federation, *more)
+            MADE[key] = make(configs, federation, *more, **told_to)
         MADE.move_to_end(key)
         while len(MADE) > MOST_MADE:
             MADE.popitem(last=False)

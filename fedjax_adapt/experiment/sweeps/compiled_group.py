@@ -30,7 +30,16 @@ from ..algorithm import clock_seed
 from ..build import build_algorithm, build_plan, completed
 from ..config import Config
 from ..federation import Federation
-from ..program import Program, compile_program, measure, rounds, run_keys
+from ..program import (
+    Program,
+    compile_program,
+    compiling,
+    group_sizes,
+    measure,
+    no_one,
+    rounds,
+    run_keys,
+)
 from . import trials
 from .differences import (
     PartitionTables,
@@ -205,6 +214,7 @@ def compile_group(
     names: Sequence[str],
     layout: Layout,
     fixed: bool = False,
+    tell: Callable[[str], None] = no_one,
 ) -> CompiledGroup:
     """Traces and compiles; fewer trials side by side where the program is too large.
 
@@ -215,12 +225,13 @@ def compile_group(
       names: of the numbers that are traced.
       layout: how the trials are laid out.
       fixed: and nothing else will do.
+      tell: is told about how long it takes to compile, as soon as that is known.
 
     Raises:
       ValueError: not even one trial fits into memory.
     """
     if len(configs) == 1:
-        program = compile_program(configs[0], federation)
+        program = compile_program(configs[0], federation, tell=tell)
         return CompiledGroup(
             program_of=lambda numbers: program,
             abstract=program.abstract,
@@ -257,18 +268,20 @@ def compile_group(
     begin = jax.jit(trials.over(init, layout))
     abstract = trials.placed(jax.eval_shape(begin, shared, placed_inputs([0])), layout)
 
-    def compiled(num_rounds: int):
+    traced = {}
+    for num_rounds in group_sizes(config):
         many = trials.over(partial(some_rounds, num_rounds), layout)
         program = jax.jit(many, donate_argnums=2)
-        return program.lower(shared, placed_inputs([0]), abstract).compile(options)
-
-    every, left_over = config.evaluate_every, config.rounds % config.evaluate_every
-    group = compiled(every) if config.rounds >= every else None
-    last = compiled(left_over) if left_over else None
+        traced[num_rounds] = program.trace(shared, placed_inputs([0]), abstract)
+    tell(compiling(traced.values()))
+    programs = {number: one.lower().compile(options) for number, one in traced.items()}
+    group = programs.get(config.evaluate_every)
+    last = programs.get(config.rounds % config.evaluate_every)
     # one that is resumed fitted before
     if not fixed and memory.too_large(group or last, layout.num_devices):
         if layout.width > 1:
-            return compile_group(configs, federation, names, trials.halved(layout))
+            fewer = trials.halved(layout)
+            return compile_group(configs, federation, names, fewer, tell=tell)
         raise SettingError(
             "a single trial does not fit into memory; write fewer lanes, a smaller "
             "batch_size, fewer clients or a smaller model."

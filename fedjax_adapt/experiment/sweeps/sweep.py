@@ -229,14 +229,19 @@ class _Runner:
         numbers = [trial.number for trial in self.group.trials]
         federation = build(configs[0])
         layout, fixed = self.layout(federation, side_by_side)
-        doing = f"{self.group.name}: compiling"
-        self.progress(Progress(self.before, self.total, doing=doing))
-        compiled = compile_group(configs, federation, self.group.numbers, layout, fixed)
+
+        def tell(doing: str) -> None:
+            doing = f"{self.group.name}: {doing}"
+            self.progress(Progress(self.before, self.total, doing=doing))
+
+        tell("compiling")
+        traced = self.group.numbers
+        compiled = compile_group(configs, federation, traced, layout, fixed, tell=tell)
         check_held(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         store.begin_list(self.path, files.begin(place))
         if not fixed:
-            written = {"trials": numbers, "traced": self.group.numbers}
+            written = {"trials": numbers, "traced": traced}
             written["at_once"] = compiled.width
             files.write_listed(self.path / GROUP, toml.dumps(written))
         rounds = configs[0].rounds
