@@ -11,6 +11,7 @@ import equations
 from matplotlib.figure import Figure
 
 import fedjax_adapt as fa
+from fedjax_adapt import experiment
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.experiment import store
 from fedjax_adapt.experiment.schema import common_options, settings
@@ -47,6 +48,7 @@ def write(folder: Path, notebooks: Path) -> None:
     files = f"# Files of a run\n\n{inspect.getdoc(store)}\n"
     (folder / "files.md").write_text(files)
     (folder / "names.md").write_text(_exports())
+    (folder / "runs.md").write_text(_runs())
     (folder / "settings.md").write_text(_settings())
 
 
@@ -121,13 +123,27 @@ def _exports():
     """The page of `fa.__all__`."""
     page = "# Public names\n\n`import fedjax_adapt as fa` gives these.\n"
     for name in fa.__all__:
-        thing = getattr(fa, name)
-        if inspect.ismodule(thing):
-            page += f"\n## {name}\n\n{inspect.getdoc(thing)}\n"
-            continue
-        kind = "autoclass" if inspect.isclass(thing) else "autofunction"
-        page += f"\n## {name}\n\n{RST.format(kind, name)}"
+        page += f"\n## {name}\n\n{_named(name, getattr(fa, name))}"
     return page
+
+
+def _runs():
+    """The page of what runs, sweeps and searches are made with in Python."""
+    page = (
+        "# Runs in Python\n\n`from fedjax_adapt.experiment import ...` gives these.\n"
+    )
+    for name, thing in vars(experiment).items():
+        if not name.startswith("_") and not inspect.ismodule(thing):
+            page += f"\n## {name}\n\n{_named(f'experiment.{name}', thing)}"
+    return page
+
+
+def _named(name, thing):
+    """The docstring of a module, a class or a function, by its name in `fa`."""
+    if inspect.ismodule(thing):
+        return f"{inspect.getdoc(thing)}\n"
+    kind = "autoclass" if inspect.isclass(thing) else "autofunction"
+    return RST.format(kind, name)
 
 
 def _settings():
