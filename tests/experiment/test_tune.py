@@ -393,3 +393,25 @@ def test_the_guide_searches(elsewhere, capsys):
     found = names["found"]
     assert capsys.readouterr().out == f"{found.best} {found.accuracy}\n"
     assert len(found.trials) == 4 and (elsewhere / "runs/search/best.toml").exists()
+
+
+def test_a_pruned_trial_is_never_the_best(tmp_path, monkeypatch):
+    """However accurate it was after the rounds that it had."""
+
+    def batch(search, place, before, progress, given):
+        came = [
+            (0.3, 2, "pruned", 0.9),
+            (0.1, 6, "finished", 0.5),
+            (0.2, 6, "finished", 0.5),
+        ]
+        names = ("rounds", "outcome", "validation_accuracy")
+        return [
+            module._Row({"lr": rate}, dict(zip(names, others, strict=True)))
+            for rate, *others in came
+        ]
+
+    monkeypatch.setattr(module, "_batch", batch)
+    search = {"run": RUN, "space": {"lr": [0.1, 0.2, 0.3]}}
+    found = tune(search, tmp_path / "search", trials=3)
+    assert (found.best, found.accuracy) == ({"lr": 0.1}, 0.5)  # of equals the first
+    assert read_config(tmp_path / "search" / "best.toml").lr == 0.1
