@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers import fedjax_adapt
@@ -415,3 +416,53 @@ def test_a_pruned_trial_is_never_the_best(tmp_path, monkeypatch):
     found = tune(search, tmp_path / "search", trials=3)
     assert (found.best, found.accuracy) == ({"lr": 0.1}, 0.5)  # of equals the first
     assert read_config(tmp_path / "search" / "best.toml").lr == 0.1
+
+
+@pytest.mark.parametrize(
+    ("at_once", "halve", "went_on"),
+    [(9, 3, [9, 3, 1]), (8, 2, [8, 4, 2, 1]), (8, 3, [8, 2])],
+)
+def test_the_best_of_each_rung_go_on(tmp_path, monkeypatch, at_once, halve, went_on):
+    """Accuracy is lr here; the highest two diverge in the first rung."""
+    swept, rates = [], np.linspace(0.1, 0.9, at_once).tolist()
+
+    def results(asked, place, note, progress, given):
+        mine = [trial.config.lr for trial in asked.trials]
+        swept.append(mine)
+        lost = [rate in rates[-2:] for rate in mine]
+        columns = {
+            "diverged_round": [1 if gone else None for gone in lost],
+            "validation_accuracy": [
+                None if gone else rate for rate, gone in zip(mine, lost, strict=True)
+            ],
+        }
+        return pa.table(columns)
+
+    monkeypatch.setattr(module, "_swept", results)
+    search = read_search({"run": RUN | {"rounds": 27}, "space": SPACE}, halve=halve)
+    points = [{"lr": rate, "algorithm.mu": 0.1} for rate in rates]
+    came = module._train(search, tmp_path, points, "", print, (None, None, None))
+    assert [len(rung) for rung in swept] == went_on
+    assert [one["outcome"] for one in came[-2:]] == ["diverged"] * 2
+    for rung in swept[1:]:
+        assert rung == rates[-2 - len(rung) : -2]  # the best of those that are left
+    assert [one["outcome"] for one in came].count("finished") == 1 or went_on[-1] > 1
+    assert came[-3]["outcome"] == "finished" and came[-3]["rounds"] == 27
+
+
+def test_what_optuna_is_told():
+    search = read_search(SEARCH)
+    point = {"lr": 0.1, "algorithm.mu": 1.0}
+    names = ("rounds", "validation_accuracy", "outcome")
+    told = lambda *came: module._told(
+        search, module._Row(point, dict(zip(names, came, strict=True)))
+    )
+    state = optuna.trial.TrialState
+    for came, (value, of_rounds, wanted) in {
+        (6, 0.7, "finished"): (0.7, {6: 0.7}, state.COMPLETE),
+        (2, 0.4, "pruned"): (None, {2: 0.4}, state.PRUNED),
+        (6, None, "diverged"): (0.0, {6: 0.0}, state.COMPLETE),
+    }.items():
+        trial = told(*came)
+        assert (trial.value, trial.state) == (value, wanted)
+        assert trial.intermediate_values == of_rounds and trial.params == point
