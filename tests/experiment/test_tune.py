@@ -265,6 +265,24 @@ BAD = [  # what is in the file in place of the space, and what is said of it
         "halve is about the",
     ),
     ({"space": [1]}, "space is no table; write [space]"),
+    ({"space": {"lr": RATE | {"log": "yes"}}}, "lr: log='yes'; write log = true"),
+    (
+        {"space": {"lr": {"low": 0.1, "high": 0.2, "step": 0.3}}},
+        "lr: step=0.3 does not lead from low=0.1 to high=0.2; write a step that does.",
+    ),
+    (
+        {"space": {"evaluate_on": ["test", "validation"]}},
+        "evaluate_on is no setting to",
+    ),
+    ({"space": {"lr": RATE}, "folder": 3}, "folder=3; write a text."),
+    (
+        {"space": {"lr": RATE}, "run": RUN | {"public": "published"}},
+        "public=published takes the test set, but evaluate_on=validation leaves it alone",
+    ),
+    (
+        {"space": {"num_clients": [4, 10**6]}, "run": {"partition": "iid"}},
+        "num_clients=1000000",
+    ),
 ]
 
 

@@ -45,7 +45,7 @@ from ..schema import settings_that_are
 from ..spelling import flat_name, flattened, nested
 from .grid import Sweep, read_sweep
 from .results import is_finished, setting_columns, table_of
-from .sweep import sweep
+from .sweep import groups_in, sweep
 
 if TYPE_CHECKING:
     import optuna
@@ -66,6 +66,7 @@ class Search(NamedTuple):
     run: dict[str, Any]
     space: dict[str, Any]  # by full names: the distribution of each setting
     written: dict[str, Any]  # the space as the file has it, by full names
+    ends: Sweep  # of trials that have each value of a list, and both ends of a range
     trials: int = 32
     at_once: int = 8
     halve: int | None = None
@@ -135,6 +136,10 @@ def tune(
         search = read_search(source, **options)
         place = tune_folder(search, folder)
         check_folder(place, search, resume)
+        if not (
+            place / TUNE
+        ).exists():  # what data and memory do not allow is found now
+            groups_in(place / "trials", search.ends, False, None, "auto")
         create(place)
         with locked(place):
             check_folder(place, search, resume)
@@ -211,7 +216,8 @@ def _checked(tables: Mapping[str, Any], options: Mapping[str, Any]) -> Search:
         }
         for i in range(max(map(len, tried)))
     ]
-    asked = read_sweep({"run": run, "grid": grids}, REMEDY)
+    asked = {"folder": tables.get("folder"), "run": run, "grid": grids}
+    asked = read_sweep(asked, REMEDY)
     # in an order that a file keeps, as proposals depend on it
     written = dict(sorted(zip(asked.names, flat.values(), strict=True)))
     settings = [config.to_settings(trial.config) for trial in asked.trials]
@@ -219,10 +225,7 @@ def _checked(tables: Mapping[str, Any], options: Mapping[str, Any]) -> Search:
         full: _distribution(full, values, [own[full] for own in settings])
         for full, values in written.items()
     }
-    folder = tables.get("folder")
-    return Search(
-        None if folder is None else str(folder), asked.run, known, written, **chosen
-    )
+    return Search(asked.folder, asked.run, known, written, asked, **chosen)
 
 
 def _flat(space: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,6 +240,11 @@ def _flat(space: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_values(name: str, values: Any) -> None:
     """Raises SettingError unless these are a range or a list of values."""
+    if name == "evaluate_on":
+        raise SettingError(
+            "evaluate_on is no setting to choose; leave it out, as a search is on "
+            "validation examples."
+        )
     if name in LUCK:
         raise SettingError(
             f"{name} is no setting to choose, as the best would be luck; write it below "
@@ -254,6 +262,10 @@ def _check_values(name: str, values: Any) -> None:
         low, high = values["low"], values["high"]
         if not low < high:
             raise SettingError(f"{name}: low={low} must be below high={high}.")
+        if not isinstance(values.get("log", False), bool):
+            raise SettingError(
+                f"{name}: log={values['log']!r}; write log = true, or leave it out."
+            )
         if values.get("log") and (low <= 0 or "step" in values):
             raise SettingError(
                 f"{name}: log is of numbers above 0 without steps; leave it out, or write "
@@ -261,6 +273,12 @@ def _check_values(name: str, values: Any) -> None:
             )
         if "step" in values:
             check.positive(f"{name}: step", values["step"])
+            steps = (high - low) / values["step"]
+            if abs(steps - round(steps)) > 1e-6 or round(steps) < 1:
+                raise SettingError(
+                    f"{name}: step={values['step']} does not lead from low={low} to "
+                    f"high={high}; write a step that does."
+                )
         return
     plain = isinstance(values, list | tuple) and all(
         isinstance(value, bool | int | float | str) for value in values
