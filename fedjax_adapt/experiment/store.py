@@ -105,7 +105,7 @@ def read_run(folder: str | Path) -> Record:
     check.kinds('read_run("runs/mine")', folder=(folder, check.path))
     folder = check.expanded("", folder)
     if (sweep := sweep_of(folder)) is not None:
-        files.check(sweep, folder / files.SUMS)
+        _check_trial(sweep, folder)
     if not os.path.lexists(folder / CONFIG):
         if (folder / SWEEP).is_file():
             raise SettingError(
@@ -172,7 +172,7 @@ def trials_in(sweep: Path) -> dict[Path, bool]:
       ValueError: one of them is missing or was exchanged, or there is one of another sweep.
     """
     known, finished = files.listed(sweep) or {}, read_summary(sweep) is not None
-    listed = [sweep / name for name in known if name.startswith(f"{TRIALS}/")]
+    listed = _listed_trials(sweep, known)
     if not listed:  # of an earlier version, or none is done
         if finished:
             files.warn_once(
@@ -197,10 +197,28 @@ def check_no_others(sweep: Path, trials: Collection[Path]) -> None:
     """Raises ValueError if something lies among the trials of a sweep that is none."""
     for path in contents(sweep / TRIALS):
         if path not in trials and not path.name.startswith("."):
-            raise SettingError(
-                f"{path} is not in {sweep / files.SUMS}, so it is no trial of this sweep; "
-                "move it away."
-            )
+            raise _no_trial(sweep, path)
+
+
+def _check_trial(sweep: Path, path: Path) -> None:
+    """Raises ValueError unless a trial is as a sweep has left it, or not done."""
+    known = files.listed(sweep) or {}
+    files.check(sweep, path / files.SUMS, known)
+    numbers = [trial.parent.name for trial in _listed_trials(sweep, known)]
+    if numbers and path.absolute().name not in numbers and read_summary(sweep):
+        raise _no_trial(sweep, path)
+
+
+def _listed_trials(sweep: Path, known: Mapping[str, str]) -> list[Path]:
+    """The lists of the trials of a sweep that are done, which it has in its own."""
+    return [sweep / name for name in known if name.startswith(f"{TRIALS}/")]
+
+
+def _no_trial(sweep: Path, path: Path) -> SettingError:
+    return SettingError(
+        f"{path} is not in {sweep / files.SUMS}, so it is no trial of this sweep; move it "
+        "away."
+    )
 
 
 def _is_finished_trial(path: Path) -> bool:

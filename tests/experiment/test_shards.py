@@ -13,7 +13,7 @@ from tiny_runs import TINY
 
 from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
-from fedjax_adapt.experiment import store, sweep
+from fedjax_adapt.experiment import files, store, sweep
 from fedjax_adapt.experiment.config import identity
 from fedjax_adapt.experiment.lock import locked
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
@@ -275,3 +275,51 @@ def test_the_recipe_of_the_guide_runs_on_this_machine(
     exec(compile(code, page.name, "exec"), names)
     assert names["codes"] == [0, 0]
     check_is_whole(store.read_swept("runs/lr"), whole)
+
+
+def gone(shard):
+    shutil.rmtree(shard / "trials" / "0001")
+
+
+def no_summary(shard):
+    (shard / "trials" / "0001" / "summary.json").unlink()
+
+
+def one_more(shard):
+    shutil.copytree(shard / "trials" / "0001", shard / "trials" / "0009")
+
+
+def no_groups(shard):
+    shutil.rmtree(shard / "groups")
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (gone, "trials/0001/files.sha256 is missing"),
+        (no_summary, "trials/0001/summary.json is missing"),
+        (one_more, "trials/0009 is not in .*, so it is no trial of this sweep"),
+        (no_groups, "files.sha256 is missing"),
+    ],
+)
+def test_a_shard_that_is_not_as_it_was_left_is_not_merged(copied, damage, says):
+    damage(copied / "shard-2-of-3")
+    with pytest.raises(SettingError, match=says):
+        merge(copied)
+    assert not (copied / "summary.json").exists()
+
+
+def test_the_file_of_a_whole_sweep_that_is_damaged_is_named(copied):
+    text = (copied / "whole.toml").read_text()
+    (copied / "whole.toml").write_text(text.replace("0.1", "0.2"))
+    with pytest.raises(SettingError, match="whole.toml is not as it was written"):
+        merge(copied)
+
+
+def test_merged_shards_list_their_trials_and_groups(copied):
+    merge(copied)
+    known = files.listed(copied)
+    trials = {f"trials/{number:04d}/files.sha256" for number in range(4)}
+    assert trials < set(known) and "whole.toml" not in known
+    assert sum(name.startswith("groups/") for name in known) == 3
+    files.check_all(copied)

@@ -192,5 +192,6 @@ def _move(
         places.append(folder / kind / renamed(path.name))
         if not places[-1].exists():  # else a merge that was killed has moved it
             files.check(shard, path / files.SUMS, known)
+            files.check_all(path)
             path.rename(places[-1])
     return places
