@@ -270,7 +270,7 @@ def whole(case: Case, folder: Path) -> Whole | str:
     began = time.monotonic()
     ended = forked(function)
     seconds = time.monotonic() - began
-    found = forked(lambda: (0, digest(folder))) if ended.code == 0 else ended
+    found = forked(lambda: (0, digest(folder.parent))) if ended.code == 0 else ended
     if found.code != 0:
         command = " ".join(case.command(folder))
         return f"{command}: exit {found.code}: {found.said[-2000:]}"
@@ -333,7 +333,7 @@ def fill_disk(
     if ended.code not in (1, 2) or not told:
         return "no sentence", f"{how}; exit {ended.code}: {ended.said[-2000:]}"
     verdict, how = resumed(case, folder, numbers, how)
-    aside = sorted(folder.rglob("*.unreadable*"))
+    aside = sorted(folder.parent.rglob("*.unreadable*"))
     return ("set aside", f"{how}; {aside}") if aside else (verdict, how)
 
 
@@ -346,7 +346,7 @@ def resumed(
     finished = "finished" in last.said and last.code in (0, 2)
     if last.code != 0 and not finished:
         return "no resume", f"{how}; exit {last.code}: {last.said[-2000:]}"
-    found = forked(lambda: (0, digest(folder))).left
+    found = forked(lambda: (0, digest(folder.parent))).left
     if found != numbers:
         return "other numbers", f"{how}; {last.said[-500:]}"
     return "same", how
@@ -375,9 +375,10 @@ def campaign(
             case = next(of_kind)
             if every is not None and case in known:
                 break
-            folder = place / f"{kind}-{number}"
+            # in a folder of its own, as controls lie next to their run
+            folder = place / f"{kind}-{number}" / "folder"
             if case not in known:
-                known[case] = whole(case, place / f"{kind}-whole-{number}")
+                known[case] = whole(case, place / f"{kind}-whole-{number}" / "folder")
             expected = known[case]
             if isinstance(expected, str):
                 ends = [("broken", expected)]
@@ -390,7 +391,7 @@ def campaign(
                 ends = [attempt(case, folder, expected, draw)]
             for verdict, how in ends:
                 came[kind][verdict] += 1
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(folder.parent, ignore_errors=True)
                 if verdict != "same":
                     failed.append(f"{verdict}: {how}")
                     tell(failed[-1])

@@ -87,7 +87,7 @@ def script(monkeypatch):
 )
 def test_what_a_resume_came_to_is_told(script, tmp_path, last, numbers, verdict):
     module, case = script(last, (0, "", numbers))
-    assert module.resumed(case, tmp_path, NUMBERS, "killed")[0] == verdict
+    assert module.resumed(case, tmp_path / "run", NUMBERS, "killed")[0] == verdict
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,14 @@ def test_what_a_resume_came_to_is_told(script, tmp_path, last, numbers, verdict)
 )
 def test_what_a_full_disk_came_to_is_told(script, tmp_path, filled, verdict):
     module, case = script(filled, (0, "", None), (0, "", NUMBERS))
-    assert module.fill_disk(case, tmp_path, NUMBERS, 5)[0] == verdict
+    assert module.fill_disk(case, tmp_path / "run", NUMBERS, 5)[0] == verdict
 
 
 def test_a_file_that_was_set_aside_is_told(script, tmp_path):
     module, case = script((1, TOLD, 3), (0, "", None), (0, "", NUMBERS))
-    (tmp_path / "part.unreadable").touch()
-    assert module.fill_disk(case, tmp_path, NUMBERS, 5)[0] == "set aside"
+    (tmp_path / "run-control-public").mkdir()  # next to the run
+    (tmp_path / "run-control-public" / "part.unreadable").touch()
+    assert module.fill_disk(case, tmp_path / "run", NUMBERS, 5)[0] == "set aside"
 
 
 class Full:
@@ -138,4 +139,19 @@ class Full:
 def test_a_command_that_finds_no_room_may_not_crash(script, tmp_path, killed, verdict):
     module, case = script(killed, (0, "", None), (0, "", NUMBERS))
     expected = module.Whole(NUMBERS, ["open"] * 3, 1.0)
-    assert module.attempt(case, tmp_path, expected, Full())[0] == verdict
+    assert module.attempt(case, tmp_path / "run", expected, Full())[0] == verdict
+
+
+def test_the_numbers_of_controls_count(script, tmp_path, monkeypatch):
+    """They lie next to the run."""
+    module, _ = script()
+    roots = []
+    ended = lambda call, *_: module.Ended(call()[0], "", [])
+    monkeypatch.setattr(module, "forked", ended)
+    monkeypatch.setattr(module, "main", lambda words: 0)
+    monkeypatch.setattr(module, "watched", lambda *_: ([], []))
+    monkeypatch.setattr(module, "digest", roots.append)
+    case = module.Case("controls", ("run", "--controls"))
+    module.whole(case, tmp_path / "whole" / "folder")
+    module.resumed(case, tmp_path / "killed" / "folder", {}, "")
+    assert roots == [tmp_path / "whole", tmp_path / "killed"]
