@@ -74,8 +74,13 @@ CONTROL = "has a control character; rename it, or give another path."
 )
 @pytest.mark.parametrize(
     "name, says",
-    [(os.fsdecode(b"a\xff"), BYTES), ("a\nb", CONTROL), ("a\x1b[31mb", CONTROL)],
-    ids=["bytes", "newline", "escape"],
+    [
+        (os.fsdecode(b"a\xff"), BYTES),
+        ("a\nb", CONTROL),
+        ("a\x1b[31mb", CONTROL),
+        ("a\x9b", CONTROL),
+    ],
+    ids=["bytes", "newline", "escape", "another escape"],
 )
 def test_a_name_that_is_no_text_is_one_sentence(line, name, says, capfd, elsewhere):
     code = cli.main([word.format(name) for word in line.split()])

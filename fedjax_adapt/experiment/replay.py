@@ -121,8 +121,7 @@ def _copy(folder: Path, to: Path) -> None:
     kept = (store.CONFIG, store.OWN, files.SUMS, *store.TABLES, store.CHECKPOINTS)
 
     def others(place: str, names: list[str]) -> list[str]:
-        within = Path(place) == folder
-        is_part = lambda name: name in kept if within else ".unreadable" not in name
+        is_part = lambda name: name in kept or Path(place) != folder
         is_whole = lambda path: path.is_file() or path.is_dir()  # no pipe, no device
         return [n for n in names if not (is_part(n) and is_whole(Path(place, n)))]
 

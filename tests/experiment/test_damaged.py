@@ -158,6 +158,18 @@ def test_settings_that_are_no_file_are_named(whole, elsewhere, damage, line, cap
     assert err.count("\n") == 1 and err.endswith("; put it back as it was.\n")
 
 
+@pytest.mark.parametrize("name", [PART.replace("2.", "7."), "metrics", "partition"])
+def test_what_is_gone_of_a_finished_run_is_said_when_it_is_resumed(
+    whole, elsewhere, name, capsys
+):
+    shutil.copytree(whole.folder, "run")
+    assert cli.main("run --folder run --resume".split()) == 0
+    removed(Path("run", name))
+    assert cli.main("run --folder run --resume".split()) == 2
+    out, err = capsys.readouterr()
+    assert out.count("nothing is left to run") == 1 and f"run/{name}" in err, err
+
+
 def test_a_damaged_summary_is_named_by_compare(whole, elsewhere, capsys):
     shutil.copytree(whole.folder, "whole")
     folder(Path("whole/summary.json"))

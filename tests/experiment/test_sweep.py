@@ -444,6 +444,17 @@ def test_no_run_begins_or_goes_on_among_the_trials_of_a_sweep(tmp_path, three, c
         assert code == 2 and f"folder={place} lies among the trials of {folder}" in err
 
 
+def test_a_trial_that_is_gone_is_said_when_its_sweep_goes_on(tmp_path, three):
+    folder = tmp_path / "copy"
+    shutil.copytree(three.folder, folder)
+    files.strike(folder, [folder / "summary.json"])
+    (folder / "summary.json").unlink()
+    shutil.rmtree(folder / "trials" / "0001")
+    with pytest.raises(ValueError, match="trials/0001/files.sha256 is missing"):
+        sweep(THREE, folder, resume=True, side_by_side=2)
+    assert not (folder / "trials" / "0001").exists()
+
+
 def test_a_sweep_whose_trials_no_list_names_is_read_with_a_warning(tmp_path, three):
     """As earlier versions left theirs; when one is resumed they are listed."""
     folder = tmp_path / "copy"
