@@ -105,7 +105,10 @@ def tune(
     algorithm: Algorithm | None = None,
     task: Task | None = None,
     data: FederatedDataset | None = None,
-    **options: int | None,
+    trials: int | None = None,
+    at_once: int | None = None,
+    halve: int | None = None,
+    seed: int | None = None,
 ) -> Tuned:
     """Chooses settings by validation accuracy, or goes on with it.
 
@@ -122,9 +125,10 @@ def tune(
       algorithm: of all trials, in place of a name, as for `run`; likewise the next two.
       task: see there.
       data: see there.
-      **options: trials (32), how many in all; at_once (8), how many are proposed at once;
-        halve (None), only the best 1/halve of the trials at once have all rounds, see
-        `rungs`; seed (0), of the sampler.
+      trials: how many in all; None, here and below: as `source` says, else 32.
+      at_once: how many are proposed at once; 8.
+      halve: only the best 1/halve of the trials at once have all rounds, see `rungs`; all.
+      seed: of the sampler; 0.
 
     Returns:
       The trials, and the best.
@@ -132,13 +136,13 @@ def tune(
     Raises:
       ValueError: a setting, an option or the folder is not as it must be.
     """
+    options = {"trials": trials, "at_once": at_once, "halve": halve, "seed": seed}
     with objects.given(algorithm, task, data):
         search = read_search(source, **options)
         place = tune_folder(search, folder)
         check_folder(place, search, resume)
-        if not (
-            place / TUNE
-        ).exists():  # what data and memory do not allow is found now
+        if not (place / TUNE).exists():
+            # what data and memory do not allow is found before anything is written
             groups_in(place / "trials", search.ends, False, None, "auto")
         create(place)
         with locked(place):
@@ -154,7 +158,7 @@ def read_search(
 
     Args:
       source: as for `tune`.
-      **options: likewise; they are before those of the file.
+      **options: trials, at_once, halve and seed, likewise.
 
     Raises:
       ValueError: one sentence on the first mistake.
@@ -524,8 +528,7 @@ def _train(
     """What came of some proposals, which are trained as one sweep for each rung."""
     came: dict[int, dict[str, Any]] = {}
     left = list(range(len(points)))
-    steps = [search.rounds] if "rounds" in search.space else None
-    for rounds in steps or rungs(search.rounds, len(points), search.halve):
+    for rounds in rungs(search.rounds, len(points), search.halve):
         last = rounds == search.rounds
         asked = _asked(search, [points[i] for i in left], rounds)
         place = folder / f"rounds-{rounds}"
