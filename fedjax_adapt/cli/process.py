@@ -59,8 +59,13 @@ def note(sentence: str | None) -> None:
         fail(sentence, 0)
 
 
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
 def fail(sentence: str, code: int) -> int:
     """Prints a sentence on stderr; returns the exit code it was given."""
+    # of what a user wrote, which a terminal would obey
+    sentence = CONTROL.sub(lambda found: ascii(found[0])[1:-1], sentence)
     print(f"fedjax-adapt: {sentence}", file=sys.stderr, flush=True)
     return code
 

@@ -13,6 +13,7 @@ from ..experiment.options import Option
 from ..experiment.store import VALIDATED
 from ..experiment.sweeps.tune import (
     BEST,
+    FOLDER,
     TUNE,
     Tuned,
     check_folder,
@@ -83,11 +84,11 @@ def parse(arguments: Sequence[str]) -> Request:
     folder, resume, as_json = (
         values.pop(name) for name in ("folder", "resume", "json")
     )
-    if not paths and resume and folder is not None:
-        place = check.expanded("--folder ", folder)
+    if not paths and resume:
+        place = check.expanded("--folder ", folder or FOLDER)
         if not (place / TUNE).exists():
             raise SettingError(
-                f"--folder {folder} holds no search to resume: it has no {TUNE}; write the "
+                f"--folder {place} holds no search to resume: it has no {TUNE}; write the "
                 "folder of one, or the file of a new search before its flags."
             )
         paths = [str(place / TUNE)]

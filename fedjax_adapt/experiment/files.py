@@ -172,7 +172,7 @@ def enter(
     if known is None:
         known = _of_before(folder, before)
     left = _without(folder, known, instead_of)
-    left |= {_name(folder, path): _of_file(at) for path, at in contents.items()}
+    left |= {_name(folder, path): checksum(at) for path, at in contents.items()}
     _write(folder, left, known.of)
 
 
@@ -272,7 +272,7 @@ def damaged(folder: Path, path: Path, known: dict[str, str] | None = None) -> st
     known, name = known or listed(folder) or {}, _name(folder, path)
     while name in known:
         try:
-            if _of_file(path) == known[name]:
+            if checksum(path) == known[name]:
                 return ""
         except FileNotFoundError:
             pass
@@ -314,7 +314,7 @@ def first_line(error: Exception) -> str:
 def _of_before(folder: Path, patterns: Iterable[str], of: str | None = None) -> Listed:
     """The list of a folder that has none, of what is there."""
     there = (path for pattern in patterns for path in folder.glob(pattern))
-    found = Listed((_name(folder, at), _of_file(at)) for at in there if at.is_file())
+    found = Listed((_name(folder, at), checksum(at)) for at in there if at.is_file())
     run = listed(folder.absolute().parent)
     found.of = of or (uuid.uuid4().hex if run is None else run.of)
     return found
@@ -336,7 +336,8 @@ def _name(folder: Path, path: Path) -> str:
     return path.absolute().relative_to(folder.absolute()).as_posix()
 
 
-def _of_file(path: Path) -> str:
+def checksum(path: Path) -> str:
+    """The SHA-256 checksum of a file; raises as `opened`."""
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

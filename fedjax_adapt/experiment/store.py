@@ -238,6 +238,9 @@ def runs_in(folder: str | Path) -> list[Path]:
     if os.path.lexists(folder / CONFIG):
         return [folder]
     if not os.path.lexists(folder / SWEEP):
+        known = files.listed(folder) or {}
+        for path in (folder / name for name in known if name.endswith(files.SUMS)):
+            files.check(folder, path, known)  # of a search, its sweeps
         there = _runs_below(folder)
         below = [path for path in there if not _is_unfinished_shard(path)]
         if there and not below:

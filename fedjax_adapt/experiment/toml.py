@@ -1,9 +1,11 @@
 """TOML files, and the types of the plain values that stand in them."""
 
 import contextlib
+import errno
 import math
 import os
 import re
+import stat
 import tomllib
 import types
 import typing
@@ -31,7 +33,7 @@ def read(path: Path, called: str = "config") -> dict[str, Any]:
     if of_run:
         files.check_own(path)
     try:
-        text = files.read_text(path) if of_run else path.read_text(encoding="utf-8")
+        text = files.read_text(path) if of_run else _text_of(path)
         return tomllib.loads(text.removeprefix(MARK))
     except UnicodeDecodeError:
         raise SettingError(
@@ -48,6 +50,26 @@ def read(path: Path, called: str = "config") -> dict[str, Any]:
         ) from None
 
 
+def _text_of(path: Path) -> str:
+    """The text of a file or a pipe; OSError for a device, which may never end."""
+    mode = path.stat().st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        raise OSError(errno.EINVAL, "a device", str(path))
+    text = path.read_text(encoding="utf-8")
+    if stat.S_ISFIFO(mode):
+        _piped[path] = text
+    return text
+
+
+_piped: dict[Path, str] = {}  # what came of pipes, which are read once
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file, or of a pipe that `read` has read."""
+    text = _piped[path] if path in _piped else path.read_text(encoding="utf-8")
+    return text.removeprefix(MARK).splitlines()
+
+
 def line_of(path: Path, key: str, after: int = 0) -> int:
     """The number of the line that sets `key` (or opens the table `key`), from 1.
 
@@ -58,8 +80,7 @@ def line_of(path: Path, key: str, after: int = 0) -> int:
     kind, _, own = key.rpartition(".")
     for spelling in (key, f"{key}.name", f"{kind}_{own}", own):
         table: list[str] = []
-        lines = path.read_text("utf-8").removeprefix(MARK).splitlines()
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(lines_of(path), 1):
             opened = re.match(r"\s*\[+([^\[\]=]+)\]", line)
             found = _path(opened[1] if opened else line.partition("=")[0])
             if opened:

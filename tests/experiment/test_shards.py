@@ -323,3 +323,32 @@ def test_merged_shards_list_their_trials_and_groups(copied):
     assert trials < set(known) and "whole.toml" not in known
     assert sum(name.startswith("groups/") for name in known) == 3
     files.check_all(copied)
+
+
+def test_what_lies_where_a_trial_is_to_go_is_not_taken_for_it(copied):
+    """Nor is the trial lost with its shard."""
+    (copied / "trials" / "0001").mkdir(parents=True)
+    with pytest.raises(
+        SettingError, match="trials/0001 is there already, where .*2-of-3"
+    ):
+        merge(copied)
+    assert (copied / "shard-2-of-3" / "trials" / "0001" / "summary.json").exists()
+    assert (copied / "shard-1-of-3" / "trials" / "0000").exists()  # nothing is moved
+    (copied / "trials" / "0001").rmdir()
+    assert merge(copied).results["trial"].to_pylist() == [0, 1, 2, 3]
+
+
+def test_a_shard_in_the_place_of_another_is_not_merged(copied):
+    shutil.rmtree(copied / "shard-2-of-3")
+    shutil.copytree(copied / "shard-1-of-3", copied / "shard-2-of-3")
+    says = "shard-2-of-3 has trials 0, not 1; put the shard there that has them"
+    with pytest.raises(SettingError, match=says):
+        merge(copied)
+    assert (copied / "shard-1-of-3" / "trials" / "0000").exists()
+
+
+def test_a_merge_that_was_killed_between_two_moves_goes_on(copied, whole):
+    (copied / "trials").mkdir()
+    source = copied / "shard-1-of-3" / "trials" / "0000"
+    source.rename(copied / "trials" / "0000")
+    check_is_whole(merge(copied), whole)

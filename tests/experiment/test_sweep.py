@@ -401,8 +401,7 @@ def test_a_trial_that_is_missing_or_exchanged_is_said(tmp_path, three, how, caps
     shutil.copytree(three.folder, folder)
     damage(folder / "trials")
     commands = [f"compare {folder}", f"report {folder} --out {tmp_path / 'page.html'}"]
-    if how != "copied":
-        commands.append(f"sweep --folder {folder} --resume")
+    commands.append(f"sweep --folder {folder} --resume")
     if how == "copied":
         commands.append(f"compare {folder / 'trials' / '0003'}")
     if how in ("without a summary", "swapped"):

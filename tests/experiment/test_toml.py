@@ -1,7 +1,11 @@
 import math
+import os
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from helpers import fedjax_adapt
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,3 +62,33 @@ def test_a_broken_file_is_named(tmp_path, content, says):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"config=.*none.toml cannot be read"):
         toml.read(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("line", ["run --config {}", "sweep {}", "tune {}"])
+def test_a_device_is_no_file_of_settings(line, capsys, elsewhere):
+    """It would never end."""
+    code, _, err = fedjax_adapt(capsys, line.format("/dev/zero"))
+    assert code == 2 and "/dev/zero cannot be read (a device); give the path of" in err
+
+
+def test_what_a_terminal_would_obey_is_escaped(capsys, elsewhere):
+    text = '[space]\n"lr\\n\\u001b[31m\\u2028" = [0.1, 0.2]\n'
+    (elsewhere / "space.toml").write_text(text)
+    code, _, err = fedjax_adapt(capsys, "tune space.toml")
+    assert code == 2 and "lr\\n\\x1b[31m\\u2028" in err, err
+    assert err.count("\n") == 1 and "\x1b" not in err and "\u2028" not in err
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("run --config pipe", "\nrounds = 0\n"),
+        ("sweep pipe", "[run]\nrounds = 0\n[grid]\nlr = [0.1, 0.2]\n"),
+    ],
+)
+def test_a_pipe_of_settings_is_read_once(elsewhere, capsys, line, text):
+    os.mkfifo("pipe")
+    with ThreadPoolExecutor() as pool:
+        pool.submit(Path("pipe").write_text, text)
+        code, _, err = fedjax_adapt(capsys, line)
+    assert code == 2 and "pipe, line 2: rounds=0" in err

@@ -149,8 +149,8 @@ def test_a_search_goes_on_for_more_trials(tmp_path, halved):
     more = tune(SEARCH, folder, True, said.append, **HALVED | {"trials": 6})
     assert more.trials.slice(0, 5).equals(halved.trials) and len(more.trials) == 6
     assert [p.note for p in said if p.note] == ["trial 5: 1 of them, up to round 6"]
-    again = tune(folder / "tune.toml", folder, True, said.clear)  # what it was for
-    assert again.trials.equals(more.trials) and said
+    with pytest.raises(SettingError, match="of 6 trials; write trials=6 or more"):
+        tune(folder / "tune.toml", folder, True)  # which is for 5
 
 
 def test_what_was_tried_is_not_trained_again(tmp_path):
@@ -265,6 +265,15 @@ BAD = [  # what is in the file in place of the space, and what is said of it
         "halve is about the",
     ),
     ({"space": [1]}, "space is no table; write [space]"),
+    (
+        {"space": {"lr": RATE}, "tune": {"trials": 10**8}},
+        "trials=100000000 must be at most",
+    ),
+    ({"space": {"lr": RATE}, "tune": {"seed": True}}, "seed=True is not a number"),
+    (
+        {"space": {"lr": RATE}, "tune": {"halve": 9}},
+        "halve=9 leaves no trial of at_once=8",
+    ),
     ({"space": {"lr": RATE | {"log": "yes"}}}, "lr: log='yes'; write log = true"),
     (
         {"space": {"lr": {"low": 0.1, "high": 0.2, "step": 0.3}}},
@@ -316,11 +325,12 @@ def test_a_folder_of_something_else_is_refused(tmp_path, halved):
         tune(SEARCH, halved.folder, **HALVED)
     for other, says in {
         "at_once": "with at_once=3, here at_once=4; write what it has",
-        "halve": "with halve=3, here halve=4;",
+        "halve": "with halve=3, here halve=2;",
         "seed": "with seed=4, here seed=5;",
     }.items():
         with pytest.raises(SettingError, match=says):
-            tune(SEARCH, halved.folder, True, **HALVED | {other: HALVED[other] + 1})
+            number = 2 if other == "halve" else HALVED[other] + 1
+            tune(SEARCH, halved.folder, True, **HALVED | {other: number})
     with pytest.raises(SettingError, match="with num_steps=2, here num_steps=3;"):
         tune({**SEARCH, "run": RUN | {"num_steps": 3}}, halved.folder, True, **HALVED)
     with pytest.raises(SettingError, match=r"with lr=\{.*\}, here lr=\[0.1, 1\];"):
@@ -484,3 +494,49 @@ def test_what_optuna_is_told():
         trial = told(*came)
         assert (trial.value, trial.state) == (value, wanted)
         assert trial.intermediate_values == of_rounds and trial.params == point
+
+
+def test_a_search_never_gets_smaller(tmp_path, halved):
+    folder = tmp_path / "search"
+    shutil.copytree(halved.folder, folder)
+    with pytest.raises(SettingError, match="of 5 trials; write trials=5 or more"):
+        tune(SEARCH, folder, True, **HALVED | {"trials": 4})
+    assert pq.read_table(folder / "results.parquet").equals(halved.trials)
+
+
+@pytest.mark.parametrize("name", ["best.toml", "results.parquet"])
+def test_what_was_changed_by_hand_is_not_overwritten(tmp_path, halved, name):
+    folder = tmp_path / "search"
+    shutil.copytree(halved.folder, folder)
+    (folder / name).write_text("mine")
+    with pytest.raises(SettingError, match=f"{name} is not as it was written"):
+        tune(SEARCH, folder, True, **HALVED)
+    assert (folder / name).read_text() == "mine"
+    (folder / name).unlink()
+    assert tune(SEARCH, folder, True, **HALVED).best == halved.best
+    assert (folder / name).exists()
+
+
+def test_a_batch_that_is_gone_is_said(tmp_path, halved, capsys):
+    folder = tmp_path / "search"
+    shutil.copytree(halved.folder, folder)
+    shutil.rmtree(folder / "trials-0000")
+    for line in (f"compare {folder}", f"tune --folder {folder} --resume"):
+        code, out, err = fedjax_adapt(capsys, line)
+        assert code == 2 and "trials-0000/rounds-2/files.sha256 is missing" in err, err
+
+
+def test_no_search_begins_within_another(halved, capsys):
+    with pytest.raises(SettingError, match="which holds a search; give another folder"):
+        tune(SEARCH, halved.folder / "sub", **HALVED)
+    assert not (halved.folder / "sub").exists()
+
+
+def test_a_flag_is_not_said_to_stand_in_the_file(elsewhere, capsys):
+    Path("space.toml").write_text("[space]\nlr = [0.1, 0.2]\n")
+    code, _, err = fedjax_adapt(capsys, "tune space.toml --seed -1")
+    assert code == 2 and err.startswith("fedjax-adapt: seed=-1 must be"), err
+    code, _, err = fedjax_adapt(capsys, "tune --resume")
+    assert code == 2 and err.startswith("fedjax-adapt: --folder runs/tuned holds no"), (
+        err
+    )

@@ -312,9 +312,8 @@ def seed_hint(sweep: Sweep) -> str | None:
 
 def _header(path: Path, name: str, below: int) -> int:
     """The next line after `below` that opens the table [name] or [[name]]."""
-    lines = path.read_text(encoding="utf-8").splitlines()
     opens = ("[" + name + "]", "[[" + name + "]]")
-    numbered = enumerate(lines, 1)
+    numbered = enumerate(toml.lines_of(path), 1)
     return next(
         (n for n, x in numbered if n > below and x.strip().startswith(opens)), 0
     )

@@ -104,6 +104,7 @@ def is_finished(folder: Path, sweep: Sweep) -> bool:
         return False
     check_origins(folder, (trial.config for trial in sweep.trials))
     files.check_all(folder)
+    store.trials_in(folder)  # which knows of those that are too many
     return True
 
 

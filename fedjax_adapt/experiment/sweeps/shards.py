@@ -6,6 +6,7 @@ FOLDER/shard-2-of-8/    the folder of a sweep of the second eighth of its trials
 `merge` makes FOLDER the folder of the whole sweep, as if it had been run at once.
 """
 
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -149,49 +150,75 @@ def _merge(folder: Path, shards: list[Path]) -> None:
     # a merge that was killed may have struck out the file of the shards
     known = store.SWEEP if (folder / store.SWEEP).exists() else WHOLE
     whole = read_sweep(folder / known)
-    rows, own, said, moved = [], {}, {}, []
-    for name in (store.TRIALS, store.GROUPS):
-        (folder / name).mkdir(exist_ok=True)
-    for shard in shards:
+    rows, own, said, moves = [], {}, {}, []
+    for number, shard in enumerate(shards, 1):
         renamed = lambda group, shard=shard: f"{shard.name}-{group}"
         found = store.read_swept(shard)
+        _check_trials(shard, found, part_of(whole, number, len(shards)))
         for row in found.results.to_pylist():
             trial = whole.trials[row["trial"]]  # which settings vary is of the whole
             figures = {n: v for n, v in row.items() if n not in found.settings}
             figures["group"] = renamed(row["group"])
             rows.append(results.named_trial(trial, whole.names) | figures)
-        moved += _move(shard, store.TRIALS, folder, str)
-        moved += _move(shard, store.GROUPS, folder, renamed)
+        moves += _moves(shard, store.TRIALS, folder, str)
+        moves += _moves(shard, store.GROUPS, folder, renamed)
         said[shard.name] = store.read_summary(shard) or {}
         own |= said[shard.name].get("own", {})
+    for name in (store.TRIALS, store.GROUPS):  # all shards are as they were left
+        (folder / name).mkdir(exist_ok=True)
+    for path, place in moves:
+        if path.exists():
+            path.rename(place)
     rows.sort(key=lambda row: row["trial"])
     store.write_origins(folder, own)
     store.write_table(
         folder, folder / store.RESULTS, results.table_of(rows, whole.names)
     )
-    files.enter_lists(folder, moved)
+    files.enter_lists(folder, [place for _, place in moves])
     files.write_listed(folder / store.SWEEP, results.to_toml(whole))
     files.strike(folder, [folder / WHOLE])
     store.finish(folder, {"trials": len(rows), "own": own, "shards": said})
 
 
-def _move(
+def _check_trials(shard: Path, found: store.Swept, part: Sweep) -> None:
+    """Raises SettingError unless a shard has the trials that it should have."""
+    has = found.results["trial"].to_pylist()
+    wanted = [trial.number for trial in part.trials]
+    if has != wanted:
+        listed = lambda numbers: ", ".join(map(str, numbers))
+        raise SettingError(
+            f"{shard} has trials {listed(has)}, not {listed(wanted)}; put the shard there "
+            "that has them."
+        )
+
+
+def _moves(
     shard: Path, kind: str, folder: Path, renamed: Callable[[str], str]
-) -> list[Path]:
-    """Moves the trials or the groups of a shard; returns where they are now.
+) -> list[tuple[Path, Path]]:
+    """Where the trials or the groups of a shard lie, and where each will.
+
+    Those that a merge that was killed has moved are there already.
 
     Raises:
-      SettingError: one of them is missing, was exchanged, or is of another sweep.
+      SettingError: one of them is missing, was exchanged, is of another sweep, or would
+        lie where something is.
     """
     known = files.listed(shard) or {}
     listed = [(shard / name).parent for name in known if name.startswith(f"{kind}/")]
     if kind == store.TRIALS and listed:
         store.check_no_others(shard, listed)
-    places = []
+    moves = []
     for path in listed or store.contents(shard / kind):  # of an earlier version
-        places.append(folder / kind / renamed(path.name))
-        if not places[-1].exists():  # else a merge that was killed has moved it
-            files.check(shard, path / files.SUMS, known)
-            files.check_all(path)
-            path.rename(places[-1])
-    return places
+        place = folder / kind / renamed(path.name)
+        moves.append((path, place))
+        if os.path.lexists(path) and os.path.lexists(place):
+            raise SettingError(
+                f"{place} is there already, where {path} is to go; move it away."
+            )
+        sums = place / files.SUMS
+        name = f"{kind}/{path.name}/{files.SUMS}"
+        if sums.is_file() and files.checksum(sums) == known.get(name):
+            continue
+        files.check(shard, path / files.SUMS, known)
+        files.check_all(path)
+    return moves

@@ -23,6 +23,7 @@ accuracies are in their sweeps. So a search that was killed goes on as it would 
 """
 
 import json
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 TUNE, BEST = "tune.toml", "best.toml"
+FOLDER = "runs/tuned"  # where none is given
 TABLES = ("folder", "run", "space", "tune")  # of a file
 RANGE = ("low", "high", "log", "step")  # of a setting in [space]
 FINISHED, PRUNED, DIVERGED = "finished", "pruned", "diverged"
@@ -79,6 +81,10 @@ class Search(NamedTuple):
 
 
 OPTIONS = ("trials", "at_once", "halve", "seed")  # of a search
+MOST = 10_000  # trials
+LIMITS = dict(
+    zip(OPTIONS, ((1, MOST), (1, MOST), (2, MOST), (0, check.MOST)), strict=True)
+)
 
 
 class Tuned(NamedTuple):
@@ -147,7 +153,8 @@ def tune(
         create(place)
         with locked(place):
             check_folder(place, search, resume)
-            files.write_listed(place / TUNE, to_toml(search))
+            if not (place / TUNE).exists():
+                files.write_listed(place / TUNE, to_toml(search))
             return _tune(search, place, progress, (algorithm, task, data))
 
 
@@ -163,8 +170,10 @@ def read_search(
     Raises:
       ValueError: one sentence on the first mistake.
     """
+    given = {name: value for name, value in options.items() if value is not None}
+    _check_options(given)
     if isinstance(source, Search):
-        return source._replace(**{n: v for n, v in options.items() if v is not None})
+        return source._replace(**given)
     if not isinstance(source, str | Path | Mapping):
         raise SettingError(
             f"tune={source!r} is no search; write the path of a TOML file, or a dict as in "
@@ -173,7 +182,7 @@ def read_search(
     path = None if isinstance(source, Mapping) else check.expanded("tune=", source)
     tables = dict(source) if isinstance(source, Mapping) else toml.read(path, "tune")
     try:
-        return _checked(tables, options)
+        return _checked(tables, given)
     except SettingError as error:
         said = str(error).removeprefix("sweep: ").replace("[grid]", "[space]")
         raise SettingError(said if path is None else f"{path}: {said}") from None
@@ -190,9 +199,7 @@ def _checked(tables: Mapping[str, Any], options: Mapping[str, Any]) -> Search:
     run, space, own = (dict(tables.get(name, {})) for name in TABLES[1:])
     for name in own:
         check.one_of("the option", name, OPTIONS)
-    chosen = own | {name: value for name, value in options.items() if value is not None}
-    for name, least in {"trials": 1, "at_once": 1, "halve": 2, "seed": 0}.items():
-        check.at_least(name, chosen.get(name, least), least)
+    _check_options(own)
     if run.get("evaluate_on", "validation") != "validation":
         raise SettingError(
             f"evaluate_on={run['evaluate_on']} would choose settings by test accuracy, "
@@ -207,7 +214,8 @@ def _checked(tables: Mapping[str, Any], options: Mapping[str, Any]) -> Search:
         )
     for name, values in flat.items():
         _check_values(name, values)
-    if "rounds" in flat and chosen.get("halve"):
+    chosen = {**own, **options}
+    if "rounds" in flat and "halve" in chosen:
         raise SettingError(
             "halve is about the rounds of trials, so rounds is no setting to choose with "
             "it; write rounds below [run]."
@@ -229,7 +237,22 @@ def _checked(tables: Mapping[str, Any], options: Mapping[str, Any]) -> Search:
         full: _distribution(full, values, [own[full] for own in settings])
         for full, values in written.items()
     }
-    return Search(asked.folder, asked.run, known, written, asked, **chosen)
+    found = Search(asked.folder, asked.run, known, written, asked, **chosen)
+    if found.halve and rungs(found.rounds, found.at_once, found.halve) == [
+        found.rounds
+    ]:
+        raise SettingError(
+            f"halve={found.halve} leaves no trial of at_once={found.at_once}, or no round "
+            f"of rounds={found.rounds}; write a smaller halve."
+        )
+    return found
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raises SettingError unless the options of a search are in range."""
+    for name, value in options.items():
+        low, most = LIMITS[name]
+        check.at_least(name, value, low, most=most)
 
 
 def _flat(space: Mapping[str, Any]) -> dict[str, Any]:
@@ -341,12 +364,18 @@ def tune_folder(search: Search, folder: str | Path | None) -> Path:
     """Where a search lies: as given, as its file says, or runs/tuned."""
     check_path("folder", folder)
     given = folder if folder is not None else search.folder
-    return check.expanded("folder=", "runs/tuned" if given is None else given)
+    return check.expanded("folder=", FOLDER if given is None else given)
 
 
 def check_folder(folder: Path, search: Search, resume: bool) -> None:
     """Raises SettingError unless this search may start, or go on, in `folder`."""
     check_can_write(folder)
+    above = (path for path in folder.absolute().parents if (path / TUNE).exists())
+    if (other := next(above, None)) is not None:
+        raise SettingError(
+            f"folder={folder} lies in {other}, which holds a search; give another folder.",
+            setting="folder",
+        )
     if not folder.exists():
         return
     if not (folder / TUNE).exists():
@@ -367,12 +396,29 @@ def check_folder(folder: Path, search: Search, resume: bool) -> None:
                 f"{name}={now.get(name)}; write what it has, or give another folder.",
                 setting="folder",
             )
+    tried = _tried_in(folder)
+    if search.trials < tried:
+        raise SettingError(
+            f"folder={folder} holds a search of {tried} trials; write trials={tried} or "
+            "more.",
+            setting="folder",
+        )
     if not resume:
         raise SettingError(
             f"folder={folder} holds this search; write --resume (tune(..., resume=True) in "
             "Python) to go on with it, or give another folder.",
             setting="folder",
         )
+
+
+def _tried_in(folder: Path) -> int:
+    """How many trials have been proposed in the folder of a search."""
+    proposed = [
+        path.stem.removeprefix("trials-") for path in folder.glob("trials-*.json")
+    ]
+    first = max((int(number) for number in proposed if number.isdecimal()), default=0)
+    written = store.read_json(folder / f"trials-{first:04d}.json")
+    return first + len(written["proposed"]) if written else 0
 
 
 def _identity(search: Search) -> dict[str, Any]:
@@ -392,6 +438,11 @@ def to_toml(search: Search) -> str:
 
 def _tune(search: Search, place: Path, progress: Report, given: tuple) -> Tuned:
     """Goes through the batches of trials, of which those that are done are only read."""
+    known = files.listed(place) or {}
+    for path in (place / name for name in known):
+        # what else is missing is made again, to the same bytes
+        if path.name == files.SUMS or os.path.lexists(path):
+            files.check(place, path, known)
     rows: list[_Row] = []
     while len(rows) < search.trials:
         rows += _batch(search, place, rows, progress, given)
@@ -407,9 +458,9 @@ def _tune(search: Search, place: Path, progress: Report, given: tuple) -> Tuned:
         return Tuned(place, table, None, None)
     best = max(whole, key=lambda row: row.came[store.VALIDATED])  # of equals the first
     (trial,) = _asked(search, [best.point], search.rounds).trials
-    files.write_listed(
-        place / BEST, config.to_toml(replace(trial.config, evaluate_on="test"))
-    )
+    chosen = config.to_toml(replace(trial.config, evaluate_on="test"))
+    with files.listing(place, place / BEST) as temporary:
+        temporary.write_text(chosen, encoding="utf-8")
     return Tuned(place, table, best.point, best.came[store.VALIDATED])
 
 
@@ -437,6 +488,7 @@ def _batch(
         doing = f"trials {first} to {last}" if len(points) > 1 else f"trial {first}"
         folder = place / f"trials-{first:04d}"
         found = _train(search, folder, list(fresh.values()), doing, progress, given)
+        files.enter_lists(place, sorted(folder.glob("rounds-*")))
         known |= dict(zip(fresh, found, strict=True))
     return [_Row(point, known[_text(point)]) for point in points]
 
