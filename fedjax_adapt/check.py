@@ -69,11 +69,16 @@ def expanded(called: str, path: str | Path) -> Path:
         control character or is no text, which Arrow and orbax do not take; the sentence
         begins with what the user knows the path as, as in "match=".
     """
+    if re.search(r"[\x00-\x1f\x7f-\x9f]", str(path)):  # which a terminal would obey
+        raise SettingError(
+            f"{called}{str(path)!r} has a control character; rename it, or give another "
+            "path."
+        )
     try:
         found = Path(path).expanduser()
         with contextlib.suppress(FileNotFoundError):  # the working folder has gone
             os.fsencode(found.absolute()).decode("utf-8")
-    except UnicodeDecodeError:
+    except UnicodeError:
         raise SettingError(
             f"{called}{path}: this path, or a folder above it, has a name that is not "
             "UTF-8; rename it, or give another."
@@ -83,11 +88,6 @@ def expanded(called: str, path: str | Path) -> Path:
             f"{called}{path}: the home folder that {Path(path).parts[0]} stands for is not "
             "known; write the path without ~."
         ) from None
-    if re.search(r"[\x00-\x1f\x7f-\x9f]", str(found)):  # which a terminal would obey
-        raise SettingError(
-            f"{called}{str(found)!r} has a control character; rename it, or give another "
-            "path."
-        )
     return found
 
 

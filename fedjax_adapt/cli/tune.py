@@ -36,8 +36,8 @@ The file has the settings of every run below [run], as in a run's config.toml, a
 a list of values. Settings are proposed --at-once, trained as one sweep, and the next ones
 follow from what came of them. They are tested on a tenth of the training set.
 
-With --halve 3 trials first have a ninth or a third of the rounds, and only the best third
-of them is trained again with three times as many. A search that is finished goes on with
+With --halve 3 trials first have a part of the rounds, and the best third of them is trained
+again with three times as many, until they have all. A search that is finished goes on with
 --resume and more --trials."""
 SHOWN = 10  # trials of a table
 FLAGS = {
@@ -54,8 +54,8 @@ FLAGS = {
     "halve": Option(
         int | None,
         None,
-        "only the best 1/halve of the trials at once have all rounds; none: as the file "
-        "says, all of them",
+        "the best 1/halve of the trials at once go on to halve times the rounds, again and "
+        "again; none: as the file says, all have all rounds",
     ),
     "seed": Option(int | None, None, "of the proposals; none: as the file says, 0"),
     "json": AS_JSON,

@@ -160,9 +160,11 @@ def trial_folder(number: int) -> Path:
 
 def sweep_of(folder: str | Path) -> Path | None:
     """The folder of the sweep that a folder is a trial of; None: it is of none."""
-    above = Path(folder).absolute().parent
-    inside = above.name == TRIALS and os.path.lexists(above.parent / SWEEP)
-    return above.parent if inside else None
+    above = Path(os.path.abspath(folder)).parent
+    sweep = above.parent
+    # a user may have a sweep.toml of their own next to a folder of that name
+    is_one = all(os.path.lexists(sweep / name) for name in (SWEEP, GROUPS))
+    return sweep if above.name == TRIALS and is_one else None
 
 
 def trials_in(sweep: Path) -> dict[Path, bool]:
@@ -205,7 +207,8 @@ def _check_trial(sweep: Path, path: Path) -> None:
     known = files.listed(sweep) or {}
     files.check(sweep, path / files.SUMS, known)
     numbers = [trial.parent.name for trial in _listed_trials(sweep, known)]
-    if numbers and path.absolute().name not in numbers and read_summary(sweep):
+    finished = os.path.lexists(sweep / SUMMARY)
+    if finished and numbers and path.absolute().name not in numbers:
         raise _no_trial(sweep, path)
 
 

@@ -289,6 +289,12 @@ def one_more(shard):
     shutil.copytree(shard / "trials" / "0001", shard / "trials" / "0009")
 
 
+def of_another(shard):
+    shutil.rmtree(shard / "trials" / "0001")
+    other = shard.parent / "shard-1-of-3" / "trials" / "0000"
+    shutil.copytree(other, shard / "trials" / "0001")
+
+
 def no_groups(shard):
     shutil.rmtree(shard / "groups")
 
@@ -299,6 +305,7 @@ def no_groups(shard):
         (gone, "trials/0001/files.sha256 is missing"),
         (no_summary, "trials/0001/summary.json is missing"),
         (one_more, "trials/0009 is not in .*, so it is no trial of this sweep"),
+        (of_another, "trials/0001/files.sha256 is not as it was written"),
         (no_groups, "files.sha256 is missing"),
     ],
 )
@@ -352,3 +359,16 @@ def test_a_merge_that_was_killed_between_two_moves_goes_on(copied, whole):
     source = copied / "shard-1-of-3" / "trials" / "0000"
     source.rename(copied / "trials" / "0000")
     check_is_whole(merge(copied), whole)
+
+
+def test_a_merge_of_old_shards_that_was_killed_lists_all_trials(copied):
+    """Those that were moved before too, of which the lists of old shards know nothing."""
+    for shard in copied.glob("shard-*"):
+        known = files.listed(shard)
+        below = [shard / n for n in known if n.startswith(("trials/", "groups/"))]
+        files.strike(shard, below)
+    (copied / "trials").mkdir()
+    moved = copied / "shard-1-of-3" / "trials" / "0000"
+    moved.rename(copied / "trials" / "0000")
+    merge(copied)
+    assert len(groups([copied])[0].runs) == 4

@@ -540,3 +540,39 @@ def test_a_flag_is_not_said_to_stand_in_the_file(elsewhere, capsys):
     assert code == 2 and err.startswith("fedjax-adapt: --folder runs/tuned holds no"), (
         err
     )
+
+
+def test_what_came_of_earlier_trials_decides_the_next():
+    """From the eleventh on, as the first ten are random."""
+    search = read_search(SEARCH, trials=20, at_once=1)
+    rates = np.geomspace(0.001, 1, 12).tolist()
+
+    def proposed(accuracies):
+        came = [
+            {"rounds": 6, "validation_accuracy": value, "outcome": "finished"}
+            for value in accuracies
+        ]
+        points = [{"lr": rate, "algorithm.mu": 0.1} for rate in rates]
+        rows = [module._Row(*pair) for pair in zip(points, came, strict=True)]
+        return module._proposals(search, rows)[0]["lr"]
+
+    rising = [0.1 + 0.05 * i for i in range(12)]
+    assert proposed(rising) > proposed(rising[::-1])
+
+
+def test_none_and_tuples_are_those_of_the_file(tmp_path):
+    run = RUN | {"clip_norm": None}
+    tune({"run": run, "space": {"lr": (0.1, 0.3)}}, tmp_path / "search", trials=1)
+    again = tune(tmp_path / "search" / "tune.toml", tmp_path / "search", True, trials=1)
+    assert len(again.trials) == 1
+    assert read_search(tmp_path / "search" / "tune.toml").run["clip_norm"] == "none"
+    assert read_config(tmp_path / "search" / "best.toml").clip_norm is None
+
+
+def test_a_setting_that_a_rung_does_not_allow_is_said_before_anything_is_written(
+    tmp_path,
+):
+    run = {"rounds": 9, "later_steps": [5, 1], "algorithm": "fedavg", "num_steps": 2}
+    with pytest.raises(SettingError, match="with halve=3 trials first have 3 rounds: "):
+        tune({"run": run, "space": {"lr": RATE}}, tmp_path / "a", at_once=3, halve=3)
+    assert not (tmp_path / "a").exists()

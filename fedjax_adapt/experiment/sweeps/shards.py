@@ -150,7 +150,7 @@ def _merge(folder: Path, shards: list[Path]) -> None:
     # a merge that was killed may have struck out the file of the shards
     known = store.SWEEP if (folder / store.SWEEP).exists() else WHOLE
     whole = read_sweep(folder / known)
-    rows, own, said, moves = [], {}, {}, []
+    rows, own, said, moves, done = [], {}, {}, [], {}
     for number, shard in enumerate(shards, 1):
         renamed = lambda group, shard=shard: f"{shard.name}-{group}"
         found = store.read_swept(shard)
@@ -160,6 +160,8 @@ def _merge(folder: Path, shards: list[Path]) -> None:
             figures = {n: v for n, v in row.items() if n not in found.settings}
             figures["group"] = renamed(row["group"])
             rows.append(results.named_trial(trial, whole.names) | figures)
+            done[folder / store.trial_folder(row["trial"])] = None
+            done[folder / store.GROUPS / figures["group"]] = None
         moves += _moves(shard, store.TRIALS, folder, str)
         moves += _moves(shard, store.GROUPS, folder, renamed)
         said[shard.name] = store.read_summary(shard) or {}
@@ -174,7 +176,7 @@ def _merge(folder: Path, shards: list[Path]) -> None:
     store.write_table(
         folder, folder / store.RESULTS, results.table_of(rows, whole.names)
     )
-    files.enter_lists(folder, [place for _, place in moves])
+    files.enter_lists(folder, filter(Path.is_dir, done))  # some old ones have none
     files.write_listed(folder / store.SWEEP, results.to_toml(whole))
     files.strike(folder, [folder / WHOLE])
     store.finish(folder, {"trials": len(rows), "own": own, "shards": said})

@@ -133,7 +133,8 @@ def tune(
       data: see there.
       trials: how many in all; None, here and below: as `source` says, else 32.
       at_once: how many are proposed at once; 8.
-      halve: only the best 1/halve of the trials at once have all rounds, see `rungs`; all.
+      halve: the best 1/halve of the trials at once go on to `halve` times the rounds,
+        again and again, see `rungs`; all have all rounds.
       seed: of the sampler; 0.
 
     Returns:
@@ -231,7 +232,8 @@ def _checked(tables: Mapping[str, Any], options: Mapping[str, Any]) -> Search:
     asked = {"folder": tables.get("folder"), "run": run, "grid": grids}
     asked = read_sweep(asked, REMEDY)
     # in an order that a file keeps, as proposals depend on it
-    written = dict(sorted(zip(asked.names, flat.values(), strict=True)))
+    values = [v if isinstance(v, Mapping) else list(v) for v in flat.values()]
+    written = dict(sorted(zip(asked.names, values, strict=True)))
     settings = [config.to_settings(trial.config) for trial in asked.trials]
     known = {
         full: _distribution(full, values, [own[full] for own in settings])
@@ -245,6 +247,13 @@ def _checked(tables: Mapping[str, Any], options: Mapping[str, Any]) -> Search:
             f"halve={found.halve} leaves no trial of at_once={found.at_once}, or no round "
             f"of rounds={found.rounds}; write a smaller halve."
         )
+    for rounds in rungs(found.rounds, found.at_once, found.halve)[:-1]:
+        try:
+            _asked(found, [trial.point for trial in asked.trials], rounds)
+        except SettingError as error:
+            raise SettingError(
+                f"with halve={found.halve} trials first have {rounds} rounds: {error}"
+            ) from None
     return found
 
 
@@ -424,14 +433,20 @@ def _tried_in(folder: Path) -> int:
 def _identity(search: Search) -> dict[str, Any]:
     """All that decides which trials there are, but how many."""
     options = {name: getattr(search, name) for name in OPTIONS if name != "trials"}
-    settings = {**search.run, **search.written, **options}
+    settings = {**_with_none(search.run), **search.written, **options}
     gone = (*settings_that_are("incidental"), "data_dir")
-    return {n: v for n, v in settings.items() if n not in gone and v is not None}
+    return {name: v for name, v in settings.items() if name not in gone}
+
+
+def _with_none(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a file has them, which has a word for None."""
+    return {name: "none" if value is None else value for name, value in run.items()}
 
 
 def to_toml(search: Search) -> str:
     """The search as a file that `read_search` reads back."""
-    run = {name: value for name, value in search.run.items() if name != "data_dir"}
+    run = _with_none(search.run)
+    run.pop("data_dir", None)
     options = {name: getattr(search, name) for name in OPTIONS}
     return toml.dumps({"run": nested(run), "space": search.written, "tune": options})
 
@@ -608,7 +623,7 @@ def _asked(search: Search, points: Sequence[Mapping[str, Any]], rounds: int) -> 
     """The sweep of some proposals."""
     run = search.run if "rounds" in search.space else search.run | {"rounds": rounds}
     grids = [{name: [value] for name, value in point.items()} for point in points]
-    return read_sweep({"run": run, "grid": grids})
+    return read_sweep({"run": run, "grid": grids}, REMEDY)
 
 
 def _swept(
