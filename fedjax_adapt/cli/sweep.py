@@ -9,6 +9,7 @@ from rich.console import Console
 from .. import check
 from ..errors import SettingError
 from ..experiment.controls import check_has_controls, sweep_with_controls
+from ..experiment.files import WHOLE
 from ..experiment.options import Option
 from ..experiment.store import RESULTS, SWEEP, Swept, read_swept
 from ..experiment.sweeps.grid import read_sweep
@@ -19,7 +20,6 @@ from ..experiment.sweeps.results import (
     sweep_folder,
 )
 from ..experiment.sweeps.shards import (
-    WHOLE,
     begin_shard,
     merge,
     part_of,

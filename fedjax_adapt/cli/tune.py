@@ -11,13 +11,12 @@ from .. import check
 from ..errors import SettingError
 from ..experiment.options import Option
 from ..experiment.store import VALIDATED
+from ..experiment.sweeps.space import read_search
 from ..experiment.sweeps.tune import (
     BEST,
     FOLDER,
     TUNE,
     Tuned,
-    check_folder,
-    read_search,
     tune_folder,
 )
 from ..experiment.sweeps.tune import tune as run_tune
@@ -106,7 +105,6 @@ def tune(arguments: list[str]) -> int:
         request = parse(arguments)
         search = read_search(request.file, **request.options)
         folder = tune_folder(search, request.folder)
-        check_folder(folder, search, request.resume)
         process.take_devices(search.run.get("devices", "auto"))
         process.import_rest()
     try:

@@ -1,9 +1,9 @@
 """Files that are written whole or not at all, and checksums by which damage is noticed.
 
 `files.sha256` lies in the folder of a run, of its checkpoints, of a group and of a sweep.
-It has a line for each file of that folder that is read again, as `sha256sum -c` takes it,
-that of a sweep also one for the list of each trial and group that is done,
-and at its end two comments: whose list it is, which the list of checkpoints has from that
+It has a line for each file of that folder that is read again, as `sha256sum -c` takes it;
+in a sweep the lists of the trials and groups that are done are among these files. At its
+end are two comments: whose list it is, which the list of checkpoints has from that
 of their run, and the checksum of the lines above. A part of a table is written first and
 listed after, and one that is replaced or deleted is struck out first: a kill leaves at
 most a part that is not listed, which is none. A text is listed just before it has its
@@ -27,7 +27,7 @@ from ..errors import SettingError
 from .lock import check_held
 
 SUMS = "files.sha256"
-MERGED = "whole.toml"  # of shards, which an earlier version left in the list
+WHOLE = "whole.toml"  # of a sweep in shards; gone when they are merged
 # what an earlier version, which listed nothing, has left: texts and tables
 BEFORE = ("*.toml", "*.json", "*.parquet", "*/part-*.parquet")
 
@@ -231,7 +231,8 @@ def check_all(folder: Path) -> None:
     So must be what those lists name that are in it.
     """
     known = listed(folder) or {}
-    for path in (folder / name for name in known if name != MERGED):
+    # an earlier version left the file of merged shards in the list
+    for path in (folder / name for name in known if name != WHOLE):
         check(folder, path, known)
         if path.name == SUMS:
             check_all(path.parent)

@@ -91,15 +91,7 @@ def check_may_begin(
     """
     kind = "run" if file == store.CONFIG else "sweep"
     check_can_write(folder)
-    if not folder.exists():
-        return
-    if not (folder / file).exists():
-        first = (LOCK, store.OWN, files.SUMS)
-        others = (path for path in folder.iterdir() if path.name not in first)
-        if not all(files.is_left_over(path, (file, *first)) for path in others):
-            raise SettingError(
-                f"folder={folder} holds files that are no {kind}; give a new folder."
-            )
+    if not holds(folder, file, kind):
         return
     change = changed()
     if change is not None:
@@ -117,6 +109,31 @@ def check_may_begin(
         f"folder={folder} holds this {kind}, half finished; write --resume ({call} in "
         "Python), or give another folder."
     )
+
+
+def holds(folder: Path, file: str, kind: str) -> bool:
+    """Whether a run, a sweep or a search has begun in a folder.
+
+    Args:
+      folder: where it would lie.
+      file: that has its settings.
+      kind: what it is called.
+
+    Raises:
+      ValueError: other files lie there, but for what a kill leaves at the beginning.
+    """
+    if not folder.exists():
+        return False
+    if (folder / file).exists():
+        return True
+    first = (LOCK, store.OWN, files.SUMS)
+    others = (path for path in folder.iterdir() if path.name not in first)
+    if not all(files.is_left_over(path, (file, *first)) for path in others):
+        raise SettingError(
+            f"folder={folder} holds files that are no {kind}; give a new folder.",
+            setting="folder",
+        )
+    return False
 
 
 def is_finished(folder: Path, config: Config) -> bool:

@@ -32,12 +32,7 @@ Group = Callable[[State], tuple[State, Any, Any]]
 
 # seconds to compile an equation of a program: the median over those of 8 methods, which
 # took 1.2 to 2.4 ms each (2 cores of an AMD EPYC, commit bd24ca6, jax 0.10.2, n = 3)
-OF_EQUATION = 1.6e-3
-
-
-def no_one(text: str) -> None:
-    """Tells no one."""
-    del text
+SECONDS_PER_EQUATION = 1.6e-3
 
 
 class Program(NamedTuple):
@@ -111,13 +106,20 @@ def compiling(traced: Iterable[Any]) -> str:
     if jax.default_backend() != "cpu":
         return "compiling"
     equations = sum(num_equations(one.jaxpr.jaxpr) for one in traced)
-    return f"compiling, about {math.ceil(equations * OF_EQUATION)} s"
+    return f"compiling, about {math.ceil(equations * SECONDS_PER_EQUATION)} s"
 
 
 def compile_program(
-    config: Config, federation: Federation, tell: Callable[[str], None] = no_one
+    config: Config,
+    federation: Federation,
+    tell: Callable[[str], None] = lambda doing: None,
 ) -> Program:
-    """Traces and compiles, and tells in between how long that takes.
+    """Traces and compiles.
+
+    Args:
+      config: of the run.
+      federation: of it.
+      tell: called before it compiles, with about how long that takes.
 
     Raises:
       ValueError: as `trace_program`.

@@ -19,7 +19,7 @@ from . import files
 
 MARK = "\ufeff"  # before a text, by some editors; TOML has no place for it
 # which their folders list
-OF_RUNS = ("config.toml", "sweep.toml", "group.toml", "whole.toml", "tune.toml")
+OF_RUNS = ("config.toml", "sweep.toml", "group.toml", files.WHOLE, "tune.toml")
 
 
 def read(path: Path, called: str = "config") -> dict[str, Any]:

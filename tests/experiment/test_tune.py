@@ -15,8 +15,9 @@ from test_run import Stop
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import Config, read_run, run, tune
 from fedjax_adapt.experiment.config import read_config
+from fedjax_adapt.experiment.sweeps import space as space_module
 from fedjax_adapt.experiment.sweeps import tune as module
-from fedjax_adapt.experiment.sweeps.tune import read_search, rungs
+from fedjax_adapt.experiment.sweeps.space import read_search, rungs
 
 optuna = pytest.importorskip("optuna")
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -375,7 +376,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
 
 
 def test_without_optuna_the_package_is_named(monkeypatch):
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(space_module, "find_spec", lambda name: None)
     with pytest.raises(SettingError, match=r"write pip install 'fedjax-adapt\[tune\]'"):
         read_search(SEARCH)
 
@@ -482,7 +483,7 @@ def test_what_optuna_is_told():
     search = read_search(SEARCH)
     point = {"lr": 0.1, "algorithm.mu": 1.0}
     names = ("rounds", "validation_accuracy", "outcome")
-    told = lambda *came: module._told(
+    told = lambda *came: module._frozen(
         search, module._Row(point, dict(zip(names, came, strict=True)))
     )
     state = optuna.trial.TrialState

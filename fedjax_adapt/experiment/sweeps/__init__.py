@@ -6,6 +6,7 @@ differences.py     in what they may differ: numbers, and who holds which example
 compiled_group.py  the trials of a group as one program
 trials.py          how many trials are side by side, and on which devices
 sweep.py           runs group after group, some trials at once
+space.py           what a search may choose, and how its file says it
 tune.py            settings chosen by validation accuracy, sweep after sweep
 trial_folders.py   what is written down of them
 preview.py         what a sweep would do, said before

@@ -36,7 +36,6 @@ from ..program import (
     compiling,
     group_sizes,
     measure,
-    no_one,
     rounds,
     run_keys,
 )
@@ -214,7 +213,7 @@ def compile_group(
     names: Sequence[str],
     layout: Layout,
     fixed: bool = False,
-    tell: Callable[[str], None] = no_one,
+    tell: Callable[[str], None] = lambda doing: None,
 ) -> CompiledGroup:
     """Traces and compiles; fewer trials side by side where the program is too large.
 
@@ -225,7 +224,7 @@ def compile_group(
       names: of the numbers that are traced.
       layout: how the trials are laid out.
       fixed: and nothing else will do.
-      tell: is told about how long it takes to compile, as soon as that is known.
+      tell: called before it compiles, with about how long that takes.
 
     Raises:
       ValueError: not even one trial fits into memory.

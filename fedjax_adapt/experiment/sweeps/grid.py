@@ -262,7 +262,14 @@ def _trials(sweep: Sweep, where: _Source, remedy: str) -> list[Trial]:
     for number, grid in enumerate(sweep.grids):
         for values in product(*grid.values()):
             point = dict(zip(grid, values, strict=True))
-            trial = _trial(sweep.run, point, (number, len(trials)), where, remedy)
+
+            def at(key: str, point: dict = point, grid: int = number) -> str:
+                if key in point:
+                    return where.at(key, grid)
+                return where.at(key, "run") if key in sweep.run else where.name
+
+            settings = check_settings({**sweep.run, **point}, at, remedy)
+            trial = Trial(len(trials), point, from_settings(settings))
             text = json.dumps(identity(trial.config), sort_keys=True)
             if text in seen:
                 raise SettingError(
@@ -272,24 +279,6 @@ def _trials(sweep: Sweep, where: _Source, remedy: str) -> list[Trial]:
             seen[text] = trial
             trials.append(trial)
     return trials
-
-
-def _trial(
-    run: Mapping[str, Any],
-    point: dict[str, Any],
-    numbers: tuple[int, int],
-    where: _Source,
-    remedy: str,
-) -> Trial:
-    grid, number = numbers  # of its grid, and its own
-
-    def at(key: str) -> str:
-        if key in point:
-            return where.at(key, grid)
-        return where.at(key, "run") if key in run else where.name
-
-    settings = check_settings({**run, **point}, at, remedy)
-    return Trial(number, point, from_settings(settings))
 
 
 def described(trial: Trial) -> str:

@@ -15,12 +15,11 @@ from pathlib import Path
 from ... import check
 from ...errors import SettingError
 from .. import files, store
+from ..files import WHOLE
 from ..folder import create
 from ..lock import locked
 from . import results
 from .grid import Sweep, read_sweep
-
-WHOLE = "whole.toml"
 
 
 def shard_of(text: str) -> tuple[int, int]:

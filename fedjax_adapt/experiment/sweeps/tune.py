@@ -1,15 +1,5 @@
 """Settings chosen by validation accuracy: Optuna proposes them, and sweeps try them.
 
-folder = "runs/tuned"           # optional
-[run]                           # settings of every run, as in its config.toml
-algorithm = "fedprox"
-[space]                         # what is to be chosen
-lr = { low = 0.001, high = 1, log = true }
-num_steps = { low = 1, high = 20 }
-algorithm.mu = [0, 0.01, 0.1]   # one of these
-[tune]                          # optional, as the options of `tune`
-trials = 64
-
 What lies in the folder:
 
 tune.toml             the file, with the options
@@ -27,7 +17,6 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,15 +26,14 @@ from ... import check
 from ...core import Algorithm, Task
 from ...data import FederatedDataset
 from ...errors import SettingError
-from .. import config, files, objects, store, toml
-from ..folder import check_can_write, create
-from ..lock import LOCK, locked
+from .. import config, files, objects, store
+from ..folder import check_can_write, create, holds
+from ..lock import locked
 from ..options import check_path
 from ..run import Progress, Report, silent
-from ..schema import settings_that_are
-from ..spelling import flat_name, flattened, nested
-from .grid import Sweep, read_sweep
+from .grid import Sweep
 from .results import is_finished, setting_columns, table_of
+from .space import Search, identity, read_search, rungs, sweep_of, to_toml
 from .sweep import groups_in, sweep
 
 if TYPE_CHECKING:
@@ -54,37 +42,7 @@ if TYPE_CHECKING:
 
 TUNE, BEST = "tune.toml", "best.toml"
 FOLDER = "runs/tuned"  # where none is given
-TABLES = ("folder", "run", "space", "tune")  # of a file
-RANGE = ("low", "high", "log", "step")  # of a setting in [space]
 FINISHED, PRUNED, DIVERGED = "finished", "pruned", "diverged"
-LUCK = ("seed", "partition_seed")
-REMEDY = "leave it out, or tune what has it by itself"
-
-
-class Search(NamedTuple):
-    """What a file says, and the options."""
-
-    folder: str | None
-    run: dict[str, Any]
-    space: dict[str, Any]  # by full names: the distribution of each setting
-    written: dict[str, Any]  # the space as the file has it, by full names
-    ends: Sweep  # of trials that have each value of a list, and both ends of a range
-    trials: int = 32
-    at_once: int = 8
-    halve: int | None = None
-    seed: int = 0
-
-    @property
-    def rounds(self) -> int:
-        """The rounds of a trial that is not pruned."""
-        return self.run.get("rounds", config.common_options()["rounds"].default)
-
-
-OPTIONS = ("trials", "at_once", "halve", "seed")  # of a search
-MOST = 10_000  # trials
-LIMITS = dict(
-    zip(OPTIONS, ((1, MOST), (1, MOST), (2, MOST), (0, check.MOST)), strict=True)
-)
 
 
 class Tuned(NamedTuple):
@@ -159,216 +117,6 @@ def tune(
             return _tune(search, place, progress, (algorithm, task, data))
 
 
-def read_search(
-    source: str | Path | Mapping[str, Any] | Search, **options: int | None
-) -> Search:
-    """A search, its settings checked as those of runs are before their data are read.
-
-    Args:
-      source: as for `tune`.
-      **options: trials, at_once, halve and seed, likewise.
-
-    Raises:
-      ValueError: one sentence on the first mistake.
-    """
-    given = {name: value for name, value in options.items() if value is not None}
-    _check_options(given)
-    if isinstance(source, Search):
-        return source._replace(**given)
-    if not isinstance(source, str | Path | Mapping):
-        raise SettingError(
-            f"tune={source!r} is no search; write the path of a TOML file, or a dict as in "
-            "{'run': {'rounds': 40}, 'space': {'lr': {'low': 0.01, 'high': 1}}}."
-        )
-    path = None if isinstance(source, Mapping) else check.expanded("tune=", source)
-    tables = dict(source) if isinstance(source, Mapping) else toml.read(path, "tune")
-    try:
-        return _checked(tables, given)
-    except SettingError as error:
-        said = str(error).removeprefix("sweep: ").replace("[grid]", "[space]")
-        raise SettingError(said if path is None else f"{path}: {said}") from None
-
-
-def _checked(tables: Mapping[str, Any], options: Mapping[str, Any]) -> Search:
-    for name in tables:
-        check.one_of("the table", name, TABLES)
-    for name in TABLES[1:]:
-        if not isinstance(tables.get(name, {}), Mapping):
-            raise SettingError(
-                f"{name} is no table; write [{name}] above its settings."
-            )
-    run, space, own = (dict(tables.get(name, {})) for name in TABLES[1:])
-    for name in own:
-        check.one_of("the option", name, OPTIONS)
-    _check_options(own)
-    if run.get("evaluate_on", "validation") != "validation":
-        raise SettingError(
-            f"evaluate_on={run['evaluate_on']} would choose settings by test accuracy, "
-            "which makes it too high; leave it out, as a search is on validation examples."
-        )
-    run["evaluate_on"] = "validation"
-    flat = _flat(space)
-    if not flat:
-        raise SettingError(
-            "there is no space; write [space] and below it what is to be chosen, as in "
-            "lr = { low = 0.001, high = 1, log = true }."
-        )
-    for name, values in flat.items():
-        _check_values(name, values)
-    chosen = {**own, **options}
-    if "rounds" in flat and "halve" in chosen:
-        raise SettingError(
-            "halve is about the rounds of trials, so rounds is no setting to choose with "
-            "it; write rounds below [run]."
-        )
-    tried = [_tried(values) for values in flat.values()]
-    grids = [
-        {
-            name: [values[i % len(values)]]
-            for name, values in zip(flat, tried, strict=True)
-        }
-        for i in range(max(map(len, tried)))
-    ]
-    asked = {"folder": tables.get("folder"), "run": run, "grid": grids}
-    asked = read_sweep(asked, REMEDY)
-    # in an order that a file keeps, as proposals depend on it
-    values = [v if isinstance(v, Mapping) else list(v) for v in flat.values()]
-    written = dict(sorted(zip(asked.names, values, strict=True)))
-    settings = [config.to_settings(trial.config) for trial in asked.trials]
-    known = {
-        full: _distribution(full, values, [own[full] for own in settings])
-        for full, values in written.items()
-    }
-    found = Search(asked.folder, asked.run, known, written, asked, **chosen)
-    if found.halve and rungs(found.rounds, found.at_once, found.halve) == [
-        found.rounds
-    ]:
-        raise SettingError(
-            f"halve={found.halve} leaves no trial of at_once={found.at_once}, or no round "
-            f"of rounds={found.rounds}; write a smaller halve."
-        )
-    for rounds in rungs(found.rounds, found.at_once, found.halve)[:-1]:
-        try:
-            _asked(found, [trial.point for trial in asked.trials], rounds)
-        except SettingError as error:
-            raise SettingError(
-                f"with halve={found.halve} trials first have {rounds} rounds: {error}"
-            ) from None
-    return found
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Raises SettingError unless the options of a search are in range."""
-    for name, value in options.items():
-        low, most = LIMITS[name]
-        check.at_least(name, value, low, most=most)
-
-
-def _flat(space: Mapping[str, Any]) -> dict[str, Any]:
-    """The space without the tables of kinds."""
-    is_range = lambda value: isinstance(value, Mapping) and "low" in value
-    hidden = {name: [v] if is_range(v) else v for name, v in space.items()}
-    found = flattened(hidden)
-    return {
-        n: v[0] if n in space and is_range(space[n]) else v for n, v in found.items()
-    }
-
-
-def _check_values(name: str, values: Any) -> None:
-    """Raises SettingError unless these are a range or a list of values."""
-    if name == "evaluate_on":
-        raise SettingError(
-            "evaluate_on is no setting to choose; leave it out, as a search is on "
-            "validation examples."
-        )
-    if name in LUCK:
-        raise SettingError(
-            f"{name} is no setting to choose, as the best would be luck; write it below "
-            "[run]."
-        )
-    if isinstance(values, Mapping):
-        for key in values:
-            check.one_of(f"{name}: the key", key, RANGE)
-        numbers = [values.get(key) for key in ("low", "high")]
-        if any(isinstance(n, bool) or not isinstance(n, int | float) for n in numbers):
-            raise SettingError(
-                f"{name}={dict(values)} is no range; write two numbers, as in "
-                f"{name} = {{ low = 1, high = 10 }}."
-            )
-        low, high = values["low"], values["high"]
-        if not low < high:
-            raise SettingError(f"{name}: low={low} must be below high={high}.")
-        if not isinstance(values.get("log", False), bool):
-            raise SettingError(
-                f"{name}: log={values['log']!r}; write log = true, or leave it out."
-            )
-        if values.get("log") and (low <= 0 or "step" in values):
-            raise SettingError(
-                f"{name}: log is of numbers above 0 without steps; leave it out, or write "
-                "another low and no step."
-            )
-        if "step" in values:
-            check.positive(f"{name}: step", values["step"])
-            steps = (high - low) / values["step"]
-            if abs(steps - round(steps)) > 1e-6 or round(steps) < 1:
-                raise SettingError(
-                    f"{name}: step={values['step']} does not lead from low={low} to "
-                    f"high={high}; write a step that does."
-                )
-        return
-    plain = isinstance(values, list | tuple) and all(
-        isinstance(value, bool | int | float | str) for value in values
-    )
-    if not plain or len(values) < 2 or len(set(map(repr, values))) < len(values):
-        raise SettingError(
-            f"{name}={values!r} is nothing to choose from; write two values or more, as in "
-            f"{name} = [1, 2], or a range, as in {name} = {{ low = 1, high = 10 }}."
-        )
-
-
-def _tried(values: Any) -> list[Any]:
-    """What of a setting is checked: all values, or the ends of a range."""
-    if isinstance(values, Mapping):
-        return [values["low"], values["high"]]
-    return list(values)
-
-
-def _distribution(name: str, values: Any, settings: Sequence[Any]) -> Any:
-    """Optuna's distribution of a setting.
-
-    Args:
-      name: the full one.
-      values: a range, or a list.
-      settings: the values that were tried, of the type that they have in a run.
-    """
-    _check_optuna()
-    from optuna import distributions
-
-    if not isinstance(values, Mapping):
-        return distributions.CategoricalDistribution(list(values))
-    log, step = bool(values.get("log", False)), values.get("step")
-    low, high = settings[0], settings[1]
-    if isinstance(low, float):
-        return distributions.FloatDistribution(low, high, log=log, step=step)
-    if (
-        isinstance(low, bool)
-        or not isinstance(low, int)
-        or step not in (None, int(step or 1))
-    ):
-        raise SettingError(
-            f"{flat_name(name)}={dict(values)} is no range of whole numbers; write one, or "
-            "a list of values."
-        )
-    return distributions.IntDistribution(low, high, log=log, step=int(step or 1))
-
-
-def _check_optuna() -> None:
-    if find_spec("optuna") is None:
-        raise SettingError(
-            "tune needs the package optuna; write pip install 'fedjax-adapt[tune]'."
-        )
-
-
 def tune_folder(search: Search, folder: str | Path | None) -> Path:
     """Where a search lies: as given, as its file says, or runs/tuned."""
     check_path("folder", folder)
@@ -385,19 +133,10 @@ def check_folder(folder: Path, search: Search, resume: bool) -> None:
             f"folder={folder} lies in {other}, which holds a search; give another folder.",
             setting="folder",
         )
-    if not folder.exists():
-        return
-    if not (folder / TUNE).exists():
-        ours = (LOCK, files.SUMS)
-        others = [path for path in folder.iterdir() if path.name not in ours]
-        if not all(files.is_left_over(path, (TUNE, *ours)) for path in others):
-            raise SettingError(
-                f"folder={folder} holds files that are no search; give a new folder.",
-                setting="folder",
-            )
+    if not holds(folder, TUNE, "search"):
         return
     begun = read_search(folder / TUNE)
-    then, now = _identity(begun), _identity(search)
+    then, now = identity(begun), identity(search)
     for name in {**then, **now}:
         if then.get(name) != now.get(name):
             raise SettingError(
@@ -405,7 +144,7 @@ def check_folder(folder: Path, search: Search, resume: bool) -> None:
                 f"{name}={now.get(name)}; write what it has, or give another folder.",
                 setting="folder",
             )
-    tried = _tried_in(folder)
+    tried = _num_proposed(folder)
     if search.trials < tried:
         raise SettingError(
             f"folder={folder} holds a search of {tried} trials; write trials={tried} or "
@@ -420,7 +159,7 @@ def check_folder(folder: Path, search: Search, resume: bool) -> None:
         )
 
 
-def _tried_in(folder: Path) -> int:
+def _num_proposed(folder: Path) -> int:
     """How many trials have been proposed in the folder of a search."""
     proposed = [
         path.stem.removeprefix("trials-") for path in folder.glob("trials-*.json")
@@ -428,27 +167,6 @@ def _tried_in(folder: Path) -> int:
     first = max((int(number) for number in proposed if number.isdecimal()), default=0)
     written = store.read_json(folder / f"trials-{first:04d}.json")
     return first + len(written["proposed"]) if written else 0
-
-
-def _identity(search: Search) -> dict[str, Any]:
-    """All that decides which trials there are, but how many."""
-    options = {name: getattr(search, name) for name in OPTIONS if name != "trials"}
-    settings = {**_with_none(search.run), **search.written, **options}
-    gone = (*settings_that_are("incidental"), "data_dir")
-    return {name: v for name, v in settings.items() if name not in gone}
-
-
-def _with_none(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as a file has them, which has a word for None."""
-    return {name: "none" if value is None else value for name, value in run.items()}
-
-
-def to_toml(search: Search) -> str:
-    """The search as a file that `read_search` reads back."""
-    run = _with_none(search.run)
-    run.pop("data_dir", None)
-    options = {name: getattr(search, name) for name in OPTIONS}
-    return toml.dumps({"run": nested(run), "space": search.written, "tune": options})
 
 
 def _tune(search: Search, place: Path, progress: Report, given: tuple) -> Tuned:
@@ -463,27 +181,29 @@ def _tune(search: Search, place: Path, progress: Report, given: tuple) -> Tuned:
         rows += _batch(search, place, rows, progress, given)
     columns = setting_columns(search.space)
     named = [
-        {"trial": i, **{c: row.point[n] for n, c in columns.items()}, **row.came}
+        {"trial": i, **{c: row.point[n] for n, c in columns.items()}, **row.result}
         for i, row in enumerate(rows)
     ]
     table = table_of(named, list(search.space))
     store.write_table(place, place / store.RESULTS, table)
-    whole = [row for row in rows if row.came["outcome"] == FINISHED]
+    whole = [row for row in rows if row.result["outcome"] == FINISHED]
     if not whole:
         return Tuned(place, table, None, None)
-    best = max(whole, key=lambda row: row.came[store.VALIDATED])  # of equals the first
-    (trial,) = _asked(search, [best.point], search.rounds).trials
+    best = max(
+        whole, key=lambda row: row.result[store.VALIDATED]
+    )  # of equals the first
+    (trial,) = sweep_of(search, [best.point], search.rounds).trials
     chosen = config.to_toml(replace(trial.config, evaluate_on="test"))
     with files.listing(place, place / BEST) as temporary:
         temporary.write_text(chosen, encoding="utf-8")
-    return Tuned(place, table, best.point, best.came[store.VALIDATED])
+    return Tuned(place, table, best.point, best.result[store.VALIDATED])
 
 
 class _Row(NamedTuple):
     """A trial."""
 
     point: dict[str, Any]  # what was proposed, by full names
-    came: dict[str, Any]  # of it: rounds, validation_accuracy and outcome
+    result: dict[str, Any]  # rounds, validation_accuracy and outcome
 
 
 def _batch(
@@ -496,7 +216,7 @@ def _batch(
     """The next trials; those that equal an earlier one are not trained again."""
     first = len(before)
     points = _proposed(search, place, before)
-    known = {_text(row.point): row.came for row in before}
+    known = {_text(row.point): row.result for row in before}
     fresh = {_text(point): point for point in points if _text(point) not in known}
     if fresh:
         last = first + len(points) - 1
@@ -541,7 +261,7 @@ def _proposals(search: Search, before: Sequence[_Row]) -> list[dict[str, Any]]:
     with warnings.catch_warnings():  # constant_liar was long an experiment
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study = optuna.create_study(direction="maximize")
-        study.add_trials([_told(search, row) for row in before])
+        study.add_trials([_frozen(search, row) for row in before])
         for number in range(first, min(first + search.at_once, search.trials)):
             seed = np.random.SeedSequence([search.seed, number]).generate_state(1)[0]
             study.sampler = optuna.samplers.TPESampler(
@@ -551,37 +271,19 @@ def _proposals(search: Search, before: Sequence[_Row]) -> list[dict[str, Any]]:
     return points
 
 
-def _told(search: Search, row: _Row) -> "optuna.trial.FrozenTrial":
+def _frozen(search: Search, row: _Row) -> "optuna.trial.FrozenTrial":
     """A trial as Optuna knows it; one that diverged is as bad as can be."""
     from optuna.trial import TrialState, create_trial
 
-    value = row.came[store.VALIDATED] or 0.0
-    pruned = row.came["outcome"] == PRUNED
+    value = row.result[store.VALIDATED] or 0.0
+    pruned = row.result["outcome"] == PRUNED
     return create_trial(
         state=TrialState.PRUNED if pruned else TrialState.COMPLETE,
         value=None if pruned else value,
         params=row.point,
         distributions=search.space,
-        intermediate_values={row.came["rounds"]: value},
+        intermediate_values={row.result["rounds"]: value},
     )
-
-
-def rungs(rounds: int, trials: int, halve: int | None) -> list[int]:
-    """The rounds of trials by successive halving, until only the best are left.
-
-    Each rung has 1/halve of the rounds of the next, which the best 1/halve reach. Every one
-    is trained from the start: a trial that is left out of a compiled program would be
-    computed all the same, and schedules depend on the number of rounds.
-
-    Args:
-      rounds: of the last.
-      trials: in the first; there is no rung of less than one trial or one round.
-      halve: None: there is one rung.
-    """
-    found = [rounds]
-    while halve and trials >= halve ** len(found) and rounds >= halve ** len(found):
-        found.append(rounds // halve ** len(found))
-    return found[::-1]
 
 
 def _train(
@@ -593,37 +295,31 @@ def _train(
     given: tuple,
 ) -> list[dict[str, Any]]:
     """What came of some proposals, which are trained as one sweep for each rung."""
-    came: dict[int, dict[str, Any]] = {}
+    results: dict[int, dict[str, Any]] = {}
     left = list(range(len(points)))
     for rounds in rungs(search.rounds, len(points), search.halve):
         last = rounds == search.rounds
-        asked = _asked(search, [points[i] for i in left], rounds)
+        asked = sweep_of(search, [points[i] for i in left], rounds)
         place = folder / f"rounds-{rounds}"
         note = f"{doing}: {len(left)} of them, up to round {rounds}"
         found = _swept(asked, place, note, progress, given)
-        for i, row in zip(left, found.to_pylist(), strict=True):
+        tried = zip(left, asked.trials, found.to_pylist(), strict=True)
+        for i, trial, row in tried:
             diverged = row["diverged_round"] is not None
-            came[i] = {
-                "rounds": asked.trials[left.index(i)].config.rounds,
+            results[i] = {
+                "rounds": trial.config.rounds,
                 store.VALIDATED: None if diverged else row[store.VALIDATED],
                 "outcome": DIVERGED if diverged else FINISHED if last else PRUNED,
             }
         if not last:
-            worth = lambda i: came[i][store.VALIDATED]
+            worth = lambda i: results[i][store.VALIDATED]
             alive = sorted(
                 (i for i in left if worth(i) is not None), key=lambda i: -worth(i)
             )
             left = sorted(alive[: max(1, len(left) // (search.halve or 1))])
         if not left:
             break
-    return [came[i] for i in range(len(points))]
-
-
-def _asked(search: Search, points: Sequence[Mapping[str, Any]], rounds: int) -> Sweep:
-    """The sweep of some proposals."""
-    run = search.run if "rounds" in search.space else search.run | {"rounds": rounds}
-    grids = [{name: [value] for name, value in point.items()} for point in points]
-    return read_sweep({"run": run, "grid": grids}, REMEDY)
+    return [results[i] for i in range(len(points))]
 
 
 def _swept(
