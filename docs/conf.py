@@ -1,5 +1,7 @@
 """The documentation site: `sphinx-build -W docs docs/_build`, without network.
 
+Notebooks are executed, which takes minutes; with `-t quick` they are shown without results.
+
 Pages of methods, exports, settings and notebooks are written into docs/generated from what
 they describe at every build, and belong to no commit.
 """
@@ -17,12 +19,17 @@ import pages  # noqa: E402
 
 project = "fedjax_adapt"
 release = fa.__version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_gallery.load_style",  # of the notebooks' thumbnails
+]
 html_theme = "sphinx_book_theme"
 html_static_path = ["_static"]
 html_css_files = ["equations.css"]
 exclude_patterns = ["_build"]
-nb_execution_mode = "off"  # the tests execute notebooks
+nb_execution_mode = "off"  # `pages` executes them, two at once
 myst_heading_anchors = 3
 default_role = "code"  # docstrings write `name` for code
 autodoc_typehints = "none"  # they are in the signature already
@@ -76,7 +83,8 @@ def _links(app, docname, source):
 
 def setup(app):
     """Writes the generated pages before Sphinx looks for pages."""
-    pages.write(HERE / "generated", HERE.parent / "notebooks")
+    execute = not app.tags.has("quick")
+    pages.write(HERE / "generated", HERE.parent / "notebooks", execute)
     before_napoleon = 100
     app.connect("autodoc-process-docstring", _docstring, priority=before_napoleon)
     app.connect("autodoc-process-signature", _signature)

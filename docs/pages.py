@@ -1,14 +1,21 @@
 """The pages of the site that are made from docstrings, settings and notebooks."""
 
 import csv
+import html
 import inspect
 import re
 import shutil
+import subprocess
+import tempfile
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import equations
+import nbformat
 from matplotlib.figure import Figure
+from nbclient import NotebookClient
 
 import fedjax_adapt as fa
 from fedjax_adapt import experiment
@@ -35,13 +42,46 @@ NOTES = {
 }
 
 
-def write(folder: Path, notebooks: Path) -> None:
+AT_ONCE = 2  # notebooks, which compile much by one thread
+LONGEST = 600  # seconds that a cell may take
+GALLERY = """\
+# Notebooks
+
+They were executed when this site was built.
+
+```{raw} html
+<div class="sphx-glr-thumbnails">
+%s
+</div>
+```
+```{toctree}
+:hidden:
+:glob:
+[0-9]*
+```
+"""
+THUMBNAIL = """\
+<div class="sphx-glr-thumbcontainer" tooltip="%s">
+<img alt="" src="data:image/png;base64,%s">
+<p><a class="reference internal" href="%s.html"><span>%s</span></a></p>
+<div class="sphx-glr-thumbnail-title">%s</div>
+</div>"""
+
+
+def write(folder: Path, notebooks: Path, execute: bool) -> None:
     """Writes all of them into a folder, in place of what is there."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "methods").mkdir(parents=True)
     (folder / "notebooks").mkdir()
-    for notebook in notebooks.glob("*.ipynb"):
-        shutil.copy(notebook, folder / "notebooks")
+    sources = sorted(notebooks.glob("*.ipynb"))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        made = [*pool.map(_executed if execute else _read, sources)]
+    thumbnails = []
+    for source, notebook in zip(sources, made, strict=True):
+        nbformat.write(notebook, folder / "notebooks" / source.name)
+        thumbnails.append(_thumbnail(source.stem, notebook))
+    page = GALLERY % "\n".join(thumbnails)
+    (folder / "notebooks" / "index.md").write_text(page)
     for name, constructor in ALGORITHMS.items():
         page = _method(name, constructor) + _curve(name, folder / "methods")
         (folder / "methods" / f"{name}.md").write_text(page)
@@ -50,6 +90,34 @@ def write(folder: Path, notebooks: Path) -> None:
     (folder / "names.md").write_text(_exports())
     (folder / "runs.md").write_text(_runs())
     (folder / "settings.md").write_text(_settings())
+
+
+_read = partial(nbformat.read, as_version=nbformat.NO_CONVERT)
+
+
+def _executed(path):
+    """A notebook with its outputs; what it writes is gone."""
+    notebook = _read(path)
+    with tempfile.TemporaryDirectory() as folder:
+        where = {"metadata": {"path": folder}}
+        client = NotebookClient(notebook, timeout=LONGEST, resources=where)
+        client.execute(stderr=subprocess.DEVNULL)  # the kernel's own words, no cell's
+    return notebook
+
+
+def _thumbnail(name, notebook):
+    """Its title, its second sentence and its last picture; none where it has not run."""
+    first = notebook.cells[0].source
+    title, _, text = first.partition("\n")
+    about = " ".join(text.split()).partition(". ")[0]
+    pictures = [
+        output.data["image/png"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    ]
+    title, about = (html.escape(said.strip("# .")) for said in (title, about))
+    return THUMBNAIL % (about, "".join(pictures[-1:]).strip(), name, title, title)
 
 
 def _method(name, constructor):

@@ -13,10 +13,11 @@ from helpers import QUICK_RUN, fedjax_adapt
 
 from fedjax_adapt import __version__, cli
 from fedjax_adapt.cli import process
-from fedjax_adapt.cli.output import print_json
-from fedjax_adapt.cli.process import nothing_to_resume
+from fedjax_adapt.cli.output import Plainly, console_of, print_json
+from fedjax_adapt.cli.process import nothing_to_resume, reporting
 from fedjax_adapt.cli.run import parse
 from fedjax_adapt.experiment import checkpoint, read_run
+from fedjax_adapt.experiment.run import Progress
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -291,6 +292,46 @@ def test_a_run_as_json_is_one_object_and_all_else_is_on_standard_error(capsys):
     assert code == 0 and json.loads(again) == said | {"folder": "moved"}
     assert err == "moved holds this run, finished; nothing is left to run.\n"
     assert fedjax_adapt(capsys, f"{line} --lr -1")[:2] == (2, "")
+
+
+def test_a_quiet_run_prints_nothing_but_warnings(capsys, elsewhere):
+    line = f"{QUICK} --folder mine --quiet"
+    assert fedjax_adapt(capsys, line) == (0, "", "")
+    assert read_run("mine").summary and Path("mine/learning_curve.png").exists()
+    assert fedjax_adapt(capsys, "run --folder mine --resume --quiet") == (0, "", "")
+    code, out, err = fedjax_adapt(capsys, f"{line} --json --resume")
+    assert (code, json.loads(out)["folder"], err) == (0, "mine", "")
+    said = (
+        "--dry-run says what would be run, and --quiet nothing; leave one of them out."
+    )
+    for words in (
+        "run",
+        "sweep some.toml",
+        "tune some.toml",
+        "reproduce fedssg-table1",
+    ):
+        refused = fedjax_adapt(capsys, f"{words} --dry-run --quiet")
+        assert refused == (2, "", f"fedjax-adapt: {said}\n")
+    diverging = f"{QUICK} --folder other --lr 1e9 --quiet"
+    code, out, err = fedjax_adapt(capsys, diverging)
+    assert (code, out) == (1, "") and "diverged" in err
+
+    run = 'algorithm = "fedavg"\nmodel = "linear"\nnum_clients = 6\nrounds = 2\n'
+    (elsewhere / "sweep.toml").write_text(f"[run]\n{run}[grid]\nseed = [0, 1]\n")
+    line = "sweep sweep.toml --folder swept --quiet"
+    assert fedjax_adapt(capsys, line) == (0, "", "")
+    assert fedjax_adapt(capsys, f"{line} --resume") == (0, "", "")
+    code, out, err = fedjax_adapt(capsys, f"{line} --resume --json")
+    assert (code, len(json.loads(out)["results"]), err) == (0, 2, "")
+
+    with reporting(console_of(Plainly(quiet=True)), "nothing to resume") as report:
+        report(
+            Progress(
+                1, 2, 0.5, 1.0, 9.0, warning="a gate may be unstable", note="a note"
+            )
+        )
+    said = "fedjax-adapt: nothing to resume\nfedjax-adapt: a gate may be unstable\n"
+    assert capsys.readouterr() == ("", said)
 
 
 def test_ctrl_c_says_how_to_go_on_and_going_on_works(capsys, monkeypatch):

@@ -24,6 +24,7 @@ from ..experiment.schema import settings_that_are
 from ..experiment.spelling import ambiguous, flat_name, shortest, spellings, twice
 from ..experiment.toml import convert, wanted
 from .examples import examples_of
+from .output import Shown
 
 DRY_RUN = Option(
     bool, False, "say what would be run, load the data, but train and write nothing"
@@ -34,7 +35,23 @@ AS_JSON = Option(
     "one JSON object on standard output: folder, status and figures; all else goes to "
     "standard error",
 )
+QUIET = Option(
+    bool, False, "print nothing but warnings and errors, which go to standard error"
+)
 NAMES = {types.NoneType: ("none",), bool: ("true", "false")}  # of values of some types
+
+
+def check_shown(asked: Mapping[str, Any]) -> None:
+    """Raises SettingError where nothing is to be printed of what only prints."""
+    if asked["quiet"] and asked["dry_run"] and not asked.get("json"):
+        raise SettingError(
+            "--dry-run says what would be run, and --quiet nothing; leave one of them out."
+        )
+
+
+def shown_flags(request: Shown) -> str:
+    """What the command that goes on has of these flags."""
+    return " --json" * request.json + " --quiet" * request.quiet
 
 
 def file_settings(words: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -202,7 +219,7 @@ def _flag(name: str, option: Option, settings: Mapping[str, Any], shown: str) ->
         metavar="NAME" if name in KINDS else None,
     )
     annotation = Annotated[option.annotation, about]
-    if name in ("resume", "controls", "overwrite", "dry_run", "json", "yes"):
+    if name in ("resume", "controls", "overwrite", "dry_run", "json", "quiet", "yes"):
         annotation = tyro.conf.FlagCreatePairsOff[annotation]
     field_name = name.replace(".", "__") if "." in shown else shown
     return field_name, annotation, field(default=default)

@@ -9,9 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import SettingError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 NARROWEST = 40  # columns, below which a table has a letter a line
 # as wide as it is, where a space follows that may be left out
@@ -68,6 +71,34 @@ def steady_output() -> Iterator[Callable[[], str | None]]:
         sys.stdout, sys.stderr = before
         if columns:
             os.environ["COLUMNS"] = columns
+
+
+class Shown(Protocol):
+    """What a command line asks of what is printed."""
+
+    @property
+    def json(self) -> bool:
+        """Whether standard output is for one JSON object."""
+        ...
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is for a person."""
+        ...
+
+
+class Plainly(NamedTuple):
+    """What is asked by a command without these flags."""
+
+    json: bool = False
+    quiet: bool = False
+
+
+def console_of(request: Shown, width: int | None = None) -> "Console":
+    """Where a command prints for a person: not on standard output with --json."""
+    from rich.console import Console
+
+    return Console(stderr=request.json, quiet=request.quiet, width=width)
 
 
 def print_json(found: dict[str, Any]) -> None:

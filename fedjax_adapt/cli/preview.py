@@ -1,4 +1,4 @@
-"""What `--dry-run` prints: what a run or a sweep would do."""
+"""What `--dry-run` prints: what a run, a sweep or a search would do."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ from rich.console import Console
 
 from ..engine.footprint import Footprint, readable
 from ..experiment.preview import Preview, Rounds
-from ..experiment.sweeps.preview import SweepPreview
+from ..experiment.sweeps.preview import SearchPreview, SweepPreview
 from .process import say
 
 
@@ -27,6 +27,34 @@ def print_preview(console: Console, found: Preview) -> None:
 
 def print_sweep_preview(console: Console, found: SweepPreview) -> None:
     """Prints what a sweep would do, one after the other what trials of a program would."""
+    _print_groups(console, found)
+    left = [group for group in found.groups if not group.finished]
+    trials = sum(len(group.trials) for group in left)
+    programs = sum(len(group.programs) for group in left)
+    lines = {
+        "sweep": f"{_trials(trials)} to run, {programs} programs to compile; what stands "
+        "above is of the first trial of each program",
+        "memory": _free(found.free),
+        "folder": found.folder,
+    }
+    _print(console, lines, [] if found.note is None else [found.note])
+
+
+def print_search_preview(console: Console, found: SearchPreview) -> None:
+    """Prints what a search would do: its first trials, and how many there are."""
+    _print_groups(console, found.first)
+    begun = f", {found.proposed} of them proposed already" if found.proposed else ""
+    reach = [f"{n} up to round {rounds}" for rounds, n in found.rungs.items()]
+    lines = {
+        "search": f"{_trials(found.trials)}{begun}, {found.at_once} at once: "
+        f"{', of which '.join(reach)}; what stands above is of the first ones",
+        "memory": _free(found.first.free),
+        "folder": found.folder,
+    }
+    _print(console, lines)
+
+
+def _print_groups(console: Console, found: SweepPreview) -> None:
     for group in found.groups:
         trials = f"{group.name}, {_trials(len(group.trials))}"
         if group.finished:
@@ -38,16 +66,6 @@ def print_sweep_preview(console: Console, found: SweepPreview) -> None:
             "memory": f"{readable(group.memory)} besides the data, a guess",
         }
         _print(console, lines)
-    left = [group for group in found.groups if not group.finished]
-    trials = sum(len(group.trials) for group in left)
-    programs = sum(len(group.programs) for group in left)
-    lines = {
-        "sweep": f"{_trials(trials)} to run, {programs} programs to compile; what stands "
-        "above is of the first trial of each program",
-        "memory": _free(found.free),
-        "folder": found.folder,
-    }
-    _print(console, lines, [] if found.note is None else [found.note])
 
 
 def _print(

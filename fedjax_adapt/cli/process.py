@@ -240,11 +240,14 @@ def reporting(console, warning: str | None = None) -> Iterator[Callable]:
     """A function that shows progress and its warnings, and where Ctrl-C takes effect.
 
     From the first round on freed memory is kept: what loading and compiling took has been
-    given back by then. A `warning` is printed then. Before it Ctrl-C waits for nothing.
+    given back by then. A `warning` is printed then, on standard error by a console
+    that is quiet. Before it Ctrl-C waits for nothing.
     """
     from ..engine.xla import keep_memory
     from ..report.tables import live
 
+    on_console = lambda text: say(console, f"warning: {text}")
+    warn = note if console.quiet else on_console
     with live(console) as show, finishing() as stop_if_asked:
         before = [] if warning is None else [warning]  # the first round
 
@@ -257,7 +260,7 @@ def reporting(console, warning: str | None = None) -> Iterator[Callable]:
             keep_memory()
             now = [] if progress.warning is None else [progress.warning]
             for text in (*before, *now):
-                say(console, f"warning: {text}")
+                warn(text)
             before.clear()
             show(progress)
             stop_if_asked()

@@ -30,7 +30,7 @@ from ..report.reproduce import (
     tables,
 )
 from . import process
-from .flags import read_flags
+from .flags import QUIET, check_shown, read_flags
 from .process import fail, paths_and_flags, reporting, say, stopped
 
 RANKED: tuple[Scale, ...] = ("full", "cpu")  # what list shows, the first that has runs
@@ -69,6 +69,7 @@ FLAGS = {
     "dry_run": Option(
         bool, False, "say what would be run, but train and write nothing"
     ),
+    "quiet": QUIET,
 }
 
 
@@ -78,6 +79,7 @@ def reproduce(arguments: Sequence[str]) -> int:
         found, flags = paths_and_flags(arguments, "reproduce")
         try:
             given = read_flags(flags, {"reproduce": FLAGS}, {}, PROGRAM, DESCRIPTION)
+            check_shown(given)
         except SystemExit:  # --help has been printed
             return 0
         if len(found) != 1:
@@ -169,7 +171,7 @@ def _state(item: Item, folder: Path, made: Mapping[Scale, Made]) -> str:
 def _reproduce(
     item: Item, cells: Sequence[Cell], folder: Path, given: dict[str, Any]
 ) -> int:
-    console, place = Console(), folder / item.name / given["scale"]
+    console, place = Console(quiet=given["quiet"]), folder / item.name / given["scale"]
     published = {} if given["scale"] == "smoke" else item.published
     figures = lambda runs: measured(item.figures, published, runs, item.base_of)
     made = made_below(folder, given["scale"])

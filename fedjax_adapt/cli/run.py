@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-
 from .. import check
 from ..engine.processes import agreed, from_first
 from ..errors import SettingError
@@ -29,15 +27,18 @@ from . import process
 from .flags import (
     AS_JSON,
     DRY_RUN,
+    QUIET,
+    check_shown,
     chosen,
     file_settings,
     group_of,
     left_out,
     read_flags,
+    shown_flags,
     without_name,
     words_of,
 )
-from .output import print_json, steady_output, unfinished_as_json
+from .output import Shown, console_of, print_json, steady_output, unfinished_as_json
 from .preview import print_preview
 from .process import (
     interrupted,
@@ -67,6 +68,7 @@ ABOUT_THE_RUN = {
     ),
     "dry_run": DRY_RUN,
     "json": AS_JSON,
+    "quiet": QUIET,
 }
 
 
@@ -78,6 +80,7 @@ class Request(NamedTuple):
     controls: bool = False
     dry_run: bool = False
     json: bool = False
+    quiet: bool = False
     processes: ProcessGroup | None = None  # with which processes
     note: str | None = None  # what of the file does not count
 
@@ -112,6 +115,7 @@ def parse(arguments: Sequence[str]) -> Request:
             "--dry-run is about the devices of one process; leave it out, or the flags "
             "about other processes."
         )
+    check_shown(asked)
     if asked["json"] and asked["controls"]:
         raise SettingError(
             "--json is of one run, and --controls makes several; leave it out, and write "
@@ -164,7 +168,7 @@ def run(arguments: list[str]) -> int:
         others = request.processes
         if request.resume and not others and not request.controls:
             if is_finished(run_folder(config), config):
-                return _nothing_left(run_folder(config), request.json)
+                return _nothing_left(run_folder(config), request)
         process.take_devices(others.share(config.devices) if others else config.devices)
         process.import_rest()
     if others:
@@ -174,13 +178,13 @@ def run(arguments: list[str]) -> int:
         return _dry_run(configs, left, request, unsaved)
     for one in left:
         try:
-            _train(one, run_folder(one), request.resume, unsaved, request.json)
+            _train(one, run_folder(one), request, unsaved)
         except KeyboardInterrupt:
             again = f"--folder {run_folder(config)} --resume"
-            again += " --controls" * request.controls + " --json" * request.json
+            again += " --controls" * request.controls + shown_flags(request)
             return interrupted(run_folder(one), again)
         unsaved = None  # controls that have not begun are no surprise
-    if request.controls:
+    if request.controls and not request.quiet:
         print_comparison(sheets([run_folder(one) for one in configs]))
     return 0
 
@@ -191,19 +195,19 @@ def _dry_run(configs, left, request, unsaved: str | None) -> int:
     note(unsaved)
     for one in configs:
         if one not in left:
-            say(Console(), nothing_left(run_folder(one), "run"))
+            say(console_of(request), nothing_left(run_folder(one), "run"))
     for one in found:
         if request.json:
             print_json({"status": "dry run", **one.to_dict()})
         else:
-            print_preview(Console(), one)
+            print_preview(console_of(request), one)
     return 0
 
 
-def _nothing_left(folder: Path, as_json: bool) -> int:
+def _nothing_left(folder: Path, request: Shown) -> int:
     """Says that a run is finished; returns the exit code."""
-    say(Console(stderr=as_json), nothing_left(folder, "run"))
-    if as_json:
+    say(console_of(request), nothing_left(folder, "run"))
+    if request.json:
         print_json(_result(folder))
     return 0
 
@@ -217,8 +221,8 @@ def _run_in_processes(config, request) -> int:
             with agreed():
                 ended = first and request.resume and is_finished(folder, config)
             if from_first(ended):
-                return _nothing_left(folder, request.json) if first else 0
-            with reporting(Console(stderr=request.json), unsaved) as report:
+                return _nothing_left(folder, request) if first else 0
+            with reporting(console_of(request), unsaved) as report:
                 with unfinished_as_json(folder, first and request.json):
                     train(config, request.resume, report)
     except Stopped:
@@ -228,7 +232,7 @@ def _run_in_processes(config, request) -> int:
         return interrupted(folder, again)
     with steady_output():
         if first:
-            _show(folder, request.json)
+            _show(folder, request)
     return 0
 
 
@@ -243,23 +247,21 @@ def _flags(group) -> str:
     )
 
 
-def _train(
-    config, folder: Path, resume: bool, warning: str | None, as_json: bool
-) -> None:
-    with reporting(Console(stderr=as_json), warning) as report:
-        with unfinished_as_json(folder, as_json):
-            train(config, resume, report)
-    _show(folder, as_json)
+def _train(config, folder: Path, request: Request, warning: str | None) -> None:
+    with reporting(console_of(request), warning) as report:
+        with unfinished_as_json(folder, request.json):
+            train(config, request.resume, report)
+    _show(folder, request)
 
 
-def _show(folder: Path, as_json: bool) -> None:
+def _show(folder: Path, request: Shown) -> None:
     """Draws and prints what has come of a run."""
-    console = Console(stderr=as_json)
+    console = console_of(request)
     picture = learning_curve(folder)
     console.print(summary_table(folder))
     say(console, f"run      {folder}")
     say(console, f"picture  {picture}")
-    if as_json:
+    if request.json:
         print_json(_result(folder))
 
 

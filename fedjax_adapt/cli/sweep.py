@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from rich.console import Console
-
 from .. import check
 from ..errors import SettingError
 from ..experiment.controls import check_has_controls, sweep_with_controls
@@ -30,8 +28,8 @@ from ..experiment.sweeps.sweep import sweep as run_sweep
 from ..report.sweep import natural_width, sweep_tables
 from . import process
 from .examples import EXAMPLES
-from .flags import AS_JSON, DRY_RUN, read_flags
-from .output import print_json, unfinished_as_json
+from .flags import AS_JSON, DRY_RUN, QUIET, check_shown, read_flags, shown_flags
+from .output import Plainly, Shown, console_of, print_json, unfinished_as_json
 from .preview import print_sweep_preview
 from .process import (
     fail,
@@ -94,6 +92,7 @@ FLAGS = {
     ),
     "dry_run": DRY_RUN,
     "json": AS_JSON,
+    "quiet": QUIET,
     "yes": Option(bool, False, f"run more than {ASKS:,} trials"),
     "controls": Option(
         bool,
@@ -115,6 +114,7 @@ class Request(NamedTuple):
     shard: str | None
     dry_run: bool
     json: bool
+    quiet: bool
     yes: bool
     controls: bool
 
@@ -131,6 +131,7 @@ def parse(arguments: Sequence[str]) -> Request:
     """
     files, flags = paths_and_flags(arguments, "sweep")
     values = read_flags(flags, {"sweep": FLAGS}, {}, PROGRAM, DESCRIPTION)
+    check_shown(values)
     if not files and values["resume"] and values["folder"] is not None:
         files = [str(_file_in(values["folder"], values["shard"]))]
     if len(files) != 1:
@@ -171,14 +172,14 @@ def sweep(arguments: list[str]) -> int:
             )
         folder = sweep_folder(asked, request.folder)
         if request.resume and is_finished(folder, asked):
-            return _nothing_left(folder, "sweep", request.json)
+            return _nothing_left(folder, "sweep", request)
         if request.shard is not None:
             part = shard_of(request.shard)
             mine = part_of(asked, *part)
             begin = shard_folder if request.dry_run else begin_shard
             folder, asked = begin(folder, asked, *part), mine
             if request.resume and is_finished(folder, asked):
-                return _nothing_left(folder, "shard", request.json)
+                return _nothing_left(folder, "shard", request)
         if not request.controls:
             check_has_controls(folder, asked)
         process.take_devices(request.devices or asked.run.get("devices", "auto"))
@@ -189,7 +190,7 @@ def sweep(arguments: list[str]) -> int:
         if request.json:
             print_json({"status": "dry run", **found.to_dict()})
         else:
-            print_sweep_preview(Console(), found)
+            print_sweep_preview(console_of(request), found)
         return 0
     try:
         return _sweep(asked, folder, request)
@@ -199,7 +200,7 @@ def sweep(arguments: list[str]) -> int:
         place = folder if request.shard is None else folder.parent
         again = f"fedjax-adapt sweep {request.file} --folder {place} --resume"
         again += "" if request.shard is None else f" --shard {request.shard}"
-        again += " --controls" * request.controls + " --json" * request.json
+        again += " --controls" * request.controls + shown_flags(request)
         return stopped(f"interrupted; write {again} to go on.")
 
 
@@ -214,38 +215,38 @@ def _merge(folders: Sequence[str]) -> int:
             "has the shards, as in fedjax-adapt sweep merge runs/lr."
         )
     merge(folders[0])
-    return _show(Path(folders[0]).expanduser(), as_json=False)
+    return _show(Path(folders[0]).expanduser(), Plainly())
 
 
-def _sweep(asked, folder: Path, request) -> int:
+def _sweep(asked, folder: Path, request: Request) -> int:
     resume, devices, side_by_side = request[2:5]
     unsaved = nothing_to_resume(folder, resume, FIRST)
-    with reporting(Console(stderr=request.json), unsaved) as report:
+    with reporting(console_of(request), unsaved) as report:
         with unfinished_as_json(folder, request.json):
             run_sweep(asked, folder, resume, devices, side_by_side, report)
-    return _show(folder, request.json)
+    return _show(folder, request)
 
 
-def _show(folder: Path, as_json: bool) -> int:
+def _show(folder: Path, request: Shown) -> int:
     """Prints the tables of a finished sweep; returns the exit code."""
-    console, found = Console(stderr=as_json), read_swept(folder)
+    console, found = console_of(request), read_swept(folder)
     for table in sweep_tables(folder, console.width if console.is_terminal else None):
         # what is no terminal has no end of a line
         long = None if console.is_terminal else natural_width(table)
-        Console(width=long, stderr=as_json).print(table)
+        console_of(request, width=long).print(table)
     say(console, f"results  {folder / RESULTS}")
-    return _end(found, as_json)
+    return _end(found, request)
 
 
-def _nothing_left(folder: Path, what: str, as_json: bool) -> int:
+def _nothing_left(folder: Path, what: str, request: Shown) -> int:
     """Says that a sweep or a shard is finished; returns the exit code that it had."""
-    say(Console(stderr=as_json), nothing_left(folder, what))
-    return _end(read_swept(folder), as_json)
+    say(console_of(request), nothing_left(folder, what))
+    return _end(read_swept(folder), request)
 
 
-def _end(found: Swept, as_json: bool) -> int:
+def _end(found: Swept, request: Shown) -> int:
     """The exit code of a finished sweep; says which trials diverged."""
-    if as_json:
+    if request.json:
         results = {"diverged": found.diverged, "results": found.results.to_pylist()}
         print_json({"status": "finished", "folder": str(found.folder), **results})
     if not found.diverged:

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
 from .. import check
 from ..errors import SettingError
 from ..experiment.options import Option
 from ..experiment.store import VALIDATED
-from ..experiment.sweeps.space import read_search
+from ..experiment.sweeps.preview import preview_search
+from ..experiment.sweeps.space import OPTIONS, read_search
 from ..experiment.sweeps.tune import (
     BEST,
     FOLDER,
@@ -22,8 +22,9 @@ from ..experiment.sweeps.tune import (
 from ..experiment.sweeps.tune import tune as run_tune
 from ..report.tables import percent
 from . import process
-from .flags import AS_JSON, read_flags
-from .output import print_json, unfinished_as_json
+from .flags import AS_JSON, DRY_RUN, QUIET, check_shown, read_flags, shown_flags
+from .output import Shown, console_of, print_json, unfinished_as_json
+from .preview import print_search_preview
 from .process import fail, interrupted, paths_and_flags, reporting, say, stopped
 
 PROGRAM = "fedjax-adapt tune"
@@ -57,7 +58,9 @@ FLAGS = {
         "again; none: as the file says, all have all rounds",
     ),
     "seed": Option(int | None, None, "of the proposals; none: as the file says, 0"),
+    "dry_run": DRY_RUN,
     "json": AS_JSON,
+    "quiet": QUIET,
 }
 
 
@@ -67,8 +70,10 @@ class Request(NamedTuple):
     file: Path
     folder: str | None
     resume: bool
+    dry_run: bool
     json: bool
-    options: dict[str, int | None]
+    quiet: bool
+    options: dict[str, int | None]  # of the search
 
 
 def parse(arguments: Sequence[str]) -> Request:
@@ -80,11 +85,10 @@ def parse(arguments: Sequence[str]) -> Request:
     """
     paths, flags = paths_and_flags(arguments, "tune")
     values = read_flags(flags, {"tune": FLAGS}, {}, PROGRAM, DESCRIPTION)
-    folder, resume, as_json = (
-        values.pop(name) for name in ("folder", "resume", "json")
-    )
-    if not paths and resume:
-        place = check.expanded("--folder ", folder or FOLDER)
+    check_shown(values)
+    options = {name: values.pop(name) for name in OPTIONS}
+    if not paths and values["resume"]:
+        place = check.expanded("--folder ", values["folder"] or FOLDER)
         if not (place / TUNE).exists():
             raise SettingError(
                 f"--folder {place} holds no search to resume: it has no {TUNE}; write the "
@@ -96,7 +100,7 @@ def parse(arguments: Sequence[str]) -> Request:
             f"tune got {len(paths)} files before its flags; give one, as in fedjax-adapt "
             "tune SPACE.toml --folder runs/tuned."
         )
-    return Request(check.expanded("", paths[0]), folder, resume, as_json, values)
+    return Request(check.expanded("", paths[0]), **values, options=options)
 
 
 def tune(arguments: list[str]) -> int:
@@ -107,8 +111,15 @@ def tune(arguments: list[str]) -> int:
         folder = tune_folder(search, request.folder)
         process.take_devices(search.run.get("devices", "auto"))
         process.import_rest()
+    if request.dry_run:
+        found = preview_search(search, folder, request.resume)
+        if request.json:
+            print_json({"status": "dry run", **found.to_dict()})
+        else:
+            print_search_preview(console_of(request), found)
+        return 0
     try:
-        with reporting(Console(stderr=request.json)) as report:
+        with reporting(console_of(request)) as report:
             with unfinished_as_json(folder, request.json):
                 found = run_tune(search, folder, request.resume, report)
     except KeyboardInterrupt:
@@ -117,18 +128,18 @@ def tune(arguments: list[str]) -> int:
         again = f"fedjax-adapt tune {request.file} --folder {folder} --resume"
         for name, value in request.options.items():
             again += "" if value is None else f" --{name.replace('_', '-')} {value}"
-        again += " --json" * request.json
+        again += shown_flags(request)
         return stopped(f"interrupted; write {again} to go on.")
-    return _show(found, request.json)
+    return _show(found, request)
 
 
-def _show(found: Tuned, as_json: bool) -> int:
+def _show(found: Tuned, request: Shown) -> int:
     """Prints the best trials and their settings; returns the exit code."""
     rows = found.trials.to_pylist()
-    if as_json:
+    if request.json:
         best = {"best": found.best, VALIDATED: found.accuracy, "trials": rows}
         print_json({"status": "finished", "folder": str(found.folder), **best})
-    console = Console(stderr=as_json)
+    console = console_of(request)
     console.print(_table(rows))
     if found.best is None:
         return fail(

@@ -275,7 +275,7 @@ Show = Callable[[Any], None]
 @contextmanager
 def live(console: "Console") -> Iterator[Show]:
     """A function that shows `Progress`: round, accuracy, loss, rounds/s, time to go."""
-    if console.is_terminal:
+    if console.is_terminal and not console.quiet:
         with _bar(console) as show:
             yield show
     else:

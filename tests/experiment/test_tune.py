@@ -17,7 +17,7 @@ from fedjax_adapt.experiment import Config, read_run, run, tune
 from fedjax_adapt.experiment.config import read_config
 from fedjax_adapt.experiment.sweeps import space as space_module
 from fedjax_adapt.experiment.sweeps import tune as module
-from fedjax_adapt.experiment.sweeps.space import read_search, rungs
+from fedjax_adapt.experiment.sweeps.space import read_search, rungs, to_toml
 
 optuna = pytest.importorskip("optuna")
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -410,6 +410,30 @@ def test_a_trial_is_the_run_with_its_settings(tmp_path, halved):
     )
     accuracy = run(config).accuracy
     assert accuracy == pytest.approx(row["validation_accuracy"], abs=0.01)
+
+
+def test_a_dry_run_says_how_many_are_tried_in_how_many_rounds(elsewhere, capsys):
+    (elsewhere / "space.toml").write_text(to_toml(read_search(SEARCH, **HALVED)))
+    line = "tune space.toml --folder mine --dry-run"
+    code, out, err = fedjax_adapt(capsys, line)
+    assert (code, err) == (0, "")
+    assert "000-fedprox, 3 trials" in out and "4, 2.1 expected in a round" in out
+    trials = "5 trials, 3 at once: 3 up to round 2, of which 1 up to round 6;"
+    assert trials in out and out.splitlines()[-1].split() == ["folder", "mine"]
+    code, out, _ = fedjax_adapt(capsys, f"{line} --json")
+    said = json.loads(out)
+    assert (said["status"], said["trials"], said["proposed"]) == ("dry run", 5, 0)
+    assert said["rungs"] == {"2": 3, "6": 1}
+    assert [path.name for path in elsewhere.iterdir()] == ["space.toml"]
+
+
+def test_a_dry_run_of_a_search_that_has_begun(halved, capsys):
+    line = f"tune --folder {halved.folder} --resume --dry-run"
+    code, out, err = fedjax_adapt(capsys, f"{line} --trials 9")
+    assert (code, err) == (0, "")
+    assert "9 trials, 5 of them proposed already, 3 at once" in out
+    code, _, err = fedjax_adapt(capsys, f"{line} --trials 3")
+    assert code == 2 and "holds a search of 5 trials" in err
 
 
 def test_the_guide_searches(elsewhere, capsys):

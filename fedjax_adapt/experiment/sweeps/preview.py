@@ -1,4 +1,4 @@
-"""What a sweep would do, said before it is made: nothing is trained and no folder made."""
+"""What a sweep or a search would do: nothing is trained and no folder is made."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +13,10 @@ from ..program import group_sizes, trace_program
 from .compiled_group import guessed_memory, layout_of
 from .grid import Sweep, seed_hint
 from .groups import Group
+from .space import Search, rungs, sweep_of
 from .sweep import check_begun, group_folder, groups_in
+from .tune import check_folder as check_search
+from .tune import num_proposed, proposals
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,55 @@ class SweepPreview:
     def to_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class SearchPreview:
+    """What a search would do.
+
+    Attributes:
+      folder: where it would lie.
+      trials: how many, in all.
+      proposed: of which so many have been proposed already.
+      at_once: how many are proposed at once.
+      rungs: how many of these are trained up to each number of rounds.
+      first: what the first of them come to, by all rounds.
+    """
+
+    folder: str
+    trials: int
+    proposed: int
+    at_once: int
+    rungs: dict[int, int]
+    first: SweepPreview
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return asdict(self)
+
+
+def preview_search(search: Search, folder: Path, resume: bool = False) -> SearchPreview:
+    """What `tune` would do with this. Data are loaded and programs traced.
+
+    Raises:
+      ValueError: as `tune`.
+    """
+    check_search(folder, search, resume)
+    left = min(search.at_once, search.trials)
+    counts = {}
+    for rounds in rungs(search.rounds, left, search.halve):
+        counts[rounds] = left
+        left = max(1, left // (search.halve or 1))
+    points = proposals(search, [])
+    first = sweep_of(search, points, search.rounds)
+    return SearchPreview(
+        folder=str(folder),
+        trials=search.trials,
+        proposed=num_proposed(folder),
+        at_once=search.at_once,
+        rungs=counts,
+        first=preview_sweep(first, folder / "trials"),
+    )
 
 
 def preview_sweep(

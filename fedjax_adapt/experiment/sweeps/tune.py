@@ -144,7 +144,7 @@ def check_folder(folder: Path, search: Search, resume: bool) -> None:
                 f"{name}={now.get(name)}; write what it has, or give another folder.",
                 setting="folder",
             )
-    tried = _num_proposed(folder)
+    tried = num_proposed(folder)
     if search.trials < tried:
         raise SettingError(
             f"folder={folder} holds a search of {tried} trials; write trials={tried} or "
@@ -159,7 +159,7 @@ def check_folder(folder: Path, search: Search, resume: bool) -> None:
         )
 
 
-def _num_proposed(folder: Path) -> int:
+def num_proposed(folder: Path) -> int:
     """How many trials have been proposed in the folder of a search."""
     proposed = [
         path.stem.removeprefix("trials-") for path in folder.glob("trials-*.json")
@@ -241,20 +241,24 @@ def _proposed(
     written = store.read_json(file)
     if written is not None:
         return written["proposed"]
+    points = proposals(search, before)
+    files.write_listed(file, json.dumps({"proposed": points}, indent=2) + "\n")
+    return points
+
+
+def proposals(search: Search, before: Sequence[_Row]) -> list[dict[str, Any]]:
+    """What is tried at once: settings by full names, by all that came of those before."""
     import optuna
 
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        points = _proposals(search, before)
+        return _proposals(search, before)
     finally:
         optuna.logging.set_verbosity(verbosity)
-    files.write_listed(file, json.dumps({"proposed": points}, indent=2) + "\n")
-    return points
 
 
 def _proposals(search: Search, before: Sequence[_Row]) -> list[dict[str, Any]]:
-    """As many as are tried at once, by all that came of those before."""
     import optuna
 
     first, points = len(before), []
