@@ -9,8 +9,6 @@ has been imported.
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"
-
 # every public name, by the module it lives in
 _PUBLIC = {
     "algorithms.adacomm": ("adacomm_steps",),
@@ -22,6 +20,7 @@ _PUBLIC = {
     "averaging": ("averages", "with_averages"),
     "compress": ("Compressor", "qsgd", "sign", "top_k", "with_compression"),
     "errors": ("RunError", "SettingError"),
+    "report.tables": ("progress_bar",),
     "core": (
         "Algorithm",
         "Batch",
@@ -96,6 +95,8 @@ __all__ = sorted([*_HOME, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)
     if name not in _HOME:
@@ -103,6 +104,16 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
     globals()[name] = value
     return value
+
+
+def _version() -> str:
+    """That of the installed package, which follows from the tags of its repository."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("fedjax-adapt")
+    except PackageNotFoundError:  # a checkout on the path
+        return "unknown"
 
 
 def __dir__() -> list[str]:

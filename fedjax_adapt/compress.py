@@ -75,6 +75,13 @@ def top_k(fraction: float) -> Compressor:
 
     Raises:
       ValueError: `fraction` is outside (0, 1], or is traced: it makes shapes.
+
+    Example:
+      >>> params = {"weight": jnp.array([3.0, -0.1, 0.2, -4.0])}
+      >>> print(fa.top_k(0.5).compress(params, key=None)["weight"])
+      [ 3.  0.  0. -4.]
+      >>> fa.top_k(0.25).num_bytes(params)  # a value and an index
+      8
     """
     _check_static("top_k(fraction)", fraction)
     check.between("fraction", fraction, 0, 1, closed="right")

@@ -228,6 +228,10 @@ def step_entropy(num_steps: Array) -> Array:
 
     Args:
       num_steps: of each client, [..., clients].
+
+    Example:
+      >>> print(fa.diagnostics.step_entropy(jnp.array([[5, 5], [10, 0]])))
+      [0.6931472 0.       ]
     """
     steps = jnp.asarray(num_steps, jnp.float32)
     total = steps.sum(-1, keepdims=True)

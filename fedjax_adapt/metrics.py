@@ -69,6 +69,11 @@ def top(k: int) -> Callable[[Array, Array], Array]:
 
     Raises:
       ValueError: k is no integer of at least 1, or there are fewer logits.
+
+    Example:
+      >>> logits = jnp.array([[0.1, 0.7, 0.2], [0.1, 0.7, 0.2]])
+      >>> print(fa.metrics.top(2)(logits, jnp.array([2, 0])))
+      [ True False]
     """
     check.at_least("k", k, 1)
 

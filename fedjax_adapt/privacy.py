@@ -173,6 +173,10 @@ def epsilon(
     Raises:
       ValueError: a number is out of range, or `participation` is another sampler's, or
         dp-accounting is missing.
+
+    Example:
+      >>> round(fa.epsilon(1.1, participation=0.1, rounds=100, delta=1e-5), 2)
+      5.91
     """
     check.positive("noise_multiplier", noise_multiplier)
     check.at_least("rounds", rounds, 1)

@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 
 import fedjax_adapt as fa
+from fedjax_adapt import experiment
 from fedjax_adapt.algorithms import ALGORITHMS
 
 FILE = Path(__file__).with_name("public_api.txt")
@@ -32,10 +33,15 @@ def line_of(name, thing):
 
 
 def api():
-    """A line for each public name and each algorithm."""
+    """A line for each public name, each algorithm and each name of runs in Python."""
     names = [line_of(name, getattr(fa, name)) for name in fa.__all__]
     methods = [line_of(f"algorithms.{n}", of) for n, of in sorted(ALGORITHMS.items())]
-    return "\n".join([*names, *methods]) + "\n"
+    of_runs = [
+        line_of(f"experiment.{name}", thing)
+        for name, thing in sorted(vars(experiment).items())
+        if not name.startswith("_") and not inspect.ismodule(thing)
+    ]
+    return "\n".join([*names, *methods, *of_runs]) + "\n"
 
 
 def test_the_public_names_and_their_arguments_are_as_written_down():

@@ -1,5 +1,6 @@
 """What `--dry-run` prints: what a run, a sweep or a search would do."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -20,6 +21,7 @@ def print_preview(console: Console, found: Preview) -> None:
         "memory": f"{_memory(found.memory)}; {_free(found.free)}",
         "lanes": f"{found.lanes}{each}",
         "programs": f"{len(found.programs)} to compile, of {_rounds(found.programs)}",
+        "time": _time(found.compile_seconds, found.train_seconds),
         "folder": f"{found.folder}{goes_on}",
     }
     _print(console, lines, found.notes)
@@ -64,6 +66,7 @@ def _print_groups(console: Console, found: SweepPreview) -> None:
             "program": f"{trials}, {group.at_once} at once, {group.rounds.rounds} rounds",
             **_of_rounds(group.rounds),
             "memory": f"{readable(group.memory)} besides the data, a guess",
+            "time": f"{_time(None, group.train_seconds)}",
         }
         _print(console, lines)
 
@@ -110,6 +113,21 @@ def _memory(needed: Footprint) -> str:
     if needed.peak == needed.total:
         return str(needed)
     return f"{needed}; {readable(needed.peak)} about, with Python and the compiler"
+
+
+def _time(compiling: float | None, training: float | None) -> str:
+    """About how long it takes, as far as that is known."""
+    shown = "not known" if training is None else f"{_duration(training)}, a rough guess"
+    if compiling is not None:
+        shown += f", and {_duration(compiling)} to compile what has not been compiled"
+    return shown
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(math.ceil(seconds), 1)} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def _free(size: int | None) -> str:

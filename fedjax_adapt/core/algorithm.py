@@ -29,6 +29,11 @@ def epochs(num_epochs: float = 1) -> StepPolicy:
 
     Raises:
       ValueError: `num_epochs` is below 1/1000, which rounding could make no step at all.
+
+    Example:
+      >>> policy = fa.epochs(0.5)  # of clients whose epochs have 4 and 7 steps
+      >>> print(policy.mean_steps(jnp.array([4, 7])))
+      [2 4]
     """
     check.positive("num_epochs", num_epochs)
     if not check.is_tracer(num_epochs) and num_epochs < 1e-3:

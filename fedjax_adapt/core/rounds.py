@@ -188,6 +188,11 @@ class Metrics(_Scores):
 
 
 def num_parameters(params: Params) -> int:
-    """The number of scalars in `params`; works on shapes alone too."""
+    """The number of scalars in `params`; works on shapes alone too.
+
+    Example:
+      >>> fa.num_parameters({"weight": jnp.zeros((3, 4)), "bias": jnp.zeros(4)})
+      16
+    """
     check.kinds("num_parameters(state.params)", params=(params, check.tree))
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))

@@ -169,6 +169,10 @@ def kappa(accuracy: float, seconds: float) -> float:
     """Accuracy by time: accuracy times 1e4 over seconds, as FNR-FL's Table 3 has it.
 
     Seconds on one clock compare with those on no other.
+
+    Example:
+      >>> fa.costs.kappa(accuracy=0.9, seconds=300)
+      30.0
     """
     return 1e4 * accuracy / seconds
 
@@ -177,5 +181,9 @@ def rho(accuracy: float, num_bytes: float) -> float:
     """Accuracy by traffic: accuracy times 1e4 over MiB, as FNR-FL's Table 3 has it.
 
     The traffic is all that clients receive and send; the table's "MB" are 2**20 bytes.
+
+    Example:
+      >>> fa.costs.rho(accuracy=0.9, num_bytes=300 * 2**20)
+      30.0
     """
     return 1e4 * accuracy / (num_bytes / 2**20)

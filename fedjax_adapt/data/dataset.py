@@ -205,6 +205,12 @@ class FederatedDataset:
         Raises:
           ValueError: a client's x and y differ in length, the clients' shapes differ, or
             a label lies outside [0, num_classes); or as `from_rows`.
+
+        Example:
+          >>> clients = [(np.zeros((5, 2)), [0, 1, 0, 1, 2]), (np.ones((3, 2)), [0, 0, 1])]
+          >>> data = fa.FederatedDataset.from_clients(clients)
+          >>> data.num_clients, data.num_classes, data.size.tolist()
+          (2, 3, [5, 3])
         """
         if isinstance(clients, dict):
             raise SettingError(

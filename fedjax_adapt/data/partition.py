@@ -49,6 +49,11 @@ def iid(
         each label equally often (give or take 1), as that code does for CIFAR-100.
       seed: of everything.
       min_size: rows every client must get; the richest give what the poorest lack.
+
+    Example:
+      >>> rows = iid(np.zeros(10, int), 3)
+      >>> [len(of_client) for of_client in rows]
+      [4, 3, 3]
     """
     check.between("size_sigma", size_sigma, 0, MAX_SIGMA)
     labels = check_split(labels, num_clients, seed, min_size)

@@ -1,4 +1,4 @@
-"""About how long the runs of an item take, from the operations of their local steps."""
+"""About how long runs take, from the operations of their local steps."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -7,6 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ..core import Task
+from ..data import FederatedDataset
+from ..engine.mesh import num_cores
 from ..models import MODELS, classification
 from .reproduce import Cell
 from .schema import kind_options
@@ -81,9 +84,30 @@ def _operations(
 ) -> float:
     """Floating-point operations of a forward pass of one example, as XLA counts them."""
     network = MODELS[model](shape, 2 if model == "svm" else classes, **dict(options))
-    task = classification(network, shape)
-    params = jax.eval_shape(task.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
+    return _forward(classification(network, shape), x)
+
+
+def _forward(task: Task, x: jax.ShapeDtypeStruct) -> float:
+    """Floating-point operations of a forward pass of one example [1, ...]."""
+    params = jax.eval_shape(task.init, jax.random.key(0))
     found = jax.jit(task.apply).lower(params, x).cost_analysis()
     assert found is not None
     return found["flops"]
+
+
+def train_seconds(
+    task: Task, data: FederatedDataset, seen: float, evaluated: float, steps: float
+) -> float:
+    """About how long rounds take on the devices here, once they are compiled.
+
+    Args:
+      task: of the run.
+      data: likewise.
+      seen: examples that all clients take a gradient on.
+      evaluated: examples that the server's model is evaluated on.
+      steps: local steps that follow one another.
+    """
+    x = jax.ShapeDtypeStruct((1, *data.x.shape[1:]), data.x.dtype)
+    rate = CORE * num_cores() if jax.default_backend() == "cpu" else GPU
+    return max((3 * seen + evaluated) * _forward(task, x) / rate, steps * STEP)

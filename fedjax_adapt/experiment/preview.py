@@ -27,9 +27,10 @@ from ..engine.memory import free_memory
 from . import checkpoint, store
 from .build import AUTO, RULE, build, build_plan
 from .config import Config, method_of
+from .estimate import train_seconds
 from .federation import Federation, broadcast_bytes, without_effect
 from .folder import as_begun, check_folder, run_folder
-from .program import group_sizes, trace_program
+from .program import compile_seconds, group_sizes, trace_program
 from .tracking import check_tracker
 from .tuning import LONG
 
@@ -82,6 +83,8 @@ class Preview:
       memory: that is expected.
       free: bytes that are free now; None: that is not known.
       programs: the rounds of each program that would be compiled.
+      compile_seconds: that this takes, about; None: that is not known, nor the next.
+      train_seconds: of the rounds that are left, likewise.
       notes: what a run would say besides.
     """
 
@@ -95,6 +98,8 @@ class Preview:
     memory: Footprint
     free: int | None
     programs: list[int]
+    compile_seconds: float | None
+    train_seconds: float | None
     notes: list[str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,19 +134,44 @@ def preview(config: Config, resume: bool = False) -> Preview:
     federation = federation._replace(plan=build_plan(config))
     traced = trace_program(config, federation)
     saved = checkpoint.rounds(folder / store.CHECKPOINTS)
+    done = saved[-1] if saved else 0
+    rounds = rounds_of(config, federation, traced.round_fn.step.algorithm)
+    at_once = lanes * traced.round_fn.num_devices
     return Preview(
         folder=str(folder),
-        begins=saved[-1] if saved else 0,
+        begins=done,
         method=method_of(config),
         data=config.dataset,
-        rounds=rounds_of(config, federation, traced.round_fn.step.algorithm),
+        rounds=rounds,
         lanes=lanes,
         devices=traced.round_fn.num_devices,
         memory=traced.footprint,
         free=free_memory(),
         programs=group_sizes(config),
+        compile_seconds=compile_seconds(traced.groups.values()),
+        train_seconds=seconds_of(config, federation, rounds, at_once, done),
         notes=notes,
     )
+
+
+def seconds_of(
+    config: Config, federation: Federation, rounds: Rounds, at_once: int, done: int = 0
+) -> float | None:
+    """About how long the rounds after `done` take; None: their steps are not known.
+
+    So many clients train at once. Steps on a public set, and what a method computes
+    besides gradients on batches, are in no estimate.
+    """
+    if rounds.gradients is None or rounds.most_steps is None:
+        return None
+    task, data, plan = federation[1:4]
+    left = rounds.rounds - done
+    seen = left * rounds.gradients * batch_size(data, plan)
+    evaluated = (
+        left / config.evaluate_every * (0 if data.test is None else len(data.test[1]))
+    )
+    after = left * math.ceil(rounds.cohort / at_once) * rounds.most_steps
+    return train_seconds(task, data, float(seen), evaluated, after)
 
 
 def rounds_of(config: Config, federation: Federation, algorithm: Algorithm) -> Rounds:

@@ -98,15 +98,22 @@ def group_sizes(config: Config) -> list[int]:
     return [every] * (config.rounds >= every) + [left_over] * (left_over > 0)
 
 
-def compiling(traced: Iterable[Any]) -> str:
-    """What to say while programs are compiled that JAX has traced: about how long it takes.
+def compile_seconds(traced: Iterable[Any]) -> float | None:
+    """About how long programs take to compile that JAX has traced; None: not known.
 
     A program that was compiled before is read from the cache, which takes less.
     """
     if jax.default_backend() != "cpu":
-        return "compiling"
+        return None
     equations = sum(num_equations(one.jaxpr.jaxpr) for one in traced)
-    return f"compiling, about {math.ceil(equations * SECONDS_PER_EQUATION)} s"
+    return equations * SECONDS_PER_EQUATION
+
+
+def compiling(traced: Iterable[Any]) -> str:
+    """What to say while programs are compiled: about how long it takes."""
+    seconds = compile_seconds(traced)
+    about = "" if seconds is None else f", about {math.ceil(seconds)} s"
+    return f"compiling{about}"
 
 
 def compile_program(

@@ -4,9 +4,12 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from .. import check
 from ..experiment.store import (
     TRAINED,
     VALIDATED,
@@ -266,10 +269,47 @@ def _targets(rounds_to: dict[str, int | None]) -> str:
     return ", ".join(reached) or "no targets"
 
 
+TOLD = 0.05  # seconds that the rounds of a chunk take to be told
 QUIET = 5.0  # seconds between plain lines, at least
 PARTS = 10  # ... unless this fraction of the rounds has passed
 
 Show = Callable[[Any], None]
+
+
+@contextmanager
+def progress_bar(rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A callback for `fa.train` that shows how far it is: round, loss, time to go.
+
+        with fa.progress_bar(len(keys)) as callback:
+            state, infos = fa.train(round_fn, state, keys, 10, callback)
+
+    In a terminal or a notebook it is a bar, elsewhere a line every few seconds. It moves
+    after each chunk; until the first it shows the time that compiling has taken. The rate
+    counts that time, too.
+
+    Args:
+      rounds: of the call of `train`.
+    """
+    from rich.console import Console
+
+    check.at_least("rounds", rounds, 1)
+    now = partial(SimpleNamespace, rounds=rounds, accuracy=None, doing=None, whose="")
+    began, first, before = time.monotonic(), None, 0
+    with live(Console()) as show:
+        show(now(round=0, doing="compiling", rounds_per_second=None))
+
+        def callback(figures: dict[str, Any]) -> None:
+            nonlocal first, before
+            at = time.monotonic()
+            if first is None:
+                first, before = at, figures["round"] - 1
+            done = figures["round"] - before
+            # the rounds of the first chunk are all told at once, when they are over
+            rate = None if at - first < TOLD and done < rounds else done / (at - began)
+            loss = figures["train_loss"]
+            show(now(round=done, loss=loss, rounds_per_second=rate))
+
+        yield callback
 
 
 @contextmanager
@@ -311,15 +351,22 @@ class _Lines:
         self.doing: str | None = None
 
     def show(self, now) -> None:
-        """Prints, or keeps still; of what is done before the first round the kind alone."""
+        """Prints, or keeps still; of what is done before the first round the kind alone.
+
+        That is what stands before a colon: "trying lanes: 5 96 ms" is no news after
+        another.
+        """
         if now.doing is not None:
-            if self.doing is None or not now.doing.startswith(self.doing):
+            kind = now.doing.partition(":")[0]
+            if self.doing is None or not self.doing.startswith(kind):
                 self.doing = now.doing
                 self.console.print(now.doing, highlight=False)
             return
         waited = time.monotonic() - self.last_time >= QUIET
         passed = (now.round - self.last_round) * PARTS >= now.rounds
-        if now.accuracy is None or not (waited or passed or now.round == now.rounds):
+        if now.rounds_per_second is None or not (
+            waited or passed or now.round == now.rounds
+        ):
             return
         self.last_round, self.last_time = now.round, time.monotonic()
         # a line each, however long, for whoever reads the log by program
@@ -331,13 +378,16 @@ class _Lines:
 
 
 def _text(now) -> str:
-    if now.accuracy is None:
+    if now.rounds_per_second is None:
         return now.doing or "first round"
     remaining = int((now.rounds - now.round) / max(now.rounds_per_second, 1e-9))
     minutes, seconds = divmod(remaining, 60)
     hours, minutes = divmod(minutes, 60)
     left = f"{hours}:{minutes:02d}" if hours else f"{minutes}"
+    accuracy = ""
+    if now.accuracy is not None:
+        accuracy = f"{now.accuracy_name} {100 * now.accuracy:5.2f} %  "
     return (
-        f"{now.accuracy_name} {100 * now.accuracy:5.2f} %  loss {now.loss:.4f}  "
+        f"{accuracy}loss {now.loss:.4f}  "
         f"{now.rounds_per_second:.3g} rounds/s  {left}:{seconds:02d} left"
     )

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import jax
 import pytest
 from helpers import QUICK_RUN, fedjax_adapt
 
-from fedjax_adapt.experiment import build, run, sweep
+from fedjax_adapt.engine.mesh import num_cores
+from fedjax_adapt.experiment import build, estimate, run, sweep
 from fedjax_adapt.experiment.config import from_settings, to_toml
 from fedjax_adapt.experiment.preview import preview
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
@@ -99,6 +101,25 @@ def test_a_dry_run_prints_what_would_be_run_and_writes_nothing(capsys, elsewhere
     assert "MiB down and" in said["traffic"] and "data 0." in said["memory"]
     assert said["programs"] == "2 to compile, of 4 and of 3 rounds with an evaluation"
     assert said["folder"] == "mine"
+    time = r"\d+ s, a rough guess, and \d+ s to compile what has not been compiled"
+    assert re.fullmatch(time, said["time"])
+
+
+def test_the_time_that_is_said_follows_from_what_is_computed():
+    # 64 x 10 weights, 6 clients of 20 examples a step, 3 steps; 2 operations a weight,
+    # forward and twice back
+    config = config_of(partition="iid", num_steps=3, algorithm="fedavg", rounds=10**6)
+    found = preview(config)
+    seen = found.rounds.gradients * 20
+    tested = len(build(config).data.test[1]) / config.evaluate_every
+    work = (3 * seen + tested) * 2 * 640 * 10**6
+    rate = estimate.CORE * num_cores()
+    steps = 10**6 * 3 * math.ceil(6 / found.lanes)
+    expected = max(work / rate, steps * estimate.STEP)
+    assert found.train_seconds == pytest.approx(expected, rel=0.05)
+    assert 1 < found.compile_seconds < 30
+    # where the method chooses its steps there is none
+    assert preview(config_of(algorithm="fedgsnr")).train_seconds is None
 
 
 @pytest.mark.parametrize(

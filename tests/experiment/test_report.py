@@ -1,6 +1,8 @@
 import io
+import re
 import shutil
 
+import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,6 +11,8 @@ from helpers import relist
 from rich.console import Console
 from tiny_runs import TINY
 
+import fedjax_adapt as fa
+from fedjax_adapt.algorithms import fedavg
 from fedjax_adapt.experiment import files, read_run, run, store
 from fedjax_adapt.experiment.config import from_settings
 from fedjax_adapt.experiment.run import Progress
@@ -204,6 +208,34 @@ def test_away_from_a_terminal_what_comes_before_the_rounds_is_said_once():
         ):
             show(Progress(0, 100, doing=doing))
     assert console.file.getvalue().splitlines() == ["trying lanes", "compiling"]
+
+
+def test_away_from_a_terminal_the_time_to_compile_is_said():
+    console = Console(file=io.StringIO(), width=100)
+    with live(console) as show:
+        for doing in ("compiling", "compiling, about 6 s", "compiling"):
+            show(Progress(0, 100, doing=doing))
+    said = console.file.getvalue().splitlines()
+    assert said == ["compiling", "compiling, about 6 s"]
+
+
+def test_train_shows_a_bar_where_it_is_asked_for(task, data, capsys):
+    plan = fa.Plan(batch_size=4)
+    state = fa.init_state(fedavg(), task, data, plan, jax.random.key(0))
+    round_fn = fa.make_round(fedavg(), task, data, plan)
+    keys = jax.random.split(jax.random.key(1), 8)
+    shown = []
+    for some in (keys[:4], keys[4:]):  # rounds count from the call on
+        with fa.progress_bar(4) as callback:
+            state, infos = fa.train(round_fn, state, some, 2, callback)
+        shown.append(capsys.readouterr().out.splitlines())
+    for lines in shown:
+        assert lines[0] == "compiling" and re.match(r"round 4/4  loss \d", lines[-1])
+        assert lines[-1].endswith("0:00 left") and "accuracy" not in lines[-1]
+    loss = float(infos.loss[-1][infos.num_steps[-1] > 0].mean())
+    assert f"loss {loss:.4f}" in shown[1][-1]
+    with pytest.raises(fa.SettingError, match="rounds=0 must be an integer >= 1"):
+        fa.progress_bar(0).__enter__()
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -8,7 +8,7 @@ from ...engine.memory import free_memory
 from ...engine.round import checked
 from .. import store
 from ..build import build
-from ..preview import Rounds, rounds_of
+from ..preview import Rounds, rounds_of, seconds_of
 from ..program import group_sizes, trace_program
 from .compiled_group import guessed_memory, layout_of
 from .grid import Sweep, seed_hint
@@ -31,6 +31,7 @@ class GroupPreview:
       rounds: what those of the first trial come to; other partitions have other steps.
       memory: bytes besides the data, a guess where trials run side by side.
       programs: the rounds of each program that would be compiled.
+      train_seconds: of all trials, about; None: their steps are not known.
     """
 
     name: str
@@ -40,6 +41,7 @@ class GroupPreview:
     rounds: Rounds
     memory: int
     programs: list[int]
+    train_seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -142,13 +144,17 @@ def _preview(
     else:
         layout = layout_of(config, federation, count, side_by_side)
         at_once, needed = layout.width, guessed_memory(config, federation, layout)
-    algorithm = checked(*federation[:4])
+    rounds = rounds_of(config, federation, checked(*federation[:4]))
+    seconds = seconds_of(
+        config, federation, rounds, at_once=federation.data.num_clients
+    )
     return GroupPreview(
         name=group.name,
         trials=[trial.number for trial in group.trials],
         finished=store.read_summary(group_folder(folder, group)) is not None,
         at_once=at_once,
-        rounds=rounds_of(config, federation, algorithm),
+        rounds=rounds,
         memory=needed,
         programs=group_sizes(config),
+        train_seconds=None if seconds is None else count * seconds,
     )
