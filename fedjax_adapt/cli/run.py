@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from .. import check
@@ -180,7 +181,7 @@ def run(arguments: list[str]) -> int:
         try:
             _train(one, run_folder(one), request, unsaved)
         except KeyboardInterrupt:
-            again = f"--folder {run_folder(config)} --resume"
+            again = f"--folder {quote(str(run_folder(config)))} --resume"
             again += " --controls" * request.controls + shown_flags(request)
             return interrupted(run_folder(one), again)
         unsaved = None  # controls that have not begun are no surprise
@@ -228,7 +229,7 @@ def _run_in_processes(config, request) -> int:
     except Stopped:
         if not folder.exists():  # another machine's
             return 130
-        again = f"--folder {folder} --resume {_flags(request.processes)}"
+        again = f"--folder {quote(str(folder))} --resume {_flags(request.processes)}"
         return interrupted(folder, again)
     with steady_output():
         if first:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Literal, NamedTuple
 
 from .. import check
@@ -198,7 +199,8 @@ def sweep(arguments: list[str]) -> int:
         if not folder.exists():
             return interrupted(folder, "")
         place = folder if request.shard is None else folder.parent
-        again = f"fedjax-adapt sweep {request.file} --folder {place} --resume"
+        file, place = quote(str(request.file)), quote(str(place))
+        again = f"fedjax-adapt sweep {file} --folder {place} --resume"
         again += "" if request.shard is None else f" --shard {request.shard}"
         again += " --controls" * request.controls + shown_flags(request)
         return stopped(f"interrupted; write {again} to go on.")

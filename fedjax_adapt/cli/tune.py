@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from rich.table import Table
@@ -125,7 +126,8 @@ def tune(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         if not folder.exists():
             return interrupted(folder, "")
-        again = f"fedjax-adapt tune {request.file} --folder {folder} --resume"
+        file, place = quote(str(request.file)), quote(str(folder))
+        again = f"fedjax-adapt tune {file} --folder {place} --resume"
         for name, value in request.options.items():
             again += "" if value is None else f" --{name.replace('_', '-')} {value}"
         again += shown_flags(request)
@@ -148,10 +150,9 @@ def _show(found: Tuned, request: Shown) -> int:
             1,
         )
     file = found.folder / BEST
+    again = f"fedjax-adapt run --config {quote(str(file))} --seed 1 --folder NEW"
     say(console, f"settings  {file}")
-    say(
-        console, f"to test them, fedjax-adapt run --config {file} --seed 1 --folder NEW"
-    )
+    say(console, f"to test them, {again}")
     return 0
 
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
@@ -346,11 +347,12 @@ def config_of(
             raise SettingError(
                 f"{folder} has no checkpoint: it diverged, was stopped before the others "
                 "of its program, or is of an earlier version; train it by itself with "
-                f"fedjax-adapt run --config {folder / store.CONFIG} --folder NEW."
+                f"fedjax-adapt run --config {quote(str(folder / store.CONFIG))} --folder "
+                "NEW."
             )
         raise SettingError(
             f"{folder} has no checkpoint to go on from; write fedjax-adapt run --folder "
-            f"{folder} --resume to get one."
+            f"{quote(str(folder))} --resume to get one."
         )
     here = {"data_dir": data_dir, "devices": devices or _present(folder)}
     given = {name: value for name, value in here.items() if value is not None}

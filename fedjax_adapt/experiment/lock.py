@@ -13,16 +13,20 @@ LOCK = ".lock"
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """Holds the folder for this process; the lock dies with the process.
 
+    Args:
+      folder: one that is there.
+      wait: until no other process holds it.
+
     Raises:
-      ValueError: another process holds it.
+      ValueError: another process holds it, and this one does not wait.
     """
     place = folder.absolute()
     with _opened(folder / LOCK) as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise SettingError(
                 f"folder={folder} is in use by another process; wait for it, or give "

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from ..errors import SettingError
@@ -33,7 +34,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     settings = toml.read(path)
     if "grid" in settings or isinstance(settings.get("run"), Mapping):
         raise SettingError(
-            f"{path} is a sweep, no run; write fedjax-adapt sweep {path}."
+            f"{path} is a sweep, no run; write fedjax-adapt sweep {quote(str(path))}."
         )
 
     def at(key: str) -> str:

@@ -3,7 +3,10 @@
 import json
 import re
 import shutil
+import threading
+import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,7 @@ from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import files, store, sweep
 from fedjax_adapt.experiment.config import identity
 from fedjax_adapt.experiment.lock import locked
+from fedjax_adapt.experiment.sweeps import shards
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.results import to_toml
 from fedjax_adapt.experiment.sweeps.shards import merge, part_of, shard_of
@@ -153,6 +157,34 @@ def test_a_merge_that_was_killed_goes_on(copied, whole, monkeypatch, at):
         patch.setattr(store, at, kill)
         merge(copied)
     check_is_whole(merge(copied), whole)
+
+
+def test_shards_of_two_sweeps_that_begin_at_once_do_not_mix(tmp_path, monkeypatch):
+    grids = [{"seed": [5, 6]}, {"seed": [7, 8]}]
+    sweeps = [read_sweep({"run": RUN, "grid": grid}) for grid in grids]
+    both, real, write = threading.Barrier(2), shards.create, files.write_listed
+
+    def begin(asked):
+        try:
+            return shards.begin_shard(tmp_path / "folder", asked, 1, 2)
+        except SettingError as error:
+            return error
+
+    def made(folder):
+        real(folder)
+        both.wait(timeout=60)  # neither has found the file of the other
+
+    def slowly(path, text):
+        time.sleep(0.2)
+        write(path, text)
+
+    monkeypatch.setattr(shards, "create", made)
+    monkeypatch.setattr(files, "write_listed", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        came = [*pool.map(begin, sweeps)]
+    refused = [one for one in came if isinstance(one, SettingError)]
+    assert len(refused) == 1 and "holds shards of another sweep" in str(refused[0])
+    assert came.count(tmp_path / "folder" / "shard-1-of-2") == 1
 
 
 @pytest.mark.slow

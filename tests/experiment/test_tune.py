@@ -503,6 +503,36 @@ def test_the_best_of_each_rung_go_on(tmp_path, monkeypatch, at_once, halve, went
     assert came[-3]["outcome"] == "finished" and came[-3]["rounds"] == 27
 
 
+def test_what_no_run_may_have_is_not_proposed(monkeypatch):
+    """A combination that the ends of no range show, as the settings of a run refuse it."""
+    search = read_search(SEARCH, seed=2, at_once=6, trials=6)
+    free = module.proposals(search, [])
+    real, limit = module.sweep_of, float(np.median([point["lr"] for point in free]))
+
+    def refusing(search, points, rounds):
+        if points[0]["lr"] > limit:
+            raise SettingError(f"lr={points[0]['lr']} is too much.")
+        return real(search, points, rounds)
+
+    monkeypatch.setattr(module, "sweep_of", refusing)
+    found = module.proposals(search, [])
+    assert len(found) == 6 and all(point["lr"] <= limit for point in found)
+    assert found == module.proposals(search, [])  # they follow from the seed
+    limit = 0.0
+    with pytest.raises(SettingError, match=r"of 100 proposals for trial 0 none is all"):
+        module.proposals(search, [])
+
+
+def test_proposals_that_are_damaged_are_said(tmp_path, halved):
+    folder = shutil.copytree(halved.folder, tmp_path / "copy")
+    (folder / "files.sha256").unlink()
+    (folder / "trials-0003.json").write_text("{}")
+    with pytest.raises(
+        SettingError, match=r"trials-0003.json is damaged: it holds no p"
+    ):
+        tune(SEARCH, folder, resume=True, **HALVED)
+
+
 def test_what_optuna_is_told():
     search = read_search(SEARCH)
     point = {"lr": 0.1, "algorithm.mu": 1.0}

@@ -19,6 +19,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from ... import check
@@ -85,7 +86,8 @@ def check_holds_no_shards(folder: Path) -> None:
         if sweep.left:
             goes_on = f"{sweep.lacking()}; write --shard {sweep.left[0]}/{sweep.count}."
         else:
-            goes_on = f"all are finished; write fedjax-adapt sweep merge {folder}."
+            again = f"fedjax-adapt sweep merge {quote(str(folder))}"
+            goes_on = f"all are finished; write {again}."
         raise SettingError(
             f"folder={folder} holds a sweep in {sweep.count} shards, and {goes_on}",
             setting="folder",

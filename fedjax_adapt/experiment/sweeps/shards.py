@@ -69,8 +69,10 @@ def begin_shard(folder: Path, asked: Sweep, number: int, count: int) -> Path:
     shard_folder(folder, asked, number, count)  # or it is refused
     if not (folder / WHOLE).exists():
         create(folder)
-        files.write_listed(folder / WHOLE, results.to_toml(asked))
-    # a shard of another sweep may have begun meanwhile
+        with locked(folder, wait=True):  # other shards may begin at the same moment
+            if not (folder / WHOLE).exists():
+                files.write_listed(folder / WHOLE, results.to_toml(asked))
+    # one of another sweep may have begun meanwhile
     return shard_folder(folder, asked, number, count)
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 TUNE, BEST = "tune.toml", "best.toml"
 FOLDER = "runs/tuned"  # where none is given
+ATTEMPTS = 100  # to propose what is allowed
 FINISHED, PRUNED, DIVERGED = "finished", "pruned", "diverged"
 
 
@@ -165,8 +166,19 @@ def num_proposed(folder: Path) -> int:
         path.stem.removeprefix("trials-") for path in folder.glob("trials-*.json")
     ]
     first = max((int(number) for number in proposed if number.isdecimal()), default=0)
-    written = store.read_json(folder / f"trials-{first:04d}.json")
-    return first + len(written["proposed"]) if written else 0
+    return first + len(_written(folder, first) or ())
+
+
+def _written(folder: Path, first: int) -> list[dict[str, Any]] | None:
+    """What was proposed from a trial on; None: nothing."""
+    file = folder / f"trials-{first:04d}.json"
+    written = store.read_json(file)
+    if written is not None and not isinstance(written.get("proposed"), list):
+        raise SettingError(
+            f"{file} is damaged: it holds no proposals; put back what was there, or begin "
+            "a search in another folder."
+        )
+    return written and written["proposed"]
 
 
 def _tune(search: Search, place: Path, progress: Report, given: tuple) -> Tuned:
@@ -237,11 +249,10 @@ def _proposed(
 ) -> list[dict[str, Any]]:
     """What is tried next, as it was written down or is proposed now."""
     first = len(before)
-    file = place / f"trials-{first:04d}.json"
-    written = store.read_json(file)
+    written = _written(place, first)
     if written is not None:
-        return written["proposed"]
-    points = proposals(search, before)
+        return written
+    points, file = proposals(search, before), place / f"trials-{first:04d}.json"
     files.write_listed(file, json.dumps({"proposed": points}, indent=2) + "\n")
     return points
 
@@ -267,12 +278,33 @@ def _proposals(search: Search, before: Sequence[_Row]) -> list[dict[str, Any]]:
         study = optuna.create_study(direction="maximize")
         study.add_trials([_frozen(search, row) for row in before])
         for number in range(first, min(first + search.at_once, search.trials)):
-            seed = np.random.SeedSequence([search.seed, number]).generate_state(1)[0]
-            study.sampler = optuna.samplers.TPESampler(
-                seed=int(seed), constant_liar=True
-            )
-            points.append(study.ask(search.space).params)
+            points.append(_allowed(search, study, number))
     return points
+
+
+def _allowed(
+    search: Search, study: "optuna.study.Study", number: int
+) -> dict[str, Any]:
+    """The next proposal that a run may have; those that it may not are passed over."""
+    import optuna
+
+    error = None
+    for attempt in range(ATTEMPTS):
+        seeds = [search.seed, number] + [attempt] * (attempt > 0)
+        seed = np.random.SeedSequence(seeds).generate_state(1)[0]
+        study.sampler = optuna.samplers.TPESampler(seed=int(seed), constant_liar=True)
+        trial = study.ask(search.space)
+        try:
+            for rounds in rungs(search.rounds, search.at_once, search.halve):
+                sweep_of(search, [trial.params], rounds)
+            return trial.params
+        except SettingError as refused:
+            error = refused
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    raise SettingError(
+        f"of {ATTEMPTS} proposals for trial {number} none is allowed: {error} Write a "
+        "smaller space."
+    )
 
 
 def _frozen(search: Search, row: _Row) -> "optuna.trial.FrozenTrial":
