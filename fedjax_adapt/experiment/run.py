@@ -145,7 +145,7 @@ def _run(
         config, task = tuning.settle_convolutions(config, *federation[1:4], show)
         calibrated = time.perf_counter() - began
         federation = federation._replace(task=task)
-        show(doing="compiling")
+        show(doing="tracing")
         tell = lambda doing: show(doing=doing)
         program = compile_program(config, federation, tell=tell)
         if processes.is_first():

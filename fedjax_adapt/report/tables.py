@@ -353,12 +353,10 @@ class _Lines:
     def show(self, now) -> None:
         """Prints, or keeps still; of what is done before the first round the kind alone.
 
-        That is what stands before a colon: "trying lanes: 5 96 ms" is no news after
-        another.
+        After "trying lanes" no line says "trying lanes: 5 96 ms".
         """
         if now.doing is not None:
-            kind = now.doing.partition(":")[0]
-            if self.doing is None or not self.doing.startswith(kind):
+            if now.doing != self.doing and not now.doing.startswith(f"{self.doing}:"):
                 self.doing = now.doing
                 self.console.print(now.doing, highlight=False)
             return

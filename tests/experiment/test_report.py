@@ -213,10 +213,10 @@ def test_away_from_a_terminal_what_comes_before_the_rounds_is_said_once():
 def test_away_from_a_terminal_the_time_to_compile_is_said():
     console = Console(file=io.StringIO(), width=100)
     with live(console) as show:
-        for doing in ("compiling", "compiling, about 6 s", "compiling"):
+        for doing in ("a: tracing", "a: compiling, about 6 s", "b: tracing"):
             show(Progress(0, 100, doing=doing))
     said = console.file.getvalue().splitlines()
-    assert said == ["compiling", "compiling, about 6 s"]
+    assert said == ["a: tracing", "a: compiling, about 6 s", "b: tracing"]
 
 
 def test_train_shows_a_bar_where_it_is_asked_for(task, data, capsys):

@@ -341,7 +341,7 @@ def test_fewer_rounds_than_an_evaluation_takes_are_evaluated_once(tiny):
 def test_progress_counts_up_to_the_last_round(tiny):
     seen = []
     run(tiny(), progress=seen.append)
-    assert seen.pop(0).doing == "compiling"
+    assert seen.pop(0).doing == "tracing"
     assert re.fullmatch(r"compiling, about \d+ s", seen.pop(0).doing)
     rounds = [now.round for now in seen]
     assert rounds[0] == 0 and rounds[-1] == 7 and rounds == sorted(set(rounds))

@@ -234,7 +234,7 @@ class _Runner:
             doing = f"{self.group.name}: {doing}"
             self.progress(Progress(self.before, self.total, doing=doing))
 
-        tell("compiling")
+        tell("tracing")
         traced = self.group.numbers
         compiled = compile_group(configs, federation, traced, layout, fixed, tell=tell)
         check_held(self.path)
