@@ -104,6 +104,17 @@ def seeds(given: argparse.Namespace) -> list[Command]:
     return [Command("sweeps.py", words)]
 
 
+def kernels(given: argparse.Namespace) -> list[Command]:
+    size = ["--rounds", "1" if given.tiny else "5", "--warmup", "1"]
+    work = [("w2", "fedavg"), ("w2", "fedssg"), ("w1", "fedavg"), ("w1-500", "fedavg")]
+    if given.tiny:
+        work, size = work[:1], [*size, "--lanes", "1", "--plane", "/host:CPU"]
+    return [
+        Command("kernels.py", ["--workload", name, "--algorithm", algorithm, *size])
+        for name, algorithm in work
+    ]
+
+
 def growth(given: argparse.Namespace) -> list[Command]:
     words = ["--devices", "1", *readings(given, "growth", 2)]
     if given.tiny:
@@ -145,6 +156,7 @@ PARTS = {  # the most important first
     "same": Part("the engine's numbers, against those of the processor", same),
     "peers": Part("W1 at 10, 100, 500 clients and W2 beside PyTorch", peers),
     "agreement": Part("whether the peers do the same work", agreement),
+    "kernels": Part("a round's time in kernels, in launches and in waits", kernels),
     "lanes": Part("how many clients side by side; unequal steps", lanes),
     "convolutions": Part("ways to convolve", convolutions),
     "seeds": Part("eight seeds at once, by the time of one", seeds),

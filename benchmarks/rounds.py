@@ -11,7 +11,7 @@ import argparse
 import json
 import time
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,8 +83,23 @@ def plan_of(workload: Workload, **more: Any) -> fa.Plan:
     return fa.Plan(**(workload.training | more))
 
 
-def measure(arguments: argparse.Namespace) -> dict:
-    """Runs the rounds and says how long they took."""
+class Built(NamedTuple):
+    """A round that is compiled, and what it takes."""
+
+    workload: Workload
+    plan: fa.Plan
+    data: fa.FederatedDataset
+    params: dict
+    round_fn: Any
+    step: Any  # (round_fn, state, key) -> (state, info); the state is donated
+    state: fa.State
+    keys: jax.Array  # of rounds to warm up, and of the others
+    held: Any  # bytes, see `footprint`
+    compile_seconds: float
+
+
+def build(arguments: argparse.Namespace) -> Built:
+    """Compiles a round of a workload, as the command line has it."""
     workload = WORKLOADS[arguments.workload]
     if arguments.clients is not None:
         workload = workload._replace(clients=arguments.clients)
@@ -110,14 +125,21 @@ def measure(arguments: argparse.Namespace) -> dict:
     # the data are an argument of the program, not a constant in it
     step = jax.jit(lambda f, state, key: f(state, key), donate_argnums=1)
     begin = time.perf_counter()
-    num_lanes = round_fn.num_lanes
-    flags = compiler_options(num_lanes)  # as fedjax-adapt run does
+    flags = compiler_options(round_fn.num_lanes)  # as fedjax-adapt run does
     traced = step.trace(round_fn, state, keys[0])
     held = footprint(traced.jaxpr.jaxpr, state, data, num_devices_of(data, plan))
     step = traced.lower().compile(flags)
     fa.keep_memory()  # as `fedjax-adapt` does
-    compile_seconds = time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    return Built(
+        workload, plan, data, params, round_fn, step, state, keys, held, seconds
+    )
 
+
+def measure(arguments: argparse.Namespace) -> dict:
+    """Runs the rounds and says how long they took."""
+    built = build(arguments)
+    workload, plan, data, params, round_fn, step, state, keys, held, _ = built
     if arguments.check:
         state, _ = step(round_fn, state, keys[0])
         update = work.fingerprint(named(params), named(state.params))
@@ -134,12 +156,12 @@ def measure(arguments: argparse.Namespace) -> dict:
         "workload": arguments.workload,
         "algorithm": arguments.algorithm,
         "precision": arguments.precision,
-        "lanes": num_lanes,
+        "lanes": round_fn.num_lanes,
         "devices": num_devices_of(data, plan),
         "clients": workload.clients,
         "client_memory": plan.client_memory,
         **watch.figures(arguments.warmup, steps),
-        "compile_seconds": round(compile_seconds, 2),
+        "compile_seconds": round(built.compile_seconds, 2),
         "predicted_memory_mb": round(held.peak / 2**20),
         "peak_memory_mb": peak_memory_mb() if on_cpu else _held_by_the_device(),
         "tuned_allocator": keeps_memory(),

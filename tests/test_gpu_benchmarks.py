@@ -22,6 +22,7 @@ NAMES = (
     "scaling",
     "convolutions",
     "sweeps",
+    "kernels",
 )
 PARSERS = {  # script -> module and function that makes its parser
     "same_numbers.py": ("same_numbers", "options"),
@@ -32,6 +33,7 @@ PARSERS = {  # script -> module and function that makes its parser
     "scaling.py": ("scaling", "parser"),
     "convolutions.py": ("convolutions", "options"),
     "sweeps.py": ("sweeps", "options"),
+    "kernels.py": ("kernels", "options"),
     "peers/run.py": ("run", "options"),
 }
 
@@ -133,6 +135,33 @@ def test_a_mistake_is_a_sentence(modules, monkeypatch, capsys, words, said):
     with pytest.raises(SystemExit) as end:
         modules.gpu.main()
     assert end.value.code == 2 and said in capsys.readouterr().err
+
+
+# kernels and gaps
+
+
+def test_the_time_of_a_round_is_that_of_kernels_launches_and_waits(modules):
+    us = lambda *spans: [modules.kernels.Span(a * 1e-6, b * 1e-6) for a, b in spans]
+    # 3 us, a launch of 2, 4 us of which 1 with another kernel, a wait of 20, 1 us
+    spans = us((100, 103), (105, 109), (106, 107), (129, 130))
+    found = modules.kernels.figures(reversed(spans), num_rounds=2)
+    assert found == {
+        **{"kernels": 2.0, "kernel_ms": 0.004, "launch_ms": 0.001},
+        **{"wait_ms": 0.01, "waits": 0.5},
+        **{"kernel_us": 3.0, "launch_us": 2.0, "wait_us": 20.0},
+    }
+    with pytest.raises(SystemExit, match="is no device here"):
+        modules.kernels.figures([], 1)
+
+
+@pytest.mark.slow
+def test_a_trace_is_read(modules, tmp_path):
+    """That of the processor, as there is no GPU."""
+    (command,) = modules.gpu.kernels(SimpleNamespace(tiny=True))
+    log = tmp_path / "log"
+    assert modules.gpu.call(command, time.monotonic() + 300, log), log.read_text()
+    said = json.loads(log.read_text().splitlines()[-1])
+    assert said["kernels"] > 0 and said["kernel_ms"] > 0 and said["rounds"] == 1
 
 
 # the same numbers
