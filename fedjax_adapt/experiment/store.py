@@ -702,7 +702,10 @@ def contents(folder: Path) -> list[Path]:
     """
     try:
         return list(folder.iterdir())
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if folder.is_symlink():
+            error.strerror = "a link to nothing"
+            raise files.unreadable(folder, error) from None
         return []
     except OSError as error:
         raise files.unreadable(folder, error) from None

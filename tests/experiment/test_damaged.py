@@ -108,6 +108,7 @@ DAMAGES = [  # what, to which file, and what is said of it
     *[
         (nothing, name, UNREAD.format("a link to nothing"))
         for name in ("config.toml", "own.json", PART, "files.sha256")
+        + ("metrics", "clients", "checkpoints")
     ],
     *[
         (damage, name, UNREAD.format("no regular file"))
