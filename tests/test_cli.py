@@ -295,6 +295,15 @@ def test_a_run_as_json_is_one_object_and_all_else_is_on_standard_error(capsys):
     assert fedjax_adapt(capsys, f"{line} --lr -1")[:2] == (2, "")
 
 
+def test_a_name_that_is_too_long_is_a_mistake(capsys):
+    name = "x" * 300
+    for line in (f"run --folder {name}", f"run --dataset mnist --data-dir {name}"):
+        code, _, err = fedjax_adapt(capsys, line)
+        assert code == 2 and err.endswith(
+            f"{name} is too long a name; write another.\n"
+        )
+
+
 def test_a_quiet_run_prints_nothing_but_warnings(capsys, elsewhere):
     line = f"{QUICK} --folder mine --quiet"
     assert fedjax_adapt(capsys, line) == (0, "", "")

@@ -34,6 +34,8 @@ def report_error(error: BaseException) -> int | None:
             where = "" if error.filename is None else f" for {error.filename}"
             again = "make room, and write the same with --resume if it is a run"
             return fail(f"no space is left{where}; {again}.", 1)
+        case OSError() if error.errno == errno.ENAMETOOLONG:
+            return fail(f"{error.filename} is too long a name; write another.", 2)
         case OSError() if error.filename and error.strerror:
             return fail(f"{error.filename} cannot be used ({error.strerror}).", 1)
         case OSError():  # a disk that is read-only, a folder that has gone
