@@ -1,6 +1,7 @@
 """The documentation site: `sphinx-build -W docs docs/_build`, without network.
 
-Notebooks are executed, which takes minutes; with `-t quick` they are shown without results.
+Notebooks are executed, which takes minutes, unless `-D notebooks=DIR` has them with their
+results; with `-t quick` they are shown without any.
 
 Pages of methods, exports, settings and notebooks are written into docs/generated from what
 they describe at every build, and belong to no commit.
@@ -83,8 +84,9 @@ def _links(app, docname, source):
 
 def setup(app):
     """Writes the generated pages before Sphinx looks for pages."""
+    app.add_config_value("notebooks", str(HERE.parent / "notebooks"), "env", str)
     execute = not app.tags.has("quick")
-    pages.write(HERE / "generated", HERE.parent / "notebooks", execute)
+    pages.write(HERE / "generated", Path(app.config.notebooks), execute)
     before_napoleon = 100
     app.connect("autodoc-process-docstring", _docstring, priority=before_napoleon)
     app.connect("autodoc-process-signature", _signature)

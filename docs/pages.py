@@ -6,7 +6,6 @@ import inspect
 import re
 import shutil
 import subprocess
-import tempfile
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -63,7 +62,7 @@ They were executed when this site was built.
 THUMBNAIL = """\
 <div class="sphx-glr-thumbcontainer" tooltip="%s">
 <img alt="" src="data:image/png;base64,%s">
-<p><a class="reference internal" href="%s.html"><span>%s</span></a></p>
+<p><a class="reference internal" href="%s.html" aria-label="%s"></a></p>
 <div class="sphx-glr-thumbnail-title">%s</div>
 </div>"""
 
@@ -96,12 +95,13 @@ _read = partial(nbformat.read, as_version=nbformat.NO_CONVERT)
 
 
 def _executed(path):
-    """A notebook with its outputs; what it writes is gone."""
+    """A notebook with its outputs, as it has them or by executing it."""
     notebook = _read(path)
-    with tempfile.TemporaryDirectory() as folder:
-        where = {"metadata": {"path": folder}}
-        client = NotebookClient(notebook, timeout=LONGEST, resources=where)
-        client.execute(stderr=subprocess.DEVNULL)  # the kernel's own words, no cell's
+    if any(cell.get("outputs") for cell in notebook.cells):
+        return notebook
+    where = {"metadata": {"path": str(path.parent)}}
+    client = NotebookClient(notebook, timeout=LONGEST, resources=where)
+    client.execute(stderr=subprocess.DEVNULL)  # the kernel's own words, no cell's
     return notebook
 
 
