@@ -29,6 +29,7 @@ from ..experiment.store import (
     accuracy_in,
     differing,
     figures_of,
+    learned_from,
     read_finished,
     read_run,
     read_summary,
@@ -39,7 +40,7 @@ from ..experiment.store import (
     shown_accuracy,
     unlearned,
 )
-from .plots import method_of
+from .plots import FOLLOWS, method_of
 from .seeds import (
     PUBLIC,
     Line,
@@ -48,6 +49,7 @@ from .seeds import (
     at_target,
     by_seed,
     difference_text,
+    same_partitions,
     sample,
     short,
     speed_ups,
@@ -255,33 +257,33 @@ def _reached(line: Line, target: float) -> Reached:
     return found
 
 
-def _bases(found: Sequence[Group], base: str | None) -> list[Line | None]:
-    """What the lines of each group differ from: the best, or what `base` names.
+Bases = list[Line | None]  # of each line of a table; None: it has no difference
+
+
+def _bases(found: Sequence[Group], base: str | None) -> list[Bases]:
+    """What each line of each group differs from: the best, or what `base` names.
 
     Raises:
-      ValueError: `base` names none of the runs, or several lines of a group.
+      ValueError: `base` names none of the runs, or several lines of a group of which none
+        or several have the settings of another line.
     """
     if base is None:
-        return [group.lines[0] if group.ranked else None for group in found]
+        best = [group.lines[0] if group.ranked else None for group in found]
+        return [[of] * len(group.lines) for group, of in zip(found, best, strict=True)]
     paths = {path.resolve() for path in runs_in(base)}
     in_folders = lambda run: Path(run[1]["folder"]).resolve() in paths
     has_method = lambda run: method_of(*run) == base
     has_algorithm = lambda run: run[0]["algorithm"] == base
-    bases: list[Line | None] = []
+    bases: list[Bases] = []
     for group in found:
         here: list[Line] = []
         for means in (in_folders, has_method, has_algorithm):  # the nearest sense first
             here = here or [
                 line for line in group.lines if any(map(means, line.values()))
             ]
-        if len(here) > 1 and group.ranked:
-            folders = [next(iter(line.values()))[1]["folder"] for line in here]
-            raise SettingError(
-                f"base={base} means {len(here)} lines of a table; write the folder of a "
-                f"run of the one that is meant, as in --base {folders[0]}."
-            )
-        bases.append(here[0] if here and group.ranked else None)
-    if bases.count(None) == len(bases):
+        none: Bases = [None] * len(group.lines)
+        bases.append(_base_of_each(group.lines, here, base) if group.ranked else none)
+    if not any(line for of in bases for line in of):
         ranked = [run for group in found if group.ranked for run in group.runs]
         names = dict.fromkeys(method_of(*run) for run in ranked)
         known = f"write one of {', '.join(names)}, or" if names else "write"
@@ -292,8 +294,49 @@ def _bases(found: Sequence[Group], base: str | None) -> list[Line | None]:
     return bases
 
 
-def _paired(line: Line, base: Line) -> tuple[str, dict[str, Any]]:
+def _base_of_each(lines: Sequence[Line], here: Sequence[Line], base: str) -> Bases:
+    """The one line that `base` means, or of several that with the settings of a line."""
+    if len(here) < 2:
+        return [here[0] if here else None] * len(lines)
+    found: Bases = []
+    for line in lines:
+        is_base = any(line is one for one in here)
+        alike = [line] if is_base else [one for one in here if _is_alike(line, one)]
+        if len(alike) > 1:
+            raise SettingError(
+                f"base={base} means {len(alike)} lines with the settings of "
+                f"{_folder_of(line)}; write the folder of a run of the one that is meant, "
+                f"as in --base {_folder_of(alike[0])}."
+            )
+        found.append(alike[0] if alike else None)
+    if all(of is None or of is line for line, of in zip(lines, found, strict=True)):
+        raise SettingError(
+            f"base={base} means {len(here)} lines of a table, and no other line has the "
+            "settings of one of them; write the folder of a run of the one that is meant, "
+            f"as in --base {_folder_of(here[0])}."
+        )
+    return found
+
+
+def _is_alike(one: Line, other: Line) -> bool:
+    """Whether two lines have all settings in common but for the method and its own."""
+    own = lambda line: {
+        name: value
+        for name, value in learned_from(next(iter(line.values()))[0]).items()
+        if name not in ("seed", FOLLOWS) and name.partition(".")[0] != "algorithm"
+    }
+    return own(one) == own(other) and same_partitions(one, other)
+
+
+def _folder_of(line: Line) -> str:
+    """The folder of the first run of a line."""
+    return next(iter(line.values()))[1]["folder"]
+
+
+def _paired(line: Line, base: Line | None) -> tuple[str, dict[str, Any]]:
     """The difference to the base in points, over the seeds of both: a cell, and numbers."""
+    if base is None:
+        return "-", {"is_base": False}
     own, theirs = _figures(line, "accuracy"), _figures(base, "accuracy")
     seeds = [seed for seed in own if seed in theirs]
     found = sample([100 * (own[seed] - theirs[seed]) for seed in seeds])
@@ -313,10 +356,8 @@ def _paired(line: Line, base: Line) -> tuple[str, dict[str, Any]]:
     return text, numbers
 
 
-def _to_target(
-    own: Reached, theirs: Reached | None, target: float
-) -> tuple[list[str], dict[str, Any]]:
-    """What an accuracy took and, with a base, the speed-up: cells, and numbers."""
+def _to_target(own: Reached, target: float) -> tuple[list[str], dict[str, Any]]:
+    """What an accuracy took: cells, and numbers."""
     cells, numbers = [], {}
     for name in TAKEN:
         over = sample(at[name] for at in own.values())
@@ -327,16 +368,21 @@ def _to_target(
             f"{name}_to.{target:g}.std": over.std,
             f"{name}_to.{target:g}.reached": len(over.values),
         }
-    if theirs is None:
-        return cells, numbers
-    both = {seed: at["rounds"] for seed, at in own.items() if seed in theirs}
-    gain = sample(speed_ups(both, {seed: at["rounds"] for seed, at in theirs.items()}))
-    numbers[f"speed_up.{target:g}"] = gain.mean
-    numbers[f"speed_up.{target:g}.std"] = gain.std
+    return cells, numbers
+
+
+def _speed_up(
+    own: Reached, theirs: Reached | None, target: float
+) -> tuple[str, dict[str, Any]]:
+    """How many times fewer rounds than the base an accuracy took: a cell, and numbers."""
+    rounds = lambda reached: {seed: at["rounds"] for seed, at in reached.items()}
+    base = {} if theirs is None else rounds(theirs)
+    both = {seed: at for seed, at in rounds(own).items() if seed in base}
+    gain = sample(speed_ups(both, base))
+    numbers = {f"speed_up.{target:g}": gain.mean, f"speed_up.{target:g}.std": gain.std}
     if theirs is own:
-        return [*cells, "base"], numbers
-    text = gain.text("{:.2f}".format) if gain.values else "-"
-    return [*cells, text], numbers
+        return "base", numbers
+    return gain.text("{:.2f}".format) if gain.values else "-", numbers
 
 
 def _tested(config: dict[str, Any], summary: dict[str, Any]) -> Tested:
@@ -372,7 +418,8 @@ def sheets(
 
     Args:
       folders: as in `groups`.
-      base: what the others differ from, a method or the folder of a run; None: the best.
+      base: what the others differ from, a method or the folder of a run; of a method with
+        several lines that with the same settings, the method's own apart. None: the best.
       targets: accuracies to say the rounds to.
     """
     for target in targets:
@@ -396,9 +443,9 @@ def sheets(
 
 
 def _sheet(
-    group: Group, base: Line | None, called: str | None, targets: Sequence[float]
+    group: Group, bases: Bases, called: str | None, targets: Sequence[float]
 ) -> Sheet:
-    differs = base is not None and (len(group.lines) > 1 or called is not None)
+    differs = any(bases) and (len(group.lines) > 1 or called is not None)
     accuracy = shown_accuracy(group.accuracy) if group.ranked else "training accuracy"
     best = "best" if group.ranked else "best training accuracy"
     head = ["rank" if group.ranked else "", "method", accuracy, "n"]
@@ -411,7 +458,8 @@ def _sheet(
     rows, numbers = [], []
     notes: list[str] = []
     others = iter(differing([config for config, _ in group.runs]))
-    for row, line in enumerate(group.lines):
+    places = [_index(group.lines, base) for base in bases]  # of the bases
+    for row, (line, place) in enumerate(zip(group.lines, places, strict=True)):
         name = str(row + 1) if group.ranked else ascii_lowercase[row % 26]
         method = ", ".join(dict.fromkeys(method_of(*run) for run in line.values()))
         shares = {n: sample(_figures(line, n).values()) for n in SHARES}
@@ -425,15 +473,17 @@ def _sheet(
         for figure, over in shares.items():
             column = figure.replace("accuracy", group.accuracy)
             known |= {column: over.mean, f"{column}.std": over.std}
-        if differs and base is not None:
-            text, own = _paired(line, base)
-            cells, known = [*cells, text], known | own
+        if differs:
+            text, own = _paired(line, bases[row])
+            base = None if place is None else place + 1
+            cells, known = [*cells, text], known | {"base": base} | own
         for target, of in zip(targets, reached, strict=True):
-            theirs = (
-                of[group.lines.index(base)] if differs and base is not None else None
-            )
-            texts, own = _to_target(of[row], theirs, target)
+            texts, own = _to_target(of[row], target)
             cells, known = [*cells, *texts], known | own
+            if differs:
+                theirs = None if place is None else of[place]
+                text, own = _speed_up(of[row], theirs, target)
+                cells, known = [*cells, text], known | own
         costs = _costs(line)
         shown = [
             _share(shares["best_accuracy"]),
@@ -448,13 +498,8 @@ def _sheet(
         notes.append(f"{name}: {_whose(line, settings)}")
     if any(len(line) > 1 for line in group.lines):
         notes.append("mean over n seeds, ± their standard deviation")
-    if differs and base is not None:
-        run = next(iter(base.values()))
-        notes.append(
-            f"to base: difference to {method_of(*run)} of {run[1]['folder']}, in points of "
-            "accuracy, over the seeds of both, ± half the 95 % interval by Student's t; "
-            "none: the interval covers 0"
-        )
+    if differs:
+        notes += _on_bases(group.lines, places, called)
     elif group.ranked and called is not None:
         notes.append(f"no difference: {called} was not tested on these examples")
     notes += lacking(group.runs)
@@ -464,6 +509,40 @@ def _sheet(
     ]
     head, rows = [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
     return Sheet(group.title, group.ranked, head, rows, numbers, notes)
+
+
+def _index(lines: Sequence[Line], line: Line | None) -> int | None:
+    """Where a line stands; two lines may be equal, as of a run that was made twice."""
+    return next((i for i, one in enumerate(lines) if one is line), None)
+
+
+def _on_bases(
+    lines: Sequence[Line], places: Sequence[int | None], called: str | None
+) -> list[str]:
+    """What the lines of a table differ from, and which of them have no difference."""
+    several = len({place for place in places if place is not None}) > 1
+    if several:
+        pairs = [
+            f"{row + 1} to {place + 1}"
+            for row, place in enumerate(places)
+            if place is not None and place != row
+        ]
+        base = f"the line of {called} with the same settings ({', '.join(pairs)})"
+    else:
+        place = next(place for place in places if place is not None)
+        run = next(iter(lines[place].values()))
+        base = f"{method_of(*run)} of {run[1]['folder']}"
+    said = [
+        f"to base: difference to {base}, in points of accuracy, over the seeds of both, ± "
+        "half the 95 % interval by Student's t; none: the interval covers 0"
+    ]
+    without = [str(row + 1) for row, place in enumerate(places) if place is None]
+    if without:
+        said.append(
+            f"no difference of {', '.join(without)}: no line of {called} has the same "
+            "settings"
+        )
+    return said
 
 
 def comparison_tables(found: Sequence[Sheet]) -> "list[Table]":

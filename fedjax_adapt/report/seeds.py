@@ -44,6 +44,17 @@ def _besides_seed(run: Run, *others: str) -> str:
     return json.dumps([settings, made_of], default=str)
 
 
+def same_partitions(one: Line, other: Line) -> bool:
+    """Whether the same seed has the same partition in both lines."""
+    of = lambda line: {run[1]["seeds"].get("partition_seed") for run in line.values()}
+    follow = lambda line: all(
+        run[1]["seeds"].get("partition_seed") == seed for seed, run in line.items()
+    )
+    return (follow(one) and follow(other)) or (
+        len(of(one)) == 1 and of(one) == of(other)
+    )
+
+
 class OverSeeds:
     """What follows from the values of a figure, one of each seed."""
 

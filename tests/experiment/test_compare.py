@@ -435,9 +435,11 @@ def test_a_base_that_is_not_there_or_means_several_lines_is_refused(seeds, finis
     with pytest.raises(SettingError, match=known):
         printed(folders, base="fedprx")
     other = finished("fedavg", 0.51, folder="other", lr=0.2)
-    several = "base=fedavg means 2 lines of a table; .* as in --base fedavg-0"
-    with pytest.raises(SettingError, match=several):
-        printed([*folders, other], base="fedavg")
+    several = (
+        "base=fedavg means 2 lines of a table, and no other line has the settings "
+    )
+    with pytest.raises(SettingError, match=f"{several}.* as in --base fedavg-0"):
+        printed([*seeds["fedavg"], other], base="fedavg")
     of_other = cells_of(printed([*folders, other], base="other"))
     assert of_other["moon"][2] == "no seed in common with the base"  # which has 7
     based = [
@@ -447,6 +449,60 @@ def test_a_base_that_is_not_there_or_means_several_lines_is_refused(seeds, finis
     shown = cells_of(printed([*folders, *based], base="fedgsnr"))
     assert shown["fedgsnr"][2] == "base"  # and not the one on another base
     assert shown["fedgsnr on moon"][2] == "-10.00 (n = 1)"
+
+
+@pytest.mark.parametrize("follows", [False, True], ids=["fixed", "follows"])
+def test_a_base_of_several_lines_is_that_with_the_same_settings(finished, follows):
+    accuracies = {
+        ("fedavg", 0.1): {0: 0.50, 1: 0.52, 2: 0.54},
+        ("fedavg", 0.2): {0: 0.40, 1: 0.42, 2: 0.44},
+        ("fedprox", 0.1): {0: 0.53, 1: 0.56},
+        ("fedprox", 0.2): {0: 0.44, 1: 0.48, 2: 0.46},
+        ("moon", 0.3): {0: 0.30},
+    }
+    folders = []
+    for (name, lr), of in accuracies.items():
+        own = {"mu": 0.1} if name == "fedprox" else {}
+        curve = {10: 0.2, 20: 0.2, 30: 0.2}
+        curve[(20 if name == "fedavg" else 10) + (10 if lr == 0.2 else 0)] = 0.9
+        for seed, share in of.items():
+            partition = seed if follows else 7
+            own |= {"curve": curve, "partition_seed": partition, "lr": lr}
+            folder = f"{name}-{lr}-{seed}"
+            folders.append(finished(name, share, folder=folder, seed=seed, **own))
+    (sheet,) = sheets(folders, base="fedavg", targets=(0.9,))
+    at = sheet.head.index
+    shown = {
+        (line["method"], *cells[at("method") + 1 : at("to base")]): [
+            cells[at("to base")],
+            cells[at("speed-up to 0.9")],
+            line["base"],
+        ]
+        for cells, line in zip(sheet.cells, sheet.numbers, strict=True)
+    }
+    # by hand, of lr=0.2: 4, 6 and 2 points, of deviation 2, and t 4.3027 of two degrees
+    assert shown == {
+        ("fedprox", "54.50 % ± 2.12", "2"): [
+            "none (+3.50 ± 6.35)",
+            "2.00 ± 0.00",
+            2,
+        ],
+        ("fedavg", "52.00 % ± 2.00", "3"): ["base", "base", 2],
+        ("fedprox", "46.00 % ± 2.00", "3"): ["none (+4.00 ± 4.97)", "1.50 ± 0.00", 4],
+        ("fedavg", "42.00 % ± 2.00", "3"): ["base", "base", 4],
+        ("moon", "30.00 %", "1"): ["-", "-", None],
+    }
+    assert "line of fedavg with the same settings (1 to 2, 3 to 4)," in sheet.notes[-2]
+    assert (
+        sheet.notes[-1] == "no difference of 5: no line of fedavg has the same settings"
+    )
+    own = {"lr": 0.2, "mu": 1.0, "partition_seed": 0 if follows else 7}
+    also = finished("fedprox", 0.5, folder="mu", seed=0, **own)
+    several = "base=fedprox means 2 lines with the settings of fedavg-0.2-0; write the"
+    with pytest.raises(SettingError, match=f"{several}.* as in --base mu"):
+        sheets([*folders, also], base="fedprox")
+    one = sheets(folders, base="fedavg-0.2-1")[0]  # a folder is one base for all
+    assert [line["base"] for line in one.numbers] == [4] * 5
 
 
 def test_a_run_that_was_made_twice_has_two_lines(seeds, finished):
