@@ -459,6 +459,19 @@ def learned_from(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: setting_of(config, name) for name in sorted(names)}
 
 
+def is_chosen(name: str) -> bool:
+    """Whether a setting is chosen for a method; others say what it is to learn.
+
+    Args:
+      name: in full, as in `Record.config`.
+    """
+    if name.partition(".")[0] == "algorithm":
+        return name not in ("algorithm", "algorithm.base")
+    setting = settings().get(name)
+    # what a run and the one that it matches have in common is no choice of either
+    return setting is not None and setting.group == "training" and not setting.matched
+
+
 def accuracy_in(names: Collection[str]) -> str:
     """What accuracy is called among the names of columns or keys.
 

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ..errors import SettingError
 from ..experiment.store import (
     ACCURACIES,
+    ACCURACY,
     RESULTS,
     TRAINED,
     TRIALS,
     accuracy_in,
     differing,
-    figures_of,
     learned_from,
     read_finished,
     read_run,
@@ -40,6 +40,7 @@ from ..experiment.store import (
     shown_accuracy,
     unlearned,
 )
+from .best import Measured, best_lines
 from .plots import FOLLOWS, method_of
 from .seeds import (
     PUBLIC,
@@ -49,6 +50,7 @@ from .seeds import (
     at_target,
     by_seed,
     difference_text,
+    figures,
     same_partitions,
     sample,
     short,
@@ -193,6 +195,7 @@ class Group(NamedTuple):
     accuracy: str  # what it is called among numbers
     ranked: bool
     lines: list[Line]
+    why: Mapping[int, str] = {}  # what was chosen by, of some lines
 
     @property
     def runs(self) -> list[Run]:
@@ -225,15 +228,24 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
     ):
         lines = by_seed(runs)
         if tested.ranked:
-            mean = lambda line: sample(_figures(line, "accuracy").values()).mean or 0.0
+            mean = lambda line: sample(figures(line, "accuracy").values()).mean or 0.0
             lines.sort(key=lambda line: -mean(line))
         result.append(Group(tested.title(), tested.accuracy, tested.ranked, lines))
     return result
 
 
-def _figures(line: Line, name: str) -> dict[int, Any]:
-    """A figure of a summary, by seed."""
-    return {seed: figures_of(run[1]).get(name) for seed, run in line.items()}
+def best_groups(found: Sequence[Group]) -> list[Group]:
+    """The groups with the lines that `best_lines` shows, of which there may be none."""
+    shown = best_lines(
+        [Measured(group.accuracy, line) for group in found for line in group.lines]
+    )
+    kept = []
+    for group in found:
+        own = [one for line in group.lines for one in shown if one.line is line]
+        if own:
+            why = {i: one.why for i, one in enumerate(own) if one.why}
+            kept.append(group._replace(lines=[one.line for one in own], why=why))
+    return kept
 
 
 def _reached(line: Line, target: float) -> Reached:
@@ -263,13 +275,15 @@ Bases = list[Line | None]  # of each line of a table; None: it has no difference
 def _bases(found: Sequence[Group], base: str | None) -> list[Bases]:
     """What each line of each group differs from: the best, or what `base` names.
 
+    Where a method has several lines the best by test accuracy would be chosen by it.
+
     Raises:
       ValueError: `base` names none of the runs, or several lines of a group of which none
         or several have the settings of another line.
     """
     if base is None:
-        best = [group.lines[0] if group.ranked else None for group in found]
-        return [[of] * len(group.lines) for group, of in zip(found, best, strict=True)]
+        best = lambda x: x.lines[0] if x.ranked and not _with_several_lines(x) else None
+        return [[best(group)] * len(group.lines) for group in found]
     paths = {path.resolve() for path in runs_in(base)}
     in_folders = lambda run: Path(run[1]["folder"]).resolve() in paths
     has_method = lambda run: method_of(*run) == base
@@ -292,6 +306,14 @@ def _bases(found: Sequence[Group], base: str | None) -> list[Bases]:
             "of a run that did not train on its test set."
         )
     return bases
+
+
+def _with_several_lines(group: Group) -> list[str]:
+    """The methods with several lines of test accuracy."""
+    first = [next(iter(line.values()))[0] for line in group.lines]
+    names = [method_of(config, None) for config in first]
+    tested = group.accuracy == ACCURACY
+    return [x for x in dict.fromkeys(names) if tested and names.count(x) > 1]
 
 
 def _base_of_each(lines: Sequence[Line], here: Sequence[Line], base: str) -> Bases:
@@ -337,7 +359,7 @@ def _paired(line: Line, base: Line | None) -> tuple[str, dict[str, Any]]:
     """The difference to the base in points, over the seeds of both: a cell, and numbers."""
     if base is None:
         return "-", {"is_base": False}
-    own, theirs = _figures(line, "accuracy"), _figures(base, "accuracy")
+    own, theirs = figures(line, "accuracy"), figures(base, "accuracy")
     seeds = [seed for seed in own if seed in theirs]
     found = sample([100 * (own[seed] - theirs[seed]) for seed in seeds])
     numbers = {
@@ -413,14 +435,18 @@ def sheets(
     folders: Sequence[str | Path],
     base: str | None = None,
     targets: Sequence[float] = (),
+    best: bool = False,
 ) -> list[Sheet]:
     """A table for each of the `groups`, with what each run was given; raises like them.
 
     Args:
       folders: as in `groups`.
       base: what the others differ from, a method or the folder of a run; of a method with
-        several lines that with the same settings, the method's own apart. None: the best.
+        several lines that with the same settings, the method's own apart. None: the best,
+        unless that would be chosen by test accuracy among settings of a method.
       targets: accuracies to say the rounds to.
+      best: of each method with several settings only those with the best mean validation
+        accuracy, see best.py; by test accuracy nothing is chosen.
     """
     for target in targets:
         if not 0 < target < 1:
@@ -434,6 +460,8 @@ def sheets(
         for note in (*_without_trials(folder), *_without_shards(folder))
     ]
     found = groups(folders)
+    if best:
+        found = best_groups(found)
     made = [
         _sheet(group, of, base, tuple(dict.fromkeys(targets)))
         for group, of in zip(found, _bases(found, base), strict=True)
@@ -462,7 +490,7 @@ def _sheet(
     for row, (line, place) in enumerate(zip(group.lines, places, strict=True)):
         name = str(row + 1) if group.ranked else ascii_lowercase[row % 26]
         method = ", ".join(dict.fromkeys(method_of(*run) for run in line.values()))
-        shares = {n: sample(_figures(line, n).values()) for n in SHARES}
+        shares = {n: sample(figures(line, n).values()) for n in SHARES}
         cells = [name, method, _share(shares["accuracy"]), str(len(line))]
         known = {
             "method": method,
@@ -496,12 +524,18 @@ def _sheet(
         known |= {**costs, "also_given": _given(line), "settings": single}
         numbers.append(known)
         notes.append(f"{name}: {_whose(line, settings)}")
+    notes += [f"{place + 1}: {why}" for place, why in group.why.items()]
     if any(len(line) > 1 for line in group.lines):
         notes.append("mean over n seeds, ± their standard deviation")
     if differs:
         notes += _on_bases(group.lines, places, called)
     elif group.ranked and called is not None:
         notes.append(f"no difference: {called} was not tested on these examples")
+    elif called is None and (several := _with_several_lines(group)):
+        notes.append(
+            f"no difference: {', '.join(several)} {'have' if len(several) > 1 else 'has'} "
+            "several lines, and the best by test accuracy is no base; name one with --base"
+        )
     notes += lacking(group.runs)
     some = {*SOME, *(f"{name} to {target:g}" for name in TAKEN for target in targets)}
     kept = [
@@ -726,7 +760,7 @@ def _costs(line: Line) -> dict[str, float | None]:
     return {
         "rounds": sample(summary["rounds"] for _, summary in line.values()).mean,
         "MiB": sample(moved).mean,
-        **{n: sample(_figures(line, n).values()).mean for n in SOME},
+        **{n: sample(figures(line, n).values()).mean for n in SOME},
     }
 
 

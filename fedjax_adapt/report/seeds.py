@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ..experiment.store import COSTS, Record, first_reaching, learned_from
+from ..experiment.store import (
+    COSTS,
+    Record,
+    figures_of,
+    first_reaching,
+    learned_from,
+)
 
 CONFIDENCE = 0.95
 Run = tuple[dict[str, Any], dict[str, Any]]  # (config, summary)
@@ -42,6 +48,11 @@ def _besides_seed(run: Run, *others: str) -> str:
     settings = {n: v for n, v in learned_from(config).items() if n not in apart}
     made_of = [summary.get("own"), *(public.get(what) for what in PUBLIC)]
     return json.dumps([settings, made_of], default=str)
+
+
+def figures(line: Line, name: str) -> dict[int, Any]:
+    """A figure of a summary, by seed."""
+    return {seed: figures_of(run[1]).get(name) for seed, run in line.items()}
 
 
 def same_partitions(one: Line, other: Line) -> bool:

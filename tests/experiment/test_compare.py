@@ -29,6 +29,7 @@ def finished(tmp_path, monkeypatch):
         name,
         accuracy,
         trained=False,
+        validated=False,
         test=360,
         base=None,
         given=(),
@@ -45,10 +46,13 @@ def finished(tmp_path, monkeypatch):
         folder.mkdir()
         settings |= {"algorithm": name, "seed": seed, "partition_seed": partition_seed}
         settings |= {"base": base} if base else {}
+        settings |= {"evaluate_on": "validation"} if validated else {}
         files.write_text(folder / store.CONFIG, toml.dumps(settings))
         found = {"accuracy": accuracy, "best_accuracy": accuracy, "rho": 1.25}
+        named = store.TRAINED if trained else store.ACCURACY
+        named = store.VALIDATED if validated else named
         summary = {
-            **({store.TRAINED: found} if trained else found),
+            **(found if named == store.ACCURACY else {named: found}),
             **{"folder": f"runs/{name}", "rounds": 3},
             "seeds": {"seed": seed, "partition_seed": partition_seed},
             **{"bytes_down": 2**20, "bytes_up": 2**20, "auxiliary": list(given)},
@@ -501,8 +505,116 @@ def test_a_base_of_several_lines_is_that_with_the_same_settings(finished, follow
     several = "base=fedprox means 2 lines with the settings of fedavg-0.2-0; write the"
     with pytest.raises(SettingError, match=f"{several}.* as in --base mu"):
         sheets([*folders, also], base="fedprox")
+    elsewhere = finished("fedavg", 0.1, folder="else", seed=0, lr=0.1, partition_seed=8)
+    (with_it,) = sheets([*folders, elsewhere], base="fedavg")
+    assert [line["base"] for line in with_it.numbers] == [2, 2, 4, 4, None, 6]
     one = sheets(folders, base="fedavg-0.2-1")[0]  # a folder is one base for all
     assert [line["base"] for line in one.numbers] == [4] * 5
+
+
+@pytest.fixture
+def chosen_from(finished):
+    """chosen_from(name, {setting: accuracy}): validated runs of two seeds of each lr."""
+
+    def make(name, accuracies, **own):
+        return [
+            finished(
+                name,
+                accuracy + 0.01 * seed,
+                validated=True,
+                test=143,
+                folder=f"{name}-{lr}-{seed}",
+                seed=seed,
+                lr=lr,
+                **own,
+            )
+            for lr, accuracy in accuracies.items()
+            for seed in (0, 1)
+        ]
+
+    return make
+
+
+def lines_of(sheet):
+    return [(x["method"], [Path(f).name for f in x["folders"]]) for x in sheet.numbers]
+
+
+def test_the_best_settings_of_a_method_are_those_of_validation_never_of_test(
+    finished, chosen_from, capsys
+):
+    folders = chosen_from("fedavg", {0.1: 0.70, 0.2: 0.80, 0.4: 0.75})
+    folders += chosen_from("moon", {0.1: 0.72, 0.2: 0.71})
+    # the worse by validation is the better by test
+    tested = {("fedavg", 0.1): 0.99, ("fedavg", 0.2): 0.60, ("fedprox", 0.7): 0.50}
+    for (name, lr), accuracy in tested.items():
+        folders += [
+            finished(
+                name, accuracy, folder=f"test-{name}-{lr}-{seed}", seed=seed, lr=lr
+            )
+            for seed in (5, 6)
+        ]
+    test, validation = sheets(folders, best=True)
+    assert lines_of(test) == [
+        ("fedavg", ["test-fedavg-0.2-5", "test-fedavg-0.2-6"]),
+        ("fedprox", ["test-fedprox-0.7-5", "test-fedprox-0.7-6"]),
+    ]
+    assert lines_of(validation) == [("moon", ["moon-0.1-0", "moon-0.1-1"])]
+    why = "settings that with the best mean validation accuracy"
+    assert f"1: of 3 {why}, 80.50 %" in test.notes
+    assert f"1: of 2 {why}, 72.50 %" in validation.notes
+    assert sum(why in note for note in test.notes) == 1
+    assert test.numbers[0]["is_base"] and test.numbers[1]["base"] == 1
+    assert main(["compare", *map(str, folders), "--best", "--format", "csv"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert "0.99" not in as_text([test, validation], "json")
+
+
+def test_nothing_is_chosen_by_test(finished, capsys):
+    folders = [
+        finished("fedprox", 0.5 + mu, folder=f"mu-{mu}", mu=mu) for mu in (0.1, 0.2)
+    ]
+    folders.append(finished("fedavg", 0.5))
+    refused = "best=true cannot choose among 2 settings of fedprox, of mu-0.[12] and "
+    with pytest.raises(SettingError, match=f"{refused}.* --evaluate-on validation"):
+        sheets(folders, best=True)
+    assert main(["compare", *map(str, folders), "--best"]) == 2
+    assert "or leave out --best" in capsys.readouterr().err
+    (sheet,) = sheets(folders)  # nor is a base
+    assert "to base" not in sheet.head and "base" not in sheet.numbers[0]
+    assert sheet.notes[-1] == (
+        "no difference: fedprox has several lines, and the best by test accuracy is no "
+        "base; name one with --base"
+    )
+    assert "to base" in sheets(folders, base="fedavg")[0].head
+    assert "to base" in sheets([folders[0], folders[2]])[0].head
+    leaks = [
+        finished("fnr", 0.9, trained=True, folder=f"leak-{lr}", lr=lr)
+        for lr in (0.1, 0.2)
+    ]
+    with pytest.raises(SettingError, match="cannot choose among 2 settings of fnr"):
+        sheets(leaks, best=True)
+
+
+def test_what_is_to_be_learned_is_not_chosen(chosen_from):
+    """Nor how long; and the base of a method makes another method of it."""
+    folders = chosen_from("fedavg", {0.1: 0.9, 0.2: 0.8})
+    changes = [
+        {"num_clients": 9},
+        {"rounds": 9},
+        {"base": "moon"},
+        {"partition": "iid"},
+        {"partition_seed": 8},
+        {"momentum": 0.9},  # which is chosen
+    ]
+    for change in changes:
+        ((name, value),) = change.items()
+        for folder in chosen_from("fedavg", {0.3: 0.6, 0.4: 0.7}, **change):
+            folders.append(folder.rename(f"{name}-{folder.name}"))
+    (sheet,) = sheets(folders, best=True)
+    names = {folder.rpartition("fedavg-")[0] for _, (folder, _) in lines_of(sheet)}
+    assert names == {"", *(f"{name}-" for c in changes[:-1] for name in c)}
+    settings = {folder.split("fedavg-")[1] for _, (folder, _) in lines_of(sheet)}
+    assert settings == {"0.1-0", "0.4-0"}
 
 
 def test_a_run_that_was_made_twice_has_two_lines(seeds, finished):
