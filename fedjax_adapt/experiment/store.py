@@ -112,6 +112,11 @@ def read_run(folder: str | Path) -> Record:
                 f"{folder} holds a sweep, no run; its trials are the rows of {RESULTS}, "
                 f"and each is a run in {folder / TRIALS}."
             )
+        if (sweep := sweep_of_group(folder)) is not None:
+            raise SettingError(
+                f"{folder} holds a group of a sweep, no run; each of its trials is a run "
+                f"in {sweep / TRIALS}."
+            )
         raise SettingError(
             f"{folder} holds no run: it has no {CONFIG}; write the folder that "
             "fedjax-adapt run has printed, as in runs/digits-fedssg-0123abcd."
@@ -160,11 +165,25 @@ def trial_folder(number: int) -> Path:
 
 def sweep_of(folder: str | Path) -> Path | None:
     """The folder of the sweep that a folder is a trial of; None: it is of none."""
+    return _above(folder, TRIALS)
+
+
+def sweep_of_group(folder: str | Path) -> Path | None:
+    """The folder of the sweep that a folder is a group of; None: it is of none."""
+    return _above(folder, GROUPS)
+
+
+def _above(folder: str | Path, kind: str) -> Path | None:
     above = Path(os.path.abspath(folder)).parent
     sweep = above.parent
     # a user may have a sweep.toml of their own next to a folder of that name
     is_one = all(os.path.lexists(sweep / name) for name in (SWEEP, GROUPS))
-    return sweep if above.name == TRIALS and is_one else None
+    return sweep if above.name == kind and is_one else None
+
+
+def trials_of_group(folder: Path) -> list[int]:
+    """The numbers of the trials of a group; none of one that is not done."""
+    return (read_summary(folder) or {"trials": []})["trials"]
 
 
 def trials_in(sweep: Path) -> dict[Path, bool]:
@@ -232,7 +251,8 @@ def _is_finished_trial(path: Path) -> bool:
 def runs_in(folder: str | Path) -> list[Path]:
     """The folder of a run, or of each finished trial of a sweep that did not diverge.
 
-    Of a folder that is neither, those of the runs, sweeps and finished shards below it.
+    Of a group of a sweep, those of its trials. Of a folder that is none of these, those
+    of the runs, sweeps and finished shards below it.
 
     Raises:
       ValueError: none of a sweep's trials is to be had, or one is not as it was left.
@@ -240,6 +260,8 @@ def runs_in(folder: str | Path) -> list[Path]:
     folder = check.expanded("", folder)
     if os.path.lexists(folder / CONFIG):
         return [folder]
+    if (sweep := sweep_of_group(folder)) is not None:
+        return _runs_in_group(sweep, folder)
     if not os.path.lexists(folder / SWEEP):
         known = files.listed(folder) or {}
         for path in (folder / name for name in known if name.endswith(files.SUMS)):
@@ -263,6 +285,24 @@ def runs_in(folder: str | Path) -> list[Path]:
             f"version made it; read its {RESULTS}."
         )
     return found
+
+
+def _runs_in_group(sweep: Path, folder: Path) -> list[Path]:
+    """The folder of each finished trial of a group that did not diverge."""
+    if os.path.lexists(folder):
+        files.check(sweep, sweep / GROUPS / folder.absolute().name / files.SUMS)
+    given = folder.parent.parent
+    if os.path.abspath(given) == os.fspath(sweep):  # it is named as the group was
+        sweep = given
+    known = trials_in(sweep)
+    numbers = trials_of_group(folder)
+    own = [sweep / trial_folder(number) for number in numbers]
+    if found := [path for path in own if known.get(path)]:
+        return found
+    why = "all of them diverged" if numbers else "resume the sweep first"
+    raise SettingError(
+        f"{folder} holds a group of a sweep with no finished trial; {why}."
+    )
 
 
 def _runs_below(folder: Path) -> list[Path]:

@@ -38,6 +38,8 @@ from ..experiment.store import (
     setting_of,
     shards_below,
     shown_accuracy,
+    sweep_of_group,
+    trials_of_group,
     unlearned,
 )
 from .best import Measured, best_lines
@@ -207,7 +209,8 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
     """The runs by what they were tested on: the test set first, what was trained on last.
 
     Args:
-      folders: of runs, or of sweeps, of which all trials are meant that did not diverge.
+      folders: of runs, or of sweeps or their groups, of which all trials are meant that
+        did not diverge.
 
     Raises:
       ValueError: a folder holds no run and no sweep, or a run that is not finished.
@@ -725,6 +728,10 @@ def _without_trials(folder: str | Path) -> list[str]:
     """What to say of the trials of a sweep that diverged or are to come."""
     path, found = Path(os.path.expanduser(folder)), []
     trials = [run for run in runs_in(path) if run != path and run.parent.name == TRIALS]
+    if (sweep := sweep_of_group(path)) is not None:
+        diverged = {*read_swept(sweep).diverged}
+        lost = ", ".join(str(x) for x in trials_of_group(path) if x in diverged)
+        return [f"{path}: trial {lost} diverged and has no figures"] if lost else []
     for place in dict.fromkeys(run.parents[1] for run in trials):
         finished = read_summary(place) is not None
         # which is written after the first trials of a sweep

@@ -597,7 +597,7 @@ def test_nothing_is_chosen_by_test(finished, capsys):
 
 def test_what_is_to_be_learned_is_not_chosen(chosen_from):
     """Nor how long; and the base of a method makes another method of it."""
-    folders = chosen_from("fedavg", {0.1: 0.9, 0.2: 0.8})
+    folders = chosen_from("fedgsnr", {0.1: 0.9, 0.2: 0.8})
     changes = [
         {"num_clients": 9},
         {"rounds": 9},
@@ -608,12 +608,12 @@ def test_what_is_to_be_learned_is_not_chosen(chosen_from):
     ]
     for change in changes:
         ((name, value),) = change.items()
-        for folder in chosen_from("fedavg", {0.3: 0.6, 0.4: 0.7}, **change):
+        for folder in chosen_from("fedgsnr", {0.3: 0.6, 0.4: 0.7}, **change):
             folders.append(folder.rename(f"{name}-{folder.name}"))
     (sheet,) = sheets(folders, best=True)
-    names = {folder.rpartition("fedavg-")[0] for _, (folder, _) in lines_of(sheet)}
+    names = {folder.rpartition("fedgsnr-")[0] for _, (folder, _) in lines_of(sheet)}
     assert names == {"", *(f"{name}-" for c in changes[:-1] for name in c)}
-    settings = {folder.split("fedavg-")[1] for _, (folder, _) in lines_of(sheet)}
+    settings = {folder.split("fedgsnr-")[1] for _, (folder, _) in lines_of(sheet)}
     assert settings == {"0.1-0", "0.4-0"}
 
 
