@@ -42,6 +42,8 @@ CONFIG, SUMMARY = "config.toml", "summary.json"
 OWN = "own.json"
 CHECKPOINTS = "checkpoints"  # a folder for each round that is kept
 SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see sweeps/results.py
+TUNE = "tune.toml"  # of a search, see sweeps/tune.py
+RUNG = "trials-*/rounds-*"  # a folder below that of a search: a sweep of so many rounds
 SHARDS = "shard-*-of-*"  # folders below that of a sweep, see sweeps/shards.py
 NOTHING = "nothing"  # that a trial was also given
 TRIALS = "trials"  # of a sweep, a folder for each, see sweeps/trial_folders.py
@@ -252,7 +254,7 @@ def runs_in(folder: str | Path) -> list[Path]:
     """The folder of a run, or of each finished trial of a sweep that did not diverge.
 
     Of a group of a sweep, those of its trials. Of a folder that is none of these, those
-    of the runs, sweeps and finished shards below it.
+    of the runs, sweeps and finished shards below it; of a search its trials of all rounds.
 
     Raises:
       ValueError: none of a sweep's trials is to be had, or one is not as it was left.
@@ -266,7 +268,12 @@ def runs_in(folder: str | Path) -> list[Path]:
         known = files.listed(folder) or {}
         for path in (folder / name for name in known if name.endswith(files.SUMS)):
             files.check(folder, path, known)  # of a search, its sweeps
-        there = _runs_below(folder)
+        there = [path for path in _runs_below(folder) if not _is_pruned(path)]
+        if not there and pruned_below(folder):
+            raise SettingError(
+                f"{folder} holds a search with no trial of all rounds; resume it first, or "
+                "give one of its sweeps, as trials-0000/rounds-4."
+            )
         below = [path for path in there if not _is_unfinished_shard(path)]
         if there and not below:
             raise SettingError(
@@ -317,6 +324,24 @@ def _runs_below(folder: Path) -> list[Path]:
             folders.clear()
         folders.sort()
     return found
+
+
+def _is_pruned(path: Path) -> bool:
+    """Whether a sweep is of trials of a search that have only some of its rounds."""
+    path = path.absolute()
+    search = path.parents[1] / TUNE if len(path.parts) > 2 else path
+    if not path.match(RUNG) or not search.is_file():
+        return False
+    rounds = toml.read(search)["run"].get("rounds", common_options()["rounds"].default)
+    return path.name != f"rounds-{rounds}"
+
+
+def pruned_below(folder: str | Path) -> list[Path]:
+    """The sweeps of searches below a folder whose trials have only some of the rounds."""
+    folder = check.expanded("", folder)
+    if any((folder / name).is_file() for name in (CONFIG, SWEEP)):
+        return []
+    return [path for path in _runs_below(folder) if _is_pruned(path)]
 
 
 def _is_unfinished_shard(path: Path) -> bool:

@@ -30,6 +30,7 @@ from ..experiment.store import (
     accuracy_in,
     differing,
     learned_from,
+    pruned_below,
     read_finished,
     read_run,
     read_summary,
@@ -39,6 +40,8 @@ from ..experiment.store import (
     shards_below,
     shown_accuracy,
     sweep_of_group,
+    trial_folder,
+    trials_in,
     trials_of_group,
     unlearned,
 )
@@ -58,7 +61,7 @@ from .seeds import (
     short,
     speed_ups,
 )
-from .tables import Name, percent
+from .tables import Name, percent, shortened
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -460,7 +463,11 @@ def sheets(
     notes = [  # before the trials of a sweep that goes on are looked for
         note
         for folder in folders
-        for note in (*_without_trials(folder), *_without_shards(folder))
+        for note in (
+            *_without_trials(folder),
+            *_without_shards(folder),
+            *_without_pruned(folder),
+        )
     ]
     found = groups(folders)
     if best:
@@ -489,12 +496,18 @@ def _sheet(
     rows, numbers = [], []
     notes: list[str] = []
     others = iter(differing([config for config, _ in group.runs]))
+    settings = [_of_line([next(others) for _ in line]) for line in group.lines]
+    named = [
+        ", ".join(dict.fromkeys(method_of(*run) for run in line.values()))
+        for line in group.lines
+    ]
+    methods, values = shortened(named), _shortened_values(settings)
     places = [_index(group.lines, base) for base in bases]  # of the bases
     for row, (line, place) in enumerate(zip(group.lines, places, strict=True)):
         name = str(row + 1) if group.ranked else ascii_lowercase[row % 26]
-        method = ", ".join(dict.fromkeys(method_of(*run) for run in line.values()))
+        method, own_settings = named[row], settings[row]
         shares = {n: sample(figures(line, n).values()) for n in SHARES}
-        cells = [name, method, _share(shares["accuracy"]), str(len(line))]
+        cells = [name, methods[method], _share(shares["accuracy"]), str(len(line))]
         known = {
             "method": method,
             "rank": row + 1 if group.ranked else None,
@@ -522,16 +535,19 @@ def _sheet(
             *(_number(costs[name]) for name in ("MiB", "kappa", "rho")),
         ]
         rows.append([*cells, *shown])
-        settings = _of_line([next(others) for _ in line])
-        single = {n: v if len(v) > 1 else v[0] for n, v in settings.items()}
+        single = {n: v if len(v) > 1 else v[0] for n, v in own_settings.items()}
         known |= {**costs, "also_given": _given(line), "settings": single}
         numbers.append(known)
-        notes.append(f"{name}: {_whose(line, settings)}")
+        texts = {
+            n: [values[n][_shown(v)] for v in of] for n, of in own_settings.items()
+        }
+        notes.append(f"{name}: {_whose(line, texts)}")
     notes += [f"{place + 1}: {why}" for place, why in group.why.items()]
     if any(len(line) > 1 for line in group.lines):
         notes.append("mean over n seeds, ± their standard deviation")
     if differs:
-        notes += _on_bases(group.lines, places, called)
+        shown = [methods[method] for method in named]
+        notes += _on_bases(group.lines, shown, places, called)
     elif group.ranked and called is not None:
         notes.append(f"no difference: {called} was not tested on these examples")
     elif called is None and (several := _with_several_lines(group)):
@@ -554,7 +570,10 @@ def _index(lines: Sequence[Line], line: Line | None) -> int | None:
 
 
 def _on_bases(
-    lines: Sequence[Line], places: Sequence[int | None], called: str | None
+    lines: Sequence[Line],
+    methods: Sequence[str],
+    places: Sequence[int | None],
+    called: str | None,
 ) -> list[str]:
     """What the lines of a table differ from, and which of them have no difference."""
     several = len({place for place in places if place is not None}) > 1
@@ -567,8 +586,7 @@ def _on_bases(
         base = f"the line of {called} with the same settings ({', '.join(pairs)})"
     else:
         place = next(place for place in places if place is not None)
-        run = next(iter(lines[place].values()))
-        base = f"{method_of(*run)} of {run[1]['folder']}"
+        base = f"{methods[place]} of {_folder_of(lines[place])}"
     said = [
         f"to base: difference to {base}, in points of accuracy, over the seeds of both, ± "
         "half the 95 % interval by Student's t; none: the interval covers 0"
@@ -624,7 +642,16 @@ def _given(line: Line) -> str:
     return " or ".join(dict.fromkeys(", ".join(given) or "nothing" for given in each))
 
 
-def _whose(line: Line, settings: Mapping[str, list[Any]]) -> str:
+def _shortened_values(settings: Sequence[dict[str, list]]) -> dict[str, dict[str, str]]:
+    """How each value of a setting is shown, by its name and by the value in full."""
+    found: dict[str, list[str]] = {}
+    for own in settings:
+        for name, values in own.items():
+            found.setdefault(name, []).extend(map(_shown, values))
+    return {name: shortened(values) for name, values in found.items()}
+
+
+def _whose(line: Line, settings: Mapping[str, list[str]]) -> str:
     """The runs of a line, and what they do not share with other lines, in one sentence.
 
     Args:
@@ -635,7 +662,7 @@ def _whose(line: Line, settings: Mapping[str, list[Any]]) -> str:
     folders = _together([summary["folder"] for summary in summaries])
     said = [folders, f"seed{'s' * (len(line) > 1)} {_some(line)}"]
     for name, values in settings.items():
-        said.append(f"{name}={_some(map(_shown, values))}")
+        said.append(f"{name}={_some(values)}")
     return f"{', '.join(said)}; also given: {_given(line)}{_not_waited_for(summaries)}"
 
 
@@ -729,8 +756,9 @@ def _without_trials(folder: str | Path) -> list[str]:
     path, found = Path(os.path.expanduser(folder)), []
     trials = [run for run in runs_in(path) if run != path and run.parent.name == TRIALS]
     if (sweep := sweep_of_group(path)) is not None:
-        diverged = {*read_swept(sweep).diverged}
-        lost = ", ".join(str(x) for x in trials_of_group(path) if x in diverged)
+        done = trials_in(sweep)
+        over = lambda number: done.get(sweep / trial_folder(number)) is False
+        lost = ", ".join(map(str, filter(over, trials_of_group(path))))
         return [f"{path}: trial {lost} diverged and has no figures"] if lost else []
     for place in dict.fromkeys(run.parents[1] for run in trials):
         finished = read_summary(place) is not None
@@ -749,6 +777,14 @@ def _without_shards(folder: str | Path) -> list[str]:
         f"{sweep.folder}: {sweep.lacking()}, and their trials are not here"
         for sweep in shards_below(folder)
         if sweep.left
+    ]
+
+
+def _without_pruned(folder: str | Path) -> list[str]:
+    """What to say of the trials of a search that have only some of its rounds."""
+    return [
+        f"{path}: its trials are not here, they have only some of the rounds of the search"
+        for path in pruned_below(folder)
     ]
 
 

@@ -28,7 +28,7 @@ from . import html
 from .clients import contributions
 from .compare import Sheet, sheets
 from .plots import AGAINST, FOLLOWS, drawable
-from .tables import percent, summary_rows
+from .tables import percent, shortened, summary_rows
 
 AXES = {**AGAINST, "seconds": "measured time of training (s)"}
 HOW = {"simulated_seconds": "step_seconds turns on the simulated clock"}
@@ -164,10 +164,12 @@ def _results(sheet: Sheet, of: Mapping[str, Run]) -> str:
             f"{n}={_said(v)}" for n, v in own.items() if len(line) < 2 or n != FOLLOWS
         ]
         named.append(", ".join([f"{place}: {method}", *said]))
+    short = shortened(named)
+    keys = [short[name] for name in named]
     by_client = [run for run in runs if run.summary.get("client_accuracy")]
     how = "evaluate_clients=true measures it"
     return (
-        f"<h3>{html.text(sheet.title)}</h3>{html.keys(named)}{panels}"
+        f"<h3>{html.text(sheet.title)}</h3>{html.keys(keys)}{panels}"
         + html.details("curves in numbers", "".join(map(_numbers, runs)))
         + html.table("ranking", sheet.head, sheet.cells)
         + html.notes(sheet.notes)

@@ -15,6 +15,7 @@ from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import files, store, toml
 from fedjax_adapt.report.compare import as_text, comparison_tables, groups, sheets
 from fedjax_adapt.report.seeds import difference_text
+from fedjax_adapt.report.tables import shortened
 
 LABELS = ", labels=parity"
 
@@ -113,6 +114,29 @@ def test_a_method_breaks_at_words_where_the_table_is_narrow(finished):
         *("fedgsnr(", "budget=", "raw) on", "scaffold"),
         *("fnr(", "variant=", "published,", "epochs=2)"),
     ]
+
+
+def test_numbers_in_names_are_short_where_that_keeps_lines_apart(finished):
+    pairs = [(0.2087604, 0.01), (0.123456, 0.0312345678), (0.123449, 0.0312345679)]
+    folders = [
+        finished("fedprox", 0.5, folder=f"mu-{i}", mu=mu, lr=lr)
+        for i, (mu, lr) in enumerate(pairs)
+    ]
+    (sheet,) = sheets(folders)
+    names = [cells[1] for cells in sheet.cells]
+    assert names == ["fedprox"] * 3  # which have no method in their summaries
+    said = [re.search("lr=(.*);", note)[1] for note in sheet.notes[:3]]
+    assert said == ["0.01", "0.0312345678", "0.0312345679"]
+    names = [
+        "f(mu=0.20876048516627943)",
+        "f(mu=0.123456)",
+        "f(mu=0.123461)",
+        "v1.23456",
+    ]
+    assert list(shortened(names).values()) == ["f(mu=0.2088)", *names[1:]]
+    assert shortened(["lr=1.23456e-07, a=0.5"]) == {
+        "lr=1.23456e-07, a=0.5": "lr=1.235e-07, a=0.5"
+    }
 
 
 def test_settings_in_which_runs_differ_are_named(finished):
