@@ -39,6 +39,7 @@ from ..experiment.store import (
     setting_of,
     shards_below,
     shown_accuracy,
+    sweep_of,
     sweep_of_group,
     trial_folder,
     trials_in,
@@ -82,7 +83,8 @@ BEFORE = {"algorithm.batch_size": "none", "algorithm.batch_loss": "mean"}
 SOME = ("kappa", "rho")  # which not all runs have
 SHARES = ("accuracy", "best_accuracy")  # of a summary
 FEW = 4  # values that are all named below a table
-TAKEN = ("rounds", "steps", "MiB", "seconds")  # to a target
+# to a target; "seconds" are simulated
+TAKEN = ("rounds", "steps", "MiB", "seconds", "measured_seconds")
 
 
 def lacking(runs: Sequence[Run]) -> list[str]:
@@ -271,6 +273,8 @@ def _reached(line: Line, target: float) -> Reached:
             "steps": at["local_steps"],
             "MiB": None if None in moved else sum(filter(None, moved)) / 2**20,
             "seconds": at["simulated_seconds"] or None,  # 0: there is no clock
+            # trials run side by side: no one of them took what was measured
+            "measured_seconds": None if sweep_of(record.folder) else at["seconds"],
         }
     return found
 
@@ -489,8 +493,8 @@ def _sheet(
     head = ["rank" if group.ranked else "", "method", accuracy, "n"]
     head += ["to base"] if differs else []
     for target in targets:
-        names = (*TAKEN, "speed-up") if differs else TAKEN
-        head += [f"{name} to {target:g}" for name in names]
+        names = [_column(name, target) for name in TAKEN]
+        head += [*names, f"speed-up to {target:g}"] if differs else names
     reached = [[_reached(line, target) for line in group.lines] for target in targets]
     head += [best, "rounds", "MiB", "kappa", "rho"]
     rows, numbers = [], []
@@ -556,12 +560,40 @@ def _sheet(
             "several lines, and the best by test accuracy is no base; name one with --base"
         )
     notes += lacking(group.runs)
-    some = {*SOME, *(f"{name} to {target:g}" for name in TAKEN for target in targets)}
+    if targets:
+        notes += _on_seconds(group, [cells[0] for cells in rows])
+    some = {*SOME, *(_column(name, target) for name in TAKEN for target in targets)}
     kept = [
         i for i, n in enumerate(head) if n not in some or {r[i] for r in rows} != {"-"}
     ]
     head, rows = [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
     return Sheet(group.title, group.ranked, head, rows, numbers, notes)
+
+
+def _column(taken: str, target: float) -> str:
+    """What the column of one of `TAKEN` is called."""
+    return f"{taken.replace('_', ' ')} to {target:g}"
+
+
+def _on_seconds(group: Group, names: Sequence[str]) -> list[str]:
+    """What measured seconds are, and which lines have none."""
+    is_trial = lambda run: sweep_of(run[1]["folder"]) is not None
+    trials = [
+        name
+        for name, line in zip(names, group.lines, strict=True)
+        if any(map(is_trial, line.values()))
+    ]
+    said = []
+    if len(trials) < len(names):
+        said.append(
+            "measured seconds: of training, on the machine of each run, compilation apart"
+        )
+    if trials:
+        said.append(
+            f"no measured seconds of {', '.join(trials)}: trials of a sweep run side by "
+            "side, and what one of them took is not known"
+        )
+    return said
 
 
 def _index(lines: Sequence[Line], line: Line | None) -> int | None:

@@ -150,7 +150,7 @@ def at_target(record: Record, target: float) -> dict[str, float | None]:
     first = first_reaching(
         metrics["round"].to_numpy(), metrics[record.accuracy].to_numpy(), target
     )
-    found: dict[str, float | None] = dict.fromkeys(("round", *COSTS))
+    found: dict[str, float | None] = dict.fromkeys(("round", *COSTS, "seconds"))
     if first is not None:
         at = metrics["round"].to_numpy().tolist().index(first)
         known = [name for name in found if name in metrics.column_names]

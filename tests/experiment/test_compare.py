@@ -520,9 +520,9 @@ def test_a_base_of_several_lines_is_that_with_the_same_settings(finished, follow
         ("fedavg", "42.00 % ± 2.00", "3"): ["base", "base", 4],
         ("moon", "30.00 %", "1"): ["-", "-", None],
     }
-    assert "line of fedavg with the same settings (1 to 2, 3 to 4)," in sheet.notes[-2]
+    assert "line of fedavg with the same settings (1 to 2, 3 to 4)," in sheet.notes[-3]
     assert (
-        sheet.notes[-1] == "no difference of 5: no line of fedavg has the same settings"
+        sheet.notes[-2] == "no difference of 5: no line of fedavg has the same settings"
     )
     own = {"lr": 0.2, "mu": 1.0, "partition_seed": 0 if follows else 7}
     also = finished("fedprox", 0.5, folder="mu", seed=0, **own)
@@ -722,6 +722,36 @@ def test_what_a_target_cost_is_that_of_its_round(finished):
     (sheet,) = sheets([*folders, timed], targets=(0.7,))
     column = [cells[sheet.head.index("seconds to 0.7")] for cells in sheet.cells]
     assert sorted(column) == ["-", "3"]
+
+
+def test_measured_seconds_to_a_target_are_of_runs_and_not_of_trials(finished):
+    curve, seconds = {5: 0.2, 10: 0.8, 20: 0.9}, [2.5, 5.25, 10.0]
+    costs = {"seconds": seconds}
+    one = finished("fedavg", 0.6, seed=0, curve=curve, costs=costs)
+    slow = {"seconds": [3 * x for x in seconds]}
+    slow["simulated_seconds"] = [1.0, 2.0, 4.0]
+    again = finished("fedavg", 0.6, folder="b", seed=1, curve=curve, costs=slow)
+    trial = finished("moon", 0.5, folder="trial", seed=0, curve=curve, costs=costs)
+    for name in ("sweep/trials", "sweep/groups"):
+        Path(name).mkdir(parents=True)
+    files.write_text(Path("sweep/sweep.toml"), "")
+    trial = trial.rename("sweep/trials/0000")
+    (sheet,) = sheets([one, again, trial], targets=(0.7, 0.95))
+    at = sheet.head.index("measured seconds to 0.7")
+    assert [cells[at] for cells in sheet.cells] == [
+        "10.5 ± 7.42",
+        "-",
+    ]  # 5.25 and 15.75
+    assert sheet.cells[0][sheet.head.index("seconds to 0.7")] == "1 of 2 seeds"
+    assert "measured seconds to 0.95" not in sheet.head
+    assert sheet.numbers[0]["measured_seconds_to.0.7"] == 10.5
+    assert sheet.numbers[1]["measured_seconds_to.0.7"] is None
+    assert sheet.notes[-2].startswith("measured seconds: of training, on the machine")
+    assert sheet.notes[-1].startswith("no measured seconds of 2: trials of a sweep run")
+    assert not any("measured" in x for x in sheets([one, trial])[0].notes)
+    (sheet,) = sheets([trial], targets=(0.7,))
+    assert not any("measured" in name for name in sheet.head)
+    assert sum("measured" in note for note in sheet.notes) == 1
 
 
 def test_a_folder_of_runs_is_all_that_lie_below_it(finished, capsys):
