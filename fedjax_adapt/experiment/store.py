@@ -109,7 +109,7 @@ def read_run(folder: str | Path) -> Record:
     if (sweep := sweep_of(folder)) is not None:
         _check_trial(sweep, folder)
     if not os.path.lexists(folder / CONFIG):
-        if (folder / SWEEP).is_file():
+        if _holds_sweep(folder):
             raise SettingError(
                 f"{folder} holds a sweep, no run; its trials are the rows of {RESULTS}, "
                 f"and each is a run in {folder / TRIALS}."
@@ -264,7 +264,7 @@ def runs_in(folder: str | Path) -> list[Path]:
         return [folder]
     if (sweep := sweep_of_group(folder)) is not None:
         return _runs_in_group(sweep, folder)
-    if not os.path.lexists(folder / SWEEP):
+    if not _holds_sweep(folder):
         known = files.listed(folder) or {}
         for path in (folder / name for name in known if name.endswith(files.SUMS)):
             files.check(folder, path, known)  # of a search, its sweeps
@@ -312,12 +312,34 @@ def _runs_in_group(sweep: Path, folder: Path) -> list[Path]:
     )
 
 
+def _holds_run(folder: Path) -> bool:
+    """Whether a folder is that of a run; users have files called config.toml, too."""
+    left = (
+        files.SUMS,
+        SUMMARY,
+        CHECKPOINTS,
+        "metrics",
+    )  # the last three without a list
+    return _has(folder, CONFIG, left)
+
+
+def _holds_sweep(folder: Path) -> bool:
+    """Whether a folder is that of a sweep; users have files called sweep.toml, too."""
+    left = (files.SUMS, SUMMARY, GROUPS, TRIALS, RESULTS)
+    return _has(folder, SWEEP, left)
+
+
+def _has(folder: Path, name: str, one_of: Sequence[str]) -> bool:
+    there = lambda other: os.path.lexists(folder / other)
+    return there(name) and any(map(there, one_of))
+
+
 def _runs_below(folder: Path) -> list[Path]:
     """The folders of runs and sweeps below one, not those of a sweep's trials."""
     found = []
-    for root, folders, names in os.walk(folder):
+    for root, folders, _ in os.walk(folder):
         path = Path(root)
-        if CONFIG in names or SWEEP in names:
+        if _holds_run(path) or _holds_sweep(path):
             found.append(path)
             folders.clear()
         elif len(path.relative_to(folder).parts) >= DEEPEST:
@@ -339,7 +361,7 @@ def _is_pruned(path: Path) -> bool:
 def pruned_below(folder: str | Path) -> list[Path]:
     """The sweeps of searches below a folder whose trials have only some of the rounds."""
     folder = check.expanded("", folder)
-    if any((folder / name).is_file() for name in (CONFIG, SWEEP)):
+    if (folder / CONFIG).is_file() or _holds_sweep(folder):
         return []
     return [path for path in _runs_below(folder) if _is_pruned(path)]
 
@@ -380,7 +402,7 @@ def shards_in(folder: Path) -> list[Shards]:
 def shards_below(folder: str | Path) -> list[Shards]:
     """The sweeps that lie in shards in a folder or below it."""
     folder = check.expanded("", folder)
-    if any((folder / name).is_file() for name in (CONFIG, SWEEP)):
+    if (folder / CONFIG).is_file() or _holds_sweep(folder):
         return []
     below = [path for path in _runs_below(folder) if path.match(SHARDS)]
     places = dict.fromkeys(path.parent for path in below)

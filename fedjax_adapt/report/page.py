@@ -33,6 +33,7 @@ from .tables import percent, shortened, summary_rows
 AXES = {**AGAINST, "seconds": "measured time of training (s)"}
 HOW = {"simulated_seconds": "step_seconds turns on the simulated clock"}
 NONE = "there is none, or an earlier version made the run"
+MOST_NAMES = 5  # of runs below a drawing
 MOST_COLUMNS = 1000  # of the rounds in a map; where there are more they share columns
 
 
@@ -242,17 +243,24 @@ def _partitions(runs: Sequence[Run]) -> str:
             found.setdefault(json.dumps(counts), []).append(run)
     maps, tables = [], ""
     for labels, own in found.items():
-        counts, names = np.array(json.loads(labels)), ", ".join(run.name for run in own)
+        counts, names = np.array(json.loads(labels)), _names(own)
         sizes = counts.sum(1, keepdims=True)
         shares = np.sqrt(counts / np.maximum(sizes, 1))  # as in `draw_partition`
         title = f"{names}: root of each label's share, full colour is all examples"
         maps.append(html.image(title, "label", "client", shares))
         head = ["client", "examples", *range(counts.shape[1])]
         rows = [[i, *row] for i, row in enumerate(np.hstack([sizes, counts]))]
-        tables += html.table(names, head, rows)
+        tables += html.table(", ".join(run.name for run in own), head, rows)
     having = [run for own in found.values() for run in own]
     how = "an earlier version made the run; fedjax-adapt partition --config draws them"
     return _maps(maps, tables) + _lacking("labels", having, runs, how)
+
+
+def _names(runs: Sequence[Run]) -> str:
+    """The names of runs, of many the first and how many more there are."""
+    shown = [run.name for run in runs[:MOST_NAMES]]
+    more = len(runs) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _contributions(runs: Sequence[Run]) -> str:

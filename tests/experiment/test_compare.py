@@ -774,6 +774,21 @@ def test_a_folder_of_runs_is_all_that_lie_below_it(finished, capsys):
     assert "holds no run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", [store.SWEEP, store.CONFIG])
+def test_a_file_of_that_name_alone_makes_no_sweep_and_no_run(finished, capsys, name):
+    """The file that a sweep was given, or one of another program."""
+    finished("fedavg", 0.5, folder="mine")
+    Path("others").mkdir()
+    files.write_text(Path("others") / name, "title = 'foreign'\n")
+    assert [len(group.runs) for group in groups(["."])] == [1]
+    if name == store.SWEEP:
+        files.write_text(Path(name), "[grid]\nlr = [0.1]\n")
+        assert [len(group.runs) for group in groups(["."])] == [1]
+        for command in ("compare", "report"):
+            assert main([command, "others"]) == 2
+            assert "others holds no run: it has no config" in capsys.readouterr().err
+
+
 def test_the_command_takes_a_base_and_targets(seeds, capsys):
     folders = [str(folder) for name in ("fedavg", "moon") for folder in seeds[name]]
     assert main(["compare", *folders, "--base", "moon"]) == 0

@@ -289,6 +289,17 @@ def test_maps_show_local_steps_and_labels_of_each_client(place, source, shown, w
     assert even.max() < image.max() and even.shape == image.shape
 
 
+def test_a_drawing_names_five_runs_and_counts_the_others(whole, tmp_path):
+    for i in range(7):
+        shutil.copytree(whole.folder, tmp_path / f"run{i}")
+    page = report_page([tmp_path])
+    (caption,) = re.findall("<figcaption>([^<]*): root of each label", page)
+    assert caption == "run0, run1, run2, run3, run4 and 2 more"
+    assert ", ".join(f"run{i}" for i in range(7)) in Page(page).tables  # with numbers
+    five = report_page([tmp_path / f"run{i}" for i in range(5)])
+    assert "<figcaption>run0, run1, run2, run3, run4: root" in five
+
+
 def test_rounds_share_columns_where_there_are_many(place, monkeypatch):
     monkeypatch.setattr(page, "MOST_COLUMNS", 4)
     source = report_page([place / "whole"])
@@ -468,7 +479,7 @@ def test_the_command_writes_the_page_once(there, capsys, place):
 )
 def test_a_mistake_is_one_sentence_and_nothing_is_written(there, capsys, line, says):
     (there / "foreign").mkdir()
-    (there / "sweep").mkdir()
+    (there / "sweep" / store.GROUPS).mkdir(parents=True)
     (there / "sweep" / store.SWEEP).write_text("")
     shutil.copytree(there / "whole", there / "begun")
     (there / "begun" / store.SUMMARY).unlink()
