@@ -3,7 +3,9 @@
     config.toml               every setting, resolved; `--config` reads it back
     metrics/part-*.parquet    one row per evaluation
     clients/part-*.parquet    one row per client that took part in a round
-    partition/part-*.parquet  one row per client: label_counts, examples of each label
+    partition/part-*.parquet  one row per client: label_counts, examples of each label;
+                              and what `client_accuracy` of the summary is the mean of,
+                              likewise `personal_accuracy`, but for trials of a sweep
     checkpoints/<round>/      the last two states (orbax)
     summary.json              the result; a folder that has one is finished
     own.json                  what was a user's own, or has been revised, if anything was
@@ -52,7 +54,7 @@ TABLES = ("metrics", "clients", "trials")
 # columns of `metrics`: what a run has cost so far
 COSTS = ("local_steps", "bytes_up", "bytes_down", "simulated_seconds")
 DEEPEST = 4  # levels in which runs are looked for, as ITEM/SCALE/ROW/METHOD has
-PARTITION = "partition"  # a table of one part, the same from the first round on
+PARTITION = "partition"  # a table of one part, written when a run ends
 
 
 class Record(NamedTuple):

@@ -28,7 +28,7 @@ from . import html
 from .clients import contributions
 from .compare import Sheet, sheets
 from .plots import AGAINST, FOLLOWS, drawable
-from .tables import percent, shortened, summary_rows
+from .tables import CLIENTS, percent, shortened, summary_rows
 
 AXES = {**AGAINST, "seconds": "measured time of training (s)"}
 HOW = {"simulated_seconds": "step_seconds turns on the simulated clock"}
@@ -176,6 +176,7 @@ def _results(sheet: Sheet, of: Mapping[str, Run]) -> str:
         + html.notes(sheet.notes)
         + _by_run("figure", {run.name: summary_rows(run.summary) for run in runs}, True)
         + _lacking("by client", by_client, runs, how)
+        + _clients(drawn)
         + _classes(runs, accuracy)
     )
 
@@ -201,6 +202,38 @@ def _classes(runs: Sequence[Run], accuracy: str) -> str:
     what, having = f"{accuracy} on each class", [run for run in runs if of[run.name]]
     shown = html.table(what, head, rows) if rows else ""
     return shown + _lacking(what, having, runs, NONE)
+
+
+def _clients(drawn: Sequence[tuple[int, Run]]) -> str:
+    """A curve over the clients for each run, the least accurate first, and in numbers.
+
+    Args:
+      drawn: runs, each with the number of its line, which decides its colour.
+    """
+    figures, tables, having = "", "", []
+    for name, what in CLIENTS.items():
+        curves = []
+        for i, run in drawn:
+            rows = read_table(run.record.folder, PARTITION)
+            if name not in rows.column_names:
+                continue
+            having.append(run)
+            of = dict(enumerate(rows[name].to_pylist()))
+            held = sorted((v, client) for client, v in of.items() if v is not None)
+            shares = 100 * np.array([share for share, _ in held])
+            curves.append((i, np.arange(1, len(held) + 1), shares))
+            cells = [[client, html.Bar(percent(v), v)] for v, client in held]
+            tables += html.table(
+                f"{run.name}: accuracy {what}", ["client", what], cells
+            )
+        if curves:
+            title = f"accuracy {what}, the least accurate first"
+            figures += html.curves(title, "clients", "accuracy (%)", curves)
+    asked = [run for _, run in drawn if run.summary.get("client_accuracy")]
+    how = "of trials and runs of earlier versions the mean alone is known"
+    return _maps([figures] if figures else [], tables) + _lacking(
+        "each client", having, asked, how
+    )
 
 
 def _maps(drawings: Sequence[str], tables: str) -> str:
