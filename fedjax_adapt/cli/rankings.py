@@ -130,7 +130,14 @@ def compare(arguments: list[str]) -> int:
         "base": Option(
             str | None,
             None,
-            "a method, or the folder of a run, that others differ from; none: the best",
+            "a method, or the folder of a run, that others differ from; none: the best, "
+            "where no method has several lines of test accuracy",
+        ),
+        "best": Option(
+            bool,
+            False,
+            "of each method only the settings with the best validation accuracy, and their "
+            "test accuracy if runs have it",
         ),
         "target": Option(
             tuple[float, ...], (), "accuracies to say the rounds to, and the speed-up"
@@ -164,8 +171,11 @@ def compare(arguments: list[str]) -> int:
     if values["plot"] is not None:
         wanted = check.expanded("--plot ", values["plot"])
         path = output_path("--plot", wanted, values["overwrite"])
-    found = sheets(folders, values["base"], values["target"])
+    found = sheets(folders, values["base"], values["target"], values["best"])
     if path is not None:  # before anything is printed, for it may be refused
+        if values["best"]:
+            lines = [line for sheet in found for line in sheet.numbers]
+            folders = [run for line in lines for run in line["folders"]]
         comparison_curves(folders, path, values["against"] or "round")
     if values["format"] == "table":
         print_comparison(found)

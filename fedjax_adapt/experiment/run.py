@@ -153,13 +153,21 @@ def _run(
     used = replace(config, devices=program.num_devices)
     with locked_folder(folder, used, resume) as writes:
         state = _train(config, federation, program, folder, progress, callback)
-        accuracy = _client_accuracy(config, federation, program, state)
+        each = _client_accuracy(config, federation, program, state)
+        sizes = own_examples(federation.data).size
+        spread = lambda name: (
+            summary.spread_over_clients(each[name], sizes) if name in each else {}
+        )
+        accuracy = spread("client_accuracy"), spread("personal_accuracy")
         result = None
         if writes:
             result = summarise(
                 config, federation, program, folder, commit, accuracy, calibrated
             )
-            store.append(folder, store.PARTITION, labels_by_client(federation.skew), 0)
+            rows = labels_by_client(federation.skew)
+            for name, values in each.items():
+                rows[name] = summary.known_shares(values, sizes)
+            store.append(folder, store.PARTITION, rows, 0)
             store.finish(folder, result.to_dict())
     return Summary(**processes.from_first(asdict(result) if result else None))
 
@@ -238,18 +246,21 @@ def _warning(
 
 def _client_accuracy(
     config: Config, federation: Federation, program: Program, state: State
-) -> tuple[dict[str, float], dict[str, float]]:
-    """`Summary.client_accuracy` and `personal_accuracy`; empty where not asked for."""
+) -> dict[str, Any]:
+    """The accuracy of the server's model on each client's examples, as `client_accuracy`.
+
+    And that of each client's own model as `personal_accuracy`, where clients have such;
+    nothing where it is not asked for.
+    """
     if not config.evaluate_clients:
-        return {}, {}
+        return {}
     algorithm, task, data = federation.algorithm, federation.task, federation.data
-    devices, sizes = program.num_devices, own_examples(data).size
-    spread = lambda found: summary.spread_over_clients(found.accuracy, sizes)
-    server = spread(evaluate_clients(task, state.params, data, devices=devices))
+    devices = program.num_devices
+    server = evaluate_clients(task, state.params, data, devices=devices).accuracy
     if algorithm.local.personal is None:
-        return server, {}
+        return {"client_accuracy": server}
     found = evaluate_personal(algorithm, task, state, data, devices=devices)
-    return server, spread(found)
+    return {"client_accuracy": server, "personal_accuracy": found.accuracy}
 
 
 def summarise(
@@ -308,7 +319,7 @@ def summarise(
         hardware=summary.hardware() | used,
         versions=summary.versions(),
         commit=commit,
-        class_accuracy=summary.per_class(by_class, source.test_counts()),
+        class_accuracy=summary.known_shares(by_class, source.test_counts()),
         client_accuracy=dict(accuracy[0]),
         personal_accuracy=dict(accuracy[1]),
         client_state_bytes=tree_bytes(program.abstract.clients) // trials,

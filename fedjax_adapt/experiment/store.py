@@ -3,7 +3,9 @@
     config.toml               every setting, resolved; `--config` reads it back
     metrics/part-*.parquet    one row per evaluation
     clients/part-*.parquet    one row per client that took part in a round
-    partition/part-*.parquet  one row per client: label_counts, examples of each label
+    partition/part-*.parquet  one row per client: label_counts, examples of each label;
+                              and what `client_accuracy` of the summary is the mean of,
+                              likewise `personal_accuracy`, but for trials of a sweep
     checkpoints/<round>/      the last two states (orbax)
     summary.json              the result; a folder that has one is finished
     own.json                  what was a user's own, or has been revised, if anything was
@@ -42,6 +44,8 @@ CONFIG, SUMMARY = "config.toml", "summary.json"
 OWN = "own.json"
 CHECKPOINTS = "checkpoints"  # a folder for each round that is kept
 SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see sweeps/results.py
+TUNE = "tune.toml"  # of a search, see sweeps/tune.py
+RUNG = "trials-*/rounds-*"  # a folder below that of a search: a sweep of so many rounds
 SHARDS = "shard-*-of-*"  # folders below that of a sweep, see sweeps/shards.py
 NOTHING = "nothing"  # that a trial was also given
 TRIALS = "trials"  # of a sweep, a folder for each, see sweeps/trial_folders.py
@@ -50,7 +54,7 @@ TABLES = ("metrics", "clients", "trials")
 # columns of `metrics`: what a run has cost so far
 COSTS = ("local_steps", "bytes_up", "bytes_down", "simulated_seconds")
 DEEPEST = 4  # levels in which runs are looked for, as ITEM/SCALE/ROW/METHOD has
-PARTITION = "partition"  # a table of one part, the same from the first round on
+PARTITION = "partition"  # a table of one part, written when a run ends
 
 
 class Record(NamedTuple):
@@ -107,10 +111,15 @@ def read_run(folder: str | Path) -> Record:
     if (sweep := sweep_of(folder)) is not None:
         _check_trial(sweep, folder)
     if not os.path.lexists(folder / CONFIG):
-        if (folder / SWEEP).is_file():
+        if _holds_sweep(folder):
             raise SettingError(
                 f"{folder} holds a sweep, no run; its trials are the rows of {RESULTS}, "
                 f"and each is a run in {folder / TRIALS}."
+            )
+        if (sweep := sweep_of_group(folder)) is not None:
+            raise SettingError(
+                f"{folder} holds a group of a sweep, no run; each of its trials is a run "
+                f"in {sweep / TRIALS}."
             )
         raise SettingError(
             f"{folder} holds no run: it has no {CONFIG}; write the folder that "
@@ -160,11 +169,25 @@ def trial_folder(number: int) -> Path:
 
 def sweep_of(folder: str | Path) -> Path | None:
     """The folder of the sweep that a folder is a trial of; None: it is of none."""
+    return _above(folder, TRIALS)
+
+
+def sweep_of_group(folder: str | Path) -> Path | None:
+    """The folder of the sweep that a folder is a group of; None: it is of none."""
+    return _above(folder, GROUPS)
+
+
+def _above(folder: str | Path, kind: str) -> Path | None:
     above = Path(os.path.abspath(folder)).parent
     sweep = above.parent
     # a user may have a sweep.toml of their own next to a folder of that name
     is_one = all(os.path.lexists(sweep / name) for name in (SWEEP, GROUPS))
-    return sweep if above.name == TRIALS and is_one else None
+    return sweep if above.name == kind and is_one else None
+
+
+def trials_of_group(folder: Path) -> list[int]:
+    """The numbers of the trials of a group; none of one that is not done."""
+    return (read_summary(folder) or {"trials": []})["trials"]
 
 
 def trials_in(sweep: Path) -> dict[Path, bool]:
@@ -232,7 +255,8 @@ def _is_finished_trial(path: Path) -> bool:
 def runs_in(folder: str | Path) -> list[Path]:
     """The folder of a run, or of each finished trial of a sweep that did not diverge.
 
-    Of a folder that is neither, those of the runs, sweeps and finished shards below it.
+    Of a group of a sweep, those of its trials. Of a folder that is none of these, those
+    of the runs, sweeps and finished shards below it; of a search its trials of all rounds.
 
     Raises:
       ValueError: none of a sweep's trials is to be had, or one is not as it was left.
@@ -240,11 +264,18 @@ def runs_in(folder: str | Path) -> list[Path]:
     folder = check.expanded("", folder)
     if os.path.lexists(folder / CONFIG):
         return [folder]
-    if not os.path.lexists(folder / SWEEP):
+    if (sweep := sweep_of_group(folder)) is not None:
+        return _runs_in_group(sweep, folder)
+    if not _holds_sweep(folder):
         known = files.listed(folder) or {}
         for path in (folder / name for name in known if name.endswith(files.SUMS)):
             files.check(folder, path, known)  # of a search, its sweeps
-        there = _runs_below(folder)
+        there = [path for path in _runs_below(folder) if not _is_pruned(path)]
+        if not there and pruned_below(folder):
+            raise SettingError(
+                f"{folder} holds a search with no trial of all rounds; resume it first, or "
+                "give one of its sweeps, as trials-0000/rounds-4."
+            )
         below = [path for path in there if not _is_unfinished_shard(path)]
         if there and not below:
             raise SettingError(
@@ -265,18 +296,76 @@ def runs_in(folder: str | Path) -> list[Path]:
     return found
 
 
+def _runs_in_group(sweep: Path, folder: Path) -> list[Path]:
+    """The folder of each finished trial of a group that did not diverge."""
+    if os.path.lexists(folder):
+        files.check(sweep, sweep / GROUPS / folder.absolute().name / files.SUMS)
+    given = folder.parent.parent
+    if os.path.abspath(given) == os.fspath(sweep):  # it is named as the group was
+        sweep = given
+    known = trials_in(sweep)
+    numbers = trials_of_group(folder)
+    own = [sweep / trial_folder(number) for number in numbers]
+    if found := [path for path in own if known.get(path)]:
+        return found
+    why = "all of them diverged" if numbers else "resume the sweep first"
+    raise SettingError(
+        f"{folder} holds a group of a sweep with no finished trial; {why}."
+    )
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether a folder is that of a run; users have files called config.toml, too."""
+    left = (
+        files.SUMS,
+        SUMMARY,
+        CHECKPOINTS,
+        "metrics",
+    )  # the last three without a list
+    return _has(folder, CONFIG, left)
+
+
+def _holds_sweep(folder: Path) -> bool:
+    """Whether a folder is that of a sweep; users have files called sweep.toml, too."""
+    left = (files.SUMS, SUMMARY, GROUPS, TRIALS, RESULTS)
+    return _has(folder, SWEEP, left)
+
+
+def _has(folder: Path, name: str, one_of: Sequence[str]) -> bool:
+    there = lambda other: os.path.lexists(folder / other)
+    return there(name) and any(map(there, one_of))
+
+
 def _runs_below(folder: Path) -> list[Path]:
     """The folders of runs and sweeps below one, not those of a sweep's trials."""
     found = []
-    for root, folders, names in os.walk(folder):
+    for root, folders, _ in os.walk(folder):
         path = Path(root)
-        if CONFIG in names or SWEEP in names:
+        if _holds_run(path) or _holds_sweep(path):
             found.append(path)
             folders.clear()
         elif len(path.relative_to(folder).parts) >= DEEPEST:
             folders.clear()
         folders.sort()
     return found
+
+
+def _is_pruned(path: Path) -> bool:
+    """Whether a sweep is of trials of a search that have only some of its rounds."""
+    path = path.absolute()
+    search = path.parents[1] / TUNE if len(path.parts) > 2 else path
+    if not path.match(RUNG) or not search.is_file():
+        return False
+    rounds = toml.read(search)["run"].get("rounds", common_options()["rounds"].default)
+    return path.name != f"rounds-{rounds}"
+
+
+def pruned_below(folder: str | Path) -> list[Path]:
+    """The sweeps of searches below a folder whose trials have only some of the rounds."""
+    folder = check.expanded("", folder)
+    if (folder / CONFIG).is_file() or _holds_sweep(folder):
+        return []
+    return [path for path in _runs_below(folder) if _is_pruned(path)]
 
 
 def _is_unfinished_shard(path: Path) -> bool:
@@ -315,7 +404,7 @@ def shards_in(folder: Path) -> list[Shards]:
 def shards_below(folder: str | Path) -> list[Shards]:
     """The sweeps that lie in shards in a folder or below it."""
     folder = check.expanded("", folder)
-    if any((folder / name).is_file() for name in (CONFIG, SWEEP)):
+    if (folder / CONFIG).is_file() or _holds_sweep(folder):
         return []
     below = [path for path in _runs_below(folder) if path.match(SHARDS)]
     places = dict.fromkeys(path.parent for path in below)
@@ -457,6 +546,19 @@ def learned_from(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     names = {*config, *common_options()}.difference(unlearned())
     return {name: setting_of(config, name) for name in sorted(names)}
+
+
+def is_chosen(name: str) -> bool:
+    """Whether a setting is chosen for a method; others say what it is to learn.
+
+    Args:
+      name: in full, as in `Record.config`.
+    """
+    if name.partition(".")[0] == "algorithm":
+        return name not in ("algorithm", "algorithm.base")
+    setting = settings().get(name)
+    # what a run and the one that it matches have in common is no choice of either
+    return setting is not None and setting.group == "training" and not setting.matched
 
 
 def accuracy_in(names: Collection[str]) -> str:

@@ -297,12 +297,12 @@ def area_under_curve(rounds: np.ndarray, accuracy: np.ndarray) -> float:
     return float((widths * middles).sum() / widths.sum())
 
 
-def per_class(accuracy: Any, counts: Any) -> list[float | None]:
-    """The accuracy on each class, None for a class of which there is no example.
+def known_shares(accuracy: Any, counts: Any) -> list[float | None]:
+    """The accuracy on each class or client, None for one of which there is no example.
 
     Args:
-      accuracy: on each class, [classes].
-      counts: of test examples, [classes].
+      accuracy: on each, [classes] or [clients].
+      counts: of the examples of each, likewise.
     """
     pairs = zip(accuracy, counts, strict=True)
     return [float(share) if count else None for share, count in pairs]

@@ -23,12 +23,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ..errors import SettingError
 from ..experiment.store import (
     ACCURACIES,
+    ACCURACY,
     RESULTS,
     TRAINED,
     TRIALS,
     accuracy_in,
     differing,
-    figures_of,
+    learned_from,
+    pruned_below,
     read_finished,
     read_run,
     read_summary,
@@ -37,9 +39,15 @@ from ..experiment.store import (
     setting_of,
     shards_below,
     shown_accuracy,
+    sweep_of,
+    sweep_of_group,
+    trial_folder,
+    trials_in,
+    trials_of_group,
     unlearned,
 )
-from .plots import method_of
+from .best import Measured, best_lines
+from .plots import FOLLOWS, method_of
 from .seeds import (
     PUBLIC,
     Line,
@@ -48,11 +56,13 @@ from .seeds import (
     at_target,
     by_seed,
     difference_text,
+    figures,
+    same_partitions,
     sample,
     short,
     speed_ups,
 )
-from .tables import Name, percent
+from .tables import Name, percent, shortened
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -73,7 +83,8 @@ BEFORE = {"algorithm.batch_size": "none", "algorithm.batch_loss": "mean"}
 SOME = ("kappa", "rho")  # which not all runs have
 SHARES = ("accuracy", "best_accuracy")  # of a summary
 FEW = 4  # values that are all named below a table
-TAKEN = ("rounds", "steps", "MiB", "seconds")  # to a target
+# to a target; "seconds" are simulated
+TAKEN = ("rounds", "steps", "MiB", "seconds", "measured_seconds")
 
 
 def lacking(runs: Sequence[Run]) -> list[str]:
@@ -191,6 +202,7 @@ class Group(NamedTuple):
     accuracy: str  # what it is called among numbers
     ranked: bool
     lines: list[Line]
+    why: Mapping[int, str] = {}  # what was chosen by, of some lines
 
     @property
     def runs(self) -> list[Run]:
@@ -202,7 +214,8 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
     """The runs by what they were tested on: the test set first, what was trained on last.
 
     Args:
-      folders: of runs, or of sweeps, of which all trials are meant that did not diverge.
+      folders: of runs, or of sweeps or their groups, of which all trials are meant that
+        did not diverge.
 
     Raises:
       ValueError: a folder holds no run and no sweep, or a run that is not finished.
@@ -223,15 +236,24 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
     ):
         lines = by_seed(runs)
         if tested.ranked:
-            mean = lambda line: sample(_figures(line, "accuracy").values()).mean or 0.0
+            mean = lambda line: sample(figures(line, "accuracy").values()).mean or 0.0
             lines.sort(key=lambda line: -mean(line))
         result.append(Group(tested.title(), tested.accuracy, tested.ranked, lines))
     return result
 
 
-def _figures(line: Line, name: str) -> dict[int, Any]:
-    """A figure of a summary, by seed."""
-    return {seed: figures_of(run[1]).get(name) for seed, run in line.items()}
+def best_groups(found: Sequence[Group]) -> list[Group]:
+    """The groups with the lines that `best_lines` shows, of which there may be none."""
+    shown = best_lines(
+        [Measured(group.accuracy, line) for group in found for line in group.lines]
+    )
+    kept = []
+    for group in found:
+        own = [one for line in group.lines for one in shown if one.line is line]
+        if own:
+            why = {i: one.why for i, one in enumerate(own) if one.why}
+            kept.append(group._replace(lines=[one.line for one in own], why=why))
+    return kept
 
 
 def _reached(line: Line, target: float) -> Reached:
@@ -251,37 +273,41 @@ def _reached(line: Line, target: float) -> Reached:
             "steps": at["local_steps"],
             "MiB": None if None in moved else sum(filter(None, moved)) / 2**20,
             "seconds": at["simulated_seconds"] or None,  # 0: there is no clock
+            # trials run side by side: no one of them took what was measured
+            "measured_seconds": None if sweep_of(record.folder) else at["seconds"],
         }
     return found
 
 
-def _bases(found: Sequence[Group], base: str | None) -> list[Line | None]:
-    """What the lines of each group differ from: the best, or what `base` names.
+Bases = list[Line | None]  # of each line of a table; None: it has no difference
+
+
+def _bases(found: Sequence[Group], base: str | None) -> list[Bases]:
+    """What each line of each group differs from: the best, or what `base` names.
+
+    Where a method has several lines the best by test accuracy would be chosen by it.
 
     Raises:
-      ValueError: `base` names none of the runs, or several lines of a group.
+      ValueError: `base` names none of the runs, or several lines of a group of which none
+        or several have the settings of another line.
     """
     if base is None:
-        return [group.lines[0] if group.ranked else None for group in found]
+        best = lambda x: x.lines[0] if x.ranked and not _with_several_lines(x) else None
+        return [[best(group)] * len(group.lines) for group in found]
     paths = {path.resolve() for path in runs_in(base)}
     in_folders = lambda run: Path(run[1]["folder"]).resolve() in paths
     has_method = lambda run: method_of(*run) == base
     has_algorithm = lambda run: run[0]["algorithm"] == base
-    bases: list[Line | None] = []
+    bases: list[Bases] = []
     for group in found:
         here: list[Line] = []
         for means in (in_folders, has_method, has_algorithm):  # the nearest sense first
             here = here or [
                 line for line in group.lines if any(map(means, line.values()))
             ]
-        if len(here) > 1 and group.ranked:
-            folders = [next(iter(line.values()))[1]["folder"] for line in here]
-            raise SettingError(
-                f"base={base} means {len(here)} lines of a table; write the folder of a "
-                f"run of the one that is meant, as in --base {folders[0]}."
-            )
-        bases.append(here[0] if here and group.ranked else None)
-    if bases.count(None) == len(bases):
+        none: Bases = [None] * len(group.lines)
+        bases.append(_base_of_each(group.lines, here, base) if group.ranked else none)
+    if not any(line for of in bases for line in of):
         ranked = [run for group in found if group.ranked for run in group.runs]
         names = dict.fromkeys(method_of(*run) for run in ranked)
         known = f"write one of {', '.join(names)}, or" if names else "write"
@@ -292,9 +318,58 @@ def _bases(found: Sequence[Group], base: str | None) -> list[Line | None]:
     return bases
 
 
-def _paired(line: Line, base: Line) -> tuple[str, dict[str, Any]]:
+def _with_several_lines(group: Group) -> list[str]:
+    """The methods with several lines of test accuracy."""
+    first = [next(iter(line.values()))[0] for line in group.lines]
+    names = [method_of(config, None) for config in first]
+    tested = group.accuracy == ACCURACY
+    return [x for x in dict.fromkeys(names) if tested and names.count(x) > 1]
+
+
+def _base_of_each(lines: Sequence[Line], here: Sequence[Line], base: str) -> Bases:
+    """The one line that `base` means, or of several that with the settings of a line."""
+    if len(here) < 2:
+        return [here[0] if here else None] * len(lines)
+    found: Bases = []
+    for line in lines:
+        is_base = any(line is one for one in here)
+        alike = [line] if is_base else [one for one in here if _is_alike(line, one)]
+        if len(alike) > 1:
+            raise SettingError(
+                f"base={base} means {len(alike)} lines with the settings of "
+                f"{_folder_of(line)}; write the folder of a run of the one that is meant, "
+                f"as in --base {_folder_of(alike[0])}."
+            )
+        found.append(alike[0] if alike else None)
+    if all(of is None or of is line for line, of in zip(lines, found, strict=True)):
+        raise SettingError(
+            f"base={base} means {len(here)} lines of a table, and no other line has the "
+            "settings of one of them; write the folder of a run of the one that is meant, "
+            f"as in --base {_folder_of(here[0])}."
+        )
+    return found
+
+
+def _is_alike(one: Line, other: Line) -> bool:
+    """Whether two lines have all settings in common but for the method and its own."""
+    own = lambda line: {
+        name: value
+        for name, value in learned_from(next(iter(line.values()))[0]).items()
+        if name not in ("seed", FOLLOWS) and name.partition(".")[0] != "algorithm"
+    }
+    return own(one) == own(other) and same_partitions(one, other)
+
+
+def _folder_of(line: Line) -> str:
+    """The folder of the first run of a line."""
+    return next(iter(line.values()))[1]["folder"]
+
+
+def _paired(line: Line, base: Line | None) -> tuple[str, dict[str, Any]]:
     """The difference to the base in points, over the seeds of both: a cell, and numbers."""
-    own, theirs = _figures(line, "accuracy"), _figures(base, "accuracy")
+    if base is None:
+        return "-", {"is_base": False}
+    own, theirs = figures(line, "accuracy"), figures(base, "accuracy")
     seeds = [seed for seed in own if seed in theirs]
     found = sample([100 * (own[seed] - theirs[seed]) for seed in seeds])
     numbers = {
@@ -313,10 +388,8 @@ def _paired(line: Line, base: Line) -> tuple[str, dict[str, Any]]:
     return text, numbers
 
 
-def _to_target(
-    own: Reached, theirs: Reached | None, target: float
-) -> tuple[list[str], dict[str, Any]]:
-    """What an accuracy took and, with a base, the speed-up: cells, and numbers."""
+def _to_target(own: Reached, target: float) -> tuple[list[str], dict[str, Any]]:
+    """What an accuracy took: cells, and numbers."""
     cells, numbers = [], {}
     for name in TAKEN:
         over = sample(at[name] for at in own.values())
@@ -327,16 +400,21 @@ def _to_target(
             f"{name}_to.{target:g}.std": over.std,
             f"{name}_to.{target:g}.reached": len(over.values),
         }
-    if theirs is None:
-        return cells, numbers
-    both = {seed: at["rounds"] for seed, at in own.items() if seed in theirs}
-    gain = sample(speed_ups(both, {seed: at["rounds"] for seed, at in theirs.items()}))
-    numbers[f"speed_up.{target:g}"] = gain.mean
-    numbers[f"speed_up.{target:g}.std"] = gain.std
+    return cells, numbers
+
+
+def _speed_up(
+    own: Reached, theirs: Reached | None, target: float
+) -> tuple[str, dict[str, Any]]:
+    """How many times fewer rounds than the base an accuracy took: a cell, and numbers."""
+    rounds = lambda reached: {seed: at["rounds"] for seed, at in reached.items()}
+    base = {} if theirs is None else rounds(theirs)
+    both = {seed: at for seed, at in rounds(own).items() if seed in base}
+    gain = sample(speed_ups(both, base))
+    numbers = {f"speed_up.{target:g}": gain.mean, f"speed_up.{target:g}.std": gain.std}
     if theirs is own:
-        return [*cells, "base"], numbers
-    text = gain.text("{:.2f}".format) if gain.values else "-"
-    return [*cells, text], numbers
+        return "base", numbers
+    return gain.text("{:.2f}".format) if gain.values else "-", numbers
 
 
 def _tested(config: dict[str, Any], summary: dict[str, Any]) -> Tested:
@@ -367,13 +445,18 @@ def sheets(
     folders: Sequence[str | Path],
     base: str | None = None,
     targets: Sequence[float] = (),
+    best: bool = False,
 ) -> list[Sheet]:
     """A table for each of the `groups`, with what each run was given; raises like them.
 
     Args:
       folders: as in `groups`.
-      base: what the others differ from, a method or the folder of a run; None: the best.
+      base: what the others differ from, a method or the folder of a run; of a method with
+        several lines that with the same settings, the method's own apart. None: the best,
+        unless that would be chosen by test accuracy among settings of a method.
       targets: accuracies to say the rounds to.
+      best: of each method with several settings only those with the best mean validation
+        accuracy, see best.py; by test accuracy nothing is chosen.
     """
     for target in targets:
         if not 0 < target < 1:
@@ -384,9 +467,15 @@ def sheets(
     notes = [  # before the trials of a sweep that goes on are looked for
         note
         for folder in folders
-        for note in (*_without_trials(folder), *_without_shards(folder))
+        for note in (
+            *_without_trials(folder),
+            *_without_shards(folder),
+            *_without_pruned(folder),
+        )
     ]
     found = groups(folders)
+    if best:
+        found = best_groups(found)
     made = [
         _sheet(group, of, base, tuple(dict.fromkeys(targets)))
         for group, of in zip(found, _bases(found, base), strict=True)
@@ -396,26 +485,33 @@ def sheets(
 
 
 def _sheet(
-    group: Group, base: Line | None, called: str | None, targets: Sequence[float]
+    group: Group, bases: Bases, called: str | None, targets: Sequence[float]
 ) -> Sheet:
-    differs = base is not None and (len(group.lines) > 1 or called is not None)
+    differs = any(bases) and (len(group.lines) > 1 or called is not None)
     accuracy = shown_accuracy(group.accuracy) if group.ranked else "training accuracy"
     best = "best" if group.ranked else "best training accuracy"
     head = ["rank" if group.ranked else "", "method", accuracy, "n"]
     head += ["to base"] if differs else []
     for target in targets:
-        names = (*TAKEN, "speed-up") if differs else TAKEN
-        head += [f"{name} to {target:g}" for name in names]
+        names = [_column(name, target) for name in TAKEN]
+        head += [*names, f"speed-up to {target:g}"] if differs else names
     reached = [[_reached(line, target) for line in group.lines] for target in targets]
     head += [best, "rounds", "MiB", "kappa", "rho"]
     rows, numbers = [], []
     notes: list[str] = []
     others = iter(differing([config for config, _ in group.runs]))
-    for row, line in enumerate(group.lines):
+    settings = [_of_line([next(others) for _ in line]) for line in group.lines]
+    named = [
+        ", ".join(dict.fromkeys(method_of(*run) for run in line.values()))
+        for line in group.lines
+    ]
+    methods, values = shortened(named), _shortened_values(settings)
+    places = [_index(group.lines, base) for base in bases]  # of the bases
+    for row, (line, place) in enumerate(zip(group.lines, places, strict=True)):
         name = str(row + 1) if group.ranked else ascii_lowercase[row % 26]
-        method = ", ".join(dict.fromkeys(method_of(*run) for run in line.values()))
-        shares = {n: sample(_figures(line, n).values()) for n in SHARES}
-        cells = [name, method, _share(shares["accuracy"]), str(len(line))]
+        method, own_settings = named[row], settings[row]
+        shares = {n: sample(figures(line, n).values()) for n in SHARES}
+        cells = [name, methods[method], _share(shares["accuracy"]), str(len(line))]
         known = {
             "method": method,
             "rank": row + 1 if group.ranked else None,
@@ -425,15 +521,17 @@ def _sheet(
         for figure, over in shares.items():
             column = figure.replace("accuracy", group.accuracy)
             known |= {column: over.mean, f"{column}.std": over.std}
-        if differs and base is not None:
-            text, own = _paired(line, base)
-            cells, known = [*cells, text], known | own
+        if differs:
+            text, own = _paired(line, bases[row])
+            base = None if place is None else place + 1
+            cells, known = [*cells, text], known | {"base": base} | own
         for target, of in zip(targets, reached, strict=True):
-            theirs = (
-                of[group.lines.index(base)] if differs and base is not None else None
-            )
-            texts, own = _to_target(of[row], theirs, target)
+            texts, own = _to_target(of[row], target)
             cells, known = [*cells, *texts], known | own
+            if differs:
+                theirs = None if place is None else of[place]
+                text, own = _speed_up(of[row], theirs, target)
+                cells, known = [*cells, text], known | own
         costs = _costs(line)
         shown = [
             _share(shares["best_accuracy"]),
@@ -441,29 +539,97 @@ def _sheet(
             *(_number(costs[name]) for name in ("MiB", "kappa", "rho")),
         ]
         rows.append([*cells, *shown])
-        settings = _of_line([next(others) for _ in line])
-        single = {n: v if len(v) > 1 else v[0] for n, v in settings.items()}
+        single = {n: v if len(v) > 1 else v[0] for n, v in own_settings.items()}
         known |= {**costs, "also_given": _given(line), "settings": single}
         numbers.append(known)
-        notes.append(f"{name}: {_whose(line, settings)}")
+        texts = {
+            n: [values[n][_shown(v)] for v in of] for n, of in own_settings.items()
+        }
+        notes.append(f"{name}: {_whose(line, texts)}")
+    notes += [f"{place + 1}: {why}" for place, why in group.why.items()]
     if any(len(line) > 1 for line in group.lines):
         notes.append("mean over n seeds, ± their standard deviation")
-    if differs and base is not None:
-        run = next(iter(base.values()))
-        notes.append(
-            f"to base: difference to {method_of(*run)} of {run[1]['folder']}, in points of "
-            "accuracy, over the seeds of both, ± half the 95 % interval by Student's t; "
-            "none: the interval covers 0"
-        )
+    if differs:
+        shown = [methods[method] for method in named]
+        notes += _on_bases(group.lines, shown, places, called)
     elif group.ranked and called is not None:
         notes.append(f"no difference: {called} was not tested on these examples")
+    elif called is None and (several := _with_several_lines(group)):
+        notes.append(
+            f"no difference: {', '.join(several)} {'have' if len(several) > 1 else 'has'} "
+            "several lines, and the best by test accuracy is no base; name one with --base"
+        )
     notes += lacking(group.runs)
-    some = {*SOME, *(f"{name} to {target:g}" for name in TAKEN for target in targets)}
+    if targets:
+        notes += _on_seconds(group, [cells[0] for cells in rows])
+    some = {*SOME, *(_column(name, target) for name in TAKEN for target in targets)}
     kept = [
         i for i, n in enumerate(head) if n not in some or {r[i] for r in rows} != {"-"}
     ]
     head, rows = [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
     return Sheet(group.title, group.ranked, head, rows, numbers, notes)
+
+
+def _column(taken: str, target: float) -> str:
+    """What the column of one of `TAKEN` is called."""
+    return f"{taken.replace('_', ' ')} to {target:g}"
+
+
+def _on_seconds(group: Group, names: Sequence[str]) -> list[str]:
+    """What measured seconds are, and which lines have none."""
+    is_trial = lambda run: sweep_of(run[1]["folder"]) is not None
+    trials = [
+        name
+        for name, line in zip(names, group.lines, strict=True)
+        if any(map(is_trial, line.values()))
+    ]
+    said = []
+    if len(trials) < len(names):
+        said.append(
+            "measured seconds: of training, on the machine of each run, compilation apart"
+        )
+    if trials:
+        said.append(
+            f"no measured seconds of {', '.join(trials)}: trials of a sweep run side by "
+            "side, and what one of them took is not known"
+        )
+    return said
+
+
+def _index(lines: Sequence[Line], line: Line | None) -> int | None:
+    """Where a line stands; two lines may be equal, as of a run that was made twice."""
+    return next((i for i, one in enumerate(lines) if one is line), None)
+
+
+def _on_bases(
+    lines: Sequence[Line],
+    methods: Sequence[str],
+    places: Sequence[int | None],
+    called: str | None,
+) -> list[str]:
+    """What the lines of a table differ from, and which of them have no difference."""
+    several = len({place for place in places if place is not None}) > 1
+    if several:
+        pairs = [
+            f"{row + 1} to {place + 1}"
+            for row, place in enumerate(places)
+            if place is not None and place != row
+        ]
+        base = f"the line of {called} with the same settings ({', '.join(pairs)})"
+    else:
+        place = next(place for place in places if place is not None)
+        base = f"{methods[place]} of {_folder_of(lines[place])}"
+    said = [
+        f"to base: difference to {base}, in points of accuracy, over the seeds of both, ± "
+        "half the 95 % interval by Student's t; none: the interval covers 0"
+    ]
+    without = [str(row + 1) for row, place in enumerate(places) if place is None]
+    if without:
+        said.append(
+            f"no difference of {', '.join(without)}: no line of {called} has the same "
+            "settings"
+        )
+    return said
 
 
 def comparison_tables(found: Sequence[Sheet]) -> "list[Table]":
@@ -508,7 +674,16 @@ def _given(line: Line) -> str:
     return " or ".join(dict.fromkeys(", ".join(given) or "nothing" for given in each))
 
 
-def _whose(line: Line, settings: Mapping[str, list[Any]]) -> str:
+def _shortened_values(settings: Sequence[dict[str, list]]) -> dict[str, dict[str, str]]:
+    """How each value of a setting is shown, by its name and by the value in full."""
+    found: dict[str, list[str]] = {}
+    for own in settings:
+        for name, values in own.items():
+            found.setdefault(name, []).extend(map(_shown, values))
+    return {name: shortened(values) for name, values in found.items()}
+
+
+def _whose(line: Line, settings: Mapping[str, list[str]]) -> str:
     """The runs of a line, and what they do not share with other lines, in one sentence.
 
     Args:
@@ -519,7 +694,7 @@ def _whose(line: Line, settings: Mapping[str, list[Any]]) -> str:
     folders = _together([summary["folder"] for summary in summaries])
     said = [folders, f"seed{'s' * (len(line) > 1)} {_some(line)}"]
     for name, values in settings.items():
-        said.append(f"{name}={_some(map(_shown, values))}")
+        said.append(f"{name}={_some(values)}")
     return f"{', '.join(said)}; also given: {_given(line)}{_not_waited_for(summaries)}"
 
 
@@ -612,6 +787,11 @@ def _without_trials(folder: str | Path) -> list[str]:
     """What to say of the trials of a sweep that diverged or are to come."""
     path, found = Path(os.path.expanduser(folder)), []
     trials = [run for run in runs_in(path) if run != path and run.parent.name == TRIALS]
+    if (sweep := sweep_of_group(path)) is not None:
+        done = trials_in(sweep)
+        over = lambda number: done.get(sweep / trial_folder(number)) is False
+        lost = ", ".join(map(str, filter(over, trials_of_group(path))))
+        return [f"{path}: trial {lost} diverged and has no figures"] if lost else []
     for place in dict.fromkeys(run.parents[1] for run in trials):
         finished = read_summary(place) is not None
         # which is written after the first trials of a sweep
@@ -632,6 +812,14 @@ def _without_shards(folder: str | Path) -> list[str]:
     ]
 
 
+def _without_pruned(folder: str | Path) -> list[str]:
+    """What to say of the trials of a search that have only some of its rounds."""
+    return [
+        f"{path}: its trials are not here, they have only some of the rounds of the search"
+        for path in pruned_below(folder)
+    ]
+
+
 def _share(over: Sample) -> str:
     """A mean share of 1, in per cent, with its deviation."""
     mean = percent(over.mean or 0.0)
@@ -647,7 +835,7 @@ def _costs(line: Line) -> dict[str, float | None]:
     return {
         "rounds": sample(summary["rounds"] for _, summary in line.values()).mean,
         "MiB": sample(moved).mean,
-        **{n: sample(_figures(line, n).values()).mean for n in SOME},
+        **{n: sample(figures(line, n).values()).mean for n in SOME},
     }
 
 

@@ -28,11 +28,12 @@ from . import html
 from .clients import contributions
 from .compare import Sheet, sheets
 from .plots import AGAINST, FOLLOWS, drawable
-from .tables import percent, summary_rows
+from .tables import CLIENTS, percent, shortened, summary_rows
 
 AXES = {**AGAINST, "seconds": "measured time of training (s)"}
 HOW = {"simulated_seconds": "step_seconds turns on the simulated clock"}
 NONE = "there is none, or an earlier version made the run"
+MOST_NAMES = 5  # of runs below a drawing
 MOST_COLUMNS = 1000  # of the rounds in a map; where there are more they share columns
 
 
@@ -164,15 +165,18 @@ def _results(sheet: Sheet, of: Mapping[str, Run]) -> str:
             f"{n}={_said(v)}" for n, v in own.items() if len(line) < 2 or n != FOLLOWS
         ]
         named.append(", ".join([f"{place}: {method}", *said]))
+    short = shortened(named)
+    keys = [short[name] for name in named]
     by_client = [run for run in runs if run.summary.get("client_accuracy")]
     how = "evaluate_clients=true measures it"
     return (
-        f"<h3>{html.text(sheet.title)}</h3>{html.keys(named)}{panels}"
+        f"<h3>{html.text(sheet.title)}</h3>{html.keys(keys)}{panels}"
         + html.details("curves in numbers", "".join(map(_numbers, runs)))
         + html.table("ranking", sheet.head, sheet.cells)
         + html.notes(sheet.notes)
         + _by_run("figure", {run.name: summary_rows(run.summary) for run in runs}, True)
         + _lacking("by client", by_client, runs, how)
+        + _clients(drawn)
         + _classes(runs, accuracy)
     )
 
@@ -198,6 +202,38 @@ def _classes(runs: Sequence[Run], accuracy: str) -> str:
     what, having = f"{accuracy} on each class", [run for run in runs if of[run.name]]
     shown = html.table(what, head, rows) if rows else ""
     return shown + _lacking(what, having, runs, NONE)
+
+
+def _clients(drawn: Sequence[tuple[int, Run]]) -> str:
+    """A curve over the clients for each run, the least accurate first, and in numbers.
+
+    Args:
+      drawn: runs, each with the number of its line, which decides its colour.
+    """
+    figures, tables, having = "", "", []
+    for name, what in CLIENTS.items():
+        curves = []
+        for i, run in drawn:
+            rows = read_table(run.record.folder, PARTITION)
+            if name not in rows.column_names:
+                continue
+            having.append(run)
+            of = dict(enumerate(rows[name].to_pylist()))
+            held = sorted((v, client) for client, v in of.items() if v is not None)
+            shares = 100 * np.array([share for share, _ in held])
+            curves.append((i, np.arange(1, len(held) + 1), shares))
+            cells = [[client, html.Bar(percent(v), v)] for v, client in held]
+            tables += html.table(
+                f"{run.name}: accuracy {what}", ["client", what], cells
+            )
+        if curves:
+            title = f"accuracy {what}, the least accurate first"
+            figures += html.curves(title, "clients", "accuracy (%)", curves)
+    asked = [run for _, run in drawn if run.summary.get("client_accuracy")]
+    how = "of trials and runs of earlier versions the mean alone is known"
+    return _maps([figures] if figures else [], tables) + _lacking(
+        "each client", having, asked, how
+    )
 
 
 def _maps(drawings: Sequence[str], tables: str) -> str:
@@ -240,17 +276,24 @@ def _partitions(runs: Sequence[Run]) -> str:
             found.setdefault(json.dumps(counts), []).append(run)
     maps, tables = [], ""
     for labels, own in found.items():
-        counts, names = np.array(json.loads(labels)), ", ".join(run.name for run in own)
+        counts, names = np.array(json.loads(labels)), _names(own)
         sizes = counts.sum(1, keepdims=True)
         shares = np.sqrt(counts / np.maximum(sizes, 1))  # as in `draw_partition`
         title = f"{names}: root of each label's share, full colour is all examples"
         maps.append(html.image(title, "label", "client", shares))
         head = ["client", "examples", *range(counts.shape[1])]
         rows = [[i, *row] for i, row in enumerate(np.hstack([sizes, counts]))]
-        tables += html.table(names, head, rows)
+        tables += html.table(", ".join(run.name for run in own), head, rows)
     having = [run for own in found.values() for run in own]
     how = "an earlier version made the run; fedjax-adapt partition --config draws them"
     return _maps(maps, tables) + _lacking("labels", having, runs, how)
+
+
+def _names(runs: Sequence[Run]) -> str:
+    """The names of runs, of many the first and how many more there are."""
+    shown = [run.name for run in runs[:MOST_NAMES]]
+    more = len(runs) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _contributions(runs: Sequence[Run]) -> str:

@@ -21,6 +21,7 @@ from ..experiment.store import (
     shown_loss,
 )
 from .seeds import by_seed
+from .tables import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,6 +127,7 @@ def comparison_curves(
     ]
     lines = [[run[1]["at"] for run in line.values()] for line in by_seed(over)]
     lines += [[i] for i, r in enumerate(records) if not r.summary]  # not finished
+    drawn = []
     for line in sorted(lines):
         first, curves = records[line[0]], []
         for i in line:
@@ -142,7 +144,10 @@ def comparison_curves(
             above = f"{first.folder.parents[1].name}/" if trial else ""
             said.insert(0, above + first.folder.name)
         label = f"{method_of(first.config, first.summary)} ({', '.join(said)})"
-        draw_mean(axes, curves, label=label, **_line(curves[0][0]))
+        drawn.append((label, curves))
+    labels = shortened(label for label, _ in drawn)
+    for label, curves in drawn:
+        draw_mean(axes, curves, label=labels[label], **_line(curves[0][0]))
     axes.set_ylabel(f"{shown_accuracy(records[0].accuracy)} (%)")
     figure.legend(loc="outside lower left", frameon=False, fontsize=8)  # names are long
     _dress(axes, against)

@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ..experiment.store import COSTS, Record, first_reaching, learned_from
+from ..experiment.store import (
+    COSTS,
+    Record,
+    figures_of,
+    first_reaching,
+    learned_from,
+)
 
 CONFIDENCE = 0.95
 Run = tuple[dict[str, Any], dict[str, Any]]  # (config, summary)
@@ -42,6 +48,22 @@ def _besides_seed(run: Run, *others: str) -> str:
     settings = {n: v for n, v in learned_from(config).items() if n not in apart}
     made_of = [summary.get("own"), *(public.get(what) for what in PUBLIC)]
     return json.dumps([settings, made_of], default=str)
+
+
+def figures(line: Line, name: str) -> dict[int, Any]:
+    """A figure of a summary, by seed."""
+    return {seed: figures_of(run[1]).get(name) for seed, run in line.items()}
+
+
+def same_partitions(one: Line, other: Line) -> bool:
+    """Whether the same seed has the same partition in both lines."""
+    of = lambda line: {run[1]["seeds"].get("partition_seed") for run in line.values()}
+    follow = lambda line: all(
+        run[1]["seeds"].get("partition_seed") == seed for seed, run in line.items()
+    )
+    return (follow(one) and follow(other)) or (
+        len(of(one)) == 1 and of(one) == of(other)
+    )
 
 
 class OverSeeds:
@@ -128,7 +150,7 @@ def at_target(record: Record, target: float) -> dict[str, float | None]:
     first = first_reaching(
         metrics["round"].to_numpy(), metrics[record.accuracy].to_numpy(), target
     )
-    found: dict[str, float | None] = dict.fromkeys(("round", *COSTS))
+    found: dict[str, float | None] = dict.fromkeys(("round", *COSTS, "seconds"))
     if first is not None:
         at = metrics["round"].to_numpy().tolist().index(first)
         known = [name for name in found if name in metrics.column_names]

@@ -2,7 +2,8 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -254,6 +255,15 @@ class Name:
 def _parts(word: str) -> list[str]:
     """Where a word may be broken: `f(a_b=1)` as `f(`, `a_`, `b=` and `1)`."""
     return re.findall(r"[^(,=_/]*[(,=_/]+\s*|[^(,=_/]+", word)
+
+
+def shortened(names: Iterable[str]) -> dict[str, str]:
+    """Names with at most four digits of each number; in full where two would be alike."""
+    number = r"(?<![\w.])\d+\.\d+(?:e[+-]?\d+)?"
+    four = lambda found: min(f"{float(found[0]):.4g}", found[0], key=len)
+    short = {name: re.sub(number, four, name) for name in names}
+    alike = Counter(short.values())
+    return {name: of if alike[of] == 1 else name for name, of in short.items()}
 
 
 def percent(share: float) -> str:

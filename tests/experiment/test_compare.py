@@ -15,6 +15,7 @@ from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import files, store, toml
 from fedjax_adapt.report.compare import as_text, comparison_tables, groups, sheets
 from fedjax_adapt.report.seeds import difference_text
+from fedjax_adapt.report.tables import shortened
 
 LABELS = ", labels=parity"
 
@@ -29,6 +30,7 @@ def finished(tmp_path, monkeypatch):
         name,
         accuracy,
         trained=False,
+        validated=False,
         test=360,
         base=None,
         given=(),
@@ -45,10 +47,13 @@ def finished(tmp_path, monkeypatch):
         folder.mkdir()
         settings |= {"algorithm": name, "seed": seed, "partition_seed": partition_seed}
         settings |= {"base": base} if base else {}
+        settings |= {"evaluate_on": "validation"} if validated else {}
         files.write_text(folder / store.CONFIG, toml.dumps(settings))
         found = {"accuracy": accuracy, "best_accuracy": accuracy, "rho": 1.25}
+        named = store.TRAINED if trained else store.ACCURACY
+        named = store.VALIDATED if validated else named
         summary = {
-            **({store.TRAINED: found} if trained else found),
+            **(found if named == store.ACCURACY else {named: found}),
             **{"folder": f"runs/{name}", "rounds": 3},
             "seeds": {"seed": seed, "partition_seed": partition_seed},
             **{"bytes_down": 2**20, "bytes_up": 2**20, "auxiliary": list(given)},
@@ -109,6 +114,29 @@ def test_a_method_breaks_at_words_where_the_table_is_narrow(finished):
         *("fedgsnr(", "budget=", "raw) on", "scaffold"),
         *("fnr(", "variant=", "published,", "epochs=2)"),
     ]
+
+
+def test_numbers_in_names_are_short_where_that_keeps_lines_apart(finished):
+    pairs = [(0.2087604, 0.01), (0.123456, 0.0312345678), (0.123449, 0.0312345679)]
+    folders = [
+        finished("fedprox", 0.5, folder=f"mu-{i}", mu=mu, lr=lr)
+        for i, (mu, lr) in enumerate(pairs)
+    ]
+    (sheet,) = sheets(folders)
+    names = [cells[1] for cells in sheet.cells]
+    assert names == ["fedprox"] * 3  # which have no method in their summaries
+    said = [re.search("lr=(.*);", note)[1] for note in sheet.notes[:3]]
+    assert said == ["0.01", "0.0312345678", "0.0312345679"]
+    names = [
+        "f(mu=0.20876048516627943)",
+        "f(mu=0.123456)",
+        "f(mu=0.123461)",
+        "v1.23456",
+    ]
+    assert list(shortened(names).values()) == ["f(mu=0.2088)", *names[1:]]
+    assert shortened(["lr=1.23456e-07, a=0.5"]) == {
+        "lr=1.23456e-07, a=0.5": "lr=1.235e-07, a=0.5"
+    }
 
 
 def test_settings_in_which_runs_differ_are_named(finished):
@@ -435,9 +463,11 @@ def test_a_base_that_is_not_there_or_means_several_lines_is_refused(seeds, finis
     with pytest.raises(SettingError, match=known):
         printed(folders, base="fedprx")
     other = finished("fedavg", 0.51, folder="other", lr=0.2)
-    several = "base=fedavg means 2 lines of a table; .* as in --base fedavg-0"
-    with pytest.raises(SettingError, match=several):
-        printed([*folders, other], base="fedavg")
+    several = (
+        "base=fedavg means 2 lines of a table, and no other line has the settings "
+    )
+    with pytest.raises(SettingError, match=f"{several}.* as in --base fedavg-0"):
+        printed([*seeds["fedavg"], other], base="fedavg")
     of_other = cells_of(printed([*folders, other], base="other"))
     assert of_other["moon"][2] == "no seed in common with the base"  # which has 7
     based = [
@@ -447,6 +477,168 @@ def test_a_base_that_is_not_there_or_means_several_lines_is_refused(seeds, finis
     shown = cells_of(printed([*folders, *based], base="fedgsnr"))
     assert shown["fedgsnr"][2] == "base"  # and not the one on another base
     assert shown["fedgsnr on moon"][2] == "-10.00 (n = 1)"
+
+
+@pytest.mark.parametrize("follows", [False, True], ids=["fixed", "follows"])
+def test_a_base_of_several_lines_is_that_with_the_same_settings(finished, follows):
+    accuracies = {
+        ("fedavg", 0.1): {0: 0.50, 1: 0.52, 2: 0.54},
+        ("fedavg", 0.2): {0: 0.40, 1: 0.42, 2: 0.44},
+        ("fedprox", 0.1): {0: 0.53, 1: 0.56},
+        ("fedprox", 0.2): {0: 0.44, 1: 0.48, 2: 0.46},
+        ("moon", 0.3): {0: 0.30},
+    }
+    folders = []
+    for (name, lr), of in accuracies.items():
+        own = {"mu": 0.1} if name == "fedprox" else {}
+        curve = {10: 0.2, 20: 0.2, 30: 0.2}
+        curve[(20 if name == "fedavg" else 10) + (10 if lr == 0.2 else 0)] = 0.9
+        for seed, share in of.items():
+            partition = seed if follows else 7
+            own |= {"curve": curve, "partition_seed": partition, "lr": lr}
+            folder = f"{name}-{lr}-{seed}"
+            folders.append(finished(name, share, folder=folder, seed=seed, **own))
+    (sheet,) = sheets(folders, base="fedavg", targets=(0.9,))
+    at = sheet.head.index
+    shown = {
+        (line["method"], *cells[at("method") + 1 : at("to base")]): [
+            cells[at("to base")],
+            cells[at("speed-up to 0.9")],
+            line["base"],
+        ]
+        for cells, line in zip(sheet.cells, sheet.numbers, strict=True)
+    }
+    # by hand, of lr=0.2: 4, 6 and 2 points, of deviation 2, and t 4.3027 of two degrees
+    assert shown == {
+        ("fedprox", "54.50 % ± 2.12", "2"): [
+            "none (+3.50 ± 6.35)",
+            "2.00 ± 0.00",
+            2,
+        ],
+        ("fedavg", "52.00 % ± 2.00", "3"): ["base", "base", 2],
+        ("fedprox", "46.00 % ± 2.00", "3"): ["none (+4.00 ± 4.97)", "1.50 ± 0.00", 4],
+        ("fedavg", "42.00 % ± 2.00", "3"): ["base", "base", 4],
+        ("moon", "30.00 %", "1"): ["-", "-", None],
+    }
+    assert "line of fedavg with the same settings (1 to 2, 3 to 4)," in sheet.notes[-3]
+    assert (
+        sheet.notes[-2] == "no difference of 5: no line of fedavg has the same settings"
+    )
+    own = {"lr": 0.2, "mu": 1.0, "partition_seed": 0 if follows else 7}
+    also = finished("fedprox", 0.5, folder="mu", seed=0, **own)
+    several = "base=fedprox means 2 lines with the settings of fedavg-0.2-0; write the"
+    with pytest.raises(SettingError, match=f"{several}.* as in --base mu"):
+        sheets([*folders, also], base="fedprox")
+    elsewhere = finished("fedavg", 0.1, folder="else", seed=0, lr=0.1, partition_seed=8)
+    (with_it,) = sheets([*folders, elsewhere], base="fedavg")
+    assert [line["base"] for line in with_it.numbers] == [2, 2, 4, 4, None, 6]
+    one = sheets(folders, base="fedavg-0.2-1")[0]  # a folder is one base for all
+    assert [line["base"] for line in one.numbers] == [4] * 5
+
+
+@pytest.fixture
+def chosen_from(finished):
+    """chosen_from(name, {setting: accuracy}): validated runs of two seeds of each lr."""
+
+    def make(name, accuracies, **own):
+        return [
+            finished(
+                name,
+                accuracy + 0.01 * seed,
+                validated=True,
+                test=143,
+                folder=f"{name}-{lr}-{seed}",
+                seed=seed,
+                lr=lr,
+                **own,
+            )
+            for lr, accuracy in accuracies.items()
+            for seed in (0, 1)
+        ]
+
+    return make
+
+
+def lines_of(sheet):
+    return [(x["method"], [Path(f).name for f in x["folders"]]) for x in sheet.numbers]
+
+
+def test_the_best_settings_of_a_method_are_those_of_validation_never_of_test(
+    finished, chosen_from, capsys
+):
+    folders = chosen_from("fedavg", {0.1: 0.70, 0.2: 0.80, 0.4: 0.75})
+    folders += chosen_from("moon", {0.1: 0.72, 0.2: 0.71})
+    # the worse by validation is the better by test
+    tested = {("fedavg", 0.1): 0.99, ("fedavg", 0.2): 0.60, ("fedprox", 0.7): 0.50}
+    for (name, lr), accuracy in tested.items():
+        folders += [
+            finished(
+                name, accuracy, folder=f"test-{name}-{lr}-{seed}", seed=seed, lr=lr
+            )
+            for seed in (5, 6)
+        ]
+    test, validation = sheets(folders, best=True)
+    assert lines_of(test) == [
+        ("fedavg", ["test-fedavg-0.2-5", "test-fedavg-0.2-6"]),
+        ("fedprox", ["test-fedprox-0.7-5", "test-fedprox-0.7-6"]),
+    ]
+    assert lines_of(validation) == [("moon", ["moon-0.1-0", "moon-0.1-1"])]
+    why = "settings that with the best mean validation accuracy"
+    assert f"1: of 3 {why}, 80.50 %" in test.notes
+    assert f"1: of 2 {why}, 72.50 %" in validation.notes
+    assert sum(why in note for note in test.notes) == 1
+    assert test.numbers[0]["is_base"] and test.numbers[1]["base"] == 1
+    assert main(["compare", *map(str, folders), "--best", "--format", "csv"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert "0.99" not in as_text([test, validation], "json")
+
+
+def test_nothing_is_chosen_by_test(finished, capsys):
+    folders = [
+        finished("fedprox", 0.5 + mu, folder=f"mu-{mu}", mu=mu) for mu in (0.1, 0.2)
+    ]
+    folders.append(finished("fedavg", 0.5))
+    refused = "best=true cannot choose among 2 settings of fedprox, of mu-0.[12] and "
+    with pytest.raises(SettingError, match=f"{refused}.* --evaluate-on validation"):
+        sheets(folders, best=True)
+    assert main(["compare", *map(str, folders), "--best"]) == 2
+    assert "or leave out --best" in capsys.readouterr().err
+    (sheet,) = sheets(folders)  # nor is a base
+    assert "to base" not in sheet.head and "base" not in sheet.numbers[0]
+    assert sheet.notes[-1] == (
+        "no difference: fedprox has several lines, and the best by test accuracy is no "
+        "base; name one with --base"
+    )
+    assert "to base" in sheets(folders, base="fedavg")[0].head
+    assert "to base" in sheets([folders[0], folders[2]])[0].head
+    leaks = [
+        finished("fnr", 0.9, trained=True, folder=f"leak-{lr}", lr=lr)
+        for lr in (0.1, 0.2)
+    ]
+    with pytest.raises(SettingError, match="cannot choose among 2 settings of fnr"):
+        sheets(leaks, best=True)
+
+
+def test_what_is_to_be_learned_is_not_chosen(chosen_from):
+    """Nor how long; and the base of a method makes another method of it."""
+    folders = chosen_from("fedgsnr", {0.1: 0.9, 0.2: 0.8})
+    changes = [
+        {"num_clients": 9},
+        {"rounds": 9},
+        {"base": "moon"},
+        {"partition": "iid"},
+        {"partition_seed": 8},
+        {"momentum": 0.9},  # which is chosen
+    ]
+    for change in changes:
+        ((name, value),) = change.items()
+        for folder in chosen_from("fedgsnr", {0.3: 0.6, 0.4: 0.7}, **change):
+            folders.append(folder.rename(f"{name}-{folder.name}"))
+    (sheet,) = sheets(folders, best=True)
+    names = {folder.rpartition("fedgsnr-")[0] for _, (folder, _) in lines_of(sheet)}
+    assert names == {"", *(f"{name}-" for c in changes[:-1] for name in c)}
+    settings = {folder.split("fedgsnr-")[1] for _, (folder, _) in lines_of(sheet)}
+    assert settings == {"0.1-0", "0.4-0"}
 
 
 def test_a_run_that_was_made_twice_has_two_lines(seeds, finished):
@@ -532,6 +724,36 @@ def test_what_a_target_cost_is_that_of_its_round(finished):
     assert sorted(column) == ["-", "3"]
 
 
+def test_measured_seconds_to_a_target_are_of_runs_and_not_of_trials(finished):
+    curve, seconds = {5: 0.2, 10: 0.8, 20: 0.9}, [2.5, 5.25, 10.0]
+    costs = {"seconds": seconds}
+    one = finished("fedavg", 0.6, seed=0, curve=curve, costs=costs)
+    slow = {"seconds": [3 * x for x in seconds]}
+    slow["simulated_seconds"] = [1.0, 2.0, 4.0]
+    again = finished("fedavg", 0.6, folder="b", seed=1, curve=curve, costs=slow)
+    trial = finished("moon", 0.5, folder="trial", seed=0, curve=curve, costs=costs)
+    for name in ("sweep/trials", "sweep/groups"):
+        Path(name).mkdir(parents=True)
+    files.write_text(Path("sweep/sweep.toml"), "")
+    trial = trial.rename("sweep/trials/0000")
+    (sheet,) = sheets([one, again, trial], targets=(0.7, 0.95))
+    at = sheet.head.index("measured seconds to 0.7")
+    assert [cells[at] for cells in sheet.cells] == [
+        "10.5 ± 7.42",
+        "-",
+    ]  # 5.25 and 15.75
+    assert sheet.cells[0][sheet.head.index("seconds to 0.7")] == "1 of 2 seeds"
+    assert "measured seconds to 0.95" not in sheet.head
+    assert sheet.numbers[0]["measured_seconds_to.0.7"] == 10.5
+    assert sheet.numbers[1]["measured_seconds_to.0.7"] is None
+    assert sheet.notes[-2].startswith("measured seconds: of training, on the machine")
+    assert sheet.notes[-1].startswith("no measured seconds of 2: trials of a sweep run")
+    assert not any("measured" in x for x in sheets([one, trial])[0].notes)
+    (sheet,) = sheets([trial], targets=(0.7,))
+    assert not any("measured" in name for name in sheet.head)
+    assert sum("measured" in note for note in sheet.notes) == 1
+
+
 def test_a_folder_of_runs_is_all_that_lie_below_it(finished, capsys):
     one = finished("fedavg", 0.5)
     place = one.parent / "all" / "row" / "method"
@@ -550,6 +772,21 @@ def test_a_folder_of_runs_is_all_that_lie_below_it(finished, capsys):
     (place / "empty").mkdir()
     assert main(["compare", str(place / "empty")]) == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [store.SWEEP, store.CONFIG])
+def test_a_file_of_that_name_alone_makes_no_sweep_and_no_run(finished, capsys, name):
+    """The file that a sweep was given, or one of another program."""
+    finished("fedavg", 0.5, folder="mine")
+    Path("others").mkdir()
+    files.write_text(Path("others") / name, "title = 'foreign'\n")
+    assert [len(group.runs) for group in groups(["."])] == [1]
+    if name == store.SWEEP:
+        files.write_text(Path(name), "[grid]\nlr = [0.1]\n")
+        assert [len(group.runs) for group in groups(["."])] == [1]
+        for command in ("compare", "report"):
+            assert main([command, "others"]) == 2
+            assert "others holds no run: it has no config" in capsys.readouterr().err
 
 
 def test_the_command_takes_a_base_and_targets(seeds, capsys):

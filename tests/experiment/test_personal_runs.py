@@ -11,6 +11,7 @@ from rich.console import Console
 from fedjax_adapt import evaluate_clients, init_state, personal_models
 from fedjax_adapt.experiment import build, checkpoint, read_run, run
 from fedjax_adapt.experiment.program import run_keys
+from fedjax_adapt.experiment.store import read_table
 from fedjax_adapt.report.tables import summary_table
 
 
@@ -36,6 +37,8 @@ def test_the_end_of_a_run_tells_own_models_from_the_servers(tiny, memory):
     end = read_run(config.folder).summary
     for name, params in {"client": state.params, "personal": models}.items():
         own = np.asarray(evaluate_clients(f.task, params, f.data).accuracy)
+        saved = read_table(Path(config.folder), "partition")[f"{name}_accuracy"]
+        np.testing.assert_allclose(saved.to_numpy(), own, atol=1e-6)
         for figure, value in spread(own).items():
             found = end[f"{name}_accuracy"][figure]
             assert found == pytest.approx(float(value), abs=1e-6), (name, figure)

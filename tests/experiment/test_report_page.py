@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from browser import PROGRAM, WITHOUT, browser
@@ -289,6 +290,54 @@ def test_maps_show_local_steps_and_labels_of_each_client(place, source, shown, w
     assert even.max() < image.max() and even.shape == image.shape
 
 
+def test_a_drawing_names_five_runs_and_counts_the_others(whole, tmp_path):
+    for i in range(7):
+        shutil.copytree(whole.folder, tmp_path / f"run{i}")
+    page = report_page([tmp_path])
+    (caption,) = re.findall("<figcaption>([^<]*): root of each label", page)
+    assert caption == "run0, run1, run2, run3, run4 and 2 more"
+    assert ", ".join(f"run{i}" for i in range(7)) in Page(page).tables  # with numbers
+    five = report_page([tmp_path / f"run{i}" for i in range(5)])
+    assert "<figcaption>run0, run1, run2, run3, run4: root" in five
+
+
+def test_the_accuracy_of_each_client_is_drawn_from_the_least(
+    place, source, shown, tmp_path
+):
+    rows = store.read_table(place / "whole", store.PARTITION)
+    each = rows["client_accuracy"].to_pylist()
+    order = sorted(range(len(each)), key=lambda client: each[client])
+    _, *cells = shown.tables["whole: accuracy by client"][0]
+    assert cells == [[str(k), f"{100 * each[k]:.2f} %"] for k in order]
+    mean = read_run(place / "whole").summary["client_accuracy"]["mean"]
+    assert np.mean(each) == pytest.approx(mean)
+    drawing = source.split("accuracy by client, the least accurate first")[1]
+    (points, *others) = re.findall(
+        '<polyline points="(.*?)"', drawing.split("</svg>")[0]
+    )
+    across, up = np.array([p.split(",") for p in points.split()], float).T
+    assert len(others) == 2 and len(across) == 6 and (np.diff(across) > 0).all()
+    affine(np.array(each)[order], up, -1)
+    assert "gsnr: accuracy by client" not in shown.tables
+    old = tmp_path / "old"  # as an earlier version left it
+    shutil.copytree(place / "whole", old)
+    (part,) = (old / store.PARTITION).iterdir()
+    pq.write_table(rows.select(["client", "label_counts"]), part)
+    relist(old)
+    assert "each client: not recorded" not in shown.text
+    assert (
+        "each client: not recorded; of trials and runs" in Page(report_page([old])).text
+    )
+    # nobody asked a client without examples
+    held = rows["client_accuracy"].to_pylist()
+    at = rows.column_names.index("client_accuracy")
+    lacks = rows.set_column(at, "client_accuracy", pa.array([None, *held[1:]]))
+    pq.write_table(lacks, part)
+    relist(old)
+    _, *cells = Page(report_page([old])).tables["old: accuracy by client"][0]
+    assert sorted(row[0] for row in cells) == ["1", "2", "3", "4", "5"]
+
+
 def test_rounds_share_columns_where_there_are_many(place, monkeypatch):
     monkeypatch.setattr(page, "MOST_COLUMNS", 4)
     source = report_page([place / "whole"])
@@ -468,7 +517,7 @@ def test_the_command_writes_the_page_once(there, capsys, place):
 )
 def test_a_mistake_is_one_sentence_and_nothing_is_written(there, capsys, line, says):
     (there / "foreign").mkdir()
-    (there / "sweep").mkdir()
+    (there / "sweep" / store.GROUPS).mkdir(parents=True)
     (there / "sweep" / store.SWEEP).write_text("")
     shutil.copytree(there / "whole", there / "begun")
     (there / "begun" / store.SUMMARY).unlink()

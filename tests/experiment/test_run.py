@@ -136,6 +136,10 @@ def test_a_finished_folder_holds_what_it_should(tiny):
     labels = store.read_table(Path(config.folder), store.PARTITION)
     assert labels["client"].to_pylist() == [*range(6)]
     assert sum(map(sum, labels["label_counts"].to_pylist())) == 1437
+    each = labels["client_accuracy"].to_numpy()  # nobody is without examples
+    assert each.mean() == pytest.approx(result.client_accuracy["mean"])
+    assert each.min() == pytest.approx(result.client_accuracy["min"])
+    assert "personal_accuracy" not in labels.column_names
     assert read_run(config.folder).summary == json.loads(json.dumps(result.to_dict()))
     assert checkpoints.rounds(Path(config.folder) / "checkpoints") == [2, 3]
     assert result.data["clients"] == 6

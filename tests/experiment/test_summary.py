@@ -75,7 +75,7 @@ def test_clients_without_examples_are_in_no_mean():
 
 
 def test_a_class_that_is_never_tested_has_no_accuracy():
-    assert summary.per_class([1.0, 0.0, 0.0], [2, 0, 1]) == [1.0, None, 0.0]
+    assert summary.known_shares([1.0, 0.0, 0.0], [2, 0, 1]) == [1.0, None, 0.0]
 
 
 def test_the_mean_at_the_end_is_over_the_last_fifty():

@@ -51,6 +51,7 @@ from fedjax_adapt.experiment.sweeps.groups import groups_of
 from fedjax_adapt.experiment.sweeps.results import flat, table_of, to_toml
 from fedjax_adapt.report.clients import contributions, draw_contributions
 from fedjax_adapt.report.compare import comparison_tables, groups, sheets
+from fedjax_adapt.report.page import report_page
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
 from fedjax_adapt.report.sweep import natural_width, parts, sweep_tables
 
@@ -598,6 +599,37 @@ def test_the_trials_of_an_unfinished_sweep_are_compared_and_it_is_said(tmp_path,
         ValueError, match="holds a sweep with no finished trial; resume"
     ):
         sheets([folder])
+
+
+def test_a_group_stands_for_its_trials(tmp_path, monkeypatch):
+    grid = [{"lr": [0.1, 0.03]}, {"batch_size": [50], "lr": [0.1, 1e12]}]
+    found = sweep({"run": RUN | {"rounds": 2}, "grid": grid}, tmp_path / "sweep")
+    first, second = sorted((found.folder / "groups").iterdir())
+    trials = found.folder / "trials"
+    of = lambda folder: {run[1]["folder"] for run in groups([folder])[0].runs}
+    assert of(first) == {str(trials / "0000"), str(trials / "0001")}
+    assert of(second) == {str(trials / "0002")}
+    (sheet,) = sheets([second])
+    assert f"{second}: trial 3 diverged and has no figures" in sheet.notes
+    assert not any("diverged" in note for note in sheets([first])[0].notes)
+    monkeypatch.chdir(first)  # where it has no name
+    assert of(".") == of(first) and "trials/0001" in report_page(["."])
+    monkeypatch.chdir(tmp_path)
+    assert "sweep/trials/0000" in of("sweep/groups/" + first.name)
+    with pytest.raises(ValueError, match="is given more than once"):
+        sheets([found.folder, first])
+    with pytest.raises(ValueError, match="holds a group of a sweep, no run; .* in"):
+        read_run(first)
+    unlist(second)
+    (second / "summary.json").unlink()
+    with pytest.raises(ValueError, match="files.sha256 is missing .*sha256 has its"):
+        sheets([second])  # which the sweep has in its list
+    unlist(found.folder)
+    (found.folder / "summary.json").unlink()
+    with pytest.raises(
+        ValueError, match="group of a sweep with no .*; resume the sweep"
+    ):
+        sheets([second])
 
 
 def test_a_folder_belongs_to_one_sweep(tmp_path, three):

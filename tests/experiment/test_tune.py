@@ -18,6 +18,7 @@ from fedjax_adapt.experiment.config import read_config
 from fedjax_adapt.experiment.sweeps import space as space_module
 from fedjax_adapt.experiment.sweeps import tune as module
 from fedjax_adapt.experiment.sweeps.space import read_search, rungs, to_toml
+from fedjax_adapt.report.compare import sheets
 
 optuna = pytest.importorskip("optuna")
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -570,6 +571,37 @@ def test_what_was_changed_by_hand_is_not_overwritten(tmp_path, halved, name):
     (folder / name).unlink()
     assert tune(SEARCH, folder, True, **HALVED).best == halved.best
     assert (folder / name).exists()
+
+
+def test_trials_of_fewer_rounds_are_not_compared_with_others(
+    tmp_path, halved, monkeypatch
+):
+    folder = halved.folder
+    (sheet,) = sheets([folder])
+    whole = [row for row in halved.trials.to_pylist() if row["outcome"] == "finished"]
+    assert len(sheet.numbers) == len(whole) == 3
+    assert {line["rounds"] for line in sheet.numbers} == {6}
+    pruned = folder / "trials-0000" / "rounds-2"
+    assert sheet.notes[-1].startswith(f"{pruned}: its trials are not here, they have")
+    assert len(sheets([pruned])[0].numbers) == 3  # where they are asked for
+    batch = pruned.parent
+    assert len(sheets([batch])[0].numbers) == 1
+    monkeypatch.chdir(batch)
+    assert len(sheets(["."])[0].numbers) == 1
+    # no number is longer than four digits, in full for other programs
+    for line, cells in zip(sheet.numbers, sheet.cells, strict=True):
+        mu = float(re.fullmatch(r"fedprox\(mu=(.*)\)", line["method"])[1])
+        assert cells[1] == f"fedprox(mu={mu:.4g})"
+    assert not re.search(r"=\d+\.\d{7}", " ".join(sheet.notes))
+    begun = tmp_path / "begun"
+    shutil.copytree(folder, begun)
+    shutil.rmtree(begun / "trials-0003")
+    shutil.rmtree(begun / "trials-0000" / "rounds-6")
+    (begun / "files.sha256").unlink()
+    with pytest.raises(
+        SettingError, match="holds a search with no trial of all rounds"
+    ):
+        sheets([begun])
 
 
 def test_a_batch_that_is_gone_is_said(tmp_path, halved, capsys):

@@ -38,7 +38,7 @@ from ..folder import check_may_begin, check_origins, holds_finished
 from ..options import check_path
 from ..rows import COLUMNS
 from ..spelling import flat_name, nested
-from ..summary import FIGURES, TEST, Summary, per_class, results
+from ..summary import FIGURES, TEST, Summary, known_shares, results
 from .grid import FIRST, Sweep, Trial, read_sweep
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def rows_of(
         row["stopped_round"] = (stopped.as_py() or None) if stopped else None
         if diverged is None:
             by_class = curve[f"class_{named}"][-1].as_py()
-            of_classes = per_class(by_class, said["test_counts"])
+            of_classes = known_shares(by_class, said["test_counts"])
             figures = {"class_accuracy": of_classes} | results(
                 curve, trial.config.targets
             )

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import optuna
     import pyarrow
 
-TUNE, BEST = "tune.toml", "best.toml"
+TUNE, BEST = store.TUNE, "best.toml"
 FOLDER = "runs/tuned"  # where none is given
 ATTEMPTS = 100  # to propose what is allowed
 FINISHED, PRUNED, DIVERGED = "finished", "pruned", "diverged"
