@@ -60,7 +60,10 @@ COLUMNS = {  # heads and fields
     "GFLOP": "gflop",
     "collectives": "collectives",
 }
-ROUNDS_ALONE = ("w2-epochs", "w2-unequal", "w2-10000", "w2-504", "w2-504-all")
+ROUNDS_ALONE = (
+    *("w2-epochs", "w2-unequal", "w2-unequal-auto"),
+    *("w2-10000", "w2-504", "w2-504-all"),
+)
 # algorithms of a workload; of others FedAvg
 USUAL = {"w2": [*ALGORITHMS]} | dict.fromkeys(
     ROUNDS_ALONE, ["fedavg", "scaffold", "fedssg", "feddc"]

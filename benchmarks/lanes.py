@@ -24,6 +24,7 @@ from entry import begin
 import fedjax_adapt as fa
 from fedjax_adapt.data import split
 from fedjax_adapt.engine.lanes import block_of, busiest
+from fedjax_adapt.engine.step_time import Work
 from fedjax_adapt.engine.xla import compiler_options
 from fedjax_adapt.experiment import read_run
 
@@ -65,8 +66,8 @@ def executed(cohorts: list[np.ndarray]) -> dict[str, float]:
         "packed": of(few),
         "packed_half": of(np.maximum(few // 2, 1)),
         "lanes": float(np.median(few)),
-        "padded_blocks": of(all_, block_of(table, size, size)),
-        "packed_blocks": of(few, block_of(table, typical, size)),
+        "padded_blocks": of(all_, block_of(table, size, size, Work())),
+        "packed_blocks": of(few, block_of(table, typical, size, Work())),
     }
 
 

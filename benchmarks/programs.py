@@ -7,6 +7,7 @@ functions, which find another platform than the one at hand. Arrays are shapes: 
 data set there are only as many examples as the largest client has.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from work import CLASSES, WORKLOADS, Workload
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.core import precise
-from fedjax_adapt.engine import memory, mesh, processes
+from fedjax_adapt.engine import lanes, memory, mesh, processes
 from fedjax_adapt.engine.client_store import store_of
 from fedjax_adapt.experiment import program
 from fedjax_adapt.experiment.sweeps import trials
@@ -51,6 +52,7 @@ KINDS = {
     "resnet18": Kind(W1._replace(model="resnet18", cohort=100)),
     "w2-epochs": Kind(W2, 50, epochs=True),
     "w2-unequal": Kind(W2, 50, epochs=True, spread=0.8),
+    "w2-unequal-auto": Kind(W2, epochs=True, spread=0.8),
     "w2-10000": Kind(W2._replace(clients=10_000), 50),
     # which 8 devices divide, so that tables are cut up among them
     "w2-504": Kind(W2._replace(clients=504), 50),
@@ -157,8 +159,8 @@ def build(setting: dict[str, Any]) -> Built:
         function = precise(task)(partial(bare_round, task, rounds.plan_of(work)))
         return Built(function, (params, full.x, full.y, index), 1, steps, work.cohort)
 
-    lanes = kind.lanes if setting["lanes"] is None else setting["lanes"]
-    plan = rounds.plan_of(work, lanes=lanes, devices=num_devices)
+    wanted = kind.lanes if setting["lanes"] is None else setting["lanes"]
+    plan = rounds.plan_of(work, lanes=wanted, devices=num_devices)
     algorithm = _algorithm_of(setting["algorithm"], kind)
     if algorithm.server.busy is not None:
         plan = replace(plan, clock=fa.Clock(step_seconds=0.05))
@@ -171,10 +173,12 @@ def build(setting: dict[str, Any]) -> Built:
     if num_devices > 1:
         with platform_is(platform, devices):
             state = store_of(plan).place(state, num_devices)
+    with platform_is(platform):
+        turns = steps_of_busiest(algorithm, task, data, plan, round_fn.step.pace)
     groups = -(-work.cohort // (round_fn.num_lanes * num_devices))
     built = partial(
         Built,
-        num_steps=groups * steps,
+        num_steps=turns or groups * steps,
         num_lanes=round_fn.num_lanes,
         inner_loops=INNER_LOOPS.get(setting["algorithm"], 0),
     )
@@ -191,6 +195,20 @@ def build(setting: dict[str, Any]) -> Built:
     measured = jax.tree_util.Partial(score, full.test, None)
     function = partial(program.rounds, NUM_ROUNDS)
     return built(function, (state, round_fn, measured, key), NUM_ROUNDS, state=state)
+
+
+def steps_of_busiest(algorithm, task, data, plan, pace) -> int | None:
+    """Steps of the lane that ends last, whole blocks, in the mean of some rounds.
+
+    None: all clients take as many, or a policy cannot say.
+    """
+    found = lanes.cohort_steps(algorithm.policy, task, data, plan)
+    if pace.known is not None or found is None:
+        return None
+    together = plan.lanes * plan.devices
+    blocks = (-(-found // pace.block)).tolist()
+    trips = sum(lanes.busiest(row, together) for row in blocks) / len(blocks)
+    return math.ceil(trips * pace.block)
 
 
 def bare_round(task: fa.Task, plan: fa.Plan, params, x, y, index):

@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 from helpers import skip_without_cuda_compiler
 
+import fedjax_adapt as fa
+from fedjax_adapt.engine.steps import Pace
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 # A program with a table of 100 rows of 8, its products in a loop
@@ -304,6 +307,22 @@ def test_what_is_named_is_compiled_and_nothing_else(accelerators):
     assert several == [("w2", "gift", "round"), ("w2", "gift", "chunk")]
 
 
+@pytest.mark.parametrize(
+    "lanes, block, found", [(50, 18, 18), (50, 8, 24), (29, 4, 24), (29, 1, 20)]
+)
+def test_packed_steps_are_those_of_the_busiest_lane(accelerators, lanes, block, found):
+    """Of clients with 2 to 18 steps, whatever turns of the longest there could be."""
+    programs = importlib.import_module("programs")
+    kind = programs.KINDS["w2-unequal"]
+    data, longest = programs._data_of(kind)
+    task = programs.rounds.task_of(kind.work)
+    plan = programs.rounds.plan_of(kind.work, lanes=lanes)
+    given = fa.Algorithm(), task, data, plan
+    assert longest == 180
+    assert programs.steps_of_busiest(*given, Pace(block=block)) == found
+    assert programs.steps_of_busiest(*given, Pace(known=10)) is None
+
+
 def test_a_line_that_is_there_is_not_made_again(
     accelerators, tmp_path, monkeypatch, capsys
 ):
@@ -349,14 +368,18 @@ def compiled(file, *words):
 
 
 EQUAL = [("w2", name) for name in MOST_LAUNCHES] + [("w2-10000", "fedssg")]
-UNEQUAL = [("w2-unequal", "fedavg"), ("w2-unequal", "fedssg")]
+UNEQUAL = [
+    (kind, algorithm)
+    for kind in ("w2-unequal", "w2-unequal-auto")
+    for algorithm in ("fedavg", "fedssg")
+]
 
 
 @pytest.fixture(scope="module")
 def rounds(tmp_path_factory):
     """What an H100 would run in a round of W2, 50 clients side by side."""
     file, found = tmp_path_factory.mktemp("accelerators") / "rounds.jsonl", {}
-    for kind in ("w2", "w2-10000", "w2-unequal"):
+    for kind in ("w2", "w2-10000", "w2-unequal", "w2-unequal-auto"):
         of_kind = [name for k, name in EQUAL + UNEQUAL if k == kind]
         found |= compiled(file, kind, *of_kind, "round")
     return found
@@ -395,6 +418,7 @@ def test_unequal_clients_are_waited_for_once_in_eight_steps(rounds, clients, alg
     line = rounds[clients, algorithm, "round"]
     assert line["launches_per_step"] <= MOST_LAUNCHES[algorithm]
     assert line["nested_loops"] == 0 and line["waits_per_step"] <= 1 / 8
+    assert line["num_lanes"] == 50
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from .footprint import Footprint, footprint, readable
 from .initial import check_kinds, init_state
 from .lanes import choose, cohort_steps
 from .round import Round, checked, round_of
+from .step_time import work_of
 from .xla import arrays_of
 
 # a round is traced unless so many times what is guessed of its lanes fit: on large images
@@ -72,6 +73,7 @@ def num_lanes_of(
         batch_size(data, plan),
         num_devices_of(data, plan),
         partial(cohort_steps, algorithm.policy, task, data, plan),
+        partial(work_of, task, data, plan),
     )
     if plan.lanes != "auto":
         return fastest

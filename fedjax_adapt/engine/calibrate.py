@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ from .cohort import num_devices_of, slots_per_device
 from .footprint import footprint
 from .initial import check_kinds, init_state
 from .lanes import client_steps, cohorts
+from .step_time import work_of
 
 CANDIDATES = (1, 5, 25, 100, 500)  # each is a program to compile
 STEPS = 3  # of a client, in the mean
@@ -91,6 +93,7 @@ def fastest_lanes(
         batch_size(data, plan),
         num_devices_of(data, plan),
         lambda: steps[None],
+        partial(work_of, task, data, plan),
     )
     first = lanes_that_fit(algorithm, task, data, plan, first, lambda text: None)
 

@@ -120,7 +120,7 @@ def footprint(
 
 def num_equations(jaxpr: Jaxpr) -> int:
     """Those of a program and of its inner ones."""
-    return sum(1 + sum(map(num_equations, _inner_jaxprs(eqn))) for eqn in jaxpr.eqns)
+    return sum(1 + sum(map(num_equations, inner_jaxprs(eqn))) for eqn in jaxpr.eqns)
 
 
 def table_bytes(leaf: jax.ShapeDtypeStruct | jax.Array, num_devices: int) -> int:
@@ -214,7 +214,7 @@ def _flattened(
     ]
     works = []
     for equation in jaxpr.eqns:
-        name, inside = equation.primitive.name, _inner_jaxprs(equation)
+        name, inside = equation.primitive.name, inner_jaxprs(equation)
         reads = values_of(equation.invars)
         if name in CALLS and len(inside) == 1:
             called = inside[0]
@@ -291,7 +291,7 @@ def _stored(works: list[_Work], returned: list[_Value]) -> set[_Value]:
     return made | read
 
 
-def _inner_jaxprs(equation: Any) -> list[Jaxpr]:
+def inner_jaxprs(equation: Any) -> list[Jaxpr]:
     """The programs an equation runs."""
     values = []
     for value in equation.params.values():

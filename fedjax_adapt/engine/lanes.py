@@ -33,6 +33,7 @@ from .cohort import (
     slots_per_device,
     with_num_steps,
 )
+from .step_time import ROOM, STEP, WAIT, Work, work_of
 from .steps import BLOCK, Pace
 
 # Measured on two cores, see benchmarks/README.md. Where batches are small a product of
@@ -43,10 +44,6 @@ CPU_LANES = 10
 CPU_SMALL_BATCH = 20
 CPU_SMALL_MODEL = 2 * 2**20
 
-# On an accelerator, in local steps of a small model, some twenty kernels: assumed, not
-# measured, from 3 us for a launch and 15 us for a wait.
-WAIT = 0.25  # of the host, to know whether somebody goes on
-SWAP = 1.25  # what makes room for the next clients
 MOST_BLOCK = 64
 DRAWS = 16  # rounds looked at
 
@@ -62,13 +59,14 @@ def choose(
     batch_size: int,
     num_devices: int = 1,
     steps: Callable[[], np.ndarray | None] = lambda: None,
+    work: Callable[[], Work] = Work,
 ) -> int:
     """The number of clients trained side by side under `vmap` on one device.
 
-    "auto" takes on an accelerator as many as unequal clients keep busy, see `kept_busy`
-    (build.py asks whether they fit), and on a CPU what was measured to be fast: several
-    clients for small models on small batches, one otherwise and wherever cores are
-    devices, each with a client in its own cache.
+    "auto" takes on an accelerator all, or as many as unequal clients of a large model
+    keep busy, see `kept_busy` (build.py asks whether they fit), and on a CPU what was
+    measured to be fast: several clients for small models on small batches, one otherwise
+    and wherever cores are devices, each with a client in its own cache.
 
     Args:
       lanes: a number, or "auto".
@@ -77,11 +75,12 @@ def choose(
       batch_size: examples per local step.
       num_devices: how many devices share the round.
       steps: asked for the local steps of the clients of some rounds, see `kept_busy`.
+      work: asked for what a client adds to a step, likewise.
     """
     if lanes != "auto":
         return min(int(lanes), cohort_size)
     if jax.default_backend() != "cpu":
-        return kept_busy(cohort_size, steps())
+        return kept_busy(cohort_size, steps(), work())
     size = tree_bytes(params)
     if num_devices > 1 or size > CPU_SMALL_MODEL or batch_size > CPU_SMALL_BATCH:
         return 1
@@ -90,17 +89,19 @@ def choose(
     return -(-cohort_size // groups)  # 12 clients are 2 x 6, not 10 and 2 idle lanes
 
 
-def kept_busy(cohort_size: int, steps: np.ndarray | None) -> int:
+def kept_busy(cohort_size: int, steps: np.ndarray | None, work: Work) -> int:
     """Lanes for clients of unequal steps on a device where all have room.
 
-    As many as the steps of all hold those of the longest: with more, somebody waits for
-    it whatever is done. But fewer lanes than clients leave the last turn half empty, so
-    that clients which are nearly equal have a lane each.
+    A lane for each client, or as many as the steps of all hold those of the longest: with
+    more, somebody waits for it whatever is done. What takes less time by `paced`: fewer
+    lanes have more trips, at each of which the host waits and room is made, and leave the
+    last turn half empty. That pays where the work of the lanes is most of a step.
 
     Args:
       cohort_size: clients of the round on this device.
       steps: local steps of the clients of some rounds, [rounds, slots], on all devices
         that share a round; None: unknown, and every client has a lane.
+      work: what a client adds to a step.
     """
     if steps is None or not steps.any():
         return cohort_size
@@ -108,23 +109,47 @@ def kept_busy(cohort_size: int, steps: np.ndarray | None) -> int:
     num_devices = -(-steps.shape[1] // cohort_size)
     ratio = (steps.sum(1) / steps.max(1)).mean()
     few = min(math.ceil(ratio / num_devices), cohort_size)
-
-    def executed(lanes: int) -> int:
-        lanes *= num_devices
-        return lanes * sum(busiest(row, lanes) for row in steps.tolist())
-
-    return few if executed(few) < executed(cohort_size) else cohort_size
+    seconds = lambda lanes: paced(steps, lanes, cohort_size, work)[0]
+    return min((cohort_size, few), key=seconds)
 
 
 def busiest(steps: Iterable[int], num_lanes: int) -> int:
     """Steps of the lane that ends last; the longest client goes first, see packing.py."""
+    steps = [*steps]
+    if len(steps) <= num_lanes:
+        return max(steps)
     taken = [0] * num_lanes
     for more in sorted(steps, reverse=True):
         heapq.heapreplace(taken, taken[0] + more)
     return max(taken)
 
 
-def block_of(steps: np.ndarray | None, num_lanes: int, cohort_size: int) -> int:
+def paced(
+    steps: np.ndarray, num_lanes: int, cohort_size: int, work: Work
+) -> tuple[float, int]:
+    """Seconds of the local steps of some rounds, and the block that takes the fewest.
+
+    Args:
+      steps: as for `kept_busy`, like the last two.
+      num_lanes: on a device.
+      cohort_size: clients of the round on this device.
+      work: what a client adds to a step.
+    """
+    num_devices = -(-steps.shape[1] // cohort_size)
+    step = STEP + num_lanes * work.step
+    between = WAIT + (ROOM + num_lanes * work.room) * (num_lanes < cohort_size)
+
+    def seconds(block: int) -> float:
+        blocks = -(-steps // block)
+        trips = sum(busiest(row, num_lanes * num_devices) for row in blocks.tolist())
+        return trips * (block * step + between)
+
+    return min((seconds(block), block) for block in range(1, MOST_BLOCK + 1))
+
+
+def block_of(
+    steps: np.ndarray | None, num_lanes: int, cohort_size: int, work: Work
+) -> int:
     """Local steps between two waits of an accelerator's host, those that cost least.
 
     A client that is done stays idle until the block ends. Where all cohorts have one
@@ -134,18 +159,11 @@ def block_of(steps: np.ndarray | None, num_lanes: int, cohort_size: int) -> int:
       steps: as for `kept_busy`; None: unknown.
       num_lanes: on a device.
       cohort_size: clients of the round on this device.
+      work: what a client adds to a step.
     """
     if steps is None or not steps.any():
         return BLOCK
-    num_devices = -(-steps.shape[1] // cohort_size)
-    between = WAIT + SWAP * (num_lanes < cohort_size)
-
-    def cost(block: int) -> float:
-        blocks = -(-steps // block)
-        trips = sum(busiest(row, num_lanes * num_devices) for row in blocks.tolist())
-        return trips * (block + between)
-
-    return min(range(1, MOST_BLOCK + 1), key=cost)
+    return paced(steps, num_lanes, cohort_size, work)[1]
 
 
 def pace_of(
@@ -156,7 +174,8 @@ def pace_of(
     if known is not None or jax.default_backend() == "cpu":
         return Pace(known)
     steps = cohort_steps(algorithm.policy, task, data, plan)
-    return Pace(block=block_of(steps, int(plan.lanes), slots_per_device(data, plan)))
+    of_client, size = work_of(task, data, plan), slots_per_device(data, plan)
+    return Pace(block=block_of(steps, int(plan.lanes), size, of_client))
 
 
 def cohorts(data: FederatedDataset, plan: Plan) -> np.ndarray:

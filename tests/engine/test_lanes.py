@@ -10,27 +10,90 @@ from helpers import make_data
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedgsnr, scaffold
-from fedjax_adapt.engine import build, lanes, memory
+from fedjax_adapt.engine import build, lanes, memory, step_time
 from fedjax_adapt.engine.build import num_lanes_of
+from fedjax_adapt.engine.step_time import Work
 
 UNEQUAL = (4, 0, 20, 4, 0, 2, 4)  # by 2 an epoch: 2, 10, 2, 1 and 2 steps
+
+
+# seconds that a client adds to a step, of which the launches take 60 microseconds
+LARGE = Work(step=1e-3)
+UNEVEN = [20, 2, 2, 2, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
     "cohort_size, steps, found",
     [
         (8, [[5] * 8], 8),
-        (8, [[20, 2, 2, 2, 2, 2, 2, 2]], 2),  # 34 / 20
+        (8, [UNEVEN], 2),  # 34 / 20
         (8, [[10, 8, 8, 8, 8, 8, 8, 8]], 8),  # on 7 lanes two would follow each other
-        (4, [[20, 2, 2, 2, 2, 2, 2, 2]], 1),  # on two devices
+        (4, [UNEVEN], 1),  # on two devices
         (4, [[5, 5, 5, 0], [5, 5, 0, 0], [0, 0, 0, 0]], 3),  # empty slots
         (4, [[0, 0, 0, 0]], 4),
         (4, None, 4),
     ],
 )
-def test_as_many_lanes_as_unequal_clients_keep_busy(cohort_size, steps, found):
+def test_as_many_lanes_as_unequal_clients_of_a_large_model_keep_busy(
+    cohort_size, steps, found
+):
     steps = None if steps is None else np.array(steps)
-    assert lanes.kept_busy(cohort_size, steps) == found
+    assert lanes.kept_busy(cohort_size, steps, LARGE) == found
+
+
+def test_unequal_clients_of_a_small_model_have_a_lane_each():
+    """Fewer lanes would wait and make room more often, and a step would take no less."""
+    assert lanes.kept_busy(8, np.array([UNEVEN]), Work()) == 8
+    ends = np.linspace(2, 18, 50).astype(int)[None]  # as W2 with 20 to 180 examples
+    assert lanes.kept_busy(50, ends, Work(1.4e-6, 1.4e-6)) == 50
+    assert lanes.kept_busy(50, ends, LARGE) == 27
+    # as much work, but to make room takes a hundred times as long
+    assert lanes.kept_busy(50, ends, LARGE._replace(room=0.1)) == 50
+
+
+def test_a_block_of_a_large_model_leaves_fewer_steps_idle():
+    steps = np.array([[10, 7, 6, 6]])
+    small, large = (lanes.paced(steps, 2, 6, work) for work in (Work(), LARGE))
+    assert small[1] == 6 and large[1] == 2
+    between = step_time.WAIT + step_time.ROOM
+    assert small[0] == pytest.approx(3 * (6 * step_time.STEP + between))
+    step = step_time.STEP + 2 * LARGE.step
+    assert large[0] == pytest.approx(8 * (2 * step + between))
+
+
+@pytest.mark.parametrize("way", ["lax", "patches"])
+def test_a_client_adds_the_products_of_its_batch_or_moves_its_model(way):
+    shape, size = (16, 16, 3), 4000
+    task = fa.classification(fa.models.cnn(shape, 10), shape)
+    task = fa.models.with_ways(task, way)
+    clients = [(np.zeros((size, *shape), np.float32), np.zeros(size, int))]
+    data = fa.FederatedDataset.from_clients(clients, num_classes=10)
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
+    found = step_time.operations(jax.make_jaxpr(task.apply)(params, x).jaxpr)
+    of_all = jax.jit(task.apply).lower(params, x).cost_analysis()["flops"]
+    assert 0.95 * of_all < found < of_all  # XLA counts sums and maxima as well
+    moving = 6 * sum(4 * leaf.size for leaf in jax.tree.leaves(params)) / 3.35e12
+    few, many = (fa.Plan(batch_size=number) for number in (2, None))
+    assert step_time.work_of(task, data, few) == (pytest.approx(moving),) * 2
+    products = 3 * found * size / 2 / 67e12
+    work = step_time.work_of(task, data, many)
+    assert work == (pytest.approx(products), pytest.approx(moving))
+
+
+def test_a_product_in_a_scan_counts_as_often_as_it_is_made():
+    def program(x):
+        return jax.lax.scan(lambda x, _: (jax.jit(jnp.dot)(x, x), None), x, None, 7)
+
+    jaxpr = jax.make_jaxpr(program)(jnp.ones((5, 5))).jaxpr
+    assert step_time.operations(jaxpr) == 7 * 2 * 5**3
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """On an accelerator, a model whose step is work."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(build, "work_of", lambda *_: LARGE)
 
 
 def loss_steps(state, cohort, measurement):
@@ -49,17 +112,20 @@ def loss_steps(state, cohort, measurement):
         (fa.StepPolicy(loss_steps), {}, 5),
     ],
 )
-def test_on_an_accelerator_auto_asks_the_policy(
-    policy, options, found, task, monkeypatch
-):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+def test_on_an_accelerator_auto_asks_the_policy(policy, options, found, task, large):
     plan = fa.Plan(**{"cohort_size": 5, "batch_size": 2} | options)
     algorithm = fa.with_steps(fedavg(), policy)
     assert num_lanes_of(algorithm, task, make_data(UNEQUAL), plan) == found
 
 
-def test_a_round_that_is_traced_has_the_lanes_of_one_that_is_not(task, monkeypatch):
+def test_a_small_model_has_all_lanes_on_an_accelerator(task, monkeypatch):
+    data, plan = make_data(UNEQUAL), fa.Plan(cohort_size=5, batch_size=2)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    algorithm = fa.with_steps(fedavg(), fa.epochs(1))
+    assert fa.make_round(algorithm, task, data, plan).num_lanes == 5
+
+
+def test_a_round_that_is_traced_has_the_lanes_of_one_that_is_not(task, large):
     data, plan, seen = make_data(UNEQUAL), fa.Plan(cohort_size=5, batch_size=2), []
 
     def traced(num_epochs, lr, data):
@@ -135,7 +201,9 @@ def test_fewer_lanes_than_would_be_fastest_are_told(wide, monkeypatch):
     fa.make_round(fedavg(), task, data, replace(plan, lanes=10))  # as was asked for
 
 
-def test_unequal_clients_have_the_lanes_that_fit_of_those_kept_busy(wide, monkeypatch):
+def test_unequal_clients_have_the_lanes_that_fit_of_those_kept_busy(
+    wide, large, monkeypatch
+):
     task, _, plan = wide
     data = make_data((8, *(4,) * 9))
     algorithm = fa.with_steps(fedavg(), fa.epochs(1))

@@ -8,9 +8,10 @@ from helpers import make_data
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedgsnr, fedssg, fedveca, gift, scaffold
-from fedjax_adapt.engine import steps
-from fedjax_adapt.engine.lanes import block_of, fixed_steps
+from fedjax_adapt.engine import lanes, steps
+from fedjax_adapt.engine.lanes import fixed_steps
 from fedjax_adapt.engine.local import correction
+from fedjax_adapt.engine.step_time import Work
 from fedjax_adapt.steps import scheduled_steps
 
 EQUAL, UNEQUAL = (8,) * 6, (3, 9, 14, 6, 1, 12)
@@ -163,6 +164,11 @@ def test_a_loss_that_a_policy_asks_for_is_not_known(task):
     assert known(policy, task, make_data(EQUAL)) is None
 
 
+def block_of(taken, num_lanes, cohort_size):
+    """Of a model so small that a step takes what its launches do."""
+    return lanes.block_of(taken, num_lanes, cohort_size, Work())
+
+
 def test_a_block_ends_with_the_clients():
     everyone = np.array([[3, 30, 9, 12]] * 4)  # the same longest client every round
     assert block_of(everyone, 4, 4) == 30
@@ -185,11 +191,11 @@ def test_a_round_for_an_accelerator_is_told_its_block(task, monkeypatch):
 def test_known_steps_in_several_blocks_are_those_one_by_one(num_steps, task):
     algorithm = fa.with_steps(fedavg(), fa.constant_steps(num_steps))
     data = make_data(UNEQUAL)
-    alone, lanes = (
+    alone, together = (
         two_rounds(algorithm, task, data, fa.Plan(lanes=n, batch_size=2, lr=0.01))
         for n in (1, 6)
     )
-    for a, b in zip(*map(jax.tree.leaves, (lanes, alone)), strict=True):
+    for a, b in zip(*map(jax.tree.leaves, (together, alone)), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
 
 
