@@ -17,7 +17,6 @@ plan says of local SGD but momentum (clipping, weight decay) holds for v_i as we
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from .. import check
@@ -65,21 +64,20 @@ def ditto(
     def trained(run):  # v_i
         setting, key = run.setting, jax.random.fold_in(run.key, OWN)
 
-        def loss(own, step):
-            batch, here = run.batch_at(step), jax.random.fold_in(key, step)
+        def loss(own, batch, step):
+            here = jax.random.fold_in(key, step)
             outputs = predict_train(run.task, own, batch.x, here)
             return weighted_loss(run.task, outputs, batch)
 
-        def step(i, own):
-            grads = jax.grad(loss)(own, i)
+        def step(own, batch, i):
+            grads = jax.grad(loss)(own, batch, i)
             grads = optax.tree.add_scale(grads, mu, optax.tree.sub(own, run.anchor))
             grads, _ = clip(grads, setting.clip_norm)
             grads = optax.tree.add_scale(grads, setting.weight_decay, own)
             moved = lambda p, g: (p - setting.lr * g).astype(p.dtype)
             return jax.tree.map(moved, own, grads)
 
-        most = run.num_steps if steps is None else jnp.minimum(run.num_steps, 1) * steps
-        return jax.lax.fori_loop(0, most, step, run.client.own)
+        return run.over_steps(step, run.client.own, steps)
 
     def finish(run):
         upload, state = inner.local.finish(run)

@@ -156,12 +156,12 @@ def fedgen(
         examples = run.batch_at(jnp.int32(0)).x
         outputs = jax.eval_shape(run.task.apply, run.params, examples).logits.shape[-1]
 
-        def add(step, counts):
-            batch = run.batch_at(step)
+        def add(counts, batch, step):
+            del step
             seen = jax.nn.one_hot(batch.y, outputs) * batch.weight[:, None]
             return counts + seen.sum(0)
 
-        return jax.lax.fori_loop(0, run.num_steps, add, jnp.ones(outputs))
+        return run.over_steps(add, jnp.ones(outputs))
 
     def verify(task, setup):
         if task.head is None or setup.outputs.features is None:

@@ -76,13 +76,13 @@ def fednova(
                 run.num_steps > 0, effective_steps(run.num_steps, momentum), 0
             ).astype(run.lr.dtype)
 
-        def step(_, state):
+        def step(state, *_):
             distance, velocity = state
             velocity = run.setting.momentum * velocity + 1 - run.lr * mu * distance
             return distance + velocity, velocity
 
         zero = jnp.zeros_like(run.lr)
-        return jax.lax.fori_loop(0, run.num_steps, step, (zero, zero))[0]
+        return run.over_steps(step, (zero, zero))[0]
 
     def finish(run):
         a = normaliser(run)

@@ -116,6 +116,9 @@ class LocalRun(NamedTuple):
         weight decay included, in evaluation mode.
       full_loss: params -> that mean loss, without weight decay.
       batch_at: step -> the batch of a local step.
+      over_steps: (one, begin, number=None) -> `begin` after `one` of every local step of
+        the client, where one(value, batch, step) -> value. `number`: of steps, which a
+        client takes that trained at all; None: as many as its others.
       task: the task.
       id: the client's id, int32.
       key: for what is random after the local steps, such as noise on an upload; of the
@@ -135,6 +138,7 @@ class LocalRun(NamedTuple):
     full_gradient: Callable[[Params], Params] | None = None
     full_loss: Callable[[Params], Array] | None = None
     batch_at: Callable[[Array], Batch] | None = None
+    over_steps: Callable[..., PyTree] | None = None
     task: Task | None = None
     id: Array | None = None
     key: Key | None = None

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from .. import check
 from ..core import (
     Algorithm,
     Array,
@@ -211,6 +212,32 @@ def batches_of(setup: Setup, client: Client) -> Callable[[Array], Batch]:
     return lambda step: batch_at(setup.data, setup.plan, client.id, key_batch, step)
 
 
+def folded_over_steps(setup: Setup, client: Client) -> Callable[..., PyTree]:
+    """`LocalRun.over_steps` of a client.
+
+    Where the number of steps is known when a round is traced, the trips of the loop are.
+    """
+    key_batch, _ = jax.random.split(client.key)
+    draw = lambda step: rows_at(setup.data, setup.plan, client.id, key_batch, step)
+
+    def fold(
+        one: Callable[[PyTree, Batch, Array], PyTree],
+        begin: PyTree,
+        number: int | Array | None = None,
+    ) -> PyTree:
+        def of_batch(value: PyTree, step: Array, rows: Rows) -> PyTree:
+            batch = batch_of(setup.data, rows, client.id, key_batch, step)
+            return one(value, batch, step)
+
+        num_steps, pace = client.num_steps, setup.pace
+        if number is not None:
+            num_steps = jnp.minimum(num_steps, 1) * number
+            pace = Pace(None if check.is_tracer(number) else number)
+        return repeat(of_batch, draw, begin, num_steps, alone=True, pace=pace)
+
+    return fold
+
+
 def size_ratio(data: FederatedDataset, client: Array) -> Array:
     """n_i over the mean client size, N n_i / n; 1 for a client that can never train."""
     size = data.size[client]
@@ -300,6 +327,7 @@ def finished(
         full_gradient=full_gradient,
         full_loss=full_loss,
         batch_at=batches_of(setup, client),
+        over_steps=folded_over_steps(setup, client),
         task=setup.task,
         id=client.id,
         key=jax.random.fold_in(client.key, AFTERWARDS),

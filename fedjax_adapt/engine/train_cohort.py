@@ -294,7 +294,7 @@ def with_states(tables: DeviceRows, slots: Slot) -> Slot:
 def per_client_run(run: LocalRun) -> LocalRun:
     """A run without what all clients share, and without functions: what can be stacked."""
     shared = dict.fromkeys(("anchor", "server", "setting"), ())
-    functions = ("full_gradient", "full_loss", "batch_at", "task", "key")
+    functions = ("full_gradient", "full_loss", "batch_at", "over_steps", "task", "key")
     functions = dict.fromkeys(functions)
     return run._replace(**shared, **functions)
 
