@@ -1,11 +1,14 @@
 """What the README says is what the project does."""
 
 import contextlib
+import importlib.util
 import inspect
 import io
 import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -238,12 +241,84 @@ def test_a_table_of_your_own_becomes_clients():
 def test_every_page_with_a_snippet_is_executed():
     executed = {"README.md", "data.md", "own-algorithm.md", "performance.md"}
     executed |= {"step-policies.md", "personal-and-private.md", "callbacks.md"}
+    executed |= {"peers.md"}
     # in test_shards.py and test_validation.py
     executed |= {"machines.md", "choosing-settings.md"}
     with_code = {
         page.name for page in (ROOT / "README.md", *DOCS) if blocks("python", page)
     }
     assert with_code == executed
+
+
+PEERS = {"fedjax": "fedjax-jax0.10", "flwr": "flower", "pfl": "pfl"}
+PLACE = "FEDJAX_ADAPT_PEERS"  # the folder of run.py --venvs
+
+
+def programs():
+    """The blocks of the page of peers: the task, ours, and theirs by package."""
+    task, *others = blocks("python", "docs/guides/peers.md")
+    first = lambda code: re.search(
+        rf"^(?:from|import) ({'|'.join(PEERS)})\b", code, re.M
+    )
+    theirs = {found[1]: code for code in others if (found := first(code))}
+    return task, [code for code in others if not first(code)], theirs
+
+
+def claimed(code):
+    """What comments say that a program prints."""
+    return [*map(float, re.findall(r"^print.*  # ([\d.]+)$", code, re.MULTILINE))]
+
+
+def test_every_simulator_gets_what_this_one_gets():
+    _, ours, theirs = programs()
+    base, *second = (number for code in ours for number in claimed(code))
+    assert [*theirs] == [*PEERS] and len({base, *second}) == 4
+    found = [claimed(code) for code in theirs.values()]
+    assert found == [[base, number] for number in second]
+
+
+@pytest.mark.slow
+def test_what_others_train_is_trained_here(capsys):
+    task, ours, _ = programs()
+    names = {}
+    for code in (task, *ours):
+        exec(compile(code, "peers.md", "exec"), names)
+    printed = [*map(float, capsys.readouterr().out.split())]
+    expected = [number for code in ours for number in claimed(code)]
+    # of 500 examples; other processors round otherwise
+    assert printed == pytest.approx(expected, abs=0.004)
+
+
+def python_of(package):
+    """A Python that has it: this one, or that of benchmarks/peers/locks."""
+    if importlib.util.find_spec(package) is not None:
+        return sys.executable
+    if place := os.environ.get(PLACE):
+        python = Path(place).absolute() / PEERS[package] / "bin" / "python"
+        assert python.exists(), f"{PLACE}={place} has no {python}"
+        return python
+    pytest.skip(
+        f"there is no {package} here: after `python benchmarks/peers/run.py --venvs DIR "
+        f"--make-venvs --check` write {PLACE}=DIR"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", PEERS)
+def test_the_program_for_another_simulator_prints_what_it_says(package, tmp_path):
+    task, _, theirs = programs()
+    (tmp_path / "theirs.py").write_text(task + theirs[package])
+    silent = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run(
+        [python_of(package), "theirs.py"],
+        cwd=tmp_path,
+        env=os.environ | silent | {"JAX_PLATFORMS": "cpu", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = [*map(float, re.findall(r"^[\d.]+$", done.stdout, re.MULTILINE))]
+    assert printed == pytest.approx(claimed(theirs[package]), abs=0.004), done.stdout
 
 
 LINES = [
