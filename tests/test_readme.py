@@ -17,7 +17,6 @@ import pytest
 from helpers import benchmark, constructed
 from matplotlib.figure import Figure
 
-import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.cli import (
     COMMANDS,
@@ -229,19 +228,32 @@ def test_the_picture_of_step_counts_is_of_a_run(monkeypatch):
 
 
 def test_a_table_of_your_own_becomes_clients():
-    text, _ = blocks("python", "docs/data.md")
-    output, names = io.StringIO(), {"fa": fa}
+    output, names = io.StringIO(), {}
     with contextlib.redirect_stdout(output):
-        exec(compile(text, "data.md", "exec"), names)
+        for code in blocks("python", "docs/guides/own-data.md"):
+            exec(compile(code, "own-data.md", "exec"), names)
+    assert "3 clients, 125 examples float32[8], 3 classes" in output.getvalue()
+    assert names["held"].client_tests.size.tolist() == [10, 10, 10]
     assert "3 clients, 3 examples float32[2], 2 classes" in output.getvalue()
     assert "('ann', 'bob', 'cy') ('no', 'yes')" in output.getvalue()
     assert names["mine"].client_tests.size.tolist() == [1, 1, 1]
+    assert output.getvalue().endswith("20 71 72\n")  # as the command of the page says
+
+
+def test_a_model_of_your_own_trains(capsys):
+    names = {}
+    with jax.numpy_rank_promotion("allow"):  # as a user has it
+        for code in blocks("python", "docs/guides/own-model.md"):
+            exec(compile(code, "own-model.md", "exec"), names)
+    net, functions = map(float, capsys.readouterr().out.split())
+    assert net > 0.8 and functions > 0.8
+    assert names["task"].apply_train is not None  # dropout
 
 
 def test_every_page_with_a_snippet_is_executed():
     executed = {"README.md", "data.md", "own-algorithm.md", "performance.md"}
     executed |= {"step-policies.md", "personal-and-private.md", "callbacks.md"}
-    executed |= {"peers.md"}
+    executed |= {"peers.md", "own-data.md", "own-model.md"}
     # in test_shards.py and test_validation.py
     executed |= {"machines.md", "choosing-settings.md"}
     with_code = {
@@ -360,6 +372,9 @@ def check_command_line(line, tmp_path, monkeypatch):
         "def leash(strength: float = 0.3) -> fa.Algorithm:\n"
         '    """A method."""\n'
         "    return fa.Algorithm()\n"
+        "def net(input_shape, num_classes):\n"
+        '    """A model."""\n'
+        "    return fa.models.linear(input_shape, num_classes)\n"
     )
     (tmp_path / "DIR").mkdir(exist_ok=True)  # of data
     run_file, _ = blocks("toml", "docs/runs.md")
@@ -418,11 +433,11 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it(
     monkeypatch.setitem(REGISTERED, "algorithm", {})
     (code,) = blocks("python")
     (steps,) = blocks("python", "docs/guides/step-policies.md")
-    (around,) = blocks("python", "docs/guides/personal-and-private.md")
+    personal, around = blocks("python", "docs/guides/personal-and-private.md")
     (callback,) = blocks("python", "docs/guides/callbacks.md")
     own, with_state, runs = blocks("python", "docs/own-algorithm.md")
     (memory,) = blocks("python", "docs/performance.md")
-    _, skews = blocks("python", "docs/data.md")
+    (skews,) = blocks("python", "docs/data.md")
     printed = blocks("")[0]
     assert len([line for line in code.splitlines() if line]) == 15
     output = io.StringIO()
@@ -439,7 +454,13 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it(
         assert len(names["losses"]) == 3 and int(names["state"].round) == 63
         exec(compile(steps, "README.md", "exec"), names)
         assert isinstance(names["algorithm"], names["fa"].Algorithm)
+        trained = names["state"]
+        exec(compile(personal, "README.md", "exec"), names)
+        personal = names["own"].accuracy  # a head is good for its client's own labels
+        assert personal.shape == (30,) and personal.mean() > 0.9
         exec(compile(around, "README.md", "exec"), names)
+        assert 5 < names["spent"] < 7
+        names["state"] = trained
         for name in ("small", "robust", "private"):
             fa, task, data = (names[given] for given in ("fa", "task", "data"))
             fa.make_round(names[name], task, data, names["plan"])  # traces every part
