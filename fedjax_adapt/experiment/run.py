@@ -140,14 +140,13 @@ def _run(
     with processes.agreed():
         began = time.perf_counter()
         show = lambda **said: progress(Progress(0, config.rounds, **said))
+        by_rule = config.lanes == "auto"
         config = replace(config, lanes=lanes_for(config, federation, show))
         federation = federation._replace(plan=build_plan(config))
         config, task = tuning.settle_convolutions(config, *federation[1:4], show)
         calibrated = time.perf_counter() - began
         federation = federation._replace(task=task)
-        show(doing="tracing")
-        tell = lambda doing: show(doing=doing)
-        program = compile_program(config, federation, tell=tell)
+        config, federation, program = _compiled(config, federation, by_rule, show)
         if processes.is_first():
             create(folder)
     used = replace(config, devices=program.num_devices)
@@ -170,6 +169,35 @@ def _run(
             store.append(folder, store.PARTITION, rows, 0)
             store.finish(folder, result.to_dict())
     return Summary(**processes.from_first(asdict(result) if result else None))
+
+
+def _compiled(
+    config: Config, federation: Federation, auto: bool, show: Callable[..., None]
+) -> tuple[Config, Federation, Program]:
+    """The program of a run, of fewer lanes where the compiler has no room for the rule's.
+
+    Args:
+      config: of the run, with a number of lanes.
+      federation: of it.
+      auto: whether the number is the rule's, which knows memory by an estimate.
+      show: told what is done.
+    """
+    while True:
+        show(doing="tracing")
+        try:
+            tell = lambda doing: show(doing=doing)
+            return config, federation, compile_program(config, federation, tell=tell)
+        except RuntimeError as error:
+            if not (auto and config.lanes > 1 and memory.is_exhausted(error)):
+                raise
+        fewer = -(-config.lanes // 2)
+        show(
+            doing="compiling",
+            note=f"lanes={fewer}, since a program of {config.lanes} does not fit into the "
+            "memory of the device",
+        )
+        config = replace(config, lanes=fewer)
+        federation = federation._replace(plan=build_plan(config))
 
 
 def labels_by_client(skew: Skew) -> dict[str, Any]:

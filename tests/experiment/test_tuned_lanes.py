@@ -1,6 +1,7 @@
 """Lanes of a run that says "auto": tried once, kept, and gone on with."""
 
 import math
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import from_settings
 from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.run import Progress
+
+module = import_module("fedjax_adapt.experiment.run")
 
 
 @pytest.fixture
@@ -107,6 +110,38 @@ def test_what_is_told_or_short_or_refines_is_not_tried(tiny, tried):
     public = tiny("public", rounds=4, algorithm="fnr", public_examples=30)
     assert lanes_of(public) >= 1
     assert not tried
+
+
+def exhausted(most):
+    """Compiles programs of so many lanes or fewer."""
+    real = module.compile_program
+
+    def compile_program(config, federation, tell):
+        assert federation.plan.lanes == config.lanes
+        if config.lanes > most:
+            raise RuntimeError("RESOURCE_EXHAUSTED: no room for temporaries")
+        return real(config, federation, tell=tell)
+
+    return compile_program
+
+
+def test_where_the_compiler_has_no_room_a_run_takes_fewer_lanes(tiny, monkeypatch):
+    monkeypatch.setattr(module, "lanes_for", lambda *given: 4)
+    monkeypatch.setattr(module, "compile_program", exhausted(1))
+    notes = []
+    tell = lambda now: notes.append(now.note) if now.note else None
+    config = tiny("auto", rounds=2, lanes="auto")
+    run(config, progress=tell)
+    said = "lanes={}, since a program of {} does not fit into the memory of the device"
+    assert notes == [said.format(2, 4), said.format(1, 2)]
+    assert read_run(config.folder).config["lanes"] == 1  # that it goes on with
+
+
+@pytest.mark.parametrize("lanes, most", [(2, 1), ("auto", 0)])
+def test_lanes_that_were_asked_for_are_not_made_fewer(tiny, monkeypatch, lanes, most):
+    monkeypatch.setattr(module, "compile_program", exhausted(most))
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+        run(tiny("mine", rounds=2, lanes=lanes))
 
 
 def test_lanes_without_room_are_told(tiny, monkeypatch):
