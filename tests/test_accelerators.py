@@ -422,6 +422,23 @@ def test_unequal_clients_are_waited_for_once_in_eight_steps(rounds, clients, alg
 
 
 @pytest.mark.slow
+def test_what_a_client_does_after_its_steps_is_not_waited_for(tmp_path):
+    """Ditto's own model, whose loop over the same steps has known trips, too."""
+    line = compiled(tmp_path / "after.jsonl", "w2", "ditto", "round")
+    line = line["w2", "ditto", "round"]
+    assert line["waits_per_step"] == 0 and None not in line["step_trips"]
+    assert line["dynamic_loops_outside"] == 0
+
+
+@pytest.mark.slow
+def test_convolutions_cost_what_a_bare_loop_has(tmp_path):
+    found = compiled(tmp_path / "w1.jsonl", "w1", "fedavg", "bare", "round")
+    ours, bare = found["w1", "fedavg", "round"], found["w1", "", "bare"]
+    assert ours["launches_per_step"] <= 1.15 * bare["launches_per_step"]
+    assert ours["temp_mb"] <= 1.1 * bare["temp_mb"]
+
+
+@pytest.mark.slow
 def test_a_sweep_of_eight_launches_hardly_more_than_one(tmp_path):
     words = ("w2", "fedavg", "bare", "chunk", "sweep")
     found = compiled(tmp_path / "sweep.jsonl", *words)
