@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ..core import Task
 from ..data import FederatedDataset
 from ..engine.mesh import num_cores
+from ..engine.step_time import operations
 from ..models import MODELS, classification
 from .reproduce import Cell
 from .schema import kind_options
@@ -82,18 +83,16 @@ def cost(
 def _operations(
     model: str, options: tuple, shape: tuple[int, ...], classes: int
 ) -> float:
-    """Floating-point operations of a forward pass of one example, as XLA counts them."""
+    """Those of a model on one example."""
     network = MODELS[model](shape, 2 if model == "svm" else classes, **dict(options))
     x = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
     return _forward(classification(network, shape), x)
 
 
 def _forward(task: Task, x: jax.ShapeDtypeStruct) -> float:
-    """Floating-point operations of a forward pass of one example [1, ...]."""
+    """Operations of the products of a forward pass of one example [1, ...]."""
     params = jax.eval_shape(task.init, jax.random.key(0))
-    found = jax.jit(task.apply).lower(params, x).cost_analysis()
-    assert found is not None
-    return found["flops"]
+    return operations(jax.make_jaxpr(task.apply)(params, x).jaxpr)
 
 
 def train_seconds(
