@@ -6,11 +6,11 @@ set, partition, model and number of rounds a method has settings of its own.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import SettingError
-from ..experiment.store import ACCURACY, VALIDATED, is_chosen, learned_from
+from ..experiment.store import ACCURACY, VALIDATED, differing, is_chosen, learned_from
 from .plots import FOLLOWS
 from .seeds import Line, figures, same_partitions, sample
 from .tables import percent
@@ -68,12 +68,21 @@ def best_lines(lines: Sequence[Measured]) -> list[Shown]:
             tried = len({json.dumps(one.settings) for one in validated})
             why = (
                 f"of {tried} settings that with the best mean validation accuracy, "
-                f"{percent(best.mean)}"
+                f"{percent(best.mean)}{_chosen(best, settings.values())}"
             )
             own, validated = settings[json.dumps(best.settings)], [best]
         tested = [one for one in own if one.accuracy == ACCURACY]
         shown += [Shown(one.line, why) for one in tested or validated or own]
     return shown
+
+
+def _chosen(best: Measured, settings: Iterable[Sequence[Measured]]) -> str:
+    """Its settings that others do not have, but for the method's, which are in its name."""
+    config = lambda one: next(iter(one.line.values()))[0]
+    others = [config(some[0]) for some in settings]
+    own = differing([config(best), *others], "evaluate_on")[0]
+    own.pop("evaluate_on", None)
+    return "".join(f", {name}={value}" for name, value in own.items())
 
 
 def _by_method(lines: Sequence[Measured]) -> list[list[Measured]]:

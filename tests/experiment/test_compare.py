@@ -584,8 +584,8 @@ def test_the_best_settings_of_a_method_are_those_of_validation_never_of_test(
     ]
     assert lines_of(validation) == [("moon", ["moon-0.1-0", "moon-0.1-1"])]
     why = "settings that with the best mean validation accuracy"
-    assert f"1: of 3 {why}, 80.50 %" in test.notes
-    assert f"1: of 2 {why}, 72.50 %" in validation.notes
+    assert f"1: of 3 {why}, 80.50 %, lr=0.2" in test.notes
+    assert f"1: of 2 {why}, 72.50 %, lr=0.1" in validation.notes
     assert sum(why in note for note in test.notes) == 1
     assert test.numbers[0]["is_base"] and test.numbers[1]["base"] == 1
     assert main(["compare", *map(str, folders), "--best", "--format", "csv"]) == 0
