@@ -105,7 +105,7 @@ def test_a_dry_run_prints_what_would_be_run_and_writes_nothing(capsys, elsewhere
     assert re.fullmatch(time, said["time"])
 
 
-def test_the_time_that_is_said_follows_from_what_is_computed():
+def test_the_time_that_is_said_follows_from_what_is_computed(monkeypatch):
     # 64 x 10 weights, 6 clients of 20 examples a step, 3 steps; 2 operations a weight,
     # forward and twice back
     config = config_of(partition="iid", num_steps=3, algorithm="fedavg", rounds=10**6)
@@ -117,6 +117,9 @@ def test_the_time_that_is_said_follows_from_what_is_computed():
     steps = 10**6 * 3 * math.ceil(6 / found.lanes)
     expected = max(work / rate, steps * estimate.STEP)
     assert found.train_seconds == pytest.approx(expected, rel=0.05)
+    assert expected == steps * estimate.STEP  # the model is that small
+    monkeypatch.setattr(estimate, "STEP", 0)
+    assert preview(config).train_seconds == pytest.approx(work / rate, rel=0.05)
     assert 1 < found.compile_seconds < 30
     # where the method chooses its steps there is none
     assert preview(config_of(algorithm="fedgsnr")).train_seconds is None
