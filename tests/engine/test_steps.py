@@ -1,5 +1,7 @@
 """The step loops of an accelerator, run on a processor: the same numbers as its own."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from helpers import make_data
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedgsnr, fedssg, fedveca, gift, scaffold
+from fedjax_adapt.data import feature_noise
 from fedjax_adapt.engine import lanes, steps
 from fedjax_adapt.engine.lanes import fixed_steps
 from fedjax_adapt.engine.local import correction
@@ -256,3 +259,45 @@ ADD = {"correct": lambda grads, view: grads + 1, "decay": lambda grads, view: gr
 def test_a_corrected_gradient_has_all_that_a_rule_adds(names, total):
     found = correction(fa.LocalRule(**{name: ADD[name] for name in names}), None)
     assert (found is None) if total is None else found(0) == total
+
+
+def folded(number=None, over=True):
+    """An algorithm that shows a sum over a client's steps, of each batch and its number."""
+
+    def add(value, batch, step):
+        return value + (step + 1.0) * (batch.x.sum() + batch.y.sum())
+
+    def of(run):
+        if over:
+            return run.over_steps(add, jnp.float32(0), number)
+        most = (
+            run.num_steps if number is None else jnp.minimum(run.num_steps, 1) * number
+        )
+        one = lambda step, value: add(value, run.batch_at(step), step)
+        return jax.lax.fori_loop(0, most, one, jnp.float32(0))
+
+    def finish(run):
+        moved = jax.tree.map(jnp.subtract, run.params, run.anchor)
+        return fa.Upload(moved, info={"sum": of(run)}), run.client
+
+    return fa.Algorithm(local=fa.LocalRule(finish=finish))
+
+
+@pytest.mark.parametrize("number", [None, 3])
+@pytest.mark.parametrize(
+    "policy", [fa.constant_steps(5), steps_of((0, 7, 2, 0, 4, 9))], ids=["known", "not"]
+)
+def test_what_follows_the_steps_sees_their_batches_in_order(policy, number, task):
+    data = make_data(UNEQUAL)
+    noise = feature_noise(6, 2.0, np.ones((4, 2), np.float32))  # drawn at every step
+    data = replace(data, noise=noise)
+    shown, counts = [], []
+    for over in (True, False):
+        algorithm = fa.with_steps(folded(number, over), policy)
+        for _, info in two_rounds(algorithm, task, data, fa.Plan(lanes=2, **FULL)):
+            shown.append(np.asarray(info.clients["sum"]))
+            counts.append(info.num_steps)
+    for mine, batch_by_batch in zip(shown[:2], shown[2:], strict=True):
+        np.testing.assert_allclose(mine, batch_by_batch, rtol=1e-5)
+    idle = np.asarray(counts[0]) == 0
+    assert (shown[0][~idle] != 0).all() and not shown[0][idle].any()

@@ -11,7 +11,7 @@ import pytest
 from helpers import QUICK_RUN, fedjax_adapt
 
 from fedjax_adapt.engine.mesh import num_cores
-from fedjax_adapt.experiment import build, estimate, run, sweep
+from fedjax_adapt.experiment import build, checkpoint, estimate, run, sweep
 from fedjax_adapt.experiment.config import from_settings, to_toml
 from fedjax_adapt.experiment.preview import preview
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
@@ -120,6 +120,10 @@ def test_the_time_that_is_said_follows_from_what_is_computed(monkeypatch):
     assert expected == steps * estimate.STEP  # the model is that small
     monkeypatch.setattr(estimate, "STEP", 0)
     assert preview(config).train_seconds == pytest.approx(work / rate, rel=0.05)
+    with monkeypatch.context() as patched:  # three quarters are done
+        patched.setattr(checkpoint, "rounds", lambda folder: [750_000])
+        left = preview(config).train_seconds
+    assert left == pytest.approx(work / rate / 4, rel=0.05)
     assert 1 < found.compile_seconds < 30
     # where the method chooses its steps there is none
     assert preview(config_of(algorithm="fedgsnr")).train_seconds is None

@@ -101,7 +101,7 @@ def preview_search(search: Search, folder: Path, resume: bool = False) -> Search
     counts = {}
     for rounds in rungs(search.rounds, left, search.halve):
         counts[rounds] = left
-        left = max(1, left // (search.halve or 1))
+        left //= search.halve or 1
     points = proposals(search, [])
     first = sweep_of(search, points, search.rounds)
     return SearchPreview(
