@@ -363,10 +363,8 @@ def test_the_help_of_a_command_ends_with_examples_that_are_read(
         check_command_line(words, tmp_path, monkeypatch)
 
 
-def check_command_line(line, tmp_path, monkeypatch):
-    """Its flags are read; where it would train or look for runs, nothing is done."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+def write_files(tmp_path):
+    """Writes the files that command lines name."""
     (tmp_path / "my_file.py").write_text(
         "import fedjax_adapt as fa\n"
         "def leash(strength: float = 0.3) -> fa.Algorithm:\n"
@@ -376,9 +374,20 @@ def check_command_line(line, tmp_path, monkeypatch):
         '    """A model."""\n'
         "    return fa.models.linear(input_shape, num_classes)\n"
     )
-    (tmp_path / "DIR").mkdir(exist_ok=True)  # of data
-    run_file, _ = blocks("toml", "docs/runs.md")
+    run_file, sweep_file = blocks("toml", "docs/runs.md")
+    (space,) = blocks("toml", "docs/guides/choosing-settings.md")
     (tmp_path / "run.toml").write_text(run_file)
+    (tmp_path / "sweep.toml").write_text(sweep_file)
+    (tmp_path / "space.toml").write_text(space)
+
+
+def check_command_line(line, tmp_path, monkeypatch):
+    """Its flags are read; where it would train or look for runs, nothing is done."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    write_files(tmp_path)
+    run_file = (tmp_path / "run.toml").read_text()
+    (tmp_path / "DIR").mkdir(exist_ok=True)  # of data
     for folder in re.findall(r"runs/[\w/]+", line):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / "config.toml").write_text(run_file)
@@ -401,6 +410,42 @@ def check_command_line(line, tmp_path, monkeypatch):
             READERS[command](words)
     else:
         READERS[command](words)
+
+
+# what is not here: data, packages, other machines, hours
+ELSEWHERE = (
+    *("mnist", "cifar10", "mine.npz", "DIR", "wandb", "--coordinator-address", "SLURM"),
+    *("sweep merge", "reproduce fedssg-table4", "runs/reproduce", "runs/clients"),
+)
+HERE = [
+    (page, line) for page, line in LINES if not any(word in line for word in ELSEWHERE)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", dict.fromkeys(page for page, _ in HERE), ids=str)
+def test_the_command_lines_of_a_page_run_one_after_the_other(
+    page, elsewhere, monkeypatch, capsys
+):
+    """On the digits, of two rounds and trials; runs that a page does not make are made."""
+    monkeypatch.setitem(REGISTERED, "algorithm", {})
+    write_files(elsewhere)
+    for file in ("run.toml", "sweep.toml", "space.toml"):
+        text = re.sub(r"(?m)^rounds *=.*", "rounds = 2", Path(file).read_text())
+        Path(file).write_text(text.replace("500", "10").replace('"mnist"', '"digits"'))
+    for line in [line for of, line in HERE if of == page]:
+        _, command, *words = shlex.split(re.sub(r"[\[\]]", "", line), comments=True)
+        short = {"--rounds": "2", "--trials": "2", "--orders": "2"}
+        pairs = zip(["", *words], words, strict=False)
+        words = [short.get(before, word) for before, word in pairs]
+        if command == "run" and not {"--rounds", "--resume", "--help"} & {*words}:
+            words += ["--rounds", "2"]
+        if command in ("compare", "report"):
+            for folder in (word for word in words if word.startswith("runs/")):
+                if not Path(folder).exists():
+                    assert main(["run", "--rounds", "2", "--folder", folder]) == 0
+        code = main([command, *words])
+        assert code == 0, f"{line}: {capsys.readouterr().err}"
 
 
 READERS = {
