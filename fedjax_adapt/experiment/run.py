@@ -184,17 +184,18 @@ def _compiled(
     """
     while True:
         show(doing="tracing")
+        lanes = int(config.lanes)
         try:
             tell = lambda doing: show(doing=doing)
             return config, federation, compile_program(config, federation, tell=tell)
         except RuntimeError as error:
-            if not (auto and config.lanes > 1 and memory.is_exhausted(error)):
+            if not (auto and lanes > 1 and memory.is_exhausted(error)):
                 raise
-        fewer = -(-config.lanes // 2)
+        fewer = -(-lanes // 2)
         show(
             doing="compiling",
-            note=f"lanes={fewer}, since a program of {config.lanes} does not fit into the "
-            "memory of the device",
+            note=f"lanes={fewer}, since a program of {lanes} does not fit into the memory "
+            "of the device",
         )
         config = replace(config, lanes=fewer)
         federation = federation._replace(plan=build_plan(config))
