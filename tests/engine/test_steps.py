@@ -9,9 +9,19 @@ import pytest
 from helpers import make_data
 
 import fedjax_adapt as fa
-from fedjax_adapt.algorithms import fedavg, fedgsnr, fedssg, fedveca, gift, scaffold
+from fedjax_adapt.algorithms import (
+    ditto,
+    fedavg,
+    fedgsnr,
+    fednova,
+    fedssg,
+    fedveca,
+    gift,
+    scaffold,
+)
 from fedjax_adapt.data import feature_noise
 from fedjax_adapt.engine import lanes, steps
+from fedjax_adapt.engine.footprint import inner_jaxprs
 from fedjax_adapt.engine.lanes import fixed_steps
 from fedjax_adapt.engine.local import correction
 from fedjax_adapt.engine.step_time import Work
@@ -55,6 +65,8 @@ CASES = {
     "measured": (fedgsnr(4, base=scaffold()), UNEQUAL, {}),
     "learnt": (fedveca(initial_steps=2, max_steps=9), UNEQUAL, {}),
     "gift": (gift(), UNEQUAL, {}),
+    "steps taken again": (ditto(0.5), UNEQUAL, {}),
+    "others of a known number": (ditto(0.5, steps=3), UNEQUAL, {}),
 }
 
 
@@ -133,6 +145,46 @@ def test_what_the_host_knows_of_the_steps(task):
     assert known(fedveca(initial_steps=2).policy, task, equal) is None
     assert known(scheduled_steps(np.array([3, 3])), task, equal) is None
     assert known(steps_of((2, 2)), task, equal) is None  # by id
+
+
+def loops_of(jaxpr):
+    """Names of all loops of a program."""
+    found = [eqn.primitive.name for eqn in jaxpr.eqns]
+    inner = (one for eqn in jaxpr.eqns for one in inner_jaxprs(eqn))
+    return [name for name in found if name in ("scan", "while")] + [
+        name for one in inner for name in loops_of(one)
+    ]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [fedavg, ditto, lambda: ditto(steps=3), lambda: fednova(mu=0.1)],
+    ids=["fedavg", "ditto", "own steps", "fednova"],
+)
+def test_loops_over_known_steps_have_known_trips(build, task, monkeypatch):
+    """Also those of what a client does after its local steps."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    algorithm, data = fa.with_steps(build(), fa.constant_steps(4)), make_data(UNEQUAL)
+    plan = fa.Plan(lanes=6, **FULL)
+    state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
+    round_fn = fa.make_round(algorithm, task, data, plan)
+    found = loops_of(jax.make_jaxpr(round_fn)(state, jax.random.key(1)).jaxpr)
+    assert "scan" in found and "while" not in found
+
+
+def test_a_traced_number_of_own_steps_is_taken(task, monkeypatch):
+    data, plan = make_data(UNEQUAL), fa.Plan(lanes=6, **FULL)
+
+    def ends(number):
+        algorithm = ditto(0.5, steps=number)
+        state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
+        round_fn = fa.make_round(algorithm, task, data, plan)
+        return round_fn(state, jax.random.key(1))[0].clients.own
+
+    expected = jax.jit(lambda: ends(3))()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for a, b in zip(*map(jax.tree.leaves, (jax.jit(ends)(3), expected)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
 
 
 def test_steps_that_are_traced_are_not_known(task):
