@@ -85,7 +85,7 @@ def measure(given: argparse.Namespace) -> bool:
         if not ledger.find(**about) and time.monotonic() < end:
             summary = finished(config, end)
             if summary is not None:
-                ledger.add({**about, **summary})
+                ledger.add({**summary, **about})  # a summary has a method, too
         whole = whole and bool(ledger.find(**about))
         if ledger.find(**about):
             runs = {(ROW, method): {0: Path(str(config.folder))}}

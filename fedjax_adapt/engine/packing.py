@@ -10,13 +10,15 @@ the longest. A client does the same whichever lane it has, and whoever was there
 
 On a CPU clients come and go one at a time, at the step at which they do. On an
 accelerator all that are done make room at once, after each block of steps: one loop,
-before each trip of which the host waits. There a client's steps count as whole blocks.
+before each trip of which the host waits. There a client's steps count as whole blocks, and
+those without any, as of empty slots, come at the end, in a loop that takes no step.
 
 References:
   Graham, "Bounds on Multiprocessing Timing Anomalies", 1969: the longest first.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -127,10 +129,11 @@ def pack(
     lanes = Lanes(ready, progress, slot, done=none, length=none)
     turn = jnp.zeros((), jnp.int32)
 
-    def at_once(state):
+    def at_once(state, steps=block):
         lanes, turn, carry, per_client = state
         lanes, turn = enter(lanes, None, turn, carry)
-        lanes, carry, per_client = leave(advance(lanes, block), None, carry, per_client)
+        lanes = advance(lanes, steps) if steps else lanes
+        lanes, carry, per_client = leave(lanes, None, carry, per_client)
         return lanes, turn, carry, per_client
 
     def make_room(state):
@@ -150,16 +153,19 @@ def pack(
     def fill(lane, state):
         return enter(state[0], lane, state[1], carry)
 
-    body = at_once
+    def while_left(count, body, state):
+        """Goes on while some of the first clients wait for a lane or are in one."""
+        left = lambda state: (state[1] < count) | _busy(state[0], size).any()
+        return jax.lax.while_loop(lambda state: xla.largest(left(state)), body, state)
+
+    state = lanes, turn, carry, per_client
     if jax.default_backend() == "cpu":
-        lanes, turn = jax.lax.fori_loop(0, num_lanes, fill, (lanes, turn))
-        body = until_one_ends
-    left = lambda state: (state[1] < size) | _busy(state[0], size).any()
-    waits = lambda state: xla.largest(left(state))
-    _, _, carry, per_client = jax.lax.while_loop(
-        waits, body, (lanes, turn, carry, per_client)
-    )
-    return carry, per_client
+        state = *jax.lax.fori_loop(0, num_lanes, fill, state[:2]), carry, per_client
+        state = while_left(size, until_one_ends, state)
+    else:
+        state = while_left((num_steps > 0).sum(), at_once, state)
+        state = while_left(size, partial(at_once, steps=0), state)
+    return state[2:]
 
 
 def _zeros(count: int, shapes: PyTree) -> PyTree:

@@ -47,7 +47,7 @@ from .client_store.exchange import (
     send_back,
     write,
 )
-from .cohort import may_have_empty_slots, num_devices_of, without
+from .cohort import num_devices_of, without
 from .local import Broadcast, Client, Setup, parts_of, view_before, view_of
 from .packing import pack
 from .steps import in_groups, side_by_side, train
@@ -256,10 +256,7 @@ def assign_slots(
     row = pad(rows.row, num_rows_of(rows.table))
     # all do as much, or wait for the longest client, wherever it trains
     alike |= num_lanes == (size + extra) // num_devices
-    # but a lane of a CPU by itself passes over empty slots, which lie at the end
-    alone = num_lanes == 1 and jax.default_backend() == "cpu"
-    passes_over = alone and may_have_empty_slots(data, plan)
-    alike |= setup.pace.known is not None and not passes_over
+    alike |= setup.pace.known is not None
     back, swaps = None, 0 if alike else mesh.SWAPS
     if num_devices > 1 and (num_rows or swaps):
         no_owner = jnp.full_like(ids, num_devices)

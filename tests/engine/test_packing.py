@@ -90,8 +90,8 @@ def test_lanes_step_until_the_last_ends_and_no_longer(num_steps, num_lanes, back
     carry = packed(jnp.array(num_steps, jnp.int32), num_lanes, backend, count)
     jax.block_until_ready(carry)
     jax.effects_barrier()
-    if backend == "gpu":  # whole blocks, in which a client without steps sits one out
-        num_steps = [BLOCK * max(-(-steps // BLOCK), 1) for steps in num_steps]
+    if backend == "gpu":  # whole blocks, and none for a client without steps
+        num_steps = [BLOCK * -(-steps // BLOCK) for steps in num_steps]
     assert len(counts) == longest_first(num_steps, num_lanes)
     executed = num_lanes * len(counts)
     assert executed <= sum(num_steps) + num_lanes * max(num_steps)

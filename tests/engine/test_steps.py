@@ -61,6 +61,11 @@ CASES = {
         dict(cohort_size=5, momentum=0.9, clip_norm=1.0),
     ),
     "coins": (fedssg(total_rounds=4), UNEQUAL, dict(participation=fa.bernoulli(0.4))),
+    "coins, and a known number": (
+        fa.with_steps(scaffold(), fa.constant_steps(3)),
+        EQUAL,
+        dict(participation=fa.bernoulli(0.4)),
+    ),
     "whole gradients": (scaffold(option="I"), UNEQUAL, {}),
     "measured": (fedgsnr(4, base=scaffold()), UNEQUAL, {}),
     "learnt": (fedveca(initial_steps=2, max_steps=9), UNEQUAL, {}),
@@ -103,6 +108,34 @@ def test_an_accelerator_does_what_a_processor_does(name, num_lanes, task, monkey
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
     for (_, info), (_, by_processor) in zip(found, expected, strict=True):
         assert info.num_steps.tolist() == by_processor.num_steps.tolist()
+
+
+@pytest.mark.parametrize("policy", [fa.constant_steps(3), fa.epochs(1)])
+@pytest.mark.parametrize("num_lanes", [1, 2, 5])
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_empty_slots_take_no_steps(policy, num_lanes, backend, task, monkeypatch):
+    """Coins fill about a third of the slots: a run on a GPU took 3.5 times its steps."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    taken = []
+
+    def loss(*arguments):
+        jax.debug.callback(lambda: taken.append(1))  # once for all lanes
+        return task.loss(*arguments)
+
+    plan = fa.Plan(
+        batch_size=2, lr=0.1, participation=fa.bernoulli(0.1), lanes=num_lanes
+    )
+    algorithm = fa.with_steps(fedavg(), policy)
+    counted, data = task._replace(loss=loss), make_data((6,) * 40)
+    state = fa.init_state(algorithm, counted, data, plan, jax.random.key(0))
+    round_fn = jax.jit(fa.make_round(algorithm, counted, data, plan))
+    for key in jax.random.split(jax.random.key(1), 3):
+        taken.clear()
+        state, info = jax.block_until_ready(round_fn(state, key))
+        jax.effects_barrier()
+        groups = -(-int(info.num_active) // num_lanes)
+        assert len(info.cohort) > 2 * info.num_active
+        assert len(taken) == 3 * groups
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
