@@ -7,8 +7,10 @@ trips the compiler does not know is waited for at every trip, a conditional once
 reads what the device has decided before it launches anything else.
 
 A kernel takes max(LAUNCH, bytes / bandwidth, operations / peak), a wait WAIT, and all
-follow one another. **These constants are assumptions until a GPU has measured them**: the
-bandwidths and peaks are those of the data sheets (SXM, dense), which no kernel reaches.
+follow one another. The constants are assumptions: the bandwidths and peaks are those of the
+data sheets (SXM, dense), which no kernel reaches. On an H200 the kernels of W2 took 1.2
+times what they say and those of W1 2.3 times; the smallest took 1.9 microseconds, with 0.1
+before the next. No loop that is waited for was measured.
 """
 
 import math

@@ -260,3 +260,21 @@ def test_a_block_goes_on_where_its_minutes_ended(
     assert row in capsys.readouterr().out
     lines = (tmp_path / "lines.jsonl").read_text().splitlines()
     assert [json.loads(line)["method"] for line in lines] == ["fedavg", "fedprox"]
+
+
+def test_a_finished_method_is_found_again(modules, tmp_path, monkeypatch):
+    """A summary names its method in its own way, which took the line's place."""
+    cifar, runs = modules.fedssg_cifar, []
+
+    def finished(config, end):
+        runs.append(config.algorithm)
+        return {"method": "fedssg(alpha=0.2)", "accuracy": 0.5}
+
+    monkeypatch.setattr(cifar, "finished", finished)
+    monkeypatch.setattr(cifar, "measured", lambda *given: [])
+    given = cifar.options().parse_args(
+        ["--tiny", "--only", "fedssg", "--folder", str(tmp_path / "runs")]
+        + ["--results", str(tmp_path / "lines.jsonl")]
+    )
+    assert cifar.measure(given) and cifar.measure(given)
+    assert runs == ["fedssg"]

@@ -5,7 +5,8 @@
 
 A small model's kernels take no longer than it takes to launch them, however many clients
 there are; a large model's step takes as long as its arithmetic, or its memory traffic.
-All constants are assumed, those of benchmarks/launches.py: no GPU has measured them.
+The constants are assumed, those of benchmarks/launches.py. By them a step of W2's 50
+clients takes 131 microseconds; on an H200 its kernels took about 100.
 """
 
 import math

