@@ -181,9 +181,9 @@ def kinds(call: str, **arguments: tuple[Any, Any]) -> None:
         fits = isinstance(value, kind) if isinstance(kind, type) else kind(value)
         if not fits:
             caller = call.partition("(")[0]
-            raise SettingError(
-                f"{caller} got {kind_of(value)} for {name}; write {call}."
-            )
+            made = inspect.isfunction(value) and isinstance(kind, type)
+            wanted = f"call it: {name}={value.__name__}()" if made else f"write {call}"
+            raise SettingError(f"{caller} got {kind_of(value)} for {name}; {wanted}.")
 
 
 def path(value: Any) -> bool:
@@ -245,8 +245,12 @@ def kind_of(value: Any) -> str:
     name = getattr(value, "__name__", None)
     if callable(value) and name:
         return f"the {'class' if isinstance(value, type) else 'function'} {name}"
-    kind = "array" if array(value) else type(value).__name__
-    return f"a{'n' if kind[0].lower() in 'aeiou' else ''} {kind}"
+    return with_article("array" if array(value) else type(value).__name__)
+
+
+def with_article(name: str) -> str:
+    """A name behind "a" or "an"."""
+    return f"a{'n' if name[0].lower() in 'aeiou' else ''} {name}"
 
 
 def same_kind(part: str, what: str, new: Any, old: Any, given_by: str) -> None:

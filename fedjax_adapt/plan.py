@@ -37,8 +37,8 @@ class Plan:
         whoever is done makes room for the next: as many as the cohort's steps hold those
         of its longest client waste little.
       devices: how many of JAX's devices share the clients of a round; "auto": all, those
-        of other processes too after `jax.distributed.initialize` (see engine/mesh.py). On
-        a CPU begin with `cores_as_devices()`.
+        of other processes too after `jax.distributed.initialize`. On a CPU begin with
+        `cores_as_devices()`.
       shuffle: "epoch" (without replacement, the last partial batch kept),
         "replacement", or "none" (in order, for comparisons).
       participation: who takes part, e.g. `bernoulli(0.15)`; None: `cohort_size` decides.

@@ -633,3 +633,8 @@ def test_client_state_that_does_not_fit_is_one_sentence(capsys, monkeypatch, els
         and err.count("\n") == 1
     )
     assert not list(elsewhere.iterdir())
+
+
+def test_values_are_said_as_flags_have_them_and_calls_as_python_has_them():
+    said = "devices=True or None; write --resume (run(config, resume=True) in Python)."
+    assert process.as_written(said) == said.replace("=True or None", "=true or none")

@@ -108,8 +108,8 @@ def test_a_mistaken_call_is_one_sentence_that_names_the_call(name):
     [
         (
             lambda: fa.make_round(fedavg, TASK, DATA, PLAN),
-            "make_round got the function fedavg for algorithm; write "
-            "make_round(algorithm, task, data, plan).",
+            "make_round got the function fedavg for algorithm; call it: "
+            "algorithm=fedavg().",
         ),
         (
             lambda: fa.evaluate(TASK, STATE, DATA.test),

@@ -22,7 +22,7 @@ from ..experiment.tuning import cache_folder
 from ..models import classification, mlp
 from ..plan import Plan
 from .flags import read_flags
-from .process import fail, paths_and_flags, say
+from .process import fail, paths_and_flags, say, take_devices
 
 PROGRAM = "fedjax-adapt doctor"
 DESCRIPTION = """\
@@ -54,6 +54,7 @@ def parse(arguments: Sequence[str]) -> Path | None:
 def doctor(arguments: Sequence[str]) -> int:
     """`fedjax-adapt doctor`: prints what is here; returns the exit code."""
     folder, console = parse(arguments), Console()
+    take_devices("auto")  # as a run does
     here = hardware()
     say(console, f"versions  {', '.join(f'{n} {v}' for n, v in versions().items())}")
     say(console, f"devices   {len(jax.devices())} x {here['device']}")

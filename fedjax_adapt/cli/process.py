@@ -44,9 +44,10 @@ def report_error(error: BaseException) -> int | None:
 
 
 def as_written(sentence: str) -> str:
-    """Python's None, True and False as flags and files have them."""
-    values = r"(?<==)(None|True|False)\b|(?<=\bor )None\b"
-    return re.sub(values, lambda word: word[0].lower(), sentence)
+    """Python's None, True and False as flags and files have them, but for calls."""
+    values = r"\w\([^()]*\)|(?<==)(None|True|False)\b|(?<=\bor )None\b"
+    as_flag = lambda found: found[0] if "(" in found[0] else found[0].lower()
+    return re.sub(values, as_flag, sentence)
 
 
 def _is_exhausted(error: RuntimeError) -> bool:

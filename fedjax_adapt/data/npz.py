@@ -31,8 +31,9 @@ def npz(
         `clients` [n] of integers says who owns each training row, for the partition
         "natural", and `test_clients` [m] who owns each test row: owners by the same
         integers, whose own tests they are. Write them with np.savez(FILE,
-        x_train=x_train, ..., clients=clients), names with np.unique(names,
-        return_inverse=True)[1].
+        x_train=x_train, ..., clients=clients), and for names their numbers among the
+        names of both parts: np.searchsorted(np.unique(np.append(y_train, y_test)),
+        y_train).
       data_dir: the data folder; None: the environment variable FEDJAX_ADAPT_DATA.
       num_classes: number of labels; None: the largest label plus 1.
 
@@ -167,8 +168,9 @@ def _integers(path, name, values) -> np.ndarray:
             hint = f"write {name}.argmax(1)"
         elif np.issubdtype(values.dtype, np.number) and (values % 1 == 0).all():
             hint = f"write {name}.reshape(-1).astype(np.int32)"
-        else:
-            hint = f"write np.unique({name}, return_inverse=True)[1]"
+        else:  # numbered alike in the two parts, each of which may lack some
+            both = "y_train, y_test" if name.startswith("y_") else ", ".join(OWNERS)
+            hint = f"write np.searchsorted(np.unique(np.append({both})), {name})"
         raise SettingError(
             f"{path}: {name} is {values.dtype}{list(values.shape)} but must be "
             f"integers, one per row; {hint}."

@@ -39,7 +39,7 @@ def make_round(
       ValueError: the plan asks for more clients than the data set has, or for more
         devices than there are, or the model has fewer outputs than there are labels; or
         a refinement finds no public set, or nothing to refine; or an argument is not of
-        its kind; or a part of the algorithm does not keep its contract, see contract.py.
+        its kind; or a part of the algorithm does not return what it must.
     """
     call = "make_round(algorithm, task, data, plan)"
     check_kinds(call, algorithm, task, data, plan)

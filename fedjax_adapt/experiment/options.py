@@ -53,6 +53,11 @@ def find(kind: str, name: str) -> Callable:
     patterns = ["tfds:NAME", "FILE.npz"] if kind == "dataset" else []
     patterns += [scripts.PATTERN]
     if name not in known:
+        if name.endswith(".py"):
+            raise SettingError(
+                f"{kind}={name!r} names no function; write {name}:FUNCTION.",
+                setting=kind,
+            )
         known = check.nearest(name, [*known, *patterns])
         raise SettingError(f"{kind}={name!r} is unknown; {known}", setting=kind)
     return known[name]

@@ -96,13 +96,13 @@ def run(
       callback: called with a dict for each round, after the evaluation that follows it:
         round (1 is the first), train_loss, cohort, local_steps, public_steps, bytes_down,
         bytes_up, simulated_seconds, wasted_bytes, wasted_steps, left_out, clipped, cut,
-        delta_norm and the scalars of the step policy, as in `Record.metrics` but of that
-        round alone (totals are since the start of the run); and, in the last before an
-        evaluation, accuracy, loss and seconds. If it returns True the run ends after the
-        evaluation that follows the round, the rounds up to there are kept, and the folder
-        is finished: `Summary.stopped_round`. What it raises is raised, and the rounds so
-        far are saved, to be resumed: it is called for the rounds that are run then. Of
-        several processes the first calls it.
+        delta_norm and the scalars of the step policy, as in `load_run(folder).metrics` but
+        of that round alone (totals there are since the start of the run); and, in the last
+        before an evaluation, accuracy, loss and seconds. If it returns True the run ends
+        after the evaluation that follows the round, the rounds up to there are kept, and
+        the folder is finished: `Summary.stopped_round`. What it raises is raised, and the
+        rounds so far are saved, to be resumed: it is called for the rounds that are run
+        then. Of several processes the first calls it.
 
     Returns:
       What summary.json holds.
@@ -184,13 +184,17 @@ def _compiled(
     """
     while True:
         show(doing="tracing")
-        lanes = int(config.lanes)
+        lanes, program = int(config.lanes), None
         try:
             tell = lambda doing: show(doing=doing)
-            return config, federation, compile_program(config, federation, tell=tell)
+            program = compile_program(config, federation, tell=tell)
         except RuntimeError as error:
             if not (auto and lanes > 1 and memory.is_exhausted(error)):
                 raise
+        # several processes need one program: what one has no room for, none takes
+        have_room = all(processes.of_all(program is not None))
+        if program is not None and have_room:
+            return config, federation, program
         fewer = -(-lanes // 2)
         show(
             doing="compiling",

@@ -436,8 +436,9 @@ class Swept(NamedTuple):
         """The rounds of the trials in `results`, as one table, read when it is asked for.
 
         Its columns are trial, the settings that vary, as in `results`, and those of
-        `Record.metrics`, with diverged_round and stopped_round, 0 but in a trial's last
-        row. A setting that is called like one of these has "algorithm_" before its name.
+        `load_run(folder).metrics`, with diverged_round and stopped_round, 0 but in a
+        trial's last row. A setting that is called like one of these has "algorithm_"
+        before its name.
         """
         import pyarrow as pa
 

@@ -165,8 +165,8 @@ def check_made(what: str, made: Any, kind: type) -> None:
     """Raises ValueError if a user's function returned something else than it should."""
     if not isinstance(made, kind):
         raise SettingError(
-            f"{what} returned {check.kind_of(made)}; its function must return a "
-            f"{kind.__name__}."
+            f"{what} returned {check.kind_of(made)}; its function must return "
+            f"{check.with_article(kind.__name__)}."
         )
 
 

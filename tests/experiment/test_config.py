@@ -306,6 +306,10 @@ def test_a_wrong_key_is_named_with_file_and_line(written, text, says):
         ),
         ({"max_local_steps": 0}, "max_local_steps=0 must be an integer >= 1, or None"),
         ({"algorithm": "fedsg"}, "algorithm='fedsg' is unknown; did you mean 'fedssg'"),
+        (
+            {"algorithm": "mine.py"},
+            "^algorithm='mine.py' names no function; write mine.py:FUNCTION.$",
+        ),
         ({"dataset": "minst"}, "dataset='minst' is unknown; did you mean 'mnist'"),
         ({"partition": "dirichle"}, "partition='dirichle' is unknown; .*'dirichlet'"),
         ({"model": "mpl"}, "model='mpl' is unknown; did you mean 'mlp'"),

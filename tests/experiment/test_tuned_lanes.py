@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from fedjax_adapt.cli.process import reporting
+from fedjax_adapt.engine import processes
 from fedjax_adapt.experiment import read_run, run, tuning
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import from_settings
@@ -135,6 +136,19 @@ def test_where_the_compiler_has_no_room_a_run_takes_fewer_lanes(tiny, monkeypatc
     said = "lanes={}, since a program of {} does not fit into the memory of the device"
     assert notes == [said.format(2, 4), said.format(1, 2)]
     assert read_run(config.folder).config["lanes"] == 1  # that it goes on with
+
+
+def test_what_another_process_has_no_room_for_a_run_does_not_take(tiny, monkeypatch):
+    """Processes of other programs would wait for each other for ever."""
+    monkeypatch.setattr(module, "lanes_for", lambda *given: 4)
+    of_all, others = processes.of_all, iter([False, True])
+    with_another = lambda value: (
+        [value, next(others)] if isinstance(value, bool) else of_all(value)
+    )
+    monkeypatch.setattr(processes, "of_all", with_another)
+    config = tiny("together", rounds=2, lanes="auto")
+    run(config)
+    assert read_run(config.folder).config["lanes"] == 2
 
 
 @pytest.mark.parametrize("lanes, most", [(2, 1), ("auto", 0)])

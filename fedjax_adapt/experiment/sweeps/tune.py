@@ -93,7 +93,7 @@ def tune(
       trials: how many in all; None, here and below: as `source` says, else 32.
       at_once: how many are proposed at once; 8.
       halve: the best 1/halve of the trials at once go on to `halve` times the rounds,
-        again and again, see `rungs`; all have all rounds.
+        again and again; None: all have all rounds.
       seed: of the sampler; 0.
 
     Returns:
