@@ -142,6 +142,15 @@ def side_by_side(function: Callable, num_lanes: int) -> Callable:
     return alone
 
 
+def unless_empty(there: Array, make: Callable[[], PyTree]) -> PyTree:
+    """`make()`, or zeros of its shapes if nobody is there, without making them."""
+    zeros = lambda: jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(make)
+    )
+    somebody = xla.largest(there.any().astype(jnp.int32)) > 0
+    return jax.lax.cond(somebody, make, zeros)
+
+
 def in_groups(
     step: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
     carry: PyTree,

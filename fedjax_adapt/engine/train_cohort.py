@@ -47,10 +47,10 @@ from .client_store.exchange import (
     send_back,
     write,
 )
-from .cohort import num_devices_of, without
+from .cohort import may_have_empty_slots, num_devices_of, without
 from .local import Broadcast, Client, Setup, parts_of, view_before, view_of
 from .packing import pack
-from .steps import in_groups, side_by_side, train
+from .steps import in_groups, side_by_side, train, unless_empty
 
 
 class Slot(NamedTuple):
@@ -316,7 +316,13 @@ def measure_cohort(
             return measure(*view(before.params, jnp.zeros((), jnp.int32)))
 
         several = side_by_side(one, assignment.num_lanes)
-        step = lambda carry, group: (carry, several(with_states(tables, group).client))
+
+        def step(carry, group):
+            measured = lambda: several(with_states(tables, group).client)
+            if not may_have_empty_slots(data, setup.plan):
+                return carry, measured()
+            return carry, unless_empty(group.client.id < data.num_clients, measured)
+
         return (), in_groups(step, (), slots, assignment.num_lanes)[1], ()
 
     shared = (setup.data, broadcast, assignment.exchange)

@@ -138,6 +138,30 @@ def test_empty_slots_take_no_steps(policy, num_lanes, backend, task, monkeypatch
         assert len(taken) == 3 * groups
 
 
+def test_nobody_measures_in_an_empty_slot(task):
+    """But beside somebody: lanes go together."""
+    measured = []
+
+    def client(view, key):
+        jax.debug.callback(lambda: measured.append(1))  # once for all lanes
+        return jnp.ones(())
+
+    policy = fa.StepPolicy(
+        lambda state, cohort, found: jnp.where(found > 0, 2, 0),
+        measure=fa.Measure(client),
+    )
+    plan = fa.Plan(batch_size=2, lr=0.1, participation=fa.bernoulli(0.1), lanes=2)
+    algorithm, data = fa.with_steps(fedavg(), policy), make_data((6,) * 40)
+    state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
+    round_fn = fa.make_round(algorithm, task, data, plan)
+    measured.clear()
+    _, info = jax.block_until_ready(jax.jit(round_fn)(state, jax.random.key(1)))
+    jax.effects_barrier()
+    active = int(info.num_active)
+    assert int(info.num_steps.sum()) == 2 * active > 0
+    assert len(measured) == -(-active // 2) < -(-len(info.cohort) // 2)
+
+
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_trials_side_by_side_do_what_each_does_alone(backend, task, monkeypatch):
     """One loop for all of them, which ends with the longest of all."""
