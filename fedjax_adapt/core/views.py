@@ -155,8 +155,8 @@ class Upload(NamedTuple):
     Attributes:
       delta: its displacement, `run.params - run.anchor`, or what its rule sends in its
         place; `ServerRule.combine` averages it.
-      extra: whatever else the rule sends, averaged as well; a tree of arrays.
-      info: what is not sent but shown per client, in `Info.clients`.
+      extra: whatever else the rule sends, averaged as well; a tree of arrays, or `()`.
+      info: what is not sent but shown per client, in `Info.clients`; `()`: nothing.
     """
 
     delta: Params

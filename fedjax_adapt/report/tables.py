@@ -177,10 +177,10 @@ def _costs(summary: dict[str, Any], of: str) -> dict[str, str]:
     down, up = (summary[f"bytes_{way}"] / 1e6 for way in ("down", "up"))
     rows = {"traffic": f"{down:,.4g} MB to the clients, {up:,.4g} MB from them"}
     found = figures_of(summary)
-    per = {"kappa": "s", "rho": "MiB"}
-    known = [f"{k} {found[k]:.4g} by {per[k]}" for k in per if found.get(k)]
+    per = {"kappa": "simulated second", "rho": "MiB of traffic"}
+    known = [f"{found[k]:.4g} per {per[k]} ({k})" for k in per if found.get(k)]
     if known:
-        rows[f"{of or 'accuracy'} x 1e4"] = ", ".join(known)
+        rows[f"10,000 x {of or 'accuracy'}"] = ", ".join(known)
     rows["local steps"] = f"{summary['local_steps']:,} of all clients"
     if summary.get("public_steps"):
         rows["local steps"] += f", and {summary['public_steps']:,} on the public set"

@@ -206,7 +206,7 @@ def test_training_accuracy_is_called_so_wherever_it_is_shown(finished):
     rows = [line for line in said.splitlines() if line.startswith("│")]
     for name in ("last 3 evaluations", "best", "rounds to", "by class", "sel: cohort"):
         assert any(f"│ training accuracy, {name}" in row for row in rows), name
-    assert any("│ training accuracy x 1e4" in row for row in rows)
+    assert any("│ 10,000 x training accuracy" in row for row in rows)
     shown = [row for row in rows if "%" in row and not row.startswith("│   ")]
     own = ("training accuracy", "by client")  # and that is on the clients' own examples
     assert all(row.removeprefix("│ ").startswith(own) for row in shown)
@@ -249,7 +249,7 @@ def test_an_honest_run_says_what_it_was_given(finished):
     assert summary["rho"] == pytest.approx(
         1e4 * result.accuracy / (summary["bytes_up"] + summary["bytes_down"]) * 2**20
     )
-    assert summary["kappa"] is None and f"{summary['rho']:.4g} by MiB" in said
+    assert summary["kappa"] is None and f"{summary['rho']:.4g} per MiB" in said
 
 
 def test_a_public_set_nobody_uses_is_said(finished):

@@ -195,8 +195,8 @@ def test_figures_are_those_of_the_rows(name, place, shown):
     down, up = (column[f"bytes_{way}"][-1] / 1e6 for way in ("down", "up"))
     assert own["traffic"] == f"{down:,.4g} MB to the clients, {up:,.4g} MB from them"
     rho = 1e4 * share[-1] / ((down + up) * 1e6 / 2**20)
-    score = "training accuracy x 1e4" if which else "accuracy x 1e4"
-    assert own[score].endswith(f"rho {rho:.4g} by MiB")
+    score = f"10,000 x {'training ' if which else ''}accuracy"
+    assert own[score].endswith(f"{rho:.4g} per MiB of traffic (rho)")
     by_class = column[f"class_{named}"][-1]
     low, high = 100 * min(by_class), 100 * max(by_class)
     assert own[f"{of}by class"] == f"{percent(low)} to {percent(high)}"
