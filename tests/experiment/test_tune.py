@@ -17,6 +17,7 @@ from fedjax_adapt.experiment import Config, read_run, run, tune
 from fedjax_adapt.experiment.config import read_config
 from fedjax_adapt.experiment.sweeps import space as space_module
 from fedjax_adapt.experiment.sweeps import tune as module
+from fedjax_adapt.experiment.sweeps.preview import preview_search
 from fedjax_adapt.experiment.sweeps.space import read_search, rungs, to_toml
 from fedjax_adapt.report.compare import sheets
 
@@ -426,6 +427,20 @@ def test_a_dry_run_says_how_many_are_tried_in_how_many_rounds(elsewhere, capsys)
     assert (said["status"], said["trials"], said["proposed"]) == ("dry run", 5, 0)
     assert said["rungs"] == {"2": 3, "6": 1}
     assert [path.name for path in elsewhere.iterdir()] == ["space.toml"]
+
+
+@pytest.mark.parametrize(
+    ("lr", "trials", "found"),
+    [([0.1, 0.3], 9, {3: 2, 6: 1}), (RATE, 3, {3: 3, 6: 1}), (RATE, 1, {6: 1})],
+)
+def test_a_dry_run_counts_what_is_trained(tmp_path, lr, trials, found):
+    """Not what is proposed twice, nor more than there are trials."""
+    search = {"run": RUN, "space": {"lr": lr}}
+    search = read_search(search, trials=trials, at_once=8, halve=2)
+    said = preview_search(search, tmp_path / "mine")
+    assert said.rungs == found
+    (group,) = said.first.groups
+    assert len(group.trials) == max(found.values())
 
 
 def test_a_dry_run_of_a_search_that_has_begun(halved, capsys):

@@ -16,7 +16,7 @@ from .groups import Group
 from .space import Search, rungs, sweep_of
 from .sweep import check_begun, group_folder, groups_in
 from .tune import check_folder as check_search
-from .tune import num_proposed, proposals
+from .tune import distinct, num_proposed, proposals
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class SearchPreview:
       trials: how many, in all.
       proposed: of which so many have been proposed already.
       at_once: how many are proposed at once.
-      rungs: how many of these are trained up to each number of rounds.
+      rungs: how many of these, without repeats, are trained up to each number of rounds.
       first: what the first of them come to, by all rounds.
     """
 
@@ -97,12 +97,11 @@ def preview_search(search: Search, folder: Path, resume: bool = False) -> Search
       ValueError: as `tune`.
     """
     check_search(folder, search, resume)
-    left = min(search.at_once, search.trials)
-    counts = {}
+    points = list(distinct(proposals(search, [])).values())
+    left, counts = len(points), {}
     for rounds in rungs(search.rounds, left, search.halve):
         counts[rounds] = left
         left //= search.halve or 1
-    points = proposals(search, [])
     first = sweep_of(search, points, search.rounds)
     return SearchPreview(
         folder=str(folder),

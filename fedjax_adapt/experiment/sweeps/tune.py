@@ -229,7 +229,7 @@ def _batch(
     first = len(before)
     points = _proposed(search, place, before)
     known = {_text(row.point): row.result for row in before}
-    fresh = {_text(point): point for point in points if _text(point) not in known}
+    fresh = {text: x for text, x in distinct(points).items() if text not in known}
     if fresh:
         last = first + len(points) - 1
         doing = f"trials {first} to {last}" if len(points) > 1 else f"trial {first}"
@@ -238,6 +238,11 @@ def _batch(
         files.enter_lists(place, sorted(folder.glob("rounds-*")))
         known |= dict(zip(fresh, found, strict=True))
     return [_Row(point, known[_text(point)]) for point in points]
+
+
+def distinct(points: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The proposals without repeats, each by its text."""
+    return {_text(point): point for point in points}
 
 
 def _text(point: Mapping[str, Any]) -> str:
