@@ -356,8 +356,13 @@ def _is_pruned(path: Path) -> bool:
     search = path.parents[1] / TUNE if len(path.parts) > 2 else path
     if not path.match(RUNG) or not search.is_file():
         return False
-    rounds = toml.read(search)["run"].get("rounds", common_options()["rounds"].default)
-    return path.name != f"rounds-{rounds}"
+    run = toml.read(search).get("run")
+    if not isinstance(run, Mapping):
+        raise SettingError(
+            f"{search} is damaged: it has no [run]; put back what was there, or move it "
+            "away if it is of no search."
+        )
+    return path.name != f"rounds-{setting_of(run, 'rounds')}"
 
 
 def pruned_below(folder: str | Path) -> list[Path]:

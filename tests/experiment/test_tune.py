@@ -13,8 +13,8 @@ from helpers import fedjax_adapt
 from test_run import Stop
 
 from fedjax_adapt.errors import SettingError
-from fedjax_adapt.experiment import Config, read_run, run, tune
-from fedjax_adapt.experiment.config import read_config
+from fedjax_adapt.experiment import Config, read_run, run, store, tune
+from fedjax_adapt.experiment.config import common_options, read_config
 from fedjax_adapt.experiment.sweeps import space as space_module
 from fedjax_adapt.experiment.sweeps import tune as module
 from fedjax_adapt.experiment.sweeps.preview import preview_search
@@ -617,6 +617,28 @@ def test_trials_of_fewer_rounds_are_not_compared_with_others(
         SettingError, match="holds a search with no trial of all rounds"
     ):
         sheets([begun])
+
+
+def test_a_search_without_settings_of_runs_is_said(tmp_path, halved, capsys):
+    folder = tmp_path / "search"
+    shutil.copytree(halved.folder, folder)
+    (folder / "files.sha256").unlink()
+    (folder / "tune.toml").write_text("[space]\nlr = [0.1, 0.3]\n")
+    for place in (folder, folder / "trials-0000"):
+        code, _, err = fedjax_adapt(capsys, f"compare {place}")
+        says = f"{folder / 'tune.toml'} is damaged: it has no [run]; put back what was"
+        assert code == 2 and says in err and err.count("\n") == 1, err
+
+
+def test_rounds_that_are_not_written_are_those_of_any_run(tmp_path):
+    rounds = common_options()["rounds"].default
+    assert read_search({"space": {"lr": RATE}}).rounds == rounds
+    for name in (f"rounds-{rounds}", "rounds-2"):
+        place = tmp_path / "trials-0000" / name
+        (place / "groups").mkdir(parents=True)
+        (place / "sweep.toml").touch()
+    (tmp_path / "tune.toml").write_text("[run]\n[space]\nlr = [0.1, 0.3]\n")
+    assert store.pruned_below(tmp_path) == [tmp_path / "trials-0000" / "rounds-2"]
 
 
 def test_a_batch_that_is_gone_is_said(tmp_path, halved, capsys):

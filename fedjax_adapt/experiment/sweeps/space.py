@@ -21,6 +21,7 @@ from ...errors import SettingError
 from .. import config, toml
 from ..schema import settings_that_are
 from ..spelling import flat_name, flattened, nested
+from ..store import setting_of
 from .grid import Sweep, read_sweep
 
 TABLES = ("folder", "run", "space", "tune")  # of a file
@@ -45,7 +46,7 @@ class Search(NamedTuple):
     @property
     def rounds(self) -> int:
         """The rounds of a trial that is not pruned."""
-        return self.run.get("rounds", config.common_options()["rounds"].default)
+        return setting_of(self.run, "rounds")
 
 
 OPTIONS = ("trials", "at_once", "halve", "seed")  # of a search
