@@ -15,8 +15,10 @@ from test_run import Stop
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import Config, read_run, run, store, tune
 from fedjax_adapt.experiment.config import common_options, read_config
+from fedjax_adapt.experiment.sweeps import groups
 from fedjax_adapt.experiment.sweeps import space as space_module
 from fedjax_adapt.experiment.sweeps import tune as module
+from fedjax_adapt.experiment.sweeps.grid import Trial
 from fedjax_adapt.experiment.sweeps.preview import preview_search
 from fedjax_adapt.experiment.sweeps.space import read_search, rungs, to_toml
 from fedjax_adapt.report.compare import sheets
@@ -152,6 +154,8 @@ def test_a_search_goes_on_for_more_trials(tmp_path, halved):
     more = tune(SEARCH, folder, True, said.append, **HALVED | {"trials": 6})
     assert more.trials.slice(0, 5).equals(halved.trials) and len(more.trials) == 6
     assert [p.note for p in said if p.note] == ["trial 5: 1 of them, up to round 6"]
+    shown = {p.accuracy_name for p in said if p.accuracy is not None}
+    assert shown == {"000-fedprox, trial 5: validation accuracy"}
     with pytest.raises(SettingError, match="of 6 trials; write trials=6 or more"):
         tune(folder / "tune.toml", folder, True)  # which is for 5
 
@@ -165,6 +169,31 @@ def test_what_was_tried_is_not_trained_again(tmp_path):
     assert len(trained) == len({row["lr"] for row in rows}) == 2
     of = {row["lr"]: row["validation_accuracy"] for row in rows}
     assert all(of[row["lr"]] == row["validation_accuracy"] for row in rows)
+
+
+def test_trials_have_the_numbers_of_the_search(tmp_path, monkeypatch):
+    """Those that are trained, in every rung."""
+    told = []
+
+    def results(asked, place, note, progress, given):
+        told.append((place.name, [trial.shown for trial in asked.trials]))
+        assert [trial.number for trial in asked.trials] == [*range(len(asked.trials))]
+        rates = [trial.config.lr for trial in asked.trials]
+        columns = {"diverged_round": [None] * len(rates), "validation_accuracy": rates}
+        return pa.table(columns)
+
+    monkeypatch.setattr(module, "_swept", results)
+    search = read_search(SEARCH, trials=8, at_once=4, halve=2)
+    proposed = [{"lr": x, "algorithm.mu": 0.1} for x in (0.1, 0.2, 0.1, 0.3)]
+    monkeypatch.setattr(module, "proposals", lambda *_: proposed)
+    came = {"rounds": 6, "validation_accuracy": 0.5, "outcome": "finished"}
+    before = [module._Row(proposed[0], came)] * 4
+    module._batch(search, tmp_path, before, print, (None, None, None))
+    assert told == [("rounds-3", [5, 7]), ("rounds-6", [7])]
+    trial = Trial(0, {"lr": 0.1}, Config(), in_search=5)
+    with pytest.raises(SettingError, match=r"^trial 5 \(lr=0.1\): no$"):
+        with groups._about(trial):
+            raise ValueError("no")
 
 
 def test_what_diverges_is_the_worst(tmp_path, capsys):
@@ -509,7 +538,7 @@ def test_the_best_of_each_rung_go_on(tmp_path, monkeypatch, at_once, halve, went
 
     monkeypatch.setattr(module, "_swept", results)
     search = read_search({"run": RUN | {"rounds": 27}, "space": SPACE}, halve=halve)
-    points = [{"lr": rate, "algorithm.mu": 0.1} for rate in rates]
+    points = {i: {"lr": rate, "algorithm.mu": 0.1} for i, rate in enumerate(rates)}
     came = module._train(search, tmp_path, points, "", print, (None, None, None))
     assert [len(rung) for rung in swept] == went_on
     assert [one["outcome"] for one in came[-2:]] == ["diverged"] * 2

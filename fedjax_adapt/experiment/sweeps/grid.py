@@ -48,6 +48,12 @@ class Trial(NamedTuple):
     number: int
     point: dict[str, Any]  # what the grid says of it
     config: Config
+    in_search: int | None = None  # its number there; None: it is of none
+
+    @property
+    def shown(self) -> int:
+        """The number that a user knows it by."""
+        return self.number if self.in_search is None else self.in_search
 
 
 class Sweep(NamedTuple):

@@ -125,5 +125,5 @@ def _about(trial: Trial) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        about = f"trial {trial.number} ({described(trial)})"
+        about = f"trial {trial.shown} ({described(trial)})"
         raise SettingError(f"{about}: {error}") from None

@@ -318,7 +318,7 @@ class _Runner:
         )
         if self.callback is not None and log.all_over:
             return  # and what they came to is written
-        accuracy = f"{_shown(list(trials))} {log.accuracy.replace('_', ' ')}"
+        accuracy = f"{_shown(members)} {log.accuracy.replace('_', ' ')}"
         shown = f"{self.group.name}, {accuracy}"
 
         def report(done: int, latest: tuple[float, float], rate: float) -> None:
@@ -348,12 +348,12 @@ class _Runner:
         train_in(self.path, config, program, state, at, log, report, at_end)
 
 
-def _shown(trials: Sequence[int]) -> str:
+def _shown(trials: Sequence[Trial]) -> str:
     """Of which trials the figures are that are shown while they run."""
     if len(trials) == 1:
-        return f"trial {trials[0]}:"
+        return f"trial {trials[0].shown}:"
     inner = "" if len(trials) == 2 else "... "
-    return f"trials {trials[0]}, {inner}{trials[-1]}: mean"
+    return f"trials {trials[0].shown}, {inner}{trials[-1].shown}: mean"
 
 
 def _evidence(commit: str | None) -> dict[str, Any]:

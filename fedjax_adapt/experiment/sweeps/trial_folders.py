@@ -47,7 +47,8 @@ def write_trials(
 
     tables = {name: store.read_table(group, name) for name in store.TABLES}
     program, known = compiled.program_of([0]), {}
-    for i, (number, _, config) in enumerate(trials):
+    for i, trial in enumerate(trials):
+        number, config = trial.number, trial.config
         path = folder / store.trial_folder(number)
         if (path / store.SUMMARY).exists():
             continue

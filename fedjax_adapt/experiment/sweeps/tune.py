@@ -234,7 +234,9 @@ def _batch(
         last = first + len(points) - 1
         doing = f"trials {first} to {last}" if len(points) > 1 else f"trial {first}"
         folder = place / f"trials-{first:04d}"
-        found = _train(search, folder, list(fresh.values()), doing, progress, given)
+        texts = [_text(point) for point in points]
+        asked = {first + texts.index(text): point for text, point in fresh.items()}
+        found = _train(search, folder, asked, doing, progress, given)
         files.enter_lists(place, sorted(folder.glob("rounds-*")))
         known |= dict(zip(fresh, found, strict=True))
     return [_Row(point, known[_text(point)]) for point in points]
@@ -330,17 +332,29 @@ def _frozen(search: Search, row: _Row) -> "optuna.trial.FrozenTrial":
 def _train(
     search: Search,
     folder: Path,
-    points: Sequence[dict[str, Any]],
+    points: Mapping[int, dict[str, Any]],
     doing: str,
     progress: Report,
     given: tuple,
 ) -> list[dict[str, Any]]:
-    """What came of some proposals, which are trained as one sweep for each rung."""
+    """What came of some proposals, which are trained as one sweep for each rung.
+
+    Args:
+      search: that they are of.
+      folder: of these sweeps.
+      points: the proposals by their numbers in the search.
+      doing: what is said of them.
+      progress: as for `tune`.
+      given: the objects of all trials.
+    """
     results: dict[int, dict[str, Any]] = {}
-    left = list(range(len(points)))
+    left = list(points)
     for rounds in rungs(search.rounds, len(points), search.halve):
         last = rounds == search.rounds
         asked = sweep_of(search, [points[i] for i in left], rounds)
+        numbered = zip(asked.trials, left, strict=True)
+        trials = [trial._replace(in_search=i) for trial, i in numbered]
+        asked = asked._replace(trials=trials)
         place = folder / f"rounds-{rounds}"
         note = f"{doing}: {len(left)} of them, up to round {rounds}"
         found = _swept(asked, place, note, progress, given)
@@ -360,7 +374,7 @@ def _train(
             left = sorted(alive[: max(1, len(left) // (search.halve or 1))])
         if not left:
             break
-    return [results[i] for i in range(len(points))]
+    return [results[i] for i in points]
 
 
 def _swept(
