@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import pytest
+import tyro
 from helpers import QUICK_RUN, fedjax_adapt
 
 from fedjax_adapt import __version__, cli
@@ -514,6 +515,25 @@ def test_a_shell_completes_commands_flags_and_names(capsys, monkeypatch, columns
     assert completed("reproduce", "fedssg-table")[:1] == ["fedssg-table1"]
     zsh = fedjax_adapt(capsys, "completion zsh")[1]
     assert zsh.endswith(f"bashcompinit && bashcompinit\n{script}")
+
+
+def test_every_flag_that_a_shell_completes_is_one(capsys, monkeypatch):
+    _, script, _ = fedjax_adapt(capsys, "completion bash")
+    lines = re.findall(
+        r'^    \*" (\w+) "\*" -"\) found="(.*)" ;;$', script, re.MULTILINE
+    )
+    completed = [(command, flag) for command, line in lines for flag in line.split()]
+    assert {command for command, _ in completed} == {*cli.COMMANDS} - {"completion"}
+
+    def refuse(*_, **__):  # as tyro does, which takes its time
+        raise SystemExit(2)
+
+    monkeypatch.setattr(tyro, "cli", refuse)
+    for command, flag in completed:
+        code, _, said = fedjax_adapt(capsys, f"{command} {flag} --nope")
+        # of an algorithm that is not chosen here, or its value is missing, or --nope
+        others = f"{flag} is no flag" in said and "; it is an option of" not in said
+        assert code == 2 and not others, said
 
 
 @pytest.mark.parametrize("shell", ["", " fish", " bash zsh"])

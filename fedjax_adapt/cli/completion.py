@@ -18,6 +18,7 @@ SHELLS = {
     "zsh": "(( $+functions[compdef] )) || { autoload -U compinit && compinit; }\n"
     "autoload -U bashcompinit && bashcompinit\n",
 }
+FLAG = r"--[a-z][\w.-]*"
 USAGE = """\
 usage: fedjax-adapt completion {bash,zsh}
 
@@ -86,13 +87,14 @@ def _flags(command: str) -> dict[str, str]:
             os.environ["COLUMNS"] = width
     found: dict[str, str] = {}
     for line in said.getvalue().splitlines():
-        if line.lstrip("│| ").startswith("--"):  # in a box, or one of ASCII
+        # in a box or without; what is said of a flag stands further to the right
+        if shown := re.match(rf"[│| ] ({FLAG}(?:, {FLAG})*)", line):
             choices = re.search(r"\{([^{}]+)\}", line)
             names = choices[1].split(",") if choices else []
             # where anything but none may be written, a file is what can be completed
             names = [] if names == ["None"] else names
             words = " ".join(names).replace("None", "none")
-            found |= dict.fromkeys(re.findall(r"--[a-z][\w.-]*", line), words)
+            found |= dict.fromkeys(shown[1].split(", "), words)
     for kind in KINDS:
         if f"--{kind}" in found:
             functions = built_in(kind)
