@@ -564,8 +564,27 @@ def test_what_no_run_may_have_is_not_proposed(monkeypatch):
     assert len(found) == 6 and all(point["lr"] <= limit for point in found)
     assert found == module.proposals(search, [])  # they follow from the seed
     limit = 0.0
-    with pytest.raises(SettingError, match=r"of 100 proposals for trial 0 none is all"):
+    says = (
+        "write a smaller space: none of 100 proposals for trial 0 is allowed, the last"
+    )
+    with pytest.raises(
+        SettingError, match=rf"^{says} [^.]*: lr=[\d.e-]* is too much\.$"
+    ):
         module.proposals(search, [])
+
+
+def test_what_only_a_first_rung_refuses_is_not_proposed(monkeypatch):
+    search = read_search(SEARCH, seed=2, at_once=6, trials=6, halve=3)
+    free = module.proposals(search, [])
+    limit = float(np.median([point["lr"] for point in free]))
+
+    def refusing(search, points, rounds):
+        if rounds == 2 and points[0]["lr"] > limit:
+            raise SettingError("no.")
+
+    monkeypatch.setattr(module, "sweep_of", refusing)
+    found = module.proposals(search, [])
+    assert len(found) == 6 and all(point["lr"] <= limit for point in found)
 
 
 def test_proposals_that_are_damaged_are_said(tmp_path, halved):

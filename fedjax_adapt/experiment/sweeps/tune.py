@@ -309,8 +309,8 @@ def _allowed(
             error = refused
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
     raise SettingError(
-        f"of {ATTEMPTS} proposals for trial {number} none is allowed: {error} Write a "
-        "smaller space."
+        f"write a smaller space: none of {ATTEMPTS} proposals for trial {number} is "
+        f"allowed, the last for this reason: {error}"
     )
 
 
