@@ -271,10 +271,11 @@ def runs_in(folder: str | Path) -> list[Path]:
         for path in (folder / name for name in known if name.endswith(files.SUMS)):
             files.check(folder, path, known)  # of a search, its sweeps
         there = [path for path in _runs_below(folder) if not _is_pruned(path)]
-        if not there and pruned_below(folder):
+        pruned = [] if there else pruned_below(folder)
+        if pruned:
             raise SettingError(
                 f"{folder} holds a search with no trial of all rounds; resume it first, or "
-                "give one of its sweeps, as trials-0000/rounds-4."
+                f"give one of its sweeps, as {pruned[0]}."
             )
         below = [path for path in there if not _is_unfinished_shard(path)]
         if there and not below:

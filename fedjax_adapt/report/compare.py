@@ -17,6 +17,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -338,14 +339,14 @@ def _base_of_each(lines: Sequence[Line], here: Sequence[Line], base: str) -> Bas
             raise SettingError(
                 f"base={base} means {len(alike)} lines with the settings of "
                 f"{_folder_of(line)}; write the folder of a run of the one that is meant, "
-                f"as in --base {_folder_of(alike[0])}."
+                f"as in --base {quote(_folder_of(alike[0]))}."
             )
         found.append(alike[0] if alike else None)
     if all(of is None or of is line for line, of in zip(lines, found, strict=True)):
         raise SettingError(
             f"base={base} means {len(here)} lines of a table, and no other line has the "
             "settings of one of them; write the folder of a run of the one that is meant, "
-            f"as in --base {_folder_of(here[0])}."
+            f"as in --base {quote(_folder_of(here[0]))}."
         )
     return found
 

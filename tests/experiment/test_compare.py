@@ -468,6 +468,9 @@ def test_a_base_that_is_not_there_or_means_several_lines_is_refused(seeds, finis
     )
     with pytest.raises(SettingError, match=f"{several}.* as in --base fedavg-0"):
         printed([*seeds["fedavg"], other], base="fedavg")
+    spaced = [finished("fedavg", 0.5, folder=f"my {lr}", lr=lr) for lr in (0.3, 0.4)]
+    with pytest.raises(SettingError, match=f"{several}.* as in --base 'my 0.3'"):
+        printed(spaced, base="fedavg")
     of_other = cells_of(printed([*folders, other], base="other"))
     assert of_other["moon"][2] == "no seed in common with the base"  # which has 7
     based = [
@@ -525,9 +528,9 @@ def test_a_base_of_several_lines_is_that_with_the_same_settings(finished, follow
         sheet.notes[-2] == "no difference of 5: no line of fedavg has the same settings"
     )
     own = {"lr": 0.2, "mu": 1.0, "partition_seed": 0 if follows else 7}
-    also = finished("fedprox", 0.5, folder="mu", seed=0, **own)
+    also = finished("fedprox", 0.5, folder="my mu", seed=0, **own)
     several = "base=fedprox means 2 lines with the settings of fedavg-0.2-0; write the"
-    with pytest.raises(SettingError, match=f"{several}.* as in --base mu"):
+    with pytest.raises(SettingError, match=f"{several}.* as in --base 'my mu'"):
         sheets([*folders, also], base="fedprox")
     elsewhere = finished("fedavg", 0.1, folder="else", seed=0, lr=0.1, partition_seed=8)
     (with_it,) = sheets([*folders, elsewhere], base="fedavg")

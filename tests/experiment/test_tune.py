@@ -661,9 +661,11 @@ def test_trials_of_fewer_rounds_are_not_compared_with_others(
     shutil.rmtree(begun / "trials-0003")
     shutil.rmtree(begun / "trials-0000" / "rounds-6")
     (begun / "files.sha256").unlink()
-    with pytest.raises(
-        SettingError, match="holds a search with no trial of all rounds"
-    ):
+    says = (
+        "holds a search with no trial of all rounds; resume it first, or give one of "
+    )
+    place = begun / "trials-0000" / "rounds-2"
+    with pytest.raises(SettingError, match=rf"{says}its sweeps, as {place}\.$"):
         sheets([begun])
 
 
