@@ -5,7 +5,8 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
 
 import jax
@@ -19,6 +20,7 @@ from fedjax_adapt.cli.output import Plainly, console_of, print_json
 from fedjax_adapt.cli.process import nothing_to_resume, reporting
 from fedjax_adapt.cli.run import parse
 from fedjax_adapt.experiment import checkpoint, read_run
+from fedjax_adapt.experiment.loop import Stopped
 from fedjax_adapt.experiment.run import Progress
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -602,6 +604,24 @@ def test_ctrl_c_keeps_every_finished_round(capsys, monkeypatch):
         {"status": "interrupted", "folder": "mine2"},
     )
     assert "--folder mine2 --resume --json to go on" in err
+
+
+@pytest.mark.parametrize("flag", ["--json", "--quiet"])
+@pytest.mark.parametrize(
+    "group", ["", "--coordinator-address here:1 --num-processes 2"]
+)
+def test_what_goes_on_is_quoted_and_shows_as_much(capsys, monkeypatch, flag, group):
+    def stop(config, *_):
+        Path(config.folder).mkdir()
+        raise Stopped
+
+    running = import_module("fedjax_adapt.cli.run")
+    monkeypatch.setattr(running, "train", stop)
+    monkeypatch.setattr(running, "process_group", lambda *_: nullcontext(True))
+    words = [*group.split(), "--process-id", "0"] if group else []
+    assert cli.main(["run", "--folder", "my run", flag, *words]) == 130
+    again = f"fedjax-adapt run --folder 'my run' --resume {flag} {group}".rstrip()
+    assert f"write {again} " in capsys.readouterr().err
 
 
 def test_a_ctrl_c_that_is_lost_before_the_first_round_is_raised_in_it(monkeypatch):

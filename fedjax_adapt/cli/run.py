@@ -229,8 +229,8 @@ def _run_in_processes(config, request) -> int:
     except Stopped:
         if not folder.exists():  # another machine's
             return 130
-        again = f"--folder {quote(str(folder))} --resume {_flags(request.processes)}"
-        return interrupted(folder, again)
+        again = f"--folder {quote(str(folder))} --resume{shown_flags(request)}"
+        return interrupted(folder, f"{again} {_flags(request.processes)}")
     with steady_output():
         if first:
             _show(folder, request)
