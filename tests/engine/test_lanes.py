@@ -61,6 +61,12 @@ def test_a_block_of_a_large_model_leaves_fewer_steps_idle():
     assert large[0] == pytest.approx(8 * (2 * step + between))
 
 
+def test_where_each_client_has_a_lane_no_room_is_made():
+    took, block = lanes.paced(np.array([[10, 7, 6, 6]]), 4, 4, LARGE._replace(room=1.0))
+    step = step_time.STEP + 4 * LARGE.step
+    assert (took, block) == (pytest.approx(10 * step + step_time.WAIT), 10)
+
+
 @pytest.mark.parametrize("way", ["lax", "patches"])
 def test_a_client_adds_the_products_of_its_batch_or_moves_its_model(way):
     shape, size = (16, 16, 3), 4000

@@ -15,6 +15,7 @@ from fedjax_adapt.experiment import build, checkpoint, estimate, run, sweep
 from fedjax_adapt.experiment.config import from_settings, to_toml
 from fedjax_adapt.experiment.preview import preview
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
+from fedjax_adapt.experiment.sweeps.preview import preview_sweep
 from fedjax_adapt.experiment.sweeps.results import to_toml as sweep_to_toml
 from fedjax_adapt.participation import bernoulli
 
@@ -189,6 +190,15 @@ def test_a_dry_run_of_a_sweep_says_its_programs(capsys, elsewhere):
     line = "sweep sweep.toml --folder sweep.toml"
     refused = fedjax_adapt(capsys, line)
     assert refused[0] == 2 and fedjax_adapt(capsys, f"{line} --dry-run") == refused
+
+
+def test_trials_take_as_many_times_as_long_as_one():
+    times = []
+    for rates in ([0.1], [0.1, 0.2, 0.3]):
+        asked = read_sweep({"run": RUN | {"num_steps": 3}, "grid": {"lr": rates}})
+        (group,) = preview_sweep(asked, Path("mine")).groups
+        times.append(group.train_seconds)
+    assert times[1] == pytest.approx(3 * times[0]) and times[0] > 0
 
 
 @pytest.mark.slow

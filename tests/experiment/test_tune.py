@@ -12,6 +12,7 @@ import pytest
 from helpers import fedjax_adapt
 from test_run import Stop
 
+from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import Config, read_run, run, store, tune
 from fedjax_adapt.experiment.config import common_options, read_config
@@ -391,7 +392,8 @@ def test_a_trial_that_is_gone_is_said(tmp_path, halved):
         tune(SEARCH, folder, True, **HALVED)
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("flag", ["--json", "--quiet"])
+def test_ctrl_c_says_how_to_go_on(elsewhere, capsys, monkeypatch, flag):
     from fedjax_adapt.cli import tune as command
 
     def stop(search, folder, resume, report):
@@ -399,11 +401,14 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "run_tune", stop)
-    (tmp_path / "space.toml").write_text("[space]\nlr = [0.1, 0.3]\n")
-    line = f"tune {tmp_path / 'space.toml'} --folder {tmp_path / 'a'} --at-once 4"
-    code, _, err = fedjax_adapt(capsys, line)
-    again = f"fedjax-adapt {line.replace(' --at-once', ' --resume --at-once')}"
-    assert code == 130 and err.endswith(f"interrupted; write {again} to go on.\n")
+    Path("my space.toml").write_text("[space]\nlr = [0.1, 0.3]\n")
+    words = ["tune", "my space.toml", "--folder", "my search", "--at-once", "4", flag]
+    assert main(words) == 130
+    again = (
+        "fedjax-adapt tune 'my space.toml' --folder 'my search' --resume --at-once 4"
+    )
+    said = f"interrupted; write {again} {flag} to go on.\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 def test_without_optuna_the_package_is_named(monkeypatch):
