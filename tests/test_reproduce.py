@@ -10,6 +10,7 @@ import pytest
 from helpers import relist
 
 from fedjax_adapt.cli import main
+from fedjax_adapt.engine import step_time
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import estimate, items, reproduce
 from fedjax_adapt.experiment.items import read_item
@@ -577,6 +578,9 @@ def test_costs_are_of_three_passes_over_the_examples(papers, tmp_path):
     least = 3 * 2 * weights * steps * batch * cohort / estimate.CORE / 3600
     floor = steps * estimate.STEP / 3600
     assert estimate.cost([cell]).core_hours == pytest.approx(max(least, floor), rel=0.2)
+    moving = 6 * 4 * (weights + 8 + 10) * cohort * steps / step_time.BANDWIDTH
+    minutes = (steps * step_time.STEP + moving) / 60
+    assert estimate.cost([cell]).gpu_minutes == pytest.approx(minutes)
     config = replace(cell.configs[0], ideal_steps=1000)
     passes = 2 * 1000 * 200  # two rounds, 200 examples
     more = estimate.cost([cell._replace(configs={0: config})]).core_hours

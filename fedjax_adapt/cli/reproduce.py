@@ -136,8 +136,8 @@ def list_items(folder: Path) -> int:
     console.print(table)
     console.print(
         "Runs and costs are of one seed at full scale; runs of scale smoke do not count. "
-        "Costs are rough estimates; those of a GPU are of an H100, and no run has "
-        "confirmed them.",
+        "Costs are rough estimates; those of a GPU are of an H100, and follow from rounds "
+        "of two models.",
         highlight=False,
     )
     return 0

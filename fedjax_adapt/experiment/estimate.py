@@ -7,11 +7,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core import Task
+from ..core import Task, tree_bytes
 from ..data import FederatedDataset
+from ..engine import step_time
+from ..engine.batches import batch_size
 from ..engine.mesh import num_cores
-from ..engine.step_time import operations
 from ..models import MODELS, classification
+from ..plan import Plan
 from .reproduce import Cell
 from .schema import kind_options
 
@@ -28,8 +30,10 @@ DATA = {  # inputs, training examples, classes
 # operations a second of a core: the rounds of benchmarks/rounds.py on two cores of an AMD
 # EPYC without AVX-512, commit 0928c17, 2026-11-23, n = 1 (W1 75e9, W2 55e9)
 CORE = 6e10
-GPU = 2e13  # of an H100 in float32; a guess, like the next, that none has confirmed
-STEP = 1e-4  # seconds that a local step takes at the least, all clients at once
+STEP = 1e-4  # seconds that a local step takes there at the least, all clients at once
+# of the peak of a GPU in float32: a round of W1, which is work, took 24 ms on an H200. One
+# of W2, which moves models, took the 1.3 ms that follow from step_time.py alone
+REACHED = 0.28
 
 
 class Cost(NamedTuple):
@@ -73,40 +77,63 @@ def cost(
         model = (config.model, tuple(config.model_options.items()), shape, classes)
         ideal = config.rounds * (config.ideal_steps or 0) * examples
         seen = steps * cohort * batch + ideal
-        work = 3 * seen * _operations(*model)  # forward, twice back
+        forward, size = _sizes(*model)
+        work = 3 * seen * forward  # forward, twice back
         core += runs(cell) * max(work / CORE, steps * STEP) / 3600
-        gpu += runs(cell) * max(work / GPU, steps * STEP) / 60
+        gpu += runs(cell) * _gpu_seconds(work, steps * cohort * size, steps) / 60
     return Cost(core, gpu)
 
 
+def _gpu_seconds(work: float, trained: float, steps: float) -> float:
+    """What rounds take on a GPU, by the rule of step_time.py.
+
+    Args:
+      work: operations.
+      trained: bytes of the models that take a step, of all steps.
+      steps: local steps that follow one another.
+    """
+    moving = step_time.MOVED * trained / step_time.BANDWIDTH
+    return steps * step_time.STEP + max(work / (REACHED * step_time.PEAK), moving)
+
+
 @cache
-def _operations(
+def _sizes(
     model: str, options: tuple, shape: tuple[int, ...], classes: int
-) -> float:
-    """Those of a model on one example."""
+) -> tuple[float, int]:
+    """As `_sizes_of`, of a model by its name."""
     network = MODELS[model](shape, 2 if model == "svm" else classes, **dict(options))
     x = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
-    return _forward(classification(network, shape), x)
+    return _sizes_of(classification(network, shape), x)
 
 
-def _forward(task: Task, x: jax.ShapeDtypeStruct) -> float:
-    """Operations of the products of a forward pass of one example [1, ...]."""
+def _sizes_of(task: Task, x: jax.ShapeDtypeStruct) -> tuple[float, int]:
+    """Operations of a forward pass of one example [1, ...], and bytes of the model."""
     params = jax.eval_shape(task.init, jax.random.key(0))
-    return operations(jax.make_jaxpr(task.apply)(params, x).jaxpr)
+    forward = step_time.operations(jax.make_jaxpr(task.apply)(params, x).jaxpr)
+    return forward, tree_bytes(params)
 
 
 def train_seconds(
-    task: Task, data: FederatedDataset, seen: float, evaluated: float, steps: float
+    task: Task,
+    data: FederatedDataset,
+    plan: Plan,
+    gradients: float,
+    evaluated: float,
+    steps: float,
 ) -> float:
     """About how long rounds take on the devices here, once they are compiled.
 
     Args:
       task: of the run.
       data: likewise.
-      seen: examples that all clients take a gradient on.
+      plan: likewise.
+      gradients: of all clients, each on a batch.
       evaluated: examples that the server's model is evaluated on.
       steps: local steps that follow one another.
     """
     x = jax.ShapeDtypeStruct((1, *data.x.shape[1:]), data.x.dtype)
-    rate = CORE * num_cores() if jax.default_backend() == "cpu" else GPU
-    return max((3 * seen + evaluated) * _forward(task, x) / rate, steps * STEP)
+    forward, size = _sizes_of(task, x)
+    work = (3 * gradients * batch_size(data, plan) + evaluated) * forward
+    if jax.default_backend() == "cpu":
+        return max(work / (CORE * num_cores()), steps * STEP)
+    return _gpu_seconds(work, gradients * size, steps)

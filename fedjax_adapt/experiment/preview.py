@@ -83,8 +83,8 @@ class Preview:
       memory: that is expected.
       free: bytes that are free now; None: that is not known.
       programs: the rounds of each program that would be compiled.
-      compile_seconds: that this takes, about; None: that is not known, nor the next.
-      train_seconds: of the rounds that are left, likewise.
+      compile_seconds: that this takes, about; None: not known, as on a GPU.
+      train_seconds: of the rounds that are left; None: their steps are not known.
       notes: what a run would say besides.
     """
 
@@ -166,12 +166,12 @@ def seconds_of(
         return None
     task, data, plan = federation[1:4]
     left = rounds.rounds - done
-    seen = left * rounds.gradients * batch_size(data, plan)
+    gradients = float(left * rounds.gradients)
     evaluated = (
         left / config.evaluate_every * (0 if data.test is None else len(data.test[1]))
     )
     after = left * math.ceil(rounds.cohort / at_once) * rounds.most_steps
-    return train_seconds(task, data, float(seen), evaluated, after)
+    return train_seconds(task, data, plan, gradients, evaluated, after)
 
 
 def rounds_of(config: Config, federation: Federation, algorithm: Algorithm) -> Rounds:

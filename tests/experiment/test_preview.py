@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from helpers import QUICK_RUN, fedjax_adapt
 
+import fedjax_adapt as fa
 from fedjax_adapt.engine.mesh import num_cores
 from fedjax_adapt.experiment import build, checkpoint, estimate, run, sweep
 from fedjax_adapt.experiment.config import from_settings, to_toml
@@ -128,6 +130,31 @@ def test_the_time_that_is_said_follows_from_what_is_computed(monkeypatch):
     assert 1 < found.compile_seconds < 30
     # where the method chooses its steps there is none
     assert preview(config_of(algorithm="fedgsnr")).train_seconds is None
+
+
+@pytest.mark.parametrize(
+    "shape, model, clients, batch, took",
+    [
+        ((784,), lambda shape: fa.models.mlp(shape, 10, (200, 200)), 50, 10, 1.3e-3),
+        ((32, 32, 3), lambda shape: fa.models.cnn(shape, 10), 10, 50, 24e-3),
+    ],
+    ids=["W2", "W1"],
+)
+def test_rounds_on_a_gpu_take_about_what_was_measured(
+    monkeypatch, shape, model, clients, batch, took
+):
+    """Ten steps of each client, on an H200."""
+    task = fa.classification(model(shape), shape)
+    examples = np.zeros((batch, *shape), np.float32), np.zeros(batch, int)
+    data = fa.FederatedDataset.from_clients([examples], num_classes=10)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    given = task, data, fa.Plan(batch_size=batch)
+    found = estimate.train_seconds(*given, 10 * clients, 0, 10)
+    assert found == pytest.approx(took, rel=0.1)
+    # as much for each gradient and each step
+    assert estimate.train_seconds(*given, 20 * clients, 0, 20) == pytest.approx(
+        2 * found
+    )
 
 
 @pytest.mark.parametrize(
