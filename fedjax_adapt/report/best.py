@@ -6,14 +6,14 @@ set, partition, model and number of rounds a method has settings of its own.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import SettingError
 from ..experiment.store import ACCURACY, VALIDATED, differing, is_chosen, learned_from
 from .plots import FOLLOWS
 from .seeds import Line, figures, same_partitions, sample
-from .tables import percent
+from .tables import percent, together
 
 
 class Measured(NamedTuple):
@@ -39,7 +39,7 @@ class Shown(NamedTuple):
     """A line that is shown, and what its settings were chosen by."""
 
     line: Line
-    why: str  # "": it has no others to choose from
+    why: str  # and what was left out; "": it has no others to choose from
 
 
 def best_lines(lines: Sequence[Measured]) -> list[Shown]:
@@ -65,15 +65,28 @@ def best_lines(lines: Sequence[Measured]) -> list[Shown]:
         why = ""
         if len(settings) > 1:
             best = max(validated, key=lambda one: one.mean)  # of equals the first
-            tried = len({json.dumps(one.settings) for one in validated})
-            why = (
-                f"of {tried} settings that with the best mean validation accuracy, "
-                f"{percent(best.mean)}{_chosen(best, settings.values())}"
-            )
+            why = _why(best, settings)
             own, validated = settings[json.dumps(best.settings)], [best]
         tested = [one for one in own if one.accuracy == ACCURACY]
         shown += [Shown(one.line, why) for one in tested or validated or own]
     return shown
+
+
+def _why(best: Measured, settings: Mapping[str, Sequence[Measured]]) -> str:
+    """What settings were chosen by, and the runs that have no validation accuracy."""
+    lacks = lambda own: all(one.accuracy != VALIDATED for one in own)
+    without = [own for own in settings.values() if lacks(own)]
+    tried, said = len(settings) - len(without), []
+    if tried > 1:
+        said.append(
+            f"of {tried} settings that with the best mean validation accuracy, "
+            f"{percent(best.mean)}{_chosen(best, settings.values())}"
+        )
+    if without:
+        runs = [[run for one in own for run in one.line.values()] for own in without]
+        folders = [together([summary["folder"] for _, summary in x]) for x in runs]
+        said.append(f"left out for want of validation accuracy: {', '.join(folders)}")
+    return "; ".join(said)
 
 
 def _chosen(best: Measured, settings: Iterable[Sequence[Measured]]) -> str:

@@ -15,7 +15,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from string import ascii_lowercase
@@ -63,7 +63,7 @@ from .seeds import (
     short,
     speed_ups,
 )
-from .tables import Name, percent, shortened
+from .tables import Name, percent, shortened, some_of, together
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,7 +83,6 @@ PENALTY = ("weight", "variant", "delta_set", "upload")  # of fnr, which no contr
 BEFORE = {"algorithm.batch_size": "none", "algorithm.batch_loss": "mean"}
 SOME = ("kappa", "rho")  # which not all runs have
 SHARES = ("accuracy", "best_accuracy")  # of a summary
-FEW = 4  # values that are all named below a table
 # to a target; "seconds" are simulated
 TAKEN = ("rounds", "steps", "MiB", "seconds", "measured_seconds")
 
@@ -692,27 +691,11 @@ def _whose(line: Line, settings: Mapping[str, list[str]]) -> str:
       settings: their values of those settings in which runs of the table differ.
     """
     summaries = [summary for _, summary in line.values()]
-    folders = _together([summary["folder"] for summary in summaries])
-    said = [folders, f"seed{'s' * (len(line) > 1)} {_some(line)}"]
+    folders = together([summary["folder"] for summary in summaries])
+    said = [folders, f"seed{'s' * (len(line) > 1)} {some_of(line)}"]
     for name, values in settings.items():
-        said.append(f"{name}={_some(values)}")
+        said.append(f"{name}={some_of(values)}")
     return f"{', '.join(said)}; also given: {_given(line)}{_not_waited_for(summaries)}"
-
-
-def _some(values: Iterable[Any], between: str = ", ") -> str:
-    """All of a few values, else the first two and the last."""
-    shown = list(map(str, values))
-    return between.join(shown if len(shown) <= FEW else [*shown[:2], "...", shown[-1]])
-
-
-def _together(folders: Sequence[str]) -> str:
-    """Folders with what their paths share said once, as in runs/{a,b}."""
-    if len(folders) == 1:
-        return folders[0]
-    alike = len({os.path.isabs(folder) for folder in folders}) == 1
-    shared = os.path.commonpath(folders) if alike else ""
-    names = [os.path.relpath(x, shared) if shared else x for x in folders]
-    return os.path.join(shared, f"{{{_some(names, ',')}}}")
 
 
 def _not_waited_for(summaries: Sequence[dict[str, Any]]) -> str:

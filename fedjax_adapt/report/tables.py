@@ -1,9 +1,10 @@
 """Tables of runs for the terminal, and how far a run is: a bar, or now and then a line."""
 
+import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ CLIENTS = {  # the server's model on clients' own examples, and each client's ow
     "client_accuracy": "by client",
     "personal_accuracy": "by client, own models",
 }
+FEW = 4  # values that are all named below a table
 
 
 def summary_table(folder: str | Path) -> "Table":
@@ -264,6 +266,22 @@ def shortened(names: Iterable[str]) -> dict[str, str]:
     short = {name: re.sub(number, four, name) for name in names}
     alike = Counter(short.values())
     return {name: of if alike[of] == 1 else name for name, of in short.items()}
+
+
+def some_of(values: Iterable[Any], between: str = ", ") -> str:
+    """All of a few values, else the first two and the last."""
+    shown = list(map(str, values))
+    return between.join(shown if len(shown) <= FEW else [*shown[:2], "...", shown[-1]])
+
+
+def together(folders: Sequence[str]) -> str:
+    """Folders with what their paths share said once, as in runs/{a,b}."""
+    if len(folders) == 1:
+        return folders[0]
+    alike = len({os.path.isabs(folder) for folder in folders}) == 1
+    shared = os.path.commonpath(folders) if alike else ""
+    names = [os.path.relpath(x, shared) if shared else x for x in folders]
+    return os.path.join(shared, f"{{{some_of(names, ',')}}}")
 
 
 def percent(share: float) -> str:

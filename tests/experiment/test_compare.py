@@ -622,6 +622,24 @@ def test_nothing_is_chosen_by_test(finished, capsys):
         sheets(leaks, best=True)
 
 
+def test_settings_without_validation_accuracy_are_named_where_they_are_left_out(
+    finished, chosen_from
+):
+    one = finished("fedavg", 0.7, validated=True, folder="a", lr=0.1)
+    folders = [one, finished("fedavg", 0.6, folder="a1", lr=0.1)]
+    for name, lr, seed in [("b", 0.05, 7), ("c", 0.2, 7), ("c1", 0.2, 8)]:
+        folders.append(finished("fedavg", 0.9, folder=name, lr=lr, seed=seed))
+    (sheet,) = sheets(folders, best=True)
+    assert lines_of(sheet) == [("fedavg", ["a1"])]
+    without = "left out for want of validation accuracy: b, {c,c1}"
+    assert f"1: {without}" in sheet.notes  # and nothing of a choice
+    (sheet,) = sheets([*folders, *chosen_from("fedavg", {0.4: 0.5})], best=True)
+    assert [note for note in sheet.notes if "validation" in note] == [
+        "1: of 2 settings that with the best mean validation accuracy, 70.00 %, lr=0.1; "
+        + without
+    ]
+
+
 def test_what_is_to_be_learned_is_not_chosen(chosen_from):
     """Nor how long; and the base of a method makes another method of it."""
     folders = chosen_from("fedgsnr", {0.1: 0.9, 0.2: 0.8})
