@@ -282,10 +282,17 @@ def _reached(line: Line, target: float) -> Reached:
 Bases = list[Line | None]  # of each line of a table; None: it has no difference
 
 
-def _bases(found: Sequence[Group], base: str | None) -> list[Bases]:
+def _bases(
+    found: Sequence[Group], base: str | None, given: Sequence[Group]
+) -> list[Bases]:
     """What each line of each group differs from: the best, or what `base` names.
 
     Where a method has several lines the best by test accuracy would be chosen by it.
+
+    Args:
+      found: the groups that are shown.
+      base: as in `sheets`.
+      given: all groups, also what `--best` leaves out.
 
     Raises:
       ValueError: `base` names none of the runs, or several lines of a group of which none
@@ -294,28 +301,41 @@ def _bases(found: Sequence[Group], base: str | None) -> list[Bases]:
     if base is None:
         best = lambda x: x.lines[0] if x.ranked and not _with_several_lines(x) else None
         return [[best(group)] * len(group.lines) for group in found]
-    paths = {path.resolve() for path in runs_in(base)}
-    in_folders = lambda run: Path(run[1]["folder"]).resolve() in paths
-    has_method = lambda run: method_of(*run) == base
-    has_algorithm = lambda run: run[0]["algorithm"] == base
-    bases: list[Bases] = []
+    paths, bases = {path.resolve() for path in runs_in(base)}, []
     for group in found:
-        here: list[Line] = []
-        for means in (in_folders, has_method, has_algorithm):  # the nearest sense first
-            here = here or [
-                line for line in group.lines if any(map(means, line.values()))
-            ]
-        none: Bases = [None] * len(group.lines)
+        here, none = _meant(group, base, paths), [None] * len(group.lines)
         bases.append(_base_of_each(group.lines, here, base) if group.ranked else none)
     if not any(line for of in bases for line in of):
         ranked = [run for group in found if group.ranked for run in group.runs]
         names = dict.fromkeys(method_of(*run) for run in ranked)
         known = f"write one of {', '.join(names)}, or" if names else "write"
+        if any(group.ranked and _meant(group, base, paths) for group in given):
+            raise SettingError(
+                f"base={base} is a run that --best leaves out; {known} the folder of a run "
+                "that it shows, or leave out --best."
+            )
         raise SettingError(
             f"base={base} is no ranked run of those that are compared; {known} the folder "
             "of a run that did not train on its test set."
         )
     return bases
+
+
+def _meant(group: Group, base: str, paths: set[Path]) -> list[Line]:
+    """The lines of a group that `base` names, by the nearest sense that names any.
+
+    Args:
+      group: of the lines.
+      base: a method, an algorithm or a folder.
+      paths: of the runs in that folder.
+    """
+    in_folders = lambda run: Path(run[1]["folder"]).resolve() in paths
+    has_method = lambda run: method_of(*run) == base
+    has_algorithm = lambda run: run[0]["algorithm"] == base
+    here: list[Line] = []
+    for means in (in_folders, has_method, has_algorithm):
+        here = here or [x for x in group.lines if any(map(means, x.values()))]
+    return here
 
 
 def _with_several_lines(group: Group) -> list[str]:
@@ -473,12 +493,11 @@ def sheets(
             *_without_pruned(folder),
         )
     ]
-    found = groups(folders)
-    if best:
-        found = best_groups(found)
+    given = groups(folders)
+    found = best_groups(given) if best else given
     made = [
         _sheet(group, of, base, tuple(dict.fromkeys(targets)))
-        for group, of in zip(found, _bases(found, base), strict=True)
+        for group, of in zip(found, _bases(found, base, given), strict=True)
     ]
     made[-1].notes.extend(notes)
     return made

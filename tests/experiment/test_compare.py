@@ -622,6 +622,17 @@ def test_nothing_is_chosen_by_test(finished, capsys):
         sheets(leaks, best=True)
 
 
+def test_a_base_that_was_not_chosen_is_said_to_be_left_out(finished, chosen_from):
+    folders = [finished("fedprox", 0.6), *chosen_from("fedavg", {0.1: 0.7, 0.2: 0.8})]
+    says = (
+        "base=fedavg-0.1-0 is a run that --best leaves out; write one of fedprox, fedavg, "
+        "or the folder of a run that it shows, or leave out --best."
+    )
+    with pytest.raises(SettingError, match=re.escape(says)):
+        sheets(folders, base="fedavg-0.1-0", best=True)
+    assert sheets(folders, base="fedavg-0.1-0")[1].numbers[1]["is_base"]
+
+
 def test_settings_without_validation_accuracy_are_named_where_they_are_left_out(
     finished, chosen_from
 ):
