@@ -108,9 +108,12 @@ def read_run(folder: str | Path) -> Record:
     """
     check.kinds('read_run("runs/mine")', folder=(folder, check.path))
     folder = check.expanded("", folder)
+    has_config = os.path.lexists(folder / CONFIG)
+    is_run = _holds_run(folder)
     if (sweep := sweep_of(folder)) is not None:
         _check_trial(sweep, folder)
-    if not os.path.lexists(folder / CONFIG):
+        is_run = has_config  # alone, of a trial of an earlier version that diverged
+    if not is_run:
         if _holds_sweep(folder):
             raise SettingError(
                 f"{folder} holds a sweep, no run; its trials are the rows of {RESULTS}, "
@@ -121,8 +124,9 @@ def read_run(folder: str | Path) -> Record:
                 f"{folder} holds a group of a sweep, no run; each of its trials is a run "
                 f"in {sweep / TRIALS}."
             )
+        lacks = f"nothing of one beside its {CONFIG}" if has_config else f"no {CONFIG}"
         raise SettingError(
-            f"{folder} holds no run: it has no {CONFIG}; write the folder that "
+            f"{folder} holds no run: it has {lacks}; write the folder that "
             "fedjax-adapt run has printed, as in runs/digits-fedssg-0123abcd."
         )
     metrics = read_table(folder, "metrics")
@@ -262,7 +266,7 @@ def runs_in(folder: str | Path) -> list[Path]:
       ValueError: none of a sweep's trials is to be had, or one is not as it was left.
     """
     folder = check.expanded("", folder)
-    if os.path.lexists(folder / CONFIG):
+    if _holds_run(folder):
         return [folder]
     if (sweep := sweep_of_group(folder)) is not None:
         return _runs_in_group(sweep, folder)
@@ -369,7 +373,7 @@ def _is_pruned(path: Path) -> bool:
 def pruned_below(folder: str | Path) -> list[Path]:
     """The sweeps of searches below a folder whose trials have only some of the rounds."""
     folder = check.expanded("", folder)
-    if (folder / CONFIG).is_file() or _holds_sweep(folder):
+    if _holds_run(folder) or _holds_sweep(folder):
         return []
     return [path for path in _runs_below(folder) if _is_pruned(path)]
 
@@ -410,7 +414,7 @@ def shards_in(folder: Path) -> list[Shards]:
 def shards_below(folder: str | Path) -> list[Shards]:
     """The sweeps that lie in shards in a folder or below it."""
     folder = check.expanded("", folder)
-    if (folder / CONFIG).is_file() or _holds_sweep(folder):
+    if _holds_run(folder) or _holds_sweep(folder):
         return []
     below = [path for path in _runs_below(folder) if path.match(SHARDS)]
     places = dict.fromkeys(path.parent for path in below)

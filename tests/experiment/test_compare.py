@@ -813,12 +813,21 @@ def test_a_file_of_that_name_alone_makes_no_sweep_and_no_run(finished, capsys, n
     Path("others").mkdir()
     files.write_text(Path("others") / name, "title = 'foreign'\n")
     assert [len(group.runs) for group in groups(["."])] == [1]
-    if name == store.SWEEP:
-        files.write_text(Path(name), "[grid]\nlr = [0.1]\n")
-        assert [len(group.runs) for group in groups(["."])] == [1]
-        for command in ("compare", "report"):
-            assert main([command, "others"]) == 2
-            assert "others holds no run: it has no config" in capsys.readouterr().err
+    settings = "[grid]\nlr = [0.1]\n" if name == store.SWEEP else "lr = 0.1\n"
+    files.write_text(Path(name), settings)
+    assert [len(group.runs) for group in groups(["."])] == [1]
+    below = Path("shard-1-of-2"), Path("trials-0000", "rounds-4")
+    for path in below:
+        path.mkdir(parents=True)
+        for own in (store.SWEEP, files.SUMS):
+            files.write_text(path / own, "")
+    files.write_text(Path(store.TUNE), "[run]\nrounds = 8\n")
+    assert store.pruned_below(".") == [below[1]]
+    assert [sweep.left for sweep in store.shards_below(".")] == [[1, 2]]
+    lacks = "no config" if name == store.SWEEP else "nothing of one beside its config"
+    for command in ("compare", "report"):
+        assert main([command, "others"]) == 2
+        assert f"others holds no run: it has {lacks}" in capsys.readouterr().err
 
 
 def test_the_command_takes_a_base_and_targets(seeds, capsys):
