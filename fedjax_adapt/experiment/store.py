@@ -245,9 +245,9 @@ def _listed_trials(sweep: Path, known: Mapping[str, str]) -> list[Path]:
 
 
 def _no_trial(sweep: Path, path: Path) -> SettingError:
+    remedy = "move it away" if os.path.lexists(path) else "write one that is"
     return SettingError(
-        f"{path} is not in {sweep / files.SUMS}, so it is no trial of this sweep; move it "
-        "away."
+        f"{path} is not in {sweep / files.SUMS}, so it is no trial of this sweep; {remedy}."
     )
 
 
@@ -303,11 +303,14 @@ def runs_in(folder: str | Path) -> list[Path]:
 
 def _runs_in_group(sweep: Path, folder: Path) -> list[Path]:
     """The folder of each finished trial of a group that did not diverge."""
-    if os.path.lexists(folder):
-        files.check(sweep, sweep / GROUPS / folder.absolute().name / files.SUMS)
     given = folder.parent.parent
     if os.path.abspath(given) == os.fspath(sweep):  # it is named as the group was
         sweep = given
+    files.check(sweep, sweep / GROUPS / folder.absolute().name / files.SUMS)
+    if not os.path.lexists(folder):
+        names = sorted(path.name for path in contents(sweep / GROUPS) if path.is_dir())
+        there = f"its groups are {', '.join(names)}" if names else "it has none yet"
+        raise SettingError(f"{folder} is no group of the sweep {sweep}: {there}.")
     known = trials_in(sweep)
     numbers = trials_of_group(folder)
     own = [sweep / trial_folder(number) for number in numbers]

@@ -616,6 +616,12 @@ def test_a_group_stands_for_its_trials(tmp_path, monkeypatch):
     assert of(".") == of(first) and "trials/0001" in report_page(["."])
     monkeypatch.chdir(tmp_path)
     assert "sweep/trials/0000" in of("sweep/groups/" + first.name)
+    for wrong, says in {
+        "groups/000-fedag": "is no group .*: its groups are 000-scaffold, 001-scaffold[.]",
+        "trials/0099": "is not in .*, so it is no trial of this sweep; write one that is",
+    }.items():
+        with pytest.raises(ValueError, match=says):
+            sheets([f"sweep/{wrong}"])
     with pytest.raises(ValueError, match="is given more than once"):
         sheets([found.folder, first])
     with pytest.raises(ValueError, match="holds a group of a sweep, no run; .* in"):
