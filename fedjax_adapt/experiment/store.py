@@ -113,6 +113,8 @@ def read_run(folder: str | Path) -> Record:
     if (sweep := sweep_of(folder)) is not None:
         _check_trial(sweep, folder)
         is_run = has_config  # alone, of a trial of an earlier version that diverged
+    if not has_config:
+        files.check(folder, folder / CONFIG)
     if not is_run:
         if _holds_sweep(folder):
             raise SettingError(
@@ -160,6 +162,10 @@ def read_finished(folder: str | Path, where: str = "") -> tuple[Record, dict[str
             f"{where or folder} is a trial of a sweep that diverged or is not finished; "
             "leave it out, or resume the sweep."
         )
+    if damage := files.damaged(record.folder, record.folder / SUMMARY):
+        raise SettingError(
+            f"{damage}; put it back as it was, or resume the run, which writes it again."
+        )
     raise SettingError(
         f"{where or folder} holds a run that is not finished; resume it first, or "
         "leave it out if it diverged."
@@ -185,7 +191,7 @@ def _above(folder: str | Path, kind: str) -> Path | None:
     above = Path(os.path.abspath(folder)).parent
     sweep = above.parent
     # a user may have a sweep.toml of their own next to a folder of that name
-    is_one = all(os.path.lexists(sweep / name) for name in (SWEEP, GROUPS))
+    is_one = _has(sweep, SWEEP, (GROUPS, files.SUMS))
     return sweep if above.name == kind and is_one else None
 
 
@@ -330,7 +336,7 @@ def _holds_run(folder: Path) -> bool:
         CHECKPOINTS,
         "metrics",
     )  # the last three without a list
-    return _has(folder, CONFIG, left)
+    return _has(folder, CONFIG, left) or _lists(folder, CONFIG)
 
 
 def _holds_sweep(folder: Path) -> bool:
@@ -342,6 +348,14 @@ def _holds_sweep(folder: Path) -> bool:
 def _has(folder: Path, name: str, one_of: Sequence[str]) -> bool:
     there = lambda other: os.path.lexists(folder / other)
     return there(name) and any(map(there, one_of))
+
+
+def _lists(folder: Path, name: str) -> bool:
+    """Whether the list of a folder has a file; users have files of that name, too."""
+    try:
+        return name in (files.listed(folder) or {})
+    except SettingError:
+        return False
 
 
 def _runs_below(folder: Path) -> list[Path]:

@@ -22,10 +22,12 @@ from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import SettingError
+from ..experiment.files import damaged
 from ..experiment.store import (
     ACCURACIES,
     ACCURACY,
     RESULTS,
+    SUMMARY,
     TRAINED,
     TRIALS,
     accuracy_in,
@@ -801,7 +803,9 @@ def _without_trials(folder: str | Path) -> list[str]:
         if finished or (place / RESULTS).is_file():
             if lost := ", ".join(map(str, read_swept(place).diverged)):
                 found.append(f"{place}: trial {lost} diverged and has no figures")
-        if not finished:
+        if damage := damaged(place, place / SUMMARY):
+            found.append(f"{damage}; put it back as it was, or resume the sweep")
+        elif not finished:
             found.append(f"{place}: not finished, and trials to come are not here")
     return found
 

@@ -329,6 +329,7 @@ def test_the_command_prints_and_draws_it(finished, capsys, tmp_path):
 def test_a_run_that_is_not_finished_is_not_compared(finished):
     folder = finished("half", 0.5)
     (folder / store.SUMMARY).unlink()
+    relist(folder)
     with pytest.raises(ValueError, match="half holds a run that is not finished"):
         groups([folder])
 
@@ -804,6 +805,15 @@ def test_a_folder_of_runs_is_all_that_lie_below_it(finished, capsys):
     (place / "empty").mkdir()
     assert main(["compare", str(place / "empty")]) == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [store.CONFIG, store.SUMMARY])
+def test_a_run_below_a_folder_that_lost_a_file_is_not_passed_over(finished, name):
+    finished("fedavg", 0.5)
+    lost = finished("moon", 0.6) / name
+    lost.unlink()
+    with pytest.raises(SettingError, match=f"^{lost} is missing .*; put it back as it"):
+        groups(["."])
 
 
 @pytest.mark.parametrize("name", [store.SWEEP, store.CONFIG])

@@ -70,7 +70,7 @@ def test_mistakes_are_one_sentence(tmp_path, capsys):
 
     assert "give the folder of one run" in sentence()
     assert "holds no run" in sentence(str(tmp_path))
-    files.write_text(tmp_path / store.CONFIG, "")
+    files.write_listed(tmp_path / store.CONFIG, "")
     assert "has no column gsnr" in sentence(str(tmp_path))
 
 

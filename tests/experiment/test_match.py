@@ -112,7 +112,7 @@ def test_what_cannot_be_matched_is_one_sentence(matched, whole, tmp_path):
         shutil.copytree(whole.folder, copy)
     shutil.rmtree(gone / "clients")
     max((lacking / "clients").iterdir()).unlink()
-    for folder in (gone, lacking):
+    for folder in (half, gone, lacking):
         relist(folder)
     sizes = np.full(6, 100)
     for changes, says in (

@@ -20,6 +20,7 @@ import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedprox
 from fedjax_adapt.experiment import (
     Config,
+    files,
     load_run,
     objects,
     read_run,
@@ -252,7 +253,7 @@ def test_what_cannot_be_loaded_is_said(tmp_path, trio):
     loaded = load_run(tmp_path / "run", **trio)
     assert loaded.federation.task is trio["task"]
     (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "config.toml").write_text('algorithm = "fedavg"\n')
+    files.write_listed(tmp_path / "empty" / "config.toml", 'algorithm = "fedavg"\n')
     with pytest.raises(ValueError, match="has no checkpoint to go on from"):
         load_run(tmp_path / "empty")
 

@@ -158,7 +158,7 @@ def interrupt_after(round):
 
 
 def test_a_run_without_rows_has_no_curve(tmp_path):
-    files.write_text(tmp_path / store.CONFIG, "")
+    files.write_listed(tmp_path / store.CONFIG, "")
     with pytest.raises(ValueError, match="no evaluation yet"):
         learning_curve(tmp_path)
 

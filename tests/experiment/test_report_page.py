@@ -521,6 +521,7 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(there, capsys, line, s
     (there / "sweep" / store.SWEEP).write_text("")
     shutil.copytree(there / "whole", there / "begun")
     (there / "begun" / store.SUMMARY).unlink()
+    relist(there / "begun")
     shutil.copytree(there / "whole", there / "empty")
     shutil.rmtree(there / "empty" / "metrics")
     relist(there / "empty")

@@ -583,7 +583,21 @@ def test_the_trials_of_an_unfinished_sweep_are_compared_and_it_is_said(tmp_path,
     shutil.copytree(three.folder, folder)
     (whole,) = sheets([folder.parent])
     assert not any("not finished" in note for note in whole.notes)
+    shutil.rmtree(folder / "groups")  # without which its trials are trials
+    (lacking,) = sheets([folder], targets=[0.01])
+    assert any("no measured seconds of" in note for note in lacking.notes)
+    with pytest.raises(ValueError, match="groups/000-scaffold/.*sha256 is missing"):
+        sheets([folder / "groups" / "000-scaffold"])
+    shutil.copytree(three.folder / "groups", folder / "groups")
     (folder / "summary.json").unlink()
+    lost = (
+        f"{folder / 'summary.json'} is missing ({folder / files.SUMS} has its checksum)"
+    )
+    (lacking,) = sheets([folder])
+    assert lacking.notes == [
+        *whole.notes,
+        f"{lost}; put it back as it was, or resume the sweep",
+    ]
     relist(folder)
     (begun,) = sheets([folder])
     assert begun.cells == whole.cells
