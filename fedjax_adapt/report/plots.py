@@ -137,17 +137,19 @@ def comparison_curves(
         if len(line) > 1:
             others = {n: v for n, v in others.items() if n not in ("seed", FOLLOWS)}
         said = [f"{n}={'none' if v is None else v}" for n, v in others.items()]
+        full = "\n".join([method_of(first.config, first.summary), *said])
+        drawn.append((full, line, curves))
+    short = shortened(full for full, *_ in drawn)
+    for full, line, curves in drawn:
+        method, *said = short[full].split("\n")
         if len(line) > 1:
             said.append(f"n = {len(line)}")
         else:
-            trial = first.folder.parent.name == TRIALS
-            above = f"{first.folder.parents[1].name}/" if trial else ""
-            said.insert(0, above + first.folder.name)
-        label = f"{method_of(first.config, first.summary)} ({', '.join(said)})"
-        drawn.append((label, curves))
-    labels = shortened(label for label, _ in drawn)
-    for label, curves in drawn:
-        draw_mean(axes, curves, label=labels[label], **_line(curves[0][0]))
+            folder = records[line[0]].folder
+            above = f"{folder.parents[1].name}/" if folder.parent.name == TRIALS else ""
+            said.insert(0, above + folder.name)
+        label = f"{method} ({', '.join(said)})"
+        draw_mean(axes, curves, label=label, **_line(curves[0][0]))
     axes.set_ylabel(f"{shown_accuracy(records[0].accuracy)} (%)")
     figure.legend(loc="outside lower left", frameon=False, fontsize=8)  # names are long
     _dress(axes, against)

@@ -260,12 +260,21 @@ def _parts(word: str) -> list[str]:
 
 
 def shortened(names: Iterable[str]) -> dict[str, str]:
-    """Names with at most four digits of each number; in full where two would be alike."""
-    number = r"(?<![\w.])\d+\.\d+(?:e[+-]?\d+)?"
-    four = lambda found: min(f"{float(found[0]):.4g}", found[0], key=len)
-    short = {name: re.sub(number, four, name) for name in names}
+    """Names with at most four digits of each value; in full where two would be alike.
+
+    A value that would become a whole number, or no shorter, is in full, too. So is a number
+    that is a part of a word, as in the path of a file.
+    """
+    value = r"(?<![^\s=,(\[])-?\d+\.\d+(?:e[+-]?\d+)?(?![^\s,)\]])"
+    short = {name: re.sub(value, _four_digits, name) for name in names}
     alike = Counter(short.values())
     return {name: of if alike[of] == 1 else name for name, of in short.items()}
+
+
+def _four_digits(found: re.Match[str]) -> str:
+    full, short = found[0], f"{float(found[0]):.4g}"
+    is_better = len(short) < len(full) and not float(short).is_integer()
+    return short if is_better else full
 
 
 def some_of(values: Iterable[Any], between: str = ", ") -> str:

@@ -134,9 +134,16 @@ def test_numbers_in_names_are_short_where_that_keeps_lines_apart(finished):
         "v1.23456",
     ]
     assert list(shortened(names).values()) == ["f(mu=0.2088)", *names[1:]]
-    assert shortened(["lr=1.23456e-07, a=0.5"]) == {
-        "lr=1.23456e-07, a=0.5": "lr=1.235e-07, a=0.5"
-    }
+    for full, short in [
+        ("lr=1.23456e-07, a=-0.512345", "lr=1.235e-07, a=-0.5123"),
+        ("momentum=0.99999", "momentum=0.99999"),
+        ("mu=12345.678", "mu=12345.678"),
+        ("mu=12345.678901", "mu=12345.678901"),
+        ("public=lr-0.123456/x.npz", "public=lr-0.123456/x.npz"),
+        ("public=0.123456.npz", "public=0.123456.npz"),
+        ("[0.123456, 0.5]", "[0.1235, 0.5]"),
+    ]:
+        assert shortened([full]) == {full: short}
 
 
 def test_settings_in_which_runs_differ_are_named(finished):

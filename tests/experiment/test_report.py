@@ -44,10 +44,10 @@ def test_several_runs_make_one_picture(whole, tmp_path):
 
 def test_a_legend_names_the_settings_in_which_runs_differ(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "saved", lambda figure, path: figure)
-    other = tmp_path / "other"
+    other = tmp_path / "lr-0.234567"
     shutil.copytree(whole.folder, other)
     config = (other / "config.toml").read_text()
-    changed = config.replace("lr = 0.1\n", "lr = 0.2\n").replace(
+    changed = config.replace("lr = 0.1\n", "lr = 0.234567\n").replace(
         "seed = 0\n", "seed = 3\n", 1
     )
     (other / "config.toml").write_text(changed)
@@ -56,7 +56,7 @@ def test_a_legend_names_the_settings_in_which_runs_differ(whole, tmp_path, monke
     said = [text.get_text() for text in figure.legends[0].get_texts()]
     assert [text.partition(" (")[2] for text in said] == [
         "whole, lr=0.1, seed=0)",
-        "other, lr=0.2, seed=3)",
+        "lr-0.234567, lr=0.2346, seed=3)",
     ]
 
 
