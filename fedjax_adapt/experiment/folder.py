@@ -56,8 +56,13 @@ def check_folder(folder: Path, config: Config, resume: bool) -> None:
             return None
         name, old, new = change
         if not resume:
+            go_on = ""
+            if store.read_summary(folder) is None:
+                again = f"fedjax-adapt run --folder {quote(str(folder))} --resume"
+                go_on = f"write {again} to go on with that one, or "
             return (
-                f"another run ({name}={old}, here {name}={new}); give another folder."
+                f"another run ({name}={old}, here {name}={new}); {go_on}give another "
+                "folder."
             )
         return (
             f"a run with {name}={old}, not {name}={new}; resume it with {name}={old}, or "

@@ -524,7 +524,8 @@ def test_resuming_with_a_changed_setting_says_which(half, changes, says):
     before = files(half.folder)
     with pytest.raises(ValueError, match=says):
         run(changed, resume=True)
-    with pytest.raises(ValueError, match="holds another run"):
+    go_on = f"write fedjax-adapt run --folder {half.folder} --resume to go on with that"
+    with pytest.raises(ValueError, match=f"holds another run .*; {go_on} one, or give"):
         run(changed)
     assert files(half.folder) == before
 
