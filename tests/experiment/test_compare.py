@@ -41,6 +41,7 @@ def finished(tmp_path, monkeypatch):
         seed=7,
         curve=None,
         costs=(),
+        best=None,
         **settings,
     ):
         folder = tmp_path / (folder or name)
@@ -49,7 +50,7 @@ def finished(tmp_path, monkeypatch):
         settings |= {"base": base} if base else {}
         settings |= {"evaluate_on": "validation"} if validated else {}
         files.write_text(folder / store.CONFIG, toml.dumps(settings))
-        found = {"accuracy": accuracy, "best_accuracy": accuracy, "rho": 1.25}
+        found = {"accuracy": accuracy, "best_accuracy": best or accuracy, "rho": 1.25}
         named = store.TRAINED if trained else store.ACCURACY
         named = store.VALIDATED if validated else named
         summary = {
@@ -602,6 +603,15 @@ def test_the_best_settings_of_a_method_are_those_of_validation_never_of_test(
     assert main(["compare", *map(str, folders), "--best", "--format", "csv"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
     assert "0.99" not in as_text([test, validation], "json")
+
+
+def test_the_best_settings_are_those_of_the_last_round_not_of_the_best(finished):
+    pairs = {0.1: (0.7, 0.9), 0.2: (0.8, 0.8)}  # after the last round, and the best
+    folders = [
+        finished("fedavg", last, best=best, validated=True, folder=f"lr-{lr}", lr=lr)
+        for lr, (last, best) in pairs.items()
+    ]
+    assert lines_of(sheets(folders, best=True)[0]) == [("fedavg", ["lr-0.2"])]
 
 
 def test_nothing_is_chosen_by_test(finished, capsys):

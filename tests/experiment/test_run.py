@@ -146,6 +146,18 @@ def test_a_finished_folder_holds_what_it_should(tiny):
     assert result.last_count == result.rounds == 3
 
 
+def test_a_client_without_examples_has_no_accuracy_in_the_table_of_clients(tiny):
+    few = {"concentration": 0.05, "min_size": 0}
+    config = tiny(rounds=1, partition="quantity_dirichlet", partition_options=few)
+    result = run(config)
+    labels = store.read_table(Path(config.folder), store.PARTITION)
+    sizes = list(map(sum, labels["label_counts"].to_pylist()))
+    each = labels["client_accuracy"].to_pylist()
+    assert 0 in sizes and [x is None for x in each] == [size == 0 for size in sizes]
+    held = [share for share in each if share is not None]
+    assert np.mean(held) == pytest.approx(result.client_accuracy["mean"])
+
+
 @pytest.mark.parametrize(
     "stop", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 6))]
 )
