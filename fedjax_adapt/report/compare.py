@@ -26,6 +26,7 @@ from ..experiment.files import damaged
 from ..experiment.store import (
     ACCURACIES,
     ACCURACY,
+    NOTHING,
     RESULTS,
     SUMMARY,
     TRAINED,
@@ -692,7 +693,7 @@ def _of_line(settings: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
 def _given(line: Line) -> str:
     """What the method of a line was given besides the clients' data, in words."""
     each = (run[1].get("auxiliary", ()) for run in line.values())
-    return " or ".join(dict.fromkeys(", ".join(given) or "nothing" for given in each))
+    return " or ".join(dict.fromkeys(", ".join(given) or NOTHING for given in each))
 
 
 def _shortened_values(settings: Sequence[dict[str, list]]) -> dict[str, dict[str, str]]:
@@ -716,7 +717,9 @@ def _whose(line: Line, settings: Mapping[str, list[str]]) -> str:
     said = [folders, f"seed{'s' * (len(line) > 1)} {some_of(line)}"]
     for name, values in settings.items():
         said.append(f"{name}={some_of(values)}")
-    return f"{', '.join(said)}; also given: {_given(line)}{_not_waited_for(summaries)}"
+    given = _given(line)
+    also = "" if given == NOTHING else f"; also given: {given}"
+    return f"{', '.join(said)}{also}{_not_waited_for(summaries)}"
 
 
 def _not_waited_for(summaries: Sequence[dict[str, Any]]) -> str:

@@ -131,7 +131,7 @@ def test_trials_of_shards_that_are_not_there_are_named(copied, file, capsys):
         (sheet,) = sheets([place])
         assert sheet.notes[-1] == f"{copied}: {lacks}, and their trials are not here"
         assert sum(len(row["folders"]) for row in sheet.numbers) == 2
-    assert sheets([copied / "shard-1-of-3"])[0].notes[-1].endswith("given: nothing")
+    assert sheets([copied / "shard-1-of-3"])[0].notes[-1].endswith("seed 0")
 
     shutil.rmtree(copied / "shard-1-of-3")
     note = sheets([copied])[0].notes[-1]
