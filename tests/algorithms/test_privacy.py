@@ -142,7 +142,7 @@ def test_what_gets_round_the_clip_is_refused(task, data):
     with pytest.raises(ValueError, match="noise_multiplier=-1 must be a finite"):
         fa.with_privacy(feddyn(), 1, -1)
     with pytest.raises(
-        ValueError, match="got the function fedavg for algorithm; write"
+        ValueError, match="got the function fedavg for algorithm; call it"
     ):
         fa.with_privacy(fedavg, 1, 1)
 
