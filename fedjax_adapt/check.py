@@ -181,9 +181,19 @@ def kinds(call: str, **arguments: tuple[Any, Any]) -> None:
         fits = isinstance(value, kind) if isinstance(kind, type) else kind(value)
         if not fits:
             caller = call.partition("(")[0]
-            made = inspect.isfunction(value) and isinstance(kind, type)
-            wanted = f"call it: {name}={value.__name__}()" if made else f"write {call}"
+            makes_one = isinstance(kind, type) and _takes_nothing(value)
+            wanted = (
+                f"call it: {name}={value.__name__}()" if makes_one else f"write {call}"
+            )
             raise SettingError(f"{caller} got {kind_of(value)} for {name}; {wanted}.")
+
+
+def _takes_nothing(value: Any) -> bool:
+    """Whether it is a function with a name that can be called without arguments."""
+    if not inspect.isfunction(value) or not value.__name__.isidentifier():
+        return False
+    given = inspect.signature(value).parameters.values()
+    return all(p.default is not p.empty or p.kind is p.VAR_KEYWORD for p in given)
 
 
 def path(value: Any) -> bool:

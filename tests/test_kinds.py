@@ -112,6 +112,16 @@ def test_a_mistaken_call_is_one_sentence_that_names_the_call(name):
             "algorithm=fedavg().",
         ),
         (
+            lambda: fa.make_round(lambda: 0, TASK, DATA, PLAN),
+            "make_round got the function <lambda> for algorithm; write "
+            "make_round(algorithm, task, data, plan).",
+        ),
+        (
+            lambda: fa.make_round(fedavg(), TASK.loss, DATA, PLAN),
+            f"make_round got the function {TASK.loss.__name__} for task; write "
+            "make_round(algorithm, task, data, plan).",
+        ),
+        (
             lambda: fa.evaluate(TASK, STATE, DATA.test),
             "evaluate got a State for params; write evaluate(task, params, test).",
         ),

@@ -1,6 +1,7 @@
 """Your own arrays in one .npz file; never unpickled."""
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -115,7 +116,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 def _examples(path, arrays, part) -> tuple[np.ndarray, np.ndarray]:
     """The inputs and labels of "train" or "test", checked but for the labels' range."""
     x_name, y_name = f"x_{part}", f"y_{part}"
-    y = _integers(path, y_name, arrays[y_name])
+    y = _integers(path, y_name, arrays[y_name], ("y_train", "y_test"))
     x = _inputs(path, x_name, arrays[x_name])
     if len(x) != len(y):
         raise SettingError(
@@ -129,7 +130,8 @@ def _owners(path, arrays) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Who owns each row of both parts, checked, as `Source` has it."""
     for name, y_name in zip(OWNERS, ("y_train", "y_test"), strict=True):
         if name in arrays:
-            _integers(path, name, arrays[name])
+            there = [owner for owner in OWNERS if owner in arrays]
+            _integers(path, name, arrays[name], there)
             if len(arrays[name]) != len(arrays[y_name]):
                 kind = "training" if y_name == "y_train" else "test"
                 raise SettingError(
@@ -162,15 +164,16 @@ def _array(stored, name) -> np.ndarray:
     return found
 
 
-def _integers(path, name, values) -> np.ndarray:
+def _integers(path, name, values, alike: Sequence[str]) -> np.ndarray:
+    """Values that are integers; `alike`: the arrays that name the same things."""
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
         if values.ndim == 2 and values.shape[1] > 1:  # one-hot
             hint = f"write {name}.argmax(1)"
         elif np.issubdtype(values.dtype, np.number) and (values % 1 == 0).all():
             hint = f"write {name}.reshape(-1).astype(np.int32)"
-        else:  # numbered alike in the two parts, each of which may lack some
-            both = "y_train, y_test" if name.startswith("y_") else ", ".join(OWNERS)
-            hint = f"write np.searchsorted(np.unique(np.append({both})), {name})"
+        else:  # each part may lack some
+            every = name if len(alike) == 1 else f"np.append({', '.join(alike)})"
+            hint = f"write np.searchsorted(np.unique({every}), {name})"
         raise SettingError(
             f"{path}: {name} is {values.dtype}{list(values.shape)} but must be "
             f"integers, one per row; {hint}."

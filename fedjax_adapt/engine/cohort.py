@@ -71,9 +71,10 @@ def num_devices_of(data: FederatedDataset, plan: Plan) -> int:
 
 def may_have_empty_slots(data: FederatedDataset, plan: Plan) -> bool:
     """Whether a cohort may hold fewer clients than slots."""
-    return plan.participation is not None or (
-        plan.cohort_size is None and data.holders is not None
-    )
+    who = plan.participation
+    if who is not None and (who.rate is not None or who.among_holders):
+        return who.rate is not None
+    return plan.cohort_size is None and data.holders is not None
 
 
 def slots_per_device(data: FederatedDataset, plan: Plan) -> int:

@@ -26,7 +26,6 @@ from .batches import batch_size
 from .cohort import (
     expected_share,
     gather_cohort,
-    may_have_empty_slots,
     most_steps,
     num_slots,
     sample_cohort,
@@ -172,9 +171,6 @@ def pace_of(
 ) -> Pace:
     """What is known of the steps of rounds; `plan.lanes` is a number."""
     known = fixed_steps(algorithm, task, data, plan)
-    if int(plan.lanes) < slots_per_device(data, plan):
-        # lanes that all take so many steps would take them for empty slots, too
-        known = None if may_have_empty_slots(data, plan) else known
     if known is not None or jax.default_backend() == "cpu":
         return Pace(known)
     steps = cohort_steps(algorithm.policy, task, data, plan)

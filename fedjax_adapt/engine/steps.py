@@ -26,7 +26,7 @@ DRAWN = 64  # steps whose rows are worked out at once
 class Pace(NamedTuple):
     """What is known of the local steps of rounds before one is traced."""
 
-    known: int | None = None  # steps that a lane takes for whichever client it has
+    known: int | None = None  # steps that every client takes which trains at all
     block: int = BLOCK  # steps between two looks at who is done, on an accelerator
 
 

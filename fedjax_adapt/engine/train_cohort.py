@@ -10,6 +10,7 @@ with the weights of the whole cohort and scaled afterwards. Weights that are not
 but for a factor without a client are asked for again, for which all uploads are kept.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -163,7 +164,7 @@ def train_cohort(
         carry = zeros, tables
         # no client waits for a lane, or for another client
         if num_lanes in (1, assignment.slots_per_device) or pace.known is not None:
-            several = side_by_side(one, num_lanes)
+            several = unless_nobody(setup, side_by_side(one, num_lanes))
             run = lambda carry, group: several(begin(carry, group))
             step = lambda carry, group: collect(carry, group, run(carry, group))
             (total, tables), each = in_groups(step, carry, slots, num_lanes)
@@ -193,6 +194,16 @@ def train_cohort(
             anchor=broadcast.params, server=broadcast.server, setting=broadcast.setting
         )
     return Trained(cohort, upload, table, sent, runs, each)
+
+
+def unless_nobody(
+    setup: Setup, several: Callable[[Client], PyTree]
+) -> Callable[[Client], PyTree]:
+    """A function of some clients, with zeros for those of empty slots by themselves."""
+    if not may_have_empty_slots(setup.data, setup.plan):
+        return several
+    there = lambda clients: clients.id < setup.data.num_clients
+    return lambda clients: unless_empty(there(clients), lambda: several(clients))
 
 
 def _finite(tree: PyTree) -> Array:
@@ -256,7 +267,8 @@ def assign_slots(
     row = pad(rows.row, num_rows_of(rows.table))
     # all do as much, or wait for the longest client, wherever it trains
     alike |= num_lanes == (size + extra) // num_devices
-    alike |= setup.pace.known is not None
+    # but for groups of lanes that are passed over, those of empty slots alone
+    alike |= setup.pace.known is not None and not may_have_empty_slots(data, plan)
     back, swaps = None, 0 if alike else mesh.SWAPS
     if num_devices > 1 and (num_rows or swaps):
         no_owner = jnp.full_like(ids, num_devices)
@@ -315,14 +327,8 @@ def measure_cohort(
             view = view_of(here, before, client)
             return measure(*view(before.params, jnp.zeros((), jnp.int32)))
 
-        several = side_by_side(one, assignment.num_lanes)
-
-        def step(carry, group):
-            measured = lambda: several(with_states(tables, group).client)
-            if not may_have_empty_slots(data, setup.plan):
-                return carry, measured()
-            return carry, unless_empty(group.client.id < data.num_clients, measured)
-
+        several = unless_nobody(setup, side_by_side(one, assignment.num_lanes))
+        step = lambda carry, group: (carry, several(with_states(tables, group).client))
         return (), in_groups(step, (), slots, assignment.num_lanes)[1], ()
 
     shared = (setup.data, broadcast, assignment.exchange)

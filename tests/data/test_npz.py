@@ -104,6 +104,14 @@ def nan_at(row, column):
         ({"x_test": np.full((4, 6), 1e300)}, r"x_test\[0, 0\] is inf in float32 \(24"),
         ({"clients": np.zeros(7, int)}, "clients has 7 owners but y_train has 8"),
         ({"clients": np.zeros(8)}, "clients is float64"),
+        (
+            {"clients": np.array(["a", "b"] * 4)},
+            r"write np.searchsorted\(np.unique\(clients\), clients\)",
+        ),
+        (
+            {"clients": np.zeros(8, int), "test_clients": np.array(["a"] * 4)},
+            r"np.unique\(np.append\(clients, test_clients\)\), test_clients\)",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit_are_named(tmp_path, changes, match):

@@ -154,12 +154,23 @@ def test_nobody_measures_in_an_empty_slot(task):
     algorithm, data = fa.with_steps(fedavg(), policy), make_data((6,) * 40)
     state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
     round_fn = fa.make_round(algorithm, task, data, plan)
-    measured.clear()
-    _, info = jax.block_until_ready(jax.jit(round_fn)(state, jax.random.key(1)))
-    jax.effects_barrier()
-    active = int(info.num_active)
-    assert int(info.num_steps.sum()) == 2 * active > 0
-    assert len(measured) == -(-active // 2) < -(-len(info.cohort) // 2)
+    trials = jax.jit(jax.vmap(round_fn, (None, 0)))  # side by side in one loop
+
+    def groups(program, *given):
+        """How often somebody measured, and the clients of the round or of each trial."""
+        measured.clear()
+        _, info = jax.block_until_ready(program(state, *given))
+        jax.effects_barrier()
+        there = (info.cohort < 40).sum(-1)
+        assert (info.num_steps.sum(-1) == 2 * there).all()  # and zeros are no steps
+        return len(measured), -(-there // 2)
+
+    every = jax.random.split(jax.random.key(1), 4)
+    alone = [groups(jax.jit(round_fn), key) for key in every]
+    assert all(taken == wanted for taken, wanted in alone)
+    assert len({int(wanted) for _, wanted in alone}) > 1
+    taken, wanted = groups(trials, every)
+    assert taken == wanted.max() < 9  # of 19 slots
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
