@@ -164,7 +164,11 @@ def train_cohort(
         carry = zeros, tables
         # no client waits for a lane, or for another client
         if num_lanes in (1, assignment.slots_per_device) or pace.known is not None:
-            several = unless_nobody(setup, side_by_side(one, num_lanes))
+            several = side_by_side(one, num_lanes)
+            if (
+                num_lanes > 1 or jax.default_backend() != "cpu"
+            ):  # a loop of its own is empty
+                several = unless_nobody(setup, several)
             run = lambda carry, group: several(begin(carry, group))
             step = lambda carry, group: collect(carry, group, run(carry, group))
             (total, tables), each = in_groups(step, carry, slots, num_lanes)
