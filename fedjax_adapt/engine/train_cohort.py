@@ -165,10 +165,9 @@ def train_cohort(
         # no client waits for a lane, or for another client
         if num_lanes in (1, assignment.slots_per_device) or pace.known is not None:
             several = side_by_side(one, num_lanes)
-            if (
-                num_lanes > 1 or jax.default_backend() != "cpu"
-            ):  # a loop of its own is empty
-                several = unless_nobody(setup, several)
+            if num_lanes > 1 or jax.default_backend() != "cpu":
+                # else the loop of the only lane has no steps for nobody
+                several = unless_nobody(setup, assignment, several)
             run = lambda carry, group: several(begin(carry, group))
             step = lambda carry, group: collect(carry, group, run(carry, group))
             (total, tables), each = in_groups(step, carry, slots, num_lanes)
@@ -201,10 +200,11 @@ def train_cohort(
 
 
 def unless_nobody(
-    setup: Setup, several: Callable[[Client], PyTree]
+    setup: Setup, assignment: Assignment, several: Callable[[Client], PyTree]
 ) -> Callable[[Client], PyTree]:
-    """A function of some clients, with zeros for those of empty slots by themselves."""
-    if not may_have_empty_slots(setup.data, setup.plan):
+    """A function of a group of lanes, but zeros for one of empty slots alone."""
+    one_group = assignment.num_lanes == assignment.slots_per_device
+    if one_group or not may_have_empty_slots(setup.data, setup.plan):
         return several
     there = lambda clients: clients.id < setup.data.num_clients
     return lambda clients: unless_empty(there(clients), lambda: several(clients))
@@ -331,7 +331,8 @@ def measure_cohort(
             view = view_of(here, before, client)
             return measure(*view(before.params, jnp.zeros((), jnp.int32)))
 
-        several = unless_nobody(setup, side_by_side(one, assignment.num_lanes))
+        several = side_by_side(one, assignment.num_lanes)
+        several = unless_nobody(setup, assignment, several)
         step = lambda carry, group: (carry, several(with_states(tables, group).client))
         return (), in_groups(step, (), slots, assignment.num_lanes)[1], ()
 
