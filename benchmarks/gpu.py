@@ -25,6 +25,7 @@ from typing import NamedTuple
 FOLDER = Path(__file__).resolve().parent
 GRACE = 20  # seconds that a command has to end by itself when its minutes are over
 WITH_CUDA = ("loop", "vmap")  # peers that the Python of such a machine can run
+WAYS = ("winograd", "shifts", "patches", "lax")  # of convolutions
 Words = list[str]
 
 
@@ -115,6 +116,31 @@ def kernels(given: argparse.Namespace) -> list[Command]:
     ]
 
 
+def ways(given: argparse.Namespace) -> list[Command]:
+    size = ["--devices", "1", "--warmup", "1", "--rounds"]
+    if given.tiny:
+        many = ["--rounds-a-call", "2", "--lanes", "1"]
+        return [Command("rounds.py", ["--workload", "w2", *size, "1", *many])]
+    many = ["--workload", "w2", *size, "5", "--rounds-a-call", "20"]
+    kinds = [(way, "float32") for way in WAYS] + [(way, "tf32") for way in WAYS[1:]]
+    return [Command("rounds.py", many)] + [
+        Command(
+            "rounds.py",
+            [
+                "--workload",
+                "w1",
+                *size,
+                "10",
+                "--convolutions",
+                way,
+                "--precision",
+                kind,
+            ],
+        )
+        for way, kind in kinds
+    ]
+
+
 def growth(given: argparse.Namespace) -> list[Command]:
     words = ["--devices", "1", *readings(given, "growth", 2)]
     if given.tiny:
@@ -160,6 +186,7 @@ PARTS = {  # the most important first
     "lanes": Part("how many clients side by side; unequal steps", lanes),
     "convolutions": Part("ways to convolve", convolutions),
     "seeds": Part("eight seeds at once, by the time of one", seeds),
+    "ways": Part("20 rounds of W2 a call; W1's convolutions in each way", ways),
     "growth": Part("time against clients, cohort, steps, parameters", growth),
     "memory": Part("bytes predicted and measured", memory),
     "fedssg": Part("FedSSG's Table 1: CIFAR-10, 500 clients, eight methods", fedssg),

@@ -6,12 +6,16 @@ jax.profiler writes down when each kernel of some rounds began and ended. A gap 
 kernels that is shorter than LONG is the device waiting for the next launch; a longer one is
 the host waiting for the device, or doing something else. One line of JSON, whose figures
 are of a round; launches.py assumes LAUNCH and WAIT, and these are what they are compared
-with. Without a GPU there are no kernels to see: `--plane /host:CPU` tries the script.
+with. Beside them are the milliseconds of a round without the profiler, with a wait after
+each and without, and the kernels that take longest in all. Without a GPU there are no
+kernels to see: `--plane /host:CPU` tries the script.
 """
 
 import argparse
 import json
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +27,7 @@ from jax.profiler import ProfileData
 
 LONG = 8e-6  # seconds
 GPU = "/device:GPU:0"
+LONGEST, LETTERS = 10, 70  # kernels that are named, and of their names
 
 
 class Span(NamedTuple):
@@ -30,6 +35,7 @@ class Span(NamedTuple):
 
     begin: float
     end: float
+    name: str = ""
 
 
 def spans_of(folder: Path, plane: str) -> list[Span]:
@@ -42,7 +48,9 @@ def spans_of(folder: Path, plane: str) -> list[Span]:
         for line in one.lines:
             # other lines say again which step, module or operation it was
             if line.name.startswith("Stream") or plane != GPU:
-                found += [Span(e.start_ns / 1e9, e.end_ns / 1e9) for e in line.events]
+                found += [
+                    Span(e.start_ns / 1e9, e.end_ns / 1e9, e.name) for e in line.events
+                ]
     return found
 
 
@@ -60,7 +68,7 @@ def figures(spans: Iterable[Span], num_rounds: int) -> dict[str, float]:
     if not spans:
         raise SystemExit(f"there is no kernel to be seen; {GPU} is no device here.")
     busy, gaps, until = 0.0, [], spans[0].begin
-    for begin, end in spans:
+    for begin, end, _ in spans:
         if begin > until:
             gaps.append(begin - until)
         busy += max(end - max(begin, until), 0.0)
@@ -80,17 +88,40 @@ def figures(spans: Iterable[Span], num_rounds: int) -> dict[str, float]:
     }
 
 
+def longest(spans: Iterable[Span], num_rounds: int) -> list[list]:
+    """The kernels that take longest in all: name, times a round, milliseconds a round."""
+    times, seconds = Counter(), Counter()
+    for span in spans:
+        times[span.name] += 1
+        seconds[span.name] += span.end - span.begin
+    a_round = lambda number: round(number / num_rounds, 4)
+    return [
+        [name[:LETTERS], a_round(times[name]), a_round(1e3 * taken)]
+        for name, taken in seconds.most_common(LONGEST)
+    ]
+
+
 def profile(arguments: argparse.Namespace) -> dict:
     """The figures of some rounds, after others that are not looked at."""
     built = rounds.build(arguments)
-    state = built.state
-    with tempfile.TemporaryDirectory() as folder:
-        for number, key in enumerate(built.keys):
-            if number == arguments.warmup:
-                jax.block_until_ready(state)
-                jax.profiler.start_trace(folder)
+    first, timed = built.keys[: arguments.warmup], built.keys[arguments.warmup :]
+
+    def train(state, keys, wait: bool):
+        """The state after rounds, and the milliseconds of each."""
+        began = time.perf_counter()
+        for key in keys:
             state, _ = built.step(built.round_fn, state, key)
+            state = jax.block_until_ready(state) if wait else state
         jax.block_until_ready(state)
+        each = 1e3 * (time.perf_counter() - began) / max(len(keys), 1)
+        return state, round(each, 4)
+
+    state, _ = train(built.state, first, wait=True)
+    state, waited = train(state, timed, wait=True)
+    state, queued = train(state, timed, wait=False)
+    with tempfile.TemporaryDirectory() as folder:
+        jax.profiler.start_trace(folder)
+        train(state, timed, wait=True)
         jax.profiler.stop_trace()
         spans = spans_of(Path(folder), arguments.plane)
     return {
@@ -99,7 +130,10 @@ def profile(arguments: argparse.Namespace) -> dict:
         "precision": arguments.precision,
         "lanes": built.round_fn.num_lanes,
         "rounds": arguments.rounds,
+        "waited_ms": waited,
+        "queued_ms": queued,
         **figures(spans, arguments.rounds),
+        "longest": longest(spans, arguments.rounds),
         "commit": rounds.commit(),
         "hardware": rounds.hardware(),
     }

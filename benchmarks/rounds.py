@@ -10,6 +10,7 @@ benchmarks/README.md.
 import argparse
 import json
 import time
+from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from fedjax_adapt.engine.footprint import footprint
 from fedjax_adapt.engine.xla import compiler_options, keeps_memory
 from fedjax_adapt.experiment.summary import commit, hardware
 from fedjax_adapt.models import MODELS
+from fedjax_adapt.models.ways import WAYS
 
 # options under which a step policy works and the clients take the usual 10 steps, so that
 # what it costs can be seen; FedVeca moves on from there: compare its steps per second
@@ -108,6 +110,8 @@ def build(arguments: argparse.Namespace) -> Built:
     fa.cores_as_devices(None if devices == "auto" else devices)
     data = examples(workload, workload.cohort if arguments.check else workload.clients)
     task = fa.with_precision(task_of(workload), arguments.precision)
+    if arguments.convolutions is not None:
+        task = fa.models.with_ways(task, arguments.convolutions)
     own = {"cohort_size": None, "shuffle": "none"} if arguments.check else {}
     own["client_memory"] = arguments.client_memory
     plan = plan_of(workload, lanes=lanes, devices=devices, **own)
@@ -123,7 +127,14 @@ def build(arguments: argparse.Namespace) -> Built:
     keys = jax.random.split(jax.random.key(1), arguments.warmup + arguments.rounds)
 
     # the data are an argument of the program, not a constant in it
-    step = jax.jit(lambda f, state, key: f(state, key), donate_argnums=1)
+    one_round = lambda f, state, key: f(state, key)
+    function = one_round
+    if (many := arguments.rounds_a_call) > 1:
+        keys = jax.vmap(lambda key: jax.random.split(key, many))(keys)
+        function = lambda f, state, keys: jax.lax.scan(
+            partial(one_round, f), state, keys
+        )
+    step = jax.jit(function, donate_argnums=1)
     begin = time.perf_counter()
     flags = compiler_options(round_fn.num_lanes)  # as fedjax-adapt run does
     traced = step.trace(round_fn, state, keys[0])
@@ -144,14 +155,18 @@ def measure(arguments: argparse.Namespace) -> dict:
         state, _ = step(round_fn, state, keys[0])
         update = work.fingerprint(named(params), named(state.params))
         return {"workload": arguments.workload, "fingerprint": update}
-    watch, steps, on_cpu = Stopwatch(), [], jax.default_backend() == "cpu"
+    many, on_cpu = arguments.rounds_a_call, jax.default_backend() == "cpu"
+    watch, steps = Stopwatch(), []
     for key in keys:
         watch.start()
         state, info = jax.block_until_ready(step(round_fn, state, key))
         watch.stop()
         steps.append(int(info.num_steps.sum()))
         if arguments.algorithm != "fedveca":
-            assert steps[-1] == workload.steps, info.num_steps
+            assert steps[-1] == many * workload.steps, info.num_steps
+    figures = watch.figures(arguments.warmup, steps)
+    of_round = ("seconds_per_round", "min", "max")
+    figures |= {name: round(figures[name] / many, 6) for name in of_round}
     return {
         "workload": arguments.workload,
         "algorithm": arguments.algorithm,
@@ -160,7 +175,9 @@ def measure(arguments: argparse.Namespace) -> dict:
         "devices": num_devices_of(data, plan),
         "clients": workload.clients,
         "client_memory": plan.client_memory,
-        **watch.figures(arguments.warmup, steps),
+        "rounds_a_call": many,
+        "convolutions": arguments.convolutions,
+        **figures,
         "compile_seconds": round(built.compile_seconds, 2),
         "predicted_memory_mb": round(held.peak / 2**20),
         "peak_memory_mb": peak_memory_mb() if on_cpu else _held_by_the_device(),
@@ -188,6 +205,10 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--algorithm", choices=list(ALGORITHMS), default="fedavg")
     parser.add_argument("--precision", choices=PRECISIONS, default="float32")
     parser.add_argument("--lanes", default="auto", help="clients side by side, or auto")
+    parser.add_argument("--convolutions", choices=WAYS, help="default: by the rule")
+    parser.add_argument(
+        "--rounds-a-call", type=int, default=1, help="--rounds counts the calls"
+    )
     parser.add_argument("--clients", type=int, help="default: as the workload has it")
     parser.add_argument(
         "--client-memory",
@@ -204,6 +225,10 @@ def options() -> argparse.ArgumentParser:
 def main() -> None:
     arguments = options().parse_args()
     work.check_rounds(options(), arguments)
+    if arguments.rounds_a_call < 1 or (arguments.check and arguments.rounds_a_call > 1):
+        options().error(
+            f"--rounds-a-call {arguments.rounds_a_call}: write 1 or more, with --check 1."
+        )
     try:
         print(json.dumps(measure(arguments)))
     except ValueError as error:  # a number out of range, or too much for the memory

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fedjax_adapt.models.ways import WAYS
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 NAMES = (
     "gpu",
@@ -152,6 +154,11 @@ def test_the_time_of_a_round_is_that_of_kernels_launches_and_waits(modules):
     }
     with pytest.raises(SystemExit, match="is no device here"):
         modules.kernels.figures([], 1)
+    named = [span._replace(name=name) for span, name in zip(spans, "abbc", strict=True)]
+    assert modules.kernels.longest(named, 2)[:2] == [
+        ["b", 1.0, 0.0025],
+        ["a", 0.5, 0.0015],
+    ]
 
 
 @pytest.mark.slow
@@ -162,6 +169,24 @@ def test_a_trace_is_read(modules, tmp_path):
     assert modules.gpu.call(command, time.monotonic() + 300, log), log.read_text()
     said = json.loads(log.read_text().splitlines()[-1])
     assert said["kernels"] > 0 and said["kernel_ms"] > 0 and said["rounds"] == 1
+    assert said["waited_ms"] > 0 and said["queued_ms"] > 0 and said["longest"]
+
+
+@pytest.mark.slow
+def test_several_rounds_a_call_are_timed_as_one_each(modules, tmp_path):
+    (command,) = modules.gpu.ways(SimpleNamespace(tiny=True))
+    log = tmp_path / "log"
+    assert modules.gpu.call(command, time.monotonic() + 300, log), log.read_text()
+    said = json.loads(log.read_text().splitlines()[-1])
+    assert said["rounds_a_call"] == 2 and said["n"] == 1
+    # 500 steps a round
+    assert said["steps_per_second"] * said["seconds_per_round"] == pytest.approx(
+        500, 0.01
+    )
+
+
+def test_the_ways_of_convolutions_are_those_of_the_package(modules):
+    assert modules.gpu.WAYS == WAYS
 
 
 # the same numbers
