@@ -480,7 +480,7 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it(
     (steps,) = blocks("python", "docs/guides/step-policies.md")
     personal, around = blocks("python", "docs/guides/personal-and-private.md")
     (callback,) = blocks("python", "docs/guides/callbacks.md")
-    own, with_state, runs = blocks("python", "docs/own-algorithm.md")
+    own, with_state, of_server, runs = blocks("python", "docs/own-algorithm.md")
     (memory,) = blocks("python", "docs/performance.md")
     (skews,) = blocks("python", "docs/data.md")
     printed = blocks("")[0]
@@ -509,7 +509,7 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it(
         for name in ("small", "robust", "private"):
             fa, task, data = (names[given] for given in ("fa", "task", "data"))
             fa.make_round(names[name], task, data, names["plan"])  # traces every part
-        exec(compile("import optax\n" + own, "README.md", "exec"), names)
+        exec(compile(own, "README.md", "exec"), names)
         assert isinstance(names["leash"](), names["fa"].Algorithm)
         exec(compile(with_state, "README.md", "exec"), names)
         round_fn = fa.make_round(names["inertia"](), task, data, names["plan"])
@@ -517,6 +517,13 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it(
         begun = fa.init_state(names["inertia"](), task, data, names["plan"], keys[0])
         moved = fa.train(round_fn, begun, keys)[0].clients
         assert any(leaf.any() for leaf in jax.tree.leaves(moved))
+        exec(compile(of_server, "README.md", "exec"), names)
+        for norm, cut in ((1e-3, 1e-3), (1e3, 0.1)):
+            clipped = names["clipped"](norm)
+            round_fn = fa.make_round(clipped, task, data, names["plan"])
+            begun = fa.init_state(clipped, task, data, names["plan"], keys[0])
+            far = float(fa.train(round_fn, begun, keys[:1])[1].delta_norm[0])
+            assert far == pytest.approx(cut, rel=1e-3) if norm < 1 else far > cut, far
         exec(compile(runs, "README.md", "exec"), names)
         figures = names["loaded"].summary
         assert figures["stopped_round"] < 20 and figures["accuracy"] > 0.9
