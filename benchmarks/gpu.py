@@ -123,22 +123,9 @@ def ways(given: argparse.Namespace) -> list[Command]:
         return [Command("rounds.py", ["--workload", "w2", *size, "1", *many])]
     many = ["--workload", "w2", *size, "5", "--rounds-a-call", "20"]
     kinds = [(way, "float32") for way in WAYS] + [(way, "tf32") for way in WAYS[1:]]
-    return [Command("rounds.py", many)] + [
-        Command(
-            "rounds.py",
-            [
-                "--workload",
-                "w1",
-                *size,
-                "10",
-                "--convolutions",
-                way,
-                "--precision",
-                kind,
-            ],
-        )
-        for way, kind in kinds
-    ]
+    each = [["--convolutions", way, "--precision", kind] for way, kind in kinds]
+    small = [["--workload", "w1", *size, "10", *words] for words in each]
+    return [Command("rounds.py", words) for words in (many, *small)]
 
 
 def growth(given: argparse.Namespace) -> list[Command]:

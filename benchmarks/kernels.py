@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import jax
 import rounds
-import work
 from jax.profiler import ProfileData
 
 LONG = 8e-6  # seconds
@@ -104,17 +103,17 @@ def longest(spans: Iterable[Span], num_rounds: int) -> list[list]:
 def profile(arguments: argparse.Namespace) -> dict:
     """The figures of some rounds, after others that are not looked at."""
     built = rounds.build(arguments)
+    num_rounds = arguments.rounds * arguments.rounds_a_call
     first, timed = built.keys[: arguments.warmup], built.keys[arguments.warmup :]
 
     def train(state, keys, wait: bool):
-        """The state after rounds, and the milliseconds of each."""
+        """The state after some calls, and the milliseconds of a round."""
         began = time.perf_counter()
         for key in keys:
             state, _ = built.step(built.round_fn, state, key)
             state = jax.block_until_ready(state) if wait else state
         jax.block_until_ready(state)
-        each = 1e3 * (time.perf_counter() - began) / max(len(keys), 1)
-        return state, round(each, 4)
+        return state, round(1e3 * (time.perf_counter() - began) / num_rounds, 4)
 
     state, _ = train(built.state, first, wait=True)
     state, waited = train(state, timed, wait=True)
@@ -129,11 +128,12 @@ def profile(arguments: argparse.Namespace) -> dict:
         "algorithm": arguments.algorithm,
         "precision": arguments.precision,
         "lanes": built.round_fn.num_lanes,
-        "rounds": arguments.rounds,
+        "rounds": num_rounds,
+        "rounds_a_call": arguments.rounds_a_call,
         "waited_ms": waited,
         "queued_ms": queued,
-        **figures(spans, arguments.rounds),
-        "longest": longest(spans, arguments.rounds),
+        **figures(spans, num_rounds),
+        "longest": longest(spans, num_rounds),
         "commit": rounds.commit(),
         "hardware": rounds.hardware(),
     }
@@ -150,7 +150,7 @@ def options() -> argparse.ArgumentParser:
 
 def main() -> None:
     arguments = options().parse_args()
-    work.check_rounds(options(), arguments)
+    rounds.check(options(), arguments)
     print(json.dumps(profile(arguments)))
 
 

@@ -10,7 +10,6 @@ benchmarks/README.md.
 import argparse
 import json
 import time
-from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -127,13 +126,10 @@ def build(arguments: argparse.Namespace) -> Built:
     keys = jax.random.split(jax.random.key(1), arguments.warmup + arguments.rounds)
 
     # the data are an argument of the program, not a constant in it
-    one_round = lambda f, state, key: f(state, key)
-    function = one_round
+    function = lambda f, state, key: f(state, key)
     if (many := arguments.rounds_a_call) > 1:
         keys = jax.vmap(lambda key: jax.random.split(key, many))(keys)
-        function = lambda f, state, keys: jax.lax.scan(
-            partial(one_round, f), state, keys
-        )
+        function = jax.lax.scan
     step = jax.jit(function, donate_argnums=1)
     begin = time.perf_counter()
     flags = compiler_options(round_fn.num_lanes)  # as fedjax-adapt run does
@@ -222,13 +218,17 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
+def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Ends with a sentence where there is no round to be timed."""
+    work.check_rounds(parser, arguments)
+    many = arguments.rounds_a_call
+    if many < 1 or (arguments.check and many > 1):
+        parser.error(f"--rounds-a-call {many}: write 1 or more, with --check 1.")
+
+
 def main() -> None:
     arguments = options().parse_args()
-    work.check_rounds(options(), arguments)
-    if arguments.rounds_a_call < 1 or (arguments.check and arguments.rounds_a_call > 1):
-        options().error(
-            f"--rounds-a-call {arguments.rounds_a_call}: write 1 or more, with --check 1."
-        )
+    check(options(), arguments)
     try:
         print(json.dumps(measure(arguments)))
     except ValueError as error:  # a number out of range, or too much for the memory

@@ -72,6 +72,7 @@ def num_devices_of(data: FederatedDataset, plan: Plan) -> int:
 def may_have_empty_slots(data: FederatedDataset, plan: Plan) -> bool:
     """Whether a cohort may hold fewer clients than slots."""
     who = plan.participation
+    # with a rate slots are more than come; among holders a draw fills all of them
     if who is not None and (who.rate is not None or who.among_holders):
         return who.rate is not None
     return plan.cohort_size is None and data.holders is not None

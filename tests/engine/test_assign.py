@@ -118,8 +118,8 @@ def test_devices_share_those_that_come_where_slots_are_empty():
     some = fa.bernoulli(0.4)
     plan = fa.Plan(participation=some, batch_size=2, lanes=1, devices=2)
     algorithm = fa.with_steps(fa.Algorithm(), fa.constant_steps(3))
-    assert lanes.fixed_steps(algorithm, task, data, plan) == 3
     pace = lanes.pace_of(algorithm, task, data, plan)
+    assert pace.known == 3
     setup = Setup(algorithm, task, data, plan, pace)
     ids = cohort.sample_cohort(data, plan, jax.random.key(0))
     some = cohort.gather_cohort(data, ids, jnp.int32(0), 2)
