@@ -567,6 +567,8 @@ def test_rounds_prints_what_it_printed(peers, monkeypatch, capsys):
         "min", "max", "n", "steps_per_second", "compile_seconds", "peak_memory_mb",
         "other_cores", "predicted_memory_mb", "clients", "client_memory",
         "tuned_allocator", "parameters", "versions", "commit", "hardware",
+        "rounds_a_call", "convolutions",
     }  # fmt: skip
+    assert line["rounds_a_call"] == 1 and line["convolutions"] is None
     assert line["n"] == 1 and line["min"] <= line["seconds_per_round"] <= line["max"]
     assert jax.device_count() >= line["devices"] == 1
