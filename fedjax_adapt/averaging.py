@@ -42,7 +42,6 @@ from .core import (
     rows_are_like,
     traffic_within,
     uniformly,
-    update_refined,
     updated,
     weighted_sum,
 )
@@ -178,27 +177,17 @@ def _server(rule: ServerRule, keep: bool, from_broadcast: bool) -> ServerRule:
         return Averaged(rule.init(params), params if keep else ())
 
     def update(
-        params: Params, server: ServerExtra, upload: Upload, cohort: Cohort
-    ) -> tuple[Params, ServerExtra]:
-        own, moved = upload.delta
-        sel = mean_of(params, moved) if keep else ()
-        upload = upload._replace(delta=own)
-        params, extra = updated(rule, params, server.inner, upload, cohort)
-        return params, Averaged(extra, sel)
-
-    def refined(
         params: Params,
         server: ServerExtra,
         upload: Upload,
         cohort: Cohort,
-        shift: Params,
+        shift: Params | None = None,
     ) -> tuple[Params, ServerExtra]:
         own, moved = upload.delta
-        sel = mean_of(params, optax.tree.add(moved, shift)) if keep else ()
+        moved = moved if shift is None else optax.tree.add(moved, shift)
+        sel = mean_of(params, moved) if keep else ()
         upload = upload._replace(delta=own)
-        params, extra = update_refined(
-            rule, params, server.inner, upload, cohort, shift
-        )
+        params, extra = updated(rule, params, server.inner, upload, cohort, shift)
         return params, Averaged(extra, sel)
 
     def with_models(uploads: Upload, cohort: Cohort) -> Upload:
@@ -220,7 +209,15 @@ def _server(rule: ServerRule, keep: bool, from_broadcast: bool) -> ServerRule:
         return rule.report(server.inner, upload, cohort)
 
     busy = rule.busy and (lambda extra, busy=rule.busy: busy(extra.inner))
-    return ServerRule(init, combine, update, refined=refined, report=report, busy=busy)
+    return ServerRule(
+        init,
+        combine,
+        update,
+        refined=update,
+        report=report,
+        busy=busy,
+        given=rule.given,
+    )
 
 
 class _Weights(NamedTuple):

@@ -16,6 +16,7 @@ from .core import (
     ServerRule,
     Task,
     as_base,
+    by_row,
     mean,
 )
 from .errors import SettingError
@@ -45,12 +46,9 @@ def averaged(weights: str, base: Algorithm | None) -> Algorithm:
 
 def teachers(view: RoundView) -> Params:
     """The cohort's models, [cohort, ...]; the broadcast model where a slot holds none."""
-    active = view.cohort.active
-
-    def choose(theirs, ours):
-        here = active.reshape(-1, *(1,) * ours.ndim)
-        return jnp.where(here, theirs, ours[None])
-
+    choose = lambda theirs, ours: jnp.where(
+        by_row(view.cohort.active, theirs), theirs, ours[None]
+    )
     return jax.tree.map(choose, view.runs.params, view.runs.anchor)
 
 

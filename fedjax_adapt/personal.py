@@ -24,7 +24,6 @@ from .core import (
     as_refinement,
     traffic_for,
     tree_bytes,
-    update_refined,
     updated,
 )
 from .errors import SettingError
@@ -204,19 +203,13 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
         return whole._replace(models_down=down, models_up=up)
 
     def update(
-        params: Params, extra: ServerExtra, upload: Upload, cohort: Cohort
-    ) -> tuple[Params, ServerExtra]:
-        new, extra = updated(server, params, extra, upload, cohort)
-        return shared(new, params), extra
-
-    def refined(
         params: Params,
         extra: ServerExtra,
         upload: Upload,
         cohort: Cohort,
-        shift: Params,
+        shift: Params | None = None,
     ) -> tuple[Params, ServerExtra]:
-        new, extra = update_refined(server, params, extra, upload, cohort, shift)
+        new, extra = updated(server, params, extra, upload, cohort, shift)
         return shared(new, params), extra
 
     return inner._replace(
@@ -233,7 +226,7 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
         server=server._replace(
             update=update,
             adds_mean=adds_mean(server),
-            refined=refined,
+            refined=update,
         ),
         refine=_refining_shared(as_refinement(inner.refine), shared),
     )

@@ -30,6 +30,7 @@ from .core import (
     Mean,
     Params,
     Upload,
+    all_finite,
     by_row,
     model_weights,
     weighted_sum,
@@ -114,7 +115,7 @@ def krum(num_byzantine: int, num_selected: int = 1) -> Aggregation:
                 f"cohorts of {least} clients but they have {slots}; write a larger cohort "
                 "or smaller numbers."
             )
-        known = active & _finite(deltas)
+        known = active & jax.vmap(all_finite)(deltas)
         deltas = _only(deltas, known)
         pairs = known[:, None] & known[None] & ~jnp.eye(slots, dtype=bool)
         apart = jnp.where(pairs, _squared_distances(deltas), jnp.inf)
@@ -148,7 +149,7 @@ def geometric_median(iterations: int = 8, smoothing: float = 1e-6) -> Aggregatio
     check.positive("smoothing", smoothing)
 
     def aggregate(deltas: Params, weights: Array, active: Array) -> Params:
-        known = active & _finite(deltas)
+        known = active & jax.vmap(all_finite)(deltas)
         deltas = _only(deltas, known)
 
         def closer(_, centre):
@@ -212,15 +213,6 @@ def _ordered(leaf: Array, active: Array) -> Array:
     """Every number's values in order; those of idle slots, and NaN, are infinite."""
     valid = by_row(active, leaf) & ~jnp.isnan(leaf)
     return jnp.sort(jnp.where(valid, leaf, jnp.inf), axis=0)
-
-
-def _finite(deltas: Params) -> Array:
-    """Whether all numbers of a client are finite, [cohort]."""
-    each = [
-        jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(1)
-        for leaf in jax.tree.leaves(deltas)
-    ]
-    return jnp.stack(each).all(0)
 
 
 def _only(deltas: Params, known: Array) -> Params:

@@ -23,7 +23,6 @@ from .core import (
     Upload,
     as_refinement,
     measure_of,
-    update_refined,
     updated,
 )
 from .errors import SettingError
@@ -69,22 +68,17 @@ def with_server_optimizer(
     def init(params: Params) -> Optimized:
         return Optimized(rule.init(params), optimizer.init(params))
 
-    def through(params: Params, proposed: Params, inner: ServerExtra, state: Any):
-        gradient = optax.tree.sub(params, proposed)
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), Optimized(inner, state)
-
-    def update(params: Params, extra: Optimized, upload: Upload, cohort: Cohort):
-        proposed, inner = updated(rule, params, extra.inner, upload, cohort)
-        return through(params, proposed, inner, extra.optimizer)
-
-    def refined(
-        params: Params, extra: Optimized, upload: Upload, cohort: Cohort, shift: Params
+    def update(
+        params: Params,
+        extra: Optimized,
+        upload: Upload,
+        cohort: Cohort,
+        shift: Params | None = None,
     ):
-        proposed, inner = update_refined(
-            rule, params, extra.inner, upload, cohort, shift
-        )
-        return through(params, proposed, inner, extra.optimizer)
+        proposed, inner = updated(rule, params, extra.inner, upload, cohort, shift)
+        gradient = optax.tree.sub(params, proposed)
+        moves, state = optimizer.update(gradient, extra.optimizer, params)
+        return optax.apply_updates(params, moves), Optimized(inner, state)
 
     inner = seeing(algorithm, server=lambda extra: extra.inner)
 
@@ -97,7 +91,7 @@ def with_server_optimizer(
             init,
             rule.combine,
             update,
-            refined=refined,
+            refined=update,
             report=report,
             busy=busy,
             given=rule.given,

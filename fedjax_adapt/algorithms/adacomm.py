@@ -26,6 +26,7 @@ from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from .. import check
 from ..core import Algorithm, Array, StepPolicy, Traffic, as_base, with_steps
@@ -181,8 +182,7 @@ def adacomm_steps(
             nonfinite=state.nonfinite + (ends & ~chosen),
         )
         kept = state._replace(nonfinite=state.nonfinite + (trained & ~usable))
-        keep = lambda new, old: jnp.where(trained & usable, new, old)
-        return jax.tree.map(keep, seen, kept)
+        return optax.tree.where(trained & usable, seen, kept)
 
     def report(state, cohort, measurement):
         del cohort, measurement

@@ -227,8 +227,7 @@ def _asynchronous(
         else:
             new, inner = updated(rule, params, state.inner, combined, arrivals)
         _check_silent(name, rule.report(inner, combined, arrivals))
-        keep = lambda new, old: jnp.where(leaving > 0, new, old)
-        new, inner = jax.tree.map(keep, (new, inner), (params, state.inner))
+        new, inner = optax.tree.where(leaving > 0, (new, inner), (params, state.inner))
 
         emptied = jnp.where(arrived, first, most)
         report = {

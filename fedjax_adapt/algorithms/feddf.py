@@ -186,8 +186,10 @@ def feddf(
         best, score = last.best, last.best_accuracy
         if return_best_incl_init:
             first = accuracy(task, params, *public.validation)
-            choose = lambda new, old: jnp.where(first > score, new, old)
-            best, score = jax.tree.map(choose, (params, first), (best, score))
+            first_is_best = first > score
+            best, score = optax.tree.where(
+                first_is_best, (params, first), (best, score)
+            )
         report = {"public_steps": last.step, "student_accuracy": score}
         return best, state, report
 

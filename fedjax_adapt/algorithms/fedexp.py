@@ -29,7 +29,6 @@ from ..core import (
     merged_report,
     model_weights,
     traffic_for,
-    update_refined,
     updated,
 )
 from ..errors import SettingError
@@ -77,16 +76,9 @@ def fedexp(epsilon: float = 1e-3, base: Algorithm | None = None) -> Algorithm:
         # epsilon = 0 and no client moved
         return jnp.maximum(1, upload.extra.square / jnp.where(apart > 0, apart, 1))
 
-    def further(moved, upload):
-        params, extra = moved
-        return optax.tree.add_scale(params, server_lr(upload) - 1, upload.delta), extra
-
-    def update(params, extra, upload, cohort):
-        return further(updated(rule, params, extra, plain(upload), cohort), upload)
-
-    def refined(params, extra, upload, cohort, shift):
-        moved = update_refined(rule, params, extra, plain(upload), cohort, shift)
-        return further(moved, upload)
+    def update(params, extra, upload, cohort, shift=None):
+        new, extra = updated(rule, params, extra, plain(upload), cohort, shift)
+        return optax.tree.add_scale(new, server_lr(upload) - 1, upload.delta), extra
 
     def report(extra, upload, cohort):
         own = rule.report(extra, plain(upload), cohort)
@@ -106,7 +98,7 @@ def fedexp(epsilon: float = 1e-3, base: Algorithm | None = None) -> Algorithm:
             rule.init,
             Mean(combine.delta, weights),
             update,
-            refined=refined,
+            refined=update,
             report=report,
             given=rule.given,
         ),

@@ -139,7 +139,9 @@ def veca_steps(
     def probe_update(probe, grads, view):
         later = view.step > 0
         grads = optax.tree.add_scale(grads, view.setting.weight_decay, view.params)
-        first = probe.first if full_gradient else _where(later, probe.first, grads)
+        first = probe.first
+        if not full_gradient:
+            first = optax.tree.where(later, first, grads)
         total = optax.tree.add(probe.total, grads)
         change = optax.tree.norm(optax.tree.sub(first, grads))
         moved = optax.tree.norm(optax.tree.sub(view.anchor, view.params))
@@ -180,8 +182,8 @@ def veca_steps(
         moved = _differ(outcome.params, outcome.anchor)
         return VecaState(
             tau=put(state.tau, tau),
-            params=_where(usable, outcome.anchor, state.params),
-            gradient=_where(usable, gradient, state.gradient),
+            params=optax.tree.where(usable, outcome.anchor, state.params),
+            gradient=optax.tree.where(usable, gradient, state.gradient),
             known=state.known | usable,
             lipschitz=jnp.where(usable, lipschitz, state.lipschitz),
             accepted_rounds=state.accepted_rounds + moved,
@@ -299,10 +301,10 @@ def fedveca(
         proposed = optax.tree.add_scale(params, tau_bar, upload.delta)
         finite = jnp.isfinite(optax.tree.norm(proposed))
         if accept == "off":
-            return _where(finite, proposed, params), best
+            return optax.tree.where(finite, proposed, params), best
         loss = local_loss if accept == "local" else cohort.train_loss(proposed)
         taken = finite & jnp.isfinite(loss) & (loss <= best)
-        return _where(taken, proposed, params), jnp.where(taken, loss, best)
+        return optax.tree.where(taken, proposed, params), jnp.where(taken, loss, best)
 
     def refined(params, best, upload, cohort, shift):
         tau_bar = upload.extra[0]
@@ -336,10 +338,6 @@ def _lipschitz(state: VecaState, params: Params, gradient: Params) -> Array:
     return jnp.where(
         jnp.isfinite(ratio), jnp.maximum(state.lipschitz, ratio), state.lipschitz
     )
-
-
-def _where(condition, new, old):
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
 def _differ(a, b):

@@ -39,6 +39,7 @@ from ..core import (
     ServerRule,
     StepPolicy,
     Traffic,
+    all_finite,
     mean,
     uniformly,
     with_steps,
@@ -244,11 +245,9 @@ def gift_steps(
             )
         )
         trained = cohort.num_active > 0
-        leaves = jax.tree.leaves(outcome.sent)
-        finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+        finite = all_finite(outcome.sent)
         kept = state._replace(nonfinite=state.nonfinite + (trained & ~finite))
-        choose = lambda new, old: jnp.where(trained & finite, new, old)
-        return jax.tree.map(choose, seen, kept)
+        return optax.tree.where(trained & finite, seen, kept)
 
     def report(state, cohort, measurement):
         del cohort, measurement

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +16,9 @@ from .task import (
     Batch,
     ClientState,
     Key,
-    Measurement,
     Outputs,
     Params,
-    PolicyState,
     PyTree,
-    ServerExtra,
     Task,
     by_row,
     tree_bytes,
@@ -28,10 +26,16 @@ from .task import (
 from .views import SCALAR, Cohort, LocalRun, LocalView, Traffic, Upload
 
 
-def no_state(params: Params) -> tuple[()]:
-    """Keeps nothing."""
-    del params
+def no_state(*given: Any) -> tuple[()]:
+    """(), whatever is given: nothing is kept or prepared."""
+    del given
     return ()
+
+
+def no_report(*given: Any) -> dict[str, Array]:
+    """{}, whatever is given: nothing is shown."""
+    del given
+    return {}
 
 
 def weighted_loss(task: Task, outputs: Outputs, batch: Batch) -> Array:
@@ -84,12 +88,6 @@ def clip(grads: Params, norm_limit: float | Array | None) -> tuple[Params, Array
     # 1e-6 as torch.nn.utils.clip_grad_norm_ has it, which the papers' codes call
     factor = jnp.minimum(1, norm_limit / (norm + 1e-6))
     return optax.tree.scale(factor, grads), (factor < 1).astype(float)
-
-
-def prepare_nothing(view: LocalView) -> tuple[()]:
-    """Needs nothing but the view."""
-    del view
-    return ()
 
 
 def send_delta(run: LocalRun) -> tuple[Upload, ClientState]:
@@ -165,23 +163,3 @@ def mean(
                 "[cohort], such as by_examples or uniformly."
             )
     return Mean(weights, weights if extra is None else extra)
-
-
-def no_policy_state(params: Params, num_clients: int) -> tuple[()]:
-    """Keeps nothing."""
-    del params, num_clients
-    return ()
-
-
-def report_nothing(
-    state: PolicyState, cohort: Cohort, measurement: Measurement
-) -> dict[str, Array]:
-    """Shows nothing."""
-    del state, cohort, measurement
-    return {}
-
-
-def say_nothing(extra: ServerExtra, upload: Upload, cohort: Cohort) -> dict[str, Array]:
-    """Shows nothing."""
-    del extra, upload, cohort
-    return {}

@@ -12,11 +12,8 @@ from .defaults import (
     as_uploaded,
     by_examples,
     mean,
-    no_policy_state,
+    no_report,
     no_state,
-    prepare_nothing,
-    report_nothing,
-    say_nothing,
     send_delta,
     task_loss,
 )
@@ -78,7 +75,7 @@ class LocalRule(NamedTuple):
     objective: Callable[[Params, LocalView, Key], Array] = task_loss
     correct: Callable[[Params, LocalView], Params] | None = None  # before clipping
     finish: Callable[[LocalRun], tuple[Upload, ClientState]] = send_delta
-    prepare: Callable[[LocalView], PyTree] = prepare_nothing
+    prepare: Callable[[LocalView], PyTree] = no_state
     decay: Callable[[Params, LocalView], Params] | None = None  # after clipping
     traffic: Traffic | Callable[[Params, Upload], Traffic] = as_uploaded
     refined: Callable[[ClientState, Params], ClientState] | None = None
@@ -146,7 +143,7 @@ class StepPolicy(NamedTuple):
     """
 
     steps: Callable[[PolicyState, Cohort, Measurement], Array]
-    init: Callable[[Params, int], PolicyState] = no_policy_state
+    init: Callable[[Params, int], PolicyState] = no_state
     measure: Measure | Callable[[LocalView, Key], Measurement] | None = None
     probe: Probe | None = None
     update: Callable[[PolicyState, Cohort, LocalRun, Outcome], PolicyState] | None = (
@@ -154,9 +151,7 @@ class StepPolicy(NamedTuple):
     )
     mean_steps: Callable[[Array], Array] | None = None
     send: Callable[[LocalRun], PyTree] | None = None
-    report: Callable[[PolicyState, Cohort, Measurement], dict[str, Array]] = (
-        report_nothing
-    )
+    report: Callable[[PolicyState, Cohort, Measurement], dict[str, Array]] = no_report
     max_steps: int | None = None  # what more it asks for is cut and counted
     traffic: Traffic = Traffic()
     best: Callable[[PolicyState], Params] | None = None
@@ -216,7 +211,7 @@ class ServerRule(NamedTuple):
         ]
         | None
     ) = None
-    report: Callable[[ServerExtra, Upload, Cohort], dict[str, Array]] = say_nothing
+    report: Callable[[ServerExtra, Upload, Cohort], dict[str, Array]] = no_report
     busy: Callable[[ServerExtra], Array] | None = None
     given: str | None = None
 
@@ -255,33 +250,24 @@ def updated(
     extra: ServerExtra,
     upload: Upload,
     cohort: Cohort,
+    shift: Params | None = None,
 ) -> tuple[Params, ServerExtra]:
-    """The next model and state of the server."""
+    """The next model and state of the server.
+
+    `shift` is how far the mean of the cohort's models has moved since; None: not at all.
+    """
+    if shift is not None and rule.refined is not None:
+        return rule.refined(params, extra, upload, cohort, shift)
     if rule.update is None:
-        return optax.tree.add(params, upload.delta), extra
-    return rule.update(params, extra, upload, cohort)
+        params = optax.tree.add(params, upload.delta)
+    else:
+        params, extra = rule.update(params, extra, upload, cohort)
+    return params if shift is None else optax.tree.add(params, shift), extra
 
 
 def sent_by(part: "StepPolicy | Refinement", run: LocalRun) -> PyTree:
     """What a client sends for a part besides its upload."""
     return () if part.send is None else part.send(run)
-
-
-def update_refined(
-    rule: ServerRule,
-    params: Params,
-    extra: ServerExtra,
-    upload: Upload,
-    cohort: Cohort,
-    shift: Params | None,
-) -> tuple[Params, ServerExtra]:
-    """`updated`, the mean of the cohort's models moved by `shift` since; None: not."""
-    if shift is None:
-        return updated(rule, params, extra, upload, cohort)
-    if rule.refined is not None:
-        return rule.refined(params, extra, upload, cohort, shift)
-    params, extra = updated(rule, params, extra, upload, cohort)
-    return optax.tree.add(params, shift), extra
 
 
 def model_weights(rule: ServerRule, cohort: Cohort) -> Array:
@@ -290,12 +276,6 @@ def model_weights(rule: ServerRule, cohort: Cohort) -> Array:
         return by_examples(cohort)
     # of several it means the last: feddisco sends the usual mean first, then its own
     return jax.tree.leaves(rule.combine.delta(cohort))[-1]
-
-
-def no_refine_state(task: Task, setup: RefineSetup, key: Key) -> tuple[()]:
-    """Keeps nothing."""
-    del task, setup, key
-    return ()
 
 
 class Refinement(NamedTuple):
@@ -320,7 +300,7 @@ class Refinement(NamedTuple):
     is given besides the clients' own training.
     """
 
-    init: Callable[[Task, RefineSetup, Key], RefineState] = no_refine_state
+    init: Callable[[Task, RefineSetup, Key], RefineState] = no_state
     clients: Callable[[RoundView, Key], Refined] | None = None
     server: (
         Callable[

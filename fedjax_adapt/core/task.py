@@ -134,5 +134,11 @@ def rows_are_like(table: PyTree, row: PyTree) -> bool:
 
 
 def by_row(values: Array, leaf: Array) -> Array:
-    """`values` [rows] with as many axes as `leaf` [rows, ...], to be multiplied with it."""
-    return values.reshape(-1, *(1,) * (leaf.ndim - 1))
+    """`values` with as many axes as `leaf`, whose first axes are theirs."""
+    return values.reshape(*values.shape, *(1,) * (leaf.ndim - values.ndim))
+
+
+def all_finite(tree: PyTree) -> Array:
+    """Whether all numbers of a tree are finite, a scalar; true of a tree without any."""
+    each = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
+    return jnp.stack(each).all() if each else jnp.array(True)

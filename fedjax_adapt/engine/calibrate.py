@@ -19,13 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import (
-    Algorithm,
-    Info,
-    Task,
-    as_refinement,
-    say_nothing,
-)
+from ..core import Algorithm, Info, Task, as_refinement, no_report
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from . import lanes, memory, mesh, xla
@@ -78,7 +72,7 @@ def fastest_lanes(
     server = algorithm.server
     if server.busy is not None:  # whoever it waits for, a round trains as many
         stay = lambda params, extra, upload, cohort: (params, extra)
-        server = server._replace(busy=None, update=stay, report=say_nothing)
+        server = server._replace(busy=None, update=stay, report=no_report)
     algorithm = algorithm._replace(refine=refine, server=server)
     steps = _few_steps(algorithm, task, data, plan)
     policy = algorithm.policy._replace(steps=lambda *_: jnp.asarray(steps))

@@ -246,12 +246,6 @@ def setting_of(
     )
 
 
-def unless_idle(cohort: Cohort, new: PyTree, old: PyTree) -> PyTree:
-    """`new`, or `old` where no client trained: there is no mean."""
-    trained = cohort.num_active > 0
-    return jax.tree.map(lambda a, b: jnp.where(trained, a, b), new, old)
-
-
 def masked(here: Array, report: PyTree) -> PyTree:
     """Diagnostics with zeros where `here` [cohort] is false; their scalars as they are."""
 

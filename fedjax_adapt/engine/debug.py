@@ -31,7 +31,7 @@ from ..core import (
     precise,
     sent_by,
     uniformly,
-    update_refined,
+    updated,
     weighted_sums,
 )
 from ..costs import (
@@ -219,7 +219,7 @@ def debug_round(
         seconds = seconds + refine_seconds(
             plan.clock, algorithm, state.params, cohort, steps
         )
-        params, server = update_refined(
+        params, server = updated(
             server_rule, state.params, state.server, upload, cohort, shift
         )
         kept_by_refinement = state.refine

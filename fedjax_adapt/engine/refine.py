@@ -34,7 +34,7 @@ from ..data.dataset import FederatedDataset
 from ..errors import SettingError
 from ..plan import Plan
 from .batches import batch_size
-from .client_store.exchange import CohortRows, set_rows
+from .client_store.exchange import CohortRows, gather_rows, set_rows
 from .cohort import SECONDS, num_slots
 
 PUBLIC_STEPS = "public_steps"  # of a report, what `Info.public_steps` counts
@@ -129,8 +129,7 @@ def refine_clients(
     shift = jax.tree.map(lambda leaf: weighted_sum(weights, steps > 0, leaf), moved)
     renew, table = algorithm.local.refined, rows.table
     if renew is not None:
-        take = lambda leaf: jnp.take(leaf, rows.row, axis=0, mode="clip")
-        renewed = jax.vmap(renew)(jax.tree.map(take, table), refined.params)
+        renewed = jax.vmap(renew)(gather_rows(table, rows.row), refined.params)
         table = set_rows(table, rows.row, steps > 0, renewed)
     runs = runs._replace(params=refined.params)
     return Shifted(shift, runs, table, steps, refined.report)

@@ -28,7 +28,7 @@ from ..core import (
     logits_of,
     merged_report,
     precise,
-    update_refined,
+    updated,
 )
 from ..costs import (
     end_times,
@@ -56,7 +56,6 @@ from .cohort import (
     sample_cohort,
     seconds_by,
     setting_of,
-    unless_idle,
     with_num_steps,
 )
 from .initial import check_rule, check_state, numbers_of, strongly_typed
@@ -270,15 +269,16 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     moved = refine_clients(algorithm, view, rows, key_refine_clients)
     seconds = round_seconds(algorithm, cohort, times)
     seconds += refine_seconds(plan.clock, algorithm, state.params, counted, moved.steps)
-    params, server = update_refined(
+    params, server = updated(
         algorithm.server, state.params, state.server, upload, counted, moved.shift
     )
     view = view._replace(runs=moved.runs)
     params, refine, refinement = refine_server(
         algorithm, params, state.refine, view, key_refine_server
     )
-    params, server, refine = unless_idle(
-        counted,
+    # where no client trained there is no mean
+    params, server, refine = optax.tree.where(
+        counted.num_active > 0,
         (params, server, refine),
         (state.params, state.server, state.refine),
     )

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import Array, PyTree
+from ..core import Array, PyTree, by_row
 from . import xla
 
 # steps between two waits of an accelerator's host, where nothing better is known
@@ -122,12 +122,7 @@ def take(
 
 def chosen(here: Array, new: PyTree, old: PyTree) -> PyTree:
     """`new` where `here` is true, else `old`. Both have the axes of `here` in front."""
-
-    def of(a, b):
-        axes = (*here.shape, *(1,) * (a.ndim - here.ndim))
-        return jnp.where(here.reshape(axes), a, b)
-
-    return jax.tree.map(of, new, old)
+    return jax.tree.map(lambda a, b: jnp.where(by_row(here, a), a, b), new, old)
 
 
 def side_by_side(function: Callable, num_lanes: int) -> Callable:

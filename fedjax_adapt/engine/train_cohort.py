@@ -28,6 +28,7 @@ from ..core import (
     PyTree,
     Refinement,
     Upload,
+    all_finite,
     as_refinement,
     by_examples,
     measure_of,
@@ -130,7 +131,7 @@ def train_cohort(
         for_refinement = sent_by(refine, run)
         left_out = ()
         if leaves_out:
-            left_out = ~_finite((upload._replace(info=()), sent, for_refinement))
+            left_out = ~all_finite((upload._replace(info=()), sent, for_refinement))
         return Result(
             upload, state, run.loss, clipped, kept, sent, for_refinement, left_out
         )
@@ -208,12 +209,6 @@ def unless_nobody(
         return several
     there = lambda clients: clients.id < setup.data.num_clients
     return lambda clients: unless_empty(there(clients), lambda: several(clients))
-
-
-def _finite(tree: PyTree) -> Array:
-    """Whether all numbers of a tree are finite, a scalar."""
-    each = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
-    return jnp.array(True) if not each else jnp.stack(each).all()
 
 
 def _asks_again(combine: Mean) -> bool:

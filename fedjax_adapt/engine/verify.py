@@ -141,9 +141,6 @@ def _once(
         )  # fmt: skip
     sent, for_refinement = sent_by(policy, run), sent_by(refine, run)
     combined = _combined(server, every(upload._replace(info=())), cohort)
-    if server.update is not None:
-        update = guarded("ServerRule.update", server.update, returned.params_and_extra)
-        server = server._replace(update=update)
     new, extra = updated(server, params, extra, combined, cohort)
     server.report(extra, combined, cohort)
     if local.refined is not None:

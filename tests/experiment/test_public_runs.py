@@ -303,6 +303,8 @@ def test_what_a_method_is_given_is_said_by_its_parts(name):
         lambda base: fa.algorithms.fedexp(base=base),
         lambda base: fa.with_server_optimizer(base, optax.adam(0.1)),
         lambda base: fa.with_steps(base, fa.epochs(2)),
+        fa.with_averages,
+        lambda base: fa.with_compression(base, fa.top_k(0.5)),
     ],
 )
 def test_a_wrapper_says_what_its_base_is_given(around):

@@ -18,7 +18,8 @@ from ...core import (
     Info,
     Params,
     adds_mean,
-    update_refined,
+    all_finite,
+    updated,
     weighted_loss,
 )
 from ...errors import SettingError
@@ -58,9 +59,7 @@ def estimate(view, key) -> Estimate:
         return weighted_loss(view.task, outputs, view.batch)
 
     trained = ~equal(view.client.model, no_model(view.params))
-    model = jax.tree.map(
-        lambda kept, w: jnp.where(trained, kept, w), view.client.model, view.params
-    )
+    model = optax.tree.where(trained, view.client.model, view.params)
     loss, gradient = jax.value_and_grad(of)(view.params)
     last_loss, last_gradient = jax.value_and_grad(of)(model)
     apart = optax.tree.norm(optax.tree.sub(model, view.params))
@@ -114,13 +113,9 @@ def remembering(base: Algorithm) -> Algorithm:
         assert renew is not None
         return state._replace(inner=renew(state.inner, params))
 
-    def refined(params, extra, upload, cohort, shift):
-        new = update_refined(base.server, params, extra, upload, cohort, shift)
-        keep = lambda a, b: jnp.where(finite((upload, shift)), a, b)
-        return jax.tree.map(keep, new, (params, extra))
-
-    def update(params, extra, upload, cohort):
-        return refined(params, extra, upload, cohort, None)
+    def update(params, extra, upload, cohort, shift=None):
+        new = updated(base.server, params, extra, upload, cohort, shift)
+        return optax.tree.where(all_finite((upload, shift)), new, (params, extra))
 
     adds = adds_mean(base.server)
     return inner._replace(
@@ -129,13 +124,8 @@ def remembering(base: Algorithm) -> Algorithm:
             finish=finish,
             refined=renew and refined_client,
         ),
-        server=base.server._replace(update=update, adds_mean=adds, refined=refined),
+        server=base.server._replace(update=update, adds_mean=adds, refined=update),
     )
-
-
-def finite(tree) -> Array:
-    """Whether all numbers are. A scalar."""
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
 def afl_constants(infos: Info) -> dict[str, Array]:

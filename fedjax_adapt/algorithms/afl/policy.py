@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from ... import check
 from ...core import (
@@ -16,12 +17,13 @@ from ...core import (
     State,
     StepPolicy,
     Traffic,
+    all_finite,
     by_examples,
     weighted_sum,
 )
 from ...errors import SettingError
 from .bound import AGGREGATION_SECONDS, STEP_SECONDS, bounds, check_budget, check_costs
-from .estimates import divergences, estimate, finite
+from .estimates import divergences, estimate
 
 TRAINS, LAST, SCORES, OVER = range(4)
 SHOWN = (
@@ -148,8 +150,8 @@ def afl_online(
         compared = lambda leaf: weighted_sum(share, compares, leaf)
         loss, beta, rho = mean(seen.loss), compared(seen.beta), compared(seen.rho)
         new = (beta, mean(divergences(seen.gradient, mean)), rho)
-        measured = finite((loss, new))
-        usable, aggregated = measured & compares.any(), finite(outcome.upload)
+        measured = all_finite((loss, new))
+        usable, aggregated = measured & compares.any(), all_finite(outcome.upload)
         old = (state.beta, state.delta, state.rho)
         kept = jnp.where(state.estimates > 0, hold, 0.0)
         held = lambda old, new: jnp.where(usable, kept * old + (1 - kept) * new, old)
@@ -176,8 +178,7 @@ def afl_online(
             tau = jnp.where(free & ~measured, state.tau, tau)
             tau = jnp.where(free & ~aggregated, 1, tau)
         after = after._replace(tau=tau.astype(jnp.int32), stage=stage)
-        trained = cohort.num_active > 0
-        return jax.tree.map(lambda a, b: jnp.where(trained, a, b), after, state)
+        return optax.tree.where(cohort.num_active > 0, after, state)
 
     def report(state, cohort, measurement):
         del cohort, measurement

@@ -130,7 +130,7 @@ def receive(table: ClientState, exchange: Exchange | None, each: int) -> DeviceR
     me = jax.lax.axis_index(mesh.AXIS)
 
     def pass_on(i, received):
-        rows = exchanged(_rows(table, exchange.row[me, :, i].reshape(-1))())
+        rows = exchanged(gather_rows(table, exchange.row[me, :, i].reshape(-1)))
         slot = exchange.slot[:, me, i].reshape(-1)
         rows = parted(rows, table) if _on_cpu() else rows
         return set_rows(received, slot, slot < each, rows)
@@ -149,7 +149,7 @@ def send_back(tables: DeviceRows, exchange: Exchange | None) -> ClientState:
     me = jax.lax.axis_index(mesh.AXIS)
 
     def pass_back(i, table):
-        rows = _rows(tables.remote, exchange.slot[:, me, i].reshape(-1))()
+        rows = gather_rows(tables.remote, exchange.slot[:, me, i].reshape(-1))
         row, active = (x[me, :, i].reshape(-1) for x in (exchange.row, exchange.active))
         return set_rows(table, row, active, parted(exchanged(rows), table))
 
@@ -207,15 +207,16 @@ def read(tables: DeviceRows, index: RowIndex) -> ClientState:
     if not jax.tree.leaves(tables.local):
         return tables.local
 
+    def own_rows():
+        return gather_rows(tables.local, index.local)
+
     def received():
-        found = _rows(tables.remote, index.remote)()
+        found = gather_rows(tables.remote, index.remote)
         return found if _on_cpu() else parted(found, tables.local)
 
     if _on_cpu() and index.local.shape[0] == 1:  # it reads only where the row is
         found = jax.tree.map(_empty(1), tables.local)
-        found = xla.read_apart(
-            _is_in(tables.local, index.local), _rows(tables.local, index.local), found
-        )
+        found = xla.read_apart(_is_in(tables.local, index.local), own_rows, found)
         if tables.remote is None:
             return found
         return xla.read_apart(_is_in(tables.remote, index.remote), received, found)
@@ -225,7 +226,7 @@ def read(tables: DeviceRows, index: RowIndex) -> ClientState:
         return jnp.where(by_row(here, own), own, other)
 
     def rows():
-        own = _rows(tables.local, index.local)()
+        own = own_rows()
         if tables.remote is None:
             return own
         return jax.tree.map(pick, own, received())
@@ -278,9 +279,10 @@ def _is_in(table: ClientState, index: Array) -> Array:
     return index[0] < num_rows_of(table)
 
 
-def _rows(table: ClientState, index: Array) -> Callable[[], PyTree]:
+def gather_rows(table: ClientState, index: Array) -> PyTree:
+    """Rows of a table, [len(index), ...]; beyond its end, its last."""
     take = lambda leaf: jnp.take(leaf, index, axis=0, mode="clip")
-    return lambda: jax.tree.map(take, table)
+    return jax.tree.map(take, table)
 
 
 def _empty(num_rows: int) -> Callable[[Array], Array]:

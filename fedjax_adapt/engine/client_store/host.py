@@ -26,7 +26,7 @@ from ...errors import SettingError
 from .. import memory, mesh, processes
 from ..footprint import num_bytes, readable
 from . import device
-from .exchange import CohortRows, evenly, num_rows_of
+from .exchange import CohortRows, evenly, gather_rows, num_rows_of
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 EVERY, CUT = PartitionSpec(), PartitionSpec(mesh.AXIS)
@@ -114,17 +114,13 @@ def rows_of(table: ClientState, ids: Array, num_devices: int) -> ClientState:
 
     def of_device(table, ids):
         row = _row_here(table, ids)
-        taken = jax.device_put(take_rows(table, jax.device_put(row, HOST)), DEVICE)
+        taken = _on_host(gather_rows)(table, jax.device_put(row, HOST))
+        taken = jax.device_put(taken, DEVICE)
         here = row < num_rows_of(table)
         # as whole numbers: a sum with zeros loses the sign of a zero, and of bools is none
         bits = lambda leaf: jnp.where(by_row(here, leaf), _bits(leaf), 0)
         mine = jax.tree.map(bits, taken)
         return jax.tree.map(_from_bits, jax.lax.psum(mine, mesh.AXIS), taken)
-
-    @_on_host
-    def take_rows(table, row):
-        take = lambda leaf: jnp.take(leaf, row, axis=0, mode="clip")
-        return jax.tree.map(take, table)
 
     if not jax.tree.leaves(table):
         return table
