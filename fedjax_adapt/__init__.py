@@ -50,6 +50,7 @@ _PUBLIC = {
         "by_examples",
         "constant_steps",
         "epochs",
+        "matched_steps",
         "mean",
         "num_parameters",
         "uniformly",
@@ -84,14 +85,13 @@ _PUBLIC = {
         "trimmed_mean",
         "with_aggregation",
     ),
-    "steps": ("matched_steps",),
     "valuation": ("leave_one_out", "shapley", "show_deltas"),
     "wrap": ("with_server_optimizer",),
 }
 _MODULES = ("algorithms", "costs", "data", "diagnostics", "metrics", "models")
-_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 
-__all__ = sorted([*_HOME, *_MODULES])
+__all__ = sorted([*_MODULE_OF, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
@@ -99,9 +99,9 @@ def __getattr__(name: str) -> Any:
         return _version()
     if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    value = getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
     globals()[name] = value
     return value
 

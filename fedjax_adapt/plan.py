@@ -12,7 +12,7 @@ from .errors import SettingError
 ClientMemory = Literal["device", "host"]  # the client stores of the engine
 NonfiniteUpdates = Literal["stop", "leave_out"]
 # that may be tracers
-NUMBERS = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm")
+SCALARS = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Plan:
     nonfinite_updates: str = "stop"
 
     def __post_init__(self):
-        for name in NUMBERS:
+        for name in SCALARS:
             check.scalar(name, getattr(self, name))
         check.at_least("cohort_size", self.cohort_size, 1, none="everyone")
         check.at_least("batch_size", self.batch_size, 1, none="full-batch steps")

@@ -21,7 +21,6 @@ ALLOWED = {
     "costs": {"check", "core"},
     "plan": {"check", "core", "costs"},
     "participation": {"check", "core"},
-    "steps": {"check", "core"},
     "data": {"check"},
     "wrap": {"check", "core"},
     "metrics": {"check", "core"},
@@ -48,7 +47,7 @@ ALLOWED = {
     "report": {"check", "experiment"},  # what reads and writes files only, see below
     "experiment": {
         "check", "core", "data", "algorithms", "averaging", "diagnostics", "models",
-        "engine", "participation", "valuation", "wrap", "plan", "costs", "steps",
+        "engine", "participation", "valuation", "wrap", "plan", "costs",
     },
 }  # fmt: skip
 HEAVY = ("tensorflow_datasets", "sklearn", "matplotlib", "orbax", "pyarrow", "tyro")

@@ -14,9 +14,9 @@ from fedjax_adapt.moments import (
     Products,
     gradient_moments,
     gradient_parts,
-    joined,
     leaves_of,
     merge,
+    merge_parts,
     moments_of,
     pooled,
     second_moments,
@@ -174,7 +174,7 @@ def test_an_accelerator_does_not_wait_for_a_condition(monkeypatch):
 
 @pytest.mark.slow
 def test_parts_say_what_the_moments_say(x64):
-    """Of one set of examples, of two joined, and of several clients' pooled."""
+    """Of one set of examples, of two merged, and of several clients' pooled."""
     task = task_of(lambda *a: models.mlp(*a, widths=(5,)), (6,))
     params = task.init(jax.random.key(0))
     batches = [batch_of((6,), seed=seed) for seed in range(3)]
@@ -190,7 +190,7 @@ def test_parts_say_what_the_moments_say(x64):
         close(second_moments(part), square, rtol=1e-10, atol=1e-13)
     both = merge(*(Moments(*exact[i]) for i in (0, 1)))
     for part, mean, var in zip(
-        leaves_of(joined(*parts[:2])), *map(jax.tree.leaves, both[:2]), strict=True
+        leaves_of(merge_parts(*parts[:2])), *map(jax.tree.leaves, both[:2]), strict=True
     ):
         close(moments_of(part)[:2], (mean, var), rtol=1e-10, atol=1e-13)
     p = np.array([0.2, 0.0, 0.8])

@@ -53,8 +53,8 @@ from ..core import (
 from ..moments import (
     Parts,
     gradient_parts,
-    joined,
     leaves_of,
+    merge_parts,
     moments_of,
     pooled,
     second_moments,
@@ -132,7 +132,7 @@ def gsnr_steps(
         )
         parts = of(0)
         for step in range(1, probe_batches):
-            parts = joined(parts, of(step))
+            parts = merge_parts(parts, of(step))
         adds = view.corrected if probe == "corrected" else None
         if adds is not None:
             parts = _corrected(parts, view.params, adds)

@@ -14,6 +14,8 @@ from .algorithm import Algorithm as Algorithm
 from .algorithm import as_base as as_base
 from .algorithm import constant_steps as constant_steps
 from .algorithm import epochs as epochs
+from .algorithm import matched_steps as matched_steps
+from .algorithm import scheduled_steps as scheduled_steps
 from .algorithm import with_refinement as with_refinement
 from .algorithm import with_steps as with_steps
 from .defaults import WEIGHTS as WEIGHTS

@@ -1,8 +1,9 @@
-"""Four parts as one algorithm, and the ways to make it another."""
+"""Four parts as one algorithm, and the step policies that learn nothing."""
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from .. import check
 from ..errors import SettingError
@@ -52,6 +53,38 @@ def epochs(num_epochs: float = 1) -> StepPolicy:
         return of(cohort.epoch_steps)
 
     return StepPolicy(steps, mean_steps=of)
+
+
+def matched_steps(average_epochs: float) -> StepPolicy:
+    """Every client takes floor(average_epochs n_i / B) local steps, at least 1.
+
+    It gives a baseline the total of a run with adaptive steps: that run's steps, times B,
+    over the examples of the clients of all its rounds. So are FedVeca's baselines run.
+
+    Args:
+      average_epochs: E_avg, passes over a client's data; a partial batch does not count.
+    """
+    check.positive("average_epochs", average_epochs)
+
+    def steps(state, cohort, measurement):
+        del state, measurement
+        # in float32 the product may fall short of the whole number it is
+        wanted = average_epochs * cohort.num_examples / cohort.batch_size + 1e-4
+        return jnp.maximum(jnp.floor(wanted), 1).astype(jnp.int32)
+
+    return StepPolicy(steps)
+
+
+def scheduled_steps(num_steps: np.ndarray) -> StepPolicy:
+    """Every client takes `num_steps[round]` local steps, whatever it holds."""
+    table = jnp.asarray(num_steps)
+
+    def steps(state, cohort, measurement):
+        del state, measurement
+        now = table[jnp.minimum(cohort.round, len(table) - 1)]
+        return jnp.broadcast_to(now, cohort.ids.shape)
+
+    return StepPolicy(steps)
 
 
 class Algorithm(NamedTuple):

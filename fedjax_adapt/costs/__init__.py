@@ -17,11 +17,11 @@ from .times import end_times as end_times
 from .times import refine_seconds as refine_seconds
 from .times import round_seconds as round_seconds
 from .times import step_seconds as step_seconds
-from .traffic import answers_late as answers_late
 from .traffic import kappa as kappa
 from .traffic import messages as messages
 from .traffic import refined_traffic as refined_traffic
 from .traffic import rho as rho
 from .traffic import round_bytes as round_bytes
+from .traffic import steps_follow_measurements as steps_follow_measurements
 from .traffic import traffic_of as traffic_of
 from .traffic import wasted as wasted

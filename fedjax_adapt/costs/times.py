@@ -23,12 +23,12 @@ import numpy as np
 from ..core import Algorithm, Array, Cohort, Key, Params, Traffic, measure_of
 from .clock import Clock, drawn, drawn_by, keys
 from .traffic import (
-    answers_late,
-    asks_clients,
+    has_traffic,
     late_upload,
     legs,
     messages,
     refined_traffic,
+    steps_follow_measurements,
     traffic_of,
     without,
 )
@@ -63,7 +63,7 @@ def end_times(
       cohort: all that start, with their steps; an empty slot has a time that says nothing.
       key: of the round. The delay of a client depends on nothing else but its id.
     """
-    if clock is None or not asks_clients(algorithm):
+    if clock is None or not has_traffic(algorithm):
         return jnp.zeros(cohort.ids.shape)
     policy = algorithm.policy
     key_step, key_up, key_down, key_late = keys(clock)
@@ -82,7 +82,7 @@ def end_times(
     step, delay = of("step_seconds", key_step), of("delay", key_delay)
     trains, measure_steps = cohort.num_steps * step, measure_of(policy).steps
     measures = 0 if measure_steps is None else measure_steps(cohort) * step
-    if not answers_late(policy):
+    if not steps_follow_measurements(policy):
         sent = without(traffic_of(algorithm), late_upload(algorithm))
         return trains + measures + carried(sent) + delay
     first, second = legs(algorithm)
@@ -97,7 +97,7 @@ def round_seconds(algorithm: Algorithm, cohort: Cohort, times: Array) -> Array:
 
     It waits for whoever trains and, where the policy answers late, whoever measures.
     """
-    late = answers_late(algorithm.policy)
+    late = steps_follow_measurements(algorithm.policy)
     awaited = cohort.num_examples > 0 if late else cohort.active
     return jnp.where(awaited, times, 0).max()
 

@@ -77,12 +77,12 @@ def without(traffic: Traffic, other: Traffic) -> Traffic:
     return Traffic(*(a - b for a, b in zip(traffic, other, strict=True)))
 
 
-def asks_clients(algorithm: Algorithm) -> bool:
+def has_traffic(algorithm: Algorithm) -> bool:
     """Whether a round exchanges anything with clients; else what they do is of no cost."""
     return traffic_of(algorithm) != Traffic()
 
 
-def answers_late(policy: StepPolicy) -> bool:
+def steps_follow_measurements(policy: StepPolicy) -> bool:
     """Whether tau comes down only when all clients of the cohort have measured."""
     measures = measure_of(policy).client is not None
     return measures and policy.traffic.round_trips > 0
@@ -125,7 +125,7 @@ def round_bytes(
     asked = cohort.active
     if measure_of(algorithm.policy).client is not None:
         asked = (starters or cohort).num_examples > 0
-        asked &= answers_late(algorithm.policy) | (cohort.num_active > 0)
+        asked &= steps_follow_measurements(algorithm.policy) | (cohort.num_active > 0)
     count = lambda who: who.sum().astype(float)
     down, _ = messages(traffic_of(algorithm), params)
     _, own = messages(_rule_traffic(algorithm), params)
@@ -154,7 +154,7 @@ def wasted(
       cohort: who was waited for.
       starters: all that began.
     """
-    if not asks_clients(algorithm):
+    if not has_traffic(algorithm):
         return jnp.zeros(()), jnp.zeros(())
     late = (starters.active.sum() - cohort.active.sum()).astype(float)
     steps = (starters.num_steps.sum() - cohort.num_steps.sum()).astype(float)

@@ -14,8 +14,8 @@ from ..errors import SettingError
 from .rows import (
     check_finite,
     check_like,
+    concatenated,
     generator,
-    joined,
     largest_pixel,
     num_classes_of,
     rows_in,
@@ -59,7 +59,7 @@ class ClientTests:
         return rows_in(self.index, self.size)
 
 
-def joined_tests(tests: Sequence[Any], clients: Sequence[Pair]) -> tuple:
+def concatenated_tests(tests: Sequence[Any], clients: Sequence[Pair]) -> tuple:
     """(x, y, rows), as `checked_tests` takes them, of one (x, y) per client.
 
     Args:
@@ -81,7 +81,7 @@ def joined_tests(tests: Sequence[Any], clients: Sequence[Pair]) -> tuple:
             check_like(f"the test of client {i}", x, y, like)
         else:
             tests[i] = (like[0][:0], like[1][:0])  # [] has no shape to compare
-    return joined(tests)
+    return concatenated(tests)
 
 
 def checked_tests(

@@ -160,7 +160,7 @@ def inputs_of(table: Table, features: Sequence[str]) -> np.ndarray:
     Raises:
       ValueError: one has no numbers, or none for some row; or arrays are mixed with others.
     """
-    columns = [numbers_of(table, name) for name in features]
+    columns = [numeric_column(table, name) for name in features]
     for name, column in zip(features, columns, strict=True):
         if column.ndim > 1 and len(columns) > 1:
             raise SettingError(
@@ -173,7 +173,7 @@ def inputs_of(table: Table, features: Sequence[str]) -> np.ndarray:
     return np.stack([column.astype(dtype) for column in columns], axis=1)
 
 
-def numbers_of(table: Table, name: str, role: str = "features") -> np.ndarray:
+def numeric_column(table: Table, name: str, role: str = "features") -> np.ndarray:
     """One column of numbers, [n, ...], in a dtype that the device keeps.
 
     Raises:

@@ -10,14 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import SettingError
-from .clients import ClientNoise, ClientTests, checked_tests, hold_out, joined_tests
+from .clients import (
+    ClientNoise,
+    ClientTests,
+    checked_tests,
+    concatenated_tests,
+    hold_out,
+)
 from .frame import read_frame
 from .public import PublicSet, check_apart, public_set
 from .rows import (
     check_finite,
     check_like,
+    concatenated,
     count_labels,
-    joined,
     num_classes_of,
     rows_in,
     table_of,
@@ -224,8 +230,10 @@ class FederatedDataset:
             )
         for i, (x, y) in enumerate(clients):
             check_like(f"client {i}", x, y, clients[0])
-        tests = None if client_tests is None else joined_tests(client_tests, clients)
-        x, y, rows = joined(clients)
+        tests = (
+            None if client_tests is None else concatenated_tests(client_tests, clients)
+        )
+        x, y, rows = concatenated(clients)
         return cls.from_rows(
             x,
             y,

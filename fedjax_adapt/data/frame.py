@@ -7,7 +7,7 @@ import numpy as np
 
 from ..errors import SettingError
 from . import columns
-from .columns import Table, inputs_of, numbers_of
+from .columns import Table, inputs_of, numeric_column
 from .rows import group, numbered, places
 
 
@@ -95,7 +95,7 @@ def _labels(table: Table, tested: Table | None, label: str, num_classes: int | N
         )
     names = None
     if kinds[0] == "numbers":
-        found = [numbers_of(one, label, "label") for one in tables]
+        found = [numeric_column(one, label, "label") for one in tables]
     elif kinds[0] == "classes":
         names = columns.class_names(table, label)
         if num_classes is None and names is not None:

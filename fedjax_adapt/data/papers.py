@@ -230,7 +230,7 @@ def fedveca_case(
     if case == 1:
         owner = row % num_clients
     elif case == 2:
-        owner = _dealt(label % num_places, num_places, num_clients)
+        owner = _round_robin(label % num_places, num_places, num_clients)
     else:
         if num_places < 2:
             raise SettingError(
@@ -240,14 +240,14 @@ def fedveca_case(
         h = (num_places + 1) // 2
         by_row = 2 * label < num_labels - 1
         place = np.where(by_row, row % h, h + label % (num_places - h))
-        owner = _dealt(place, num_places, num_clients)
+        owner = _round_robin(place, num_places, num_clients)
     rng = generator(seed)
     parts = [[rows] for rows in group(row, owner, num_clients)]
     hint = "write a smaller min_size, or fewer clients"
     return check_sizes(join(rng, parts), min_size, hint)
 
 
-def _dealt(place: np.ndarray, num_places: int, num_clients: int) -> np.ndarray:
+def _round_robin(place: np.ndarray, num_places: int, num_clients: int) -> np.ndarray:
     """The client of each row, [n]: the emptiest of those with n mod places at its place.
 
     All of them are empty at first, so that is one after the other.

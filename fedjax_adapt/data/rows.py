@@ -269,7 +269,7 @@ def check_like(
         )
 
 
-def joined(
+def concatenated(
     pairs: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """All inputs, all labels, and the rows of them that each (x, y) became."""

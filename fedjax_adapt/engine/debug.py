@@ -35,11 +35,11 @@ from ..core import (
     weighted_sums,
 )
 from ..costs import (
-    answers_late,
     end_times,
     refine_seconds,
     round_bytes,
     step_seconds,
+    steps_follow_measurements,
     wasted,
 )
 from ..data.dataset import FederatedDataset
@@ -164,7 +164,11 @@ def debug_round(
             cut, times, measured = pick(cut), pick(times), pick(measured)
             cohort = rows_of(cohort, kept)
             ids, slots = cohort.ids, range(len(kept))
-        awaited = cohort.num_examples > 0 if answers_late(policy) else cohort.active
+        awaited = (
+            cohort.num_examples > 0
+            if steps_follow_measurements(policy)
+            else cohort.active
+        )
         seconds = jnp.asarray(max([0.0, *(float(t) for t in times[awaited])]))
         setting = setting_of(plan, policy, cohort, share)
         cohort = cohort._replace(setting=setting, seconds=times)

@@ -10,14 +10,14 @@ from .. import check
 from ..core import Algorithm, Array, Key, Origin, Params, Setting, State, Task
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
-from ..plan import NUMBERS, Plan
+from ..plan import SCALARS, Plan
 from .client_store import store_of
 from .cohort import expected_share, num_devices_of, num_slots, participation_of
 from .contract import check_parts, guarded_algorithm, guarded_task
 from .local import is_zero
 from .refine import init_refinement
 
-SHELF = f"{__name__.partition('.')[0]}.algorithms."
+ALGORITHMS = f"{__name__.partition('.')[0]}.algorithms."
 REFINEMENT = 1  # what the first key is folded in by, besides the model's own
 
 
@@ -132,8 +132,8 @@ def check_state(
         for field in Origin.__dataclass_fields__:
             came, wanted = getattr(state.origin, field), getattr(own, field)
             # whoever wraps a method may well go on from its state
-            shelf = all(name.startswith(SHELF) for name in (came, wanted))
-            if shelf and came != wanted:
+            ours = all(name.startswith(ALGORITHMS) for name in (came, wanted))
+            if ours and came != wanted:
                 raise SettingError(
                     f"state is another algorithm's: its {field} state is that of {came} "
                     f"but the round's is that of {wanted}; {write}"
@@ -221,12 +221,12 @@ def strongly_typed(new, old) -> Array:
     return jax.lax.convert_element_type(new, old.dtype)
 
 
-def numbers_of(plan: Plan) -> dict[str, Any]:
-    """What the plan holds of `NUMBERS`, but for those that leave a term out, and rounds.
+def scalars_of(plan: Plan) -> dict[str, Any]:
+    """What the plan holds of `SCALARS`, but for those that leave a term out, and rounds.
 
     As host scalars, which go to whatever devices a program runs on.
     """
-    given = {name: getattr(plan, name) for name in (*NUMBERS, "rounds")}
+    given = {name: getattr(plan, name) for name in (*SCALARS, "rounds")}
     return {
         name: _host_scalar(number)
         for name, number in given.items()

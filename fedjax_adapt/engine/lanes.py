@@ -48,7 +48,7 @@ MOST_BLOCK = 64
 DRAWS = 16  # rounds looked at
 
 
-class _Asked(Exception):
+class _LossUnknown(Exception):
     """A policy has asked for a loss that is not known yet."""
 
 
@@ -209,11 +209,11 @@ def client_steps(
             ids = jnp.arange(data.num_clients, dtype=jnp.int32)
             width = batch_size(data, plan)
             cohort = gather_cohort(data, ids, jnp.zeros((), jnp.int32), width)
-            cohort = cohort._replace(train_loss=_ask)
+            cohort = cohort._replace(train_loss=_loss_unknown)
             state = policy.init(zeros, data.num_clients)
             wanted = policy.steps(state, cohort, ())
             return np.asarray(with_num_steps(cohort, wanted, plan, policy)[0].num_steps)
-    except (_Asked, jax.errors.TracerArrayConversionError):
+    except (_LossUnknown, jax.errors.TracerArrayConversionError):
         return None
 
 
@@ -264,7 +264,7 @@ def _fixed_steps(
     def wanted(sizes, epoch_steps, active, ids, round, key, state, rounds):
         cohort = gather_cohort(sized, ids, round, width)
         cohort = cohort._replace(num_examples=sizes, epoch_steps=epoch_steps)
-        cohort = cohort._replace(active=active, key=key, train_loss=_ask)
+        cohort = cohort._replace(active=active, key=key, train_loss=_loss_unknown)
         setting = setting_of(plan, policy, cohort, expected_share(data, plan))
         setting = setting._replace(rounds=rounds) if rounds_follow else setting
         steps = policy.steps(state, cohort._replace(setting=setting), ())
@@ -280,7 +280,7 @@ def _fixed_steps(
             ids, ids, jax.ShapeDtypeStruct(ids.shape, bool), ids,
             jnp.zeros((), jnp.int32), jax.random.key(0), state, jnp.ones((), jnp.int32),
         )  # fmt: skip
-    except (_Asked, jax.errors.ConcretizationTypeError):
+    except (_LossUnknown, jax.errors.ConcretizationTypeError):
         return None
     kept, needed = dce_jaxpr(traced.jaxpr, [True])
     of_sizes, of_others = needed[:3], needed[3:]
@@ -314,6 +314,6 @@ def _size_of_all(
     return int(sizes[0]) if (sizes == sizes[0]).all() else None
 
 
-def _ask(params: Params) -> NoReturn:
+def _loss_unknown(params: Params) -> NoReturn:
     del params
-    raise _Asked
+    raise _LossUnknown

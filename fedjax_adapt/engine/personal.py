@@ -25,12 +25,12 @@ from .client_store import host
 from .client_store.device import table_shardings
 from .evaluate import by_client, named_metrics_by_client, score, scores, shapes_of
 from .processes import put
-from .xla import jit_newest, wait_where_devices_meet
+from .xla import jit_newest, wait_for_shared_cpu_state
 
 BLOCK = 64  # clients whose states are fetched from the host's memory at a time
 
 
-class OwnExamples(NamedTuple):
+class ClientExamples(NamedTuple):
     """Examples of which each client holds some."""
 
     x: Array  # [examples, ...]
@@ -96,7 +96,7 @@ def evaluate_clients(
         data=(data, FederatedDataset),
     )
     check.at_least("batch_size", batch_size, 1)
-    own = own_examples(data, on)
+    own = client_examples(data, on)
     if one_for_each(task, params, data.num_clients):
         return _of_own_models(task, _row, (), params, own, batch_size, devices)
     scored = scores(task, params, (own.x, own.y), batch_size, devices)
@@ -117,14 +117,14 @@ def evaluate_personal(
     on: Literal["test", "train"] | None = None,
 ) -> Metrics:
     """As `evaluate_clients` of `personal_models`, which are never there all at once."""
-    own, found = own_examples(data, on), []
+    own, found = client_examples(data, on), []
     model_of, shared = algorithm.local.personal, state.params
     for ids, rows in blocks_of(algorithm, state):
         block = own._replace(index=own.index[ids], size=own.size[ids])
         found.append(
             _of_own_models(task, model_of, shared, rows, block, batch_size, devices)
         )
-        wait_where_devices_meet(found[-1])
+        wait_for_shared_cpu_state(found[-1])
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
 
 
@@ -174,9 +174,9 @@ def blocks_of(algorithm: Algorithm, state: State) -> Iterator[tuple[slice, PyTre
         yield slice(begin, begin + BLOCK), rows
 
 
-def own_examples(
+def client_examples(
     data: FederatedDataset, on: Literal["test", "train"] | None = None
-) -> OwnExamples:
+) -> ClientExamples:
     """The clients' test sets, or what they train on; None: test sets where there are some.
 
     Raises:
@@ -191,7 +191,7 @@ def own_examples(
             'on="train" for the examples that they train on.'
         )
     held = data if on == "train" or tests is None else tests
-    return OwnExamples(held.x, held.y, held.index, held.size)
+    return ClientExamples(held.x, held.y, held.index, held.size)
 
 
 def one_for_each(task: Task, params: Params, num_clients: int) -> bool:
@@ -218,7 +218,7 @@ def _of_own_models(
     model_of: Callable[[PyTree, PyTree], Params],
     shared: PyTree,
     table: PyTree,
-    own: OwnExamples,
+    own: ClientExamples,
     batch_size: int,
     devices: int | str,
 ) -> Metrics:

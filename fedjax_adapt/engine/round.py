@@ -40,7 +40,7 @@ from ..costs import (
 )
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
-from ..plan import NUMBERS, Plan
+from ..plan import SCALARS, Plan
 from . import mesh, xla
 from .batches import batch_size
 from .client_store import DEVICE, ClientStore, store_of
@@ -58,7 +58,7 @@ from .cohort import (
     setting_of,
     with_num_steps,
 )
-from .initial import check_rule, check_state, numbers_of, strongly_typed
+from .initial import check_rule, check_state, scalars_of, strongly_typed
 from .lanes import pace_of
 from .local import Broadcast, Setup, train_loss
 from .refine import (
@@ -75,28 +75,28 @@ from .verify import verify
 
 
 class Step:
-    """What a round does, to whatever data and whatever numbers of the plan.
+    """What a round does, to whatever data and whatever scalars of the plan.
 
     Equal to another of the very same parts, so that a jitted function that takes a `Round`
     knows its program again when the round was made anew for another learning rate.
     """
 
     def __init__(self, algorithm: Algorithm, task: Task, plan: Plan, pace: Pace):
-        """A round of `algorithm` under `plan`, but for its `numbers_of`."""
+        """A round of `algorithm` under `plan`, but for its `scalars_of`."""
         self.algorithm, self.task, self.plan = algorithm, task, plan
         self.pace = pace
-        given = numbers_of(plan)
+        given = scalars_of(plan)
         rest = {name: v for name, v in vars(plan).items() if name not in given}
-        rest |= {name: 0.0 for name in NUMBERS if rest.get(name) is not None}
+        rest |= {name: 0.0 for name in SCALARS if rest.get(name) is not None}
         parts, structure = jax.tree.flatten((algorithm, task, rest, pace))
         self._parts = structure, tuple(map(_identity, parts))
         self._hash = hash(self._parts)  # asked for at every call
 
     def __call__(
-        self, data: FederatedDataset, state: State, key: Key, **numbers: Any
+        self, data: FederatedDataset, state: State, key: Key, **scalars: Any
     ) -> tuple[State, Info]:
-        """Runs one round; `numbers` take the place of the plan's."""
-        plan = replace(self.plan, **numbers)
+        """Runs one round; `scalars` take the place of the plan's."""
+        plan = replace(self.plan, **scalars)
         with precise(self.task):
             setup = Setup(self.algorithm, self.task, data, plan, self.pace)
             return _round(setup, state, key)
@@ -123,7 +123,7 @@ def _identity(part: Any) -> tuple[type, Any]:
 class Round:
     """A round as a pure function (state, key) -> (state, info).
 
-    It is also a pytree whose leaves are the data and the numbers of the plan, so a jitted
+    It is also a pytree whose leaves are the data and the scalars of the plan, so a jitted
     function that takes it as an argument does not bake them into its program: that of a
     round made anew of the same algorithm and task, with `replace(plan, lr=...)` or on data
     of the same shape, is the same program. It holds functions, so it cannot be pickled.
@@ -131,7 +131,7 @@ class Round:
 
     data: FederatedDataset
     # of the plan; those that are 0 or None are left out, and their terms with them
-    numbers: dict[str, Any]
+    scalars: dict[str, Any]
     step: Step = field(metadata={"static": True})
     num_devices: int = field(default=1, metadata={"static": True})
     store: ClientStore = field(default=DEVICE, metadata={"static": True})
@@ -144,7 +144,7 @@ class Round:
             state=(state, State),
             key=(key, check.key),
         )
-        return self.step(self.data, self.placed(state), key, **self.numbers)
+        return self.step(self.data, self.placed(state), key, **self.scalars)
 
     def placed(self, state: State) -> State:
         """`state` on the devices of this round, where another plan's lay elsewhere.
@@ -163,8 +163,8 @@ class Round:
         if plan.rounds is None:
             if algorithm.local.check is not None and not check.is_tracer(done):
                 check_rule(algorithm, self.data, plan, int(done) + more)
-            numbers = {**self.numbers, "rounds": done + more}
-            return replace(self, numbers=numbers)
+            scalars = {**self.scalars, "rounds": done + more}
+            return replace(self, scalars=scalars)
         known = not (check.is_tracer(done) or check.is_tracer(plan.rounds))
         if known and int(done) + more > plan.rounds:
             raise SettingError(
@@ -197,7 +197,7 @@ def round_of(
     pace = pace_of(algorithm, task, data, plan)
     data = mesh.to_read(data, num_devices)
     step, store = Step(algorithm, task, plan, pace), store_of(plan)
-    return Round(data, numbers_of(plan), step, num_devices, store, int(plan.lanes))
+    return Round(data, scalars_of(plan), step, num_devices, store, int(plan.lanes))
 
 
 def _check_outputs(task: Task, data: FederatedDataset) -> None:

@@ -137,7 +137,7 @@ def side_by_side(function: Callable, num_lanes: int) -> Callable:
     return alone
 
 
-def unless_empty(there: Array, make: Callable[[], PyTree]) -> PyTree:
+def zeros_if_empty(there: Array, make: Callable[[], PyTree]) -> PyTree:
     """`make()`, or zeros of its shapes if nobody is there, without making them."""
     zeros = lambda: jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(make)

@@ -17,7 +17,7 @@ from ..core import Info, Key, PyTree, RoundFn, State
 from ..errors import SettingError
 from . import memory
 from .round import Round
-from .xla import compiler_options, jit_newest, wait_where_devices_meet
+from .xla import compiler_options, jit_newest, wait_for_shared_cpu_state
 
 # what is counted from a beginning on
 TOTALS = dict.fromkeys(("local_steps", "public_steps", "bytes_down", "bytes_up"), int)
@@ -164,7 +164,7 @@ def train_and_evaluate(
                 structure, every, leaves, state, some, compiler_options=options
             )
         parts.append(part)
-        wait_where_devices_meet(state)
+        wait_for_shared_cpu_state(state)
         if reporter is not None and reporter.stops(part[0]):
             break
     if len(parts) > 1:

@@ -52,7 +52,7 @@ from .client_store.exchange import (
 from .cohort import may_have_empty_slots, num_devices_of, without
 from .local import Broadcast, Client, Setup, parts_of, view_before, view_of
 from .packing import pack
-from .steps import in_groups, side_by_side, train, unless_empty
+from .steps import in_groups, side_by_side, train, zeros_if_empty
 
 
 class Slot(NamedTuple):
@@ -168,7 +168,7 @@ def train_cohort(
             several = side_by_side(one, num_lanes)
             if num_lanes > 1 or jax.default_backend() != "cpu":
                 # else the loop of the only lane has no steps for nobody
-                several = unless_nobody(setup, assignment, several)
+                several = skip_empty_groups(setup, assignment, several)
             run = lambda carry, group: several(begin(carry, group))
             step = lambda carry, group: collect(carry, group, run(carry, group))
             (total, tables), each = in_groups(step, carry, slots, num_lanes)
@@ -200,7 +200,7 @@ def train_cohort(
     return Trained(cohort, upload, table, sent, runs, each)
 
 
-def unless_nobody(
+def skip_empty_groups(
     setup: Setup, assignment: Assignment, several: Callable[[Client], PyTree]
 ) -> Callable[[Client], PyTree]:
     """A function of a group of lanes, but zeros for one of empty slots alone."""
@@ -208,7 +208,7 @@ def unless_nobody(
     if one_group or not may_have_empty_slots(setup.data, setup.plan):
         return several
     there = lambda clients: clients.id < setup.data.num_clients
-    return lambda clients: unless_empty(there(clients), lambda: several(clients))
+    return lambda clients: zeros_if_empty(there(clients), lambda: several(clients))
 
 
 def _asks_again(combine: Mean) -> bool:
@@ -327,7 +327,7 @@ def measure_cohort(
             return measure(*view(before.params, jnp.zeros((), jnp.int32)))
 
         several = side_by_side(one, assignment.num_lanes)
-        several = unless_nobody(setup, assignment, several)
+        several = skip_empty_groups(setup, assignment, several)
         step = lambda carry, group: (carry, several(with_states(tables, group).client))
         return (), in_groups(step, (), slots, assignment.num_lanes)[1], ()
 

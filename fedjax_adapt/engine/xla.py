@@ -56,7 +56,7 @@ def keeps_memory() -> bool:
     return _keeps_memory or any(name in os.environ for name in MALLOC_VARIABLES)
 
 
-def wait_where_devices_meet(state: PyTree) -> None:
+def wait_for_shared_cpu_state(state: PyTree) -> None:
     """Waits for a state that several devices of a CPU share; does nothing elsewhere.
 
     With many calls under way at once the devices of a CPU may wait for each other for

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from .. import check
-from ..core import Algorithm, constant_steps, epochs, with_steps
+from ..core import Algorithm, constant_steps, epochs, scheduled_steps, with_steps
 from ..costs import LAWS, Clock, Law
 from ..errors import SettingError
 from ..participation import earliest
-from ..steps import scheduled_steps
 from .config import Config, all_options, choices_of, partition_seed
 from .objects import registry
 from .options import Option, find, options_of

@@ -11,7 +11,7 @@ import jax
 from ..core import State
 from ..engine import processes
 from ..engine.train import Callback
-from ..engine.xla import wait_where_devices_meet
+from ..engine.xla import wait_for_shared_cpu_state
 from ..errors import SettingError
 from . import checkpoint, files, store
 from .config import Config
@@ -215,7 +215,7 @@ def _dispatch(
         group = program.group if whole else program.last
         assert group is not None
         state, *part = group(state)
-        wait_where_devices_meet(state)
+        wait_for_shared_cpu_state(state)
         parts.append(part)
         done += config.evaluate_every
     return state, jax.device_get(parts)

@@ -3,10 +3,9 @@
 import numpy as np
 
 from .. import check
-from ..core import StepPolicy
+from ..core import StepPolicy, matched_steps, scheduled_steps
 from ..data import PublicSet
 from ..errors import SettingError
-from ..steps import matched_steps, scheduled_steps
 from . import store
 from .config import Config, read_config, to_settings
 from .schema import kind_options, settings_that_are

@@ -23,7 +23,7 @@ from .. import check
 from ..core import Algorithm, State, Task, tree_bytes
 from ..data import FederatedDataset, Skew
 from ..engine import memory, processes
-from ..engine.personal import evaluate_clients, evaluate_personal, own_examples
+from ..engine.personal import client_examples, evaluate_clients, evaluate_personal
 from ..engine.train import Callback, check_callback
 from ..engine.xla import keeps_memory
 from . import checkpoint, objects, scripts, store, summary, tuning
@@ -153,7 +153,7 @@ def _run(
     with locked_folder(folder, used, resume) as writes:
         state = _train(config, federation, program, folder, progress, callback)
         each = _client_accuracy(config, federation, program, state)
-        sizes = own_examples(federation.data).size
+        sizes = client_examples(federation.data).size
         spread = lambda name: (
             summary.spread_over_clients(each[name], sizes) if name in each else {}
         )

@@ -179,7 +179,7 @@ def moments_of(part: Products | Moments) -> Moments:
     return part if isinstance(part, Moments) else outer_moments(part)
 
 
-def joined(a: Parts, b: Parts) -> Parts:
+def merge_parts(a: Parts, b: Parts) -> Parts:
     """The parts of two disjoint sets of examples together."""
 
     def join(one, other):

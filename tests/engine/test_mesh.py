@@ -415,7 +415,7 @@ def test_a_loop_waits_for_each_call_where_devices_meet(
 
 def test_a_run_waits_for_each_group_where_devices_meet(monkeypatch):
     calls = []
-    monkeypatch.setattr(loop, "wait_where_devices_meet", calls.append)
+    monkeypatch.setattr(loop, "wait_for_shared_cpu_state", calls.append)
     program = SimpleNamespace(group=lambda state: (state + 1, state), last=None)
     config = Config(rounds=8, evaluate_every=2)
     state, parts = loop._dispatch(config, program, 0, 0, 6, 10)

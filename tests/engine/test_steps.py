@@ -19,13 +19,13 @@ from fedjax_adapt.algorithms import (
     gift,
     scaffold,
 )
+from fedjax_adapt.core import scheduled_steps
 from fedjax_adapt.data import feature_noise
 from fedjax_adapt.engine import lanes, steps
 from fedjax_adapt.engine.footprint import inner_jaxprs
 from fedjax_adapt.engine.lanes import fixed_steps
 from fedjax_adapt.engine.local import correction
 from fedjax_adapt.engine.step_time import Work
-from fedjax_adapt.steps import scheduled_steps
 
 EQUAL, UNEQUAL = (8,) * 6, (3, 9, 14, 6, 1, 12)
 FULL = dict(batch_size=2, lr=0.1)

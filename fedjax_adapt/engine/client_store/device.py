@@ -27,7 +27,14 @@ from ..mesh import (
     sharing_memory,
 )
 from ..processes import put
-from .exchange import CohortRows, evenly, exchanged, joined, num_rows_of, parted
+from .exchange import (
+    CohortRows,
+    concat_by_dtype,
+    evenly,
+    exchanged,
+    num_rows_of,
+    split_by_dtype,
+)
 
 
 def divided_axis(shape: tuple[int, ...], num_devices: int) -> int | None:
@@ -154,7 +161,7 @@ def gather(table: ClientState, ids: Array, num_devices: int) -> CohortRows:
             for leaf, i in zip(table, axes, strict=True)
             if i is not None
         ]
-        parts = parted(exchanged(parts), parts) if parts else []
+        parts = split_by_dtype(exchanged(parts), parts) if parts else []
         whole, parts = iter(whole), iter(parts)  # parts: [devices x each, ...]
 
         def rows(axis: int | None) -> Array:
@@ -199,8 +206,10 @@ def scatter(
         pairs = list(zip(rows, axes, strict=True))
         whole = [leaf for leaf, axis in pairs if axis is None]
         parts = [blocks(leaf, axis) for leaf, axis in pairs if axis is not None]
-        whole = parted([gathered(some) for some in joined(whole)], whole)
-        parts = parted(exchanged(parts), parts)
+        whole = split_by_dtype(
+            [gathered(some) for some in concat_by_dtype(whole)], whole
+        )
+        parts = split_by_dtype(exchanged(parts), parts)
         whole, parts = iter(whole), iter(parts)
         new = [next(whole if axis is None else parts) for axis in axes]
         put = lambda leaf, new: leaf.at[ids].set(new, mode="drop")

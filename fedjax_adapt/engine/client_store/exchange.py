@@ -51,7 +51,7 @@ class DeviceRows(NamedTuple):
     """What a device reads rows from and writes them to."""
 
     local: ClientState  # its part of the table, [rows, ...]
-    remote: PyTree = None  # [slots of the device, ...]; on an accelerator `joined`
+    remote: PyTree = None  # [slots of the device, ...]; concatenated on an accelerator
 
 
 def num_rows_of(table: ClientState) -> int:
@@ -132,11 +132,11 @@ def receive(table: ClientState, exchange: Exchange | None, each: int) -> DeviceR
     def pass_on(i, received):
         rows = exchanged(gather_rows(table, exchange.row[me, :, i].reshape(-1)))
         slot = exchange.slot[:, me, i].reshape(-1)
-        rows = parted(rows, table) if _on_cpu() else rows
+        rows = split_by_dtype(rows, table) if _on_cpu() else rows
         return set_rows(received, slot, slot < each, rows)
 
     like = jax.tree.map(_empty(1), table)
-    empty = jax.tree.map(_empty(each), like if _on_cpu() else joined(like))
+    empty = jax.tree.map(_empty(each), like if _on_cpu() else concat_by_dtype(like))
     return DeviceRows(
         table, jax.lax.fori_loop(0, _num_blocks(exchange), pass_on, empty)
     )
@@ -151,7 +151,7 @@ def send_back(tables: DeviceRows, exchange: Exchange | None) -> ClientState:
     def pass_back(i, table):
         rows = gather_rows(tables.remote, exchange.slot[:, me, i].reshape(-1))
         row, active = (x[me, :, i].reshape(-1) for x in (exchange.row, exchange.active))
-        return set_rows(table, row, active, parted(exchanged(rows), table))
+        return set_rows(table, row, active, split_by_dtype(exchanged(rows), table))
 
     return jax.lax.fori_loop(0, _num_blocks(exchange), pass_back, tables.local)
 
@@ -162,13 +162,13 @@ def _num_blocks(exchange: Exchange) -> Array | int:
 
 
 def exchanged(rows: PyTree) -> list[Array]:
-    """The rows that the other devices have for this one, `joined`.
+    """The rows that the other devices have for this one, by `concat_by_dtype`.
 
     Args:
       rows: [devices x rows, ...], a block for each device.
     """
     swap = lambda some: jax.lax.all_to_all(some, mesh.AXIS, 0, 0, tiled=True)
-    return list(map(swap, joined(rows)))
+    return list(map(swap, concat_by_dtype(rows)))
 
 
 def _on_cpu() -> bool:
@@ -176,7 +176,7 @@ def _on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
-def joined(rows: PyTree) -> list[Array]:
+def concat_by_dtype(rows: PyTree) -> list[Array]:
     """Rows as one array [rows, ...] for each dtype: one message, where leaves were many."""
     leaves = jax.tree.leaves(rows)
     dtypes = dict.fromkeys(leaf.dtype for leaf in leaves)
@@ -187,10 +187,10 @@ def joined(rows: PyTree) -> list[Array]:
     return [jnp.concatenate(some, axis=1) for some in flat]
 
 
-def parted(joined: list[Array], like: ClientState) -> ClientState:
-    """Rows that were `joined`, in the structure of `like` and the shapes of its rows."""
+def split_by_dtype(arrays: list[Array], like: ClientState) -> ClientState:
+    """What `concat_by_dtype` was given, in the structure and row shapes of `like`."""
     leaves, structure = jax.tree.flatten(like)
-    rest = dict(zip(dict.fromkeys(leaf.dtype for leaf in leaves), joined, strict=True))
+    rest = dict(zip(dict.fromkeys(leaf.dtype for leaf in leaves), arrays, strict=True))
     parts = []
     for leaf in leaves:
         width = leaf.size // leaf.shape[0]
@@ -212,7 +212,7 @@ def read(tables: DeviceRows, index: RowIndex) -> ClientState:
 
     def received():
         found = gather_rows(tables.remote, index.remote)
-        return found if _on_cpu() else parted(found, tables.local)
+        return found if _on_cpu() else split_by_dtype(found, tables.local)
 
     if _on_cpu() and index.local.shape[0] == 1:  # it reads only where the row is
         found = jax.tree.map(_empty(1), tables.local)
@@ -246,7 +246,7 @@ def write(
     if tables.remote is None:
         return DeviceRows(own)
     as_own = lambda new, leaf: new.astype(leaf.dtype)
-    new = rows if _on_cpu() else joined(jax.tree.map(as_own, rows, own))
+    new = rows if _on_cpu() else concat_by_dtype(jax.tree.map(as_own, rows, own))
     return DeviceRows(own, set_rows(tables.remote, index.remote, active, new))
 
 

@@ -22,7 +22,7 @@ from ...core import Array
 from ...data import FederatedDataset
 from ...data.rows import count_labels, table_of
 from ...engine.batches import batch_size
-from ...plan import NUMBERS
+from ...plan import SCALARS
 from ..build import build_algorithm, split_source
 from ..config import Config, partition_seed
 from ..federation import Federation, uses_public
@@ -33,7 +33,7 @@ from ..schema import kind_options
 
 def number_names(config: Config) -> list[str]:
     """The settings of a trial that may be traced: numbers, and none of them None."""
-    given = [name for name in NUMBERS if getattr(config, name) is not None]
+    given = [name for name in SCALARS if getattr(config, name) is not None]
     return [*given, *_numeric_options(config)]
 
 
@@ -46,7 +46,7 @@ def _numeric_options(config: Config) -> dict[str, float]:
 
 def number(config: Config, name: str) -> float:
     """A setting that `number_names` names."""
-    return getattr(config, name) if name in NUMBERS else _numeric_options(config)[name]
+    return getattr(config, name) if name in SCALARS else _numeric_options(config)[name]
 
 
 def with_numbers(config: Config, numbers: Mapping[str, Any]) -> Config:
@@ -55,7 +55,7 @@ def with_numbers(config: Config, numbers: Mapping[str, Any]) -> Config:
     put = partial(object.__setattr__, changed)
     options = dict(config.algorithm_options)
     for name, value in numbers.items():
-        if name in NUMBERS:
+        if name in SCALARS:
             put(name, value)
         else:
             options[name.removeprefix("algorithm.")] = value
