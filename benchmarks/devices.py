@@ -1,13 +1,12 @@
-"""Seconds per round on one device and on two, and on paper what moves between up to 64.
+"""What moves in a round between up to 64 devices, and how long it then takes, on paper.
 
-    python benchmarks/devices.py                     # times here, then the table on paper
-    python benchmarks/devices.py --paper --link 1.25e9 --latency 5e-5
+    python benchmarks/devices.py --paper --client-seconds 0.002
+    python benchmarks/devices.py --paper --client-seconds 0.002 --link 1.25e9 --latency 5e-5
 
-Timed lines go to results/devices-DATE.jsonl, one process of rounds.py each, in turn; a line
-that is there is not measured again. The table takes the seconds of a client from them
-(one device, by the clients of a round), or from --client-seconds.
+The seconds of a client are those of a round on one device, which rounds.py times
+(`--workload w2 --algorithm scaffold --devices 1`), divided by the clients of a round.
 
-On paper, D of the devices serve M of N clients, S is the size of what a client sends, r of
+D of the devices serve M of N clients, S is the size of what a client sends, r of
 its row in the client tables (of one dtype), and a device sends in a round
 
     sums     2 (D - 1) / D S      an all-reduce in a ring: what every device has summed up
@@ -32,15 +31,9 @@ left out, and so is that a link may be shared.
 """
 
 import argparse
-import json
 import math
 import re
-import subprocess
-import sys
-import time
-from collections.abc import Iterable, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -57,11 +50,8 @@ from fedjax_adapt.engine.client_store.device import divided_axis
 from fedjax_adapt.engine.client_store.exchange import plan_exchange
 from fedjax_adapt.engine.round import checked
 
-RESULTS = Path(__file__).with_name("results")
 METHODS = ("fedavg", "scaffold")
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
-HERE = (1, 2)
-ROUNDS = {"w1": 3, "w2": 20}  # timed in a line
 DRAWS = 50  # cohorts over which rows are counted
 
 
@@ -181,49 +171,6 @@ def stops(rows: Sequence[dict]) -> str:
     )
 
 
-def measured(path: Path, passes: int, workloads: Iterable[str]) -> list[dict]:
-    """The lines of `path`, once those that are missing have been timed and added."""
-    lines = read(path)
-    done = {(line["pass"], line["command"]) for line in lines}
-    for turn in range(passes):
-        for work in workloads:
-            for name in METHODS:
-                for devices in HERE:
-                    words = ["--workload", work, "--algorithm", name]
-                    words += ["--devices", str(devices), "--rounds", str(ROUNDS[work])]
-                    key = {"pass": turn, "command": " ".join(words)}
-                    if (turn, key["command"]) in done:
-                        continue
-                    program = [sys.executable, rounds.__file__, *words]
-                    out = subprocess.run(program, check=True, stdout=subprocess.PIPE)
-                    line = json.dumps(key | json.loads(out.stdout.splitlines()[-1]))
-                    print(line, flush=True)
-                    with open(path, "a") as file:
-                        file.write(line + "\n")
-    return read(path)
-
-
-def read(path: Path) -> list[dict]:
-    """The lines so far."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def seconds_of(lines: Sequence[dict], work: str, name: str, devices: int) -> float:
-    """The median over the passes; a sentence if there is none."""
-    wanted = {"workload": work, "algorithm": name, "devices": devices}
-    found = [
-        line["seconds_per_round"] for line in lines if wanted.items() <= line.items()
-    ]
-    if not found:
-        raise SystemExit(
-            f"no line says what {work} with {name} takes on {devices} devices; leave "
-            "--paper out to measure it, or write --client-seconds."
-        )
-    return float(np.median(found))
-
-
 def print_table(rows: Sequence[dict]) -> None:
     """Rows in Markdown."""
     print("| " + " | ".join(rows[0]) + " |")
@@ -242,31 +189,19 @@ def _above_0(text: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    today = RESULTS / f"devices-{time.strftime('%Y-%m-%d')}.jsonl"
-    parser.add_argument("--results", type=Path, default=today)
-    parser.add_argument("--passes", type=int, default=2, help="lines of each kind")
     parser.add_argument("--workloads", nargs="+", default=["w2", "w1"])
-    parser.add_argument("--paper", action="store_true", help="measure nothing")
-    parser.add_argument("--client-seconds", type=_above_0, help="in place of lines")
+    parser.add_argument("--paper", action="store_true", help="nothing else is done")
+    parser.add_argument(
+        "--client-seconds", type=_above_0, required=True, help="on one device"
+    )
     parser.add_argument(
         "--link", type=_above_0, default=1.25e9, help="bytes per second"
     )
     parser.add_argument("--latency", type=float, default=5e-5, help="s per message")
     given = parser.parse_args()
-    lines = read(given.results)
-    if not given.paper:
-        lines = measured(given.results, given.passes, given.workloads)
-        here = partial(seconds_of, lines)
-        for work in given.workloads:
-            for name in METHODS:
-                one, two = (here(work, name, devices) for devices in HERE)
-                print(f"{work} {name}: {one:.4f} s, {two:.4f} s, {one / two:.2f} times")
     for work in given.workloads:
-        workload = rounds.WORKLOADS[work]
+        workload, client = rounds.WORKLOADS[work], given.client_seconds
         for name in METHODS:
-            client = given.client_seconds
-            if client is None:
-                client = seconds_of(lines, work, name, 1) / workload.cohort
             rows = on_paper(name, workload, client, given.link, given.latency)
             print(f"\n{work}, {1e3 * client:.3g} ms a client: {stops(rows)}\n")
             print_table(rows)

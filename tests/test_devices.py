@@ -1,9 +1,9 @@
 """What benchmarks/devices.py says of a round, against the round that XLA makes."""
 
 import importlib
-import json
 import math
 import re
+import sys
 from pathlib import Path
 
 import jax
@@ -90,23 +90,14 @@ def test_more_devices_pay_until_moving_takes_as_long_as_training(devices):
     assert rows[-1]["speedup"] == pytest.approx(50 / (1 + 2 * 49 / 50))
 
 
-def test_a_line_that_is_there_is_not_measured_again(devices, tmp_path, monkeypatch):
-    ran = []
-
-    class Done:
-        stdout = b'{"seconds_per_round": 0.5, "workload": "w2"}\n'
-
-    def run(program, check, stdout):
-        ran.append(program)
-        if len(ran) == 3:
-            raise KeyboardInterrupt
-        return Done()
-
-    monkeypatch.setattr(devices.subprocess, "run", run)
-    path = tmp_path / "lines.jsonl"
-    with pytest.raises(KeyboardInterrupt):
-        devices.measured(path, 1, ["w2"])
-    lines = devices.measured(path, 1, ["w2"])
-    assert len(ran) == 1 + len(lines) == 1 + 4
-    assert lines == [json.loads(line) for line in path.read_text().splitlines()]
-    assert len({line["command"] for line in lines}) == 4
+def test_the_seconds_of_a_client_are_given(devices, monkeypatch, capsys):
+    words = ["devices.py", "--paper", "--workloads", "w2"]
+    monkeypatch.setattr(sys, "argv", [*words, "--client-seconds", "0.002"])
+    devices.main()
+    table = capsys.readouterr().out
+    assert table.count("w2, 2 ms a client: fastest on ") == len(devices.METHODS)
+    assert "| fedavg | 1 | 1 | 0 | 0 | 0 | 0.1 | 1 | 1 |" in table  # 50 clients
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        devices.main()
+    assert "required: --client-seconds" in capsys.readouterr().err
