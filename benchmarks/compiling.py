@@ -23,9 +23,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from readings import RESULTS, Ledger
 from stopwatch import busy_elsewhere
 
-RESULTS = Path(__file__).parent / "results"
 KEPT = ("compile_seconds", "commit", "versions", "hardware")
 SHOWN = ("compile_seconds", "whole_seconds")
 CASES = {  # what the run is told beside
@@ -114,15 +114,12 @@ def main() -> None:
         "--results", type=Path, default=default, help="file of the lines"
     )
     arguments = parser.parse_args()
-    text = arguments.results.read_text() if arguments.results.exists() else ""
-    lines = [json.loads(line) for line in text.splitlines()]
+    ledger = Ledger(arguments.results)
     for _ in range(arguments.passes):
         for algorithm in arguments.algorithms:
-            lines += readings(algorithm, arguments)
-            arguments.results.parent.mkdir(parents=True, exist_ok=True)
-            text = "".join(json.dumps(line) + "\n" for line in lines)
-            arguments.results.write_text(text)
-    print(table(lines))
+            for line in readings(algorithm, arguments):
+                ledger.add(line)
+    print(table(ledger.lines))
 
 
 if __name__ == "__main__":

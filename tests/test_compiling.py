@@ -16,8 +16,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 @pytest.fixture
 def compiling(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield benchmark("compiling")
-    sys.modules.pop("stopwatch", None)
+    return benchmark("compiling")
 
 
 def test_it_compiles_with_nothing_kept_and_with_what_that_left(compiling, monkeypatch):
@@ -51,3 +50,17 @@ def test_it_compiles_with_nothing_kept_and_with_what_that_left(compiling, monkey
     assert rows[4].startswith(
         "| fedssg | kept, another lr and seed | 2.0 (2.0 to 2.0) | "
     )
+
+
+def test_new_lines_follow_the_whole_ones_of_the_file(compiling, monkeypatch, tmp_path):
+    line = {"algorithm": "fedssg", "programs": "empty", "whole_seconds": 1.0}
+    made = lambda algorithm, arguments: [line | {"compile_seconds": 2.0}] * 2
+    monkeypatch.setattr(compiling, "readings", made)
+    file = tmp_path / "lines.jsonl"
+    whole = json.dumps(line | {"compile_seconds": 9.0}) + "\n"
+    file.write_text(whole + '{"algorithm": "fed')  # a kill in the middle of a line
+    words = ["--data-dir", "data", "--algorithms", "fedssg", "--passes", "1"]
+    monkeypatch.setattr(sys, "argv", ["compiling.py", *words, "--results", str(file)])
+    compiling.main()
+    seconds = [json.loads(x)["compile_seconds"] for x in file.read_text().splitlines()]
+    assert seconds == [9.0, 2.0, 2.0]

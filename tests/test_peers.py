@@ -16,8 +16,8 @@ import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 MODULES = (
-    *("work", "stopwatch", "rounds", "common", "settings", "sitting", "table"),
-    *("agreement", "environments", "picture", "run"),
+    *("work", "stopwatch", "rounds", "common", "settings", "readings", "sitting"),
+    *("table", "agreement", "environments", "picture", "run"),
 )
 
 
@@ -320,40 +320,44 @@ def test_disturbed_lines_are_left_out_of_the_table(peers):
     assert "Without an undisturbed line: fedjax_adapt: defaults; PyTorch loop" in text
 
 
-def test_a_line_that_is_there_is_not_made_again(peers):
+@pytest.fixture
+def ledger(peers, tmp_path):
+    return peers.readings.Ledger(tmp_path / "lines.jsonl")
+
+
+def test_a_line_that_is_there_is_not_made_again(peers, ledger):
     _, runs = runs_of(peers)
-    lines, kept, made = [line_of(runs[0], 1.0)], [], []
+    ledger.add(line_of(runs[0], 1.0))
+    made = []
 
     def measure(run):
         made.append(run)
         return line_of(run, 2.0)
 
-    assert peers.sitting.sit(runs, lines, measure, kept.append) == []
+    assert peers.sitting.sit(runs, ledger, measure) == []
     assert made == runs[1:]
-    assert [line["pass"] for line in kept] == [1, 2, 2]
-    assert peers.sitting.sit(runs, lines, None, None) == []
+    assert [line["pass"] for line in ledger.lines] == [1, 1, 2, 2]
+    assert peers.sitting.sit(runs, ledger, None) == []
     shorter = [run._replace(size=(1, 1)) for run in runs]  # is another command
-    assert all(peers.sitting.is_wanted(run, lines) for run in shorter)
+    assert all(peers.sitting.is_wanted(run, ledger) for run in shorter)
 
 
-def test_a_disturbed_line_is_made_again_twice_and_kept(peers, tmp_path):
+def test_a_disturbed_line_is_made_again_twice_and_kept(peers, ledger):
     _, (run, *_) = runs_of(peers)
-    file, others = tmp_path / "lines.jsonl", iter([0.5, 0.07, 0.06, 9.0])
+    others = iter([0.5, 0.07, 0.06, 9.0])
     measure = lambda run: line_of(run, 1.0, next(others))
-    keep = lambda line: peers.sitting.append(file, line)
-    peers.sitting.sit([run], [], measure, keep)
-    lines = peers.sitting.read(file)
-    assert [line["disturbed"] for line in lines] == [True, True, False]
-    file.write_text(file.read_text() + '{"setting": "PyTo')  # killed in the middle
-    assert peers.sitting.read(file) == lines == peers.sitting.read(file)
+    peers.sitting.sit([run], ledger, measure)
+    first, *rest = ledger.path.read_text().splitlines(keepends=True)
+    assert [line["disturbed"] for line in ledger.lines] == [True, True, False]
     others = iter([0.5] * 9)
-    lines = lines[:1]  # as if killed after the first
-    peers.sitting.sit([run], lines, measure, keep)
-    assert len(lines) == 3 and all(line["disturbed"] for line in lines)
-    assert not peers.sitting.is_wanted(run, lines)
+    ledger.path.write_text(first + rest[0][:20])  # killed in the middle of the second
+    ledger = peers.readings.Ledger(ledger.path)
+    peers.sitting.sit([run], ledger, measure)
+    assert [line["disturbed"] for line in ledger.lines] == [True] * 3
+    assert not peers.sitting.is_wanted(run, ledger)
 
 
-def test_a_peer_that_fails_is_a_sentence_and_the_others_go_on(peers):
+def test_a_peer_that_fails_is_a_sentence_and_the_others_go_on(peers, ledger):
     _, runs = runs_of(peers)
     asked = []
 
@@ -363,18 +367,18 @@ def test_a_peer_that_fails_is_a_sentence_and_the_others_go_on(peers):
             raise RuntimeError("ended with status 1: no memory")
         return line_of(run, 1.0)
 
-    said = peers.sitting.sit(runs, [], measure, lambda line: None)
+    said = peers.sitting.sit(runs, ledger, measure)
     assert said == ["PyTorch loop: defaults at w2: ended with status 1: no memory"]
     assert asked == runs[:3]  # the loop is not asked again
 
 
-def test_no_line_is_begun_when_the_time_is_over(peers):
+def test_no_line_is_begun_when_the_time_is_over(peers, ledger):
     _, runs = runs_of(peers)
-    kept, left = [], iter([True, True, False, False, False])
+    left = iter([True, True, False, False, False])
     measure = lambda run: line_of(run, 1.0, other_cores=0.5)
     options = {"limit": 0.6, "in_time": lambda: next(left)}
-    assert peers.sitting.sit(runs, [], measure, kept.append, **options) == []
-    assert [line["disturbed"] for line in kept] == [False, False]
+    assert peers.sitting.sit(runs, ledger, measure, **options) == []
+    assert [line["disturbed"] for line in ledger.lines] == [False, False]
 
 
 def test_a_script_is_called_in_its_environment(peers, monkeypatch, tmp_path):

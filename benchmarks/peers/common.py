@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+FOLDER = Path(__file__).resolve().parents[1]  # benchmarks/
+sys.path.append(str(FOLDER))
 import stopwatch  # noqa: E402  # pyright: ignore[reportMissingImports]
 import work  # noqa: E402  # pyright: ignore[reportMissingImports]
 

@@ -25,11 +25,11 @@ import environments
 import picture
 import sitting
 import table
+from readings import RESULTS, Ledger, Line
 from settings import BY_DEVICE, PRECISIONS, SIMULATORS, Setting
 
 from fedjax_adapt.experiment.summary import commit
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
 ROUNDS = {"w1": 5, "w1-100": 5, "w1-500": 3, "w2": 20}
 OTHERS = {"cpu": 0.06, "cuda": 1.0}  # cores that others may use during a line
 PEAKS = (67.0, 494.0, 989.0)  # TFLOP/s of an H200 by its data sheet, without sparsity
@@ -99,24 +99,23 @@ def measure(settings: dict[str, list[Setting]], arguments) -> list[str]:
     ]
     path, now = arguments.results, commit()
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = sitting.read(path)
-    if old := {str(line["commit"]) for line in lines} - {str(now)}:
+    ledger = Ledger(path)
+    if old := {str(line["commit"]) for line in ledger.lines} - {str(now)}:
         print(
             f"{path} has lines of commit {', '.join(sorted(old))}, which are kept as "
             f"they are: to measure {now} alone give another --results.",
             file=sys.stderr,
         )
 
-    def line_of(run: sitting.Run) -> sitting.Line:
+    def line_of(run: sitting.Run) -> Line:
         print(f"pass {run.turn}, {run.workload}, {run.setting.name}", file=sys.stderr)
         return sitting.call(run.setting, run.words, arguments.venvs) | {"commit": now}
 
-    keep = lambda line: sitting.append(path, line)
     end = time.monotonic() + 60 * arguments.minutes
     in_time = lambda: time.monotonic() < end
     limit = OTHERS[arguments.device] if arguments.others is None else arguments.others
-    failures = sitting.sit(runs, lines, line_of, keep, limit, in_time)
-    made = [line for run in runs for line in sitting.of(run, lines)]
+    failures = sitting.sit(runs, ledger, line_of, limit, in_time)
+    made = [line for run in runs for line in ledger.find(**run.key)]
     peaks = dict(zip(PRECISIONS, arguments.peaks, strict=True))
     text = table.table(settings, made, peaks if arguments.device == "cuda" else None)
     path.with_suffix(".md").write_text(text)

@@ -6,17 +6,16 @@ there, and one that is there is not made again.
 
 import json
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import common
 from environments import python_of
+from readings import Ledger, Line
 from settings import SIMULATORS, Setting
 
-FOLDER = Path(__file__).resolve().parents[1]  # benchmarks/
 ATTEMPTS = 3  # at a line that others disturb
-
-Line = dict[str, Any]
 
 
 class Run(NamedTuple):
@@ -36,7 +35,7 @@ class Run(NamedTuple):
 
     @property
     def key(self) -> dict[str, str | int]:
-        """What a line says of how it was made."""
+        """What its lines say of how they were made."""
         script = f"benchmarks/{SIMULATORS[self.setting.simulator][1]}"
         given = [f"{name}={value}" for name, value in self.setting.variables.items()]
         return {
@@ -47,23 +46,16 @@ class Run(NamedTuple):
         }
 
 
-def of(run: Run, lines: Sequence[Line]) -> list[Line]:
-    """The lines of a run, one for every attempt at it."""
-    key = run.key
-    return [line for line in lines if key == {name: line.get(name) for name in key}]
-
-
-def is_wanted(run: Run, lines: Sequence[Line]) -> bool:
+def is_wanted(run: Run, ledger: Ledger) -> bool:
     """Whether a run has no undisturbed line yet, and fewer attempts than there may be."""
-    made = of(run, lines)
+    made = ledger.find(**run.key)
     return len(made) < ATTEMPTS and all(line["disturbed"] for line in made)
 
 
 def sit(
     runs: Sequence[Run],
-    lines: list[Line],
+    ledger: Ledger,
     measure: Callable[[Run], Line],
-    keep: Callable[[Line], None],
     limit: float = 0.06,
     in_time: Callable[[], bool] = lambda: True,
 ) -> list[str]:
@@ -71,9 +63,8 @@ def sit(
 
     Args:
       runs: all of them, whether their lines are there or not.
-      lines: that are there; new ones are added to them.
+      ledger: the lines that are there; new ones are added to it.
       measure: makes a line; RuntimeError says why there is none.
-      keep: writes a line down.
       limit: cores that others may use during a line.
       in_time: whether another line may be begun.
 
@@ -83,15 +74,14 @@ def sit(
     failures: dict[tuple[str, str], str] = {}
     for run in runs:
         which = run.workload, run.setting.name
-        while which not in failures and is_wanted(run, lines) and in_time():
+        while which not in failures and is_wanted(run, ledger) and in_time():
             try:
                 line: Line = {**measure(run), **run.key}
             except RuntimeError as error:
                 failures[which] = f"{run.setting.name} at {run.workload}: {error}"
                 continue
             line["disturbed"] = line["other_cores"] > limit
-            lines.append(line)
-            keep(line)
+            ledger.add(line)
     return list(failures.values())
 
 
@@ -109,7 +99,11 @@ def call(setting: Setting, words: Sequence[str], folder: Path | None) -> Line:
     python = python_of(folder, setting.environment)
     if not python.exists():
         raise RuntimeError(f"{python} is not there; add --make-venvs.")
-    command = [str(python), str(FOLDER / SIMULATORS[setting.simulator][1]), *words]
+    command = [
+        str(python),
+        str(common.FOLDER / SIMULATORS[setting.simulator][1]),
+        *words,
+    ]
     done = subprocess.run(
         command, capture_output=True, text=True, env=setting.surroundings()
     )
@@ -118,21 +112,3 @@ def call(setting: Setting, words: Sequence[str], folder: Path | None) -> Line:
         said = done.stderr.strip().splitlines() or ["it said nothing"]
         raise RuntimeError(f"ended with status {done.returncode}: {said[-1].strip()}")
     return json.loads(lines[-1])
-
-
-def read(path: Path) -> list[Line]:
-    """The lines of a file of results, none if there is no file.
-
-    What a kill cut short is dropped, from the file as well.
-    """
-    text = path.read_text() if path.exists() else ""
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole)
-    return [json.loads(line) for line in whole.splitlines()]
-
-
-def append(path: Path, line: Mapping[str, Any]) -> None:
-    """Writes a line down at once."""
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
