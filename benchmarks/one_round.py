@@ -9,8 +9,6 @@ import jax.numpy as jnp
 from readings import Ready
 
 import fedjax_adapt as fa
-from fedjax_adapt.engine.client_store import DEVICE
-from fedjax_adapt.engine.cohort import num_devices_of
 from fedjax_adapt.engine.xla import compiler_options
 
 KEYS = 100  # of rounds; then they come again, and with them the cohorts
@@ -35,23 +33,20 @@ def one_round(
     Raises:
       ValueError: the plan does not fit the data, or the client table into memory.
     """
-    num_devices = num_devices_of(data, plan)
     state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
-    if params is not None:  # which is given away with the state, so it is copied
-        state = state._replace(params=jax.tree.map(jnp.copy, params))
-    state = DEVICE.place(state, num_devices)
     round_fn = fa.make_round(algorithm, task, data, plan)
-    num_lanes = round_fn.num_lanes
+    if params is not None:  # a copy, as the rounds are given the state for good
+        state = round_fn.placed(state._replace(params=jax.tree.map(jnp.copy, params)))
     keys = itertools.cycle(list(jax.random.split(jax.random.key(1), KEYS)))
 
     step = jax.jit(lambda f, state, key: f(state, key), donate_argnums=1)
     begin = time.perf_counter()
     step = step.lower(round_fn, state, next(keys))
-    step = step.compile(compiler_options(num_lanes))
+    step = step.compile(compiler_options(round_fn.num_lanes))
     about = {
         "compile_seconds": round(time.perf_counter() - begin, 2),
-        "num_lanes": num_lanes,
-        "num_devices": num_devices,
+        "num_lanes": round_fn.num_lanes,
+        "num_devices": round_fn.num_devices,
         "parameters": fa.num_parameters(state.params),
     }
 

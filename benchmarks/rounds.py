@@ -24,8 +24,6 @@ from work import WORKLOADS, Workload
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.core.precision import PRECISIONS
-from fedjax_adapt.engine.client_store import DEVICE
-from fedjax_adapt.engine.cohort import num_devices_of
 from fedjax_adapt.engine.footprint import footprint
 from fedjax_adapt.engine.xla import compiler_options, keeps_memory
 from fedjax_adapt.experiment.summary import commit, hardware
@@ -118,11 +116,9 @@ def build(arguments: argparse.Namespace) -> Built:
     algorithm = ALGORITHMS[arguments.algorithm](**options)
     params = initial_params(workload)
     state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
-    # the rounds are given the parameters for good; the clients lie where they should
-    rest = state._replace(params=jax.tree.map(jnp.copy, params), clients=())
-    rest = DEVICE.place(rest, num_devices_of(data, plan))
-    state = rest._replace(clients=state.clients)
     round_fn = fa.make_round(algorithm, task, data, plan)
+    # a copy, as the rounds are given the state for good
+    state = round_fn.placed(state._replace(params=jax.tree.map(jnp.copy, params)))
     keys = jax.random.split(jax.random.key(1), arguments.warmup + arguments.rounds)
 
     # the data are an argument of the program, not a constant in it
@@ -134,7 +130,7 @@ def build(arguments: argparse.Namespace) -> Built:
     begin = time.perf_counter()
     flags = compiler_options(round_fn.num_lanes)  # as fedjax-adapt run does
     traced = step.trace(round_fn, state, keys[0])
-    held = footprint(traced.jaxpr.jaxpr, state, data, num_devices_of(data, plan))
+    held = footprint(traced.jaxpr.jaxpr, state, data, round_fn.num_devices)
     step = traced.lower().compile(flags)
     fa.keep_memory()  # as `fedjax-adapt` does
     seconds = time.perf_counter() - begin
@@ -168,7 +164,7 @@ def measure(arguments: argparse.Namespace) -> dict:
         "algorithm": arguments.algorithm,
         "precision": arguments.precision,
         "lanes": round_fn.num_lanes,
-        "devices": num_devices_of(data, plan),
+        "devices": round_fn.num_devices,
         "clients": workload.clients,
         "client_memory": plan.client_memory,
         "rounds_a_call": many,

@@ -556,12 +556,28 @@ def test_a_mistake_on_the_command_line_is_a_sentence(
     assert said in capsys.readouterr().err
 
 
-def test_rounds_prints_what_it_printed(peers, monkeypatch, capsys):
-    small = peers.work.WORKLOADS["w2"]._replace(
-        clients=4, examples=4, cohort=2, batch=2
-    )
-    monkeypatch.setitem(peers.rounds.WORKLOADS, "w2", small)
+@pytest.fixture
+def small(peers, monkeypatch):
+    """W2 with few examples, on the devices that there are."""
+    few = peers.work.WORKLOADS["w2"]._replace(clients=4, examples=4, cohort=2, batch=2)
+    monkeypatch.setitem(peers.rounds.WORKLOADS, "w2", few)
     monkeypatch.setattr(peers.rounds.fa, "cores_as_devices", lambda devices: None)
+
+
+def test_devices_share_a_round_and_change_no_fingerprint(peers, small):
+    words = ["--workload", "w2", "--check", "--lanes", "1", "--devices"]
+    alone, both = (
+        peers.rounds.options().parse_args([*words, number]) for number in "12"
+    )
+    params = jax.tree.leaves(peers.rounds.build(both).state.params)
+    assert {len(leaf.sharding.device_set) for leaf in params} == {2}
+    one, two = (peers.rounds.measure(a)["fingerprint"] for a in (alone, both))
+    for name, (norm, *_) in one.items():
+        assert norm > 0
+        np.testing.assert_allclose(two[name], one[name], rtol=1e-3)
+
+
+def test_rounds_prints_what_it_printed(peers, small, monkeypatch, capsys):
     words = ["rounds.py", "--workload", "w2", "--rounds", "1", "--warmup", "1"]
     monkeypatch.setattr(sys, "argv", [*words, "--lanes", "1", "--devices", "1"])
     peers.rounds.main()
