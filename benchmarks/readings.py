@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from rounds import busy_elsewhere
+from stopwatch import busy_elsewhere
 
 from fedjax_adapt.engine.memory import is_exhausted
 from fedjax_adapt.engine.xla import keep_memory, keeps_memory

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 import work
 from stopwatch import Stopwatch, peak_memory_mb
-from stopwatch import busy_elsewhere as busy_elsewhere  # for those who time by us
 from work import WORKLOADS, Workload
 
 import fedjax_adapt as fa
