@@ -16,6 +16,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from readings import Case, Ledger, Read, Ready, add_options, described, effort_of, take
 
 import fedjax_adapt as fa
@@ -43,11 +44,12 @@ def build(task: fa.Task, layer: Layer, way: str, first: bool, arguments) -> Read
     options = compiler_options(lanes)
     try:
         with precise(task):
-            call = timing.steps(layer, way, lanes, devices, options, first)
-        jax.block_until_ready(call(1))
+            loop, given = timing.compiled(layer, way, lanes, devices, options, first)
+        jax.block_until_ready(loop(np.int32(1), *given))
     except jax.errors.JaxRuntimeError as error:  # no room, or XLA refuses
         raise ValueError(str(error).partition("\n")[0]) from None
-    return Ready(partial(call, timing.STEPS), units=timing.STEPS)
+    steps = np.int32(timing.STEPS)
+    return Ready(lambda: loop(steps, *given), units=timing.STEPS)
 
 
 def cases_of(task, model: str, layer: Layer, first: bool, arguments) -> dict[str, Case]:

@@ -189,6 +189,18 @@ def test_the_ways_of_convolutions_are_those_of_the_package(modules):
     assert modules.gpu.WAYS == WAYS
 
 
+def test_a_time_of_a_convolution_is_that_of_its_steps(modules, monkeypatch):
+    convolutions, timing, counts = modules.convolutions, modules.convolutions.timing, []
+    program = lambda count, x: counts.append((int(count), x))
+    monkeypatch.setattr(timing, "compiled", lambda *layer: (program, ["images"]))
+    task, (layer, _) = convolutions.layers("lenet5", "float32", 2)
+    given = convolutions.options().parse_args(["--devices", "1"])
+    ready = convolutions.build(task, layer, "patches", True, given)
+    assert counts == [(1, "images")]  # a first step, which may want too much memory
+    ready.call()
+    assert counts[1:] == [(ready.units, "images")] == [(timing.STEPS, "images")]
+
+
 # the same numbers
 
 

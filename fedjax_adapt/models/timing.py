@@ -102,7 +102,7 @@ def milliseconds(
     for way in ways_to_try(layer, lanes) if ways is None else ways:
         best = min(taken.values(), default=math.inf)
         try:
-            program, given = _compiled(
+            program, given = compiled(
                 layer, way, lanes, devices, compiler_options, reads_examples
             )
             if too_large(program):
@@ -115,22 +115,7 @@ def milliseconds(
     return taken
 
 
-def steps(
-    layer: Layer,
-    way: str,
-    lanes: int = 1,
-    devices: int = 1,
-    compiler_options: Mapping[str, str] | None = None,
-    reads_examples: bool = False,
-) -> Callable[[int], Array]:
-    """A compiled function that does so many steps; arguments as for `milliseconds`."""
-    program, given = _compiled(
-        layer, way, lanes, devices, compiler_options, reads_examples
-    )
-    return lambda count: program(np.int32(count), *given)
-
-
-def _compiled(
+def compiled(
     layer: Layer,
     way: str,
     lanes: int,
