@@ -18,9 +18,9 @@ import argparse
 import datetime
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import agreement
 import environments
 import picture
 import sitting
@@ -32,6 +32,11 @@ from fedjax_adapt.experiment.summary import commit
 
 ROUNDS = {"w1": 5, "w1-100": 5, "w1-500": 3, "w2": 20}
 OTHERS = {"cpu": 0.06, "cuda": 1.0}  # cores that others may use during a line
+# how much two rounds may differ. W2 agrees to rounding. At W1 a learning rate of 0.1 makes
+# rounding grow: where one unit's ReLU or maximum flips, ten steps later a client's update
+# has moved by percents. Without weight decay the projection would be off by nine tenths,
+# with 9 steps in place of 10 by 9 %
+TOLERANCE = {"w1": 0.03, "w2": 1e-3}  # by the first part of a workload's name
 PEAKS = (67.0, 494.0, 989.0)  # TFLOP/s of an H200 by its data sheet, without sparsity
 
 
@@ -47,6 +52,22 @@ def chosen(arguments) -> dict[str, list[Setting]]:
         ]
         for workload in arguments.workloads
     }
+
+
+Fingerprint = Mapping[str, Sequence[float]]  # name -> norm, maximum, projection
+
+
+def differences(ours: Fingerprint, theirs: Fingerprint) -> tuple[float, float]:
+    """The largest relative differences: of a norm, and of a kernel's projection."""
+    if set(ours) != set(theirs):
+        return float("inf"), float("inf")
+    norm = max(abs(theirs[name][0] / ours[name][0] - 1) for name in ours)
+    projection = max(
+        abs(theirs[name][2] / ours[name][2] - 1)
+        for name in ours
+        if name.endswith("kernel")  # the decay of a bias is lost in its gradient
+    )
+    return norm, projection
 
 
 def check(settings: dict[str, list[Setting]], folder: Path | None) -> list[str]:
@@ -65,7 +86,7 @@ def check(settings: dict[str, list[Setting]], folder: Path | None) -> list[str]:
         mine = next((s for s in some if s.simulator == "ours"), None)
         if mine is None:
             continue
-        ours = fingerprint(mine, workload)
+        ours, limit = fingerprint(mine, workload), TOLERANCE[workload.partition("-")[0]]
         # an allocator changes no number
         for setting in dict.fromkeys(s._replace(tuned=True) for s in some if s != mine):
             name = f"{setting.name} at {workload}"
@@ -74,13 +95,12 @@ def check(settings: dict[str, list[Setting]], folder: Path | None) -> list[str]:
             except RuntimeError as error:
                 wrong.append(f"{name}: {error}")
                 continue
-            norm, projection = agreement.differences(ours, theirs)
-            told = f"norms to {norm:.1e}, decay to {projection:.1e}"
-            if agreement.agree(workload, ours, theirs):
-                print(f"{name} agrees: {told}", flush=True)
+            norm, projection = differences(ours, theirs)
+            off = f"norms to {norm:.1e}, decay to {projection:.1e}"
+            if norm < limit and projection < limit:
+                print(f"{name} agrees: {off}", flush=True)
             else:
-                limit = agreement.tolerance(workload)
-                wrong.append(f"{name} does other work: {told}, allowed is {limit:g}.")
+                wrong.append(f"{name} does other work: {off}, allowed is {limit:g}.")
     return wrong
 
 
