@@ -17,7 +17,7 @@ import pytest
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 MODULES = (
     *("work", "stopwatch", "rounds", "common", "settings", "readings", "sitting"),
-    *("table", "environments", "picture", "run"),
+    *("table", "picture", "run"),
 )
 
 
@@ -407,9 +407,29 @@ def test_a_script_is_called_in_its_environment(peers, monkeypatch, tmp_path):
 
 def test_an_environment_without_a_lock_is_a_sentence(peers, tmp_path):
     with pytest.raises(RuntimeError, match="there is no locks/fedjax-cuda.txt: leave"):
-        peers.environments.make(tmp_path, "fedjax-cuda")
-    here = peers.environments.python_of(None, "torch-cuda")
+        peers.sitting.make_environment(tmp_path, "fedjax-cuda")
+    here = peers.sitting.python_of(None, "torch-cuda")
     assert here == Path(sys.executable)
+
+
+def test_an_environment_is_made_once_and_then_completed(peers, monkeypatch, tmp_path):
+    commands, python = [], tmp_path / "torch" / "bin" / "python"
+
+    def run(command, **pipes):
+        commands.append(command[1:4])
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.touch()
+        return SimpleNamespace(returncode=len(commands) == 4, stderr="", stdout="a\nb")
+
+    monkeypatch.setattr(peers.sitting.subprocess, "run", run)
+    made, completed = ["-m", "venv", str(tmp_path / "torch")], ["-m", "pip", "install"]
+    for _ in range(2):
+        peers.sitting.make_environment(tmp_path, "torch")
+    assert commands == [made, completed, completed]
+    with pytest.raises(
+        RuntimeError, match=r"bin/python -m pip .*torch.txt failed: b\.$"
+    ):
+        peers.sitting.make_environment(tmp_path, "torch")
 
 
 def test_a_command_can_be_typed_again(peers):
@@ -436,7 +456,7 @@ def test_every_setting_has_a_script_and_a_lock_and_a_name_of_its_own(peers):
     assert {s.simulator for s in every} == set(peers.settings.SIMULATORS)
     for _, script in peers.settings.SIMULATORS.values():
         assert (FOLDER / script).exists(), script
-    locks = {path.stem for path in peers.environments.LOCKS.iterdir()}
+    locks = {path.stem for path in peers.sitting.LOCKS.iterdir()}
     assert locks == {s.environment for s in every if s.environment} | {"torch-cuda"}
 
 
@@ -445,7 +465,7 @@ def test_locks_name_exact_versions_and_nothing_else(peers):
         "torch": "torch", "torch-cuda": "torch", "fedjax-jax0.4": "fedjax",
         "fedjax-jax0.10": "fedjax", "pfl": "pfl", "flower": "flwr",
     }  # fmt: skip
-    for path in peers.environments.LOCKS.iterdir():
+    for path in peers.sitting.LOCKS.iterdir():
         pins = path.read_text().splitlines()
         for pin in pins:
             assert re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9]+(\.\w+)*", pin), pin

@@ -21,7 +21,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import environments
 import picture
 import sitting
 import table
@@ -229,10 +228,10 @@ def main() -> None:
     if arguments.make_venvs:
         for environment in sorted(needed):
             try:
-                environments.make(arguments.venvs, environment)
+                sitting.make_environment(arguments.venvs, environment)
             except RuntimeError as error:
                 wrong.append(str(error))
-    there = [environments.python_of(arguments.venvs, n).exists() for n in needed]
+    there = [sitting.python_of(arguments.venvs, n).exists() for n in needed]
     if needed and not any(there):
         told = "holds no environment of a peer: add --make-venvs."
         options().error("; ".join(wrong) or f"--venvs {arguments.venvs} {told}")

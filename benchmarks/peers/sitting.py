@@ -1,20 +1,22 @@
-"""Simulators in turn, pass after pass, and the lines that they print.
+"""Simulators in turn, pass after pass, each in its environment, and the lines they print.
 
-In turn, so that what else the machine does falls on all. A line is kept as soon as it is
-there, and one that is there is not made again.
+In turn, so that what else the machine does falls on all. A line is written as soon as it is
+there, and one that is there is not made again. An environment is a virtual environment,
+made from its file of locks/.
 """
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import common
-from environments import python_of
 from readings import Ledger, Line
 from settings import SIMULATORS, Setting
 
+LOCKS = Path(__file__).resolve().parent / "locks"
 ATTEMPTS = 3  # at a line that others disturb
 
 
@@ -85,6 +87,37 @@ def sit(
     return list(failures.values())
 
 
+def python_of(folder: Path | None, environment: str | None) -> Path:
+    """The Python of an environment in a folder; without either, the one that runs this."""
+    if environment is None or folder is None:
+        return Path(sys.executable)
+    return folder / environment / "bin" / "python"
+
+
+def make_environment(folder: Path, environment: str) -> None:
+    """Makes an environment from its lock file, or completes the one that is there.
+
+    Raises:
+      RuntimeError: that failed; one sentence.
+    """
+    python, lock = python_of(folder, environment), LOCKS / f"{environment}.txt"
+    if not lock.exists():
+        raise RuntimeError(
+            f"there is no locks/{lock.name}: leave --venvs out, in a Python that has the "
+            "peers."
+        )
+    print(f"installing {lock.name}", file=sys.stderr)
+    commands = [[str(python), "-m", "pip", "install", "-q", "-r", str(lock)]]
+    if not python.exists():
+        commands.insert(0, [sys.executable, "-m", "venv", str(folder / environment)])
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            output = (done.stderr or done.stdout).strip().splitlines()
+            last = output[-1] if output else "it said nothing"
+            raise RuntimeError(f"{' '.join(command)} failed: {last}.")
+
+
 def call(setting: Setting, words: Sequence[str], folder: Path | None) -> Line:
     """What a simulator's script prints, under a setting.
 
@@ -99,11 +132,8 @@ def call(setting: Setting, words: Sequence[str], folder: Path | None) -> Line:
     python = python_of(folder, setting.environment)
     if not python.exists():
         raise RuntimeError(f"{python} is not there; add --make-venvs.")
-    command = [
-        str(python),
-        str(common.FOLDER / SIMULATORS[setting.simulator][1]),
-        *words,
-    ]
+    script = common.FOLDER / SIMULATORS[setting.simulator][1]
+    command = [str(python), str(script), *words]
     done = subprocess.run(
         command, capture_output=True, text=True, env=setting.surroundings()
     )
