@@ -4,7 +4,7 @@
 
 in one jitted loop over as many steps as a round takes over all its clients; model and
 loss are the task's own. Where our round trains some clients side by side, as many models
-train here, on as many devices, each with its share of the steps; they never meet.
+train here, on as many devices, each with its share of the steps; nothing is averaged.
 
 Batches are `gathered` from all examples by an index that was shuffled before, or lie
 `ready` one after the other.
@@ -102,20 +102,20 @@ def models(
 def rows_of_a_round(
     data: fa.FederatedDataset, cohort: int, batch: int, num_models: int, seed: int = 0
 ) -> np.ndarray:
-    """One shuffled epoch of a random cohort, dealt out: [models, steps, batch].
+    """One shuffled epoch of a random cohort, divided among models: [models, steps, batch].
 
     Clients hold equally many examples, a multiple of `batch`.
 
     Raises:
-      ValueError: the steps cannot be dealt out evenly.
+      ValueError: the number of models does not divide the steps.
     """
     rng = np.random.default_rng(seed)
     rows = np.asarray(data.index)[rng.choice(data.num_clients, cohort, False)]
     steps = rng.permuted(rows, axis=1).reshape(-1, batch)
     if len(steps) % num_models:
         raise ValueError(
-            f"{len(steps)} steps cannot be dealt out to {num_models} models; give --lanes "
-            "and --devices whose product divides them."
+            f"{len(steps)} steps cannot be divided among {num_models} models; give "
+            "--lanes and --devices whose product divides them."
         )
     return steps.reshape(num_models, -1, batch).astype(np.int32)
 

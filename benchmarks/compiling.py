@@ -1,5 +1,4 @@
-"""How long a run compiles: with no programs kept from before, with them, and with those
-of a run at another learning rate and seed.
+"""How long a run compiles, with and without the programs that a run before it compiled.
 
     python benchmarks/compiling.py --data-dir DIR
 
@@ -26,9 +25,9 @@ from pathlib import Path
 from readings import RESULTS, Ledger
 from stopwatch import busy_elsewhere
 
-KEPT = ("compile_seconds", "commit", "versions", "hardware")
+COPIED = ("compile_seconds", "commit", "versions", "hardware")  # of a summary
 SHOWN = ("compile_seconds", "whole_seconds")
-CASES = {  # what the run is told beside
+CASES = {  # settings that differ
     "empty": {},
     "kept": {},
     "kept, another lr and seed": {"lr": 0.05, "seed": 1},
@@ -36,7 +35,7 @@ CASES = {  # what the run is told beside
 
 
 def command(
-    algorithm: str, arguments: argparse.Namespace, folder: Path, told: dict
+    algorithm: str, arguments: argparse.Namespace, folder: Path, overrides: dict
 ) -> list[str]:
     """The run, whose rounds do not matter."""
     settings = {
@@ -50,7 +49,7 @@ def command(
         "algorithm": algorithm,
         "rounds": 1,
         "folder": folder,
-    } | told
+    } | overrides
     words = [word for name, value in settings.items() for word in (f"--{name}", value)]
     return [sys.executable, "-m", "fedjax_adapt", "run", *map(str, words)]
 
@@ -59,12 +58,12 @@ def readings(algorithm: str, arguments: argparse.Namespace) -> list[dict]:
     """A line with an empty folder for programs, and those with it filled."""
     lines = []
     with tempfile.TemporaryDirectory() as place:
-        for case, told in CASES.items():
+        for case, overrides in CASES.items():
             folder = Path(place, case)
             environment = {**os.environ, "XDG_CACHE_HOME": str(Path(place, "cache"))}
             busy, began = busy_elsewhere(os.getpid()), time.perf_counter()
             ended = subprocess.run(
-                command(algorithm, arguments, folder, told),
+                command(algorithm, arguments, folder, overrides),
                 stdout=subprocess.DEVNULL,
                 env=environment,
             )
@@ -78,7 +77,7 @@ def readings(algorithm: str, arguments: argparse.Namespace) -> list[dict]:
             line = {"algorithm": algorithm, "model": arguments.model, "programs": case}
             line |= {"whole_seconds": round(whole, 2)}
             line |= {"other_cores": round(elsewhere, 2)}
-            lines.append(line | {name: summary[name] for name in KEPT})
+            lines.append(line | {name: summary[name] for name in COPIED})
     return lines
 
 
@@ -88,10 +87,7 @@ def table(lines: list[dict]) -> str:
     cases = dict.fromkeys((line["algorithm"], line["programs"]) for line in lines)
     for case in cases:
         own = [line for line in lines if (line["algorithm"], line["programs"]) == case]
-        shown = [
-            _spread([line[n] for line in own])
-            for n in ("compile_seconds", "whole_seconds")
-        ]
+        shown = [_spread([line[name] for line in own]) for name in SHOWN]
         rows.append(f"| {' | '.join([*case, *shown])} |")
     return "\n".join(rows)
 

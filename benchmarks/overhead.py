@@ -3,7 +3,7 @@
     python benchmarks/overhead.py            # all three parts; call it again to go on
     python benchmarks/overhead.py --parts steps --workloads w2
 
-steps: a round of W1 and W2 (rounds.py) beside the bare loop (bare.py), in turn.
+steps: a round of W1 and W2 (rounds.py) and the bare loop (bare.py), in turn.
 dispatch: empty rounds, sent one by one and in chunks (dispatch.py).
 profile: what the parts of a round take (parts.py), on as many devices as there are.
 """

@@ -52,7 +52,7 @@ class Work(NamedTuple):
 
 
 def send_nothing(run: fa.LocalRun) -> tuple[fa.Upload, Any]:
-    """Trains, and keeps it to itself."""
+    """Trains, and uploads nothing."""
     return fa.Upload(()), run.client
 
 
@@ -94,7 +94,7 @@ def batches(work: Work) -> Ready:
     """The batches of a round: shuffled, gathered and summed up, so that they are read."""
     num_devices, num_lanes = work.num_devices, work.num_lanes
 
-    def walk(data, slots, own):
+    def read_batches(data, slots, own):
         def one(slot):
             client, key = slot
 
@@ -118,7 +118,7 @@ def batches(work: Work) -> Ready:
                 f"{ids.shape[0]} clients do not fill {num_lanes} lanes on {num_devices} "
                 "devices; give --lanes that they do."
             )
-        return mesh.run_on_devices(walk, data, slots, (), num_devices)[0]
+        return mesh.run_on_devices(read_batches, data, slots, (), num_devices)[0]
 
     data = mesh.to_read(work.data, num_devices)
     keys = itertools.cycle(list(jax.random.split(jax.random.key(2), KEYS)))

@@ -34,7 +34,7 @@ class Ready(NamedTuple):
     """Something that can be timed."""
 
     call: Callable[[], Any]  # once; what it returns is waited for
-    about: Line = {}  # what its lines say beside the times
+    about: Line = {}  # what its lines say besides the times
     units: int = 1  # of what a time is given for, in one call
 
 
@@ -101,8 +101,8 @@ def take(cases: Sequence[Case], ledger: Ledger, effort: Effort) -> None:
                 if not isinstance(error, ValueError) and not is_exhausted(error):
                     raise
                 which = ", ".join(f"{n} {v}" for n, v in case.setting.items())
-                said = str(error).partition("\n")[0]
-                print(f"left out: {said} ({which})", file=sys.stderr)
+                why = str(error).partition("\n")[0]
+                print(f"left out: {why} ({which})", file=sys.stderr)
                 built[i] = None
 
 

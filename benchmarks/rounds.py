@@ -214,7 +214,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Ends with a sentence where there is no round to be timed."""
+    """Ends with an error message where there is no round to be timed."""
     work.check_rounds(parser, arguments)
     many = arguments.rounds_a_call
     if many < 1 or (arguments.check and many > 1):

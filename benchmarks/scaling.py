@@ -5,7 +5,7 @@
 
 An MLP as in W2 of rounds.py, of which one number changes per series; growth.py has the
 line that is fitted to each. With the number of clients only the client tables and the
-index grow: the examples of 500 clients are dealt out again to those beyond.
+index grow: the examples of 500 clients are reused for those beyond.
 """
 
 import argparse

@@ -107,10 +107,10 @@ def one_sweep(
     config, federation = federation_of(workload, num_rounds, num_devices)
     configs = [replace(config, seed=seed) for seed in range(num_seeds)]
     layout = layout_of(config, federation, num_seeds, side_by_side)
-    fleet = compile_group(configs, federation, [], layout)
-    starts = range(0, num_seeds, fleet.width)
+    group = compile_group(configs, federation, [], layout)
+    starts = range(0, num_seeds, group.width)
     programs = [
-        fleet.program_of(range(i, min(i + fleet.width, num_seeds))) for i in starts
+        group.program_of(range(i, min(i + group.width, num_seeds))) for i in starts
     ]
     states = [program.init() for program in programs]
 
@@ -123,7 +123,7 @@ def one_sweep(
             results.append(found)
         return states, results
 
-    about = {"compile_seconds": round(programs[0].seconds, 2), "at_once": fleet.width}
+    about = {"compile_seconds": round(programs[0].seconds, 2), "at_once": group.width}
     return Ready(call, about, num_rounds)
 
 

@@ -229,7 +229,7 @@ def test_models_side_by_side_are_as_each_is_alone(modules, small):
         alone = bare.models(task, plan, 1, params, examples, jnp.asarray(own[None]))
         one = jax.tree.map(lambda leaf, i=i: leaf[i], two_each)
         close(one, jax.tree.map(lambda leaf: leaf[0], alone), rtol=1e-5)
-    with pytest.raises(ValueError, match="12 steps cannot be dealt out to 5 models"):
+    with pytest.raises(ValueError, match="12 steps cannot be divided among 5 models"):
         bare.rows_of_a_round(data, 4, 2, num_models=5)
 
 

@@ -114,12 +114,12 @@ def report(
       packages: whose versions count.
       **more: the peer's own options and figures, which win.
     """
-    told = {"workload": arguments.workload, "peer": peer}
+    which = {"workload": arguments.workload, "peer": peer}
     assert len(watch.seconds) == arguments.num_rounds, watch.seconds
     assert all(np.isfinite(value).all() for value in after.values()), "not finite"
     update = work.fingerprint(before, after)
     if arguments.check:
-        print(json.dumps(told | more | {"fingerprint": update}))
+        print(json.dumps(which | more | {"fingerprint": update}))
         return
     line = watch.figures(
         arguments.warmup, [arguments.work.steps] * arguments.num_rounds
@@ -132,4 +132,4 @@ def report(
         "versions": {name: version(name) for name in (*packages, "numpy")},
         "hardware": stopwatch.processor(),
     }
-    print(json.dumps(told | line | more), flush=True)
+    print(json.dumps(which | line | more), flush=True)

@@ -1,4 +1,4 @@
-"""Ours beside its peers: every simulator in turn, pass after pass, and a table.
+"""Ours compared with its peers: every simulator in turn, pass after pass, and a table.
 
     python benchmarks/peers/run.py --venvs DIR --make-venvs       # all of it
     python benchmarks/peers/run.py --venvs DIR --check            # is it the same work?
@@ -7,7 +7,7 @@
 With --device cuda those that can use a GPU are compared on it, with W1 at 10, 100 and 500
 clients a round; without --venvs the Python that runs this has their PyTorch.
 
-Lines go to results/peers-DATE.jsonl as they come, table and picture to the files beside it.
+Lines go to results/peers-DATE.jsonl as they come, table and picture next to it.
 Call it again to go on: a line that is there is not made again. Lines during which other
 processes used more than 0.06 of a core (1 with a GPU) are marked, made again up to twice,
 and left out of the table. A ratio is that of two lines of one pass and precision. See
@@ -70,7 +70,7 @@ def differences(ours: Fingerprint, theirs: Fingerprint) -> tuple[float, float]:
 
 
 def check(settings: dict[str, list[Setting]], folder: Path | None) -> list[str]:
-    """Holds a round of every peer against ours; sentences on those that do not agree.
+    """Compares a round of every peer with ours; returns what does not agree.
 
     Those of other precision than float32 are left out: they would differ from themselves.
     """
@@ -141,8 +141,8 @@ def measure(settings: dict[str, list[Setting]], arguments) -> list[str]:
     picture.draw(settings, made, path)
     print(text)
     if not in_time():
-        told = f"{arguments.minutes:g} minutes are over; call it again to go on."
-        print(told, file=sys.stderr)
+        over = f"{arguments.minutes:g} minutes are over; call it again to go on."
+        print(over, file=sys.stderr)
     return failures
 
 
@@ -161,27 +161,28 @@ def options() -> argparse.ArgumentParser:
         "--precisions", nargs="+", choices=PRECISIONS, help="with cuda; default: all"
     )
     peers = [name for name in SIMULATORS if name != "ours"]
-    parser.add_argument("--only", nargs="+", choices=peers, help="beside ours")
+    parser.add_argument("--only", nargs="+", choices=peers, help="compared with ours")
     parser.add_argument("--passes", type=int, default=2)
-    told = ", ".join(f"{rounds} {name}" for name, rounds in ROUNDS.items())
-    parser.add_argument("--rounds", type=int, help=f"of a line; default: {told}")
+    usual = ", ".join(f"{rounds} {name}" for name, rounds in ROUNDS.items())
+    parser.add_argument("--rounds", type=int, help=f"of a line; default: {usual}")
     parser.add_argument("--warmup", type=int, default=2, help="untimed rounds before")
-    told = (
-        "file of the lines; default: results/peers-DATE.jsonl or peers-gpu-DATE.jsonl"
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="of the lines; default: results/peers-DATE.jsonl or peers-gpu-DATE.jsonl",
     )
-    parser.add_argument("--results", type=Path, help=told)
     parser.add_argument(
         "--minutes",
         type=float,
         default=float("inf"),
         help="begin no line after so many",
     )
-    told = ", ".join(f"{cores} with {device}" for device, cores in OTHERS.items())
+    usual = ", ".join(f"{cores} with {device}" for device, cores in OTHERS.items())
     parser.add_argument(
         "--others",
         type=float,
         metavar="CORES",
-        help=f"that others may use during a line; default: {told}",
+        help=f"that others may use during a line; default: {usual}",
     )
     parser.add_argument(
         "--peaks",
@@ -195,7 +196,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def parsed() -> argparse.Namespace:
-    """The command line; a mistake is a sentence."""
+    """The options that were given; a mistake ends with an error message."""
     parser = options()
     arguments = parser.parse_args()
     known, kind = BY_DEVICE[arguments.device], "-gpu" * (arguments.device == "cuda")
@@ -233,14 +234,14 @@ def main() -> None:
                 wrong.append(str(error))
     there = [sitting.python_of(arguments.venvs, n).exists() for n in needed]
     if needed and not any(there):
-        told = "holds no environment of a peer: add --make-venvs."
-        options().error("; ".join(wrong) or f"--venvs {arguments.venvs} {told}")
+        none = f"{arguments.venvs} holds no environment of a peer: add --make-venvs."
+        options().error("; ".join(wrong) or f"--venvs {none}")
     try:
         if arguments.check:
             wrong += check(settings, arguments.venvs)
         else:
             wrong += measure(settings, arguments)
-    except RuntimeError as error:  # ours, which all are held against
+    except RuntimeError as error:  # ours, with which all are compared
         wrong.append(str(error))
     if wrong:
         sys.exit("\n".join(wrong))

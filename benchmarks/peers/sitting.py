@@ -71,7 +71,7 @@ def sit(
       in_time: whether another line may be begun.
 
     Returns:
-      A sentence for every setting that could not be run, which is tried only once.
+      What went wrong with every setting that could not be run, which is tried only once.
     """
     failures: dict[tuple[str, str], str] = {}
     for run in runs:
@@ -98,7 +98,7 @@ def make_environment(folder: Path, environment: str) -> None:
     """Makes an environment from its lock file, or completes the one that is there.
 
     Raises:
-      RuntimeError: that failed; one sentence.
+      RuntimeError: that failed.
     """
     python, lock = python_of(folder, environment), LOCKS / f"{environment}.txt"
     if not lock.exists():
@@ -114,7 +114,7 @@ def make_environment(folder: Path, environment: str) -> None:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             output = (done.stderr or done.stdout).strip().splitlines()
-            last = output[-1] if output else "it said nothing"
+            last = output[-1] if output else "it printed nothing"
             raise RuntimeError(f"{' '.join(command)} failed: {last}.")
 
 
@@ -127,7 +127,7 @@ def call(setting: Setting, words: Sequence[str], folder: Path | None) -> Line:
       folder: holds the environments; None: this Python has the peers.
 
     Raises:
-      RuntimeError: there is no such environment, or the script failed; one sentence.
+      RuntimeError: there is no such environment, or the script failed.
     """
     python = python_of(folder, setting.environment)
     if not python.exists():
@@ -139,6 +139,6 @@ def call(setting: Setting, words: Sequence[str], folder: Path | None) -> Line:
     )
     lines = [text for text in done.stdout.splitlines() if text.startswith("{")]
     if done.returncode or not lines:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise RuntimeError(f"ended with status {done.returncode}: {said[-1].strip()}")
+        errors = done.stderr.strip().splitlines() or ["it printed no error"]
+        raise RuntimeError(f"ended with status {done.returncode}: {errors[-1].strip()}")
     return json.loads(lines[-1])
