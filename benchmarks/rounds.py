@@ -17,13 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import work
-from stopwatch import Stopwatch, peak_memory_mb
+from stopwatch import Stopwatch
 from work import WORKLOADS, Workload
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.core.precision import PRECISIONS
 from fedjax_adapt.engine.footprint import footprint
+from fedjax_adapt.engine.memory import peak_memory
 from fedjax_adapt.engine.xla import compiler_options, keeps_memory
 from fedjax_adapt.experiment.summary import commit, hardware
 from fedjax_adapt.models import MODELS
@@ -146,8 +147,7 @@ def measure(arguments: argparse.Namespace) -> dict:
         state, _ = step(round_fn, state, keys[0])
         update = work.fingerprint(named(params), named(state.params))
         return {"workload": arguments.workload, "fingerprint": update}
-    many, on_cpu = arguments.rounds_a_call, jax.default_backend() == "cpu"
-    watch, steps = Stopwatch(), []
+    many, watch, steps = arguments.rounds_a_call, Stopwatch(), []
     for key in keys:
         watch.start()
         state, info = jax.block_until_ready(step(round_fn, state, key))
@@ -156,7 +156,7 @@ def measure(arguments: argparse.Namespace) -> dict:
         if arguments.algorithm != "fedveca":
             assert steps[-1] == many * workload.steps, info.num_steps
     figures = watch.figures(arguments.warmup, steps)
-    of_round = ("seconds_per_round", "min", "max")
+    peak, of_round = peak_memory(), ("seconds_per_round", "min", "max")
     figures |= {name: round(figures[name] / many, 6) for name in of_round}
     return {
         "workload": arguments.workload,
@@ -171,7 +171,7 @@ def measure(arguments: argparse.Namespace) -> dict:
         **figures,
         "compile_seconds": round(built.compile_seconds, 2),
         "predicted_memory_mb": round(held.peak / 2**20),
-        "peak_memory_mb": peak_memory_mb() if on_cpu else _held_by_the_device(),
+        "peak_memory_mb": None if peak is None else round(peak / 2**20),
         "tuned_allocator": keeps_memory(),
         "parameters": fa.num_parameters(params),
         "versions": {
@@ -180,13 +180,6 @@ def measure(arguments: argparse.Namespace) -> dict:
         "commit": commit(),
         "hardware": hardware(),
     }
-
-
-def _held_by_the_device() -> int | None:
-    """The most MB that an accelerator held."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    held = stats.get("peak_bytes_in_use")
-    return None if held is None else round(held / 2**20)
 
 
 def options() -> argparse.ArgumentParser:

@@ -1,5 +1,10 @@
 """Free memory, from files as Linux writes them."""
 
+from types import SimpleNamespace
+
+import jax
+import pytest
+
 from fedjax_adapt.engine import memory
 
 MIB = 2**20
@@ -60,3 +65,14 @@ def test_version_one_and_a_path_from_outside_the_container(tmp_path):
 
 def test_this_machine_has_some():
     assert memory.free_memory() > MIB
+
+
+@pytest.mark.parametrize(
+    ("stats", "peak"), [({"peak_bytes_in_use": 5}, 5), ({}, None), (None, None)]
+)
+def test_the_peak_is_an_accelerators_own_and_never_the_hosts(stats, peak, monkeypatch):
+    assert memory.peak_memory() > MIB  # of this process
+    device = SimpleNamespace(memory_stats=lambda: stats)
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert memory.peak_memory() == peak
