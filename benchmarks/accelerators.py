@@ -172,7 +172,7 @@ def measure(given: argparse.Namespace) -> None:
     """Makes the lines that are missing, and prints all that are asked for."""
     ledger = Ledger(given.results)
     same = {name: evidence()[name] for name in ("commit", "versions")}
-    changed = str(same["commit"]).endswith("+")  # and nobody knows how
+    changed = str(same["commit"]).endswith("+")  # in an unknown way
     print(f"| program | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 1)}")
     for setting in settings(given):
         found = [] if changed else ledger.find(**setting, **same)

@@ -74,7 +74,7 @@ def through_run(chunk: int, num_rounds: int, num_devices: int, rows: bool) -> Re
     task, data, plan = tiny(num_devices)
     settings = {"rounds": num_rounds, "evaluate_every": chunk}
     config = from_settings(settings | {"checkpoint_every": num_rounds})
-    # nobody asks here where the data came from
+    # what the data came from is not read here
     federation = Federation(fa.algorithms.fedavg(), task, data, plan, None, None)
     program = compile_program(config, federation)
     folder = scratch()

@@ -106,7 +106,7 @@ def devices_of(platform: str) -> list[Any]:
         TPU_SKIP_MDS_QUERY="1",  # which would ask a server of the cloud
         TPU_ACCELERATOR_TYPE="v5litepod-4",
         TPU_WORKER_HOSTNAMES="localhost",
-        ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # nobody runs anything on one
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # nothing is run on one
     )
     where = {"chips_per_host_bounds": (2, 2, 1)}
     return topologies.get_topology_desc("v5e:2x2", "tpu", **where).devices

@@ -73,7 +73,7 @@ def federation_of(
     )
     task = fa.classification(MODELS[this.model](this.shape, 10), this.shape)
     algorithm, plan = build_algorithm(config), build_plan(config)
-    # nobody asks here where the data came from
+    # what the data came from is not read here
     return config, Federation(algorithm, task, data_of(workload), plan, None, None)
 
 

@@ -39,7 +39,7 @@ class Workload(NamedTuple):
         """Additions and multiplications of a round, as the layers are defined.
 
         Of products alone, each done forwards and for two gradients, but for that of the
-        pixels, which nobody needs.
+        pixels, which is not used.
         """
         shape, forward, first = self.shape, 0, 0
         for size in self.layers.values():

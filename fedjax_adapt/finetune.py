@@ -189,7 +189,7 @@ def check_selects(fraction: float | Array, setup: RefineSetup) -> None:
     size = setup.cohort_size
     if not check.is_tracer(fraction) and num_selected(fraction, size) == 0:
         raise SettingError(
-            f"fraction={fraction:g} of a cohort of {size} is nobody; write at least "
+            f"fraction={fraction:g} of a cohort of {size} is no client; write at least "
             f"{-(-10_000 // size) / 10_000:g}, or leave the refinement out.",
             setting="fraction",
         )

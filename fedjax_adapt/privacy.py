@@ -1,4 +1,4 @@
-r"""Client-level differential privacy: nobody can tell whether one client took part.
+r"""Client-level differential privacy: the models do not show whether one client took part.
 
     D_i  <- (theta_i - w) min(1, C / ||theta_i - w||)      over all tensors
     D     = (sum_{i in S} D_i + z C N(0, I)) / (q N)
@@ -62,7 +62,7 @@ def with_privacy(
     holds for the models of all rounds, and so for whatever the server keeps, if it is no
     secret how many took part (FedDyn's server reads it) and how many local steps they took
     (FedCM's reads their mean). It does not hold for
-    states of clients nor for `Info`, where a person may look at everybody.
+    states of clients nor for `Info`, which shows every client.
 
     Noise is drawn in floating point, for simulation and no deployment.
 

@@ -159,8 +159,8 @@ assert last["own bias"].mean() < last["alone"].mean() < last["together"].mean()
 # ## Sequences of tokens
 #
 # Twenty people write with the same ten tokens. What follows a token is drawn from a table
-# that is partly everybody's and partly their own. Sentences have 6 to 16 tokens, and 0 pads
-# the shorter ones. Inputs and targets are the same sentences, one place apart.
+# that is partly common to all and partly their own. Sentences have 6 to 16 tokens, and 0
+# pads the shorter ones. Inputs and targets are the same sentences, one place apart.
 
 # %%
 PEOPLE, TOKENS, LENGTH, SENTENCES = 20, 10, 16, 40

@@ -1,9 +1,10 @@
 """Which simulators are run, and how: every peer at its best setting, and ours.
 
 A peer gets what ours gets: every core, and the tuned allocator. Where it was as fast or
-faster without, or where nobody knows, it is run both ways. FedJAX also gets what makes it
-faster on a CPU: pooling by reshaping, and the old runtime of jax 0.4. On a GPU those that
-can use one are run in three precisions (torch_device.py), compiled last: that takes long.
+faster without, or where that is not known, it is run both ways. FedJAX also gets what
+makes it faster on a CPU: pooling by reshaping, and the old runtime of jax 0.4. On a GPU
+those that can use one are run in three precisions (torch_device.py), compiled last: that
+takes long.
 """
 
 import os

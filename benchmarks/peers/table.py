@@ -1,4 +1,4 @@
-"""The table of a sitting, in Markdown, from the lines of it that nobody disturbed."""
+"""The table of a sitting, in Markdown, from lines that no other program disturbed."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -76,7 +76,7 @@ def rows(
     Args:
       settings: to be shown.
       lines: of this workload, one per setting and pass at most, all undisturbed.
-      peaks: of the device at each precision, in TFLOP/s; None: nobody asks.
+      peaks: of the device at each precision, in TFLOP/s; None: not shown.
     """
     by_pass = {
         setting.name: {

@@ -9,7 +9,7 @@ r"""FedGen: a generator of features, taught by all clients' heads, that regulari
     D = exp(-mean_{b,k} |z_b - z_k| (e_b - e_k)^2)            o_i[y] = c_i[y] / sum_S c[y]
 
 c_i[y] is 1 + the examples of label y that client i has trained on in this round; G is
-taught on labels that somebody has seen. KL_b = KL(softmax sum_i o_i h_i(z) || softmax
+taught on labels that some client has seen. KL_b = KL(softmax sum_i o_i h_i(z) || softmax
 h_w(z)) with the broadcast head. The softmax in beta's term carries no gradient, and
 nothing that a client does changes G.
 

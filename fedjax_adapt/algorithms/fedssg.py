@@ -190,7 +190,7 @@ def fedssg(
         if setting.rounds is not None:
             return setting.rounds
         warnings.warn(
-            "nobody says how many rounds the run has, and fedssg takes the paper's 300; "
+            "the run's number of rounds is not given, and fedssg takes the paper's 300; "
             "write Plan(rounds=...) or fedssg(total_rounds=...), or call fa.train.",
             stacklevel=2,
         )

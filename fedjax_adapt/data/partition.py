@@ -203,7 +203,7 @@ class Skew(NamedTuple):
             f"{self.label_counts.shape[1]} (mean {labels.mean():.1f}), label entropy "
             f"{self.label_entropy.mean():.2f} of {whole:.2f} nats, distance from the "
             f"whole {self.label_distance.mean():.2f}"
-            + (f"\n{unheld} training examples are nobody's" if unheld else "")
+            + (f"\n{unheld} training examples belong to no client" if unheld else "")
         )
 
 

@@ -5,7 +5,7 @@ A protocol takes the public set out of a source:
     holdout      out of the training set, before it is split among the clients
     split_test   one part of the test set; only the other part is the test set then
     published    the test set itself, as FNR-FL's released code has it: what is called its
-                 accuracy is TRAINING accuracy, and compares with nobody's test accuracy
+                 accuracy is TRAINING accuracy, and compares with no test accuracy
 
 All draws are stratified: every label keeps its share, give or take one example.
 

@@ -53,7 +53,7 @@ def permuted(key: Key, positions: Array, size: Array) -> Array:
       Hoang, Morris & Rogaway, "An Enciphering Scheme Based on a Card Shuffle",
       CRYPTO 2012, https://arxiv.org/abs/1208.1176. Figure 1.
     """
-    with jax.disable_jit(False):  # in debug_round as well: nobody steps through this
+    with jax.disable_jit(False):  # also in debug_round, which runs without jit
         return _permuted(key, positions, size)
 
 

@@ -107,7 +107,7 @@ def debug_round(
     task = guarded_task(task)
     setup = Setup(algorithm, task, data, plan)
     policy, server_rule = algorithm.policy, algorithm.server
-    store, everybody = store_of(plan), jnp.arange(data.num_clients)
+    store, all_ids = store_of(plan), jnp.arange(data.num_clients)
 
     def round_fn(state: State, key: Key) -> tuple[State, Info]:
         with jax.disable_jit(), precise(task):
@@ -117,7 +117,7 @@ def debug_round(
         check_state(algorithm, task, data, plan, state)
         with jax.disable_jit(False):  # what a store does to a table may need programs
             state = store.move(state, 1)
-            held = store.gather(state.clients, everybody, 1)
+            held = store.gather(state.clients, all_ids, 1)
         table = of_clients = jax.tree.map(lambda leaf: leaf[held.row], held.table)
         key_cohort, key_local, key_refine = jax.random.split(key, 3)
         key_train, key_measure = jax.random.split(key_local)
@@ -259,7 +259,7 @@ def debug_round(
         put = lambda all_, rows: all_.at[held.row].set(rows)
         table = jax.tree.map(put, held.table, table)
         with jax.disable_jit(False):
-            clients = store.scatter(state.clients, everybody, table, 1)
+            clients = store.scatter(state.clients, all_ids, table, 1)
         done = state.round + 1
         new = State(
             params,

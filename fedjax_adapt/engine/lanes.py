@@ -93,9 +93,10 @@ def kept_busy(cohort_size: int, steps: np.ndarray | None, work: Work) -> int:
     """Lanes for clients of unequal steps on a device where all have room.
 
     A lane for each client, or as many as the steps of all hold those of the longest: with
-    more, somebody waits for it whatever is done. What takes less time by `paced`: fewer
-    lanes have more trips, at each of which the host waits and room is made, and leave the
-    last turn half empty. That pays where the work of the lanes is most of a step.
+    more, some lane waits for that client whatever is done. What takes less time by
+    `paced`: fewer lanes have more trips, at each of which the host waits and room is made,
+    and leave the last turn half empty. That pays where the work of the lanes is most of a
+    step.
 
     Args:
       cohort_size: clients of the round on this device.

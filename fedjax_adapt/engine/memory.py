@@ -99,7 +99,7 @@ def free_memory() -> int | None:
 def peak_memory() -> int | None:
     """The most bytes held so far: on the device, or by this process for a CPU.
 
-    None: nobody says.
+    None: unknown.
     """
     if jax.default_backend() != "cpu":
         stats = jax.local_devices()[0].memory_stats() or {}

@@ -22,7 +22,7 @@ from .batches import batch_size
 from .footprint import inner_jaxprs
 
 LAUNCH = 3e-6  # seconds of a kernel whatever its size
-WAIT = 15e-6  # until the host knows whether somebody goes on
+WAIT = 15e-6  # until the host knows whether any client goes on
 STEP, ROOM = 20 * LAUNCH, 25 * LAUNCH  # kernels counted in W2, see benchmarks/README.md
 # an H100's: float32 operations and bytes a second. In TF32 and bfloat16 it is faster
 PEAK, BANDWIDTH = 67e12, 3.35e12

@@ -138,12 +138,12 @@ def side_by_side(function: Callable, num_lanes: int) -> Callable:
 
 
 def zeros_if_empty(there: Array, make: Callable[[], PyTree]) -> PyTree:
-    """`make()`, or zeros of its shapes if nobody is there, without making them."""
+    """`make()`, or zeros of its shapes, without calling it, if all slots are empty."""
     zeros = lambda: jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(make)
     )
-    somebody = xla.largest(there.any().astype(jnp.int32)) > 0
-    return jax.lax.cond(somebody, make, zeros)
+    occupied = xla.largest(there.any().astype(jnp.int32)) > 0
+    return jax.lax.cond(occupied, make, zeros)
 
 
 def in_groups(

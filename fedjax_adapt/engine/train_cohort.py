@@ -93,10 +93,10 @@ class Result(NamedTuple):
     state: ClientState
     loss: Array
     clipped: Array
-    run: Any  # () unless somebody asks for it
+    run: Any  # () unless a policy or a refinement reads it
     sent: PyTree  # to the policy
     for_refinement: PyTree
-    left_out: Any = ()  # a bool, for what it sent; () where nobody may be
+    left_out: Any = ()  # a bool, for what it sent; () where no client may be
 
 
 class Trained(NamedTuple):
@@ -106,7 +106,7 @@ class Trained(NamedTuple):
     upload: Upload  # combined
     clients: ClientState  # the whole table, [rows, ...]
     sent: PyTree  # mean of what the active clients sent to the policy
-    runs: Any  # [cohort, ...]; () unless somebody asks for them
+    runs: Any  # [cohort, ...]; () unless a policy or a refinement reads them
     each: Result  # but for what was summed up or written to the table
 
 
@@ -167,7 +167,7 @@ def train_cohort(
         if num_lanes in (1, assignment.slots_per_device) or pace.known is not None:
             several = side_by_side(one, num_lanes)
             if num_lanes > 1 or jax.default_backend() != "cpu":
-                # else the loop of the only lane has no steps for nobody
+                # the loop of a single lane on a CPU takes no steps for an empty slot
                 several = skip_empty_groups(setup, assignment, several)
             run = lambda carry, group: several(begin(carry, group))
             step = lambda carry, group: collect(carry, group, run(carry, group))

@@ -674,7 +674,9 @@ def test_what_does_not_fit_is_found_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match=r"^trial 2 \(num_clients=10000\): .*10000"):
         sweep(bad, tmp_path / "sweep")
     bad = {"run": {**RUN, "algorithm": "fnr"}, "grid": {"fraction": [0.5, 0.01]}}
-    with pytest.raises(ValueError, match=r"^trial 1 \(fraction=0.01\): .* is nobody;"):
+    with pytest.raises(
+        ValueError, match=r"^trial 1 \(fraction=0.01\): .* is no client;"
+    ):
         sweep(bad, tmp_path / "sweep")  # which would be traced
     bad = {"run": RUN, "grid": {"lr": [0.1, 0.2]}}
     with pytest.raises(ValueError, match="devices=99 but JAX sees 4"):
