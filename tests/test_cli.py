@@ -306,6 +306,7 @@ def test_a_name_that_is_too_long_is_a_mistake(capsys):
         assert code == 2 and name in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_quiet_run_prints_nothing_but_warnings(capsys, elsewhere):
     line = f"{QUICK} --folder mine --quiet"
     assert fedjax_adapt(capsys, line) == (0, "", "")
@@ -346,6 +347,7 @@ def test_a_quiet_run_prints_nothing_but_warnings(capsys, elsewhere):
     assert capsys.readouterr() == ("", said)
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on_and_going_on_works(capsys, monkeypatch):
     from fedjax_adapt.experiment import checkpoint
 
@@ -426,6 +428,7 @@ BROKEN = f"{QUICK} --clip-norm none --corrupt noisy_inputs --corrupt-clients 2 "
 BROKEN += "--corrupt-strength 1e30"
 
 
+@pytest.mark.slow
 def test_updates_that_are_left_out_are_told_and_counted(capsys):
     out_of = "--nonfinite-updates leave_out"
     code, out, _ = fedjax_adapt(capsys, f"{BROKEN} {out_of} --folder mine")

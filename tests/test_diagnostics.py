@@ -69,6 +69,7 @@ def test_entropy_of_steps(steps, nats):
     np.testing.assert_allclose(both, [nats, nats], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_refinement_by_class_is_of_the_round_without_and_with_it(task, data):
     plan, key = fa.Plan(batch_size=4), jax.random.key(5)
     refined, plain = fa.algorithms.fnr(epochs=3, weight=0.1), fa.algorithms.fedavg()

@@ -76,6 +76,7 @@ def round_of_network(precision, lanes):
     )
 
 
+@pytest.mark.slow
 def test_on_a_cpu_float32_and_tf32_are_what_was_there_before():
     plain = mlp()
     outcomes = [trained(fa.with_precision(plain, p)) for p in ("float32", "tf32")]

@@ -167,6 +167,7 @@ def pages(monkeypatch):
     return pages
 
 
+@pytest.mark.slow
 def test_the_pages_of_methods_have_the_curves_of_the_sweep(pages, tmp_path):
     seeds = {}
     for trial in read_sweep(ROOT / "benchmarks" / "methods.toml").trials:
@@ -218,6 +219,7 @@ def test_the_page_of_a_method_says_all_that_its_docstring_says(pages, name):
         assert word in page, word
 
 
+@pytest.mark.slow
 def test_the_picture_of_step_counts_is_of_a_run(monkeypatch):
     script = benchmark("step_counts")
     monkeypatch.setattr(script, "ROUNDS", 3)
@@ -240,6 +242,7 @@ def test_a_table_of_your_own_becomes_clients():
     assert output.getvalue().endswith("20 71 72\n")  # as the command of the page says
 
 
+@pytest.mark.slow
 def test_a_model_of_your_own_trains(capsys):
     names = {}
     with jax.numpy_rank_promotion("allow"):  # as a user has it

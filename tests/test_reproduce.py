@@ -154,6 +154,7 @@ def test_runs_that_are_there_are_not_made_again(made, unchanging):
     assert [runs_of(c) for c in figure] == [runs_of(iid(made)[0])]
 
 
+@pytest.mark.slow
 def test_more_seeds_make_the_runs_that_lack(made, monkeypatch):
     before, real, run = runs_of(iid(made)[0])[0], reproduce.sweep, []
 
@@ -170,6 +171,7 @@ def test_more_seeds_make_the_runs_that_lack(made, monkeypatch):
     assert [read_run(path).config["seed"] for path in found.values()] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_an_interrupted_item_goes_on(papers, tmp_path, made):
     def stop(progress):
         if progress.accuracy is not None:
@@ -354,6 +356,7 @@ def test_an_item_without_numbers_says_so_and_shows_the_last_of_what_it_draws(
     assert "not all the paper's" not in shown
 
 
+@pytest.mark.slow
 def test_smoke_is_beside_nothing_published(papers, tmp_path, capsys):
     told = ["reproduce", "some-table1", "--folder", str(tmp_path), "--scale", "smoke"]
     assert main([*told, "--methods", "central"]) == 0
@@ -362,6 +365,7 @@ def test_smoke_is_beside_nothing_published(papers, tmp_path, capsys):
     assert "compare with nothing" in shown and ">100" not in shown
 
 
+@pytest.mark.slow
 def test_what_lacks_is_counted_where_the_steps_of_others_are_there(made, capsys):
     told = ["reproduce", "some-table1", "--rows", "iid", "--folder", str(made)]
     assert main([*told, "--methods", "fedveca", "--seeds", "4"]) == 0
@@ -476,6 +480,7 @@ num_steps = 5
 """
 
 
+@pytest.mark.slow
 def test_a_method_takes_afls_constants_from_its_trial(papers, tmp_path):
     (papers / "some" / "fig3.toml").write_text(TRIAL)
     try:

@@ -243,6 +243,7 @@ def work(modules, small):
     return modules["parts"].Work(task, data, plan, params, steps=3)
 
 
+@pytest.mark.slow
 def test_a_round_that_sends_nothing_trains_and_stays_where_it_was(modules, work):
     parts = modules["parts"]
     for row in (False, True):

@@ -36,6 +36,7 @@ def printed(elsewhere, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_a_warning_is_one_sentence(tmp_path):
     """Of a folder of an earlier version, which lists no checksums."""
     program = [sys.executable, "-m", "fedjax_adapt"]
@@ -113,6 +114,7 @@ def test_without_a_standard_output_a_command_goes_on(monkeypatch, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_terminal_of_one_column_is_one_of_forty(printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1")
     code, shown = printed("reproduce list")

@@ -50,6 +50,7 @@ def cases():
             yield pytest.param(*case, id=name, marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrapper", "base", "policy"), list(cases()))
 def test_a_round_is_finite_and_that_of_the_slow_twin(wrapper, base, policy, task, data):
     wrap, own = WRAPPERS[wrapper], constructed(base)

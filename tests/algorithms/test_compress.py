@@ -213,6 +213,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compressor, feedback, build", fast(CASES, "qsgd-fednova"))
 def test_lanes_and_the_slow_twin_agree(task, data, compressor, feedback, build):
     algorithm = fa.with_compression(build(), compressor, feedback)

@@ -263,6 +263,7 @@ def test_lanes_do_not_change_it(task, data, build):
     close(ends[1], ends[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", fast(COMPOSED, "on scaffold"))
 def test_neither_lanes_nor_devices_nor_loops_change_it(task, data, build):
     clock = fa.Clock(step_seconds=lognormal(0.05, 1.0), delay=lognormal(0.02, 1.0))
@@ -293,6 +294,7 @@ def test_a_round_of_some_lets_as_many_arrive(task, data):
     assert not infos.seconds[np.asarray(infos.num_active) == 0].any()
 
 
+@pytest.mark.slow
 def test_fastest_lanes_are_found(task, data):
     plan = replace(PLAIN, cohort_size=2)
     assert fa.fastest_lanes(fedbuff(6, base=scaffold()), task, data, plan) in (1, 2)

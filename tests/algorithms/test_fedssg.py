@@ -207,6 +207,7 @@ LEFT_OUT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "without, options", fast({n: (n, o) for n, o in LEFT_OUT.items()}, "gate")
 )

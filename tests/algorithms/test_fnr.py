@@ -259,6 +259,7 @@ def test_losses_of_a_public_batch_are_added_up_as_algorithm_3_has_it(width, x64)
     agrees_with_the_oracle(algorithm, how, make_public(np.float64, size=24))
 
 
+@pytest.mark.slow
 def test_public_batches_have_32_examples_as_in_section_6_1(model):
     """Of 70 that makes 3, and 64 as for clients 2."""
     data = replace(make_data(), public=tuple(map(jnp.asarray, make_public(size=70))))

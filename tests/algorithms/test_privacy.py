@@ -91,6 +91,7 @@ def test_noise_is_normal_of_the_deviation_it_says(task, data):
         assert np.abs(apart).max() < 0.2  # numbers do not share their noise
 
 
+@pytest.mark.slow
 def test_the_slow_twin_draws_the_same_noise(task, data):
     algorithm = fa.with_privacy(fedprox(), 0.1, 0.5)
     plan = fa.Plan(cohort_size=4, batch_size=4, lanes=3)
@@ -168,6 +169,7 @@ def gaussian_delta(epsilon, z):
     return phi(a - b) - exp(epsilon) * phi(-a - b)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the package's own imports
 def test_epsilon_is_that_of_the_closed_form_and_moves_as_it_should():
     pytest.importorskip("dp_accounting")

@@ -216,6 +216,7 @@ def test_what_is_sent_beside_stays_the_mean(task, data):
     assert effective(robust) == pytest.approx(effective(fednova()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["krum", pytest.param("median", marks=pytest.mark.slow)]
 )
@@ -262,6 +263,7 @@ def test_mistakes_are_one_sentence(task, data):
         start(few, task, data, plan)
 
 
+@pytest.mark.slow
 def test_the_weights_of_the_rule_are_those_of_its_base(task, data):
     """Far off, every pull is as its weight: one iteration tells n_i from 1 / m."""
     plan = fa.Plan(batch_size=4)

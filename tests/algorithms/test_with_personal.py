@@ -122,6 +122,7 @@ def test_scaffold_with_personal_biases_follows_the_numpy_oracle(x64):
     assert not np.asarray(last.server["b"]).any()
 
 
+@pytest.mark.slow
 def test_adaptive_steps_lanes_and_host_memory_agree_with_the_slow_twin(task, data):
     algorithm = fa.with_steps(fa.with_personal(scaffold(), "b"), fa.gsnr_steps(3))
     algorithm = fa.with_server_optimizer(algorithm, optax.sgd(1.0))

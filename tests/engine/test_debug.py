@@ -20,6 +20,7 @@ def test_a_loss_that_is_not_finite_names_client_and_step(task):
         round_fn(state, keys(1)[0])
 
 
+@pytest.mark.slow
 def test_it_leaves_out_the_same_clients(task, data):
     policy = fa.StepPolicy(
         steps=lambda state, cohort, measured: cohort.ids + 1,

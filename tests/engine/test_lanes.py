@@ -207,6 +207,7 @@ def test_fewer_lanes_than_would_be_fastest_are_told(wide, monkeypatch):
     fa.make_round(fedavg(), task, data, replace(plan, lanes=10))  # as was asked for
 
 
+@pytest.mark.slow
 def test_unequal_clients_have_the_lanes_that_fit_of_those_kept_busy(
     wide, large, monkeypatch
 ):

@@ -119,6 +119,7 @@ def test_a_client_trains_anywhere_and_its_row_comes_back(
         close(end, ends[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "many"),  # 2 divides the 8 clients, 3 does not
     fast(
@@ -381,6 +382,7 @@ def test_no_two_leaves_of_a_table_share_a_buffer():
     assert not pointers(a) & pointers(b)
 
 
+@pytest.mark.slow
 def test_a_state_of_other_devices_is_moved(task, data):
     rounds, states = {}, {}
     for devices in (1, 2, 3):

@@ -319,6 +319,7 @@ def test_noise_of_clients_and_server_comes_from_the_key_alone(lanes, task, data)
     assert float(again.server) != float(after.server)
 
 
+@pytest.mark.slow
 def test_a_client_may_start_elsewhere_than_at_the_broadcast(task):
     """Each keeps its own biases: what it starts from is its anchor."""
     data = fa.FederatedDataset.from_clients(make_clients(), num_classes=3)
@@ -348,6 +349,7 @@ def test_a_client_may_start_elsewhere_than_at_the_broadcast(task):
     assert not np.asarray(state.params["b"]).any()
 
 
+@pytest.mark.slow
 def test_fedssg_learns_the_run_from_plan_and_train(task, data):
     def after(algorithm, plan, rounds=4):
         round_fn, state = start(algorithm, task, data, plan)

@@ -101,6 +101,7 @@ def test_the_clients_test_sets_count_where_there_are_some(task, trained):
         assert same(train, fa.evaluate_clients(task, params, data))
 
 
+@pytest.mark.slow
 def test_states_in_the_hosts_memory_are_read_block_by_block(task, data, monkeypatch):
     ends = []
     for memory in ("device", "host"):

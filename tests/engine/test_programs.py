@@ -18,6 +18,7 @@ def num_programs():
     return len(jax.devices()[0].client.live_executables())
 
 
+@pytest.mark.slow
 def test_only_the_newest_programs_are_kept(monkeypatch):
     most, compiled = 3, []
     monkeypatch.setattr(xla, "MOST_PROGRAMS", most)

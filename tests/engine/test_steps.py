@@ -138,6 +138,7 @@ def test_empty_slots_take_no_steps(policy, num_lanes, backend, task, monkeypatch
         assert len(taken) == 3 * groups
 
 
+@pytest.mark.slow
 def test_nobody_measures_in_an_empty_slot(task):
     """But beside somebody: lanes go together."""
     measured = []
@@ -173,6 +174,7 @@ def test_nobody_measures_in_an_empty_slot(task):
     assert taken == wanted.max() < 9  # of 19 slots
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_trials_side_by_side_do_what_each_does_alone(backend, task, monkeypatch):
     """One loop for all of them, which ends with the longest of all."""
@@ -403,6 +405,7 @@ def folded(number=None, over=True):
     return fa.Algorithm(local=fa.LocalRule(finish=finish))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [None, 3])
 @pytest.mark.parametrize(
     "policy", [fa.constant_steps(5), steps_of((0, 7, 2, 0, 4, 9))], ids=["known", "not"]

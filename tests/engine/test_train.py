@@ -46,6 +46,7 @@ def test_the_data_is_an_argument_of_the_program_not_a_constant(ready):
     assert any(leaf is round_fn.data.x for leaf in leaves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_another_learning_rate_is_no_other_program(task, data, devices):
     call = jax.jit(lambda round_fn, state, key: round_fn(state, key))
@@ -72,6 +73,7 @@ def test_another_learning_rate_is_no_other_program(task, data, devices):
         assert not same(moved, baked_in[0].params)
 
 
+@pytest.mark.slow
 def test_a_round_made_anew_is_traced_no_more(task, data):
     traced = []
 
@@ -232,6 +234,7 @@ def test_what_a_callback_raises_leaves_the_state_before_as_it_was(ready):
     assert same(jax.tree.map(np.array, state), kept)
 
 
+@pytest.mark.slow
 def test_a_figure_with_the_name_of_another_is_refused_for_a_callback(ready):
     round_fn, state = ready
 

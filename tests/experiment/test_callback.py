@@ -34,6 +34,7 @@ def test_it_hears_every_round_and_a_run_is_the_same_with_it(tiny, whole):
         } == {n: v for n, v in figures.items() if n != "seconds"}
 
 
+@pytest.mark.slow
 def test_rounds_between_evaluations_are_heard_without_accuracy(tiny, whole):
     heard = []
     config = tiny(evaluate_every=3)

@@ -432,6 +432,7 @@ def test_what_is_set_aside_twice_is_kept_twice(stopped, tmp_path):
     assert (saved / "000000004.unreadable" / "first").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_of_before_is_saved_before_it_has_rows(stopped, tmp_path):
     """A state between two evaluations; the list of the run comes first all the same."""
     settings = {**TINY, "evaluate_every": 5, "rounds": 10}

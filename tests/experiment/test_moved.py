@@ -81,6 +81,7 @@ def test_a_state_that_is_being_written_makes_no_deleted_folder_anew(tmp_path):
     assert not place.exists() and tmp_path.exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_folder_is_deleted_ends_and_makes_nothing_anew(tmp_path):
     place = tmp_path / "sweep"
     trial = {"algorithm": "fedavg", "model": "linear", "rounds": 3}

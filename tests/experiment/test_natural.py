@@ -188,6 +188,7 @@ def test_fewer_clients_are_drawn_and_keep_their_own_tests(mine):
         )
 
 
+@pytest.mark.slow
 def test_a_run_writes_down_how_many_there_were(mine, tmp_path):
     config = small(mine)
     summary = run(config)

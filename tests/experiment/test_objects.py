@@ -53,6 +53,7 @@ def short(folder, **changes):
     return Config(folder=str(folder), **{**SHORT, **changes})
 
 
+@pytest.mark.slow
 def test_objects_run_as_a_loop_over_their_rounds_does(tmp_path, trio):
     summary = run(short(tmp_path / "run"), **trio)
     algorithm, task, data = trio.values()
@@ -177,6 +178,7 @@ def test_the_tests_of_clients_are_the_test_set_of_data_without_one(tmp_path, tri
     assert summary.data["test"] == int(own.client_tests.size.sum())
 
 
+@pytest.mark.slow
 def test_a_model_by_name_learns_from_data_of_a_users_own(tmp_path, trio):
     summary = run(short(tmp_path / "run", model="linear"), data=trio["data"])
     assert summary.method == "fedssg" and set(summary.own) == {
@@ -186,6 +188,7 @@ def test_a_model_by_name_learns_from_data_of_a_users_own(tmp_path, trio):
     assert objects.under_way() is False
 
 
+@pytest.mark.slow
 def test_a_sweep_over_seeds_and_rates_of_objects_is_one_program(tmp_path, trio):
     grid = {"lr": [0.05, 0.1], "seed": [0, 1]}
     told = {**SHORT, "devices": 1}
@@ -207,6 +210,7 @@ def test_a_sweep_over_seeds_and_rates_of_objects_is_one_program(tmp_path, trio):
 # --- what is loaded ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_is_loaded_evaluated_and_gone_on_with(tiny, whole):
     broken = tiny()
     with pytest.raises(Stop):
@@ -258,6 +262,7 @@ def test_what_cannot_be_loaded_is_said(tmp_path, trio):
         load_run(tmp_path / "empty")
 
 
+@pytest.mark.slow
 def test_the_rounds_of_a_sweep_are_one_table(tmp_path):
     told = {**TINY, "rounds": 2, "devices": 1}
     del told["algorithm"]

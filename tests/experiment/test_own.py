@@ -122,6 +122,7 @@ OWN = {"algorithm": leash, "model": tiny_net, "partition": stripes, "dataset": b
 FEW = {"num_clients": 4, "rounds": 3, "batch_size": 5, "epochs": 1.0}
 
 
+@pytest.mark.slow
 def test_what_is_registered_runs_sweeps_and_is_listed_as_ours_is(tmp_path, capsys):
     for kind, function in OWN.items():
         assert fa.register(kind)(function) is function
@@ -456,6 +457,7 @@ def test_what_an_own_algorithm_refuses_names_the_trial(place, line, says):
         groups_of_picky(**{place: line})
 
 
+@pytest.mark.slow
 def test_a_function_of_a_file_runs_from_the_command_line_and_is_resumed(capsys):
     Path("mine.py").write_text(MINE)
     line = (
@@ -487,6 +489,7 @@ def test_a_function_of_a_file_runs_from_the_command_line_and_is_resumed(capsys):
     assert cli.main("compare runs/mine runs/other".split()) == 0
 
 
+@pytest.mark.slow
 def test_a_file_that_is_gone_or_has_changed_is_no_longer_that_of_the_run(capsys):
     Path("mine.py").write_text(MINE)
     config = from_settings(QUICK | {"folder": "runs/mine"})
@@ -510,6 +513,7 @@ def test_a_file_that_is_gone_or_has_changed_is_no_longer_that_of_the_run(capsys)
     assert "begun with another algorithm=mine.py:fede" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_sweep_is_resumed_with_the_file_it_was_begun_with(capsys):
     Path("mine.py").write_text(MINE)
     asked = {
@@ -546,6 +550,7 @@ def test_what_was_another_thing_in_an_earlier_version_is_recorded():
         assert found[0] == choice and found[1].startswith("AFL's ")
 
 
+@pytest.mark.slow
 def test_what_was_another_thing_in_an_earlier_version_is_not_gone_on_with():
     brief = {"rounds": 3, "checkpoint_every": 1, "evaluate_clients": False}
     choice = "partition=fedveca_case"

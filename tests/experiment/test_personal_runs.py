@@ -19,6 +19,7 @@ def spread(accuracy):
     return {"mean": accuracy.mean(), "std": accuracy.std(), "min": accuracy.min()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "memory", ["device", pytest.param("host", marks=pytest.mark.slow)]
 )

@@ -32,6 +32,7 @@ def config_of(**changes):
     return from_settings({**RUN, "folder": "mine", **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -180,6 +181,7 @@ def test_a_dry_run_refuses_what_the_run_does(capsys, words):
     assert fedjax_adapt(capsys, f"run {words} --dry-run") == refused
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_is_done(capsys):
     run(config_of(algorithm="fedavg"))
     line = "run --folder mine --resume --dry-run"
@@ -194,6 +196,7 @@ def test_a_dry_run_says_what_is_done(capsys):
     assert not Path("other").exists()
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_a_sweep_says_its_programs(capsys, elsewhere):
     grid = {"algorithm": ["fedavg", "fedgsnr"], "lr": [0.1, 0.2], "seed": [0, 1]}
     asked = read_sweep({"run": RUN | {"partition_seed": 0}, "grid": grid})

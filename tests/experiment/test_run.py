@@ -300,6 +300,7 @@ def test_how_often_a_run_is_saved_or_evaluated_changes_no_result(tiny, whole):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_traces_its_round_and_its_evaluation_once(tiny, monkeypatch):
     MADE.clear()
     traced = []
@@ -322,6 +323,7 @@ def test_a_run_traces_its_round_and_its_evaluation_once(tiny, monkeypatch):
     assert sorted(traced) == ["_round"] * 2 + ["measure"] * 2
 
 
+@pytest.mark.slow
 def test_another_learning_rate_and_seed_are_no_other_program(tiny, monkeypatch):
     compiled, compile_ = [], jax.stages.Lowered.compile
 

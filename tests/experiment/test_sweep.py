@@ -156,6 +156,7 @@ def test_what_reads_runs_reads_the_trials_of_a_sweep(three, tmp_path):
         read_run(three.folder)
 
 
+@pytest.mark.slow
 def test_the_curves_of_pages_are_the_means_over_seeds(tmp_path):
     grid = {"algorithm": ["fedavg", "fedprox"], "seed": [0, 1]}
     run = {name: value for name, value in RUN.items() if name != "algorithm"}
@@ -225,6 +226,7 @@ def test_a_trial_that_diverges_has_the_folder_of_such_a_run(tmp_path):
         sheets([found.folder])
 
 
+@pytest.mark.slow
 def test_trials_share_a_program_though_each_has_a_partition_of_its_own(tmp_path):
     """Clients of unlike sizes, split by labels they never see; clocks of the seed."""
     common = {**RUN, "partition": "dirichlet_classes", "algorithm": "feddisco"}
@@ -247,6 +249,7 @@ def test_trials_share_a_program_though_each_has_a_partition_of_its_own(tmp_path)
     assert trial["data"] != read_run(found.folder / "trials" / "0000").summary["data"]
 
 
+@pytest.mark.slow
 def test_clients_of_a_trial_are_ranked_by_what_they_contribute(tmp_path):
     settings = {name: value for name, value in RUN.items() if name != "epochs"}
     settings |= {"algorithm": "fedgsnr", "rounds": 2}
@@ -343,6 +346,7 @@ def test_no_damage_to_a_sweep_is_silent(tmp_path, three):
     assert outcomes.count("refused") > 5 and outcomes.count("same") > 3, outcomes
 
 
+@pytest.mark.slow
 def test_a_group_of_another_sweep_is_refused(tmp_path):
     """It has its own list, which is whole."""
     for name, rate in (("a", 0.1), ("b", 0.2)):
@@ -615,6 +619,7 @@ def test_the_trials_of_an_unfinished_sweep_are_compared_and_it_is_said(tmp_path,
         sheets([folder])
 
 
+@pytest.mark.slow
 def test_a_group_stands_for_its_trials(tmp_path, monkeypatch):
     grid = [{"lr": [0.1, 0.03]}, {"batch_size": [50], "lr": [0.1, 1e12]}]
     found = sweep({"run": RUN | {"rounds": 2}, "grid": grid}, tmp_path / "sweep")
@@ -694,6 +699,7 @@ def grouped(run, grid):
     return [([t.number for t in group.trials], group.numbers) for group in groups]
 
 
+@pytest.mark.slow
 def test_trials_share_a_program_if_numbers_and_seeds_are_all_that_varies():
     fixed = {"partition_seed": 0}
     both = {"lr": [0.1, 0.2], "seed": [0, 1]}
@@ -781,6 +787,7 @@ def test_trials_side_by_side_take_the_place_of_clients_on_a_cpu():
     assert [lanes(told, each) for each in (1, 4)] == [4, 4]
 
 
+@pytest.mark.slow
 def test_a_trial_that_diverges_stops_no_other_and_is_exit_code_1(
     tmp_path, capsys, monkeypatch
 ):

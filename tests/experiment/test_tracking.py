@@ -124,6 +124,7 @@ def test_a_run_of_a_tracker_is_read_without_its_package(tiny, fakes, monkeypatch
     assert load_run(config.folder).state.round == 2
 
 
+@pytest.mark.slow
 def test_each_trial_of_a_sweep_has_its_own(tiny, tmp_path, fakes):
     grid = {"run": {**RUN, "track": "wandb"}, "grid": [{"lr": [0.03, 0.1, 0.3]}]}
     folder = tmp_path / "sweep"

@@ -133,6 +133,7 @@ def test_rungs_are_those_of_successive_halving(rounds, trials, halve, found):
     assert rungs(rounds, trials, halve) == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [2, 4, 7, 9, 12])
 def test_a_search_that_was_stopped_goes_on_as_it_would_have(tmp_path, halved, after):
     seen = []
@@ -161,6 +162,7 @@ def test_a_search_goes_on_for_more_trials(tmp_path, halved):
         tune(folder / "tune.toml", folder, True)  # which is for 5
 
 
+@pytest.mark.slow
 def test_what_was_tried_is_not_trained_again(tmp_path):
     """Two choices in four trials: two runs."""
     search = {"run": RUN, "space": {"lr": [0.1, 0.3]}}
@@ -197,6 +199,7 @@ def test_trials_have_the_numbers_of_the_search(tmp_path, monkeypatch):
             raise ValueError("no")
 
 
+@pytest.mark.slow
 def test_what_diverges_is_the_worst(tmp_path, capsys):
     space = tmp_path / "space.toml"
     settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in RUN.items())
@@ -221,6 +224,7 @@ def test_what_diverges_is_the_worst(tmp_path, capsys):
     assert not (tmp_path / "all" / "best.toml").exists()
 
 
+@pytest.mark.slow
 def test_rounds_may_be_chosen(tmp_path):
     search = {"run": {n: v for n, v in RUN.items() if n != "rounds"}}
     search["space"] = {"rounds": [1, 2]}
@@ -417,6 +421,7 @@ def test_without_optuna_the_package_is_named(monkeypatch):
         read_search(SEARCH)
 
 
+@pytest.mark.slow
 def test_objects_are_tuned_as_names_are(tmp_path):
     from fedjax_adapt.algorithms import fedavg
 
@@ -486,6 +491,7 @@ def test_a_dry_run_of_a_search_that_has_begun(halved, capsys):
     assert code == 2 and "holds a search of 5 trials" in err
 
 
+@pytest.mark.slow
 def test_the_guide_searches(elsewhere, capsys):
     page = Path(__file__).parents[2] / "docs" / "guides" / "choosing-settings.md"
     (space,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
@@ -739,6 +745,7 @@ def test_what_came_of_earlier_trials_decides_the_next():
     assert proposed(rising) > proposed(rising[::-1])
 
 
+@pytest.mark.slow
 def test_none_and_tuples_are_those_of_the_file(tmp_path):
     run = RUN | {"clip_norm": None}
     tune({"run": run, "space": {"lr": (0.1, 0.3)}}, tmp_path / "search", trials=1)

@@ -138,6 +138,7 @@ def test_where_the_compiler_has_no_room_a_run_takes_fewer_lanes(tiny, monkeypatc
     assert read_run(config.folder).config["lanes"] == 1  # that it goes on with
 
 
+@pytest.mark.slow
 def test_what_another_process_has_no_room_for_a_run_does_not_take(tiny, monkeypatch):
     """Processes of other programs would wait for each other for ever."""
     monkeypatch.setattr(module, "lanes_for", lambda *given: 4)
@@ -185,6 +186,7 @@ def test_a_memory_that_cannot_be_written_is_no_obstacle(tiny, tried, tmp_path):
     assert len(tried) == 2
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_lanes_it_began_with(tiny, tried, monkeypatch):
     class Stop(Exception):
         pass

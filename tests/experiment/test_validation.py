@@ -143,6 +143,7 @@ def swept(tmp_path_factory):
     return sweep({"run": {**settings, "partition_seed": 0}, "grid": grid}, folder)
 
 
+@pytest.mark.slow
 def test_it_is_called_validation_accuracy_wherever_it_is_shown(tiny):
     config = tiny(rounds=2, evaluate_on="validation", evaluate_also=("sel",))
     console = Console(file=io.StringIO(), width=200)

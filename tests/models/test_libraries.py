@@ -387,6 +387,7 @@ class TokenTransformer(nnx.Module):
         return self.out(x + self.attention(x, mask=mask))
 
 
+@pytest.mark.slow
 def test_a_token_transformer_learns_a_sequence():
     """Words count upwards from a random one, modulo 5; sequences end anywhere."""
     rng, length, words, pad = np.random.default_rng(0), 6, 6, 0

@@ -176,6 +176,7 @@ def test_fedvecas_network_is_afls(shape):
     np.testing.assert_allclose(actual / size, expected / size, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_image_of_one_colour_has_finite_logits():
     task = task_of("fedveca_cnn", (4, 4, 3))
     logits = task.apply(task.init(KEY), jnp.full((2, 4, 4, 3), 0.5)).logits
