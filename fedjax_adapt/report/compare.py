@@ -533,7 +533,7 @@ def _sheet(
         name = str(row + 1) if group.ranked else ascii_lowercase[row % 26]
         method, own_settings = named[row], settings[row]
         shares = {n: sample(figures(line, n).values()) for n in SHARES}
-        cells = [name, methods[method], _share(shares["accuracy"]), str(len(line))]
+        cells = [name, methods[method], share_text(shares["accuracy"]), str(len(line))]
         known = {
             "method": method,
             "rank": row + 1 if group.ranked else None,
@@ -556,7 +556,7 @@ def _sheet(
                 cells, known = [*cells, text], known | own
         costs = _costs(line)
         shown = [
-            _share(shares["best_accuracy"]),
+            share_text(shares["best_accuracy"]),
             "-" if costs["rounds"] is None else short(costs["rounds"]),
             *(_number(costs[name]) for name in ("MiB", "kappa", "rho")),
         ]
@@ -830,7 +830,7 @@ def _without_pruned(folder: str | Path) -> list[str]:
     ]
 
 
-def _share(over: Sample) -> str:
+def share_text(over: Sample) -> str:
     """A mean share of 1, in per cent, with its deviation."""
     mean = percent(over.mean or 0.0)
     return mean if over.std is None else f"{mean} ± {100 * over.std:.2f}"

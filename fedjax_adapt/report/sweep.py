@@ -11,20 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from ..experiment.store import (
     ACCURACIES,
     ACCURACY,
     NOTHING,
-    TRAINED,
     accuracy_shown_as,
     read_swept,
     shown_accuracy,
 )
-from .compare import CONTROLS, WEIGHTLESS
+from .compare import CONTROLS, WEIGHTLESS, Tested, share_text
 from .seeds import Sample
-from .tables import Name, percent
+from .tables import Name
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,13 +39,9 @@ class Line(NamedTuple):
     given: str | None  # besides the clients' own training; None: not recorded
     stopped: list[int]  # the numbers of those that a callback stopped
 
-    def mean(self, name: str) -> float:
-        """Of a figure, over the trials; NaN if all diverged."""
-        return float(np.mean([f[name] for f in self.figures] or [np.nan]))
-
-    def deviation(self, name: str) -> float | None:
-        """The standard deviation of a sample; None for less than two."""
-        return Sample([f[name] for f in self.figures]).std
+    def over(self, name: str) -> Sample:
+        """A figure of the trials."""
+        return Sample([figures[name] for figures in self.figures])
 
 
 class Part(NamedTuple):
@@ -95,17 +88,18 @@ def parts(folder: str | Path) -> list[Part]:
     for (place, dataset, count), lines in sorted(sorted_rows.items()):
         listed = list(lines.values())
         of = dataset if "algorithm" in names else f"{_methods(listed)} on {dataset}"
-        accuracy = shown_accuracy(ACCURACIES[place])
-        ranked = ACCURACIES[place] != TRAINED
-        title = f"{of}, {accuracy} {'on' if ranked else 'of'} {count} examples"
-        if ranked:
-            listed.sort(key=lambda line: -np.nan_to_num(line.mean(ACCURACY), nan=-1))
-        else:
-            title += (
-                "\n(public=published: no test accuracy, compares with no table above)"
-            )
-        result.append(Part(title, accuracy, ranked, listed))
+        tested = Tested(ACCURACIES[place], of, count, "own", None)
+        if tested.ranked:
+            listed.sort(key=_accuracy, reverse=True)
+        accuracy = shown_accuracy(tested.accuracy)
+        result.append(Part(tested.title(), accuracy, tested.ranked, listed))
     return result
+
+
+def _accuracy(line: Line) -> float:
+    """That of a line, below all others where every trial diverged."""
+    mean = line.over(ACCURACY).mean
+    return -1.0 if mean is None else mean
 
 
 def _methods(lines: Sequence[Line]) -> str:
@@ -183,11 +177,7 @@ def _figures(row: dict[str, Any], named: str) -> dict[str, float]:
 
 
 def _cell(line: Line, name: str) -> str:
-    if not line.figures:
-        return "diverged"
-    deviation = line.deviation(name)
-    text = percent(line.mean(name))
-    return text if deviation is None else f"{text} ± {100 * deviation:.2f}"
+    return share_text(line.over(name)) if line.figures else "diverged"
 
 
 def _caption(part: Part) -> str:

@@ -948,9 +948,9 @@ def test_seeds_are_one_line_with_their_spread_and_the_best_comes_first(tmp_path)
     assert [line.point["lr"] for line in part.lines] == [0.2, 0.1, 0.3]
     assert [len(line.figures) for line in part.lines] == [1, 2, 0]
     assert [line.diverged for line in part.lines] == [[3], [], [4]]
-    assert part.lines[1].mean("accuracy") == pytest.approx(0.6)
-    assert part.lines[1].deviation("accuracy") == pytest.approx(np.sqrt(0.02))
-    assert part.lines[0].deviation("accuracy") is None
+    assert part.lines[1].over("accuracy").mean == pytest.approx(0.6)
+    assert part.lines[1].over("accuracy").std == pytest.approx(np.sqrt(0.02))
+    assert part.lines[0].over("accuracy").std is None
     (table,) = sweep_tables(folder)
     cells = {str(column.header): list(column.cells) for column in table.columns}
     assert cells["test accuracy"] == ["90.00 %", "60.00 % ± 14.14", "diverged"]
