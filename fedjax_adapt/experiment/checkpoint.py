@@ -305,7 +305,7 @@ def _restored(
             continue
         # A damaged file may surface as almost any exception of orbax or tensorstore.
         try:
-            with _no_warnings(), _reader() as checkpointer:
+            with _reader() as checkpointer:
                 if _saved(checkpointer, _path(folder, round)) != expected:
                     continue  # orbax would cast to the types it is asked for
                 state = checkpointer.restore(_path(folder, round), _solid(abstract))
@@ -332,7 +332,7 @@ def _kept_otherwise(folder: Path, abstract: PyTree) -> list[str]:
     expected = _arrays(_solid(abstract))
     for round in reversed(rounds(folder)):
         try:  # as in `_restored`
-            with _no_warnings(), _reader() as checkpointer:
+            with _reader() as checkpointer:
                 found = _saved(checkpointer, _path(folder, round))
         except Exception:
             continue
@@ -451,10 +451,15 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _reader() -> Iterator[Any]:
-    """A checkpointer to read with."""
+    """A checkpointer to read with, and no warnings meanwhile.
+
+    What cannot be read the next older checkpoint makes good. Warnings are those of the
+    whole process, so this is not for a thread next to others, as `saver` has.
+    """
     import orbax.checkpoint as ocp
 
     with (
+        warnings.catch_warnings(action="ignore"),
         _quiet(),
         ocp.StandardCheckpointer(multiprocessing_options=_alone()) as checkpointer,
     ):
@@ -486,14 +491,3 @@ def _one_failure_is_enough() -> None:
 
     sys.unraisablehook = hook
     logging.getLogger("asyncio").addFilter(heard)
-
-
-@contextmanager
-def _no_warnings() -> Iterator[None]:
-    """What cannot be read the next older checkpoint makes good.
-
-    Of the whole process, so not for a thread next to others: states are written without.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

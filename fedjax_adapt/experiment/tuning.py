@@ -32,7 +32,7 @@ from ..engine.xla import compiler_options
 from ..models.timing import fastest, milliseconds, ways_to_try
 from ..models.ways import Layer
 from ..plan import Plan
-from . import summary
+from . import files, summary
 from .build import AUTO, RULE, listed, trained_layers, with_told_ways
 from .config import Config, identity
 from .federation import Federation
@@ -65,37 +65,27 @@ def add_to_cache(file: Path, found: dict[str, Any]) -> None:
     It appears whole or not at all. Of two processes that add at once one may go unheard:
     what it found is found again.
     """
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
+    with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(
-            json.dumps(read_cache(file) | found, indent=1), encoding="utf-8"
-        )
-        os.replace(temporary, file)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        files.write_text(file, json.dumps(read_cache(file) | found, indent=1))
 
 
 @functools.cache
 def hash_of_code() -> str:
     """The hash of the code that was timed, on which times depend."""
     package = Path(__file__).parents[1]
-    files = [file for name in TIMED for file in (package / name).rglob("*.py")]
-    content = b"".join(file.read_bytes() for file in sorted(files))
+    timed = [file for name in TIMED for file in (package / name).rglob("*.py")]
+    content = b"".join(file.read_bytes() for file in sorted(timed))
     return hashlib.sha256(content).hexdigest()[:12]
 
 
 LONG = 100  # rounds
 
 
-def show_nothing(doing: str, note: str | None = None) -> None:
-    """Keeps it to itself."""
-    del doing, note
-
-
 def lanes_for(
-    config: Config, federation: Federation, show: Callable[..., None] = show_nothing
+    config: Config,
+    federation: Federation,
+    show: Callable[..., None] = lambda **said: None,
 ) -> int:
     """The lanes of a run; `config.lanes` unless that is "auto".
 
@@ -144,11 +134,21 @@ def _work(config: Config, federation: Federation) -> str:
         },
         [(leaf.shape, str(leaf.dtype)) for leaf in arrays],
         *(num_devices_of(data, plan), plan.client_memory, config.convolutions),
-        *(summary.hardware(), platform.node(), summary.versions(), hash_of_code()),
-        os.environ.get("XLA_FLAGS", ""),
+        *_here(),
     ]
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _here() -> list[str]:
+    """The machine, versions, code and compiler flags on which times depend."""
+    return [
+        *map(str, summary.hardware().values()),
+        platform.node(),
+        *(f"{name} {version}" for name, version in summary.versions().items()),
+        f"code {hash_of_code()}",
+        f"XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}",
+    ]
 
 
 TABLE = "conv.json"
@@ -159,7 +159,7 @@ def settle_convolutions(
     task: Task,
     data: FederatedDataset,
     plan: Plan,
-    show: Callable[..., None] = show_nothing,
+    show: Callable[..., None] = lambda **said: None,
 ) -> tuple[Config, Task]:
     """The config and the task with ways in place of "auto"; as they are otherwise.
 
@@ -192,15 +192,9 @@ def times_of_ways(
 ) -> dict[str, float]:
     """Milliseconds of a step of a layer by way, kept or timed now; see `milliseconds`."""
     file = cache_folder() / TABLE
-    where = [*summary.hardware().values(), platform.node()]
-    where += [f"{name} {version}" for name, version in summary.versions().items()]
-    where += [
-        f"code {hash_of_code()}",
-        f"XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}",
-    ]
     what = f"{layer}{', of examples' if reads_examples else ''}"
     how = f"precision {task.precision}, lanes {lanes}, devices {devices}"
-    key = f"{', '.join(map(str, where))}: {what}; {how}"
+    key = f"{', '.join(_here())}: {what}; {how}"
     known, wanted = read_cache(file).get(key), set(ways_to_try(layer, lanes))
     if not (isinstance(known, dict) and set(known) == wanted and _are_times(known)):
         options = compiler_options(lanes)

@@ -9,7 +9,7 @@ References:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -63,7 +63,6 @@ def draw_partition(skew: Any, title: str, path: str | Path) -> Path:
     Returns:
       The path.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -72,7 +71,6 @@ def draw_partition(skew: Any, title: str, path: str | Path) -> Path:
     share = skew.label_counts / np.maximum(skew.sizes, 1)[:, None]
     height = min(max(2.6 + 0.16 * num_clients, 4.0), 11.0)
     figure = Figure(figsize=(9, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     widths = {"width_ratios": [3, 1], "wspace": 0.02}
     mix, sizes = figure.subplots(1, 2, sharey=True, gridspec_kw=widths)
     heading = f"{title}: {num_clients} clients, mean {skew.sizes.mean():.4g} (dotted)"
@@ -119,8 +117,6 @@ def contributions(folder: str | Path) -> list[Contribution]:
     Raises:
       ValueError: the folder holds no run, or one that did not measure r_k.
     """
-    import numpy as np
-
     rows = read_run(folder).clients
     if "gsnr" not in rows.column_names:
         raise SettingError(
@@ -139,30 +135,16 @@ def contributions(folder: str | Path) -> list[Contribution]:
     return sorted(found, key=lambda one: (-one.mean, one.client))
 
 
-def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Spearman's rho of two lists of values; 1 if they rank alike, -1 if opposite.
-
-    Raises:
-      ValueError: the lists differ in length, or are too short or constant.
-    """
-    from scipy.stats import spearmanr
-
-    if len(a) != len(b) or len(a) < 2 or min(map(len, (set(a), set(b)))) < 2:
-        raise SettingError(
-            f"rank_correlation got {len(a)} and {len(b)} values; give two lists of the "
-            "same length, with two different values each."
-        )
-    result: Any = spearmanr(a, b)
-    return float(result.statistic)
-
-
 def agreement(values: Mapping[int, float], gsnr: Mapping[int, float]) -> str:
     """Spearman's rho of what clients are worth and their r_k, over those that have both."""
+    from scipy.stats import spearmanr
+
     both = [k for k in values if math.isfinite(gsnr.get(k, math.nan))]
     a, b = ([of[k] for k in both] for of in (values, gsnr))
     if min(len(set(a)), len(set(b))) < 2:  # nothing to rank
         return f"undefined (n={len(both)})"
-    return f"{rank_correlation(a, b):+.3f} (n={len(both)})"
+    rho: Any = spearmanr(a, b)
+    return f"{rho.statistic:+.3f} (n={len(both)})"
 
 
 def contributions_table(
@@ -200,27 +182,19 @@ def contributions_table(
     return table
 
 
-def draw_contributions(folder: str | Path, path: str | Path | None = None) -> Path:
-    """Draws the ranking: a bar for the mean of each client's r_k, a dot for the median.
+def draw_contributions(folder: str | Path) -> Path:
+    """The path of contributions.png in a run folder, which it draws.
 
-    Args:
-      folder: of a run, finished or not.
-      path: where the picture goes; None: contributions.png in the folder.
-
-    Returns:
-      The path of the picture.
+    A bar is the mean of each client's r_k, a dot the median.
 
     Raises:
       ValueError: as `contributions`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     ranked = contributions(folder)
-    path = Path(folder) / "contributions.png" if path is None else Path(path)
     width = min(24.0, 3 + 0.22 * len(ranked))
     figure = Figure(figsize=(max(6.0, width), 3.6), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     places = range(len(ranked))
     means, medians = [one.mean for one in ranked], [one.median for one in ranked]
@@ -233,4 +207,4 @@ def draw_contributions(folder: str | Path, path: str | Path | None = None) -> Pa
     axes.grid(True, axis="y", color=GREY, alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9, labelcolor=INK)
-    return saved(figure, path)
+    return saved(figure, Path(folder) / "contributions.png")

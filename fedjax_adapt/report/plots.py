@@ -65,14 +65,12 @@ def learning_curve(
     Raises:
       ValueError: the folder holds no run, or no row yet, or not what to draw against.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     record = drawable(folder, against)
     path = Path(folder) / "learning_curve.png" if path is None else Path(path)
     # no pyplot: a figure of its own leaves the caller's backend and figures alone
     figure = Figure(figsize=(9, 3.6), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     figure.suptitle(_title(record), fontsize=11, color=INK)
     _accuracy(left, record, against)
@@ -97,11 +95,9 @@ def comparison_curves(
       ValueError: as there; or a run trained on its test set, whose accuracy compares with
         no other's; or one is of test and one of validation accuracy.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     paths = [path for given in folders for path in runs_in(given)]
     records = [drawable(path, against) for path in paths]
@@ -211,8 +207,8 @@ def saved(figure: "Figure", path: Path) -> Path:
       OSError: it cannot be written; the error names it.
     """
     drawn = io.BytesIO()  # for matplotlib's PDF crashes where there is no room for it
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a glyph the font does not have
+    # of a glyph that the font does not have
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
         figure.savefig(drawn, format=path.suffix.removeprefix(".") or "png")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:

@@ -225,7 +225,6 @@ def picture(
         by round. Empty: the first figure of each row, published and measured.
       against: the horizontal axis of curves, a column likewise.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     folders = {at: [p for p in of.values() if p is not None] for at, of in runs.items()}
@@ -244,7 +243,6 @@ def picture(
     columns = min(len(panels), 3)
     lines = -(-len(panels) // columns)
     figure = Figure((4.2 * columns, 3.2 * lines), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(textwrap.fill(title, 45 * columns), fontsize=11)
     grid = figure.subplots(lines, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:

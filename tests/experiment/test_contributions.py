@@ -11,7 +11,6 @@ from fedjax_adapt.report.clients import (
     contributions,
     contributions_table,
     draw_contributions,
-    rank_correlation,
 )
 
 
@@ -72,12 +71,3 @@ def test_mistakes_are_one_sentence(tmp_path, capsys):
     assert "holds no run" in sentence(str(tmp_path))
     files.write_listed(tmp_path / store.CONFIG, "")
     assert "has no column gsnr" in sentence(str(tmp_path))
-
-
-def test_rank_correlation_is_spearmans():
-    assert rank_correlation([1, 2, 3], [10, 20, 25]) == pytest.approx(1)
-    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
-    assert rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
-    for wrong in ([1], [1, 2, 3], [2, 2]):
-        with pytest.raises(ValueError, match="two lists of the same length"):
-            rank_correlation([1, 2], wrong)

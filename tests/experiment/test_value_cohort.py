@@ -143,6 +143,7 @@ def test_agreement_is_over_clients_that_have_both():
     assert agreement(values, {1: 5.0, 2: 4.0}) == "-1.000 (n=2)"
     assert agreement(values, {1: 5.0, 2: 5.0}) == "undefined (n=2)"
     assert agreement(values, {}) == "undefined (n=0)"
+    assert agreement(values, {1: 1, 2: 3, 4: 2, 3: 4}) == "+0.800 (n=4)"
 
 
 @pytest.mark.parametrize(

@@ -280,8 +280,9 @@ def _proposals(search: Search, before: Sequence[_Row]) -> list[dict[str, Any]]:
     import optuna
 
     first, points = len(before), []
-    with warnings.catch_warnings():  # constant_liar was long an experiment
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    # constant_liar was long an experiment
+    kind = optuna.exceptions.ExperimentalWarning
+    with warnings.catch_warnings(action="ignore", category=kind):
         study = optuna.create_study(direction="maximize")
         study.add_trials([_frozen(search, row) for row in before])
         for number in range(first, min(first + search.at_once, search.trials)):
