@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import math
 import os
 import re
@@ -128,18 +129,11 @@ def spelled(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)  # the shortest text that reads back as the same number
     if isinstance(value, str | Path):
-        return '"' + "".join(map(_escaped, str(value))) + '"'
+        # JSON's string but for DEL, which TOML wants escaped
+        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", r"\u007F")
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(spelled, value)) + "]"
     raise TypeError(f"{value!r} has no place in a TOML file")
-
-
-def _escaped(character: str) -> str:
-    if character in '"\\':
-        return "\\" + character
-    if ord(character) < 0x20 or ord(character) == 0x7F:
-        return f"\\u{ord(character):04X}"
-    return character
 
 
 PLAIN = (bool, int, float, str)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers import fedjax_adapt
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedjax_adapt.experiment import toml
@@ -15,7 +15,11 @@ scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text()
 numbers = st.floats(allow_nan=False)
 
 
+ASCII = "".join(map(chr, range(0x80)))
+
+
 @given(st.dictionaries(st.text(), scalars | numbers | st.lists(numbers)))
+@example({text: text for text in (ASCII, "\x80\u2028\ud800")})
 def test_what_is_written_reads_back_equal(values):
     assert tomllib.loads(toml.dumps(values)) == values
 
