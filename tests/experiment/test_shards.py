@@ -223,6 +223,16 @@ def test_shards_of_two_sweeps_are_not_merged(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_what_is_only_called_almost_like_a_shard_is_none(copied, whole, capsys):
+    notes = copied / "shard-1-of-x"
+    notes.mkdir()
+    assert main(["sweep", "merge", str(copied)]) == 0
+    check_is_whole(store.read_swept(copied), whole)
+    assert [path for path in copied.glob("shard-*")] == [notes]
+    assert main(["sweep", "merge", str(copied)]) == 2
+    assert "holds no shards to merge; it is whole" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("count", range(1, 6))
 def test_every_trial_is_in_one_shard(count):
     grids = [{"lr": [0.1, 0.2], "seed": [0, 1]}, {"algorithm": ["fedprox"]}]

@@ -117,31 +117,29 @@ def merge(folder: str | Path) -> store.Swept:
       SettingError: a shard lacks or is not finished, or the folder holds none.
     """
     folder = check.expanded("", folder)
-    shards = sorted(folder.glob(store.SHARDS))
-    if not shards:
+    sweeps = store.shards_in(folder)
+    if not sweeps:
         merged = (folder / store.SUMMARY).exists()
         why = "it is whole" if merged else "write the folder that --shard was given"
         raise SettingError(f"{folder} holds no shards to merge; {why}.")
-    counts = sorted({int(shard.name.rpartition("-")[2]) for shard in shards})
-    if len(counts) > 1:
+    if len(sweeps) > 1:
+        counts = " and of ".join(str(sweep.count) for sweep in sweeps)
         raise SettingError(
-            f"{folder} holds shards of {' and of '.join(map(str, counts))}; move those of "
-            "another sweep away."
+            f"{folder} holds shards of {counts}; move those of another sweep away."
         )
-    (count,) = counts
-    names = [folder / f"shard-{i}-of-{count}" for i in range(1, count + 1)]
+    (whole,) = sweeps
+    names = [folder / f"shard-{i}-of-{whole.count}" for i in range(1, whole.count + 1)]
+    there = list(filter(Path.is_dir, names))
     with ExitStack() as stack:
-        for place in (folder, *shards):  # so that no shard is resumed meanwhile
+        for place in (folder, *there):  # so that no shard is resumed meanwhile
             stack.enter_context(locked(place))
         if not (folder / store.SUMMARY).exists():  # else only the shards are left to go
-            for path in names:
-                if not (path / store.SUMMARY).exists():
-                    raise SettingError(
-                        f"{path} is not finished; run or resume it first."
-                    )
+            if whole.left:
+                path = names[whole.left[0] - 1]
+                raise SettingError(f"{path} is not finished; run or resume it first.")
             _merge(folder, names)
         (folder / WHOLE).unlink(missing_ok=True)
-        for shard in shards:
+        for shard in there:
             shutil.rmtree(shard)
     return store.read_swept(folder)
 
