@@ -221,7 +221,7 @@ def trials_in(sweep: Path) -> dict[Path, bool]:
     trials = sorted(path.parent for path in listed)
     if finished:
         check_no_others(sweep, trials)
-    found = {path: _is_finished_trial(path) for path in trials}
+    found = {path: SUMMARY in (files.listed(path) or {}) for path in trials}
     for path, has_summary in found.items():
         if has_summary and not os.path.lexists(path / SUMMARY):
             files.check(path, path / SUMMARY)
@@ -257,11 +257,6 @@ def _no_trial(sweep: Path, path: Path) -> SettingError:
     )
 
 
-def _is_finished_trial(path: Path) -> bool:
-    """Whether the list of a trial that is done has its summary."""
-    return SUMMARY in (files.listed(path) or {})
-
-
 def runs_in(folder: str | Path) -> list[Path]:
     """The folder of a run, or of each finished trial of a sweep that did not diverge.
 
@@ -280,9 +275,10 @@ def runs_in(folder: str | Path) -> list[Path]:
         known = files.listed(folder) or {}
         for path in (folder / name for name in known if name.endswith(files.SUMS)):
             files.check(folder, path, known)  # of a search, its sweeps
-        there = [path for path in _runs_below(folder) if not _is_pruned(path)]
-        pruned = [] if there else pruned_below(folder)
-        if pruned:
+        found = _runs_below(folder)
+        pruned = list(filter(_is_pruned, found))
+        there = [path for path in found if path not in pruned]
+        if pruned and not there:
             raise SettingError(
                 f"{folder} holds a search with no trial of all rounds; resume it first, or "
                 f"give one of its sweeps, as {pruned[0]}."
@@ -387,14 +383,6 @@ def _is_pruned(path: Path) -> bool:
     return path.name != f"rounds-{setting_of(run, 'rounds')}"
 
 
-def pruned_below(folder: str | Path) -> list[Path]:
-    """The sweeps of searches below a folder whose trials have only some of the rounds."""
-    folder = check.expanded("", folder)
-    if _holds_run(folder) or _holds_sweep(folder):
-        return []
-    return [path for path in _runs_below(folder) if _is_pruned(path)]
-
-
 def _is_unfinished_shard(path: Path) -> bool:
     return path.match(SHARDS) and not (path / SUMMARY).is_file()
 
@@ -428,14 +416,18 @@ def shards_in(folder: Path) -> list[Shards]:
     ]
 
 
-def shards_below(folder: str | Path) -> list[Shards]:
-    """The sweeps that lie in shards in a folder or below it."""
+def parts_below(folder: str | Path) -> tuple[list[Shards], list[Path]]:
+    """What lies in a folder, or below it, in parts.
+
+    The sweeps in shards; and those of searches whose trials have only some of the rounds.
+    """
     folder = check.expanded("", folder)
     if _holds_run(folder) or _holds_sweep(folder):
-        return []
-    below = [path for path in _runs_below(folder) if path.match(SHARDS)]
-    places = dict.fromkeys(path.parent for path in below)
-    return [sweep for place in places for sweep in shards_in(place)]
+        return [], []
+    below = _runs_below(folder)
+    places = dict.fromkeys(path.parent for path in below if path.match(SHARDS))
+    shards = [sweep for place in places for sweep in shards_in(place)]
+    return shards, list(filter(_is_pruned, below))
 
 
 class Swept(NamedTuple):

@@ -34,14 +34,13 @@ from ..experiment.store import (
     accuracy_in,
     differing,
     learned_from,
-    pruned_below,
+    parts_below,
     read_finished,
     read_run,
     read_summary,
     read_swept,
     runs_in,
     setting_of,
-    shards_below,
     shown_accuracy,
     sweep_of,
     sweep_of_group,
@@ -492,8 +491,7 @@ def sheets(
         for folder in folders
         for note in (
             *_without_trials(folder),
-            *_without_shards(folder),
-            *_without_pruned(folder),
+            *_without_parts(folder),
         )
     ]
     given = groups(folders)
@@ -813,20 +811,16 @@ def _without_trials(folder: str | Path) -> list[str]:
     return found
 
 
-def _without_shards(folder: str | Path) -> list[str]:
-    """What to say of the shards whose trials are not ranked."""
+def _without_parts(folder: str | Path) -> list[str]:
+    """What to say of shards and of searches whose trials are not ranked."""
+    shards, pruned = parts_below(folder)
     return [
         f"{sweep.folder}: {sweep.lacking()}, and their trials are not here"
-        for sweep in shards_below(folder)
+        for sweep in shards
         if sweep.left
-    ]
-
-
-def _without_pruned(folder: str | Path) -> list[str]:
-    """What to say of the trials of a search that have only some of its rounds."""
-    return [
+    ] + [
         f"{path}: its trials are not here, they have only some of the rounds of the search"
-        for path in pruned_below(folder)
+        for path in pruned
     ]
 
 

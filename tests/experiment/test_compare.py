@@ -849,8 +849,8 @@ def test_a_file_of_that_name_alone_makes_no_sweep_and_no_run(finished, capsys, n
         for own in (store.SWEEP, files.SUMS):
             files.write_text(path / own, "")
     files.write_text(Path(store.TUNE), "[run]\nrounds = 8\n")
-    assert store.pruned_below(".") == [below[1]]
-    assert [sweep.left for sweep in store.shards_below(".")] == [[1, 2]]
+    shards, pruned = store.parts_below(".")
+    assert pruned == [below[1]] and [sweep.left for sweep in shards] == [[1, 2]]
     lacks = "no config" if name == store.SWEEP else "nothing of one beside its config"
     for command in ("compare", "report"):
         assert main([command, "others"]) == 2
