@@ -16,7 +16,7 @@ from ..data.files import DATA_VARIABLE, data_folder
 from ..engine.build import make_round
 from ..engine.initial import init_state
 from ..errors import RunError, SettingError
-from ..experiment.options import Option
+from ..experiment.schema import common_options
 from ..experiment.summary import hardware, versions
 from ..experiment.tuning import cache_folder
 from ..models import classification, mlp
@@ -29,11 +29,7 @@ DESCRIPTION = """\
 Prints versions, devices, caches and the data sets that are found, and trains two rounds.
 
 The exit code is 1 if the rounds do not work."""
-FLAGS = {
-    "data_dir": Option(
-        str | None, None, "where data files are; none: the variable FEDJAX_ADAPT_DATA"
-    ),
-}
+FLAGS = {"data_dir": common_options()["data_dir"]}
 MiB = 2**20
 LONGEST = 200  # of what a run with the data set would say in full
 

@@ -61,38 +61,30 @@ def file_settings(words: Mapping[str, list[str]]) -> dict[str, Any]:
     return read_settings(check.expanded("--config ", words["config"][0]))
 
 
-def left_out(words: Mapping[str, list[str]], settings: Mapping[str, Any]) -> str | None:
-    """What to say of options in a file whose owner a flag replaces; None: nothing.
+def chosen(
+    words: Mapping[str, list[str]], settings: dict[str, Any]
+) -> tuple[dict[str, str], str | None]:
+    """What flags and settings choose, and what to say of the file's options that go.
 
-    Those that are written as their defaults, as a run writes them, are not missed.
+    Options of a choice that a flag replaces are taken from the settings. Those that are
+    written as their defaults, as a run writes them, are not missed; None: none is.
     """
-    gone = []
-    for kind, name in choices_in(settings).items():
-        given = words.get(kind) or [name]
-        if given[0] == name:
-            continue
-        lost = [
-            f"{flat_name(full)}={settings[full]}"
-            for full, option in group_of(kind, name).items()
-            if full in settings and settings[full] != option.default
-        ]
-        if lost:
-            gone.append(f"{', '.join(lost)} of {kind}={name}")
-    if not gone:
-        return None
-    return f"the file's {' and '.join(gone)} is left out: a flag chooses another."
-
-
-def chosen(words: Mapping[str, list[str]], settings: dict[str, Any]) -> dict[str, str]:
-    """What flags and settings choose; takes from the settings the options of others."""
     given = {kind: words[kind][0] for kind in KINDS if words.get(kind)}
     for kind, name in given.items():
         find(kind, name)
+    gone = []
     for kind, name in choices_in(settings).items():
-        if given.get(kind, name) != name:  # the file's options are another's
-            for full in group_of(kind, name):
-                settings.pop(full, None)
-    return choices_in({**settings, **given})
+        if given.get(kind, name) == name:
+            continue
+        lost = [
+            f"{flat_name(full)}={value}"
+            for full, option in group_of(kind, name).items()
+            if (value := settings.pop(full, option.default)) != option.default
+        ]
+        if lost:
+            gone.append(f"{', '.join(lost)} of {kind}={name}")
+    says = f"the file's {' and '.join(gone)} is left out: a flag chooses another."
+    return choices_in({**settings, **given}), says if gone else None
 
 
 def read_flags(

@@ -1,7 +1,6 @@
 """`fedjax-adapt partition`: what a partition looks like, before anyone trains on it."""
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from ..errors import SettingError
 from ..experiment.build import load_source, split_source
 from ..experiment.config import Config, common_options, from_settings, kind_options
 from ..experiment.federation import with_public
+from ..experiment.folder import dataset_label
 from ..experiment.objects import KINDS, registry
 from ..experiment.options import Option
 from ..experiment.schema import settings_that_are
@@ -25,7 +25,6 @@ from .flags import (
     chosen,
     file_settings,
     group_of,
-    left_out,
     read_flags,
     without_name,
     words_of,
@@ -68,8 +67,7 @@ def parse(arguments: Sequence[str]) -> Request:
     words = words_of(arguments)
     settings = file_settings(words)
     given = {k: v for k, v in words.items() if k in DECIDE}
-    note = left_out(given, settings)
-    choices = chosen(given, settings)
+    choices, note = chosen(given, settings)
     common = common_options()
     groups = {
         "clients": {name: common[name] for name in settings_that_are("splits")},
@@ -112,14 +110,14 @@ def title_of(config: Config) -> str:
     on = {k: v for k, v in config.partition_options.items() if v and k != "min_size"}
     given = ", ".join(f"{name}={value}" for name, value in on.items())
     how = f"{config.partition}({given})" if given else config.partition
-    return f"{_dataset(config)}, {how}"
+    return f"{dataset_label(config)}, {how}"
 
 
 def _picture(config: Config, output: str | None, overwrite: bool) -> Path:
     """Where the picture goes; raises ValueError if it may not."""
     if output is None:
         clients = "all" if config.num_clients is None else config.num_clients
-        name = f"{_dataset(config)}-{label(config.partition)}-{clients}"
+        name = f"{dataset_label(config)}-{label(config.partition)}-{clients}"
         path = Path(f"partition-{name}.png")
     else:
         path = check.expanded("--output ", output)
@@ -148,13 +146,6 @@ def output_path(
             f"{flag} FILE."
         )
     return path
-
-
-def _dataset(config: Config) -> str:
-    """The data set's name as part of a file's."""
-    return re.sub(
-        r"[^\w.-]+", "_", Path(label(config.dataset)).name.removesuffix(".npz")
-    )
 
 
 def _names_of_runs() -> set[str]:

@@ -82,11 +82,21 @@ def stopped(sentence: str) -> int:
 
 
 @contextmanager
+def _handling(number: int, handler: Callable) -> Iterator[bool]:
+    """Whether a signal is handled in a block: in the main thread alone it can be."""
+    if threading.current_thread() is not threading.main_thread():
+        yield False
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield True
+    finally:
+        signal.signal(number, before)
+
+
+@contextmanager
 def ending() -> Iterator[None]:
     """SIGTERM is what Ctrl-C is, but once: `timeout` and some schedulers send it twice."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # where signals cannot be handled
-        return
 
     def on_signal(number, frame):
         if _terminated.is_set():
@@ -97,11 +107,10 @@ def ending() -> Iterator[None]:
             raise KeyboardInterrupt
         interrupt(number, frame)
 
-    before = signal.signal(signal.SIGTERM, on_signal)
     try:
-        yield
+        with _handling(signal.SIGTERM, on_signal):
+            yield
     finally:
-        signal.signal(signal.SIGTERM, before)
         _terminated.clear()
 
 
@@ -116,15 +125,9 @@ MANY = 64  # devices on one machine
 @contextmanager
 def importing() -> Iterator[None]:
     """Ctrl-C leaves at once: an exception inside a native import crashes Python."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # where signals cannot be handled
-        return
     leave = lambda *_: os._exit(stopped("interrupted; nothing is written."))
-    before = signal.signal(signal.SIGINT, leave)
-    try:
+    with _handling(signal.SIGINT, leave):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -136,9 +139,6 @@ def finishing() -> Iterator[Callable[[], None]]:
     raised at once may be lost, as Python loses what is raised in a finalizer or while
     memory is tidied up: then it is raised again between rounds.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None  # where signals cannot be handled
-        return
     begun, asked = threading.Event(), threading.Event()
 
     def stop_if_asked():
@@ -156,14 +156,15 @@ def finishing() -> Iterator[Callable[[], None]]:
         if not isinstance(raised.exc_value, KeyboardInterrupt):
             tell(raised)
 
-    before, tell = signal.signal(signal.SIGINT, on_signal), sys.unraisablehook
-    sys.unraisablehook = on_lost
-    try:
-        yield stop_if_asked
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if sys.unraisablehook is on_lost:  # else somebody has built on it
-            sys.unraisablehook = tell
+    tell = sys.unraisablehook
+    with _handling(signal.SIGINT, on_signal) as handled:
+        if handled:
+            sys.unraisablehook = on_lost
+        try:
+            yield stop_if_asked
+        finally:
+            if sys.unraisablehook is on_lost:  # else somebody has built on it
+                sys.unraisablehook = tell
 
 
 def paths_and_flags(

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from .. import __version__, check
 from ..errors import SettingError
-from ..experiment.config import identity
+from ..experiment.config import common_options, identity
 from ..experiment.estimate import cost
 from ..experiment.files import write_text
 from ..experiment.items import Item, Scale, names, read_item
@@ -62,9 +62,7 @@ FLAGS = {
         "rounds of the first row on the digits, to try it out",
     ),
     "folder": Option(str, "runs/reproduce", "where all reproductions go"),
-    "data_dir": Option(
-        str | None, None, "where data files are; none: the variable FEDJAX_ADAPT_DATA"
-    ),
+    "data_dir": common_options()["data_dir"],
     "devices": Option(int | Literal["auto"], "auto", "how many devices share the work"),
     "dry_run": Option(
         bool, False, "say what would be run, but train and write nothing"

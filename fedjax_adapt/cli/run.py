@@ -33,7 +33,6 @@ from .flags import (
     chosen,
     file_settings,
     group_of,
-    left_out,
     read_flags,
     shown_flags,
     without_name,
@@ -99,8 +98,7 @@ def parse(arguments: Sequence[str]) -> Request:
     arguments = without_name(arguments)
     words = words_of(arguments)
     settings = _settings_file(words)
-    note = left_out(words, settings)
-    choices = chosen(words, settings)
+    choices, note = chosen(words, settings)
     groups = _groups(choices)
     values = read_flags(arguments, groups, settings, PROGRAM, DESCRIPTION, choices)
     asked = {name: values.pop(name) for name in ABOUT_THE_RUN}

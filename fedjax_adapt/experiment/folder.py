@@ -41,10 +41,15 @@ def run_folder(config: Config) -> Path:
     """Where a run lies: as given, or runs/DATASET-ALGORITHM-HASH."""
     if config.folder is not None:
         return check.expanded("folder=", config.folder)
-    dataset = Path(label(config.dataset)).name.removesuffix(".npz")
-    dataset = re.sub(r"[^\w.-]+", "_", dataset)
-    name = f"{dataset}-{label(config.algorithm)}-{config_hash(config)}"
+    dataset, algorithm = dataset_label(config), label(config.algorithm)
+    name = f"{dataset}-{algorithm}-{config_hash(config)}"
     return check.expanded("folder=", Path("runs") / name)
+
+
+def dataset_label(config: Config) -> str:
+    """The data set's name as part of a file's."""
+    name = Path(label(config.dataset)).name.removesuffix(".npz")
+    return re.sub(r"[^\w.-]+", "_", name)
 
 
 def check_folder(folder: Path, config: Config, resume: bool) -> None:
