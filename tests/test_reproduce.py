@@ -280,7 +280,7 @@ def test_training_accuracy_is_found_where_a_summary_has_it():
 
 
 def test_a_difference_inside_its_interval_is_none():
-    few = Measured("row", "method", "accuracy", 90.0, [89.0, 90.0, 92.0], 0)
+    few = Measured([89.0, 90.0, 92.0], 0, "row", "method", "accuracy", 90.0)
     # by hand: mean 90.333, deviation 1.5275, t of 2 degrees of freedom at 97.5 % 4.3027
     assert few.mean == pytest.approx(90.3333, abs=1e-4)
     assert few.std == pytest.approx(1.5275, abs=1e-4)
@@ -296,7 +296,7 @@ def test_a_difference_inside_its_interval_is_none():
 
 
 def test_a_target_that_not_all_seeds_reach_has_no_mean():
-    some = Measured("row", "method", "rounds_to.0.97", ">300", [10.0], 1)
+    some = Measured([10.0], 1, "row", "method", "rounds_to.0.97", ">300")
     assert some.mean is None and some.difference is None
     assert tables([some])["row"][0][2:] == (">300", "1 of 2 seeds", "", "2")
     none = replace(some, values=[], lacking=2)
@@ -671,7 +671,7 @@ def test_curves_and_points_are_in_percent(made):
         axes.lines[0].get_ydata(), 100 * rows["accuracy"].to_numpy()
     )
     axes = Figure().subplots()
-    some = Measured("row", "method", "accuracy", 90.0, [89.0, 90.0, 92.0], 0)
+    some = Measured([89.0, 90.0, 92.0], 0, "row", "method", "accuracy", 90.0)
     report._dots(axes, [some])
     (bars,) = axes.collections
     low, high = bars.get_segments()[0][:, 0]

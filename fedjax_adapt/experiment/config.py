@@ -22,7 +22,6 @@ from .schema import (
     kind_options,
     settings_that_are,
 )
-from .schema import Corruption as Corruption
 from .scripts import revised
 from .spelling import (
     canonical,

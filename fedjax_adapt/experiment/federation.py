@@ -103,7 +103,13 @@ def accuracy_name(federation: Federation) -> str:
 
 def without_effect(config: Config, federation: Federation) -> list[str]:
     """What to say of settings that do nothing in a run."""
-    found = [unused_public(config, federation)]
+    found, public = [], federation.public
+    if public is not None and federation.data.public is None:
+        found.append(
+            f"{config.algorithm} uses no public set: public={public.protocol} "
+            f"({public.num_examples} examples, {ORIGIN[public.protocol]}) only makes its "
+            "run comparable with one that does; give both the same validation_examples."
+        )
     if config.algorithm == "gift":
         options = kind_options("algorithm", "gift").items()
         given = {n: config.algorithm_options.get(n, o.default) for n, o in options}
@@ -112,19 +118,7 @@ def without_effect(config: Config, federation: Federation) -> list[str]:
                 f"with warmup={given['warmup']} gift changes no local steps in "
                 f"{config.rounds} rounds; give fewer, 0 for a short run."
             )
-    return [said for said in found if said is not None]
-
-
-def unused_public(config: Config, federation: Federation) -> str | None:
-    """What to say of a public set that the algorithm does not use; None: nothing."""
-    public = federation.public
-    if public is None or federation.data.public is not None:
-        return None
-    return (
-        f"{config.algorithm} uses no public set: public={public.protocol} "
-        f"({public.num_examples} examples, {ORIGIN[public.protocol]}) only makes its run "
-        "comparable with one that does; give both the same validation_examples."
-    )
+    return found
 
 
 def broadcast_bytes(federation: Federation) -> int:

@@ -41,7 +41,7 @@ def replacing(path: Path) -> Iterator[Path]:
       RunError: see `lock.check_held`.
     """
     check_held(path)
-    temporary = temporary_of(path)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         yield temporary
         with open(temporary, "rb") as file:
@@ -53,11 +53,6 @@ def replacing(path: Path) -> Iterator[Path]:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def temporary_of(path: Path) -> Path:
-    """A path of its own to write a file at, before it has its name."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 def is_left_over(path: Path, names: Iterable[str]) -> bool:

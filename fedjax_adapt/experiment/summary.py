@@ -293,8 +293,7 @@ def area_under_curve(rounds: np.ndarray, accuracy: np.ndarray) -> float:
     """Mean accuracy over the span of `rounds`, by the trapezoid rule."""
     if len(rounds) == 1:
         return float(accuracy[0])
-    widths, middles = np.diff(rounds), (accuracy[1:] + accuracy[:-1]) / 2
-    return float((widths * middles).sum() / widths.sum())
+    return float(np.trapezoid(accuracy, rounds) / (rounds[-1] - rounds[0]))
 
 
 def known_shares(accuracy: Any, counts: Any) -> list[float | None]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..experiment.store import ACCURACY, figures_of, read_run, read_summary
 from .plots import AGAINST, draw_mean, saved
-from .seeds import OverSeeds, at_target, difference_text, sample, short, speed_ups
+from .seeds import Sample, at_target, difference_text, sample, short, speed_ups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,15 +28,13 @@ Runs = Mapping[tuple[str, str], Mapping[int, Path | None]]
 
 
 @dataclass(frozen=True)
-class Measured(OverSeeds):
+class Measured(Sample):
     """A figure of a cell, in the paper's units: shares in %."""
 
     row: str
     method: str
     figure: str
     published: float | str | None
-    values: Sequence[float]  # of the seeds that have one
-    lacking: int  # seeds that diverged, or did not reach the target
 
     @property
     def difference(self) -> float | None:
@@ -84,7 +82,7 @@ def measured(
                 continue  # a model that this method does not have
             paper = published.get(row, {}).get(method, {}).get(name)
             found.append(
-                Measured(row, method, name, paper, figure.values, figure.lacking)
+                Measured(figure.values, figure.lacking, row, method, name, paper)
             )
     return found
 

@@ -66,8 +66,9 @@ def same_partitions(one: Line, other: Line) -> bool:
     )
 
 
-class OverSeeds:
-    """What follows from the values of a figure, one of each seed."""
+@dataclass(frozen=True)
+class Sample:
+    """A figure of some seeds, and what follows from it."""
 
     values: Sequence[float]  # of the seeds that have one
     lacking: int  # seeds that diverged, or did not reach the target
@@ -110,14 +111,6 @@ class OverSeeds:
         return digits(self.mean) + (
             "" if self.std is None else f" ± {digits(self.std)}"
         )
-
-
-@dataclass(frozen=True)
-class Sample(OverSeeds):
-    """A figure of some seeds."""
-
-    values: Sequence[float]
-    lacking: int = 0
 
 
 def sample(values: Iterable[float | None]) -> Sample:

@@ -20,7 +20,7 @@ from ..experiment.store import (
     shown_accuracy,
 )
 from .compare import CONTROLS, WEIGHTLESS, Tested, share_text
-from .seeds import Sample
+from .seeds import Sample, sample
 from .tables import Name
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Line(NamedTuple):
 
     def over(self, name: str) -> Sample:
         """A figure of the trials."""
-        return Sample([figures[name] for figures in self.figures])
+        return sample(figures[name] for figures in self.figures)
 
 
 class Part(NamedTuple):

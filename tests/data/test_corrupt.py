@@ -8,7 +8,7 @@ import pytest
 
 import fedjax_adapt as fa
 from fedjax_adapt.data import CORRUPTIONS, corrupt
-from fedjax_adapt.experiment.config import Corruption
+from fedjax_adapt.experiment.schema import Corruption
 
 N, K = 200, 10
 X = np.random.default_rng(0).integers(0, 256, (N, 3, 3, 1)).astype(np.uint8)
