@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedjax_adapt.experiment import read_swept
-from fedjax_adapt.experiment.store import read_finished, trial_folder
+from fedjax_adapt.experiment.records import read_finished, trial_folder
 
 COSTS = ["bytes_down", "bytes_up", "local_steps", "public_steps"]
 

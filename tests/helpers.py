@@ -25,7 +25,7 @@ from fedjax_adapt import (
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.cli import main
 from fedjax_adapt.costs import Clock, lognormal
-from fedjax_adapt.experiment import files, store
+from fedjax_adapt.experiment import files, records
 from fedjax_adapt.generators import Generator, Made
 
 WIDTH, CLASSES = 4, 3
@@ -58,7 +58,7 @@ def relist(folder: Path) -> None:
     known = files.listed(Path(folder))
     Path(folder, files.SUMS).unlink(missing_ok=True)
     files.begin(Path(folder), None if known is None else known.of)
-    sweep = store.sweep_of(folder)
+    sweep = records.sweep_of(folder)
     if sweep is not None:
         files.strike(sweep, [Path(folder, files.SUMS)])
         files.enter_lists(sweep, [Path(folder)])

@@ -14,6 +14,7 @@ from fedjax_adapt.engine import step_time
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import estimate, items, reproduce
 from fedjax_adapt.experiment.items import read_item
+from fedjax_adapt.experiment.records import read_run
 from fedjax_adapt.experiment.reproduce import (
     cells_of,
     made_below,
@@ -21,7 +22,7 @@ from fedjax_adapt.experiment.reproduce import (
     runs_of,
 )
 from fedjax_adapt.experiment.run import Progress
-from fedjax_adapt.experiment.store import read_run, read_summary
+from fedjax_adapt.experiment.store import read_summary
 from fedjax_adapt.report.reproduce import (
     Measured,
     measured,

@@ -9,8 +9,9 @@ from ..errors import SettingError
 from ..experiment.config import common_options
 from ..experiment.folder import devices_of
 from ..experiment.options import Option
+from ..experiment.records import read_run
 from ..experiment.replay import replay_round
-from ..experiment.store import TRIALS, read_run
+from ..experiment.store import TRIALS
 from .flags import read_flags
 from .process import paths_and_flags, reporting, say, take_devices
 

@@ -14,13 +14,13 @@ from .config import Config as Config
 from .federation import Federation as Federation
 from .folder import Loaded as Loaded
 from .folder import load_run as load_run
+from .records import Record as Record
+from .records import Swept as Swept
+from .records import read_run as read_run
+from .records import read_swept as read_swept
 from .rows import Diverged as Diverged
 from .run import Progress as Progress
 from .run import run as run
-from .store import Record as Record
-from .store import Swept as Swept
-from .store import read_run as read_run
-from .store import read_swept as read_swept
 from .summary import Summary as Summary
 from .sweeps.sweep import sweep as sweep
 from .sweeps.tune import Tuned as Tuned

@@ -18,16 +18,16 @@ from ..data import FederatedDataset
 from ..engine import processes
 from ..engine.initial import init_state
 from ..errors import SettingError
-from . import checkpoint, files, objects, store
+from . import checkpoint, files, objects, records, store
 from .build import build
 from .config import Config, config_hash, from_settings, to_settings, to_toml
 from .federation import Federation
 from .lock import LOCK, locked
 from .program import abstract_state, run_keys
 from .reading import read_settings
+from .records import read_run
 from .schema import settings_that_are
 from .scripts import REVISED, label, origins
-from .store import read_run
 
 if TYPE_CHECKING:
     import pyarrow
@@ -74,7 +74,7 @@ def check_folder(folder: Path, config: Config, resume: bool) -> None:
             "give another folder."
         )
 
-    if (sweep := store.sweep_of(folder)) is not None:
+    if (sweep := records.sweep_of(folder)) is not None:
         raise SettingError(
             f"folder={folder} lies among the trials of {sweep}, which stay as they are; "
             "give another folder, and --config with the config.toml of a trial to train it "

@@ -6,7 +6,7 @@ from .. import check
 from ..core import StepPolicy, matched_steps, scheduled_steps
 from ..data import PublicSet
 from ..errors import SettingError
-from . import store
+from . import records, store
 from .config import Config, read_config, to_settings
 from .schema import kind_options, settings_that_are
 
@@ -75,7 +75,7 @@ def schedule(total: int, cohorts: np.ndarray) -> np.ndarray:
 
 
 def _check_examples(
-    config: Config, record: store.Record, num_train: int, public: PublicSet | None
+    config: Config, record: records.Record, num_train: int, public: PublicSet | None
 ) -> None:
     """Raises ValueError unless the clients of both runs hold as many examples in all."""
     assert record.summary is not None
@@ -102,7 +102,7 @@ def _public_settings(given: list) -> str:
 
 
 def _columns(
-    config: Config, record: store.Record
+    config: Config, record: records.Record
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Round (1 is the first), client and local steps of each visit, [visits]."""
     table = record.clients
@@ -121,14 +121,14 @@ def _columns(
     return rounds, clients, num_steps
 
 
-def _record(config: Config) -> store.Record:
+def _record(config: Config) -> records.Record:
     """The finished run to be matched."""
     folder = check.expanded("match=", str(config.match))
     if not (folder / store.CONFIG).is_file():
         raise SettingError(
             f"match={config.match} holds no run; write the folder of a finished one."
         )
-    record, _ = store.read_finished(folder, f"match={config.match}")
+    record, _ = records.read_finished(folder, f"match={config.match}")
     theirs = to_settings(read_config(folder / store.CONFIG))
     ours = to_settings(config)
     options = [

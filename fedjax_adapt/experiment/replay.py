@@ -12,7 +12,7 @@ from .. import check
 from ..core import Algorithm, Task
 from ..data import FederatedDataset
 from ..errors import SettingError
-from . import checkpoint, files, store, summary
+from . import checkpoint, files, records, store, summary
 from .config import from_settings
 from .folder import stored_settings
 from .run import Report, run, silent
@@ -70,7 +70,7 @@ def replay_round(
       ValueError: the folder holds no run, the run has no such round, or what `run` raises.
     """
     folder = check.expanded("", folder)
-    record = store.read_run(folder)
+    record = records.read_run(folder)
     done = record.metrics["round"].to_pylist()[-1] if len(record.metrics) else 0
     check.at_least("round", round, 1, none="the last")
     if not done:
@@ -105,7 +105,7 @@ def replay_round(
             )
         except SettingError as error:  # a user knows nothing of the copy
             raise SettingError(str(error).replace(str(again), str(folder))) from None
-        now = store.read_run(again)
+        now = records.read_run(again)
     differences = {
         f"{name}.{column}": value
         for name in ("metrics", "clients")

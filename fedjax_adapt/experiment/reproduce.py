@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from .. import check
 from ..algorithms.afl.estimates import CONSTANTS, means_of_trial
 from ..errors import SettingError
-from . import store
+from . import records, store
 from .config import Config, from_settings, identity, read_config
 from .items import TAKEN, Item, Scale, read_item
 from .objects import KINDS
@@ -228,7 +228,7 @@ def made_below(folder: Path, scale: Scale) -> Made:
     """The finished runs of all items at a scale, below the folder of all reproductions."""
     made: dict[str, dict[int, Path | None]] = {}
     for begun in sorted(folder.glob(f"*/{scale}/*/*/*/{store.SUMMARY}")):
-        for trial, whole in store.trials_in(begun.parent).items():
+        for trial, whole in records.trials_in(begun.parent).items():
             config = read_config(trial / store.CONFIG)
             made.setdefault(_settings_of(config), {})[config.seed] = (
                 trial if whole else None
@@ -259,7 +259,7 @@ def runs_of(
         found |= made.get(_settings_of(cell.config), {})
     for begun in _sweeps(cell):
         if (begun / store.SUMMARY).exists():
-            for trial, whole in store.trials_in(begun).items():
+            for trial, whole in records.trials_in(begun).items():
                 seed = _checked_seed(cell, read_config(trial / store.CONFIG), begun)
                 found[seed] = trial if whole else None
     wanted = sorted(found) if any_seed else cell.configs
@@ -342,7 +342,7 @@ def _with_steps(config: Config, other: Path) -> Config:
 
 def _with_constants(config: Config, trial: Path) -> Config:
     """The config with AFL's constants, as another run has estimated them."""
-    table = store.read_run(trial).metrics
+    table = records.read_run(trial).metrics
     shown = {name: table[name].to_numpy() for name in ("estimates", *CONSTANTS)}
     constants = {name: float(mean) for name, mean in means_of_trial(shown).items()}
     return replace(config, algorithm_options={**config.algorithm_options, **constants})

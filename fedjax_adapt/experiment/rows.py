@@ -330,7 +330,7 @@ def of_rounds(
 def metrics_row(
     infos: Info, measured: Measured, last_round: int, before: Mapping[str, float]
 ) -> dict[str, Any]:
-    """One row of the table `metrics`, without its seconds; see `store.Record`.
+    """One row of the table `metrics`, without its seconds; see `records.Record`.
 
     Args:
       infos: of the group, NumPy arrays [rounds, cohort, ...].
@@ -372,7 +372,7 @@ def check_columns(infos: Info) -> None:
 
 
 def client_rows(infos: Info, first_round: int, num_clients: int) -> dict[str, Any]:
-    """The group's rows of the table `clients`, as columns; see `store.Record`.
+    """The group's rows of the table `clients`, as columns; see `records.Record`.
 
     Args:
       infos: of the group, NumPy arrays [rounds, cohort, ...].

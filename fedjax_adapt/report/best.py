@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import SettingError
-from ..experiment.store import ACCURACY, VALIDATED, differing, is_chosen, learned_from
+from ..experiment.records import differing, is_chosen, learned_from
+from ..experiment.store import ACCURACY, VALIDATED
 from .plots import FOLLOWS
 from .seeds import Line, figures, same_partitions, sample
 from .tables import percent, together

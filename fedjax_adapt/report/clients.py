@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import SettingError
-from ..experiment.store import read_run
+from ..experiment.records import read_run
 from .plots import BLUE, GREY, INK, ORANGE, saved
 
 if TYPE_CHECKING:

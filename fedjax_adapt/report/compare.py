@@ -23,6 +23,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import SettingError
 from ..experiment.files import damaged
+from ..experiment.records import (
+    differing,
+    learned_from,
+    parts_below,
+    read_finished,
+    read_run,
+    read_swept,
+    runs_in,
+    sweep_of,
+    sweep_of_group,
+    trial_folder,
+    trials_in,
+    trials_of_group,
+)
 from ..experiment.store import (
     ACCURACIES,
     ACCURACY,
@@ -32,27 +46,13 @@ from ..experiment.store import (
     TRAINED,
     TRIALS,
     accuracy_in,
-    differing,
-    learned_from,
-    parts_below,
-    read_finished,
-    read_run,
     read_summary,
-    read_swept,
-    runs_in,
-    setting_of,
     shown_accuracy,
-    sweep_of,
-    sweep_of_group,
-    trial_folder,
-    trials_in,
-    trials_of_group,
-    unlearned,
 )
 from .best import Measured, best_lines
+from .controls import lacking
 from .plots import FOLLOWS, method_of
 from .seeds import (
-    PUBLIC,
     Line,
     Run,
     Sample,
@@ -65,103 +65,17 @@ from .seeds import (
     short,
     speed_ups,
 )
-from .tables import Name, percent, shortened, some_of, together
+from .tables import Name, percent, shortened, shown_setting, some_of, together
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-Reached = dict[
-    int, dict[str, float | None]
-]  # what a target took, as in `TAKEN`, by seed
-
-WEIGHTLESS = "fnr(weight=0)"  # for FNR-FL alone: others have no such part to switch off
-CONTROLS = (WEIGHTLESS, "fedavg_pubft", "public_only")
-WORK = (
-    "algorithm.fraction",
-    "algorithm.epochs",
-)  # of a control: as much as its method's
-PENALTY = ("weight", "variant", "delta_set", "upload")  # of fnr, which no control has
-# of whose public training folders of earlier versions did not say all
-BEFORE = {"algorithm.batch_size": "none", "algorithm.batch_loss": "mean"}
+# what a target took, as in `TAKEN`, by seed
+Reached = dict[int, dict[str, float | None]]
 SOME = ("kappa", "rho")  # which not all runs have
 SHARES = ("accuracy", "best_accuracy")  # of a summary
 # to a target; "seconds" are simulated
 TAKEN = ("rounds", "steps", "MiB", "seconds", "measured_seconds")
-
-
-def lacking(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each set of controls that methods among the runs stand without.
-
-    A control has all settings of the run it is for, but for the seed and the method's own,
-    and the public set. Of one that has others a further sentence names them.
-    """
-    users = [run for run in runs if run[1].get("public", {}).get("used")]
-    controls = [run for run in users if _control(run)]
-    # names are kept in order, once
-    without: dict[tuple[str, ...], dict[str, None]] = {}
-    others: dict[tuple[str, str], dict[str, None]] = {}
-    for run in users:
-        if _control(run) is not None:
-            continue
-        lacks = []
-        for name in CONTROLS if run[0]["algorithm"] == "fnr" else CONTROLS[1:]:
-            named = [other for other in controls if _control(other) == name]
-            apart = [_apart(other, run) for other in named]
-            if "" not in apart:
-                lacks.append(name)
-                for other, differs in zip(named, apart, strict=True):
-                    which = f"{other[1]['folder']}, {name},", differs
-                    others.setdefault(which, {})[run[1]["folder"]] = None
-        without.setdefault(tuple(lacks), {})[method_of(*run)] = None
-    return [
-        f"{', '.join(methods)} {'stands' if len(methods) == 1 else 'stand'} here without "
-        f"{'its' if len(methods) == 1 else 'their'} controls {', '.join(lacks)}: what "
-        "public data alone are worth is not known."
-        for lacks, methods in without.items()
-        if lacks
-    ] + [
-        f"{which} is no control of {', '.join(folders)}: it has {differs}."
-        for (which, differs), folders in others.items()
-    ]
-
-
-def _control(run: Run) -> str | None:
-    """Which control a run is, if it is one."""
-    config = run[0]
-    if config["algorithm"] == "fnr":
-        return WEIGHTLESS if config.get("algorithm.weight") == 0 else None
-    return config["algorithm"] if config["algorithm"] in CONTROLS else None
-
-
-def _apart(control: Run, method: Run) -> str:
-    """The settings that a control does not have of this method, in words; "" if none."""
-    (theirs, of_theirs), (ours, of_ours) = control, method
-    pairs = {
-        f"public {what}": (of_theirs["public"][what], of_ours["public"][what])
-        for what in PUBLIC
-    }
-    pairs |= {
-        name: (setting_of(BEFORE | theirs, name), setting_of(BEFORE | ours, name))
-        for name in dict.fromkeys([*theirs, *ours, *BEFORE])
-        if _is_shared(name, theirs["algorithm"], ours)
-    }
-    return ", ".join(
-        f"{name}={_shown(one)}, not {_shown(other)}"
-        for name, (one, other) in pairs.items()
-        if one != other
-    )
-
-
-def _is_shared(name: str, control: str, method: dict[str, Any]) -> bool:
-    """Whether a control has this setting as its method has it."""
-    kind, _, own = name.partition(".")
-    if name == "algorithm.base":
-        return control != "public_only"  # whose clients do not train on any base
-    if own and kind == "algorithm":
-        if method["algorithm"] == "fnr":
-            return own not in PENALTY
-        return name in WORK and name in method
-    return name not in ("algorithm", "seed", "public", "public_examples", *unlearned())
 
 
 class Tested(NamedTuple):
@@ -563,7 +477,8 @@ def _sheet(
         known |= {**costs, "also_given": _given(line), "settings": single}
         numbers.append(known)
         texts = {
-            n: [values[n][_shown(v)] for v in of] for n, of in own_settings.items()
+            n: [values[n][shown_setting(v)] for v in of]
+            for n, of in own_settings.items()
         }
         notes.append(f"{name}: {_whose(line, texts)}")
     notes += [f"{place + 1}: {why}" for place, why in group.why.items()]
@@ -683,7 +598,7 @@ def _of_line(settings: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     for own in settings:
         for name, value in own.items():
             values = found.setdefault(name, [])
-            if _shown(value) not in map(_shown, values):
+            if shown_setting(value) not in map(shown_setting, values):
                 values.append(value)
     return found
 
@@ -699,7 +614,7 @@ def _shortened_values(settings: Sequence[dict[str, list]]) -> dict[str, dict[str
     found: dict[str, list[str]] = {}
     for own in settings:
         for name, values in own.items():
-            found.setdefault(name, []).extend(map(_shown, values))
+            found.setdefault(name, []).extend(map(shown_setting, values))
     return {name: shortened(values) for name, values in found.items()}
 
 
@@ -841,10 +756,6 @@ def _costs(line: Line) -> dict[str, float | None]:
         "MiB": sample(moved).mean,
         **{n: sample(figures(line, n).values()).mean for n in SOME},
     }
-
-
-def _shown(value: Any) -> str:
-    return "none" if value is None else str(value)
 
 
 def _number(value: float | None) -> str:

@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..experiment.records import Record, differing, setting_of
 from ..experiment.store import (
     CONFIG,
     PARTITION,
-    Record,
-    differing,
     figures_of,
     read_table,
-    setting_of,
     shown_accuracy,
     shown_loss,
 )

@@ -10,18 +10,10 @@ import numpy as np
 
 from ..errors import SettingError
 from ..experiment.files import replacing
-from ..experiment.store import (
-    TRAINED,
-    TRIALS,
-    Record,
-    differing,
-    read_run,
-    runs_in,
-    shown_accuracy,
-    shown_loss,
-)
+from ..experiment.records import Record, differing, read_run, runs_in
+from ..experiment.store import TRAINED, TRIALS, shown_accuracy, shown_loss
 from .seeds import by_seed
-from .tables import shortened
+from .tables import shortened, shown_setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,7 +124,7 @@ def comparison_curves(
         others = settings[line[0]]
         if len(line) > 1:
             others = {n: v for n, v in others.items() if n not in ("seed", FOLLOWS)}
-        said = [f"{n}={'none' if v is None else v}" for n, v in others.items()]
+        said = [f"{n}={shown_setting(v)}" for n, v in others.items()]
         full = "\n".join([method_of(first.config, first.summary), *said])
         drawn.append((full, line, curves))
     short = shortened(full for full, *_ in drawn)

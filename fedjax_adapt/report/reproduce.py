@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..experiment.store import ACCURACY, figures_of, read_run, read_summary
+from ..experiment.records import read_run
+from ..experiment.store import ACCURACY, figures_of, read_summary
 from .plots import AGAINST, draw_mean, saved
 from .seeds import Sample, at_target, difference_text, sample, short, speed_ups
 

@@ -8,13 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..experiment.store import (
-    COSTS,
-    Record,
-    figures_of,
-    first_reaching,
-    learned_from,
-)
+from ..experiment.records import Record, learned_from
+from ..experiment.store import COSTS, figures_of, first_reaching
 
 CONFIDENCE = 0.95
 Run = tuple[dict[str, Any], dict[str, Any]]  # (config, summary)

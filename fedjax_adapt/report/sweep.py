@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..experiment.records import read_swept
 from ..experiment.store import (
     ACCURACIES,
     ACCURACY,
     NOTHING,
     accuracy_shown_as,
-    read_swept,
     shown_accuracy,
 )
-from .compare import CONTROLS, WEIGHTLESS, Tested, share_text
+from .compare import Tested, share_text
+from .controls import CONTROLS, WEIGHTLESS
 from .seeds import Sample, sample
 from .tables import Name
 

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .. import check
+from ..experiment.records import read_finished
 from ..experiment.store import (
     TRAINED,
     VALIDATED,
     accuracy_in,
     figures_of,
-    read_finished,
     shown_accuracy,
     shown_loss,
 )
@@ -291,6 +291,11 @@ def together(folders: Sequence[str]) -> str:
     shared = os.path.commonpath(folders) if alike else ""
     names = [os.path.relpath(x, shared) if shared else x for x in folders]
     return os.path.join(shared, f"{{{some_of(names, ',')}}}")
+
+
+def shown_setting(value: Any) -> str:
+    """The value of a setting as flags and files have it."""
+    return "none" if value is None else str(value)
 
 
 def percent(share: float) -> str:

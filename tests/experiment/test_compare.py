@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedjax_adapt.cli import main, rankings
 from fedjax_adapt.errors import SettingError
-from fedjax_adapt.experiment import files, store, toml
+from fedjax_adapt.experiment import files, records, store, toml
 from fedjax_adapt.report.compare import as_text, comparison_tables, groups, sheets
 from fedjax_adapt.report.seeds import difference_text
 from fedjax_adapt.report.tables import shortened
@@ -168,7 +168,7 @@ def test_methods_and_seeds_are_not_among_the_settings_that_differ():
         "lr": 0.2,
         **shared,
     }
-    assert store.differing([one, other | {"lanes": 1}]) == [{"lr": 0.1}, {"lr": 0.2}]
+    assert records.differing([one, other | {"lanes": 1}]) == [{"lr": 0.1}, {"lr": 0.2}]
 
 
 def test_only_what_was_tested_on_the_same_examples_is_ranked_together(finished):
@@ -849,7 +849,7 @@ def test_a_file_of_that_name_alone_makes_no_sweep_and_no_run(finished, capsys, n
         for own in (store.SWEEP, files.SUMS):
             files.write_text(path / own, "")
     files.write_text(Path(store.TUNE), "[run]\nrounds = 8\n")
-    shards, pruned = store.parts_below(".")
+    shards, pruned = records.parts_below(".")
     assert pruned == [below[1]] and [sweep.left for sweep in shards] == [[1, 2]]
     lacks = "no config" if name == store.SWEEP else "nothing of one beside its config"
     for command in ("compare", "report"):
@@ -936,7 +936,7 @@ def test_what_a_program_reads_names_the_settings_in_which_lines_differ(finished)
 
 def test_a_setting_that_a_run_does_not_have_is_compared_by_its_default():
     default = {"algorithm": "fedavg", "lr": 0.1, "partition": "iid"}
-    differ = lambda **changes: store.differing([default, default | changes])
+    differ = lambda **changes: records.differing([default, default | changes])
     assert differ(num_steps=5) == [{"num_steps": None}, {"num_steps": 5}]
     assert differ(num_steps=None) == [{}, {}]
     # an option of another choice is none of the first run's

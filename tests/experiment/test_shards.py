@@ -16,7 +16,7 @@ from tiny_runs import TINY
 
 from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
-from fedjax_adapt.experiment import files, store, sweep
+from fedjax_adapt.experiment import files, records, store, sweep
 from fedjax_adapt.experiment.config import identity
 from fedjax_adapt.experiment.lock import locked
 from fedjax_adapt.experiment.sweeps import shards
@@ -84,11 +84,11 @@ def test_merged_shards_are_the_whole_sweep(copied, whole, capsys):
     assert "usage: fedjax-adapt sweep merge FOLDER" in capsys.readouterr().out
     assert main(["sweep", "merge", str(copied)]) == 0
     assert f"results  {copied / store.RESULTS}" in capsys.readouterr().out
-    check_is_whole(store.read_swept(copied), whole)
+    check_is_whole(records.read_swept(copied), whole)
     assert not list(copied.glob("shard-*"))
     for number in range(4):  # each with its state
-        trial = copied / store.trial_folder(number)
-        config = store.read_run(trial).config
+        trial = copied / records.trial_folder(number)
+        config = records.read_run(trial).config
         assert config["lr"] == [0.03, 0.1, 0.05, 0.05][number]
         assert list((trial / store.CHECKPOINTS).iterdir())
     assert len(groups([copied])[0].runs) == 4
@@ -227,7 +227,7 @@ def test_what_is_only_called_almost_like_a_shard_is_none(copied, whole, capsys):
     notes = copied / "shard-1-of-x"
     notes.mkdir()
     assert main(["sweep", "merge", str(copied)]) == 0
-    check_is_whole(store.read_swept(copied), whole)
+    check_is_whole(records.read_swept(copied), whole)
     assert [path for path in copied.glob("shard-*")] == [notes]
     assert main(["sweep", "merge", str(copied)]) == 2
     assert "holds no shards to merge; it is whole" in capsys.readouterr().err
@@ -290,7 +290,7 @@ def test_a_shard_is_resumed_and_others_are_refused(copied, file, capsys, tmp_pat
         "holds shards of another sweep (its trial 0 has lr" in capsys.readouterr().err
     )
     begun = copied / "shard-3-of-3"
-    before = store.read_swept(begun).results.to_pylist()
+    before = records.read_swept(begun).results.to_pylist()
     (begun / store.SUMMARY).unlink()
     assert main(["sweep", "merge", str(copied)]) == 2
     assert (
@@ -299,7 +299,7 @@ def test_a_shard_is_resumed_and_others_are_refused(copied, file, capsys, tmp_pat
     assert (
         main(["sweep", "--folder", str(begun), "--resume"]) == 0
     )  # as a sweep of its own
-    assert store.read_swept(begun).results.to_pylist() == before
+    assert records.read_swept(begun).results.to_pylist() == before
     (begun / store.SUMMARY).unlink()
     assert main([*told, "--shard", "3/3", "--resume"]) == 0
     assert json.loads((begun / store.SUMMARY).read_text())["trials"] == 2
@@ -316,7 +316,7 @@ def test_the_recipe_of_the_guide_runs_on_this_machine(
     names = {}
     exec(compile(code, page.name, "exec"), names)
     assert names["codes"] == [0, 0]
-    check_is_whole(store.read_swept("runs/lr"), whole)
+    check_is_whole(records.read_swept("runs/lr"), whole)
 
 
 def gone(shard):

@@ -7,7 +7,7 @@ import pytest
 from helpers import relist
 
 import fedjax_adapt as fa
-from fedjax_adapt.experiment import files, lock, store
+from fedjax_adapt.experiment import files, lock, records, store
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def folder(tmp_path):
 
 
 def test_parts_read_as_one_table(folder):
-    record = store.read_run(folder)
+    record = records.read_run(folder)
     assert record.metrics.to_pydict() == {
         "round": [1, 2, 3],
         "loss": [0.5, 0.25, 0.125],
@@ -39,7 +39,7 @@ def test_arrow_reads_files_without_python(folder, monkeypatch):
         return read(source)
 
     monkeypatch.setattr(pq, "read_table", noted)
-    store.read_run(folder)
+    records.read_run(folder)
     assert read_from and {*read_from} == {pa.OSFile}
 
 
@@ -49,17 +49,17 @@ def test_the_folder_of_parts_is_a_table_to_pyarrow_itself(folder):
 
 def test_truncating_drops_what_lies_after_the_checkpoint_and_only_that(folder):
     store.truncate(folder, 2)
-    record = store.read_run(folder)
+    record = records.read_run(folder)
     assert record.metrics["round"].to_pylist() == [1, 2]
     assert record.clients["round"].to_pylist() == [1, 1, 2]
     store.truncate(folder, 0)
-    assert store.read_run(folder).metrics.num_rows == 0
+    assert records.read_run(folder).metrics.num_rows == 0
 
 
 def test_parts_sort_by_number_and_not_by_text(folder):
     store.append(folder, "metrics", {"round": [10], "loss": [0.1]}, 10)
     store.append(folder, "metrics", {"round": [100], "loss": [0.1]}, 100)
-    assert store.read_run(folder).metrics["round"].to_pylist() == [1, 2, 3, 10, 100]
+    assert records.read_run(folder).metrics["round"].to_pylist() == [1, 2, 3, 10, 100]
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
@@ -88,7 +88,7 @@ def test_a_write_that_fails_names_the_file(tmp_path, reason):
 
 def test_what_a_killed_write_leaves_behind_is_not_read(folder):
     (folder / "metrics" / ".part-000000009.parquet.tmp").write_bytes(b"PAR1")
-    assert store.read_run(folder).metrics.num_rows == 3
+    assert records.read_run(folder).metrics.num_rows == 3
 
 
 def test_vectors_per_client_are_lists(tmp_path):
@@ -100,7 +100,7 @@ def test_vectors_per_client_are_lists(tmp_path):
 def test_finishing_writes_the_summary_and_drops_the_lock(folder):
     with lock.locked(folder):
         store.finish(folder, {"accuracy": 0.5})
-    assert store.read_run(folder).summary == {"accuracy": 0.5}
+    assert records.read_run(folder).summary == {"accuracy": 0.5}
     assert json.loads((folder / store.SUMMARY).read_text()) == {"accuracy": 0.5}
     assert not (folder / lock.LOCK).exists()
 
@@ -117,10 +117,10 @@ def test_a_second_holder_is_refused_until_the_first_has_gone(tmp_path):
 def test_a_folder_without_a_run_is_one_sentence(tmp_path):
     says = "holds no run: it has no config.toml; write the folder that fedjax-adapt run"
     with pytest.raises(ValueError, match=says):
-        store.read_run(tmp_path)
+        records.read_run(tmp_path)
 
 
-@pytest.mark.parametrize("read", [store.read_run, store.read_swept, fa.load_run])
+@pytest.mark.parametrize("read", [records.read_run, records.read_swept, fa.load_run])
 def test_what_is_no_path_is_one_sentence(read):
     says = f'{read.__name__} got 3 for folder; write {read.__name__}("runs/mine").'
     with pytest.raises(ValueError) as error:
@@ -132,12 +132,12 @@ def test_broken_files_are_named(folder):
     (folder / "metrics" / "part-000000003.parquet").write_bytes(b"nonsense")
     relist(folder)
     with pytest.raises(ValueError, match=r"part-000000003.parquet is broken"):
-        store.read_run(folder)
+        records.read_run(folder)
     (folder / "metrics" / "part-000000003.parquet").unlink()
     (folder / store.SUMMARY).write_text("{")
     relist(folder)
     with pytest.raises(ValueError, match=r"summary.json is broken"):
-        store.read_run(folder)
+        records.read_run(folder)
 
 
 def test_what_feddf_showed_in_earlier_versions_is_not_what_a_run_was_measured_on():

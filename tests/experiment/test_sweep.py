@@ -33,6 +33,7 @@ from fedjax_adapt.experiment import (
     load_run,
     read_run,
     read_swept,
+    records,
     run,
     store,
     sweep,
@@ -1071,7 +1072,7 @@ def test_every_trial_is_the_run_with_its_settings(tmp_path, algorithm):
 def test_a_folder_of_trials_next_to_a_file_of_a_sweep_is_no_sweep(tmp_path):
     """The file that a user gives may be called sweep.toml too."""
     (tmp_path / "sweep.toml").write_text(to_toml(read_sweep(THREE)))
-    assert store.sweep_of(tmp_path / "trials" / "mine") is None
+    assert records.sweep_of(tmp_path / "trials" / "mine") is None
     (tmp_path / "groups").mkdir()
-    assert store.sweep_of(tmp_path / "trials" / "mine") == tmp_path
-    assert store.sweep_of(tmp_path / "trials" / "0000" / ".." / "0009") == tmp_path
+    assert records.sweep_of(tmp_path / "trials" / "mine") == tmp_path
+    assert records.sweep_of(tmp_path / "trials" / "0000" / ".." / "0009") == tmp_path

@@ -14,7 +14,7 @@ from test_run import Stop
 
 from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
-from fedjax_adapt.experiment import Config, read_run, run, store, tune
+from fedjax_adapt.experiment import Config, read_run, records, run, tune
 from fedjax_adapt.experiment.config import common_options, read_config
 from fedjax_adapt.experiment.sweeps import groups
 from fedjax_adapt.experiment.sweeps import space as space_module
@@ -699,7 +699,7 @@ def test_rounds_that_are_not_written_are_those_of_any_run(tmp_path):
         (place / "groups").mkdir(parents=True)
         (place / "sweep.toml").touch()
     (tmp_path / "tune.toml").write_text("[run]\n[space]\nlr = [0.1, 0.3]\n")
-    assert store.parts_below(tmp_path)[1] == [tmp_path / "trials-0000" / "rounds-2"]
+    assert records.parts_below(tmp_path)[1] == [tmp_path / "trials-0000" / "rounds-2"]
 
 
 def test_a_batch_that_is_gone_is_said(tmp_path, halved, capsys):

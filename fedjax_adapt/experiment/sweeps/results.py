@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import check
 from ...errors import SettingError
-from .. import files, store, toml
+from .. import files, records, store, toml
 from ..config import (
     all_options,
     choices_of,
@@ -82,7 +82,7 @@ def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
 
 def check_holds_no_shards(folder: Path) -> None:
     """Raises ValueError if the folder holds shards, which says how to go on with them."""
-    for sweep in store.shards_in(folder):
+    for sweep in records.shards_in(folder):
         if sweep.left:
             goes_on = f"{sweep.lacking()}; write --shard {sweep.left[0]}/{sweep.count}."
         else:
@@ -106,7 +106,7 @@ def is_finished(folder: Path, sweep: Sweep) -> bool:
         return False
     check_origins(folder, (trial.config for trial in sweep.trials))
     files.check_all(folder)
-    store.trials_in(folder)  # which knows of those that are too many
+    records.trials_in(folder)  # which knows of those that are too many
     return True
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ... import check
 from ...errors import SettingError
-from .. import files, store
+from .. import files, records, store
 from ..files import WHOLE
 from ..folder import create
 from ..lock import locked
@@ -88,7 +88,7 @@ def shard_folder(folder: Path, asked: Sweep, number: int, count: int) -> Path:
             "another folder.",
             setting="folder",
         )
-    for other in sorted(folder.glob(store.SHARDS)):
+    for other in sorted(folder.glob(records.SHARDS)):
         if not other.name.endswith(f"-of-{count}"):
             raise SettingError(
                 f"folder={folder} holds {other.name}, so its sweep is in other shards than "
@@ -106,7 +106,7 @@ def shard_folder(folder: Path, asked: Sweep, number: int, count: int) -> Path:
     return folder / f"shard-{number}-of-{count}"
 
 
-def merge(folder: str | Path) -> store.Swept:
+def merge(folder: str | Path) -> records.Swept:
     """Makes a folder of finished shards the folder of the whole sweep.
 
     Trials are moved, not copied, and keep their numbers, which are those of the whole
@@ -117,7 +117,7 @@ def merge(folder: str | Path) -> store.Swept:
       SettingError: a shard lacks or is not finished, or the folder holds none.
     """
     folder = check.expanded("", folder)
-    sweeps = store.shards_in(folder)
+    sweeps = records.shards_in(folder)
     if not sweeps:
         merged = (folder / store.SUMMARY).exists()
         why = "it is whole" if merged else "write the folder that --shard was given"
@@ -141,7 +141,7 @@ def merge(folder: str | Path) -> store.Swept:
         (folder / WHOLE).unlink(missing_ok=True)
         for shard in there:
             shutil.rmtree(shard)
-    return store.read_swept(folder)
+    return records.read_swept(folder)
 
 
 def _merge(folder: Path, shards: list[Path]) -> None:
@@ -152,14 +152,14 @@ def _merge(folder: Path, shards: list[Path]) -> None:
     rows, own, said, moves, done = [], {}, {}, [], {}
     for number, shard in enumerate(shards, 1):
         renamed = lambda group, shard=shard: f"{shard.name}-{group}"
-        found = store.read_swept(shard)
+        found = records.read_swept(shard)
         _check_trials(shard, found, part_of(whole, number, len(shards)))
         for row in found.results.to_pylist():
             trial = whole.trials[row["trial"]]  # which settings vary is of the whole
             figures = {n: v for n, v in row.items() if n not in found.settings}
             figures["group"] = renamed(row["group"])
             rows.append(results.named_trial(trial, whole.names) | figures)
-            done[folder / store.trial_folder(row["trial"])] = None
+            done[folder / records.trial_folder(row["trial"])] = None
             done[folder / store.GROUPS / figures["group"]] = None
         moves += _moves(shard, store.TRIALS, folder, str)
         moves += _moves(shard, store.GROUPS, folder, renamed)
@@ -181,7 +181,7 @@ def _merge(folder: Path, shards: list[Path]) -> None:
     store.finish(folder, {"trials": len(rows), "own": own, "shards": said})
 
 
-def _check_trials(shard: Path, found: store.Swept, part: Sweep) -> None:
+def _check_trials(shard: Path, found: records.Swept, part: Sweep) -> None:
     """Raises SettingError unless a shard has the trials that it should have."""
     has = found.results["trial"].to_pylist()
     wanted = [trial.number for trial in part.trials]
@@ -207,7 +207,7 @@ def _moves(
     known = files.listed(shard) or {}
     listed = [(shard / name).parent for name in known if name.startswith(f"{kind}/")]
     if kind == store.TRIALS and listed:
-        store.check_no_others(shard, listed)
+        records.check_no_others(shard, listed)
     moves = []
     for path in listed or store.contents(shard / kind):  # of an earlier version
         place = folder / kind / renamed(path.name)

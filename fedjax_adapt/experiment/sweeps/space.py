@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from ... import check
 from ...errors import SettingError
 from .. import config, toml
+from ..records import setting_of
 from ..schema import settings_that_are
 from ..spelling import flat_name, flattened, nested
-from ..store import setting_of
 from .grid import Sweep, read_sweep
 
 TABLES = ("folder", "run", "space", "tune")  # of a file

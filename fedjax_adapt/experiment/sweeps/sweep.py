@@ -19,16 +19,16 @@ from ...data import FederatedDataset
 from ...engine import mesh, processes
 from ...engine.train import Callback, check_callback
 from ...errors import SettingError
-from .. import checkpoint, files, objects, scripts, store, summary, toml
+from .. import checkpoint, files, objects, records, scripts, store, summary, toml
 from ..build import build, counted
 from ..config import identity
 from ..federation import Federation, auxiliary
 from ..folder import create
 from ..lock import check_held, locked
 from ..loop import new_log, newest_state, train_in
+from ..records import Swept
 from ..run import Progress, Report, silent
 from ..scripts import origins
-from ..store import Swept
 from ..tracking import check_tracker
 from . import results
 from .compiled_group import CompiledGroup, compile_group, layout_of
@@ -134,7 +134,9 @@ def _sweep(
                 runner.run(place, side_by_side, commit)
             for name in (store.CHECKPOINTS, "clients"):  # whose rows the trials have
                 store.drop(runner.path, name)
-            done = [place / store.trial_folder(trial.number) for trial in group.trials]
+            done = [
+                place / records.trial_folder(trial.number) for trial in group.trials
+            ]
             files.enter_lists(place, [runner.path, *done])
             before += sum(trial.config.rounds for trial in group.trials)
             rows += results.rows_of(runner.path, group.trials, asked.names)
@@ -143,7 +145,7 @@ def _sweep(
             store.write_table(place, place / store.RESULTS, table)
         written = {"trials": len(asked.trials), "groups": len(groups), "own": own}
         store.finish(place, written | _evidence(commit))
-    return store.read_swept(place)
+    return records.read_swept(place)
 
 
 def groups_in(
@@ -335,7 +337,7 @@ class _Runner:
             def save_states() -> None:
                 for i, trial in enumerate(trials):
                     if trial in ended:
-                        folder = place / store.trial_folder(trial)
+                        folder = place / records.trial_folder(trial)
                         check_held(folder)
                         folder.mkdir(parents=True, exist_ok=True)
                         store.begin_list(folder)  # before its state, which is of it

@@ -13,7 +13,7 @@ from ...core import Params
 from ...data import Skew, skew
 from ...engine import mesh
 from ...engine.personal import evaluate_clients
-from .. import files, store
+from .. import files, records, store
 from ..config import Config, to_toml
 from ..federation import Federation
 from ..lock import check_held
@@ -49,7 +49,7 @@ def write_trials(
     program, known = compiled.program_of([0]), {}
     for i, trial in enumerate(trials):
         number, config = trial.number, trial.config
-        path = folder / store.trial_folder(number)
+        path = folder / records.trial_folder(number)
         if (path / store.SUMMARY).exists():
             continue
         rows = {

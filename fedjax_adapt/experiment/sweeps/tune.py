@@ -26,7 +26,7 @@ from ... import check
 from ...core import Algorithm, Task
 from ...data import FederatedDataset
 from ...errors import SettingError
-from .. import config, files, objects, store
+from .. import config, files, objects, records, store
 from ..folder import check_can_write, create, holds
 from ..lock import locked
 from ..options import check_path
@@ -383,7 +383,7 @@ def _swept(
 ) -> "pyarrow.Table":
     """The results of a sweep, which is run, and `note` said, unless it is finished."""
     if is_finished(place, asked):
-        return store.read_swept(place).results
+        return records.read_swept(place).results
     progress(Progress(0, 1, note=note))
     algorithm, task, data = given
     return sweep(
