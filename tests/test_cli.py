@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -211,6 +212,8 @@ def test_the_command_line_wins_over_the_file(elsewhere):
     )
     other = settings("--config a.toml --algorithm fedssg")
     assert "algorithm.mu" not in other and other["rounds"] == 3
+    namesake = settings("--config a.toml --algorithm moon")
+    assert namesake["algorithm.mu"] == 1  # its own
 
 
 def test_what_of_the_file_a_flag_leaves_without_an_owner_is_said(capsys, elsewhere):
@@ -639,6 +642,20 @@ def test_a_ctrl_c_that_is_lost_before_the_first_round_is_raised_in_it(monkeypatc
         assert not told
         with pytest.raises(KeyboardInterrupt):
             stop_if_asked()
+
+
+def test_in_a_thread_signals_stay_as_they_are():
+    of_all = lambda: (*map(signal.getsignal, signals), sys.unraisablehook)
+    signals = signal.SIGINT, signal.SIGTERM
+
+    def inside():
+        with process.ending(), process.importing(), process.finishing() as stop:
+            stop()
+            return of_all()
+
+    before = of_all()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(inside).result() == before == of_all()
 
 
 def test_a_bug_is_no_sentence(capsys, monkeypatch):

@@ -66,8 +66,8 @@ def chosen(
 ) -> tuple[dict[str, str], str | None]:
     """What flags and settings choose, and what to say of the file's options that go.
 
-    Options of a choice that a flag replaces are taken from the settings. Those that are
-    written as their defaults, as a run writes them, are not missed; None: none is.
+    Options of a choice that a flag replaces are taken from the settings. Of those that are
+    written as their defaults, as a run writes them, nothing is said.
     """
     given = {kind: words[kind][0] for kind in KINDS if words.get(kind)}
     for kind, name in given.items():

@@ -740,8 +740,10 @@ def _without_parts(folder: str | Path) -> list[str]:
 
 
 def share_text(over: Sample) -> str:
-    """A mean share of 1, in per cent, with its deviation."""
-    mean = percent(over.mean or 0.0)
+    """A mean share of 1, in per cent, with its deviation; "-" for none."""
+    if over.mean is None:
+        return "-"
+    mean = percent(over.mean)
     return mean if over.std is None else f"{mean} ± {100 * over.std:.2f}"
 
 

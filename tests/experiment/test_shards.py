@@ -115,6 +115,7 @@ def test_a_finished_shard_that_is_resumed_says_so_and_stays(copied, file, capsys
 
 
 def test_trials_of_shards_that_are_not_there_are_named(copied, file, capsys):
+    assert not any("not here" in note for note in sheets([copied])[0].notes)
     line = f"sweep --folder {copied} --resume"
     holds = f"fedjax-adapt: folder={copied} holds a sweep in 3 shards, and "
     code, out, err = fedjax_adapt(capsys, line)

@@ -181,10 +181,12 @@ def test_a_sweep_ranks_by_it(swept):
     best = part.lines[0]
     assert best.point == {"lr": 0.1} and len(best.figures) == 2
     means = swept.results.to_pandas().groupby("lr")[VALIDATED].mean()
-    assert best.mean("accuracy") == pytest.approx(means[0.1])
+    assert best.over("accuracy").mean == pytest.approx(means[0.1])
     for shown, figure in (("best", "best_accuracy"), ("last", "last_mean")):
         rows = swept.results.to_pandas().query("lr == 0.1")
-        assert best.mean(shown) == pytest.approx(rows[f"{VALIDATED}.{figure}"].mean())
+        assert best.over(shown).mean == pytest.approx(
+            rows[f"{VALIDATED}.{figure}"].mean()
+        )
 
 
 def test_runs_on_the_test_set_are_ranked_apart(swept, tiny):
