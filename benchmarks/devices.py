@@ -1,7 +1,7 @@
 """What moves in a round between up to 64 devices, and how long it then takes, on paper.
 
-    python benchmarks/devices.py --paper --client-seconds 0.002
-    python benchmarks/devices.py --paper --client-seconds 0.002 --link 1.25e9 --latency 5e-5
+    python benchmarks/devices.py --client-seconds 0.002
+    python benchmarks/devices.py --client-seconds 0.002 --link 1.25e9 --latency 5e-5
 
 The seconds of a client are those of a round on one device, which rounds.py times
 (`--workload w2 --algorithm scaffold --devices 1`), divided by the clients of a round.
@@ -190,7 +190,6 @@ def _above_0(text: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workloads", nargs="+", default=["w2", "w1"])
-    parser.add_argument("--paper", action="store_true", help="nothing else is done")
     parser.add_argument(
         "--client-seconds", type=_above_0, required=True, help="on one device"
     )

@@ -91,7 +91,7 @@ def test_more_devices_pay_until_moving_takes_as_long_as_training(devices):
 
 
 def test_the_seconds_of_a_client_are_given(devices, monkeypatch, capsys):
-    words = ["devices.py", "--paper", "--workloads", "w2"]
+    words = ["devices.py", "--workloads", "w2"]
     monkeypatch.setattr(sys, "argv", [*words, "--client-seconds", "0.002"])
     devices.main()
     table = capsys.readouterr().out
