@@ -285,6 +285,11 @@ class Loaded(NamedTuple):
     clients: "pyarrow.Table"
     summary: dict[str, Any] | None
 
+    def __repr__(self) -> str:
+        """One line: a state is long."""
+        done = f"{self.state.round} rounds" + ("" if self.summary else ", not finished")
+        return f"Loaded({self.config.algorithm}, {done})"
+
     def keys(self, num_rounds: int) -> jax.Array:
         """The keys of the next rounds, as the run would have them, [num_rounds]."""
         numbers = self.state.round + jax.numpy.arange(num_rounds)

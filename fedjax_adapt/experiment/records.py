@@ -76,6 +76,12 @@ class Record(NamedTuple):
     clients: "pyarrow.Table"
     summary: dict[str, Any] | None  # None: not finished
 
+    def __repr__(self) -> str:
+        """One line: its tables are long."""
+        last = self.metrics["round"][-1] if len(self.metrics) else 0
+        done = f"{last} rounds" + (", not finished" if self.summary is None else "")
+        return f"Record({self.folder}: {self.config.get('algorithm')}, {done})"
+
     @property
     def accuracy(self) -> str:
         """What its accuracy is called: `ACCURACY`, `TRAINED` or `VALIDATED`."""
@@ -431,6 +437,11 @@ class Swept(NamedTuple):
     folder: Path
     sweep: dict[str, Any]  # sweep.toml
     results: "pyarrow.Table"
+
+    def __repr__(self) -> str:
+        """One line: its table is long."""
+        over = f" over {', '.join(self.settings)}" if self.settings else ""
+        return f"Swept({self.folder}: {len(self.results)} trials{over})"
 
     @property
     def metrics(self) -> "pyarrow.Table":

@@ -33,7 +33,7 @@ FIGURES = (  # of a summary: what is measured on the test set
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Summary:
     """The result of a finished run, as summary.json holds it.
 
@@ -157,6 +157,11 @@ class Summary:
     commit: str | None
     own: dict[str, str]
     stopped_round: int | None
+
+    def __repr__(self) -> str:
+        """One line; `to_dict` has all fields."""
+        figure = f"{self.accuracy_name} {self.accuracy:.4f}"
+        return f"Summary({self.folder}: {self.method}, {self.rounds} rounds, {figure})"
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as plain values.

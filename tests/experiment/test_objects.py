@@ -216,6 +216,7 @@ def test_a_run_is_loaded_evaluated_and_gone_on_with(tiny, whole):
     with pytest.raises(Stop):
         run(broken, progress=stop_after(5))
     loaded = load_run(broken.folder)
+    assert repr(loaded) == "Loaded(scaffold, 4 rounds, not finished)"
     assert loaded.summary is None and int(loaded.state.round) == 4
     assert loaded.metrics["round"].to_pylist() == [1, 2, 3, 4]
     algorithm, task, data, plan = loaded.federation[:4]

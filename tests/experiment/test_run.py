@@ -128,6 +128,8 @@ def test_a_run_equals_a_loop_over_its_rounds(tiny):
 def test_a_finished_folder_holds_what_it_should(tiny):
     config = tiny(rounds=3)
     result = run(config)
+    done = f"scaffold, 3 rounds, test accuracy {result.accuracy:.4f}"
+    assert str(result) == f"Summary({config.folder}: {done})"
     assert {p.name for p in Path(config.folder).iterdir()} == {
         *("config.toml", "metrics", "clients", "partition", "checkpoints"),
         "files.sha256",

@@ -72,6 +72,12 @@ def three(tmp_path_factory):
     return sweep(THREE, folder, side_by_side=2)
 
 
+def test_it_is_shown_in_one_line(three):
+    assert repr(three) == f"Swept({three.folder}: 3 trials over lr, seed)"
+    run = three.folder / "trials" / "0000"
+    assert str(read_run(run)) == f"Record({run}: scaffold, {TINY['rounds']} rounds)"
+
+
 def metrics(swept, group="000-scaffold"):
     table = read_table(swept.folder / "groups" / group, "metrics")
     return table.drop_columns(["seconds"]).to_pydict()
@@ -182,6 +188,7 @@ def test_the_curves_of_pages_are_the_means_over_seeds(tmp_path):
 
 def test_a_trial_is_loaded_as_a_run_is(three, whole):
     loaded, theirs = load_run(three.folder / "trials" / "0001"), load_run(whole.folder)
+    assert repr(theirs) == "Loaded(scaffold, 7 rounds)"
     assert int(loaded.state.round) == int(theirs.state.round) == 7
     for trial in ("0000", "0001", "0002"):
         assert rounds(three.folder / "trials" / trial / "checkpoints") == [7]
