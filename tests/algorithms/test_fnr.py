@@ -680,7 +680,7 @@ def test_what_cannot_be_refined_is_one_sentence(algorithm, model, data):
     with pytest.raises(ValueError, match="one integer label per public example"):
         build(replace(data, public=(data.x, data.x)))
     with pytest.raises(
-        ValueError, match="of a cohort of 1 is nobody; write at least 1"
+        ValueError, match="of a cohort of 1 is no client; write at least 1"
     ):
         build(plan=replace(PLAN, cohort_size=1))
 
