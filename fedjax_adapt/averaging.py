@@ -184,7 +184,8 @@ def _server(rule: ServerRule, keep: bool, from_broadcast: bool) -> ServerRule:
         shift: Params | None = None,
     ) -> tuple[Params, ServerExtra]:
         own, moved = upload.delta
-        moved = moved if shift is None else optax.tree.add(moved, shift)
+        if keep and shift is not None:
+            moved = optax.tree.add(moved, shift)
         sel = mean_of(params, moved) if keep else ()
         upload = upload._replace(delta=own)
         params, extra = updated(rule, params, server.inner, upload, cohort, shift)

@@ -16,6 +16,7 @@ from fedjax_adapt.algorithms import (
     feddyn,
     fednova,
     fedssg,
+    fnr,
 )
 
 BOTH = dict(cohort=True, clients=True)
@@ -154,6 +155,14 @@ def test_only_what_is_asked_for_is_kept(task, data):
         kept = fa.with_averages(fedavg(), **{**BOTH, **asked})
         _, state = start(kept, task, data)
         assert list(fa.averages(kept, state, data)) == [name]
+
+
+@pytest.mark.parametrize("name", [pytest.param("sel", marks=pytest.mark.slow), "all"])
+def test_refined_models_count_in_either_mean_alone(name, task, data):
+    kept = fa.with_averages(fnr(fraction=1.0), name == "sel", name == "all")
+    round_fn, state = start(kept, task, data, fa.Plan(batch_size=4))
+    state, _ = jax.jit(round_fn)(state, keys(1)[0])
+    close(fa.averages(kept, state, data), {name: state.params})
 
 
 @pytest.mark.slow
