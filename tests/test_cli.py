@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
@@ -644,7 +645,9 @@ def test_a_ctrl_c_that_is_lost_before_the_first_round_is_raised_in_it(monkeypatc
             stop_if_asked()
 
 
-def test_in_a_thread_signals_stay_as_they_are():
+def test_in_a_thread_signals_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(process, "_terminated", threading.Event())
+    process._terminated.set()  # in the main thread
     of_all = lambda: (*map(signal.getsignal, signals), sys.unraisablehook)
     signals = signal.SIGINT, signal.SIGTERM
 
@@ -656,6 +659,7 @@ def test_in_a_thread_signals_stay_as_they_are():
     before = of_all()
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(inside).result() == before == of_all()
+    assert process._terminated.is_set()
 
 
 def test_a_bug_is_no_sentence(capsys, monkeypatch):

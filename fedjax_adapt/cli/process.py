@@ -107,11 +107,13 @@ def ending() -> Iterator[None]:
             raise KeyboardInterrupt
         interrupt(number, frame)
 
+    handled = False
     try:
-        with _handling(signal.SIGTERM, on_signal):
+        with _handling(signal.SIGTERM, on_signal) as handled:
             yield
     finally:
-        _terminated.clear()
+        if handled:  # else it may be the main thread's
+            _terminated.clear()
 
 
 def say(console, line: str) -> None:
