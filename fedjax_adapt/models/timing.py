@@ -123,7 +123,10 @@ def compiled(
     compiler_options: Mapping[str, str] | None,
     reads_examples: bool,
 ) -> tuple[Any, list[Array]]:
-    """The program of so many steps, and what it takes besides their number."""
+    """A compiled loop, and its arguments after the number of steps.
+
+    Arguments are those of `milliseconds`.
+    """
     images = (devices, lanes, layer.channels, *layer.pixels, layer.images)
     kernels = (devices, lanes, *layer.size, layer.channels, layer.filters)
     given = [jnp.full(shape, 0.1, layer.dtype) for shape in (images, kernels)]
