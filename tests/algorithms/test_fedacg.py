@@ -1,9 +1,10 @@
 import jax
 import numpy as np
+import optax
 import oracle
 import pytest
 from comparison import PLAN, assert_follows, run
-from helpers import close, keys, same, start
+from helpers import close, fast, keys, same, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedacg, fedavg
@@ -63,15 +64,26 @@ def test_wrong_arguments_are_refused():
         fedacg(beta=-1)
 
 
-@pytest.mark.parametrize("name", ["fedacg", "fedcm", "pfedme"])
-def test_a_model_refined_by_a_constant_moves_by_it(name, task, data):
+MOVED = {
+    "fedacg": (fedacg,),
+    "fedcm": (fa.algorithms.fedcm,),
+    "pfedme": (fa.algorithms.pfedme,),
+    "fedexp": (fa.algorithms.fedexp,),
+    "afl": (lambda: fa.algorithms.afl(1e6),),
+    "optimizer": (lambda: fa.with_server_optimizer(fedavg(), optax.sgd(1.0)),),
+    "personal": (lambda: fa.with_personal(fedavg(), "b"),),
+}
+
+
+@pytest.mark.parametrize(("build",), fast(MOVED, "fedacg", "fedcm", "pfedme"))
+def test_a_model_refined_by_a_constant_moves_by_it(build, task, data):
     """Its mean counts in place of what clients had sent, in the server's memory too."""
 
     def ten(view, key):
         moved = jax.tree.map(lambda leaf: leaf + 10.0, view.runs.params)
         return fa.Refined(moved, np.ones(6, np.int32) + 0 * view.cohort.ids, {})
 
-    base = getattr(fa.algorithms, name)()
+    base = build()
     ends = []
     for refine in (None, fa.Refinement(clients=ten, needs_public=False)):
         algorithm = fa.with_refinement(base, refine)
@@ -79,6 +91,8 @@ def test_a_model_refined_by_a_constant_moves_by_it(name, task, data):
         ends.append(jax.jit(round_fn)(state, keys(1)[0])[0])
     plain, refined = ends
     moved = jax.tree.map(lambda leaf: np.full_like(leaf, 10.0), plain.params)
+    if build is MOVED["personal"][0]:
+        moved["b"][:] = 0  # which the server keeps as it is
     close(jax.tree.map(np.subtract, refined.params, plain.params), moved, atol=1e-4)
     if jax.tree.leaves(plain.server):
         assert not same(refined.server, plain.server)

@@ -68,11 +68,14 @@ def test_this_machine_has_some():
 
 
 @pytest.mark.parametrize(
-    ("stats", "peak"), [({"peak_bytes_in_use": 5}, 5), ({}, None), (None, None)]
+    ("backend", "stats", "peak"),
+    [("gpu", {"peak_bytes_in_use": 5}, 5), ("gpu", {}, None), ("tpu", None, None)],
 )
-def test_the_peak_is_an_accelerators_own_and_never_the_hosts(stats, peak, monkeypatch):
+def test_the_peak_is_an_accelerators_own_and_never_the_hosts(
+    backend, stats, peak, monkeypatch
+):
     assert memory.peak_memory() > MIB  # of this process
     device = SimpleNamespace(memory_stats=lambda: stats)
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     assert memory.peak_memory() == peak

@@ -167,6 +167,15 @@ def test_every_number_that_a_client_sends_must_be_finite(part, task, data):
     assert not same(after.params, state.params)
 
 
+def test_a_client_that_sends_nothing_is_not_left_out(task, data):
+    local = fa.LocalRule(finish=lambda run: (fa.Upload(()), run.client))
+    stay = fa.ServerRule(update=lambda params, extra, upload, cohort: (params, extra))
+    algorithm = fa.Algorithm(local=local, server=stay)
+    round_fn, state = start(algorithm, task, data, fa.Plan(**LEAVE_OUT))
+    _, info = jax.jit(round_fn)(state, keys(1)[0])
+    assert not info.left_out.any() and int(info.num_active) == 6
+
+
 def test_who_did_not_train_is_not_counted_as_left_out(task, data):
     """What is in its slot may be no number, as it is where a rule divides by steps."""
     idle = fa.with_steps(spoilt("delta"), steps_by_id(1, 1, 1, 0, 1, 1))

@@ -13,8 +13,14 @@ from rich.console import Console
 from fedjax_adapt.cli import main, rankings
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import files, records, store, toml
-from fedjax_adapt.report.compare import as_text, comparison_tables, groups, sheets
-from fedjax_adapt.report.seeds import difference_text
+from fedjax_adapt.report.compare import (
+    as_text,
+    comparison_tables,
+    groups,
+    share_text,
+    sheets,
+)
+from fedjax_adapt.report.seeds import difference_text, sample
 from fedjax_adapt.report.tables import shortened
 
 LABELS = ", labels=parity"
@@ -982,3 +988,9 @@ def test_no_column_is_cut_off_where_the_terminal_is_narrow(
     assert rankings.compare([*map(str, folders), *words]) == 0
     shown = capsys.readouterr().out
     assert shown.count("speed-up") == 3 and "MiB" in shown and "rho" in shown
+
+
+def test_a_mean_share_that_is_not_known_is_a_dash():
+    for values, text in ([None], "-"), ([0.5, None], "-"), ([0.5], "50.00 %"):
+        assert share_text(sample(values)) == text
+    assert share_text(sample([0.5, 0.6])) == "55.00 % ± 7.07"
