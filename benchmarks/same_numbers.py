@@ -97,7 +97,7 @@ def on_backend(backend: str, names: Sequence[str]) -> dict[str, np.ndarray]:
             command, env={**os.environ, **own}, capture_output=True, text=True
         )
         if done.returncode:
-            said = done.stderr.strip().splitlines() or ["it said nothing"]
+            said = done.stderr.strip().splitlines() or ["no message"]
             raise RuntimeError(f"on {backend} it failed: {said[-1]}")
         with np.load(file) as arrays:
             return dict(arrays)

@@ -224,9 +224,11 @@ def test_shards_of_two_sweeps_are_not_merged(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_what_is_only_called_almost_like_a_shard_is_none(copied, whole, capsys):
+def test_what_is_only_called_almost_like_a_shard_is_none(copied, file, whole, capsys):
     notes = copied / "shard-1-of-x"
     notes.mkdir()
+    part = shards.shard_folder(copied, read_sweep(file), 1, 3)
+    assert part == copied / "shard-1-of-3"
     assert main(["sweep", "merge", str(copied)]) == 0
     check_is_whole(records.read_swept(copied), whole)
     assert [path for path in copied.glob("shard-*")] == [notes]
@@ -269,7 +271,7 @@ def test_a_shard_is_resumed_and_others_are_refused(copied, file, capsys, tmp_pat
     for words, said in [
         (
             [*told, "--shard", "1/2"],
-            "holds shard-1-of-3, so its sweep is in other shards",
+            "holds shards of a sweep in 3, not 2; write as many",
         ),
         ([*told, "--shard", "1/3"], "holds"),  # finished: not overwritten
         (told, "holds a sweep in 3 shards, and all are finished; write fedjax-adapt"),

@@ -88,11 +88,11 @@ def shard_folder(folder: Path, asked: Sweep, number: int, count: int) -> Path:
             "another folder.",
             setting="folder",
         )
-    for other in sorted(folder.glob(records.SHARDS)):
-        if not other.name.endswith(f"-of-{count}"):
+    for other in records.shards_in(folder):
+        if other.count != count:
             raise SettingError(
-                f"folder={folder} holds {other.name}, so its sweep is in other shards than "
-                f"{count}; write as many, or give another folder.",
+                f"folder={folder} holds shards of a sweep in {other.count}, not {count}; "
+                "write as many, or give another folder.",
                 setting="folder",
             )
     whole = folder / WHOLE
