@@ -20,7 +20,7 @@ _PUBLIC = {
     "averaging": ("averages", "with_averages"),
     "compress": ("Compressor", "qsgd", "sign", "top_k", "with_compression"),
     "errors": ("RunError", "SettingError"),
-    "report.tables": ("progress_bar",),
+    "report.progress": ("progress_bar",),
     "core": (
         "Algorithm",
         "Batch",

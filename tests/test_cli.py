@@ -590,13 +590,13 @@ def test_compiled_programs_are_kept_per_user_unless_told_otherwise(
 
 
 def test_ctrl_c_keeps_every_finished_round(capsys, monkeypatch):
-    from fedjax_adapt.report import tables
+    from fedjax_adapt.report import progress
 
     @contextmanager
     def interrupting(console):
         yield lambda now: now.round and os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(tables, "live", interrupting)
+    monkeypatch.setattr(progress, "live", interrupting)
     before = signal.getsignal(signal.SIGINT)
     line = QUICK.removesuffix("--checkpoint-every 2") + "--folder mine"
     code, _, err = fedjax_adapt(capsys, line)

@@ -151,13 +151,13 @@ def test_where_no_home_is_known_nothing_is_kept(monkeypatch):
 
 
 def test_sigterm_keeps_every_finished_round(capsys, monkeypatch):
-    from fedjax_adapt.report import tables
+    from fedjax_adapt.report import progress
 
     @contextmanager
     def sending(console):
         yield lambda now: now.round and os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(tables, "live", sending)
+    monkeypatch.setattr(progress, "live", sending)
     before = signal.getsignal(signal.SIGTERM)
     code, _, err = fedjax_adapt(capsys, f"{QUICK_RUN} --folder mine")
     assert code == 143

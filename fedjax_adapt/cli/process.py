@@ -250,7 +250,7 @@ def reporting(console, warning: str | None = None) -> Iterator[Callable]:
     that is quiet. Before it Ctrl-C waits for nothing.
     """
     from ..engine.xla import keep_memory
-    from ..report.tables import live
+    from ..report.progress import live
 
     on_console = lambda text: say(console, f"warning: {text}")
     warn = note if console.quiet else on_console

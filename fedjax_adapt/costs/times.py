@@ -53,7 +53,7 @@ def end_times(
     """t_i, in seconds since the round began, [cohort]; zeros without a clock or traffic.
 
     Where a refinement uploads late, that is when what it measured has arrived. Where the
-    policy answers late, a client that it leaves out ends when tau is known, and
+    policy waits for measurements, a client that it leaves out ends when tau is known, and
     the delay of a client delays what it measured, so that all wait for it.
 
     Args:
@@ -95,7 +95,7 @@ def end_times(
 def round_seconds(algorithm: Algorithm, cohort: Cohort, times: Array) -> Array:
     """When the server has all it waits for; 0 if that is nothing. A scalar.
 
-    It waits for whoever trains and, where the policy answers late, whoever measures.
+    It waits for whoever trains, and for whoever measures where the policy does.
     """
     late = steps_follow_measurements(algorithm.policy)
     awaited = cohort.num_examples > 0 if late else cohort.active

@@ -89,7 +89,7 @@ def steps_follow_measurements(policy: StepPolicy) -> bool:
 
 
 def legs(algorithm: Algorithm) -> tuple[Traffic, Traffic]:
-    """`traffic_of` a policy that answers late, cut where tau is known.
+    """`traffic_of` a policy that waits for measurements, cut where tau is known.
 
     First the model goes down and the measurements up, then tau goes down and the rest up.
     """

@@ -114,7 +114,7 @@ def read_run(folder: str | Path) -> Record:
                 f"{folder} holds a group of a sweep, no run; each of its trials is a run "
                 f"in {sweep / TRIALS}."
             )
-        lacks = f"nothing of one beside its {CONFIG}" if has_config else f"no {CONFIG}"
+        lacks = f"nothing of one but its {CONFIG}" if has_config else f"no {CONFIG}"
         raise SettingError(
             f"{folder} holds no run: it has {lacks}; write the folder that "
             "fedjax-adapt run has printed, as in runs/digits-fedssg-0123abcd."

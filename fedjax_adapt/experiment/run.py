@@ -180,7 +180,7 @@ def _compiled(
       config: of the run, with a number of lanes.
       federation: of it.
       auto: whether the number is the rule's, which knows memory by an estimate.
-      show: told what is done.
+      show: called with what is done.
     """
     while True:
         show(doing="tracing")

@@ -857,7 +857,7 @@ def test_a_file_of_that_name_alone_makes_no_sweep_and_no_run(finished, capsys, n
     files.write_text(Path(store.TUNE), "[run]\nrounds = 8\n")
     shards, pruned = records.parts_below(".")
     assert pruned == [below[1]] and [sweep.left for sweep in shards] == [[1, 2]]
-    lacks = "no config" if name == store.SWEEP else "nothing of one beside its config"
+    lacks = "no config" if name == store.SWEEP else "nothing of one but its config"
     for command in ("compare", "report"):
         assert main([command, "others"]) == 2
         assert f"others holds no run: it has {lacks}" in capsys.readouterr().err

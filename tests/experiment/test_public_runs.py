@@ -24,7 +24,8 @@ from fedjax_adapt.experiment.federation import (
 from fedjax_adapt.experiment.loop import new_log
 from fedjax_adapt.experiment.store import ACCURACY, TRAINED
 from fedjax_adapt.report.plots import learning_curve
-from fedjax_adapt.report.tables import live, summary_table
+from fedjax_adapt.report.progress import live
+from fedjax_adapt.report.tables import summary_table
 
 NAME = "training accuracy on the public set"
 SMALL = {"algorithm": "fedavg", "num_clients": 5, "model": "linear"}

@@ -16,9 +16,10 @@ from fedjax_adapt.algorithms import fedavg
 from fedjax_adapt.experiment import files, read_run, run, store
 from fedjax_adapt.experiment.config import from_settings
 from fedjax_adapt.experiment.run import Progress
-from fedjax_adapt.report import plots, tables
+from fedjax_adapt.report import plots, progress, tables
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
-from fedjax_adapt.report.tables import live, summary_table
+from fedjax_adapt.report.progress import live
+from fedjax_adapt.report.tables import summary_table
 
 
 def test_a_run_has_a_picture(whole, tmp_path):
@@ -189,7 +190,7 @@ def test_away_from_a_terminal_every_tenth_of_the_rounds_is_a_line():
 
 def test_away_from_a_terminal_slow_rounds_are_lines_too(monkeypatch):
     clock = iter(range(0, 1000, 6))
-    monkeypatch.setattr(tables.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     console = Console(file=io.StringIO(), width=100)
     with live(console) as show:
         show(at(1))

@@ -20,8 +20,9 @@ from fedjax_adapt.experiment.store import VALIDATED
 from fedjax_adapt.report.compare import comparison_tables, sheets
 from fedjax_adapt.report.page import report_page
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
+from fedjax_adapt.report.progress import live
 from fedjax_adapt.report.sweep import parts
-from fedjax_adapt.report.tables import live, summary_table
+from fedjax_adapt.report.tables import summary_table
 
 NAME = "validation accuracy"
 SMALL = {"algorithm": "fedavg", "num_clients": 5, "model": "linear"}

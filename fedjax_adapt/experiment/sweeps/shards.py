@@ -134,9 +134,12 @@ def merge(folder: str | Path) -> records.Swept:
         for place in (folder, *there):  # so that no shard is resumed meanwhile
             stack.enter_context(locked(place))
         if not (folder / store.SUMMARY).exists():  # else only the shards are left to go
-            if whole.left:
-                path = names[whole.left[0] - 1]
-                raise SettingError(f"{path} is not finished; run or resume it first.")
+            # asked here: until it is locked a shard may come to its end, or begin
+            for path in names:
+                if not (path / store.SUMMARY).exists():
+                    raise SettingError(
+                        f"{path} is not finished; run or resume it first."
+                    )
             _merge(folder, names)
         (folder / WHOLE).unlink(missing_ok=True)
         for shard in there:
