@@ -15,7 +15,8 @@ from ..experiment.options import Option
 from ..experiment.valuation import ORDERS, Reference, Value
 from ..report.clients import agreement, contributions_table, draw_contributions
 from ..report.clients import contributions as ranking
-from ..report.compare import Format, Sheet, as_text, comparison_tables, sheets
+from ..report.compare import Sheet, sheets
+from ..report.forms import Format, as_text, comparison_tables
 from ..report.plots import Against, comparison_curves
 from . import process
 from .flags import read_flags, words_of

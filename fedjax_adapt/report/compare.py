@@ -11,15 +11,12 @@ trains on a public set names the controls that are missing from it: what public 
 worth without the method's own idea.
 """
 
-import csv
-import io
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import SettingError
 from ..experiment.files import damaged
@@ -65,10 +62,7 @@ from .seeds import (
     short,
     speed_ups,
 )
-from .tables import Name, percent, shortened, shown_setting, some_of, together
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from .tables import percent, shortened, shown_setting, some_of, together
 
 # what a target took, as in `TAKEN`, by seed
 Reached = dict[int, dict[str, float | None]]
@@ -363,9 +357,6 @@ def _tested(config: dict[str, Any], summary: dict[str, Any]) -> Tested:
     return Tested(named, data["name"], data["test"], labels, taken)
 
 
-Format = Literal["table", "md", "latex", "csv", "json"]
-
-
 class Sheet(NamedTuple):
     """A table of lines: as it is shown, and its numbers."""
 
@@ -567,31 +558,6 @@ def _on_bases(
     return said
 
 
-def comparison_tables(found: Sequence[Sheet]) -> "list[Table]":
-    """The `sheets` for a terminal."""
-    from rich.table import Table
-
-    tables = []
-    for sheet in found:
-        style = "bold" if sheet.ranked else "red"
-        table = Table(title=sheet.title, title_style=style, caption_justify="left")
-        names = [Name(cells[1]) for cells in sheet.cells]
-        for column in sheet.head:
-            if column == "method":
-                table.add_column(column, min_width=max(x.longest for x in names))
-                continue
-            at = sheet.head.index(column)
-            words = " ".join([column, *(cells[at] for cells in sheet.cells)]).split()
-            # however narrow the table, no digit is left out
-            width = max(map(len, words), default=0)
-            table.add_column(column, justify="right", min_width=width, overflow="fold")
-        for name, (place, _, *cells) in zip(names, sheet.cells, strict=True):
-            table.add_row(place, name, *cells)
-        table.caption = "\n".join(sheet.notes)
-        tables.append(table)
-    return tables
-
-
 def _of_line(settings: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     """The values that each setting has in the runs of a line, once."""
     found: dict[str, list[Any]] = {}
@@ -647,61 +613,6 @@ def _not_waited_for(summaries: Sequence[dict[str, Any]]) -> str:
         f"; not counted: {_number(steps)} local steps, {moved / 2**20:.4g} MiB of late "
         "clients"
     )
-
-
-def as_text(found: Sequence[Sheet], form: Format) -> str:
-    """The `sheets` in a form that other programs read.
-
-    "md" and "latex" have the cells of the table, "csv" and "json" all numbers in full:
-    accuracies as shares of 1, differences in points. What is no test accuracy has its own
-    name there, as in "validation_accuracy" and "best_validation_accuracy". `settings` are
-    those in which runs of a table differ, in "csv" each in a column as "settings.lr".
-    """
-    if form == "json":
-        kept = ("title", "ranked", "numbers", "notes")
-        sheets = [{k: getattr(sheet, k) for k in kept} for sheet in found]
-        return json.dumps(sheets, indent=2) + "\n"
-    if form == "csv":
-        rows = [{"table": x.title, **_flat(line)} for x in found for line in x.numbers]
-        text = io.StringIO()
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        writer = csv.DictWriter(text, names, lineterminator="\n")
-        writer.writeheader()
-        listed = lambda v: " ".join(map(str, v)) if isinstance(v, list) else v
-        writer.writerows({k: listed(v) for k, v in row.items()} for row in rows)
-        return text.getvalue()
-    return "\n".join(map(_latex if form == "latex" else _markdown, found))
-
-
-def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a line, with a column for each of its settings."""
-    settings = {f"settings.{name}": value for name, value in line["settings"].items()}
-    return {k: v for k, v in line.items() if k != "settings"} | settings
-
-
-def _markdown(sheet: Sheet) -> str:
-    escaped = lambda cells: [cell.replace("|", r"\|") for cell in cells]
-    lines = [sheet.head, ["---"] * len(sheet.head), *map(escaped, sheet.cells)]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = "\n".join(f"- {note}" for note in sheet.notes)
-    return f"### {' '.join(sheet.title.split())}\n\n{table}\n\n{notes}\n"
-
-
-def _latex(sheet: Sheet) -> str:
-    signs = {c: rf"\{c}" for c in "%&#_{}$"} | {
-        "\\": r"\textbackslash{}",
-        "±": r"$\pm$",
-    }
-    escape = str.maketrans(signs | {"^": r"\^{}", "~": r"\~{}"})
-    rows = [
-        [cell.translate(escape) for cell in row] for row in [sheet.head, *sheet.cells]
-    ]
-    lines = [" & ".join(row) + r" \\" for row in rows]
-    columns = "rl" + "r" * (len(sheet.head) - 2)
-    notes = [f"% {note}" for note in [*sheet.title.splitlines(), *sheet.notes]]
-    begin = rf"\begin{{tabular}}{{{columns}}}"
-    body = [begin, r"\hline", lines[0], r"\hline", *lines[1:], r"\hline"]
-    return "\n".join([*notes, *body, r"\end{tabular}"]) + "\n"
 
 
 def _without_trials(folder: str | Path) -> list[str]:

@@ -13,13 +13,8 @@ from rich.console import Console
 from fedjax_adapt.cli import main, rankings
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import files, records, store, toml
-from fedjax_adapt.report.compare import (
-    as_text,
-    comparison_tables,
-    groups,
-    share_text,
-    sheets,
-)
+from fedjax_adapt.report.compare import groups, share_text, sheets
+from fedjax_adapt.report.forms import as_text, comparison_tables
 from fedjax_adapt.report.seeds import difference_text, sample
 from fedjax_adapt.report.tables import shortened
 

@@ -33,7 +33,8 @@ from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.scripts import origins
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
-from fedjax_adapt.report.compare import comparison_tables, sheets
+from fedjax_adapt.report.compare import sheets
+from fedjax_adapt.report.forms import comparison_tables
 
 
 @pytest.fixture(autouse=True)

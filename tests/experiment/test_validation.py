@@ -17,7 +17,8 @@ from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import Config, from_settings
 from fedjax_adapt.experiment.federation import accuracy_name
 from fedjax_adapt.experiment.store import VALIDATED
-from fedjax_adapt.report.compare import comparison_tables, sheets
+from fedjax_adapt.report.compare import sheets
+from fedjax_adapt.report.forms import comparison_tables
 from fedjax_adapt.report.page import report_page
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
 from fedjax_adapt.report.progress import live
