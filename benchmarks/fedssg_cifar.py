@@ -48,6 +48,8 @@ def config_of(method: str, given: argparse.Namespace) -> Config:
         precision=given.precision or "float32",
         devices=given.devices,
         lanes=given.lanes,
+        convolutions=given.convolutions,
+        checkpoint_every=given.checkpoint_every,
     )
 
 
@@ -112,6 +114,14 @@ def options() -> argparse.ArgumentParser:
     whole = lambda text: text if text == "auto" else int(text)
     parser.add_argument("--lanes", type=whole, default="auto")
     parser.add_argument("--devices", type=whole, default="auto")
+    parser.add_argument(
+        "--convolutions", default="auto", help="as `fedjax-adapt run` takes them"
+    )
+    parser.add_argument(
+        "--checkpoint-every",
+        type=int,
+        help="rounds between checkpoints of up to 5 GB; default: by the clock",
+    )
     parser.add_argument("--precision", help="as `fedjax-adapt run` takes it")
     parser.add_argument(
         "--tiny", action="store_true", help="two rounds on digits, to try it out"
