@@ -27,7 +27,7 @@ from .batches import batch_size
 from .build import lanes_that_fit, make_round
 from .cohort import num_devices_of, slots_per_device
 from .footprint import footprint
-from .initial import check_kinds, init_state
+from .initial import check_kinds, check_rule, init_state
 from .lanes import client_steps, cohorts
 from .step_time import work_of
 
@@ -65,6 +65,9 @@ def fastest_lanes(
     """
     call = "fastest_lanes(algorithm, task, data, plan)"
     check_kinds(call, algorithm, task, data, plan)
+    check_rule(algorithm, data, plan)
+    # what it was told of the federation does not hold of the few clients that are timed
+    algorithm = algorithm._replace(local=algorithm.local._replace(check=None))
     data, plan = _usual_cohort(data, replace(plan, lanes="auto"))
     refine = as_refinement(algorithm.refine)
     if refine is not None:  # what it begins with, clients may read
@@ -151,7 +154,7 @@ def _usual_cohort(data: FederatedDataset, plan: Plan) -> tuple[FederatedDataset,
     more = -len(ids) % num_devices
     ids, present = np.pad(ids, (0, more)), np.pad(present, (0, more))
     size = np.where(present, np.asarray(data.size)[ids], 0)
-    data = replace(data, test=None, public=None, noise=None, client_tests=None)
+    data = replace(data, test=None, noise=None, client_tests=None)
     data = data.with_changed(index=data.index[ids], size=jnp.asarray(size, jnp.int32))
     clock = None if plan.clock is None else plan.clock.of_clients(ids)
     plan = replace(plan, cohort_size=None, participation=None, clock=clock)

@@ -8,7 +8,14 @@ import pytest
 from helpers import constructed, make_data
 
 import fedjax_adapt as fa
-from fedjax_adapt.algorithms import ALGORITHMS, fedavg, fedgsnr, fedveca, scaffold
+from fedjax_adapt.algorithms import (
+    ALGORITHMS,
+    fedavg,
+    fedgsnr,
+    fedssg,
+    fedveca,
+    scaffold,
+)
 from fedjax_adapt.costs import exponential
 from fedjax_adapt.engine import calibrate, memory
 from fedjax_adapt.engine.client_store import DEVICE, STORES
@@ -158,6 +165,25 @@ def test_what_it_times_is_a_compiled_round(name, task, monkeypatch):
     plan = fa.Plan(batch_size=4, max_steps=1)
     found = calibrate.fastest_lanes(constructed(name), task, make_data((4, 5)), plan)
     assert 0 < found < 10
+
+
+@pytest.mark.parametrize(
+    "participation", [fa.uniform(2), fa.bernoulli(0.4)], ids=["uniform", "bernoulli"]
+)
+def test_what_a_rule_was_told_of_the_federation_is_checked_against_it(
+    participation, task, monkeypatch
+):
+    def seconds(algorithm, task, data, plan):  # traced, not timed
+        fa.make_round(algorithm, task, data, plan)
+        return 1.0
+
+    monkeypatch.setattr(calibrate, "_seconds", seconds)
+    data = make_data((4, 4, 4, 4, 4))
+    plan = fa.Plan(participation=participation, batch_size=2, rounds=9)
+    right = fedssg(participation=0.4, total_rounds=9)
+    assert calibrate.fastest_lanes(right, task, data, plan) >= 1
+    with pytest.raises(ValueError, match=r"participation=0\.9 but 0\.4 of the clients"):
+        calibrate.fastest_lanes(fedssg(participation=0.9), task, data, plan)
 
 
 def test_where_xla_finds_no_memory_there_is_no_room(task, monkeypatch):

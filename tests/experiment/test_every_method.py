@@ -7,6 +7,8 @@ import pytest
 from rich.console import Console
 
 from fedjax_adapt.algorithms import ALGORITHMS
+from fedjax_adapt.engine import calibrate
+from fedjax_adapt.engine.build import make_round
 from fedjax_adapt.experiment import read_run, run
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import from_settings
@@ -44,13 +46,30 @@ def of_each():
     return [pytest.param(name, marks=marks(name)) for name in ALGORITHMS]
 
 
+def config_of(name, **more):
+    settings = SMALL | more | {"algorithm": name} | NEEDS.get(name, {})
+    settings |= {"public": "holdout"} if name in OF_PUBLIC else {}
+    return from_settings({k: v for k, v in settings.items() if v is not None})
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "bernoulli"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_long_run_may_try_lanes(name, sampler, monkeypatch):
+    def seconds(algorithm, task, data, plan):  # traced, not timed
+        make_round(algorithm, task, data, plan)
+        return 1.0
+
+    alike = lambda algorithm, task, data, plan: np.ones(data.num_clients)
+    monkeypatch.setattr(calibrate, "_seconds", seconds)
+    monkeypatch.setattr(calibrate, "_steps_of_a_real_round", alike)
+    config = config_of(name, sampler=sampler, participation=0.5)
+    assert calibrate.fastest_lanes(*build(config)[:4]) in (1, 2, 3, 4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", of_each())
 def test_a_run_ends_with_a_record_and_a_table(name, tmp_path):
-    settings = {**SMALL, "algorithm": name, **NEEDS.get(name, {})}
-    settings |= {"public": "holdout"} if name in OF_PUBLIC else {}
-    settings["folder"] = str(tmp_path / "run")
-    config = from_settings({k: v for k, v in settings.items() if v is not None})
+    config = config_of(name, folder=str(tmp_path / "run"))
     assert uses_public(build(config).algorithm) == (name in OF_PUBLIC)
     result = run(config)
     record = read_run(config.folder)
