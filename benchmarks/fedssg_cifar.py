@@ -28,7 +28,7 @@ from fedjax_adapt.report.reproduce import in_words, measured
 
 RESULTS = Path(__file__).parent / "results" / "fedssg-cifar10.jsonl"
 ITEM, ROW = read_item("fedssg-table1"), "cifar10-2-did1"
-FIGURES = (*ITEM.figures, "rounds_to.0.75")
+FIGURES = (*ITEM.figures, "models.all.rounds_to.0.75")
 PUBLISHED = {
     ROW: {
         method: figures | read_item("fedssg-table3").published[ROW][method]

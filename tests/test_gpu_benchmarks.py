@@ -266,10 +266,10 @@ def test_a_block_goes_on_where_its_minutes_ended(
 ):
     cifar, asked, late = modules.fedssg_cifar, [], []
     figures = {
-        "last_mean": 0.5,
-        "last_std": 0.01,
-        "rounds_to": {"0.75": 9},
-        "models": {},
+        "last_mean": 0.4,
+        "models": {
+            "all": {"last_mean": 0.5, "last_std": 0.01, "rounds_to": {"0.75": 9}}
+        },
     }
 
     def run(config, resume, progress):
@@ -293,8 +293,13 @@ def test_a_block_goes_on_where_its_minutes_ended(
     assert cifar.measure(block(modules, tmp_path, *some))
     assert asked[1:] == [("fedavg", True), ("fedprox", False)]
     assert cifar.measure(block(modules, tmp_path, *some)) and len(asked) == 3
-    row = "fedprox: last_mean 50.00 (74.25); last_std 1.00 (0.06); rounds_to.0.75 9 (>1500)"
-    assert row in capsys.readouterr().out
+    shown = [
+        "fedprox: models.all.last_mean 50.00 (74.25)",
+        "models.all.last_std 1.00 (0.06)",
+        "last_mean 40.00",
+        "models.all.rounds_to.0.75 9 (>1500)",
+    ]
+    assert "; ".join(shown) in capsys.readouterr().out
     lines = (tmp_path / "lines.jsonl").read_text().splitlines()
     assert [json.loads(line)["method"] for line in lines] == ["fedavg", "fedprox"]
 

@@ -212,6 +212,33 @@ def test_figures_are_those_published_of_the_row_and_of_models_that_are_there(mad
     assert [cell.figure for cell in found] == ["accuracy", "loss", "local_steps"]
 
 
+def test_rounds_and_speed_up_may_be_those_of_another_model(tmp_path):
+    folders = {}
+    for method, rounds in {"fedavg": 9, "fedssg": 3}.items():
+        folders["iid", method] = {0: tmp_path / method}
+        (tmp_path / method).mkdir()
+        of_all = {"all": {"rounds_to": {"0.97": rounds, "0.99": None}}}
+        here = {"rounds_to": {"0.97": 5}, "models": of_all}
+        (tmp_path / method / "summary.json").write_text(json.dumps(here))
+    names = ["rounds_to", "speed_up"]
+    figures = [f"models.all.{name}.{t}" for t in (0.97, 0.99) for name in names]
+    published = {"iid": {"fedssg": {"models.all.rounds_to.0.99": ">300"}}}
+    base = lambda method: "fedavg"
+    found = measured(["speed_up.0.97", *figures], {}, folders, base)
+    values = {(cell.method, cell.figure): cell.values for cell in found}
+    assert values == {
+        ("fedavg", "speed_up.0.97"): [1.0],
+        ("fedavg", "models.all.rounds_to.0.97"): [9.0],
+        ("fedavg", "models.all.speed_up.0.97"): [1.0],
+        ("fedssg", "speed_up.0.97"): [1.0],
+        ("fedssg", "models.all.rounds_to.0.97"): [3.0],
+        ("fedssg", "models.all.speed_up.0.97"): [3.0],
+    }
+    # not reached: shown where the paper has a figure
+    (cell,) = [c for c in measured(figures, published, folders, base) if not c.values]
+    assert (cell.method, cell.figure) == ("fedssg", "models.all.rounds_to.0.99")
+
+
 def test_a_figure_that_no_summary_has_is_the_last_of_its_column(made):
     cells = iid(made)[:2]  # fedveca shows tau_bar, fedavg does not
     found = measured(["tau_bar", "delta_norm"], {}, runs(cells))
@@ -613,6 +640,11 @@ def test_costs_are_of_three_passes_over_the_examples(papers, tmp_path):
             "'simulated_seconds'",
         ),
         ('"rounds_to.1.0"]', '"round_to.1.0"]', "takes; did you mean 'rounds'"),
+        (
+            '"rounds_to.1.0"]',
+            '"models.all.round_to.1.0"]',
+            "takes; did you mean 'rounds'",
+        ),
         ('"rounds_to.1.0"]', '"rounds_to.O.9"]', "whose target 'O.9' is no accuracy"),
         (
             "figures = [",

@@ -149,6 +149,7 @@ def _check_columns(path: Path, raw: Mapping[str, Any]) -> None:
     """Raises SettingError on a cost that no run has, of a target or as an axis."""
     for figure in raw.get("figures", ()):
         column, of_target, target = figure.partition("_to.")
+        column = column.removeprefix("models.all.").removeprefix("models.sel.")
         if of_target and column not in (known := ("rounds", *COSTS)):
             raise SettingError(
                 f"{path} has the figure {figure}, but {column!r} is nothing that a target "

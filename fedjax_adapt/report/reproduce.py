@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..experiment.records import read_run
-from ..experiment.store import ACCURACY, figures_of, read_summary
+from ..experiment.store import ACCURACY, COSTS, figures_of, read_summary
 from .plots import AGAINST, draw_mean, saved
 from .seeds import Sample, at_target, difference_text, sample, short, speed_ups
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 CLASSES = "class_accuracy"  # drawn by label, after the last round
 SHARES = (  # shown in %
-    *("accuracy", "last_mean", "last_std", "best_accuracy", "area_under_curve"),
-    *("client_accuracy", "personal_accuracy", CLASSES),
+    *("accuracy", "accuracy_all", "best_accuracy", "area_under_curve"),
+    *("last_mean", "last_std", "client_accuracy", "personal_accuracy", CLASSES),
 )
 
 # the runs of rows and methods: the folder of each by its seed; None: it diverged
@@ -56,7 +56,8 @@ def measured(
     Args:
       figures: by the names of a summary, as in rounds_to.0.97; or simulated_seconds_to.0.97
         and the like, a column of the metrics in that round; speed_up.0.97, the rounds of
-        the base by those of this method, seed by seed; traffic_mib, of both ways.
+        the base by those of this method, seed by seed; traffic_mib, of both ways. With
+        models.all. before it a figure is of that model in place of the server's.
       published: by row, method and figure.
       runs: that are over.
       base_of: the method that a method's speed-up is over; None: it has none.
@@ -67,21 +68,20 @@ def measured(
         here = {name for of in published.get(row, {}).values() for name in of}
         base = base_of(method)
         for name in figures:
-            kind, _, target = name.partition(".")
+            rounds = name.replace("speed_up.", "rounds_to.")
             if here and name in everywhere - here:
                 continue  # the paper has it of other rows
-            if kind != "speed_up":
+            if rounds == name:
                 values = list(_values(folders, name).values())
             elif base is not None and (row, base) in runs:
-                rounds = f"rounds_to.{target}"
                 own, bases = _values(folders, rounds), _values(runs[row, base], rounds)
                 values = speed_ups(own, bases)
             else:
                 continue  # nothing to be faster than
             figure = sample(values)
-            if not figure.values and kind == "models":
-                continue  # a model that this method does not have
             paper = published.get(row, {}).get(method, {}).get(name)
+            if not figure.values and name.startswith("models.") and paper is None:
+                continue  # a model that this method does not have
             found.append(
                 Measured(figure.values, figure.lacking, row, method, name, paper)
             )
@@ -96,7 +96,7 @@ def _values(folders: Mapping[int, Path | None], name: str) -> dict[int, float | 
 def _value(path: Path, name: str) -> float | None:
     """A figure of a run: of its summary, or the last of that column of its metrics."""
     column, _, target = name.partition("_to.")
-    if target and column != "rounds":
+    if target and column in COSTS:
         return at_target(read_run(path), float(target))[column]
     found = of_summary(read_summary(path) or {}, name)
     if found is not None or "." in name:

@@ -93,6 +93,7 @@ def check_protocol(cell):
     )
     assert (config.partition_seed, config.sampler) == (20, "bernoulli")
     assert config.evaluate_every == 1
+    assert "all" in config.evaluate_also
 
 
 @pytest.mark.parametrize("name", [n for n in names() if n.startswith("fedssg-")])
@@ -161,7 +162,7 @@ def test_the_curve_with_inflection_points_is_of_500_clients():
 @pytest.mark.parametrize("number", SWEEPS)
 def test_a_sweep_has_the_alphas_that_were_searched(number):
     setting, alphas = SWEEPS[number]
-    assert read_item(f"fedssg-fig{number}").draw == ["accuracy", "loss"]
+    assert read_item(f"fedssg-fig{number}").draw == ["accuracy_all", "loss_all"]
     found = {}
     for cell in of(f"fig{number}"):
         assert cell.configs[0].algorithm == "fedssg"
@@ -188,6 +189,17 @@ def test_the_ablations_add_one_part_each():
     assert len(cells) == 14
     for cell in cells:
         assert cell.configs[0].algorithm_options == wanted[cell.method]
+
+
+@pytest.mark.parametrize("name", [n for n in names() if n.startswith("fedssg-")])
+def test_published_figures_are_of_the_mean_of_all_clients(name):
+    """Specification, section 4: by default those of the FedDyn family are."""
+    item = read_item(name)
+    published = {
+        f for row in item.published.values() for of in row.values() for f in of
+    }
+    assert all(figure.startswith("models.all.") for figure in published)
+    assert {column for column in item.draw if "_all" not in column} == set()
 
 
 @pytest.mark.parametrize(
@@ -231,7 +243,7 @@ def test_a_row_has_published_rounds_to_its_target(name):
         config = cell.configs[0]
         target = TARGETS[cell.row.split("-")[0], config.num_clients]
         assert float(target) in config.targets
-        wanted = [f"rounds_to.{target}", f"speed_up.{target}"]
+        wanted = [f"models.all.{of}.{target}" for of in ("rounds_to", "speed_up")]
         assert list(published[cell.row][cell.method]) == wanted
 
 
