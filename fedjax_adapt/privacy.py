@@ -123,8 +123,14 @@ def with_privacy(
         )
         return Upload(optax.tree.add_scale(upload.delta, noise_std(cohort), noise))
 
-    def update(params: Params, extra: ServerExtra, upload: Upload, cohort: Cohort):
-        return updated(rule, params, extra, noisy(upload, cohort), cohort)
+    def update(
+        params: Params,
+        extra: ServerExtra,
+        upload: Upload,
+        cohort: Cohort,
+        shift: Params | None = None,
+    ):
+        return updated(rule, params, extra, noisy(upload, cohort), cohort, shift)
 
     def report(extra: ServerExtra, upload: Upload, cohort: Cohort) -> dict[str, Array]:
         own = rule.report(extra, noisy(upload, cohort), cohort)
@@ -143,6 +149,7 @@ def with_privacy(
             rule.init,
             Mean(per_client, uniformly),
             update,
+            refined=update,
             report=report,
             given=rule.given,
         ),

@@ -147,10 +147,10 @@ def feddisco(
     def once(upload):
         return upload._replace(delta=upload.delta[0])
 
-    def update(params, extra, upload, cohort):
+    def update(params, extra, upload, cohort, shift=None):
         usual, weighted = upload.delta
         upload = upload._replace(delta=usual)
-        params, extra = updated(base.server, params, extra, upload, cohort)
+        params, extra = updated(base.server, params, extra, upload, cohort, shift)
         change = optax.tree.sub(weighted, usual)
         return optax.tree.add(params, change), extra
 
@@ -166,7 +166,12 @@ def feddisco(
             traffic=traffic_within(base.local, once),
         ),
         server=ServerRule(
-            base.server.init, weights, update, report=report, given=LABEL_COUNTS
+            base.server.init,
+            weights,
+            update,
+            refined=update,
+            report=report,
+            given=LABEL_COUNTS,
         ),
     )
 
