@@ -631,6 +631,24 @@ def test_what_goes_on_is_quoted_and_shows_as_much(capsys, monkeypatch, flag, gro
     assert f"write {again} " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "group", ["", "--coordinator-address here:1 --num-processes 2 --process-id 0"]
+)
+def test_what_goes_on_says_where_data_files_are(capsys, monkeypatch, group):
+    def stop(config, *_):
+        Path(config.folder).mkdir()
+        raise Stopped
+
+    running = import_module("fedjax_adapt.cli.run")
+    monkeypatch.setattr(running, "train", stop)
+    monkeypatch.setattr(running, "process_group", lambda *_: nullcontext(True))
+    Path("my data").mkdir()
+    words = ["run", "--dataset", "mnist", "--data-dir", "my data", "--folder", "mine"]
+    assert cli.main([*words, *group.split()]) == 130
+    again = "fedjax-adapt run --folder mine --resume --data-dir 'my data' "
+    assert f"write {again}" in capsys.readouterr().err
+
+
 def test_a_ctrl_c_that_is_lost_before_the_first_round_is_raised_in_it(monkeypatch):
     class Final:
         def __del__(self):  # what is raised in here Python only tells of

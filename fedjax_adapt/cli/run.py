@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from .. import check
 from ..engine.processes import agreed, from_first
 from ..errors import SettingError
-from ..experiment.config import common_options, from_settings
+from ..experiment.config import Config, common_options, from_settings
 from ..experiment.controls import unfinished, with_controls
 from ..experiment.folder import is_finished, run_folder
 from ..experiment.loop import Stopped
@@ -179,13 +179,20 @@ def run(arguments: list[str]) -> int:
         try:
             _train(one, run_folder(one), request, unsaved)
         except KeyboardInterrupt:
-            again = f"--folder {quote(str(run_folder(config)))} --resume"
+            again = _again(run_folder(config), config)
             again += " --controls" * request.controls + shown_flags(request)
             return interrupted(run_folder(one), again)
         unsaved = None  # controls that have not begun are no surprise
     if request.controls and not request.quiet:
         print_comparison(sheets([run_folder(one) for one in configs]))
     return 0
+
+
+def _again(folder: Path, config: Config) -> str:
+    """The flags that go on with a run: what its folder has, and where data files are."""
+    place = config.data_dir
+    files = "" if place is None else f" --data-dir {quote(place)}"
+    return f"--folder {quote(str(folder))} --resume{files}"
 
 
 def _dry_run(configs, left, request, unsaved: str | None) -> int:
@@ -227,7 +234,7 @@ def _run_in_processes(config, request) -> int:
     except Stopped:
         if not folder.exists():  # another machine's
             return 130
-        again = f"--folder {quote(str(folder))} --resume{shown_flags(request)}"
+        again = _again(folder, config) + shown_flags(request)
         return interrupted(folder, f"{again} {_flags(request.processes)}")
     with steady_output():
         if first:
