@@ -32,7 +32,7 @@ from .federation import Federation, broadcast_bytes, without_effect
 from .folder import as_begun, check_folder, run_folder
 from .program import compile_seconds, group_sizes, trace_program
 from .tracking import check_tracker
-from .tuning import LONG
+from .tuning import LONG, tries_lanes
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def preview(config: Config, resume: bool = False) -> Preview:
     if federation.source.validates:
         count = len(federation.source.y_test)
         notes.append(f"measured on {count} validation examples, which no client holds.")
-    if config.lanes == "auto" and config.rounds >= LONG:
+    if tries_lanes(config, federation.algorithm):
         notes.append(
             f"lanes are by rule here, and a run of {LONG} rounds or more tries out which "
             "number is fastest."

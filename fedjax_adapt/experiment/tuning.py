@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from ..core import Task, precise
+from ..core import Algorithm, Task, precise
 from ..data import FederatedDataset
 from ..engine import processes
 from ..engine.build import num_lanes_of
@@ -98,9 +98,7 @@ def lanes_for(
     algorithm, task, data, plan = federation[:4]
     fewer = lambda text: show(doing="compiling", note=text)
     by_rule = lambda: num_lanes_of(algorithm, task, data, plan, fewer)
-    if config.lanes != "auto" or config.rounds < LONG or algorithm.refine is not None:
-        return by_rule()
-    if processes.several():
+    if not tries_lanes(config, algorithm) or processes.several():
         return by_rule()
     file, work = cache_folder() / "lanes.json", _work(config, federation)
     found = read_cache(file).get(work)
@@ -118,6 +116,12 @@ def lanes_for(
         show(doing="compiling", note=f"{took} ({', '.join(tried)})")
         add_to_cache(file, {work: found})
     return found
+
+
+def tries_lanes(config: Config, algorithm: Algorithm) -> bool:
+    """Whether a run in one process tries what number of lanes is fastest."""
+    long = config.rounds >= LONG
+    return config.lanes == "auto" and long and algorithm.refine is None
 
 
 def _work(config: Config, federation: Federation) -> str:

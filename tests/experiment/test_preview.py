@@ -258,3 +258,10 @@ def test_a_warm_up_as_long_as_the_run_is_said(settings, said):
     found = [note for note in notes if "warmup" in note]
     assert len(found) == (said is not None)
     assert all(note.startswith(said) for note in found)
+
+
+@pytest.mark.parametrize(("algorithm", "tries"), [("fedavg", True), ("fnr", False)])
+def test_lanes_are_said_to_be_tried_where_the_run_tries_them(algorithm, tries):
+    found = preview(config_of(algorithm=algorithm, rounds=100, lanes="auto"))
+    assert any("tries out which number is fastest" in n for n in found.notes) == tries
+    assert not preview(config_of(algorithm=algorithm, rounds=99)).notes
