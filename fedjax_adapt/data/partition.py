@@ -110,8 +110,8 @@ def natural(
     if num_clients > len(owners) or not len(owners):
         raise SettingError(
             f"num_clients={num_clients} but {len(owners)} owners have at least "
-            f"min_size={min_size} rows; write num_clients={len(owners)} or fewer, leave it "
-            "out for all, or write a smaller min_size."
+            f"min_size={min_size} rows; write num_clients={len(owners)} or fewer, or a "
+            "smaller min_size."
         )
     rng = generator(seed)
     if num_clients < len(owners):
