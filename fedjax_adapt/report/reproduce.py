@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 CLASSES = "class_accuracy"  # drawn by label, after the last round
 SHARES = (  # shown in %
-    *("accuracy", "accuracy_all", "best_accuracy", "area_under_curve"),
-    *("last_mean", "last_std", "client_accuracy", "personal_accuracy", CLASSES),
+    *("accuracy", "accuracy_all", "accuracy_sel", "best_accuracy", "last_mean"),
+    *("last_std", "area_under_curve", "client_accuracy", "personal_accuracy", CLASSES),
 )
 
 # the runs of rows and methods: the folder of each by its seed; None: it diverged
@@ -80,12 +80,20 @@ def measured(
                 continue  # nothing to be faster than
             figure = sample(values)
             paper = published.get(row, {}).get(method, {}).get(name)
-            if not figure.values and name.startswith("models.") and paper is None:
+            if paper is None and not _has_model(folders, name):
                 continue  # a model that this method does not have
             found.append(
                 Measured(figure.values, figure.lacking, row, method, name, paper)
             )
     return found
+
+
+def _has_model(folders: Mapping[int, Path | None], name: str) -> bool:
+    """Whether a run has tested the model that a figure is of: the server's, or another."""
+    kind, _, rest = name.partition(".")
+    tested = [figures_of(read_summary(path) or {}) for path in folders.values() if path]
+    model = rest.partition(".")[0]
+    return kind != "models" or any(model in of.get("models", {}) for of in tested)
 
 
 def _values(folders: Mapping[int, Path | None], name: str) -> dict[int, float | None]:
