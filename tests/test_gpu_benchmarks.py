@@ -257,6 +257,10 @@ def test_every_method_has_its_settings(modules, tmp_path):
         assert alpha is None or config.algorithm_options["alpha"] == alpha
         own = cifar.config_of(method, block(modules, tmp_path)).folder
         assert own != config.folder and cifar.config_of(method, arguments) == config
+    words = ["--convolutions", "shifts", "--checkpoint-every", "50", "--devices", "1"]
+    config = cifar.config_of("fedavg", block(modules, tmp_path, *words))
+    assert (config.convolutions, config.checkpoint_every) == ("shifts", 50)
+    assert config.devices == 1
     published = cifar.PUBLISHED[cifar.ROW]["fedssg"]
     assert [published[n] for n in cifar.FIGURES if n in published] == [80.17, 0.17, 544]
 
