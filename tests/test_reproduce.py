@@ -673,6 +673,17 @@ def test_mistakes_in_an_items_file_are_told(papers, old, new, said):
         path.unlink()
 
 
+@pytest.mark.parametrize("model", ["all", "sel"])
+def test_a_target_may_be_one_of_another_model(model, papers):
+    path = papers / "some" / f"{model}.toml"
+    path.write_text(TABLE.replace('"rounds_to.1', f'"models.{model}.rounds_to.1'))
+    try:
+        figures = read_item(f"some-{model}").figures
+        assert figures[-1] == f"models.{model}.rounds_to.1.0"
+    finally:
+        path.unlink()
+
+
 def test_items_are_in_the_order_of_the_paper(papers):
     for name in ("table10", "table2", "fig10", "fig2"):
         (papers / "some" / f"{name}.toml").write_text(TABLE)
