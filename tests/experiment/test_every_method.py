@@ -52,8 +52,10 @@ def config_of(name, **more):
     return from_settings({k: v for k, v in settings.items() if v is not None})
 
 
-@pytest.mark.parametrize("sampler", ["uniform", "bernoulli"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name, sampler",
+    [*((name, "uniform") for name in ALGORITHMS), ("fedssg", "bernoulli")],
+)
 def test_a_long_run_may_try_lanes(name, sampler, monkeypatch):
     def seconds(algorithm, task, data, plan):  # traced, not timed
         make_round(algorithm, task, data, plan)
