@@ -2,6 +2,7 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -613,7 +614,7 @@ def test_ctrl_c_keeps_every_finished_round(capsys, monkeypatch):
     assert "--folder mine2 --resume --json to go on" in err
 
 
-@pytest.mark.parametrize("flag", ["--json", "--quiet"])
+@pytest.mark.parametrize("flag", ["--json", "--quiet", "--data-dir 'my data'"])
 @pytest.mark.parametrize(
     "group", ["", "--coordinator-address here:1 --num-processes 2"]
 )
@@ -625,28 +626,11 @@ def test_what_goes_on_is_quoted_and_shows_as_much(capsys, monkeypatch, flag, gro
     running = import_module("fedjax_adapt.cli.run")
     monkeypatch.setattr(running, "train", stop)
     monkeypatch.setattr(running, "process_group", lambda *_: nullcontext(True))
+    Path("my data").mkdir()
     words = [*group.split(), "--process-id", "0"] if group else []
-    assert cli.main(["run", "--folder", "my run", flag, *words]) == 130
+    assert cli.main(["run", "--folder", "my run", *shlex.split(flag), *words]) == 130
     again = f"fedjax-adapt run --folder 'my run' --resume {flag} {group}".rstrip()
     assert f"write {again} " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "group", ["", "--coordinator-address here:1 --num-processes 2 --process-id 0"]
-)
-def test_what_goes_on_says_where_data_files_are(capsys, monkeypatch, group):
-    def stop(config, *_):
-        Path(config.folder).mkdir()
-        raise Stopped
-
-    running = import_module("fedjax_adapt.cli.run")
-    monkeypatch.setattr(running, "train", stop)
-    monkeypatch.setattr(running, "process_group", lambda *_: nullcontext(True))
-    Path("my data").mkdir()
-    words = ["run", "--dataset", "mnist", "--data-dir", "my data", "--folder", "mine"]
-    assert cli.main([*words, *group.split()]) == 130
-    again = "fedjax-adapt run --folder mine --resume --data-dir 'my data' "
-    assert f"write {again}" in capsys.readouterr().err
 
 
 def test_a_ctrl_c_that_is_lost_before_the_first_round_is_raised_in_it(monkeypatch):
