@@ -189,10 +189,9 @@ def run(arguments: list[str]) -> int:
 
 
 def _again(folder: Path, config: Config) -> str:
-    """The flags that go on with a run: what its folder has, and where data files are."""
-    place = config.data_dir
-    files = "" if place is None else f" --data-dir {quote(place)}"
-    return f"--folder {quote(str(folder))} --resume{files}"
+    """The flags that resume a run, with its `data_dir`, which no folder keeps."""
+    where = "" if config.data_dir is None else f" --data-dir {quote(config.data_dir)}"
+    return f"--folder {quote(str(folder))} --resume{where}"
 
 
 def _dry_run(configs, left, request, unsaved: str | None) -> int:

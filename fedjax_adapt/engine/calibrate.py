@@ -66,7 +66,7 @@ def fastest_lanes(
     call = "fastest_lanes(algorithm, task, data, plan)"
     check_kinds(call, algorithm, task, data, plan)
     check_rule(algorithm, data, plan)
-    # what it was told of the federation does not hold of the few clients that are timed
+    # options that describe the federation do not hold of the few clients that are timed
     algorithm = algorithm._replace(local=algorithm.local._replace(check=None))
     data, plan = _usual_cohort(data, replace(plan, lanes="auto"))
     refine = as_refinement(algorithm.refine)

@@ -90,10 +90,11 @@ def measured(
 
 def _has_model(folders: Mapping[int, Path | None], name: str) -> bool:
     """Whether a run has tested the model that a figure is of: the server's, or another."""
-    kind, _, rest = name.partition(".")
+    if not name.startswith("models."):
+        return True
+    model = name.split(".")[1]
     tested = [figures_of(read_summary(path) or {}) for path in folders.values() if path]
-    model = rest.partition(".")[0]
-    return kind != "models" or any(model in of.get("models", {}) for of in tested)
+    return any(model in figures.get("models", {}) for figures in tested)
 
 
 def _values(folders: Mapping[int, Path | None], name: str) -> dict[int, float | None]:

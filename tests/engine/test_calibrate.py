@@ -170,7 +170,7 @@ def test_what_it_times_is_a_compiled_round(name, task, monkeypatch):
 @pytest.mark.parametrize(
     "participation", [fa.uniform(2), fa.bernoulli(0.4)], ids=["uniform", "bernoulli"]
 )
-def test_what_a_rule_was_told_of_the_federation_is_checked_against_it(
+def test_options_that_describe_the_federation_are_checked_against_it(
     participation, task, monkeypatch
 ):
     def seconds(algorithm, task, data, plan):  # traced, not timed
