@@ -37,6 +37,7 @@ from ..core import (
     weighted_sums,
 )
 from . import mesh
+from .batches import flat_on_tpu
 from .client_store.exchange import (
     CohortRows,
     DeviceRows,
@@ -153,7 +154,7 @@ def train_cohort(
 
     def on_device(shared, slots: Slot, table: ClientState):
         data, broadcast, exchange = shared
-        parts = parts_of(setup._replace(data=data), broadcast, result_of)
+        parts = parts_of(setup._replace(data=flat_on_tpu(data)), broadcast, result_of)
         tables = receive(table, exchange, assignment.slots_per_device)
         begin = lambda carry, slots: with_states(carry[1], slots).client
         alone = num_lanes == 1
@@ -318,7 +319,7 @@ def measure_cohort(
 
     def on_device(shared, slots: Slot, table: ClientState):
         data, broadcast, exchange = shared
-        here = setup._replace(data=data)
+        here = setup._replace(data=flat_on_tpu(data))
         tables = receive(table, exchange, assignment.slots_per_device)
 
         def one(client: Client):

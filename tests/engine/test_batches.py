@@ -5,10 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import SIZES, make_data
+from helpers import SIZES, close, keys, make_data, make_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.extend.core import jaxprs_in_params
 
+import fedjax_adapt as fa
 from fedjax_adapt import Plan
 from fedjax_adapt.engine.batches import batch_at, permuted
 
@@ -99,3 +101,50 @@ def test_pixels_keep_their_dtype():
     data = make_data(dtype=np.uint8)
     assert data.x.dtype == jnp.uint8
     assert batch_at(data, Plan(), 0, jax.random.key(0), 0).x.dtype == jnp.uint8
+
+
+@pytest.fixture
+def images(monkeypatch):
+    """Data whose inputs are [2, 2], and a round on it, its state and key on a platform."""
+    flat, data = make_task(), make_data()
+    data = data.with_changed(x=data.x.reshape(-1, 2, 2))
+    apply = lambda params, x: flat.apply(params, x.reshape(len(x), 4))
+    algorithm, task = fa.algorithms.fedavg(), flat._replace(apply=apply)
+    plan = Plan(cohort_size=4, batch_size=4, lr=0.1, lanes=2)
+    state = fa.init_state(algorithm, task, data, plan, jax.random.key(1))
+
+    def on(platform):
+        monkeypatch.setattr(jax, "default_backend", lambda: platform)
+        run = fa.make_round(algorithm, task, data, plan)
+        return run, state, keys(1)[0]
+
+    return data, on
+
+
+def test_examples_are_flat_rows_on_a_tpu_and_the_numbers_the_same(images):
+    results = []
+    for platform in ("gpu", "tpu"):
+        run, state, key = images[1](platform)
+        results.append(jax.jit(lambda run, *args: run(*args))(run, state, key))
+    close(*results)
+
+
+def loops(jaxpr):
+    """Of every loop inside, the shapes that go in."""
+    for eqn in jaxpr.eqns:
+        inner = list(jaxprs_in_params(eqn.params))
+        if eqn.primitive.name in ("while", "scan"):
+            yield {var.aval.shape for var in eqn.invars}
+        for sub in inner:
+            yield from loops(getattr(sub, "jaxpr", sub))
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_no_loop_of_a_tpu_reads_examples_that_are_no_rows(images, platform):
+    data, on = images
+    run, state, key = on(platform)
+    traced = jax.jit(lambda run, *args: run(*args)).trace(run, state, key)
+    shapes = set().union(*loops(traced.jaxpr.jaxpr))
+    examples = data.x.shape[0]
+    assert ((examples, 2, 2) in shapes) == (platform == "gpu")
+    assert ((examples, 4) in shapes) == (platform == "tpu")
