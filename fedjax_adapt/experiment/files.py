@@ -329,7 +329,9 @@ def _without(
 
 
 def _name(folder: Path, path: Path) -> str:
-    return path.absolute().relative_to(folder.absolute()).as_posix()
+    # `absolute` keeps "..", and of a trial in "../runs" only one of the two has it
+    below = Path(os.path.abspath(path)).relative_to(os.path.abspath(folder))
+    return below.as_posix()
 
 
 def checksum(path: Path) -> str:

@@ -1,5 +1,6 @@
 import errno
 import json
+import os
 import random
 import re
 import shutil
@@ -162,6 +163,16 @@ def test_what_reads_runs_reads_the_trials_of_a_sweep(three, tmp_path):
         load_run(tmp_path / "trials" / "0000")
     with pytest.raises(ValueError, match="holds a sweep, no run; .* each is a run in"):
         read_run(three.folder)
+
+
+def test_a_trial_is_found_by_a_path_that_goes_up(three, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    up = Path(os.path.relpath(three.folder))
+    assert ".." in up.parts
+    trial = up / "trials" / "0001"
+    assert read_run(trial).summary == read_run(three.folder / "trials/0001").summary
+    assert load_run(trial).state.round == RUN["rounds"]
+    assert comparison_tables(sheets([up]))
 
 
 @pytest.mark.slow
