@@ -12,8 +12,11 @@ import numpy as np
 from .. import check
 from ..errors import SettingError
 from .rows import (
+    as_pairs,
     check_finite,
     check_like,
+    check_numbers,
+    check_rows,
     concatenated,
     generator,
     largest_pixel,
@@ -69,7 +72,7 @@ def concatenated_tests(tests: Sequence[Any], clients: Sequence[Pair]) -> tuple:
     Raises:
       ValueError: there are not as many, or they are not like what the clients train on.
     """
-    tests = [(np.asarray(x), np.asarray(y)) for x, y in tests]
+    tests = as_pairs("the test of client {i}", tests)
     if len(tests) != len(clients):
         raise SettingError(
             f"client_tests has {len(tests)} entries but there are {len(clients)} clients; "
@@ -121,17 +124,12 @@ def checked_tests(
             "give each client its own, none where it has no test."
         )
     check_like("client_tests", x, y, like)
-    for i, own in enumerate(rows):
-        if len(own) and not 0 <= np.min(own) <= np.max(own) < len(x):
-            bad = np.min(own) if np.min(own) < 0 else np.max(own)
-            raise SettingError(
-                f"client_tests gives client {i} row {bad}, but its x has rows 0 to "
-                f"{len(x) - 1}."
-            )
+    check_rows(rows, len(x), "client_tests")
     if not any(map(len, rows)):
         raise SettingError(
             "client_tests gives no client an example; give some, or leave it out."
         )
+    check_numbers("client test example", x, y)
     num_classes_of(y, num_classes, "client test example")
     check_finite(x, y, "client test example")
     index, size = table_of(rows)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import check
 from ..errors import SettingError
 from .clients import (
     ClientNoise,
@@ -20,8 +21,11 @@ from .clients import (
 from .frame import read_frame
 from .public import PublicSet, check_apart, public_set
 from .rows import (
+    as_pairs,
     check_finite,
     check_like,
+    check_numbers,
+    check_rows,
     concatenated,
     count_labels,
     num_classes_of,
@@ -223,7 +227,7 @@ class FederatedDataset:
                 "from_clients got a dict for clients; give a list of one (x, y) per "
                 "client, such as list(clients.values())."
             )
-        clients = [(np.asarray(x), np.asarray(y)) for x, y in clients]
+        clients = as_pairs("client {i}", clients)
         if not clients:
             raise SettingError(
                 "from_clients got no clients; give one (x, y) per client."
@@ -319,17 +323,28 @@ class FederatedDataset:
             it is tested on by itself. Those of `test` lie on the device once.
 
         Raises:
-          ValueError: no client holds a row, a label lies outside [0, num_classes), or an
-            input or a target is NaN or infinite; or `public` is not of the clients' kind,
-            or holds examples of a test; or `client_tests` are not of the clients' kind.
+          ValueError: no client holds a row, or one holds a row that is none; an input has
+            no label; a label lies outside [0, num_classes); an input or a target is no
+            number, NaN, infinite, or an integer that the device cannot hold; or `test`,
+            `public` or `client_tests` are not of the clients' kind, or `public` holds
+            examples of a test.
         """
         x, y = np.asarray(x), np.asarray(y)
+        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+            raise SettingError(
+                f"x has the shape {x.shape} and y {y.shape}; give one label per input."
+            )
+        check.at_least("num_classes", num_classes, 0, none="the largest label plus 1")
+        check_rows(rows, len(x))
         index, size = table_of(rows)
+        check_numbers("training example", x, y)
         num_classes = num_classes_of(y, num_classes)
         check_finite(x, y, "training example")
         if test is not None:
-            num_classes_of(np.asarray(test[1]), num_classes, "test example")
-            check_finite(*test, "test example")
+            tested_on = _checked_test(test, x)
+            check_numbers("test example", *tested_on)
+            num_classes_of(tested_on[1], num_classes, "test example")
+            check_finite(*tested_on, "test example")
         tested = None if test is None else jax.tree.map(jnp.asarray, tuple(test))
         tests = checked_tests(
             client_tests, (x, y), len(rows), num_classes, test, tested
@@ -348,3 +363,22 @@ class FederatedDataset:
         )
         check_apart(data.public, data._own_tests())
         return data
+
+
+def _checked_test(test: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(x, y) to evaluate on, as arrays, of which each input is like one of the clients'."""
+    if not check.pair(test):
+        raise SettingError(f"test is {check.kind_of(test)}; give a pair, test=(x, y).")
+    inputs, labels = np.asarray(test[0]), np.asarray(test[1])
+    if inputs.ndim == 0 or labels.ndim == 0 or len(inputs) != len(labels):
+        raise SettingError(
+            f"test has x of shape {inputs.shape} and y of shape {labels.shape}; give one "
+            "label per input."
+        )
+    dtypes = [jax.dtypes.canonicalize_dtype(a.dtype) for a in (inputs, x)]
+    if inputs.shape[1:] != x.shape[1:] or dtypes[0] != dtypes[1]:
+        raise SettingError(
+            f"test has inputs {inputs.dtype}{list(inputs.shape[1:])} but the clients' are "
+            f"{x.dtype}{list(x.shape[1:])}; give it inputs like theirs."
+        )
+    return inputs, labels

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import check
 from ..errors import SettingError
-from .rows import check_finite, num_classes_of
+from .rows import check_finite, check_numbers, num_classes_of
 
 Array = jax.Array | np.ndarray  # a protocol's are on the host, a data set's are not
 
@@ -139,6 +139,9 @@ def _check_part(name, inputs: np.ndarray, labels, x: np.ndarray, num_classes) ->
             f"{name} has inputs {inputs.dtype}{list(inputs.shape)} but the clients' are "
             f"{x.dtype}, {list(x.shape[1:])} each; give it one or more like them."
         )
+    check_numbers(
+        f"{name} example", inputs, np.asarray([] if labels is None else labels)
+    )
     if labels is None:
         check_finite(inputs, np.empty(0), f"{name} example")
         return

@@ -241,6 +241,78 @@ def check_finite(x: Any, y: Any, example: str) -> None:
                 )
 
 
+def check_numbers(example: str, x: np.ndarray, y: np.ndarray) -> None:
+    """Raises ValueError unless they are real numbers that the device can hold as they are.
+
+    A float64 may lose digits there; an integer that lost some would be another label or
+    token.
+    """
+    for what, values in (("inputs", x), ("targets", y)):
+        kinds = (np.bool_, np.integer, np.floating)
+        if not any(jnp.issubdtype(values.dtype, kind) for kind in kinds):
+            raise SettingError(
+                f"the {what} of {example}s are {values.dtype}; give real numbers, and of "
+                "text the place of each in a list, from 0 on."
+            )
+        dtype = jax.dtypes.canonicalize_dtype(values.dtype)
+        if dtype == values.dtype or not (
+            values.size and jnp.issubdtype(dtype, jnp.integer)
+        ):
+            continue
+        limits, values = np.iinfo(dtype), values.reshape(len(values), -1)
+        for bound in (values.min(), values.max()):
+            if not limits.min <= bound <= limits.max:
+                row = int(np.argmax((values == bound).any(1)))
+                raise SettingError(
+                    f"{example} {row} has {bound} among its {what}, more than {dtype} "
+                    f"holds, {limits.min} to {limits.max}; write smaller integers."
+                )
+
+
+def check_rows(rows: Sequence[Any], num_examples: int, given: str = "rows") -> None:
+    """Raises ValueError unless each client is given rows that there are, as integers.
+
+    Args:
+      rows: of each client.
+      num_examples: how many rows there are.
+      given: the argument that gives them.
+    """
+    for i, own in enumerate(rows):
+        own = np.asarray(own)
+        if own.ndim != 1 or (own.size and not np.issubdtype(own.dtype, np.integer)):
+            hint = "np.flatnonzero of a mask" if own.dtype == bool else "such as [0, 3]"
+            raise SettingError(
+                f"{given} gives client {i} {own.dtype}{list(own.shape)}; give the numbers "
+                f"of its rows, {hint}."
+            )
+        if own.size and not 0 <= own.min() <= own.max() < num_examples:
+            bad = own.min() if own.min() < 0 else own.max()
+            raise SettingError(
+                f"{given} gives client {i} row {bad}, but its x has rows 0 to "
+                f"{num_examples - 1}."
+            )
+
+
+def as_pairs(who: str, given: Iterable[Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """One (x, y) per client as arrays; `who` is whose they are, as in "client {i}"."""
+    pairs = []
+    for i, pair in enumerate(given):
+        named = who.format(i=i)
+        if not check.pair(pair):
+            raise SettingError(
+                f"{named} is {check.kind_of(pair)}; give it a pair (x, y), of no examples "
+                "where it has none."
+            )
+        for what, values in zip("xy", pair, strict=True):
+            if isinstance(values, dict):
+                raise SettingError(
+                    f"{named} has a dict for {what}; give one array [examples, ...], with "
+                    "what belongs to an example side by side."
+                )
+        pairs.append((np.asarray(pair[0]), np.asarray(pair[1])))
+    return pairs
+
+
 def check_like(
     who: str, x: np.ndarray, y: np.ndarray, like: tuple[np.ndarray, np.ndarray]
 ) -> None:
@@ -261,6 +333,12 @@ def check_like(
         raise SettingError(
             f"{who} has inputs {x.dtype}{list(x.shape[1:])} but client 0 has "
             f"{like[0].dtype}{list(like[0].shape[1:])}; give every client the same."
+        )
+    kinds = [np.issubdtype(labels.dtype, np.integer) for labels in (y, like[1])]
+    if kinds[0] != kinds[1]:
+        raise SettingError(
+            f"{who} has labels {y.dtype} but client 0 has {like[1].dtype}; give every "
+            "client the same."
         )
     if y.shape[1:] != like[1].shape[1:]:
         raise SettingError(

@@ -1,0 +1,113 @@
+"""Arrays that are no examples end in one sentence, none is bent until it fits."""
+
+import numpy as np
+import pytest
+
+import fedjax_adapt as fa
+
+FederatedDataset = fa.FederatedDataset
+X, Y = np.ones((6, 2), np.float32), np.array([0, 1, 2, 0, 1, 2])
+HALF = np.arange(6) < 3
+
+
+@pytest.mark.parametrize(
+    "rows, sentence",
+    [
+        ([[0, 1], [2, 6]], "rows gives client 1 row 6, but its x has rows 0 to 5"),
+        ([[0, -1]], "rows gives client 0 row -1"),
+        ([[0, 1], [2.5, 3]], r"rows gives client 1 float64\[2\]; give the numbers"),
+        ([HALF, ~HALF], r"rows gives client 0 bool\[6\]; .* np.flatnonzero of a mask"),
+        ([[[0, 1], [2, 3]]], r"rows gives client 0 int64\[2, 2\]"),
+        ([1, 2], r"rows gives client 0 int64\[\]; .* such as \[0, 3\]"),
+    ],
+)
+@pytest.mark.parametrize("labels", [Y, Y.astype(np.float32)])  # counted, and not
+def test_rows_that_are_none_are_refused(rows, sentence, labels):
+    with pytest.raises(fa.SettingError, match=sentence):
+        FederatedDataset.from_rows(X, labels, rows)
+    with pytest.raises(
+        fa.SettingError, match=sentence.replace("rows", "client_tests", 1)
+    ):
+        FederatedDataset.from_rows(
+            X, labels, [[0]] * len(rows), client_tests=(X, labels, rows)
+        )
+
+
+@pytest.mark.parametrize("labels", [Y, Y.astype(np.float32)])
+def test_every_input_needs_one_label(labels):
+    for x, y in ((X, labels[:4]), (X[:4], labels)):
+        with pytest.raises(fa.SettingError, match="give one label per input"):
+            FederatedDataset.from_rows(x, y, [[0, 1]])
+        with pytest.raises(fa.SettingError, match="^test has x .* one label per input"):
+            FederatedDataset.from_rows(X, labels, [[0, 1]], test=(x, y))
+
+
+def test_an_integer_the_device_cannot_hold_is_refused():
+    large = np.full((6, 2), 3)
+    large[4, 1] = 2**31
+    sentence = "example 4 has 2147483648 among its inputs, more than int32 holds"
+    tokens = np.ones((6, 2), int)
+    with pytest.raises(fa.SettingError, match=f"^training {sentence}"):
+        FederatedDataset.from_rows(large, Y, [[0]])
+    with pytest.raises(fa.SettingError, match=f"^test {sentence}"):
+        FederatedDataset.from_rows(tokens, Y, [[0]], test=(large, Y))
+    with pytest.raises(fa.SettingError, match=f"^public {sentence}"):
+        FederatedDataset.from_rows(tokens, Y, [[0]], public=large)
+    with pytest.raises(fa.SettingError, match="18446744073709551615 among its inputs"):
+        FederatedDataset.from_rows(np.full((6, 2), -1).astype(np.uint64), Y, [[0]])
+    most = np.full((6, 2), 2**31 - 1)
+    assert FederatedDataset.from_rows(most, Y, [[0]]).x.max() == 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    "x, y, sentence",
+    [
+        (X.astype(complex), Y, "the inputs of training examples are complex128"),
+        (
+            X.astype("datetime64[s]"),
+            Y,
+            "the inputs of training examples are datetime64",
+        ),
+        (
+            X,
+            np.array(list("abcabc")),
+            "the targets of training examples are <U1; .* text",
+        ),
+        (X, Y.astype(object), "the targets of training examples are object"),
+    ],
+)
+def test_what_is_no_real_number_is_refused(x, y, sentence):
+    with pytest.raises(fa.SettingError, match=sentence):
+        FederatedDataset.from_rows(x, y, [[0]])
+
+
+def test_a_test_has_inputs_like_the_clients():
+    for other in (X.astype(np.uint8), np.ones((6, 3), np.float32)):
+        with pytest.raises(fa.SettingError, match="^test has inputs .* like theirs"):
+            FederatedDataset.from_rows(X, Y, [[0]], test=(other, Y))
+    data = FederatedDataset.from_rows(X, Y, [[0]], test=(X.astype(np.float64), Y))
+    assert data.test[0].dtype == X.dtype
+    assert FederatedDataset.from_rows(X, Y, [[0]], test=(X[:0], Y[:0])).test is not None
+    for given in (X, (X, Y, Y)):
+        with pytest.raises(fa.SettingError, match=r"give a pair, test=\(x, y\)"):
+            FederatedDataset.from_rows(X, Y, [[0]], test=given)
+
+
+def test_every_client_is_a_pair_of_arrays_of_one_kind():
+    refused = {
+        "client 1 is a tuple; give it a pair": [(X, Y), (X, Y, Y)],
+        "client 1 is None; give it a pair": [(X, Y), None],
+        "client 0 has a dict for x; give one array": [({"a": X, "b": X}, Y)],
+        "client 1 has labels float32 but client 0 has int64": [(X, Y), (X, X[:, 0])],
+    }
+    for sentence, clients in refused.items():
+        with pytest.raises(fa.SettingError, match=sentence):
+            FederatedDataset.from_clients(clients)
+    with pytest.raises(fa.SettingError, match="the test of client 1 is None"):
+        FederatedDataset.from_clients([(X, Y)] * 2, client_tests=[(X, Y), None])
+
+
+@pytest.mark.parametrize("number", ["3", 3.5, -1, True])
+def test_a_number_of_classes_is_a_whole_number(number):
+    with pytest.raises(fa.SettingError, match="num_classes="):
+        FederatedDataset.from_rows(X, Y, [[0]], num_classes=number)
