@@ -122,7 +122,12 @@ def _rmse(squared: Array, weight: Array) -> Array:
 def _r2(each: tuple[Array, Array], weight: Array) -> Array:
     prediction, y = each
     around = (y - _mean(y, weight)[None]) ** 2
-    return (1 - _mean((prediction - y) ** 2, weight) / _mean(around, weight)).mean()
+    share = 1 - _mean((prediction - y) ** 2, weight) / _mean(around, weight)
+    counts = weight.reshape(-1, *[1] * (y.ndim - 1)) > 0
+    least = jnp.where(counts, y, jnp.inf).min(0)
+    most = jnp.where(counts, y, -jnp.inf).max(0)
+    # their mean, rounded, may differ from equal targets: `around` need not be 0
+    return jnp.where(least < most, share, jnp.nan).mean()
 
 
 def _label_pairs(logits: Array, y: Array) -> tuple[Array, Array, Array]:

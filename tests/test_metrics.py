@@ -180,3 +180,19 @@ def test_metrics_that_are_no_mapping_are_refused(task, data):
     wrong = task._replace(metrics=(fa.metrics.f1,))
     with pytest.raises(ValueError, match="Task.metrics is a tuple; write a dict by"):
         fa.evaluate(wrong, {}, data.test)
+
+
+@pytest.mark.parametrize("target", [0.0, 0.1, 3.7])
+def test_r2_of_equal_targets_is_nan_however_they_are_rounded(target):
+    task = fa.regression((lambda key: jnp.ones(()), lambda w, x: w * x), (1,))
+    x = np.arange(7, dtype=np.float32)[:, None]
+    for n in (1, 3, 7):
+        y = np.full(n, target, np.float32)
+        named = fa.evaluate(task, jnp.ones(()), (x[:n], y)).named
+        assert np.isnan(named["r2"]) and np.isfinite(named["rmse"])
+    clients = [(x, x[:, 0] + 1), (x[:3], np.full(3, target)), (x[:0], x[:0, 0])]
+    data = fa.FederatedDataset.from_clients(
+        [(x, y.astype(np.float32)) for x, y in clients]
+    )
+    alone = fa.evaluate_clients(task, jnp.ones(()), data).named["r2"]
+    assert np.isclose(alone[0], 0.75) and np.isnan(alone[1]) and alone[2] == 0
