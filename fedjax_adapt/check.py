@@ -160,7 +160,9 @@ def at_least(
     hint += ', or "auto"' if auto else ""
     wanted = f"an integer >= {low}{hint}"
     number = None if value is None else _number(name, value, wanted)
-    if number is None or number % 1 != 0 or number < low:  # NaN and inf: x % 1 is NaN
+    kind = getattr(value, "dtype", type(value))
+    # 5.0 is no integer to NumPy and JAX either, which would say so in words of their own
+    if number is None or number < low or jnp.issubdtype(kind, jnp.floating):
         raise SettingError(
             f"{name}={value} must be an integer >= {low}{hint}.", setting=name
         )

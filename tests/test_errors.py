@@ -4,6 +4,8 @@ import ast
 import pickle
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedjax_adapt as fa
@@ -34,6 +36,24 @@ def test_a_setting_error_names_its_setting():
     assert error.value.setting == "mu" and isinstance(error.value, ValueError)
     again = pickle.loads(pickle.dumps(error.value))
     assert str(again) == str(error.value) and again.setting == "mu"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: fa.Plan(cohort_size=2.0),
+        lambda: fa.Plan(batch_size=np.float64(5)),
+        lambda: fa.Plan(max_steps=jnp.float32(3)),
+        lambda: fa.uniform(2.0),
+        lambda: fa.constant_steps(3.0),
+        lambda: fa.metrics.top(2.0),
+        lambda: fa.data.split("iid", np.arange(9) % 3, num_clients=3.0),
+        lambda: fa.data.split("iid", np.arange(9) % 3, num_clients=3, seed=1.0),
+    ],
+)
+def test_a_float_is_no_integer_though_it_is_whole(call):
+    with pytest.raises(SettingError, match=r"^\w+=\d\.0 must be an integer >= "):
+        call()
 
 
 def test_a_base_in_the_place_of_a_number_is_one_sentence():

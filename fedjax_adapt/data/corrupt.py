@@ -38,7 +38,7 @@ def label_shift(
     data, ids = owned(data, clients)
     y = np.array(data.y)
     for _, rows in rows_of(data, ids, seed=0):
-        y[rows] = (y[rows] + int(shift)) % num_labels
+        y[rows] = (y[rows] + shift) % num_labels
     return data.with_changed(y=jnp.asarray(y))
 
 
@@ -104,7 +104,7 @@ def duplicated(
     index = np.array(data.index)
     for i in client_ids(data, clients):
         n = int(data.size[i])
-        num_kept = max(-(-n // int(times)), 1)
+        num_kept = max(-(-n // times), 1)
         index[i] = index[i, np.arange(index.shape[1]) % num_kept]
         index[i, n:] = index[i, 0]
     return data.with_changed(index=jnp.asarray(index))
@@ -147,7 +147,10 @@ def corrupt(
     function = CORRUPTIONS[corruption]
     known = {"mean": mean, "std": std, "seed": seed}
     options = {name: known[name] for name in check.option_names(function)}
-    return function(data, clients, *([] if strength is None else [strength]), **options)
+    given = [] if strength is None else [strength]
+    if isinstance(strength, float) and strength.is_integer():
+        given = [int(strength)]  # runs have a number for all of them
+    return function(data, clients, *given, **options)
 
 
 def _with_inputs(data: FederatedDataset, clients, change, seed) -> FederatedDataset:
