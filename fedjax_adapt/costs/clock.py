@@ -1,5 +1,6 @@
 """How long clients take, and the laws by which their seconds and bandwidths are drawn."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -111,6 +112,13 @@ class Clock:
                     "write a number or lognormal(median, sigma)."
                 )
             _check(check.positive, name, getattr(self, name))
+        if not isinstance(self.delay_persists, bool):
+            raise SettingError(
+                f"delay_persists={self.delay_persists!r} is neither True nor False; write "
+                "one of them.",
+                setting="delay_persists",
+            )
+        check.at_least("seed", self.seed, 0, most=math.inf)
 
     def of_clients(self, ids: np.ndarray) -> "Clock":
         """The clock of a federation of these clients alone, which draw anew by laws."""
