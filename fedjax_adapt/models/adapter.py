@@ -161,6 +161,11 @@ def _task_of(
     input_shape = tuple(input_shape)
     mean, std = np.asarray(mean), np.asarray(std)
     for name, moment in (("mean", mean), ("std", std)):
+        if moment.dtype.kind not in "iuf" or not np.isfinite(moment).all():
+            raise SettingError(
+                f"{name}={moment.tolist()!r} is no finite number; write one, or one per "
+                "channel."
+            )
         if moment.ndim > len(input_shape) or any(
             n not in (1, of)
             for n, of in zip(moment.shape[::-1], input_shape[::-1], strict=False)

@@ -251,6 +251,11 @@ def test_what_is_no_classifier_is_refused(model, message):
 
 
 def test_a_standard_deviation_of_zero_is_refused():
+    for name, moment in (("mean", np.nan), ("mean", "1"), ("std", [1, np.inf, 1, 1])):
+        with pytest.raises(
+            ValueError, match=f"^{name}=.* is no finite number; write one"
+        ):
+            fa.classification(Plain, (4,), **{name: moment})
     with pytest.raises(ValueError, match="std=0.0 must be above 0"):
         fa.classification(Plain, (4,), std=0.0)
 
