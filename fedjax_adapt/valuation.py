@@ -17,6 +17,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from . import check
@@ -97,7 +98,8 @@ def leave_one_out(
       value: of a model, "accuracy" or "loss" (its negative, so that more is better).
 
     Raises:
-      ValueError: `value` is unknown, or weights and deltas are not of one cohort.
+      ValueError: `value` is unknown, a weight is below 0 or NaN, or weights and deltas are
+        not of one cohort.
     """
     call = "leave_one_out(task, params, deltas, weights, test)"
     worth = _worth(call, task, params, deltas, weights, test, value)
@@ -178,6 +180,12 @@ def _worth(
         test=(test, check.pair),
     )
     check.one_of("value", value, ("accuracy", "loss"))
+    if not check.is_tracer(weights):
+        below = np.flatnonzero(~(np.asarray(weights) >= 0))  # NaN is
+        if len(below):
+            raise SettingError(
+                f"weights[{below[0]}] is {weights[below[0]]}; write numbers of at least 0."
+            )
     for leaf in jax.tree.leaves(deltas):
         if leaf.shape[0] != weights.shape[0]:
             raise SettingError(

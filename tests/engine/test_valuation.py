@@ -130,6 +130,10 @@ def test_a_round_shows_the_deltas_its_server_averages(task, data, make):
 def test_a_cohort_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="there are 3 weights but deltas of 4 clients"):
         fa.leave_one_out(linear_task(), jnp.zeros(4), deltas(), WEIGHTS[:3], TEST)
+    for weight in (-0.5, np.nan):
+        bad = WEIGHTS.at[2].set(weight)
+        with pytest.raises(ValueError, match=r"weights\[2\] is .* of at least 0"):
+            fa.shapley(linear_task(), jnp.zeros(4), deltas(), bad, TEST, keys(1)[0])
     with pytest.raises(ValueError, match="value='wrong' is unknown"):
         fa.leave_one_out(
             linear_task(), jnp.zeros(4), deltas(), WEIGHTS, TEST, value="wrong"
