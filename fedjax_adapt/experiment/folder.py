@@ -173,7 +173,7 @@ def check_origins(folder: Path, configs: Iterable[Config]) -> None:
     before, now = store.read_origins(folder), origins(configs)
     for choice, origin in now.items():
         then = before.get(choice, "not recorded")
-        if then != origin:
+        if then not in (origin, origin.partition(objects.CHECKED)[0]):
             ours = choice in REVISED
             remedy = "go on in the version it was" if ours else "put it back as it was"
             raise SettingError(

@@ -6,8 +6,10 @@ object again.
 """
 
 import functools
+import hashlib
 import inspect
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -66,6 +68,10 @@ ARGUMENTS = {
     "partition": "data",
     "dataset": "data",
 }
+CHECKED = (
+    ", SHA-256 "  # between a description and a checksum; earlier versions had none
+)
+_sums: weakref.WeakKeyDictionary[FederatedDataset, str] = weakref.WeakKeyDictionary()
 TYPES = {"algorithm": Algorithm, "task": Task, "data": FederatedDataset}
 # settings that say what an object says already, its choices and their options apart
 SAYS = {
@@ -215,10 +221,22 @@ def source_of(data: FederatedDataset) -> Source:
 def described(kind: str) -> str:
     """A description of the object given for a choice, the same in every process.
 
-    Numbers, texts and shapes of arrays, the names of functions and what they enclose;
-    two objects with one description may differ.
+    Numbers, texts and shapes of arrays, the names of functions and what they enclose, and
+    of data a checksum; two objects with one description may differ, data may not.
     """
-    return _described(of(ARGUMENTS[kind]), DEPTH)
+    value = of(ARGUMENTS[kind])
+    about = _described(value, DEPTH)
+    return f"{about}{CHECKED}{_sha256(value)}" if ARGUMENTS[kind] == "data" else about
+
+
+def _sha256(data: FederatedDataset) -> str:
+    """The checksum of all arrays of a data set."""
+    if data not in _sums:
+        found = hashlib.sha256()
+        for leaf in jax.tree.leaves(data):
+            found.update(np.asarray(leaf).reshape(-1).view(np.uint8))
+        _sums[data] = found.hexdigest()
+    return _sums[data]
 
 
 def _described(value: Any, depth: int) -> str:

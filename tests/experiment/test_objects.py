@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import pickle
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -26,6 +27,7 @@ from fedjax_adapt.experiment import (
     read_run,
     read_swept,
     run,
+    store,
     sweep,
 )
 from fedjax_adapt.experiment.config import (
@@ -101,6 +103,16 @@ def test_a_run_of_objects_is_resumed_with_them_alone(tmp_path, trio):
     other = {**trio, "data": make_data(seed=1, sizes=(3, 4, 5, 6, 7, 9))}
     with pytest.raises(ValueError, match="begun with another (partition|dataset)=obj"):
         run(broken, resume=True, **other)
+    mine = trio["data"]
+    for other in (  # of the same shapes
+        dataclasses.replace(mine, x=mine.x.at[0, 0].add(1)),
+        dataclasses.replace(mine, index=mine.index[::-1], size=mine.size[::-1]),
+        dataclasses.replace(mine, test=(mine.test[0][::-1], mine.test[1][::-1])),
+    ):
+        with pytest.raises(
+            ValueError, match="another (partition|dataset)=object: it was"
+        ):
+            run(broken, resume=True, **{**trio, "data": other})
     run(broken, resume=True, **trio)
     ours, theirs = numbers(broken.folder), numbers(whole.folder)
     assert ours == theirs
@@ -340,3 +352,15 @@ def test_options_come_back_as_well_and_are_read_only(name):
     with pytest.raises(TypeError):
         config.algorithm_options["mu"] = 1.0
     assert dict(again.algorithm_options) == options
+
+
+def test_a_folder_of_an_earlier_version_lacks_the_checksum_of_its_data(tmp_path, trio):
+    broken = short(tmp_path / "broken")
+    with pytest.raises(Stop):
+        run(broken, progress=stop_after(2), **trio)
+    file = Path(broken.folder, store.OWN)
+    then = re.sub(r", SHA-256 [0-9a-f]{64}", "", file.read_text())
+    assert then != file.read_text()
+    file.write_text(then)
+    relist(Path(broken.folder))
+    assert run(broken, resume=True, **trio).rounds == broken.rounds
