@@ -68,9 +68,8 @@ ARGUMENTS = {
     "partition": "data",
     "dataset": "data",
 }
-CHECKED = (
-    ", SHA-256 "  # between a description and a checksum; earlier versions had none
-)
+# between a description of data and their checksum, which earlier versions lacked
+CHECKED = ", SHA-256 "
 _sums: weakref.WeakKeyDictionary[FederatedDataset, str] = weakref.WeakKeyDictionary()
 TYPES = {"algorithm": Algorithm, "task": Task, "data": FederatedDataset}
 # settings that say what an object says already, its choices and their options apart
