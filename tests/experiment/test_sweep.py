@@ -1088,6 +1088,30 @@ def test_every_trial_is_the_run_with_its_settings(tmp_path, algorithm):
     check_trial_is_a_run(found.results.to_pylist()[-1], result.to_dict())
 
 
+def test_clients_of_trials_are_measured_on_their_own_test_sets(tmp_path):
+    """One that has no test set counts in a run as little as in a trial."""
+    rng = np.random.default_rng(0)
+
+    def some(n):
+        x = rng.normal(size=(n, 4)).astype(np.float32)
+        return x, rng.integers(0, 3, n)
+
+    clients = [some(n) for n in (8, 9, 7)]
+    tests = [some(n) for n in (5, 0, 6)]
+    given = {
+        "task": fa.classification(fa.models.linear((4,), 3), (4,)),
+        "data": fa.FederatedDataset.from_clients(
+            clients, test=some(30), num_classes=3, client_tests=tests
+        ),
+    }
+    common = {"algorithm": "fedavg", "rounds": 1, "num_clients": 3, "devices": 1}
+    alone = run(Config(**common, folder=str(tmp_path / "run")), **given)
+    grid = {"run": common, "grid": {"lr": [0.1, 0.05]}}
+    found = sweep(grid, tmp_path / "sweep", **given).results.to_pylist()[0]
+    for figure, value in alone.client_accuracy.items():
+        assert found[f"client_accuracy_{figure}"] == pytest.approx(value, abs=1e-5)
+
+
 def test_a_folder_of_trials_next_to_a_file_of_a_sweep_is_no_sweep(tmp_path):
     """The file that a user gives may be called sweep.toml too."""
     (tmp_path / "sweep.toml").write_text(to_toml(read_sweep(THREE)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from ...core import Params
 from ...data import Skew, skew
 from ...engine import mesh
-from ...engine.personal import evaluate_clients
+from ...engine.personal import client_examples, evaluate_clients
 from .. import files, records, store
 from ..config import Config, to_toml
 from ..federation import Federation
@@ -126,5 +126,5 @@ def client_figures(
         accuracy = evaluate_clients(
             federation.task, model, data, devices=compiled.num_devices
         ).accuracy
-        found.append(spread_over_clients(accuracy, data.size))
+        found.append(spread_over_clients(accuracy, client_examples(data).size))
     return found
