@@ -427,9 +427,9 @@ class Swept(NamedTuple):
     given besides the clients' own training), accuracy_name (as in a summary),
     diverged_round (null unless it diverged; then there are no figures), stopped_round (null
     unless a callback stopped it; then its figures are those up to there) and the figures of
-    a run's summary, `rounds_to` and `client_accuracy` as columns for each target and each
-    of its figures, `class_accuracy` as a list, figures of other models with their name at
-    the end. Columns of a run that trained on its test set
+    a run's summary, `rounds_to`, `client_accuracy` and `personal_accuracy` as columns for
+    each target and each of their figures, `class_accuracy` as a list, figures of other
+    models with their name at the end. Columns of a run that trained on its test set
     (public=published) begin with training_accuracy_on_the_public_set, those of a run with
     evaluate_on=validation with validation_accuracy.
     """

@@ -1,17 +1,20 @@
 """Runs whose clients have models of their own."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from rich.console import Console
+from tiny_runs import TINY
 
 from fedjax_adapt import evaluate_clients, init_state, personal_models
-from fedjax_adapt.experiment import build, checkpoint, read_run, run
+from fedjax_adapt.experiment import build, checkpoint, read_run, run, sweep
 from fedjax_adapt.experiment.program import run_keys
 from fedjax_adapt.experiment.store import read_table
+from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.report.tables import summary_table
 
 
@@ -60,3 +63,30 @@ def test_the_end_of_a_run_tells_own_models_from_the_servers(tiny, memory):
 
 def test_a_run_whose_clients_use_the_servers_model_has_no_such_figures(whole):
     assert read_run(whole.folder).summary["personal_accuracy"] == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_trial_tells_own_models_as_its_run_does(tmp_path, devices):
+    common = {**TINY, "algorithm": "ditto", "rounds": 2, "devices": devices}
+    grid = {"mu": [0.0, 1.0], "lr": [0.1, 0.03]}
+    asked = read_sweep({"run": common, "grid": grid})
+    found = sweep(asked, tmp_path / "sweep", side_by_side=3 - devices)
+    for number in (1, 3):
+        config = replace(
+            asked.trials[number].config, folder=str(tmp_path / str(number))
+        )
+        expected = run(config).personal_accuracy
+        trial = read_run(tmp_path / "sweep" / "trials" / f"000{number}").summary
+        row = found.results.to_pylist()[number]
+        assert expected and set(trial["personal_accuracy"]) == set(expected)
+        for figure, value in expected.items():
+            value = pytest.approx(value, abs=1e-5)
+            assert trial["personal_accuracy"][figure] == value
+            assert row[f"personal_accuracy_{figure}"] == value
+
+
+def test_a_trial_whose_clients_use_the_servers_model_has_no_such_figures(tmp_path):
+    common = {**TINY, "rounds": 1, "devices": 1}
+    found = sweep({"run": common, "grid": {"lr": [0.1, 0.03]}}, tmp_path / "sweep")
+    assert not [name for name in found.results.column_names if "personal" in name]

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 # of a summary: what no single trial has, or what has a column of its own
 UNTOLD = ("seconds", "rounds_per_second", "accuracy_name")
+# what figures of clients' own models begin with in the table of trials
+PERSONAL = "personal_"
 WHOLE = (
     "diverged_round",
     "stopped_round",
@@ -190,11 +192,24 @@ def rows_of(
             figures = {"class_accuracy": of_classes} | results(
                 curve, trial.config.targets
             )
-            of_clients = ended.get(trial.number, {})  # empty where it was stopped early
-            of_clients = {n: v for n, v in of_clients.items() if n != "trial"}
-            row |= flat(figures | {"client_accuracy": of_clients})
+            # empty where it was stopped early
+            server, own = by_model(ended.get(trial.number, {}))
+            of_clients = {"client_accuracy": server, "personal_accuracy": own}
+            row |= flat(figures | of_clients)
         found.append(row)
     return found
+
+
+def by_model(
+    row: Mapping[str, Any],
+) -> tuple[dict[str, float], dict[str, float]]:
+    """`client_accuracy` and `personal_accuracy` of a row of the table of trials."""
+    known = {n: v for n, v in row.items() if n != "trial" and v is not None}
+    own = {n for n in known if n.startswith(PERSONAL)}
+    return (
+        {n: v for n, v in known.items() if n not in own},
+        {n.removeprefix(PERSONAL): known[n] for n in known if n in own},
+    )
 
 
 def named_trial(trial: Trial, names: Sequence[str]) -> dict[str, Any]:
@@ -224,8 +239,8 @@ def flat(figures: Mapping[str, Any]) -> dict[str, Any]:
 def _columns(name: str, value: Any) -> dict[str, Any]:
     if name == "rounds_to":
         return {f"rounds_to_{target}": first for target, first in value.items()}
-    if name == "client_accuracy":
-        return {f"client_accuracy_{figure}": share for figure, share in value.items()}
+    if name in ("client_accuracy", "personal_accuracy"):
+        return {f"{name}_{figure}": share for figure, share in value.items()}
     if name == "models":
         return {
             f"{column}_{model}": v

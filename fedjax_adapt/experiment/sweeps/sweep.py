@@ -330,8 +330,12 @@ class _Runner:
             self.progress(Progress(rounds, self.total, *figures, whose=WHOSE))
 
         def at_end(state: State, done: int) -> Callable[[], None]:
-            params = (compiled.of_trial(state.params, i) for i in range(len(rows)))
-            log.end(done, client_figures(config, federation, compiled, params, rows))
+            own = federation.algorithm.local.personal is not None
+            kept = state.clients if own else ()
+            read = State(state.params, (), (), kept, state.round)
+            states = (compiled.of_trial(read, i) for i in range(len(rows)))
+            worth = client_figures(config, members, federation, compiled, states, rows)
+            log.end(done, worth)
             ended = {row["trial"] for row in log.ended}
 
             def save_states() -> None:

@@ -3,17 +3,19 @@
 Of the states it has the last alone. A trial that diverged has the rows before that, and
 neither state nor summary. One that a callback stopped has the rows up to there and a
 summary that says so; its state and its `client_accuracy` only where no other trial that
-ran with it went on.
+ran with it went on, and so its `personal_accuracy`.
 """
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ...core import Params
+from ...core import Algorithm, State
 from ...data import Skew, skew
 from ...engine import mesh
-from ...engine.personal import client_examples, evaluate_clients
+from ...engine.personal import client_examples, evaluate_clients, evaluate_personal
 from .. import files, records, store
+from ..algorithm import build_algorithm
+from ..build import completed
 from ..config import Config, to_toml
 from ..federation import Federation
 from ..lock import check_held
@@ -23,6 +25,7 @@ from ..scripts import origins
 from ..summary import spread_over_clients
 from .compiled_group import CompiledGroup
 from .grid import Trial
+from .results import PERSONAL, by_model
 
 
 def write_trials(
@@ -77,7 +80,7 @@ def write_trials(
             if which not in known:
                 known[which] = _skew(federation, compiled, i)
             ended = rows["trials"].to_pylist() if "trials" in rows else []
-            accuracy = (ended[0] if ended else {}, {})
+            accuracy = by_model(ended[0] if ended else {})
             with_skew = federation._replace(skew=known[which])
             summary = summarise(
                 config,
@@ -103,28 +106,46 @@ def _skew(federation: Federation, compiled: CompiledGroup, trial: int) -> Skew:
 
 def client_figures(
     config: Config,
+    trials: Sequence[Trial],
     federation: Federation,
     compiled: CompiledGroup,
-    params: Iterable[Params],
+    states: Iterable[State],
     rows: Sequence[int],
 ) -> list[dict[str, float]]:
     """`client_accuracy` of the summaries of some trials; empty: not asked for.
 
+    And their `personal_accuracy`, by names that `by_model` knows, where clients have
+    models of their own.
+
     Args:
-      config: of any trial of the group.
-      federation: of the first.
+      config: of the first trial of the group.
+      trials: these trials.
+      federation: of the first of the group.
       compiled: the compiled group.
-      params: of the models of these trials.
-      rows: these trials, of the group.
+      states: of these trials; of each, the model and what clients keep.
+      rows: the numbers of these trials in the group.
     """
     if not config.evaluate_clients:
         return [{} for _ in rows]
-    shared = mesh.to_read(federation.data, compiled.num_devices)
+    devices = compiled.num_devices
+    task, shared = federation.task, mesh.to_read(federation.data, devices)
     found = []
-    for model, row in zip(params, rows, strict=True):
+    for trial, state, row in zip(trials, states, rows, strict=True):
         data = compiled.partitions.put_into(shared, row)
-        accuracy = evaluate_clients(
-            federation.task, model, data, devices=compiled.num_devices
-        ).accuracy
-        found.append(spread_over_clients(accuracy, client_examples(data).size))
+        sizes = client_examples(data).size
+        server = evaluate_clients(task, state.params, data, devices=devices)
+        figures = spread_over_clients(server.accuracy, sizes)
+        algorithm = _algorithm_of(trial.config, config, federation)
+        if algorithm.local.personal is not None:
+            own = evaluate_personal(algorithm, task, state, data, devices=devices)
+            spread = spread_over_clients(own.accuracy, sizes)
+            figures |= {f"{PERSONAL}{name}": share for name, share in spread.items()}
+        found.append(figures)
     return found
+
+
+def _algorithm_of(config: Config, first: Config, federation: Federation) -> Algorithm:
+    """The algorithm of a trial, which may have other numbers than the federation's."""
+    if config.algorithm_options == first.algorithm_options:
+        return federation.algorithm
+    return completed(config, build_algorithm(config), federation)
