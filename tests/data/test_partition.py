@@ -268,6 +268,10 @@ def test_fewer_clients_than_owners_are_drawn_by_the_seed():
         ("dirichlett", 4, {}, "did you mean 'dirichlet'"),
         ("natural", 4, {}, "partition=natural needs data whose rows have owners"),
         ("natural", 4, {"clients": np.arange(30) % 3}, "num_clients=4 but 3 owners"),
+        (
+            *("natural", None, {"clients": np.arange(30) % 3, "min_size": 11}),
+            "min_size=11 but no owner has more than 10 rows; write min_size=10 or less",
+        ),
         ("natural", 2, {"clients": np.arange(29) % 3}, "29 owners but labels has 30"),
         ("natural", 2, {"clients": np.arange(30) - 1}, r"clients\[0\] is -1"),
     ],
