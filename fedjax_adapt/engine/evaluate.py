@@ -100,7 +100,7 @@ def class_accuracy(
 
     Raises:
       ValueError: there are no test examples, they have not one integer label each, one
-        is `num_classes` or more, or there are fewer than `devices` devices.
+        is below 0 or `num_classes` or more, or there are fewer than `devices` devices.
     """
     check.at_least("batch_size", batch_size, 1)
     _check_call("class_accuracy(task, params, test, num_classes)", task, params, test)
@@ -117,6 +117,12 @@ def class_accuracy(
             raise SettingError(
                 f"num_classes={num_classes} but a test label is {largest}; write "
                 f"num_classes={largest + 1} or more."
+            )
+        smallest = int(jnp.min(jnp.asarray(test[1])))
+        if smallest < 0:
+            raise SettingError(
+                f"class_accuracy got a test label {smallest}; labels count from 0, so "
+                "leave examples without one out."
             )
     scored = scores(task, params, test, batch_size, devices)
     return by_class(scored, jnp.asarray(test[1]), num_classes)

@@ -105,6 +105,14 @@ def test_fewer_classes_than_labels_are_refused(task, data, params):
         fa.class_accuracy(task, params, data.test, 2)
 
 
+def test_a_label_below_0_is_refused_and_no_example_of_the_last_class(
+    task, data, params
+):
+    x, y = data.test
+    with pytest.raises(ValueError, match="got a test label -1; labels count from 0"):
+        fa.class_accuracy(task, params, (x, y.at[4].set(-1)), CLASSES)
+
+
 def test_metrics_are_a_pair_with_names_beside_it(task, data, params):
     """They unpack as ever, and go through jit, vmap and jax.tree."""
     named = task._replace(metrics={"margin": lambda logits, y: logits.max(1)})
