@@ -35,6 +35,7 @@ from .core import (
     PyTree,
     Traffic,
     Upload,
+    is_private,
     traffic_for,
     tree_bytes,
 )
@@ -185,8 +186,8 @@ def with_compression(
         client state shaped like the parameters.
 
     Raises:
-      ValueError: `algorithm` is no Algorithm or sends no model, `compressor` is no
-        Compressor; later, where the error would grow with each round: see `qsgd`.
+      ValueError: `algorithm` is no Algorithm, is private or sends no model, `compressor`
+        is no Compressor; later, where the error would grow with each round: see `qsgd`.
     """
     check.kinds(
         "with_compression(algorithm, top_k(0.1))",
@@ -194,6 +195,11 @@ def with_compression(
         compressor=(compressor, Compressor),
         error_feedback=(error_feedback, bool),
     )
+    if is_private(algorithm):
+        raise SettingError(
+            "with_compression would change what with_privacy has clipped; write it inside, "
+            "as in with_privacy(with_compression(algorithm, top_k(0.1)), 1.0, 1.0)."
+        )
     rule = algorithm.local
     if isinstance(rule.traffic, Traffic):
         _check_sends(rule.traffic)

@@ -33,7 +33,9 @@ from .core import (
     ServerRule,
     Upload,
     by_examples,
-    measure_of,
+    by_expected,
+    check_private,
+    expected_cohort,
     merged_report,
     traffic_within,
     uniformly,
@@ -71,7 +73,8 @@ def with_privacy(
 
     Args:
       algorithm: any that sends one displacement, averaged, and nothing else. Wrap last: a
-        policy, refinement or wrapper that comes later would get round the clip.
+        policy that learns, a refinement, `with_compression` and `with_aggregation` that
+        come later are refused, as they would get round the clip.
       clip: C, what the norm of an upload is clipped to.
       noise_multiplier: z, the noise's standard deviation over C; 0: none.
 
@@ -107,11 +110,8 @@ def with_privacy(
         info = info | {"privacy_clipped": clipped}
         return Upload(delta, Shown(clipped), info), client
 
-    def per_client(cohort: Cohort) -> Array:  # 1 / (q N)
-        return cohort.active / _expected(cohort)
-
     def noise_std(cohort: Cohort) -> Array:
-        return jnp.asarray(noise_multiplier * clip / _expected(cohort))
+        return jnp.asarray(noise_multiplier * clip / expected_cohort(cohort))
 
     def noisy(upload: Upload, cohort: Cohort) -> Upload:
         assert cohort.key is not None
@@ -147,7 +147,7 @@ def with_privacy(
         ),
         server=ServerRule(
             rule.init,
-            Mean(per_client, uniformly),
+            Mean(by_expected, uniformly),
             update,
             refined=update,
             report=report,
@@ -211,33 +211,13 @@ def epsilon(
     return float(accountant.get_epsilon(delta))
 
 
-def _expected(cohort: Cohort) -> float:
-    """q N: how many clients take part on average."""
-    setting = cohort.setting
-    assert setting is not None and setting.participation is not None
-    return setting.participation * cohort.num_holders
-
-
 def _check_parts(algorithm: Algorithm) -> None:
     """Raises ValueError where a part gets round the clip."""
-    policy, combine = algorithm.policy, algorithm.server.combine
+    combine = algorithm.server.combine
     if not isinstance(combine, Mean) or combine.delta not in (by_examples, uniformly):
         raise SettingError(
             "with_privacy takes a plain mean of the clients, but the algorithm's server "
             "weighs or combines them in its own way; write it around fedavg(), fedprox() "
             "or feddyn()."
         )
-    if (
-        measure_of(policy).client is not None
-        or policy.send is not None
-        or policy.update is not None
-    ):
-        raise SettingError(
-            "with_privacy clips what local rules send, but the step policy learns from "
-            "what clients measure or send; write with_steps(algorithm, epochs(5)) inside."
-        )
-    if algorithm.refine is not None:
-        raise SettingError(
-            "with_privacy clips what local rules send, but the refinement is shown the "
-            "clients' models; write it around an algorithm without one."
-        )
+    check_private(algorithm)

@@ -32,6 +32,7 @@ from .core import (
     Upload,
     all_finite,
     by_row,
+    is_private,
     model_weights,
     weighted_sum,
     weighted_sums,
@@ -183,8 +184,8 @@ def with_aggregation(algorithm: Algorithm, rule: Aggregation) -> Algorithm:
         not active holds anything.
 
     Raises:
-      ValueError: `algorithm` is no Algorithm or its server takes no mean, or `rule` is no
-        function.
+      ValueError: `algorithm` is no Algorithm or private, its server takes no mean, or
+        `rule` is no function.
     """
     wanted = "with_aggregation(algorithm, median())"
     check.kinds(wanted, algorithm=(algorithm, Algorithm), rule=(rule, callable))
@@ -198,6 +199,12 @@ def with_aggregation(algorithm: Algorithm, rule: Aggregation) -> Algorithm:
         raise SettingError(
             "with_aggregation takes the place of a mean but the algorithm's server has "
             "another rule; write it around the algorithm once."
+        )
+
+    if is_private(algorithm):
+        raise SettingError(
+            "with_aggregation takes the place of a mean, but the noise of with_privacy is "
+            "for its mean alone; leave one of them out."
         )
 
     def combine(uploads: Upload, cohort: Cohort) -> Upload:

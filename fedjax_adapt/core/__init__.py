@@ -12,8 +12,10 @@ State is what the next round needs; Info is what a person wants to see.
 
 from .algorithm import Algorithm as Algorithm
 from .algorithm import as_base as as_base
+from .algorithm import check_private as check_private
 from .algorithm import constant_steps as constant_steps
 from .algorithm import epochs as epochs
+from .algorithm import is_private as is_private
 from .algorithm import matched_steps as matched_steps
 from .algorithm import scheduled_steps as scheduled_steps
 from .algorithm import with_refinement as with_refinement
@@ -22,8 +24,10 @@ from .defaults import WEIGHTS as WEIGHTS
 from .defaults import Mean as Mean
 from .defaults import as_uploaded as as_uploaded
 from .defaults import by_examples as by_examples
+from .defaults import by_expected as by_expected
 from .defaults import clip as clip
 from .defaults import effective_steps as effective_steps
+from .defaults import expected_cohort as expected_cohort
 from .defaults import mean as mean
 from .defaults import no_report as no_report
 from .defaults import predict_frozen as predict_frozen
@@ -43,6 +47,7 @@ from .parts import ServerRule as ServerRule
 from .parts import StepPolicy as StepPolicy
 from .parts import adds_mean as adds_mean
 from .parts import as_refinement as as_refinement
+from .parts import learns as learns
 from .parts import measure_of as measure_of
 from .parts import merged_report as merged_report
 from .parts import model_weights as model_weights

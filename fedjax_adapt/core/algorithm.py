@@ -7,7 +7,16 @@ import numpy as np
 
 from .. import check
 from ..errors import SettingError
-from .parts import LocalRule, Refine, Refinement, ServerRule, StepPolicy, as_refinement
+from .defaults import Mean, by_expected
+from .parts import (
+    LocalRule,
+    Refine,
+    Refinement,
+    ServerRule,
+    StepPolicy,
+    as_refinement,
+    learns,
+)
 
 
 def constant_steps(num_steps: int) -> StepPolicy:
@@ -94,6 +103,26 @@ class Algorithm(NamedTuple):
     policy: StepPolicy = epochs(1)
     server: ServerRule = ServerRule()
     refine: Refinement | Refine | None = None  # None: client models need not be kept
+
+
+def is_private(algorithm: Algorithm) -> bool:
+    """Whether the server takes the mean of `with_privacy`."""
+    combine = algorithm.server.combine
+    return isinstance(combine, Mean) and combine.delta is by_expected
+
+
+def check_private(algorithm: Algorithm) -> None:
+    """Raises ValueError where the server gets more from clients than clipped uploads."""
+    if learns(algorithm.policy):
+        raise SettingError(
+            "with_privacy clips what local rules send, but the step policy learns from "
+            "what clients measure or send; write with_steps(algorithm, epochs(5))."
+        )
+    if algorithm.refine is not None:
+        raise SettingError(
+            "with_privacy clips what local rules send, but the refinement is shown the "
+            "clients' models; take an algorithm without one."
+        )
 
 
 def as_base(base: Algorithm | None) -> Algorithm:

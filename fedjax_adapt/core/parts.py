@@ -164,6 +164,12 @@ def measure_of(policy: StepPolicy) -> Measure:
     return Measure(policy.measure)
 
 
+def learns(policy: StepPolicy) -> bool:
+    """Whether a policy goes by what clients measure or send."""
+    from_clients = measure_of(policy).client, policy.send, policy.update
+    return any(part is not None for part in from_clients)
+
+
 LABEL_COUNTS = "label counts of every client"  # as `given` says it
 
 

@@ -30,7 +30,9 @@ from ..core import (
     Task,
     Traffic,
     as_refinement,
+    check_private,
     cross_entropy,
+    is_private,
     logits_of,
 )
 from ..errors import SettingError
@@ -159,6 +161,8 @@ def check_parts(algorithm: Algorithm) -> None:
     if isinstance(refine, Refinement):
         _check_fields(refine)
     check.at_least("StepPolicy.max_steps", algorithm.policy.max_steps, 1, none="no cap")
+    if is_private(algorithm):  # a policy or refinement may have come after it
+        check_private(algorithm)
 
 
 def _check_fields(part: Any) -> None:

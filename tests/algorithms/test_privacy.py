@@ -148,6 +148,23 @@ def test_what_gets_round_the_clip_is_refused(task, data):
         fa.with_privacy(fedavg, 1, 1)
 
 
+@pytest.mark.parametrize(
+    "after, match",
+    [
+        (lambda private: fa.with_steps(private, fa.gsnr_steps(5)), "policy learns"),
+        (lambda private: fa.with_steps(private, fa.adacomm_steps(3)), "policy learns"),
+        (lambda private: fa.with_refinement(private, fnr()), "refinement is shown"),
+        (lambda private: fa.with_compression(private, fa.sign()), "has clipped"),
+        (lambda private: fa.with_aggregation(private, fa.median()), "its mean alone"),
+    ],
+)
+def test_what_comes_after_and_gets_round_the_clip_is_refused(after, match, task, data):
+    private = fa.with_privacy(fedavg(), 1.0, 1.0)
+    fa.make_round(fa.with_steps(private, fa.epochs(2)), task, data, fa.Plan())
+    with pytest.raises(ValueError, match=match):
+        fa.make_round(after(private), task, data, fa.Plan())
+
+
 def test_epsilon_is_refused_for_other_samplers_and_without_its_package(monkeypatch):
     with pytest.raises(ValueError, match="for coins of every client alone"):
         fa.epsilon(1.0, fa.uniform(4), 10, 1e-5)
