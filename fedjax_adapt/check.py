@@ -113,6 +113,7 @@ def nonnegative(name: str, value: Any) -> None:
         raise SettingError(
             f"{name}={value} must be a finite number of at least 0.", setting=name
         )
+    _held(name, value, number)
 
 
 def positive(name: str, value: Any) -> None:
@@ -121,6 +122,17 @@ def positive(name: str, value: Any) -> None:
     if number is not None and not 0 < number < math.inf:
         raise SettingError(
             f"{name}={value} must be a finite number above 0.", setting=name
+        )
+    _held(name, value, number)
+
+
+def _held(name: str, value: Any, number: float | None) -> None:
+    """Raises ValueError where JAX would make infinity of a finite number."""
+    dtype = jnp.result_type(float)
+    if number is not None and number > float(jnp.finfo(dtype).max):
+        raise SettingError(
+            f"{name}={value} is more than {dtype} holds; write at most 3.4e38.",
+            setting=name,
         )
 
 

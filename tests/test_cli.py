@@ -52,6 +52,7 @@ QUICK = f"{QUICK_RUN} --checkpoint-every 2"
         ("run digits", "digits is no flag; flags begin with --; fedjax-adapt run --h"),
         ("run 5", "5 is no flag; flags begin with --; fedjax-adapt run --help shows"),
         ("run lr 3", "lr is no flag; did you mean --lr?"),
+        ("run --lr 3 --lr=3", "--lr is given twice; write it once."),
         ("run -lr 3", "-lr is no flag; did you mean --lr?"),
         ("run --lrate 3", "--lrate is no flag of this run; did you mean --lr?"),
         ("run --num-processs 2", "--num-processs is no flag of this run; did you mean"),
@@ -472,7 +473,9 @@ def test_steps_that_are_cut_are_told_once(capsys, monkeypatch):
 
     monkeypatch.setitem(ALGORITHMS, "fedavg", eager)
     line = QUICK.replace("scaffold", "fedavg").replace("--epochs 1 ", "")
-    line += " --participation 1 --rounds 2"
+    line = line.replace("participation 0.5", "participation 1").replace(
+        "rounds 7", "rounds 2"
+    )
     code, out, _ = fedjax_adapt(capsys, f"{line} --folder mine")
     assert code == 0
     assert out.count("warning: max_steps=3 cut ") == 1

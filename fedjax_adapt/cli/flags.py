@@ -227,13 +227,15 @@ def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
     """The words after each flag, before anything is known of their types.
 
     Raises:
-      ValueError: one of them is empty, as "$UNSET" is in a shell.
+      ValueError: one of them is empty, as "$UNSET" is in a shell, or a flag comes twice.
     """
     words, name = {}, None
     for token in arguments:
         if token.startswith("--"):
             name, equals, word = token[2:].partition("=")
             name = name.replace("-", "_")
+            if name in words:
+                raise SettingError(f"{_flag_of(name)} is given twice; write it once.")
             words[name] = [word] if equals else []
         elif name is not None:
             words[name].append(token)

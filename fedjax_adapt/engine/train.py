@@ -137,7 +137,9 @@ def train_and_evaluate(
     check.at_least("every", every, 1)
     check.at_least("chunk_size", chunk_size, 1)
     rounds = keys.shape[0]
-    if rounds % every or not rounds:
+    if not rounds:
+        raise SettingError("keys is empty; write jax.random.split(key, rounds).")
+    if rounds % every:
         raise SettingError(
             f"got {rounds} round keys with every={every}; give a multiple of {every}."
         )

@@ -531,6 +531,13 @@ class Config:
         for name, option in common_options().items():
             value = getattr(self, name)
             value = str(value) if isinstance(value, Path) else value
+            if name in KINDS and not isinstance(value, str):
+                raise SettingError(
+                    f"{name} is {check.kind_of(value)}, no name; write one that "
+                    "fedjax-adapt list shows. Objects go to run(config, algorithm=..., "
+                    "task=..., data=...).",
+                    setting=name,
+                )
             put(name, checked(f"{name}={value!r}", option.annotation, value))
         for kind in KINDS:
             put(f"{kind}_options", _checked_options(self, kind))
@@ -666,7 +673,13 @@ def _checked_options(config: Config, kind: str) -> Mapping[str, Any]:
     """The options given to one choice, of the right names and types, read-only."""
     name = getattr(config, kind)
     known = kind_options(kind, name)
-    given = dict(getattr(config, f"{kind}_options"))
+    options = getattr(config, f"{kind}_options")
+    if not isinstance(options, Mapping):
+        raise SettingError(
+            f"{kind}_options={options!r} is no dict; write one of options and their "
+            "values, {} for none."
+        )
+    given = dict(options)
     for option, value in given.items():
         if option not in known:
             raise SettingError(

@@ -405,6 +405,7 @@ def test_more_clients_per_round_than_there_are_is_refused(task, data):
         ),
         (dict(batch_size=2.5), "batch_size=2.5 must be an integer >= 1, or None for"),
         (dict(lr=0.0), "lr=0.0 must be a finite number above 0"),
+        (dict(lr=1e40), r"lr=1e\+40 is more than float32 holds; write at most 3.4e38"),
         (dict(lr=float("nan")), "lr=nan must be a finite number above 0"),
         (dict(lr="fast"), "lr='fast' is not a number"),
         (

@@ -153,6 +153,8 @@ def test_programs_of_its_own_have_the_options_that_lanes_are_fastest_with(
 def test_rounds_must_fill_the_interval():
     with pytest.raises(ValueError, match="got 5 round keys with every=2; give a mult"):
         fa.train_and_evaluate(lambda s, k: (s, ()), 0.0, keys(5), lambda s: s, every=2)
+    with pytest.raises(ValueError, match="keys is empty; write jax.random.split"):
+        fa.train(lambda s, k: (s, ()), 0.0, keys(5)[:0])
 
 
 def test_evaluation_counts_every_example_once(task, data):

@@ -345,6 +345,25 @@ def test_fedssg_is_told_the_rounds_and_the_participation(monkeypatch):
     assert told == {"total_rounds": 99, "participation": 0.25, "mu": 1.0}
 
 
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (
+            {"algorithm": Algorithm()},
+            "algorithm is an Algorithm, no name; write one that fedjax-adapt list "
+            "shows. Objects go to run(config, algorithm=",
+        ),
+        (
+            {"algorithm_options": [1]},
+            "algorithm_options=[1] is no dict; write one of opt",
+        ),
+    ],
+)
+def test_what_is_no_name_or_no_dict_of_options_is_refused(given, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        Config(**given)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_takes_the_local_steps_it_is_told_or_refuses(name):
     decides = constructed(name).policy is not Algorithm().policy
