@@ -113,7 +113,6 @@ def nonnegative(name: str, value: Any) -> None:
         raise SettingError(
             f"{name}={value} must be a finite number of at least 0.", setting=name
         )
-    _held(name, value, number)
 
 
 def positive(name: str, value: Any) -> None:
@@ -123,13 +122,12 @@ def positive(name: str, value: Any) -> None:
         raise SettingError(
             f"{name}={value} must be a finite number above 0.", setting=name
         )
-    _held(name, value, number)
 
 
-def _held(name: str, value: Any, number: float | None) -> None:
+def held(name: str, value: Any) -> None:
     """Raises ValueError where JAX would make infinity of a finite number."""
-    dtype = jnp.result_type(float)
-    if number is not None and number > float(jnp.finfo(dtype).max):
+    dtype, number = jnp.result_type(float), _number(name, value, "a number")
+    if number is not None and abs(number) > float(jnp.finfo(dtype).max):
         raise SettingError(
             f"{name}={value} is more than {dtype} holds; write at most 3.4e38.",
             setting=name,

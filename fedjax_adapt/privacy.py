@@ -124,13 +124,9 @@ def with_privacy(
         return Upload(optax.tree.add_scale(upload.delta, noise_std(cohort), noise))
 
     def update(
-        params: Params,
-        extra: ServerExtra,
-        upload: Upload,
-        cohort: Cohort,
-        shift: Params | None = None,
-    ):
-        return updated(rule, params, extra, noisy(upload, cohort), cohort, shift)
+        params: Params, extra: ServerExtra, upload: Upload, cohort: Cohort
+    ) -> tuple[Params, ServerExtra]:
+        return updated(rule, params, extra, noisy(upload, cohort), cohort)
 
     def report(extra: ServerExtra, upload: Upload, cohort: Cohort) -> dict[str, Array]:
         own = rule.report(extra, noisy(upload, cohort), cohort)
@@ -149,7 +145,6 @@ def with_privacy(
             rule.init,
             Mean(by_expected, uniformly),
             update,
-            refined=update,
             report=report,
             given=rule.given,
         ),

@@ -24,6 +24,7 @@ RUN = (
     "run --algorithm scaffold --model linear --num-clients 6 --participation 0.5 "
     "--rounds 7 --epochs 1 --batch-size 100 --checkpoint-every 2 --devices 2"
 )
+ENDLESS = RUN.replace("--rounds 7", "--rounds 100000")
 WAIT = 300  # seconds for a process that does what it should
 
 
@@ -184,7 +185,7 @@ def check_lost(ended):
 
 @pytest.mark.parametrize("dies", [0, 1])
 def test_a_process_that_dies_ends_the_others(place, dies):
-    line = f"{RUN} --folder killed-{dies} --rounds 100000"
+    line = f"{ENDLESS} --folder killed-{dies}"
     running = pair(place, line, line)
     saved(place, f"killed-{dies}")
     running[dies].kill()
@@ -192,7 +193,7 @@ def test_a_process_that_dies_ends_the_others(place, dies):
 
 
 def test_a_process_that_no_longer_answers_ends_the_others_within_five_minutes(place):
-    line = f"{RUN} --folder silent --rounds 100000"
+    line = f"{ENDLESS} --folder silent"
     running = pair(place, line, line)
     saved(place, "silent")
     begun = time.monotonic()
@@ -220,7 +221,7 @@ def test_a_process_that_is_stopped_for_20_seconds_changes_nothing(place, togethe
 
 
 def test_ctrl_c_in_one_process_saves_and_ends_all(place):
-    line = f"{RUN} --folder stopped --rounds 100000"
+    line = f"{ENDLESS} --folder stopped"
     running = pair(place, line, line)
     saved(place, "stopped")
     running[1].send_signal(signal.SIGINT)

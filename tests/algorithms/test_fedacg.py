@@ -78,14 +78,13 @@ MOVED = {
     "fedexp": (fa.algorithms.fedexp,),
     "afl": (lambda: fa.algorithms.afl(1e6),),
     "feddisco": (disco,),
-    "privacy": (lambda: fa.with_privacy(fedacg(), 1.0, 0.0),),
     "optimizer": (lambda: fa.with_server_optimizer(fedavg(), optax.sgd(1.0)),),
     "personal": (lambda: fa.with_personal(fedavg(), "b"),),
 }
 
 
 @pytest.mark.parametrize(
-    ("build",), fast(MOVED, "fedacg", "fedcm", "pfedme", "feddisco", "privacy")
+    ("build",), fast(MOVED, "fedacg", "fedcm", "pfedme", "feddisco")
 )
 def test_a_model_refined_by_a_constant_moves_by_it(build, task, data):
     """Its mean counts in place of what clients had sent, in the server's memory too."""

@@ -93,7 +93,8 @@ def test_a_cohort_of_coins_is_expected_to_have_a_client_at_least():
 
 
 def test_a_dry_run_prints_what_would_be_run_and_writes_nothing(capsys, elsewhere):
-    line = f"{QUICK_RUN} --participation 1 --evaluate-every 4 --folder mine --dry-run"
+    everyone = QUICK_RUN.replace("participation 0.5", "participation 1")
+    line = f"{everyone} --evaluate-every 4 --folder mine --dry-run"
     code, out, err = fedjax_adapt(capsys, line)
     assert (code, err) == (0, "") and list(elsewhere.iterdir()) == []
     lines = [line.split(maxsplit=1) for line in out.splitlines()]
