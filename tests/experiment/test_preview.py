@@ -192,7 +192,8 @@ def test_a_dry_run_says_what_is_done(capsys):
     code, out, err = fedjax_adapt(capsys, line)
     assert (code, err) == (0, "")
     assert "folder       mine, which goes on after round 3\n" in out
-    code, out, err = fedjax_adapt(capsys, f"{line} --folder other --lr 0.2")
+    other = line.replace("mine", "other")
+    code, out, err = fedjax_adapt(capsys, f"{other} --lr 0.2")
     assert code == 0 and "nothing to resume in other: the run begins at round 1" in err
     assert not Path("other").exists()
 
