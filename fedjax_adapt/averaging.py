@@ -226,6 +226,10 @@ class _Weights(NamedTuple):
 
     own: Callable[[Cohort], PyTree]
 
+    @property
+    def __wrapped__(self) -> Callable[[Cohort], PyTree]:
+        return self.own
+
     def __call__(self, cohort: Cohort) -> Averaged:
         weights = self.own(cohort)
         # of several it means the last: feddisco sends the usual mean first, then its own

@@ -172,7 +172,8 @@ def at_least(
     number = None if value is None else _number(name, value, wanted)
     kind = getattr(value, "dtype", type(value))
     # 5.0 is no integer to NumPy and JAX either, which would say so in words of their own
-    if number is None or number < low or jnp.issubdtype(kind, jnp.floating):
+    is_float = jnp.issubdtype(kind, jnp.floating)
+    if number is None or number < low or number % 1 != 0 or is_float:
         raise SettingError(
             f"{name}={value} must be an integer >= {low}{hint}.", setting=name
         )

@@ -53,6 +53,11 @@ QUICK = f"{QUICK_RUN} --checkpoint-every 2"
         ("run 5", "5 is no flag; flags begin with --; fedjax-adapt run --help shows"),
         ("run lr 3", "lr is no flag; did you mean --lr?"),
         ("run --lr 3 --lr=3", "--lr is given twice; write it once."),
+        ("run --lr=3 --lr 3", "--lr is given twice; write it once."),
+        (
+            "run --evaluate-clients --no-evaluate-clients",
+            "--evaluate-clients and --no-evaluate-clients are the same setting; write",
+        ),
         ("run -lr 3", "-lr is no flag; did you mean --lr?"),
         ("run --lrate 3", "--lrate is no flag of this run; did you mean --lr?"),
         ("run --num-processs 2", "--num-processs is no flag of this run; did you mean"),

@@ -151,9 +151,8 @@ def _as_shown(
             continue
         if len(full) > 1:
             raise ambiguous(name.replace("_", "-"), full, choices, "--")
-        spelled = name.removeprefix(negated)
-        if written.setdefault(full[0], spelled) != spelled:
-            raise twice(_flag_of(written[full[0]]), _flag_of(spelled), full[0])
+        if written.setdefault(full[0], name) != name:
+            raise twice(_flag_of(written[full[0]]), _flag_of(name), full[0])
         kind, dot, own = shown[full[0]].rpartition(".")
         found.append(_flag_of(f"{kind}{dot}{negated}{own}") + equals + value)
     return found

@@ -108,7 +108,12 @@ class Algorithm(NamedTuple):
 def is_private(algorithm: Algorithm) -> bool:
     """Whether the server takes the mean of `with_privacy`."""
     combine = algorithm.server.combine
-    return isinstance(combine, Mean) and combine.delta is by_expected
+    if not isinstance(combine, Mean):
+        return False
+    weights = combine.delta
+    while hasattr(weights, "__wrapped__"):  # as `with_averages` has them
+        weights = weights.__wrapped__
+    return weights is by_expected
 
 
 def check_private(algorithm: Algorithm) -> None:

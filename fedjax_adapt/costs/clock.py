@@ -79,7 +79,8 @@ class Clock:
       seed: of what clients draw once.
 
     Raises:
-      ValueError: a number is negative, not finite or above 1e15, or a bandwidth 0.
+      ValueError: a number is negative, not finite or above 1e15, or a bandwidth 0;
+        `delay_persists` is neither True nor False, or `seed` no integer of at least 0.
     """
 
     step_seconds: Quantity
@@ -112,7 +113,7 @@ class Clock:
                     "write a number or lognormal(median, sigma)."
                 )
             _check(check.positive, name, getattr(self, name))
-        if not isinstance(self.delay_persists, bool):
+        if not isinstance(self.delay_persists, bool | np.bool_):
             raise SettingError(
                 f"delay_persists={self.delay_persists!r} is neither True nor False; write "
                 "one of them.",

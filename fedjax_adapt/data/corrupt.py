@@ -148,7 +148,7 @@ def corrupt(
     known = {"mean": mean, "std": std, "seed": seed}
     options = {name: known[name] for name in check.option_names(function)}
     given = [] if strength is None else [strength]
-    if isinstance(strength, float) and strength.is_integer():
+    if isinstance(strength, float | np.floating) and strength.is_integer():
         given = [int(strength)]  # runs have a number for all of them
     return function(data, clients, *given, **options)
 

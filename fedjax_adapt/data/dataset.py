@@ -23,6 +23,7 @@ from .public import PublicSet, check_apart, public_set
 from .rows import (
     as_pairs,
     check_finite,
+    check_labels_like,
     check_like,
     check_numbers,
     check_rows,
@@ -340,12 +341,13 @@ class FederatedDataset:
         check_numbers("training example", x, y)
         num_classes = num_classes_of(y, num_classes)
         check_finite(x, y, "training example")
+        tested = None
         if test is not None:
-            tested_on = _checked_test(test, x)
+            tested_on = _checked_test(test, x, y)
             check_numbers("test example", *tested_on)
             num_classes_of(tested_on[1], num_classes, "test example")
             check_finite(*tested_on, "test example")
-        tested = None if test is None else jax.tree.map(jnp.asarray, tuple(test))
+            tested = jnp.asarray(tested_on[0]), jnp.asarray(tested_on[1])
         tests = checked_tests(
             client_tests, (x, y), len(rows), num_classes, test, tested
         )
@@ -365,8 +367,10 @@ class FederatedDataset:
         return data
 
 
-def _checked_test(test: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(x, y) to evaluate on, as arrays, of which each input is like one of the clients'."""
+def _checked_test(
+    test: Any, x: np.ndarray, y: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(x, y) to evaluate on, as arrays, of which each is like one of the clients'."""
     if not check.pair(test):
         raise SettingError(f"test is {check.kind_of(test)}; give a pair, test=(x, y).")
     inputs, labels = np.asarray(test[0]), np.asarray(test[1])
@@ -381,4 +385,5 @@ def _checked_test(test: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             f"test has inputs {inputs.dtype}{list(inputs.shape[1:])} but the clients' are "
             f"{x.dtype}{list(x.shape[1:])}; give it inputs like theirs."
         )
+    check_labels_like("test", labels, y, "the clients have")
     return inputs, labels

@@ -106,15 +106,15 @@ def natural(
     sizes = np.bincount(clients)
     owners = np.flatnonzero(sizes >= min_size)
     check.at_least("num_clients", num_clients, 1, none="every owner")
-    if not len(owners):
-        most = sizes.max(initial=0)
+    if not len(owners) and len(clients):
+        most = sizes.max()
         raise SettingError(
             f"min_size={min_size} but no owner has more than {most} rows; write "
             f"min_size={most} or less."
         )
     if num_clients is None:
         num_clients = len(owners)
-    if num_clients > len(owners):
+    if num_clients > len(owners) or not len(owners):
         raise SettingError(
             f"num_clients={num_clients} but {len(owners)} owners have at least "
             f"min_size={min_size} rows; write num_clients={len(owners)} or fewer, or a "

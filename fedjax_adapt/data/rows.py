@@ -310,7 +310,10 @@ def as_pairs(who: str, given: Iterable[Any]) -> list[tuple[np.ndarray, np.ndarra
                     "what belongs to an example side by side."
                 )
         pairs.append((np.asarray(pair[0]), np.asarray(pair[1])))
-    return pairs
+    # of [] NumPy makes floats
+    kinds = [y.dtype for _, y in pairs if y.size]
+    as_others = lambda y: y if y.size or not kinds else y.astype(kinds[0])
+    return [(x, as_others(y)) for x, y in pairs]
 
 
 def check_like(
@@ -334,16 +337,22 @@ def check_like(
             f"{who} has inputs {x.dtype}{list(x.shape[1:])} but client 0 has "
             f"{like[0].dtype}{list(like[0].shape[1:])}; give every client the same."
         )
-    kinds = [np.issubdtype(labels.dtype, np.integer) for labels in (y, like[1])]
-    if kinds[0] != kinds[1]:
+    check_labels_like(who, y, like[1], "client 0 has")
+
+
+def check_labels_like(who: str, y: np.ndarray, like: np.ndarray, others: str) -> None:
+    """Raises ValueError unless labels are of one kind and shape with others."""
+    is_float = lambda dtype: jnp.issubdtype(dtype, jnp.floating)
+    kinds = is_float(y.dtype), is_float(like.dtype)
+    # int64 and uint64 together are float64 to NumPy
+    if kinds[0] != kinds[1] or kinds[0] != is_float(np.result_type(y, like)):
         raise SettingError(
-            f"{who} has labels {y.dtype} but client 0 has {like[1].dtype}; give every "
-            "client the same."
+            f"{who} has labels {y.dtype} but {others} {like.dtype}; give all the same."
         )
-    if y.shape[1:] != like[1].shape[1:]:
+    if y.shape[1:] != like.shape[1:]:
         raise SettingError(
-            f"{who} has labels of shape {list(y.shape[1:])} but client 0 has "
-            f"{list(like[1].shape[1:])}; give every client the same."
+            f"{who} has labels of shape {list(y.shape[1:])} but {others} "
+            f"{list(like.shape[1:])}; give all the same."
         )
 
 

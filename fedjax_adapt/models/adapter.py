@@ -161,7 +161,9 @@ def _task_of(
     input_shape = tuple(input_shape)
     mean, std = np.asarray(mean), np.asarray(std)
     for name, moment in (("mean", mean), ("std", std)):
-        if moment.dtype.kind not in "iuf" or not np.isfinite(moment).all():
+        kinds = (jnp.integer, jnp.floating)
+        is_number = any(jnp.issubdtype(moment.dtype, kind) for kind in kinds)
+        if not is_number or not np.isfinite(moment).all():
             raise SettingError(
                 f"{name}={moment.tolist()!r} is no finite number; write one, or one per "
                 "channel."

@@ -159,10 +159,11 @@ def test_what_gets_round_the_clip_is_refused(task, data):
     ],
 )
 def test_what_comes_after_and_gets_round_the_clip_is_refused(after, match, task, data):
-    private = fa.with_privacy(fedavg(), 1.0, 1.0)
-    fa.make_round(fa.with_steps(private, fa.epochs(2)), task, data, fa.Plan())
-    with pytest.raises(ValueError, match=match):
-        fa.make_round(after(private), task, data, fa.Plan())
+    bare = fa.with_privacy(fedavg(), 1.0, 1.0)
+    for private in (bare, fa.with_averages(bare)):
+        fa.make_round(fa.with_steps(private, fa.epochs(2)), task, data, fa.Plan())
+        with pytest.raises(ValueError, match=match):
+            fa.make_round(after(private), task, data, fa.Plan())
 
 
 def test_epsilon_is_refused_for_other_samplers_and_without_its_package(monkeypatch):

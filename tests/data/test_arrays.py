@@ -55,6 +55,11 @@ def test_an_integer_the_device_cannot_hold_is_refused():
         FederatedDataset.from_rows(tokens, Y, [[0]], public=large)
     with pytest.raises(fa.SettingError, match="18446744073709551615 among its inputs"):
         FederatedDataset.from_rows(np.full((6, 2), -1).astype(np.uint64), Y, [[0]])
+    with pytest.raises(fa.SettingError, match=f"has {-(2**31) - 1} among its inputs"):
+        FederatedDataset.from_rows(tokens - 2**31 - 2, Y, [[0]])
+    with pytest.raises(fa.SettingError, match="2147483648 among its targets"):
+        wide = tokens, np.full(6, 2**31)
+        FederatedDataset.from_rows(tokens, Y, [[0]], test=wide)
     most = np.full((6, 2), 2**31 - 1)
     assert FederatedDataset.from_rows(most, Y, [[0]]).x.max() == 2**31 - 1
 
@@ -111,3 +116,26 @@ def test_every_client_is_a_pair_of_arrays_of_one_kind():
 def test_a_number_of_classes_is_a_whole_number(number):
     with pytest.raises(fa.SettingError, match="num_classes="):
         FederatedDataset.from_rows(X, Y, [[0]], num_classes=number)
+
+
+@pytest.mark.parametrize(
+    "labels, other",
+    [
+        (Y, Y.astype(np.float32)),
+        (Y.astype(np.float32), Y),
+        (Y, Y.astype(np.uint64)),  # of which NumPy makes float64
+        (Y, Y[:, None]),
+    ],
+)
+def test_labels_are_of_one_kind_and_shape(labels, other):
+    with pytest.raises(fa.SettingError, match="^client 1 has labels .* client 0 has"):
+        FederatedDataset.from_clients([(X, labels), (X, other)])
+    with pytest.raises(fa.SettingError, match="^test has labels .* the clients have"):
+        FederatedDataset.from_rows(X, labels, [[0]], test=(X, other))
+
+
+def test_labels_of_a_client_without_examples_are_of_the_others_kind():
+    data = FederatedDataset.from_clients([(X, Y), (X[:0], [])], test=(X.tolist(), Y))
+    assert data.y.dtype == np.int32 and data.num_classes == 3
+    assert list(data.size) == [6, 0]
+    assert data.test[0].shape == (6, 2) and data.test[1].dtype == np.int32

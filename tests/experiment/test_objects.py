@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from helpers import CLASSES, close, make_clients, make_data, make_task, relist, same
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from tiny_runs import TINY
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedprox
+from fedjax_adapt.data.clients import ClientNoise
 from fedjax_adapt.experiment import (
     Config,
     files,
@@ -110,6 +112,10 @@ def test_a_run_of_objects_is_resumed_with_them_alone(tmp_path, trio):
         dataclasses.replace(mine, x=mine.x.at[0, 0].add(1)),
         dataclasses.replace(mine, index=mine.index[::-1], size=mine.size[::-1]),
         dataclasses.replace(mine, test=(mine.test[0][::-1], mine.test[1][::-1])),
+        *(
+            dataclasses.replace(mine, noise=ClientNoise(n * np.ones(6), n))
+            for n in (0, 2)
+        ),
     ):
         with pytest.raises(
             ValueError, match="another (partition|dataset)=object: it was"

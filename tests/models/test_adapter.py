@@ -161,7 +161,8 @@ def test_pixels_are_normalised_in_their_own_units():
 
 def test_double_precision_inputs_stay_double():
     with jax.enable_x64():
-        task = fa.classification(linear((4,), 3), (4,), mean=0.5, std=2)
+        half = jnp.bfloat16(0.5)
+        task = fa.classification(linear((4,), 3), (4,), mean=half, std=2)
         params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), task.init(KEY))
         logits = task.apply(params, X.astype(np.float64)).logits
         out = jax.tree.map(np.asarray, params["out"])

@@ -135,8 +135,8 @@ def client_figures(
         sizes = client_examples(data).size
         server = evaluate_clients(task, state.params, data, devices=devices)
         figures = spread_over_clients(server.accuracy, sizes)
-        algorithm = _algorithm_of(trial.config, config, federation)
-        if algorithm.local.personal is not None:
+        if federation.algorithm.local.personal is not None:
+            algorithm = _algorithm_of(trial.config, config, federation)
             own = evaluate_personal(algorithm, task, state, data, devices=devices)
             spread = spread_over_clients(own.accuracy, sizes)
             figures |= {f"{PERSONAL}{name}": share for name, share in spread.items()}
