@@ -124,7 +124,7 @@ def positive(name: str, value: Any) -> None:
         )
 
 
-def held(name: str, value: Any) -> None:
+def representable(name: str, value: Any) -> None:
     """Raises ValueError where JAX would make infinity of a finite number."""
     dtype, number = jnp.result_type(float), _number(name, value, "a number")
     if number is not None and abs(number) > float(jnp.finfo(dtype).max):

@@ -84,7 +84,7 @@ class Plan:
             check.positive("clip_norm", self.clip_norm)
         for name in SCALARS:
             if getattr(self, name) is not None:
-                check.held(name, getattr(self, name))
+                check.representable(name, getattr(self, name))
         check.at_least("max_steps", self.max_steps, 1, none="no cap")
         check.at_least("rounds", self.rounds, 1, none="those of train", most=math.inf)
         check.at_least("lanes", self.lanes, 1, auto=True)

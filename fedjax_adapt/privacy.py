@@ -35,7 +35,7 @@ from .core import (
     by_examples,
     by_expected,
     check_private,
-    expected_cohort,
+    expected_cohort_size,
     merged_report,
     traffic_within,
     uniformly,
@@ -111,7 +111,7 @@ def with_privacy(
         return Upload(delta, Shown(clipped), info), client
 
     def noise_std(cohort: Cohort) -> Array:
-        return jnp.asarray(noise_multiplier * clip / expected_cohort(cohort))
+        return jnp.asarray(noise_multiplier * clip / expected_cohort_size(cohort))
 
     def noisy(upload: Upload, cohort: Cohort) -> Upload:
         assert cohort.key is not None

@@ -27,7 +27,7 @@ from .defaults import by_examples as by_examples
 from .defaults import by_expected as by_expected
 from .defaults import clip as clip
 from .defaults import effective_steps as effective_steps
-from .defaults import expected_cohort as expected_cohort
+from .defaults import expected_cohort_size as expected_cohort_size
 from .defaults import mean as mean
 from .defaults import no_report as no_report
 from .defaults import predict_frozen as predict_frozen

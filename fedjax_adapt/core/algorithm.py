@@ -111,7 +111,8 @@ def is_private(algorithm: Algorithm) -> bool:
     if not isinstance(combine, Mean):
         return False
     weights = combine.delta
-    while hasattr(weights, "__wrapped__"):  # as `with_averages` has them
+    # `with_averages` wraps the weights, which `evaluate_also` puts around any algorithm
+    while hasattr(weights, "__wrapped__"):
         weights = weights.__wrapped__
     return weights is by_expected
 

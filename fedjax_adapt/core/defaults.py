@@ -106,7 +106,7 @@ def uniformly(cohort: Cohort) -> Array:
     return cohort.active / jnp.maximum(cohort.num_active, 1)
 
 
-def expected_cohort(cohort: Cohort) -> float:
+def expected_cohort_size(cohort: Cohort) -> float:
     """q N, how many clients take part on average."""
     setting = cohort.setting
     assert setting is not None and setting.participation is not None
@@ -115,7 +115,7 @@ def expected_cohort(cohort: Cohort) -> float:
 
 def by_expected(cohort: Cohort) -> Array:
     """Weights 1 / (q N) of the active clients, [cohort]: those of `with_privacy`."""
-    return cohort.active / expected_cohort(cohort)
+    return cohort.active / expected_cohort_size(cohort)
 
 
 WEIGHTS = {"data": by_examples, "uniform": uniformly}

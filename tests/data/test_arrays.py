@@ -92,7 +92,8 @@ def test_a_test_has_inputs_like_the_clients():
             FederatedDataset.from_rows(X, Y, [[0]], test=(other, Y))
     data = FederatedDataset.from_rows(X, Y, [[0]], test=(X.astype(np.float64), Y))
     assert data.test[0].dtype == X.dtype
-    assert FederatedDataset.from_rows(X, Y, [[0]], test=(X[:0], Y[:0])).test is not None
+    empty = FederatedDataset.from_rows(X, Y, [[0]], test=(X[:0], Y[:0])).test
+    assert [part.shape for part in empty] == [(0, 2), (0,)]
     for given in (X, (X, Y, Y)):
         with pytest.raises(fa.SettingError, match=r"give a pair, test=\(x, y\)"):
             FederatedDataset.from_rows(X, Y, [[0]], test=given)

@@ -332,7 +332,8 @@ class _Runner:
         def at_end(state: State, done: int) -> Callable[[], None]:
             own = federation.algorithm.local.personal is not None
             kept = state.clients if own else ()
-            read = State(state.params, (), (), kept, state.round)
+            # of a trial, what is not read is not copied to the host
+            read = State(state.params, (), (), clients=kept, round=state.round)
             states = (compiled.of_trial(read, i) for i in range(len(rows)))
             worth = client_figures(config, members, federation, compiled, states, rows)
             log.end(done, worth)

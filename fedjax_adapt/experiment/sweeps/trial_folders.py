@@ -2,8 +2,8 @@
 
 Of the states it has the last alone. A trial that diverged has the rows before that, and
 neither state nor summary. One that a callback stopped has the rows up to there and a
-summary that says so; its state and its `client_accuracy` only where no other trial that
-ran with it went on, and so its `personal_accuracy`.
+summary that says so; its state, `client_accuracy` and `personal_accuracy` only where no
+other trial that ran with it went on.
 """
 
 from collections.abc import Iterable, Sequence
