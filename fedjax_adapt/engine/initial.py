@@ -226,12 +226,16 @@ def scalars_of(plan: Plan) -> dict[str, Any]:
 
     As host scalars, which go to whatever devices a program runs on.
     """
-    given = {name: getattr(plan, name) for name in (*SCALARS, "rounds")}
-    return {
+    given = {name: getattr(plan, name) for name in SCALARS}
+    found = {
         name: _host_scalar(number)
         for name, number in given.items()
         if number is not None and not is_zero(number)
     }
+    rounds = plan.rounds  # an integer to `Plan`, which a round makes again
+    if rounds is not None:
+        found["rounds"] = rounds if check.is_tracer(rounds) else int(rounds)
+    return found
 
 
 def _host_scalar(number: Any) -> Any:

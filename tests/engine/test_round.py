@@ -40,6 +40,28 @@ def test_unequal_steps_are_exact_for_any_number_of_lanes(x64):
         np.testing.assert_array_equal(info.num_steps, steps)
 
 
+@pytest.mark.parametrize("rounds", [3, np.int64(3)])
+def test_a_round_with_all_that_a_plan_has_may_be_called_in_any_way(task, data, rounds):
+    wanted = lambda state, cohort, measured: jnp.full_like(
+        cohort.ids, cohort.setting.rounds
+    )
+    algorithm = fa.with_steps(fedavg(), StepPolicy(wanted))
+    plan = replace(FULL, cohort_size=2, lanes=1, rounds=rounds, clip_norm=5)
+    plan = replace(plan, lr_decay=0.9, momentum=0.5, weight_decay=1e-3)
+    round_fn, state = start(algorithm, task, data, plan)
+    as_an_argument = jax.jit(lambda round_fn, state, key: round_fn(state, key))
+    key = keys(1)[0]
+    found = [
+        round_fn(state, key),
+        jax.jit(round_fn)(state, key),
+        as_an_argument(round_fn, state, key),
+        fa.train(round_fn, state, key[None]),
+    ]
+    for after, info in found:
+        assert np.ravel(info.num_steps).tolist() == [3, 3]
+        close(after.params, found[0][0].params)
+
+
 @pytest.mark.slow
 def test_packed_rounds_side_by_side_are_each_as_if_alone(task, data):
     """As the trials of a sweep are: other rates, seeds, cohorts and numbers of steps."""
