@@ -1,6 +1,5 @@
 """What belongs to single clients besides training examples: tests, and noise on inputs."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,14 +12,12 @@ from .. import check
 from ..errors import SettingError
 from .rows import (
     as_pairs,
-    check_finite,
     check_like,
-    check_numbers,
     check_rows,
+    check_values,
     concatenated,
     generator,
     largest_pixel,
-    num_classes_of,
     rows_in,
     table_of,
 )
@@ -68,9 +65,6 @@ def concatenated_tests(tests: Sequence[Any], clients: Sequence[Pair]) -> tuple:
     Args:
       tests: (x [m_i, ...], y [m_i, ...]) of each client; m_i may be 0.
       clients: what they train on, checked.
-
-    Raises:
-      ValueError: there are not as many, or they are not like what the clients train on.
     """
     tests = as_pairs("the test of client {i}", tests)
     if len(tests) != len(clients):
@@ -98,17 +92,12 @@ def checked_tests(
     """Tests of clients on the device, checked.
 
     Args:
-      given: (x, y, rows): inputs, labels, and for each client the rows of them that are
-        its test; or None.
+      given: (x, y, rows), as `FederatedDataset.from_rows` takes them, or None.
       like: (x, y) that clients train on.
       num_clients: how many clients there are.
       num_classes: number of labels.
       test: (x, y) that all are tested on, or None.
       on_device: `test` on the device, which is shared where `given` has the same arrays.
-
-    Raises:
-      ValueError: not such a triple, not one entry of `rows` per client, a row that does
-        not exist, or examples unlike those the clients train on.
     """
     if given is None:
         return None
@@ -129,9 +118,7 @@ def checked_tests(
         raise SettingError(
             "client_tests gives no client an example; give some, or leave it out."
         )
-    check_numbers("client test example", x, y)
-    num_classes_of(y, num_classes, "client test example")
-    check_finite(x, y, "client test example")
+    check_values("client test example", x, y, num_classes)
     index, size = table_of(rows)
     same = test is not None and given[0] is test[0] and given[1] is test[1]
     x, y = on_device if same else (jax.device_put(x), jnp.asarray(y))
@@ -141,18 +128,11 @@ def checked_tests(
 def hold_out(
     x: Array, y: Array, rows: Sequence[np.ndarray], share: float, seed: int
 ) -> tuple[Array, Array, list[np.ndarray], ClientTests]:
-    """What clients train on and their tests, of a data set's x, y and rows.
+    """The x, y and rows that are left of a data set, and the tests that are held out.
 
     See `FederatedDataset.split_clients`.
-
-    Returns:
-      The x, y and rows that are left, and the tests.
-
-    Raises:
-      ValueError: a row is held twice, or nothing would be held out.
     """
     check.between("test_share", share, 0, 1, closed="left")
-    check.at_least("seed", seed, 0, most=math.inf)
     every = np.concatenate(rows)
     if len(np.unique(every)) < len(every):
         raise SettingError(
@@ -204,9 +184,8 @@ class ClientNoise:
         """The inputs x [batch, ...] as `client` sees them; integers become float32."""
         if not jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(jnp.float32)
-        noise = self.std[client].astype(x.dtype) * jax.random.normal(
-            key, x.shape, x.dtype
-        )
+        normal = jax.random.normal(key, x.shape, x.dtype)
+        noise = self.std[client].astype(x.dtype) * normal
         if self.grid:
             noise = jnp.where(self._block(x.shape[1:], client)[None], noise, 0)
         return x + noise

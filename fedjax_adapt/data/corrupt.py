@@ -11,7 +11,6 @@ inputs of all clients become float32, at four times the memory of uint8 pixels; 
 makes the same numbers of both.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 from .. import check
 from ..errors import SettingError
 from .dataset import FederatedDataset
+from .rows import generator
 
 Clients = Iterable[int]
 
@@ -199,10 +199,9 @@ def rows_of(
     data: FederatedDataset, ids: np.ndarray, seed: int
 ) -> Iterator[tuple[np.random.Generator, np.ndarray]]:
     """A generator and the rows of each client."""
-    check.at_least("seed", seed, 0, most=math.inf)
     index, size = np.asarray(data.index), np.asarray(data.size)
     for i in ids:
-        yield np.random.Generator(np.random.PCG64([seed, i])), index[i, : size[i]]
+        yield generator([seed, i]), index[i, : size[i]]
 
 
 def client_ids(data: FederatedDataset, clients: Clients) -> np.ndarray:

@@ -22,14 +22,11 @@ from .frame import read_frame
 from .public import PublicSet, check_apart, public_set
 from .rows import (
     as_pairs,
-    check_finite,
-    check_labels_like,
     check_like,
-    check_numbers,
     check_rows,
+    check_values,
     concatenated,
     count_labels,
-    num_classes_of,
     rows_in,
     table_of,
 )
@@ -37,7 +34,6 @@ from .rows import (
 Array = jax.Array
 
 
-NAMES = ("client_names", "label_names")  # which JAX drops
 LEAVES = (
     *("x", "y", "index", "size", "test", "public", "holders", "label_counts", "noise"),
     "client_tests",
@@ -48,7 +44,7 @@ LEAVES = (
     jax.tree_util.register_dataclass,
     data_fields=LEAVES,
     meta_fields=["num_classes"],
-    drop_fields=NAMES,
+    drop_fields=["client_names", "label_names"],
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class FederatedDataset:
@@ -161,15 +157,9 @@ class FederatedDataset:
         """
         once = lambda rows: [np.unique(np.concatenate(rows))]
         tests = self.client_tests
-        return FederatedDataset.from_rows(
-            self.x,
-            self.y,
-            once(self.rows()),
-            test=self.test,
-            public=self.public,
-            num_classes=self.num_classes,
-            client_tests=tests and (tests.x, tests.y, once(tests.rows())),
-        )
+        own = tests and (tests.x, tests.y, once(tests.rows()))
+        given = (self.test, self.public, self.num_classes, own)
+        return FederatedDataset.from_rows(self.x, self.y, once(self.rows()), *given)
 
     def split_clients(
         self, test_share: float = 0.2, seed: int = 0
@@ -235,19 +225,10 @@ class FederatedDataset:
             )
         for i, (x, y) in enumerate(clients):
             check_like(f"client {i}", x, y, clients[0])
-        tests = (
-            None if client_tests is None else concatenated_tests(client_tests, clients)
-        )
-        x, y, rows = concatenated(clients)
-        return cls.from_rows(
-            x,
-            y,
-            rows,
-            test=test,
-            public=public,
-            num_classes=num_classes,
-            client_tests=tests,
-        )
+        own = client_tests
+        if own is not None:
+            own = concatenated_tests(own, clients)
+        return cls.from_rows(*concatenated(clients), test, public, num_classes, own)
 
     @classmethod
     def from_frame(
@@ -286,18 +267,11 @@ class FederatedDataset:
           ValueError: no such table or column, a value is missing or no number, a label is
             out of range; or as `from_rows`.
         """
-        framed = read_frame(frame, client, label, features, test, num_classes)
-        data = cls.from_rows(
-            framed.x,
-            framed.y,
-            framed.rows,
-            test=framed.test,
-            public=public,
-            num_classes=framed.num_classes,
-            client_tests=framed.client_tests,
+        tables = (frame, client, label, features, test, num_classes)
+        arrays, tested, own, num_classes, names = read_frame(*tables)
+        return replace(
+            cls.from_rows(*arrays, tested, public, num_classes, own), **names
         )
-        names = {name: getattr(framed, name) for name in NAMES}
-        return replace(data, **names)
 
     @classmethod
     def from_rows(
@@ -331,22 +305,20 @@ class FederatedDataset:
             examples of a test.
         """
         x, y = np.asarray(x), np.asarray(y)
-        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
-            raise SettingError(
-                f"x has the shape {x.shape} and y {y.shape}; give one label per input."
-            )
+        check_like("the training set", x, y, (x, y))
         check.at_least("num_classes", num_classes, 0, none="the largest label plus 1")
         check_rows(rows, len(x))
         index, size = table_of(rows)
-        check_numbers("training example", x, y)
-        num_classes = num_classes_of(y, num_classes)
-        check_finite(x, y, "training example")
+        num_classes = check_values("training example", x, y, num_classes)
         tested = None
         if test is not None:
-            tested_on = _checked_test(test, x, y)
-            check_numbers("test example", *tested_on)
-            num_classes_of(tested_on[1], num_classes, "test example")
-            check_finite(*tested_on, "test example")
+            if not check.pair(test):
+                raise SettingError(
+                    f"test is {check.kind_of(test)}; give a pair, test=(x, y)."
+                )
+            tested_on = np.asarray(test[0]), np.asarray(test[1])
+            check_like("test", *tested_on, (x, y), "the clients have", on_device=True)
+            check_values("test example", *tested_on, num_classes)
             tested = jnp.asarray(tested_on[0]), jnp.asarray(tested_on[1])
         tests = checked_tests(
             client_tests, (x, y), len(rows), num_classes, test, tested
@@ -365,25 +337,3 @@ class FederatedDataset:
         )
         check_apart(data.public, data._own_tests())
         return data
-
-
-def _checked_test(
-    test: Any, x: np.ndarray, y: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """(x, y) to evaluate on, as arrays, of which each is like one of the clients'."""
-    if not check.pair(test):
-        raise SettingError(f"test is {check.kind_of(test)}; give a pair, test=(x, y).")
-    inputs, labels = np.asarray(test[0]), np.asarray(test[1])
-    if inputs.ndim == 0 or labels.ndim == 0 or len(inputs) != len(labels):
-        raise SettingError(
-            f"test has x of shape {inputs.shape} and y of shape {labels.shape}; give one "
-            "label per input."
-        )
-    dtypes = [jax.dtypes.canonicalize_dtype(a.dtype) for a in (inputs, x)]
-    if inputs.shape[1:] != x.shape[1:] or dtypes[0] != dtypes[1]:
-        raise SettingError(
-            f"test has inputs {inputs.dtype}{list(inputs.shape[1:])} but the clients' are "
-            f"{x.dtype}{list(x.shape[1:])}; give it inputs like theirs."
-        )
-    check_labels_like("test", labels, y, "the clients have")
-    return inputs, labels

@@ -12,10 +12,9 @@ from .rows import (
     Rows,
     apportion,
     at_least,
-    check_split,
+    begin_split,
     cut,
     from_richest,
-    generator,
     group,
 )
 
@@ -84,19 +83,15 @@ def quantity_dirichlet(
     rest; for concentration 1 that too is the law above.
 
     Args:
-      labels: of the training set, [n] integers.
-      num_clients: how many clients.
       concentration: small is skewed, large is equal sizes.
-      seed: of everything.
       min_size: rows every client must get; None: 10, as published, or n // num_clients
         if that is less.
     """
     check.positive("concentration", concentration)
-    labels = check_split(labels, num_clients, seed, min_size or 0)
+    labels, rng = begin_split(labels, num_clients, seed, min_size or 0)
     n = len(labels)
     if min_size is None:
         min_size = min(10, n // num_clients)
-    rng = generator(seed)
     rows = rng.permutation(n)
     for _ in range(TRIES):
         share = rng.dirichlet(np.full(num_clients, float(concentration)))
@@ -138,10 +133,7 @@ def dirichlet(
     published code gives each turn to any client that is not full, with equal chances.
 
     Args:
-      labels: of the training set, [n] integers >= 0.
-      num_clients: how many clients.
       concentration: small is skewed (towards one label per client), large is iid.
-      seed: of everything.
       min_size: rows every client must get.
       size_sigma: 0 is equal sizes; above, sizes are lognormal with this sigma (the
         published code has 0 and 0.3).
@@ -153,8 +145,7 @@ def dirichlet(
     """
     check.positive("concentration", concentration)
     check.between("size_sigma", size_sigma, 0, MAX_SIGMA)
-    labels = check_split(labels, num_clients, seed, min_size)
-    rng = generator(seed)
+    labels, rng = begin_split(labels, num_clients, seed, min_size)
     n = len(labels)
     if legacy_float_sizes:
         sizes = legacy_sizes(rng, n, num_clients, size_sigma, min_size)
@@ -229,21 +220,17 @@ def dirichlet_classes(
     from 3 or 4 others.
 
     Args:
-      labels: of the training set, [n] integers >= 0.
-      num_clients: how many clients.
       concentration: small is skewed, large is iid.
-      seed: of everything.
       min_size: rows every client must get; None: 10, as published, or n // num_clients
         if that is less.
       balance: as published, a client that holds n / num_clients rows gets none of the
         labels still to be divided, which bounds the largest clients.
     """
     check.positive("concentration", concentration)
-    labels = check_split(labels, num_clients, seed, min_size or 0)
+    labels, rng = begin_split(labels, num_clients, seed, min_size or 0)
     n = len(labels)
     if min_size is None:
         min_size = min(10, n // num_clients)
-    rng = generator(seed)
     owner = np.empty(n, np.int64)
     sizes = np.zeros(num_clients, np.int64)
     for k in range(labels.max() + 1):

@@ -15,8 +15,7 @@ import numpy as np
 
 from .. import check
 from ..errors import SettingError, one_line
-from .rows import check_labels
-from .source import Source, moments
+from .source import Source, check_labels, source_of
 
 DATA_VARIABLE = "FEDJAX_ADAPT_DATA"
 
@@ -39,6 +38,17 @@ def data_folder(data_dir: str | Path | None) -> Path | None:
     return folder
 
 
+def folder_with(dataset: str, wanted: str, data_dir: str | Path | None) -> Path:
+    """The `data_folder`; raises ValueError where none is given for what is `wanted`."""
+    root = data_folder(data_dir)
+    if root is None:
+        raise SettingError(
+            f"dataset={dataset} is read from files; write --data-dir FOLDER or set "
+            f"{DATA_VARIABLE}=FOLDER to the folder that holds {wanted}."
+        )
+    return root
+
+
 def locate(
     dataset: str,
     names: Sequence[str],
@@ -46,27 +56,15 @@ def locate(
     data_dir: str | Path | None,
     endings: Sequence[str] = ("",),
 ) -> list[Path]:
-    """Finds the files of a data set, all in one folder.
+    """The files `names` of a data set, all in the first of `folders` that holds them.
 
-    Args:
-      dataset: its name.
-      names: the files, all needed.
-      folders: where to look, relative to the data folder, in this order.
-      data_dir: the data folder; None: see `data_folder`.
-      endings: what a name may end in, in order of preference.
-
-    Raises:
-      ValueError: no folder holds all of them.
+    Folders are relative to the data folder; what a name may end in comes in order of
+    preference.
     """
     wanted = " and ".join(", ".join(names).rsplit(", ", 1))
     if any(endings):
         wanted += f" (plain or {' '.join(filter(None, endings))})"
-    root = data_folder(data_dir)
-    if root is None:
-        raise SettingError(
-            f"dataset={dataset} is read from files; write --data-dir FOLDER or set "
-            f"{DATA_VARIABLE}=FOLDER to the folder that holds {wanted}."
-        )
+    root = folder_with(dataset, wanted, data_dir)
     best: dict[str, Path] = {}
     for folder in folders:
         found: dict[str, Path] = {}
@@ -209,12 +207,8 @@ def emnist_letters(data_dir: str | Path | None = None, *, classes: int = 10) -> 
     check.at_least("classes", classes, 1)
     folders = ("emnist-letters", "EMNIST/raw", "gzip", ".")
     names = ("emnist-letters-train", "emnist-letters-test")
-    parts = []
-    for images, labels in _idx_paths("emnist_letters", names, folders, data_dir):
-        x, y = read_idx_pair(images, labels)
-        check_labels(labels, y, 26, lowest=1)
-        kept = y <= classes
-        parts += [x[kept], y[kept] - 1]
+    found, _ = _idx_pairs("emnist_letters", names, folders, data_dir, 26, lowest=1)
+    parts = [(x[y <= classes], y[y <= classes] - 1) for x, y in found]
     return _source("emnist_letters", *parts, classes)
 
 
@@ -240,26 +234,26 @@ def cifar100(data_dir: str | Path | None = None) -> Source:
     return _cifar(100, names, "cifar-100-binary", 2, data_dir, constants)
 
 
-def _idx_paths(dataset, names, folders, data_dir) -> list[tuple[Path, Path]]:
-    """(images, labels) of the training set and of the test set."""
+def _idx_pairs(dataset, names, folders, data_dir, num_labels, lowest=0):
+    """(x, y) of the training set and of the test set, and the folder that holds them."""
     kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
-    names = [f"{name}-{kind}" for name in names for kind in kinds]
-    paths = locate(dataset, names, folders, data_dir, endings=("", ".gz"))
-    return [(paths[0], paths[1]), (paths[2], paths[3])]
+    files = [f"{name}-{kind}" for name in names for kind in kinds]
+    paths = locate(dataset, files, folders, data_dir, endings=("", ".gz"))
+    parts = []
+    for images, labels in zip(paths[::2], paths[1::2], strict=True):
+        parts.append(read_idx_pair(images, labels))
+        check_labels(labels, parts[-1][1], num_labels, lowest)
+    return parts, paths[0].parent
 
 
 def _mnist_like(dataset, folders, data_dir, constants=None) -> Source:
-    parts = []
-    for images, labels in _idx_paths(dataset, ("train", "t10k"), folders, data_dir):
-        x, y = read_idx_pair(images, labels)
-        check_labels(labels, y, 10)
-        parts += [x, y]
+    parts, folder = _idx_pairs(dataset, ("train", "t10k"), folders, data_dir, 10)
     # The two sets have the same file names; only Fashion-MNIST has 6,000 of each label.
-    fashion = bool((np.bincount(parts[1]) == 6000).all())
-    if len(parts[1]) == 60_000 and fashion != (dataset == "fashion_mnist"):
+    fashion = bool((np.bincount(parts[0][1]) == 6000).all())
+    if len(parts[0][1]) == 60_000 and fashion != (dataset == "fashion_mnist"):
         came = "Fashion-MNIST" if fashion else "MNIST"
         raise SettingError(
-            f"dataset={dataset}: {labels.parent} holds {came} under the same file "
+            f"dataset={dataset}: {folder} holds {came} under the same file "
             f"names; put {dataset} into {folders[0]}/ of the data folder."
         )
     return _source(dataset, *parts, 10, constants)
@@ -270,27 +264,27 @@ def _cifar(num_classes, names, folder, label_bytes, data_dir, constants) -> Sour
     folders = (folder, f"{outer}/{folder}", f"{dataset}/{folder}", ".")
     parts = []
     for path in locate(dataset, names, folders, data_dir):
-        x, y = read_cifar(path, label_bytes)
-        check_labels(path, y, num_classes)
-        parts.append((x, y))
-    *train, (x_test, y_test) = parts
-    x_train, y_train = (np.concatenate(part) for part in zip(*train, strict=True))
-    return _source(dataset, x_train, y_train, x_test, y_test, num_classes, constants)
+        parts.append(read_cifar(path, label_bytes))
+        check_labels(path, parts[-1][1], num_classes)
+    *several, test = parts
+    train = tuple(map(np.concatenate, zip(*several, strict=True)))
+    return _source(dataset, train, test, num_classes, constants)
 
 
-def _source(name, x_train, y_train, x_test, y_test, num_classes, constants=None):
-    if x_train.shape[1:] != x_test.shape[1:]:
+def _source(name, train, test, num_classes, constants=None) -> Source:
+    shapes = [list(x.shape[1:]) for x, _ in (train, test)]
+    counts = [len(y) for _, y in (train, test)]
+    if shapes[0] != shapes[1]:
         raise SettingError(
-            f"dataset={name}: a training image is {list(x_train.shape[1:])} but a test "
-            f"image {list(x_test.shape[1:])}; the files belong to different sets."
+            f"dataset={name}: a training image is {shapes[0]} but a test image "
+            f"{shapes[1]}; the files belong to different sets."
         )
-    if not len(y_train) or not len(y_test):
+    if not all(counts):
         raise SettingError(
-            f"dataset={name}: {len(y_train)} training and {len(y_test)} test examples "
-            f"have one of its {num_classes} labels; there must be some of both."
+            f"dataset={name}: {counts[0]} training and {counts[1]} test examples have one "
+            f"of its {num_classes} labels; there must be some of both."
         )
-    mean, std = constants or moments(x_train)
-    return Source(name, x_train, y_train, x_test, y_test, num_classes, mean, std)
+    return source_of(name, train, test, num_classes, constants)
 
 
 def _pixels(*constants: float) -> tuple[float, ...]:

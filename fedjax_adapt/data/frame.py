@@ -1,27 +1,44 @@
-"""A table whose rows have owners, as the arrays of a federated data set."""
+"""Tables as the arrays of a federated data set: pandas, polars, pyarrow, Hugging Face.
+
+All of them become one Arrow table, by the protocol that they share; see
+https://arrow.apache.org/docs/format/CDataInterface/PyCapsuleInterface.html. pyarrow alone
+is imported here. What a Hugging Face data set holds encoded, such as images, it decodes
+itself.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from ..errors import SettingError
-from . import columns
-from .columns import Table, inputs_of, numeric_column
+from .. import check
+from ..errors import SettingError, one_line
 from .rows import group, numbered, places
 
+KINDS = "a pandas, polars or pyarrow table, or a Dataset of Hugging Face"
 
-class Framed(NamedTuple):
-    """What `FederatedDataset.from_rows` takes, and what clients and labels are called."""
 
-    x: np.ndarray
-    y: np.ndarray
-    rows: list[np.ndarray]
-    test: tuple[np.ndarray, np.ndarray] | None
-    client_tests: tuple[np.ndarray, np.ndarray, list[np.ndarray]] | None
-    num_classes: int | None
-    client_names: tuple[Any, ...]
-    label_names: tuple[Any, ...] | None
+class Table(NamedTuple):
+    """Columns by name, and how to get at those that Arrow holds encoded."""
+
+    what: str  # how sentences call it: "frame"
+    columns: dict[str, Any]  # of pyarrow
+    names: list[str]  # without what pandas calls its index
+    source: Any  # what it was made of
+
+    def column(self, name: str, role: str) -> Any:
+        """A column without gaps; `role` is the argument that asks for it."""
+        if name not in self.columns:
+            raise SettingError(
+                f"{role}={name!r} is no column of {self.what}; "
+                f"{check.nearest(str(name), self.names)}"
+            )
+        column = self.columns[name]
+        if column.null_count:
+            row = int(column.is_null().to_numpy().argmax())
+            raise SettingError(missing(self.what, name, column.null_count, row))
+        return column
 
 
 def read_frame(
@@ -31,31 +48,29 @@ def read_frame(
     features: str | Sequence[str] | None,
     test: Any,
     num_classes: int | None,
-) -> Framed:
+) -> tuple[tuple, tuple | None, tuple | None, int | None, dict[str, Any]]:
     """Reads tables; see `FederatedDataset.from_frame`.
 
-    Raises:
-      ValueError: one sentence that names the column.
+    Returns:
+      (x, y, rows), `test`, `client_tests` and `num_classes` of `from_rows`, and what
+      clients and labels are called.
     """
-    table = columns.table_of_columns(frame)
-    tested = None if test is None else columns.table_of_columns(test, "test")
-    owned = columns.values_of(table, client, "client")
+    table = table_of_columns(frame)
+    tested = None if test is None else table_of_columns(test, "test")
+    owned = values_of(table, client, "client")
     named = _features(table, client, label, features)
     x = inputs_of(table, named)
     y, y_test, num_classes, label_names = _labels(table, tested, label, num_classes)
     client_names, owners = numbered(owned)
     rows = _rows(owners, len(client_names))
-    framed = Framed(x, y, rows, None, None, num_classes, client_names, label_names)
-    if tested is None:
-        return framed
-    pair = (_like(inputs_of(tested, named), x), y_test)
-    framed = framed._replace(test=pair)
-    if client not in tested.columns:
-        return framed
-    owners = places(client_names, columns.values_of(tested, client, "client"))
-    if (owners < 0).all():
-        return framed
-    return framed._replace(client_tests=(*pair, _rows(owners, len(client_names))))
+    test = None if tested is None else (_like(inputs_of(tested, named), x), y_test)
+    own = None
+    if tested is not None and client in tested.columns:
+        owners = places(client_names, values_of(tested, client, "client"))
+        if (owners >= 0).any():
+            own = (*test, _rows(owners, len(client_names)))
+    names = {"client_names": client_names, "label_names": label_names}
+    return (x, y, rows), test, own, num_classes, names
 
 
 def _features(
@@ -85,24 +100,26 @@ def _features(
 
 def _labels(table: Table, tested: Table | None, label: str, num_classes: int | None):
     """Both labels, the number of classes and their names; None where there are none."""
+    import pyarrow.types as kinds
+
     tables = [table] if tested is None else [table, tested]
-    kinds = [columns.label_kind(one, label) for one in tables]
-    if len(set(kinds)) > 1:
-        came = [one.columns[label].type for one in tables]
+    came = [one.column(label, "label").type for one in tables]
+    all_kinds = {(kinds.is_floating(kind), kinds.is_integer(kind)) for kind in came}
+    if len(all_kinds) > 1:
         raise SettingError(
             f"label={label!r} is a column of {came[0]} in frame and of {came[1]} in test; "
             "make them one kind."
         )
-    names = None
-    if kinds[0] == "numbers":
+    ((are_numbers, are_classes),), names = all_kinds, None
+    if are_numbers:
         found = [numeric_column(one, label, "label") for one in tables]
-    elif kinds[0] == "classes":
-        names = columns.class_names(table, label)
+    elif are_classes:
+        names = class_names(table, label)
         if num_classes is None and names is not None:
             num_classes = len(names)
-        found = [columns.classes_of(one, label, num_classes) for one in tables]
+        found = [classes_of(one, label, num_classes) for one in tables]
     else:
-        texts = [columns.values_of(one, label, "label") for one in tables]
+        texts = [values_of(one, label, "label") for one in tables]
         names, every = numbered([text for some in texts for text in some])
         found = np.split(every, [len(texts[0])])
         num_classes = len(names) if num_classes is None else num_classes
@@ -124,3 +141,185 @@ def _like(x_test: np.ndarray, x: np.ndarray) -> np.ndarray:
             f"frame {x.dtype}{list(x.shape[1:])}; make them equal."
         )
     return x_test.astype(x.dtype)
+
+
+def table_of_columns(frame: Any, what: str = "frame") -> Table:
+    """Whatever kind of table it is, as one."""
+    import pyarrow as pa
+
+    arrow, metadata = frame, None
+    if from_hugging_face(frame):
+        if type(frame).__name__ != "Dataset":
+            raise SettingError(
+                f"{what} is {check.kind_of(frame)} of Hugging Face; give a split that is "
+                'not streamed, as dataset["train"].'
+            )
+        arrow = frame.with_format("arrow")[:]
+    try:
+        table = pa.table(arrow)
+        metadata = table.schema.pandas_metadata
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise SettingError(
+            f"{what} is {check.kind_of(frame)}, which cannot be read as a table "
+            f"({one_line(error)}); give {KINDS}."
+        ) from None
+    names = table.column_names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SettingError(f"{what} has two columns {twice[0]!r}; rename one of them.")
+    if not len(table):
+        raise SettingError(f"{what} has no rows; give it some.")
+    index = (metadata or {}).get("index_columns", [])
+    named = [name for name in names if name not in index]
+    return Table(what, dict(zip(names, table.columns, strict=True)), named, frame)
+
+
+def values_of(table: Table, name: str, role: str) -> list[Any]:
+    """The values of a column of names, as Python has them: text, whole numbers, dates."""
+    import pyarrow.types as kinds
+
+    column = table.column(name, role)
+    kind = column.type.value_type if kinds.is_dictionary(column.type) else column.type
+    if kinds.is_floating(kind) or kinds.is_nested(kind) or kinds.is_binary(kind):
+        raise SettingError(
+            f"{role}={name!r} is a column of {kind}; it must hold names: text, whole "
+            "numbers or dates."
+        )
+    return column.to_pylist()
+
+
+def classes_of(table: Table, name: str, num_classes: int | None) -> np.ndarray:
+    """Labels that are classes already, int32 [n]; a larger one than rows is none."""
+    y = table.column(name, "label").to_numpy()
+    most = max(len(y), 2) if num_classes is None else num_classes
+    bad = np.flatnonzero((y < 0) | (y >= most))
+    if len(bad):
+        raise SettingError(
+            f"label={name!r} holds {y[bad[0]]} in row {bad[0]} of {table.what}, but "
+            f"classes are 0 to {most - 1}; give num_classes, text, which is numbered in "
+            "sorted order, or floats to regress on."
+        )
+    return y.astype(np.int32)
+
+
+def class_names(table: Table, name: str) -> tuple[str, ...] | None:
+    """What Hugging Face calls the classes of a column; None: nothing."""
+    features = getattr(table.source, "features", None)
+    if not from_hugging_face(table.source) or features is None:
+        return None
+    names = getattr(features[name], "names", None)
+    return None if names is None else tuple(names)
+
+
+def missing(what: str, name: str, count: int, row: int) -> str:
+    """The sentence about a column without a value in some rows."""
+    return (
+        f"column {name!r} of {what} lacks {count} values, the first in row {row}; fill "
+        "them in, or leave such rows out."
+    )
+
+
+def from_hugging_face(frame: Any) -> bool:
+    """Whether it is of the library datasets, which need not be there."""
+    return type(frame).__module__.partition(".")[0] == "datasets"
+
+
+def inputs_of(table: Table, features: Sequence[str]) -> np.ndarray:
+    """The features, side by side [n, features]; or one column of arrays, [n, ...].
+
+    uint8 stays, other integers become int32 and floats float32 (float64 where JAX has
+    that); a mix is floats.
+    """
+    columns = [numeric_column(table, name) for name in features]
+    for name, column in zip(features, columns, strict=True):
+        if column.ndim > 1 and len(columns) > 1:
+            raise SettingError(
+                f"feature {name!r} is a column of arrays {list(column.shape[1:])}, which "
+                f"cannot be joined with {len(columns) - 1} others; write features={name!r}."
+            )
+    if len(columns) == 1 and columns[0].ndim > 1:
+        return columns[0]
+    dtype = jax.dtypes.canonicalize_dtype(np.result_type(*columns))
+    return np.stack([column.astype(dtype) for column in columns], axis=1)
+
+
+def numeric_column(table: Table, name: str, role: str = "features") -> np.ndarray:
+    """One column of numbers, [n, ...], in a dtype that the device keeps."""
+    import pyarrow.types as kinds
+
+    column = table.column(name, role)
+    if kinds.is_struct(column.type) or hasattr(column.type, "extension_name"):
+        values, shape = _decoded(table, name), None
+    else:
+        column, shape = _flat(table, name, column)
+        kind = column.type
+        if not (kinds.is_integer(kind) or kinds.is_floating(kind)) and not (
+            kinds.is_boolean(kind)
+        ):
+            raise SettingError(
+                f"feature {name!r} is a column of {kind}, no numbers; turn it into some, "
+                "or leave it out by naming the others: features=[...]."
+            )
+        values = column.to_numpy()
+    if np.issubdtype(values.dtype, np.floating) and np.isnan(values).any():
+        rows = np.flatnonzero(np.isnan(values.reshape(len(table.columns[name]), -1)))
+        each = values.size // len(table.columns[name])
+        raise SettingError(missing(table.what, name, len(rows), rows[0] // each))
+    dtype = jax.dtypes.canonicalize_dtype(values.dtype)
+    if np.issubdtype(dtype, np.integer):
+        bounds = np.iinfo(dtype)
+        bad = (values < bounds.min) | (values > bounds.max)
+        if bad.any():
+            raise SettingError(
+                f"feature {name!r} holds {values[bad][0]}, more than {dtype} can; scale "
+                "it, or make it a column of floats."
+            )
+    values = values.astype(dtype)
+    return values if shape is None else values.reshape(-1, *shape)
+
+
+def _flat(table: Table, name: str, column: Any) -> tuple[Any, list[int]]:
+    """The numbers in lists of lists in one line, and the shape of a row."""
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    lists = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)
+    shape, rows = [], len(column)
+    while any(is_list(column.type) for is_list in lists):
+        lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+        if len(lengths) > 1:
+            some = " and ".join(map(str, sorted(lengths)[:2]))
+            raise SettingError(
+                f"feature {name!r} has lists of {some} values; make all of one length."
+            )
+        shape += lengths
+        column = pc.list_flatten(column)
+        if column.null_count:
+            each = len(column) // rows
+            row = int(column.is_null().to_numpy().argmax()) // each
+            raise SettingError(missing(table.what, name, column.null_count, row))
+    return column, shape
+
+
+def _decoded(table: Table, name: str) -> np.ndarray:
+    """A column as Hugging Face decodes it; images get an axis for their one channel."""
+    if not from_hugging_face(table.source):
+        raise SettingError(
+            f"feature {name!r} is a column of {table.columns[name].type}, no numbers; turn "
+            "it into lists of them, or leave it out by naming the others: features=[...]."
+        )
+    alone = table.source.select_columns([name]).with_format("numpy")
+    try:
+        values = np.asarray(alone[:][name])
+    except (ValueError, ImportError) as error:  # arrays of several shapes; no Pillow
+        raise SettingError(
+            f"feature {name!r} cannot be decoded ({one_line(error)}); make all of it "
+            "arrays of one shape."
+        ) from None
+    if values.dtype == object or not np.issubdtype(values.dtype, np.number):
+        raise SettingError(
+            f"feature {name!r} does not decode to arrays of one shape; make it so, for "
+            "example by resizing all images with dataset.map."
+        )
+    grey = values.ndim == 3 and type(table.source.features[name]).__name__ == "Image"
+    return values[..., None] if grey else values

@@ -10,11 +10,10 @@ from ..errors import SettingError
 from .rows import (
     Rows,
     apportion,
+    begin_split,
     by_label,
     check_sizes,
-    check_split,
     cut,
-    generator,
     join,
 )
 
@@ -38,10 +37,7 @@ def labels_per_client(
     no client has; a label has no more holders than rows.
 
     Args:
-      labels: of the training set, [n] integers.
-      num_clients: how many clients.
       num_labels: labels each client holds.
-      seed: of everything.
       min_size: rows every client must get; only checked.
     """
     rows, rng = _begin(labels, num_clients, num_labels, seed, min_size)
@@ -50,12 +46,10 @@ def labels_per_client(
     parts = [[] for _ in range(num_clients)]
     for label, of_label in enumerate(rows):
         holders = rng.permutation(np.flatnonzero(holds[:, label]))
-        for i, part in zip(
-            holders, np.array_split(of_label, len(holders)), strict=True
-        ):
-            parts[i].append(part)
-    hint = "write a smaller min_size, or fewer clients"
-    return check_sizes(join(rng, parts), min_size, hint)
+        pieces = np.array_split(of_label, len(holders))
+        for i, piece in zip(holders, pieces, strict=True):
+            parts[i].append(piece)
+    return check_sizes(join(rng, parts), min_size)
 
 
 def label_quantity(
@@ -79,11 +73,8 @@ def label_quantity(
     min_size / num_labels of its rows, so that no client is left with less.
 
     Args:
-      labels: of the training set, [n] integers.
-      num_clients: how many clients.
       num_labels: labels each client holds.
       concentration: small is skewed, large is equal shares.
-      seed: of everything.
       min_size: rows every client must get.
     """
     check.positive("concentration", concentration)
@@ -128,14 +119,11 @@ def shards(
     shards differ by at most one row.
 
     Args:
-      labels: of the training set, [n] integers.
-      num_clients: how many clients.
       shards_per_client: of which the published split has 2.
-      seed: of everything.
       min_size: rows every client must get; only checked.
     """
     check.at_least("shards_per_client", shards_per_client, 1)
-    labels = check_split(labels, num_clients, seed, min_size)
+    labels, rng = begin_split(labels, num_clients, seed, min_size)
     count = num_clients * shards_per_client
     if count > len(labels):
         raise SettingError(
@@ -143,7 +131,6 @@ def shards(
             f"{count} shards of {len(labels)} examples; write shards_per_client="
             f"{len(labels) // num_clients} or less."
         )
-    rng = generator(seed)
     pieces = np.array_split(np.concatenate(by_label(rng, labels)[1]), count)
     drawn = rng.permutation(count).reshape(num_clients, shards_per_client)
     rows = join(rng, [[pieces[shard] for shard in chosen] for chosen in drawn])
@@ -154,8 +141,7 @@ def shards(
 def _begin(labels, num_clients: int, num_labels: int, seed: int, min_size: int):
     """The shuffled rows of each label that occurs, and a generator; checks arguments."""
     check.at_least("num_labels", num_labels, 1)
-    labels = check_split(labels, num_clients, seed, min_size)
-    rng = generator(seed)
+    labels, rng = begin_split(labels, num_clients, seed, min_size)
     rows = by_label(rng, labels)[1]
     if num_labels > len(rows):
         raise SettingError(

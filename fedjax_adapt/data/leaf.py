@@ -4,9 +4,9 @@ LEAF (Caldas et al., 2018, https://arxiv.org/abs/1812.01097) leaves files in tra
 test/, each with `users`, `num_samples` and `user_data`: {user: {"x": [...], "y": [...]}}.
 Users are owners, numbered in the sorted order of their names, for the partition
 "natural". Where LEAF splits by sample, its default, the users of both parts are the same,
-and each has a test of its own; where it splits by user, none has. Every loader takes the
-folder of the data (None: the environment variable FEDJAX_ADAPT_DATA), and raises ValueError
-with one sentence that names the file and the user.
+and each has a test of its own; where it splits by user, none has. The folders train/ and
+test/ are looked for in the data folder, and there, for femnist, in femnist/data/, femnist/,
+data/femnist/data/ and data/, which is where LEAF has them. An error names file and user.
 """
 
 import json
@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import SettingError, one_line
-from .files import DATA_VARIABLE, data_folder
-from .rows import check_labels, owners_of
-from .source import Source, moments
+from .files import DATA_VARIABLE, folder_with
+from .source import Source, check_labels, source_of
 
 PIXELS = 28 * 28
 SYMBOLS = 80  # in a line of Shakespeare
@@ -30,38 +29,36 @@ LETTERS = (
 )
 
 Examples = tuple[np.ndarray, np.ndarray]
-Convert = Callable[
-    [list, list], Examples
-]  # raises ValueError with the middle of a sentence
+# raises ValueError with the middle of a sentence
+Convert = Callable[[list, list], Examples]
 
 
 def leaf_femnist(data_dir: str | Path | None = None) -> Source:
     """FEMNIST: letters and digits in 62 classes, 28 x 28 x 1, by 3,550 writers.
 
     Inputs are float32 in [0, 1] as LEAF writes them, 1 is paper. Labels are 0 to 9, then
-    upper-case and lower-case letters. The folders train/ and test/ are looked for in the
-    data folder, and there in femnist/data/, femnist/, data/femnist/data/ and data/, which
-    is where LEAF has them.
+    upper-case and lower-case letters.
     """
-    source = _load("leaf_femnist", "femnist", data_dir, _pictures, 62)
-    mean, std = moments(source.x_train)
-    return source._replace(mean=mean, std=std)
+    return _load("leaf_femnist", "femnist", data_dir, _pictures, 62, None)
 
 
 def leaf_shakespeare(data_dir: str | Path | None = None) -> Source:
     """Shakespeare: the character that follows 80 others, by 1,129 speaking roles.
 
     Inputs are the places of characters in LEAF's alphabet of 80, uint8 [n, 80], and so is
-    the label; mean 0 and deviation 1 leave them as they are. The folders train/ and test/
-    are looked for in the data folder, and there in shakespeare/data/, shakespeare/,
-    data/shakespeare/data/ and data/, which is where LEAF has them.
+    the label; mean 0 and deviation 1 leave them as they are.
     """
-    name = "shakespeare"
-    return _load(f"leaf_{name}", name, data_dir, _lines, len(LETTERS))
+    given = ("leaf_shakespeare", "shakespeare", data_dir, _lines, len(LETTERS))
+    return _load(*given, (0.0, 1.0))
 
 
 def _load(
-    dataset: str, name: str, data_dir: str | Path | None, convert: Convert, classes: int
+    dataset: str,
+    name: str,
+    data_dir: str | Path | None,
+    convert: Convert,
+    classes: int,
+    constants: tuple[float, float] | None,
 ) -> Source:
     folder = _folder(dataset, name, data_dir)
     parts = []
@@ -73,26 +70,16 @@ def _load(
                 "again with LEAF's preprocess.sh."
             )
         users = [user for user, (_, y) in found for _ in range(len(y))]
-        x, y = (
-            np.concatenate(arrays)
-            for arrays in zip(*(e for _, e in found), strict=True)
-        )
-        parts.append((users, x, y))
-    (users, x_train, y_train), (test_users, x_test, y_test) = parts
-    source = Source(dataset, x_train, y_train, x_test, y_test, classes, 0.0, 1.0)
-    clients, test_clients = owners_of(users, test_users)
-    return source._replace(clients=clients, test_clients=test_clients)
+        arrays = zip(*(examples for _, examples in found), strict=True)
+        parts.append((users, tuple(map(np.concatenate, arrays))))
+    (users, train), (test_users, test) = parts
+    return source_of(dataset, train, test, classes, constants, (users, test_users))
 
 
 def _folder(dataset: str, name: str, data_dir: str | Path | None) -> Path:
     """The folder that holds train/ and test/ with files of JSON in both."""
-    root = data_folder(data_dir)
     wanted = "train/*.json and test/*.json, as LEAF's preprocess.sh writes them"
-    if root is None:
-        raise SettingError(
-            f"dataset={dataset} is read from files; write --data-dir FOLDER or set "
-            f"{DATA_VARIABLE}=FOLDER to the folder that holds {wanted}."
-        )
+    root = folder_with(dataset, wanted, data_dir)
     inner = (f"{name}/data", name, f"data/{name}/data", "data", ".")
     for folder in (root / place for place in inner):
         if all(any((folder / part).glob("*.json")) for part in ("train", "test")):
@@ -149,10 +136,9 @@ def _content(path: Path) -> dict[str, Any]:
             f"{path} is no JSON, or it is truncated ({one_line(error)}); write it again "
             "with LEAF's preprocess.sh."
         ) from None
-    kinds = {"users": list, "user_data": dict}
     if not isinstance(content, dict):
         content = {}
-    for key, kind in kinds.items():
+    for key, kind in {"users": list, "user_data": dict}.items():
         if not isinstance(content.get(key), kind):
             raise SettingError(
                 f"{path} has no {key} as LEAF's files have: users is a list of names and "

@@ -9,8 +9,7 @@ import numpy as np
 from .. import check
 from ..errors import SettingError, one_line
 from .files import data_folder
-from .rows import check_labels, owners_of
-from .source import Source, moments
+from .source import Source, check_labels, source_of
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
 OWNERS = ("clients", "test_clients")  # which may be there
@@ -67,20 +66,9 @@ def npz(
             )
     check_labels(f"{path}: y_train", y_train, num_classes)
     check_labels(f"{path}: y_test", y_test, num_classes)
-    clients, test_clients = _owners(path, arrays)
-    mean, std = moments(x_train)
-    return Source(
-        name=str(path),
-        x_train=x_train,
-        y_train=y_train.astype(np.int32),
-        x_test=x_test,
-        y_test=y_test.astype(np.int32),
-        num_classes=int(num_classes),
-        mean=mean,
-        std=std,
-        clients=clients,
-        test_clients=test_clients,
-    )
+    train, test = (x_train, y_train.astype(np.int32)), (x_test, y_test.astype(np.int32))
+    owners = _owners(path, arrays)
+    return source_of(str(path), train, test, int(num_classes), owners=owners)
 
 
 def _find(path: Path, data_dir: str | Path | None) -> Path:
@@ -126,8 +114,8 @@ def _examples(path, arrays, part) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def _owners(path, arrays) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Who owns each row of both parts, checked, as `Source` has it."""
+def _owners(path, arrays) -> tuple[list, list | None] | None:
+    """Who owns each row of both parts, checked; None: nobody."""
     for name, y_name in zip(OWNERS, ("y_train", "y_test"), strict=True):
         if name in arrays:
             there = [owner for owner in OWNERS if owner in arrays]
@@ -141,12 +129,12 @@ def _owners(path, arrays) -> tuple[np.ndarray | None, np.ndarray | None]:
     given = [arrays.get(name) for name in OWNERS]
     if given[0] is None:
         if given[1] is None:
-            return None, None
+            return None
         raise SettingError(
             f"{path} has test_clients but no clients; write who owns each training row, "
             "too."
         )
-    return owners_of(*(None if g is None else g.tolist() for g in given))
+    return given[0].tolist(), None if given[1] is None else given[1].tolist()
 
 
 def _array(stored, name) -> np.ndarray:

@@ -6,7 +6,6 @@ gets in proportion less; with `allow_reuse` the rest is drawn from it again, so 
 share rows.
 """
 
-import math
 from typing import Literal
 
 import numpy as np
@@ -17,10 +16,10 @@ from .dirichlet import dirichlet, draw_labels
 from .rows import (
     Rows,
     apportion,
+    begin_split,
     by_label,
     check_ids,
     check_sizes,
-    check_split,
     generator,
     group,
     join,
@@ -42,19 +41,16 @@ def nonbalance(
     not asked for often enough are left out.
 
     Args:
-      labels: of the training set, [n] integers.
-      num_clients: how many clients.
       allow_reuse: fill every client up to n // N with rows that others hold too.
-      seed: of everything.
       min_size: rows every client must get; only checked.
     """
-    labels = check_split(labels, num_clients, seed, min_size)
+    labels, rng = begin_split(labels, num_clients, seed, min_size)
     num_classes = len(np.unique(labels))
     all_, half, fifth = apportion(num_clients, np.array([1, 4, 5]))
     seen = np.repeat(
         [num_classes, -(-num_classes // 2), -(-num_classes // 5)], [all_, half, fifth]
     )
-    return _spread(generator(seed), labels, seen, allow_reuse, min_size)
+    return _spread(rng, labels, seen, allow_reuse, min_size)
 
 
 def pareto(
@@ -75,16 +71,13 @@ def pareto(
     are left out.
 
     Args:
-      labels: of the training set, [n] integers.
-      num_clients: how many clients.
       shape: small is skewed (one client sees all), large is alike.
       allow_reuse: fill every client up to n // N with rows that others hold too.
-      seed: of everything.
       min_size: rows every client must get; only checked.
     """
     check.positive("shape", shape)
-    labels = check_split(labels, num_clients, seed, min_size)
-    num_classes, rng = len(np.unique(labels)), generator(seed)
+    labels, rng = begin_split(labels, num_clients, seed, min_size)
+    num_classes = len(np.unique(labels))
     log_x = rng.standard_exponential(num_clients)  # times shape, which may be tiny
     ratio = np.exp((log_x - log_x.max()) / shape)
     seen = np.maximum(np.rint(num_classes * ratio).astype(np.int64), 1)
@@ -134,11 +127,8 @@ def gift_mix(
     its prior more closely, and clients share rows.
 
     Args:
-      labels: of the training set, [n] integers.
-      num_clients: how many clients.
       concentration: small is skewed (towards one label per client), large is iid.
       allow_reuse: let clients draw independently of each other.
-      seed: of everything.
       min_size: rows every client must get; only checked, since sizes are equal.
     """
     if not allow_reuse:
@@ -151,8 +141,7 @@ def gift_mix(
             drop_remainder=True,
         )
     check.positive("concentration", concentration)
-    labels = check_split(labels, num_clients, seed, min_size)
-    rng = generator(seed)
+    labels, rng = begin_split(labels, num_clients, seed, min_size)
     rows = by_label(rng, labels)[1]
     counts = np.array([len(r) for r in rows])
     turns = np.zeros(len(labels) // num_clients, np.int64)
@@ -174,14 +163,11 @@ def copies(
     Clients share all rows, and differ in the order in which they see them.
 
     Args:
-      labels: of the training set, [n] integers.
-      num_clients: how many clients.
       seed: of the order of rows.
       min_size: rows every client must get; only checked.
     """
     n = len(check_ids("labels", labels))
     check.at_least("num_clients", num_clients, 1)
-    check.at_least("seed", seed, 0, most=math.inf)
     if not max(min_size, 1) <= n:
         raise SettingError(f"min_size={min_size} but there are {n} training examples.")
     rng = generator(seed)
@@ -215,7 +201,6 @@ def fedveca_case(
       https://github.com/IBM/adaptive-federated-learning, util/utils.py.
 
     Args:
-      labels: of the training set, [n] integers.
       num_clients: how many clients, N.
       case: 1, 2 or 3.
       seed: of the order of each client's rows; nothing else is drawn.
@@ -223,7 +208,7 @@ def fedveca_case(
     """
     if case not in (1, 2, 3):
         raise SettingError(f"case={case!r} is unknown; write 1, 2 or 3.")
-    labels = check_split(labels, num_clients, seed, min_size)
+    labels, rng = begin_split(labels, num_clients, seed, min_size)
     row, label = np.arange(len(labels)), labels.astype(np.int64) - labels.min()
     num_labels = int(label.max()) + 1
     num_places = min(num_clients, num_labels)
@@ -241,10 +226,8 @@ def fedveca_case(
         by_row = 2 * label < num_labels - 1
         place = np.where(by_row, row % h, h + label % (num_places - h))
         owner = _round_robin(place, num_places, num_clients)
-    rng = generator(seed)
     parts = [[rows] for rows in group(row, owner, num_clients)]
-    hint = "write a smaller min_size, or fewer clients"
-    return check_sizes(join(rng, parts), min_size, hint)
+    return check_sizes(join(rng, parts), min_size)
 
 
 def _round_robin(place: np.ndarray, num_places: int, num_clients: int) -> np.ndarray:

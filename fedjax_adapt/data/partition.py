@@ -1,12 +1,12 @@
 """Partitions of a training set among clients, by name, and how unequal one is.
 
-A partition is a function `f(labels, num_clients, *, seed, ...) -> rows`: for each
-client an int64 array of row numbers in random order. Each gets at least `min_size` of
-them, the same seed gives the same split, and all of them end after a number of steps known
-beforehand. Clients share no row, but of `copies` and where `allow_reuse` says so.
+A partition is a function `f(labels, num_clients, *, seed, ...) -> rows` of the labels of
+the training set, integers [n], for so many clients: for each of them an int64 array of row
+numbers in random order. Each gets at least `min_size` of them, the same seed gives the same
+split, and all of them end after a number of steps known beforehand. Clients share no row,
+but of `copies` and where `allow_reuse` says so.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from .dirichlet import (
 )
 from .labels import label_quantity, labels_per_client, shards
 from .papers import copies, fedveca_case, gift_mix, nonbalance, pareto
-from .rows import Rows, by_label, check_ids, check_split, cut, generator, group, join
+from .rows import Rows, begin_split, by_label, check_ids, cut, generator, group, join
 
 
 def iid(
@@ -40,14 +40,11 @@ def iid(
     """Shuffles and divides: every row is held; equal sizes (give or take 1) or lognormal.
 
     Args:
-      labels: of the training set, [n] integers.
-      num_clients: how many clients.
       size_sigma: 0 is equal sizes; above, sizes are in proportion to lognormal(0, sigma).
       legacy_float_sizes: sizes as the published code truncates them (CIFAR-10 with 100
         clients: 599 and 99 times 499).
       stratified: assign the rows of one label after the other, so that all clients hold
         each label equally often (give or take 1), as that code does for CIFAR-100.
-      seed: of everything.
       min_size: rows every client must get; the richest give what the poorest lack.
 
     Example:
@@ -56,8 +53,7 @@ def iid(
       [4, 3, 3]
     """
     check.between("size_sigma", size_sigma, 0, MAX_SIGMA)
-    labels = check_split(labels, num_clients, seed, min_size)
-    rng = generator(seed)
+    labels, rng = begin_split(labels, num_clients, seed, min_size)
     if stratified:
         if size_sigma or legacy_float_sizes:
             raise SettingError(
@@ -82,7 +78,6 @@ def natural(
     """Every client holds the rows it owns in the source (`Source.clients`).
 
     Args:
-      labels: of the training set, [n] integers.
       num_clients: how many clients; None: every owner. Less than there are owners: so
         many of them, drawn at random; the rows of the others are left out.
       clients: the owner of each row, [n] integers >= 0.
@@ -102,7 +97,6 @@ def natural(
             "give every row one owner."
         )
     check.at_least("min_size", min_size, 1)
-    check.at_least("seed", seed, 0, most=math.inf)
     sizes = np.bincount(clients)
     owners = np.flatnonzero(sizes >= min_size)
     check.at_least("num_clients", num_clients, 1, none="every owner")
@@ -158,7 +152,6 @@ def split(
 
     Args:
       partition: one of `PARTITIONS`.
-      labels: of the training set, [n] integers.
       num_clients: how many clients; None only for "natural".
       seed: of the split.
       clients: `Source.clients`; only a partition that takes it sees it.

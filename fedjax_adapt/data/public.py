@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import check
 from ..errors import SettingError
-from .rows import check_finite, check_numbers, num_classes_of
+from .rows import check_like, check_values
 
 Array = jax.Array | np.ndarray  # a protocol's are on the host, a data set's are not
 
@@ -79,16 +79,22 @@ def public_set(
       num_classes: number of labels.
 
     Raises:
-      ValueError: its inputs are not like the clients', x and y differ in length, a label
-        is out of range, or more of its examples are in `test` than its protocol lets:
-        none of those given, a tenth of those drawn, all of those published.
+      ValueError: its examples are not like the clients', or as `check_apart`.
     """
     if public is None:
         return None
     public = _as_set(public)
     check.one_of("protocol", public.protocol, ORIGINS)
     for name, (inputs, labels) in _parts(public).items():
-        _check_part(name, np.asarray(inputs), labels, x, num_classes)
+        inputs, labels = (
+            np.asarray(inputs),
+            labels if labels is None else np.asarray(labels),
+        )
+        check_like(name, inputs, labels, (x, None), "the clients have", on_device=True)
+        if not len(inputs):
+            raise SettingError(f"{name} has no examples; give it one or more.")
+        known = np.empty(0) if labels is None else labels
+        check_values(f"{name} example", inputs, known, num_classes)
     check_apart(public, test)
     return jax.tree.map(jnp.asarray, public)
 
@@ -96,9 +102,8 @@ def public_set(
 def check_apart(public: Any, test: tuple[Any, Any] | None) -> None:
     """Raises ValueError if more of a public set is in `test` than its protocol lets.
 
-    Args:
-      public: as for `public_set`. What JAX is tracing passes.
-      test: what is tested on, or None.
+    None of those given may be, a tenth of those drawn, and all of those published. What JAX
+    is tracing passes.
     """
     leaves = jax.tree.leaves((public, test))
     if public is None or test is None or any(map(check.is_tracer, leaves)):
@@ -107,8 +112,16 @@ def check_apart(public: Any, test: tuple[Any, Any] | None) -> None:
     if public.protocol == "published":
         return
     for name, (inputs, _) in _parts(public).items():
-        most = SHARED[public.protocol]
-        _check_apart(name, np.asarray(inputs), np.asarray(test[0]), most)
+        inputs, tests = np.asarray(inputs), np.asarray(test[0])
+        dtype = np.result_type(inputs, tests)
+        tested = {row.tobytes() for row in np.ascontiguousarray(tests, dtype)}
+        seen = [row.tobytes() in tested for row in np.ascontiguousarray(inputs, dtype)]
+        if sum(seen) > SHARED[public.protocol] * len(seen):
+            raise SettingError(
+                f"{name} overlaps the test set in {sum(seen)} of its {len(seen)} examples, "
+                f"the first of them {seen.index(True)}; leave them out, or write "
+                'PublicSet(x, y, protocol="published") to measure training accuracy.'
+            )
 
 
 def _as_set(public: Any) -> PublicSet:
@@ -129,40 +142,3 @@ def _parts(public: PublicSet) -> dict[str, tuple[Any, Any]]:
     if public.validation is not None:
         parts["validation"] = public.validation
     return parts
-
-
-def _check_part(name, inputs: np.ndarray, labels, x: np.ndarray, num_classes) -> None:
-    dtypes = [jax.dtypes.canonicalize_dtype(a.dtype) for a in (inputs, x)]
-    alike = inputs.shape[1:] == x.shape[1:] and dtypes[0] == dtypes[1]
-    if inputs.ndim != x.ndim or not alike or not len(inputs):
-        raise SettingError(
-            f"{name} has inputs {inputs.dtype}{list(inputs.shape)} but the clients' are "
-            f"{x.dtype}, {list(x.shape[1:])} each; give it one or more like them."
-        )
-    check_numbers(
-        f"{name} example", inputs, np.asarray([] if labels is None else labels)
-    )
-    if labels is None:
-        check_finite(inputs, np.empty(0), f"{name} example")
-        return
-    labels = np.asarray(labels)
-    if len(labels) != len(inputs):
-        raise SettingError(
-            f"{name} has {len(inputs)} inputs and {len(labels)} labels; give every input "
-            "one label, or none at all."
-        )
-    num_classes_of(labels, num_classes, f"{name} example")
-    check_finite(inputs, labels, f"{name} example")
-
-
-def _check_apart(name: str, inputs: np.ndarray, test: np.ndarray, most: float) -> None:
-    """Raises ValueError if more than that share of the examples are test examples."""
-    dtype = np.result_type(inputs, test)
-    tested = {row.tobytes() for row in np.ascontiguousarray(test, dtype)}
-    seen = [row.tobytes() in tested for row in np.ascontiguousarray(inputs, dtype)]
-    if sum(seen) > most * len(seen):
-        raise SettingError(
-            f"{name} overlaps the test set in {sum(seen)} of its {len(seen)} examples, "
-            f"the first of them {seen.index(True)}; leave them out, or write "
-            'PublicSet(x, y, protocol="published") to measure training accuracy.'
-        )

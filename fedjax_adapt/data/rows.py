@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,11 +14,16 @@ from ..errors import SettingError
 Rows = list[np.ndarray]  # for each client the rows it holds, int64
 
 
-def check_split(labels, num_clients: int, seed: int, min_size: int) -> np.ndarray:
-    """The labels as an array; raises ValueError unless they serve so many clients."""
+def begin_split(
+    labels, num_clients: int, seed: int, min_size: int
+) -> tuple[np.ndarray, np.random.Generator]:
+    """The labels as an array, and the generator of the split.
+
+    Raises:
+      ValueError: they do not serve so many clients, or the seed is none.
+    """
     labels = check_ids("labels", labels)
     check.at_least("num_clients", num_clients, 1)
-    check.at_least("seed", seed, 0, most=math.inf)
     check.at_least("min_size", min_size, 0)
     n = len(labels)
     if num_clients > n:
@@ -33,7 +37,7 @@ def check_split(labels, num_clients: int, seed: int, min_size: int) -> np.ndarra
             f"{min_size * num_clients} examples but there are {n}; write min_size="
             f"{n // num_clients} or less, or num_clients={n // min_size} or fewer."
         )
-    return labels
+    return labels, generator(seed)
 
 
 def check_ids(name: str, ids) -> np.ndarray:
@@ -50,20 +54,10 @@ def check_ids(name: str, ids) -> np.ndarray:
     return ids
 
 
-def check_labels(
-    path: Path | str, y: np.ndarray, num_classes: int, lowest: int = 0
-) -> None:
-    """Raises ValueError unless lowest <= y < lowest + num_classes; names the first."""
-    bad = np.flatnonzero((y < lowest) | (y >= lowest + num_classes))
-    if len(bad):
-        raise SettingError(
-            f"{path}: label {y[bad[0]]} of example {bad[0]} is out of range; labels "
-            f"must be {lowest} to {lowest + num_classes - 1}."
-        )
-
-
 def generator(seed: int | list[int]) -> np.random.Generator:
-    """The generator of a split: PCG64, whatever numpy's default becomes."""
+    """PCG64, whatever numpy's default becomes; raises ValueError for what is no seed."""
+    for part in seed if isinstance(seed, list) else [seed]:
+        check.at_least("seed", part, 0, most=math.inf)
     return np.random.Generator(np.random.PCG64(seed))
 
 
@@ -163,7 +157,9 @@ def join(rng: np.random.Generator, parts: list[Rows]) -> Rows:
     return [rng.permutation(np.concatenate([empty, *part])) for part in parts]
 
 
-def check_sizes(rows: Rows, min_size: int, hint: str) -> Rows:
+def check_sizes(
+    rows: Rows, min_size: int, hint: str = "write a smaller min_size, or fewer clients"
+) -> Rows:
     """`rows`; raises ValueError if a client holds fewer than `min_size`."""
     sizes = np.array([len(r) for r in rows])
     if sizes.min() < min_size:
@@ -188,9 +184,21 @@ def count_labels(y: np.ndarray, rows: Sequence, num_classes: int) -> Array | Non
     return jnp.asarray(np.stack(counts), jnp.int32)
 
 
-def num_classes_of(
-    y: np.ndarray, num_classes: int | None, example: str = "example"
-) -> int:
+def check_values(example: str, x: Any, y: Any, num_classes: int | None) -> int:
+    """Checks inputs and labels that are to lie on the device; returns how many classes.
+
+    Raises:
+      ValueError: one is no number, NaN, infinite or an integer that is too large there, or
+        a label is out of range; the sentence calls it as in "test example 3".
+    """
+    x, y = np.asarray(x), np.asarray(y)
+    _check_numbers(example, x, y)
+    num_classes = _num_classes_of(y, num_classes, example)
+    _check_finite(x, y, example)
+    return num_classes
+
+
+def _num_classes_of(y: np.ndarray, num_classes: int | None, example: str) -> int:
     """Checks integer labels against `num_classes`, or counts them."""
     if not np.issubdtype(y.dtype, np.integer) or y.size == 0:
         return num_classes or 0  # regression targets, or no labels to look at
@@ -204,10 +212,9 @@ def num_classes_of(
             "token of the vocabulary where a sequence is padded."
         )
     if high >= num_classes:
-        bad = high
-        row = int(np.argmax(y.reshape(-1) == bad))
+        row = int(np.argmax(y.reshape(-1) == high))
         raise SettingError(
-            f"label {bad} ({example} {row}) is out of range: num_classes={num_classes} "
+            f"label {high} ({example} {row}) is out of range: num_classes={num_classes} "
             f"allows 0 to {num_classes - 1}."
         )
     return num_classes
@@ -221,9 +228,9 @@ def largest_pixel(x: np.ndarray) -> float:
     return float(x.max() or 1) if x.size and np.issubdtype(x.dtype, np.integer) else 1.0
 
 
-def check_finite(x: Any, y: Any, example: str) -> None:
+def _check_finite(x: np.ndarray, y: np.ndarray, example: str) -> None:
     """Raises ValueError on the first example with a NaN or infinite number in it."""
-    for what, values in (("input", np.asarray(x)), ("target", np.asarray(y))):
+    for what, values in (("input", x), ("target", y)):
         if not jnp.issubdtype(values.dtype, jnp.floating) or not values.size:
             continue  # integers always are
         dtype = jax.dtypes.canonicalize_dtype(values.dtype)  # on the device
@@ -241,7 +248,7 @@ def check_finite(x: Any, y: Any, example: str) -> None:
                 )
 
 
-def check_numbers(example: str, x: np.ndarray, y: np.ndarray) -> None:
+def _check_numbers(example: str, x: np.ndarray, y: np.ndarray) -> None:
     """Raises ValueError unless they are real numbers that the device can hold as they are.
 
     A float64 may lose digits there; an integer that lost some would be another label or
@@ -270,13 +277,7 @@ def check_numbers(example: str, x: np.ndarray, y: np.ndarray) -> None:
 
 
 def check_rows(rows: Sequence[Any], num_examples: int, given: str = "rows") -> None:
-    """Raises ValueError unless each client is given rows that there are, as integers.
-
-    Args:
-      rows: of each client.
-      num_examples: how many rows there are.
-      given: the argument that gives them.
-    """
+    """Raises ValueError unless `given` gives each client rows that there are."""
     for i, own in enumerate(rows):
         own = np.asarray(own)
         if own.ndim != 1 or (own.size and not np.issubdtype(own.dtype, np.integer)):
@@ -317,42 +318,49 @@ def as_pairs(who: str, given: Iterable[Any]) -> list[tuple[np.ndarray, np.ndarra
 
 
 def check_like(
-    who: str, x: np.ndarray, y: np.ndarray, like: tuple[np.ndarray, np.ndarray]
+    who: str,
+    x: np.ndarray,
+    y: np.ndarray | None,
+    like: tuple[np.ndarray, np.ndarray | None],
+    others: str = "client 0 has",
+    on_device: bool = False,
 ) -> None:
     """Raises ValueError unless `who` has one label per input, both of the kind of `like`.
 
     Args:
       who: whose examples they are, as the sentence begins: "client 3".
       x: inputs.
-      y: labels.
-      like: (x, y) of client 0.
+      y: labels; None: there are none.
+      like: (x, y) of others; y None: theirs may be of any kind.
+      others: who they are.
+      on_device: dtypes that are one there are alike.
     """
-    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+    if y is not None and (x.ndim == 0 or y.ndim == 0 or len(x) != len(y)):
         raise SettingError(
-            f"{who} has x of shape {x.shape} and y of shape {y.shape}; their first axes "
-            "must be equal."
+            f"{who} has x of shape {x.shape} and y of shape {y.shape}; give one label per "
+            "input."
         )
-    if x.shape[1:] != like[0].shape[1:] or x.dtype != like[0].dtype:
+    dtypes = {x.dtype, like[0].dtype}
+    if on_device:
+        dtypes = {*map(jax.dtypes.canonicalize_dtype, dtypes)}
+    if (x.ndim, *x.shape[1:]) != (like[0].ndim, *like[0].shape[1:]) or len(dtypes) > 1:
         raise SettingError(
-            f"{who} has inputs {x.dtype}{list(x.shape[1:])} but client 0 has "
-            f"{like[0].dtype}{list(like[0].shape[1:])}; give every client the same."
+            f"{who} has inputs {x.dtype}{list(x.shape[1:])} but {others} "
+            f"{like[0].dtype}{list(like[0].shape[1:])}; give it inputs like theirs."
         )
-    check_labels_like(who, y, like[1], "client 0 has")
-
-
-def check_labels_like(who: str, y: np.ndarray, like: np.ndarray, others: str) -> None:
-    """Raises ValueError unless labels are of one kind and shape with others."""
+    if y is None or like[1] is None:
+        return
     is_float = lambda dtype: jnp.issubdtype(dtype, jnp.floating)
-    kinds = is_float(y.dtype), is_float(like.dtype)
+    kinds = is_float(y.dtype), is_float(like[1].dtype)
     # int64 and uint64 together are float64 to NumPy
-    if kinds[0] != kinds[1] or kinds[0] != is_float(np.result_type(y, like)):
+    if kinds[0] != kinds[1] or kinds[0] != is_float(np.result_type(y, like[1])):
         raise SettingError(
-            f"{who} has labels {y.dtype} but {others} {like.dtype}; give all the same."
+            f"{who} has labels {y.dtype} but {others} {like[1].dtype}; give all the same."
         )
-    if y.shape[1:] != like.shape[1:]:
+    if y.shape[1:] != like[1].shape[1:]:
         raise SettingError(
             f"{who} has labels of shape {list(y.shape[1:])} but {others} "
-            f"{list(like.shape[1:])}; give all the same."
+            f"{list(like[1].shape[1:])}; give all the same."
         )
 
 
@@ -386,5 +394,4 @@ def table_of(rows: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 def rows_in(index: Array, size: Array) -> list[np.ndarray]:
     """For each client the rows it holds; the inverse of `table_of`."""
-    pairs = zip(np.asarray(index), np.asarray(size), strict=True)
-    return [row[:n] for row, n in pairs]
+    return [r[:n] for r, n in zip(np.asarray(index), np.asarray(size), strict=True)]

@@ -7,7 +7,9 @@ A protocol takes the public set out of a source:
     published    the test set itself, as FNR-FL's released code has it: what is called its
                  accuracy is TRAINING accuracy, and compares with no test accuracy
 
-All draws are stratified: every label keeps its share, give or take one example.
+Each takes the number of public examples, that of further examples of the training set to
+choose a model by, and a seed; and raises ValueError where there are not as many. All draws
+are stratified: every label keeps its share, give or take one example.
 
 References:
   FNR-FL, https://github.com/LonelyMoonDesert/FNR-FL, whose refinement, selection and test
@@ -15,8 +17,9 @@ References:
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +28,7 @@ from .. import check
 from ..errors import SettingError
 from .dataset import FederatedDataset
 from .public import PublicSet
-from .rows import apportion, by_label, generator, largest_pixel
+from .rows import apportion, by_label, generator, largest_pixel, owners_of
 
 Moment = float | tuple[float, ...]
 
@@ -81,11 +84,7 @@ class Source(NamedTuple):
         return np.bincount(self.y_test, minlength=self.num_classes)
 
     def first(self, num_examples: int) -> "Source":
-        """The first examples of the training set; all the test set and its moments.
-
-        Raises:
-          ValueError: there are not so many.
-        """
+        """The first examples of the training set; all the test set and its moments."""
         if num_examples > len(self.y_train):
             raise SettingError(
                 f"train_examples={num_examples} is more than the {len(self.y_train)} "
@@ -103,9 +102,6 @@ class Source(NamedTuple):
 
         That is a tenth of the examples of every label, the same whatever seed a run has.
         Nothing is left of what was the test set; the moments stay.
-
-        Raises:
-          ValueError: that are fewer examples than there are labels.
         """
         count = default_size(self.y_train)
         if count < self.num_classes:
@@ -162,17 +158,10 @@ class Source(NamedTuple):
           test_rows: those of the test set that are each client's own; None: no client has
             any.
         """
-        tests = (self.x_test, self.y_test, test_rows)
-        owned = test_rows is not None and any(map(len, test_rows))
-        return FederatedDataset.from_rows(
-            self.x_train,
-            self.y_train,
-            rows,
-            test=(self.x_test, self.y_test),
-            public=public,
-            num_classes=self.num_classes,
-            client_tests=tests if owned else None,
-        )
+        test = (self.x_test, self.y_test)
+        own = test_rows is not None and any(map(len, test_rows))
+        given = (test, public, self.num_classes, (*test, test_rows) if own else None)
+        return FederatedDataset.from_rows(self.x_train, self.y_train, rows, *given)
 
 
 def moments(x: np.ndarray) -> tuple[Moment, Moment]:
@@ -192,6 +181,42 @@ def moments(x: np.ndarray) -> tuple[Moment, Moment]:
     if colour:
         return tuple(mean.tolist()), tuple(std.tolist())
     return float(mean[0]), float(std[0])
+
+
+def source_of(
+    name: str,
+    train: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
+    num_classes: int,
+    constants: tuple[Moment, Moment] | None = None,
+    owners: tuple[Iterable[Hashable], Iterable[Hashable] | None] | None = None,
+) -> Source:
+    """The source of (x, y) to train and (x, y) to test on.
+
+    Args:
+      name: what it is loaded by.
+      train: inputs and labels.
+      test: likewise.
+      num_classes: number of labels.
+      constants: mean and deviation; None: those of the training inputs.
+      owners: whose each row of both parts is, by any names; None: they have no owners.
+    """
+    mean, std = constants or moments(train[0])
+    clients, test_clients = owners_of(*owners) if owners else (None, None)
+    of = (num_classes, mean, std, clients, test_clients)
+    return Source(name, *train, *test, *of)
+
+
+def check_labels(
+    path: Path | str, y: np.ndarray, num_classes: int, lowest: int = 0
+) -> None:
+    """Raises ValueError unless lowest <= y < lowest + num_classes; names the first."""
+    bad = np.flatnonzero((y < lowest) | (y >= lowest + num_classes))
+    if len(bad):
+        raise SettingError(
+            f"{path}: label {y[bad[0]]} of example {bad[0]} is out of range; labels "
+            f"must be {lowest} to {lowest + num_classes - 1}."
+        )
 
 
 MOST = 5000  # public examples unless more are asked for, a tenth of CIFAR-10's
@@ -215,14 +240,8 @@ def holdout(
 ) -> Held:
     """Takes the public set out of the training set, before anyone is a client.
 
-    Args:
-      source: the data set; its mean and deviation stay as they are.
-      examples: of the public set; None: a tenth of the training set, 5000 at most.
-      validation: further examples of the training set, to choose a model by.
-      seed: of the draw. The public set does not depend on `validation`.
-
-    Raises:
-      ValueError: there are not as many.
+    By default a tenth of it, 5000 at most. The source's mean and deviation stay as they
+    are, and the public set does not depend on `validation`.
     """
     n = len(source.y_train)
     examples = default_size(source.y_train) if examples is None else examples
@@ -237,16 +256,8 @@ def split_test(
 ) -> Held:
     """Takes the public set out of the test set; the rest of it is the test set.
 
-    Second best: the public set has the very distribution that is tested on.
-
-    Args:
-      source: the data set.
-      examples: of the public set; None: half of the test set, 5000 at most.
-      validation: examples of the training set, to choose a model by.
-      seed: of the draw.
-
-    Raises:
-      ValueError: there are not as many, or fewer are left to test on than there are labels.
+    Second best: the public set has the very distribution that is tested on. By default half
+    of the test set, 5000 at most; as many as there are labels are left to test on.
     """
     m = len(source.y_test)
     examples = min(m // 2, MOST) if examples is None else examples
@@ -272,16 +283,7 @@ def published(
 ) -> Held:
     """The public set is the whole test set: what is measured on it is training accuracy.
 
-    For reproducing FNR-FL's published figures, and for nothing else.
-
-    Args:
-      source: the data set.
-      examples: None: this protocol takes them all.
-      validation: examples of the training set, to choose a model by.
-      seed: of the draw of `validation`.
-
-    Raises:
-      ValueError: `examples` are asked for, or there are not enough to validate.
+    For reproducing FNR-FL's published figures, and for nothing else; takes no `examples`.
     """
     if examples is not None:
         raise SettingError(

@@ -4,7 +4,6 @@ The digits, FedProx's Synthetic and Gaussian images are made here. Every loader 
 folder of the data, which these ignore, and options by keyword.
 """
 
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +13,11 @@ import numpy as np
 
 from .. import check
 from ..errors import SettingError
-from . import files, leaf, speech
+from . import files, leaf
 from .npz import npz
-from .source import Source, moments
-from .tfds import tfds
+from .rows import generator
+from .source import Source, source_of
+from .tfds import speech_commands, tfds
 
 
 def digits(data_dir: str | Path | None = None) -> Source:
@@ -34,8 +34,7 @@ def digits(data_dir: str | Path | None = None) -> Source:
     x, y = raw.images.astype(np.uint8)[..., None], raw.target.astype(np.int32)
     test = np.zeros(len(y), bool)
     test[np.argsort(y, kind="stable")[::5]] = True
-    mean, std = moments(x[~test])
-    return Source("digits", x[~test], y[~test], x[test], y[test], 10, mean, std)
+    return source_of("digits", (x[~test], y[~test]), (x[test], y[test]), 10)
 
 
 def synthetic(
@@ -59,7 +58,6 @@ def synthetic(
     the authors' generator; the paper's N(0, alpha) could be read as a variance.
 
     Args:
-      data_dir: not used.
       alpha: how much the clients' labellings differ.
       beta: how much the clients' inputs differ.
       num_clients: the published set has 30.
@@ -77,8 +75,7 @@ def synthetic(
     check.at_least("num_clients", num_clients, 1)
     check.at_least("num_features", num_features, 1)
     check.at_least("num_classes", num_classes, 2)
-    check.at_least("seed", seed, 0, most=math.inf)
-    rng = np.random.Generator(np.random.PCG64(seed))
+    rng = generator(seed)
     sizes = 50 + rng.lognormal(4, 2, num_clients).astype(int)
     _check_memory(num_clients, int(sizes.sum()) * num_features)
     spread = np.arange(1, num_features + 1) ** -0.6  # the root of Sigma's diagonal
@@ -98,22 +95,10 @@ def synthetic(
         x, y = zip(*parts, strict=True)
         return np.concatenate(x).astype(np.float32), np.concatenate(y).astype(np.int32)
 
-    x_train, y_train = join(train)
-    x_test, y_test = join(test)
     ids = np.arange(num_clients, dtype=np.int32)
     owners = lambda parts: np.repeat(ids, [len(y) for _, y in parts])
-    return Source(
-        name="synthetic",
-        x_train=x_train,
-        y_train=y_train,
-        x_test=x_test,
-        y_test=y_test,
-        num_classes=num_classes,
-        mean=0.0,
-        std=1.0,
-        clients=owners(train),
-        test_clients=owners(test),
-    )
+    source = source_of("synthetic", join(train), join(test), num_classes, (0.0, 1.0))
+    return source._replace(clients=owners(train), test_clients=owners(test))
 
 
 def gaussian_images(
@@ -133,7 +118,6 @@ def gaussian_images(
     possible classifier errs with probability about Phi(-separation / 2).
 
     Args:
-      data_dir: not used.
       num_train: training examples, the classes in equal shares.
       num_test: test examples, likewise.
       num_classes: number of labels.
@@ -150,8 +134,7 @@ def gaussian_images(
     check.at_least("size", size, 1)
     check.at_least("channels", channels, 1)
     check.nonnegative("separation", separation)
-    check.at_least("seed", seed, 0, most=math.inf)
-    rng = np.random.Generator(np.random.PCG64(seed))
+    rng = generator(seed)
     block = -(-size // 4)  # pictures of 4 x 4 blocks
     pictures = rng.standard_normal((num_classes, 4, 4, channels))
     pictures = pictures.repeat(block, axis=1).repeat(block, axis=2)[:, :size, :size]
@@ -164,12 +147,7 @@ def gaussian_images(
         pixels = 128 + 32 * (pictures[y].astype(np.float32) + noise)
         return np.clip(np.rint(pixels), 0, 255).astype(np.uint8), y
 
-    x_train, y_train = draw(num_train)
-    x_test, y_test = draw(num_test)
-    mean, std = moments(x_train)
-    return Source(
-        "gaussian_images", x_train, y_train, x_test, y_test, num_classes, mean, std
-    )
+    return source_of("gaussian_images", draw(num_train), draw(num_test), num_classes)
 
 
 def _check_memory(num_clients: int, numbers: int) -> None:
@@ -195,42 +173,38 @@ class SourceSpec(NamedTuple):
     from_files: bool = True
 
 
-SOURCES: dict[str, SourceSpec] = {
-    "digits": SourceSpec(
-        digits, "1,797 handwritten digits, 8 x 8, from scikit-learn", False
+_SPECS = {
+    "digits": (digits, "1,797 handwritten digits, 8 x 8, from scikit-learn", False),
+    "synthetic": (synthetic, "FedProx's Synthetic(alpha, beta), 30 clients", False),
+    "gaussian_images": (gaussian_images, "noise around one picture per class", False),
+    "mnist": (files.mnist, "70,000 digits, 28 x 28; idx files"),
+    "emnist_letters": (
+        files.emnist_letters,
+        "56,000 letters A to J (or all 26), 28 x 28; idx files",
     ),
-    "synthetic": SourceSpec(
-        synthetic, "FedProx's Synthetic(alpha, beta), 30 clients", False
+    "fashion_mnist": (files.fashion_mnist, "70,000 garments, 28 x 28; idx files"),
+    "cifar10": (
+        files.cifar10,
+        "60,000 photographs in 10 classes, 32 x 32 x 3; binary version",
     ),
-    "gaussian_images": SourceSpec(
-        gaussian_images, "noise around one picture per class", False
+    "cifar100": (
+        files.cifar100,
+        "60,000 photographs in 100 classes, 32 x 32 x 3; binary version",
     ),
-    "mnist": SourceSpec(files.mnist, "70,000 digits, 28 x 28; idx files"),
-    "emnist_letters": SourceSpec(
-        files.emnist_letters, "56,000 letters A to J (or all 26), 28 x 28; idx files"
-    ),
-    "fashion_mnist": SourceSpec(
-        files.fashion_mnist, "70,000 garments, 28 x 28; idx files"
-    ),
-    "cifar10": SourceSpec(
-        files.cifar10, "60,000 photographs in 10 classes, 32 x 32 x 3; binary version"
-    ),
-    "cifar100": SourceSpec(
-        files.cifar100, "60,000 photographs in 100 classes, 32 x 32 x 3; binary version"
-    ),
-    "speech_commands": SourceSpec(
-        speech.speech_commands,
+    "speech_commands": (
+        speech_commands,
         "Speech Commands' ten key words, 49 x 40 coefficients; prepared by TFDS",
     ),
-    "leaf_femnist": SourceSpec(
+    "leaf_femnist": (
         leaf.leaf_femnist,
         "LEAF's characters by writers, 62 classes, 28 x 28; JSON files; partition natural",
     ),
-    "leaf_shakespeare": SourceSpec(
+    "leaf_shakespeare": (
         leaf.leaf_shakespeare,
         "LEAF's next characters by speaking roles, of 80; JSON files; partition natural",
     ),
 }
+SOURCES = {name: SourceSpec(*spec) for name, spec in _SPECS.items()}
 
 
 def load(name: str, data_dir: str | Path | None = None, **options: Any) -> Source:
@@ -249,12 +223,11 @@ def load(name: str, data_dir: str | Path | None = None, **options: Any) -> Sourc
     """
     text = str(name)
     if text.startswith("tfds:"):
-        check.options(f"dataset={text}", tfds, options)
-        return tfds(text.removeprefix("tfds:"), data_dir, **options)
-    if text.endswith(".npz"):
-        check.options(f"dataset={text}", npz, options)
-        return npz(text, data_dir, **options)
-    check.one_of("dataset", text, [*SOURCES, "tfds:NAME", "FILE.npz"])
-    spec = SOURCES[text]
-    check.options(f"dataset={text}", spec.load, options)
-    return spec.load(data_dir, **options)
+        read, given = tfds, (text.removeprefix("tfds:"), data_dir)
+    elif text.endswith(".npz"):
+        read, given = npz, (text, data_dir)
+    else:
+        check.one_of("dataset", text, [*SOURCES, "tfds:NAME", "FILE.npz"])
+        read, given = SOURCES[text].load, (data_dir,)
+    check.options(f"dataset={text}", read, options)
+    return read(*given, **options)

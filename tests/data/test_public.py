@@ -144,10 +144,13 @@ def test_no_public_set_is_none():
 
 
 WRONG = {
-    "shape": (X[:, :3], "public has inputs float32.5, 3. but the clients' are"),
+    "shape": (X[:, :3], "public has inputs float32.3. but the clients have float32.4."),
     "dtype": (X.astype(np.uint8), "public has inputs uint8"),
-    "empty": (X[:0], r"float32\[0, 4\] but .* give it one or more"),
-    "lengths": ((X, Y[:3]), "public has 5 inputs and 3 labels"),
+    "empty": (X[:0], "public has no examples; give it one or more"),
+    "lengths": (
+        (X, Y[:3]),
+        "public has x of .* and y of shape .3,.; give one label",
+    ),
     "label": ((X, Y + 1), "label 3 .public example 2. is out of range"),
     "nan": (np.where(Y[:, None] == 2, np.nan, X), "public example 2 has the input nan"),
     "dict": ({"x": X}, "public must be inputs .* it is a dict"),

@@ -12,7 +12,7 @@ from written import prepare
 
 import fedjax_adapt as fa
 from fedjax_adapt.data import load
-from fedjax_adapt.data.speech import WORDS, cepstra
+from fedjax_adapt.data.tfds import WORDS, cepstra
 from fedjax_adapt.errors import SettingError
 
 pytestmark = pytest.mark.usefixtures("no_network")
