@@ -113,7 +113,8 @@ def test_the_file_of_a_run_gives_its_split_and_flags_win(elsewhere):
     assert (config.partition, config.num_clients) == ("shards", 5)
     assert config.partition_options["shards_per_client"] == 4
     assert title_of(config) == "digits, shards(shards_per_client=4)"
-    other, _, note = parse(["--config", "run.toml", "--partition", "iid"])
+    request = parse(["--config", "run.toml", "--partition", "iid"])
+    other, note = request.config, request.note
     assert note == (
         "the file's shards_per_client=4 of partition=shards is left out: a flag chooses "
         "another."

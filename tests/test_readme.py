@@ -22,12 +22,10 @@ from fedjax_adapt.cli import (
     COMMANDS,
     completion,
     doctor,
+    finished,
     list_choices,
     main,
     partition,
-    rankings,
-    replay,
-    report,
     reproduce,
 )
 from fedjax_adapt.cli import run as cli_run
@@ -401,8 +399,10 @@ def check_command_line(line, tmp_path, monkeypatch):
     for module, names in {
         reproduce: ("_reproduce", "list_items"),
         reproduce.process: ("take_devices", "import_rest"),
-        rankings: ("print_comparison", "comparison_curves", "sheets", "as_text"),
-        report: ("report_page", "write_text"),
+        finished: (
+            *("print_comparison", "comparison_curves", "sheets", "as_text"),
+            *("report_page", "write_text"),
+        ),
     }.items():
         for name in names:
             monkeypatch.setattr(module, name, reached)
@@ -456,10 +456,10 @@ READERS = {
     "sweep": cli_sweep.parse,
     "tune": cli_tune.parse,
     "partition": partition.parse,
-    "contributions": rankings.parse,
-    "compare": rankings.compare,
-    "report": report.report,
-    "replay": replay.parse,
+    "contributions": finished.parse_contributions,
+    "compare": finished.compare,
+    "report": finished.report,
+    "replay": finished.parse_replay,
     "reproduce": reproduce.reproduce,
     "list": list_choices,
     "doctor": doctor.parse,

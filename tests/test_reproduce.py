@@ -433,7 +433,7 @@ def test_list_says_what_was_run(made, capsys, monkeypatch):
     "words, said",
     [
         (["some-tabel1"], "did you mean 'some-table1'"),
-        ([], "give one, as in fedjax-adapt reproduce fedssg-table1"),
+        ([], "give one, as in fedjax-adapt reproduce list"),
         (["some-table1", "--rows", "idi"], "rows='idi' is unknown; did you mean 'iid'"),
         (["some-table1", "--methods", "x"], "write one of fedveca, fedavg, central"),
         (["some-table1", "--seeds", "0"], "seeds=0 must be an integer >= 1"),

@@ -11,7 +11,7 @@ from ..errors import SettingError
 from ..experiment import items
 from ..experiment.objects import KINDS, built_in
 from ..experiment.options import options_of
-from .examples import EXAMPLES, examples_of
+from . import EXAMPLES, examples_of
 
 SHELLS = {
     "bash": "",

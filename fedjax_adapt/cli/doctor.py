@@ -21,10 +21,9 @@ from ..experiment.summary import hardware, versions
 from ..experiment.tuning import cache_folder
 from ..models import classification, mlp
 from ..plan import Plan
-from .flags import read_flags
-from .process import fail, paths_and_flags, say, take_devices
+from .flags import read_command
+from .process import fail, say, take_devices
 
-PROGRAM = "fedjax-adapt doctor"
 DESCRIPTION = """\
 Prints versions, devices, caches and the data sets that are found, and trains two rounds.
 
@@ -35,13 +34,8 @@ LONGEST = 200  # of what a run with the data set would say in full
 
 
 def parse(arguments: Sequence[str]) -> Path | None:
-    """The data folder that the arguments of `fedjax-adapt doctor` give, if any.
-
-    Raises:
-      SettingError: it is not there, or there are other arguments.
-    """
-    words, flags = paths_and_flags(arguments, "doctor")
-    given = read_flags(flags, {"doctor": FLAGS}, {}, PROGRAM, DESCRIPTION)
+    """The data folder that the arguments of `fedjax-adapt doctor` give, if any."""
+    words, given = read_command(arguments, "doctor", {"doctor": FLAGS}, DESCRIPTION)
     if words:
         raise SettingError(f"doctor takes flags alone, so leave {words[0]!r} out.")
     return data_folder(given["data_dir"])

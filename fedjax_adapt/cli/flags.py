@@ -23,33 +23,36 @@ from ..experiment.reading import read_settings
 from ..experiment.schema import settings_that_are
 from ..experiment.spelling import ambiguous, flat_name, shortest, spellings, twice
 from ..experiment.toml import convert, wanted
-from .examples import examples_of
-from .output import Shown
+from . import EXAMPLES, examples_of
+from .output import Request
 
-DRY_RUN = Option(
-    bool, False, "say what would be run, load the data, but train and write nothing"
-)
-AS_JSON = Option(
-    bool,
-    False,
-    "one JSON object on standard output: folder, status and figures; all else goes to "
-    "standard error",
-)
-QUIET = Option(
-    bool, False, "print nothing but warnings and errors, which go to standard error"
-)
+
+def optional(kind: Any, about: str) -> Option:
+    """A flag that is none unless it is given."""
+    return Option(kind | None, None, about)
+
+
+def switch(about: str) -> Option:
+    """A flag without a value."""
+    return Option(bool, False, about)
+
+
+OUTPUT = {  # of commands that train
+    "dry_run": switch(
+        "say what would be run, load the data, but train and write nothing"
+    ),
+    "json": switch(
+        "one JSON object on standard output: folder, status and figures; all else goes to "
+        "standard error"
+    ),
+    "quiet": switch(
+        "print nothing but warnings and errors, which go to standard error"
+    ),
+}
 NAMES = {types.NoneType: ("none",), bool: ("true", "false")}  # of values of some types
 
 
-def check_shown(asked: Mapping[str, Any]) -> None:
-    """Raises SettingError where nothing is to be printed of what only prints."""
-    if asked["quiet"] and asked["dry_run"] and not asked.get("json"):
-        raise SettingError(
-            "--dry-run says what would be run, and --quiet nothing; leave one of them out."
-        )
-
-
-def shown_flags(request: Shown) -> str:
+def shown_flags(request: Request) -> str:
     """What the command that goes on has of these flags."""
     return " --json" * request.json + " --quiet" * request.quiet
 
@@ -85,6 +88,46 @@ def chosen(
             gone.append(f"{', '.join(lost)} of {kind}={name}")
     says = f"the file's {' and '.join(gone)} is left out: a flag chooses another."
     return choices_in({**settings, **given}), says if gone else None
+
+
+def read_command(
+    arguments: Sequence[str],
+    command: str,
+    groups: Mapping[str, Mapping[str, Option]],
+    description: str,
+    kind: str | None = None,
+) -> tuple[list[str], dict[str, Any]]:
+    """The words before the first flag, which are paths, and the values of all flags.
+
+    A `kind` of path is asked for before the flags are read; see `check_paths`.
+
+    Raises:
+      ValueError: one sentence on the first mistake.
+      SystemExit: --help was asked for and has been printed.
+    """
+    flags = (i for i, word in enumerate(arguments) if word.startswith("-"))
+    count = next(flags, len(arguments))
+    paths, given = list(arguments[:count]), arguments[count:]
+    if "" in paths:
+        raise SettingError(
+            f"{command}: a path before the flags is empty; write that of a file or a "
+            "folder."
+        )
+    if kind is not None and not {"-h", "--help"} & {*arguments}:
+        check_paths(paths, command, kind)
+    program = f"fedjax-adapt {command}"
+    return paths, read_flags(given, groups, {}, program, description)
+
+
+def check_paths(paths: Sequence[str], command: str, kind: str) -> None:
+    """Raises SettingError unless there is one path of a kind, or any of "folders"."""
+    if len(paths) == 1 or (paths and kind == "folders"):
+        return
+    wanted = "those of finished runs" if kind == "folders" else "one"
+    raise SettingError(
+        f"{command} got {len(paths)} {kind.removesuffix('s')}s before its flags; give "
+        f"{wanted}, as in {EXAMPLES[command][0]}."
+    )
 
 
 def read_flags(
@@ -128,7 +171,12 @@ def read_flags(
         said = explain(arguments, options, errors.getvalue(), command)
         raise SettingError(said) from None
     values = [value for g in vars(parsed).values() for value in vars(g).values()]
-    return dict(zip(names, values, strict=True))
+    given = dict(zip(names, values, strict=True))
+    if given.get("quiet") and given.get("dry_run") and not given.get("json"):
+        raise SettingError(
+            "--dry-run says what would be run, and --quiet nothing; leave one of them out."
+        )
+    return given
 
 
 def _as_shown(

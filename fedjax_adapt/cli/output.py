@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingError
 
@@ -73,28 +74,14 @@ def steady_output() -> Iterator[Callable[[], str | None]]:
             os.environ["COLUMNS"] = columns
 
 
-class Shown(Protocol):
-    """What a command line asks of what is printed."""
+class Request(SimpleNamespace):
+    """What a command line asks for, by the names of its flags."""
 
-    @property
-    def json(self) -> bool:
-        """Whether standard output is for one JSON object."""
-        ...
-
-    @property
-    def quiet(self) -> bool:
-        """Whether nothing is for a person."""
-        ...
+    json = False  # standard output is for one JSON object
+    quiet = False  # nothing is for a person
 
 
-class Plainly(NamedTuple):
-    """What is asked by a command without these flags."""
-
-    json: bool = False
-    quiet: bool = False
-
-
-def console_of(request: Shown, width: int | None = None) -> "Console":
+def console_of(request: Request, width: int | None = None) -> "Console":
     """Where a command prints for a person: not on standard output with --json."""
     from rich.console import Console
 

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 
@@ -15,7 +14,6 @@ from ..experiment.config import Config, common_options, from_settings, kind_opti
 from ..experiment.federation import with_public
 from ..experiment.folder import dataset_label
 from ..experiment.objects import KINDS, registry
-from ..experiment.options import Option
 from ..experiment.schema import settings_that_are
 from ..experiment.scripts import label
 from ..experiment.spelling import flat_name, spellings
@@ -25,10 +23,13 @@ from .flags import (
     chosen,
     file_settings,
     group_of,
+    optional,
     read_flags,
+    switch,
     without_name,
     words_of,
 )
+from .output import Request
 from .process import note, say
 
 PROGRAM = "fedjax-adapt partition"
@@ -39,30 +40,17 @@ The last groups are the options of the chosen partition and data set:
 fedjax-adapt partition --partition NAME --help shows those of another."""
 DECIDE = ("partition", "dataset")  # the choices that decide who holds what
 PICTURE = {
-    "config": Option(str | None, None, "a TOML file of a run; flags win over it"),
-    "output": Option(
-        str | None, None, "the picture; none: partition-DATASET-PARTITION-CLIENTS.png"
+    "config": optional(str, "a TOML file of a run; flags win over it"),
+    "output": optional(
+        str, "the picture; none: partition-DATASET-PARTITION-CLIENTS.png"
     ),
-    "overwrite": Option(bool, False, "replace the picture if it is there"),
+    "overwrite": switch("replace the picture if it is there"),
 }
 FORMATS = (".png", ".pdf", ".svg")
 
 
-class Request(NamedTuple):
-    """What a command line asks for."""
-
-    config: Config
-    picture: Path
-    note: str | None = None  # what of the file does not count
-
-
 def parse(arguments: Sequence[str]) -> Request:
-    """Reads the arguments of `fedjax-adapt partition`.
-
-    Raises:
-      ValueError: one sentence on the first mistake; the picture is there already.
-      SystemExit: --help was asked for and has been printed.
-    """
+    """Where the picture goes, the configuration, and what of its file does not count."""
     arguments = without_name(arguments)
     words = words_of(arguments)
     settings = file_settings(words)
@@ -92,7 +80,12 @@ def parse(arguments: Sequence[str]) -> Request:
     output, overwrite = values.pop("output"), values.pop("overwrite")
     del values["config"]
     config = from_settings(values)
-    return Request(config, _picture(config, output, overwrite), note)
+    if output is None:
+        clients = "all" if config.num_clients is None else config.num_clients
+        name = f"{dataset_label(config)}-{label(config.partition)}-{clients}"
+        output = f"partition-{name}.png"
+    picture = output_path("--output", output, overwrite)
+    return Request(config=config, picture=picture, note=note)
 
 
 def preview(config: Config) -> Skew:
@@ -113,25 +106,15 @@ def title_of(config: Config) -> str:
     return f"{dataset_label(config)}, {how}"
 
 
-def _picture(config: Config, output: str | None, overwrite: bool) -> Path:
-    """Where the picture goes; raises ValueError if it may not."""
-    if output is None:
-        clients = "all" if config.num_clients is None else config.num_clients
-        name = f"{dataset_label(config)}-{label(config.partition)}-{clients}"
-        path = Path(f"partition-{name}.png")
-    else:
-        path = check.expanded("--output ", output)
-    return output_path("--output", path, overwrite)
-
-
 def output_path(
-    flag: str, path: Path, overwrite: bool, formats: Sequence[str] = FORMATS
+    flag: str, given: str, overwrite: bool, formats: Sequence[str] = FORMATS
 ) -> Path:
     """Where a file goes that was asked for by `flag`, a picture unless `formats` say so.
 
     Raises:
       ValueError: it cannot be written there, or something is there already.
     """
+    path = check.expanded(f"{flag} ", given)
     if path.suffix.lower() not in formats:
         raise SettingError(f"{flag} {path} must end in {', '.join(formats)}.")
     if not path.parent.is_dir():

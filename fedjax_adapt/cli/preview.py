@@ -5,30 +5,48 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
-from ..engine.footprint import Footprint, readable
+from ..engine.footprint import readable
 from ..experiment.preview import Preview, Rounds
 from ..experiment.sweeps.preview import SearchPreview, SweepPreview
+from .output import Request, console_of, print_json
 from .process import say
 
 
-def print_preview(console: Console, found: Preview) -> None:
-    """Prints what a run would do."""
+def print_preview(
+    request: Request, found: Preview | SweepPreview | SearchPreview
+) -> None:
+    """Prints what a run, a sweep or a search would do."""
+    if request.json:
+        print_json({"status": "dry run", **found.to_dict()})
+    elif isinstance(found, Preview):
+        _print_run(console_of(request), found)
+    elif isinstance(found, SweepPreview):
+        _print_sweep(console_of(request), found)
+    else:
+        _print_search(console_of(request), found)
+
+
+def _print_run(console: Console, found: Preview) -> None:
     each = "" if found.devices == 1 else f" on each of {found.devices} devices"
     goes_on = f", which goes on after round {found.begins}" if found.begins else ""
+    needed, rounds = str(found.memory), map(str, found.programs)
+    if found.memory.peak != found.memory.total:
+        needed += f"; {readable(found.memory.peak)} about, with Python and the compiler"
     lines = {
         "run": f"{found.method} on {found.data}, {found.rounds.rounds} rounds",
         **_of_rounds(found.rounds),
-        "memory": f"{_memory(found.memory)}; {_free(found.free)}",
+        "memory": f"{needed}; {_free(found.free)}",
         "lanes": f"{found.lanes}{each}",
-        "programs": f"{len(found.programs)} to compile, of {_rounds(found.programs)}",
+        "programs": f"{len(found.programs)} to compile, of {' and of '.join(rounds)} "
+        f"round{'s' * (found.programs != [1])} with an evaluation",
         "time": _time(found.compile_seconds, found.train_seconds),
         "folder": f"{found.folder}{goes_on}",
     }
     _print(console, lines, found.notes)
 
 
-def print_sweep_preview(console: Console, found: SweepPreview) -> None:
-    """Prints what a sweep would do, one after the other what trials of a program would."""
+def _print_sweep(console: Console, found: SweepPreview) -> None:
+    """One after the other what trials of a program would do."""
     _print_groups(console, found)
     left = [group for group in found.groups if not group.finished]
     trials = sum(len(group.trials) for group in left)
@@ -42,8 +60,8 @@ def print_sweep_preview(console: Console, found: SweepPreview) -> None:
     _print(console, lines, [] if found.note is None else [found.note])
 
 
-def print_search_preview(console: Console, found: SearchPreview) -> None:
-    """Prints what a search would do: its first trials, and how many there are."""
+def _print_search(console: Console, found: SearchPreview) -> None:
+    """Its first trials, and how many there are."""
     _print_groups(console, found.first)
     begun = f", {found.proposed} of them proposed already" if found.proposed else ""
     reach = [f"{n} up to round {rounds}" for rounds, n in found.rungs.items()]
@@ -66,7 +84,7 @@ def _print_groups(console: Console, found: SweepPreview) -> None:
             "program": f"{trials}, {group.at_once} at once, {group.rounds.rounds} rounds",
             **_of_rounds(group.rounds),
             "memory": f"{readable(group.memory)} besides the data, a guess",
-            "time": f"{_time(None, group.train_seconds)}",
+            "time": _time(None, group.train_seconds),
         }
         _print(console, lines)
 
@@ -91,7 +109,16 @@ def _of_rounds(rounds: Rounds) -> dict[str, str]:
             f"{rounds.gradients:,.0f} on batches in the first round, "
             f"{rounds.gradients * rounds.rounds:,.0f} in all if each is as the first"
         )
-    return lines | {"traffic": _traffic(rounds)}
+    down, up = (readable(round(size)) for size in (rounds.bytes_down, rounds.bytes_up))
+    lines["traffic"] = f"{down} down and {up} up in a round"
+    if rounds.bytes_refined:
+        refined = rounds.bytes_refined
+        lines["traffic"] += f", and {refined} bytes for each client that refines"
+    if rounds.broadcast_bytes:
+        lines["traffic"] += (
+            f"; {readable(rounds.broadcast_bytes)} down before the first"
+        )
+    return lines
 
 
 def _few(number: float) -> str:
@@ -101,18 +128,6 @@ def _few(number: float) -> str:
 
 def _trials(number: int) -> str:
     return f"{number} trial{'s' * (number != 1)}"
-
-
-def _rounds(programs: Sequence[int]) -> str:
-    """How many rounds each program has."""
-    number = " and of ".join(map(str, programs))
-    return f"{number} round{'s' * (programs != [1])} with an evaluation"
-
-
-def _memory(needed: Footprint) -> str:
-    if needed.peak == needed.total:
-        return str(needed)
-    return f"{needed}; {readable(needed.peak)} about, with Python and the compiler"
 
 
 def _time(compiling: float | None, training: float | None) -> str:
@@ -142,13 +157,3 @@ def _steps(rounds: Rounds) -> str:
         f"{_few(rounds.mean_steps)} of a client in the first round, a mean, and "
         f"{rounds.most_steps:,} of the one that takes most"
     )
-
-
-def _traffic(rounds: Rounds) -> str:
-    down, up = (readable(round(size)) for size in (rounds.bytes_down, rounds.bytes_up))
-    text = f"{down} down and {up} up in a round"
-    if rounds.bytes_refined:
-        text += f", and {rounds.bytes_refined} bytes for each client that refines"
-    if rounds.broadcast_bytes:
-        text += f"; {readable(rounds.broadcast_bytes)} down before the first"
-    return text

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -167,25 +167,6 @@ def finishing() -> Iterator[Callable[[], None]]:
         finally:
             if sys.unraisablehook is on_lost:  # else somebody has built on it
                 sys.unraisablehook = tell
-
-
-def paths_and_flags(
-    arguments: Sequence[str], command: str
-) -> tuple[list[str], list[str]]:
-    """The words before the first flag, which are paths, and those from it on.
-
-    Raises:
-      ValueError: a path is empty.
-    """
-    flags = (i for i, word in enumerate(arguments) if word.startswith("-"))
-    count = next(flags, len(arguments))
-    paths = list(arguments[:count])
-    if "" in paths:
-        raise SettingError(
-            f"{command}: a path before the flags is empty; write that of a file or a "
-            "folder."
-        )
-    return paths, list(arguments[count:])
 
 
 def take_devices(devices: int | str) -> None:

@@ -30,11 +30,10 @@ from ..report.reproduce import (
     tables,
 )
 from . import process
-from .flags import QUIET, check_shown, read_flags
-from .process import fail, paths_and_flags, reporting, say, stopped
+from .flags import OUTPUT, optional, read_command, switch
+from .process import fail, reporting, say, stopped
 
 RANKED: tuple[Scale, ...] = ("full", "cpu")  # what list shows, the first that has runs
-PROGRAM = "fedjax-adapt reproduce"
 INSTALLED = f"installed, fedjax-adapt {__version__}"  # in place of a commit
 DESCRIPTION = """\
 fedjax-adapt reproduce ITEM [OPTIONS] makes the runs of a published table or figure, and
@@ -50,9 +49,8 @@ FLAGS = {
     "methods": Option(
         tuple[str, ...], (), "methods of the item; none given: those of the scale"
     ),
-    "seeds": Option(
-        int | None,
-        None,
+    "seeds": optional(
+        int,
         "seeds 0, 1, ... of each row and method; none: as many as the scale has, or 1",
     ),
     "scale": Option(
@@ -64,27 +62,17 @@ FLAGS = {
     "folder": Option(str, "runs/reproduce", "where all reproductions go"),
     "data_dir": common_options()["data_dir"],
     "devices": Option(int | Literal["auto"], "auto", "how many devices share the work"),
-    "dry_run": Option(
-        bool, False, "say what would be run, but train and write nothing"
-    ),
-    "quiet": QUIET,
+    "dry_run": switch("say what would be run, but train and write nothing"),
+    "quiet": OUTPUT["quiet"],
 }
 
 
 def reproduce(arguments: Sequence[str]) -> int:
     """`fedjax-adapt reproduce ITEM`: makes its runs, prints published and measured."""
     with process.importing():
-        found, flags = paths_and_flags(arguments, "reproduce")
-        try:
-            given = read_flags(flags, {"reproduce": FLAGS}, {}, PROGRAM, DESCRIPTION)
-            check_shown(given)
-        except SystemExit:  # --help has been printed
-            return 0
-        if len(found) != 1:
-            raise SettingError(
-                f"reproduce got {len(found)} items before its flags; give one, as in "
-                "fedjax-adapt reproduce fedssg-table1, or list."
-            )
+        groups = {"reproduce": FLAGS}
+        how = (groups, DESCRIPTION, "item")
+        found, given = read_command(arguments, "reproduce", *how)
         folder = check.expanded("--folder ", given["folder"])
         if found[0] == "list":
             for name, option in FLAGS.items():
@@ -95,10 +83,8 @@ def reproduce(arguments: Sequence[str]) -> int:
                     )
             return list_items(folder)
         item = read_item(found[0])
-        chosen = {
-            name: given[name] for name in ("rows", "methods", "seeds", "data_dir")
-        }
-        cells = cells_of(item, folder, given["scale"], **chosen)
+        chosen = [given[x] for x in ("scale", "rows", "methods", "seeds", "data_dir")]
+        cells = cells_of(item, folder, *chosen)
         process.take_devices(given["devices"])
         process.import_rest()
     try:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import check
 from ..engine.processes import agreed, from_first
@@ -17,7 +17,7 @@ from ..experiment.options import Option
 from ..experiment.preview import preview
 from ..experiment.process_group import process_group
 from ..experiment.reading import read_settings
-from ..experiment.rendezvous import OPTIONS, ProcessGroup, process_group_of
+from ..experiment.rendezvous import OPTIONS, process_group_of
 from ..experiment.run import run as train
 from ..experiment.schema import settings
 from ..experiment.store import read_summary
@@ -25,20 +25,20 @@ from ..report.compare import sheets
 from ..report.plots import learning_curve
 from ..report.tables import summary_table
 from . import process
+from .finished import print_comparison
 from .flags import (
-    AS_JSON,
-    DRY_RUN,
-    QUIET,
-    check_shown,
+    OUTPUT,
     chosen,
     file_settings,
     group_of,
+    optional,
     read_flags,
     shown_flags,
+    switch,
     without_name,
     words_of,
 )
-from .output import Shown, console_of, print_json, steady_output, unfinished_as_json
+from .output import Request, console_of, print_json, steady_output, unfinished_as_json
 from .preview import print_preview
 from .process import (
     interrupted,
@@ -49,7 +49,6 @@ from .process import (
     reporting,
     say,
 )
-from .rankings import print_comparison
 
 PROGRAM = "fedjax-adapt run"
 DESCRIPTION = """\
@@ -58,42 +57,22 @@ Trains a federation and leaves a run folder behind.
 The last groups are the options of the chosen algorithm, model, partition and data set:
 fedjax-adapt run --algorithm NAME --help shows those of another."""
 ABOUT_THE_RUN = {
-    "config": Option(str | None, None, "a TOML file of settings; flags win over it"),
-    "resume": Option(bool, False, "go on with the half-finished run in the folder"),
-    "controls": Option(
-        bool,
-        False,
+    "config": optional(str, "a TOML file of settings; flags win over it"),
+    "resume": switch("go on with the half-finished run in the folder"),
+    "controls": switch(
         "after a run of fnr its controls, fnr(weight=0), fedavg_pubft and public_only, in "
-        "folders next to it, and a table of all; those that are finished stay as they are",
+        "folders next to it, and a table of all; those that are finished stay as they are"
     ),
-    "dry_run": DRY_RUN,
-    "json": AS_JSON,
-    "quiet": QUIET,
+    **OUTPUT,
 }
-
-
-class Request(NamedTuple):
-    """What a command line asks for."""
-
-    settings: dict[str, Any]  # by full names; see `config`
-    resume: bool
-    controls: bool = False
-    dry_run: bool = False
-    json: bool = False
-    quiet: bool = False
-    processes: ProcessGroup | None = None  # with which processes
-    note: str | None = None  # what of the file does not count
 
 
 def parse(arguments: Sequence[str]) -> Request:
     """Reads the arguments of `fedjax-adapt run`.
 
     Flags win over the file of --config. With --resume and --folder, and no --config,
-    the file is the one in the folder: that alone goes on with a run.
-
-    Raises:
-      ValueError: one sentence on the first mistake.
-      SystemExit: --help was asked for and has been printed.
+    the file is the one in the folder: that alone goes on with a run. The `note` is on what
+    of the file does not count.
     """
     arguments = without_name(arguments)
     words = words_of(arguments)
@@ -114,13 +93,12 @@ def parse(arguments: Sequence[str]) -> Request:
             "--dry-run is about the devices of one process; leave it out, or the flags "
             "about other processes."
         )
-    check_shown(asked)
     if asked["json"] and asked["controls"]:
         raise SettingError(
             "--json is of one run, and --controls makes several; leave it out, and write "
             "fedjax-adapt compare with their folders and --format json afterwards."
         )
-    return Request(values, **asked, processes=others, note=note)
+    return Request(settings=values, **asked, processes=others, note=note)
 
 
 def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -202,14 +180,11 @@ def _dry_run(configs, left, request, unsaved: str | None) -> int:
         if one not in left:
             say(console_of(request), nothing_left(run_folder(one), "run"))
     for one in found:
-        if request.json:
-            print_json({"status": "dry run", **one.to_dict()})
-        else:
-            print_preview(console_of(request), one)
+        print_preview(request, one)
     return 0
 
 
-def _nothing_left(folder: Path, request: Shown) -> int:
+def _nothing_left(folder: Path, request: Request) -> int:
     """Says that a run is finished; returns the exit code."""
     say(console_of(request), nothing_left(folder, "run"))
     if request.json:
@@ -227,9 +202,9 @@ def _run_in_processes(config, request) -> int:
                 ended = first and request.resume and is_finished(folder, config)
             if from_first(ended):
                 return _nothing_left(folder, request) if first else 0
-            with reporting(console_of(request), unsaved) as report:
-                with unfinished_as_json(folder, first and request.json):
-                    train(config, request.resume, report)
+            told = unfinished_as_json(folder, first and request.json)
+            with reporting(console_of(request), unsaved) as report, told:
+                train(config, request.resume, report)
     except Stopped:
         if not folder.exists():  # another machine's
             return 130
@@ -253,13 +228,13 @@ def _flags(group) -> str:
 
 
 def _train(config, folder: Path, request: Request, warning: str | None) -> None:
-    with reporting(console_of(request), warning) as report:
-        with unfinished_as_json(folder, request.json):
-            train(config, request.resume, report)
+    told = unfinished_as_json(folder, request.json)
+    with reporting(console_of(request), warning) as report, told:
+        train(config, request.resume, report)
     _show(folder, request)
 
 
-def _show(folder: Path, request: Shown) -> None:
+def _show(folder: Path, request: Request) -> None:
     """Draws and prints what has come of a run."""
     console = console_of(request)
     picture = learning_curve(folder)

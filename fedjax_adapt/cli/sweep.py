@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from .. import check
 from ..errors import SettingError
@@ -14,11 +14,7 @@ from ..experiment.records import Swept, read_swept
 from ..experiment.store import RESULTS, SWEEP
 from ..experiment.sweeps.grid import read_sweep
 from ..experiment.sweeps.preview import preview_sweep
-from ..experiment.sweeps.results import (
-    check_holds_no_shards,
-    is_finished,
-    sweep_folder,
-)
+from ..experiment.sweeps.results import check_holds_no_shards, is_finished, sweep_folder
 from ..experiment.sweeps.shards import (
     begin_shard,
     merge,
@@ -28,24 +24,21 @@ from ..experiment.sweeps.shards import (
 )
 from ..experiment.sweeps.sweep import sweep as run_sweep
 from ..report.sweep import natural_width, sweep_tables
-from . import process
-from .examples import EXAMPLES
-from .flags import AS_JSON, DRY_RUN, QUIET, check_shown, read_flags, shown_flags
-from .output import Plainly, Shown, console_of, print_json, unfinished_as_json
-from .preview import print_sweep_preview
+from . import EXAMPLES, process
+from .flags import OUTPUT, check_paths, optional, read_command, shown_flags, switch
+from .output import Request, console_of, print_json, unfinished_as_json
+from .preview import print_preview
 from .process import (
     fail,
     interrupted,
     note,
     nothing_left,
     nothing_to_resume,
-    paths_and_flags,
     reporting,
     say,
     stopped,
 )
 
-PROGRAM = "fedjax-adapt sweep"
 DESCRIPTION = """\
 fedjax-adapt sweep SWEEP.toml [OPTIONS] runs a grid of settings and leaves a folder behind.
 
@@ -58,7 +51,7 @@ With --shard 2/8 it runs the second eighth of the trials, in FOLDER/shard-2-of-8
 fedjax-adapt sweep merge FOLDER makes one sweep of all shards."""
 MERGE = "merge"
 MERGE_USAGE = f"""\
-usage: {PROGRAM} merge FOLDER
+usage: fedjax-adapt sweep merge FOLDER
 
 Makes one sweep of the finished shards in a folder, and prints its table.
 
@@ -69,56 +62,28 @@ FIRST = "the sweep begins with its first trial"  # where nothing is resumed
 ASKS = 1000  # trials; of more a user is asked
 COUNT = int | Literal["auto"]
 FLAGS = {
-    "folder": Option(
-        str | None,
-        None,
-        "where the sweep goes; none: as the file says, runs/sweep-HASH",
+    "folder": optional(
+        str, "where the sweep goes; none: as the file says, runs/sweep-HASH"
     ),
-    "resume": Option(
-        bool,
-        False,
-        "go on with the half-finished sweep in the folder, which needs no SWEEP.toml",
+    "resume": switch(
+        "go on with the half-finished sweep in the folder, which needs no SWEEP.toml"
     ),
-    "devices": Option(
-        COUNT | None,
-        None,
-        "that share the trials, each on one; none: as the file says, auto",
+    "devices": optional(
+        COUNT, "that share the trials, each on one; none: as the file says, auto"
     ),
     "side_by_side": Option(
         COUNT, "auto", "trials at once on a device; auto: by backend and memory"
     ),
-    "shard": Option(
-        str | None,
-        None,
-        "run one part of the trials, as in 2/8: the second of eight; none: all",
+    "shard": optional(
+        str, "run one part of the trials, as in 2/8: the second of eight; none: all"
     ),
-    "dry_run": DRY_RUN,
-    "json": AS_JSON,
-    "quiet": QUIET,
-    "yes": Option(bool, False, f"run more than {ASKS:,} trials"),
-    "controls": Option(
-        bool,
-        False,
+    **OUTPUT,
+    "yes": switch(f"run more than {ASKS:,} trials"),
+    "controls": switch(
         "more trials: of those of fnr the controls fnr(weight=0), fedavg_pubft and "
-        "public_only",
+        "public_only"
     ),
 }
-
-
-class Request(NamedTuple):
-    """What a command line asks for."""
-
-    file: Path
-    folder: str | None
-    resume: bool
-    devices: int | Literal["auto"] | None
-    side_by_side: int | Literal["auto"]
-    shard: str | None
-    dry_run: bool
-    json: bool
-    quiet: bool
-    yes: bool
-    controls: bool
 
 
 def parse(arguments: Sequence[str]) -> Request:
@@ -126,22 +91,12 @@ def parse(arguments: Sequence[str]) -> Request:
 
     With --resume and --folder, and no file, it is the one in the folder, of its shards
     with --shard too.
-
-    Raises:
-      ValueError: one sentence on the first mistake.
-      SystemExit: --help was asked for and has been printed.
     """
-    files, flags = paths_and_flags(arguments, "sweep")
-    values = read_flags(flags, {"sweep": FLAGS}, {}, PROGRAM, DESCRIPTION)
-    check_shown(values)
+    files, values = read_command(arguments, "sweep", {"sweep": FLAGS}, DESCRIPTION)
     if not files and values["resume"] and values["folder"] is not None:
         files = [str(_file_in(values["folder"], values["shard"]))]
-    if len(files) != 1:
-        raise SettingError(
-            f"sweep got {len(files)} files before its flags; give one, as in "
-            "fedjax-adapt sweep SWEEP.toml --folder runs/mine."
-        )
-    return Request(check.expanded("", files[0]), **values)
+    check_paths(files, "sweep", "file")
+    return Request(file=check.expanded("", files[0]), **values)
 
 
 def _file_in(folder: str, shard: str | None) -> Path:
@@ -187,12 +142,9 @@ def sweep(arguments: list[str]) -> int:
         process.take_devices(request.devices or asked.run.get("devices", "auto"))
         process.import_rest()
     if request.dry_run:
-        found = preview_sweep(asked, folder, *request[2:5])
+        found = preview_sweep(asked, folder, *_how(request))
         note(nothing_to_resume(folder, request.resume, FIRST))
-        if request.json:
-            print_json({"status": "dry run", **found.to_dict()})
-        else:
-            print_sweep_preview(console_of(request), found)
+        print_preview(request, found)
         return 0
     try:
         return _sweep(asked, folder, request)
@@ -218,19 +170,22 @@ def _merge(folders: Sequence[str]) -> int:
             "has the shards, as in fedjax-adapt sweep merge runs/lr."
         )
     merge(folders[0])
-    return _show(Path(folders[0]).expanduser(), Plainly())
+    return _show(Path(folders[0]).expanduser(), Request())
 
 
 def _sweep(asked, folder: Path, request: Request) -> int:
-    resume, devices, side_by_side = request[2:5]
-    unsaved = nothing_to_resume(folder, resume, FIRST)
-    with reporting(console_of(request), unsaved) as report:
-        with unfinished_as_json(folder, request.json):
-            run_sweep(asked, folder, resume, devices, side_by_side, report)
+    unsaved = nothing_to_resume(folder, request.resume, FIRST)
+    told = unfinished_as_json(folder, request.json)
+    with reporting(console_of(request), unsaved) as report, told:
+        run_sweep(asked, folder, *_how(request), report)
     return _show(folder, request)
 
 
-def _show(folder: Path, request: Shown) -> int:
+def _how(request: Request) -> tuple[bool, int | str | None, int | str]:
+    return request.resume, request.devices, request.side_by_side
+
+
+def _show(folder: Path, request: Request) -> int:
     """Prints the tables of a finished sweep; returns the exit code."""
     console, found = console_of(request), read_swept(folder)
     for table in sweep_tables(folder, console.width if console.is_terminal else None):
@@ -241,13 +196,13 @@ def _show(folder: Path, request: Shown) -> int:
     return _end(found, request)
 
 
-def _nothing_left(folder: Path, what: str, request: Shown) -> int:
+def _nothing_left(folder: Path, what: str, request: Request) -> int:
     """Says that a sweep or a shard is finished; returns the exit code that it had."""
     say(console_of(request), nothing_left(folder, what))
     return _end(read_swept(folder), request)
 
 
-def _end(found: Swept, request: Shown) -> int:
+def _end(found: Swept, request: Request) -> int:
     """The exit code of a finished sweep; says which trials diverged."""
     if request.json:
         results = {"diverged": found.diverged, "results": found.results.to_pylist()}

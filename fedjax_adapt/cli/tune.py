@@ -1,34 +1,25 @@
 """`fedjax-adapt tune`: settings chosen by validation accuracy."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.table import Table
 
 from .. import check
 from ..errors import SettingError
-from ..experiment.options import Option
 from ..experiment.store import VALIDATED
 from ..experiment.sweeps.preview import preview_search
 from ..experiment.sweeps.space import OPTIONS, read_search
-from ..experiment.sweeps.tune import (
-    BEST,
-    FOLDER,
-    TUNE,
-    Tuned,
-    tune_folder,
-)
+from ..experiment.sweeps.tune import BEST, FOLDER, TUNE, Tuned, tune_folder
 from ..experiment.sweeps.tune import tune as run_tune
 from ..report.tables import percent
 from . import process
-from .flags import AS_JSON, DRY_RUN, QUIET, check_shown, read_flags, shown_flags
-from .output import Shown, console_of, print_json, unfinished_as_json
-from .preview import print_search_preview
-from .process import fail, interrupted, paths_and_flags, reporting, say, stopped
+from .flags import OUTPUT, check_paths, optional, read_command, shown_flags, switch
+from .output import Request, console_of, print_json, unfinished_as_json
+from .preview import print_preview
+from .process import fail, interrupted, reporting, say, stopped
 
-PROGRAM = "fedjax-adapt tune"
 DESCRIPTION = """\
 fedjax-adapt tune SPACE.toml [OPTIONS] chooses settings by validation accuracy, with Optuna.
 
@@ -42,51 +33,25 @@ again with three times as many, until they have all. A search that is finished g
 --resume and more --trials."""
 SHOWN = 10  # trials of a table
 FLAGS = {
-    "folder": Option(
-        str | None, None, "where the search goes; none: as the file says, runs/tuned"
+    "folder": optional(
+        str, "where the search goes; none: as the file says, runs/tuned"
     ),
-    "resume": Option(
-        bool, False, "go on with the search in the folder, which needs no SPACE.toml"
-    ),
-    "trials": Option(int | None, None, "in all; none: as the file says, 32"),
-    "at_once": Option(
-        int | None, None, "proposed and trained at once; none: as the file says, 8"
-    ),
-    "halve": Option(
-        int | None,
-        None,
+    "resume": switch("go on with the search in the folder, which needs no SPACE.toml"),
+    "trials": optional(int, "in all; none: as the file says, 32"),
+    "at_once": optional(int, "proposed and trained at once; none: as the file says, 8"),
+    "halve": optional(
+        int,
         "the best 1/halve of the trials at once go on to halve times the rounds, again and "
         "again; none: as the file says, all have all rounds",
     ),
-    "seed": Option(int | None, None, "of the proposals; none: as the file says, 0"),
-    "dry_run": DRY_RUN,
-    "json": AS_JSON,
-    "quiet": QUIET,
+    "seed": optional(int, "of the proposals; none: as the file says, 0"),
+    **OUTPUT,
 }
 
 
-class Request(NamedTuple):
-    """What a command line asks for."""
-
-    file: Path
-    folder: str | None
-    resume: bool
-    dry_run: bool
-    json: bool
-    quiet: bool
-    options: dict[str, int | None]  # of the search
-
-
 def parse(arguments: Sequence[str]) -> Request:
-    """Reads the arguments of `fedjax-adapt tune`.
-
-    Raises:
-      ValueError: one sentence on the first mistake.
-      SystemExit: --help was asked for and has been printed.
-    """
-    paths, flags = paths_and_flags(arguments, "tune")
-    values = read_flags(flags, {"tune": FLAGS}, {}, PROGRAM, DESCRIPTION)
-    check_shown(values)
+    """Reads the arguments of `fedjax-adapt tune`."""
+    paths, values = read_command(arguments, "tune", {"tune": FLAGS}, DESCRIPTION)
     options = {name: values.pop(name) for name in OPTIONS}
     if not paths and values["resume"]:
         place = check.expanded("--folder ", values["folder"] or FOLDER)
@@ -96,12 +61,9 @@ def parse(arguments: Sequence[str]) -> Request:
                 "folder of one, or the file of a new search before its flags."
             )
         paths = [str(place / TUNE)]
-    if len(paths) != 1:
-        raise SettingError(
-            f"tune got {len(paths)} files before its flags; give one, as in fedjax-adapt "
-            "tune SPACE.toml --folder runs/tuned."
-        )
-    return Request(check.expanded("", paths[0]), **values, options=options)
+    check_paths(paths, "tune", "file")
+    file = check.expanded("", paths[0])
+    return Request(file=file, **values, options=options)
 
 
 def tune(arguments: list[str]) -> int:
@@ -113,16 +75,12 @@ def tune(arguments: list[str]) -> int:
         process.take_devices(search.run.get("devices", "auto"))
         process.import_rest()
     if request.dry_run:
-        found = preview_search(search, folder, request.resume)
-        if request.json:
-            print_json({"status": "dry run", **found.to_dict()})
-        else:
-            print_search_preview(console_of(request), found)
+        print_preview(request, preview_search(search, folder, request.resume))
         return 0
     try:
-        with reporting(console_of(request)) as report:
-            with unfinished_as_json(folder, request.json):
-                found = run_tune(search, folder, request.resume, report)
+        told = unfinished_as_json(folder, request.json)
+        with reporting(console_of(request)) as report, told:
+            found = run_tune(search, folder, request.resume, report)
     except KeyboardInterrupt:
         if not folder.exists():
             return interrupted(folder, "")
@@ -135,7 +93,7 @@ def tune(arguments: list[str]) -> int:
     return _show(found, request)
 
 
-def _show(found: Tuned, request: Shown) -> int:
+def _show(found: Tuned, request: Request) -> int:
     """Prints the best trials and their settings; returns the exit code."""
     rows = found.trials.to_pylist()
     if request.json:
@@ -166,10 +124,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     for row in best:
         value = row[VALIDATED]
-        cells = [_cell(row[name]) for name in names]
+        cells = [
+            f"{v:.4g}" if isinstance(v := row[x], float) else str(v) for x in names
+        ]
         table.add_row(*cells, "-" if value is None else percent(value))
     return table
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

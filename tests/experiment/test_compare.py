@@ -10,7 +10,8 @@ import pytest
 from helpers import relist
 from rich.console import Console
 
-from fedjax_adapt.cli import main, rankings
+from fedjax_adapt.cli import finished as cli_finished
+from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import files, records, store, toml
 from fedjax_adapt.report.compare import groups, share_text, sheets
@@ -322,7 +323,7 @@ def test_the_command_prints_and_draws_it(finished, capsys, tmp_path):
     assert main(["compare", one]) == 0
     assert "50.00 %" in capsys.readouterr().out
     for wrong, sentence in [
-        ([], "compare got no folder before its flags"),
+        ([], "compare got 0 folders before its flags"),
         ([one, "--rank"], "--rank"),
         ([one, "--against", "round"], "write --plot FILE as well"),
         ([one, "--plot", "p.png", "--against", "steps"], "against"),
@@ -960,13 +961,13 @@ def test_a_difference_that_rounds_to_nothing_has_no_minus(difference, interval, 
 
 
 def test_what_a_program_reads_is_alone_on_standard_output(seeds, capsys, monkeypatch):
-    monkeypatch.setattr(rankings, "comparison_curves", lambda *_: None)
+    monkeypatch.setattr(cli_finished, "comparison_curves", lambda *_: None)
     words = ["--format", "json", "--plot", "p.png"]
-    assert rankings.compare([*map(str, seeds["fedavg"]), *words]) == 0
+    assert cli_finished.compare([*map(str, seeds["fedavg"]), *words]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)[0]["numbers"][0]["method"] == "fedavg"
     assert "picture  " in said.err
-    assert rankings.compare([*map(str, seeds["fedavg"]), "--format", "csv"]) == 0
+    assert cli_finished.compare([*map(str, seeds["fedavg"]), "--format", "csv"]) == 0
     said = capsys.readouterr()
     assert len(said.out.splitlines()) == 2
     assert "mean over n seeds" in said.err and "also given" not in said.err
@@ -980,7 +981,7 @@ def test_no_column_is_cut_off_where_the_terminal_is_narrow(
         finished(name, 0.5, seed=1, curve={5: 0.4, 10: 0.5}) for name in ("moon", "afl")
     ]
     words = ["--target", "0.4", "0.5", "0.6"]
-    assert rankings.compare([*map(str, folders), *words]) == 0
+    assert cli_finished.compare([*map(str, folders), *words]) == 0
     shown = capsys.readouterr().out
     assert shown.count("speed-up") == 3 and "MiB" in shown and "rho" in shown
 

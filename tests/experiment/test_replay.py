@@ -95,8 +95,8 @@ def test_a_round_that_is_not_there_is_one_sentence(whole, round, says):
 @pytest.mark.parametrize(
     "words, says",
     [
-        ("replay", "replay takes one folder, got 0; write that of a run"),
-        ("replay a b", "replay takes one folder, got 2; write that of a run"),
+        ("replay", "replay got 0 folders before its flags; give one, as in"),
+        ("replay a b", "replay got 2 folders before its flags; give one, as in"),
         ("replay nothing", "nothing holds no run: it has no config.toml"),
     ],
 )

@@ -490,7 +490,7 @@ def test_the_command_writes_the_page_once(there, capsys, place):
     [
         (
             "report",
-            "report got no folder before its flags; give those of finished runs",
+            "report got 0 folders before its flags; give those of finished runs",
         ),
         (
             "report foreign",

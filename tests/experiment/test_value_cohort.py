@@ -151,7 +151,7 @@ def test_agreement_is_over_clients_that_have_both():
     [
         (
             "",
-            "contributions got 0 folders before its flags; give the folder of one run",
+            "contributions got 0 folders before its flags; give one, as in fedjax-adapt",
         ),
         ("a b", "contributions got 2 folders"),
         ("--reference shapley a", "contributions got 0 folders"),
