@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import SettingError
 from ..experiment.records import read_run
-from .plots import BLUE, GREY, INK, ORANGE, saved
+from .plots import BLUE, INK, ORANGE, dress, saved
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,11 +42,8 @@ def clients_table(skew: Any) -> "Table":
         counts = skew.label_counts[i]
         top = np.argsort(-counts, kind="stable")[:3]
         table.add_row(
-            str(i),
-            str(size),
-            str((counts > 0).sum()),
-            f"{skew.label_entropy[i]:.2f}",
-            f"{skew.label_distance[i]:.2f}",
+            *map(str, (i, size, (counts > 0).sum())),
+            *(f"{of[i]:.2f}" for of in (skew.label_entropy, skew.label_distance)),
             ", ".join(f"{k}: {100 * counts[k] / size:.0f} %" for k in top if counts[k]),
         )
     return table
@@ -55,13 +52,7 @@ def clients_table(skew: Any) -> "Table":
 def draw_partition(skew: Any, title: str, path: str | Path) -> Path:
     """Draws each client's label mix, and next to it how many examples it has.
 
-    Args:
-      skew: as in `clients_table`.
-      title: above the picture.
-      path: where it goes; a file there is replaced.
-
-    Returns:
-      The path.
+    `skew` is as in `clients_table`; a file at the path, which it returns, is replaced.
     """
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
@@ -95,9 +86,7 @@ def draw_partition(skew: Any, title: str, path: str | Path) -> Path:
     sizes.stairs(skew.sizes, edges, orientation="horizontal", fill=True, color=BLUE)
     sizes.axvline(skew.sizes.mean(), color=INK, linewidth=0.8, linestyle=":")
     sizes.set_xlim(0, 1.05 * max(skew.sizes.max(), 1))
-    sizes.set_xlabel("examples")
-    sizes.grid(True, axis="x", color=GREY, alpha=0.25, linewidth=0.6)
-    sizes.spines[["top", "right"]].set_visible(False)
+    dress(sizes, "examples", "x")
     sizes.tick_params(labelleft=False)
     return saved(figure, Path(path))
 
@@ -185,10 +174,7 @@ def contributions_table(
 def draw_contributions(folder: str | Path) -> Path:
     """The path of contributions.png in a run folder, which it draws.
 
-    A bar is the mean of each client's r_k, a dot the median.
-
-    Raises:
-      ValueError: as `contributions`.
+    A bar is the mean of each client's r_k, a dot the median. Raises like `contributions`.
     """
     from matplotlib.figure import Figure
 
@@ -202,9 +188,7 @@ def draw_contributions(folder: str | Path) -> Path:
     axes.plot(places, medians, "o", color=ORANGE, markersize=3, label="median")
     names = [str(one.client) for one in ranked]
     axes.set_xticks(list(places), names, fontsize=7, rotation=90)
-    axes.set_xlabel("client, the best first")
     axes.set_ylabel("gradient signal-to-noise ratio")
-    axes.grid(True, axis="y", color=GREY, alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
+    dress(axes, "client, the best first", "y")
     axes.legend(frameon=False, fontsize=9, labelcolor=INK)
     return saved(figure, Path(folder) / "contributions.png")

@@ -14,7 +14,6 @@ worth without the method's own idea.
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from shlex import quote
 from string import ascii_lowercase
 from typing import Any, NamedTuple
 
@@ -22,9 +21,7 @@ from ..errors import SettingError
 from ..experiment.files import damaged
 from ..experiment.records import (
     differing,
-    learned_from,
     parts_below,
-    read_finished,
     read_run,
     read_swept,
     runs_in,
@@ -35,29 +32,23 @@ from ..experiment.records import (
     trials_of_group,
 )
 from ..experiment.store import (
-    ACCURACIES,
-    ACCURACY,
     NOTHING,
     RESULTS,
     SUMMARY,
-    TRAINED,
     TRIALS,
-    accuracy_in,
     read_summary,
     shown_accuracy,
 )
-from .best import Measured, best_lines
-from .controls import lacking
-from .plots import FOLLOWS, method_of
+from .bases import Bases, bases_of, lacking, on_bases, with_several_lines
+from .groups import Group, best_groups, groups
+from .plots import method_of
 from .seeds import (
     Line,
-    Run,
     Sample,
     at_target,
-    by_seed,
     difference_text,
     figures,
-    same_partitions,
+    over_seeds,
     sample,
     short,
     speed_ups,
@@ -70,100 +61,6 @@ SOME = ("kappa", "rho")  # which not all runs have
 SHARES = ("accuracy", "best_accuracy")  # of a summary
 # to a target; "seconds" are simulated
 TAKEN = ("rounds", "steps", "MiB", "seconds", "measured_seconds")
-
-
-class Tested(NamedTuple):
-    """What an accuracy was measured on; runs in which it is the same compare."""
-
-    accuracy: str  # what it is called
-    name: str  # of the data set
-    examples: int
-    labels: str
-    taken: tuple[int, int] | None  # split_test: public examples, and the seed that drew
-
-    @property
-    def ranked(self) -> bool:
-        """Whether it says which run is better: not of one that trained on the examples."""
-        return self.accuracy != TRAINED
-
-    def title(self) -> str:
-        """Of the table of these runs."""
-        kind = f"{shown_accuracy(self.accuracy)} {'on' if self.ranked else 'of'}"
-        title = f"{self.name}, {kind} {self.examples} examples"
-        if self.labels != "own":
-            title += f", labels={self.labels}"
-        if not self.ranked:
-            title += (
-                "\n(public=published: no test accuracy, compares with no table above)"
-            )
-        if self.taken is not None:
-            public, seed = self.taken
-            title += (
-                f"\n(public=split_test: left of the test set by {public} public examples "
-                f"drawn with partition_seed={seed})"
-            )
-        return title
-
-
-class Group(NamedTuple):
-    """Lines that compare, the best first; or that do not, as they were given."""
-
-    title: str
-    accuracy: str  # what it is called among numbers
-    ranked: bool
-    lines: list[Line]
-    why: Mapping[int, str] = {}  # what was chosen by, of some lines
-
-    @property
-    def runs(self) -> list[Run]:
-        """Of all lines, in their order."""
-        return [run for line in self.lines for run in line.values()]
-
-
-def groups(folders: Sequence[str | Path]) -> list[Group]:
-    """The runs by what they were tested on: the test set first, what was trained on last.
-
-    Args:
-      folders: of runs, or of sweeps or their groups, of which all trials are meant that
-        did not diverge.
-
-    Raises:
-      ValueError: a folder holds no run and no sweep, or a run that is not finished.
-    """
-    found: dict[Tested, list[Run]] = {}
-    runs = [run for folder in folders for run in runs_in(folder)]
-    paths = [run.resolve() for run in runs]
-    for folder, path in zip(runs, paths, strict=True):
-        if paths.count(path) > 1:
-            raise SettingError(f"{folder} is given more than once; give each run once.")
-        record, summary = read_finished(folder)
-        tested = _tested(record.config, summary)
-        summary |= {"folder": str(folder)}  # it may have been moved
-        found.setdefault(tested, []).append((record.config, summary))
-    result = []
-    for tested, runs in sorted(
-        found.items(), key=lambda item: ACCURACIES.index(item[0].accuracy)
-    ):
-        lines = by_seed(runs)
-        if tested.ranked:
-            mean = lambda line: sample(figures(line, "accuracy").values()).mean or 0.0
-            lines.sort(key=lambda line: -mean(line))
-        result.append(Group(tested.title(), tested.accuracy, tested.ranked, lines))
-    return result
-
-
-def best_groups(found: Sequence[Group]) -> list[Group]:
-    """The groups with the lines that `best_lines` shows, of which there may be none."""
-    shown = best_lines(
-        [Measured(group.accuracy, line) for group in found for line in group.lines]
-    )
-    kept = []
-    for group in found:
-        own = [one for line in group.lines for one in shown if one.line is line]
-        if own:
-            why = {i: one.why for i, one in enumerate(own) if one.why}
-            kept.append(group._replace(lines=[one.line for one in own], why=why))
-    return kept
 
 
 def _reached(line: Line, target: float) -> Reached:
@@ -189,112 +86,6 @@ def _reached(line: Line, target: float) -> Reached:
     return found
 
 
-Bases = list[Line | None]  # of each line of a table; None: it has no difference
-
-
-def _bases(
-    found: Sequence[Group], base: str | None, given: Sequence[Group]
-) -> list[Bases]:
-    """What each line of each group differs from: the best, or what `base` names.
-
-    Where a method has several lines the best by test accuracy would be chosen by it.
-
-    Args:
-      found: the groups that are shown.
-      base: as in `sheets`.
-      given: all groups, also what `--best` leaves out.
-
-    Raises:
-      ValueError: `base` names none of the runs, or several lines of a group of which none
-        or several have the settings of another line.
-    """
-    if base is None:
-        best = lambda x: x.lines[0] if x.ranked and not _with_several_lines(x) else None
-        return [[best(group)] * len(group.lines) for group in found]
-    paths, bases = {path.resolve() for path in runs_in(base)}, []
-    for group in found:
-        here, none = _meant(group, base, paths), [None] * len(group.lines)
-        bases.append(_base_of_each(group.lines, here, base) if group.ranked else none)
-    if not any(line for of in bases for line in of):
-        ranked = [run for group in found if group.ranked for run in group.runs]
-        names = dict.fromkeys(method_of(*run) for run in ranked)
-        known = f"write one of {', '.join(names)}, or" if names else "write"
-        if any(group.ranked and _meant(group, base, paths) for group in given):
-            raise SettingError(
-                f"base={base} is a run that --best leaves out; {known} the folder of a run "
-                "that it shows, or leave out --best."
-            )
-        raise SettingError(
-            f"base={base} is no ranked run of those that are compared; {known} the folder "
-            "of a run that did not train on its test set."
-        )
-    return bases
-
-
-def _meant(group: Group, base: str, paths: set[Path]) -> list[Line]:
-    """The lines of a group that `base` names, by the nearest sense that names any.
-
-    Args:
-      group: of the lines.
-      base: a method, an algorithm or a folder.
-      paths: of the runs in that folder.
-    """
-    in_folders = lambda run: Path(run[1]["folder"]).resolve() in paths
-    has_method = lambda run: method_of(*run) == base
-    has_algorithm = lambda run: run[0]["algorithm"] == base
-    here: list[Line] = []
-    for means in (in_folders, has_method, has_algorithm):
-        here = here or [x for x in group.lines if any(map(means, x.values()))]
-    return here
-
-
-def _with_several_lines(group: Group) -> list[str]:
-    """The methods with several lines of test accuracy."""
-    first = [next(iter(line.values()))[0] for line in group.lines]
-    names = [method_of(config, None) for config in first]
-    tested = group.accuracy == ACCURACY
-    return [x for x in dict.fromkeys(names) if tested and names.count(x) > 1]
-
-
-def _base_of_each(lines: Sequence[Line], here: Sequence[Line], base: str) -> Bases:
-    """The one line that `base` means, or of several that with the settings of a line."""
-    if len(here) < 2:
-        return [here[0] if here else None] * len(lines)
-    found: Bases = []
-    for line in lines:
-        is_base = any(line is one for one in here)
-        alike = [line] if is_base else [one for one in here if _is_alike(line, one)]
-        if len(alike) > 1:
-            raise SettingError(
-                f"base={base} means {len(alike)} lines with the settings of "
-                f"{_folder_of(line)}; write the folder of a run of the one that is meant, "
-                f"as in --base {quote(_folder_of(alike[0]))}."
-            )
-        found.append(alike[0] if alike else None)
-    if all(of is None or of is line for line, of in zip(lines, found, strict=True)):
-        raise SettingError(
-            f"base={base} means {len(here)} lines of a table, and no other line has the "
-            "settings of one of them; write the folder of a run of the one that is meant, "
-            f"as in --base {quote(_folder_of(here[0]))}."
-        )
-    return found
-
-
-def _is_alike(one: Line, other: Line) -> bool:
-    """Whether two lines have all settings in common but for the method and its own."""
-    own = lambda line: {
-        name: value
-        for name, value in learned_from(next(iter(line.values()))[0]).items()
-        if name not in ("seed", FOLLOWS) and name.partition(".")[0] != "algorithm"
-    }
-    return own(one) == own(other) and same_partitions(one, other)
-
-
-def _folder_of(line: Line) -> str:
-    """The folder of the first run of a line."""
-    return next(iter(line.values()))[1]["folder"]
-
-
 def _paired(line: Line, base: Line | None) -> tuple[str, dict[str, Any]]:
     """The difference to the base in points, over the seeds of both: a cell, and numbers."""
     if base is None:
@@ -318,13 +109,13 @@ def _paired(line: Line, base: Line | None) -> tuple[str, dict[str, Any]]:
     return text, numbers
 
 
-def _to_target(own: Reached, target: float) -> tuple[list[str], dict[str, Any]]:
+def _to_target(own: Reached, target: float) -> tuple[dict[str, str], dict[str, Any]]:
     """What an accuracy took: cells, and numbers."""
-    cells, numbers = [], {}
+    cells, numbers = {}, {}
     for name in TAKEN:
         over = sample(at[name] for at in own.values())
         lost = "not reached" if name == "rounds" else "-"
-        cells.append(over.text(short) if over.values else lost)
+        cells[_column(name, target)] = over.text(short) if over.values else lost
         numbers |= {
             f"{name}_to.{target:g}": over.mean,
             f"{name}_to.{target:g}.std": over.std,
@@ -345,16 +136,6 @@ def _speed_up(
     if theirs is own:
         return "base", numbers
     return gain.text("{:.2f}".format) if gain.values else "-", numbers
-
-
-def _tested(config: dict[str, Any], summary: dict[str, Any]) -> Tested:
-    data, taken = summary["data"], None
-    public = summary.get("public", {})  # a run of an earlier version had none
-    if public.get("protocol") == "split_test":
-        taken = (public["examples"], summary["seeds"]["partition_seed"])
-    labels = config.get("labels", "own")
-    named = accuracy_in(summary)
-    return Tested(named, data["name"], data["test"], labels, taken)
 
 
 class Sheet(NamedTuple):
@@ -383,7 +164,7 @@ def sheets(
         unless that would be chosen by test accuracy among settings of a method.
       targets: accuracies to say the rounds to.
       best: of each method with several settings only those with the best mean validation
-        accuracy, see best.py; by test accuracy nothing is chosen.
+        accuracy, see groups.py; by test accuracy nothing is chosen.
     """
     for target in targets:
         if not 0 < target < 1:
@@ -394,16 +175,13 @@ def sheets(
     notes = [  # before the trials of a sweep that goes on are looked for
         note
         for folder in folders
-        for note in (
-            *_without_trials(folder),
-            *_without_parts(folder),
-        )
+        for note in (*_without_trials(folder), *_without_parts(folder))
     ]
     given = groups(folders)
     found = best_groups(given) if best else given
     made = [
         _sheet(group, of, base, tuple(dict.fromkeys(targets)))
-        for group, of in zip(found, _bases(found, base, given), strict=True)
+        for group, of in zip(found, bases_of(found, base, given), strict=True)
     ]
     made[-1].notes.extend(notes)
     return made
@@ -415,14 +193,9 @@ def _sheet(
     differs = any(bases) and (len(group.lines) > 1 or called is not None)
     accuracy = shown_accuracy(group.accuracy) if group.ranked else "training accuracy"
     best = "best" if group.ranked else "best training accuracy"
-    head = ["rank" if group.ranked else "", "method", accuracy, "n"]
-    head += ["to base"] if differs else []
-    for target in targets:
-        names = [_column(name, target) for name in TAKEN]
-        head += [*names, f"speed-up to {target:g}"] if differs else names
     reached = [[_reached(line, target) for line in group.lines] for target in targets]
-    head += [best, "rounds", "MiB", "kappa", "rho"]
-    rows, numbers = [], []
+    rows: list[dict[str, str]] = []  # cells by the names of columns
+    numbers: list[dict[str, Any]] = []
     notes: list[str] = []
     others = iter(differing([config for config, _ in group.runs]))
     settings = [_of_line([next(others) for _ in line]) for line in group.lines]
@@ -434,11 +207,15 @@ def _sheet(
     places = [_index(group.lines, base) for base in bases]  # of the bases
     for row, (line, place) in enumerate(zip(group.lines, places, strict=True)):
         name = str(row + 1) if group.ranked else ascii_lowercase[row % 26]
-        method, own_settings = named[row], settings[row]
-        shares = {n: sample(figures(line, n).values()) for n in SHARES}
-        cells = [name, methods[method], share_text(shares["accuracy"]), str(len(line))]
+        shares, costs = {n: over_seeds(line, n) for n in SHARES}, _costs(line)
+        cells = {
+            "rank" if group.ranked else "": name,
+            "method": methods[named[row]],
+            accuracy: share_text(shares["accuracy"]),
+            "n": str(len(line)),
+        }
         known = {
-            "method": method,
+            "method": named[row],
             "rank": row + 1 if group.ranked else None,
             "seeds": list(line),
             "folders": [summary["folder"] for _, summary in line.values()],
@@ -447,53 +224,46 @@ def _sheet(
             column = figure.replace("accuracy", group.accuracy)
             known |= {column: over.mean, f"{column}.std": over.std}
         if differs:
-            text, own = _paired(line, bases[row])
-            base = None if place is None else place + 1
-            cells, known = [*cells, text], known | {"base": base} | own
+            cells["to base"], own = _paired(line, bases[row])
+            known |= {"base": None if place is None else place + 1} | own
         for target, of in zip(targets, reached, strict=True):
             texts, own = _to_target(of[row], target)
-            cells, known = [*cells, *texts], known | own
+            cells, known = cells | texts, known | own
             if differs:
                 theirs = None if place is None else of[place]
-                text, own = _speed_up(of[row], theirs, target)
-                cells, known = [*cells, text], known | own
-        costs = _costs(line)
-        shown = [
-            share_text(shares["best_accuracy"]),
-            "-" if costs["rounds"] is None else short(costs["rounds"]),
-            *(_number(costs[name]) for name in ("MiB", "kappa", "rho")),
-        ]
-        rows.append([*cells, *shown])
-        single = {n: v if len(v) > 1 else v[0] for n, v in own_settings.items()}
+                gain = f"speed-up to {target:g}"
+                cells[gain], own = _speed_up(of[row], theirs, target)
+                known |= own
+        cells[best] = share_text(shares["best_accuracy"])
+        cells["rounds"] = "-" if costs["rounds"] is None else short(costs["rounds"])
+        cells |= {name: _number(costs[name]) for name in ("MiB", *SOME)}
+        own = settings[row]
+        single = {n: v if len(v) > 1 else v[0] for n, v in own.items()}
         known |= {**costs, "also_given": _given(line), "settings": single}
-        numbers.append(known)
-        texts = {
-            n: [values[n][shown_setting(v)] for v in of]
-            for n, of in own_settings.items()
-        }
+        texts = {n: [values[n][shown_setting(v)] for v in of] for n, of in own.items()}
         notes.append(f"{name}: {_whose(line, texts)}")
+        rows.append(cells)
+        numbers.append(known)
     notes += [f"{place + 1}: {why}" for place, why in group.why.items()]
     if any(len(line) > 1 for line in group.lines):
         notes.append("mean over n seeds, ± their standard deviation")
     if differs:
         shown = [methods[method] for method in named]
-        notes += _on_bases(group.lines, shown, places, called)
+        notes += on_bases(group.lines, shown, places, called)
     elif group.ranked and called is not None:
         notes.append(f"no difference: {called} was not tested on these examples")
-    elif called is None and (several := _with_several_lines(group)):
+    elif called is None and (several := with_several_lines(group)):
         notes.append(
             f"no difference: {', '.join(several)} {'have' if len(several) > 1 else 'has'} "
             "several lines, and the best by test accuracy is no base; name one with --base"
         )
     notes += lacking(group.runs)
     if targets:
-        notes += _on_seconds(group, [cells[0] for cells in rows])
+        notes += _on_seconds(group, [next(iter(cells.values())) for cells in rows])
     some = {*SOME, *(_column(name, target) for name in TAKEN for target in targets)}
-    kept = [
-        i for i, n in enumerate(head) if n not in some or {r[i] for r in rows} != {"-"}
-    ]
-    head, rows = [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
-    return Sheet(group.title, group.ranked, head, rows, numbers, notes)
+    head = [x for x in rows[0] if x not in some or {row[x] for row in rows} != {"-"}]
+    shown = [[row[name] for name in head] for row in rows]
+    return Sheet(group.title, group.ranked, head, shown, numbers, notes)
 
 
 def _column(taken: str, target: float) -> str:
@@ -527,37 +297,6 @@ def _index(lines: Sequence[Line], line: Line | None) -> int | None:
     return next((i for i, one in enumerate(lines) if one is line), None)
 
 
-def _on_bases(
-    lines: Sequence[Line],
-    methods: Sequence[str],
-    places: Sequence[int | None],
-    called: str | None,
-) -> list[str]:
-    """What the lines of a table differ from, and which of them have no difference."""
-    several = len({place for place in places if place is not None}) > 1
-    if several:
-        pairs = [
-            f"{row + 1} to {place + 1}"
-            for row, place in enumerate(places)
-            if place is not None and place != row
-        ]
-        base = f"the line of {called} with the same settings ({', '.join(pairs)})"
-    else:
-        place = next(place for place in places if place is not None)
-        base = f"{methods[place]} of {_folder_of(lines[place])}"
-    said = [
-        f"to base: difference to {base}, in points of accuracy, over the seeds of both, ± "
-        "half the 95 % interval by Student's t; none: the interval covers 0"
-    ]
-    without = [str(row + 1) for row, place in enumerate(places) if place is None]
-    if without:
-        said.append(
-            f"no difference of {', '.join(without)}: no line of {called} has the same "
-            "settings"
-        )
-    return said
-
-
 def _of_line(settings: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     """The values that each setting has in the runs of a line, once."""
     found: dict[str, list[Any]] = {}
@@ -585,12 +324,7 @@ def _shortened_values(settings: Sequence[dict[str, list]]) -> dict[str, dict[str
 
 
 def _whose(line: Line, settings: Mapping[str, list[str]]) -> str:
-    """The runs of a line, and what they do not share with other lines, in one sentence.
-
-    Args:
-      line: runs that differ in the seed alone, and in what follows from it.
-      settings: their values of those settings in which runs of the table differ.
-    """
+    """The runs of a line, and the settings in which others of a table differ, in words."""
     summaries = [summary for _, summary in line.values()]
     folders = together([summary["folder"] for summary in summaries])
     said = [folders, f"seed{'s' * (len(line) > 1)} {some_of(line)}"]
@@ -667,7 +401,7 @@ def _costs(line: Line) -> dict[str, float | None]:
     return {
         "rounds": sample(summary["rounds"] for _, summary in line.values()).mean,
         "MiB": sample(moved).mean,
-        **{n: sample(figures(line, n).values()).mean for n in SOME},
+        **{n: over_seeds(line, n).mean for n in SOME},
     }
 
 

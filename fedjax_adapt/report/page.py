@@ -44,9 +44,8 @@ class Run(NamedTuple):
 
     def has(self, axis: str) -> bool:
         """Whether it counted what is on this axis."""
-        return axis in self.record.metrics.column_names and bool(
-            self.column(axis).any()
-        )
+        known = axis in self.record.metrics.column_names
+        return known and bool(self.column(axis).any())
 
     def column(self, name: str) -> np.ndarray:
         """A column of its metrics."""
@@ -112,11 +111,9 @@ def _by_run(what: str, columns: Mapping[str, Mapping], apart: bool = False) -> s
     differ = [row for row in rows if not agree(row)]
     shared = [row[:2] for row in rows if agree(row)]
     inside = html.table(f"{what} of all runs", [what, "all runs"], shared)
-    return (
-        html.table(f"{what} by run", [what, *columns], differ) if differ else ""
-    ) + (
-        html.details(f"the same in all runs ({len(shared)})", inside) if shared else ""
-    )
+    page = html.table(f"{what} by run", [what, *columns], differ) if differ else ""
+    hidden = f"the same in all runs ({len(shared)})"
+    return page + (html.details(hidden, inside) if shared else "")
 
 
 def _said(value: Any) -> str:
@@ -221,9 +218,8 @@ def _clients(drawn: Sequence[tuple[int, Run]]) -> str:
             shares = 100 * np.array([share for share, _ in held])
             curves.append((i, np.arange(1, len(held) + 1), shares))
             cells = [[client, html.Bar(percent(v), v)] for v, client in held]
-            tables += html.table(
-                f"{run.name}: accuracy {what}", ["client", what], cells
-            )
+            title = f"{run.name}: accuracy {what}"
+            tables += html.table(title, ["client", what], cells)
         if curves:
             title = f"accuracy {what}, the least accurate first"
             figures += html.curves(title, "clients", "accuracy (%)", curves)
@@ -312,9 +308,7 @@ def _environment(summary: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, Any] = {"commit": summary.get("commit") or "not known"}
     for part in ("versions", "hardware", "own"):
         found |= summary.get(part) or {}
-    return {
-        name: _said(value) for name, value in found.items() if value not in ("", {})
-    }
+    return {name: _said(v) for name, v in found.items() if v not in ("", {})}
 
 
 def _again(run: Run) -> str:

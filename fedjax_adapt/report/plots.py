@@ -64,7 +64,13 @@ def learning_curve(
     # no pyplot: a figure of its own leaves the caller's backend and figures alone
     figure = Figure(figsize=(9, 3.6), dpi=150, layout="constrained")
     left, right = figure.subplots(1, 2)
-    figure.suptitle(_title(record), fontsize=11, color=INK)
+    config = record.config
+    title = (
+        f"{config['algorithm']} on {Path(config['dataset']).name}: "
+        f"{config['num_clients']} clients, {100 * config['participation']:g} % a round, "
+        f"{config['partition']}, {config['model']}, seed {config['seed']}"
+    )
+    figure.suptitle(title, fontsize=11, color=INK)
     _accuracy(left, record, against)
     _loss(right, record, against)
     return saved(figure, path)
@@ -140,7 +146,7 @@ def comparison_curves(
         draw_mean(axes, curves, label=label, **_line(curves[0][0]))
     axes.set_ylabel(f"{shown_accuracy(records[0].accuracy)} (%)")
     figure.legend(loc="outside lower left", frameon=False, fontsize=8)  # names are long
-    _dress(axes, against)
+    dress(axes, against)
     return saved(figure, Path(path))
 
 
@@ -233,7 +239,7 @@ def _accuracy(axes, record: Record, against: str) -> None:
     axes.set_ylabel(f"{shown_accuracy(record.accuracy)} (%)")
     if len(axes.lines) > 2:  # the curve and its best point need no names
         axes.legend(frameon=False, fontsize=9, loc="center right")
-    _dress(axes, against)
+    dress(axes, against)
 
 
 def _loss(axes, record: Record, against: str) -> None:
@@ -248,7 +254,7 @@ def _loss(axes, record: Record, against: str) -> None:
         axes.set_yscale("log")
     axes.set_ylabel("mean loss (nats per example)")
     axes.legend(frameon=False, fontsize=9)
-    _dress(axes, against)
+    dress(axes, against)
 
 
 def _line(rounds) -> dict:
@@ -256,18 +262,10 @@ def _line(rounds) -> dict:
     return {"linewidth": 1.4, **marked}
 
 
-def _dress(axes, against: str) -> None:
-    axes.set_xlabel(AGAINST[against])
-    axes.xaxis.get_major_locator().set_params(integer=against == "round")
-    axes.grid(True, color=GREY, alpha=0.25, linewidth=0.6)
+def dress(axes, across: str, grid: Literal["both", "x", "y"] = "both") -> None:
+    """Names the horizontal axis, and draws a faint grid in place of a frame."""
+    axes.set_xlabel(AGAINST.get(across, across))
+    if across in AGAINST:
+        axes.xaxis.get_major_locator().set_params(integer=across == "round")
+    axes.grid(True, axis=grid, color=GREY, alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _title(record: Record) -> str:
-    config = record.config
-    share = 100 * config["participation"]
-    return (
-        f"{config['algorithm']} on {Path(config['dataset']).name}: "
-        f"{config['num_clients']} clients, {share:g} % a round, "
-        f"{config['partition']}, {config['model']}, seed {config['seed']}"
-    )

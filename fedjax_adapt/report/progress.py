@@ -48,13 +48,9 @@ def progress_bar(rounds: int) -> Iterator[Callable[[dict[str, Any]], None]]:
                 first, before = at, figures["round"] - 1
             done = figures["round"] - before
             # all callbacks of the first chunk come at once, when it is over
-            rate = (
-                None
-                if at - first < CALLBACKS and done < rounds
-                else done / (at - began)
-            )
-            loss = figures["train_loss"]
-            show(now(round=done, loss=loss, rounds_per_second=rate))
+            early = at - first < CALLBACKS and done < rounds
+            rate = None if early else done / (at - began)
+            show(now(round=done, loss=figures["train_loss"], rounds_per_second=rate))
 
         yield callback
 

@@ -198,17 +198,9 @@ def as_csv(found: Sequence[Measured]) -> str:
     )
     for cell in found:
         numbers = (cell.mean, cell.std, cell.interval, cell.difference)
-        writer.writerow(
-            [
-                cell.row,
-                cell.method,
-                _unit(cell.figure),
-                cell.published,
-                *numbers,
-                cell.seeds,
-            ]
-            + [cell.lacking, " ".join(map(repr, cell.values))]
-        )
+        place = (cell.row, cell.method, _unit(cell.figure), cell.published)
+        values = " ".join(map(repr, cell.values))
+        writer.writerow([*place, *numbers, cell.seeds, cell.lacking, values])
     return text.getvalue()
 
 
@@ -243,7 +235,9 @@ def picture(
         at = [
             (row, method if of_clients else None)
             for (row, method), paths in folders.items()
-            if not of_clients or column.removeprefix("clients.") in _columns(paths[0])
+            if not of_clients
+            or column.removeprefix("clients.")
+            in read_run(paths[0]).clients.column_names
         ]
         panels += [(column, *panel) for panel in dict.fromkeys(at)]
     if not panels:
@@ -268,17 +262,17 @@ def picture(
             for at, paths in folders.items():
                 if at[0] == row:
                     _curve(axes, at[1], paths, column, against)
-            axes.set_xlabel(AGAINST.get(against, against), fontsize=8)
-            axes.set_ylabel(_unit(column), fontsize=8)
-            if axes.lines:
-                axes.legend(frameon=False, fontsize=7)
+            _name_axes(axes, AGAINST.get(against, against), _unit(column))
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.25)
     return saved(figure, path)
 
 
-def _columns(path: Path) -> list[str]:
-    return read_run(path).clients.column_names
+def _name_axes(axes: "Axes", across: str, up: str) -> None:
+    axes.set_xlabel(across, fontsize=8)
+    axes.set_ylabel(up, fontsize=8)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=7)
 
 
 def _curve(
@@ -298,14 +292,11 @@ def _curve(
 
 def _client_lines(axes: "Axes", path: Path, column: str) -> None:
     table = read_run(path).clients
-    rounds, clients, values = (
-        table[name].to_numpy() for name in ("round", "client", column)
-    )
+    rounds, clients, values = (table[n].to_numpy() for n in ("round", "client", column))
     for client in np.unique(clients):
         own = clients == client
         axes.plot(rounds[own], values[own], linewidth=0.8)
-    axes.set_xlabel("communication round", fontsize=8)
-    axes.set_ylabel(column, fontsize=8)
+    _name_axes(axes, "communication round", column)
 
 
 def _classes(axes: "Axes", methods: Mapping[str, Sequence[Path]]) -> None:
@@ -314,9 +305,7 @@ def _classes(axes: "Axes", methods: Mapping[str, Sequence[Path]]) -> None:
         shares = [figures_of(summary)[CLASSES] for summary in summaries]
         mean = 100 * np.mean(np.array(shares, float), 0)
         axes.plot(mean, "o-", markersize=4, linewidth=0.8, label=method)
-    axes.set_xlabel("label", fontsize=8)
-    axes.set_ylabel(_unit(CLASSES), fontsize=8)
-    axes.legend(frameon=False, fontsize=7)
+    _name_axes(axes, "label", _unit(CLASSES))
 
 
 def _dots(axes: "Axes", found: Sequence[Measured]) -> None:
@@ -325,15 +314,13 @@ def _dots(axes: "Axes", found: Sequence[Measured]) -> None:
     found = [cell for cell in found if cell.figure == found[0].figure]
     names = [cell.method for cell in found]
     at = np.arange(len(names))
-    paper = [
-        c.published if isinstance(c.published, int | float) else np.nan for c in found
-    ]
-    ours = [np.nan if cell.mean is None else cell.mean for cell in found]
+    number = lambda value: value if isinstance(value, int | float) else np.nan
+    paper = [number(cell.published) for cell in found]
+    ours = [number(cell.mean) for cell in found]
     spread = [cell.interval or 0 for cell in found]
     axes.plot(paper, at, "x", color="#222222", label="published")
     label = "measured, 95 %" if any(spread) else "measured"
     axes.errorbar(ours, at, xerr=spread, fmt="o", markersize=4, label=label)
     axes.set_yticks(at, names)
     axes.invert_yaxis()
-    axes.set_xlabel(_unit(found[0].figure), fontsize=8)
-    axes.legend(frameon=False, fontsize=7)
+    _name_axes(axes, _unit(found[0].figure), "")

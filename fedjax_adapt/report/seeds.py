@@ -36,13 +36,23 @@ def by_seed(runs: Sequence[Run]) -> list[Line]:
 
 
 def _besides_seed(run: Run, *others: str) -> str:
-    """All that decides what a run learns, but for its seed and other settings."""
+    """What tells a run from others, but for its seed and other settings."""
     config, summary = run
     public = summary.get("public", {})
-    apart = {"seed", *others}
-    settings = {n: v for n, v in learned_from(config).items() if n not in apart}
+    settings = settings_but(config, *others)
     made_of = [summary.get("own"), *(public.get(what) for what in PUBLIC)]
     return json.dumps([settings, made_of], default=str)
+
+
+def settings_but(config: dict[str, Any], *others: str) -> dict[str, Any]:
+    """All that decides what a run learns, but for its seed and other settings."""
+    apart = {"seed", *others}
+    return {n: v for n, v in learned_from(config).items() if n not in apart}
+
+
+def first_of(line: Line) -> Run:
+    """The first run of a line."""
+    return next(iter(line.values()))
 
 
 def figures(line: Line, name: str) -> dict[int, Any]:
@@ -50,15 +60,21 @@ def figures(line: Line, name: str) -> dict[int, Any]:
     return {seed: figures_of(run[1]).get(name) for seed, run in line.items()}
 
 
+def over_seeds(line: Line, name: str) -> "Sample":
+    """A figure of a summary, of all seeds of a line."""
+    return sample(figures(line, name).values())
+
+
 def same_partitions(one: Line, other: Line) -> bool:
     """Whether the same seed has the same partition in both lines."""
-    of = lambda line: {run[1]["seeds"].get("partition_seed") for run in line.values()}
-    follow = lambda line: all(
-        run[1]["seeds"].get("partition_seed") == seed for seed, run in line.items()
-    )
-    return (follow(one) and follow(other)) or (
-        len(of(one)) == 1 and of(one) == of(other)
-    )
+    seeds = [
+        {seed: run[1]["seeds"].get("partition_seed") for seed, run in line.items()}
+        for line in (one, other)
+    ]
+    if all(seed == partition for of in seeds for seed, partition in of.items()):
+        return True
+    of_all = {partition for of in seeds for partition in of.values()}
+    return len(of_all) == 1
 
 
 @dataclass(frozen=True)
@@ -98,14 +114,10 @@ class Sample:
     def text(self, digits: Callable[[float], str]) -> str:
         """Mean ± deviation; or how many of the seeds have a value, where not all do."""
         if self.mean is None:
-            return (
-                f"{len(self.values)} of {self.seeds} seeds"
-                if self.values
-                else "no seed"
-            )
-        return digits(self.mean) + (
-            "" if self.std is None else f" ± {digits(self.std)}"
-        )
+            some = f"{len(self.values)} of {self.seeds} seeds"
+            return some if self.values else "no seed"
+        mean = digits(self.mean)
+        return mean if self.std is None else f"{mean} ± {digits(self.std)}"
 
 
 def sample(values: Iterable[float | None]) -> Sample:

@@ -19,8 +19,9 @@ from ..experiment.store import (
     accuracy_shown_as,
     shown_accuracy,
 )
-from .compare import Tested, share_text
-from .controls import CONTROLS, WEIGHTLESS
+from .bases import CONTROLS, WEIGHTLESS
+from .compare import share_text
+from .groups import Tested
 from .seeds import Sample, sample
 from .tables import Name
 
@@ -70,21 +71,21 @@ def parts(folder: str | Path) -> list[Part]:
     for row in rows:
         named = accuracy_shown_as(row["accuracy_name"])
         place = ACCURACIES.index(named)
-        lines = sorted_rows.setdefault(
-            (place, row["dataset"], row["test_examples"]), {}
-        )
+        part = (place, row["dataset"], row["test_examples"])
+        lines = sorted_rows.setdefault(part, {})
         point = {name: row[name] for name in names}
         given = row.get("also_given")  # which an earlier version did not write
-        line = lines.setdefault(
-            tuple(map(str, point.values())), Line(point, [], [], set(), given, [])
-        )
+        at = tuple(map(str, point.values()))
+        line = lines.setdefault(at, Line(point, [], [], set(), given, []))
         line.methods.add(row["method"])
         if row.get("stopped_round") is not None:
             line.stopped.append(row["trial"])
         if row["diverged_round"] is not None:
             line.diverged.append(row["trial"])
         else:
-            line.figures.append(_figures(row, named))
+            before = "" if named == ACCURACY else f"{named}."
+            own = {name: row[before + column] for name, column in FIGURES.items()}
+            line.figures.append({ACCURACY: row[named]} | own)
     result = []
     for (place, dataset, count), lines in sorted(sorted_rows.items()):
         listed = list(lines.values())
@@ -162,23 +163,14 @@ def _table(part: Part, names: list[str] | None, figures: tuple[str, ...]) -> "Ta
     for name in (accuracy, *figures, "n"):
         table.add_column(name, justify="right", no_wrap=True)
     for rank, line in enumerate(part.lines, 1):
-        cells = [_cell(line, name) for name in (ACCURACY, *figures)]
+        text = lambda name, line=line: share_text(line.over(name))
+        cells = [text(n) if line.figures else "diverged" for n in (ACCURACY, *figures)]
         place = [str(rank)] if part.ranked else []
         table.add_row(
             *place, *settings[rank - 1].values(), *cells, str(len(line.figures))
         )
     table.caption = _caption(part)
     return table
-
-
-def _figures(row: dict[str, Any], named: str) -> dict[str, float]:
-    before = "" if named == ACCURACY else f"{named}."
-    own = {name: row[before + column] for name, column in FIGURES.items()}
-    return {ACCURACY: row[named]} | own
-
-
-def _cell(line: Line, name: str) -> str:
-    return share_text(line.over(name)) if line.figures else "diverged"
 
 
 def _caption(part: Part) -> str:

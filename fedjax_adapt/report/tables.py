@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,119 +58,86 @@ def summary_table(folder: str | Path) -> "Table":
 
 
 def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
-    """The rows of a `summary_table`, the accuracy after the last round first."""
+    """The rows of a `summary_table`, the accuracy after the last round first.
+
+    What a run of an earlier version does not say has no row.
+    """
     found, named = figures_of(summary), accuracy_in(summary)
-    accuracy, loss = shown_accuracy(named), shown_loss(named)
     # before what is no test accuracy, in every row that shows one
     of = {TRAINED: "training accuracy", VALIDATED: "validation accuracy"}.get(named, "")
+    row = lambda name: f"{of}, {name}" if of else name
     data, hardware = summary["data"], summary["hardware"]
-    on_cpu = hardware["platform"] == "cpu"
-    device = hardware["cpu"] if on_cpu else hardware["device"]
-    return {
-        accuracy: f"{percent(found['accuracy'])} after {summary['rounds']} rounds"
-        f"{_stopped(summary)}, on {data['test']} examples",
-        _row(
-            of, f"last {found['last_count']} evaluations"
-        ): f"{percent(found['last_mean'])} ± {percent(found['last_std'])}",
-        _row(
-            of, "best"
+    stopped = ", where a callback ended it" if summary.get("stopped_round") else ""
+    rows = {
+        shown_accuracy(
+            named
+        ): f"{percent(found['accuracy'])} after {summary['rounds']} "
+        f"rounds{stopped}, on {data['test']} examples",
+        row(f"last {found['last_count']} evaluations"): _last(found),
+        row(
+            "best"
         ): f"{percent(found['best_accuracy'])} in round {found['best_round']}",
-        _row(of, "rounds to"): _targets(found["rounds_to"]),
-        loss: f"{found['loss']:.4f}",
-        **{
-            _row(of, f"{name}: {MODELS[name]}"): _model(figures)
-            for name, figures in found.get("models", {}).items()
-        },
-        **_shares(summary, of),
-        **_auxiliary(summary),
-        "clients": f"{data['clients']} with {data['smallest_client']} to "
-        f"{data['largest_client']} of {data['train']} examples, "
-        f"mean label entropy {data['label_entropy']:.2f} nats",
-        **_memory(summary),
-        **_costs(summary, of),
-        **_reported(summary),
-        "time": f"{summary['seconds']:.1f} s "
-        f"({summary['rounds_per_second']:.3g} rounds/s), "
-        f"and {summary['compile_seconds']:.1f} s to compile" + _calibration(summary),
-        "on": f"{device}, {hardware['cores']} cores, "
-        f"jax {summary['versions']['jax']}, seed {summary['seeds']['seed']}"
-        + (", freed memory kept" if hardware.get("keeps_memory") else "")
-        + _xla_options(hardware),
+        row("rounds to"): _targets(found["rounds_to"]),
+        shown_loss(named): f"{found['loss']:.4f}",
     }
-
-
-def _stopped(summary: dict) -> str:
-    """That a callback ended the run before its last round, if one did."""
-    return ", where a callback ended it" if summary.get("stopped_round") else ""
-
-
-def _calibration(summary: dict) -> str:
-    """What trying lanes and convolutions took, where any were tried."""
-    seconds = summary.get("calibrate_seconds", 0.0)
-    return f", {seconds:.1f} s to try what is fastest" if seconds >= 0.1 else ""
-
-
-def _xla_options(hardware: dict) -> str:
-    """What the program was compiled with, where that is not what XLA does by itself."""
-    options = hardware.get("xla_options") or {}
-    given = [f"{name}={value}" for name, value in options.items()]
-    return f", XLA with {', '.join(given)}" if given else ""
-
-
-def _row(of: str, name: str) -> str:
-    """The name of a row, with what its accuracy is of where that is not the test set."""
-    return f"{of}, {name}" if of else name
-
-
-def _model(figures: dict[str, Any]) -> str:
-    return (
-        f"{percent(figures['accuracy'])}, last {figures['last_count']}: "
-        f"{percent(figures['last_mean'])} ± {percent(figures['last_std'])}\n"
-        f"rounds to {_targets(figures['rounds_to'])}"
-    )
-
-
-def _shares(summary: dict[str, Any], of: str) -> dict[str, str]:
-    """Between classes and clients; a run of an earlier version has neither."""
-    rows = {}
-    found = figures_of(summary)
+    for name, own in found.get("models", {}).items():
+        rows[row(f"{name}: {MODELS[name]}")] = (
+            f"{percent(own['accuracy'])}, last {own['last_count']}: {_last(own)}\n"
+            f"rounds to {_targets(own['rounds_to'])}"
+        )
     if "class_accuracy" in found:
         tested = [share for share in found["class_accuracy"] if share is not None]
-        low, high = min(tested), max(tested)
-        rows[_row(of, "by class")] = f"{percent(low)} to {percent(high)}"
-    for name, row in CLIENTS.items():
-        if summary.get(name):
-            own = summary[name]
-            rows[row] = (
+        rows[row("by class")] = f"{percent(min(tested))} to {percent(max(tested))}"
+    for name, what in CLIENTS.items():
+        if own := summary.get(name):
+            rows[what] = (
                 f"{percent(own['mean'])} ± {percent(own['std'])} on its own examples, "
                 f"{percent(own['worst_tenth'])} for the worst tenth"
             )
-    return rows
-
-
-def _auxiliary(summary: dict[str, Any]) -> dict[str, str]:
-    """What the method was given besides; a run of an earlier version does not say."""
-    given = summary.get("auxiliary")
-    return {"also given": ", ".join(given)} if given else {}
-
-
-def _memory(summary: dict[str, Any]) -> dict[str, str]:
-    """What clients' states take, and all of it; an earlier version does not say."""
-    shown = lambda size: f"{size / 2**30:.2f} GiB"
-    rows, state = {}, summary.get("client_state_bytes", 0)
-    if state:
-        rows["client state"] = f"{shown(state)} of memory"
+    if given := summary.get("auxiliary"):
+        rows["also given"] = ", ".join(given)
+    rows["clients"] = (
+        f"{data['clients']} with {data['smallest_client']} to {data['largest_client']} of "
+        f"{data['train']} examples, mean label entropy {data['label_entropy']:.2f} nats"
+    )
+    gibibytes = lambda size: f"{size / 2**30:.2f} GiB"
+    if state := summary.get("client_state_bytes", 0):
+        rows["client state"] = f"{gibibytes(state)} of memory"
     held = summary.get("memory", {})
     if held.get("peak") is not None:
-        expected = shown(held["predicted_peak"])
-        rows["memory"] = f"{shown(held['peak'])} at most, {expected} were expected"
+        expected = gibibytes(held["predicted_peak"])
+        rows["memory"] = f"{gibibytes(held['peak'])} at most, {expected} were expected"
+    if "bytes_up" in summary:
+        rows |= _costs(summary, of)
+    if reported := summary.get("reported"):  # the method's own figures
+        number = lambda value: "-" if value is None else f"{value:.4g}"
+        shown = [f"{name} {number(value)}" for name, value in reported.items()]
+        rows["last round"] = ", ".join(shown)
+    rows["time"] = (
+        f"{summary['seconds']:.1f} s ({summary['rounds_per_second']:.3g} rounds/s), and "
+        f"{summary['compile_seconds']:.1f} s to compile"
+    )
+    if (tried := summary.get("calibrate_seconds", 0.0)) >= 0.1:
+        rows["time"] += f", {tried:.1f} s to try what is fastest"
+    rows["on"] = (
+        f"{hardware['cpu' if hardware['platform'] == 'cpu' else 'device']}, "
+        f"{hardware['cores']} cores, jax {summary['versions']['jax']}, "
+        f"seed {summary['seeds']['seed']}"
+    )
+    if hardware.get("keeps_memory"):
+        rows["on"] += ", freed memory kept"
+    if options := hardware.get("xla_options"):  # where not what XLA does by itself
+        given = [f"{name}={value}" for name, value in options.items()]
+        rows["on"] += f", XLA with {', '.join(given)}"
     return rows
+
+
+def _last(figures: Mapping[str, Any]) -> str:
+    return f"{percent(figures['last_mean'])} ± {percent(figures['last_std'])}"
 
 
 def _costs(summary: dict[str, Any], of: str) -> dict[str, str]:
-    """What clients moved; a run of an earlier version does not say."""
-    if "bytes_up" not in summary:
-        return {}
+    """What clients did and moved."""
     down, up = (summary[f"bytes_{way}"] / 1e6 for way in ("down", "up"))
     rows = {"traffic": f"{down:,.4g} MB to the clients, {up:,.4g} MB from them"}
     found = figures_of(summary)
@@ -194,14 +161,6 @@ def _costs(summary: dict[str, Any], of: str) -> dict[str, str]:
     if summary["simulated_seconds"]:
         rows["simulated time"] = f"{summary['simulated_seconds']:,.4g} s"
     return rows
-
-
-def _reported(summary: dict[str, Any]) -> dict[str, str]:
-    """The method's own figures; a run of an earlier version does not say."""
-    number = lambda value: "-" if value is None else f"{value:.4g}"
-    own = summary.get("reported", {}).items()
-    shown = ", ".join(f"{name} {number(value)}" for name, value in own)
-    return {"last round": shown} if shown else {}
 
 
 class Name:
