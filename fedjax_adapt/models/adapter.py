@@ -137,13 +137,9 @@ def language_model(model: Any, length: int, pad: int | None = None) -> Task:
         return share(counts & (logits.argmax(-1) == y), counts)
 
     task = _task_of(call, model, (length,), 0.0, 1.0, None, loss)
-    task = task._replace(
-        accuracy=accuracy,
-        metrics={
-            "perplexity": metrics.perplexity(pad),
-            "token_accuracy": metrics.token_accuracy(pad),
-        },
-    )
+    named = {"perplexity": metrics.perplexity, "token_accuracy": metrics.token_accuracy}
+    named = {name: metric(pad) for name, metric in named.items()}
+    task = task._replace(accuracy=accuracy, metrics=named)
     return _checked(task, (length,), "logits [batch, length, vocabulary]", 3)
 
 
@@ -277,13 +273,8 @@ def _like(x: Array, moment: np.ndarray) -> np.ndarray:
 
 
 def _checked(task: Task, input_shape: Sequence[int], wanted: str, ndim: int) -> Task:
-    """The task, traced once, so that a misfit is reported before anything runs.
-
-    Raises:
-      ValueError: the model does not return what is `wanted`, of so many axes.
-    """
+    """The task, traced once, so that a misfit is reported before anything runs."""
     x = jax.ShapeDtypeStruct((2, *input_shape), jnp.int32)  # what any model takes
-
     key = jax.random.key(0)
     functions, train = [task.apply], task.apply_train
     if train is not None:

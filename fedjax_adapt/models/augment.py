@@ -5,7 +5,8 @@
     reflect_crop  FNR-FL (NIID-Bench): a crop from the image with its edge reflected,
                   always; and a flip with probability 1/2
 
-The inputs are normalised already, so that a margin of zeros is one of mean pixels.
+Each is (key, x) -> x for images x [batch, height, width, channels], which are normalised
+already, so that a margin of zeros is one of mean pixels.
 """
 
 from collections.abc import Callable
@@ -29,9 +30,6 @@ def flip_crop(pad: int = 4) -> Augment:
 
     Args:
       pad: pixels on each side, at least 0.
-
-    Returns:
-      (key, x) -> x for images x [batch, height, width, channels].
     """
     check.at_least("pad", pad, 0)
 
@@ -53,9 +51,6 @@ def reflect_crop(pad: int = 4) -> Augment:
 
     Args:
       pad: pixels on each side, at least 0 and less than the height and the width.
-
-    Returns:
-      (key, x) -> x for images x [batch, height, width, channels].
     """
     check.at_least("pad", pad, 0)
 

@@ -97,37 +97,26 @@ def cnn(input_shape: Shape, num_classes: int) -> Builder:
     """The CIFAR network of FedDyn and FedSSG: two 5x5x64 convolutions, 384, 192.
 
     797,962 parameters for 32 x 32 x 3 and 10 classes.
-
-    Raises:
-      ValueError: `input_shape` is no image of at least 16 x 16 pixels.
     """
     check_image("cnn", input_shape, 16)
-    return lambda rngs: CNN(
-        input_shape, num_classes, rngs, filters=(64, 64), widths=(384, 192)
-    )
+    sizes = dict(filters=(64, 64), widths=(384, 192))
+    return lambda rngs: CNN(input_shape, num_classes, rngs, **sizes)
 
 
 def lenet5(input_shape: Shape, num_classes: int) -> Builder:
     """LeNet-5 of GIFT and FedGSNR, with ReLUs and max-pooling: 6, 16, 120, 84.
 
     62,006 parameters for 32 x 32 x 3 and 10 classes.
-
-    Raises:
-      ValueError: `input_shape` is no image of at least 16 x 16 pixels.
     """
     check_image("lenet5", input_shape, 16)
-    return lambda rngs: CNN(
-        input_shape, num_classes, rngs, filters=(6, 16), widths=(120, 84)
-    )
+    sizes = dict(filters=(6, 16), widths=(120, 84))
+    return lambda rngs: CNN(input_shape, num_classes, rngs, **sizes)
 
 
 def fedveca_cnn(input_shape: Shape, num_classes: int) -> Builder:
     """The network of AFL and FedVeca: two padded 5x5x32 convolutions, then 256.
 
     The second is flattened to 1568 values for 28 x 28 pixels, to 2048 for 32 x 32.
-
-    Raises:
-      ValueError: `input_shape` is no image of at least 4 x 4 pixels.
     """
     check_image("fedveca_cnn", input_shape, 4)
     return lambda rngs: FedVecaCNN(input_shape, num_classes, rngs)

@@ -77,15 +77,10 @@ class VGG(Classifier):
 
 
 def _vgg_conv(channels: int, filters: int, rngs: nnx.Rngs) -> Conv:
-    return Conv(
-        channels,
-        filters,
-        3,
-        rngs,
-        pad=1,
-        kernel_init=normal_fan_out(3, filters),
-        bias_init=nnx.initializers.zeros,
+    init = dict(
+        kernel_init=normal_fan_out(3, filters), bias_init=nnx.initializers.zeros
     )
+    return Conv(channels, filters, 3, rngs, pad=1, **init)
 
 
 def vgg11(input_shape: Shape, num_classes: int, dropout: float = 0.5) -> Builder:
@@ -94,12 +89,7 @@ def vgg11(input_shape: Shape, num_classes: int, dropout: float = 0.5) -> Builder
     9,750,922 parameters for 32 x 32 x 3 and 10 classes.
 
     Args:
-      input_shape: of one example.
-      num_classes: number of labels.
       dropout: share of what goes into each hidden layer that is dropped, in [0, 1)
-
-    Raises:
-      ValueError: `input_shape` is no image of at least 32 x 32 pixels.
     """
     return _vgg("vgg11", input_shape, num_classes, (1, 1, 2, 2, 2), dropout)
 
@@ -110,12 +100,7 @@ def vgg16(input_shape: Shape, num_classes: int, dropout: float = 0.5) -> Builder
     15,245,130 parameters for 32 x 32 x 3 and 10 classes.
 
     Args:
-      input_shape: of one example.
-      num_classes: number of labels.
       dropout: share of what goes into each hidden layer that is dropped, in [0, 1)
-
-    Raises:
-      ValueError: `input_shape` is no image of at least 32 x 32 pixels.
     """
     return _vgg("vgg16", input_shape, num_classes, (2, 2, 3, 3, 3), dropout)
 
@@ -123,9 +108,8 @@ def vgg16(input_shape: Shape, num_classes: int, dropout: float = 0.5) -> Builder
 def _vgg(name: str, input_shape: Shape, num_classes: int, depths, dropout) -> Builder:
     check_image(name, input_shape, VGG_PIXELS)
     check.between("dropout", dropout, 0, 1, closed="left")
-    return lambda rngs: VGG(
-        input_shape, num_classes, rngs, depths=depths, dropout=dropout
-    )
+    sizes = dict(depths=depths, dropout=dropout)
+    return lambda rngs: VGG(input_shape, num_classes, rngs, **sizes)
 
 
 RESNET_WIDTHS = (64, 128, 256, 512)  # filters by stage
@@ -140,16 +124,9 @@ class NormedConv(nnx.Module):
         self, channels: int, filters: int, size: int, stride: int, groups: int, rngs
     ):
         """Draws the kernel."""
-        self.conv = Conv(
-            channels,
-            filters,
-            size,
-            rngs,
-            stride=stride,
-            pad=size // 2,
-            kernel_init=normal_fan_out(size, filters),
-            use_bias=False,
-        )
+        init = dict(kernel_init=normal_fan_out(size, filters), use_bias=False)
+        where = dict(stride=stride, pad=size // 2)
+        self.conv = Conv(channels, filters, size, rngs, **where, **init)
         self.norm = GroupNorm(filters, groups)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -227,13 +204,7 @@ def resnet18(input_shape: Shape, num_classes: int, groups: int = 32) -> Builder:
     11,173,962 parameters for 32 x 32 x 3 and 10 classes.
 
     Args:
-      input_shape: of one example.
-      num_classes: number of labels.
       groups: into which every normalisation divides its channels: 1, 2, 4, ... or 64
-
-    Raises:
-      ValueError: `input_shape` is no image of at least 8 x 8 pixels, or `groups` does not
-        divide 64.
     """
     check_image("resnet18", input_shape, 8)
     if groups < 1 or RESNET_WIDTHS[0] % groups:

@@ -142,8 +142,6 @@ def mlp(
     widths=(100, 100) has 89,610.
 
     Args:
-      input_shape: of one example.
-      num_classes: number of labels.
       widths: of the hidden layers
     """
     for width in widths:
@@ -189,11 +187,7 @@ class SVM(Classifier):
 
 
 def svm(input_shape: Shape, num_classes: int) -> Builder:
-    """The squared-hinge support vector machine of AFL and FedVeca, for two classes.
-
-    Raises:
-      ValueError: there are not two classes.
-    """
+    """The squared-hinge support vector machine of AFL and FedVeca, for two classes."""
     if num_classes != 2:
         raise SettingError(
             f"svm tells 2 classes apart but the data have {num_classes}; write "
@@ -230,15 +224,9 @@ def projected(builder: Callable[..., Builder], width: int = 256) -> Callable:
     """The builder of the same models with a projection head.
 
     Args:
-      builder: (input_shape, num_classes, **options) -> (rngs -> module), where the module
-        has `features(x)` and an affine last layer `out` (nnx.Linear) that reads them.
+      builder: of modules without a loss of their own that have `features(x)` and an affine
+        last layer `out` (nnx.Linear) that reads them; or what it builds raises ValueError.
       width: of the projection, and so of the features.
-
-    Returns:
-      A builder with the same arguments.
-
-    Raises:
-      ValueError: from what it builds: the module has no such parts, or a loss of its own.
     """
     check.at_least("projection", width, 1, none="none at all")
 

@@ -83,12 +83,8 @@ def lstm(
 
     Args:
       input_shape: (time, features) of one example.
-      num_classes: number of labels.
       width: of every layer's state
       layers: one upon the other
-
-    Raises:
-      ValueError: `input_shape` is no sequence of vectors.
     """
     check.at_least("width", width, 1)
     check.at_least("layers", layers, 1)

@@ -58,13 +58,10 @@ def modes_of(
     """A function of whether the model is trained: what to tell `function` by name.
 
     Args:
-      function: of the inputs and perhaps more.
+      function: of the inputs and perhaps more; an argument that nothing gives is refused.
       shown: how it is called, for a message.
       given: how many arguments it is given by position.
       keys: arguments that are given besides them.
-
-    Raises:
-      ValueError: it asks for an argument that nothing gives.
     """
     arguments = parameters(function)
     known = {name: on for name, on in MODES.items() if name in arguments}
@@ -201,15 +198,14 @@ def from_nnx(model: nnx.Module | Callable) -> Model:
     def head(params, features):
         return merged(graph, params, _streams(random)).head(features)
 
+    hint = "build it with nnx.Dropout(rate, rngs=rngs)"
     return Model(
         init=init,
         apply=apply,
         apply_train=apply_train if is_random or mode(True) else None,
         loss=own_loss(module),
         head=head if split else None,
-        silent=never_drops(name, "build it with nnx.Dropout(rate, rngs=rngs)")
-        if mute
-        else None,
+        silent=never_drops(name, hint) if mute else None,
     )
 
 
@@ -237,12 +233,12 @@ def _named_params(state: nnx.State) -> Params:
 
 def _nnx_drops(module: nnx.Module) -> bool:
     """Whether it holds a layer that drops out."""
+    called = {nnx.Dropout: "rate", nnx.MultiHeadAttention: "dropout_rate"}
     rates = [
-        getattr(part, "rate", 0)
-        if isinstance(part, nnx.Dropout)
-        else getattr(part, "dropout_rate", 0)
+        getattr(part, name, 0)
         for _, part in nnx.iter_modules(module)
-        if isinstance(part, nnx.Dropout | nnx.MultiHeadAttention)
+        for kind, name in called.items()
+        if isinstance(part, kind)
     ]
     return any(isinstance(rate, int | float) and rate > 0 for rate in rates)
 

@@ -82,15 +82,7 @@ def _is_ours(error: Exception) -> bool:
 
 
 def _as_functions(model: Any, example: jax.ShapeDtypeStruct) -> Model:
-    """The model as pure functions, whatever it came as.
-
-    Args:
-      model: see `classification`.
-      example: one input, without a batch axis.
-
-    Raises:
-      ValueError: it is none of these, or keeps state.
-    """
+    """The model of `classification` as pure functions, whatever it came as."""
     library = _library(model)
     if library == "haiku":
         return _from_haiku(model, example)
@@ -129,7 +121,6 @@ def _from_pair(init: Callable, apply: Callable, example: jax.ShapeDtypeStruct) -
     """A pair of functions; `apply` may take a key and the mode by name."""
     arguments = parameters(apply)
     keys = [name for name in KEYS if name in arguments]
-    asks_key = bool(keys)
     for name in keys:
         if arguments[name].default is inspect.Parameter.empty:
             raise SettingError(
@@ -145,7 +136,7 @@ def _from_pair(init: Callable, apply: Callable, example: jax.ShapeDtypeStruct) -
     def apply_train(params, x, key):
         return outputs_of(apply(params, x, **options(True, key)))
 
-    is_random = asks_key or bool(mode(True))
+    is_random = bool(keys or mode(True))
     silent = None
     if not is_random and linen_drops(lambda key, x: apply(init(key), x), example):
         hint = "give apply an argument key=None, under which it drops"
@@ -159,11 +150,7 @@ def _from_pair(init: Callable, apply: Callable, example: jax.ShapeDtypeStruct) -
 
 
 def _from_haiku(transformed: Any, example: jax.ShapeDtypeStruct) -> Model:
-    """`hk.transform(f)` of a function of the batch, and perhaps of `is_training`.
-
-    Raises:
-      ValueError: it keeps state, or needs a key in evaluation.
-    """
+    """`hk.transform(f)` of a function of the batch, and perhaps of `is_training`."""
     import haiku as hk  # pyright: ignore[reportMissingImports]
 
     if isinstance(transformed, hk.TransformedWithState):
@@ -176,9 +163,8 @@ def _from_haiku(transformed: Any, example: jax.ShapeDtypeStruct) -> Model:
         )
     # hk.without_apply_rng leaves the key out
     keyed = list(parameters(transformed.apply))[1:2] == ["rng"]
-    mode = modes_of(
-        transformed.apply, "the function of hk.transform", given=3 if keyed else 2
-    )
+    shown, given = "the function of hk.transform", 3 if keyed else 2
+    mode = modes_of(transformed.apply, shown, given)
 
     def init(key):
         x = jnp.zeros((1, *example.shape), example.dtype)
@@ -214,10 +200,7 @@ def _from_equinox(model: Any) -> Model:
     """
     import equinox as eqx  # pyright: ignore[reportMissingImports]
 
-    if isinstance(model, eqx.Module):
-        build = lambda key: model
-    else:
-        build = lambda key: model(key=key)
+    build = lambda key: model if isinstance(model, eqx.Module) else model(key=key)
     made = build(jax.random.key(0))
     if not isinstance(made, eqx.Module):
         raise SettingError(
@@ -232,7 +215,8 @@ def _from_equinox(model: Any) -> Model:
 
     weights, rest = eqx.partition(made, eqx.is_inexact_array)
     paths, structure = jax.tree_util.tree_flatten_with_path(weights)
-    names = [tuple(_path_name(part) for part in path) for path, _ in paths]
+    name_of = lambda part: jax.tree_util.keystr((part,), simple=True)
+    names = [tuple(map(name_of, path)) for path, _ in paths]
     evaluated, trained = (eqx.nn.inference_mode(rest, value) for value in (True, False))
 
     arguments = parameters(made.__call__)
@@ -284,11 +268,3 @@ def _equinox_drops(module: Any) -> bool:
     is_dropout = lambda part: isinstance(part, eqx.nn.Dropout)
     parts = jax.tree.leaves(module, is_leaf=is_dropout)
     return any(is_dropout(part) and part.p != 0 for part in parts)
-
-
-def _path_name(part) -> str:
-    """A step of a path: the name of a field, or the position in a list."""
-    for of in ("name", "idx", "key"):
-        if hasattr(part, of):
-            return str(getattr(part, of))
-    return str(part)

@@ -101,10 +101,9 @@ def milliseconds(
     taken: dict[str, float] = {}
     for way in ways_to_try(layer, lanes) if ways is None else ways:
         best = min(taken.values(), default=math.inf)
+        how = (layer, way, lanes, devices, compiler_options, reads_examples)
         try:
-            program, given = compiled(
-                layer, way, lanes, devices, compiler_options, reads_examples
-            )
+            program, given = compiled(*how)
             if too_large(program):
                 taken[way] = math.inf
                 continue
@@ -123,10 +122,7 @@ def compiled(
     compiler_options: Mapping[str, str] | None,
     reads_examples: bool,
 ) -> tuple[Any, list[Array]]:
-    """A compiled loop, and its arguments after the number of steps.
-
-    Arguments are those of `milliseconds`.
-    """
+    """A compiled loop, and what it takes after the number of steps; see `milliseconds`."""
     images = (devices, lanes, layer.channels, *layer.pixels, layer.images)
     kernels = (devices, lanes, *layer.size, layer.channels, layer.filters)
     given = [jnp.full(shape, 0.1, layer.dtype) for shape in (images, kernels)]

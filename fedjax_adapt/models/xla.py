@@ -36,12 +36,10 @@ def apart(function: Callable, *operands: Any) -> Any:
     if jax.default_backend() != "cpu":
         return function(*operands)
     results = jax.eval_shape(function, *operands)
-    zeros = lambda *_: jax.tree.map(
-        lambda like: jnp.zeros(like.shape, like.dtype), results
-    )
-    return lax.cond(
-        lax.optimization_barrier(jnp.array(True)), function, zeros, *operands
-    )
+    zero = lambda like: jnp.zeros(like.shape, like.dtype)
+    zeros = lambda *_: jax.tree.map(zero, results)
+    always = lax.optimization_barrier(jnp.array(True))
+    return lax.cond(always, function, zeros, *operands)
 
 
 def window(x: Array, axis: int, begin: int, size: int, stride: int) -> Array:
@@ -68,11 +66,7 @@ def lax_conv(strides: Pair, padding: Pads, x: Array, kernel: Array) -> Array:
     factors are transposed. Here that gradient is written anew for all models at once. For
     an H100 and 10 clients side by side that saves an eighth of the memory traffic.
 
-    Args:
-      strides: along the height and the width.
-      padding: ((top, bottom), (left, right)).
-      x: [channels, height, width, batch].
-      kernel: [kernel height, kernel width, channels, filters].
+    Arguments as of `multiplied` in conv.py.
     """
     return _convolved(strides, padding, x, kernel)
 
