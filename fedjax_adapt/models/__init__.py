@@ -7,9 +7,8 @@ random streams. It raises ValueError where the model cannot take such examples.
 
 from .adapter import classification
 from .augment import AUGMENTS, flip_crop, reflect_crop
-from .cnn import cnn, fedveca_cnn, lenet5
 from .conv import conv
-from .deep import resnet18, vgg11, vgg16
+from .convnets import cnn, fedveca_cnn, lenet5, resnet18, vgg11, vgg16
 from .dense import linear, mlp, projected, svm
 from .layers import max_pool
 from .lstm import lstm

@@ -152,7 +152,7 @@ def mlp(
 LAMBDA = 0.1  # of the support vector machine's squared norm, from AFL's code
 
 
-class SVM(Classifier):
+class SVM(Linear):
     """AFL's support vector machine, which FedVeca takes over.
 
         s = <w, x>,   loss = lambda/2 ||w||^2 + 1/2 max(0, 1 - t s)^2,   w = 0 at first
@@ -167,10 +167,6 @@ class SVM(Classifier):
         """Weights 0, and no bias."""
         width, zeros = math.prod(input_shape), nnx.initializers.zeros
         self.out = nnx.Linear(width, 1, use_bias=False, kernel_init=zeros, rngs=rngs)
-
-    def features(self, x: jax.Array) -> jax.Array:
-        """The pixels themselves, [batch, pixels]."""
-        return flatten(x)
 
     def head(self, features: jax.Array) -> jax.Array:
         """The score and the term in w as two logits, [batch, 2]."""

@@ -64,12 +64,7 @@ def chosen(layer: Layer) -> str:
 
 
 def by_rule(layer: Layer, backend: str | None = None) -> str:
-    """The way where nothing was measured.
-
-    Args:
-      layer: of one model.
-      backend: "cpu", "gpu" or "tpu"; None: the one at hand.
-    """
+    """The way where nothing was measured; `backend` is "cpu", "gpu", "tpu" or that here."""
     if (backend or jax.default_backend()) != "cpu":
         return "lax"
     enough = min(layer.channels, layer.filters) >= FEW_CHANNELS
@@ -133,14 +128,10 @@ def with_ways(task: Task, ways: str | Mapping[Layer, str]) -> Task:
 def layers_of(task: Task, x: Array | jax.ShapeDtypeStruct) -> list[Layer]:
     """The kinds of convolutions that local training makes of a batch, in their order.
 
-    Args:
-      task: what is learnt.
-      x: a batch of inputs, [batch, ...]; a shape is enough.
+    Of the batch x [batch, ...] a shape is enough.
     """
     found: dict[Layer, None] = {}
-
-    def note(layer: Layer) -> None:
-        found[layer] = None
+    note = lambda layer: found.setdefault(layer)
 
     def forward(key, x):
         params = task.init(key)

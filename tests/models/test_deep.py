@@ -9,7 +9,7 @@ from jax import lax
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg
-from fedjax_adapt.models import MODELS, deep
+from fedjax_adapt.models import MODELS, convnets
 from fedjax_adapt.models.layers import Conv, GroupNorm, normal_fan_out
 
 KEY = jax.random.key(0)
@@ -24,15 +24,15 @@ def short(monkeypatch):
         ("RESNET_WIDTHS", (4, 6)),
         ("RESNET_STRIDES", (1, 2)),
     ):
-        monkeypatch.setattr(deep, name, value)
+        monkeypatch.setattr(convnets, name, value)
 
 
 def short_vgg(shape, num_classes, dropout=0.5):
-    return deep._vgg("short", shape, num_classes, (1, 2), dropout)
+    return convnets._vgg("short", shape, num_classes, (1, 2), dropout)
 
 
 def short_resnet(shape, num_classes, groups):
-    return lambda rngs: deep.ResNet(shape, num_classes, rngs, groups=groups)
+    return lambda rngs: convnets.ResNet(shape, num_classes, rngs, groups=groups)
 
 
 def model(builder, shape, **options):
@@ -121,7 +121,7 @@ def test_convolutions_of_the_large_models_start_with_kaimings_variance():
     )
     assert conv.bias is None
     np.testing.assert_allclose(conv.kernel[...].var(), 2 / (9 * 128), rtol=0.02)
-    biased = deep._vgg_conv(3, 5, nnx.Rngs(0))
+    biased = convnets._vgg_conv(3, 5, nnx.Rngs(0))
     np.testing.assert_array_equal(biased.bias[...], np.zeros(5))
 
 
