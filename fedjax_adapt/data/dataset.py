@@ -34,15 +34,12 @@ from .rows import (
 Array = jax.Array
 
 
-LEAVES = (
-    *("x", "y", "index", "size", "test", "public", "holders", "label_counts", "noise"),
-    "client_tests",
-)
-
-
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=LEAVES,
+    data_fields=[
+        *("x", "y", "index", "size", "test", "public", "holders", "label_counts"),
+        *("noise", "client_tests"),
+    ],
     meta_fields=["num_classes"],
     drop_fields=["client_names", "label_names"],
 )

@@ -111,14 +111,11 @@ def _users(
                 if not own["y"]:
                     continue
                 x, y = convert(own["x"], own["y"])
-            except (KeyError, TypeError, AttributeError):
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                known = isinstance(error, ValueError)
+                said = error if known else "has no x and y in user_data"
                 raise SettingError(
-                    f"{path}: user {user} has no x and y in user_data; write the file "
-                    "again with LEAF's preprocess.sh."
-                ) from None
-            except ValueError as error:
-                raise SettingError(
-                    f"{path}: user {user} {error}; write the file again with LEAF's "
+                    f"{path}: user {user} {said}; write the file again with LEAF's "
                     "preprocess.sh."
                 ) from None
             check_labels(f"{path}, user {user}", y, classes)

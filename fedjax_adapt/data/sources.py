@@ -27,7 +27,6 @@ def digits(data_dir: str | Path | None = None) -> Source:
     (UCI, 1998). Split here into 1,437 and 360 examples: sorted by label, every fifth is
     for testing, so that both parts have the labels in proportion.
     """
-    del data_dir
     from sklearn.datasets import load_digits  # slow to import, and only needed here
 
     raw = load_digits()
@@ -69,7 +68,6 @@ def synthetic(
       A source with float32 inputs [n, num_features] left as they are (mean 0, std 1, as
       published), and `clients` and `test_clients`, for the partition "natural".
     """
-    del data_dir
     check.nonnegative("alpha", alpha)
     check.nonnegative("beta", beta)
     check.at_least("num_clients", num_clients, 1)
@@ -127,7 +125,6 @@ def gaussian_images(
         deviations of the noise.
       seed: of everything.
     """
-    del data_dir
     check.at_least("num_classes", num_classes, 2)
     check.at_least("num_train", num_train, num_classes)
     check.at_least("num_test", num_test, num_classes)
