@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Literal
+from typing import Any, Literal
 
 from .. import check
 from ..errors import SettingError
@@ -181,7 +181,7 @@ def _sweep(asked, folder: Path, request: Request) -> int:
     return _show(folder, request)
 
 
-def _how(request: Request) -> tuple[bool, int | str | None, int | str]:
+def _how(request: Request) -> tuple[bool, Any, Any]:
     return request.resume, request.devices, request.side_by_side
 
 

@@ -48,7 +48,7 @@ def read_frame(
     features: str | Sequence[str] | None,
     test: Any,
     num_classes: int | None,
-) -> tuple[tuple, tuple | None, tuple | None, int | None, dict[str, Any]]:
+) -> tuple[tuple[Any, Any, Any], Any, Any, int | None, dict[str, Any]]:
     """Reads tables; see `FederatedDataset.from_frame`.
 
     Returns:

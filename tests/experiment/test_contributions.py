@@ -67,7 +67,7 @@ def test_mistakes_are_one_sentence(tmp_path, capsys):
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    assert "give the folder of one run" in sentence()
+    assert "give one, as in fedjax-adapt contributions runs/mine" in sentence()
     assert "holds no run" in sentence(str(tmp_path))
     files.write_listed(tmp_path / store.CONFIG, "")
     assert "has no column gsnr" in sentence(str(tmp_path))
