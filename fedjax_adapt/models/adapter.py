@@ -1,5 +1,6 @@
 """From a model, however it is written, to a task; what it takes is found by tracing."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,9 +32,10 @@ def classification(
     alone, such as one that begins with an embedding, gets its integers as they are: that
     is found out here, by tracing it with float32 inputs and then with int32.
 
-    A module with methods `features(x)` and `head(features)` also says what goes into its
-    last layer. One with a method `loss(logits, y) -> [batch]`, which may use none of its
-    parameters, is trained and evaluated under that loss instead.
+    A module with methods `features(x)` and `head(features)`, whose __call__ is the one of
+    the other, also says what goes into its last layer. One with a method
+    `loss(logits, y) -> [batch]`, which may use none of its parameters, is trained and
+    evaluated under that loss instead.
 
     An argument of the model called train, training, is_training or deterministic is given
     whether it is trained. A model that holds dropout which would never run is warned of.
@@ -182,8 +184,7 @@ def _task_of(
     whole = dtype == jnp.int32
     prepare = partial(_normalise, call, input_shape, mean, std, whole)
     if augment is not None:
-        example = jax.ShapeDtypeStruct((2, *input_shape), dtype)
-        jax.eval_shape(augment, jax.random.key(0), example)
+        _check_augment(augment, jax.ShapeDtypeStruct((2, *input_shape), dtype))
     train, frozen = _training(made, prepare, augment)
     return Task(
         init=made.init,
@@ -238,6 +239,27 @@ def _training(model: Model, prepare: Callable, augment: Augment | None):
         return train(params, augment(key_augment, prepare(x)), key_model)
 
     return trained, frozen
+
+
+def _check_augment(augment: Augment, x: jax.ShapeDtypeStruct) -> None:
+    """Raises ValueError unless it is a function (key, x) -> the like of x."""
+    wanted = "write a function (key, x) -> x, such as fa.models.flip_crop()."
+    try:
+        inspect.signature(augment).bind(jax.random.key(0), x)
+    except TypeError as error:
+        shown = check.kind_of(augment)
+        raise SettingError(
+            f"augment is {shown}, which takes no (key, x); {wanted}"
+        ) from error
+    made = jax.eval_shape(augment, jax.random.key(0), x)
+    shown = check.kind_of(made)
+    if hasattr(made, "dtype"):
+        shown = f"{made.dtype}{list(made.shape)}"
+    if shown != f"{x.dtype}{list(x.shape)}":
+        raise SettingError(
+            f"augment returned {shown} for inputs {x.dtype}{list(x.shape)}; return as many "
+            "of the same shape and kind."
+        )
 
 
 def _normalise(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen, nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
@@ -84,9 +85,35 @@ def outputs_of(result: Any) -> Outputs:
     return result if isinstance(result, Outputs) else Outputs(result)
 
 
-def is_split(model: Any) -> bool:
-    """Whether a module says by methods what goes into its last layer."""
-    return hasattr(model, "features") and hasattr(model, "head")
+def is_split(kind: type) -> bool:
+    """Whether modules of a kind say by methods what goes into their last layer.
+
+    A submodule of such a name is no method: what lies between the two is in __call__.
+    """
+    return all(callable(getattr(kind, name, None)) for name in ("features", "head"))
+
+
+def is_composed(
+    init: Callable[[Key], Params],
+    called: Callable[[Params, Array], Outputs],
+    composed: Callable[[Params, Array], Outputs],
+    example: jax.ShapeDtypeStruct,
+) -> bool:
+    """Whether __call__ does what head(features(x)) does, operation by operation."""
+    x = jax.ShapeDtypeStruct((2, *example.shape), example.dtype)
+
+    def operations(function):
+        logits = lambda key, x: function(init(key), x).logits
+        equations = jax.make_jaxpr(logits)(jax.random.key(0), x).eqns
+        return [
+            (e.primitive.name, [v.aval.shape for v in e.outvars]) for e in equations
+        ]
+
+    wanted = operations(called)
+    try:
+        return operations(composed) == wanted
+    except TypeError:  # they take something else
+        return False
 
 
 def split_outputs(module: Any, x: Array) -> Outputs:
@@ -130,7 +157,7 @@ def linen_drops(traced: Callable, example: jax.ShapeDtypeStruct) -> bool:
 SAY_MODE = f"give __call__ an argument named {MODE_NAMES}, and pass it on"
 
 
-def from_nnx(model: nnx.Module | Callable) -> Model:
+def from_nnx(model: nnx.Module | Callable, example: jax.ShapeDtypeStruct) -> Model:
     """An nnx module, or a factory of one: its graph is fixed here, `init` draws it.
 
     The weights of a module are what `init` returns, whatever its key.
@@ -154,13 +181,19 @@ def from_nnx(model: nnx.Module | Callable) -> Model:
                 "nnx.Module; give a function of nnx.Rngs that returns one, or a pair "
                 "(init, apply)."
             )
+        for path, value in nnx.iter_graph(module):
+            if isinstance(value, jax.Array | np.ndarray):
+                raise SettingError(
+                    f"{type(module).__name__}.{'.'.join(map(str, path))} is an array "
+                    "besides the parameters; make a constant in __call__, of numbers or "
+                    "a tuple, and write nnx.Param for what is trained."
+                )
         return module
 
     module = nnx.eval_shape(build, jax.random.key(0))
     name = type(module).__name__
     asks_rngs = "rngs" in parameters(module.__call__)
     mode = modes_of(module.__call__, f"{name}.__call__(x)", given=1, keys=("rngs",))
-    split = is_split(module) and not mode(False)
     module.eval()
     graph, weights, random, rest = nnx.split(module, nnx.Param, nnx.RngState, ...)
     for _, variable in nnx.to_flat_state(rest):
@@ -181,12 +214,12 @@ def from_nnx(model: nnx.Module | Callable) -> Model:
         state = [(path, nnx.Param(flat[_path_names(path)])) for path in paths]
         return nnx.merge(graph, nnx.from_flat_state(state), random)
 
-    def apply(params, x):
-        # a module in evaluation mode asks for no random numbers, but has their streams
-        module = merged(graph, params, _streams(random))
-        if split:
-            return split_outputs(module, x)
-        return outputs_of(module(x, **mode(False)))
+    # a module in evaluation mode asks for no random numbers, but has their streams
+    evaluated = lambda params: merged(graph, params, _streams(random))
+    called = lambda params, x: outputs_of(evaluated(params)(x, **mode(False)))
+    composed = lambda params, x: split_outputs(evaluated(params), x)
+    split = is_split(type(module)) and not mode(False)
+    split = split and is_composed(init, called, composed, example)
 
     def apply_train(params, x, key):
         module = merged(graph_train, params, _streams(random, key))
@@ -196,12 +229,12 @@ def from_nnx(model: nnx.Module | Callable) -> Model:
         return outputs_of(module(x, **mode(True), **rngs))
 
     def head(params, features):
-        return merged(graph, params, _streams(random)).head(features)
+        return evaluated(params).head(features)
 
     hint = "build it with nnx.Dropout(rate, rngs=rngs)"
     return Model(
         init=init,
-        apply=apply,
+        apply=composed if split else called,
         apply_train=apply_train if is_random or mode(True) else None,
         loss=own_loss(module),
         head=head if split else None,
@@ -247,7 +280,6 @@ def from_linen(module: linen.Module, example: jax.ShapeDtypeStruct) -> Model:
     """A linen module; one that takes `train` or the like is given the mode."""
     name = type(module).__name__
     mode = modes_of(type(module).__call__, f"{name}.__call__(x)", given=2)
-    split = is_split(type(module)) and not mode(False)  # an instance has no submodules
 
     def variables(key):
         x = jnp.zeros((1, *example.shape), example.dtype)
@@ -261,20 +293,24 @@ def from_linen(module: linen.Module, example: jax.ShapeDtypeStruct) -> Model:
     def head(params, features):
         return module.apply({"params": params}, features, method="head")
 
-    def apply(params, x):
-        if split:
-            features = module.apply({"params": params}, x, method="features")
-            return Outputs(head(params, features), features)
+    def called(params, x):
         return outputs_of(module.apply({"params": params}, x, **mode(False)))
 
+    def composed(params, x):
+        features = module.apply({"params": params}, x, method="features")
+        return Outputs(head(params, features), features)
+
     def apply_train(params, x, key):
-        rngs = {"dropout": key}
+        # a stream of another name falls back on that of the parameters
+        rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}
         return outputs_of(module.apply({"params": params}, x, **mode(True), rngs=rngs))
 
     init = lambda key: variables(key)["params"]
+    split = is_split(type(module)) and not mode(False)
+    split = split and is_composed(init, called, composed, example)
     return Model(
         init=init,
-        apply=apply,
+        apply=composed if split else called,
         apply_train=apply_train if mode(True) else None,
         loss=own_loss(module),
         head=head if split else None,

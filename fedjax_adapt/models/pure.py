@@ -23,6 +23,7 @@ from .modules import (
     Model,
     from_linen,
     from_nnx,
+    is_composed,
     is_split,
     linen_drops,
     modes_of,
@@ -87,11 +88,11 @@ def _as_functions(model: Any, example: jax.ShapeDtypeStruct) -> Model:
     if library == "haiku":
         return _from_haiku(model, example)
     if library == "equinox" or (callable(model) and _takes_key(model)):
-        return _from_equinox(model)
+        return _from_equinox(model, example)
     if isinstance(model, linen.Module):
         return from_linen(model, example)
     if isinstance(model, nnx.Module) or callable(model):
-        return from_nnx(model)
+        return from_nnx(model, example)
     if isinstance(model, tuple) and [callable(part) for part in model] == [True, True]:
         return _from_pair(*model, example)
     raise SettingError(
@@ -192,7 +193,7 @@ def _from_haiku(transformed: Any, example: jax.ShapeDtypeStruct) -> Model:
     return Model(init, apply, apply_train if keyed or mode(True) else None)
 
 
-def _from_equinox(model: Any) -> Model:
+def _from_equinox(model: Any, example: jax.ShapeDtypeStruct) -> Model:
     """A module, whose weights `init` returns whatever its key, or a factory of one.
 
     It takes one example. The parameters are its float arrays, as nested dicts with the
@@ -223,7 +224,6 @@ def _from_equinox(model: Any) -> Model:
     asked = [key for key in KEYS if key in arguments]
     mode = modes_of(made.__call__, f"{name}.__call__(x)", given=1, keys=asked)
     hint = "give __call__ an argument key=None and pass it on"
-    split = is_split(made) and not asked and not mode(False)
 
     def init(key: Key) -> Params:
         drawn = jax.tree.leaves(eqx.filter(build(key), eqx.is_inexact_array))
@@ -233,15 +233,17 @@ def _from_equinox(model: Any) -> Model:
         flat = flatten_dict(params)
         return eqx.combine(structure.unflatten([flat[path] for path in names]), rest)
 
-    def apply(params: Params, x: Array) -> Outputs:
+    def called(params: Params, x: Array) -> Outputs:
         whole = module(params, evaluated)
-
-        def one(x):
-            if split:
-                return split_outputs(whole, x)
-            return outputs_of(whole(x, **mode(False), **dict.fromkeys(asked)))
-
+        one = lambda x: outputs_of(whole(x, **mode(False), **dict.fromkeys(asked)))
         return jax.vmap(one)(x)
+
+    def composed(params: Params, x: Array) -> Outputs:
+        whole = module(params, evaluated)
+        return jax.vmap(lambda x: split_outputs(whole, x))(x)
+
+    split = is_split(type(made)) and not asked and not mode(False)
+    split = split and is_composed(init, called, composed, example)
 
     def apply_train(params: Params, x: Array, key: Key) -> Outputs:
         whole = module(params, trained)
@@ -253,7 +255,7 @@ def _from_equinox(model: Any) -> Model:
 
     return Model(
         init=init,
-        apply=apply,
+        apply=composed if split else called,
         apply_train=apply_train if asked or mode(True) else None,
         loss=own_loss(made),
         head=head if split else None,

@@ -139,6 +139,87 @@ def test_a_linen_module_with_features_and_head_shows_its_features():
     assert task.apply_train is None
 
 
+class Between(nnx.Module):
+    """Its __call__ is not the one of its parts after the other."""
+
+    def __init__(self, rngs):
+        self.features = nnx.Linear(4, 6, rngs=rngs)
+        self.head = nnx.Linear(6, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(jax.nn.relu(self.features(x)))
+
+
+class BetweenMethods(Plain):
+    def features(self, x):
+        return self.layers[0](x)
+
+    def head(self, features):
+        return self.layers[1](features)
+
+
+class LinenBetween(LinenParts):
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+@pytest.mark.parametrize(
+    "model", [Between(nnx.Rngs(0)), BetweenMethods(nnx.Rngs(0)), LinenBetween()]
+)
+def test_a_model_is_its_call_whatever_its_parts_are_called(model):
+    task = fa.classification(model, (4,))
+    params = task.init(KEY)
+    wanted = (
+        model.apply({"params": params}, X)
+        if isinstance(model, linen.Module)
+        else model(X)
+    )
+    np.testing.assert_array_equal(task.apply(params, X).logits, wanted)
+    assert task.head is None
+
+
+class Constant(Plain):
+    def __init__(self, rngs):
+        super().__init__(rngs)
+        self.shift = jnp.arange(4.0)
+
+
+@pytest.mark.parametrize("model", [Constant, Constant(nnx.Rngs(0))])
+def test_an_array_of_a_module_that_is_no_parameter_is_refused(model):
+    with pytest.raises(ValueError, match=r"^Constant.shift is an array.*nnx.Param for"):
+        fa.classification(model, (4,))
+
+
+class LinenNoise(linen.Module):
+    @linen.compact
+    def __call__(self, x, train: bool):
+        if train:
+            x = x + jax.random.normal(self.make_rng("noise"), x.shape)
+        return linen.Dense(3)(x)
+
+
+def test_a_linen_module_has_random_numbers_under_any_name_in_training():
+    task = fa.classification(LinenNoise(), (4,))
+    params = task.init(KEY)
+    one, two = (task.apply_train(params, X, jax.random.key(i)).logits for i in (1, 2))
+    assert np.abs(one - two).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "augment, message",
+    [
+        ("flip_crop", r"^augment is 'flip_crop', which takes no \(key, x\); write"),
+        (lambda x: x, r"^augment is the function <lambda>, which takes no \(key, x\)"),
+        (lambda key, x: x[:1], r"returned float32\[1, 4\] for inputs float32\[2, 4\]"),
+        (lambda key, x: (255 * x).astype(np.uint8), r"^augment returned uint8\[2, 4\]"),
+        (lambda key, x: (x, x), "^augment returned a tuple for inputs"),
+    ],
+)
+def test_an_augmentation_that_gives_other_inputs_is_refused(augment, message):
+    with pytest.raises(ValueError, match=message):
+        fa.classification(Plain, (4,), augment=augment)
+
+
 def test_a_pair_of_functions_is_taken_as_it_is():
     init = lambda key: {"w": jax.random.normal(key, (4, 3))}
     task = fa.classification((init, lambda params, x: x @ params["w"]), (4,))
