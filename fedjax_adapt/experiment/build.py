@@ -6,6 +6,7 @@ can, and WAY,WAY,... are for the kinds of layers that local training has, in the
 """
 
 import inspect
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..core import (
     with_steps,
 )
 from ..data import (
+    SOURCES,
     FederatedDataset,
     Source,
     corrupt,
@@ -32,7 +34,7 @@ from ..diagnostics import show_distance, show_parameters
 from ..engine.batches import batch_size
 from ..errors import SettingError
 from ..models import AUGMENTS, OF_PIXELS, classification, projected
-from ..models.ways import Layer, layers_of, with_ways
+from ..models.ways import Layer, can, layers_of, with_ways
 from ..participation import bernoulli, earliest, uniform
 from ..plan import Plan
 from . import objects, user_functions
@@ -216,6 +218,14 @@ def load_source(config: Config) -> Source:
         source = find("dataset", config.dataset)(config.data_dir, **options)
         user_functions.check_made(f"dataset={config.dataset}", source, Source)
     else:
+        spec = SOURCES.get(config.dataset)
+        if config.data_dir is not None and spec and not spec.from_files:
+            warnings.warn(
+                f"data_dir={config.data_dir} does nothing: dataset={config.dataset} reads "
+                "no files.",
+                UserWarning,
+                stacklevel=2,
+            )
         source = load(config.dataset, config.data_dir, **options)
     source = scaled(config, source)
     if config.evaluate_on == "validation":  # the same examples for all train_examples
@@ -249,10 +259,18 @@ def with_told_ways(
     """
     if convolutions in (AUTO, RULE):
         return task
+    layers = trained_layers(task, data, plan)
     if "," not in convolutions:
+        if not any(can(convolutions, layer) for layer in layers):
+            none = "that can be computed so" if layers else "of this package's"
+            warnings.warn(
+                f"convolutions={convolutions} does nothing: the model has no convolutions "
+                f"{none}.",
+                UserWarning,
+                stacklevel=2,
+            )
         return with_ways(task, convolutions)
     ways = [way.strip() for way in convolutions.split(",") if way.strip()]
-    layers = trained_layers(task, data, plan)
     if len(ways) != len(layers):
         raise SettingError(
             f"convolutions={convolutions} names {len(ways)} ways, but the model has "

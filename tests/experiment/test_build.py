@@ -17,6 +17,13 @@ def built(**settings):
     return build(from_settings(SMALL | settings))
 
 
+def test_a_folder_of_files_that_no_one_reads_is_said():
+    with pytest.warns(
+        UserWarning, match="^data_dir=/x does nothing: dataset=digits reads"
+    ):
+        built(data_dir="/x")
+
+
 def test_parity_relabels_what_was_split_by_the_labels_themselves():
     own, parity = built(), built(labels="parity", model="svm")
     for part in ("x", "index", "size"):

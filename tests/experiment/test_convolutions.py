@@ -156,6 +156,16 @@ def test_a_way_for_each_layer_fits_the_model(images):
     build(images(convolutions="winograd, patches"))
 
 
+def test_a_way_that_no_layer_takes_is_said(images):
+    with pytest.warns(
+        UserWarning, match="^convolutions=lax does nothing: the model has"
+    ):
+        build(images(model="linear", convolutions="lax"))
+    narrow = images(precision="bf16", convolutions="winograd")
+    with pytest.warns(UserWarning, match="no convolutions that can be computed so.$"):
+        build(narrow)
+
+
 def test_a_grid_does_not_vary_them():
     with pytest.raises(ValueError, match="convolutions changes no number of a run"):
         read_sweep({"grid": {"convolutions": ["lax", "patches"]}})
