@@ -113,6 +113,7 @@ def nonnegative(name: str, value: Any) -> None:
         raise SettingError(
             f"{name}={value} must be a finite number of at least 0.", setting=name
         )
+    representable(name, value)
 
 
 def positive(name: str, value: Any) -> None:
@@ -122,6 +123,7 @@ def positive(name: str, value: Any) -> None:
         raise SettingError(
             f"{name}={value} must be a finite number above 0.", setting=name
         )
+    representable(name, value)
 
 
 def representable(name: str, value: Any) -> None:

@@ -5,12 +5,20 @@ from comparison import PLAN, assert_follows, run
 from helpers import close, keys, same, start
 
 from fedjax_adapt import constant_steps, train, with_steps
-from fedjax_adapt.algorithms import fedavg, fedprox
+from fedjax_adapt.algorithms import fedavg, fedavgm, fedprox
 
 
 def end(algorithm, task, data, rounds=3):
     round_fn, state = start(algorithm, task, data)
     return train(round_fn, state, keys(rounds))[0].params
+
+
+@pytest.mark.parametrize("make", [fedprox, fedavgm])
+def test_a_number_that_float32_does_not_hold_is_refused(make):
+    with pytest.raises(
+        ValueError, match=r"=1e\+40 is more than float32 holds; write at"
+    ):
+        make(1e40)
 
 
 def test_without_mu_it_is_fedavg_to_the_bit(task, data):
