@@ -10,7 +10,8 @@
                  top5, top(k)
     of tokens    perplexity(pad), token_accuracy(pad): all tokens weigh the same
 
-All are scikit-learn's, but for its numbers where there is nothing to count.
+All are scikit-learn's, but for its numbers where there is nothing to count. Where a label
+is below 0 or past the last logit, f1 and auc are NaN.
 
 One of your own is a function (logits, y) -> [batch], whose mean over the examples is
 taken, or a `Metric` where the number is no mean.
@@ -143,7 +144,8 @@ def _f1(each: tuple[Array, Array, Array], weight: Array) -> Array:
     hits = count(y, weight * (guess == y))
     either = count(y, weight) + count(guess, weight)
     occurs = either > 0
-    return (2 * hits / jnp.maximum(either, 1)).sum() / occurs.sum()
+    mean = (2 * hits / jnp.maximum(either, 1)).sum() / occurs.sum()
+    return jnp.where(_within(y, weight, classes.shape[-1]), mean, jnp.nan)
 
 
 def _ranked(logits: Array, y: Array) -> tuple[Array, Array]:
@@ -163,7 +165,8 @@ def _auc(each: tuple[Array, Array], weight: Array) -> Array:
     defined = (
         with_it.sum(0) * (weight.sum() - with_it.sum(0)) > 0
     )  # some with, some without
-    return jnp.where(defined, areas, 0).sum() / defined.sum()
+    mean = jnp.where(defined, areas, 0).sum() / defined.sum()
+    return jnp.where(_within(y, weight, max(scores.shape[1], 2)), mean, jnp.nan)
 
 
 def _area(score: Array, with_it: Array, weight: Array) -> Array:
@@ -194,6 +197,11 @@ def _check_labels(name: str, logits: Array, y: Array, least: int = 2) -> None:
         raise SettingError(
             f"metrics.{name} got {logits.shape[1]} logits but takes {least} or more."
         )
+
+
+def _within(y: Array, weight: Array, num_classes: int) -> Array:
+    """Whether all labels that count are in [0, num_classes)."""
+    return ((y >= 0) & (y < num_classes) | (weight == 0)).all()
 
 
 def _whole(y: Array) -> bool:

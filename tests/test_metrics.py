@@ -44,6 +44,14 @@ def expected_of_labels(logits, y):
     }
 
 
+@pytest.mark.parametrize("label", [-1, 4])
+def test_a_label_that_is_none_leaves_no_number(label):
+    logits = RNG.normal(size=(N, 4)).astype(np.float32)
+    y = np.append(RNG.integers(0, 4, N - 1), label)
+    given = named(shown(cross_entropy, NAMED), logits, y)
+    assert np.isnan([given["f1"], given["auc"]]).all()
+
+
 @pytest.mark.parametrize("batch_size", [500, 10])
 def test_labels(batch_size):
     logits = RNG.normal(size=(N, 4)).astype(np.float32)
