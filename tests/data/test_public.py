@@ -211,3 +211,11 @@ def test_parity_reaches_the_public_set():
     np.testing.assert_array_equal(public.y, Y % 2)
     np.testing.assert_array_equal(public.validation[1], Y % 2)
     assert PublicSet(X).parity().y is None
+
+
+def test_one_label_for_all_of_a_public_set_is_refused():
+    clients = make_clients([5, 5])
+    with pytest.raises(
+        ValueError, match="public has x of shape .*; give one label per input"
+    ):
+        fa.FederatedDataset.from_clients(clients, public=(clients[0][0][:3] + 9, 1))
