@@ -101,6 +101,8 @@ def count(devices: int | str, cohort_size: int) -> int:
             if alone and int(devices) <= num_cores()
             else 'or "auto" for all there are'
         )
+        if alone and present > num_cores():  # the command line makes some in advance
+            hint += f"; this machine has {num_cores()} cores"
         raise SettingError(
             f"devices={devices} but JAX sees {present}; write devices={present}, {hint}."
         )

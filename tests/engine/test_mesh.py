@@ -27,11 +27,14 @@ def test_no_device_is_left_over():
     assert mesh.count(1, 10) == 1
 
 
-def test_more_devices_than_there_are_is_one_sentence(task, data):
+def test_more_devices_than_there_are_is_one_sentence(task, data, monkeypatch):
     plan = fa.Plan(devices=5)
     with pytest.raises(
         ValueError, match="devices=5 but JAX sees 4; write devices=4, or"
     ):
+        fa.make_round(fedavg(), task, data, plan)
+    monkeypatch.setattr(mesh, "num_cores", lambda: 3)
+    with pytest.raises(ValueError, match='or "auto".*; this machine has 3 cores'):
         fa.make_round(fedavg(), task, data, plan)
     with pytest.raises(ValueError, match="devices=0 must be an integer >= 1"):
         fa.Plan(devices=0)
