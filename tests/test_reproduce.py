@@ -14,7 +14,7 @@ from helpers import relist
 from fedjax_adapt.cli import main
 from fedjax_adapt.engine import step_time
 from fedjax_adapt.errors import SettingError
-from fedjax_adapt.experiment import estimate, items, reproduce
+from fedjax_adapt.experiment import Config, estimate, items, reproduce
 from fedjax_adapt.experiment.items import read_item
 from fedjax_adapt.experiment.records import read_run
 from fedjax_adapt.experiment.reproduce import (
@@ -577,13 +577,20 @@ def test_a_run_that_another_item_has_made_is_not_made_again(
         (papers / "some" / "table9.toml").unlink()
 
 
-def test_progress_is_that_of_each_seed():
-    seen = []
+@pytest.mark.parametrize("seeds, whose", [(2, " of all seeds"), (1, "")])
+def test_progress_says_whose_rounds_it_counts(monkeypatch, tmp_path, seeds, whose):
+    seen, configs = [], [Config(seed=seed) for seed in range(seeds)]
     now = Progress(150, 600, rounds_per_second=40.0, whose=" of all trials")
-    reproduce._report_of_a_seed(seen.append, 2, now)
-    assert seen == [Progress(75, 300, rounds_per_second=20.0, whose=" of each seed")]
-    reproduce._report_of_a_seed(seen.append, 1, now)
-    assert seen[1] == now._replace(whose="")
+    trained = lambda *given, progress, **options: progress(now)
+    monkeypatch.setattr(reproduce, "sweep", trained)
+    reproduce._sweep(tmp_path, configs, 1, seen.append)
+    assert seen == [now._replace(whose=whose)]
+
+
+def test_a_dry_run_says_that_data_are_missing(capsys, tmp_path):
+    words = ["fedssg-table4", "--folder", str(tmp_path), "--data-dir", "nowhere"]
+    assert main(["reproduce", *words, "--dry-run"]) == 2
+    assert "data_dir=nowhere does not exist" in capsys.readouterr().err
 
 
 DIVERGES = TABLE.replace(

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from .. import __version__, check
 from ..errors import SettingError
+from ..experiment.build import load_source
 from ..experiment.config import common_options, identity
 from ..experiment.estimate import cost
 from ..experiment.files import write_text
@@ -162,6 +163,10 @@ def _reproduce(
     found_of = partial(runs_of, made=made)
     say(console, _plan(cells, found_of))
     if given["dry_run"]:
+        lacking = (c for c in cells if len(found_of(c)) < len(c.configs))
+        of_data = lambda c: (c.dataset, *sorted(c.dataset_options.items()))
+        for config in {of_data(c.config): c.config for c in lacking}.values():
+            load_source(config)  # or it is said what is wrong with it
         for cell in cells:
             runs, there = len(cell.configs), len(found_of(cell))
             said = f"{runs} run{'s' * (runs > 1)}, of which {there} there"

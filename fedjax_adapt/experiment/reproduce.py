@@ -7,7 +7,7 @@ once. A run that is there is not made again, nor one that another item has made.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ from .config import Config, from_settings, identity, read_config
 from .items import TAKEN, Item, Scale, read_item
 from .objects import KINDS
 from .reading import check_settings
-from .run import Progress, Report, silent
+from .run import Report, silent
 from .spelling import canonical, flattened
 from .sweeps.grid import Sweep, Trial, read_sweep
 from .sweeps.sweep import sweep
@@ -317,16 +317,9 @@ def _sweep(
     trials = [Trial(i, {"seed": c.seed}, c) for i, c in enumerate(configs)]
     grid = {"seed": [config.seed for config in configs]}
     asked = Sweep(None, {}, [grid], trials)
-    report = partial(_report_of_a_seed, progress, len(configs))
+    whose = " of all seeds" if len(configs) > 1 else ""
+    report = lambda now: progress(now._replace(whose=whose))
     sweep(asked, folder, resume=True, devices=devices, progress=report)
-
-
-def _report_of_a_seed(report: Report, seeds: int, now: Progress) -> None:
-    """Reports the rounds of each seed in place of those of all."""
-    pace = now.rounds_per_second and now.rounds_per_second / seeds
-    whose = " of each seed" if now.whose and seeds > 1 else ""
-    rounds = {"round": now.round // seeds, "rounds": now.rounds // seeds}
-    report(now._replace(**rounds, rounds_per_second=pace, whose=whose))
 
 
 def _with_steps(config: Config, other: Path) -> Config:
