@@ -32,7 +32,7 @@ from ..engine.xla import compiler_options
 from ..models.timing import fastest, milliseconds, ways_to_try
 from ..models.ways import Layer
 from ..plan import Plan
-from . import files, summary
+from . import files, scripts, summary
 from .build import AUTO, RULE, listed, trained_layers, with_told_ways
 from .config import Config, identity
 from .federation import Federation
@@ -138,6 +138,7 @@ def _work(config: Config, federation: Federation) -> str:
         },
         [(leaf.shape, str(leaf.dtype)) for leaf in arrays],
         *(num_devices_of(data, plan), plan.client_memory, config.convolutions),
+        scripts.origins([config]),
         *_here(),
     ]
     text = json.dumps(facts, sort_keys=True, default=str)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fedjax_adapt.algorithms import fedavgm, fedprox
 from fedjax_adapt.cli.process import reporting
 from fedjax_adapt.engine import processes
-from fedjax_adapt.experiment import read_run, run, tuning
+from fedjax_adapt.experiment import objects, read_run, run, tuning
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import from_settings
 from fedjax_adapt.experiment.reading import read_settings
@@ -61,6 +62,13 @@ def test_work_that_may_take_another_time_is_tried_anew(tiny, tried, change):
     before = {"devices": 2} if "devices" in change else {"devices": 1}
     lanes_of(tiny(rounds=4, **before))
     lanes_of(tiny(rounds=4, **before | change))
+    assert len(tried) == 2
+
+
+def test_another_algorithm_of_ones_own_is_tried_anew(tiny, tried):
+    for algorithm in (fedprox(0.1), fedavgm(), fedavgm()):
+        with objects.given(algorithm, None, None):
+            lanes_of(tiny(rounds=4, algorithm="object"))
     assert len(tried) == 2
 
 
