@@ -40,7 +40,7 @@ from .core import (
     tree_bytes,
 )
 from .errors import SettingError
-from .wrap import seeing
+from .wrap import seeing, sent_part
 
 COMPRESSION = 0x636F  # what `LocalRun.key` is folded in by
 ADDRESS = SCALE = 4  # bytes of an index, and of a norm
@@ -50,7 +50,8 @@ class Compressor(NamedTuple):
     """How one client's displacement is sent.
 
     Attributes:
-      compress: (tree, key) -> the tree as the server decodes it, alike.
+      compress: (tree, key) -> the tree as the server decodes it, alike: the model, or
+        below `with_personal` a list of the parameters that are sent.
       num_bytes: params -> bytes of the message; of shapes alone.
       variance: params -> the most that E||C(x) - x||^2 / ||x||^2 may be; of shapes alone.
         Error feedback needs one below 1.
@@ -239,7 +240,9 @@ def with_compression(
         if error_feedback:
             wanted = optax.tree.add(wanted, run.client.error)
         key = jax.random.fold_in(run.key, COMPRESSION)
-        sent = compressor.compress(wanted, key)
+        leaves, whole = sent_part(wanted)
+        wanted = whole(leaves)
+        sent = whole(compressor.compress(leaves, key))
         lost = optax.tree.sub(wanted, sent)
         norm = optax.tree.norm(wanted)
         error = optax.tree.norm(lost) / jnp.where(norm > 0, norm, 1)
@@ -254,7 +257,8 @@ def with_compression(
     def traffic(params: Params, upload: Upload) -> Traffic:
         whole = traffic_for(rule, params, upload)
         _check_sends(whole)
-        part = compressor.num_bytes(params) / tree_bytes(params)
+        leaves, _ = sent_part(params)
+        part = compressor.num_bytes(leaves) / tree_bytes(leaves)
         return whole._replace(models_up=whole.models_up - 1 + part)
 
     return inner._replace(

@@ -27,7 +27,7 @@ from .core import (
     updated,
 )
 from .errors import SettingError
-from .wrap import seeing
+from .wrap import keeping, seeing
 
 Which = str | Callable[[str], bool]
 Personal = Which | tuple[Which, ...]
@@ -182,7 +182,8 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
         return lambda grads, view: shared(change(grads, view), grads)
 
     def finish(run: LocalRun) -> tuple[Upload, PersonalState]:
-        upload, state = inner.local.finish(run)
+        with keeping(is_personal):
+            upload, state = inner.local.finish(run)
         sent = without_personal((upload.delta, upload.extra), run.params)
         upload = upload._replace(delta=sent[0], extra=sent[1])
         return upload, PersonalState(state, personal_part(run.params))
@@ -197,7 +198,8 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
         return params if rule.personal is None else rule.personal(params, client.inner)
 
     def traffic(params: Params, upload: Upload) -> Traffic:
-        whole = traffic_for(rule, params, upload)
+        with keeping(is_personal):
+            whole = traffic_for(rule, params, upload)
         part = 1 - tree_bytes(personal_part(params)) / tree_bytes(params)
         down, up = part * whole.models_down, part * whole.models_up
         return whole._replace(models_down=down, models_up=up)

@@ -1,8 +1,12 @@
 """Algorithms around algorithms: what a wrapper keeps is hidden from what it wraps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from . import check
@@ -16,6 +20,7 @@ from .core import (
     Measure,
     Params,
     Probe,
+    PyTree,
     Refinement,
     ServerExtra,
     ServerRule,
@@ -194,3 +199,35 @@ def _refinement(refine: Refinement, inner: Callable) -> Refinement:
         server=shown(refine.server),
         send=refine.send and (lambda run, send=refine.send: send(inner(run))),
     )
+
+
+_KEPT: ContextVar[Callable[[Params], PyTree] | None] = ContextVar(
+    "parameters that clients keep", default=None
+)
+
+
+@contextmanager
+def keeping(which: Callable[[Params], PyTree]) -> Iterator[None]:
+    """What is traced in the block sends no parameters for which `which` is true."""
+    token = _KEPT.set(which)
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+
+
+def sent_part(tree: Params) -> tuple[PyTree, Callable[[PyTree], Params]]:
+    """What is sent of a tree like the model, and the tree of that, 0 where it is kept."""
+    which = _KEPT.get()
+    if which is None:
+        return tree, lambda sent: sent
+    kept = jax.tree.leaves(which(tree))
+    leaves, structure = jax.tree.flatten(tree)
+
+    def whole(sent: PyTree) -> Params:
+        left = iter(sent)
+        zeros = map(jnp.zeros_like, leaves)
+        pairs = zip(kept, zeros, strict=True)
+        return structure.unflatten([zero if own else next(left) for own, zero in pairs])
+
+    return [leaf for leaf, own in zip(leaves, kept, strict=True) if not own], whole

@@ -186,3 +186,23 @@ def test_what_cannot_be_personal_is_refused(task, data):
     refused("start elsewhere than at the broadcast; give all", "w", twice)
     with pytest.raises(ValueError, match="got the function scaffold for algorithm"):
         fa.with_personal(scaffold, "b")
+
+
+def test_what_is_personal_takes_no_room_in_a_compressed_message(data):
+    task, plan = make_task(), fa.Plan(cohort_size=1, batch_size=4, lr=0.3)
+    moved, infos = {}, {}
+    for name, base in {
+        "whole": fa.Algorithm(),
+        "top": fa.with_compression(fa.Algorithm(), fa.top_k(0.25)),
+        "sign": fa.with_compression(fa.Algorithm(), fa.sign()),
+    }.items():
+        algorithm = fa.with_personal(base, "b")
+        round_fn, state = start(algorithm, task, data, plan)
+        after, infos[name] = round_fn(state, keys(1)[0])
+        moved[name] = np.asarray(after.params["w"] - state.params["w"]).ravel()
+    most = np.argsort(-np.abs(moved["whole"]))[: -(-HEAD // 4)]
+    wanted = np.zeros(HEAD, np.float32)
+    wanted[most] = moved["whole"][most]
+    np.testing.assert_allclose(moved["top"], wanted, atol=1e-6)
+    assert infos["top"].bytes_up == 8 * len(most)
+    assert infos["sign"].bytes_up == -(-HEAD // 8) + 4
