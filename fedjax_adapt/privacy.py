@@ -43,6 +43,7 @@ from .core import (
 )
 from .core import clip as clipped_to
 from .errors import SettingError
+from .wrap import sent_part
 
 NOISE = 0x6470  # what `Cohort.key` is folded in by
 
@@ -101,6 +102,8 @@ def with_privacy(
                 f"{check.shown(upload.extra)} besides it; write it around an algorithm "
                 "that sends no more, such as fedavg(), fedprox() or feddyn()."
             )
+        leaves, whole = sent_part(upload.delta)  # what a client keeps has no part in it
+        upload = upload._replace(delta=whole(leaves))
         # what is not finite has no norm to clip: it is left out, and counts as clipped
         finite = jnp.isfinite(optax.tree.norm(upload.delta))
         delta = jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), upload.delta)

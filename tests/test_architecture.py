@@ -26,7 +26,7 @@ ALLOWED = {
     "metrics": {"check", "core"},
     "personal": {"check", "core", "wrap"},
     "compress": {"check", "core", "wrap"},
-    "privacy": {"check", "core"},
+    "privacy": {"check", "core", "wrap"},
     "robust": {"check", "core"},
     # what a step policy measures is in no one algorithm's file: it reads any model
     "moments": {"check", "core"},

@@ -206,3 +206,16 @@ def test_what_is_personal_takes_no_room_in_a_compressed_message(data):
     np.testing.assert_allclose(moved["top"], wanted, atol=1e-6)
     assert infos["top"].bytes_up == 8 * len(most)
     assert infos["sign"].bytes_up == -(-HEAD // 8) + 4
+
+
+def test_what_is_personal_has_no_part_in_the_clip_of_privacy(data):
+    task, plan = make_task(), fa.Plan(cohort_size=1, batch_size=4, lr=0.3)
+    private = lambda base: fa.with_privacy(base, clip=0.05, noise_multiplier=0.0)
+    for algorithm in (
+        fa.with_personal(private(fa.Algorithm()), "b"),
+        private(fa.with_personal(fa.Algorithm(), "b")),
+    ):
+        round_fn, state = start(algorithm, task, data, plan)
+        after, _ = round_fn(state, keys(1)[0])
+        moved = np.linalg.norm(after.params["w"] - state.params["w"])
+        np.testing.assert_allclose(moved, 0.05, rtol=1e-5)
