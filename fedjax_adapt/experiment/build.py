@@ -14,12 +14,7 @@ import jax
 import numpy as np
 
 from ..averaging import with_averages
-from ..core import (
-    Algorithm,
-    Task,
-    with_precision,
-    with_steps,
-)
+from ..core import Algorithm, Task, with_precision, with_steps
 from ..data import (
     SOURCES,
     FederatedDataset,

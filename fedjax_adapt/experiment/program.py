@@ -77,9 +77,7 @@ def trace_program(config: Config, federation: Federation) -> Traced:
     test = mesh.to_read(data.test, num_devices)
     averaged = round_fn.data if config.evaluate_also else None
     measured = jax.tree_util.Partial(
-        partial(measure, algorithm, task, num_devices, data.num_classes),
-        test,
-        averaged,
+        partial(measure, algorithm, task, num_devices, data.num_classes), test, averaged
     )
     arrays, rebuild = arrays_of((round_fn, measured, key_train))
     held, groups, others = [], {}, jax.eval_shape(lambda: arrays)

@@ -29,12 +29,7 @@ from ..engine.xla import keeps_memory
 from . import checkpoint, objects, scripts, store, summary, tuning
 from .build import build, build_plan
 from .config import Config, config_hash, method_of, partition_seed
-from .federation import (
-    Federation,
-    auxiliary,
-    public_summary,
-    without_effect,
-)
+from .federation import Federation, auxiliary, public_summary, without_effect
 from .folder import AUTO, as_begun, check_folder, create, locked_folder, run_folder
 from .loop import new_log, newest_state, train_in
 from .process_group import check_same_run

@@ -22,13 +22,7 @@ from ..engine import processes
 from ..engine.build import make_round
 from ..engine.xla import arrays_of, compiler_options, jit_newest
 from ..errors import SettingError
-from ..valuation import (
-    Value,
-    cohort_weights,
-    leave_one_out,
-    shapley,
-    show_deltas,
-)
+from ..valuation import Value, cohort_weights, leave_one_out, shapley, show_deltas
 from . import checkpoint, store
 from .build import build
 from .config import Config

@@ -200,9 +200,7 @@ def rows_of(
     return found
 
 
-def by_model(
-    row: Mapping[str, Any],
-) -> tuple[dict[str, float], dict[str, float]]:
+def by_model(row: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     """`client_accuracy` and `personal_accuracy` of a row of the table of trials."""
     known = {n: v for n, v in row.items() if n != "trial" and v is not None}
     own = {n for n in known if n.startswith(PERSONAL)}

@@ -219,11 +219,7 @@ class _Row(NamedTuple):
 
 
 def _batch(
-    search: Search,
-    place: Path,
-    before: Sequence[_Row],
-    progress: Report,
-    given: tuple,
+    search: Search, place: Path, before: Sequence[_Row], progress: Report, given: tuple
 ) -> list[_Row]:
     """The next trials; those that equal an earlier one are not trained again."""
     first = len(before)
