@@ -159,7 +159,7 @@ Check = Callable[[str, Any], None]  # (name, value); raises SettingError
 
 
 class Setting(NamedTuple):
-    """What a setting is for, as metadata: `rounds: Annotated[int, Setting(...)] = 60`.
+    """What a setting of `Config` is for, as metadata of its field.
 
     Attributes:
       help: what it means, as `--help` says it.

@@ -2,16 +2,17 @@
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from .. import check
 from ..errors import SettingError
 from ..plan import ClientMemory, NonfiniteUpdates
 from .objects import KINDS
 from .options import (
+    Check,
     Option,
     Setting,
     at_least,
@@ -34,6 +35,20 @@ Corruption = Literal[
 ]
 
 
+def _below(group: str, **usual: Any) -> Callable[..., Any]:
+    """What makes the fields of `Config` that stand below a heading of `--help`."""
+
+    def setting(default: Any, help: str, *check: Check, **said: Any) -> Any:
+        about = Setting(help, group, *check, **usual | said)
+        return field(default=default, metadata={"setting": about})
+
+    return setting
+
+
+choice, public_set, clients = map(_below, ("choices", "public set", "clients"))
+training, record = map(_below, ("training", "record"))
+clock = _below("clock", needs=CLOCK)
+
 # Arguments of algorithms that follow from the run unless they are given, or may be None.
 DERIVED = {"total_rounds": "rounds", "participation": "participation", "lr": "lr"}
 
@@ -43,483 +58,307 @@ class Config:
     """Every setting of a run. The defaults train FedSSG on scikit-learn's digits."""
 
     # names of sweep folders are hashes of the settings in this order
-    algorithm: Annotated[
-        str, Setting("what to train with; `fedjax-adapt list` shows all", "choices")
-    ] = "fedssg"
-    dataset: Annotated[
-        str, Setting("what to learn", "choices", splits=True, matched=True)
-    ] = "digits"
-    train_examples: Annotated[
-        int | None,
-        Setting(
-            "learn from so many, the first in the order of its files; none: all",
-            "choices",
-            at_least(1, none="all of them"),
-            splits=True,
-            matched=True,
-        ),
-    ] = None
-    public: Annotated[
-        Literal["holdout", "split_test", "published"] | None,
-        Setting(
-            "what algorithms like FNR-FL train on besides the clients' data: holdout "
-            "takes it out of the training set, split_test out of the test set, "
-            "published is the test set itself, whose accuracy is training accuracy "
-            "then; none: holdout where the algorithm needs one, else nothing",
-            "public set",
-            splits=True,
-        ),
-    ] = None
-    public_examples: Annotated[
-        int | None,
-        Setting(
-            "how many of them; none: a tenth of the training set or half of the "
-            "test set, 5000 at most",
-            "public set",
-            at_least(1, none="a tenth"),
-            splits=True,
-        ),
-    ] = None
-    validation_examples: Annotated[
-        int | None,
-        Setting(
-            "taken out of the training set to choose a model by; none: a tenth of "
-            "it, 5000 at most, where the algorithm chooses, else 0",
-            "public set",
-            at_least(0, none="as needed"),
-            splits=True,
-        ),
-    ] = None
-    evaluate_on: Annotated[
-        Literal["test", "validation"],
-        Setting(
-            "what the model is measured on: the test set; or validation, a tenth of the "
-            "training set, 5000 examples at most, that no client trains on, to choose "
-            "settings by",
-            "choices",
-            splits=True,
-            matched=True,
-        ),
-    ] = "test"
-    model: Annotated[str, Setting("what learns", "choices")] = "mlp"
-    projection: Annotated[
-        int | None,
-        Setting(
-            "width of a projection head between the features and the classifier, as "
-            "MOON has it; none: no head",
-            "choices",
-            at_least(1, none="no head"),
-        ),
-    ] = None
-    augment: Annotated[
-        Literal["none", "flip_crop", "reflect_crop"],
-        Setting(
-            "flip_crop flips and, half the time, shifts each training image, "
-            "margins zero; reflect_crop flips and always shifts, margins reflected",
-            "training",
-        ),
-    ] = "none"
-    labels: Annotated[
-        Literal["own", "parity"],
-        Setting(
-            "own; or parity, even against odd, once the data are split by their own",
-            "choices",
-        ),
-    ] = "own"
-    partition: Annotated[
-        str, Setting("who holds which examples", "choices", splits=True, matched=True)
-    ] = "dirichlet"
-    num_clients: Annotated[
-        int | None,
-        Setting(
-            "clients in all; none: 30, or with partition=natural as many as own "
-            "rows of data that are read from files",
-            "clients",
-            at_least(1, none="30, or as many as own rows"),
-            splits=True,
-            matched=True,
-        ),
-    ] = None
-    participation: Annotated[
-        float,
-        Setting(
-            "share of the clients that take part in a round, in (0, 1]",
-            "clients",
-            between(0, 1, closed="right"),
-            matched=True,
-        ),
-    ] = 0.3
-    sampler: Annotated[
-        Literal["bernoulli", "uniform", "earliest"],
-        Setting(
-            "bernoulli tosses a coin per client (at least one comes), uniform draws "
-            "a fixed number without replacement, earliest lets all start and keeps "
-            "that share, those that end first on the simulated clock",
-            "clients",
-            matched=True,
-        ),
-    ] = "bernoulli"
-    feature_noise: Annotated[
-        float,
-        Setting(
-            "noise on the inputs of client i while it trains, as a standard "
-            "deviation for pixels in [0, 1] that grows from 0 to this; the test set "
-            "is clean",
-            "clients",
-            check.nonnegative,
-        ),
-    ] = 0.0
-    feature_noise_mask: Annotated[
-        bool,
-        Setting(
-            "all of that noise for every client but the last, in a part of the "
-            "image of its own",
-            "clients",
-            needs="feature_noise, the deviation of that noise",
-        ),
-    ] = False
-    corrupt: Annotated[
-        Corruption | None,
-        Setting(
-            "what is wrong with the data of some clients; none: nothing",
-            "clients",
-            matched=True,
-        ),
-    ] = None
-    corrupt_clients: Annotated[
-        tuple[int, ...],
-        Setting(
-            "their ids",
-            "clients",
-            needs="corrupt, which says what is wrong with them",
-            matched=True,
-        ),
-    ] = (0,)
-    corrupt_strength: Annotated[
-        float | None,
-        Setting(
-            "labels to shift by (5), share of labels drawn at random (1), bound of "
-            "inputs (1), deviation of noise (1), times each example is there (10); "
-            "none: these",
-            "clients",
-            needs="corrupt, which says what is wrong with them",
-            matched=True,
-        ),
-    ] = None
-    rounds: Annotated[
-        int,
-        Setting("rounds in all", "training", at_least(1), untimed=True, matched=True),
-    ] = 60
-    epochs: Annotated[
-        float,
-        Setting(
-            "passes over its own data each client makes in a round",
-            "training",
-            between(0, 1_000_000, closed="right"),
-        ),
-    ] = 5.0
-    num_steps: Annotated[
-        int | None,
-        Setting(
-            "local steps of each client in a round, in place of epochs",
-            "training",
-            at_least(1, none="epochs"),
-        ),
-    ] = None
-    later_steps: Annotated[
-        tuple[int, ...],
-        Setting(
-            "other local steps later in a run, in pairs of rounds and steps: 20 1 is 1 "
-            "step in every round after the first 20",
-            "training",
-            check_later_steps,
-            needs="num_steps, the local steps until then",
-        ),
-    ] = ()
-    max_local_steps: Annotated[
-        int | None,
-        Setting(
-            "cap on the local steps of a client in a round; none: no cap but the "
-            "algorithm's own",
-            "training",
-            at_least(1, none="no cap"),
-        ),
-    ] = None
-    match: Annotated[
-        str | None,
-        Setting(
-            "folder of a finished run, in place of epochs: take as many local steps "
-            "in all, those on a public set apart",
-            "training",
-            check_path,
-        ),
-    ] = None
-    match_by: Annotated[
-        Literal["epochs", "steps"],
-        Setting(
-            "epochs gives each client steps by its size, steps all clients of a "
-            "round the same, from round to round the mean rounded down or up",
-            "training",
-            needs="match, the folder of the run to be matched",
-        ),
-    ] = "epochs"
-    batch_size: Annotated[
-        int | None,
-        Setting("examples per local step; none: all the client has", "training"),
-    ] = 20
-    shuffle: Annotated[
-        Literal["epoch", "replacement", "none"],
-        Setting(
-            "epoch deals out a client's examples anew each pass, its last partial "
-            "batch kept; replacement draws every batch anew; none takes them in "
-            "order",
-            "training",
-        ),
-    ] = "epoch"
-    lr: Annotated[
-        float,
-        Setting("local learning rate of the first round", "training", untimed=True),
-    ] = 0.1
-    lr_decay: Annotated[
-        float,
-        Setting("factor on the learning rate per round", "training", untimed=True),
-    ] = 0.998
-    momentum: Annotated[float, Setting("of local SGD", "training")] = 0.0
-    weight_decay: Annotated[
-        float, Setting("of local SGD, added after clipping", "training", untimed=True)
-    ] = 1e-3
-    clip_norm: Annotated[
-        float | None,
-        Setting(
-            "global norm to which a local gradient is clipped; none: not at all",
-            "training",
-        ),
-    ] = 10.0
-    nonfinite_updates: Annotated[
-        NonfiniteUpdates,
-        Setting(
-            "what becomes of a client that sends a number which is not finite: stop, it "
-            "counts as any other and the run stops; leave_out, it counts for nothing in "
-            "that round, which is counted and said",
-            "training",
-        ),
-    ] = "stop"
-    step_seconds: Annotated[
-        float | str | None,
-        Setting(
-            "simulated seconds of a local step, a number or a law from which every "
-            "client draws once, such as lognormal(0.05, 0.5); none: no time is "
-            "simulated",
-            "clock",
-        ),
-    ] = None
-    bandwidth: Annotated[
-        float | str,
-        Setting(
-            "of a client's upload in bits per second; likewise", "clock", needs=CLOCK
-        ),
-    ] = 5e6
-    download_bandwidth: Annotated[
-        float | str | None,
-        Setting(
-            "of its download; likewise; none: the broadcast takes no time",
-            "clock",
-            needs=CLOCK,
-        ),
-    ] = None
-    latency: Annotated[
-        float,
-        Setting("simulated seconds per round trip of messages", "clock", needs=CLOCK),
-    ] = 0.0
-    delay: Annotated[
-        float | str,
-        Setting(
-            "simulated seconds a client loses in a round, a number or a law: "
-            "exponential(mean), uniform(most), normal(mean, deviation) or "
-            "lognormal(median, sigma)",
-            "clock",
-            needs=CLOCK,
-        ),
-    ] = 0.0
-    delay_persists: Annotated[
-        bool,
-        Setting(
-            "a client draws its delay once, not anew each round", "clock", needs=CLOCK
-        ),
-    ] = False
-    clock_seed: Annotated[
-        int | None,
-        Setting(
-            "of what clients draw once; none: partition_seed",
-            "clock",
-            check_seed,
-            needs=CLOCK,
-            untimed=True,
-        ),
-    ] = None
-    evaluate_every: Annotated[
-        int,
-        Setting(
-            "rounds between evaluations on the test set",
-            "record",
-            at_least(1),
-            untimed=True,
-        ),
-    ] = 1
-    evaluate_clients: Annotated[
-        bool,
-        Setting(
-            "at the end, the accuracy on every client's own examples",
-            "record",
-            incidental=True,
-        ),
-    ] = True
-    evaluate_also: Annotated[
-        tuple[Literal["sel", "all"], ...],
-        Setting(
-            "models to evaluate besides the server's; sel: the mean of the round's "
-            "cohort, all: the mean of every client's last model (one model kept per "
-            "client)",
-            "record",
-        ),
-    ] = ()
-    ideal_steps: Annotated[
-        int | None,
-        Setting(
-            "show, as ideal_distance, how far each round's model is from where so many "
-            "steps of gradient descent on all clients' examples would have led, each a "
-            "pass over them; none: not",
-            "record",
-            at_least(1, none="no such distance"),
-        ),
-    ] = None
-    watch: Annotated[
-        int | None,
-        Setting(
-            "show so many parameters, drawn once for all runs: parameter_0 and so on of "
-            "the model, gradient_0 and so on the mean gradient of each client's steps; "
-            "none: not",
-            "record",
-            at_least(1, none="no parameter"),
-        ),
-    ] = None
-    checkpoint_every: Annotated[
-        int | None,
-        Setting(
-            "rounds between checkpoints, each after the evaluation that is next; "
-            "none: about every 20 seconds",
-            "record",
-            at_least(1, none="by the clock"),
-            incidental=True,
-        ),
-    ] = None
-    targets: Annotated[
-        tuple[float, ...],
-        Setting(
-            "test accuracies whose first round the summary gives",
-            "record",
-            between(0, 1),
-            incidental=True,
-        ),
-    ] = (0.9, 0.95, 0.97)
-    lanes: Annotated[
-        int | Literal["auto"],
-        Setting(
-            "clients trained side by side on a device, cut to the most it has in a "
-            "round; auto: in a run of 100 rounds or more what is fastest, tried out "
-            "and kept for later runs, else by a rule; on an accelerator no more "
-            "than fit into its memory",
-            "training",
-            incidental=True,
-        ),
-    ] = "auto"
-    convolutions: Annotated[
-        str,
-        Setting(
-            "how they are computed: winograd, shifts, patches or lax for all that "
-            "can; or, in local training, each kind of layer, as in "
-            "patches,winograd; auto: in a run of 100 rounds or more what is "
-            "fastest, timed and kept for later runs, else by a rule, as with rule",
-            "training",
-            check_ways,
-            incidental=True,
-        ),
-    ] = "auto"
-    precision: Annotated[
-        Literal["float32", "tf32", "bf16"],
-        Setting(
-            "of the model; float32: of products on an accelerator, too; tf32: "
-            "theirs, on a CPU nothing changes; bf16: forward and backward in "
-            "bfloat16, from parameters in float32",
-            "training",
-        ),
-    ] = "float32"
-    devices: Annotated[
-        int | Literal["auto"],
-        Setting(
-            "that share the clients of a round; auto: every accelerator, or every core",
-            "training",
-            incidental=True,
-        ),
-    ] = "auto"
-    client_memory: Annotated[
-        ClientMemory,
-        Setting(
-            "where the state of all clients lies; host: in the host's memory, and "
-            "only the rows of a cohort visit the device",
-            "training",
-            incidental=True,
-        ),
-    ] = "device"
-    seed: Annotated[
-        int,
-        Setting(
-            "of the initial model and of every round",
-            "training",
-            check_seed,
-            untimed=True,
-            splits=True,
-        ),
-    ] = 0
-    partition_seed: Annotated[
-        int | None,
-        Setting(
-            "of the partition and of generated data; none: seed",
-            "training",
-            check_seed,
-            untimed=True,
-            splits=True,
-            matched=True,
-        ),
-    ] = None
-    data_dir: Annotated[
-        str | None,
-        Setting(
-            "where data files are; none: the variable FEDJAX_ADAPT_DATA",
-            "record",
-            check_path,
-            incidental=True,
-            splits=True,
-        ),
-    ] = None
-    folder: Annotated[
-        str | None,
-        Setting(
-            "where the run goes; none: runs/DATASET-ALGORITHM-HASH",
-            "record",
-            check_path,
-            incidental=True,
-        ),
-    ] = None
-    track: Annotated[
-        Literal["tensorboard", "wandb", "mlflow"] | None,
-        Setting(
-            "show the metrics there, too, after each checkpoint; its files are in the "
-            "folder tracking of the run",
-            "record",
-            incidental=True,
-        ),
-    ] = None
+    algorithm: str = choice(
+        "fedssg", "what to train with; `fedjax-adapt list` shows all"
+    )
+    dataset: str = choice("digits", "what to learn", splits=True, matched=True)
+    train_examples: int | None = choice(
+        None,
+        "learn from so many, the first in the order of its files; none: all",
+        at_least(1, none="all of them"),
+        splits=True,
+        matched=True,
+    )
+    public: Literal["holdout", "split_test", "published"] | None = public_set(
+        None,
+        "what algorithms like FNR-FL train on besides the clients' data: holdout takes it "
+        "out of the training set, split_test out of the test set, published is the test "
+        "set itself, whose accuracy is training accuracy then; none: holdout where the "
+        "algorithm needs one, else nothing",
+        splits=True,
+    )
+    public_examples: int | None = public_set(
+        None,
+        "how many of them; none: a tenth of the training set or half of the test set, "
+        "5000 at most",
+        at_least(1, none="a tenth"),
+        splits=True,
+    )
+    validation_examples: int | None = public_set(
+        None,
+        "taken out of the training set to choose a model by; none: a tenth of it, 5000 at "
+        "most, where the algorithm chooses, else 0",
+        at_least(0, none="as needed"),
+        splits=True,
+    )
+    evaluate_on: Literal["test", "validation"] = choice(
+        "test",
+        "what the model is measured on: the test set; or validation, a tenth of the "
+        "training set, 5000 examples at most, that no client trains on, to choose "
+        "settings by",
+        splits=True,
+        matched=True,
+    )
+    model: str = choice("mlp", "what learns")
+    projection: int | None = choice(
+        None,
+        "width of a projection head between the features and the classifier, as MOON has "
+        "it; none: no head",
+        at_least(1, none="no head"),
+    )
+    augment: Literal["none", "flip_crop", "reflect_crop"] = training(
+        "none",
+        "flip_crop flips and, half the time, shifts each training image, margins zero; "
+        "reflect_crop flips and always shifts, margins reflected",
+    )
+    labels: Literal["own", "parity"] = choice(
+        "own", "own; or parity, even against odd, once the data are split by their own"
+    )
+    partition: str = choice(
+        "dirichlet", "who holds which examples", splits=True, matched=True
+    )
+    num_clients: int | None = clients(
+        None,
+        "clients in all; none: 30, or with partition=natural as many as own rows of data "
+        "that are read from files",
+        at_least(1, none="30, or as many as own rows"),
+        splits=True,
+        matched=True,
+    )
+    participation: float = clients(
+        0.3,
+        "share of the clients that take part in a round, in (0, 1]",
+        between(0, 1, closed="right"),
+        matched=True,
+    )
+    sampler: Literal["bernoulli", "uniform", "earliest"] = clients(
+        "bernoulli",
+        "bernoulli tosses a coin per client (at least one comes), uniform draws a fixed "
+        "number without replacement, earliest lets all start and keeps that share, those "
+        "that end first on the simulated clock",
+        matched=True,
+    )
+    feature_noise: float = clients(
+        0.0,
+        "noise on the inputs of client i while it trains, as a standard deviation for "
+        "pixels in [0, 1] that grows from 0 to this; the test set is clean",
+        check.nonnegative,
+    )
+    feature_noise_mask: bool = clients(
+        False,
+        "all of that noise for every client but the last, in a part of the image of its "
+        "own",
+        needs="feature_noise, the deviation of that noise",
+    )
+    corrupt: Corruption | None = clients(
+        None, "what is wrong with the data of some clients; none: nothing", matched=True
+    )
+    corrupt_clients: tuple[int, ...] = clients(
+        (0,),
+        "their ids",
+        needs="corrupt, which says what is wrong with them",
+        matched=True,
+    )
+    corrupt_strength: float | None = clients(
+        None,
+        "labels to shift by (5), share of labels drawn at random (1), bound of inputs "
+        "(1), deviation of noise (1), times each example is there (10); none: these",
+        needs="corrupt, which says what is wrong with them",
+        matched=True,
+    )
+    rounds: int = training(60, "rounds in all", at_least(1), untimed=True, matched=True)
+    epochs: float = training(
+        5.0,
+        "passes over its own data each client makes in a round",
+        between(0, 1_000_000, closed="right"),
+    )
+    num_steps: int | None = training(
+        None,
+        "local steps of each client in a round, in place of epochs",
+        at_least(1, none="epochs"),
+    )
+    later_steps: tuple[int, ...] = training(
+        (),
+        "other local steps later in a run, in pairs of rounds and steps: 20 1 is 1 step "
+        "in every round after the first 20",
+        check_later_steps,
+        needs="num_steps, the local steps until then",
+    )
+    max_local_steps: int | None = training(
+        None,
+        "cap on the local steps of a client in a round; none: no cap but the algorithm's "
+        "own",
+        at_least(1, none="no cap"),
+    )
+    match: str | None = training(
+        None,
+        "folder of a finished run, in place of epochs: take as many local steps in all, "
+        "those on a public set apart",
+        check_path,
+    )
+    match_by: Literal["epochs", "steps"] = training(
+        "epochs",
+        "epochs gives each client steps by its size, steps all clients of a round the "
+        "same, from round to round the mean rounded down or up",
+        needs="match, the folder of the run to be matched",
+    )
+    batch_size: int | None = training(
+        20, "examples per local step; none: all the client has"
+    )
+    shuffle: Literal["epoch", "replacement", "none"] = training(
+        "epoch",
+        "epoch deals out a client's examples anew each pass, its last partial batch kept; "
+        "replacement draws every batch anew; none takes them in order",
+    )
+    lr: float = training(0.1, "local learning rate of the first round", untimed=True)
+    lr_decay: float = training(
+        0.998, "factor on the learning rate per round", untimed=True
+    )
+    momentum: float = training(0.0, "of local SGD")
+    weight_decay: float = training(
+        1e-3, "of local SGD, added after clipping", untimed=True
+    )
+    clip_norm: float | None = training(
+        10.0, "global norm to which a local gradient is clipped; none: not at all"
+    )
+    nonfinite_updates: NonfiniteUpdates = training(
+        "stop",
+        "what becomes of a client that sends a number which is not finite: stop, it "
+        "counts as any other and the run stops; leave_out, it counts for nothing in that "
+        "round, which is counted and said",
+    )
+    step_seconds: float | str | None = clock(
+        None,
+        "simulated seconds of a local step, a number or a law from which every client "
+        "draws once, such as lognormal(0.05, 0.5); none: no time is simulated",
+        needs="",
+    )
+    bandwidth: float | str = clock(
+        5e6, "of a client's upload in bits per second; likewise"
+    )
+    download_bandwidth: float | str | None = clock(
+        None, "of its download; likewise; none: the broadcast takes no time"
+    )
+    latency: float = clock(0.0, "simulated seconds per round trip of messages")
+    delay: float | str = clock(
+        0.0,
+        "simulated seconds a client loses in a round, a number or a law: "
+        "exponential(mean), uniform(most), normal(mean, deviation) or lognormal(median, "
+        "sigma)",
+    )
+    delay_persists: bool = clock(
+        False, "a client draws its delay once, not anew each round"
+    )
+    clock_seed: int | None = clock(
+        None,
+        "of what clients draw once; none: partition_seed",
+        check_seed,
+        untimed=True,
+    )
+    evaluate_every: int = record(
+        1, "rounds between evaluations on the test set", at_least(1), untimed=True
+    )
+    evaluate_clients: bool = record(
+        True, "at the end, the accuracy on every client's own examples", incidental=True
+    )
+    evaluate_also: tuple[Literal["sel", "all"], ...] = record(
+        (),
+        "models to evaluate besides the server's; sel: the mean of the round's cohort, "
+        "all: the mean of every client's last model (one model kept per client)",
+    )
+    ideal_steps: int | None = record(
+        None,
+        "show, as ideal_distance, how far each round's model is from where so many steps "
+        "of gradient descent on all clients' examples would have led, each a pass over "
+        "them; none: not",
+        at_least(1, none="no such distance"),
+    )
+    watch: int | None = record(
+        None,
+        "show so many parameters, drawn once for all runs: parameter_0 and so on of the "
+        "model, gradient_0 and so on the mean gradient of each client's steps; none: not",
+        at_least(1, none="no parameter"),
+    )
+    checkpoint_every: int | None = record(
+        None,
+        "rounds between checkpoints, each after the evaluation that is next; none: about "
+        "every 20 seconds",
+        at_least(1, none="by the clock"),
+        incidental=True,
+    )
+    targets: tuple[float, ...] = record(
+        (0.9, 0.95, 0.97),
+        "test accuracies whose first round the summary gives",
+        between(0, 1),
+        incidental=True,
+    )
+    lanes: int | Literal["auto"] = training(
+        "auto",
+        "clients trained side by side on a device, cut to the most it has in a round; "
+        "auto: in a run of 100 rounds or more what is fastest, tried out and kept for "
+        "later runs, else by a rule; on an accelerator no more than fit into its memory",
+        incidental=True,
+    )
+    convolutions: str = training(
+        "auto",
+        "how they are computed: winograd, shifts, patches or lax for all that can; or, in "
+        "local training, each kind of layer, as in patches,winograd; auto: in a run of "
+        "100 rounds or more what is fastest, timed and kept for later runs, else by a "
+        "rule, as with rule",
+        check_ways,
+        incidental=True,
+    )
+    precision: Literal["float32", "tf32", "bf16"] = training(
+        "float32",
+        "of the model; float32: of products on an accelerator, too; tf32: theirs, on a "
+        "CPU nothing changes; bf16: forward and backward in bfloat16, from parameters in "
+        "float32",
+    )
+    devices: int | Literal["auto"] = training(
+        "auto",
+        "that share the clients of a round; auto: every accelerator, or every core",
+        incidental=True,
+    )
+    client_memory: ClientMemory = training(
+        "device",
+        "where the state of all clients lies; host: in the host's memory, and only the "
+        "rows of a cohort visit the device",
+        incidental=True,
+    )
+    seed: int = training(
+        0,
+        "of the initial model and of every round",
+        check_seed,
+        untimed=True,
+        splits=True,
+    )
+    partition_seed: int | None = training(
+        None,
+        "of the partition and of generated data; none: seed",
+        check_seed,
+        untimed=True,
+        splits=True,
+        matched=True,
+    )
+    data_dir: str | None = record(
+        None,
+        "where data files are; none: the variable FEDJAX_ADAPT_DATA",
+        check_path,
+        incidental=True,
+        splits=True,
+    )
+    folder: str | None = record(
+        None,
+        "where the run goes; none: runs/DATASET-ALGORITHM-HASH",
+        check_path,
+        incidental=True,
+    )
+    track: Literal["tensorboard", "wandb", "mlflow"] | None = record(
+        None,
+        "show the metrics there, too, after each checkpoint; its files are in the folder "
+        "tracking of the run",
+        incidental=True,
+    )
     algorithm_options: Mapping[str, Any] = field(default_factory=dict)
     model_options: Mapping[str, Any] = field(default_factory=dict)
     partition_options: Mapping[str, Any] = field(default_factory=dict)
@@ -600,12 +439,7 @@ def _common_options() -> Mapping[str, Option]:
 @functools.cache
 def settings() -> Mapping[str, Setting]:
     """What the settings of every run say of themselves, by name."""
-    hints = get_type_hints(Config, include_extras=True)
-    return {
-        f.name: hints[f.name].__metadata__[0]
-        for f in fields(Config)
-        if f.default is not MISSING
-    }
+    return {f.name: f.metadata["setting"] for f in fields(Config) if f.metadata}
 
 
 def settings_that_are(trait: str) -> list[str]:
