@@ -21,6 +21,9 @@ from .spelling import shortest
 from .toml import checked
 from .user_functions import called, check_made
 
+# what Python raises on a text that is none of its expressions, or too long a one
+UNREADABLE = (SyntaxError, TypeError, ValueError, RecursionError, MemoryError)
+
 
 def build_algorithm(config: Config) -> Algorithm:
     """The algorithm, with what it needs to know of the run.
@@ -61,35 +64,27 @@ def build_algorithm(config: Config) -> Algorithm:
                     setting=name,
                 )
         return algorithm
-    if config.num_steps is not None:
-        steps = constant_steps(config.num_steps)
-        if config.later_steps:
-            steps = scheduled_steps(_each_round(config, config.num_steps))
-        return with_steps(algorithm, steps)
-    return with_steps(algorithm, epochs(config.epochs))
-
-
-def _each_round(config: Config, num_steps: int) -> np.ndarray:
-    """Local steps of every round, [rounds]."""
-    table = np.full(config.rounds, num_steps, np.int32)
-    pairs = zip(config.later_steps[::2], config.later_steps[1::2], strict=True)
-    for begin, steps in pairs:
+    if config.num_steps is None:
+        return with_steps(algorithm, epochs(config.epochs))
+    if not config.later_steps:
+        return with_steps(algorithm, constant_steps(config.num_steps))
+    table = np.full(config.rounds, config.num_steps, np.int32)
+    later = config.later_steps
+    for begin, steps in zip(later[::2], later[1::2], strict=True):
         table[begin:] = steps
-    return table
+    return with_steps(algorithm, scheduled_steps(table))
 
 
 def _check_asynchronous(config: Config) -> None:
     """Raises ValueError unless the run tells a server that does not wait what it needs."""
-    lacking = []
-    if config.step_seconds is None:
-        lacking.append(
-            "step_seconds (the simulated seconds of a local step, as in 0.05)"
-        )
-    if config.sampler != "uniform":
-        lacking.append("sampler=uniform")
-    if config.participation == 1:
-        lacking.append("participation below 1")
-    if lacking:
+    needed = {
+        "step_seconds (the simulated seconds of a local step, as in 0.05)": (
+            config.step_seconds is not None
+        ),
+        "sampler=uniform": config.sampler == "uniform",
+        "participation below 1": config.participation < 1,
+    }
+    if lacking := [what for what, given in needed.items() if not given]:
         raise SettingError(
             f"algorithm={config.algorithm} goes by who ends first, and sends off as many "
             "clients each round, and none that is still training; set "
@@ -111,9 +106,9 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
     if "participation" in of_run and config.sampler != "bernoulli":
         clients = config.num_clients or CLIENTS
         of_run["participation"] = cohort_size(config) / clients
-    given: dict[str, Any] = {
-        n: v for n, v in options.items() if v is not None or _says_none(n, known)
-    }
+    # elsewhere None is the default, or what the run says
+    own_none = {n for n in known if n not in DERIVED and known[n].default is not None}
+    given = {n: v for n, v in options.items() if v is not None or n in own_none}
     if config.max_local_steps is not None and "max_steps" in known:
         # a policy that learns must know what its clients really take
         for own in {"max_steps", "initial_steps"} & set(known):
@@ -170,11 +165,6 @@ def _follows(name: str, own: str, option: Option) -> bool:
     return own != "lr" or option.default is not None
 
 
-def _says_none(name: str, known: Mapping[str, Option]) -> bool:
-    """Whether None is a value of its own: neither the default nor what the run says."""
-    return name not in DERIVED and known[name].default is not None
-
-
 def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
     """Name and options of "feddyn" or "feddyn(alpha=0.1)"."""
     try:
@@ -182,8 +172,8 @@ def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
         call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
         named = all(keyword.arg for keyword in call.keywords)
         if not isinstance(call.func, ast.Name) or call.args or not named:
-            raise SettingError("no name, or options without theirs")
-    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
+            raise TypeError("no name, or options without theirs")
+    except UNREADABLE:
         raise SettingError(
             f"base={text!r} is no algorithm; write its name, or its name and options as "
             "in feddyn(alpha=0.1).",
@@ -191,7 +181,7 @@ def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
         ) from None
     try:
         values = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    except (TypeError, ValueError, RecursionError, MemoryError):
+    except UNREADABLE:
         raise SettingError(
             f"base={text!r} has an option that is no value; write a number, True, False or "
             "text in quotes, as in feddyn(alpha=0.1).",
@@ -225,9 +215,6 @@ def cohort_size(config: Config) -> int:
     return max(round(config.participation * clients), 1)
 
 
-UNREADABLE = (SyntaxError, TypeError, ValueError, RecursionError, MemoryError)
-
-
 def build_clock(config: Config) -> Clock | None:
     """What a round takes; None without `step_seconds`.
 
@@ -236,14 +223,10 @@ def build_clock(config: Config) -> Clock | None:
     """
     if config.step_seconds is None:
         return None
-    of = lambda name: quantity(name, getattr(config, name))
-    download = config.download_bandwidth
+    laws = ("step_seconds", "bandwidth", "download_bandwidth", "delay")
     return Clock(
-        step_seconds=of("step_seconds"),
-        bandwidth=of("bandwidth"),
-        download_bandwidth=None if download is None else of("download_bandwidth"),
+        **{name: quantity(name, getattr(config, name)) for name in laws},
         latency=config.latency,
-        delay=of("delay"),
         delay_persists=config.delay_persists,
         seed=clock_seed(config),
     )
@@ -254,8 +237,8 @@ def clock_seed(config: Config) -> int:
     return partition_seed(config) if config.clock_seed is None else config.clock_seed
 
 
-def quantity(name: str, value: float | str) -> float | Law:
-    """A number as it is, a text such as "lognormal(0.05, 0.5)" as the law it names."""
+def quantity(name: str, value: float | str | None) -> float | Law | None:
+    """A number or None as it is, a text as in "lognormal(0.05, 0.5)" as the law."""
     if not isinstance(value, str):
         return value
     try:
@@ -267,7 +250,8 @@ def quantity(name: str, value: float | str) -> float | Law:
         options = {str(k.arg): float(ast.literal_eval(k.value)) for k in call.keywords}
         inspect.signature(law).bind(*arguments, **options)
     except (*UNREADABLE, KeyError, OverflowError):
-        known = ", ".join(f"{n}({', '.join(_arguments(n))})" for n in LAWS)
+        arguments = lambda law: ", ".join(inspect.signature(law).parameters)
+        known = ", ".join(f"{name}({arguments(law)})" for name, law in LAWS.items())
         raise SettingError(
             f"{name}={value!r} is neither a number nor a law; write one of {known}.",
             setting=name,
@@ -276,7 +260,3 @@ def quantity(name: str, value: float | str) -> float | Law:
         return law(*arguments, **options)
     except ValueError as error:  # out of range
         raise SettingError(f"{name}={value!r}: {error}", setting=name) from None
-
-
-def _arguments(law: str) -> list[str]:
-    return list(inspect.signature(LAWS[law]).parameters)

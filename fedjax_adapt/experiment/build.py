@@ -7,6 +7,7 @@ can, and WAY,WAY,... are for the kinds of layers that local training has, in the
 
 import inspect
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -50,35 +51,25 @@ def build(config: Config) -> Federation:
         clients than examples, an option out of range.
     """
     algorithm, plan = build_algorithm(config), build_plan(config)
-    if config.dataset == OBJECT:
-        return _of_object(config, algorithm, plan)
-    source, public = with_public(config, load_source(config), algorithm)
-    rows, labels = split_source(config, source), source.y_train
-    if config.num_clients is None:  # as many as own rows
-        config = replace(config, num_clients=len(rows))
-        algorithm, plan = build_algorithm(config), build_plan(config)
-    test_rows = source.tests_of(rows) if config.partition == "natural" else None
-    measured = skew(rows, source.y_train, source.num_classes)
-    if config.labels == "parity":  # of what was split by the labels themselves
-        source, public = source.parity(), public and public.parity()
-    seen = public if uses_public(algorithm) else None
-    data = skewed(config, source, source.federated(rows, seen, test_rows))
-    task = build_task(config, source)
-    task = with_told_ways(config.convolutions, task, data, plan)
-    found = Federation(algorithm, task, data, plan, source, measured, public, labels)
-    return found._replace(algorithm=completed(config, algorithm, found))
-
-
-def _of_object(config: Config, algorithm: Algorithm, plan: Plan) -> Federation:
-    """As `build`, of clients that are given as they are."""
-    data = objects.of("data")
-    source = scaled(config, objects.source_of(data))
-    measured = skew(data.rows(), source.y_train, source.num_classes)
+    if config.dataset == OBJECT:  # clients are as they are
+        data = objects.of("data")
+        source, public = scaled(config, objects.source_of(data)), data.public
+        labels = source.y_train
+        measured = skew(data.rows(), labels, source.num_classes)
+    else:
+        source, public = with_public(config, load_source(config), algorithm)
+        rows, labels = split_source(config, source), source.y_train
+        if config.num_clients is None:  # as many as own rows
+            config = replace(config, num_clients=len(rows))
+            algorithm, plan = build_algorithm(config), build_plan(config)
+        test_rows = source.tests_of(rows) if config.partition == "natural" else None
+        measured = skew(rows, labels, source.num_classes)
+        if config.labels == "parity":  # of what was split by the labels themselves
+            source, public = source.parity(), public and public.parity()
+        seen = public if uses_public(algorithm) else None
+        data = skewed(config, source, source.federated(rows, seen, test_rows))
     task = with_told_ways(config.convolutions, build_task(config, source), data, plan)
-    labels = source.y_train
-    found = Federation(
-        algorithm, task, data, plan, source, measured, data.public, labels
-    )
+    found = Federation(algorithm, task, data, plan, source, measured, public, labels)
     return found._replace(algorithm=completed(config, algorithm, found))
 
 
@@ -126,16 +117,16 @@ def split_source(config: Config, source: Source) -> list[np.ndarray]:
             **config.partition_options,
         )
     function = find("partition", config.partition)
-    by_name: dict[str, Any] = {
-        "seed": partition_seed(config),
-        "clients": source.clients,
-    }
-    by_name = {
-        n: v for n, v in by_name.items() if n in inspect.signature(function).parameters
-    }
-    options = config.partition_options
-    rows = function(source.y_train, config.num_clients, **by_name, **options)
+    given = {"seed": partition_seed(config), "clients": source.clients}
+    options = _accepted(function, given) | dict(config.partition_options)
+    rows = function(source.y_train, config.num_clients, **options)
     return user_functions.checked_rows(config, rows, len(source.y_train))
+
+
+def _accepted(function: Callable, given: dict[str, Any]) -> dict[str, Any]:
+    """What a function takes of what is given."""
+    takes = inspect.signature(function).parameters
+    return {name: value for name, value in given.items() if name in takes}
 
 
 def skewed(config: Config, source: Source, data: FederatedDataset) -> FederatedDataset:
@@ -185,19 +176,11 @@ def build_plan(config: Config) -> Plan:
         participation = earliest(config.participation)
     else:
         participation = uniform(cohort_size(config))
+    same = ("batch_size", "lr", "lr_decay", "momentum", "weight_decay", "clip_norm")
+    same += ("shuffle", "lanes", "devices", "client_memory", "nonfinite_updates")
     return Plan(
-        batch_size=config.batch_size,
-        lr=config.lr,
-        lr_decay=config.lr_decay,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        clip_norm=config.clip_norm,
+        **{name: getattr(config, name) for name in same},
         max_steps=config.max_local_steps,
-        shuffle=config.shuffle,
-        lanes=config.lanes,
-        devices=config.devices,
-        client_memory=config.client_memory,
-        nonfinite_updates=config.nonfinite_updates,
         participation=participation,
         clock=build_clock(config),
     )
@@ -205,12 +188,11 @@ def build_plan(config: Config) -> Plan:
 
 def load_source(config: Config) -> Source:
     """What there is to learn from; a generated set gets the run's clients and seed."""
-    options = dict(config.dataset_options)
+    loader = find("dataset", config.dataset)
     of_run = {"seed": partition_seed(config), "num_clients": config.num_clients}
-    accepted = inspect.signature(find("dataset", config.dataset)).parameters
-    options.update({name: v for name, v in of_run.items() if name in accepted})
+    options = dict(config.dataset_options) | _accepted(loader, of_run)
     if is_own("dataset", config.dataset):
-        source = find("dataset", config.dataset)(config.data_dir, **options)
+        source = loader(config.data_dir, **options)
         user_functions.check_made(f"dataset={config.dataset}", source, Source)
     else:
         spec = SOURCES.get(config.dataset)
@@ -225,9 +207,9 @@ def load_source(config: Config) -> Source:
     source = scaled(config, source)
     if config.evaluate_on == "validation":  # the same examples for all train_examples
         source = source.validating()
-    return (
-        source if config.train_examples is None else source.first(config.train_examples)
-    )
+    if config.train_examples is not None:
+        source = source.first(config.train_examples)
+    return source
 
 
 def scaled(config: Config, source: Source) -> Source:
