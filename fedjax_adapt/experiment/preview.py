@@ -37,70 +37,44 @@ from .tuning import LONG, tries_lanes
 
 @dataclass(frozen=True)
 class Rounds:
-    """What the rounds of a run come to, as far as its settings and its data say.
-
-    Attributes:
-      rounds: of the run.
-      clients: in all.
-      cohort: clients that are expected in a round.
-      mean_steps: local steps of a client in the first round, a mean over those that hold
-        examples; None: they follow from what clients measure or lose.
-      most_steps: likewise, of the client that takes most.
-      steps_cap: that a client takes at most; None: there is no cap.
-      gradients: of all clients in the first round, expected: one on a batch for each local
-        step; None: as `mean_steps`, or they hang on who ends first.
-      bytes_down: that the clients of a round receive, expected, but for `bytes_refined`.
-      bytes_up: that they send, likewise.
-      bytes_refined: that each client moves besides which refines on a public set.
-      broadcast_bytes: of a public set, that clients receive before the first round.
-    """
+    """What the rounds of a run come to, as far as its settings and its data say."""
 
     rounds: int
-    clients: int
-    cohort: float
+    clients: int  # in all
+    cohort: float  # clients that are expected in a round
+    # local steps of a client in the first round, a mean over those that hold examples, and
+    # of the client that takes most; None: they follow from what clients measure or lose
     mean_steps: float | None
     most_steps: int | None
-    steps_cap: int | None
+    steps_cap: int | None  # that a client takes at most; None: there is no cap
+    # of all clients in the first round, expected: one on a batch for each local step;
+    # None: as `mean_steps`, or they hang on who ends first
     gradients: float | None
-    bytes_down: float
-    bytes_up: float
-    bytes_refined: int
-    broadcast_bytes: int
+    bytes_down: (
+        float  # that clients of a round receive, expected, but for the next but one
+    )
+    bytes_up: float  # that they send, likewise
+    bytes_refined: int  # that each client moves besides which refines on a public set
+    broadcast_bytes: int  # of a public set, that clients receive before the first round
 
 
 @dataclass(frozen=True)
 class Preview:
-    """What a run would do.
+    """What a run would do."""
 
-    Attributes:
-      folder: where it would lie.
-      begins: the rounds that are done and saved there.
-      method: as in its summary.
-      data: the name of the data set.
-      rounds: what they come to.
-      lanes: clients side by side on a device.
-      devices: that share a round.
-      memory: that is expected.
-      free: bytes that are free now; None: that is not known.
-      programs: the rounds of each program that would be compiled.
-      compile_seconds: that this takes, about; None: not known, as on a GPU.
-      train_seconds: of the rounds that are left; None: their steps are not known.
-      notes: what a run would say besides.
-    """
-
-    folder: str
-    begins: int
-    method: str
-    data: str
+    folder: str  # where it would lie
+    begins: int  # the rounds that are done and saved there
+    method: str  # as in its summary
+    data: str  # the name of the data set
     rounds: Rounds
-    lanes: int
-    devices: int
-    memory: Footprint
-    free: int | None
-    programs: list[int]
-    compile_seconds: float | None
-    train_seconds: float | None
-    notes: list[str]
+    lanes: int  # clients side by side on a device
+    devices: int  # that share a round
+    memory: Footprint  # that is expected
+    free: int | None  # bytes that are free now; None: that is not known
+    programs: list[int]  # the rounds of each that would be compiled
+    compile_seconds: float | None  # about; None: not known, as on a GPU
+    train_seconds: float | None  # of the rounds left; None: their steps are not known
+    notes: list[str]  # what a run would say besides
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -167,9 +141,8 @@ def seconds_of(
     task, data, plan = federation[1:4]
     left = rounds.rounds - done
     gradients = float(left * rounds.gradients)
-    evaluated = (
-        left / config.evaluate_every * (0 if data.test is None else len(data.test[1]))
-    )
+    tested = 0 if data.test is None else len(data.test[1])
+    evaluated = left / config.evaluate_every * tested
     after = left * math.ceil(rounds.cohort / at_once) * rounds.most_steps
     return train_seconds(task, data, plan, gradients, evaluated, after)
 
@@ -181,9 +154,8 @@ def rounds_of(config: Config, federation: Federation, algorithm: Algorithm) -> R
     share = expected_share(data, plan)
     if who.rate is not None:  # given that at least one client comes
         share /= -math.expm1(len(ids) * math.log1p(-share)) if share < 1 else 1
-    everyone = gather_cohort(
-        data, jnp.asarray(ids), jnp.int32(0), batch_size(data, plan)
-    )
+    batch = batch_size(data, plan)
+    everyone = gather_cohort(data, jnp.asarray(ids), jnp.int32(0), batch)
     steps = client_steps(algorithm.policy, task, data, plan)
     if steps is not None:
         everyone = everyone._replace(active=jnp.asarray(steps[ids] > 0))

@@ -178,7 +178,7 @@ def test_trials_have_the_numbers_of_the_search(tmp_path, monkeypatch):
     """Those that are trained, in every rung."""
     told = []
 
-    def results(asked, place, note, progress, given):
+    def results(asked, place, note, progress):
         told.append((place.name, [trial.shown for trial in asked.trials]))
         assert [trial.number for trial in asked.trials] == [*range(len(asked.trials))]
         rates = [trial.config.lr for trial in asked.trials]
@@ -191,7 +191,7 @@ def test_trials_have_the_numbers_of_the_search(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "proposals", lambda *_: proposed)
     came = {"rounds": 6, "validation_accuracy": 0.5, "outcome": "finished"}
     before = [module._Row(proposed[0], came)] * 4
-    module._batch(search, tmp_path, before, print, (None, None, None))
+    module._batch(search, tmp_path, before, print)
     assert told == [("rounds-3", [5, 7]), ("rounds-6", [7])]
     trial = Trial(0, {"lr": 0.1}, Config(), in_search=5)
     with pytest.raises(SettingError, match=r"^trial 5 \(lr=0.1\): no$"):
@@ -508,7 +508,7 @@ def test_the_guide_searches(elsewhere, capsys):
 def test_a_pruned_trial_is_never_the_best(tmp_path, monkeypatch):
     """However accurate it was after the rounds that it had."""
 
-    def batch(search, place, before, progress, given):
+    def batch(search, place, before, progress):
         came = [
             (0.3, 2, "pruned", 0.9),
             (0.1, 6, "finished", 0.5),
@@ -535,7 +535,7 @@ def test_the_best_of_each_rung_go_on(tmp_path, monkeypatch, at_once, halve, went
     """Accuracy is lr here; the highest two diverge in the first rung."""
     swept, rates = [], np.linspace(0.1, 0.9, at_once).tolist()
 
-    def results(asked, place, note, progress, given):
+    def results(asked, place, note, progress):
         mine = [trial.config.lr for trial in asked.trials]
         swept.append(mine)
         lost = [rate in rates[-2:] for rate in mine]
@@ -550,7 +550,7 @@ def test_the_best_of_each_rung_go_on(tmp_path, monkeypatch, at_once, halve, went
     monkeypatch.setattr(module, "_swept", results)
     search = read_search({"run": RUN | {"rounds": 27}, "space": SPACE}, halve=halve)
     points = {i: {"lr": rate, "algorithm.mu": 0.1} for i, rate in enumerate(rates)}
-    came = module._train(search, tmp_path, points, "", print, (None, None, None))
+    came = module._train(search, tmp_path, points, "", print)
     assert [len(rung) for rung in swept] == went_on
     assert [one["outcome"] for one in came[-2:]] == ["diverged"] * 2
     for rung in swept[1:]:
@@ -739,7 +739,7 @@ def test_what_came_of_earlier_trials_decides_the_next():
         ]
         points = [{"lr": rate, "algorithm.mu": 0.1} for rate in rates]
         rows = [module._Row(*pair) for pair in zip(points, came, strict=True)]
-        return module._proposals(search, rows)[0]["lr"]
+        return module.proposals(search, rows)[0]["lr"]
 
     rising = [0.1 + 0.05 * i for i in range(12)]
     assert proposed(rising) > proposed(rising[::-1])

@@ -21,44 +21,26 @@ from .tune import distinct, num_proposed, proposals
 
 @dataclass(frozen=True)
 class GroupPreview:
-    """What the trials of a sweep would do that share a program.
+    """What the trials of a sweep would do that share a program."""
 
-    Attributes:
-      name: of the group.
-      trials: their numbers.
-      finished: whether they are over already, and nothing would be done.
-      at_once: how many run side by side, on all devices.
-      rounds: what those of the first trial come to; other partitions have other steps.
-      memory: bytes besides the data, a guess where trials run side by side.
-      programs: the rounds of each program that would be compiled.
-      train_seconds: of all trials, about; None: their steps are not known.
-    """
-
-    name: str
-    trials: list[int]
-    finished: bool
-    at_once: int
-    rounds: Rounds
-    memory: int
-    programs: list[int]
-    train_seconds: float | None
+    name: str  # of the group
+    trials: list[int]  # their numbers
+    finished: bool  # over already, so that nothing would be done
+    at_once: int  # how many run side by side, on all devices
+    rounds: Rounds  # of the first trial; other partitions have other steps
+    memory: int  # bytes besides the data, a guess where trials run side by side
+    programs: list[int]  # the rounds of each that would be compiled
+    train_seconds: float | None  # of all, about; None: their steps are not known
 
 
 @dataclass(frozen=True)
 class SweepPreview:
-    """What a sweep would do.
+    """What a sweep would do."""
 
-    Attributes:
-      folder: where it would lie.
-      groups: trials that share a program, one after the other.
-      free: bytes that are free now; None: that is not known.
-      note: what the sweep would say besides; None: nothing.
-    """
-
-    folder: str
-    groups: list[GroupPreview]
-    free: int | None
-    note: str | None
+    folder: str  # where it would lie
+    groups: list[GroupPreview]  # one after the other
+    free: int | None  # bytes that are free now; None: that is not known
+    note: str | None  # what the sweep would say besides
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -67,23 +49,15 @@ class SweepPreview:
 
 @dataclass(frozen=True)
 class SearchPreview:
-    """What a search would do.
+    """What a search would do."""
 
-    Attributes:
-      folder: where it would lie.
-      trials: how many, in all.
-      proposed: of which so many have been proposed already.
-      at_once: how many are proposed at once.
-      rungs: how many of these, without repeats, are trained up to each number of rounds.
-      first: what the first of them come to, by all rounds.
-    """
-
-    folder: str
-    trials: int
-    proposed: int
-    at_once: int
+    folder: str  # where it would lie
+    trials: int  # in all
+    proposed: int  # of which so many have been already
+    at_once: int  # how many are proposed at once
+    # how many of these, without repeats, are trained up to each number of rounds
     rungs: dict[int, int]
-    first: SweepPreview
+    first: SweepPreview  # what the first of them come to, by all rounds
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""

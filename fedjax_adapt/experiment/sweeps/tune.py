@@ -115,7 +115,7 @@ def tune(
             check_folder(place, search, resume)
             if not (place / TUNE).exists():
                 files.write_listed(place / TUNE, to_toml(search))
-            return _tune(search, place, progress, (algorithm, task, data))
+            return _tune(search, place, progress)
 
 
 def tune_folder(search: Search, folder: str | Path | None) -> Path:
@@ -181,7 +181,7 @@ def _written(folder: Path, first: int) -> list[dict[str, Any]] | None:
     return written and written["proposed"]
 
 
-def _tune(search: Search, place: Path, progress: Report, given: tuple) -> Tuned:
+def _tune(search: Search, place: Path, progress: Report) -> Tuned:
     """Goes through the batches of trials, of which those that are done are only read."""
     known = files.listed(place) or {}
     for path in (place / name for name in known):
@@ -190,7 +190,7 @@ def _tune(search: Search, place: Path, progress: Report, given: tuple) -> Tuned:
             files.check(place, path, known)
     rows: list[_Row] = []
     while len(rows) < search.trials:
-        rows += _batch(search, place, rows, progress, given)
+        rows += _batch(search, place, rows, progress)
     columns = setting_columns(search.space)
     named = [
         {"trial": i, **{c: row.point[n] for n, c in columns.items()}, **row.result}
@@ -201,9 +201,8 @@ def _tune(search: Search, place: Path, progress: Report, given: tuple) -> Tuned:
     whole = [row for row in rows if row.result["outcome"] == FINISHED]
     if not whole:
         return Tuned(place, table, None, None)
-    best = max(
-        whole, key=lambda row: row.result[store.VALIDATED]
-    )  # of equals the first
+    # of equals the first
+    best = max(whole, key=lambda row: row.result[store.VALIDATED])
     (trial,) = sweep_of(search, [best.point], search.rounds).trials
     chosen = config.to_toml(replace(trial.config, evaluate_on="test"))
     with files.listing(place, place / BEST) as temporary:
@@ -219,7 +218,7 @@ class _Row(NamedTuple):
 
 
 def _batch(
-    search: Search, place: Path, before: Sequence[_Row], progress: Report, given: tuple
+    search: Search, place: Path, before: Sequence[_Row], progress: Report
 ) -> list[_Row]:
     """The next trials; those that equal an earlier one are not trained again."""
     first = len(before)
@@ -232,7 +231,7 @@ def _batch(
         folder = place / f"trials-{first:04d}"
         texts = [_text(point) for point in points]
         asked = {first + texts.index(text): point for text, point in fresh.items()}
-        found = _train(search, folder, asked, doing, progress, given)
+        found = _train(search, folder, asked, doing, progress)
         files.enter_lists(place, sorted(folder.glob("rounds-*")))
         known |= dict(zip(fresh, found, strict=True))
     return [_Row(point, known[_text(point)]) for point in points]
@@ -264,26 +263,19 @@ def proposals(search: Search, before: Sequence[_Row]) -> list[dict[str, Any]]:
     """What is tried at once: settings by full names, by all that came of those before."""
     import optuna
 
+    first = len(before)
+    numbers = range(first, min(first + search.at_once, search.trials))
+    # constant_liar was long an experiment
+    kind = optuna.exceptions.ExperimentalWarning
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        return _proposals(search, before)
+        with warnings.catch_warnings(action="ignore", category=kind):
+            study = optuna.create_study(direction="maximize")
+            study.add_trials([_frozen(search, row) for row in before])
+            return [_allowed(search, study, number) for number in numbers]
     finally:
         optuna.logging.set_verbosity(verbosity)
-
-
-def _proposals(search: Search, before: Sequence[_Row]) -> list[dict[str, Any]]:
-    import optuna
-
-    first, points = len(before), []
-    # constant_liar was long an experiment
-    kind = optuna.exceptions.ExperimentalWarning
-    with warnings.catch_warnings(action="ignore", category=kind):
-        study = optuna.create_study(direction="maximize")
-        study.add_trials([_frozen(search, row) for row in before])
-        for number in range(first, min(first + search.at_once, search.trials)):
-            points.append(_allowed(search, study, number))
-    return points
 
 
 def _allowed(
@@ -332,7 +324,6 @@ def _train(
     points: Mapping[int, dict[str, Any]],
     doing: str,
     progress: Report,
-    given: tuple,
 ) -> list[dict[str, Any]]:
     """What came of some proposals, which are trained as one sweep for each rung.
 
@@ -342,21 +333,19 @@ def _train(
       points: the proposals by their numbers in the search.
       doing: what is said of them.
       progress: as for `tune`.
-      given: the objects of all trials.
     """
     results: dict[int, dict[str, Any]] = {}
     left = list(points)
     for rounds in rungs(search.rounds, len(points), search.halve):
         last = rounds == search.rounds
         asked = sweep_of(search, [points[i] for i in left], rounds)
-        numbered = zip(asked.trials, left, strict=True)
-        trials = [trial._replace(in_search=i) for trial, i in numbered]
+        pairs = zip(asked.trials, left, strict=True)
+        trials = [trial._replace(in_search=i) for trial, i in pairs]
         asked = asked._replace(trials=trials)
         place = folder / f"rounds-{rounds}"
         note = f"{doing}: {len(left)} of them, up to round {rounds}"
-        found = _swept(asked, place, note, progress, given)
-        tried = zip(left, asked.trials, found.to_pylist(), strict=True)
-        for i, trial, row in tried:
+        found = _swept(asked, place, note, progress)
+        for i, trial, row in zip(left, trials, found.to_pylist(), strict=True):
             diverged = row["diverged_round"] is not None
             results[i] = {
                 "rounds": trial.config.rounds,
@@ -364,24 +353,19 @@ def _train(
                 "outcome": DIVERGED if diverged else FINISHED if last else PRUNED,
             }
         if not last:
-            worth = lambda i: results[i][store.VALIDATED]
-            alive = sorted(
-                (i for i in left if worth(i) is not None), key=lambda i: -worth(i)
-            )
+            worth = {i: results[i][store.VALIDATED] for i in left}
+            alive = [i for i in left if worth[i] is not None]
+            alive.sort(key=lambda i: -worth[i])
             left = sorted(alive[: max(1, len(left) // (search.halve or 1))])
         if not left:
             break
     return [results[i] for i in points]
 
 
-def _swept(
-    asked: Sweep, place: Path, note: str, progress: Report, given: tuple
-) -> "pyarrow.Table":
+def _swept(asked: Sweep, place: Path, note: str, progress: Report) -> "pyarrow.Table":
     """The results of a sweep, which is run, and `note` said, unless it is finished."""
     if is_finished(place, asked):
         return records.read_swept(place).results
     progress(Progress(0, 1, note=note))
-    algorithm, task, data = given
-    return sweep(
-        asked, place, True, progress=progress, algorithm=algorithm, task=task, data=data
-    ).results
+    given = {name: objects.of(name) for name in objects.TYPES}
+    return sweep(asked, place, True, progress=progress, **given).results
