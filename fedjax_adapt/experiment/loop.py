@@ -72,27 +72,20 @@ def new_log(
     The first process writes it. Its trackers lie in `place`, that of the run or the sweep,
     and go on after `done` rounds.
     """
-    seconds = {
-        n: broadcast_seconds(config, federation) for n, config in configs.items()
-    }
+    first = processes.is_first()
+    clips = next(iter(configs.values())).clip_norm is not None
     return Log(
-        folder if processes.is_first() else None,
+        folder if first else None,
         federation.data.num_clients,
         accuracy_name(federation),
         broadcast_bytes(federation),
         callback,
         trials,
         base,
-        seconds,
-        trackers(place or folder, configs, done) if processes.is_first() else None,
-        _advice(next(iter(configs.values()))),
+        took={n: broadcast_seconds(one, federation) for n, one in configs.items()},
+        trackers=trackers(place or folder, configs if first else {}, done),
+        advice=f"lower lr or {'' if clips else 'set '}clip_norm",
     )
-
-
-def _advice(config: Config) -> str:
-    """What a run that diverges had better do."""
-    clip = "set clip_norm" if config.clip_norm is None else "clip_norm"
-    return f"lower lr or {clip}"
 
 
 def train_in(
@@ -178,9 +171,10 @@ def train(
         except KeyboardInterrupt:
             stopped = True
         stopped = stopped or failed is not None
-        groups, due, stopped, ended = _agreed(
-            groups, schedule.due(done), stopped, ended
-        )
+        # by the clock and the callback of the first process, and by anybody's Ctrl-C
+        votes = processes.of_all([groups, schedule.due(done), stopped, ended])
+        groups, due, _, ended = votes[0]
+        stopped = any(vote[2] for vote in votes)
         if stopped:  # nothing is under way, so nothing need be lost
             raised = Stopped() if failed is None else failed
             with checkpoint.noted(raised):
@@ -191,18 +185,6 @@ def train(
             spent = save(state, done)
             schedule.saved(done, max(spent, time.perf_counter() - began))
     return state
-
-
-def _agreed(
-    groups: int, due: bool, stopped: bool, ended: bool
-) -> tuple[int, bool, bool, bool]:
-    """What all processes do next: by the clock of the first, and by anybody's Ctrl-C.
-
-    The callback is the first's as well.
-    """
-    votes = processes.of_all([groups, due, stopped, ended])
-    groups, due, _, ended = votes[0]
-    return groups, due, any(vote[2] for vote in votes), ended
 
 
 def _dispatch(

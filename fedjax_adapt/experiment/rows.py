@@ -5,6 +5,7 @@ what was `Measured` after the last of them.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,19 +70,12 @@ class Tally:
 
     def __init__(
         self,
-        last: Mapping[str, Any],
-        accuracy: str = store.ACCURACY,
-        broadcast: int = 0,
-        seconds: float = 0.0,
+        last: Mapping[str, Any],  # of `metrics` that is written; empty: there is none
+        accuracy: str = store.ACCURACY,  # what accuracies are called in the rows
+        broadcast: int = 0,  # bytes that clients have received before the first round
+        seconds: float = 0.0,  # simulated, that this took
     ):
-        """Goes on from a row.
-
-        Args:
-          last: the last row of `metrics` that is written; empty if there is none.
-          accuracy: what accuracies are called in the rows.
-          broadcast: bytes that clients have received before the first round.
-          seconds: simulated, that this took.
-        """
+        """Goes on from the last row."""
         begin = {"bytes_down": broadcast, "simulated_seconds": seconds}
         self.accuracy, self.broadcast = accuracy, broadcast
         self.totals = {name: last.get(name) or begin.get(name, 0) for name in TOTALS}
@@ -94,13 +88,10 @@ class Tally:
     def row(
         self, done: int, infos: Info, measured: Measured, seconds: float
     ) -> dict[str, Any]:
-        """The next row of `metrics`.
+        """The next row of `metrics`, of a group after `done` rounds.
 
-        Args:
-          done: rounds done before the group.
-          infos: of the group, NumPy arrays [rounds, cohort, ...].
-          measured: after the group.
-          seconds: of training since the start.
+        `infos` are NumPy arrays [rounds, cohort, ...], and `seconds` those of training
+        since the start.
         """
         if not self.idle and not infos.num_active.all():
             self.idle = done + 1 + int(np.argmin(infos.num_active))
@@ -123,53 +114,36 @@ class Tally:
         return column.replace(store.ACCURACY, self.accuracy) if tested else column
 
 
+@dataclass
 class Log:
     """The rows since the last checkpoint, waiting to be written with the next.
 
     Of a run, or of trials of a sweep that run at once, whose rows say which trial they
     are of. A run that diverges raises. A trial that does has one more row, which says so,
-    and so has one that a callback stops its last; the others go on.
+    and so has one that a callback stops its last; the others go on. It goes on from the
+    rows that the folder already has.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        num_clients: int,
-        accuracy: str = store.ACCURACY,
-        broadcast: int = 0,
-        callback: Callback | None = None,
-        trials: Mapping[int, Mapping[str, Any]] | None = None,
-        base: int = 0,
-        seconds: Mapping[int | None, float] | None = None,
-        trackers: Trackers | None = None,
-        advice: str = "lower lr or clip_norm",
-    ):
-        """Goes on from the rows that the folder already has.
+    folder: Path | None  # of the run, or of the group; None: another process writes it
+    num_clients: int  # of the federation
+    accuracy: str = store.ACCURACY  # what accuracies are called in the rows
+    broadcast: int = 0  # bytes that clients have received before the first round
+    callback: Callback | None = None  # which the process that writes calls
+    trials: Mapping[int, Mapping[str, Any]] | None = None  # what varies; None: a run
+    base: int = 0  # what rounds are counted from in the names of files
+    # simulated, that the broadcast took, by trial; of a run under None
+    took: Mapping[int | None, float] = field(default_factory=dict)
+    trackers: Trackers = field(default_factory=Trackers)  # given the rows, too
+    advice: str = "lower lr or clip_norm"  # to a run that diverges
 
-        Args:
-          folder: of the run, or of the group of trials; None: another process writes it.
-          num_clients: of the federation.
-          accuracy: what accuracies are called in the rows.
-          broadcast: bytes that clients have received before the first round.
-          callback: of the run or the sweep; the process that writes calls it.
-          trials: the number of each trial and the settings that vary; None: a run.
-          base: what rounds are counted from in the names of files.
-          seconds: simulated, that the broadcast took, by trial; of a run under None.
-          trackers: that are given the rows, too.
-          advice: what a run that diverges had better do.
-        """
-        rows = [] if folder is None else _written(folder)
+    def __post_init__(self):
+        rows = [] if self.folder is None else _written(self.folder)
         last = {row.get("trial"): row for row in rows}
-        self.folder, self.num_clients, self.base = folder, num_clients, base
-        self.accuracy = accuracy
-        self.callback = None if folder is None else callback
-        self.settings = {None: {}} if trials is None else dict(trials)
-        self.trackers, self.advice = trackers or Trackers(), advice
-        seconds = seconds or {}
+        self.callback = None if self.folder is None else self.callback
+        self.settings = {None: {}} if self.trials is None else dict(self.trials)
+        usual = self.accuracy, self.broadcast
         self.tallies = {
-            trial: Tally(
-                last.get(trial, {}), accuracy, broadcast, seconds.get(trial, 0.0)
-            )
+            trial: Tally(last.get(trial, {}), *usual, self.took.get(trial, 0.0))
             for trial in self.settings
         }
         self.over = {t for t, row in last.items() if any(row.get(e) for e in ENDS)}
@@ -190,11 +164,8 @@ class Log:
     ) -> tuple[int, tuple[float, float]]:
         """Takes the results of groups that ran for `spent` seconds after `done` rounds.
 
-        Args:
-          done: rounds done before.
-          parts: infos [rounds, ...] and what was measured [1, ...]; of trials with a
-            leading axis, of which the first count where there are fewer trials.
-          spent: seconds of all.
+        They are infos [rounds, ...] and what was measured [1, ...]; of trials with a
+        leading axis, of which the first count where there are fewer trials.
 
         Returns:
           The rounds done now, and the accuracy and loss of the last evaluation, means
@@ -286,19 +257,16 @@ class Log:
 
     def write(self, done: int) -> None:
         """Appends the rows to the tables of the folder, and then to those of trackers."""
-        tables = {
-            "metrics": self.metrics,
-            "clients": self.clients,
-            "trials": self.ended,
-        }
+        written = self.metrics
+        tables = zip(store.TABLES, (written, self.clients, self.ended), strict=True)
         self.metrics, self.clients, self.ended = [], [], []
-        for name, rows in tables.items():
+        for name, rows in tables:
             if rows and self.folder is not None:
                 columns = concatenate(rows)
                 if None in self.tallies:
                     columns = {n: v for n, v in columns.items() if n not in OF_TRIALS}
                 store.append(self.folder, name, columns, self.base + done)
-        self.trackers.log(tables["metrics"])
+        self.trackers.log(written)
 
 
 def _written(folder: Path) -> list[dict[str, Any]]:
@@ -314,11 +282,7 @@ def of_rounds(
 ) -> list[dict[str, Any]]:
     """What a callback is given of the rounds of a group, see `run`.
 
-    Args:
-      done: rounds done before the group.
-      infos: of the group, NumPy arrays [rounds, cohort, ...].
-      before: the `TOTALS` before the group.
-      row: of the group, in `metrics`.
+    `before` are the `TOTALS` before it, and `row` is its row in `metrics`.
     """
     found = list(each_round(infos._replace(clients=()), done, before))
     shown = lambda name: name not in OF_TRIALS and not name.startswith("class_")
@@ -330,13 +294,9 @@ def of_rounds(
 def metrics_row(
     infos: Info, measured: Measured, last_round: int, before: Mapping[str, float]
 ) -> dict[str, Any]:
-    """One row of the table `metrics`, without its seconds; see `records.Record`.
+    """The row of a group in `metrics`, without its seconds; see `records.Record`.
 
-    Args:
-      infos: of the group, NumPy arrays [rounds, cohort, ...].
-      measured: after the group.
-      last_round: rounds done after the group.
-      before: the `TOTALS` before the group.
+    `before` are the `TOTALS` before the group, `last_round` the rounds done after it.
     """
     return {
         "round": last_round,
@@ -374,10 +334,7 @@ def check_columns(infos: Info) -> None:
 def client_rows(infos: Info, first_round: int, num_clients: int) -> dict[str, Any]:
     """The group's rows of the table `clients`, as columns; see `records.Record`.
 
-    Args:
-      infos: of the group, NumPy arrays [rounds, cohort, ...].
-      first_round: the number of the group's first round; a run's first round is 1.
-      num_clients: the id an empty slot holds; it gives no row.
+    A run's first round is 1. The id of an empty slot is `num_clients`; it gives no row.
     """
     present = infos.cohort < num_clients
     rounds = np.arange(first_round, first_round + len(present))
