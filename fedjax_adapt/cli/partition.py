@@ -15,8 +15,8 @@ from ..experiment.federation import with_public
 from ..experiment.folder import dataset_label
 from ..experiment.objects import KINDS, registry
 from ..experiment.schema import settings_that_are
-from ..experiment.scripts import label
 from ..experiment.spelling import flat_name, spellings
+from ..experiment.user_functions import label
 from ..report.clients import MOST_ROWS, clients_table, draw_partition
 from . import process
 from .flags import (

@@ -16,10 +16,9 @@ from .config import Config, all_options, choices_of, partition_seed
 from .objects import registry
 from .options import Option, find, options_of
 from .schema import CLIENTS, DERIVED, common_options, kind_options
-from .scripts import is_own
 from .spelling import shortest
 from .toml import checked
-from .user_functions import called, check_made
+from .user_functions import called, check_made, is_own
 
 # what Python raises on a text that is none of its expressions, or too long a one
 UNREADABLE = (SyntaxError, TypeError, ValueError, RecursionError, MemoryError)

@@ -40,7 +40,7 @@ from .federation import Federation, uses_public, with_public
 from .match import matching_steps
 from .objects import OBJECT
 from .options import find
-from .scripts import is_own
+from .user_functions import is_own
 
 
 def build(config: Config) -> Federation:

@@ -28,7 +28,7 @@ from ..core import State, tree_bytes
 from ..engine import memory, processes
 from ..errors import RunError, SettingError
 from . import files
-from .lock import LOCK, check_held, held
+from .files import LOCK, check_held, held
 from .store import contents
 
 PyTree = Any
@@ -50,10 +50,8 @@ PARTS = {
     "clients": "client state",
     "refine": "state of the refinement",
 }
-DATED = (
-    "_CHECKPOINT_METADATA",
-    "commit_success.txt",
-)  # by orbax, after they are listed
+# by orbax, after they are listed
+DATED = ("_CHECKPOINT_METADATA", "commit_success.txt")
 # seconds that a write may take by the time of day: orbax's 600 would end a run whose
 # machine sleeps meanwhile
 PATIENCE = 7 * 24 * 3600
@@ -206,8 +204,7 @@ def has_room(size: int) -> bool:
 
 def _check_space(folder: Path, state: PyTree) -> None:
     """Raises OSError where a disk is too full, of which tensorstore says too much."""
-    check_held(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make(folder)
     if shutil.disk_usage(folder).free < tree_bytes(state):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 

@@ -16,8 +16,8 @@ from . import toml
 from .objects import KINDS, registry
 from .options import Option, suggestion
 from .schema import CLIENTS, Config, common_options, kind_options, settings_that_are
-from .scripts import revised
 from .spelling import canonical, choices_in, flat_name, nested, spellings, writable
+from .user_functions import revised
 
 # What settings that came later are in runs of before: at these values they are left out of
 # the hash, so that of those runs stays. A new setting has its line here.

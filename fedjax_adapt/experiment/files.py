@@ -1,5 +1,7 @@
 """Files that are written whole or not at all, and checksums by which damage is noticed.
 
+One process at a time has the lock of a folder, and notices if the folder goes.
+
 `files.sha256` lies in the folder of a run, of its checkpoints, of a group and of a sweep.
 It has a line for each file of that folder that is read again, as `sha256sum -c` takes it;
 in a sweep the lists of the trials and groups that are done are among these files. At its
@@ -11,6 +13,7 @@ name: a kill leaves at most a line too much.
 """
 
 import errno
+import fcntl
 import functools
 import hashlib
 import itertools
@@ -23,13 +26,83 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import SettingError
-from .lock import check_held
+from ..errors import RunError, SettingError
 
+LOCK = ".lock"
 SUMS = "files.sha256"
 WHOLE = "whole.toml"  # of a sweep in shards; gone when they are merged
 # what an earlier version, which listed nothing, has left: texts and tables
 BEFORE = ("*.toml", "*.json", "*.parquet", "*/part-*.parquet")
+
+
+@contextmanager
+def locked(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Holds the folder for this process; the lock dies with the process.
+
+    Args:
+      folder: one that is there.
+      wait: until no other process holds it.
+
+    Raises:
+      ValueError: another process holds it, and this one does not wait.
+    """
+    place, path = folder.absolute(), folder / LOCK
+    try:
+        file = open(path, "a", encoding="utf-8")
+    except OSError as error:
+        raise SettingError(
+            f"{path} cannot be written ({error.strerror}); delete it if no run goes on "
+            "there, or give another folder."
+        ) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise SettingError(
+                f"folder={folder} is in use by another process; wait for it, or give "
+                "another folder."
+            ) from None
+        _held[place] = os.fstat(file.fileno())
+        try:
+            yield
+        finally:
+            del _held[place]
+
+
+_held: dict[Path, os.stat_result] = {}  # folders that this process holds, their locks
+
+
+def held(path: Path) -> Path | None:
+    """The folder that this process holds and `path` lies in, if there is one."""
+    path = path.absolute()
+    return next((folder for folder in _held if path.is_relative_to(folder)), None)
+
+
+def check_held(path: Path) -> None:
+    """Raises RunError if `path` lies in a folder that was held and is elsewhere now.
+
+    Whoever makes folders asks here first, or a part of one that was moved or deleted would
+    be made anew.
+    """
+    folder = held(path)
+    if folder is None:
+        return
+    try:
+        same = os.path.samestat(_held[folder], os.stat(folder / LOCK))
+    except OSError:
+        same = False
+    if not same:
+        raise RunError(
+            f"{folder}, or the {LOCK} in it, was moved or deleted while its run went on, "
+            "so nothing more is written; put it back and go on with --resume, or begin "
+            "again in another folder."
+        )
+
+
+def make(folder: Path) -> None:
+    """Makes a folder to write in; raises as `check_held`."""
+    check_held(folder)
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
@@ -38,7 +111,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Raises:
       OSError: it cannot be written; the error names `path`.
-      RunError: see `lock.check_held`.
+      RunError: see `check_held`.
     """
     check_held(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
@@ -209,10 +282,7 @@ def check_own(path: Path) -> None:
 def check(folder: Path, path: Path, known: dict[str, str] | None = None) -> None:
     """Raises SettingError if a listed file is not what was written; others may be.
 
-    Args:
-      folder: that has the list.
-      path: of the file.
-      known: `listed(folder)`, where many files are checked.
+    `known` is `listed(folder)`, where many files of the folder are checked.
     """
     if damage := damaged(folder, path, known):
         raise SettingError(
@@ -234,14 +304,10 @@ def check_all(folder: Path) -> None:
 
 
 def enter_lists(folder: Path, below: Iterable[Path]) -> None:
-    """Lists the lists of folders that are done; those that are listed must be as they were.
-
-    Args:
-      folder: of a sweep.
-      below: the folders, in which nothing is written from now on.
+    """Lists the lists of folders in which nothing is written from now on, in a sweep's.
 
     Raises:
-      SettingError: one of them is missing, or was exchanged.
+      SettingError: one of them is missing, or is listed and was exchanged.
     """
     known, new = listed(folder) or {}, {}
     for path in below:

@@ -22,12 +22,12 @@ from . import checkpoint, files, objects, records, store
 from .build import build
 from .config import Config, config_hash, from_settings, to_settings, to_toml
 from .federation import Federation
-from .lock import LOCK, locked
+from .files import LOCK, locked
 from .program import abstract_state, run_keys
 from .reading import read_settings
 from .records import read_run
 from .schema import settings_that_are
-from .scripts import REVISED, label, origins
+from .user_functions import REVISED, label, origins
 
 if TYPE_CHECKING:
     import pyarrow

@@ -16,7 +16,7 @@ import docstring_parser
 from .. import check
 from ..core import Algorithm
 from ..errors import SettingError
-from . import objects, scripts
+from . import objects, user_functions
 from .objects import FROM_RUN, KINDS, OBJECT, REGISTERED, built_in, registry
 from .toml import plain
 
@@ -37,8 +37,8 @@ def find(kind: str, name: str) -> Callable:
     Raises:
       ValueError: there is none; the sentence gives the nearest name.
     """
-    if scripts.is_file(name):
-        return scripts.from_file(kind, name)
+    if user_functions.is_file(name):
+        return user_functions.from_file(kind, name)
     if name == OBJECT:
         return objects.function_of(kind)
     if kind == "dataset" and name.startswith("tfds:"):
@@ -50,15 +50,14 @@ def find(kind: str, name: str) -> Callable:
 
         return npz
     known = registry(kind)
-    patterns = ["tfds:NAME", "FILE.npz"] if kind == "dataset" else []
-    patterns += [scripts.PATTERN]
     if name not in known:
         if name.endswith(".py"):
             raise SettingError(
                 f"{kind}={name!r} names no function; write {name}:FUNCTION.",
                 setting=kind,
             )
-        known = check.nearest(name, [*known, *patterns])
+        patterns = ["tfds:NAME", "FILE.npz"] if kind == "dataset" else []
+        known = check.nearest(name, [*known, *patterns, "FILE.py:FUNCTION"])
         raise SettingError(f"{kind}={name!r} is unknown; {known}", setting=kind)
     return known[name]
 

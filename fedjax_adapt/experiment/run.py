@@ -26,7 +26,7 @@ from ..engine import memory, processes
 from ..engine.personal import client_examples, evaluate_clients, evaluate_personal
 from ..engine.train import Callback, check_callback
 from ..engine.xla import keeps_memory
-from . import checkpoint, objects, scripts, store, summary, tuning
+from . import checkpoint, objects, store, summary, tuning, user_functions
 from .build import build, build_plan
 from .config import Config, config_hash, method_of, partition_seed
 from .federation import Federation, auxiliary, public_summary, without_effect
@@ -35,10 +35,10 @@ from .loop import new_log, newest_state, train_in
 from .process_group import check_same_run
 from .program import Program, compile_program
 from .rows import Tally
-from .scripts import origins
 from .summary import Summary
 from .tracking import check_tracker
 from .tuning import lanes_for
+from .user_functions import origins
 
 
 class Progress(NamedTuple):
@@ -110,7 +110,7 @@ def run(
     """
     check.kinds("run(Config(algorithm=...))", config=(config, Config))
     check_callback("run(config, callback=callback)", callback)
-    scripts.forget_changed()
+    user_functions.forget_changed()
     with objects.given(algorithm, task, data):
         return _run(objects.settled(config), resume, progress, callback)
 

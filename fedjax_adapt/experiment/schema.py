@@ -24,8 +24,8 @@ from .options import (
     find,
     options_of,
 )
-from .scripts import is_own
 from .toml import checked, convert
+from .user_functions import is_own
 
 CLIENTS = 30  # unless a number is given or the data have one
 CLOCK = "step_seconds, the simulated seconds of a local step"

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingError
 from . import files
-from .lock import LOCK, check_held
+from .files import LOCK, check_held
 
 if TYPE_CHECKING:
     import pyarrow
@@ -155,7 +155,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def read_origins(folder: Path) -> dict[str, str]:
-    """What `scripts.origins` said of a run or a sweep when it began."""
+    """What `user_functions.origins` said of a run or a sweep when it began."""
     return read_json(folder / OWN) or {}
 
 

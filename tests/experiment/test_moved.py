@@ -10,7 +10,7 @@ import pytest
 from fedjax_adapt.errors import RunError
 from fedjax_adapt.experiment import read_run, run, sweep
 from fedjax_adapt.experiment.checkpoint import saver
-from fedjax_adapt.experiment.lock import locked
+from fedjax_adapt.experiment.files import locked
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

@@ -30,9 +30,9 @@ from fedjax_adapt.experiment.config import (
 from fedjax_adapt.experiment.objects import KINDS, REGISTERED
 from fedjax_adapt.experiment.options import catalogue
 from fedjax_adapt.experiment.reading import read_settings
-from fedjax_adapt.experiment.scripts import origins
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
+from fedjax_adapt.experiment.user_functions import origins
 from fedjax_adapt.report.compare import sheets
 from fedjax_adapt.report.forms import comparison_tables
 

@@ -41,8 +41,8 @@ from fedjax_adapt.experiment import (
 )
 from fedjax_adapt.experiment import checkpoint as checkpoints
 from fedjax_adapt.experiment.config import config_hash
+from fedjax_adapt.experiment.files import locked
 from fedjax_adapt.experiment.folder import first_change, run_folder
-from fedjax_adapt.experiment.lock import locked
 from fedjax_adapt.experiment.objects import KINDS
 from fedjax_adapt.experiment.program import compile_program, compiling, run_keys
 from fedjax_adapt.experiment.spelling import flat_name

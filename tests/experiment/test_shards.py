@@ -18,7 +18,7 @@ from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import files, records, store, sweep
 from fedjax_adapt.experiment.config import identity
-from fedjax_adapt.experiment.lock import locked
+from fedjax_adapt.experiment.files import locked
 from fedjax_adapt.experiment.sweeps import shards
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.results import to_toml

@@ -7,7 +7,7 @@ import pytest
 from helpers import relist
 
 import fedjax_adapt as fa
-from fedjax_adapt.experiment import files, lock, records, store
+from fedjax_adapt.experiment import files, records, store
 
 
 @pytest.fixture
@@ -98,19 +98,19 @@ def test_vectors_per_client_are_lists(tmp_path):
 
 
 def test_finishing_writes_the_summary_and_drops_the_lock(folder):
-    with lock.locked(folder):
+    with files.locked(folder):
         store.finish(folder, {"accuracy": 0.5})
     assert records.read_run(folder).summary == {"accuracy": 0.5}
     assert json.loads((folder / store.SUMMARY).read_text()) == {"accuracy": 0.5}
-    assert not (folder / lock.LOCK).exists()
+    assert not (folder / files.LOCK).exists()
 
 
 def test_a_second_holder_is_refused_until_the_first_has_gone(tmp_path):
-    with lock.locked(tmp_path):
+    with files.locked(tmp_path):
         with pytest.raises(ValueError, match=r"folder=.* is in use by another process"):
-            with lock.locked(tmp_path):
+            with files.locked(tmp_path):
                 pass
-    with lock.locked(tmp_path):
+    with files.locked(tmp_path):
         pass
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...errors import SettingError
 from ..build import build
 from ..config import identity
-from ..scripts import label
+from ..user_functions import label
 from .compiled_group import can_trace, check_numbers, layout_of
 from .differences import (
     number,

@@ -15,9 +15,8 @@ from pathlib import Path
 from ... import check
 from ...errors import SettingError
 from .. import files, records, store
-from ..files import WHOLE
+from ..files import WHOLE, locked
 from ..folder import create
-from ..lock import locked
 from . import results
 from .grid import Sweep, read_sweep
 

@@ -19,17 +19,17 @@ from ...data import FederatedDataset
 from ...engine import mesh, processes
 from ...engine.train import Callback, check_callback
 from ...errors import SettingError
-from .. import checkpoint, files, objects, records, scripts, store, summary, toml
+from .. import checkpoint, files, objects, records, store, summary, toml, user_functions
 from ..build import build, counted
 from ..config import identity
 from ..federation import Federation, auxiliary
+from ..files import locked
 from ..folder import create
-from ..lock import check_held, locked
 from ..loop import new_log, newest_state, train_in
 from ..records import Swept
 from ..run import Progress, Report, silent
-from ..scripts import origins
 from ..tracking import check_tracker
+from ..user_functions import origins
 from . import results
 from .compiled_group import CompiledGroup, compile_group, layout_of
 from .grid import Sweep, Trial, read_sweep, seed_hint
@@ -90,7 +90,7 @@ def sweep(
     """
     processes.check_alone("a sweep")
     check_callback("sweep(source, callback=callback)", callback)
-    scripts.forget_changed()
+    user_functions.forget_changed()
     with objects.given(algorithm, task, data):
         return _sweep(
             read_sweep(source),
@@ -239,8 +239,7 @@ class _Runner:
         tell("tracing")
         traced = self.group.numbers
         compiled = compile_group(configs, federation, traced, layout, fixed, tell=tell)
-        check_held(self.path)
-        self.path.mkdir(parents=True, exist_ok=True)
+        files.make(self.path)
         store.begin_list(self.path, files.begin(place))
         if not fixed:
             written = {"trials": numbers, "traced": traced}
@@ -343,8 +342,7 @@ class _Runner:
                 for i, trial in enumerate(trials):
                     if trial in ended:
                         folder = place / records.trial_folder(trial)
-                        check_held(folder)
-                        folder.mkdir(parents=True, exist_ok=True)
+                        files.make(folder)
                         store.begin_list(folder)  # before its state, which is of it
                         saved = folder / store.CHECKPOINTS
                         checkpoint.save(saved, compiled.of_trial(state, i), done)

@@ -18,11 +18,10 @@ from ..algorithm import build_algorithm
 from ..build import completed
 from ..config import Config, to_toml
 from ..federation import Federation
-from ..lock import check_held
 from ..rows import ENDS
 from ..run import labels_by_client, summarise
-from ..scripts import origins
 from ..summary import spread_over_clients
+from ..user_functions import origins
 from .compiled_group import CompiledGroup
 from .grid import Trial
 from .results import PERSONAL, by_model
@@ -66,8 +65,7 @@ def write_trials(
         )
         if diverged:
             rows["metrics"] = rows["metrics"].slice(0, len(rows["metrics"]) - 1)
-        check_held(path)
-        path.mkdir(parents=True, exist_ok=True)
+        files.make(path)
         store.write_origins(path, origins([config]))
         files.write_listed(path / store.CONFIG, to_toml(config))
         for name in ("metrics", "clients"):

@@ -27,8 +27,8 @@ from ...core import Algorithm, Task
 from ...data import FederatedDataset
 from ...errors import SettingError
 from .. import config, files, objects, records, store
+from ..files import locked
 from ..folder import check_can_write, create, holds
-from ..lock import locked
 from ..options import check_path
 from ..run import Progress, Report, silent
 from .grid import Sweep
