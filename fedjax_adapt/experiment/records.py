@@ -12,24 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import check
 from ..errors import SettingError
-from . import files, toml
+from . import files, store, toml
 from .schema import common_options, settings, settings_that_are
 from .spelling import canonical
-from .store import (
-    CHECKPOINTS,
-    CONFIG,
-    GROUPS,
-    RESULTS,
-    SUMMARY,
-    SWEEP,
-    TRIALS,
-    TUNE,
-    accuracy_in,
-    contents,
-    read_parquet,
-    read_summary,
-    read_table,
-)
 
 if TYPE_CHECKING:
     import pyarrow
@@ -85,7 +70,7 @@ class Record(NamedTuple):
     @property
     def accuracy(self) -> str:
         """What its accuracy is called: `ACCURACY`, `TRAINED` or `VALIDATED`."""
-        return accuracy_in(self.metrics.column_names)
+        return store.accuracy_in(self.metrics.column_names)
 
 
 def read_run(folder: str | Path) -> Record:
@@ -96,38 +81,38 @@ def read_run(folder: str | Path) -> Record:
     """
     check.kinds('read_run("runs/mine")', folder=(folder, check.path))
     folder = check.expanded("", folder)
-    has_config = os.path.lexists(folder / CONFIG)
+    has_config = os.path.lexists(folder / store.CONFIG)
     is_run = _holds_run(folder)
     if (sweep := sweep_of(folder)) is not None:
         _check_trial(sweep, folder)
         is_run = has_config  # alone, of a trial of an earlier version that diverged
     if not has_config:
-        files.check(folder, folder / CONFIG)
+        files.check(folder, folder / store.CONFIG)
     if not is_run:
         if _holds_sweep(folder):
             raise SettingError(
-                f"{folder} holds a sweep, no run; its trials are the rows of {RESULTS}, "
-                f"and each is a run in {folder / TRIALS}."
+                f"{folder} holds a sweep, no run; its trials are the rows of "
+                f"{store.RESULTS}, and each is a run in {folder / store.TRIALS}."
             )
         if (sweep := sweep_of_group(folder)) is not None:
             raise SettingError(
                 f"{folder} holds a group of a sweep, no run; each of its trials is a run "
-                f"in {sweep / TRIALS}."
+                f"in {sweep / store.TRIALS}."
             )
-        lacks = f"nothing of one but its {CONFIG}" if has_config else f"no {CONFIG}"
+        lacks = f"{'nothing of one but its' if has_config else 'no'} {store.CONFIG}"
         raise SettingError(
             f"{folder} holds no run: it has {lacks}; write the folder that "
             "fedjax-adapt run has printed, as in runs/digits-fedssg-0123abcd."
         )
-    metrics = read_table(folder, "metrics")
+    metrics = store.read_table(folder, "metrics")
     if len(metrics) and files.listed(folder) is None:
         files.warn_once(files.unlisted(folder))
     return Record(
         folder=folder,
-        config=canonical(toml.read(folder / CONFIG)),
+        config=canonical(toml.read(folder / store.CONFIG)),
         metrics=metrics,
-        clients=read_table(folder, "clients"),
-        summary=read_summary(folder),
+        clients=store.read_table(folder, "clients"),
+        summary=store.read_summary(folder),
     )
 
 
@@ -150,7 +135,7 @@ def read_finished(folder: str | Path, where: str = "") -> tuple[Record, dict[str
             f"{where or folder} is a trial of a sweep that diverged or is not finished; "
             "leave it out, or resume the sweep."
         )
-    if damage := files.damaged(record.folder, record.folder / SUMMARY):
+    if damage := files.damaged(record.folder, record.folder / store.SUMMARY):
         raise SettingError(
             f"{damage}; put it back as it was, or resume the run, which writes it again."
         )
@@ -162,30 +147,30 @@ def read_finished(folder: str | Path, where: str = "") -> tuple[Record, dict[str
 
 def trial_folder(number: int) -> Path:
     """Where a trial lies in the folder of its sweep."""
-    return Path(TRIALS) / f"{number:04d}"
+    return Path(store.TRIALS) / f"{number:04d}"
 
 
 def sweep_of(folder: str | Path) -> Path | None:
     """The folder of the sweep that a folder is a trial of; None: it is of none."""
-    return _above(folder, TRIALS)
+    return _above(folder, store.TRIALS)
 
 
 def sweep_of_group(folder: str | Path) -> Path | None:
     """The folder of the sweep that a folder is a group of; None: it is of none."""
-    return _above(folder, GROUPS)
+    return _above(folder, store.GROUPS)
 
 
 def _above(folder: str | Path, kind: str) -> Path | None:
     above = Path(os.path.abspath(folder)).parent
     sweep = above.parent
     # a user may have a sweep.toml of their own next to a folder of that name
-    is_one = _has(sweep, SWEEP, (GROUPS, files.SUMS))
+    is_one = _has(sweep, store.SWEEP, (store.GROUPS, files.SUMS))
     return sweep if above.name == kind and is_one else None
 
 
 def trials_of_group(folder: Path) -> list[int]:
     """The numbers of the trials of a group; none of one that is not done."""
-    return (read_summary(folder) or {"trials": []})["trials"]
+    return (store.read_summary(folder) or {"trials": []})["trials"]
 
 
 def trials_in(sweep: Path) -> dict[Path, bool]:
@@ -194,31 +179,32 @@ def trials_in(sweep: Path) -> dict[Path, bool]:
     Raises:
       ValueError: one of them is missing or was exchanged, or there is one of another sweep.
     """
-    known, finished = files.listed(sweep) or {}, read_summary(sweep) is not None
-    listed = _listed_trials(sweep, known)
-    if not listed:  # of an earlier version, or none is done
+    known, finished = files.listed(sweep) or {}, store.read_summary(sweep) is not None
+    if not (
+        listed := _listed_trials(sweep, known)
+    ):  # of an earlier version, or none is done
         if finished:
             files.warn_once(
                 f"{sweep} lists none of its trials, as earlier versions left theirs; one "
                 "that is missing or exchanged is not noticed."
             )
-        there = sorted(sweep.glob(f"{TRIALS}/*/{CONFIG}"))
-        return {path.parent: path.with_name(SUMMARY).exists() for path in there}
+        there = sorted(sweep.glob(f"{store.TRIALS}/*/{store.CONFIG}"))
+        return {path.parent: path.with_name(store.SUMMARY).exists() for path in there}
     for path in listed:
         files.check(sweep, path, known)
     trials = sorted(path.parent for path in listed)
     if finished:
         check_no_others(sweep, trials)
-    found = {path: SUMMARY in (files.listed(path) or {}) for path in trials}
+    found = {path: store.SUMMARY in (files.listed(path) or {}) for path in trials}
     for path, has_summary in found.items():
-        if has_summary and not os.path.lexists(path / SUMMARY):
-            files.check(path, path / SUMMARY)
+        if has_summary and not os.path.lexists(path / store.SUMMARY):
+            files.check(path, path / store.SUMMARY)
     return found
 
 
 def check_no_others(sweep: Path, trials: Collection[Path]) -> None:
     """Raises ValueError if something lies among the trials of a sweep that is none."""
-    for path in contents(sweep / TRIALS):
+    for path in store.contents(sweep / store.TRIALS):
         if path not in trials and not path.name.startswith("."):
             raise _no_trial(sweep, path)
 
@@ -228,14 +214,14 @@ def _check_trial(sweep: Path, path: Path) -> None:
     known = files.listed(sweep) or {}
     files.check(sweep, path / files.SUMS, known)
     numbers = [trial.parent.name for trial in _listed_trials(sweep, known)]
-    finished = os.path.lexists(sweep / SUMMARY)
+    finished = os.path.lexists(sweep / store.SUMMARY)
     if finished and numbers and path.absolute().name not in numbers:
         raise _no_trial(sweep, path)
 
 
 def _listed_trials(sweep: Path, known: Mapping[str, str]) -> list[Path]:
     """The lists of the trials of a sweep that are done, which it has in its own."""
-    return [sweep / name for name in known if name.startswith(f"{TRIALS}/")]
+    return [sweep / name for name in known if name.startswith(f"{store.TRIALS}/")]
 
 
 def _no_trial(sweep: Path, path: Path) -> SettingError:
@@ -271,7 +257,8 @@ def runs_in(folder: str | Path) -> list[Path]:
                 f"{folder} holds a search with no trial of all rounds; resume it first, or "
                 f"give one of its sweeps, as {pruned[0]}."
             )
-        below = [path for path in there if not _is_unfinished_shard(path)]
+        is_done = lambda path: (path / store.SUMMARY).is_file()
+        below = [path for path in there if not path.match(SHARDS) or is_done(path)]
         if there and not below:
             raise SettingError(
                 f"{folder} holds shards of a sweep, none of which is finished; run or "
@@ -279,14 +266,14 @@ def runs_in(folder: str | Path) -> list[Path]:
             )
         return [run for path in below for run in runs_in(path)] or [folder]
     found = [trial for trial, finished in trials_in(folder).items() if finished]
-    if not found and not (folder / SUMMARY).is_file():
+    if not found and not (folder / store.SUMMARY).is_file():
         raise SettingError(
             f"{folder} holds a sweep with no finished trial; resume it first."
         )
     if not found:
         raise SettingError(
             f"{folder} holds a sweep with no trial to show: all diverged, or an earlier "
-            f"version made it; read its {RESULTS}."
+            f"version made it; read its {store.RESULTS}."
         )
     return found
 
@@ -296,15 +283,16 @@ def _runs_in_group(sweep: Path, folder: Path) -> list[Path]:
     given = folder.parent.parent
     if os.path.abspath(given) == os.fspath(sweep):  # it is named as the group was
         sweep = given
-    files.check(sweep, sweep / GROUPS / folder.absolute().name / files.SUMS)
+    files.check(sweep, sweep / store.GROUPS / folder.absolute().name / files.SUMS)
     if not os.path.lexists(folder):
-        names = sorted(path.name for path in contents(sweep / GROUPS) if path.is_dir())
+        groups = filter(Path.is_dir, store.contents(sweep / store.GROUPS))
+        names = sorted(path.name for path in groups)
         there = f"its groups are {', '.join(names)}" if names else "it has none yet"
         raise SettingError(f"{folder} is no group of the sweep {sweep}: {there}.")
     known = trials_in(sweep)
     numbers = trials_of_group(folder)
     own = [sweep / trial_folder(number) for number in numbers]
-    if found := [path for path in own if known.get(path)]:
+    if found := list(filter(known.get, own)):
         return found
     why = "all of them diverged" if numbers else "resume the sweep first"
     raise SettingError(
@@ -314,19 +302,15 @@ def _runs_in_group(sweep: Path, folder: Path) -> list[Path]:
 
 def _holds_run(folder: Path) -> bool:
     """Whether a folder is that of a run; users have files called config.toml, too."""
-    left = (
-        files.SUMS,
-        SUMMARY,
-        CHECKPOINTS,
-        "metrics",
-    )  # the last three without a list
-    return _has(folder, CONFIG, left) or _lists(folder, CONFIG)
+    # the last three without a list
+    left = (files.SUMS, store.SUMMARY, store.CHECKPOINTS, "metrics")
+    return _has(folder, store.CONFIG, left) or _lists(folder, store.CONFIG)
 
 
 def _holds_sweep(folder: Path) -> bool:
     """Whether a folder is that of a sweep; users have files called sweep.toml, too."""
-    left = (files.SUMS, SUMMARY, GROUPS, TRIALS, RESULTS)
-    return _has(folder, SWEEP, left)
+    left = (files.SUMS, store.SUMMARY, store.GROUPS, store.TRIALS, store.RESULTS)
+    return _has(folder, store.SWEEP, left)
 
 
 def _has(folder: Path, name: str, one_of: Sequence[str]) -> bool:
@@ -359,7 +343,7 @@ def _runs_below(folder: Path) -> list[Path]:
 def _is_pruned(path: Path) -> bool:
     """Whether a sweep is of trials of a search that have only some of its rounds."""
     path = path.absolute()
-    search = path.parents[1] / TUNE if len(path.parts) > 2 else path
+    search = path.parents[1] / store.TUNE if len(path.parts) > 2 else path
     if not path.match(RUNG) or not search.is_file():
         return False
     run = toml.read(search).get("run")
@@ -369,10 +353,6 @@ def _is_pruned(path: Path) -> bool:
             "away if it is of no search."
         )
     return path.name != f"rounds-{setting_of(run, 'rounds')}"
-
-
-def _is_unfinished_shard(path: Path) -> bool:
-    return path.match(SHARDS) and not (path / SUMMARY).is_file()
 
 
 class Shards(NamedTuple):
@@ -397,7 +377,7 @@ def shards_in(folder: Path) -> list[Shards]:
     """The sweep that lies in shards in a folder; several if its shards are of several."""
     names = (re.fullmatch(r"shard-\d+-of-(\d+)", x.name) for x in folder.glob(SHARDS))
     counts = sorted({int(name[1]) for name in names if name})
-    done = lambda i, count: (folder / f"shard-{i}-of-{count}" / SUMMARY).is_file()
+    done = lambda i, count: (folder / f"shard-{i}-of-{count}" / store.SUMMARY).is_file()
     return [
         Shards(folder, count, [i for i in range(1, count + 1) if not done(i, count)])
         for count in counts
@@ -457,9 +437,9 @@ class Swept(NamedTuple):
         at = {trial: i for i, trial in enumerate(self.results["trial"].to_pylist())}
         tables = []
         for group in dict.fromkeys(self.results["group"].to_pylist()):
-            place = self.folder / GROUPS / group
+            place = self.folder / store.GROUPS / group
             files.check(self.folder, place / files.SUMS)
-            rows = read_table(place, "metrics")
+            rows = store.read_table(place, "metrics")
             own = [at[trial] for trial in rows["trial"].to_pylist()]
             columns: dict[str, Any] = {"trial": rows["trial"]}
             for name in self.settings:
@@ -492,7 +472,7 @@ def read_swept(folder: str | Path) -> Swept:
     """
     check.kinds('read_swept("runs/mine")', folder=(folder, check.path))
     folder = check.expanded("", folder)
-    for name in (SWEEP, RESULTS):
+    for name in (store.SWEEP, store.RESULTS):
         if not os.path.lexists(folder / name):
             files.check(folder, folder / name)
             raise SettingError(
@@ -500,9 +480,9 @@ def read_swept(folder: str | Path) -> Swept:
             )
     if files.listed(folder) is None:
         files.warn_once(files.unlisted(folder))
-    files.check(folder, folder / RESULTS)
-    table = read_parquet(folder / RESULTS)
-    return Swept(folder, toml.read(folder / SWEEP), table)
+    files.check(folder, folder / store.RESULTS)
+    table = store.read_parquet(folder / store.RESULTS)
+    return Swept(folder, toml.read(folder / store.SWEEP), table)
 
 
 def differing(
@@ -524,11 +504,8 @@ def differing(
         return setting_of(config, name) if known else unset
 
     found = [{n: of(config, n) for n in names} for config in configs]
-    differ = [
-        n
-        for n in names
-        if len({json.dumps(own[n]) for own in found if own[n] is not unset}) > 1
-    ]
+    written = lambda n: {json.dumps(own[n]) for own in found if own[n] is not unset}
+    differ = [name for name in names if len(written(name)) > 1]
     return [{n: own[n] for n in differ if own[n] is not unset} for own in found]
 
 
@@ -539,12 +516,7 @@ def unlearned() -> list[str]:
 
 
 def setting_of(config: Mapping[str, Any], name: str) -> Any:
-    """A setting of a run; one that is not written has its default.
-
-    Args:
-      config: by full names, as in `Record.config`.
-      name: likewise.
-    """
+    """A setting of a run, by full names; one that is not written has its default."""
     options = common_options()
     default = options[name].default if name in options else None
     value = config.get(name, default)
@@ -552,20 +524,15 @@ def setting_of(config: Mapping[str, Any], name: str) -> Any:
 
 
 def learned_from(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings that decide what a run learns, those that are not written too.
-
-    Args:
-      config: by full names, as in `Record.config`.
-    """
+    """All settings that decide what a run learns, those that are not written too."""
     names = {*config, *common_options()}.difference(unlearned())
     return {name: setting_of(config, name) for name in sorted(names)}
 
 
 def is_chosen(name: str) -> bool:
-    """Whether a setting is chosen for a method; others say what it is to learn.
+    """Whether a setting, by its full name, is chosen for a method.
 
-    Args:
-      name: in full, as in `Record.config`.
+    Others say what it is to learn.
     """
     if name.partition(".")[0] == "algorithm":
         return name not in ("algorithm", "algorithm.base")
