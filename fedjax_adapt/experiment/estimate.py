@@ -85,12 +85,10 @@ def cost(
 
 
 def _gpu_seconds(work: float, trained: float, steps: float) -> float:
-    """What rounds take on a GPU, by the rule of step_time.py.
+    """What rounds of `work` operations take on a GPU, by the rule of step_time.py.
 
-    Args:
-      work: operations.
-      trained: bytes of the models that take a step, of all steps.
-      steps: local steps that follow one another.
+    The models that take a step are `trained` bytes over all steps, of which `steps` follow
+    one another.
     """
     moving = step_time.MOVED * trained / step_time.BANDWIDTH
     return steps * step_time.STEP + max(work / (REACHED * step_time.PEAK), moving)
@@ -123,13 +121,8 @@ def train_seconds(
 ) -> float:
     """About how long rounds take on the devices here, once they are compiled.
 
-    Args:
-      task: of the run.
-      data: likewise.
-      plan: likewise.
-      gradients: of all clients, each on a batch.
-      evaluated: examples that the server's model is evaluated on.
-      steps: local steps that follow one another.
+    `gradients` are those of all clients, each on a batch, `evaluated` the examples that the
+    server's model is evaluated on, and `steps` the local ones that follow one another.
     """
     x = jax.ShapeDtypeStruct((1, *data.x.shape[1:]), data.x.dtype)
     forward, size = _sizes_of(task, x)

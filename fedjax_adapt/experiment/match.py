@@ -24,11 +24,8 @@ def matching_steps(
     Totals are those of equal cohorts: with coins, of the same seed. Steps on a public set
     are not matched: neither those of the other run nor those of this one count.
 
-    Args:
-      config: of this run.
-      sizes: how many examples each client holds, [clients].
-      num_train: examples that were split among the clients; a public set takes some out.
-      public: the public set of this run.
+    Clients hold `sizes` [clients] of the `num_train` examples that were split among them,
+    of which the public set is no part.
 
     Raises:
       ValueError: there is no finished run of the same federation and rounds.
@@ -58,11 +55,8 @@ def schedule(total: int, cohorts: np.ndarray) -> np.ndarray:
     """The same whole number of steps for all clients of a round, [rounds] int32.
 
     Each is the mean rounded down or up, whatever leaves the total so far nearer to the
-    mean's: the last total is off by at most half the largest cohort.
-
-    Args:
-      total: steps of all clients of all rounds.
-      cohorts: how many clients train in each round, [rounds].
+    mean's: the last total is off by at most half the largest cohort. `cohorts` are how many
+    clients train in each round, [rounds].
     """
     visits, given, due, steps = int(cohorts.sum()), 0, 0, []
     few = total // visits
@@ -105,20 +99,17 @@ def _columns(
     config: Config, record: records.Record
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Round (1 is the first), client and local steps of each visit, [visits]."""
-    table = record.clients
-    names = ("round", "client", "num_steps")
-    if not set(names) <= set(table.column_names):
-        raise SettingError(
-            f"match={config.match} holds a run whose table of clients is gone; give the "
-            "folder of a whole one."
-        )
-    rounds, clients, num_steps = (table[name].to_numpy() for name in names)
-    if set(rounds.tolist()) != set(range(1, config.rounds + 1)):
-        raise SettingError(
-            f"match={config.match} holds a run whose table of clients lacks rounds; give "
-            "the folder of a whole one."
-        )
-    return rounds, clients, num_steps
+    table, names = record.clients, ("round", "client", "num_steps")
+    lacks = "is gone"
+    if set(names) <= set(table.column_names):
+        rounds, clients, num_steps = (table[name].to_numpy() for name in names)
+        if set(rounds.tolist()) == set(range(1, config.rounds + 1)):
+            return rounds, clients, num_steps
+        lacks = "lacks rounds"
+    raise SettingError(
+        f"match={config.match} holds a run whose table of clients {lacks}; give the folder "
+        "of a whole one."
+    )
 
 
 def _record(config: Config) -> records.Record:

@@ -62,12 +62,7 @@ def built_in(kind: str) -> Mapping[str, Callable]:
 
 
 # the argument that stands for a choice
-ARGUMENTS = {
-    "algorithm": "algorithm",
-    "model": "task",
-    "partition": "data",
-    "dataset": "data",
-}
+ARGUMENTS = dict(algorithm="algorithm", model="task", partition="data", dataset="data")
 # between a description of data and their checksum, which earlier versions lacked
 CHECKED = ", SHA-256 "
 _sums: weakref.WeakKeyDictionary[FederatedDataset, str] = weakref.WeakKeyDictionary()
@@ -140,9 +135,8 @@ def _algorithm() -> Algorithm:
 
 def settings() -> dict[str, Any]:
     """The settings that follow from the objects given, flat."""
-    found: dict[str, Any] = {
-        k: OBJECT for k, a in ARGUMENTS.items() if of(a) is not None
-    }
+    kinds = (kind for kind, name in ARGUMENTS.items() if of(name) is not None)
+    found: dict[str, Any] = dict.fromkeys(kinds, OBJECT)
     if of("data") is not None:
         found["num_clients"] = of("data").num_clients
     if of("task") is not None:

@@ -78,24 +78,17 @@ def catalogue() -> dict[str, dict[str, str]]:
         name: summary(f if modules[name] in several else modules[name])
         for name, f in built_in("algorithm").items()
     }
-    lines = {
-        kind: {name: summary(f) for name, f in registry(kind).items()}
-        for kind in ("model", "partition")
-    }
-    registered = {
-        kind: {name: summary(f) for name, f in REGISTERED[kind].items()}
-        for kind in ("algorithm", "dataset")
-    }
+    lines = lambda functions: {name: summary(f) for name, f in functions.items()}
     return {
-        "algorithms": {**algorithms, **registered["algorithm"]},
+        "algorithms": {**algorithms, **lines(REGISTERED["algorithm"])},
         "data sets": {
             **{name: spec.summary for name, spec in SOURCES.items()},
-            **registered["dataset"],
+            **lines(REGISTERED["dataset"]),
             "tfds:NAME": summary(find("dataset", "tfds:")),
             "FILE.npz": summary(find("dataset", ".npz")),
         },
-        "partitions": lines["partition"],
-        "models": lines["model"],
+        "partitions": lines(registry("partition")),
+        "models": lines(registry("model")),
     }
 
 
@@ -223,24 +216,24 @@ def check_later_steps(name: str, value: Sequence[int]) -> None:
             setting=name,
         )
     for done, steps in zip(value[::2], value[1::2], strict=True):
+        wrong = ""
         if done < 1:
-            raise SettingError(
-                f"{said} begins after round {done}; write a round from 1 on, since "
-                "num_steps says the local steps before it.",
-                setting=name,
+            wrong = (
+                f"begins after round {done}; write a round from 1 on, since num_steps says "
+                "the local steps before it."
             )
-        if done <= before:
-            raise SettingError(
-                f"{said} has round {done} after round {before}; write each round once, in "
-                "their order.",
-                setting=name,
+        elif done <= before:
+            wrong = (
+                f"has round {done} after round {before}; write each round once, in their "
+                "order."
             )
-        if not 1 <= steps <= check.MOST:
-            raise SettingError(
-                f"{said} has {steps} local steps after round {done}; write an integer from "
-                f"1 to {check.MOST}.",
-                setting=name,
+        elif not 1 <= steps <= check.MOST:
+            wrong = (
+                f"has {steps} local steps after round {done}; write an integer from 1 to "
+                f"{check.MOST}."
             )
+        if wrong:
+            raise SettingError(f"{said} {wrong}", setting=name)
         before = done
 
 

@@ -24,11 +24,7 @@ from .loop import Stopped
 from .rendezvous import AUTO, ProcessGroup, timeout_message, wait_for_all
 from .rows import Diverged
 
-RAISED_BY_ALL = (
-    processes.Refused,
-    Diverged,
-    Stopped,
-)  # what all processes raise at once
+RAISED_BY_ALL = (processes.Refused, Diverged, Stopped)  # what all raise at once
 # in what gloo, NCCL and JAX's own service say when a process no longer answers
 LOST = re.compile("Gloo|NCCL|peer|coordination service|UNAVAILABLE|DEADLINE_EXCEEDED")
 

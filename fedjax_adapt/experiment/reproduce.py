@@ -54,9 +54,8 @@ class Cell(NamedTuple):
     method: str
     folder: Path
     configs: dict[int, Config]  # by seed
-    takes: (
-        tuple[str, str] | None
-    )  # what, as in `TAKES`, and from the runs of which method
+    # what, as in `TAKES`, and from the runs of which method
+    takes: tuple[str, str] | None
 
     @property
     def config(self) -> Config:
@@ -164,11 +163,8 @@ def _merged(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, A
 
 def _smoke(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings of the same code on tiny data, for seconds."""
-    small = {
-        name: value
-        for name, value in settings.items()
-        if not name.startswith(("dataset.", "model."))
-    } | SMOKE
+    own = ("dataset.", "model.")
+    small = {n: v for n, v in settings.items() if not n.startswith(own)} | SMOKE
     if settings.get("num_clients") == 1:  # that holds all data
         small["num_clients"] = 1
     if settings.get("labels") == "parity":  # two classes, of which the SVM knows
@@ -193,14 +189,9 @@ def make_runs(
     done: Callable[[Cell], None] = lambda _: None,
     made: Made | None = None,
 ) -> None:
-    """Makes the runs that are not there yet, cell by cell.
+    """Makes the runs of cells that are neither there yet nor `made`, as other items'.
 
-    Args:
-      cells: of an item, see `cells_of`.
-      devices: that share the runs of a cell.
-      progress: as of a sweep.
-      done: called with each cell whose runs are all there.
-      made: runs of other items that count, see `made_below`.
+    `devices` share the runs of a cell; `done` is called with each whose runs are there.
 
     Raises:
       SettingError: a folder holds runs of another protocol, or data files lack.
@@ -230,9 +221,8 @@ def made_below(folder: Path, scale: Scale) -> Made:
     for begun in sorted(folder.glob(f"*/{scale}/*/*/*/{store.SUMMARY}")):
         for trial, whole in records.trials_in(begun.parent).items():
             config = read_config(trial / store.CONFIG)
-            made.setdefault(_settings_of(config), {})[config.seed] = (
-                trial if whole else None
-            )
+            runs = made.setdefault(_settings_of(config), {})
+            runs[config.seed] = trial if whole else None
     return made
 
 
@@ -246,10 +236,8 @@ def runs_of(
 ) -> dict[int, Path | None]:
     """The folder of each run of a cell that is over, by seed; None: it diverged.
 
-    Args:
-      cell: of an item.
-      made: runs of other items, of which those with the cell's settings count.
-      any_seed: those of seeds that the cell was not asked for, too.
+    Those that were `made` for other items count, if they have the cell's settings; and with
+    `any_seed` those of seeds that the cell was not asked for.
 
     Raises:
       SettingError: they are of another protocol.

@@ -171,11 +171,7 @@ def _compiled(
 ) -> tuple[Config, Federation, Program]:
     """The program of a run, of fewer lanes where the compiler has no room for the rule's.
 
-    Args:
-      config: of the run, with a number of lanes.
-      federation: of it.
-      auto: whether the number is the rule's, which knows memory by an estimate.
-      show: called with what is done.
+    `auto`: the number is that of the rule, which knows memory by an estimate.
     """
     while True:
         show(doing="tracing")
@@ -303,15 +299,9 @@ def summarise(
 ) -> Summary:
     """The summary of a run, or a trial, whose rows lie in `folder`.
 
-    Args:
-      config: its settings.
-      federation: of the run; of a trial with the skew of its own partition.
-      program: that it was trained with.
-      folder: of the run or the trial.
-      commit: of the checkout.
-      accuracy: `Summary.client_accuracy` and `personal_accuracy`.
-      calibrated: seconds that trying lanes and convolutions took.
-      trials: how many share the program's state.
+    A trial's federation has the skew of its own partition, and `trials` share the program's
+    state. The accuracies are `Summary.client_accuracy` and `personal_accuracy`;
+    `calibrated` are the seconds that trying lanes and convolutions took.
     """
     source, sizes = federation.source, federation.skew.sizes
     metrics = store.read_table(folder, "metrics")
@@ -319,6 +309,10 @@ def summarise(
     by_class = metrics[f"class_{named}"][-1].as_py()
     rounds = metrics["round"][-1].as_py()
     found = summary.results(metrics, config.targets)
+    left_out = []
+    if found["left_out"]:  # client updates, whose rounds the table of clients has
+        clients = store.read_table(folder, "clients")
+        left_out = clients.filter(clients["left_out"])["round"].to_pylist()
     used = {
         "devices": program.num_devices,
         "keeps_memory": keeps_memory(),
@@ -357,15 +351,9 @@ def summarise(
         own=origins([config]),
         reported=summary.reported(metrics, config.watch or 0),
         stopped_round=rounds if rounds < config.rounds else None,
-        first_left_out_round=_first_left_out(folder) if found["left_out"] else None,
+        first_left_out_round=min(left_out, default=None),
         **found,
     )
-
-
-def _first_left_out(folder: Path) -> int:
-    """The first round in which a client's update was left out."""
-    clients = store.read_table(folder, "clients")
-    return min(clients.filter(clients["left_out"])["round"].to_pylist())
 
 
 def _memory(program: Program) -> dict[str, int | None]:
