@@ -48,11 +48,8 @@ def cost(
 ) -> Cost | None:
     """An estimate from the operations of the local steps; None: the data are not known.
 
-    Methods that choose their steps count as if they stayed at the first number.
-
-    Args:
-      cells: of an item, with those whose steps others take.
-      runs: how many of a cell count.
+    Methods that choose their steps count as if they stayed at the first number. The cells
+    of an item come with those whose steps others take; `runs` is how many of one count.
     """
     core = gpu = 0.0
     at = {(cell.row, cell.method): cell.config for cell in cells}

@@ -37,11 +37,7 @@ BEFORE = ("*.toml", "*.json", "*.parquet", "*/part-*.parquet")
 
 @contextmanager
 def locked(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Holds the folder for this process; the lock dies with the process.
-
-    Args:
-      folder: one that is there.
-      wait: until no other process holds it.
+    """Holds a folder that is there for this process; the lock dies with the process.
 
     Raises:
       ValueError: another process holds it, and this one does not wait.
@@ -247,9 +243,7 @@ def enter(
 def begin(folder: Path, of: str | None = None) -> str:
     """Whose list a folder has; one without a list gets it, of what is there.
 
-    Args:
-      folder: of a run, a group or a sweep.
-      of: whose it will be; None: that of the list next above, or its own.
+    It will be `of` that, or as the list next above it, or its own.
     """
     known = listed(folder)
     if known is None:

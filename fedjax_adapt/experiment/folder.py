@@ -93,12 +93,8 @@ def check_may_begin(
 ) -> None:
     """Raises ValueError unless a run or a sweep may start, or go on, in `folder`.
 
-    Args:
-      folder: where it lies, or will.
-      file: `store.CONFIG` of a run, `store.SWEEP` of a sweep.
-      changed: what the folder holds instead, in words; None: the same.
-      configs: of its runs.
-      resume: it is to go on.
+    Its file is `store.CONFIG` or `store.SWEEP`, `configs` are those of its runs, and
+    `changed` says what the folder holds instead; None: the same.
     """
     kind = "run" if file == store.CONFIG else "sweep"
     check_can_write(folder)
@@ -123,12 +119,7 @@ def check_may_begin(
 
 
 def holds(folder: Path, file: str, kind: str) -> bool:
-    """Whether a run, a sweep or a search has begun in a folder.
-
-    Args:
-      folder: where it would lie.
-      file: that has its settings.
-      kind: what it is called.
+    """Whether a run, a sweep or a search, whose settings `file` has, began in a folder.
 
     Raises:
       ValueError: other files lie there, but for what a kill leaves at the beginning.
@@ -153,10 +144,7 @@ def is_finished(folder: Path, config: Config) -> bool:
     Raises:
       ValueError: as `check_origins`, or a file of it is damaged.
     """
-    if (
-        not holds_finished(folder, store.CONFIG)
-        or first_change(folder, config) is not None
-    ):
+    if not holds_finished(folder, store.CONFIG) or first_change(folder, config):
         return False
     check_origins(folder, [config])
     files.check_all(folder)

@@ -119,12 +119,7 @@ def compile_program(
     federation: Federation,
     tell: Callable[[str], None] = lambda doing: None,
 ) -> Program:
-    """Traces and compiles.
-
-    Args:
-      config: of the run.
-      federation: of it.
-      tell: called before it compiles, with about how long that takes.
+    """Traces and compiles, and tells before it compiles about how long that takes.
 
     Raises:
       ValueError: as `trace_program`.

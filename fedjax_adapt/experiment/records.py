@@ -119,12 +119,9 @@ def read_run(folder: str | Path) -> Record:
 def read_finished(folder: str | Path, where: str = "") -> tuple[Record, dict[str, Any]]:
     """Reads the folder of a finished run; returns it and its summary.
 
-    Args:
-      folder: of the run.
-      where: what the sentence begins with in place of the folder.
-
     Raises:
-      ValueError: as `read_run`, or the run is not finished.
+      ValueError: as `read_run`, or the run is not finished; the sentence begins with
+        `where` it is, in place of the folder.
     """
     record = read_run(folder)
     if record.summary is not None:
@@ -488,11 +485,9 @@ def read_swept(folder: str | Path) -> Swept:
 def differing(
     configs: Sequence[Mapping[str, Any]], *besides: str
 ) -> list[dict[str, Any]]:
-    """The settings of each run that differ between them, besides method and seed.
+    """The settings of each run, by full names, that differ between them.
 
-    Args:
-      configs: by full names, as in `Record.config`.
-      *besides: settings that are left out otherwise.
+    Not method, seed and incidental ones, but for those of them that are named `besides`.
     """
     shown = {"algorithm", "seed", *settings_that_are("incidental")}.difference(besides)
     names = dict.fromkeys(name for config in configs for name in config)

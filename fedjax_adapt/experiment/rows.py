@@ -137,7 +137,11 @@ class Log:
     advice: str = "lower lr or clip_norm"  # to a run that diverges
 
     def __post_init__(self):
-        rows = [] if self.folder is None else _written(self.folder)
+        rows = []
+        if self.folder is not None:
+            table = store.read_table(self.folder, "metrics")
+            wanted = {*TOTALS, "seconds", *OF_TRIALS} & {*table.column_names}
+            rows = table.select(sorted(wanted)).to_pylist()
         last = {row.get("trial"): row for row in rows}
         self.callback = None if self.folder is None else self.callback
         self.settings = {None: {}} if self.trials is None else dict(self.trials)
@@ -269,14 +273,6 @@ class Log:
         self.trackers.log(written)
 
 
-def _written(folder: Path) -> list[dict[str, Any]]:
-    """What a log goes on from of the rows of `metrics` that are written."""
-    table = store.read_table(folder, "metrics")
-    names = [*TOTALS, "seconds", *OF_TRIALS]
-    names = [name for name in names if name in table.column_names]
-    return table.select(names).to_pylist() if len(table) else []
-
-
 def of_rounds(
     done: int, infos: Info, before: Mapping[str, float], row: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
@@ -313,11 +309,7 @@ def metrics_row(
 
 
 def check_columns(infos: Info) -> None:
-    """Raises SettingError if what a part of the algorithm shows has a column's name.
-
-    Args:
-      infos: of some rounds, [rounds, ...], or their shapes.
-    """
+    """Raises SettingError if what a part of the algorithm shows has a column's name."""
     of_clients = (
         "trial",
         "round",

@@ -94,13 +94,10 @@ def without_kinds(settings: Mapping[str, Any]) -> bool:
 
 
 def is_flat(means: Iterable[str], given: Container[str]) -> bool:
-    """Whether a short name is that of one setting alone, as files of before wrote it.
+    """Whether a short name, of what it `means` the first, is as files of before wrote it.
 
-    They had the kind before a name that was taken, as in `dataset_alpha`.
-
-    Args:
-      means: the full names it could mean.
-      given: all names that are written.
+    They had the kind before a name that was taken, as in `dataset_alpha`; `given` are all
+    names that are written.
     """
     first, *others = means
     return "." in first and all(

@@ -302,23 +302,13 @@ def area_under_curve(rounds: np.ndarray, accuracy: np.ndarray) -> float:
 
 
 def known_shares(accuracy: Any, counts: Any) -> list[float | None]:
-    """The accuracy on each class or client, None for one of which there is no example.
-
-    Args:
-      accuracy: on each, [classes] or [clients].
-      counts: of the examples of each, likewise.
-    """
+    """The accuracy on each class or client, None for one of which there is no example."""
     pairs = zip(accuracy, counts, strict=True)
     return [float(share) if count else None for share, count in pairs]
 
 
 def spread_over_clients(accuracy: Any, sizes: Any) -> dict[str, float]:
-    """How the accuracy on their own examples differs between clients that have some.
-
-    Args:
-      accuracy: of each client, [clients].
-      sizes: how many examples it has, [clients].
-    """
+    """How the accuracy on their own examples differs between clients that have some."""
     held = np.sort(np.asarray(accuracy, float)[np.asarray(sizes) > 0])
     worst = held[: math.ceil(WORST * len(held))]
     return {

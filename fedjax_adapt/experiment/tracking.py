@@ -18,9 +18,8 @@ from . import files
 from .config import Config, to_settings
 
 FOLDER = "tracking"  # in that of a run; in that of a sweep it has one for each trial
-PROJECT = (
-    "fedjax-adapt"  # of wandb, and the experiment of MLflow, unless they have others
-)
+# of wandb, and the experiment of MLflow, unless they have others
+PROJECT = "fedjax-adapt"
 PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
 UNTRACKED = ("round", "trial", "diverged_round", "stopped_round")
 
@@ -101,11 +100,7 @@ class _MLflow:
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         found = self.client.get_experiment_by_name(name)
-        return (
-            self.client.create_experiment(name)
-            if found is None
-            else found.experiment_id
-        )
+        return found.experiment_id if found else self.client.create_experiment(name)
 
     def log(self, round: int, figures: Mapping[str, float]) -> None:
         from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
@@ -187,12 +182,9 @@ class Trackers:
 
 
 def trackers(folder: Path, configs: Mapping[int | None, Config], done: int) -> Trackers:
-    """The trackers that configs ask for.
+    """The trackers that configs ask for: a run's under None, or trials' by their numbers.
 
-    Args:
-      folder: of the run or the sweep.
-      configs: that of a run under None, or of trials by their numbers.
-      done: rounds that have been logged, and are not made again.
+    They lie in the folder of the run or the sweep, and `done` rounds have been logged.
 
     Raises:
       SettingError: a tracker cannot be begun, or the package of one is not installed.

@@ -89,11 +89,8 @@ def lanes_for(
 ) -> int:
     """The lanes of a run; `config.lanes` unless that is "auto".
 
-    Args:
-      config: of the run.
-      federation: of the run.
-      show: called where numbers are tried, with `doing`, what was tried so far, and at
-        the end with `note`, what has come of it.
+    Where numbers are tried it shows what it is `doing`, and at the end a `note` of what has
+    come of it.
     """
     algorithm, task, data, plan = federation[:4]
     fewer = lambda text: show(doing="compiling", note=text)
@@ -131,11 +128,7 @@ def _work(config: Config, federation: Federation) -> str:
     arrays = [*jax.tree.leaves(params), data.x, data.y, data.index]
     untimed = settings_that_are("untimed")
     facts = [
-        {
-            name: value
-            for name, value in identity(config).items()
-            if name not in untimed
-        },
+        {name: v for name, v in identity(config).items() if name not in untimed},
         [(leaf.shape, str(leaf.dtype)) for leaf in arrays],
         *(num_devices_of(data, plan), plan.client_memory, config.convolutions),
         scripts.origins([config]),
@@ -168,12 +161,7 @@ def settle_convolutions(
 ) -> tuple[Config, Task]:
     """The config and the task with ways in place of "auto"; as they are otherwise.
 
-    Args:
-      config: of the run.
-      task: what is learnt.
-      data: the federation.
-      plan: its lanes are a number, those of the run.
-      show: called before layers are timed or looked up, and after, with `doing`.
+    The lanes of the plan are a number, those of the run.
     """
     if config.convolutions != AUTO:
         return config, task

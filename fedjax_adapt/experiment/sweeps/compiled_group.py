@@ -217,14 +217,9 @@ def compile_group(
 ) -> CompiledGroup:
     """Traces and compiles; fewer trials side by side where the program is too large.
 
-    Args:
-      configs: of the trials, which differ in `names`, in seeds and in who holds which
-        examples. A single one is compiled as a run is, and its clients share the devices.
-      federation: of the first of them.
-      names: of the numbers that are traced.
-      layout: how the trials are laid out.
-      fixed: and nothing else will do.
-      tell: called before it compiles, with about how long that takes.
+    Trials differ in the numbers `names`, which are traced, in seeds and in who holds which
+    examples; the federation is that of the first. A single one is compiled as a run is, and
+    its clients share the devices. Nothing but the layout will do if it is `fixed`.
 
     Raises:
       ValueError: not even one trial fits into memory.
@@ -241,10 +236,8 @@ def compile_group(
         )
     began = time.perf_counter()
     config = configs[0]
-    all_inputs, partitions = (
-        stack_inputs(configs, names),
-        trial_partitions(configs, federation),
-    )
+    all_inputs = stack_inputs(configs, names)
+    partitions = trial_partitions(configs, federation)
     shared = federation.data
 
     def inputs_of(rows: np.ndarray) -> TrialInputs:
@@ -290,16 +283,14 @@ def compile_group(
 
     def program_of(numbers: Sequence[int]) -> Program:
         inputs = placed_inputs(numbers)
-        bound = lambda program: (
-            program and (lambda state: program(shared, inputs, state))
-        )
+        on = lambda program: program and (lambda state: program(shared, inputs, state))
         return Program(
             init=lambda: begin(shared, inputs),
             abstract=abstract,
             num_devices=layout.num_devices,
             max_steps=most,
-            group=bound(group),
-            last=bound(last),
+            group=on(group),
+            last=on(last),
             seconds=seconds,
         )
 

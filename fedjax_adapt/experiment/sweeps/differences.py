@@ -129,11 +129,7 @@ def settings_of(config: Config) -> list[str]:
 
 
 def partition_tables(config: Config, federation: Federation) -> PartitionTables:
-    """Who holds which examples in a run of this config.
-
-    Args:
-      config: of the run.
-      federation: of a run that differs in `settings_of` alone.
+    """Who holds which examples in a run, by a federation that differs in `settings_of`.
 
     Raises:
       ValueError: the examples cannot be split so.
@@ -170,12 +166,7 @@ def shape_of(federation: Federation) -> tuple[int, int]:
 def trial_partitions(
     configs: Sequence[Config], federation: Federation
 ) -> TrialPartitions:
-    """The tables of trials, which agree in their `shape_of`.
-
-    Args:
-      configs: of the trials.
-      federation: of the first of them.
-    """
+    """The tables of trials, which agree in their `shape_of`; the first's federation."""
     texts = list(map(partition_of, configs))
     first = {text: texts.index(text) for text in texts}
     which = np.array([list(first).index(text) for text in texts])

@@ -133,7 +133,14 @@ def read_sweep(
     old = all(map(without_kinds, (run, *grids)))
     run = flattened({name: _plain(value) for name, value in run.items()})
     run, grids = _named(run, [flattened(grid) for grid in grids], old, where)
-    _check_disjoint(run, grids, where)
+    for (
+        name
+    ) in run:  # with several grids it may be that of a grid that does not vary it
+        if all(name in grid for grid in grids):
+            raise SettingError(
+                f"{where.at(name, 'run')}: {flat_name(name)} stands below [run] and "
+                "below [grid]; leave it out of one of them."
+            )
     for table in (run, *grids):
         objects.check_settings_free(table)
     run |= objects.settings()
@@ -177,17 +184,18 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
             incidental = settings_that_are("incidental")
             if name in (*incidental, "resume", "config"):
                 place = "above" if name == "folder" else "below"
-                rest = f"write it {place} [run]."
-                if name in ("resume", "config"):
-                    rest = "leave it out."
+                known = name in incidental
+                rest = f"write it {place} [run]." if known else "leave it out."
                 raise SettingError(
                     f"{at}: {name} changes no number of a run, so nothing varies; {rest}"
                 )
             if not isinstance(values, list) or not values:
                 came = "is empty" if values == [] else "is no list"
+                written = isinstance(values, bool | int | float | str)
+                example = toml.spelled(values) if written else "1, 2"
                 raise SettingError(
                     f"{at}: {name}={values!r} {came}; write the values to try, as in "
-                    f"{name} = [{_example(values)}]."
+                    f"{name} = [{example}]."
                 )
     return [{name: _plain(values) for name, values in g.items()} for g in grids]
 
@@ -235,26 +243,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple | range):
         return [_plain(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _check_disjoint(
-    run: Mapping[str, Any], grids: list[dict[str, list]], where: _Source
-) -> None:
-    """Raises ValueError if a setting of [run] is that of no trial, for all grids vary it.
-
-    With several grids it may be that of the trials of a grid that does not.
-    """
-    for name in run:
-        if all(name in grid for grid in grids):
-            raise SettingError(
-                f"{where.at(name, 'run')}: {flat_name(name)} stands below [run] and "
-                "below [grid]; leave it out of one of them."
-            )
-
-
-def _example(values: Any) -> str:
-    written = isinstance(values, bool | int | float | str)
-    return toml.spelled(values) if written else "1, 2"
 
 
 def _trials(sweep: Sweep, where: _Source, remedy: str) -> list[Trial]:

@@ -48,13 +48,11 @@ if TYPE_CHECKING:
 UNTOLD = ("seconds", "rounds_per_second", "accuracy_name")
 # what figures of clients' own models begin with in the table of trials
 PERSONAL = "personal_"
+# columns of integers or nothing
 WHOLE = (
-    "diverged_round",
-    "stopped_round",
-    "first_left_out_round",
-    "rounds_to_",
-    "best_round",
-)  # columns of integers or nothing
+    *("diverged_round", "stopped_round", "first_left_out_round"),
+    *("rounds_to_", "best_round"),
+)
 
 
 def sweep_folder(sweep: Sweep, folder: str | Path | None = None) -> Path:
@@ -158,13 +156,7 @@ def to_toml(sweep: Sweep) -> str:
 def rows_of(
     group: Path, trials: Sequence[Trial], names: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The rows of results.parquet of a group that is done.
-
-    Args:
-      group: its folder.
-      trials: of the group.
-      names: of the settings that vary in the sweep.
-    """
+    """The rows of results.parquet of a group that is done; `names`: what varies."""
     import pyarrow.compute as pc
 
     metrics, said = store.read_table(group, "metrics"), store.read_summary(group) or {}

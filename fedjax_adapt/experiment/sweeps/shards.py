@@ -39,28 +39,24 @@ def shard_of(text: str) -> tuple[int, int]:
 def part_of(asked: Sweep, number: int, count: int) -> Sweep:
     """The sweep of the trials of a shard: those that stand next to each other.
 
-    Neighbours share a program more often than trials far apart.
+    Neighbours share a program more often than trials far apart. Shards differ by one trial
+    at most.
 
     Raises:
       SettingError: there are more shards than trials.
     """
-    trials = _slice(len(asked.trials), number, count)
-    if not trials:
+    number_of = len(asked.trials)
+    mine = asked.trials[(number - 1) * number_of // count : number * number_of // count]
+    if not mine:
         raise SettingError(
-            f"shard={number}/{count} has no trial of {len(asked.trials)}; write "
-            f"{len(asked.trials)} shards or fewer.",
+            f"shard={number}/{count} has no trial of {number_of}; write {number_of} shards "
+            "or fewer.",
             setting="shard",
         )
-    mine = [asked.trials[at] for at in trials]
     grids = [{name: [v] for name, v in trial.point.items()} for trial in mine]
     varies = lambda name: all(name in trial.point for trial in mine)
     run = {name: v for name, v in asked.run.items() if not varies(name)}
     return Sweep(asked.folder, run, grids, mine)
-
-
-def _slice(trials: int, number: int, count: int) -> range:
-    """The numbers of the trials of a shard; shards differ by one trial at most."""
-    return range((number - 1) * trials // count, number * trials // count)
 
 
 def begin_shard(folder: Path, asked: Sweep, number: int, count: int) -> Path:

@@ -52,7 +52,7 @@ class Search(NamedTuple):
 OPTIONS = ("trials", "at_once", "halve", "seed")  # of a search
 MOST = 10_000  # trials
 LIMITS = dict(
-    zip(OPTIONS, ((1, MOST), (1, MOST), (2, MOST), (0, check.MOST)), strict=True)
+    trials=(1, MOST), at_once=(1, MOST), halve=(2, MOST), seed=(0, check.MOST)
 )
 
 
@@ -118,35 +118,33 @@ def _checked(tables: Mapping[str, Any], options: Mapping[str, Any]) -> Search:
             "halve is about the rounds of trials, so rounds is no setting to choose with "
             "it; write rounds below [run]."
         )
-    tried = [_tried(values) for values in flat.values()]
+    # all values, or the ends of a range
+    ends = lambda v: [v["low"], v["high"]] if isinstance(v, Mapping) else list(v)
+    tried = {name: ends(values) for name, values in flat.items()}
     grids = [
-        {
-            name: [values[i % len(values)]]
-            for name, values in zip(flat, tried, strict=True)
-        }
-        for i in range(max(map(len, tried)))
+        {name: [values[i % len(values)]] for name, values in tried.items()}
+        for i in range(max(map(len, tried.values())))
     ]
     written = {"folder": tables.get("folder"), "run": run, "grid": grids}
-    ends = read_sweep(written, REMEDY)
+    sweep = read_sweep(written, REMEDY)
     # in an order that a file keeps, as proposals depend on it
     values = [v if isinstance(v, Mapping) else list(v) for v in flat.values()]
-    space = dict(sorted(zip(ends.names, values, strict=True)))
-    settings = [config.to_settings(trial.config) for trial in ends.trials]
+    space = dict(sorted(zip(sweep.names, values, strict=True)))
+    settings = [config.to_settings(trial.config) for trial in sweep.trials]
     known = {
         full: _distribution(full, values, [own[full] for own in settings])
         for full, values in space.items()
     }
-    found = Search(ends.folder, ends.run, known, space, ends, **chosen)
-    if found.halve and rungs(found.rounds, found.at_once, found.halve) == [
-        found.rounds
-    ]:
+    found = Search(sweep.folder, sweep.run, known, space, sweep, **chosen)
+    first = rungs(found.rounds, found.at_once, found.halve)[:-1]
+    if found.halve and not first:
         raise SettingError(
             f"halve={found.halve} leaves no trial of at_once={found.at_once}, or no round "
             f"of rounds={found.rounds}; write a smaller halve."
         )
-    for rounds in rungs(found.rounds, found.at_once, found.halve)[:-1]:
+    for rounds in first:
         try:
-            sweep_of(found, [trial.point for trial in ends.trials], rounds)
+            sweep_of(found, [trial.point for trial in sweep.trials], rounds)
         except SettingError as error:
             raise SettingError(
                 f"with halve={found.halve} trials first have {rounds} rounds: {error}"
@@ -163,12 +161,9 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 def _flat(space: Mapping[str, Any]) -> dict[str, Any]:
     """The space without the tables of kinds."""
-    is_range = lambda value: isinstance(value, Mapping) and "low" in value
-    hidden = {name: [v] if is_range(v) else v for name, v in space.items()}
-    found = flattened(hidden)
-    return {
-        n: v[0] if n in space and is_range(space[n]) else v for n, v in found.items()
-    }
+    ranges = {n for n, v in space.items() if isinstance(v, Mapping) and "low" in v}
+    hidden = {name: [v] if name in ranges else v for name, v in space.items()}
+    return {n: v[0] if n in ranges else v for n, v in flattened(hidden).items()}
 
 
 def _check_values(name: str, values: Any) -> None:
@@ -223,22 +218,12 @@ def _check_values(name: str, values: Any) -> None:
         )
 
 
-def _tried(values: Any) -> list[Any]:
-    """What of a setting is checked: all values, or the ends of a range."""
-    if isinstance(values, Mapping):
-        return [values["low"], values["high"]]
-    return list(values)
-
-
 def _distribution(name: str, values: Any, settings: Sequence[Any]) -> Any:
-    """Optuna's distribution of a setting.
-
-    Args:
-      name: the full one.
-      values: a range, or a list.
-      settings: the values that were tried, of the type that they have in a run.
-    """
-    _check_optuna()
+    """Optuna's distribution of a setting; `settings`: those tried, of a run's type."""
+    if find_spec("optuna") is None:
+        raise SettingError(
+            "tune needs the package optuna; write pip install 'fedjax-adapt[tune]'."
+        )
     from optuna import distributions
 
     if not isinstance(values, Mapping):
@@ -247,23 +232,12 @@ def _distribution(name: str, values: Any, settings: Sequence[Any]) -> Any:
     low, high = settings[0], settings[1]
     if isinstance(low, float):
         return distributions.FloatDistribution(low, high, log=log, step=step)
-    if (
-        isinstance(low, bool)
-        or not isinstance(low, int)
-        or step not in (None, int(step or 1))
-    ):
+    if type(low) is not int or step not in (None, int(step or 1)):
         raise SettingError(
             f"{flat_name(name)}={dict(values)} is no range of whole numbers; write one, or "
             "a list of values."
         )
     return distributions.IntDistribution(low, high, log=log, step=int(step or 1))
-
-
-def _check_optuna() -> None:
-    if find_spec("optuna") is None:
-        raise SettingError(
-            "tune needs the package optuna; write pip install 'fedjax-adapt[tune]'."
-        )
 
 
 def identity(search: Search) -> dict[str, Any]:

@@ -92,60 +92,52 @@ def sweep(
     check_callback("sweep(source, callback=callback)", callback)
     user_functions.forget_changed()
     with objects.given(algorithm, task, data):
-        return _sweep(
-            read_sweep(source),
-            folder,
-            resume,
-            devices,
-            side_by_side,
-            progress,
-            callback,
-        )
+        asked, commit = read_sweep(source), summary.commit()
+        place = results.sweep_folder(asked, folder)
+        groups = groups_in(place, asked, resume, devices, side_by_side)
+        create(place)
+        with locked(place):
+            results.check_folder(place, asked, resume)
+            _run(asked, groups, place, commit, side_by_side, progress, callback)
+    return records.read_swept(place)
 
 
-def _sweep(
+def _run(
     asked: Sweep,
-    folder: str | Path | None,
-    resume: bool,
-    devices: int | Literal["auto"] | None,
+    groups: Sequence[Group],
+    place: Path,
+    commit: str | None,
     side_by_side: int | Literal["auto"],
     progress: Report,
     callback: Callback | None,
-) -> Swept:
-    place, commit = results.sweep_folder(asked, folder), summary.commit()
-    groups = groups_in(place, asked, resume, devices, side_by_side)
-    create(place)
-    with locked(place):
-        results.check_folder(place, asked, resume)
-        for group in groups:
-            check_begun(place, group)
-        own = origins(trial.config for trial in asked.trials)
-        if not (place / store.SWEEP).exists():
-            store.write_origins(place, own)
-            files.write_listed(place / store.SWEEP, results.to_toml(asked))
-        files.begin(place)
-        total = sum(trial.config.rounds for trial in asked.trials)
-        progress(Progress(0, total, warning=seed_hint(asked)))
-        rows, before = [], 0
-        for group in groups:
-            path = group_folder(place, group)
-            runner = _Runner(path, group, before, total, progress, callback)
-            if store.read_summary(runner.path) is None:
-                runner.run(place, side_by_side, commit)
-            for name in (store.CHECKPOINTS, "clients"):  # whose rows the trials have
-                store.drop(runner.path, name)
-            done = [
-                place / records.trial_folder(trial.number) for trial in group.trials
-            ]
-            files.enter_lists(place, [runner.path, *done])
-            before += sum(trial.config.rounds for trial in group.trials)
-            rows += results.rows_of(runner.path, group.trials, asked.names)
-            rows.sort(key=lambda row: row["trial"])
-            table = results.table_of(rows, asked.names)
-            store.write_table(place, place / store.RESULTS, table)
-        written = {"trials": len(asked.trials), "groups": len(groups), "own": own}
-        store.finish(place, written | _evidence(commit))
-    return records.read_swept(place)
+) -> None:
+    """Runs group after group, and writes the folder of the sweep, which is held."""
+    for group in groups:
+        check_begun(place, group)
+    own = origins(trial.config for trial in asked.trials)
+    if not (place / store.SWEEP).exists():
+        store.write_origins(place, own)
+        files.write_listed(place / store.SWEEP, results.to_toml(asked))
+    files.begin(place)
+    total = sum(trial.config.rounds for trial in asked.trials)
+    progress(Progress(0, total, warning=seed_hint(asked)))
+    rows, before = [], 0
+    for group in groups:
+        path = group_folder(place, group)
+        runner = _Runner(path, group, before, total, progress, callback)
+        if store.read_summary(runner.path) is None:
+            runner.run(place, side_by_side, commit)
+        for name in (store.CHECKPOINTS, "clients"):  # whose rows the trials have
+            store.drop(runner.path, name)
+        done = [place / records.trial_folder(trial.number) for trial in group.trials]
+        files.enter_lists(place, [runner.path, *done])
+        before += sum(trial.config.rounds for trial in group.trials)
+        rows += results.rows_of(runner.path, group.trials, asked.names)
+        rows.sort(key=lambda row: row["trial"])
+        table = results.table_of(rows, asked.names)
+        store.write_table(place, place / store.RESULTS, table)
+    written = {"trials": len(asked.trials), "groups": len(groups), "own": own}
+    store.finish(place, written | _evidence(commit))
 
 
 def groups_in(
@@ -160,7 +152,11 @@ def groups_in(
     check.at_least("devices", devices, 1, none="those of the sweep", auto=True)
     check_tracker(asked.run.get("track"))
     results.check_folder(place, asked, resume)
-    return groups_of(_on(counted_trials(asked.trials), devices), side_by_side)
+    trials = counted_trials(asked.trials)
+    if devices is not None:
+        on = lambda trial: replace(trial.config, devices=devices)
+        trials = [trial._replace(config=on(trial)) for trial in trials]
+    return groups_of(trials, side_by_side)
 
 
 def group_folder(folder: Path, group: Group) -> Path:
@@ -201,13 +197,6 @@ def counted_trials(trials: Sequence[Trial]) -> list[Trial]:
     return found
 
 
-def _on(trials: Sequence[Trial], devices: int | str | None) -> list[Trial]:
-    if devices is None:
-        return list(trials)
-    on = lambda trial: replace(trial.config, devices=devices)
-    return [trial._replace(config=on(trial)) for trial in trials]
-
-
 @dataclass(frozen=True)
 class _Runner:
     """Runs one group."""
@@ -220,13 +209,7 @@ class _Runner:
     callback: Callback | None
 
     def run(self, place: Path, side_by_side: int | str, commit: str | None) -> None:
-        """Runs its trials, or goes on with them, as many at once as fit.
-
-        Args:
-          place: the folder of the sweep.
-          side_by_side: as for `sweep`.
-          commit: of the checkout.
-        """
+        """Runs its trials, or goes on with them, as many at once as fit."""
         configs = [trial.config for trial in self.group.trials]
         numbers = [trial.number for trial in self.group.trials]
         federation = build(configs[0])
@@ -248,12 +231,11 @@ class _Runner:
         rounds = configs[0].rounds
         state, done, aside = newest_state(self.path, compiled.abstract)
         self.warn(aside)
-        for first in range(
-            done // rounds * compiled.width, len(configs), compiled.width
-        ):
-            rows = range(first, min(first + compiled.width, len(configs)))
+        width = compiled.width
+        for first in range(done // rounds * width, len(configs), width):
+            rows = range(first, min(first + width, len(configs)))
             self.run_at_once(place, federation, compiled, rows, state, done)
-            state, done = None, (first // compiled.width + 1) * rounds
+            state, done = None, (first // width + 1) * rounds
         write_trials(place, self.path, self.group.trials, federation, compiled, commit)
         written = {
             "trials": numbers,

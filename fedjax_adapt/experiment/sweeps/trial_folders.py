@@ -37,13 +37,8 @@ def write_trials(
 ) -> None:
     """Writes the folders of the trials of a group all of whose rounds are done.
 
-    Args:
-      folder: of the sweep.
-      group: the folder of the group, which has the rows of all its trials.
-      trials: of the group.
-      federation: of the first of them.
-      compiled: what they were trained with.
-      commit: of the checkout.
+    They lie in the folder of the sweep; the folder `group` has the rows of all of them. The
+    federation is that of the first.
     """
     import pyarrow.compute as pc
 
@@ -60,9 +55,8 @@ def write_trials(
             if "trial" in table.column_names
         }
         diverged = rows["metrics"]["diverged_round"][-1].as_py()
-        rows["metrics"] = rows["metrics"].drop_columns(
-            [name for name in ENDS if name in rows["metrics"].column_names]
-        )
+        ends = [name for name in ENDS if name in rows["metrics"].column_names]
+        rows["metrics"] = rows["metrics"].drop_columns(ends)
         if diverged:
             rows["metrics"] = rows["metrics"].slice(0, len(rows["metrics"]) - 1)
         files.make(path)
@@ -80,15 +74,8 @@ def write_trials(
             ended = rows["trials"].to_pylist() if "trials" in rows else []
             accuracy = by_model(ended[0] if ended else {})
             with_skew = federation._replace(skew=known[which])
-            summary = summarise(
-                config,
-                with_skew,
-                program,
-                path,
-                commit,
-                accuracy,
-                trials=compiled.width,
-            )
+            about = config, with_skew, program, path, commit, accuracy
+            summary = summarise(*about, trials=compiled.width)
             store.append(path, store.PARTITION, labels_by_client(known[which]), 0)
             store.finish(path, summary.to_dict())
 
@@ -113,15 +100,8 @@ def client_figures(
     """`client_accuracy` of the summaries of some trials; empty: not asked for.
 
     And their `personal_accuracy`, by names that `by_model` knows, where clients have
-    models of their own.
-
-    Args:
-      config: of the first trial of the group.
-      trials: these trials.
-      federation: of the first of the group.
-      compiled: the compiled group.
-      states: of these trials; of each, the model and what clients keep.
-      rows: the numbers of these trials in the group.
+    models of their own. Config and federation are those of the first trial of the group, in
+    which these have the numbers `rows`; of a state the model and what clients keep is read.
     """
     if not config.evaluate_clients:
         return [{} for _ in rows]

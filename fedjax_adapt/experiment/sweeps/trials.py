@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from ...core import PyTree, State
 from ...engine import lanes, memory, mesh
@@ -27,12 +27,7 @@ class Layout(NamedTuple):
 
 
 def over(one: Callable, layout: Layout) -> Callable:
-    """`one(shared, *own)` of a trial as a function of `layout.width`, stacked.
-
-    Args:
-      one: its result depends on `own` alone, and on what all trials read.
-      layout: of the trials.
-    """
+    """`one(shared, *own)` of a trial as a function of `layout.width`, stacked."""
 
     def some(shared, *own):
         if layout.each > 1:
@@ -59,7 +54,9 @@ def over(one: Callable, layout: Layout) -> Callable:
 
 def placed(tree: PyTree, layout: Layout) -> PyTree:
     """What trials own, [width, ...], where each trial runs; shapes stay shapes."""
-    lies = _sharding(layout)
+    lies = SingleDeviceSharding(jax.local_devices()[0])
+    if layout.num_devices > 1:
+        lies = NamedSharding(mesh.mesh_of(layout.num_devices), PartitionSpec(mesh.AXIS))
 
     def place(leaf: Any) -> Any:
         if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -67,12 +64,6 @@ def placed(tree: PyTree, layout: Layout) -> PyTree:
         return jax.device_put(leaf, lies)
 
     return jax.tree.map(place, tree)
-
-
-def _sharding(layout: Layout) -> Sharding:
-    if layout.num_devices == 1:
-        return SingleDeviceSharding(jax.local_devices()[0])
-    return NamedSharding(mesh.mesh_of(layout.num_devices), PartitionSpec(mesh.AXIS))
 
 
 def choose(

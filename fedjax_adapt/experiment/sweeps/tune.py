@@ -325,15 +325,7 @@ def _train(
     doing: str,
     progress: Report,
 ) -> list[dict[str, Any]]:
-    """What came of some proposals, which are trained as one sweep for each rung.
-
-    Args:
-      search: that they are of.
-      folder: of these sweeps.
-      points: the proposals by their numbers in the search.
-      doing: what is said of them.
-      progress: as for `tune`.
-    """
+    """What came of proposals, by their numbers, trained as one sweep for each rung."""
     results: dict[int, dict[str, Any]] = {}
     left = list(points)
     for rounds in rungs(search.rounds, len(points), search.halve):
