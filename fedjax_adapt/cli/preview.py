@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from ..engine.footprint import readable
-from ..experiment.preview import Preview, Rounds
-from ..experiment.sweeps.preview import SearchPreview, SweepPreview
+from ..experiment.preview import Preview, Rounds, SearchPreview, SweepPreview
 from .output import Request, console_of, print_json
 from .process import say
 

@@ -10,10 +10,10 @@ from ..errors import SettingError
 from ..experiment.controls import check_has_controls, sweep_with_controls
 from ..experiment.files import WHOLE
 from ..experiment.options import Option
+from ..experiment.preview import preview_sweep
 from ..experiment.records import Swept, read_swept
 from ..experiment.store import RESULTS, SWEEP
 from ..experiment.sweeps.grid import read_sweep
-from ..experiment.sweeps.preview import preview_sweep
 from ..experiment.sweeps.results import check_holds_no_shards, is_finished, sweep_folder
 from ..experiment.sweeps.shards import (
     begin_shard,

@@ -8,8 +8,8 @@ from rich.table import Table
 
 from .. import check
 from ..errors import SettingError
+from ..experiment.preview import preview_search
 from ..experiment.store import VALIDATED
-from ..experiment.sweeps.preview import preview_search
 from ..experiment.sweeps.space import OPTIONS, read_search
 from ..experiment.sweeps.tune import BEST, FOLDER, TUNE, Tuned, tune_folder
 from ..experiment.sweeps.tune import tune as run_tune

@@ -88,7 +88,8 @@ class Saver:
         """Lists what a checkpoint holds, in orbax's thread, before it has its name."""
         path = _path(self._folder, self._round)
         place = next(path.parent.glob(f"{path.name}.orbax-checkpoint-tmp*"), path)
-        found = {path / at.relative_to(place): at for at in _data(place)}
+        data = (at for at in place.rglob("*") if at.is_file() and at.name not in DATED)
+        found = {path / at.relative_to(place): at for at in data}
         before = f"{'[0-9]' * len(path.name)}/**/*"
         try:
             files.enter(self._folder, found, [path], [before])
@@ -221,12 +222,6 @@ def _withdraw(folder: Path) -> None:
         path.rmdir()
 
 
-def _data(place: Path) -> list[Path]:
-    """The files of a checkpoint but for those that orbax dates when it is done."""
-    found = (path for path in place.rglob("*") if path.is_file())
-    return [path for path in found if path.name not in DATED]
-
-
 def whole_rounds(folder: Path) -> list[int]:
     """The rounds whose checkpoints are as they were written, oldest first."""
     return [at for at in rounds(folder) if _is_whole(folder, _path(folder, at))]
@@ -241,9 +236,8 @@ def _is_whole(folder: Path, path: Path) -> bool:
     if run is not None and run.of != known.of:
         return False
     names = [name for name in known if name.startswith(f"{path.name}/")]
-    return bool(names) and not any(
-        files.damaged(folder, folder / name, known) for name in names
-    )
+    damage = (files.damaged(folder, folder / name, known) for name in names)
+    return bool(names) and not any(damage)
 
 
 def restore(
@@ -263,15 +257,8 @@ def restore(
       ValueError: there are checkpoints and none of them can be read, or none has the
         arrays of `abstract`.
     """
-    if processes.several():
-        return _restored_by_first(folder, abstract, until)
-    return _restored(folder, abstract, until)
-
-
-def _restored_by_first(
-    folder: Path, abstract: PyTree, until: int | None
-) -> tuple[PyTree, int] | None:
-    """As `restore`, for several processes."""
+    if not processes.several():
+        return _restored(folder, abstract, until)
     # a view of one zero each, which takes no memory and says where to: NumPy
     like = lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
     state = jax.tree.map(like, abstract)
@@ -311,9 +298,8 @@ def _restored(
         return _filled(abstract, state), round
     if not saved:
         return None
-    none = (
-        f"no checkpoint in {folder} can be read (rounds {', '.join(map(str, saved))})"
-    )
+    listed = ", ".join(map(str, saved))
+    none = f"no checkpoint in {folder} can be read (rounds {listed})"
     others = _kept_otherwise(folder, abstract)
     if others:
         raise SettingError(
@@ -358,12 +344,8 @@ def _arrays(tree: PyTree) -> dict[str, tuple[Any, ...]]:
 def set_aside(folder: Path, round: int, why: str = "") -> str | None:
     """Renames the checkpoints that `restore` has passed over, and says so.
 
-    They count no more among the last two, and nothing of them is lost.
-
-    Args:
-      folder: where they lie.
-      round: of the one that was read; 0 if none was saved.
-      why: an older one was, where it is not for what they are.
+    They count no more among the last two, and nothing of them is lost. The one of `round`
+    was read, 0: none; `why` an older one was, where it is not for what they are.
     """
     newer = [_path(folder, saved) for saved in rounds(folder) if saved > round]
     aside = [path.rename(files.aside(path)) for path in newer]
@@ -475,11 +457,9 @@ def _one_failure_is_enough() -> None:
 
     def hook(raised: "sys.UnraisableHookArgs") -> None:
         error = raised.exc_value
-        thrown_away = error is not None and isinstance(error.__cause__, GeneratorExit)
-        if str(error) != "Event loop is closed" and not (
-            thrown_away
-            and str(error).startswith("Encountered error while reading array")
-        ):
+        reading = str(error).startswith("Encountered error while reading array")
+        thrown_away = reading and isinstance(error.__cause__, GeneratorExit)
+        if str(error) != "Event loop is closed" and not thrown_away:
             tell(raised)
 
     def heard(record: logging.LogRecord) -> bool:

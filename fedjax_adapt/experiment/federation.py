@@ -169,7 +169,6 @@ def auxiliary(federation: Federation) -> list[str]:
     whence = f"({public.num_examples}, {ORIGIN[public.protocol]})"
     given = [f"{text} {whence}" if "public" in text else text for text in given]
     if public.validation is not None and validates(federation.algorithm):
-        given.append(
-            f"labelled validation examples ({public.num_validation}, {ORIGIN['holdout']})"
-        )
+        whence = f"({public.num_validation}, {ORIGIN['holdout']})"
+        given.append(f"labelled validation examples {whence}")
     return given

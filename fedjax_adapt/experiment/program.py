@@ -126,9 +126,7 @@ def compile_program(
     """
     algorithm, task, data, plan = federation[:4]
     began = time.perf_counter()
-    round_fn, abstract, key_init, arrays, groups, held = trace_program(
-        config, federation
-    )
+    round_fn, abstract, key, arrays, groups, held = trace_program(config, federation)
     options = compiler_options(round_fn.num_lanes)
     tell(compiling(groups.values()))
 
@@ -139,7 +137,7 @@ def compile_program(
     programs = {number: compiled(groups[number]) for number in groups}
     begin = jax.jit(partial(init_state, algorithm, task, data, plan))
     return Program(
-        lambda: begin(key_init),  # another seed is no other program
+        lambda: begin(key),  # another seed is no other program
         abstract,
         round_fn.num_devices,
         most_steps(plan, algorithm.policy),

@@ -39,9 +39,8 @@ def shortest(names: Iterable[str]) -> dict[str, str]:
     names = list(names)
     means = spellings(names)
     short = lambda name: name.rpartition(".")[2]
-    return {
-        name: short(name) if means[short(name)] == [name] else name for name in names
-    }
+    is_own = lambda name: means[short(name)] == [name]
+    return {name: short(name) if is_own(name) else name for name in names}
 
 
 def writable(names: Iterable[str]) -> list[str]:
@@ -145,9 +144,8 @@ def ambiguous(
 ) -> SettingError:
     """What to say of a short name that several choices have."""
     kinds = [full.partition(".")[0] for full in means]
-    owners = " and of ".join(
-        f"{kind} {choices.get(kind, '')}".strip() for kind in kinds
-    )
+    choice = lambda kind: f"{kind} {choices.get(kind, '')}".strip()
+    owners = " and of ".join(map(choice, kinds))
     full = " or ".join(dashes + full for full in means)
     return SettingError(
         f"{dashes}{name} is an option of {owners}; write {full}.", setting=name

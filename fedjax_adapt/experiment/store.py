@@ -42,7 +42,7 @@ CHECKPOINTS = "checkpoints"  # a folder for each round that is kept
 SWEEP, RESULTS = "sweep.toml", "results.parquet"  # of a sweep, see sweeps/results.py
 TUNE = "tune.toml"  # of a search, see sweeps/tune.py
 NOTHING = "nothing"  # that a method was also given
-TRIALS = "trials"  # of a sweep, a folder for each, see sweeps/trial_folders.py
+TRIALS = "trials"  # of a sweep, a folder for each, see sweeps/results.py
 GROUPS = "groups"  # likewise, see sweeps/sweep.py
 TABLES = ("metrics", "clients", "trials")
 # columns of `metrics`: what a run has cost so far
@@ -127,9 +127,8 @@ def _holds_numbers(kind: "pyarrow.DataType") -> bool:
 
     if of.is_list(kind) or of.is_large_list(kind) or of.is_fixed_size_list(kind):
         return _holds_numbers(kind.value_type)
-    return any(
-        a(kind) for a in (of.is_integer, of.is_floating, of.is_boolean, of.is_null)
-    )
+    numbers = (of.is_integer, of.is_floating, of.is_boolean, of.is_null)
+    return any(is_a(kind) for is_a in numbers)
 
 
 def read_parquet(path: Path) -> "pyarrow.Table":
@@ -182,14 +181,10 @@ def write_origins(folder: Path, own: Mapping[str, str]) -> None:
 
 
 def append(folder: Path, name: str, rows: Mapping[str, Any], last_round: int) -> None:
-    """Adds rows to a table as one part, whole or not at all.
+    """Adds rows, as columns, to a table as one part, whole or not at all.
 
-    Args:
-      folder: the run.
-      name: one of `TABLES`, or `PARTITION`; "trials" is of groups of a sweep, see
-        sweeps/results.py.
-      rows: columns of equal length, arrays or lists.
-      last_round: the rounds done when the last row was taken; parts never straddle one.
+    The table is one of `TABLES`, or `PARTITION`. `last_round` are the rounds done when the
+    last row was taken; parts never straddle one.
     """
     import pyarrow as pa
 

@@ -197,9 +197,7 @@ def checked_rows(config: Any, rows: Any, num_examples: int) -> list[np.ndarray]:
     found = [np.asarray(mine) if len(mine) else np.zeros(0, int) for mine in rows]
     for client, mine in enumerate(found):
         whole = mine.ndim == 1 and np.issubdtype(mine.dtype, np.integer)
-        if not whole or (
-            len(mine) and not 0 <= mine.min() <= mine.max() < num_examples
-        ):
+        if not whole or not ((mine >= 0) & (mine < num_examples)).all():
             raise SettingError(
                 f"{what} for client {client} what are no rows; return integers from 0 to "
                 f"{num_examples - 1}."

@@ -15,9 +15,8 @@ import fedjax_adapt as fa
 from fedjax_adapt.engine.mesh import num_cores
 from fedjax_adapt.experiment import build, checkpoint, estimate, run, sweep
 from fedjax_adapt.experiment.config import from_settings, to_toml
-from fedjax_adapt.experiment.preview import preview
+from fedjax_adapt.experiment.preview import preview, preview_sweep
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
-from fedjax_adapt.experiment.sweeps.preview import preview_sweep
 from fedjax_adapt.experiment.sweeps.results import to_toml as sweep_to_toml
 from fedjax_adapt.participation import bernoulli
 

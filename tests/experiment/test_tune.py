@@ -16,11 +16,11 @@ from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import Config, read_run, records, run, tune
 from fedjax_adapt.experiment.config import common_options, read_config
+from fedjax_adapt.experiment.preview import preview_search
 from fedjax_adapt.experiment.sweeps import groups
 from fedjax_adapt.experiment.sweeps import space as space_module
 from fedjax_adapt.experiment.sweeps import tune as module
 from fedjax_adapt.experiment.sweeps.grid import Trial
-from fedjax_adapt.experiment.sweeps.preview import preview_search
 from fedjax_adapt.experiment.sweeps.space import read_search, rungs, to_toml
 from fedjax_adapt.report.compare import sheets
 

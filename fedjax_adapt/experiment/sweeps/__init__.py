@@ -8,7 +8,5 @@ trials.py          how many trials are side by side, and on which devices
 sweep.py           runs group after group, some trials at once
 space.py           what a search may choose, and how its file says it
 tune.py            settings chosen by validation accuracy, sweep after sweep
-trial_folders.py   what is written down of them
-preview.py         what a sweep would do, said before
-results.py         the folder that is left
+results.py         the folder that is left, and those of its trials
 """

@@ -311,11 +311,9 @@ def lanes_of(
     take the place of clients.
     """
     algorithm, task, data, plan = federation[:4]
-    slots, width = num_slots(data, plan), batch_size(data, plan)
     steps = partial(cohort_steps, algorithm.policy, task, data, plan)
-    lanes = choose_lanes(
-        config.lanes, slots, state.params, width, layout.num_devices, steps
-    )
+    work = num_slots(data, plan), state.params, batch_size(data, plan)
+    lanes = choose_lanes(config.lanes, *work, layout.num_devices, steps)
     if config.lanes != "auto":
         return lanes
     if jax.default_backend() == "cpu":

@@ -152,9 +152,8 @@ def partition_of(config: Config) -> str:
     """What the partition of a run follows from; equal texts are equal tables."""
     if config.partition == OBJECT:
         return OBJECT
-    return json.dumps(
-        [config.partition, dict(config.partition_options), partition_seed(config)]
-    )
+    options = dict(config.partition_options)
+    return json.dumps([config.partition, options, partition_seed(config)])
 
 
 def shape_of(federation: Federation) -> tuple[int, int]:
@@ -173,19 +172,12 @@ def trial_partitions(
     if len(first) == 1:
         return TrialPartitions((), which)
     found = [partition_tables(configs[i], federation) for i in first.values()]
-    for name in ("index", "test_index"):
-        tables = [getattr(one, name) for one in found]
-        if tables[0] is not None:
-            widest = max(table.shape[1] for table in tables)
-            found = [
-                one._replace(**{name: _widened(table, widest)})
-                for one, table in zip(found, tables, strict=True)
-            ]
-    return TrialPartitions(
-        jax.tree.map(lambda *leaves: np.stack(leaves), *found), which
-    )
 
+    def stacked(*tables: np.ndarray) -> np.ndarray:
+        if len({table.shape for table in tables}) == 1:
+            return np.stack(tables)
+        widest = max(table.shape[1] for table in tables)
+        more = lambda table: ((0, 0), (0, widest - table.shape[1]))
+        return np.stack([np.pad(table, more(table), mode="edge") for table in tables])
 
-def _widened(index: np.ndarray | Array, width: int) -> np.ndarray:
-    more = ((0, 0), (0, width - index.shape[1]))
-    return np.pad(np.asarray(index), more, mode="edge")
+    return TrialPartitions(jax.tree.map(stacked, *found), which)

@@ -12,6 +12,10 @@ groups/.../checkpoints/          the states of all its trials; gone when it is d
 groups/.../summary.json          a group that has one is done
 own.json                         what was a user's own, or revised, if anything was
 summary.json                     a sweep that has one is done
+
+A trial that diverged has the rows before that. One that a callback stopped has the rows up
+to there and a summary that says so; its state, `client_accuracy` and `personal_accuracy`
+only where no other trial that ran with it went on.
 """
 
 import hashlib
@@ -23,9 +27,16 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from ... import check
+from ...core import State
+from ...data import skew
+from ...engine import mesh
+from ...engine.personal import client_examples, evaluate_clients, evaluate_personal
 from ...errors import SettingError
 from .. import files, records, store, toml
+from ..algorithm import build_algorithm
+from ..build import completed
 from ..config import (
+    Config,
     all_options,
     choices_of,
     config_hash,
@@ -34,11 +45,16 @@ from ..config import (
     method_of,
     to_settings,
 )
+from ..config import to_toml as run_to_toml
+from ..federation import Federation
 from ..folder import check_may_begin, check_origins, holds_finished
 from ..options import check_path
-from ..rows import COLUMNS
+from ..rows import COLUMNS, ENDS
+from ..run import labels_by_client, summarise
 from ..spelling import flat_name, nested
-from ..summary import FIGURES, TEST, Summary, known_shares, results
+from ..summary import FIGURES, TEST, Summary, known_shares, results, spread_over_clients
+from ..user_functions import origins
+from .compiled_group import CompiledGroup
 from .grid import FIRST, Sweep, Trial, read_sweep
 
 if TYPE_CHECKING:
@@ -181,13 +197,11 @@ def rows_of(
         if diverged is None:
             by_class = curve[f"class_{named}"][-1].as_py()
             of_classes = known_shares(by_class, said["test_counts"])
-            figures = {"class_accuracy": of_classes} | results(
-                curve, trial.config.targets
-            )
+            figures = results(curve, trial.config.targets)
             # empty where it was stopped early
             server, own = by_model(ended.get(trial.number, {}))
             of_clients = {"client_accuracy": server, "personal_accuracy": own}
-            row |= flat(figures | of_clients)
+            row |= flat({"class_accuracy": of_classes} | figures | of_clients)
         found.append(row)
     return found
 
@@ -287,3 +301,97 @@ def setting_columns(names: Iterable[str]) -> dict[str, str]:
         found[full] = full.replace(".", "_") if taken else flat_name(full)
     seen = list(found.values())
     return {n: n if seen.count(column) > 1 else column for n, column in found.items()}
+
+
+def write_trials(
+    folder: Path,
+    group: Path,
+    trials: Sequence[Trial],
+    federation: Federation,
+    compiled: CompiledGroup,
+    commit: str | None,
+) -> None:
+    """Writes the folders of the trials of a group all of whose rounds are done.
+
+    They lie in the folder of the sweep; the folder `group` has the rows of all of them. The
+    federation is that of the first.
+    """
+    import pyarrow.compute as pc
+
+    tables = {name: store.read_table(group, name) for name in store.TABLES}
+    program, known = compiled.program_of([0]), {}
+    for i, trial in enumerate(trials):
+        number, config = trial.number, trial.config
+        path = folder / records.trial_folder(number)
+        if (path / store.SUMMARY).exists():
+            continue
+        rows = {
+            name: table.filter(pc.equal(table["trial"], number)).drop_columns("trial")
+            for name, table in tables.items()
+            if "trial" in table.column_names
+        }
+        diverged = rows["metrics"]["diverged_round"][-1].as_py()
+        ends = [name for name in ENDS if name in rows["metrics"].column_names]
+        rows["metrics"] = rows["metrics"].drop_columns(ends)
+        if diverged:
+            rows["metrics"] = rows["metrics"].slice(0, len(rows["metrics"]) - 1)
+        files.make(path)
+        store.write_origins(path, origins([config]))
+        files.write_listed(path / store.CONFIG, run_to_toml(config))
+        for name in ("metrics", "clients"):
+            if name in rows and len(rows[name]):
+                last = rows[name]["round"][-1].as_py()
+                columns = {n: rows[name][n] for n in rows[name].column_names}
+                store.append(path, name, columns, last)
+        if not diverged:
+            which = int(compiled.partitions.which[i])
+            if which not in known:
+                data = compiled.partitions.put_into(federation.data, i)
+                known[which] = federation.skew
+                if data is not federation.data:  # not the partition of the first
+                    classes = federation.skew.label_counts.shape[1]
+                    known[which] = skew(data.rows(), federation.labels, classes)
+            ended = rows["trials"].to_pylist() if "trials" in rows else []
+            accuracy = by_model(ended[0] if ended else {})
+            with_skew = federation._replace(skew=known[which])
+            about = config, with_skew, program, path, commit, accuracy
+            summary = summarise(*about, trials=compiled.width)
+            store.append(path, store.PARTITION, labels_by_client(known[which]), 0)
+            store.finish(path, summary.to_dict())
+
+
+def client_figures(
+    config: Config,
+    trials: Sequence[Trial],
+    federation: Federation,
+    compiled: CompiledGroup,
+    states: Iterable[State],
+    rows: Sequence[int],
+) -> list[dict[str, float]]:
+    """`client_accuracy` of the summaries of some trials; empty: not asked for.
+
+    And their `personal_accuracy`, by names that `by_model` knows, where clients have
+    models of their own. Config and federation are those of the first trial of the group, in
+    which these have the numbers `rows`; of a state the model and what clients keep is read.
+    """
+    if not config.evaluate_clients:
+        return [{} for _ in rows]
+    devices = compiled.num_devices
+    task, shared = federation.task, mesh.to_read(federation.data, devices)
+    found = []
+    for trial, state, row in zip(trials, states, rows, strict=True):
+        data = compiled.partitions.put_into(shared, row)
+        sizes = client_examples(data).size
+        server = evaluate_clients(task, state.params, data, devices=devices)
+        figures = spread_over_clients(server.accuracy, sizes)
+        if federation.algorithm.local.personal is not None:
+            algorithm, mine = federation.algorithm, trial.config
+            if (
+                mine.algorithm_options != config.algorithm_options
+            ):  # it has other numbers
+                algorithm = completed(mine, build_algorithm(mine), federation)
+            own = evaluate_personal(algorithm, task, state, data, devices=devices)
+            spread = spread_over_clients(own.accuracy, sizes)
+            figures |= {f"{PERSONAL}{name}": share for name, share in spread.items()}
+        found.append(figures)
+    return found

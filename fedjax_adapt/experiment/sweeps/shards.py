@@ -170,9 +170,8 @@ def _merge(folder: Path, shards: list[Path]) -> None:
             path.rename(place)
     rows.sort(key=lambda row: row["trial"])
     store.write_origins(folder, own)
-    store.write_table(
-        folder, folder / store.RESULTS, results.table_of(rows, whole.names)
-    )
+    table = results.table_of(rows, whole.names)
+    store.write_table(folder, folder / store.RESULTS, table)
     files.enter_lists(folder, filter(Path.is_dir, done))  # some old ones have none
     files.write_listed(folder / store.SWEEP, results.to_toml(whole))
     files.strike(folder, [folder / WHOLE])

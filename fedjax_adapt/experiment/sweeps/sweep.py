@@ -34,7 +34,7 @@ from . import results
 from .compiled_group import CompiledGroup, compile_group, layout_of
 from .grid import Sweep, Trial, read_sweep, seed_hint
 from .groups import Group, groups_of
-from .trial_folders import client_figures, write_trials
+from .results import client_figures, write_trials
 from .trials import Layout
 
 # settings that often vary, and that no number of owners hangs on

@@ -162,10 +162,8 @@ def check_folder(folder: Path, search: Search, resume: bool) -> None:
 
 def num_proposed(folder: Path) -> int:
     """How many trials have been proposed in the folder of a search."""
-    proposed = [
-        path.stem.removeprefix("trials-") for path in folder.glob("trials-*.json")
-    ]
-    first = max((int(number) for number in proposed if number.isdecimal()), default=0)
+    numbers = (x.stem.removeprefix("trials-") for x in folder.glob("trials-*.json"))
+    first = max(map(int, filter(str.isdecimal, numbers)), default=0)
     return first + len(_written(folder, first) or ())
 
 
@@ -222,7 +220,10 @@ def _batch(
 ) -> list[_Row]:
     """The next trials; those that equal an earlier one are not trained again."""
     first = len(before)
-    points = _proposed(search, place, before)
+    points, file = _written(place, first), place / f"trials-{first:04d}.json"
+    if points is None:
+        points = proposals(search, before)
+        files.write_listed(file, json.dumps({"proposed": points}, indent=2) + "\n")
     known = {_text(row.point): row.result for row in before}
     fresh = {text: x for text, x in distinct(points).items() if text not in known}
     if fresh:
@@ -244,19 +245,6 @@ def distinct(points: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def _text(point: Mapping[str, Any]) -> str:
     return json.dumps(point, sort_keys=True)
-
-
-def _proposed(
-    search: Search, place: Path, before: Sequence[_Row]
-) -> list[dict[str, Any]]:
-    """What is tried next, as it was written down or is proposed now."""
-    first = len(before)
-    written = _written(place, first)
-    if written is not None:
-        return written
-    points, file = proposals(search, before), place / f"trials-{first:04d}.json"
-    files.write_listed(file, json.dumps({"proposed": points}, indent=2) + "\n")
-    return points
 
 
 def proposals(search: Search, before: Sequence[_Row]) -> list[dict[str, Any]]:
