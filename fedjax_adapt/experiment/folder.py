@@ -26,7 +26,7 @@ from .files import LOCK, locked
 from .program import abstract_state, run_keys
 from .reading import read_settings
 from .records import read_run
-from .schema import settings_that_are
+from .schema import first_difference, settings_that_are
 from .user_functions import REVISED, label, origins
 
 if TYPE_CHECKING:
@@ -201,11 +201,7 @@ def first_change(folder: Path, config: Config) -> tuple[str, Any, Any] | None:
     new = to_settings(config)
     if new["num_clients"] is None:  # the data say it, and are not loaded yet
         new["num_clients"] = old["num_clients"]
-    incidental = settings_that_are("incidental")
-    for name in [*new, *(n for n in old if n not in new)]:
-        if name not in incidental and old.get(name) != new.get(name):
-            return name, old.get(name), new.get(name)
-    return None
+    return first_difference(old, new, settings_that_are("incidental"))
 
 
 def as_begun(folder: Path, config: Config) -> Config:

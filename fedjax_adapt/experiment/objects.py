@@ -95,8 +95,7 @@ def given(algorithm: Any, task: Any, data: Any) -> Iterator[None]:
                 f"{name} is {check.kind_of(value)}; give an fa.{TYPES[name].__name__}."
             )
     if data is not None:
-        values["data"] = data = _with_test(data)
-        _check_data(data)
+        values["data"] = _tested(data)
     token = _given.set({name: v for name, v in values.items() if v is not None})
     try:
         yield
@@ -181,16 +180,12 @@ def _refuse(name: str, value: Any) -> None:
     )
 
 
-def _with_test(data: FederatedDataset) -> FederatedDataset:
+def _tested(data: FederatedDataset) -> FederatedDataset:
     """The data set, its test set all the tests of its clients where it has none itself."""
     tests = data.client_tests
-    if data.test is not None or tests is None:
-        return data
-    rows = np.unique(np.concatenate(tests.rows()))
-    return replace(data, test=(tests.x[rows], tests.y[rows]))
-
-
-def _check_data(data: FederatedDataset) -> None:
+    if data.test is None and tests is not None:
+        rows = np.unique(np.concatenate(tests.rows()))
+        data = replace(data, test=(tests.x[rows], tests.y[rows]))
     if data.test is None:
         raise SettingError(
             "data has no test set, on which a run is evaluated; give it test=(x, y)."
@@ -200,6 +195,7 @@ def _check_data(data: FederatedDataset) -> None:
             "data has targets that are no labels, of which a run counts the classes; "
             "train on them with fa.train."
         )
+    return data
 
 
 def source_of(data: FederatedDataset) -> Source:

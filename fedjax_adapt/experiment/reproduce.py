@@ -20,6 +20,7 @@ from .items import TAKEN, Item, Scale, read_item
 from .objects import KINDS
 from .reading import check_settings
 from .run import Report, silent
+from .schema import first_difference
 from .spelling import canonical, flattened
 from .sweeps.grid import Sweep, Trial, read_sweep
 from .sweeps.sweep import sweep
@@ -276,16 +277,15 @@ def _checked_seed(cell: Cell, config: Config, folder: Path) -> int:
     Raises:
       SettingError: it is not.
     """
-    then = identity(config)
-    now = identity(replace(cell.config, seed=config.seed))
+    wanted = identity(replace(cell.config, seed=config.seed))
     ours = TAKES[cell.takes[0]] if cell.takes is not None else ()
-    for name in {**now, **then}:
-        if then.get(name) != now.get(name) and name not in ours:
-            raise SettingError(
-                f"{folder} holds runs with {name}={then.get(name)}, here "
-                f"{name}={now.get(name)}; give another --folder.",
-                setting="folder",
-            )
+    if change := first_difference(identity(config), wanted, ours):
+        name, then, now = change
+        raise SettingError(
+            f"{folder} holds runs with {name}={then}, here {name}={now}; give another "
+            "--folder.",
+            setting="folder",
+        )
     return config.seed
 
 

@@ -93,10 +93,9 @@ def lanes_for(
     come of it.
     """
     algorithm, task, data, plan = federation[:4]
-    fewer = lambda text: show(doing="compiling", note=text)
-    by_rule = lambda: num_lanes_of(algorithm, task, data, plan, fewer)
     if not tries_lanes(config, algorithm) or processes.several():
-        return by_rule()
+        fewer = lambda text: show(doing="compiling", note=text)
+        return num_lanes_of(algorithm, task, data, plan, fewer)
     file, work = cache_folder() / "lanes.json", _work(config, federation)
     found = read_cache(file).get(work)
     if not isinstance(found, int) or found < 1:

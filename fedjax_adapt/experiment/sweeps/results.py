@@ -51,6 +51,7 @@ from ..folder import check_may_begin, check_origins, holds_finished
 from ..options import check_path
 from ..rows import COLUMNS, ENDS
 from ..run import labels_by_client, summarise
+from ..schema import first_difference
 from ..spelling import flat_name, nested
 from ..summary import FIGURES, TEST, Summary, known_shares, results, spread_over_clients
 from ..user_functions import origins
@@ -129,13 +130,9 @@ def is_finished(folder: Path, sweep: Sweep) -> bool:
 def first_change(old: Sweep, new: Sweep) -> str | None:
     """In what `new` is another sweep than `old`, in words; None: in nothing."""
     for before, now in zip(old.trials, new.trials, strict=False):
-        then, here = identity(before.config), identity(now.config)
-        for name in {**here, **then}:
-            if then.get(name) != here.get(name):
-                return (
-                    f"its trial {now.number} has {name}={then.get(name)}, here "
-                    f"{name}={here.get(name)}"
-                )
+        if change := first_difference(identity(before.config), identity(now.config)):
+            name, then, here = change
+            return f"its trial {now.number} has {name}={then}, here {name}={here}"
     if len(old.trials) != len(new.trials):
         return f"it has {len(old.trials)} trials, here {len(new.trials)}"
     return None

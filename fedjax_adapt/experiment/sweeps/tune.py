@@ -31,6 +31,7 @@ from ..files import locked
 from ..folder import check_can_write, create, holds
 from ..options import check_path
 from ..run import Progress, Report, silent
+from ..schema import first_difference
 from .grid import Sweep
 from .results import is_finished, setting_columns, table_of
 from .space import Search, identity, read_search, rungs, sweep_of, to_toml
@@ -137,14 +138,13 @@ def check_folder(folder: Path, search: Search, resume: bool) -> None:
     if not holds(folder, TUNE, "search"):
         return
     begun = read_search(folder / TUNE)
-    then, now = identity(begun), identity(search)
-    for name in {**then, **now}:
-        if then.get(name) != now.get(name):
-            raise SettingError(
-                f"folder={folder} holds a search with {name}={then.get(name)}, here "
-                f"{name}={now.get(name)}; write what it has, or give another folder.",
-                setting="folder",
-            )
+    if change := first_difference(identity(begun), identity(search)):
+        name, then, now = change
+        raise SettingError(
+            f"folder={folder} holds a search with {name}={then}, here {name}={now}; write "
+            "what it has, or give another folder.",
+            setting="folder",
+        )
     tried = num_proposed(folder)
     if search.trials < tried:
         raise SettingError(
