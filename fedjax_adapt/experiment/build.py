@@ -107,19 +107,12 @@ def counted(config: Config) -> Config:
 
 def split_source(config: Config, source: Source) -> list[np.ndarray]:
     """For each client the rows of the training set it holds."""
-    if not is_own("partition", config.partition):
-        return split(
-            config.partition,
-            source.y_train,
-            config.num_clients,
-            seed=partition_seed(config),
-            clients=source.clients,
-            **config.partition_options,
-        )
-    function = find("partition", config.partition)
     given = {"seed": partition_seed(config), "clients": source.clients}
-    options = _accepted(function, given) | dict(config.partition_options)
-    rows = function(source.y_train, config.num_clients, **options)
+    options, of = dict(config.partition_options), (source.y_train, config.num_clients)
+    if not is_own("partition", config.partition):
+        return split(config.partition, *of, **given, **options)
+    function = find("partition", config.partition)
+    rows = function(*of, **_accepted(function, given), **options)
     return user_functions.checked_rows(config, rows, len(source.y_train))
 
 
@@ -132,15 +125,9 @@ def _accepted(function: Callable, given: dict[str, Any]) -> dict[str, Any]:
 def skewed(config: Config, source: Source, data: FederatedDataset) -> FederatedDataset:
     """The data set, with corrupted clients and noise on inputs if they are asked for."""
     if config.corrupt is not None:
-        data = corrupt(
-            data,
-            config.corrupt,
-            config.corrupt_clients,
-            config.corrupt_strength,
-            mean=source.mean,
-            std=source.std,
-            seed=partition_seed(config),
-        )
+        what = config.corrupt, config.corrupt_clients, config.corrupt_strength
+        moments = {"mean": source.mean, "std": source.std}
+        data = corrupt(data, *what, **moments, seed=partition_seed(config))
     if config.feature_noise == 0:
         return data
     level, mask = config.feature_noise, config.feature_noise_mask
@@ -156,13 +143,9 @@ def build_task(config: Config, source: Source) -> Task:
     if config.projection is not None:
         builder = projected(builder, config.projection)
     model = builder(source.shape, source.num_classes, **config.model_options)
-    task = classification(
-        model,
-        source.shape,
-        mean=source.mean,
-        std=source.std,
-        augment=None if augment is None else augment(),
-    )
+    moments = {"mean": source.mean, "std": source.std}
+    augmented = None if augment is None else augment()
+    task = classification(model, source.shape, **moments, augment=augmented)
     return with_precision(task, config.precision)
 
 

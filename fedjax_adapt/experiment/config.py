@@ -113,12 +113,9 @@ def method_of(config: Config) -> str:
         and (value := config.algorithm_options.get(short)) not in (None, option.default)
     }
     options = ", ".join(f"{name}={value}" for name, value in given.items())
+    method = f"{config.algorithm}({options})" if given else config.algorithm
     base = config.algorithm_options.get("base")
-    return (
-        config.algorithm
-        + (f"({options})" if given else "")
-        + (f" on {base}" if base is not None else "")
-    )
+    return method if base is None else f"{method} on {base}"
 
 
 def partition_seed(config: Config) -> int:

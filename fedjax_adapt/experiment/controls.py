@@ -42,15 +42,10 @@ def with_controls(config: Config) -> list[Config]:
         if fixed and given.get("weight") == 0:  # the run is this control
             continue
         known = options_of("algorithm", find("algorithm", algorithm))
-        configs.append(
-            replace(
-                config,
-                algorithm=algorithm,
-                algorithm_options={k: v for k, v in given.items() if k in known}
-                | fixed,
-                folder=str(named.with_name(f"{named.name}-control-{name}")),
-            )
-        )
+        options = {k: v for k, v in given.items() if k in known} | fixed
+        place = str(named.with_name(f"{named.name}-control-{name}"))
+        chosen = {"algorithm": algorithm, "algorithm_options": options}
+        configs.append(replace(config, folder=place, **chosen))
     return configs
 
 
@@ -105,11 +100,9 @@ def _control_grid(
     if fixed and 0 in grid.get("algorithm.weight", ()):
         return None
     known = options_of("algorithm", find("algorithm", algorithm))
-    kept = {
-        name: values
-        for name, values in grid.items()
-        if not name.startswith("algorithm.") or name.partition(".")[2] in known
-    }
+    own = {f"algorithm.{name}" for name in known}
+    of_algorithm = lambda name: name.startswith("algorithm.")
+    kept = {n: v for n, v in grid.items() if n in own or not of_algorithm(n)}
     options = {f"algorithm.{name}": [value] for name, value in fixed.items()}
     return kept | {"algorithm": [algorithm]} | options
 

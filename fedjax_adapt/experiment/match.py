@@ -8,7 +8,7 @@ from ..data import PublicSet
 from ..errors import SettingError
 from . import records, store
 from .config import Config, read_config, to_settings
-from .schema import kind_options, settings_that_are
+from .schema import settings_that_are
 
 
 def matching_steps(
@@ -122,12 +122,8 @@ def _record(config: Config) -> records.Record:
     record, _ = records.read_finished(folder, f"match={config.match}")
     theirs = to_settings(read_config(folder / store.CONFIG))
     ours = to_settings(config)
-    options = [
-        f"{kind}.{own}"
-        for kind in ("partition", "dataset")
-        for own in kind_options(kind, getattr(config, kind))
-    ]
-    for name in (*settings_that_are("matched"), *options):
+    own = [name for name in ours if name.startswith(("partition.", "dataset."))]
+    for name in (*settings_that_are("matched"), *own):
         if ours[name] != theirs.get(name):
             raise SettingError(
                 f"match={config.match} holds a run with {name}={theirs.get(name)}, not "

@@ -73,12 +73,11 @@ def trace_program(config: Config, federation: Federation) -> Traced:
     num_devices = num_devices_of(data, plan)
     abstract = abstract_state(init, federation)
     round_fn = make_round(algorithm, task, data, plan)
-    # a Partial's arrays are arguments of the program, not constants in it
     test = mesh.to_read(data.test, num_devices)
     averaged = round_fn.data if config.evaluate_also else None
-    measured = jax.tree_util.Partial(
-        partial(measure, algorithm, task, num_devices, data.num_classes), test, averaged
-    )
+    value = partial(measure, algorithm, task, num_devices, data.num_classes)
+    # a Partial's arrays are arguments of the program, not constants in it
+    measured = jax.tree_util.Partial(value, test, averaged)
     arrays, rebuild = arrays_of((round_fn, measured, key_train))
     held, groups, others = [], {}, jax.eval_shape(lambda: arrays)
     for num_rounds in group_sizes(config):

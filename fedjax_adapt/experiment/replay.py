@@ -95,24 +95,18 @@ def replay_round(
             checkpoint.set_aside(again / store.CHECKPOINTS, start)
             store.truncate(again, start)
             config = from_settings(stored_settings(again) | given)
-            run(
-                replace(config, folder=str(again), track=None),
-                *(True, progress),
-                algorithm=algorithm,
-                task=task,
-                data=data,
-                callback=lambda row: row["round"] >= round,
-            )
+            config = replace(config, folder=str(again), track=None)
+            objects = {"algorithm": algorithm, "task": task, "data": data}
+            is_last = lambda row: row["round"] >= round
+            run(config, True, progress, **objects, callback=is_last)
         except SettingError as error:  # a user knows nothing of the copy
             raise SettingError(str(error).replace(str(again), str(folder))) from None
         now = records.read_run(again)
-    differences = {
-        f"{name}.{column}": value
-        for name in ("metrics", "clients")
-        for column, value in _differences(
-            _rows(getattr(record, name), round), _rows(getattr(now, name), round)
-        ).items()
-    }
+    differences = {}
+    for name in ("metrics", "clients"):
+        pair = (_rows(getattr(one, name), round) for one in (record, now))
+        found = _differences(*pair)
+        differences |= {f"{name}.{column}": value for column, value in found.items()}
     return Replayed(round, start, differences, _changed(record.summary))
 
 
@@ -158,8 +152,5 @@ def _changed(said: dict[str, Any] | None) -> dict[str, tuple[str, str]]:
         return {}
     then = said["versions"] | {n: str(v) for n, v in said["hardware"].items()}
     now = summary.versions() | {n: str(v) for n, v in summary.hardware().items()}
-    return {
-        name: (then[name], now[name])
-        for name in now
-        if name in then and then[name] != now[name]
-    }
+    other = [name for name in now if name in then and then[name] != now[name]]
+    return {name: (then[name], now[name]) for name in other}

@@ -32,13 +32,8 @@ ENDS = ("diverged_round", "stopped_round")  # of a trial; 0: it did not
 OF_TRIALS = ("trial", *ENDS)  # columns that the rows of a run have not
 # of all runs, of which no setting may have the name
 COLUMNS = (
-    *FIGURES,
-    "accuracy",
-    "loss",
-    "class_accuracy",
-    "seconds",
-    *OF_TRIALS,
-    "client",
+    *(*FIGURES, "accuracy", "loss", "class_accuracy", "seconds"),
+    *(*OF_TRIALS, "client"),
 )
 MODELS = ("sel", "all", "result")  # measured besides the server's, see `Measured`
 TESTED = (*store.ACCURACIES, "loss")
@@ -310,17 +305,9 @@ def metrics_row(
 
 def check_columns(infos: Info) -> None:
     """Raises SettingError if what a part of the algorithm shows has a column's name."""
-    of_clients = (
-        "trial",
-        "round",
-        "client",
-        "num_steps",
-        "loss",
-        "clipped",
-        "left_out",
-    )
+    taken = ("trial", "round", "client", "num_steps", "loss", "clipped", "left_out")
     # a callback of a sweep is given the settings of a trial as well
-    check_names(infos, OF_ALL | {"settings"}, of_clients)
+    check_names(infos, OF_ALL | {"settings"}, taken)
 
 
 def client_rows(infos: Info, first_round: int, num_clients: int) -> dict[str, Any]:

@@ -241,12 +241,8 @@ def truncate(folder: Path, last_round: int, damaged: Iterable[Path] = ()) -> Non
 
     Those that are damaged are set aside.
     """
-    after = [
-        part
-        for name in TABLES
-        for part in _parts(folder, name)
-        if part > _part(folder, name, last_round)
-    ]
+    is_later = lambda name, part: part > _part(folder, name, last_round)
+    after = [x for name in TABLES for x in _parts(folder, name) if is_later(name, x)]
     for part in damaged:
         if os.path.lexists(part):
             part.rename(files.aside(part))

@@ -105,15 +105,11 @@ def value_cohort(
             "nobody to be compared with; take a run with larger cohorts."
         )
     weights = np.asarray(cohort_weights(algorithm, data, plan, info, number - 1))
-    values = _values(
-        task,
-        (reference, value, orders or ORDERS, tolerance or 0.0),
-        params,
-        jax.tree.map(lambda leaf: leaf[trained], info.clients),
-        weights[trained],
-        jax.device_get(data.test),
-        jax.random.fold_in(jax.random.key(config.seed), 2),  # 0 and 1 are the run's
-    )
+    how = reference, value, orders or ORDERS, tolerance or 0.0
+    deltas = jax.tree.map(lambda leaf: leaf[trained], info.clients)
+    test = jax.device_get(data.test)
+    key = jax.random.fold_in(jax.random.key(config.seed), 2)  # 0 and 1 are the run's
+    values = _values(task, how, params, deltas, weights[trained], test, key)
     values, clients = map(np.asarray, (values, info.cohort[trained]))
     if not np.isfinite(values).all():
         raise SettingError(

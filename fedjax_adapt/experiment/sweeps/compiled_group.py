@@ -94,11 +94,8 @@ def trial_functions(
         # checked with the data at hand, run with those that are an argument
         round_fn = replace(make_round(algorithm, task, data, plan), data=data_of_trial)
         averaged = data_of_trial if config.evaluate_also else None
-        measured = jax.tree_util.Partial(
-            partial(measure, algorithm, task, 1, data.num_classes),
-            shared.test,
-            averaged,
-        )
+        value = partial(measure, algorithm, task, 1, data.num_classes)
+        measured = jax.tree_util.Partial(value, shared.test, averaged)
         return rounds(num_rounds, state, round_fn, measured, inputs.key_train)
 
     return init, some_rounds
@@ -176,14 +173,9 @@ def layout_of(
     client = jax.eval_shape(federation.algorithm.local.init, state.params)
     slots = num_slots(data, plan)
     store_of(plan).check_room(client, data.num_clients, slots, 1)
-    return trials.choose(
-        side_by_side,
-        num_trials,
-        config.devices,
-        lambda devices: lanes_of(config, federation, state, Layout(devices, 1)),
-        state,
-        _batch(federation),
-    )
+    lanes = lambda devices: lanes_of(config, federation, state, Layout(devices, 1))
+    asked = side_by_side, num_trials, config.devices
+    return trials.choose(*asked, lanes, state, _batch(federation))
 
 
 def guessed_memory(config: Config, federation: Federation, layout: Layout) -> int:

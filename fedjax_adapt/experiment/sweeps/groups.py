@@ -81,11 +81,8 @@ def _key(trial: Trial, numbers: Sequence[str], but: Sequence[str] = ()) -> str:
 
 
 def _varying(trials: Sequence[Trial]) -> list[str]:
-    return [
-        name
-        for name in number_names(trials[0].config)
-        if len({number(trial.config, name) for trial in trials}) > 1
-    ]
+    values = lambda name: {number(trial.config, name) for trial in trials}
+    return [n for n in number_names(trials[0].config) if len(values(n)) > 1]
 
 
 def _examined(
