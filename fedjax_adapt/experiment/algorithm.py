@@ -215,11 +215,7 @@ def cohort_size(config: Config) -> int:
 
 
 def build_clock(config: Config) -> Clock | None:
-    """What a round takes; None without `step_seconds`.
-
-    Raises:
-      ValueError: a quantity is neither a number nor a law, or out of range.
-    """
+    """What a round takes; None without `step_seconds`. It raises as `quantity`."""
     if config.step_seconds is None:
         return None
     laws = ("step_seconds", "bandwidth", "download_bandwidth", "delay")

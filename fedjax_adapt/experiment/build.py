@@ -94,11 +94,7 @@ def completed(
 
 
 def counted(config: Config) -> Config:
-    """The config with as many clients as own rows, where it leaves that to the data.
-
-    Raises:
-      ValueError: as `build`.
-    """
+    """The config, with as many clients as own rows where the data say; see `build`."""
     if config.num_clients is not None:
         return config
     source, _ = with_public(config, load_source(config), build_algorithm(config))

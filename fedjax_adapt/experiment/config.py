@@ -59,11 +59,7 @@ def choices_of(config: Config) -> dict[str, str]:
 
 
 def from_settings(settings: Mapping[str, Any]) -> Config:
-    """The config with these settings, flat; what is not given has its default.
-
-    Raises:
-      ValueError: a name is unknown, or a value is of the wrong type or out of range.
-    """
+    """The config with these settings, flat, else defaults; ValueError for a wrong one."""
     settings = canonical(settings)
     known = all_options(choices_in(settings))
     given: dict[str, Any] = {f"{kind}_options": {} for kind in KINDS}
@@ -81,11 +77,7 @@ def from_settings(settings: Mapping[str, Any]) -> Config:
 
 
 def read_config(path: Path) -> Config:
-    """The config in a TOML file that a run wrote.
-
-    Raises:
-      ValueError: as `from_settings`; the sentence begins with the file.
-    """
+    """The config in a TOML file that a run wrote, with which an error begins."""
     try:
         return from_settings(toml.read(path))
     except SettingError as error:

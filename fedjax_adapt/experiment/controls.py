@@ -28,11 +28,7 @@ CONTROLS = {
 
 
 def with_controls(config: Config) -> list[Config]:
-    """A run and its controls, each with its folder.
-
-    Raises:
-      ValueError: the algorithm is not fnr.
-    """
+    """A run and its controls, each with its folder; ValueError unless it is of fnr."""
     _check_fnr(config.algorithm)
     given = config.algorithm_options
     folder = run_folder(config)

@@ -191,11 +191,7 @@ class Listed(dict[str, str]):
 
 
 def listed(folder: Path) -> Listed | None:
-    """The list of a folder; None: it has none.
-
-    Raises:
-      SettingError: the list cannot be read, or is damaged.
-    """
+    """The list of a folder; None: it has none. SettingError if it is damaged."""
     path = folder / SUMS
     try:
         text = read_text(path)

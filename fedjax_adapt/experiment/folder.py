@@ -139,11 +139,7 @@ def holds(folder: Path, file: str, kind: str) -> bool:
 
 
 def is_finished(folder: Path, config: Config) -> bool:
-    """Whether `folder` holds this run, finished.
-
-    Raises:
-      ValueError: as `check_origins`, or a file of it is damaged.
-    """
+    """Whether `folder` holds this run, finished; ValueError if a file is damaged."""
     if not holds_finished(folder, store.CONFIG) or first_change(folder, config):
         return False
     check_origins(folder, [config])
@@ -334,11 +330,7 @@ def config_of(
     data_dir: str | Path | None = None,
     devices: int | Literal["auto"] | None = None,
 ) -> Config:
-    """The settings of the run in `folder`, with what may differ on this machine.
-
-    Raises:
-      ValueError: the folder holds no run, or none that has been saved.
-    """
+    """The settings of a run that was saved, with what may differ here; else ValueError."""
     if not (folder / store.CONFIG).is_file():
         raise SettingError(f"{folder} holds no run: it has no {store.CONFIG}.")
     if not checkpoint.rounds(folder / store.CHECKPOINTS):

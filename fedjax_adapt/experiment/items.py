@@ -83,11 +83,7 @@ def _order(stem: str) -> tuple[str, int]:
 
 @cache
 def read_item(name: str) -> Item:
-    """An item by its name, as in fedssg-table1.
-
-    Raises:
-      SettingError: there is none of that name.
-    """
+    """An item by its name, as in fedssg-table1; SettingError if there is none."""
     if name not in names():
         raise SettingError(
             f"item {name!r} is unknown; {check.nearest(name, names())}", setting="item"

@@ -114,11 +114,7 @@ def of(argument: str) -> Any:
 
 
 def function_of(kind: str) -> Callable:
-    """What stands in for the function of a choice that is an object; it has no options.
-
-    Raises:
-      ValueError: none was given.
-    """
+    """What stands in for the function of an object; ValueError if none was given."""
     argument = ARGUMENTS[kind]
     if of(argument) is None:
         raise SettingError(
@@ -144,11 +140,7 @@ def settings() -> dict[str, Any]:
 
 
 def settled(config: Any) -> Any:
-    """The `Config` with the objects given in place of names.
-
-    Raises:
-      ValueError: it chooses something itself where an object was given.
-    """
+    """The `Config` with objects in place of names; ValueError if it chooses such itself."""
     found = settings()
     for name, value in found.items():
         if config.is_set(name) and getattr(config, name) != value:

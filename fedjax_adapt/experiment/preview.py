@@ -91,11 +91,7 @@ class Preview:
 
 
 def preview(config: Config, resume: bool = False) -> Preview:
-    """What `run(config, resume)` would do. Data are loaded and its programs traced.
-
-    Raises:
-      ValueError: as `run`.
-    """
+    """What `run(config, resume)` would do or raise; data are loaded and programs traced."""
     folder = run_folder(config)
     check_tracker(config.track)
     check_folder(folder, config, resume)
@@ -240,11 +236,7 @@ class SearchPreview:
 
 
 def preview_search(search: Search, folder: Path, resume: bool = False) -> SearchPreview:
-    """What `tune` would do with this. Data are loaded and programs traced.
-
-    Raises:
-      ValueError: as `tune`.
-    """
+    """What `tune` would do with this, or raise; data are loaded and programs traced."""
     check_search(folder, search, resume)
     points = list(distinct(proposals(search, [])).values())
     left, counts = len(points), {}
@@ -269,11 +261,7 @@ def preview_sweep(
     devices: int | Literal["auto"] | None = None,
     side_by_side: int | Literal["auto"] = "auto",
 ) -> SweepPreview:
-    """What `sweep` would do with this. Data are loaded and programs traced.
-
-    Raises:
-      ValueError: as `sweep`.
-    """
+    """What `sweep` would do with this, or raise; data are loaded and programs traced."""
     groups = groups_in(folder, asked, resume, devices, side_by_side)
     for group in groups:
         check_begun(folder, group)

@@ -118,11 +118,7 @@ def compile_program(
     federation: Federation,
     tell: Callable[[str], None] = lambda doing: None,
 ) -> Program:
-    """Traces and compiles, and tells before it compiles about how long that takes.
-
-    Raises:
-      ValueError: as `trace_program`.
-    """
+    """Traces, tells about how long it takes to compile, and compiles."""
     algorithm, task, data, plan = federation[:4]
     began = time.perf_counter()
     round_fn, abstract, key, arrays, groups, held = trace_program(config, federation)

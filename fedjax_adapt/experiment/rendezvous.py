@@ -48,11 +48,7 @@ class ProcessGroup(NamedTuple):
     initialization_timeout: int = 300  # seconds
 
     def share(self, devices: int | Literal["auto"]) -> int | Literal["auto"]:
-        """How many devices each process should have, for `devices` in all.
-
-        Raises:
-          ValueError: not each process can have one.
-        """
+        """How many of so many devices each process should have; ValueError: not even one."""
         if devices == "auto" or self.num_processes is None:
             return "auto"
         if devices < self.num_processes:

@@ -272,11 +272,7 @@ def _finish_begun(cell: Cell, devices: Devices, progress: Report) -> None:
 
 
 def _checked_seed(cell: Cell, config: Config, folder: Path) -> int:
-    """The seed of a run that is one of the cell's but for it.
-
-    Raises:
-      SettingError: it is not.
-    """
+    """The seed of a run that is one of the cell's but for it; else SettingError."""
     wanted = identity(replace(cell.config, seed=config.seed))
     ours = TAKES[cell.takes[0]] if cell.takes is not None else ()
     if change := first_difference(identity(config), wanted, ours):

@@ -182,11 +182,7 @@ def check_made(what: str, made: Any, kind: type) -> None:
 
 
 def checked_rows(config: Any, rows: Any, num_examples: int) -> list[np.ndarray]:
-    """The rows of each client, as a user's partition returned them.
-
-    Raises:
-      ValueError: they are not those of so many clients, or no rows of the training set.
-    """
+    """The rows of each client, as a user's partition returned them; else ValueError."""
     what = f"partition={config.partition} returned"
     if not isinstance(rows, list | tuple) or len(rows) != config.num_clients:
         came = f"{len(rows)} clients" if hasattr(rows, "__len__") else "no list"
@@ -235,11 +231,7 @@ def label(name: str) -> str:
 
 
 def from_file(kind: str, text: str) -> Callable:
-    """The function that FILE.py:FUNCTION names; a path is that from the working folder.
-
-    Raises:
-      ValueError: there is no such file, it cannot be loaded, or it has no such function.
-    """
+    """The function of FILE.py:FUNCTION, seen from the working folder; else ValueError."""
     name, module = text.rpartition(":")[2], _loaded(kind, text).module
     if not hasattr(module, name):
         functions = filter(inspect.isfunction, vars(module).values())

@@ -113,11 +113,7 @@ NEEDED = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)  # numbers, not tra
 
 
 def can_trace(config: Config, federation: Federation, names: Sequence[str]) -> bool:
-    """Whether a run's program can be built without knowing these numbers.
-
-    Raises:
-      ValueError: it can be built with none.
-    """
+    """Whether a program can be built without these numbers; ValueError: nor with them."""
     inputs = stack_inputs([config], names)
     inputs = jax.tree.map(lambda leaf: leaf[0], inputs)
     init, some_rounds = trial_functions(replace(config, devices=1, lanes=1), federation)

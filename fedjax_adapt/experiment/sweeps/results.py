@@ -112,11 +112,7 @@ def check_holds_no_shards(folder: Path) -> None:
 
 
 def is_finished(folder: Path, sweep: Sweep) -> bool:
-    """Whether `folder` holds this sweep, finished.
-
-    Raises:
-      ValueError: as `check_origins`, or a file of it is damaged.
-    """
+    """Whether `folder` holds this sweep, finished; ValueError if a file is damaged."""
     if not holds_finished(folder, store.SWEEP):
         return False
     if first_change(read_sweep(folder / store.SWEEP), sweep) is not None:

@@ -22,11 +22,7 @@ from .grid import Sweep, read_sweep
 
 
 def shard_of(text: str) -> tuple[int, int]:
-    """Which shard, and of how many, from a text as in 2/8.
-
-    Raises:
-      SettingError: it is none.
-    """
+    """Which shard, and of how many, from a text as in 2/8; else SettingError."""
     number, _, count = text.partition("/")
     if number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count):
         return int(number), int(count)
@@ -72,11 +68,7 @@ def begin_shard(folder: Path, asked: Sweep, number: int, count: int) -> Path:
 
 
 def shard_folder(folder: Path, asked: Sweep, number: int, count: int) -> Path:
-    """The folder of a shard, below that of the whole sweep.
-
-    Raises:
-      SettingError: the folder holds other shards, or another sweep.
-    """
+    """The folder of a shard below the sweep's; SettingError where that holds others."""
     if (folder / store.SWEEP).exists():
         raise SettingError(
             f"folder={folder} holds a sweep without shards, or one that was merged; give "
