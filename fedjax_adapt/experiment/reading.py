@@ -51,14 +51,8 @@ def check_settings(
 ) -> dict[str, Any]:
     """The settings, of the types they should have.
 
-    Args:
-      settings: flat.
-      at: says where a setting is written, or where it could be.
-      remedy: what to do about an option of another choice.
-
-    Raises:
-      ValueError: an unknown name, or a value of the wrong type or out of range; the
-        sentence begins with the place.
+    `at` says where a setting is written, or where it could be, with which errors begin, and
+    `remedy` what to do about an option of another choice.
     """
     try:
         settings = canonical(settings)

@@ -525,10 +525,7 @@ def learned_from(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_chosen(name: str) -> bool:
-    """Whether a setting, by its full name, is chosen for a method.
-
-    Others say what it is to learn.
-    """
+    """Whether a setting is chosen for a method, as others say what it is to learn."""
     if name.partition(".")[0] == "algorithm":
         return name not in ("algorithm", "algorithm.base")
     setting = settings().get(name)

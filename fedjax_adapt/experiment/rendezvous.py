@@ -48,7 +48,7 @@ class ProcessGroup(NamedTuple):
     initialization_timeout: int = 300  # seconds
 
     def share(self, devices: int | Literal["auto"]) -> int | Literal["auto"]:
-        """How many of so many devices each process should have; ValueError: not even one."""
+        """How many of so many devices each process should have; ValueError: none."""
         if devices == "auto" or self.num_processes is None:
             return "auto"
         if devices < self.num_processes:

@@ -233,10 +233,7 @@ def whole_until(folder: Path) -> tuple[int | None, list[Path], str]:
 
 
 def truncate(folder: Path, last_round: int, damaged: Iterable[Path] = ()) -> None:
-    """Drops the rows of rounds after `last_round`, where a checkpoint was taken.
-
-    Those that are damaged are set aside.
-    """
+    """Drops the rows after `last_round`, a checkpoint's; damaged ones are set aside."""
     is_later = lambda name, part: part > _part(folder, name, last_round)
     after = [x for name in TABLES for x in _parts(folder, name) if is_later(name, x)]
     for part in damaged:

@@ -87,11 +87,7 @@ def lanes_for(
     federation: Federation,
     show: Callable[..., None] = lambda **said: None,
 ) -> int:
-    """The lanes of a run; `config.lanes` unless that is "auto".
-
-    Where numbers are tried it shows what it is `doing`, and at the end a `note` of what has
-    come of it.
-    """
+    """The lanes of a run; `config.lanes` unless that is "auto"."""
     algorithm, task, data, plan = federation[:4]
     if not tries_lanes(config, algorithm) or processes.several():
         fewer = lambda text: show(doing="compiling", note=text)

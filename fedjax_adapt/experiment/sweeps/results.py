@@ -306,7 +306,7 @@ def write_trials(
 ) -> None:
     """Writes the folders of the trials of a group all of whose rounds are done.
 
-    They lie in the folder of the sweep; the folder `group` has the rows of all of them. The
+    They lie in the folder of the sweep; `group` is the folder that has their rows. The
     federation is that of the first.
     """
     import pyarrow.compute as pc
