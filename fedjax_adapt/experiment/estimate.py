@@ -14,8 +14,8 @@ from ..engine.batches import batch_size
 from ..engine.mesh import num_cores
 from ..models import MODELS, classification
 from ..plan import Plan
+from .config import to_settings
 from .reproduce import Cell
-from .schema import kind_options
 
 DATA = {  # inputs, training examples, classes
     "digits": ((8, 8, 1), 1437, 10),
@@ -64,11 +64,9 @@ def cost(
         other = config
         if cell.takes is not None and cell.takes[0] == "steps_of":
             other = at[cell.row, cell.takes[1]]
-        known = kind_options("algorithm", other.algorithm)
-        defaults = {name: option.default for name, option in known.items()}
-        given = defaults | dict(other.algorithm_options)
-        fixed = [given.get("num_steps"), given.get("initial_steps"), other.num_steps]
-        fixed = [number for number in fixed if isinstance(number, int)]
+        given = to_settings(other)
+        names = ("algorithm.num_steps", "algorithm.initial_steps", "num_steps")
+        fixed = [given[n] for n in names if isinstance(given.get(n), int)]
         steps = config.rounds * (fixed[0] if fixed else config.epochs * mine / batch)
         cohort = max(config.participation * config.num_clients, 1)
         model = (config.model, tuple(config.model_options.items()), shape, classes)

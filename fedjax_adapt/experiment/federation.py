@@ -16,8 +16,7 @@ from ..data.source import default_size
 from ..errors import SettingError
 from ..plan import Plan
 from .algorithm import build_clock
-from .config import Config, partition_seed
-from .schema import kind_options
+from .config import Config, partition_seed, to_settings
 from .store import ACCURACY, TRAINED, VALIDATED
 
 
@@ -111,12 +110,12 @@ def without_effect(config: Config, federation: Federation) -> list[str]:
             "run comparable with one that does; give both the same validation_examples."
         )
     if config.algorithm == "gift":
-        options = kind_options("algorithm", "gift").items()
-        given = {n: config.algorithm_options.get(n, o.default) for n, o in options}
-        if given["detector"] == "patience" and given["warmup"] >= config.rounds:
+        given = to_settings(config)
+        detector, warmup = given["algorithm.detector"], given["algorithm.warmup"]
+        if detector == "patience" and warmup >= config.rounds:
             found.append(
-                f"with warmup={given['warmup']} gift changes no local steps in "
-                f"{config.rounds} rounds; give fewer, 0 for a short run."
+                f"with warmup={warmup} gift changes no local steps in {config.rounds} "
+                "rounds; give fewer, 0 for a short run."
             )
     return found
 

@@ -81,18 +81,14 @@ def _check_examples(
     here = []
     if public is not None:
         here = [public.protocol, public.num_examples, public.num_validation]
+    settings = "public={}, public_examples={}, validation_examples={}"
+    said = lambda given: settings.format(*given) if given else "no public set"
     raise SettingError(
         f"match={config.match} holds a run whose clients share {theirs} examples ("
-        f"{_public_settings(names)}), but here they share {num_train} ("
-        f"{_public_settings(here)}); only runs of one federation can be matched, so take "
-        "as many examples out of the training set in both."
+        f"{said(names)}), but here they share {num_train} ({said(here)}); only runs of one "
+        "federation can be matched, so take as many examples out of the training set in "
+        "both."
     )
-
-
-def _public_settings(given: list) -> str:
-    if not given:
-        return "no public set"
-    return "public={}, public_examples={}, validation_examples={}".format(*given)
 
 
 def _columns(
