@@ -6,21 +6,12 @@ from shlex import quote
 from typing import Any
 
 from ..errors import SettingError
-from . import toml
+from . import spelling, toml
 from .algorithm import build_algorithm
 from .build import build_plan
 from .config import all_options, from_settings
 from .objects import KINDS
 from .options import find, suggestion
-from .spelling import (
-    canonical,
-    choices_in,
-    flat_name,
-    flattened,
-    other_spellings,
-    shortest,
-    writable,
-)
 from .toml import checked
 
 
@@ -38,7 +29,8 @@ def read_settings(path: Path) -> dict[str, Any]:
         )
 
     def at(key: str) -> str:
-        given = {*settings, *flattened(settings)} & {*other_spellings(key)}
+        written = {*settings, *spelling.flattened(settings)}
+        given = not written.isdisjoint(spelling.other_spellings(key))
         return f"{path}, line {toml.line_of(path, key)}" if given else str(path)
 
     return check_settings(settings, at)
@@ -55,22 +47,22 @@ def check_settings(
     `remedy` what to do about an option of another choice.
     """
     try:
-        settings = canonical(settings)
+        settings = spelling.canonical(settings)
     except SettingError as error:
         raise SettingError(f"{at(error.setting or '')}: {error}") from None
-    choices = choices_in(settings)
+    choices = spelling.choices_in(settings)
     for kind in KINDS:
         try:
             find(kind, checked(f"{kind}={choices[kind]!r}", str, choices[kind]))
         except ValueError as error:
             raise SettingError(f"{at(kind)}: {error}") from None
     known = all_options(choices)
-    short = shortest(known)
+    short = spelling.shortest(known)
     for key, value in settings.items():
         if key not in known:
             sentence = _misplaced(key, known, choices) or (
-                f"{flat_name(key)} is unknown; "
-                f"{suggestion(key, writable(known), remedy=remedy)}"
+                f"{spelling.flat_name(key)} is unknown; "
+                f"{suggestion(key, spelling.writable(known), remedy=remedy)}"
             )
             raise SettingError(f"{at(key)}: {sentence}")
         sentence = f"{short[key]}={value!r}"

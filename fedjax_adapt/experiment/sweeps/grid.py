@@ -18,23 +18,11 @@ from typing import Any, NamedTuple
 
 from ... import check
 from ...errors import SettingError
-from .. import objects, toml
+from .. import objects, spelling, toml
 from ..config import Config, common_options, from_settings, identity
 from ..objects import KINDS
 from ..reading import check_settings
 from ..schema import settings_that_are
-from ..spelling import (
-    ambiguous,
-    choices_in,
-    flat_name,
-    flattened,
-    is_flat,
-    known_names,
-    other_spellings,
-    spellings,
-    twice,
-    without_kinds,
-)
 from .differences import what_follows
 
 KEYS = ("folder", "run", "grid")  # of a file
@@ -130,16 +118,16 @@ def read_sweep(
             "[run]."
         )
     grids = _grids(tables, where)
-    old = all(map(without_kinds, (run, *grids)))
-    run = flattened({name: _plain(value) for name, value in run.items()})
-    run, grids = _named(run, [flattened(grid) for grid in grids], old, where)
+    old = all(map(spelling.without_kinds, (run, *grids)))
+    run = spelling.flattened({name: _plain(value) for name, value in run.items()})
+    run, grids = _named(run, [spelling.flattened(grid) for grid in grids], old, where)
     for (
         name
     ) in run:  # with several grids it may be that of a grid that does not vary it
         if all(name in grid for grid in grids):
             raise SettingError(
-                f"{where.at(name, 'run')}: {flat_name(name)} stands below [run] and "
-                "below [grid]; leave it out of one of them."
+                f"{where.at(name, 'run')}: {spelling.flat_name(name)} stands below [run] "
+                "and below [grid]; leave it out of one of them."
             )
     for table in (run, *grids):
         objects.check_settings_free(table)
@@ -173,7 +161,7 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
             "lr = [0.1, 0.03]."
         )
     for number, grid in enumerate(grids):
-        for name, values in flattened(grid).items():
+        for name, values in spelling.flattened(grid).items():
             values = _plain(values)
             at = where.at(name, number)
             if name == "match":
@@ -209,11 +197,12 @@ def _named(
       ValueError: a short name means other settings in other trials, or two are one.
     """
     means: list[dict[str, list[str]]] = []
+    usual = spelling.choices_in(run)
     for grid in grids:
-        several = [grid[k] if k in grid else [v] for k, v in choices_in(run).items()]
+        several = [grid[kind] if kind in grid else [v] for kind, v in usual.items()]
         for values in product(*several):
             choices = dict(zip(KINDS, values, strict=True))
-            means.append(spellings(known_names(choices)))
+            means.append(spelling.spellings(spelling.known_names(choices)))
 
     names = {*run, *(name for grid in grids for name in grid)}
 
@@ -221,14 +210,14 @@ def _named(
         found = {}
         for name, value in table.items():
             may = [m[name] for m in means if name in m]
-            may = [m[:1] if old and is_flat(m, names) else m for m in may]
+            may = [m[:1] if old and spelling.is_flat(m, names) else m for m in may]
             may = list(dict.fromkeys(full for some in may for full in some)) or [name]
             if len(may) > 1:
-                error = ambiguous(name, may, {})
+                error = spelling.ambiguous(name, may, {})
                 raise SettingError(f"{where.at(name, place)}: {error}")
             if may[0] in found:
-                first = next(n for n in table if n in other_spellings(may[0]))
-                error = twice(first, name, may[0])
+                first = next(n for n in table if n in spelling.other_spellings(may[0]))
+                error = spelling.twice(first, name, may[0])
                 raise SettingError(f"{where.at(name, place)}: {error}")
             found[may[0]] = value
         return found
@@ -277,7 +266,8 @@ def _trials(sweep: Sweep, where: _Source, remedy: str) -> list[Trial]:
 
 def described(trial: Trial) -> str:
     """A trial by what the grid says of it."""
-    return ", ".join(f"{flat_name(n)}={value}" for n, value in trial.point.items())
+    short = spelling.flat_name
+    return ", ".join(f"{short(name)}={value}" for name, value in trial.point.items())
 
 
 def seed_hint(sweep: Sweep) -> str | None:
