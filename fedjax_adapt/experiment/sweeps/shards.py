@@ -41,11 +41,11 @@ def part_of(asked: Sweep, number: int, count: int) -> Sweep:
     Raises:
       SettingError: there are more shards than trials.
     """
-    number_of = len(asked.trials)
-    mine = asked.trials[(number - 1) * number_of // count : number * number_of // count]
+    total = len(asked.trials)
+    mine = asked.trials[(number - 1) * total // count : number * total // count]
     if not mine:
         raise SettingError(
-            f"shard={number}/{count} has no trial of {number_of}; write {number_of} shards "
+            f"shard={number}/{count} has no trial of {total}; write {total} shards "
             "or fewer.",
             setting="shard",
         )
