@@ -177,9 +177,8 @@ def trials_in(sweep: Path) -> dict[Path, bool]:
       ValueError: one of them is missing or was exchanged, or there is one of another sweep.
     """
     known, finished = files.listed(sweep) or {}, store.read_summary(sweep) is not None
-    if not (
-        listed := _listed_trials(sweep, known)
-    ):  # of an earlier version, or none is done
+    listed = _listed_trials(sweep, known)
+    if not listed:  # of an earlier version, or none is done
         if finished:
             files.warn_once(
                 f"{sweep} lists none of its trials, as earlier versions left theirs; one "
@@ -525,7 +524,7 @@ def learned_from(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_chosen(name: str) -> bool:
-    """Whether a setting is chosen for a method, as others say what it is to learn."""
+    """Whether a setting is chosen for a method; others say what it is to learn."""
     if name.partition(".")[0] == "algorithm":
         return name not in ("algorithm", "algorithm.base")
     setting = settings().get(name)
