@@ -87,7 +87,7 @@ def lanes_for(
     federation: Federation,
     show: Callable[..., None] = lambda **said: None,
 ) -> int:
-    """The lanes of a run; `config.lanes` unless that is "auto"."""
+    """The lanes of a run, as its config says or "auto" finds; shows what is tried."""
     algorithm, task, data, plan = federation[:4]
     if not tries_lanes(config, algorithm) or processes.several():
         fewer = lambda text: show(doing="compiling", note=text)

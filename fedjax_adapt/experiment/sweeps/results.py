@@ -379,9 +379,8 @@ def client_figures(
         figures = spread_over_clients(server.accuracy, sizes)
         if federation.algorithm.local.personal is not None:
             algorithm, mine = federation.algorithm, trial.config
-            if (
-                mine.algorithm_options != config.algorithm_options
-            ):  # it has other numbers
+            # which may have other numbers than the federation's
+            if mine.algorithm_options != config.algorithm_options:
                 algorithm = completed(mine, build_algorithm(mine), federation)
             own = evaluate_personal(algorithm, task, state, data, devices=devices)
             spread = spread_over_clients(own.accuracy, sizes)
