@@ -149,10 +149,8 @@ def _run(
         state = _train(config, federation, program, folder, progress, callback)
         each = _client_accuracy(config, federation, program, state)
         sizes = client_examples(federation.data).size
-        spread = lambda name: (
-            summary.spread_over_clients(each[name], sizes) if name in each else {}
-        )
-        accuracy = spread("client_accuracy"), spread("personal_accuracy")
+        worth = {n: summary.spread_over_clients(v, sizes) for n, v in each.items()}
+        accuracy = worth.get("client_accuracy", {}), worth.get("personal_accuracy", {})
         result = None
         if writes:
             result = summarise(

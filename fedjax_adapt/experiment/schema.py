@@ -466,9 +466,8 @@ def kind_options(kind: str, name: str) -> dict[str, Option]:
             option = option._replace(default=default)
         derived = kind == "algorithm" and short in DERIVED and not own_one
         if derived and option.default is not None:
-            about = (
-                f"{option.help.removesuffix('.')}; none: {DERIVED[short]} of the run"
-            )
+            about = option.help.removesuffix(".")
+            about += f"; none: {DERIVED[short]} of the run"
             option = Option(option.annotation | None, None, about)
         options[short] = option
     return options
