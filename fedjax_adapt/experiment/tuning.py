@@ -32,7 +32,7 @@ from ..engine.xla import compiler_options
 from ..models.timing import fastest, milliseconds, ways_to_try
 from ..models.ways import Layer
 from ..plan import Plan
-from . import files, scripts, summary
+from . import files, summary, user_functions
 from .build import AUTO, RULE, listed, trained_layers, with_told_ways
 from .config import Config, identity
 from .federation import Federation
@@ -126,7 +126,7 @@ def _work(config: Config, federation: Federation) -> str:
         {name: v for name, v in identity(config).items() if name not in untimed},
         [(leaf.shape, str(leaf.dtype)) for leaf in arrays],
         *(num_devices_of(data, plan), plan.client_memory, config.convolutions),
-        scripts.origins([config]),
+        user_functions.origins([config]),
         *_here(),
     ]
     text = json.dumps(facts, sort_keys=True, default=str)
