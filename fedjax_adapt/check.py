@@ -106,24 +106,29 @@ def scalar(name: str, value: Any) -> None:
         )
 
 
-def nonnegative(name: str, value: Any) -> None:
-    """Raises ValueError unless `value` is a finite number >= 0."""
+def nonnegative(name: str, value: Any, any_size: bool = False) -> None:
+    """Raises ValueError unless `value` is a finite number >= 0; see `positive`."""
     number = _number(name, value, "a number of at least 0")
     if number is not None and not 0 <= number < math.inf:
         raise SettingError(
             f"{name}={value} must be a finite number of at least 0.", setting=name
         )
-    representable(name, value)
+    if not any_size:
+        representable(name, value)
 
 
-def positive(name: str, value: Any) -> None:
-    """Raises ValueError unless `value` is a finite number > 0."""
+def positive(name: str, value: Any, any_size: bool = False) -> None:
+    """Raises ValueError unless `value` is a finite number > 0.
+
+    With `any_size` it may be more than float32 holds: NumPy's, or bounded by another check.
+    """
     number = _number(name, value, "a number above 0")
     if number is not None and not 0 < number < math.inf:
         raise SettingError(
             f"{name}={value} must be a finite number above 0.", setting=name
         )
-    representable(name, value)
+    if not any_size:
+        representable(name, value)
 
 
 def representable(name: str, value: Any) -> None:

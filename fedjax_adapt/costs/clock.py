@@ -54,7 +54,7 @@ def lognormal(median: float, sigma: float) -> Law:
 
 
 def _check_law(name: str, value: float) -> None:
-    check.positive(name, value)
+    check.positive(name, value, any_size=True)
     check.between(name, value, SMALLEST, LARGEST)
 
 
@@ -132,9 +132,7 @@ class Clock:
         return replace(self, **{name: own(getattr(self, name)) for name in QUANTITIES})
 
 
-def _check(
-    wanted: Callable[[str, Quantity], None], name: str, value: Quantity | None
-) -> None:
+def _check(wanted: Callable[..., None], name: str, value: Quantity | None) -> None:
     if isinstance(value, Law | None) or check.is_tracer(value):
         return
     numbers = {name: value}
@@ -143,7 +141,7 @@ def _check(
         numbers = {f"{name} of client {client}": number for client, number in several}
     least = 0 if wanted is check.nonnegative else SMALLEST
     for title, number in numbers.items():
-        wanted(title, number)
+        wanted(title, number, any_size=True)
         check.between(title, number, least, LARGEST)
 
 

@@ -87,7 +87,7 @@ def quantity_dirichlet(
       min_size: rows every client must get; None: 10, as published, or n // num_clients
         if that is less.
     """
-    check.positive("concentration", concentration)
+    check.positive("concentration", concentration, any_size=True)
     labels, rng = begin_split(labels, num_clients, seed, min_size or 0)
     n = len(labels)
     if min_size is None:
@@ -143,7 +143,7 @@ def dirichlet(
         the first may lose a row to rounding, and the first gets those (CIFAR-10 with
         100 clients: 599 and 99 times 499).
     """
-    check.positive("concentration", concentration)
+    check.positive("concentration", concentration, any_size=True)
     check.between("size_sigma", size_sigma, 0, MAX_SIGMA)
     labels, rng = begin_split(labels, num_clients, seed, min_size)
     n = len(labels)
@@ -226,7 +226,7 @@ def dirichlet_classes(
       balance: as published, a client that holds n / num_clients rows gets none of the
         labels still to be divided, which bounds the largest clients.
     """
-    check.positive("concentration", concentration)
+    check.positive("concentration", concentration, any_size=True)
     labels, rng = begin_split(labels, num_clients, seed, min_size or 0)
     n = len(labels)
     if min_size is None:

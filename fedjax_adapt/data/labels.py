@@ -77,7 +77,7 @@ def label_quantity(
       concentration: small is skewed, large is equal shares.
       min_size: rows every client must get.
     """
-    check.positive("concentration", concentration)
+    check.positive("concentration", concentration, any_size=True)
     rows, rng = _begin(labels, num_clients, num_labels, seed, min_size)
     counts = np.array([len(r) for r in rows])
     each, more = divmod(num_clients * num_labels, len(rows))

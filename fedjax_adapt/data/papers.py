@@ -75,7 +75,7 @@ def pareto(
       allow_reuse: fill every client up to n // N with rows that others hold too.
       min_size: rows every client must get; only checked.
     """
-    check.positive("shape", shape)
+    check.positive("shape", shape, any_size=True)
     labels, rng = begin_split(labels, num_clients, seed, min_size)
     num_classes = len(np.unique(labels))
     log_x = rng.standard_exponential(num_clients)  # times shape, which may be tiny
@@ -140,7 +140,7 @@ def gift_mix(
             min_size=min_size,
             drop_remainder=True,
         )
-    check.positive("concentration", concentration)
+    check.positive("concentration", concentration, any_size=True)
     labels, rng = begin_split(labels, num_clients, seed, min_size)
     rows = by_label(rng, labels)[1]
     counts = np.array([len(r) for r in rows])

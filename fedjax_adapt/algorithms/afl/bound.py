@@ -88,7 +88,7 @@ def check_budget(budget, c, b) -> None:
         )
     if check.is_tracer(budget) or check.is_tracer(b + c):
         return
-    check.positive("budget", budget)
+    check.positive("budget", budget, any_size=True)
     if budget <= b + c:
         raise SettingError(
             f"budget={budget} is over before the first round ends, which takes "
