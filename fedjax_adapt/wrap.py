@@ -83,7 +83,14 @@ def with_server_optimizer(
         proposed, inner = updated(rule, params, extra.inner, upload, cohort, shift)
         gradient = optax.tree.sub(params, proposed)
         moves, state = optimizer.update(gradient, extra.optimizer, params)
-        return optax.apply_updates(params, moves), Optimized(inner, state)
+        new = optax.apply_updates(params, moves)
+        if rule.busy is not None:
+            # nobody arrives in the first rounds of an asynchronous server
+            moved = jnp.stack(list(map(jnp.any, jax.tree.leaves(gradient)))).any()
+            new, state = optax.tree.where(
+                moved, (new, state), (params, extra.optimizer)
+            )
+        return new, Optimized(inner, state)
 
     inner = seeing(algorithm, server=lambda extra: extra.inner)
 

@@ -194,6 +194,18 @@ def test_the_first_rounds_only_send_clients_off(task, data):
     assert int(state.server.updates) == 1
 
 
+def test_an_optimizer_around_takes_no_step_where_nobody_arrives(task, data):
+    plan = replace(PLAIN, cohort_size=2)
+    around = fedadam(base=fedbuff(6, base=fedavg("uniform")))
+    inside = fedbuff(6, staleness="constant", base=fedadam(base=fedavg("uniform")))
+    ends = []
+    for algorithm in around, inside:
+        round_fn, state = start(algorithm, task, data, plan)
+        ends.append(fa.train(round_fn, state, keys(3))[0])  # the first to arrive
+    close(ends[0].params, ends[1].params)
+    close(ends[0].server.optimizer, ends[1].server.inner.optimizer)
+
+
 @pytest.mark.parametrize("concurrency, taken", [(2, (3, 1, 2)), (3, (1, 2, 3))])
 def test_those_that_tie_go_in_the_order_in_which_they_began(task, concurrency, taken):
     """In float32 0.3 s less 0.1 s is more than 0.2 s, but who began first goes first."""
