@@ -84,6 +84,12 @@ def with_averages(
     )
 
 
+def keeps_averages(algorithm: Algorithm) -> bool:
+    """Whether it is one of `with_averages` whose server takes a mean."""
+    combine = algorithm.server.combine
+    return isinstance(combine, Mean) and isinstance(combine.delta, _Weights)
+
+
 def averages(
     algorithm: Algorithm, state: State, data: FederatedDataset
 ) -> dict[str, Params]:
@@ -123,7 +129,10 @@ def averages(
                 "averages got clients' models in another form than the server's; write "
                 "client_memory=device."
             )
-        sized = isinstance(combine, Mean) and combine.delta == _Weights(by_examples)
+        weigh = combine.delta if isinstance(combine, Mean) else None
+        while isinstance(weigh, _Weights):  # wrapped more than once, as a run may
+            weigh = weigh.own
+        sized = weigh is by_examples
         holds = data.size > 0
         share = jnp.where(holds, data.size if sized else 1, 0)
         weights = share / share.sum()

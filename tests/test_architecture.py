@@ -27,7 +27,7 @@ ALLOWED = {
     "personal": {"check", "core", "wrap"},
     "compress": {"check", "core", "wrap"},
     "privacy": {"check", "core", "wrap"},
-    "robust": {"check", "core"},
+    "robust": {"averaging", "check", "core"},
     # what a step policy measures is in no one algorithm's file: it reads any model
     "moments": {"check", "core"},
     "finetune": {"check", "core"},

@@ -246,6 +246,9 @@ def test_mistakes_are_one_sentence(task, data):
         lambda: fa.with_aggregation(
             fa.with_aggregation(fedavg(), fa.median()), fa.median()
         ): "takes the place of a mean",
+        lambda: fa.with_aggregation(
+            fa.with_averages(fedavg()), fa.median()
+        ): r"keeps, too; write it inside, as in with_averages\(with_aggregation",
         lambda: fa.trimmed_mean(0.5): r"fraction=0.5 must lie in \[0, 0.5\)",
         lambda: fa.krum(-1): "num_byzantine=-1 must be an integer >= 0",
         lambda: fa.krum(1, 0): "num_selected=0 must be an integer >= 1",

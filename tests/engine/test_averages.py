@@ -18,6 +18,7 @@ from fedjax_adapt.algorithms import (
     fedssg,
     fnr,
 )
+from fedjax_adapt.averaging import Averaged
 
 BOTH = dict(cohort=True, clients=True)
 PLAN = fa.Plan(cohort_size=3, batch_size=4, lr=0.2, clip_norm=5.0, weight_decay=1e-3)
@@ -148,6 +149,14 @@ def test_before_the_first_round_all_are_the_initial_model(partly, data):
     read = fa.averages(kept, begin, data)
     assert same(read["sel"], begin.params)
     close(read["all"], begin.params)
+
+
+def test_kept_twice_all_is_the_same_mean(partly, data):
+    kept, _, state, _ = partly
+    again = fa.with_averages(kept, **BOTH)
+    outer = lambda inner: Averaged(inner, inner.model)
+    wrapped = state._replace(server=outer(state.server), clients=outer(state.clients))
+    close(fa.averages(again, wrapped, data), fa.averages(kept, state, data))
 
 
 def test_only_what_is_asked_for_is_kept(task, data):
