@@ -30,6 +30,7 @@ from .core import (
     Params,
     Task,
     model_weights,
+    rows_are_like,
     weighted_sum,
 )
 from .data.dataset import FederatedDataset
@@ -98,8 +99,8 @@ def leave_one_out(
       value: of a model, "accuracy" or "loss" (its negative, so that more is better).
 
     Raises:
-      ValueError: `value` is unknown, a weight is below 0 or NaN, or weights and deltas are
-        not of one cohort.
+      ValueError: `value` is unknown, a weight is below 0 or NaN, or weights, deltas and
+        params are not of one cohort and model.
     """
     call = "leave_one_out(task, params, deltas, weights, test)"
     worth = _worth(call, task, params, deltas, weights, test, value)
@@ -141,7 +142,7 @@ def shapley(
     check.at_least("num_orders", num_orders, 1)
     check.nonnegative("tolerance", tolerance)
     call = "shapley(task, params, deltas, weights, test, jax.random.key(0))"
-    check.kinds(call, key=(key, check.array))
+    check.kinds(call, key=(key, check.key))
     worth = _worth(call, task, params, deltas, weights, test, value)
     size = weights.shape[0]
     none, all_ = worth(jnp.zeros(size)), worth(jnp.ones(size))
@@ -180,6 +181,10 @@ def _worth(
         test=(test, check.pair),
     )
     check.one_of("value", value, ("accuracy", "loss"))
+    if weights.ndim != 1:
+        raise SettingError(
+            f"weights have shape {list(weights.shape)}; write one number per client."
+        )
     if not check.is_tracer(weights):
         below = np.flatnonzero(~(np.asarray(weights) >= 0))  # NaN is
         if len(below):
@@ -192,6 +197,11 @@ def _worth(
                 f"there are {weights.shape[0]} weights but deltas of {leaf.shape[0]} "
                 "clients; give both of the same cohort."
             )
+    if not rows_are_like(deltas, params):
+        raise SettingError(
+            f"deltas are {check.shown(deltas)} for a model {check.shown(params)}; give "
+            "what show_deltas(algorithm) shows, [cohort, ...] of the same parameters."
+        )
 
     def worth(members):
         p = members * weights

@@ -138,3 +138,25 @@ def test_a_cohort_that_does_not_fit_is_refused():
         fa.leave_one_out(
             linear_task(), jnp.zeros(4), deltas(), WEIGHTS, TEST, value="wrong"
         )
+
+
+@pytest.mark.parametrize(
+    "weights, moves, says",
+    [
+        (WEIGHTS[:, None], deltas(), r"weights have shape \[4, 1\]; write one number"),
+        (
+            WEIGHTS,
+            deltas()[:, :1],
+            r"deltas are float32\[4, 1\] for .* float32\[4\]; give",
+        ),
+        (WEIGHTS, {"w": deltas()}, "deltas are {'w': .* show_deltas"),
+    ],
+)
+def test_deltas_of_another_model_are_refused(weights, moves, says):
+    with pytest.raises(ValueError, match=says):
+        fa.leave_one_out(linear_task(), jnp.zeros(4), moves, weights, TEST)
+
+
+def test_what_is_no_key_is_refused():
+    with pytest.raises(ValueError, match="shapley got an array for key; write shapley"):
+        fa.shapley(linear_task(), jnp.zeros(4), deltas(), WEIGHTS, TEST, keys(2))
