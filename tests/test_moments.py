@@ -137,6 +137,21 @@ def test_a_variance_far_below_the_squared_mean_survives_float32(generic):
     np.testing.assert_allclose(kernel, want, rtol=2e-2)
 
 
+@pytest.mark.parametrize(
+    "changes, options, says",
+    [
+        ({}, {"micro_batch": 0}, "micro_batch=0 must be an integer >= 1, or None"),
+        ({}, {"generic": "no"}, "got 'no' for generic"),
+        ({"weight": jnp.ones(1)}, {}, r"x\[7, 4\], y\[7\] and weight\[1\]; give every"),
+        ({"y": jnp.zeros(1, int)}, {}, r"y\[1\] and weight\[7\]"),
+    ],
+)
+def test_a_mistake_is_one_sentence(task, changes, options, says):
+    batch = batch_of((4,), np.float32)._replace(**changes)
+    with pytest.raises(ValueError, match=says):
+        gradient_moments(task, task.init(jax.random.key(0)), batch, **options)
+
+
 def test_one_example_has_no_variance():
     task = fa.classification(models.linear((6,), 3), (6,))
     params = task.init(jax.random.key(0))

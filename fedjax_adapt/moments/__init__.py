@@ -27,6 +27,7 @@ import jax.numpy as jnp
 
 from .. import check
 from ..core import Array, Batch, Params, Task, losses_of
+from ..errors import SettingError
 from .program import Program, Tap, taps_of, trace
 from .sums import (
     Moments,
@@ -76,13 +77,26 @@ def gradient_moments(
       batch: its weights say which examples count: 1, or 0 for padding.
       micro_batch: examples whose gradients are held at once; None: what is fast.
       generic: whether to take each example's gradient as it is, whatever the model.
+
+    Raises:
+      ValueError: an argument is not of its kind, or the parts of the batch are not of as
+        many examples.
     """
     check.kinds(
         "gradient_moments(task, params, batch)",
         task=(task, Task),
         params=(params, check.tree),
         batch=(batch, Batch),
+        generic=(generic, bool),
     )
+    check.at_least("micro_batch", micro_batch, 1, none="what is fast")
+    shapes = [jnp.shape(part) for part in batch]
+    if len({shape[:1] for shape in shapes}) > 1 or len(shapes[2]) != 1:
+        x, y, weight = map(list, shapes)
+        raise SettingError(
+            f"gradient_moments got a batch of x{x}, y{y} and weight{weight}; give every "
+            "example one label and one weight."
+        )
     parts = gradient_parts(task, params, batch, micro_batch, generic)
     mean, var, _ = zip(*map(moments_of, leaves_of(parts)), strict=True)
     whole = jax.tree.structure(params).unflatten
