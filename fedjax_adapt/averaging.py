@@ -47,7 +47,7 @@ from .core import (
 )
 from .data.dataset import FederatedDataset
 from .errors import SettingError
-from .wrap import seeing
+from .wrap import around, seeing
 
 
 class Averaged(NamedTuple):
@@ -162,8 +162,8 @@ def _local(rule: LocalRule, cohort: bool, clients: bool) -> LocalRule:
 
     kept = clients or rule.refined is not None
     return rule._replace(
-        init=init,
-        finish=finish,
+        init=around(init, rule.init),
+        finish=around(finish, rule.finish),
         refined=refined if kept else None,
         traffic=traffic_within(
             rule, lambda upload: upload._replace(delta=upload.delta.inner)
@@ -220,9 +220,9 @@ def _server(rule: ServerRule, keep: bool, from_broadcast: bool) -> ServerRule:
 
     busy = rule.busy and (lambda extra, busy=rule.busy: busy(extra.inner))
     return ServerRule(
-        init,
+        around(init, rule.init),
         combine,
-        update,
+        around(update, rule.update),
         refined=update,
         report=report,
         busy=busy,

@@ -40,7 +40,7 @@ from .core import (
     tree_bytes,
 )
 from .errors import SettingError
-from .wrap import seeing, sent_part
+from .wrap import around, seeing, sent_part
 
 COMPRESSION = 0x636F  # what `LocalRun.key` is folded in by
 ADDRESS = SCALE = 4  # bytes of an index, and of a norm
@@ -263,8 +263,8 @@ def with_compression(
 
     return inner._replace(
         local=inner.local._replace(
-            init=init,
-            finish=finish,
+            init=around(init, rule.init),
+            finish=around(finish, rule.finish),
             traffic=traffic,
             refined=rule.refined and refined,
         )

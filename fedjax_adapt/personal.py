@@ -27,7 +27,7 @@ from .core import (
     updated,
 )
 from .errors import SettingError
-from .wrap import keeping, seeing
+from .wrap import around, keeping, seeing
 
 Which = str | Callable[[str], bool]
 Personal = Which | tuple[Which, ...]
@@ -216,17 +216,17 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
 
     return inner._replace(
         local=inner.local._replace(
-            init=init,
+            init=around(init, rule.init),
             start=start,
             correct=added(inner.local.correct),
             decay=added(inner.local.decay),
-            finish=finish,
+            finish=around(finish, rule.finish),
             refined=refined_client,
             personal=model,
             traffic=traffic,
         ),
         server=server._replace(
-            update=update,
+            update=around(update, server.update),
             adds_mean=adds_mean(server),
             refined=update,
         ),

@@ -43,7 +43,7 @@ from .core import (
 )
 from .core import clip as clipped_to
 from .errors import SettingError
-from .wrap import sent_part
+from .wrap import around, sent_part
 
 NOISE = 0x6470  # what `Cohort.key` is folded in by
 
@@ -141,13 +141,13 @@ def with_privacy(
 
     return algorithm._replace(
         local=local._replace(
-            finish=finish,
+            finish=around(finish, local.finish),
             traffic=traffic_within(local, lambda upload: upload._replace(extra=())),
         ),
         server=ServerRule(
             rule.init,
             Mean(by_expected, uniformly),
-            update,
+            around(update, rule.update),
             report=report,
             given=rule.given,
         ),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial, update_wrapper
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +32,9 @@ from .core import (
     updated,
 )
 from .errors import SettingError
+
+# (function, what it is around or None): `State.origin` is whose function lies inside
+around = partial(update_wrapper, assigned=(), updated=())
 
 
 class Optimized(NamedTuple):
@@ -100,9 +104,9 @@ def with_server_optimizer(
     busy = rule.busy and (lambda extra, busy=rule.busy: busy(extra.inner))
     return inner._replace(
         server=ServerRule(
-            init,
+            around(init, rule.init),
             rule.combine,
-            update,
+            around(update, rule.update),
             refined=update,
             report=report,
             busy=busy,
@@ -140,7 +144,7 @@ def seeing(
     def shown(function):
         if function is None:
             return None
-        return lambda *arguments: function(*map(inner, arguments))
+        return around(lambda *arguments: function(*map(inner, arguments)), function)
 
     local, personal = algorithm.local, algorithm.local.personal
     # defaults but `finish`, which hands the state on, look at none

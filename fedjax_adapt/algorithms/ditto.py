@@ -27,7 +27,7 @@ from ..core import (
     predict_train,
     weighted_loss,
 )
-from ..wrap import seeing
+from ..wrap import around, seeing
 
 OWN = 0x6474  # what `LocalRun.key` is folded in by
 
@@ -91,8 +91,8 @@ def ditto(
 
     return inner._replace(
         local=inner.local._replace(
-            init=init,
-            finish=finish,
+            init=around(init, base.local.init),
+            finish=around(finish, base.local.finish),
             refined=renew and refined,
             personal=lambda params, client: client.own,
         )

@@ -52,7 +52,7 @@ from ..core import (
     updated,
 )
 from ..errors import SettingError
-from ..wrap import same, seeing
+from ..wrap import around, same, seeing
 
 STALENESS = ("constant", "polynomial", "hinge")
 
@@ -251,7 +251,7 @@ def _asynchronous(
     server = ServerRule(
         init=init,
         combine=lambda uploads, cohort: uploads,
-        update=update,
+        update=around(update, rule.update),
         report=lambda state, upload, cohort: state.report,
         busy=lambda state: state.clients.ids,
         given=own.server.given,

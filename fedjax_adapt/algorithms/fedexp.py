@@ -32,7 +32,7 @@ from ..core import (
     updated,
 )
 from ..errors import SettingError
-from ..wrap import seeing
+from ..wrap import around, seeing
 
 
 class Sent(NamedTuple):
@@ -93,11 +93,13 @@ def fedexp(epsilon: float = 1e-3, base: Algorithm | None = None) -> Algorithm:
         return own._replace(scalars_up=own.scalars_up + 1)  # ||D_i||^2
 
     return inner._replace(
-        local=inner.local._replace(finish=finish, traffic=traffic),
+        local=inner.local._replace(
+            finish=around(finish, base.local.finish), traffic=traffic
+        ),
         server=ServerRule(
             rule.init,
             Mean(combine.delta, weights),
-            update,
+            around(update, rule.update),
             refined=update,
             report=report,
             given=rule.given,

@@ -64,11 +64,17 @@ def init_state(
 
 
 def origin_of(algorithm: Algorithm, params: Params) -> Origin:
-    """Whose functions keep the clients' states and the server's."""
+    """Whose functions keep the clients' states and the server's, inside all wrappers."""
+
+    def inmost(function: Any) -> Any:
+        while getattr(function, "__wrapped__", None) is not None:
+            function = function.__wrapped__
+        return function
 
     def name(function: Any, init: Any) -> str:
-        if not jax.tree.leaves(jax.eval_shape(init, params)):
+        if not jax.tree.leaves(jax.eval_shape(inmost(init), params)):
             return ""
+        function = inmost(function)
         module = getattr(function, "__module__", "")
         return f"{module}.{getattr(function, '__qualname__', '').partition('.')[0]}"
 

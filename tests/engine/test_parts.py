@@ -237,6 +237,26 @@ def test_a_state_of_something_else_is_refused(case, make, task, data):
         step(state, key)
 
 
+AROUND = {
+    "averages": fa.with_averages,
+    "compression": lambda base: fa.with_compression(base, fa.top_k(0.5)),
+    "personal": lambda base: fa.with_personal(base, "b"),
+    "optimizer": lambda base: fa.with_server_optimizer(base, optax.sgd(1.0)),
+    "ditto, averages": lambda base: fa.with_averages(ALGORITHMS["ditto"](base=base)),
+}
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+def test_a_wrapped_state_is_known_by_the_method_inside(around, task, data):
+    _, state = start(around(scaffold()), task, data, PLAN)
+    round_fn, own = start(around(feddyn()), task, data, PLAN)
+    jax.eval_shape(round_fn, own, keys(1)[0])
+    with pytest.raises(
+        ValueError, match="scaffold but the round's is that of .*feddyn"
+    ):
+        jax.eval_shape(round_fn, state, keys(1)[0])
+
+
 def test_the_origin_of_a_state_is_no_obstacle_to_what_keeps_nothing(task, data):
     """FedProx goes on from FedAvg's state, and a jitted round from its own."""
     _, state = start(fedavg(), task, data, PLAN)
