@@ -30,6 +30,7 @@ import optax
 
 from .. import check
 from ..core import Algorithm, Array, StepPolicy, Traffic, as_base, with_steps
+from ..errors import SettingError
 
 Trigger = Literal["tau_not_smaller", "loss_not_decreasing"]
 Coupling = Literal["off", "practical", "exact"]
@@ -159,6 +160,12 @@ def adacomm_steps(
 
     def update(state, cohort, runs, outcome):
         del runs
+        if every_seconds is not None and outcome.step_seconds is None:
+            raise SettingError(
+                f"every_seconds={every_seconds} never pass without a clock; write "
+                "Plan(clock=Clock(step_seconds=0.05)), or every_rounds in their place.",
+                setting="every_seconds",
+            )
         loss, begins = outcome.sent, state.rounds == 0
         first = loss
         if start == "global":

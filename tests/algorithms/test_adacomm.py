@@ -37,6 +37,7 @@ def taus(losses, lrs=None, seconds=0.0, active=True, w0=None, **options):
         cohort = cohort._replace(active=active[None])
         setting = Setting(*[None] * 8)._replace(lr=lr, base_lr=lrs[0])
         outcome = Outcome(*[None] * 4, setting, sent=loss, seconds=seconds)
+        outcome = outcome._replace(step_seconds=jnp.ones(1))
         state = policy.update(state, cohort, None, outcome)
         return state, state
 
@@ -184,6 +185,14 @@ def test_rounds_take_tau_steps_and_learn_from_the_mean_loss_of_the_clients(task,
     np.testing.assert_allclose(infos.policy["interval_loss"], mean, rtol=1e-5)
     np.testing.assert_array_equal(tau[1:], np.ceil(np.sqrt(mean / w0) * 8 - 1e-4))
     assert tau[-1] < 8
+
+
+def test_seconds_that_never_pass_are_refused(task, data):
+    algorithm = adacomm(8, every_seconds=20.0)
+    with pytest.raises(
+        ValueError, match="every_seconds=20.0 never pass without a clock"
+    ):
+        start(algorithm, task, data, Plan(batch_size=4))
 
 
 @pytest.mark.slow
