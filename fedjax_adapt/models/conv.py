@@ -70,13 +70,20 @@ def conv(
       in reverse mode.
 
     Raises:
-      ValueError: `x` and `kernel` do not fit each other, or an argument is unknown.
+      ValueError: `x` and `kernel` do not fit each other, or an argument is unknown, or
+        `strides` are not two integers of at least 1.
     """
     check.one_of("layout", layout, ("NHWC", "CHWN"))
     if x.ndim != 4 or kernel.ndim != 4 or x.shape[layout.index("C")] != kernel.shape[2]:
         raise SettingError(
             f"conv got x{list(x.shape)} and kernel{list(kernel.shape)}; write x[{layout}] "
             "and kernel[height, width, channels, filters] with the same channels."
+        )
+    if not check.shape(strides) or len(strides) != 2 or min(strides) < 1:
+        raise SettingError(
+            f"strides={strides!r} are not two steps of a pixel or more; write (2, 2), for "
+            "height and width.",
+            setting="strides",
         )
     if layout == "NHWC":
         x = x.transpose(3, 1, 2, 0)

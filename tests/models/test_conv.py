@@ -233,3 +233,6 @@ def test_a_misfit_is_one_sentence():
         conv(x, jnp.ones((3, 3, 2, 1)), padding="SMAE")
     with pytest.raises(ValueError, match="layout='NCHW' is unknown"):
         conv(x, jnp.ones((3, 3, 2, 1)), layout="NCHW")
+    for strides in ((1, 2, 3), 2, (0, 1), (1.0, 1)):
+        with pytest.raises(ValueError, match=r"strides=.* not two steps .* \(2, 2\)"):
+            conv(x, jnp.ones((3, 3, 2, 1)), strides)
