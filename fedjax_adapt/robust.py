@@ -201,15 +201,15 @@ def with_aggregation(algorithm: Algorithm, rule: Aggregation) -> Algorithm:
             "with_aggregation takes the place of a mean but the algorithm's server has "
             "another rule; write it around the algorithm once."
         )
-    if keeps_averages(algorithm):
-        raise SettingError(
-            "with_aggregation would combine the models that with_averages keeps, too; "
-            "write it inside, as in with_averages(with_aggregation(algorithm, median()))."
-        )
     if is_private(algorithm):
         raise SettingError(
             "with_aggregation takes the place of a mean, but the noise of with_privacy is "
             "for its mean alone; leave one of them out."
+        )
+    if keeps_averages(algorithm):
+        raise SettingError(
+            "with_aggregation would combine the models that with_averages keeps, too; "
+            "write it inside, as in with_averages(with_aggregation(algorithm, median()))."
         )
 
     def combine(uploads: Upload, cohort: Cohort) -> Upload:
