@@ -19,7 +19,8 @@ from helpers import QUICK_RUN, fedjax_adapt
 
 from fedjax_adapt import __version__, cli
 from fedjax_adapt.cli import process
-from fedjax_adapt.cli.output import Request, console_of, print_json
+from fedjax_adapt.cli.flags import Request
+from fedjax_adapt.cli.output import console_of, print_json
 from fedjax_adapt.cli.process import nothing_to_resume, reporting
 from fedjax_adapt.cli.run import parse
 from fedjax_adapt.experiment import checkpoint, read_run

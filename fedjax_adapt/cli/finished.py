@@ -101,7 +101,13 @@ before it, and says which of its numbers are other bits here. The run stays as i
 }
 
 
-def _read(arguments: Sequence[str], command: str, groups, kind: str = "folder"):
+def _read(
+    arguments: Sequence[str],
+    command: str,
+    groups: dict[str, dict[str, Option]],
+    kind: str = "folder",
+) -> tuple[list[str], dict[str, Any]]:
+    """The folders and the values of the flags, as `read_command`."""
     return read_command(arguments, command, groups, ABOUT[command], kind)
 
 

@@ -11,7 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from typing import Annotated, Any
 
 from .. import check
@@ -24,7 +24,6 @@ from ..experiment.schema import settings_that_are
 from ..experiment.spelling import ambiguous, flat_name, shortest, spellings, twice
 from ..experiment.toml import convert, wanted
 from . import EXAMPLES, examples_of
-from .output import Request
 
 
 def optional(kind: Any, about: str) -> Option:
@@ -37,6 +36,7 @@ def switch(about: str) -> Option:
     return Option(bool, False, about)
 
 
+NAMES = {types.NoneType: ("none",), bool: ("true", "false")}  # of values of some types
 OUTPUT = {  # of commands that train
     "dry_run": switch(
         "say what would be run, load the data, but train and write nothing"
@@ -49,7 +49,16 @@ OUTPUT = {  # of commands that train
         "print nothing but warnings and errors, which go to standard error"
     ),
 }
-NAMES = {types.NoneType: ("none",), bool: ("true", "false")}  # of values of some types
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a command line asks for; a command that takes more has a class of its own."""
+
+    resume: bool = False
+    dry_run: bool = False
+    json: bool = False  # standard output is for one JSON object
+    quiet: bool = False  # nothing is for a person
 
 
 def shown_flags(request: Request) -> str:

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from .flags import Request
 
 NARROWEST = 40  # columns, below which a table has a letter a line
 # as wide as it is, where a space follows that may be left out
@@ -74,14 +75,7 @@ def steady_output() -> Iterator[Callable[[], str | None]]:
             os.environ["COLUMNS"] = columns
 
 
-class Request(SimpleNamespace):
-    """What a command line asks for, by the names of its flags."""
-
-    json = False  # standard output is for one JSON object
-    quiet = False  # nothing is for a person
-
-
-def console_of(request: Request, width: int | None = None) -> "Console":
+def console_of(request: "Request", width: int | None = None) -> "Console":
     """Where a command prints for a person: not on standard output with --json."""
     from rich.console import Console
 

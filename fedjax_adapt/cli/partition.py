@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -29,7 +30,6 @@ from .flags import (
     without_name,
     words_of,
 )
-from .output import Request
 from .process import note, say
 
 PROGRAM = "fedjax-adapt partition"
@@ -49,8 +49,16 @@ PICTURE = {
 FORMATS = (".png", ".pdf", ".svg")
 
 
-def parse(arguments: Sequence[str]) -> Request:
-    """Where the picture goes, the configuration, and what of its file does not count."""
+class PartitionRequest(NamedTuple):
+    """What `fedjax-adapt partition` is asked for."""
+
+    config: Config
+    picture: Path
+    note: str | None  # what of the file does not count
+
+
+def parse(arguments: Sequence[str]) -> PartitionRequest:
+    """Reads the arguments of `fedjax-adapt partition`."""
     arguments = without_name(arguments)
     words = words_of(arguments)
     settings = file_settings(words)
@@ -85,7 +93,7 @@ def parse(arguments: Sequence[str]) -> Request:
         name = f"{dataset_label(config)}-{label(config.partition)}-{clients}"
         output = f"partition-{name}.png"
     picture = output_path("--output", output, overwrite)
-    return Request(config=config, picture=picture, note=note)
+    return PartitionRequest(config, picture, note)
 
 
 def preview(config: Config) -> Skew:

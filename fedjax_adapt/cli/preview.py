@@ -7,7 +7,8 @@ from rich.console import Console
 
 from ..engine.footprint import readable
 from ..experiment.preview import Preview, Rounds, SearchPreview, SweepPreview
-from .output import Request, console_of, print_json
+from .flags import Request
+from .output import console_of, print_json
 from .process import say
 
 

@@ -71,9 +71,9 @@ FLAGS = {
 def reproduce(arguments: Sequence[str]) -> int:
     """`fedjax-adapt reproduce ITEM`: makes its runs, prints published and measured."""
     with process.importing():
-        groups = {"reproduce": FLAGS}
-        how = (groups, DESCRIPTION, "item")
-        found, given = read_command(arguments, "reproduce", *how)
+        found, given = read_command(
+            arguments, "reproduce", {"reproduce": FLAGS}, DESCRIPTION, "item"
+        )
         folder = check.expanded("--folder ", given["folder"])
         if found[0] == "list":
             for name, option in FLAGS.items():
@@ -84,8 +84,8 @@ def reproduce(arguments: Sequence[str]) -> int:
                     )
             return list_items(folder)
         item = read_item(found[0])
-        chosen = [given[x] for x in ("scale", "rows", "methods", "seeds", "data_dir")]
-        cells = cells_of(item, folder, *chosen)
+        names = ("scale", "rows", "methods", "seeds", "data_dir")
+        cells = cells_of(item, folder, **{name: given[name] for name in names})
         process.take_devices(given["devices"])
         process.import_rest()
     try:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -17,7 +18,7 @@ from ..experiment.options import Option
 from ..experiment.preview import preview
 from ..experiment.process_group import process_group
 from ..experiment.reading import read_settings
-from ..experiment.rendezvous import OPTIONS, process_group_of
+from ..experiment.rendezvous import OPTIONS, ProcessGroup, process_group_of
 from ..experiment.run import run as train
 from ..experiment.schema import settings
 from ..experiment.store import read_summary
@@ -28,6 +29,7 @@ from . import process
 from .finished import print_comparison
 from .flags import (
     OUTPUT,
+    Request,
     chosen,
     file_settings,
     group_of,
@@ -38,7 +40,7 @@ from .flags import (
     without_name,
     words_of,
 )
-from .output import Request, console_of, print_json, steady_output, unfinished_as_json
+from .output import console_of, print_json, steady_output, unfinished_as_json
 from .preview import print_preview
 from .process import (
     interrupted,
@@ -67,12 +69,21 @@ ABOUT_THE_RUN = {
 }
 
 
-def parse(arguments: Sequence[str]) -> Request:
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(Request):
+    """What `fedjax-adapt run` is asked for."""
+
+    settings: dict[str, Any]  # by full names; see `config`
+    controls: bool
+    processes: ProcessGroup | None  # with which processes
+    note: str | None  # what of the file does not count
+
+
+def parse(arguments: Sequence[str]) -> RunRequest:
     """Reads the arguments of `fedjax-adapt run`.
 
     Flags win over the file of --config. With --resume and --folder, and no --config,
-    the file is the one in the folder: that alone goes on with a run. The `note` is on what
-    of the file does not count.
+    the file is the one in the folder: that alone goes on with a run.
     """
     arguments = without_name(arguments)
     words = words_of(arguments)
@@ -98,7 +109,7 @@ def parse(arguments: Sequence[str]) -> Request:
             "--json is of one run, and --controls makes several; leave it out, and write "
             "fedjax-adapt compare with their folders and --format json afterwards."
         )
-    return Request(settings=values, **asked, processes=others, note=note)
+    return RunRequest(settings=values, **asked, processes=others, note=note)
 
 
 def _settings_file(words: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -172,7 +183,7 @@ def _again(folder: Path, config: Config) -> str:
     return f"--folder {quote(str(folder))} --resume{where}"
 
 
-def _dry_run(configs, left, request, unsaved: str | None) -> int:
+def _dry_run(configs, left, request: RunRequest, unsaved: str | None) -> int:
     """Says what would be run of a run and its controls, of which some may be finished."""
     found = [preview(one, request.resume) for one in left]
     note(unsaved)
@@ -192,7 +203,7 @@ def _nothing_left(folder: Path, request: Request) -> int:
     return 0
 
 
-def _run_in_processes(config, request) -> int:
+def _run_in_processes(config, request: RunRequest) -> int:
     """`run` as one of several processes, of which the first prints and draws."""
     folder = run_folder(config)
     unsaved = nothing_to_resume(folder, request.resume, FIRST)

@@ -1,6 +1,7 @@
 """`fedjax-adapt sweep`."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
@@ -25,8 +26,16 @@ from ..experiment.sweeps.shards import (
 from ..experiment.sweeps.sweep import sweep as run_sweep
 from ..report.sweep import natural_width, sweep_tables
 from . import EXAMPLES, process
-from .flags import OUTPUT, check_paths, optional, read_command, shown_flags, switch
-from .output import Request, console_of, print_json, unfinished_as_json
+from .flags import (
+    OUTPUT,
+    Request,
+    check_paths,
+    optional,
+    read_command,
+    shown_flags,
+    switch,
+)
+from .output import console_of, print_json, unfinished_as_json
 from .preview import print_preview
 from .process import (
     fail,
@@ -86,7 +95,26 @@ FLAGS = {
 }
 
 
-def parse(arguments: Sequence[str]) -> Request:
+@dataclass(frozen=True, kw_only=True)
+class SweepRequest(Request):
+    """What `fedjax-adapt sweep` is asked for."""
+
+    file: Path
+    folder: str | None
+    devices: COUNT | None
+    side_by_side: COUNT
+    shard: str | None
+    yes: bool
+    controls: bool
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """What a sweep and its preview are told besides the trials and the folder."""
+        names = ("resume", "devices", "side_by_side")
+        return {name: getattr(self, name) for name in names}
+
+
+def parse(arguments: Sequence[str]) -> SweepRequest:
     """Reads the arguments of `fedjax-adapt sweep`.
 
     With --resume and --folder, and no file, it is the one in the folder, of its shards
@@ -96,7 +124,7 @@ def parse(arguments: Sequence[str]) -> Request:
     if not files and values["resume"] and values["folder"] is not None:
         files = [str(_file_in(values["folder"], values["shard"]))]
     check_paths(files, "sweep", "file")
-    return Request(file=check.expanded("", files[0]), **values)
+    return SweepRequest(file=check.expanded("", files[0]), **values)
 
 
 def _file_in(folder: str, shard: str | None) -> Path:
@@ -142,7 +170,7 @@ def sweep(arguments: list[str]) -> int:
         process.take_devices(request.devices or asked.run.get("devices", "auto"))
         process.import_rest()
     if request.dry_run:
-        found = preview_sweep(asked, folder, *_how(request))
+        found = preview_sweep(asked, folder, **request.how)
         note(nothing_to_resume(folder, request.resume, FIRST))
         print_preview(request, found)
         return 0
@@ -173,16 +201,12 @@ def _merge(folders: Sequence[str]) -> int:
     return _show(Path(folders[0]).expanduser(), Request())
 
 
-def _sweep(asked, folder: Path, request: Request) -> int:
+def _sweep(asked, folder: Path, request: SweepRequest) -> int:
     unsaved = nothing_to_resume(folder, request.resume, FIRST)
     told = unfinished_as_json(folder, request.json)
     with reporting(console_of(request), unsaved) as report, told:
-        run_sweep(asked, folder, *_how(request), report)
+        run_sweep(asked, folder, **request.how, progress=report)
     return _show(folder, request)
-
-
-def _how(request: Request) -> tuple[bool, Any, Any]:
-    return request.resume, request.devices, request.side_by_side
 
 
 def _show(folder: Path, request: Request) -> int:

@@ -1,6 +1,8 @@
 """`fedjax-adapt tune`: settings chosen by validation accuracy."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from shlex import quote
 from typing import Any
 
@@ -15,8 +17,16 @@ from ..experiment.sweeps.tune import BEST, FOLDER, TUNE, Tuned, tune_folder
 from ..experiment.sweeps.tune import tune as run_tune
 from ..report.tables import percent
 from . import process
-from .flags import OUTPUT, check_paths, optional, read_command, shown_flags, switch
-from .output import Request, console_of, print_json, unfinished_as_json
+from .flags import (
+    OUTPUT,
+    Request,
+    check_paths,
+    optional,
+    read_command,
+    shown_flags,
+    switch,
+)
+from .output import console_of, print_json, unfinished_as_json
 from .preview import print_preview
 from .process import fail, interrupted, reporting, say, stopped
 
@@ -49,7 +59,16 @@ FLAGS = {
 }
 
 
-def parse(arguments: Sequence[str]) -> Request:
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest(Request):
+    """What `fedjax-adapt tune` is asked for."""
+
+    file: Path
+    folder: str | None
+    options: dict[str, int | None]  # of the search
+
+
+def parse(arguments: Sequence[str]) -> SearchRequest:
     """Reads the arguments of `fedjax-adapt tune`."""
     paths, values = read_command(arguments, "tune", {"tune": FLAGS}, DESCRIPTION)
     options = {name: values.pop(name) for name in OPTIONS}
@@ -63,7 +82,7 @@ def parse(arguments: Sequence[str]) -> Request:
         paths = [str(place / TUNE)]
     check_paths(paths, "tune", "file")
     file = check.expanded("", paths[0])
-    return Request(file=file, **values, options=options)
+    return SearchRequest(file=file, **values, options=options)
 
 
 def tune(arguments: list[str]) -> int:
@@ -124,8 +143,10 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     for row in best:
         value = row[VALIDATED]
-        cells = [
-            f"{v:.4g}" if isinstance(v := row[x], float) else str(v) for x in names
-        ]
+        cells = [_cell(row[name]) for name in names]
         table.add_row(*cells, "-" if value is None else percent(value))
     return table
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
