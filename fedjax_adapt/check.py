@@ -107,7 +107,10 @@ def scalar(name: str, value: Any) -> None:
 
 
 def nonnegative(name: str, value: Any, any_size: bool = False) -> None:
-    """Raises ValueError unless `value` is a finite number >= 0; see `positive`."""
+    """Raises ValueError unless `value` is a finite number >= 0.
+
+    Of `any_size`: NumPy draws by it, or closer bounds follow, so JAX need not hold it.
+    """
     number = _number(name, value, "a number of at least 0")
     if number is not None and not 0 <= number < math.inf:
         raise SettingError(
@@ -118,10 +121,7 @@ def nonnegative(name: str, value: Any, any_size: bool = False) -> None:
 
 
 def positive(name: str, value: Any, any_size: bool = False) -> None:
-    """Raises ValueError unless `value` is a finite number > 0.
-
-    With `any_size` it may be more than float32 holds: NumPy's, or bounded by another check.
-    """
+    """Raises ValueError unless `value` is a finite number > 0; see `nonnegative`."""
     number = _number(name, value, "a number above 0")
     if number is not None and not 0 < number < math.inf:
         raise SettingError(

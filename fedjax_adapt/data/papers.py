@@ -168,6 +168,7 @@ def copies(
     """
     n = len(check_ids("labels", labels))
     check.at_least("num_clients", num_clients, 1)
+    check.at_least("min_size", min_size, 0)
     if not max(min_size, 1) <= n:
         raise SettingError(f"min_size={min_size} but there are {n} training examples.")
     rng = generator(seed)

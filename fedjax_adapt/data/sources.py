@@ -68,8 +68,8 @@ def synthetic(
       A source with float32 inputs [n, num_features] left as they are (mean 0, std 1, as
       published), and `clients` and `test_clients`, for the partition "natural".
     """
-    check.nonnegative("alpha", alpha)
-    check.nonnegative("beta", beta)
+    check.nonnegative("alpha", alpha, any_size=True)
+    check.nonnegative("beta", beta, any_size=True)
     check.at_least("num_clients", num_clients, 1)
     check.at_least("num_features", num_features, 1)
     check.at_least("num_classes", num_classes, 2)
@@ -130,7 +130,7 @@ def gaussian_images(
     check.at_least("num_test", num_test, num_classes)
     check.at_least("size", size, 1)
     check.at_least("channels", channels, 1)
-    check.nonnegative("separation", separation)
+    check.nonnegative("separation", separation, any_size=True)
     rng = generator(seed)
     block = -(-size // 4)  # pictures of 4 x 4 blocks
     pictures = rng.standard_normal((num_classes, 4, 4, channels))

@@ -41,7 +41,7 @@ def afl_fixed(
       max_steps: the largest tau to look at.
     """
     for name, value in (("beta", beta), ("delta", delta), ("rho", rho)):
-        check.nonnegative(name, value)
+        check.nonnegative(name, value, any_size=True)
         check.between(name, value, 0, 1e15)
     check.positive("lr", lr)
     check_costs(phi, step_seconds, aggregation_seconds, max_steps)
@@ -70,8 +70,8 @@ def bounds(beta, delta, rho, lr, phi, costs, most: int) -> Array:
 
 def check_costs(phi, c, b, max_steps) -> None:
     """Raises ValueError unless G can be found for them."""
-    check.positive("phi", phi)
-    check.positive("step_seconds", c)
+    check.positive("phi", phi, any_size=True)
+    check.positive("step_seconds", c, any_size=True)
     check.nonnegative("aggregation_seconds", b)
     check.at_least("max_steps", max_steps, 1)
     check.between("max_steps", max_steps, 1, 1_000_000)  # G is a vector as long
