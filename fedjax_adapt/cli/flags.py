@@ -51,14 +51,14 @@ OUTPUT = {  # of commands that train
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Request:
     """What a command line asks for; a command that takes more has a class of its own."""
 
     resume: bool = False
     dry_run: bool = False
-    json: bool = False  # standard output is for one JSON object
-    quiet: bool = False  # nothing is for a person
+    json: bool = False  # as in `output.Shown`
+    quiet: bool = False
 
 
 def shown_flags(request: Request) -> str:

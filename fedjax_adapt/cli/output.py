@@ -9,14 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import SettingError
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from .flags import Request
 
 NARROWEST = 40  # columns, below which a table has a letter a line
 # as wide as it is, where a space follows that may be left out
@@ -75,7 +73,14 @@ def steady_output() -> Iterator[Callable[[], str | None]]:
             os.environ["COLUMNS"] = columns
 
 
-def console_of(request: "Request", width: int | None = None) -> "Console":
+class Shown(Protocol):
+    """What a command line asks of what is printed."""
+
+    json: bool  # standard output is for one JSON object
+    quiet: bool  # nothing is for a person
+
+
+def console_of(request: Shown, width: int | None = None) -> "Console":
     """Where a command prints for a person: not on standard output with --json."""
     from rich.console import Console
 

@@ -69,7 +69,7 @@ ABOUT_THE_RUN = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RunRequest(Request):
     """What `fedjax-adapt run` is asked for."""
 

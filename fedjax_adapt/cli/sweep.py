@@ -95,7 +95,7 @@ FLAGS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SweepRequest(Request):
     """What `fedjax-adapt sweep` is asked for."""
 

@@ -59,7 +59,7 @@ FLAGS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SearchRequest(Request):
     """What `fedjax-adapt tune` is asked for."""
 

@@ -154,9 +154,15 @@ class FederatedDataset:
         """
         once = lambda rows: [np.unique(np.concatenate(rows))]
         tests = self.client_tests
-        own = tests and (tests.x, tests.y, once(tests.rows()))
-        given = (self.test, self.public, self.num_classes, own)
-        return FederatedDataset.from_rows(self.x, self.y, once(self.rows()), *given)
+        return FederatedDataset.from_rows(
+            self.x,
+            self.y,
+            once(self.rows()),
+            test=self.test,
+            public=self.public,
+            num_classes=self.num_classes,
+            client_tests=tests and (tests.x, tests.y, once(tests.rows())),
+        )
 
     def split_clients(
         self, test_share: float = 0.2, seed: int = 0
@@ -264,11 +270,8 @@ class FederatedDataset:
           ValueError: no such table or column, a value is missing or no number, a label is
             out of range; or as `from_rows`.
         """
-        tables = (frame, client, label, features, test, num_classes)
-        arrays, tested, own, num_classes, names = read_frame(*tables)
-        return replace(
-            cls.from_rows(*arrays, tested, public, num_classes, own), **names
-        )
+        given, names = read_frame(frame, client, label, features, test, num_classes)
+        return replace(cls.from_rows(**given, public=public), **names)
 
     @classmethod
     def from_rows(

@@ -48,12 +48,11 @@ def read_frame(
     features: str | Sequence[str] | None,
     test: Any,
     num_classes: int | None,
-) -> tuple[tuple[Any, Any, Any], Any, Any, int | None, dict[str, Any]]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Reads tables; see `FederatedDataset.from_frame`.
 
     Returns:
-      (x, y, rows), `test`, `client_tests` and `num_classes` of `from_rows`, and what
-      clients and labels are called.
+      What `from_rows` takes but the public set, and what clients and labels are called.
     """
     table = table_of_columns(frame)
     tested = None if test is None else table_of_columns(test, "test")
@@ -63,14 +62,16 @@ def read_frame(
     y, y_test, num_classes, label_names = _labels(table, tested, label, num_classes)
     client_names, owners = numbered(owned)
     rows = _rows(owners, len(client_names))
-    test = None if tested is None else (_like(inputs_of(tested, named), x), y_test)
-    own = None
-    if tested is not None and client in tested.columns:
+    given = {"x": x, "y": y, "rows": rows, "num_classes": num_classes}
+    names = {"client_names": client_names, "label_names": label_names}
+    if tested is None:
+        return given, names
+    given["test"] = pair = (_like(inputs_of(tested, named), x), y_test)
+    if client in tested.columns:
         owners = places(client_names, values_of(tested, client, "client"))
         if (owners >= 0).any():
-            own = (*test, _rows(owners, len(client_names)))
-    names = {"client_names": client_names, "label_names": label_names}
-    return (x, y, rows), test, own, num_classes, names
+            given["client_tests"] = (*pair, _rows(owners, len(client_names)))
+    return given, names
 
 
 def _features(

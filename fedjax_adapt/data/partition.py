@@ -152,6 +152,7 @@ def split(
 
     Args:
       partition: one of `PARTITIONS`.
+      labels: of the training set, integers [n].
       num_clients: how many clients; None only for "natural".
       seed: of the split.
       clients: `Source.clients`; only a partition that takes it sees it.

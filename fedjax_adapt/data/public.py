@@ -86,10 +86,8 @@ def public_set(
     public = _as_set(public)
     check.one_of("protocol", public.protocol, ORIGINS)
     for name, (inputs, labels) in _parts(public).items():
-        inputs, labels = (
-            np.asarray(inputs),
-            labels if labels is None else np.asarray(labels),
-        )
+        inputs = np.asarray(inputs)
+        labels = None if labels is None else np.asarray(labels)
         check_like(name, inputs, labels, (x, None), "the clients have", on_device=True)
         if not len(inputs):
             raise SettingError(f"{name} has no examples; give it one or more.")

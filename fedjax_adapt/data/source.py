@@ -159,9 +159,16 @@ class Source(NamedTuple):
             any.
         """
         test = (self.x_test, self.y_test)
-        own = test_rows is not None and any(map(len, test_rows))
-        given = (test, public, self.num_classes, (*test, test_rows) if own else None)
-        return FederatedDataset.from_rows(self.x_train, self.y_train, rows, *given)
+        owned = test_rows is not None and any(map(len, test_rows))
+        return FederatedDataset.from_rows(
+            self.x_train,
+            self.y_train,
+            rows,
+            test=test,
+            public=public,
+            num_classes=self.num_classes,
+            client_tests=(*test, test_rows) if owned else None,
+        )
 
 
 def moments(x: np.ndarray) -> tuple[Moment, Moment]:
@@ -203,8 +210,7 @@ def source_of(
     """
     mean, std = constants or moments(train[0])
     clients, test_clients = owners_of(*owners) if owners else (None, None)
-    of = (num_classes, mean, std, clients, test_clients)
-    return Source(name, *train, *test, *of)
+    return Source(name, *train, *test, num_classes, mean, std, clients, test_clients)
 
 
 def check_labels(

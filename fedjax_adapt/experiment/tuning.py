@@ -185,10 +185,12 @@ def times_of_ways(
     key = f"{', '.join(_here())}: {what}; {how}"
     known, wanted = read_cache(file).get(key), set(ways_to_try(layer, lanes))
     if not (isinstance(known, dict) and set(known) == wanted and _are_times(known)):
-        how = lanes, devices, compiler_options(lanes), reads_examples
+        options = compiler_options(lanes)
         no_room = partial(too_large, num_devices=devices)
         with precise(task):
-            known = milliseconds(layer, *how, too_large=no_room)
+            known = milliseconds(
+                layer, lanes, devices, options, reads_examples, too_large=no_room
+            )
         add_to_cache(file, {key: known})
     return known
 

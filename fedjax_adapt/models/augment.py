@@ -25,6 +25,8 @@ Augment = Callable[[Array, Array], Array]  # (key, x [batch, ...]) -> the like o
 def flip_crop(pad: int = 4) -> Augment:
     """Flips half of the images and, independently, shifts half of them.
 
+    A function (key, x) -> x of images x [batch, height, width, channels].
+
     A flip mirrors the width. A shift is a crop at an offset uniform in {0..2 pad}^2 from
     the image with `pad` zeros on each side; offset (pad, pad) is the image itself.
 
@@ -46,8 +48,8 @@ def flip_crop(pad: int = 4) -> Augment:
 def reflect_crop(pad: int = 4) -> Augment:
     """Flips half of the images and shifts all, with the edges reflected.
 
-    As `flip_crop`, but every image is cropped, and the margin mirrors the image about its
-    outermost pixels, which are not repeated.
+    A function as of `flip_crop`, but every image is cropped, and the margin mirrors the
+    image about its outermost pixels, which are not repeated.
 
     Args:
       pad: pixels on each side, at least 0 and less than the height and the width.

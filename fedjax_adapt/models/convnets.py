@@ -107,7 +107,7 @@ class FedVecaCNN(Classifier):
 def cnn(input_shape: Shape, num_classes: int) -> Builder:
     """The CIFAR network of FedDyn and FedSSG: two 5x5x64 convolutions, 384, 192.
 
-    797,962 parameters for 32 x 32 x 3 and 10 classes.
+    797,962 parameters for 32 x 32 x 3 and 10 classes. Images have 16 x 16 pixels or more.
     """
     check_image("cnn", input_shape, 16)
     sizes = dict(filters=(64, 64), widths=(384, 192))
@@ -117,7 +117,7 @@ def cnn(input_shape: Shape, num_classes: int) -> Builder:
 def lenet5(input_shape: Shape, num_classes: int) -> Builder:
     """LeNet-5 of GIFT and FedGSNR, with ReLUs and max-pooling: 6, 16, 120, 84.
 
-    62,006 parameters for 32 x 32 x 3 and 10 classes.
+    62,006 parameters for 32 x 32 x 3 and 10 classes. Images have 16 x 16 pixels or more.
     """
     check_image("lenet5", input_shape, 16)
     sizes = dict(filters=(6, 16), widths=(120, 84))
@@ -127,7 +127,8 @@ def lenet5(input_shape: Shape, num_classes: int) -> Builder:
 def fedveca_cnn(input_shape: Shape, num_classes: int) -> Builder:
     """The network of AFL and FedVeca: two padded 5x5x32 convolutions, then 256.
 
-    The second is flattened to 1568 values for 28 x 28 pixels, to 2048 for 32 x 32.
+    The second is flattened to 1568 values for 28 x 28 pixels, to 2048 for 32 x 32. Images
+    have 4 x 4 pixels or more.
     """
     check_image("fedveca_cnn", input_shape, 4)
     return lambda rngs: FedVecaCNN(input_shape, num_classes, rngs)
@@ -196,7 +197,7 @@ def _vgg_conv(channels: int, filters: int, rngs: nnx.Rngs) -> Conv:
 def vgg11(input_shape: Shape, num_classes: int, dropout: float = 0.5) -> Builder:
     """VGG-11 with biases and without BatchNorm, as FNR-FL has it.
 
-    9,750,922 parameters for 32 x 32 x 3 and 10 classes.
+    9,750,922 parameters for 32 x 32 x 3 and 10 classes. Images have as many pixels or more.
 
     Args:
       dropout: share of what goes into each hidden layer that is dropped, in [0, 1)
@@ -207,7 +208,8 @@ def vgg11(input_shape: Shape, num_classes: int, dropout: float = 0.5) -> Builder
 def vgg16(input_shape: Shape, num_classes: int, dropout: float = 0.5) -> Builder:
     """VGG-16 with biases and without BatchNorm, for GIFT and FedGSNR.
 
-    15,245,130 parameters for 32 x 32 x 3 and 10 classes.
+    15,245,130 parameters for 32 x 32 x 3 and 10 classes. Images have as many pixels or
+    more.
 
     Args:
       dropout: share of what goes into each hidden layer that is dropped, in [0, 1)
@@ -311,7 +313,7 @@ class ResNet(Classifier):
 def resnet18(input_shape: Shape, num_classes: int, groups: int = 32) -> Builder:
     """ResNet-18 of FNR-FL for small images, with GroupNorm in BatchNorm's place.
 
-    11,173,962 parameters for 32 x 32 x 3 and 10 classes.
+    11,173,962 parameters for 32 x 32 x 3 and 10 classes. Images have 8 x 8 pixels or more.
 
     Args:
       groups: into which every normalisation divides its channels: 1, 2, 4, ... or 64

@@ -42,8 +42,11 @@ def clients_table(skew: Any) -> "Table":
         counts = skew.label_counts[i]
         top = np.argsort(-counts, kind="stable")[:3]
         table.add_row(
-            *map(str, (i, size, (counts > 0).sum())),
-            *(f"{of[i]:.2f}" for of in (skew.label_entropy, skew.label_distance)),
+            str(i),
+            str(size),
+            str((counts > 0).sum()),
+            f"{skew.label_entropy[i]:.2f}",
+            f"{skew.label_distance[i]:.2f}",
             ", ".join(f"{k}: {100 * counts[k] / size:.0f} %" for k in top if counts[k]),
         )
     return table

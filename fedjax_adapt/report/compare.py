@@ -205,11 +205,12 @@ def _sheet(
     ]
     methods, values = shortened(named), _shortened_values(settings)
     places = [_index(group.lines, base) for base in bases]  # of the bases
+    called_by = lambda row: str(row + 1) if group.ranked else ascii_lowercase[row % 26]
+    names = [called_by(row) for row in range(len(group.lines))]
     for row, (line, place) in enumerate(zip(group.lines, places, strict=True)):
-        name = str(row + 1) if group.ranked else ascii_lowercase[row % 26]
         shares, costs = {n: over_seeds(line, n) for n in SHARES}, _costs(line)
         cells = {
-            "rank" if group.ranked else "": name,
+            "rank" if group.ranked else "": names[row],
             "method": methods[named[row]],
             accuracy: share_text(shares["accuracy"]),
             "n": str(len(line)),
@@ -241,7 +242,7 @@ def _sheet(
         single = {n: v if len(v) > 1 else v[0] for n, v in own.items()}
         known |= {**costs, "also_given": _given(line), "settings": single}
         texts = {n: [values[n][shown_setting(v)] for v in of] for n, of in own.items()}
-        notes.append(f"{name}: {_whose(line, texts)}")
+        notes.append(f"{names[row]}: {_whose(line, texts)}")
         rows.append(cells)
         numbers.append(known)
     notes += [f"{place + 1}: {why}" for place, why in group.why.items()]
@@ -259,7 +260,7 @@ def _sheet(
         )
     notes += lacking(group.runs)
     if targets:
-        notes += _on_seconds(group, [next(iter(cells.values())) for cells in rows])
+        notes += _on_seconds(group, names)
     some = {*SOME, *(_column(name, target) for name in TAKEN for target in targets)}
     head = [x for x in rows[0] if x not in some or {row[x] for row in rows} != {"-"}]
     shown = [[row[name] for name in head] for row in rows]

@@ -160,19 +160,18 @@ def best_groups(found: Sequence[Group]) -> list[Group]:
             )
         why = ""
         if len(settings) > 1:
-            best = max(
-                validated, key=lambda one: _mean(one.line)
-            )  # of equals the first
+            # of equals the first
+            best = max(validated, key=lambda one: _mean(one.line))
             why = _why(best, settings)
             own, validated = settings[json.dumps(best.settings)], [best]
         tested = [one for one in own if one.accuracy == ACCURACY]
         shown += [(one.line, why) for one in tested or validated or own]
     kept = []
     for group in found:
-        own = [one for line in group.lines for one in shown if one[0] is line]
+        own = [(one, why) for line in group.lines for one, why in shown if one is line]
         if own:
-            why = {i: why for i, (_, why) in enumerate(own) if why}
-            kept.append(group._replace(lines=[line for line, _ in own], why=why))
+            reasons = {i: why for i, (_, why) in enumerate(own) if why}
+            kept.append(group._replace(lines=[line for line, _ in own], why=reasons))
     return kept
 
 

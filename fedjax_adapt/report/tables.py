@@ -68,18 +68,16 @@ def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
     row = lambda name: f"{of}, {name}" if of else name
     data, hardware = summary["data"], summary["hardware"]
     stopped = ", where a callback ended it" if summary.get("stopped_round") else ""
-    rows = {
-        shown_accuracy(
-            named
-        ): f"{percent(found['accuracy'])} after {summary['rounds']} "
-        f"rounds{stopped}, on {data['test']} examples",
-        row(f"last {found['last_count']} evaluations"): _last(found),
-        row(
-            "best"
-        ): f"{percent(found['best_accuracy'])} in round {found['best_round']}",
-        row("rounds to"): _targets(found["rounds_to"]),
-        shown_loss(named): f"{found['loss']:.4f}",
-    }
+    rows: dict[str, str] = {}
+    rows[shown_accuracy(named)] = (
+        f"{percent(found['accuracy'])} after {summary['rounds']} rounds{stopped}, on "
+        f"{data['test']} examples"
+    )
+    rows[row(f"last {found['last_count']} evaluations")] = _last(found)
+    best = f"{percent(found['best_accuracy'])} in round {found['best_round']}"
+    rows[row("best")] = best
+    rows[row("rounds to")] = _targets(found["rounds_to"])
+    rows[shown_loss(named)] = f"{found['loss']:.4f}"
     for name, own in found.get("models", {}).items():
         rows[row(f"{name}: {MODELS[name]}")] = (
             f"{percent(own['accuracy'])}, last {own['last_count']}: {_last(own)}\n"

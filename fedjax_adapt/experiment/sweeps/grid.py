@@ -121,9 +121,8 @@ def read_sweep(
     old = all(map(spelling.without_kinds, (run, *grids)))
     run = spelling.flattened({name: _plain(value) for name, value in run.items()})
     run, grids = _named(run, [spelling.flattened(grid) for grid in grids], old, where)
-    for (
-        name
-    ) in run:  # with several grids it may be that of a grid that does not vary it
+    # with several grids it may be that of a grid that does not vary it
+    for name in run:
         if all(name in grid for grid in grids):
             raise SettingError(
                 f"{where.at(name, 'run')}: {spelling.flat_name(name)} stands below [run] "
