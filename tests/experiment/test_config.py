@@ -579,3 +579,12 @@ def test_a_name_is_guessed_only_where_it_is_near(written, meant):
     known += ["seed", "epochs", "num_steps"]
     assert check.closest(written, known) == meant
     assert check.closest(written, []) is None
+
+
+def test_the_first_setting_in_which_two_runs_differ_is_found_on_both_sides():
+    then = {"lr": 0.1, "seed": 1, "gone": 2}
+    assert schema.first_difference(then, {"lr": 0.1, "seed": 1}) == ("gone", 2, None)
+    now = {"new": 3, "lr": 0.2, "seed": 0, "gone": 2}
+    assert schema.first_difference(then, now) == ("new", None, 3)
+    assert schema.first_difference(then, now, ["new"]) == ("lr", 0.1, 0.2)
+    assert schema.first_difference(then, now, ["new", "lr", "seed"]) is None

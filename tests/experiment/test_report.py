@@ -121,6 +121,12 @@ def test_the_table_has_what_a_method_shows_of_the_last_round(tmp_path):
     assert summary["reported"] == {name: last[name] for name in own}
     summary["reported"]["tau"] = None  # it was no finite number
     assert ", tau -, " in tables.summary_rows(summary)["last round"]
+    for seconds, said in (
+        (0.05, "to compile"),
+        (0.52, ", 0.5 s to try what is fastest"),
+    ):
+        summary["calibrate_seconds"] = seconds
+        assert tables.summary_rows(summary)["time"].endswith(said)
 
 
 @pytest.mark.slow
