@@ -213,8 +213,8 @@ def _run_in_processes(config, request: RunRequest) -> int:
                 ended = first and request.resume and is_finished(folder, config)
             if from_first(ended):
                 return _nothing_left(folder, request) if first else 0
-            told = unfinished_as_json(folder, first and request.json)
-            with reporting(console_of(request), unsaved) as report, told:
+            unfinished = unfinished_as_json(folder, first and request.json)
+            with reporting(console_of(request), unsaved) as report, unfinished:
                 train(config, request.resume, report)
     except Stopped:
         if not folder.exists():  # another machine's
@@ -239,8 +239,8 @@ def _flags(group) -> str:
 
 
 def _train(config, folder: Path, request: Request, warning: str | None) -> None:
-    told = unfinished_as_json(folder, request.json)
-    with reporting(console_of(request), warning) as report, told:
+    unfinished = unfinished_as_json(folder, request.json)
+    with reporting(console_of(request), warning) as report, unfinished:
         train(config, request.resume, report)
     _show(folder, request)
 

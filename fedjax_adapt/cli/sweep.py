@@ -109,7 +109,7 @@ class SweepRequest(Request):
 
     @property
     def how(self) -> dict[str, Any]:
-        """What a sweep and its preview are told besides the trials and the folder."""
+        """What a sweep and its preview take besides the trials and the folder."""
         names = ("resume", "devices", "side_by_side")
         return {name: getattr(self, name) for name in names}
 
@@ -203,8 +203,8 @@ def _merge(folders: Sequence[str]) -> int:
 
 def _sweep(asked, folder: Path, request: SweepRequest) -> int:
     unsaved = nothing_to_resume(folder, request.resume, FIRST)
-    told = unfinished_as_json(folder, request.json)
-    with reporting(console_of(request), unsaved) as report, told:
+    unfinished = unfinished_as_json(folder, request.json)
+    with reporting(console_of(request), unsaved) as report, unfinished:
         run_sweep(asked, folder, **request.how, progress=report)
     return _show(folder, request)
 

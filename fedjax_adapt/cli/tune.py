@@ -97,8 +97,8 @@ def tune(arguments: list[str]) -> int:
         print_preview(request, preview_search(search, folder, request.resume))
         return 0
     try:
-        told = unfinished_as_json(folder, request.json)
-        with reporting(console_of(request)) as report, told:
+        unfinished = unfinished_as_json(folder, request.json)
+        with reporting(console_of(request)) as report, unfinished:
             found = run_tune(search, folder, request.resume, report)
     except KeyboardInterrupt:
         if not folder.exists():
