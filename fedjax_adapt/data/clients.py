@@ -11,6 +11,7 @@ import numpy as np
 from .. import check
 from ..errors import SettingError
 from .rows import (
+    as_array,
     as_pairs,
     check_like,
     check_rows,
@@ -106,7 +107,9 @@ def checked_tests(
             f"client_tests is {check.kind_of(given)}; write client_tests=(x, y, rows), "
             "with the rows of x and y that are each client's."
         )
-    x, y, rows = np.asarray(given[0]), np.asarray(given[1]), list(given[2])
+    x, y, rows = given
+    x, y = as_array("x of client_tests", x), as_array("y of client_tests", y)
+    rows = list(rows)
     if len(rows) != num_clients:
         raise SettingError(
             f"client_tests has rows for {len(rows)} clients but there are {num_clients}; "

@@ -21,6 +21,7 @@ from .clients import (
 from .frame import read_frame
 from .public import PublicSet, check_apart, public_set
 from .rows import (
+    as_array,
     as_pairs,
     check_like,
     check_rows,
@@ -304,7 +305,7 @@ class FederatedDataset:
             `public` or `client_tests` are not of the clients' kind, or `public` holds
             examples of a test.
         """
-        x, y = np.asarray(x), np.asarray(y)
+        x, y = as_array("x", x), as_array("y", y)
         check_like("the training set", x, y, (x, y))
         check.at_least("num_classes", num_classes, 0, none="the largest label plus 1")
         check_rows(rows, len(x))
@@ -316,7 +317,7 @@ class FederatedDataset:
                 raise SettingError(
                     f"test is {check.kind_of(test)}; give a pair, test=(x, y)."
                 )
-            tested_on = np.asarray(test[0]), np.asarray(test[1])
+            tested_on = as_array("x of test", test[0]), as_array("y of test", test[1])
             check_like("test", *tested_on, (x, y), "the clients have", on_device=True)
             check_values("test example", *tested_on, num_classes)
             tested = jnp.asarray(tested_on[0]), jnp.asarray(tested_on[1])

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import check
 from ..errors import SettingError
-from .rows import check_like, check_values
+from .rows import as_array, check_like, check_values
 
 Array = jax.Array | np.ndarray  # a protocol's are on the host, a data set's are not
 
@@ -85,14 +85,21 @@ def public_set(
         return None
     public = _as_set(public)
     check.one_of("protocol", public.protocol, ORIGINS)
-    for name, (inputs, labels) in _parts(public).items():
-        inputs = np.asarray(inputs)
-        labels = None if labels is None else np.asarray(labels)
+    arrays = {
+        name: (
+            as_array(f"x of {name}", inputs),
+            None if labels is None else as_array(f"y of {name}", labels),
+        )
+        for name, (inputs, labels) in _parts(public).items()
+    }
+    for name, (inputs, labels) in arrays.items():
         check_like(name, inputs, labels, (x, None), "the clients have", on_device=True)
         if not len(inputs):
             raise SettingError(f"{name} has no examples; give it one or more.")
         known = np.empty(0) if labels is None else labels
         check_values(f"{name} example", inputs, known, num_classes)
+    inputs, labels = arrays["public"]
+    public = replace(public, x=inputs, y=labels, validation=arrays.get("validation"))
     check_apart(public, test)
     return jax.tree.map(jnp.asarray, public)
 

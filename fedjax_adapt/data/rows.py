@@ -40,6 +40,22 @@ def begin_split(
     return labels, generator(seed)
 
 
+def as_array(name: str, values: Any) -> np.ndarray:
+    """`values` as an array in this machine's byte order; their numbers stay as they are.
+
+    Raises:
+      ValueError: they are lists of different lengths.
+    """
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise SettingError(
+            f"{name} holds lists of different lengths; give one array [examples, ...], "
+            "shorter examples padded."
+        ) from None
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
 def check_ids(name: str, ids) -> np.ndarray:
     """`ids` as an array; raises ValueError unless they are integers >= 0, [n]."""
     ids = np.asarray(ids)
@@ -310,7 +326,8 @@ def as_pairs(who: str, given: Iterable[Any]) -> list[tuple[np.ndarray, np.ndarra
                     f"{named} has a dict for {what}; give one array [examples, ...], with "
                     "what belongs to an example side by side."
                 )
-        pairs.append((np.asarray(pair[0]), np.asarray(pair[1])))
+        x, y = pair
+        pairs.append((as_array(f"x of {named}", x), as_array(f"y of {named}", y)))
     # of [] NumPy makes floats
     kinds = [y.dtype for _, y in pairs if y.size]
     as_others = lambda y: y if y.size or not kinds else y.astype(kinds[0])

@@ -1,5 +1,6 @@
 """Arrays that are no examples end in one sentence, none is bent until it fits."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -40,6 +41,50 @@ def test_every_input_needs_one_label(labels):
             FederatedDataset.from_rows(x, y, [[0, 1]])
         with pytest.raises(fa.SettingError, match="^test has x .* one label per input"):
             FederatedDataset.from_rows(X, labels, [[0, 1]], test=(x, y))
+
+
+@pytest.mark.parametrize(
+    "bend",
+    [lambda a: a.tolist(), lambda a: a.astype(a.dtype.newbyteorder(">"))],
+    ids=["lists", "the other byte order"],
+)
+def test_lists_and_any_byte_order_are_the_same_arrays(bend):
+    def made(as_given):
+        x, y, apart = as_given(X), as_given(Y), as_given(X + 1)
+        return FederatedDataset.from_rows(
+            x,
+            y,
+            [[0, 1], [2]],
+            test=(x, y),
+            public=fa.PublicSet(apart, y, validation=(apart, y)),
+            client_tests=(x, y, [[3], [4, 5]]),
+        )
+
+    bent, straight = made(bend), made(lambda a: a)
+    assert jax.tree.structure(bent) == jax.tree.structure(straight)
+    for a, b in zip(*map(jax.tree.leaves, (bent, straight)), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    clients = [(bend(X[:2]), bend(Y[:2])), (bend(X), bend(Y))]
+    assert FederatedDataset.from_clients(clients).x.tolist() == [[1, 1]] * 8
+
+
+@pytest.mark.parametrize("where", ["x", "y"])
+def test_lists_of_different_lengths_are_named(where):
+    pair = tuple([[1.0], [1.0, 2.0]] if where == what else X[:2] for what in "xy")
+    for of, make in {
+        "": lambda: FederatedDataset.from_rows(*pair, [[0]]),
+        " of test": lambda: FederatedDataset.from_rows(X, Y, [[0]], test=pair),
+        " of public": lambda: FederatedDataset.from_rows(X, Y, [[0]], public=pair),
+        " of client_tests": lambda: FederatedDataset.from_rows(
+            X, Y, [[0]], client_tests=(*pair, [[0]])
+        ),
+        " of client 1": lambda: FederatedDataset.from_clients([(X, Y), pair]),
+    }.items():
+        with pytest.raises(
+            fa.SettingError, match=f"^{where}{of} holds lists of differ"
+        ):
+            make()
 
 
 def test_an_integer_the_device_cannot_hold_is_refused():
