@@ -21,6 +21,7 @@ QUICK = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_cou
 QUICKLY = (  # what is selected by -m
     *("not slow", "campaign", "slow and not optimised"),
     "slow and not optimised and not campaign",
+    "not optimised",
 )
 
 

@@ -25,7 +25,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE, CACHE = ROOT / "fedjax_adapt", ROOT / ".pytest_cache"
 RESULTS = CACHE / "mutations.json"
 MOST_SURVIVORS, LIMIT = 3, 1800  # seconds of a call of pytest
-PYTEST = "-m pytest -x -q -p no:xdist -p no:cacheprovider".split()
+# slow tests as well
+PYTEST = "-m pytest -x -q -p no:xdist -p no:cacheprovider -m".split() + [
+    "not optimised"
+]
 
 
 class Mutation(NamedTuple):  # a line of the list

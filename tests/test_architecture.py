@@ -121,6 +121,7 @@ def test_algorithms_never_import_each_other():
             assert all(m.split(".")[1:2] == [own] for m in others), path
 
 
+@pytest.mark.slow
 def test_importing_the_package_pulls_in_nothing_heavy():
     code = (
         "import sys, fedjax_adapt as fa\n"

@@ -264,6 +264,7 @@ def test_a_file_may_set_what_a_flag_takes_back(elsewhere):
     assert settings("--augment none --shuffle=none")["augment"] == "none"
 
 
+@pytest.mark.slow
 def test_a_run_writes_a_folder_and_prints_where_it_lies(capsys, elsewhere):
     code, out, err = fedjax_adapt(capsys, f"{QUICK} --folder here/mine --seed 5")
     assert (code, err) == (0, "")
@@ -290,6 +291,7 @@ def test_a_run_writes_a_folder_and_prints_where_it_lies(capsys, elsewhere):
     assert {p: p.stat().st_mtime_ns for p in written} == written
 
 
+@pytest.mark.slow
 def test_a_run_as_json_is_one_object_and_all_else_is_on_standard_error(capsys):
     line = f"{QUICK} --folder mine --json"
     code, out, err = fedjax_adapt(capsys, f"{line} --dry-run")
@@ -388,6 +390,7 @@ def test_ctrl_c_says_how_to_go_on_and_going_on_works(capsys, monkeypatch):
     assert read_run("mine").metrics["round"].to_pylist() == [*range(1, 8)]
 
 
+@pytest.mark.slow
 def test_a_run_that_has_nothing_to_resume_begins_and_says_so(capsys):
     code, out, err = fedjax_adapt(capsys, f"{QUICK} --folder mine --resume")
     assert (code, err) == (0, "")
@@ -410,6 +413,7 @@ def test_there_is_nothing_to_resume_where_nothing_is_saved(elsewhere):
     assert said() is None
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_is_exit_code_1_and_one_sentence(capsys, monkeypatch):
     from fedjax_adapt.experiment import rows
 
@@ -470,6 +474,7 @@ def test_updates_that_are_left_out_are_told_and_counted(capsys):
     assert "left_out" not in read_run("whole").clients.column_names
 
 
+@pytest.mark.slow
 def test_steps_that_are_cut_are_told_once(capsys, monkeypatch):
     from fedjax_adapt.algorithms import ALGORITHMS
     from fedjax_adapt.core import Algorithm, constant_steps
@@ -498,6 +503,7 @@ def test_list_has_one_line_for_each_choice(capsys):
         assert len(line.split()) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", ["200", None])
 def test_a_shell_completes_commands_flags_and_names(capsys, monkeypatch, columns):
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -536,6 +542,7 @@ def test_a_shell_completes_commands_flags_and_names(capsys, monkeypatch, columns
     assert zsh.endswith(f"bashcompinit && bashcompinit\n{script}")
 
 
+@pytest.mark.slow
 def test_every_flag_that_a_shell_completes_is_one(capsys, monkeypatch):
     _, script, _ = fedjax_adapt(capsys, "completion bash")
     lines = re.findall(
@@ -599,6 +606,7 @@ def test_compiled_programs_are_kept_per_user_unless_told_otherwise(
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "fedjax-adapt/xla")
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_every_finished_round(capsys, monkeypatch):
     from fedjax_adapt.report import progress
 

@@ -27,6 +27,7 @@ def mnist(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_it_prints_what_is_here(mnist, capsys):
     assert main(["doctor", "--data-dir", str(mnist)]) == 0
     said = capsys.readouterr().out
@@ -47,6 +48,7 @@ def test_without_a_data_folder_it_names_those_that_need_none(capsys, monkeypatch
     assert "digits: 1,437 and 360 examples" in said and "mnist" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model, said",
     [

@@ -63,6 +63,7 @@ def after(algorithm, task, data, plan=PLAN):
     return state, info
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "base"), list(pairs()))
 def test_a_policy_that_asks_for_k_steps_is_the_base_under_k_steps(
     policy, base, plain, task, data

@@ -250,6 +250,7 @@ def test_a_round_moves_the_model_and_says_who_trained(case):
     assert (np.asarray(info.loss)[trained] > 0).all()
 
 
+@pytest.mark.slow
 @for_various
 def test_a_scan_over_rounds_equals_the_loop(case):
     looped, infos = case.after(3)
@@ -258,6 +259,7 @@ def test_a_scan_over_rounds_equals_the_loop(case):
     close(jax.tree.map(lambda leaf: leaf[2], stacked), infos[2])
 
 
+@pytest.mark.slow
 @with_another("lanes", 3, 1)
 def test_lanes_do_not_change_a_round(case, lanes):
     assert lanes != PLAN.cohort_size
@@ -269,6 +271,7 @@ def test_lanes_do_not_change_a_round(case, lanes):
     close(chunked_info, infos[2])
 
 
+@pytest.mark.slow
 @with_another("devices", 2, 4)
 def test_devices_do_not_change_a_round(case, devices):
     before, _ = case.after(1)
@@ -282,6 +285,7 @@ def test_devices_do_not_change_a_round(case, devices):
     assert spread._cache_size() == 1  # a round hands on its state as it took it
 
 
+@pytest.mark.slow
 @for_cases(REPRESENTATIVE)
 def test_a_client_without_examples_changes_nothing(case):
     state, infos = case.after(2)
@@ -295,6 +299,7 @@ def test_a_client_without_examples_changes_nothing(case):
     close(info, infos[1])
 
 
+@pytest.mark.slow
 @for_cases(("scaffold", KEPT), VARIOUS)
 def test_a_checkpoint_gives_back_the_state_to_the_bit(case, tmp_path):
     state, _ = case.after(2)
@@ -307,6 +312,7 @@ def test_a_checkpoint_gives_back_the_state_to_the_bit(case, tmp_path):
         close(again, case.step(state, keys(1)[0]))
 
 
+@pytest.mark.slow
 @for_all
 def test_the_slow_twin_agrees(case):
     slow = fa.debug_round(case.algorithm, case.task, case.data, case.plan)
@@ -326,6 +332,7 @@ def backwards(slots):
 
 
 # and servers that take clients in in their order, which the test of the others leaves out
+@pytest.mark.slow
 @for_cases(REPRESENTATIVE, ("fedbuff", "fedasync"))
 def test_the_order_of_the_cohort_does_not_change_the_round(case):
     state, (info,) = case.after(1)
@@ -360,6 +367,7 @@ def test_lanes_devices_empty_clients_and_order_together_change_nothing(case):
     close(jax.tree.map(lambda x: x[::-1] if per_client(x) else x, info), infos[1])
 
 
+@pytest.mark.slow
 @for_all
 def test_a_round_nobody_trains_in_changes_nothing(case):
     before, _ = case.after(3)  # memories and control variates are no longer zero
@@ -390,6 +398,7 @@ def test_clients_that_sit_out_keep_their_state_to_the_bit(case):
     assert len(away) == 2 and same(rows(before.clients), rows(after.clients))
 
 
+@pytest.mark.slow
 @for_all
 def test_a_client_whose_update_is_not_finite_is_as_if_it_had_not_trained(case):
     before, key, client, data = case.with_a_broken_client
@@ -414,6 +423,7 @@ def test_a_client_whose_update_is_not_finite_is_as_if_it_had_not_trained(case):
     assert plain.left_out == () and plain.num_left_out == 0
 
 
+@pytest.mark.slow
 def test_hyper_parameters_may_be_traced(task, data):
     def loss(mu):
         round_fn, state = start(ALGORITHMS["fedprox"](mu), task, data)
@@ -433,6 +443,7 @@ ROWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*STORES, "twice"])
 def test_a_store_gives_back_what_it_was_given_to_the_bit(name, twice):
     """`client_memory` is no part of a run's hash, so no store may change a number."""

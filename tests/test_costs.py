@@ -68,6 +68,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_who_takes_part(task):
     """Nobody trains, nobody is asked; who was too late had been asked."""
     leaves = {"w": jnp.zeros(3)}
@@ -124,6 +125,7 @@ def test_without_control_variates_the_model_alone_goes_down(task, data):
         assert of(algorithm) == of(fedavg())
 
 
+@pytest.mark.slow
 def test_what_a_rule_of_ones_own_uploads_is_counted_without_a_word(task, data):
     """Two models, three scalars, six halves of one; what is only shown is not sent."""
 
@@ -226,6 +228,7 @@ def test_who_was_too_late_has_trained_for_nothing(task, data, name, each):
     assert wasted(algorithm, params, starters, starters) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_round_counts_the_late_apart(task, data):
     clock = fa.Clock(np.array([1, 9, 2, 8, 3, 7], np.float32))
     plan = fa.Plan(participation=fa.earliest(0.5), batch_size=4, clock=clock)
@@ -431,6 +434,7 @@ def test_a_delay_depends_on_round_and_client_and_nothing_else(data, task):
 CLOCK = fa.Clock(fa.costs.lognormal(0.1, 1.0), 1e3, delay=fa.costs.exponential(2.0))
 
 
+@pytest.mark.slow
 def test_a_clock_counts_and_changes_nothing(task, data):
     plan = dict(cohort_size=3, batch_size=4)
     round_fn, state = start(fedavg(), task, data, fa.Plan(**plan))

@@ -75,6 +75,7 @@ def test_a_round_of_processes_moves_what_is_counted(
         assert found == {"all-reduce": summed} | moved
 
 
+@pytest.mark.slow
 def test_more_devices_pay_until_moving_takes_as_long_as_training(devices):
     workload = devices.rounds.WORKLOADS["w2"]
     rows = devices.on_paper("fedavg", workload, 0.002, math.inf, 0.0)
@@ -90,6 +91,7 @@ def test_more_devices_pay_until_moving_takes_as_long_as_training(devices):
     assert rows[-1]["speedup"] == pytest.approx(50 / (1 + 2 * 49 / 50))
 
 
+@pytest.mark.slow
 def test_the_seconds_of_a_client_are_given(devices, monkeypatch, capsys):
     words = ["devices.py", "--workloads", "w2"]
     monkeypatch.setattr(sys, "argv", [*words, "--client-seconds", "0.002"])

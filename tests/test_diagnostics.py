@@ -11,6 +11,7 @@ from fedjax_adapt import diagnostics
 from fedjax_adapt.errors import SettingError
 
 
+@pytest.mark.slow
 def test_central_params_are_those_of_sgd_on_all_data(x64):
     data, task = make_data(dtype=np.float64), quadratic_task(jnp.float64)
     curvature = np.asarray(data.y, np.float64)
@@ -46,6 +47,7 @@ def test_consistency_is_of_each_layer():
     }
 
 
+@pytest.mark.slow
 def test_consistency_of_a_round_is_what_gift_sees(task, data):
     algorithm = fa.show_deltas(
         fa.algorithms.gift(2, theta=0.0, reduce="mean_abs_ratio")
@@ -96,6 +98,7 @@ def test_mistakes_are_told(task, data):
         diagnostics.central_params(task, data, plan, state.params, key, 0)
 
 
+@pytest.mark.slow
 def test_central_params_know_no_cap_and_no_clock(task, data):
     plan, key = fa.Plan(batch_size=4), jax.random.key(5)
     params = task.init(key)
@@ -107,6 +110,7 @@ def test_central_params_know_no_cap_and_no_clock(task, data):
     np.testing.assert_array_equal(found[0]["w"], found[1]["w"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [fa.algorithms.fedavg(), fa.algorithms.adacomm(3)])
 def test_the_distance_to_gradient_descent_on_all_data_is_shown(base, x64):
     data, task = make_data(dtype=np.float64), quadratic_task(jnp.float64)
@@ -140,6 +144,7 @@ def test_gradient_descent_on_the_data_of_one_client_that_holds_all_is_the_ideal(
     np.testing.assert_allclose(info.policy["ideal_distance"], 0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [fa.algorithms.fednova(), fa.algorithms.gift(4)])
 def test_watched_parameters_are_the_models_and_gradients_what_clients_followed(
     base, x64
@@ -168,6 +173,7 @@ def test_watched_parameters_are_the_models_and_gradients_what_clients_followed(
     assert set(info.clients) == {*own, *(f"gradient_{i}" for i in range(4))}
 
 
+@pytest.mark.slow
 def test_gradients_under_momentum_are_of_as_far_as_its_steps_go(data):
     """A gradient that never changes is shown as it is, whatever the momentum."""
     shown = []

@@ -135,6 +135,7 @@ def test_five_rows_of_table_2_are_fedavg_plus_a_constant_as_findings_says():
         assert {f"{number:.4f}" for number in difference} == {constant}, name
 
 
+@pytest.mark.slow
 def test_the_published_model_has_a_thousand_outputs():
     def size(outputs):
         task = fa.classification(MODELS["resnet18"](CIFAR, outputs), CIFAR)

@@ -55,6 +55,7 @@ def test_inputs_that_no_image_generator_makes_are_one_sentence(shape):
         image_generator().init(jax.random.key(0), 5, 3, shape)
 
 
+@pytest.mark.slow
 def test_images_are_standard_normal_and_depend_on_label_and_noise():
     generator = image_generator(2)
     made = generator.init(jax.random.key(0), 5, 3, (4, 8, 2))
@@ -87,6 +88,7 @@ def test_a_batch_is_normalised_by_itself_and_later_by_what_was_kept():
     assert same is kept
 
 
+@pytest.mark.slow
 def test_a_latent_generator_is_the_network_of_the_code(x64):
     """Affine, normalised, ReLU, affine, in float64 NumPy."""
     generator = latent_generator(7)
@@ -117,6 +119,7 @@ def filtered(layer, x):
     return sum(parts) + layer["bias"]
 
 
+@pytest.mark.slow
 def test_an_image_generator_is_the_network_of_the_code(x64):
     """public-set.md C3 in float64 NumPy, from two affine layers to the last BN."""
     generator, rng = image_generator(2), np.random.default_rng(1)

@@ -137,6 +137,7 @@ def test_jax_finds_all_processes_with_no_more_than_the_role_allows(
     assert {*cluster.asked} == allowed
 
 
+@pytest.mark.slow
 def test_without_the_package_the_run_ends_and_names_it(tmp_path):
     program = (
         "import sys; sys.modules['kubernetes'] = None; import fedjax_adapt.cli as cli; "

@@ -122,6 +122,7 @@ def test_tokens_weigh_the_same_where_they_count():
         np.testing.assert_allclose(given["accuracy"], right, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_clients_have_metrics_of_their_own():
     """Among them one without examples, and one with a single label."""
     data = make_data((*SIZES, 0, 1))
@@ -145,6 +146,7 @@ def test_clients_have_metrics_of_their_own():
     np.testing.assert_array_equal(plain.accuracy, given.accuracy)
 
 
+@pytest.mark.slow
 def test_metrics_under_jit_and_several_devices(data):
     task = make_task()._replace(metrics=NAMED)
     params = task.init(jax.random.key(0))

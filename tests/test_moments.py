@@ -152,6 +152,7 @@ def test_a_mistake_is_one_sentence(task, changes, options, says):
         gradient_moments(task, task.init(jax.random.key(0)), batch, **options)
 
 
+@pytest.mark.slow
 def test_one_example_has_no_variance():
     task = fa.classification(models.linear((6,), 3), (6,))
     params = task.init(jax.random.key(0))
@@ -175,6 +176,7 @@ def test_parts_merge_to_the_whole_and_an_empty_one_adds_nothing():
     close(merge(empty, empty), empty)
 
 
+@pytest.mark.slow
 def test_an_accelerator_does_not_wait_for_a_condition(monkeypatch):
     values = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     part = Products(values, 2 + values, np.ones((2, 3), np.float32))

@@ -149,6 +149,7 @@ def test_the_earliest_hold_examples_and_their_number_is_rounded_up():
     ]
 
 
+@pytest.mark.slow
 def test_empty_slots_train_nobody(task, data):
     plan = fa.Plan(participation=fa.bernoulli(0.1), batch_size=4, lanes=2)
     state = fa.init_state(fedavg(), task, data, plan, jax.random.key(0))

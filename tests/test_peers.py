@@ -587,6 +587,7 @@ def small(peers, monkeypatch):
     monkeypatch.setattr(peers.rounds.fa, "cores_as_devices", lambda devices: None)
 
 
+@pytest.mark.slow
 def test_devices_share_a_round_and_change_no_fingerprint(peers, small):
     words = ["--workload", "w2", "--check", "--lanes", "1", "--devices"]
     alone, both = (
@@ -600,6 +601,7 @@ def test_devices_share_a_round_and_change_no_fingerprint(peers, small):
         np.testing.assert_allclose(two[name], one[name], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_rounds_prints_what_it_printed(peers, small, monkeypatch, capsys):
     words = ["rounds.py", "--workload", "w2", "--rounds", "1", "--warmup", "1"]
     monkeypatch.setattr(sys, "argv", [*words, "--lanes", "1", "--devices", "1"])

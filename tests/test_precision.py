@@ -92,6 +92,7 @@ def test_what_is_asked_of_an_accelerator():
     assert products("float32", "cpu") is products("tf32", "cpu") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize(
     "precision, level", [("float32", "HIGHEST"), ("tf32", "DEFAULT")]
@@ -130,6 +131,7 @@ SSG = fa.algorithms.fedssg(total_rounds=2, participation=0.5)
 GSNR = fa.algorithms.fedgsnr(num_steps=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm, lanes",
     [
@@ -160,6 +162,7 @@ def test_statistics_of_bfloat16_are_float32():
     np.testing.assert_allclose(found.astype(jnp.float32), exact, atol=0.01, rtol=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", ["conv", "norm", "dense"])
 def test_gradients_that_are_sums_over_pixels_are_summed_in_float32(layer):
     """Of 20,480 in bfloat16, all but the first hundreds would add nothing."""
@@ -211,6 +214,7 @@ def test_a_run_in_bf16_learns_the_digits(tmp_path):
     assert abs(exact.accuracy - lower.accuracy) < 0.03
 
 
+@pytest.mark.slow
 def test_in_a_sweep_each_precision_is_a_program():
     few = {"model": "linear", "num_clients": 4, "rounds": 1, "algorithm": "fedavg"}
     grid = {"precision": ["float32", "bf16"], "seed": [0, 1]}

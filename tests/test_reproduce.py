@@ -139,6 +139,7 @@ def test_settings_of_a_cell_are_those_of_run_row_method_cell_and_scale(
     assert [config("smoke", at).num_clients for at in range(3)] == [10, 10, 1]
 
 
+@pytest.mark.slow
 def test_local_steps_are_those_of_the_other_methods_run(made):
     veca, avg, central = (runs_of(cell)[0] for cell in iid(made))
     total = read_summary(veca)["local_steps"]
@@ -335,6 +336,7 @@ def test_a_target_that_not_all_seeds_reach_has_no_mean():
     assert tables([none])["row"][0][2:] == (">300", "no seed", "", "2")
 
 
+@pytest.mark.slow
 def test_speed_up_is_the_first_methods_rounds_by_the_others(made, monkeypatch):
     from fedjax_adapt.report import reproduce as report
 
@@ -598,6 +600,7 @@ DIVERGES = TABLE.replace(
 ).replace("alpha = 0.5", "momentum = 0.5")
 
 
+@pytest.mark.slow
 def test_what_diverges_has_no_figures_and_the_rest_goes_on(papers, tmp_path, capsys):
     (papers / "some" / "table7.toml").write_text(DIVERGES)
     try:

@@ -217,6 +217,7 @@ def test_the_bare_loop_computes_what_one_client_of_the_engine_computes(modules, 
     assert max(map(float, jax.tree.leaves(moved))) > 0.1  # so equal says something
 
 
+@pytest.mark.slow
 def test_models_side_by_side_are_as_each_is_alone(modules, small):
     task, data, params = small
     bare, plan = modules["bare"], fa.Plan(batch_size=2, cohort_size=4, lr=0.3)
@@ -257,6 +258,7 @@ def test_a_round_that_sends_nothing_trains_and_stays_where_it_was(modules, work)
         assert all((leaf == 2).all() for leaf in tables)  # each writes once a round
 
 
+@pytest.mark.slow
 def test_the_batches_of_a_round_are_summed_up(modules, work):
     total = modules["parts"].batches(work).call()
     expected = work.data.x.sum() + work.data.y.sum()  # an epoch of everybody
@@ -309,6 +311,7 @@ def test_the_whole_of_the_overhead_in_small(modules, tmp_path, monkeypatch, caps
     assert [parts.count(p) for p in overhead.PARTS] == [3 * 3, 2 * 3 * 2, 11]
 
 
+@pytest.mark.slow
 def test_empty_rounds_are_sent_in_chunks(modules, tmp_path):
     dispatch = modules["dispatch"]
     state, infos = dispatch.through_train(2, 4, 1).call()

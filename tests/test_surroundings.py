@@ -52,6 +52,7 @@ def test_a_warning_is_one_sentence(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_what_an_encoding_lacks_is_ascii(printed):
     code, shown = printed(f"{QUICK_RUN} --folder mine", "ascii")
     assert code == 0
@@ -84,6 +85,7 @@ def test_each_character_has_something_to_be_written_as(
     assert (tmp_path / "out").read_bytes() == bytes
 
 
+@pytest.mark.slow
 def test_a_reader_who_leaves_ends_no_run(elsewhere, monkeypatch, capfd):
     reads, writes = os.pipe()
     os.close(reads)
@@ -150,6 +152,7 @@ def test_where_no_home_is_known_nothing_is_kept(monkeypatch):
     assert tuning.read_cache(file) == {}
 
 
+@pytest.mark.slow
 def test_sigterm_keeps_every_finished_round(capsys, monkeypatch):
     from fedjax_adapt.report import progress
 

@@ -46,6 +46,7 @@ def test_a_sweep_is_read_beside_a_run_and_the_ratio_is_of_a_pass(
     assert len(file.read_text().splitlines()) == 4
 
 
+@pytest.mark.slow
 def test_every_trial_of_its_sweep_is_trained_and_its_run_is_the_first(sweeps):
     sweep = sweeps.one_sweep("w2", 2, 1, 3, 2)
     states, results = sweep.call()

@@ -145,6 +145,7 @@ def oracle(losses, tau, fix, trigger, gamma, every_rounds):
     return got
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

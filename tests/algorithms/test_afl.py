@@ -65,6 +65,7 @@ def fixed(beta, delta, rho, **options):
     return int(policy.mean_steps(jnp.int32(1)))
 
 
+@pytest.mark.slow
 def test_fixed_tau_is_the_first_minimiser_of_g():
     assert fixed(2.0, 0.0, 5.0) == 100  # nothing drifts, each aggregation costs
     assert fixed(2.0, 1.0, 5.0, aggregation_seconds=0.0) == 1  # aggregations are free
@@ -112,6 +113,7 @@ def run(algorithm, data, rounds, clock=None):
     return state, *train(round_fn, state, keys(rounds), chunk_size=rounds)
 
 
+@pytest.mark.slow
 def test_a_client_compares_with_its_own_last_model_or_not_at_all(x64):
     """public-set.md D1 with cohorts of two of six: theta_i is where client i ended.
 
@@ -172,6 +174,7 @@ class Earlier(NamedTuple):
     model: Any
 
 
+@pytest.mark.slow
 def test_a_state_of_an_earlier_version_goes_on_as_it_would_have(x64, tmp_path):
     """Every client has trained, the last one until it diverged."""
     data, _ = quadratics()
@@ -210,6 +213,7 @@ def test_who_never_trained_is_told_from_who_diverged(x64):
         assert int(info.policy["nonfinite"]) == 1, value
 
 
+@pytest.mark.slow
 def test_a_gradient_that_does_not_turn_has_the_least_beta(x64):
     """public-set.md D1: beta_i is at least 1e-5, where the client has moved at all."""
     data = make_data(dtype=np.float64)
@@ -334,6 +338,7 @@ def test_a_budget_that_one_round_exceeds_is_refused_once_no_clock_is_known(task,
         start(afl(budget=0.1), task, data)
 
 
+@pytest.mark.slow
 def test_identical_clients_diverge_nowhere_and_tau_grows_tenfold(x64):
     data, _ = quadratics(identical=True)
     algorithm = afl(1e6, phi=PHI, **COSTS)
@@ -357,6 +362,7 @@ def test_a_trial_gives_the_constants_of_the_fixed_tau(x64):
     assert isinstance(policy.mean_steps(jnp.int32(1)).item(), int)
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_never_reaches_tau_or_the_model(x64):
     data, _ = quadratics()
     algorithm = afl(BUDGET, phi=PHI, **COSTS)

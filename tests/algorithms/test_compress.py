@@ -79,6 +79,7 @@ def test_follows_the_numpy_oracle(x64, name, feedback):
             np.testing.assert_allclose(row, errors[i], atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_an_error_is_within_the_bound(name):
     """E||C(x) - x||^2 <= variance ||x||^2, here and for a single number that is not 0."""
@@ -130,6 +131,7 @@ def after(algorithm, task, data, rounds=3, plan=None):
 BASES = {f.__name__: f for f in (fedavg, fedprox, scaffold, fednova)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", fast(BASES, "fednova"))
 def test_all_of_a_model_is_the_base_itself(task, data, build):
     state, infos = after(fa.with_compression(build(), fa.top_k(1.0)), task, data)
@@ -141,6 +143,7 @@ def test_all_of_a_model_is_the_base_itself(task, data, build):
     assert infos[0].bytes_up == plain[0].bytes_up  # dense is shorter
 
 
+@pytest.mark.slow
 def test_what_was_sent_and_what_is_left_is_all_that_was_wanted(x64):
     """sum of C(u) + e = sum of D, where a client's D does not depend on the model."""
     data, plan = make_data(dtype=np.float64), fa.Plan(batch_size=None, lr=0.1)
@@ -197,6 +200,7 @@ def test_bytes_are_those_of_the_message():
     assert sent(gsnr, fa.sign()) == up(gsnr) - model + 2 + 1 + 2 * 4
 
 
+@pytest.mark.slow
 def test_a_round_counts_them_and_shows_the_error(task, data):
     algorithm = fa.with_compression(fednova(), fa.sign())
     _, infos = after(algorithm, task, data, rounds=2)
@@ -266,6 +270,7 @@ def test_tensors_alike_are_rounded_each_by_chance_of_its_own():
     assert not np.array_equal(sent["a"], sent["b"])
 
 
+@pytest.mark.slow
 def test_an_error_stays_when_a_public_set_renews_the_rest(task, data):
     """Of a base whose clients remember their refined model."""
     base = fa.algorithms.moon()

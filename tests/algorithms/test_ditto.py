@@ -43,6 +43,7 @@ def test_follows_the_numpy_oracle(x64, steps):
         np.testing.assert_allclose(found, own[i], atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [scaffold, lambda: fedper("b")], ids=["scaf", "per"])
 def test_the_global_model_is_the_bases(task, data, build):
     ends = []
@@ -55,6 +56,7 @@ def test_the_global_model_is_the_bases(task, data, build):
     assert same(other_infos, infos)
 
 
+@pytest.mark.slow
 def test_at_mu_0_the_first_own_model_is_the_local_one(task, data):
     algorithm = fa.with_averages(ditto(0.0), clients=True)
     round_fn, state = start(algorithm, task, data)

@@ -32,6 +32,7 @@ def test_follows_the_numpy_oracle(x64, weights):
     np.testing.assert_allclose(oracle.flat(history[-1][0].server), m, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_without_momentum_and_penalty_it_is_uniform_fedavg(task, data):
     ends = []
     for algorithm in (fedacg(0.0, 0.0), fedavg("uniform")):
@@ -83,6 +84,7 @@ MOVED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build",), fast(MOVED, "fedacg", "fedcm", "pfedme", "feddisco")
 )

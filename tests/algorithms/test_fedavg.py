@@ -32,6 +32,7 @@ def test_follows_the_numpy_oracle(x64, weights, momentum):
     assert 0.05 < clipped.mean() < 0.95  # the comparison saw both sides of the clip
 
 
+@pytest.mark.slow
 def test_one_client_with_full_batches_is_gradient_descent(x64):
     data = make_data(sizes=(12,), dtype=np.float64)
     task = make_task(jnp.float64)

@@ -131,6 +131,7 @@ SYNCHRONOUS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", fast(SYNCHRONOUS, "fedavg", "feddyn"))
 def test_waiting_for_all_is_the_synchronous_base(task, data, build):
     """M = K: nobody is stale, and a round lasts as long as its slowest client."""
@@ -157,6 +158,7 @@ def test_everyone_at_once_mixed_in_by_half_goes_half_as_far(task, data):
     close(*ends)
 
 
+@pytest.mark.slow
 def test_one_client_after_the_other_is_fedavg_with_cohorts_of_one(task, data):
     plan = replace(PLAIN, cohort_size=1)
     ends = []
@@ -166,6 +168,7 @@ def test_one_client_after_the_other_is_fedavg_with_cohorts_of_one(task, data):
     close(*ends)
 
 
+@pytest.mark.slow
 def test_nobody_is_drawn_who_is_under_way_and_all_are_drawn(task, data):
     round_fn, state = start(fedbuff(5), task, data, replace(PLAIN, cohort_size=2))
     step, seen = jax.jit(round_fn), set()
@@ -178,6 +181,7 @@ def test_nobody_is_drawn_who_is_under_way_and_all_are_drawn(task, data):
     assert len(away) == 3 and seen == set(range(6))
 
 
+@pytest.mark.slow
 def test_the_first_rounds_only_send_clients_off(task, data):
     algorithm = fedbuff(6, base=fedadam())  # which forgets a little even without a move
     round_fn, state = start(algorithm, task, data, replace(PLAIN, cohort_size=2))
@@ -194,6 +198,7 @@ def test_the_first_rounds_only_send_clients_off(task, data):
     assert int(state.server.updates) == 1
 
 
+@pytest.mark.slow
 def test_an_optimizer_around_takes_no_step_where_nobody_arrives(task, data):
     plan = replace(PLAIN, cohort_size=2)
     around = fedadam(base=fedbuff(6, base=fedavg("uniform")))
@@ -206,6 +211,7 @@ def test_an_optimizer_around_takes_no_step_where_nobody_arrives(task, data):
     close(ends[0].server.optimizer, ends[1].server.inner.optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("concurrency, taken", [(2, (3, 1, 2)), (3, (1, 2, 3))])
 def test_those_that_tie_go_in_the_order_in_which_they_began(task, concurrency, taken):
     """In float32 0.3 s less 0.1 s is more than 0.2 s, but who began first goes first."""
@@ -228,6 +234,7 @@ def test_those_that_tie_go_in_the_order_in_which_they_began(task, concurrency, t
         assert set(np.asarray(state.server.clients.ids).tolist()) - {-1} == away
 
 
+@pytest.mark.slow
 def test_the_control_of_scaffold_is_the_mean_over_those_who_arrived(task, data):
     algorithm = fedbuff(4, base=scaffold(scale="none"))
     round_fn, state = start(algorithm, task, data, replace(PLAIN, cohort_size=2))
@@ -242,6 +249,7 @@ def test_the_control_of_scaffold_is_the_mean_over_those_who_arrived(task, data):
     assert present.sum() == 2 and float(jnp.abs(coming["w"]).max()) > 1e-3
 
 
+@pytest.mark.slow
 def test_what_feddyn_remembers_is_not_discounted(task, data):
     algorithm = fedbuff(4, staleness="polynomial", a=2.0, base=feddyn())
     round_fn, state = start(algorithm, task, data, replace(PLAIN, cohort_size=2))
@@ -293,6 +301,7 @@ def test_neither_lanes_nor_devices_nor_loops_change_it(task, data, build):
     close(slow(expected[4], keys(5)[4])[0], expected[5], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_round_of_some_lets_as_many_arrive(task, data):
     """A policy that leaves clients out sends fewer off, and M - K stay under way."""
     policy = fa.StepPolicy(steps=lambda state, cohort, _: cohort.ids % 2 * 3)

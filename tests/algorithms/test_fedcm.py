@@ -55,6 +55,7 @@ def local(theta, client, plan, lr, direction):
     return theta
 
 
+@pytest.mark.slow
 def test_with_its_own_gradient_alone_it_is_uniform_fedavg(task, data):
     ends = []
     for algorithm in (fedcm(1.0), fedavg("uniform")):

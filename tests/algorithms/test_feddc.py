@@ -69,6 +69,7 @@ def test_follows_the_numpy_oracle(x64, options):
     assert_follows(history, follow)
 
 
+@pytest.mark.slow
 def test_without_correction_and_clip_it_is_feddyn(x64):
     plan = replace(PLAN, clip_norm=None)
     dc = run(feddc(ALPHA, correction="none"), plan)[2]
@@ -86,6 +87,7 @@ def test_it_is_fedssg_with_an_open_gate_and_proximal_alignment(x64):
         close(a.params, b.params, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_first_round_is_fedprox_with_a_longer_server_step(x64):
     plan = replace(PLAN, clip_norm=None)
     equal = (8,) * 5
@@ -101,6 +103,7 @@ def test_the_first_round_is_fedprox_with_a_longer_server_step(x64):
     )
 
 
+@pytest.mark.slow
 def test_the_server_holds_the_means_of_the_clients(task, data):
     plan = Plan(participation=bernoulli(0.5), batch_size=4)
     round_fn, state = start(feddc(0.1), task, data, plan)
@@ -116,6 +119,7 @@ def test_the_server_holds_the_means_of_the_clients(task, data):
     assert float(jnp.abs(state.server.control["w"]).max()) > 1e-2
 
 
+@pytest.mark.slow
 def test_half_participation_reaches_the_weighted_optimum(x64):
     assert distance_to_optimum(feddc(0.1)) < 1e-5
     assert not distance_to_optimum(feddc(0.1, correction="last_diff")) < 1e-4

@@ -187,6 +187,7 @@ def after(algorithm, task, data, rounds=1, plan=PLAN):
     return state, info
 
 
+@pytest.mark.slow
 def test_the_student_of_the_best_validation_is_returned(x64):
     """The second of four: examples are labelled as it would."""
     algorithm = feddf(
@@ -234,6 +235,7 @@ def plain(task, public_data):
     return state.params, fa.evaluate(task, state.params, judged).accuracy
 
 
+@pytest.mark.slow
 def test_the_best_student_is_kept_and_old_ones_end_it(task, public_data, plain):
     """Steps too small to change a prediction: the first validation is the best."""
     still = FEW | dict(distill_steps=20, distill_lr=1e-12)
@@ -245,6 +247,7 @@ def test_the_best_student_is_kept_and_old_ones_end_it(task, public_data, plain):
     np.testing.assert_allclose(info.refine["student_accuracy"], score, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_mean_itself_may_be_the_best_if_asked_for(task, public_data, plain, init):
     """Steps so long that every student is worse."""
@@ -269,6 +272,7 @@ def test_teachers_no_better_than_chance_are_dropped_unless_all_are(x64):
     np.testing.assert_array_equal(chosen, active)
 
 
+@pytest.mark.slow
 def test_a_teacher_must_be_better_than_chance_by_a_fifth(x64):
     """public-set.md C1: below 1.2 / 3 = 0.4 it is dropped."""
     x, y = jnp.zeros((100, WIDTH)), jnp.repeat(jnp.arange(3), jnp.array([39, 41, 20]))

@@ -76,6 +76,7 @@ def test_follows_the_numpy_oracle(x64, options):
     assert_follows(history, follow)
 
 
+@pytest.mark.slow
 def test_on_feddyn_only_the_mean_of_the_cohort_is_weighted_anew(x64):
     clients, theta, history = run(feddisco(base=feddyn(0.4)))
     alpha = 0.4 / oracle.size_ratios(clients)
@@ -96,6 +97,7 @@ def test_on_feddyn_only_the_mean_of_the_cohort_is_weighted_anew(x64):
     assert_follows(history, follow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "base", [fedavg(), pytest.param(fedprox(0.3), marks=pytest.mark.slow)]
 )
@@ -137,6 +139,7 @@ def test_clients_of_equal_size_and_divergence_weigh_the_same():
         np.testing.assert_allclose(trusted(cohort), 1 / 3, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_client_alone_has_all_the_weight():
     np.testing.assert_allclose(trusted(cohort_of([[5, 1], [1, 1]], [0])), 1)
 
@@ -148,6 +151,7 @@ def test_a_client_whose_share_of_the_divergence_is_large_is_left_out():
     np.testing.assert_allclose(got[1:], 0.5, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_label_the_reference_has_not_is_the_limit_of_one_it_hardly_has():
     cohort = cohort_of([[9, 1, 0], [5, 5, 0], [5, 4, 1]], [0, 1, 2])
     got = trusted(cohort, reference=(0.5, 0.5, 0.0))
@@ -172,6 +176,7 @@ def test_on_equal_clients_with_equal_labels_feddyn_stays_feddyn(x64):
     close(ends[0], ends[1], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_legacy_table_reads_ten_classes_a_row():
     """With 20 classes client i is shown half of client i // 2's."""
     counts = np.zeros((4, 20), int)

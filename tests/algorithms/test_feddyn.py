@@ -43,12 +43,14 @@ def test_follows_the_numpy_oracle(x64, clip_scope):
     )
 
 
+@pytest.mark.slow
 def test_without_a_clip_its_scope_does_not_matter(x64):
     plan = replace(PLAN, clip_norm=None)
     ends = [run(feddyn(ALPHA, scope), plan)[2][-1][0] for scope in ("code", "all")]
     close(ends[0], ends[1], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_first_round_of_a_client_is_fedprox(task, data):
     """On equal clients, h = 0: the local loss is F + alpha/2 ||theta - w||^2."""
     equal = make_data((8,) * 5)
@@ -62,6 +64,7 @@ def test_the_first_round_of_a_client_is_fedprox(task, data):
     close(deltas[0], longer)
 
 
+@pytest.mark.slow
 def test_the_server_memory_is_the_mean_of_all_clients(task, data):
     plan = Plan(participation=bernoulli(0.5), batch_size=4)
     round_fn, state = start(feddyn(ALPHA), task, data, plan)
@@ -73,6 +76,7 @@ def test_the_server_memory_is_the_mean_of_all_clients(task, data):
     assert float(jnp.abs(state.server["w"]).max()) > 1e-2
 
 
+@pytest.mark.slow
 def test_without_alpha_it_is_not_fedavg_but_fedavg_with_server_momentum(x64):
     """w' = mean_S theta + hbar', hbar' = hbar + m/N (mean_S theta - w)."""
     data = make_data((8,) * 5, np.float64)

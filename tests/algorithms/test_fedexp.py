@@ -42,6 +42,7 @@ def after(algorithm, task, data, plan=None, rounds=3):
     return state, info
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", fast({"fedavg": fedavg, "feddyn": feddyn}, "feddyn"))
 def test_with_a_large_epsilon_it_is_its_base(task, data, build):
     state, info = after(fedexp(1e9, build()), task, data)

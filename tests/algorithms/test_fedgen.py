@@ -121,6 +121,7 @@ def objective_at(algorithm, view):
     return lambda round, step: evaluate(view.params, round, step)
 
 
+@pytest.mark.slow
 def test_noise_is_uniform_from_zero_to_one(x64, monkeypatch):
     """public-set.md C2: as the code draws it, though its comment says Gaussian."""
     latent, seen = latent_generator(6), []
@@ -143,6 +144,7 @@ def test_noise_is_uniform_from_zero_to_one(x64, monkeypatch):
     assert noise.std() == pytest.approx(1 / 12**0.5, rel=0.03)
 
 
+@pytest.mark.slow
 def test_the_objective_and_its_gradient_are_those_of_the_paper(x64):
     """Plain in round 0 and from step 7 on; alpha and beta fade to a floor."""
     view = a_view()
@@ -314,6 +316,7 @@ def test_features_become_diverse_where_nothing_else_is_asked_for(x64):
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.slow
 def test_round_0_is_fedavg_to_the_bit_and_round_1_is_not(trained, plain):
     (states, infos), (plain, plain_infos) = trained, plain
     assert same(states[1].params, plain[1].params)
@@ -321,6 +324,7 @@ def test_round_0_is_fedavg_to_the_bit_and_round_1_is_not(trained, plain):
     assert not same(states[2].params, plain[2].params)
 
 
+@pytest.mark.slow
 def test_without_alpha_and_beta_it_is_fedavg_to_the_bit(data, plain):
     states, _ = after(fedgen(0.0, 0.0, **FEW), data, 3)
     assert same(states[3].params, plain[0][3].params)
@@ -341,6 +345,7 @@ def test_the_generator_learns_from_the_heads(trained):
     assert all(float(info.refine["generator_loss"]) > 0 for info in infos)
 
 
+@pytest.mark.slow
 def test_labels_that_nobody_has_seen_are_never_generated(data):
     """Clients of labels 0 and 1: G's input for label 2 gets no gradient."""
     y = jnp.minimum(data.y, 1)

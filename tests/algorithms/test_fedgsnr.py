@@ -138,6 +138,7 @@ def test_follows_the_numpy_oracle_under_partial_participation(x64):
     assert len(seen) > 1  # cohorts of several sizes, so empty slots
 
 
+@pytest.mark.slow
 def test_who_is_left_out_neither_trains_nor_counts_but_is_waited_for(x64):
     """n_k = 0 of one client throughout, against the oracle in NumPy."""
     sizes, left_out = np.array([12, 9, 2, 7]), 2
@@ -174,6 +175,7 @@ def test_who_is_left_out_neither_trains_nor_counts_but_is_waited_for(x64):
         assert info.bytes_down == 4 * (model + 4)
 
 
+@pytest.mark.slow
 def test_clients_alike_make_it_fedavg_to_the_bit(task):
     clients = make_clients((8,)) * 4
     data = fa.FederatedDataset.from_clients(clients, num_classes=3)
@@ -417,6 +419,7 @@ def test_nobody_trains_where_all_gradients_are_zero():
     assert report["entropy"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "probe", ["corrected", pytest.param("plain", marks=pytest.mark.slow)]
 )
@@ -506,6 +509,7 @@ def test_every_wrong_option_is_refused():
         fedgsnr(interpolation=2)
 
 
+@pytest.mark.slow
 def test_steps_along_the_first_gradient_see_none_of_the_others(x64):
     """tau gradients at w, each of the batch of its step, against the oracle in NumPy."""
     sizes = (12, 5, 9, 12)
@@ -526,6 +530,7 @@ def test_steps_along_the_first_gradient_see_none_of_the_others(x64):
     np.testing.assert_allclose(oracle.flat(state.params), expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_one_step_has_no_other_gradient_than_the_first(x64):
     data, task = make_data(dtype=np.float64), make_task(jnp.float64)
     ends = []

@@ -29,6 +29,7 @@ def after_a_round(algorithm, task, data, momentum):
     return flat(state.params), flat(after.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_with_equal_steps_it_is_fedavg(task, data, momentum):
     ends = [after_a_round(a, task, data, momentum) for a in (fedavg(), fednova())]
@@ -85,6 +86,7 @@ def test_follows_the_numpy_oracle(x64, momentum, mu, weights, beta):
     assert_follows(history, follow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum, mu", [(0.7, 0.0), (0.0, 0.9), (0.7, 0.9)])
 def test_on_a_constant_gradient_every_client_sends_the_same_direction(
     x64, momentum, mu
@@ -102,6 +104,7 @@ def test_on_a_constant_gradient_every_client_sends_the_same_direction(
     close(after.params, state.params - 0.2 * effective, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum, mu", [(1e-7, 0.0), (0.0, 1e-7)])
 def test_without_momentum_or_prox_the_normaliser_is_the_number_of_steps(
     x64, momentum, mu

@@ -75,6 +75,7 @@ def ends(algorithms, task, data, rounds=3):
         yield state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", fast(BASES, "fedssg"))
 def test_a_plain_step_of_one_is_the_base_itself(task, data, build):
     base = build()

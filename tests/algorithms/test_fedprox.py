@@ -21,6 +21,7 @@ def test_a_number_that_float32_does_not_hold_is_refused(make):
         make(1e40)
 
 
+@pytest.mark.slow
 def test_without_mu_it_is_fedavg_to_the_bit(task, data):
     assert same(end(fedprox(mu=0.0), task, data), end(fedavg(), task, data))
 
@@ -40,6 +41,7 @@ def test_a_large_mu_holds_clients_near_the_broadcast_model(task, data):
     assert moves[1] < 0.6 * moves[0]
 
 
+@pytest.mark.slow
 def test_ssg_code_is_twice_the_pull(task, data):
     code = end(fedprox(0.1, variant="ssg_code"), task, data)
     close(code, end(fedprox(0.2), task, data))

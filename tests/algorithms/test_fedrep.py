@@ -47,6 +47,7 @@ def test_follows_the_numpy_oracle(x64, head_steps, weights):
     np.testing.assert_allclose(history[-1][0].clients.own["b"], heads, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_client_of_one_step_trains_its_body(task, data):
     one = fa.constant_steps(1)
     round_fn, state = start(fa.with_steps(fedrep(personal="b"), one), task, data)

@@ -137,6 +137,7 @@ def trained(task, data):
     return data, history
 
 
+@pytest.mark.slow
 def test_server_memory_and_control_are_means_over_all_clients(trained):
     data, history = trained
     ratio = np.asarray(data.size) / 8
@@ -187,6 +188,7 @@ def test_a_closed_gate_makes_it_uniform_fedavg(task, data):
     close(closed.params, train(round_fn, state, keys(3))[0].params)
 
 
+@pytest.mark.slow
 def test_without_gate_alpha_and_memory_it_is_scaffold(task, data):
     """drift.md 5.6: p = 1, alpha = 0, h kept out of the server's update."""
     ssg = fedssg(alpha=0.0, gate="none", aggregate="sel", participation=Q)
@@ -225,6 +227,7 @@ def test_options_of_what_is_left_out_change_nothing(without, options, task, data
     assert not same(end(**options), end())
 
 
+@pytest.mark.slow
 def test_without_gate_and_with_the_proximal_form_it_is_feddc(task, data):
     """drift.md 5.6: p = 1, align prox; whatever beta is."""
     plan = Plan(cohort_size=3, batch_size=4, lr_decay=0.9)
@@ -236,6 +239,7 @@ def test_without_gate_and_with_the_proximal_form_it_is_feddc(task, data):
     close(*ends, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"correction_lr": "round"}, {"correction_gated": False}],
@@ -270,6 +274,7 @@ def test_k_identity_pins_the_bookkeeping(x64, options):
             close(state.clients.control[i], expected, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_half_participation_reaches_the_weighted_optimum(x64):
     assert distance_to_optimum(fedssg(0.1, 600, 0.5)) < 1e-5
 

@@ -204,6 +204,7 @@ def test_on_quadratics_beta_is_the_curvature_and_delta_has_a_closed_form(x64):
     assert several
 
 
+@pytest.mark.slow
 def test_identical_clients_all_take_one_over_one_minus_alpha_steps_for_any_traced_alpha():
     """In float32, where 1 / (1 - 0.95) is a little below 20."""
     x, y = make_clients((8,))[0]
@@ -297,6 +298,7 @@ def test_it_gives_any_base_unequal_steps(task, data, base):
     assert steps.min() == 2 and steps.max() == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "accept", ["global", pytest.param("local", marks=pytest.mark.slow)]
 )

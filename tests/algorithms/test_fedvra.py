@@ -44,6 +44,7 @@ def test_the_code_behind_the_tables_is_feddyn(x64):
             close(a._replace(origin=()), b._replace(origin=()), atol=1e-14)
 
 
+@pytest.mark.slow
 def test_with_its_defaults_it_is_feddyn_clipped_as_a_whole(x64):
     vra, dyn = run(fedvra(gamma=0.2))[2], run(feddyn(0.2, "all"))[2]
     for (a, _), (b, _) in zip(vra, dyn, strict=True):

@@ -247,6 +247,7 @@ def test_on_fedprox_with_an_sgd_of_its_own_it_follows_the_numpy_oracle(x64):
     agrees_with_the_oracle(algorithm, how, public, mu=0.7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [10, 32])
 def test_losses_of_a_public_batch_are_added_up_as_algorithm_3_has_it(width, x64):
     """Line 32; P has 24 examples: batches of 10, 10 and 4, or one of them all.
@@ -348,6 +349,7 @@ def test_a_cohort_of_which_the_fraction_is_nobody_is_the_base(model, data):
     assert same(lonely, base) and not np.any(info.refine["refined"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", fast({n: (n,) for n in BASES}, "scaffold"))
 def test_the_literal_penalty_moves_no_weight_whatever_its_base(name, model, data):
     """lambda traced: the same program for all of them, and J is shown all the same."""
@@ -419,6 +421,7 @@ def value(variant, own, among, norms, x, y, u):
     return j(outputs, batch)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20)
 @given(norms_of_all, st.integers(0, 4))
 def test_delta_is_the_number_of_others_times_their_mean_minus_ones_own(norms, j):
@@ -452,6 +455,7 @@ def random_batch(seed=0):
     return x, rng.integers(0, CLASSES, 8), u, norms
 
 
+@pytest.mark.slow
 def test_the_linear_penalty_only_ever_inflates_norms(x64):
     """grad J = -|H| grad mean ||f||, whatever Delta is."""
     x, y, u, norms = random_batch()
@@ -560,6 +564,7 @@ def test_a_share_of_clients_is_not_lost_to_rounding(n, p, expected):
 # --- controls --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     fast(

@@ -54,6 +54,7 @@ def of_one(policy, updates):
     return float(follow(policy, updates[None], updates[0]).consistency[0])
 
 
+@pytest.mark.slow
 def test_c_is_one_when_all_agree_and_zero_when_they_cancel_or_stand_still():
     rng = np.random.default_rng(0)
     sign = np.sign(rng.normal(size=20))
@@ -264,6 +265,7 @@ def test_at_one_step_patience_keeps_its_averages():
     assert float(last.size["u"][0]) == pytest.approx(1 - 0.9**9)
 
 
+@pytest.mark.slow
 def test_on_noise_a_reset_makes_the_literal_rule_cascade_and_patience_wait():
     noise = jax.random.normal(jax.random.key(3), (240, 10, 500))
 
@@ -283,6 +285,7 @@ def test_on_noise_a_reset_makes_the_literal_rule_cascade_and_patience_wait():
 # --- in rounds -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_toy_of_fig_1_stops_where_its_closed_form_says(x64):
     """L1 = (w + 2)^2 and L2 = (w - 10)^2 / 5, one client each, from w = -100."""
     lr, taus = 0.1, np.array([1, 2, 5, 10, 50])
@@ -336,6 +339,7 @@ def test_a_tau_that_never_moves_is_uniform_fedavg_to_the_bit(task, data):
     assert same(*ends((gift(7, warmup=10**6), same_steps), task, data))
 
 
+@pytest.mark.slow
 def test_all_clients_take_tau_steps_and_empty_slots_change_nothing(task, data):
     plan = Plan(participation=bernoulli(0.4), batch_size=4)
     algorithm = gift(8, window=0, warmup=0, grow_window=False)
@@ -350,6 +354,7 @@ def test_all_clients_take_tau_steps_and_empty_slots_change_nothing(task, data):
     assert not np.asarray(infos.policy["nonfinite"]).any()
 
 
+@pytest.mark.slow
 def test_updates_that_are_not_finite_are_counted_and_idle_rounds_are_not():
     policy = gift_steps(detector="literal")
     state = policy.init({"u": jnp.zeros(3)}, 2)
@@ -363,6 +368,7 @@ def test_updates_that_are_not_finite_are_counted_and_idle_rounds_are_not():
     assert int(observe(policy, state, jnp.ones((2, 3))).tau) == 50  # it goes on
 
 
+@pytest.mark.slow
 def test_theta_and_gamma_may_be_traced():
     flat = jnp.ones((3, 1, 1))
     flat = flat.at[1].set(-1.0)

@@ -48,6 +48,7 @@ def test_of_a_constant_gradient_they_are_that_gradient(x64, make):
     np.testing.assert_allclose(control, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_scaffold_reaches_the_optimum_with_momentum(x64):
     """With K in their place variates are ten times the gradients, and it diverges."""
     assert distance_to_optimum(scaffold(), momentum=0.9) < 1e-5

@@ -94,6 +94,7 @@ def test_follows_the_numpy_oracle(x64, first):
     assert len(previous) == 6 and t == 3  # everybody came, some came again
 
 
+@pytest.mark.slow
 def test_first_visits_and_mu_zero_are_fedavg_to_the_bit(data):
     task, ends = two_layer_task(), {}
     for name, algorithm, rounds in (

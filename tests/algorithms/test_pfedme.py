@@ -45,6 +45,7 @@ def test_follows_the_numpy_oracle(x64, beta):
         np.testing.assert_allclose(found, own[i], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_one_inner_step_of_one_over_lambda_is_fedavg(task, data):
     ends = []
     for algorithm in (pfedme(4.0, 1, 0.25), fedavg("uniform")):

@@ -57,12 +57,14 @@ def test_without_noise_it_follows_the_numpy_oracle(x64):
     assert len({int(info.num_active) for _, info in history}) > 1
 
 
+@pytest.mark.slow
 def test_a_huge_clip_without_noise_is_uniform_fedavg(task, data):
     state, infos = after(fa.with_privacy(fedavg(), 1e6, 0.0), task, data)
     close(state.params, after(fedavg("uniform"), task, data)[0].params)
     assert not any(info.server["clipped_fraction"] for info in infos)
 
 
+@pytest.mark.slow
 def test_a_small_clip_bounds_what_one_client_can_do(task, data):
     one = fa.Plan(cohort_size=1, batch_size=4, lr=5.0)
     _, infos = after(fa.with_privacy(fedavg(), 0.01, 0.0), task, data, one)
@@ -72,6 +74,7 @@ def test_a_small_clip_bounds_what_one_client_can_do(task, data):
         assert info.clients["privacy_clipped"].tolist() == [1]
 
 
+@pytest.mark.slow
 def test_noise_is_normal_of_the_deviation_it_says(task, data):
     """Where clients may move by almost nothing, all of a move is noise."""
     plan = fa.Plan(participation=fa.bernoulli(0.5), batch_size=4)
@@ -214,12 +217,14 @@ def alike_task():
     return fa.Task(init, apply, make_task().loss)
 
 
+@pytest.mark.slow
 def test_tensors_of_one_shape_get_noise_of_their_own(data):
     algorithm = fa.with_privacy(fa.algorithms.fedavg(), clip=1e-9, noise_multiplier=1e9)
     state, _ = after(algorithm, alike_task(), data, rounds=1)
     assert np.abs(state.params["a"] - state.params["b"]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_clients_without_examples_are_not_among_those_that_share_the_noise(task):
     data = fa.FederatedDataset.from_clients([*make_clients((8, 8, 8, 8)), EMPTY])
     algorithm = fa.with_privacy(fa.algorithms.fedavg(), clip=2.0, noise_multiplier=3.0)
@@ -228,6 +233,7 @@ def test_clients_without_examples_are_not_among_those_that_share_the_noise(task)
     np.testing.assert_allclose(infos[0].server["noise_std"], 3.0 * 2.0 / (0.5 * 4))
 
 
+@pytest.mark.slow
 def test_an_upload_that_is_not_finite_counts_as_nothing(task, data):
     def finish(run):
         bad = jnp.where(run.id == 2, jnp.inf, 1.0)

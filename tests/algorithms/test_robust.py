@@ -119,6 +119,7 @@ def test_two_of_nine_that_send_anything_do_not_decide(name):
             assert np.isclose(np.float32(honest), got[None], rtol=1e-6).all(1).any()
 
 
+@pytest.mark.slow
 def test_half_that_lie_decide_the_median():
     x, p, active = sent(8, slots=8)
     x[:4] = 1e9
@@ -153,6 +154,7 @@ def honest(task, data):
     return fa.evaluate(task, state.params, data.test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [fa.median(), fa.krum(1)], ids=["median", "krum"])
 def test_a_client_that_lies_does_not_stop_the_others(task, data, honest, rule):
     def params(value):
@@ -197,12 +199,14 @@ def test_clients_with_other_labels_do_less_harm(task):
         assert loss(wrapped, bad) - loss(wrapped, data) < 0.7 * harm
 
 
+@pytest.mark.slow
 def test_a_trim_of_nothing_is_the_uniform_mean(task, data):
     state, _ = after(fa.with_aggregation(scaffold(), fa.trimmed_mean(0.0)), task, data)
     expected, _ = after(scaffold(), task, data)
     close(state, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_sent_beside_stays_the_mean(task, data):
     """FedNova's tau_eff is that of all, whoever is chosen."""
 

@@ -75,6 +75,7 @@ def test_follows_the_numpy_oracle(
     assert_follows(history, follow)
 
 
+@pytest.mark.slow
 def test_first_round_is_uniform_fedavg(task, data):
     ends = []
     for algorithm in (scaffold(), fedavg("uniform")):
@@ -96,6 +97,7 @@ def test_controls_frozen_at_zero_make_it_uniform_fedavg(task, data):
     close(*ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", ["size", "none"])
 def test_server_control_is_the_mean_of_the_clients(task, data, scale):
     plan = Plan(participation=bernoulli(0.5), batch_size=4)
@@ -136,11 +138,13 @@ def test_linear_loss_finds_each_gradient_and_stops_the_drift(x64, option):
     close(second.params, expected, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_half_participation_reaches_the_weighted_optimum_fedavg_does_not(x64):
     assert distance_to_optimum(scaffold()) < 1e-5
     assert distance_to_optimum(fedavg()) > 1e-2
 
 
+@pytest.mark.slow
 def test_option_one_and_two_agree_after_one_full_batch_step(x64):
     data = make_data(dtype=np.float64)
     plan = Plan(batch_size=None, lr=0.1, weight_decay=0.1)

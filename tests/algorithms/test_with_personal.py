@@ -55,6 +55,7 @@ BASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", fast(BASES, "scaffold", "moon"))
 def test_where_nothing_that_counts_is_personal_it_is_the_base_to_the_bit(data, build):
     plan = fa.Plan(cohort_size=4, batch_size=4, lr=0.3, clip_norm=1.0)
@@ -74,6 +75,7 @@ def test_where_nothing_that_counts_is_personal_it_is_the_base_to_the_bit(data, b
 ADDING = {n: b for n, b in BASES.items() if n not in ("moon", "gsnr")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", fast(ADDING, "fedprox", "scaffold"))
 def test_where_all_that_counts_is_personal_clients_train_alone(x64, build):
     data, clients = make_data(dtype=np.float64), make_clients(dtype=np.float64)
@@ -147,6 +149,7 @@ MOVING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", fast(MOVING, "server", "clients", "decay"))
 def test_whatever_the_server_does_its_personal_parameters_stay(task, data, build):
     round_fn, state = start(fa.with_personal(build(), "b"), task, data)
@@ -188,6 +191,7 @@ def test_what_cannot_be_personal_is_refused(task, data):
         fa.with_personal(scaffold, "b")
 
 
+@pytest.mark.slow
 def test_what_is_personal_takes_no_room_in_a_compressed_message(data):
     task, plan = make_task(), fa.Plan(cohort_size=1, batch_size=4, lr=0.3)
     moved, infos = {}, {}
@@ -208,6 +212,7 @@ def test_what_is_personal_takes_no_room_in_a_compressed_message(data):
     assert infos["sign"].bytes_up == -(-HEAD // 8) + 4
 
 
+@pytest.mark.slow
 def test_what_is_personal_has_no_part_in_the_clip_of_privacy(data):
     task, plan = make_task(), fa.Plan(cohort_size=1, batch_size=4, lr=0.3)
     private = lambda base: fa.with_privacy(base, clip=0.05, noise_multiplier=0.0)

@@ -166,6 +166,7 @@ def shown(data):
     return trained, [of_client(data.client_tests, i) for i in range(data.num_clients)]
 
 
+@pytest.mark.slow
 def test_a_share_of_each_client_is_held_out():
     sizes = [1, 2, 5, 10, 0, 13]
     starts = np.cumsum([0, *sizes])

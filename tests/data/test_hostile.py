@@ -149,6 +149,7 @@ def campaign(folders, kind, place, seeds):
     return refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", READERS)
 def test_what_is_bent_is_read_or_refused(folders, kind, tmp_path):
     assert campaign(folders, kind, tmp_path, range(60)) > 5

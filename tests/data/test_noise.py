@@ -23,6 +23,7 @@ def test_noise_grows_from_a_clean_first_client_to_sigma_of_255_grey_levels():
     assert feature_noise(1, 0.5, PIXELS).std.tolist() == [0]
 
 
+@pytest.mark.slow
 def test_every_access_sees_other_noise_of_the_clients_deviation():
     noise = ClientNoise(jnp.array([0.0, 2.0]))
     data = replace(make_data(sizes=(40, 40)), noise=noise)

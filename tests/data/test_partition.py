@@ -117,6 +117,7 @@ def draw_one_by_one(rng, turns, priors, left):
     return np.array(drawn)
 
 
+@pytest.mark.slow
 def test_drawing_in_blocks_is_drawing_one_by_one():
     from fedjax_adapt.data.dirichlet import draw_labels
 

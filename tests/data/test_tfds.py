@@ -160,6 +160,7 @@ def test_damaged_files_are_one_sentence(tmp_path, what):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_importing_the_data_package_pulls_in_nothing_heavy():
     heavy = ["tensorflow_datasets", "tensorflow", "sklearn", "matplotlib", "pyarrow"]
     code = (

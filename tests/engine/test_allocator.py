@@ -34,6 +34,7 @@ def pages(word, **variables):
     return said, kept, int(count)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
 def test_blocks_are_used_again_without_new_pages():
     said, kept, with_pages = pages("leave")

@@ -18,6 +18,7 @@ from fedjax_adapt.engine.client_store import exchange
 from fedjax_adapt.engine.local import Setup
 
 
+@pytest.mark.slow
 def test_slots_stay_with_their_owner_while_it_has_room():
     steps, owner = jnp.full(6, 10), jnp.array([1, 0, 1, 1, 0, 1])
     order, back = mesh.assign(steps, owner, 2, mesh.SWAPS)
@@ -50,6 +51,7 @@ def test_devices_have_as_much_to_do_and_few_rows_move(num_devices, owned):
             assert moved.sum() <= mesh.SWAPS * num_devices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_every_row_that_moves_has_a_place_on_its_way(monkeypatch, backend):
     """Whoever the cohort is: also if one device owns the rows of all."""
@@ -89,6 +91,7 @@ def test_every_row_that_moves_has_a_place_on_its_way(monkeypatch, backend):
             assert found == set(zip(there[away], device[away], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "rows"),
     [("cpu", 1), ("gpu", 4)],  # at most 4 of an owner to a device
@@ -112,6 +115,7 @@ def test_a_round_sends_its_sums_once_and_rows_twice(task, monkeypatch, backend, 
     assert floats["all-to-all"] == [2 * rows * size] * 2  # a block for each device
 
 
+@pytest.mark.slow
 def test_devices_share_those_that_come_where_slots_are_empty():
     """Coins leave the last slots empty; all who train take as many steps."""
     data, task = make_data((4,) * 12), make_task()
@@ -132,6 +136,7 @@ def test_devices_share_those_that_come_where_slots_are_empty():
     assert some.num_active >= 4 and abs(load[0] - load[1]) <= 3, load
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_rows_that_fill_no_whole_number_of_blocks_all_move(monkeypatch, backend):
     """Five from one owner to one device, at most two at once."""
@@ -147,6 +152,7 @@ def test_rows_that_fill_no_whole_number_of_blocks_all_move(monkeypatch, backend)
     assert int((passed.slot[0, 3] < 5).sum()) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_a_client_state_may_have_an_empty_leaf(monkeypatch, backend):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)

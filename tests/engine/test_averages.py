@@ -130,6 +130,7 @@ def partly(task, data):
     return kept, begin, *fa.train(round_fn, begin, keys(2))
 
 
+@pytest.mark.slow
 def test_sel_is_the_server_of_fedavg_to_the_bit(partly, data):
     kept, _, state, _ = partly
     assert same(fa.averages(kept, state, data)["sel"], state.params)
@@ -166,6 +167,7 @@ def test_only_what_is_asked_for_is_kept(task, data):
         assert list(fa.averages(kept, state, data)) == [name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("sel", marks=pytest.mark.slow), "all"])
 def test_refined_models_count_in_either_mean_alone(name, task, data):
     kept = fa.with_averages(fnr(fraction=1.0), name == "sel", name == "all")

@@ -121,6 +121,7 @@ def images(monkeypatch):
     return data, on
 
 
+@pytest.mark.slow
 def test_examples_are_flat_rows_on_a_tpu_and_the_numbers_the_same(images):
     results = []
     for platform in ("gpu", "tpu"):

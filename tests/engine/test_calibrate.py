@@ -50,6 +50,7 @@ def test_it_climbs_as_long_as_nothing_is_much_slower(first, seconds, found, trie
     assert asked == tried
 
 
+@pytest.mark.slow
 def test_it_times_the_clients_of_a_round_for_a_few_steps(task, monkeypatch):
     sizes = (4, 0, 20, 4, 0, 2, 4)  # 2, 10, 2, 1 and 2 steps, 3.4 in the mean
     data, seen, told = make_data(sizes), [], []
@@ -77,6 +78,7 @@ def test_it_times_the_clients_of_a_round_for_a_few_steps(task, monkeypatch):
     assert told == [(1, 1.0), (3, 1 / 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -157,6 +159,7 @@ def test_the_rule_is_among_what_is_tried(most, first, found):
     assert calibrate.candidates(most, first) == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "fedgen"])
 def test_what_it_times_is_a_compiled_round(name, task, monkeypatch):
     monkeypatch.setattr(
@@ -186,6 +189,7 @@ def test_options_that_describe_the_federation_are_checked_against_it(
         calibrate.fastest_lanes(fedssg(participation=0.9), task, data, plan)
 
 
+@pytest.mark.slow
 def test_where_xla_finds_no_memory_there_is_no_room(task, monkeypatch):
     def no_memory(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")

@@ -9,6 +9,7 @@ import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, scaffold
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_names_client_and_step(task):
     data = make_data(sizes=(4, 8))
     poisoned = data.x.at[10].set(jnp.inf)  # the second client's second batch, in order
@@ -41,6 +42,7 @@ def test_it_leaves_out_the_same_clients(task, data):
         assert info.num_left_out > 0
 
 
+@pytest.mark.slow
 def test_an_exception_in_the_task_names_client_and_step(task, data):
     def loss(logits, y):
         raise TypeError("labels are strings")

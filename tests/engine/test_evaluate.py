@@ -21,6 +21,7 @@ def scored(task, params, x, y):
     return logits.argmax(1) == np.asarray(y), np.asarray(task.loss(logits, y))
 
 
+@pytest.mark.slow
 def test_class_accuracy_is_the_mean_over_each_label(task, data, params):
     x, y = data.test
     right, _ = scored(task, params, x, y)
@@ -58,6 +59,7 @@ def test_all_programs_share_the_reducer_of_the_largest():
     assert reducers[0] is reducers[1]
 
 
+@pytest.mark.slow
 def test_accuracy_may_stand_beside_a_loss_that_is_differentiated():
     logits = jnp.arange(6.0).reshape(2, 3)
     loss = lambda x: ((x**2).sum(), largest_of(x))

@@ -167,6 +167,7 @@ def test_the_prediction_is_near_what_xla_allocates(algorithm, options):
     assert predicted.total - predicted.data == pytest.approx(total, rel=0.25)
 
 
+@pytest.mark.slow
 def test_of_tables_in_blocks_or_parts_of_rows(task, data):
     clients = {}
     for devices in (1, 3, 4):  # 4 divides the weights, neither 6 nor the 3 biases
@@ -205,6 +206,7 @@ def test_a_round_without_room_is_one_sentence(monkeypatch):
         memory.check_room(needed)
 
 
+@pytest.mark.slow
 def test_train_says_when_there_is_no_room_for_its_copy(task, data, monkeypatch):
     round_fn, state = start(scaffold(), task, data, fa.Plan(cohort_size=3))
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state) if leaf.ndim)
@@ -216,6 +218,7 @@ def test_train_says_when_there_is_no_room_for_its_copy(task, data, monkeypatch):
     assert memory.peak_memory() > MIB
 
 
+@pytest.mark.slow
 def test_what_is_needed_is_known_before_anything_is_allocated():
     task, data, plan = images(12, 8, lanes=4, model="mlp")
     found = fa.memory_needed(scaffold(), task, data, plan)

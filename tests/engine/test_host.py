@@ -39,6 +39,7 @@ ALGORITHMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm, options", fast(ALGORITHMS, "scaffold"))
 def test_the_same_numbers_from_the_memory_of_the_host(algorithm, options, task, data):
     ends = []
@@ -55,6 +56,7 @@ def test_the_same_numbers_from_the_memory_of_the_host(algorithm, options, task, 
     jax.tree.map(np.testing.assert_array_equal, *ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", fast({"2": 2, "3": 3}, "3"))
 def test_each_device_has_its_part_of_the_host_s_memory(devices, task, data):
     ends = []
@@ -86,6 +88,7 @@ def test_the_slow_twin_reads_it_too(task, data):
     close(slow(state, keys(1)[0])[0], round_fn(state, keys(1)[0])[0])
 
 
+@pytest.mark.slow
 def test_without_client_state_there_is_nothing_to_keep(task, data):
     plan = fa.Plan(cohort_size=2, batch_size=4, **HOST)
     round_fn, state = start(fedavg(), task, data, plan)

@@ -131,6 +131,7 @@ def test_a_small_model_has_all_lanes_on_an_accelerator(task, monkeypatch):
     assert fa.make_round(algorithm, task, data, plan).num_lanes == 5
 
 
+@pytest.mark.slow
 def test_a_round_that_is_traced_has_the_lanes_of_one_that_is_not(task, large):
     data, plan, seen = make_data(UNEQUAL), fa.Plan(cohort_size=5, batch_size=2), []
 
@@ -179,6 +180,7 @@ def wide(monkeypatch):
     return fa.classification(fa.models.mlp(shape, 3, (200,)), shape), data, plan
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:lanes=")
 @pytest.mark.parametrize(
     "algorithm, fits, found",
@@ -191,6 +193,7 @@ def test_as_many_lanes_as_fit_take_equal_turns(
     assert fa.make_round(algorithm, *wide).num_lanes == found
 
 
+@pytest.mark.slow
 def test_fewer_lanes_than_would_be_fastest_are_told(wide, monkeypatch):
     room_for(fedavg(), *wide, 10, monkeypatch)
     fa.make_round(fedavg(), *wide)  # a warning is an error here
@@ -233,6 +236,7 @@ def test_a_round_that_easily_fits_is_not_traced_for_it(wide, monkeypatch):
     assert fa.make_round(fedavg(), *wide).num_lanes == 10
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:lanes=")
 def test_a_round_that_is_traced_fits_as_well(wide, monkeypatch):
     task, data, plan = wide

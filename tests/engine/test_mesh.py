@@ -84,6 +84,7 @@ SOME = ((1, "cpu"), (2, "cpu"), (3, "gpu"))
 OTHERS = ((1, "cpu"), (3, "cpu"), (2, "gpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ids", "lanes", "spread"),
     fast(
@@ -152,6 +153,7 @@ EARLIEST = dict(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "backend", "many"),
     fast(
@@ -294,6 +296,7 @@ def test_the_data_are_not_copied_to_cores(task, data):
     assert len(round_fn.data.x.addressable_shards) == 2 and len(pointers) == 1
 
 
+@pytest.mark.slow
 def test_clients_without_examples_are_not_drawn(task):
     data = make_data((4, 0, 5, 0, 3))
     assert set(np.flatnonzero(data.size).tolist()) == {0, 2, 4}
@@ -405,6 +408,7 @@ def test_a_state_of_other_devices_is_moved(task, data):
         assert len(moved.params["w"].sharding.device_set) == runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices, waits", [(2, 3), (1, 0)])
 def test_a_loop_waits_for_each_call_where_devices_meet(
     task, data, monkeypatch, devices, waits

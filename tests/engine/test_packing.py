@@ -65,6 +65,7 @@ def packed(num_steps, num_lanes, backend="cpu", count=None):
 run = jax.jit(packed, static_argnums=(1, 2))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(0, 9), min_size=SIZE, max_size=SIZE),

@@ -180,6 +180,7 @@ def test_the_slow_twin_names_the_function(task, data):
         round_fn(state, keys(1)[0])
 
 
+@pytest.mark.slow
 def test_the_slow_twin_warns_of_a_model_where_a_difference_belongs(task, data):
     sends_model = local(finish=lambda run: (fa.Upload(run.params), run.client))
     _, state = start(fedavg(), task, data, PLAN)
@@ -297,6 +298,7 @@ def noisy():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -321,6 +323,7 @@ def test_a_server_rule_may_say_how_long_a_round_took(task, data, make):
         make(saying(lambda cohort: cohort.seconds), task, data, plan)(state, keys(1)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 2, 3])
 def test_noise_of_clients_and_server_comes_from_the_key_alone(lanes, task, data):
     plan = fa.Plan(cohort_size=3, batch_size=4, lanes=lanes, clock=fa.Clock(0.5))
@@ -524,6 +527,7 @@ def test_arguments_of_another_kind_are_named(wrong, sentence, task, data):
         wrong(round_fn, state)
 
 
+@pytest.mark.slow
 def test_keys_as_two_words_are_keys(task, data):
     round_fn, state = start(fedavg(), task, data, PLAN)
     words = jax.random.split(jax.random.PRNGKey(3), 2)
@@ -650,6 +654,7 @@ def measured_sums():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
     [measured_sums, partial(ALGORITHMS["fedveca"], initial_steps=3)],
@@ -683,6 +688,7 @@ def test_a_measurement_takes_a_number_of_steps_for_each(task, data):
         fa.make_round(policy(best=lambda state: jnp.zeros(2)), task, data, PLAN)
 
 
+@pytest.mark.slow
 def test_the_key_of_a_run_is_no_key_of_its_steps(task, data):
     """What is drawn after the steps is independent of batches and dropout."""
     seen = {}

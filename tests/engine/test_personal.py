@@ -59,6 +59,7 @@ def check_own(task, given, stacked, x, y, rows):
         np.testing.assert_allclose(given.loss[i], expected[1], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes", [{}, {"batch_size": 5}, {"batch_size": 30, "devices": 2}, {"devices": 4}]
 )
@@ -84,6 +85,7 @@ def with_tests(data):
     return data, [row[:n] for row, n in zip(index, size, strict=True)]
 
 
+@pytest.mark.slow
 def test_the_clients_test_sets_count_where_there_are_some(task, trained):
     data, state = trained
     tested, rows = with_tests(data)
@@ -124,6 +126,7 @@ def wrapped():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", wrapped())
 def test_wrappers_hand_on_where_clients_start_and_what_they_use(task, data, name):
     algorithm = wrapped()[name]

@@ -94,6 +94,7 @@ def these(*quick, among=tuple(BASES)):
     return pytest.mark.parametrize("name", fast(cases, *quick))
 
 
+@pytest.mark.slow
 @these("moon", among=("moon", "averages", "fedadam on feddyn"))
 def test_models_returned_as_they_were_are_the_base_to_the_bit(name, task, data):
     nothing = fa.with_refinement(BASES[name], fa.Refinement(clients=as_they_were))
@@ -128,6 +129,7 @@ def test_the_slow_twin_agrees(name, task, data):
 MEANS = ("fedavg", "scaffold", "fednova", "fedveca", "feddisco on feddyn")
 
 
+@pytest.mark.slow
 @these("fednova", among=MEANS)
 def test_refined_models_enter_the_mean_of_models_and_nothing_else(name, task, data):
     """w^+ = the base's + sum_i p_i (refined_i - theta_i), by hand from what both show."""
@@ -154,6 +156,7 @@ def test_refined_models_enter_the_mean_of_models_and_nothing_else(name, task, da
     close((after.server, after.clients), (base.server, base.clients))
 
 
+@pytest.mark.slow
 def test_moon_remembers_the_model_it_uploaded(task, data):
     plan = fa.Plan(cohort_size=4, batch_size=4)
     refine = fa.with_refinement(moon(), fa.Refinement(clients=pulled))
@@ -210,6 +213,7 @@ def test_clients_are_shown_what_the_refinement_keeps(task, data):
         assert losses == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build", [fa.make_round, pytest.param(fa.debug_round, marks=pytest.mark.slow)]
 )

@@ -20,6 +20,7 @@ def steps_by_id(*num_steps):
     return StepPolicy(steps=lambda state, cohort, measurement: table[cohort.ids])
 
 
+@pytest.mark.slow
 def test_unequal_steps_are_exact_for_any_number_of_lanes(x64):
     data = make_data(dtype=np.float64)
     steps = np.array([7, 0, 2, 5, 1, 3])
@@ -40,6 +41,7 @@ def test_unequal_steps_are_exact_for_any_number_of_lanes(x64):
         np.testing.assert_array_equal(info.num_steps, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [3, np.int64(3)])
 def test_a_round_with_all_that_a_plan_has_may_be_called_in_any_way(task, data, rounds):
     wanted = lambda state, cohort, measured: jnp.full_like(
@@ -82,6 +84,7 @@ def test_packed_rounds_side_by_side_are_each_as_if_alone(task, data):
         close(own, alone(rates[i], seeds[i]))
 
 
+@pytest.mark.slow
 def test_a_client_without_steps_is_neither_averaged_nor_changed(task, data):
     rest = fa.with_steps(scaffold(), steps_by_id(2, 0, 2, 0, 2, 2))
     round_fn, state = start(rest, task, data, FULL)
@@ -96,6 +99,7 @@ def test_a_client_without_steps_is_neither_averaged_nor_changed(task, data):
 LEAVE_OUT = dict(batch_size=4, lr=0.1, nonfinite_updates="leave_out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 2, 6])
 @pytest.mark.parametrize(
     "algorithm", [fedavg(), scaffold()], ids=["fedavg", "scaffold"]
@@ -114,6 +118,7 @@ def test_where_all_is_finite_nobody_is_left_out_and_rounding_alone_changes(
     close(ends[0][1], ends[1][1]._replace(left_out=()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -141,6 +146,7 @@ def test_who_is_left_out_does_not_depend_on_where_clients_train(task, data, opti
     assert (int(info.num_left_out), int(info.num_active)) == (2, 6)
 
 
+@pytest.mark.slow
 def test_trials_side_by_side_leave_out_their_own(task, data):
     """The same client ends at infinity at one learning rate and not at another."""
 
@@ -181,6 +187,7 @@ def spoilt(part):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["delta", "extra", "policy", "refinement"])
 def test_every_number_that_a_client_sends_must_be_finite(part, task, data):
     round_fn, state = start(spoilt(part), task, data, fa.Plan(**LEAVE_OUT))
@@ -190,6 +197,7 @@ def test_every_number_that_a_client_sends_must_be_finite(part, task, data):
     assert not same(after.params, state.params)
 
 
+@pytest.mark.slow
 def test_a_client_that_sends_nothing_is_not_left_out(task, data):
     local = fa.LocalRule(finish=lambda run: (fa.Upload(()), run.client))
     stay = fa.ServerRule(update=lambda params, extra, upload, cohort: (params, extra))
@@ -199,6 +207,7 @@ def test_a_client_that_sends_nothing_is_not_left_out(task, data):
     assert not info.left_out.any() and int(info.num_active) == 6
 
 
+@pytest.mark.slow
 def test_who_did_not_train_is_not_counted_as_left_out(task, data):
     """What is in its slot may be no number, as it is where a rule divides by steps."""
     idle = fa.with_steps(spoilt("delta"), steps_by_id(1, 1, 1, 0, 1, 1))
@@ -207,6 +216,7 @@ def test_who_did_not_train_is_not_counted_as_left_out(task, data):
     assert not info.left_out.any() and int(info.num_active) == 5
 
 
+@pytest.mark.slow
 def test_a_round_of_which_everybody_is_left_out_changes_nothing(task, data):
     data = broken(data, *range(6))
     round_fn, state = start(scaffold(), task, data, fa.Plan(**LEAVE_OUT))
@@ -215,6 +225,7 @@ def test_a_round_of_which_everybody_is_left_out_changes_nothing(task, data):
     assert int(info.num_left_out) == 6 and float(info.delta_norm) == 0
 
 
+@pytest.mark.slow
 def test_a_server_with_momentum_stands_still_where_everybody_is_left_out(task, data):
     """An update of zero would move it."""
     round_fn, state = start(fedadam(), task, data, fa.Plan(**LEAVE_OUT))
@@ -225,6 +236,7 @@ def test_a_server_with_momentum_stands_still_where_everybody_is_left_out(task, d
     assert same(after._replace(round=state.round), state)
 
 
+@pytest.mark.slow
 def test_what_a_policy_is_sent_is_a_mean_of_those_that_count(task, data):
     policy = StepPolicy(
         steps=steps_by_id(1, 1, 1, 1, 1, 1).steps,
@@ -238,6 +250,7 @@ def test_what_a_policy_is_sent_is_a_mean_of_those_that_count(task, data):
     np.testing.assert_allclose(after.policy, 2 + 5, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_infos_of_a_client_without_steps_say_what_the_policy_saw_of_it(task, data):
     """FedGSNR leaves clients out by what they measured, which is to be seen."""
 
@@ -263,6 +276,7 @@ def test_infos_of_a_client_without_steps_say_what_the_policy_saw_of_it(task, dat
     np.testing.assert_array_equal(infos.num_active, (steps > 0).sum(1))
 
 
+@pytest.mark.slow
 def test_max_steps_caps_the_policy(task, data):
     plan = fa.Plan(batch_size=4, max_steps=2)
     greedy = fa.with_steps(fedavg(), fa.constant_steps(9))
@@ -311,6 +325,7 @@ def test_fractional_epochs_take_no_step_too_many():
         np.testing.assert_array_equal(steps, expected)
 
 
+@pytest.mark.slow
 def test_clients_without_examples_never_train(task):
     data = make_data(sizes=(8, 8, 8))
     holes = fa.FederatedDataset.from_rows(
@@ -322,6 +337,7 @@ def test_clients_without_examples_never_train(task):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
 
 
+@pytest.mark.slow
 def test_a_combine_rule_that_is_no_mean_sees_all_uploads(task, data):
     def by_hand(uploads, cohort):
         n = np.array(SIZES) / sum(SIZES)
@@ -349,6 +365,7 @@ def test_the_learning_rate_decays_by_round(x64):
         state = after
 
 
+@pytest.mark.slow
 def test_policies_measure_probe_and_learn(x64):
     """A policy sees each client's gradient at the broadcast model, folds over its steps,
     and keeps a state per client."""

@@ -85,6 +85,7 @@ def two_rounds(algorithm, task, data, plan):
     return ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_lanes"),
     [
@@ -110,6 +111,7 @@ def test_an_accelerator_does_what_a_processor_does(name, num_lanes, task, monkey
         assert info.num_steps.tolist() == by_processor.num_steps.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [fa.constant_steps(3), fa.epochs(1)])
 @pytest.mark.parametrize("num_lanes", [1, 2, 5])
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
@@ -242,6 +244,7 @@ def test_loops_over_known_steps_have_known_trips(build, task, monkeypatch):
     assert "scan" in found and "while" not in found
 
 
+@pytest.mark.slow
 def test_a_traced_number_of_own_steps_is_taken(task, monkeypatch):
     data, plan = make_data(UNEQUAL), fa.Plan(lanes=6, **FULL)
 
@@ -312,6 +315,7 @@ def test_a_round_for_an_accelerator_is_told_its_block(task, monkeypatch):
     assert fa.make_round(algorithm, task, data, plan).step.pace.block == 21  # 7 x 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [steps.DRAWN + 1, 2 * steps.DRAWN + 1])
 def test_known_steps_in_several_blocks_are_those_one_by_one(num_steps, task):
     algorithm = fa.with_steps(fedavg(), fa.constant_steps(num_steps))
@@ -334,6 +338,7 @@ def test_steps_that_follow_from_a_state_or_a_key_are_not_known(task, read):
     assert known(policy, task, make_data(EQUAL)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_steps_that_follow_from_the_rounds_of_a_run_are_taken(task, lanes):
     """The plan leaves the rounds open, and `train` says them."""

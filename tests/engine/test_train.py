@@ -16,6 +16,7 @@ def ready(task, data):
     return start(scaffold(), task, data)
 
 
+@pytest.mark.slow
 def test_chunks_change_nothing_and_the_first_state_stays_valid(ready):
     round_fn, state = ready
     kept = jax.tree.map(np.array, state)
@@ -25,6 +26,7 @@ def test_chunks_change_nothing_and_the_first_state_stays_valid(ready):
     assert same(jax.tree.map(np.array, state), kept)
 
 
+@pytest.mark.slow
 def test_measurements_are_taken_after_every_so_many_rounds(ready, task, data):
     round_fn, state = ready
     measure = jax.tree_util.Partial(
@@ -108,6 +110,7 @@ def test_a_round_made_anew_is_traced_no_more(task, data):
     assert not again
 
 
+@pytest.mark.slow
 def test_the_state_of_another_algorithm_is_one_sentence(ready, task, data):
     round_fn, state = ready
     other, plain = start(fedavg(), task, data)
@@ -168,6 +171,7 @@ def test_evaluation_counts_every_example_once(task, data):
         np.testing.assert_allclose(metrics.loss, task.loss(logits, y).mean(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_callback_hears_every_round_and_changes_none(ready):
     round_fn, state = ready
     heard = []
@@ -203,6 +207,7 @@ def test_a_callback_stops_after_the_chunk_in_which_it_says_so(ready):
     assert int(at_once.round) == 3
 
 
+@pytest.mark.slow
 def test_without_a_callback_nothing_is_fetched_and_with_one_nothing_is_compiled(
     task, data, monkeypatch
 ):

@@ -37,6 +37,7 @@ def test_leaving_one_out_is_what_it_says():
     assert found[2] == 0  # who has no weight
 
 
+@pytest.mark.slow
 def test_who_was_left_out_has_no_weight_and_no_value(task, data):
     algorithm, data = fa.show_deltas(fedavg()), broken(data, 3)
     plan = fa.Plan(batch_size=4, nonfinite_updates="leave_out")
@@ -49,6 +50,7 @@ def test_who_was_left_out_has_no_weight_and_no_value(task, data):
     assert values[3] == 0 and np.isfinite(values).all()
 
 
+@pytest.mark.slow
 def test_shapley_values_are_those_of_all_orders():
     arguments = (
         linear_task(),
@@ -71,6 +73,7 @@ def test_shapley_values_are_those_of_all_orders():
     np.testing.assert_allclose(first, alone, atol=0.05)
 
 
+@pytest.mark.slow
 def test_a_value_that_is_met_on_the_way_ends_no_order():
     """Accuracy: the first client alone already has what all have together."""
     task = fa.Task(
@@ -111,6 +114,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", fast(CASES, "fedavg"))
 def test_a_round_shows_the_deltas_its_server_averages(task, data, make):
     algorithm = make()

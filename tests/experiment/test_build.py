@@ -67,6 +67,7 @@ def test_a_projection_makes_features_of_its_width():
     assert fa.num_parameters(plain) == 650
 
 
+@pytest.mark.slow
 def test_augmentation_is_off_unless_asked_for():
     assert built().task.apply_train is None
     task, key = built(augment="flip_crop").task, jax.random.key(0)

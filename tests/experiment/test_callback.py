@@ -21,6 +21,7 @@ TOTALS = ("local_steps", "bytes_up", "bytes_down", "simulated_seconds")
 GRID = {"run": RUN, "grid": [{"lr": [0.03, 0.1, 0.3]}]}
 
 
+@pytest.mark.slow
 def test_it_hears_every_round_and_a_run_is_the_same_with_it(tiny, whole):
     heard = []
     config = tiny()
@@ -84,6 +85,7 @@ def test_a_run_stops_where_it_is_asked_to(tiny, whole):
     assert read_run(whole.folder).summary["stopped_round"] is None
 
 
+@pytest.mark.slow
 def test_a_run_that_is_asked_to_stop_between_evaluations_stops_at_the_next(tiny):
     config = tiny(evaluate_every=3)
     summary = run(config, callback=lambda figures: figures["round"] == 4)
@@ -91,6 +93,7 @@ def test_a_run_that_is_asked_to_stop_between_evaluations_stops_at_the_next(tiny)
     assert read_run(config.folder).metrics["round"].to_pylist() == [3, 6]
 
 
+@pytest.mark.slow
 def test_what_it_raises_leaves_a_run_that_goes_on(tiny, whole):
     heard, broken = [], tiny(checkpoint_every=None)
 
@@ -130,6 +133,7 @@ def test_what_it_raises_is_told_with_rounds_that_cannot_be_saved(
     assert all(text in one for text, one in zip(both, said, strict=True))
 
 
+@pytest.mark.slow
 def test_without_one_nothing_is_different(tiny, monkeypatch):
     """The same program, and groups of rounds that nobody waits for one by one."""
     compiled, compile_ = [], jax.stages.Lowered.compile
@@ -185,6 +189,7 @@ def rows_of(found):
     return found.metrics.drop_columns(drop).to_pylist()
 
 
+@pytest.mark.slow
 def test_a_sweep_is_pruned_trial_by_trial(tmp_path, whole_sweep):
     """Successive halving's first rung, as a user would write it."""
     heard = []
@@ -215,6 +220,7 @@ def test_a_sweep_is_pruned_trial_by_trial(tmp_path, whole_sweep):
     assert "stopped before the last round by a callback: trial 0, 1" in said
 
 
+@pytest.mark.slow
 def test_one_that_is_stopped_ends_and_the_others_of_its_program_go_on(
     tmp_path, whole_sweep
 ):
@@ -230,6 +236,7 @@ def test_one_that_is_stopped_ends_and_the_others_of_its_program_go_on(
     assert results[2]["loss"] == pytest.approx(whole[2]["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_pruned_sweep_is_resumed_as_it_was(tmp_path, whole_sweep):
     """It is broken off after a trial was stopped, and stays so."""
     heard = []
@@ -250,6 +257,7 @@ def test_a_pruned_sweep_is_resumed_as_it_was(tmp_path, whole_sweep):
     assert [row["loss"] for row in results[1:]] == [row["loss"] for row in whole[1:]]
 
 
+@pytest.mark.slow
 def test_a_program_whose_trials_are_all_over_is_not_begun_again(tmp_path):
     only = {"run": RUN, "grid": {"lr": [0.03, 0.1]}}
     heard = []
@@ -264,6 +272,7 @@ def test_a_program_whose_trials_are_all_over_is_not_begun_again(tmp_path):
     assert not list((found.folder / "groups").glob("*/checkpoints"))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_after_a_stop_of_progress_hears_the_rest(tiny):
     config = tiny()
     with pytest.raises(Stop):

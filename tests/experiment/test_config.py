@@ -448,6 +448,7 @@ def test_what_an_asynchronous_server_needs_is_one_sentence(name):
     assert build_algorithm(Config(algorithm=name, **needs))
 
 
+@pytest.mark.slow
 def test_afl_with_constants_has_one_tau_for_the_learning_rate_of_the_run():
     constants = {"budget": 100.0, "beta": 1.0, "delta": 2.0, "rho": 3.0}
     for lr in (0.1, 0.001):

@@ -72,6 +72,7 @@ def trained(monkeypatch):
     return folders
 
 
+@pytest.mark.slow
 def test_what_is_finished_stays_and_what_is_half_finished_goes_on(
     capsys, elsewhere, trained
 ):

@@ -53,6 +53,7 @@ def table():
     return tuning.cache_folder() / tuning.TABLE
 
 
+@pytest.mark.slow
 def test_a_long_run_times_its_layers_once_and_remembers(images, timed):
     assert settled(images(rounds=4)) == "lax,lax"
     assert len(timed) == 2
@@ -67,6 +68,7 @@ def test_a_long_run_times_its_layers_once_and_remembers(images, timed):
     assert {"patches": 3.0, "lax": 2.0}.items() <= [*kept.values()][0].items()
 
 
+@pytest.mark.slow
 def test_what_other_code_took_is_timed_again(images, timed, monkeypatch):
     settled(images(rounds=4))
     monkeypatch.setattr(tuning, "hash_of_code", lambda: "newer")
@@ -74,6 +76,7 @@ def test_what_other_code_took_is_timed_again(images, timed, monkeypatch):
     assert len(timed) == 4
 
 
+@pytest.mark.slow
 def test_what_is_told_or_short_or_has_no_layers_is_not_timed(images, timed):
     assert settled(images(rounds=3)) == "rule"
     assert settled(images("rule", rounds=4, convolutions="rule")) == "rule"
@@ -82,6 +85,7 @@ def test_what_is_told_or_short_or_has_no_layers_is_not_timed(images, timed):
     assert not timed
 
 
+@pytest.mark.slow
 def test_a_damaged_table_is_no_obstacle(images, timed):
     config = images(rounds=4)
     parts = build(config)[1:4]
@@ -99,6 +103,7 @@ def test_a_damaged_table_is_no_obstacle(images, timed):
         assert len(timed) == before, text
 
 
+@pytest.mark.slow
 def test_a_table_that_cannot_be_written_is_no_obstacle(images, timed, tmp_path):
     (tmp_path / "cache").write_text("a file")
     assert settled(images(rounds=4)) == settled(images(rounds=4)) == "lax,lax"
@@ -148,6 +153,7 @@ def test_a_way_that_is_none_is_one_sentence(given, said):
         Config(convolutions=given)
 
 
+@pytest.mark.slow
 def test_a_way_for_each_layer_fits_the_model(images):
     with pytest.raises(ValueError, match="names 3 ways, but the model has 2 kinds"):
         build(images(convolutions="lax,lax,lax"))
@@ -156,6 +162,7 @@ def test_a_way_for_each_layer_fits_the_model(images):
     build(images(convolutions="winograd, patches"))
 
 
+@pytest.mark.slow
 def test_a_way_that_no_layer_takes_is_said(images):
     with pytest.warns(
         UserWarning, match="^convolutions=lax does nothing: the model has"

@@ -310,6 +310,7 @@ def campaign(stopped, place, seeds):
     return counts
 
 
+@pytest.mark.slow
 def test_no_damage_is_silent(stopped, tmp_path):
     counts = campaign(stopped, tmp_path, range(60))
     assert counts["refused"] > 20 and counts["said"] > 10, counts

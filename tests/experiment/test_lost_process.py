@@ -59,6 +59,7 @@ def test_what_else_is_printed_goes_through():
     assert sorted(said("pass")) == sorted([*BEFORE, "after\n"])
 
 
+@pytest.mark.slow
 def test_a_program_that_goes_on_writing_is_not_waited_for():
     begun = time.monotonic()
     script = 'subprocess.Popen(["sleep", "20"])'

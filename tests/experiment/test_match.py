@@ -34,6 +34,7 @@ class Seen:
         self.ids = num_examples
 
 
+@pytest.mark.slow
 def test_average_epochs_give_the_total_within_a_step_per_visit(matched, whole):
     clients = read_run(whole.folder).clients
     wanted = sum(clients["num_steps"].to_pylist())

@@ -45,6 +45,7 @@ def deleted(folder):
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", [moved, replaced, deleted])
 def test_a_run_whose_folder_is_taken_away_ends_and_makes_nothing_anew(tiny, act):
     config = tiny(checkpoint_every=2)

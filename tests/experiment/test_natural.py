@@ -206,6 +206,7 @@ def test_a_run_writes_down_how_many_there_were(mine, tmp_path):
         run(config)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_clients_it_began_with(mine, tmp_path):
     config = small(mine, folder=str(tmp_path / "begun"), checkpoint_every=1)
     (tmp_path / "begun").mkdir()
@@ -222,6 +223,7 @@ def test_a_run_goes_on_with_the_clients_it_began_with(mine, tmp_path):
         run(replace(more, num_clients=5), resume=True)
 
 
+@pytest.mark.slow
 def test_the_command_line_needs_no_number(mine, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(process, "prepare_jax", lambda: None)
     line = f"partition --dataset {mine} --partition natural"
@@ -254,6 +256,7 @@ def test_trials_of_a_sweep_hold_what_their_runs_hold(mine):
     assert len(sizes) > 1
 
 
+@pytest.mark.slow
 def test_trials_of_a_sweep_have_the_clients_of_the_data(mine, tmp_path):
     settings = SMALL | {"dataset": mine, "rounds": 1, "lanes": 1}
     given = {"run": settings, "grid": {"seed": [0, 1]}}

@@ -90,6 +90,7 @@ def test_objects_run_as_a_loop_over_their_rounds_does(tmp_path, trio):
     assert " at 0x" not in str(own)
 
 
+@pytest.mark.slow
 def test_a_run_of_objects_is_resumed_with_them_alone(tmp_path, trio):
     whole, broken = short(tmp_path / "whole"), short(tmp_path / "broken")
     run(whole, **trio)
@@ -191,6 +192,7 @@ def test_data_that_no_run_can_be_evaluated_on_are_refused(tmp_path):
         run(short(tmp_path / "run"), data=real)
 
 
+@pytest.mark.slow
 def test_the_tests_of_clients_are_the_test_set_of_data_without_one(tmp_path, trio):
     own = fa.FederatedDataset.from_clients(make_clients(), num_classes=CLASSES)
     own = own.split_clients(0.3)
@@ -267,6 +269,7 @@ def test_a_run_of_more_devices_is_loaded_on_those_there_are(whole, tmp_path):
         fa.load_run(folder, devices=64)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_loaded_is_said(tmp_path, trio):
     with pytest.raises(ValueError, match="holds no run: it has no config.toml"):
         load_run(tmp_path)
@@ -362,6 +365,7 @@ def test_options_come_back_as_well_and_are_read_only(name):
     assert dict(again.algorithm_options) == options
 
 
+@pytest.mark.slow
 def test_a_folder_of_an_earlier_version_lacks_the_checksum_of_its_data(tmp_path, trio):
     broken = short(tmp_path / "broken")
     with pytest.raises(Stop):

@@ -162,6 +162,7 @@ def test_what_is_registered_runs_sweeps_and_is_listed_as_ours_is(tmp_path, capsy
     assert lines["models"]["tiny_net"] == "One breadth layer."
 
 
+@pytest.mark.slow
 def test_numbers_of_an_own_constructor_are_one_program():
     fa.register("algorithm")(leash)
     settings = {**TINY, "algorithm": "leash", "checkpoint_every": None}
@@ -362,6 +363,7 @@ def names_it_loss() -> fa.Algorithm:
     return plain._replace(server=server)
 
 
+@pytest.mark.slow
 def test_a_figure_with_the_name_of_a_column_is_refused_before_anything_is_written():
     fa.register("algorithm")(names_it_loss)
     settings = {**TINY, "algorithm": "names_it_loss"}
@@ -430,6 +432,7 @@ def groups_of_picky(constructor="", hook=""):
     ]
 
 
+@pytest.mark.slow
 def test_numbers_that_an_own_algorithm_needs_in_python_are_not_traced():
     assert groups_of_picky() == [(4, ["strength", "length"])]
     # where it is built, or in a hook, whose errors the engine makes its own
@@ -578,6 +581,7 @@ def test_what_was_another_thing_in_an_earlier_version_has_another_hash():
         assert config_hash(from_settings(changes)) != before
 
 
+@pytest.mark.slow
 def test_a_file_that_is_edited_is_loaded_anew_but_not_during_a_run():
     Path("mine.py").write_text(MINE)
     assert "strength" in kind_options("algorithm", "mine.py:fedexp")

@@ -86,6 +86,7 @@ def test_a_trial_tells_own_models_as_its_run_does(tmp_path, devices):
             assert row[f"personal_accuracy_{figure}"] == value
 
 
+@pytest.mark.slow
 def test_a_trial_whose_clients_use_the_servers_model_has_no_such_figures(tmp_path):
     common = {**TINY, "rounds": 1, "devices": 1}
     found = sweep({"run": common, "grid": {"lr": [0.1, 0.03]}}, tmp_path / "sweep")

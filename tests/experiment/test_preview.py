@@ -70,6 +70,7 @@ def test_what_is_said_is_what_the_run_does(changes):
     assert found.devices == summary.hardware["devices"]
 
 
+@pytest.mark.slow
 def test_steps_of_unequal_clients_are_told_by_mean_and_most():
     config = config_of(algorithm="fedavg", epochs=1)
     sizes = [int(size) for size in build(config).data.size]
@@ -83,6 +84,7 @@ def test_steps_of_unequal_clients_are_told_by_mean_and_most():
     assert half.bytes_down == said.bytes_down / 2 > 0
 
 
+@pytest.mark.slow
 def test_a_cohort_of_coins_is_expected_to_have_a_client_at_least():
     said = preview(config_of(algorithm="fedavg", participation=0.1)).rounds
     draw = jax.vmap(lambda key: bernoulli(0.1).sample(key, 6))
@@ -109,6 +111,7 @@ def test_a_dry_run_prints_what_would_be_run_and_writes_nothing(capsys, elsewhere
     assert re.fullmatch(time, said["time"])
 
 
+@pytest.mark.slow
 def test_the_time_that_is_said_follows_from_what_is_computed(monkeypatch):
     # 64 x 10 weights, 6 clients of 20 examples a step, 3 steps; 2 operations a weight,
     # forward and twice back
@@ -223,6 +226,7 @@ def test_a_dry_run_of_a_sweep_says_its_programs(capsys, elsewhere):
     assert refused[0] == 2 and fedjax_adapt(capsys, f"{line} --dry-run") == refused
 
 
+@pytest.mark.slow
 def test_trials_take_as_many_times_as_long_as_one():
     times = []
     for rates in ([0.1], [0.1, 0.2, 0.3]):
@@ -261,6 +265,7 @@ def test_a_warm_up_as_long_as_the_run_is_said(settings, said):
     assert all(note.startswith(said) for note in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "tries"), [("fedavg", True), ("fnr", False)])
 def test_lanes_are_said_to_be_tried_where_the_run_tries_them(algorithm, tries):
     found = preview(config_of(algorithm=algorithm, rounds=100, lanes="auto"))

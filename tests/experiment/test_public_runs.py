@@ -231,6 +231,7 @@ def words_in_pictures():
         yield
 
 
+@pytest.mark.slow
 def test_an_honest_run_says_what_it_was_given(finished):
     config, result, said = finished(algorithm="nodding", validation_examples=7)
     summary = read_run(config.folder).summary
@@ -253,6 +254,7 @@ def test_an_honest_run_says_what_it_was_given(finished):
     assert summary["kappa"] is None and f"{summary['rho']:.4g} per MiB" in said
 
 
+@pytest.mark.slow
 def test_a_public_set_nobody_uses_is_said(finished):
     config, result, said = finished(algorithm="fedavg", public="published")
     assert "fedavg uses no public set: public=published (360 examples, the test" in said
@@ -260,6 +262,7 @@ def test_a_public_set_nobody_uses_is_said(finished):
     assert result.public["used"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", ["test", "validation"])
 def test_a_run_of_feddf_shows_how_good_its_student_is(finished, on):
     config, result, _ = finished(

@@ -59,6 +59,7 @@ def test_an_id_belongs_to_one_process(address):
     assert set(said) == {"process_id=1 was given to two processes; give each its own."}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [0, 1])
 def test_nobody_waits_longer_than_was_said(address, own):
     begun = time.monotonic()
@@ -69,6 +70,7 @@ def test_nobody_waits_longer_than_was_said(address, own):
     assert time.monotonic() - begun < 10
 
 
+@pytest.mark.slow
 def test_those_who_came_are_told_that_others_did_not(address):
     both = met(ProcessGroup(address, 3, 0, 1), ProcessGroup(address, 3, 1, 20))
     assert [s.startswith("the other processes have not come") for s in both] == [

@@ -18,6 +18,7 @@ from fedjax_adapt.experiment import replay
 from fedjax_adapt.experiment.replay import replay_round
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("round, start", [(None, 6), (3, 0)])
 def test_a_round_made_again_has_the_same_bits(whole, round, start):
     before = sorted(Path(whole.folder).rglob("*"))
@@ -45,6 +46,7 @@ def other(whole, tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_what_differs_is_named_and_by_how_much(other, capsys):
     code = cli.main(["replay", str(other)])
     out, err = capsys.readouterr()
@@ -53,11 +55,13 @@ def test_what_differs_is_named_and_by_how_much(other, capsys):
     assert "clients.loss: differs by up to 0.25\n1 of " in out
 
 
+@pytest.mark.slow
 def test_the_same_bits_are_exit_code_0(whole, capsys):
     assert cli.main(["replay", whole.folder, "--round", "7"]) == 0
     assert "columns have the same bits" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_more_devices_sum_in_another_order(whole):
     """The bound of docs/reliability.md."""
     found = replay_round(whole.folder, devices=1)
@@ -106,6 +110,7 @@ def test_a_mistake_is_one_sentence(elsewhere, capsys, words, says):
     assert err.startswith(f"fedjax-adapt: {says}") and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_what_lies_with_a_run_is_no_part_of_a_round(whole, tmp_path):
     """Neither a link to nothing nor a pipe, for which nobody waits."""
     folder = tmp_path / "run"

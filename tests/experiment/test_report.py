@@ -91,6 +91,7 @@ def test_seeds_of_a_setting_are_one_curve_in_a_band(whole, tmp_path, monkeypatch
     assert text.get_text().endswith("(n = 2)")
 
 
+@pytest.mark.slow
 def test_a_finished_run_has_a_table(tiny):
     config = tiny(rounds=1, targets=(0.01, 1.0))
     result = run(config)
@@ -105,6 +106,7 @@ def test_a_finished_run_has_a_table(tiny):
     assert "last round" not in text  # this method shows nothing of its own
 
 
+@pytest.mark.slow
 def test_the_table_has_what_a_method_shows_of_the_last_round(tmp_path):
     of_gift = {"algorithm": "gift", "initial_steps": 2, "rounds": 2}
     kept = {name: value for name, value in TINY.items() if name != "epochs"}
@@ -147,6 +149,7 @@ def test_other_models_are_in_the_table_and_the_picture(also, whole, tmp_path):
     assert pictures[0] != pictures[1]
 
 
+@pytest.mark.slow
 def test_the_curve_of_an_unfinished_run_can_be_drawn_and_its_table_cannot(tiny):
     config = tiny()
     with pytest.raises(KeyboardInterrupt):
@@ -226,6 +229,7 @@ def test_away_from_a_terminal_the_time_to_compile_is_said():
     assert said == ["a: tracing", "a: compiling, about 6 s", "b: tracing"]
 
 
+@pytest.mark.slow
 def test_train_shows_a_bar_where_it_is_asked_for(task, data, capsys):
     plan = fa.Plan(batch_size=4)
     state = fa.init_state(fedavg(), task, data, plan, jax.random.key(0))

@@ -150,6 +150,7 @@ def shown(source):
     return Page(source)
 
 
+@pytest.mark.slow
 def test_a_page_is_whole_and_needs_nothing_else(source, shown):
     assert not re.search(r"https?:|//|@import|url\(|<script|<link|<iframe", source)
     for _, attributes in shown.tags:
@@ -532,6 +533,7 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(there, capsys, line, s
     assert sorted(there.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_sweep_stands_for_its_trials(elsewhere):
     given = {**TINY, "rounds": 2}
     del given["checkpoint_every"]

@@ -95,6 +95,7 @@ def stop_after(round):
     return progress
 
 
+@pytest.mark.slow
 def test_a_run_equals_a_loop_over_its_rounds(tiny):
     config = tiny(rounds=4, evaluate_every=2)
     result = run(config)
@@ -125,6 +126,7 @@ def test_a_run_equals_a_loop_over_its_rounds(tiny):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_finished_folder_holds_what_it_should(tiny):
     config = tiny(rounds=3)
     result = run(config)
@@ -148,6 +150,7 @@ def test_a_finished_folder_holds_what_it_should(tiny):
     assert result.last_count == result.rounds == 3
 
 
+@pytest.mark.slow
 def test_a_client_without_examples_has_no_accuracy_in_the_table_of_clients(tiny):
     few = {"concentration": 0.05, "min_size": 0}
     config = tiny(rounds=1, partition="quantity_dirichlet", partition_options=few)
@@ -160,6 +163,7 @@ def test_a_client_without_examples_has_no_accuracy_in_the_table_of_clients(tiny)
     assert np.mean(held) == pytest.approx(result.client_accuracy["mean"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stop", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 6))]
 )
@@ -173,6 +177,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tiny, whole, stop)
     assert numbers(broken.folder) == numbers(whole.folder)
 
 
+@pytest.mark.slow
 def test_rounds_that_wait_for_a_large_state_lose_none(tiny, whole, monkeypatch):
     monkeypatch.setattr(checkpoints, "has_room", lambda size: False)
     broken = tiny()
@@ -223,6 +228,7 @@ def test_other_models_are_measured_and_resumed_and_change_nothing(tiny, also, wh
     assert figures["sel"]["loss"] == ours["loss"][-1] != figures["all"]["loss"]
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_tells_classes_and_clients_apart(whole):
     f = build(whole)
     params = final_state(whole)[0].params
@@ -256,6 +262,7 @@ run(from_settings(read_settings(Path(sys.argv[1])) | {"folder": sys.argv[2]}))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_bit_without_doubled_rows(tiny, whole):
     """SIGKILL once the rows of round 4 are written, and while its checkpoint is."""
     killed = tiny()
@@ -352,12 +359,14 @@ def test_another_learning_rate_and_seed_are_no_other_program(tiny, monkeypatch):
     assert one.loss != other.loss
 
 
+@pytest.mark.slow
 def test_fewer_rounds_than_an_evaluation_takes_are_evaluated_once(tiny):
     config = tiny(rounds=1, evaluate_every=5)
     assert run(config).rounds == 1
     assert read_run(config.folder).metrics["round"].to_pylist() == [1]
 
 
+@pytest.mark.slow
 def test_progress_counts_up_to_the_last_round(tiny):
     seen = []
     run(tiny(seed=361), progress=seen.append)  # which shares no other test's program
@@ -388,6 +397,7 @@ def test_how_long_it_takes_to_compile_is_told_by_the_size_of_the_program(monkeyp
     assert compiling(traced) == "compiling"
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_names_the_round_and_stays_readable(tiny):
     config = tiny(lr=1e30, clip_norm=None, checkpoint_every=1)
     with pytest.raises(Diverged, match=r"diverged in round \d: .*lower lr") as error:
@@ -456,6 +466,7 @@ def test_the_model_that_afl_ends_with_is_measured_beside_the_last(tiny):
     assert metrics["loss_result"].to_pylist()[-1] == result.models["result"]["loss"]
 
 
+@pytest.mark.slow
 def test_a_run_shows_what_it_is_asked_for_and_is_the_same(tiny):
     steps = dict(algorithm="fedavg", epochs=5.0, num_steps=3, later_steps=(2, 1))
     steps |= {"rounds": 4, "evaluate_every": 1}
@@ -498,6 +509,7 @@ def half(half_folder, tiny):
     return config
 
 
+@pytest.mark.slow
 def test_a_folder_of_flat_settings_is_read_and_resumed(half, tmp_path):
     """As versions before tables wrote it: every setting, some prefixed with its kind."""
     folder = tmp_path / "before"
@@ -551,6 +563,7 @@ def test_a_run_may_be_resumed_with_other_targets_and_checkpoints(half):
     assert list(run(other, resume=True).rounds_to) == ["0.5"]
 
 
+@pytest.mark.slow
 def test_resuming_where_nothing_lies_starts_afresh(tiny):
     assert run(tiny(rounds=1), resume=True).rounds == 1
 
@@ -626,6 +639,7 @@ def test_a_run_leaves_nothing_on_the_device(tiny):
     assert second[0] <= first[0] and second[1] <= first[1]
 
 
+@pytest.mark.slow
 def test_a_program_that_is_gone_leaves_no_function_of_its_run(tiny):
     config = tiny(rounds=2, checkpoint_every=None)
     federation = build(config)

@@ -21,6 +21,7 @@ def state(value: float):
     return {"w": jnp.full((300, 4), value)}
 
 
+@pytest.mark.slow
 def test_a_state_whose_memory_is_given_up_is_written_as_it_was(tmp_path):
     """Large enough to be still on its way when its memory is given up."""
     step = jax.jit(lambda state: {"w": state["w"] + 1}, donate_argnums=0)

@@ -78,6 +78,7 @@ def check_is_whole(found, whole):
         )
 
 
+@pytest.mark.slow
 def test_merged_shards_are_the_whole_sweep(copied, whole, capsys):
     assert len(groups([copied])[0].runs) == 4  # before they are merged, too
     assert main(["sweep", "merge", "--help"]) == 0
@@ -114,6 +115,7 @@ def test_a_finished_shard_that_is_resumed_says_so_and_stays(copied, file, capsys
     assert fedjax_adapt(capsys, f"{line} --resume") == (0, said, "")
 
 
+@pytest.mark.slow
 def test_trials_of_shards_that_are_not_there_are_named(copied, file, capsys):
     assert not any("not here" in note for note in sheets([copied])[0].notes)
     line = f"sweep --folder {copied} --resume"

@@ -74,6 +74,7 @@ def three(tmp_path_factory):
     return sweep(THREE, folder, side_by_side=2)
 
 
+@pytest.mark.slow
 def test_it_is_shown_in_one_line(three):
     assert repr(three) == f"Swept({three.folder}: 3 trials over lr, seed)"
     run = three.folder / "trials" / "0000"
@@ -107,6 +108,7 @@ def test_a_trial_is_the_run_with_its_settings(three, whole):
         np.testing.assert_allclose(own, theirs[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_trial_alone_is_its_run_to_the_bit(tmp_path, whole):
     """Its clients share the devices, by the program of a run."""
     found = sweep({"run": TINY, "grid": {"seed": [0]}}, tmp_path / "sweep")
@@ -198,6 +200,7 @@ def test_the_curves_of_pages_are_the_means_over_seeds(tmp_path):
     assert f"jax {jax.__version__}" in script.origin(found.folder)
 
 
+@pytest.mark.slow
 def test_a_trial_is_loaded_as_a_run_is(three, whole):
     loaded, theirs = load_run(three.folder / "trials" / "0001"), load_run(whole.folder)
     assert repr(theirs) == "Loaded(scaffold, 7 rounds)"
@@ -215,6 +218,7 @@ def test_a_trial_is_loaded_as_a_run_is(three, whole):
     assert int(state.round) == 9
 
 
+@pytest.mark.slow
 def test_a_run_takes_as_many_steps_as_a_trial(three, tmp_path):
     """`match`, which reads the clients' steps of a run."""
     trial = three.folder / "trials" / "0000"
@@ -226,6 +230,7 @@ def test_a_run_takes_as_many_steps_as_a_trial(three, tmp_path):
     assert wanted - visits <= found.local_steps <= wanted
 
 
+@pytest.mark.slow
 def test_a_trial_that_diverges_has_the_folder_of_such_a_run(tmp_path):
     grid = {"lr": [0.1, 1e12], "momentum": [0.0]}
     found = sweep({"run": RUN, "grid": grid}, tmp_path / "sweep")
@@ -314,6 +319,7 @@ def begun_otherwise(folder):
     return copy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [8, pytest.param(18, marks=pytest.mark.slow)])
 def test_a_resumed_sweep_equals_an_uninterrupted_one_to_the_bit(tmp_path, three, stop):
     """Stopped among the first two trials, and while the third runs."""
@@ -524,6 +530,7 @@ def test_a_killed_sweep_goes_on_with_the_same_command(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, *states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["metrics", "trials"])
 def test_where_rows_cannot_be_written_no_state_of_a_trial_is(
     tmp_path, three, monkeypatch, what
@@ -558,6 +565,7 @@ class Rows:
         raise AssertionError("all trials at once")
 
 
+@pytest.mark.slow
 def test_the_state_of_a_trial_comes_to_the_host_without_the_others():
     config = Config(**RUN)
     configs, layout = [config, replace(config, seed=1)], compiled_group.Layout(2, 1)
@@ -694,6 +702,7 @@ def test_a_folder_belongs_to_one_sweep(tmp_path, three):
         sweep(THREE, tmp_path / "x")
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_found_before_anything_is_written(tmp_path):
     bad = {"run": RUN, "grid": [{"lr": [0.1]}, {"num_clients": [3, 10_000]}]}
     with pytest.raises(ValueError, match=r"^trial 2 \(num_clients=10000\): .*10000"):
@@ -743,6 +752,7 @@ def test_trials_share_a_program_if_numbers_and_seeds_are_all_that_varies():
     ]
 
 
+@pytest.mark.slow
 def test_options_that_cannot_be_traced_are_looped(monkeypatch):
     def picky(mu: float = 0.5, alpha: float = 0.5):
         return Algorithm(policy=epochs(2 if alpha > 0.5 else mu))
@@ -1088,6 +1098,7 @@ def test_every_trial_is_the_run_with_its_settings(tmp_path, algorithm):
     check_trial_is_a_run(found.results.to_pylist()[-1], result.to_dict())
 
 
+@pytest.mark.slow
 def test_clients_of_trials_are_measured_on_their_own_test_sets(tmp_path):
     """One that has no test set counts in a run as little as in a trial."""
     rng = np.random.default_rng(0)

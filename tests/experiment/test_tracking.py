@@ -50,6 +50,7 @@ def scalars(folder):
     return [{k: v for k, v in row.items() if k not in UNTRACKED} for row in rows]
 
 
+@pytest.mark.slow
 def test_it_has_every_figure_of_the_table(tiny, whole, fakes):
     config = tiny(track="wandb", checkpoint_every=2)
     run(config)
@@ -71,6 +72,7 @@ def test_a_run_without_one_has_no_folder_of_it(whole):
     assert not (Path(whole.folder) / tracking.FOLDER).exists()
 
 
+@pytest.mark.slow
 def test_resuming_goes_on_after_the_checkpoint(tiny, fakes):
     config = tiny(track="wandb", checkpoint_every=2)
     with pytest.raises(Stop):
@@ -117,6 +119,7 @@ def test_a_missing_package_is_said_before_anything_is_written(tiny, monkeypatch)
     assert not tmp(tiny).exists()
 
 
+@pytest.mark.slow
 def test_a_run_of_a_tracker_is_read_without_its_package(tiny, fakes, monkeypatch):
     config = tiny(track="wandb", rounds=2)
     run(config)

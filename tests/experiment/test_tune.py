@@ -54,6 +54,7 @@ def runs_of(folder, rounds):
     return [read_run(trial) for trial in trials]
 
 
+@pytest.mark.slow
 def test_the_best_of_a_batch_go_on_and_have_all_rounds(halved):
     rows = halved.trials.to_pylist()
     assert [row["trial"] for row in rows] == [0, 1, 2, 3, 4]
@@ -149,6 +150,7 @@ def test_a_search_that_was_stopped_goes_on_as_it_would_have(tmp_path, halved, af
     assert found.trials.equals(halved.trials) and found.best == halved.best
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_for_more_trials(tmp_path, halved):
     folder = tmp_path / "search"
     shutil.copytree(halved.folder, folder)
@@ -436,6 +438,7 @@ def test_objects_are_tuned_as_names_are(tmp_path):
     assert found.trials.equals(named.trials)
 
 
+@pytest.mark.slow
 def test_a_trial_is_the_run_with_its_settings(tmp_path, halved):
     """All rounds, on the same validation examples."""
     whole = [row for row in halved.trials.to_pylist() if row["outcome"] == "finished"]
@@ -453,6 +456,7 @@ def test_a_trial_is_the_run_with_its_settings(tmp_path, halved):
     assert accuracy == pytest.approx(row["validation_accuracy"], abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_how_many_are_tried_in_how_many_rounds(elsewhere, capsys):
     (elsewhere / "space.toml").write_text(to_toml(read_search(SEARCH, **HALVED)))
     line = "tune space.toml --folder mine --dry-run"

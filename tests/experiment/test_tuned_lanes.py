@@ -134,6 +134,7 @@ def exhausted(most):
     return compile_program
 
 
+@pytest.mark.slow
 def test_where_the_compiler_has_no_room_a_run_takes_fewer_lanes(tiny, monkeypatch):
     monkeypatch.setattr(module, "lanes_for", lambda *given: 4)
     monkeypatch.setattr(module, "compile_program", exhausted(1))

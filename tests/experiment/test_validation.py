@@ -81,6 +81,7 @@ def test_a_public_set_and_other_labels_do_not_change_its_name(more):
     assert accuracy_name(built(**more)) == VALIDATED
 
 
+@pytest.mark.slow
 def test_runs_measured_on_other_examples_are_not_matched(tmp_path):
     folder = str(tmp_path / "tested")
     run(from_settings({**SMALL, "rounds": 1, "folder": folder}))
@@ -172,6 +173,7 @@ def test_it_is_called_validation_accuracy_wherever_it_is_shown(tiny):
     assert "test" not in text
 
 
+@pytest.mark.slow
 def test_a_sweep_ranks_by_it(swept):
     (part,) = parts(swept.folder)
     assert part.ranked and part.title.endswith(f"digits, {NAME} on 143 examples")
@@ -191,6 +193,7 @@ def test_a_sweep_ranks_by_it(swept):
         )
 
 
+@pytest.mark.slow
 def test_runs_on_the_test_set_are_ranked_apart(swept, tiny):
     config = tiny(rounds=2)
     run(config)
@@ -208,6 +211,7 @@ def test_runs_on_the_test_set_are_ranked_apart(swept, tiny):
     assert f"{NAME} (%)" in picture.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_picture_that_is_refused_leaves_nothing_printed(swept, tiny, capsys):
     config = tiny(rounds=2)
     run(config)
@@ -216,6 +220,7 @@ def test_a_picture_that_is_refused_leaves_nothing_printed(swept, tiny, capsys):
     assert (code, out) == (2, "") and "draw one picture of each kind" in error
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_is_measured_on(capsys):
     line = "run --evaluate-on validation --algorithm fedavg --model linear --dry-run"
     code, out, _ = fedjax_adapt(capsys, line)
@@ -223,6 +228,7 @@ def test_a_dry_run_says_what_is_measured_on(capsys):
     assert "note: measured on 143 validation examples, which no client holds." in out
 
 
+@pytest.mark.slow
 def test_a_callback_hears_of_validation_accuracy(tiny):
     heard = []
     run(tiny(rounds=1, evaluate_on="validation"), callback=heard.append)

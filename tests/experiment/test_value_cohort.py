@@ -118,6 +118,7 @@ def test_a_finished_run_of_any_method_can_be_valued(whole):
     np.testing.assert_allclose(shares, np.round(shares), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_command_shows_the_values_and_how_they_agree(
     half, values, capsys, monkeypatch
 ):

@@ -116,6 +116,7 @@ def test_every_way_pads(way):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_kernels_side_by_side_is_one_of_all_of_them():
     """In groups of the batch, which cuDNN has kernels for, and trials of clients too."""
 
@@ -155,6 +156,7 @@ def test_other_precisions(dtype, tolerance):
             assert error < tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-12), ("float32", 5e-6)])
 @pytest.mark.parametrize(
     "side, pixels, padding", [(3, (6, 7), "SAME"), (5, (9, 8), "VALID")]
@@ -200,6 +202,7 @@ def test_an_unused_input_gradient_costs_nothing():
     assert products(1) == products((0, 1)) - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window, pixels", [(2, (6, 4)), (2, (7, 5)), (3, (7, 9))])
 def test_max_pool_is_the_reduce_window_of_lax(window, pixels):
     x = normal(0, (2, *pixels, 3))
@@ -213,6 +216,7 @@ def test_max_pool_is_the_reduce_window_of_lax(window, pixels):
     np.testing.assert_array_equal(pull(cotangent)[0], pull_slow(cotangent)[0])
 
 
+@pytest.mark.slow
 def test_max_pool_shares_the_gradient_of_a_tie():
     x = jnp.array([[1.0, 1.0], [0.0, 1.0]]).reshape(1, 2, 2, 1)
     gradient = jax.grad(lambda x: max_pool(x).sum())(x)

@@ -69,6 +69,7 @@ def lax_vgg(params, x):
     return affine(x, params["out"])
 
 
+@pytest.mark.slow
 def test_vgg_is_the_network_written_with_lax(short):
     task, params, x = model(short_vgg, (8, 4, 1))
     actual = jax.jit(task.apply)(params, x)
@@ -98,6 +99,7 @@ def lax_resnet(params, x, groups):
     return affine(x.mean((1, 2)), params["out"])
 
 
+@pytest.mark.slow
 def test_resnet_is_the_network_written_with_lax(short):
     task, params, x = model(short_resnet, (9, 8, 1), groups=2)
     with_shortcut = [name for name, b in params["blocks"].items() if "shortcut" in b]
@@ -135,6 +137,7 @@ STAGES = {
 CLASSIFIER = {"fc1": 262_656, "fc2": 262_656, "out": 5130}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STAGES)
 def test_every_layer_of_a_vgg_has_its_parameters_in_its_stage(name):
     task = fa.classification(MODELS[name]((32, 32, 3), 10), (32, 32, 3))
@@ -149,6 +152,7 @@ def test_every_layer_of_a_vgg_has_its_parameters_in_its_stage(name):
     assert others == CLASSIFIER
 
 
+@pytest.mark.slow
 def test_both_hidden_layers_of_a_vgg_are_given_half_of_what_they_would_be(short):
     """Dropout .5 - ReLU - Dropout .5: ones everywhere, a sum, then each as it is."""
     task, params, _ = model(short_vgg, (8, 8, 1))

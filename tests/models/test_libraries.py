@@ -153,6 +153,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN)
 def test_every_kind_trains_a_round_under_vmap_and_lanes(name, data):
     task = fa.classification(PLAIN[name](), SHAPE)
@@ -277,6 +278,7 @@ def test_what_cannot_be_trained_is_refused(name):
         fa.classification(model(), SHAPE)
 
 
+@pytest.mark.slow
 def test_equinox_modules_are_named_by_their_fields_and_take_one_example():
     eqx = pytest.importorskip("equinox")
     module = eqx.nn.MLP(WIDTH, CLASSES, 6, 1, key=KEY)
@@ -349,6 +351,7 @@ def test_whole_numbers_are_float32_to_a_model_that_takes_them():
         )
 
 
+@pytest.mark.slow
 def test_a_regression_learns_a_line():
     rng = np.random.default_rng(0)
     w = np.array([1.0, -2.0, 0.5, 3.0])
@@ -420,6 +423,7 @@ def test_a_token_transformer_learns_a_sequence():
     np.testing.assert_allclose(metrics.loss, np.mean(losses), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_sequence_without_tokens_that_count_has_no_loss():
     task = fa.language_model(lambda rngs: TokenTransformer(6, 4, rngs), 4, pad=0)
     logits, y = jnp.ones((2, 4, 6)), jnp.array([[0, 0, 0, 0], [1, 0, 0, 0]])

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 import fedjax_adapt as fa
 from fedjax_adapt.models import lstm
@@ -27,6 +28,7 @@ def lstm_layer(layer, x):
     return np.stack(states, axis=1)
 
 
+@pytest.mark.slow
 def test_it_is_the_equations_and_its_features_are_the_last_state():
     task = fa.classification(lstm(SHAPE, 2, width=WIDTH, layers=2), SHAPE)
     params = jax.jit(task.init)(jax.random.key(0))

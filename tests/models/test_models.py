@@ -22,6 +22,7 @@ def task_of(name, shape, num_classes=10, **options):
     return fa.classification(MODELS[name](shape, num_classes, **options), shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, shape, options, expected",
     [
@@ -52,6 +53,7 @@ def test_cifar100_cnn_has_the_papers_size():
     assert fa.num_parameters(jax.eval_shape(task.init, KEY)) == 815_332
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["linear", "mlp", "cnn"])
 def test_weights_and_biases_start_within_one_over_root_fan_in(name):
     task = task_of(name, IMAGES)
@@ -116,6 +118,7 @@ def test_cnn_is_the_network_written_with_lax():
     )
 
 
+@pytest.mark.slow
 def test_fedvecas_weights_are_normal_within_two_deviations():
     params = jax.jit(task_of("fedveca_cnn", IMAGES).init)(KEY)
     for name, layer in params.items():
@@ -159,6 +162,7 @@ def numpy_fedveca_cnn(params, x):
     return x @ params["out"]["kernel"] + params["out"]["bias"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(6, 9, 1), (8, 4, 3)])
 def test_fedvecas_network_is_afls(shape):
     task = task_of("fedveca_cnn", shape)
@@ -183,6 +187,7 @@ def test_an_image_of_one_colour_has_finite_logits():
     assert np.isfinite(logits).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, shape",
     [
@@ -209,6 +214,7 @@ def test_a_round_moves_every_parameter(name, shape):
     assert all(jax.tree.leaves(moved)), moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -12,6 +12,7 @@ KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_the_features_are_the_projection_and_the_classifier_reads_them():
     builder = projected(mlp, width=7)
     task = fa.classification(builder((4,), 3, widths=(5,)), (4,))
@@ -34,6 +35,7 @@ def test_the_features_are_the_projection_and_the_classifier_reads_them():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, shape, width",
     [
@@ -56,6 +58,7 @@ def test_every_model_takes_one_and_gives_its_last_layer_for_it(name, shape, widt
     )
 
 
+@pytest.mark.slow
 def test_dropout_stays_random_below_a_projection():
     task = fa.classification(projected(MODELS["vgg11"])((32, 32, 3), 2), (32, 32, 3))
     assert task.apply_train is not None

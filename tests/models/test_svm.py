@@ -35,6 +35,7 @@ def test_it_has_as_many_parameters_as_inputs_and_all_are_0_at_first():
     assert not any(leaf.any() for leaf in jax.tree.leaves(params))
 
 
+@pytest.mark.slow
 def test_the_logits_tell_the_score_and_the_loss_has_the_norm_of_the_weights():
     score = X @ W
     outputs = TASK.apply(PARAMS, X)
@@ -78,6 +79,7 @@ def test_five_rounds_are_those_of_a_program_in_float64():
     assert abs(w).max() > 0.1
 
 
+@pytest.mark.slow
 def test_gradient_moments_see_the_term_that_no_example_has_its_own_of():
     batch = fa.Batch(jnp.asarray(X), jnp.asarray(Y), jnp.ones(8))
     found = fa.gradient_moments(TASK, PARAMS, batch)

@@ -61,6 +61,7 @@ def test_winograds_way_is_for_some_layers_alone():
         assert can("lax", LAYER._replace(**other))
 
 
+@pytest.mark.slow
 def test_layers_are_those_of_local_training(network):
     first, second = layers_of(network, batch())
     assert first == Layer((12, 12), 1, 4, (5, 5), 32, (1, 1), "float32")
@@ -68,6 +69,7 @@ def test_layers_are_those_of_local_training(network):
     assert str(first) == "4 x 12 x 12 x 1, 5 x 5 x 32 by 1 x 1, float32"
 
 
+@pytest.mark.slow
 def test_a_task_computes_its_layers_as_it_is_told(network):
     assert xlas_own(network) == 0
     # the second needs both gradients, the first that of its kernel
