@@ -163,8 +163,33 @@ class LinenBetween(LinenParts):
         return 2 * super().__call__(x)
 
 
+class Otherwise(nnx.Module):
+    """Its __call__ differs from its parts in a number, or inside a jitted function."""
+
+    def __init__(self, rngs, slope, curve):
+        self.body = nnx.Linear(4, 6, rngs=rngs)
+        self.out = nnx.Linear(6, 3, rngs=rngs)
+        self.slope, self.curve = slope, curve
+
+    def features(self, x):
+        return self.body(x)
+
+    def head(self, features, slope=2.0, curve=jnp.sin):
+        return self.out(jax.jit(curve)(slope * features))
+
+    def __call__(self, x):
+        return self.head(self.features(x), self.slope, self.curve)
+
+
 @pytest.mark.parametrize(
-    "model", [Between(nnx.Rngs(0)), BetweenMethods(nnx.Rngs(0)), LinenBetween()]
+    "model",
+    [
+        Between(nnx.Rngs(0)),
+        BetweenMethods(nnx.Rngs(0)),
+        LinenBetween(),
+        Otherwise(nnx.Rngs(0), 3.0, jnp.sin),
+        Otherwise(nnx.Rngs(0), 2.0, jnp.tanh),
+    ],
 )
 def test_a_model_is_its_call_whatever_its_parts_are_called(model):
     task = fa.classification(model, (4,))
@@ -176,6 +201,11 @@ def test_a_model_is_its_call_whatever_its_parts_are_called(model):
     )
     np.testing.assert_array_equal(task.apply(params, X).logits, wanted)
     assert task.head is None
+
+
+def test_parts_that_jit_the_same_functions_are_the_call():
+    task = fa.classification(Otherwise(nnx.Rngs(0), 2.0, jnp.sin), (4,))
+    assert task.apply(task.init(KEY), X).features.shape == (5, 6)
 
 
 class Constant(Plain):
