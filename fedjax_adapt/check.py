@@ -132,8 +132,13 @@ def positive(name: str, value: Any, any_size: bool = False) -> None:
 
 
 def representable(name: str, value: Any) -> None:
-    """Raises ValueError where JAX would make infinity of a finite number."""
+    """Raises ValueError where JAX would make infinity or 0 of another number."""
     dtype, number = jnp.result_type(float), _number(name, value, "a number")
+    if number is not None and 0 < abs(number) < float(jnp.finfo(dtype).tiny):
+        raise SettingError(
+            f"{name}={value} would be 0 in {dtype}; write a number from 1.2e-38 on.",
+            setting=name,
+        )
     if number is not None and abs(number) > float(jnp.finfo(dtype).max):
         raise SettingError(
             f"{name}={value} is more than {dtype} holds; write at most 3.4e38.",

@@ -446,6 +446,10 @@ def test_more_clients_per_round_than_there_are_is_refused(task, data):
         (dict(batch_size=2.5), "batch_size=2.5 must be an integer >= 1, or None for"),
         (dict(lr=0.0), "lr=0.0 must be a finite number above 0"),
         (dict(weight_decay=1e40), r"weight_decay=1e\+40 is more than float32 holds"),
+        (
+            dict(weight_decay=1e-50),
+            r"weight_decay=1e-50 would be 0 in float32; write a",
+        ),
         (dict(batch_size=Fraction(5, 2)), "batch_size=5/2 must be an integer >= 1"),
         (dict(lr=1e40), r"lr=1e\+40 is more than float32 holds; write at most 3.4e38"),
         (dict(lr=float("nan")), "lr=nan must be a finite number above 0"),
