@@ -37,8 +37,9 @@ def classification(
     `loss(logits, y) -> [batch]`, which may use none of its parameters, is trained and
     evaluated under that loss instead.
 
-    An argument of the model called train, training, is_training or deterministic is given
-    whether it is trained. A model that holds dropout which would never run is warned of.
+    An argument of the model called train, training, is_training, deterministic or inference
+    is given whether it is trained. A model that holds dropout which would never run is
+    warned of.
 
     Args:
       model: one of

@@ -30,8 +30,9 @@ MODES = {
     "training": True,
     "is_training": True,
     "deterministic": False,
+    "inference": False,
 }
-MODE_NAMES = "train, training, is_training or deterministic"
+MODE_NAMES = "train, training, is_training, deterministic or inference"
 KEYS = ("key", "rng", "rngs")
 
 

@@ -15,12 +15,12 @@ import fedjax_adapt as fa
 KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(5, WIDTH)).astype(np.float32)
 SHAPE = (WIDTH,)
-MODES = ("train", "training", "is_training", "deterministic")
+MODES = ("train", "training", "is_training", "deterministic", "inference")
 
 
 def linen_with(argument, keyword_only=False, default=True):
     """A linen module that is told its mode by an argument of this name."""
-    off = argument == "deterministic"
+    off = argument in ("deterministic", "inference")
     given = f"{argument}={off}" if default else argument
     names = {"linen": linen}
     exec(
@@ -90,6 +90,15 @@ def equinox_dropping(eqx):
     return Dropping
 
 
+def equinox_told(eqx):
+    class Told(equinox_dropping(eqx)):
+        def __call__(self, x, *, key=None, inference=False):
+            x = jax.nn.relu(self.body(x))
+            return self.out(self.drop(x, key=key, inference=inference))
+
+    return Told
+
+
 def haiku_dropping():
     hk = pytest.importorskip("haiku")
 
@@ -118,6 +127,7 @@ DROPPING = {
     ),
     "equinox factory": lambda: equinox(equinox_dropping),
     "equinox": lambda: equinox(equinox_dropping)(KEY),
+    "equinox mode": lambda: equinox(equinox_told),
     "haiku": haiku_dropping,
 }
 
@@ -195,7 +205,7 @@ MUTE = linen.Sequential([linen.Dense(3), linen.Dropout(0.5, deterministic=True)]
 @pytest.mark.parametrize(
     "model, message",
     [
-        (lambda: linen_with("inference"), "give __call__ an argument named train, tr"),
+        (lambda: linen_with("dropping"), "give __call__ an argument named train, tr"),
         (lambda: MUTE, "Sequential holds dropout that never runs"),
         (lambda: NnxMute, r"build it with nnx.Dropout\(rate, rngs=rngs\)"),
         (
