@@ -202,7 +202,7 @@ def _alike(model: Model) -> Model:
     """The model, its inputs in bfloat16 where its parameters are; see `with_precision`."""
 
     def rounded(params, x):
-        dtypes = {leaf.dtype for leaf in jax.tree.leaves(params)}
+        dtypes = set(map(jnp.result_type, jax.tree.leaves(params)))
         floats = {dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)}
         narrow = floats == {jnp.dtype(jnp.bfloat16)}
         is_float = jnp.issubdtype(x.dtype, jnp.floating)

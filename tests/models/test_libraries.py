@@ -292,6 +292,13 @@ def test_what_cannot_be_trained_is_refused(name):
 def test_equinox_modules_are_named_by_their_fields_and_take_one_example():
     eqx = pytest.importorskip("equinox")
     module = eqx.nn.MLP(WIDTH, CLASSES, 6, 1, key=KEY)
+def test_a_parameter_may_be_a_number():
+    init = lambda key: {"w": np.ones((WIDTH, CLASSES), np.float32), "scale": 2.0}
+    task = fa.classification((init, lambda p, x: p["scale"] * x @ p["w"]), SHAPE)
+    logits = task.apply(task.init(KEY), X).logits
+    np.testing.assert_allclose(logits[:, 0], 2 * X.sum(1), rtol=1e-5)
+
+
     task = fa.classification(module, SHAPE)
     params = task.init(jax.random.key(5))  # an instance starts from its own weights
     assert sorted(params["layers"]) == ["0", "1"]
