@@ -47,9 +47,10 @@ def parameters(name: str, result: PyTree, *arguments: Any) -> None:
     arrays(name, result)
     for path, leaf in jax.tree.leaves_with_path(result):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            at = f" at {jax.tree_util.keystr(path)}" if path else ""
             raise SettingError(
-                f"{name} returned {check.leaf(leaf)} at {jax.tree_util.keystr(path)}; "
-                "parameters are floating arrays, to be trained."
+                f"{name} returned {check.leaf(leaf)}{at}; parameters are floating arrays, "
+                "to be trained."
             )
 
 

@@ -120,6 +120,15 @@ def _takes_key(factory: Callable) -> bool:
 
 def _from_pair(init: Callable, apply: Callable, example: jax.ShapeDtypeStruct) -> Model:
     """A pair of functions; `apply` may take a key and the mode by name."""
+    try:
+        inspect.signature(init).bind(jax.random.key(0))
+    except TypeError as error:
+        raise SettingError(
+            f"model=(init, apply) has an init that takes no key alone ({error}); write "
+            "(init(key) -> params, apply(params, x) -> logits)."
+        ) from None
+    except ValueError:  # Python cannot say what it takes
+        pass
     arguments = parameters(apply)
     keys = [name for name in KEYS if name in arguments]
     for name in keys:

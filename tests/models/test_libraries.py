@@ -244,6 +244,10 @@ REFUSED = {
         lambda: (init_pair, lambda p, x, rng: apply_pair(p, x, rng)),
         r"has apply\(params, x, rng\), which cannot .*; write rng=None",
     ),
+    "pair init": (
+        lambda: (lambda: init_pair(KEY), apply_pair),
+        r"init that takes no key alone .*; write \(init\(key\) -> params",
+    ),
     "pair": (
         lambda: (init_pair, lambda p, x, noise: apply_pair(p, x)),
         r"apply\(params, x\) asks for noise as well",
@@ -288,10 +292,6 @@ def test_what_cannot_be_trained_is_refused(name):
         fa.classification(model(), SHAPE)
 
 
-@pytest.mark.slow
-def test_equinox_modules_are_named_by_their_fields_and_take_one_example():
-    eqx = pytest.importorskip("equinox")
-    module = eqx.nn.MLP(WIDTH, CLASSES, 6, 1, key=KEY)
 def test_a_parameter_may_be_a_number():
     init = lambda key: {"w": np.ones((WIDTH, CLASSES), np.float32), "scale": 2.0}
     task = fa.classification((init, lambda p, x: p["scale"] * x @ p["w"]), SHAPE)
@@ -299,6 +299,10 @@ def test_a_parameter_may_be_a_number():
     np.testing.assert_allclose(logits[:, 0], 2 * X.sum(1), rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_equinox_modules_are_named_by_their_fields_and_take_one_example():
+    eqx = pytest.importorskip("equinox")
+    module = eqx.nn.MLP(WIDTH, CLASSES, 6, 1, key=KEY)
     task = fa.classification(module, SHAPE)
     params = task.init(jax.random.key(5))  # an instance starts from its own weights
     assert sorted(params["layers"]) == ["0", "1"]
