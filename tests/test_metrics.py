@@ -169,6 +169,8 @@ def test_metrics_under_jit_and_several_devices(data):
         (fa.metrics.rmse, [4, 3], "float32[4,2]", "build it with 2 outputs."),
         (fa.metrics.perplexity(), [4, 3], "int32[4]", "give the next token of each place"),
         ("f1", [4, 3], "int32[4]", "Task.metrics['it'] is 'f1'; write a function"),
+        (fa.metrics.top, [4, 3], "int32[4]", "Task.metrics (top) raised TypeError: top() "
+         "takes 1 positional argument but 2 were given; it takes (logits, y) and returns"),
         (lambda logits, y: y.mean(), [4, 3], "int32[4]", "Task.metrics['it'] returned "
          "shape [] for a batch of 4; return one number per example, [4]."),
         (fa.Metric(lambda logits, y: y[:2], jnp.sum), [4, 3], "int32[4]",

@@ -9,7 +9,7 @@ may come in another and is rounded to what `init` gave, as a local step rounds i
 """
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ TAKES = {
     "Task.apply": "(params, x [batch, ...]) and returns Outputs(logits [batch, ...])",
     "Task.apply_train": "(params, x [batch, ...], key) and returns Outputs",
     "Task.loss": "(logits, y) and returns one loss per example, [batch]",
+    "Task.accuracy": "(logits, y) and returns one number per example, [batch]",
+    "Task.metrics": "(logits, y) and returns one number per example, [batch]",
     "LocalRule.init": "(params) and returns a client's state",
     "LocalRule.start": (
         "(view), where view.batch is None, and returns parameters like view.params"
@@ -300,7 +302,12 @@ def guarded_task(task: Task) -> Task:
                 f"{x.shape[0]}; return one row per example."
             )
 
-    train = task.apply_train
+    train, accuracy, metrics = task.apply_train, task.accuracy, task.metrics
+    if isinstance(metrics, Mapping):  # else its hash says so
+        metrics = {
+            name: guarded("Task.metrics", metric) if callable(metric) else metric
+            for name, metric in metrics.items()
+        }
     return task._replace(
         init=guarded("Task.init", task.init, returned.parameters),
         apply=guarded("Task.apply", task.apply, outputs),
@@ -309,4 +316,6 @@ def guarded_task(task: Task) -> Task:
         if task.loss is cross_entropy
         else guarded("Task.loss", task.loss),
         apply_train=train and guarded("Task.apply_train", train, outputs),
+        accuracy=accuracy and guarded("Task.accuracy", accuracy),
+        metrics=metrics,
     )
