@@ -477,6 +477,7 @@ def test_matched_steps_give_the_total_they_were_made_for(data):
         (lambda: fa.Clock(-1.0), "step_seconds=-1.0 must be a finite number of at le"),
         (lambda: fa.Clock(1.0, bandwidth=0), "bandwidth=0 must be a finite number abo"),
         (lambda: fa.Clock(np.array([1, -2])), "step_seconds of client 1=-2 must be a"),
+        (lambda: fa.Clock([1.0, 2.0]), r"array of one .* numpy.array\(step_seconds\)"),
         (lambda: fa.Clock(None), "step_seconds=None says nothing; write a number"),
         (lambda: fa.Clock(1.0, seed=1.5), "seed=1.5 must be an integer >= 0"),
         (lambda: fa.Clock(1.0, delay_persists="no"), "delay_persists='no' is neither"),

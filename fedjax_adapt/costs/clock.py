@@ -135,6 +135,12 @@ class Clock:
 def _check(wanted: Callable[..., None], name: str, value: Quantity | None) -> None:
     if isinstance(value, Law | None) or check.is_tracer(value):
         return
+    if isinstance(value, list | tuple):
+        raise SettingError(
+            f"{name} is {check.kind_of(value)}; write a number, a law, or an array of one "
+            f"number per client, as numpy.array({name}).",
+            setting=name,
+        )
     numbers = {name: value}
     if getattr(value, "ndim", 0) > 0:
         several = enumerate(np.asarray(value).ravel())
