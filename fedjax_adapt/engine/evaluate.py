@@ -19,6 +19,7 @@ from ..core import (
     PyTree,
     Task,
     accuracy_of,
+    cross_entropy,
     each_of,
     final_of,
     logits_of,
@@ -65,11 +66,13 @@ def evaluate(
 
     Raises:
       ValueError: there are no test examples, or fewer than `devices` devices, or an
-        argument is not of its kind; or the task's loss, its accuracy or a metric does
-        not return one number per example.
+        argument is not of its kind; or a label of a classification is below 0, or the
+        task's loss, its accuracy or a metric does not return one number per example.
     """
     check.at_least("batch_size", batch_size, 1)
     _check_call("evaluate(task, params, test)", task, params, test)
+    if task.loss is cross_entropy:
+        _check_from_0("evaluate", test[1])
     scored = scores(task, params, test, batch_size, devices)
     metrics = overall(scored)
     if not task.metrics:
@@ -111,19 +114,14 @@ def class_accuracy(
             f"class_accuracy got labels {y.dtype}{list(y.shape)} but counts by label; give "
             f"one integer each, [{len(y)}], such as y.argmax(1) of one-hot labels."
         )
-    if not check.is_tracer(test[1]):
-        largest = int(jnp.max(jnp.asarray(test[1])))
+    if not check.is_tracer(y):
+        largest = int(np.asarray(y).max())
         if largest >= num_classes:
             raise SettingError(
                 f"num_classes={num_classes} but a test label is {largest}; write "
                 f"num_classes={largest + 1} or more."
             )
-        smallest = int(jnp.min(jnp.asarray(test[1])))
-        if smallest < 0:
-            raise SettingError(
-                f"class_accuracy got a test label {smallest}; labels count from 0, so "
-                "leave examples without one out."
-            )
+    _check_from_0("class_accuracy", y)
     scored = scores(task, params, test, batch_size, devices)
     return by_class(scored, jnp.asarray(test[1]), num_classes)
 
@@ -245,6 +243,18 @@ def _check_call(call: str, task: Task, params: Params, test: Any) -> None:
         raise SettingError(
             f"{caller} got {n} inputs and {labels} labels for test=(x, y); give one label "
             "per input."
+        )
+
+
+def _check_from_0(caller: str, labels: Any) -> None:
+    """Raises ValueError if a label is below 0: it would count as one of the last class."""
+    if check.is_tracer(labels):
+        return
+    labels = np.asarray(labels)
+    if jnp.issubdtype(labels.dtype, jnp.integer) and labels.min() < 0:
+        raise SettingError(
+            f"{caller} got a test label {labels.min()}; labels count from 0, so leave "
+            "examples without one out."
         )
 
 

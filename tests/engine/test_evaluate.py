@@ -113,6 +113,13 @@ def test_a_label_below_0_is_refused_and_no_example_of_the_last_class(
     x, y = data.test
     with pytest.raises(ValueError, match="got a test label -1; labels count from 0"):
         fa.class_accuracy(task, params, (x, y.at[4].set(-1)), CLASSES)
+    with pytest.raises(ValueError, match="evaluate got a test label -1; labels count"):
+        fa.evaluate(task, params, (x, y.at[4].set(-1)))
+
+
+def test_classes_are_counted_under_jit(task, data, params):
+    counted = lambda params: fa.class_accuracy(task, params, data.test, CLASSES)
+    np.testing.assert_array_equal(jax.jit(counted)(params), counted(params))
 
 
 def test_metrics_are_a_pair_with_names_beside_it(task, data, params):
