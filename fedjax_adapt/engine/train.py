@@ -178,17 +178,15 @@ class _Reporter:
     """A callback, and what was counted so far."""
 
     def __init__(self, callback: Callback, state: State, traced: bool):
-        if traced:
-            raise SettingError(
-                "callback is called between chunks, but JAX is tracing train as a whole; "
-                "leave callback out, or call train outside of jit, vmap and scan."
-            )
+        _refuse_traced(traced)
         self.callback = callback
         self.done = int(state.round) if isinstance(state, State) else 0
         self.totals = dict.fromkeys(TOTALS, 0)
 
     def stops(self, infos: Info) -> bool:
         """Calls it for each round, until it returns True."""
+        # of a number in the closure of a part nothing was seen before
+        _refuse_traced(any(map(check.is_tracer, jax.tree.leaves(infos))))
         if not isinstance(infos, Info):
             raise SettingError(
                 f"callback has no figures to be given: round_fn returned "
@@ -202,6 +200,15 @@ class _Reporter:
             if asks_to_stop(self.callback, figures):
                 return True
         return False
+
+
+def _refuse_traced(traced: bool) -> None:
+    """Raises ValueError if JAX is tracing train as a whole."""
+    if traced:
+        raise SettingError(
+            "callback is called between chunks, but JAX is tracing train as a whole; "
+            "leave callback out, or call train outside of jit, vmap and scan."
+        )
 
 
 def _is_state(value: PyTree) -> bool:

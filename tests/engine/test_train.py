@@ -263,6 +263,16 @@ def test_a_figure_with_the_name_of_another_is_refused_for_a_callback(ready):
     assert set(heard[0]) == set(train.FIGURES)
 
 
+@pytest.mark.slow
+def test_a_callback_below_vmap_over_a_number_of_a_method_is_refused(task, data):
+    def last(mu):
+        round_fn, state = start(fedprox(mu), task, data)  # mu is in closures alone
+        return fa.train(round_fn, state, keys(2), callback=print)[1].loss
+
+    with pytest.raises(ValueError, match="but JAX is tracing train as a whole"):
+        jax.vmap(last)(jnp.array([0.0, 1.0]))
+
+
 def test_a_callback_that_could_hear_nothing_is_refused(ready):
     round_fn, state = ready
     quiet = lambda figures: None
