@@ -44,10 +44,15 @@ def as_array(name: str, values: Any) -> np.ndarray:
     """`values` as an array in this machine's byte order; their numbers stay as they are.
 
     Raises:
-      ValueError: they are lists of different lengths.
+      ValueError: they are lists of different lengths, or a mask hides some.
     """
     try:
         array = np.asarray(values)
+    if np.ma.is_masked(values):
+        raise SettingError(
+            f"{name} is a masked array, whose hidden values would be trained on; fill them "
+            "in with .filled(value), or leave such examples out."
+        )
     except ValueError:
         raise SettingError(
             f"{name} holds lists of different lengths; give one array [examples, ...], "

@@ -131,6 +131,14 @@ def test_what_is_no_real_number_is_refused(x, y, sentence):
         FederatedDataset.from_rows(x, y, [[0]])
 
 
+def test_a_mask_that_hides_values_is_refused():
+    masked = np.ma.masked_equal(X, 1)
+    with pytest.raises(fa.SettingError, match=r"x is a masked array, .* with .filled"):
+        FederatedDataset.from_rows(masked, Y, [[0]])
+    with pytest.raises(fa.SettingError, match="y of client 0 is a masked array"):
+        FederatedDataset.from_clients([(X, np.ma.masked_less(Y, 1))])
+
+
 def test_a_test_has_inputs_like_the_clients():
     for other in (X.astype(np.uint8), np.ones((6, 3), np.float32)):
         with pytest.raises(fa.SettingError, match="^test has inputs .* like theirs"):
