@@ -26,6 +26,8 @@ def begin_split(
     check.at_least("num_clients", num_clients, 1)
     check.at_least("min_size", min_size, 0)
     n = len(labels)
+    if not n:
+        raise SettingError("labels is empty; give one label per training example.")
     if num_clients > n:
         raise SettingError(
             f"num_clients={num_clients} but there are only {n} training examples; "
@@ -46,13 +48,13 @@ def as_array(name: str, values: Any) -> np.ndarray:
     Raises:
       ValueError: they are lists of different lengths, or a mask hides some.
     """
-    try:
-        array = np.asarray(values)
     if np.ma.is_masked(values):
         raise SettingError(
             f"{name} is a masked array, whose hidden values would be trained on; fill them "
             "in with .filled(value), or leave such examples out."
         )
+    try:
+        array = np.asarray(values)
     except ValueError:
         raise SettingError(
             f"{name} holds lists of different lengths; give one array [examples, ...], "

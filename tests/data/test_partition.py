@@ -291,6 +291,8 @@ def test_labels_must_be_a_row_of_integers():
         split("dirichlet", np.zeros((2, 2), int), 2)
     with pytest.raises(ValueError, match=r"labels\[1\] is -3"):
         split("dirichlet", np.array([1, -3, 2]), 2)
+    with pytest.raises(ValueError, match="labels is empty; give one label per train"):
+        split("dirichlet", np.zeros(0, int), 2)
 
 
 def test_every_partition_takes_labels_clients_and_a_seed():
