@@ -162,7 +162,8 @@ def table_of_columns(frame: Any, what: str = "frame") -> Table:
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise SettingError(
             f"{what} is {check.kind_of(frame)}, which cannot be read as a table "
-            f"({one_line(error)}); give {KINDS}."
+            f"({one_line(error)}); give {KINDS}, with arrays of several axes as lists of "
+            "lists."
         ) from None
     names = table.column_names
     twice = sorted({name for name in names if names.count(name) > 1})

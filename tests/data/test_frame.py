@@ -135,6 +135,11 @@ def test_polars_arrays_and_pandas_objects_are_columns_of_arrays():
     np.testing.assert_array_equal(from_frame(table, "user", "kind", "v").x, rows)
     table = pandas(COLUMNS | {"v": list(rows)})
     np.testing.assert_array_equal(from_frame(table, "user", "kind", "v").x, rows)
+    images = rows.reshape(5, 3, 1)
+    with pytest.raises(ValueError, match="arrays of several axes as lists of lists"):
+        from_frame(pandas(COLUMNS | {"v": list(images)}), "user", "kind", "v")
+    table = pandas(COLUMNS | {"v": images.tolist()})
+    np.testing.assert_array_equal(from_frame(table, "user", "kind", "v").x, images)
 
 
 def test_hugging_face_decodes_images_and_names_classes():
