@@ -119,7 +119,8 @@ def function_of(kind: str) -> Callable:
     if of(argument) is None:
         raise SettingError(
             f"{kind}={OBJECT} is one that was given in Python; give it again, as in "
-            f"run(config, resume=True, {argument}={argument})."
+            f"run(config, resume=True, {argument}={argument}) or "
+            f"load_run(folder, {argument}={argument})."
         )
     return _algorithm  # of others only the options are asked for
 
@@ -166,9 +167,10 @@ def _refuse(name: str, value: Any) -> None:
     about = {**{n: a for a, names in SAYS.items() for n in names}, **ARGUMENTS}
     about |= {"num_clients": "data", "precision": "task"}
     argument = about[name.removesuffix("_options")]
+    either = "one of the two" if name == argument else f"{name} or {argument}"
     raise SettingError(
         f"{name}={value} is a setting that the object given as {argument} decides; leave "
-        f"{name} or {argument} out."
+        f"{either} out."
     )
 
 

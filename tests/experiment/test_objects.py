@@ -99,7 +99,8 @@ def test_a_run_of_objects_is_resumed_with_them_alone(tmp_path, trio):
     with pytest.raises(
         ValueError,
         match=r"config.toml, line \d+: algorithm=object is one that was given in "
-        r"Python; give it again, as in run\(config, resume=True, algorithm=algorithm\).",
+        r"Python; give it again, as in run\(config, resume=True, algorithm=algorithm\)"
+        r" or load_run\(folder, algorithm=algorithm\).",
     ):
         run(broken, resume=True)
     other = {**trio, "algorithm": fa.with_steps(fedprox(0.2), fa.constant_steps(2))}
