@@ -165,7 +165,8 @@ def fedssg(
         ):
             raise SettingError(
                 f"total_rounds={total_rounds} but the run has "
-                f"{setting.rounds or setting.round} rounds; leave total_rounds out.",
+                f"{setting.rounds or setting.round} rounds; train no more, or leave "
+                "total_rounds out.",
                 setting="total_rounds",
             )
         if participation is None:

@@ -272,6 +272,7 @@ class Loaded(NamedTuple):
 
     def keys(self, num_rounds: int) -> jax.Array:
         """The keys of the next rounds, as the run would have them, [num_rounds]."""
+        check.at_least("num_rounds", num_rounds, 1)
         numbers = self.state.round + jax.numpy.arange(num_rounds)
         _, key_train = run_keys(self.config.seed)
         return jax.vmap(partial(jax.random.fold_in, key_train))(numbers)
@@ -295,7 +296,8 @@ def load_run(
         state, infos = fa.train(round_fn, loaded.state, loaded.keys(10))
 
     Nothing is written: rounds that are trained so are no part of the run. Of a run with
-    evaluate_on=validation `data.test` are the validation examples.
+    evaluate_on=validation `data.test` are the validation examples. FedSSG goes by the
+    number of rounds, and trains no more than those of its run.
 
     Args:
       folder: of the run, finished or not, or of a trial of a sweep.

@@ -249,6 +249,8 @@ def test_a_run_is_loaded_evaluated_and_gone_on_with(tiny, whole):
     state, infos = fa.train(round_fn, loaded.state, loaded.keys(3))
     close(state, final_state(whole)[0], atol=1e-5, rtol=1e-4)
     assert infos.cohort.shape[0] == 3
+    with pytest.raises(ValueError, match="num_rounds=1.5 must be an integer >= 1"):
+        loaded.keys(1.5)
     assert read_run(broken.folder).metrics.equals(loaded.metrics)  # nothing is written
     finished = fa.load_run(whole.folder)
     assert finished.summary["rounds"] == 7 and int(finished.state.round) == 7
