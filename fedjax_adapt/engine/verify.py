@@ -66,6 +66,11 @@ def verify(
         which, what it returned and what was expected.
     """
     size = num_slots(data, plan)
+    if data.noise is not None and data.noise.std.shape != (data.num_clients,):
+        raise SettingError(
+            f"data.noise is of {data.noise.std.size} clients but the data have "
+            f"{data.num_clients}; write feature_noise({data.num_clients}, sigma, x)."
+        )
     if plan.rounds is None:
         plan = replace(plan, rounds=1)  # whatever `train` will say
     parts = guarded_algorithm(algorithm), guarded_task(task), plan

@@ -97,6 +97,13 @@ def test_noise_that_cannot_be_is_one_sentence(num_clients, sigma, x, match):
         feature_noise(num_clients, sigma, x, mask=True)
 
 
+def test_noise_of_another_number_of_clients_is_refused(task):
+    data = make_data(sizes=(4, 3, 4))
+    noisy = replace(data, noise=feature_noise(2, 0.5, data.x))
+    with pytest.raises(ValueError, match="noise is of 2 clients but the data have 3"):
+        fa.make_round(fedavg(), task, noisy, fa.Plan())
+
+
 @pytest.mark.slow
 def test_neither_lanes_nor_devices_change_the_slow_twins_round_under_noise(task):
     data = make_data(sizes=(4, 3, 4))
