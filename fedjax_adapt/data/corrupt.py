@@ -11,6 +11,7 @@ inputs of all clients become float32, at four times the memory of uint8 pixels; 
 makes the same numbers of both.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -150,7 +151,13 @@ def corrupt(
     given = [] if strength is None else [strength]
     if isinstance(strength, float | np.floating) and strength.is_integer():
         given = [int(strength)]  # runs have a number for all of them
-    return function(data, clients, *given, **options)
+    try:
+        return function(data, clients, *given, **options)
+    except SettingError as error:
+        _, _, third, *_ = inspect.signature(function).parameters
+        if not str(error).startswith(f"{third}="):
+            raise
+        raise SettingError(f"strength of {corruption}: {error}") from None
 
 
 def _with_inputs(data: FederatedDataset, clients, change, seed) -> FederatedDataset:

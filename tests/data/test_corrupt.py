@@ -134,7 +134,7 @@ def test_corruptions_compose():
         ("label_shift", [0.5], None, "must be integers, not"),
         ("label_shift", [0], 20, "shift=20 changes no label of 10; write 1 to 9"),
         ("label_shift", [0], 0.5, "shift=0.5 must be an integer >= 1"),
-        ("random_labels", [0], 2, r"share=2 must lie in \[0, 1\]"),
+        ("random_labels", [0], 2, r"strength of random_labels: share=2 must lie in"),
         ("random_inputs", [0], 0, "bound=0 must be"),
         ("noisy_inputs", [0], -1, "level=-1 must be"),
         ("duplicated", [0], 0, "times=0 must be an integer >= 1"),
