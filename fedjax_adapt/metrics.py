@@ -52,6 +52,8 @@ def squared_errors(logits: Array, y: Array) -> Array:
 def tokens(logits: Array, y: Array, pad: int | None) -> tuple[Array, Array]:
     """The loss of each token, and which count, [batch, time]: those that are not `pad`.
 
+    It is NaN where a token that counts is below 0, as an index would mean the last ones.
+
     Raises:
       ValueError: there is not one integer token to each row of logits.
     """
@@ -62,7 +64,8 @@ def tokens(logits: Array, y: Array, pad: int | None) -> tuple[Array, Array]:
             "x=text[:, :-1] and y=text[:, 1:]."
         )
     counts = jnp.ones(y.shape, bool) if pad is None else y != pad
-    return jnp.where(counts, fused_cross_entropy(logits, y), 0), counts
+    losses = jnp.where(y < 0, jnp.nan, fused_cross_entropy(logits, y))
+    return jnp.where(counts, losses, 0), counts
 
 
 def top(k: int) -> Callable[[Array, Array], Array]:

@@ -120,6 +120,8 @@ def test_tokens_weigh_the_same_where_they_count():
         given = named(task, logits, y, batch_size=width)
         np.testing.assert_allclose(given["perplexity"], np.exp(loss), rtol=1e-5)
         np.testing.assert_allclose(given["accuracy"], right, rtol=1e-6)
+    y[2, 0] = -1  # no token, and not the last one
+    assert np.isnan(named(task, logits, y, batch_size=100)["perplexity"])
 
 
 @pytest.mark.slow
