@@ -86,7 +86,10 @@ TAKES = {
     "Participation.sample": "(key, num_clients) and returns client ids, int32 [slots]",
     "Refinement.init": "(task, setup, key) and returns the refinement's state",
     "Refinement.clients": "(view, key) and returns Refined(params, steps, report)",
-    "Refinement.server": "(params, state, view, key) and returns (params, state, report)",
+    "Refinement.server": (
+        "(params, state, view, key) and returns (params, state, report), or as a function "
+        "by itself (params, view, key) and returns params"
+    ),
     "Refinement.send": "(run) and returns arrays",
 }
 

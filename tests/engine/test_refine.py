@@ -292,6 +292,10 @@ WRONG = {
         fa.Refinement(server=lambda params, state, view, key: (params, 0, {})),
         r"returned int32\[\] for its own state where Refinement.init gave nothing",
     ),
+    "arguments": (
+        lambda params, view: params,
+        r"raised TypeError .* by itself \(params, view, key\) and returns params.",
+    ),
     "report": (
         fa.Refinement(server=lambda params, state, view, key: params),
         r"Refinement.server .* returned a dict; return \(params, state, report\)",
