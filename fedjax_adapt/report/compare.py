@@ -375,8 +375,9 @@ def _without_trials(folder: str | Path) -> list[str]:
 def _without_parts(folder: str | Path) -> list[str]:
     """What to say of shards and of searches whose trials are not ranked."""
     shards, pruned = parts_below(folder)
+    whose = lambda sweep: "its" if len(sweep.left) == 1 else "their"
     return [
-        f"{sweep.folder}: {sweep.lacking()}, and their trials are not here"
+        f"{sweep.folder}: {sweep.lacking()}, and {whose(sweep)} trials are not here"
         for sweep in shards
         if sweep.left
     ] + [

@@ -132,7 +132,7 @@ def test_trials_of_shards_that_are_not_there_are_named(copied, file, capsys):
         assert (code, out, err) == (2, "", f"{holds}{lacks}; write --shard 3/3.\n")
     for place in (copied, copied.parent):
         (sheet,) = sheets([place])
-        assert sheet.notes[-1] == f"{copied}: {lacks}, and their trials are not here"
+        assert sheet.notes[-1] == f"{copied}: {lacks}, and its trials are not here"
         assert sum(len(row["folders"]) for row in sheet.numbers) == 2
     assert sheets([copied / "shard-1-of-3"])[0].notes[-1].endswith("seed 0")
 
