@@ -82,7 +82,18 @@ def central_params(
 
 
 def distance(params: Params, other: Params) -> Array:
-    """The Euclidean distance of two models, a scalar."""
+    """The Euclidean distance of two models, a scalar.
+
+    Raises:
+      SettingError: they are not of one kind, as one model and a stack of those of clients.
+    """
+    shapes = lambda tree: [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
+    kind, wanted = ((jax.tree.structure(m), shapes(m)) for m in (params, other))
+    if kind != wanted:
+        raise SettingError(
+            f"distance got models {check.shown(params)} and {check.shown(other)}; give two "
+            "of the same parameters."
+        )
     return optax.tree.norm(optax.tree.sub(params, other))
 
 

@@ -33,6 +33,12 @@ def test_distance_is_euclidean():
     assert float(diagnostics.distance(a, b)) == pytest.approx(2.5)
 
 
+@pytest.mark.parametrize("shape", [(3, 2), (1,), (2, 1)])
+def test_there_is_no_distance_to_a_model_of_another_shape(shape):
+    with pytest.raises(SettingError, match="give two of the same parameters"):
+        diagnostics.distance({"w": jnp.ones(2)}, {"w": jnp.ones(shape)})
+
+
 def test_consistency_is_of_each_layer():
     deltas = {
         "agree": jnp.array([[1.0, -2.0], [3.0, -1.0]]),
