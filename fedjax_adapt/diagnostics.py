@@ -37,6 +37,7 @@ from .core import (
     State,
     Task,
     Upload,
+    as_refinement,
     constant_steps,
     effective_steps,
     merged_report,
@@ -274,7 +275,8 @@ def refinement_by_class(
     Raises:
       SettingError: there is no refinement, or no test set.
     """
-    if algorithm.refine is None:
+    refine = as_refinement(algorithm.refine)
+    if refine is None:
         raise SettingError(
             "refinement_by_class(algorithm, ...) got an algorithm without a refinement; "
             "write one that has it, such as fa.algorithms.fnr().",
@@ -286,7 +288,8 @@ def refinement_by_class(
             "data with test=(x, y).",
             setting="data",
         )
-    plain = algorithm._replace(refine=None)
+    # what it keeps stays there, for the state has it, and clients may read it
+    plain = algorithm._replace(refine=refine._replace(clients=None, server=None))
     accuracy = []
     for method in (plain, algorithm):
         after, _ = make_round(method, task, data, plan)(state, key)

@@ -93,6 +93,18 @@ def test_refinement_by_class_is_of_the_round_without_and_with_it(task, data):
     assert (np.asarray(before) != np.asarray(after)).any()
 
 
+@pytest.mark.slow
+def test_a_refinement_that_keeps_something_can_be_left_out(task, data):
+    plan, key = fa.Plan(batch_size=4), jax.random.key(5)
+    fedgen = fa.algorithms.fedgen(hidden=4, generator_steps=1)
+    round_fn, state = start(fedgen, task, data, plan)
+    state, _ = jax.jit(round_fn)(state, key)  # clients read what it keeps from here on
+    before, after = diagnostics.refinement_by_class(
+        fedgen, task, data, plan, state, key
+    )
+    np.testing.assert_array_equal(before, after)  # it changes the generator alone
+
+
 def test_mistakes_are_told(task, data):
     plan, key = fa.Plan(batch_size=4), jax.random.key(5)
     _, state = start(fa.algorithms.fedavg(), task, data, plan)
