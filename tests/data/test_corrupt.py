@@ -60,6 +60,15 @@ def test_labels_shift_around_the_end():
     np.testing.assert_array_equal(held(twice, 2)[1], held(DATA, 2)[1])
 
 
+@pytest.mark.parametrize("dtype, shift", [(np.int8, 50), (np.uint8, 190)])
+def test_labels_shift_around_the_end_whatever_their_dtype_holds(dtype, shift):
+    y = np.arange(100).astype(dtype)
+    data = fa.FederatedDataset.from_rows(np.zeros((100, 1)), y, [np.arange(100)])
+    found = corrupt(data, "label_shift", [0], shift)
+    assert found.y.dtype == data.y.dtype
+    np.testing.assert_array_equal(found.y, (np.arange(100) + shift) % 100)
+
+
 def test_a_share_of_the_labels_is_random():
     data = fa.FederatedDataset.from_rows(
         np.zeros((4000, 1), np.float32),
