@@ -117,6 +117,16 @@ def test_a_label_below_0_is_refused_and_no_example_of_the_last_class(
         fa.evaluate(task, params, (x, y.at[4].set(-1)))
 
 
+def test_a_label_below_0_may_be_padding_of_a_sequence():
+    logits = jnp.arange(12.0).reshape(1, 4, 3)
+    init = lambda key: {"logits": logits}
+    apply = lambda params, x: params["logits"] + 0 * x[..., None]
+    task = fa.language_model((init, apply), length=4, pad=-1)
+    y = jnp.array([[2, 1, -1, -1]])
+    found = fa.evaluate(task, init(None), (jnp.zeros((1, 4), jnp.int32), y))
+    assert float(found.accuracy) == 0.5
+
+
 def test_classes_are_counted_under_jit(task, data, params):
     counted = lambda params: fa.class_accuracy(task, params, data.test, CLASSES)
     np.testing.assert_array_equal(jax.jit(counted)(params), counted(params))
