@@ -144,12 +144,23 @@ def test_a_variance_far_below_the_squared_mean_survives_float32(generic):
         ({}, {"generic": "no"}, "got 'no' for generic"),
         ({"weight": jnp.ones(1)}, {}, r"x\[7, 4\], y\[7\] and weight\[1\]; give every"),
         ({"y": jnp.zeros(1, int)}, {}, r"y\[1\] and weight\[7\]"),
+        ({"weight": jnp.full(7, 0.1)}, {}, r"a weight of 0.1.* \(example 0\); write 1"),
+        ({"weight": jnp.ones(7).at[2].set(-1)}, {}, r"of -1.0 \(example 2\)"),
+        ({"weight": jnp.ones(7).at[6].set(jnp.nan)}, {}, r"of nan \(example 6\)"),
     ],
 )
 def test_a_mistake_is_one_sentence(task, changes, options, says):
     batch = batch_of((4,), np.float32)._replace(**changes)
     with pytest.raises(ValueError, match=says):
         gradient_moments(task, task.init(jax.random.key(0)), batch, **options)
+
+
+@pytest.mark.slow
+def test_a_mask_says_which_examples_count(task):
+    batch, params = batch_of((4,), np.float32), task.init(jax.random.key(0))
+    masked = batch._replace(weight=batch.weight > 0)
+    of = lambda batch: gradient_moments(task, params, batch, 2, True)
+    close(of(masked), of(batch))
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ References:
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import check
 from ..core import Array, Batch, Params, Task, losses_of
@@ -79,8 +80,8 @@ def gradient_moments(
       generic: whether to take each example's gradient as it is, whatever the model.
 
     Raises:
-      ValueError: an argument is not of its kind, or the parts of the batch are not of as
-        many examples.
+      ValueError: an argument is not of its kind, the parts of the batch are not of as
+        many examples, or a weight is neither 0 nor 1.
     """
     check.kinds(
         "gradient_moments(task, params, batch)",
@@ -97,6 +98,15 @@ def gradient_moments(
             f"gradient_moments got a batch of x{x}, y{y} and weight{weight}; give every "
             "example one label and one weight."
         )
+    if not check.is_tracer(batch.weight):
+        weights = np.asarray(batch.weight)
+        other = np.flatnonzero((weights != 0) & (weights != 1))
+        if len(other):
+            raise SettingError(
+                f"gradient_moments got a weight of {weights[other[0]]} (example "
+                f"{other[0]}); write 1 for an example that counts and 0 for padding."
+            )
+    batch = batch._replace(weight=jnp.asarray(batch.weight) + 0.0)  # of a mask, too
     parts = gradient_parts(task, params, batch, micro_batch, generic)
     mean, var, _ = zip(*map(moments_of, leaves_of(parts)), strict=True)
     whole = jax.tree.structure(params).unflatten
