@@ -156,7 +156,7 @@ def corrupt(
         return function(data, clients, *given, **options)
     except SettingError as error:
         _, _, third, *_ = inspect.signature(function).parameters
-        if not str(error).startswith(f"{third}="):
+        if error.setting != third:
             raise
         raise SettingError(f"strength of {corruption}: {error}") from None
 
