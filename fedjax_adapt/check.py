@@ -200,7 +200,7 @@ def kinds(call: str, **arguments: tuple[Any, Any]) -> None:
 
     Args:
       call: what to write, such as "evaluate(task, params, test)".
-      arguments: name=(value, kind), a type, or `tree`, `array`, `pair` or `shape`.
+      arguments: name=(value, kind), a type, or a function such as `tree` or `callable`.
     """
     for name, (value, kind) in arguments.items():
         fits = isinstance(value, kind) if isinstance(kind, type) else kind(value)
@@ -224,6 +224,11 @@ def _takes_nothing(value: Any) -> bool:
 def path(value: Any) -> bool:
     """Whether it is the path of a file or a folder."""
     return isinstance(value, str | os.PathLike)
+
+
+def several_paths(value: Any) -> bool:
+    """Whether it is a list of paths, or the like; one path is a text of many characters."""
+    return isinstance(value, Iterable) and not path(value)
 
 
 def tree(value: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import check
 from ..experiment.records import Record, differing, setting_of
 from ..experiment.store import (
     CONFIG,
@@ -61,8 +62,10 @@ def report_page(folders: Sequence[str | Path]) -> str:
 
     Raises:
       ValueError: a folder holds no run and no sweep, or a run that is not finished or has
-        no evaluation.
+        no evaluation; or `folders` is none, or one.
     """
+    call = 'report_page(["runs/mine", "runs/other"])'
+    check.kinds(call, folders=(folders, check.several_paths))
     found = sheets(folders)
     of = _runs([path for x in found for line in x.numbers for path in line["folders"]])
     runs = list(of.values())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from .. import check
 from ..errors import SettingError
 from ..experiment.files import replacing
 from ..experiment.records import Record, differing, read_run, runs_in
@@ -95,6 +96,8 @@ def comparison_curves(
     """
     from matplotlib.figure import Figure
 
+    call = 'comparison_curves(["runs/mine", "runs/other"], "both.png")'
+    check.kinds(call, folders=(folders, check.several_paths))
     figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
     axes = figure.subplots()
     paths = [path for given in folders for path in runs_in(given)]
@@ -203,11 +206,15 @@ def saved(figure: "Figure", path: Path) -> Path:
 
     Raises:
       OSError: it cannot be written; the error names it.
+      ValueError: nothing is drawn in a format of this name.
     """
+    kind = path.suffix.removeprefix(".") or "png"
+    if kind.lower() not in figure.canvas.get_supported_filetypes():
+        raise SettingError(f"path={path} must end in .png, .pdf or .svg.")
     drawn = io.BytesIO()  # for matplotlib's PDF crashes where there is no room for it
     # of a glyph that the font does not have
     with warnings.catch_warnings(action="ignore", category=UserWarning):
-        figure.savefig(drawn, format=path.suffix.removeprefix(".") or "png")
+        figure.savefig(drawn, format=kind)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_bytes(drawn.getvalue())

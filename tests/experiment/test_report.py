@@ -17,6 +17,7 @@ from fedjax_adapt.experiment import files, read_run, run, store
 from fedjax_adapt.experiment.config import from_settings
 from fedjax_adapt.experiment.run import Progress
 from fedjax_adapt.report import plots, progress, tables
+from fedjax_adapt.report.page import report_page
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
 from fedjax_adapt.report.progress import live
 from fedjax_adapt.report.tables import summary_table
@@ -26,6 +27,14 @@ def test_a_run_has_a_picture(whole, tmp_path):
     picture = learning_curve(whole.folder, tmp_path / "curve.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 5000
+
+
+def test_a_folder_is_no_list_of_folders_and_a_picture_has_a_format(whole, tmp_path):
+    for draw in (report_page, lambda one: comparison_curves(one, tmp_path / "a.png")):
+        with pytest.raises(ValueError, match=r"got '.*' for folders; write \w+\(\["):
+            draw(str(whole.folder))
+    with pytest.raises(ValueError, match="a.foo must end in .png, .pdf or .svg"):
+        learning_curve(whole.folder, tmp_path / "a.foo")
 
 
 def test_several_runs_make_one_picture(whole, tmp_path):
