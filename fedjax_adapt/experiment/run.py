@@ -109,6 +109,8 @@ def run(
         written.
     """
     check.kinds("run(Config(algorithm=...))", config=(config, Config))
+    call = "run(config, resume=True, progress=progress)"
+    check.kinds(call, resume=(resume, bool), progress=(progress, callable))
     check_callback("run(config, callback=callback)", callback)
     user_functions.forget_changed()
     with objects.given(algorithm, task, data):

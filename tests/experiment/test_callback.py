@@ -175,6 +175,17 @@ def test_what_is_no_callback_is_refused(tiny, callback, says):
     assert says in str(error.value)
 
 
+def test_what_is_no_progress_or_resume_is_refused_before_a_folder_is_made(tiny):
+    config = tiny(rounds=2)
+    with pytest.raises(ValueError, match="run got 3 for progress; write run"):
+        run(config, progress=3)
+    with pytest.raises(ValueError, match="run got 'no' for resume; write run"):
+        run(config, resume="no")
+    with pytest.raises(ValueError, match="sweep got 3 for progress; write sweep"):
+        sweep({"grid": {"lr": [0.1]}}, progress=3)
+    assert not Path(config.folder).exists()
+
+
 # --- sweeps --------------------------------------------------------------------------
 
 

@@ -89,6 +89,8 @@ def sweep(
         been written.
     """
     processes.check_alone("a sweep")
+    call = "sweep(source, folder, resume=True, progress=progress)"
+    check.kinds(call, resume=(resume, bool), progress=(progress, callable))
     check_callback("sweep(source, callback=callback)", callback)
     user_functions.forget_changed()
     with objects.given(algorithm, task, data):

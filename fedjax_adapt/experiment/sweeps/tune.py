@@ -103,6 +103,8 @@ def tune(
     Raises:
       ValueError: a setting, an option or the folder is not as it must be.
     """
+    call = "tune(source, folder, resume=True, progress=progress)"
+    check.kinds(call, resume=(resume, bool), progress=(progress, callable))
     options = {"trials": trials, "at_once": at_once, "halve": halve, "seed": seed}
     with objects.given(algorithm, task, data):
         search = read_search(source, **options)
