@@ -108,7 +108,8 @@ def split_source(config: Config, source: Source) -> list[np.ndarray]:
     if not is_own("partition", config.partition):
         return split(config.partition, *of, **given, **options)
     function = find("partition", config.partition)
-    rows = function(*of, **_accepted(function, given), **options)
+    own = user_functions.called(f"partition={config.partition}", function)
+    rows = own(*of, **_accepted(function, given), **options)
     return user_functions.checked_rows(config, rows, len(source.y_train))
 
 
@@ -136,6 +137,8 @@ def build_task(config: Config, source: Source) -> Task:
     if config.model == OBJECT:
         return with_precision(objects.of("task"), config.precision)
     builder, augment = find("model", config.model), AUGMENTS[config.augment]
+    if is_own("model", config.model):
+        builder = user_functions.called(f"model={config.model}", builder)
     if config.projection is not None:
         builder = projected(builder, config.projection)
     model = builder(source.shape, source.num_classes, **config.model_options)
@@ -171,7 +174,8 @@ def load_source(config: Config) -> Source:
     of_run = {"seed": partition_seed(config), "num_clients": config.num_clients}
     options = dict(config.dataset_options) | _accepted(loader, of_run)
     if is_own("dataset", config.dataset):
-        source = loader(config.data_dir, **options)
+        own = user_functions.called(f"dataset={config.dataset}", loader)
+        source = own(config.data_dir, **options)
         user_functions.check_made(f"dataset={config.dataset}", source, Source)
     else:
         spec = SOURCES.get(config.dataset)

@@ -153,9 +153,9 @@ def called(what: str, function: Callable) -> Callable:
     Tracers that Python asks for a number are no mistake: a sweep then builds without.
     """
 
-    def call(**options: Any) -> Any:
+    def call(*given: Any, **options: Any) -> Any:
         try:
-            return function(**options)
+            return function(*given, **options)
         except (SettingError, jax.errors.JAXTypeError, jax.errors.JAXIndexError):
             raise
         except Exception as error:

@@ -75,6 +75,25 @@ def test_an_error_in_an_own_algorithm_is_one_sentence_with_its_line():
         build_algorithm(Config(algorithm="broken"))
 
 
+def test_an_error_in_an_own_data_set_partition_or_model_is_one_sentence_with_its_line():
+    def ragged(data_dir, *, examples: int = 90) -> Source:
+        return Source("ragged", np.zeros(examples))
+
+    def torn(labels, num_clients, *, seed):
+        return labels[seed, num_clients]
+
+    def flat(input_shape, num_classes):
+        return input_shape.size
+
+    own = {"dataset": ragged, "partition": torn, "model": flat}
+    for kind, function in own.items():
+        fa.register(kind)(function)
+        line = function.__code__.co_firstlineno + 1
+        match = rf"{kind}={function.__name__} raised \w+ at test_own.py:{line}: "
+        with pytest.raises(fa.SettingError, match=match):
+            build(Config(**{kind: function.__name__}))
+
+
 def measured(strength: float = 0.1, bend: float = 0.1) -> fa.Algorithm:
     """An algorithm that asks Python for one of its numbers."""
     return fa.algorithms.fedprox(mu=strength if float(bend) else 0.0)
