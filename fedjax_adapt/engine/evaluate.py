@@ -115,7 +115,7 @@ def class_accuracy(
             f"one integer each, [{len(y)}], such as y.argmax(1) of one-hot labels."
         )
     if not check.is_tracer(y):
-        largest = int(np.asarray(y).max())
+        largest = int(np.asarray(y).max(initial=0))
         if largest >= num_classes:
             raise SettingError(
                 f"num_classes={num_classes} but a test label is {largest}; write "
@@ -251,7 +251,7 @@ def _check_from_0(caller: str, labels: Any) -> None:
     if check.is_tracer(labels):
         return
     labels = np.asarray(labels)
-    if jnp.issubdtype(labels.dtype, jnp.integer) and labels.min() < 0:
+    if jnp.issubdtype(labels.dtype, jnp.integer) and labels.min(initial=0) < 0:
         raise SettingError(
             f"{caller} got a test label {labels.min()}; labels count from 0, so leave "
             "examples without one out."
