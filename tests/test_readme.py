@@ -237,7 +237,8 @@ def test_a_table_of_your_own_becomes_clients():
     assert "3 clients, 3 examples float32[2], 2 classes" in output.getvalue()
     assert "('ann', 'bob', 'cy') ('no', 'yes')" in output.getvalue()
     assert names["mine"].client_tests.size.tolist() == [1, 1, 1]
-    assert output.getvalue().endswith("20 71 72\n")  # as the command of the page says
+    assert "\n20 71 72\n" in output.getvalue()  # as the command of the page says
+    assert "240 training and 60 test examples float32[4]" in output.getvalue()
 
 
 @pytest.mark.slow
