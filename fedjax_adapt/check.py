@@ -227,7 +227,7 @@ def path(value: Any) -> bool:
 
 
 def several_paths(value: Any) -> bool:
-    """Whether it is a list of paths, or the like; one path is a text of many characters."""
+    """Whether it may be a list of paths; of one path each character would be a path."""
     return isinstance(value, Iterable) and not path(value)
 
 

@@ -52,7 +52,7 @@ def squared_errors(logits: Array, y: Array) -> Array:
 def tokens(logits: Array, y: Array, pad: int | None) -> tuple[Array, Array]:
     """The loss of each token, and which count, [batch, time]: those that are not `pad`.
 
-    It is NaN where a token that counts is below 0, as an index would mean the last ones.
+    The loss is NaN where a token that counts is below 0: as an index it would mean another.
 
     Raises:
       ValueError: there is not one integer token to each row of logits.

@@ -39,7 +39,7 @@ def label_shift(
     data, ids = owned(data, clients)
     y = np.array(data.y)
     for _, rows in rows_of(data, ids, seed=0):
-        # in 8 bits the sum may be more than there is room for
+        # a sum in 8 bits would wrap round
         y[rows] = (y[rows].astype(np.int64) + shift) % num_labels
     return data.with_changed(y=jnp.asarray(y))
 

@@ -107,7 +107,8 @@ def is_composed(
     def operations(function):
         logits = lambda key, x: function(init(key), x).logits
         traced = jax.make_jaxpr(logits)(jax.random.key(0), x)
-        return re.sub("0x[0-9a-f]+", "", str(traced))  # addresses of functions
+        # but for addresses of functions, which every trace has others of
+        return re.sub("0x[0-9a-f]+", "", str(traced))
 
     wanted = operations(called)
     try:

@@ -106,7 +106,8 @@ def gradient_moments(
                 f"gradient_moments got a weight of {weights[other[0]]} (example "
                 f"{other[0]}); write 1 for an example that counts and 0 for padding."
             )
-    batch = batch._replace(weight=jnp.asarray(batch.weight) + 0.0)  # of a mask, too
+    # a mask becomes the numbers that the products by weight need
+    batch = batch._replace(weight=jnp.asarray(batch.weight) + 0.0)
     parts = gradient_parts(task, params, batch, micro_batch, generic)
     mean, var, _ = zip(*map(moments_of, leaves_of(parts)), strict=True)
     whole = jax.tree.structure(params).unflatten

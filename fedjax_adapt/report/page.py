@@ -62,7 +62,7 @@ def report_page(folders: Sequence[str | Path]) -> str:
 
     Raises:
       ValueError: a folder holds no run and no sweep, or a run that is not finished or has
-        no evaluation; or `folders` is none, or one.
+        no evaluation; or `folders` is no list.
     """
     call = 'report_page(["runs/mine", "runs/other"])'
     check.kinds(call, folders=(folders, check.several_paths))
