@@ -34,7 +34,7 @@ from .cohort import (
     with_num_steps,
 )
 from .step_time import ROOM, STEP, WAIT, Work, work_of
-from .steps import BLOCK, Pace
+from .steps import BLOCK, Pace, known_blocks
 
 # Measured on two cores, see benchmarks/README.md. Where batches are small a product of
 # one client waits for its weights, and ten clients side by side are faster as long as
@@ -146,6 +146,35 @@ def paced(
         return trips * (block * step + between)
 
     return min((seconds(block), block) for block in range(1, MOST_BLOCK + 1))
+
+
+def executed_steps(
+    steps: np.ndarray, there: np.ndarray, num_lanes: int, pace: Pace
+) -> int:
+    """Local steps that the lanes of one device take, with those of idle lanes.
+
+    Args:
+      steps: local steps of the clients of some rounds, [rounds, slots].
+      there: whether a slot has a client, likewise.
+      num_lanes: on the device.
+      pace: of the rounds.
+    """
+    on_cpu = jax.default_backend() == "cpu"
+    if num_lanes == 1 and on_cpu:  # its loop ends with the client
+        return int(steps.sum())
+    fill = [(0, 0), (0, -steps.shape[1] % num_lanes)]
+    steps, there = np.pad(steps, fill), np.pad(there, fill)
+    groups = lambda slots: slots.reshape(-1, num_lanes).max(1)
+    one_group = num_lanes == steps.shape[1]
+    if pace.known is not None:
+        num_blocks, size = known_blocks(pace.known)
+        trained = len(steps) if one_group else int(groups(there).sum())
+        return num_lanes * num_blocks * size * trained
+    block = 1 if on_cpu else pace.block
+    blocks = -(-steps // block)
+    if one_group or num_lanes == 1:
+        return int(num_lanes * block * groups(blocks).sum())
+    return num_lanes * block * sum(busiest(row, num_lanes) for row in blocks.tolist())
 
 
 def block_of(

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .. import check
@@ -59,7 +60,7 @@ from .cohort import (
     with_num_steps,
 )
 from .initial import check_rule, check_state, scalars_of, strongly_typed
-from .lanes import pace_of
+from .lanes import executed_steps, pace_of
 from .local import Broadcast, Setup, train_loss
 from .refine import (
     REFINEMENT_PARTS,
@@ -152,6 +153,38 @@ class Round:
         A round called as it is and `train` do so themselves; `jax.jit(round_fn)` cannot.
         """
         return self.store.move(state, self.num_devices)
+
+    def executed_steps(self, info: Info) -> int:
+        """The local steps that the device took in a round, or in several.
+
+        Those of `info.num_steps`, and those of lanes that were idle: a lane whose client
+        is done steps on until the others of its group end, on an accelerator until its
+        block of steps does.
+
+        Args:
+          info: of this round, or of rounds as `train` returns it.
+
+        Raises:
+          ValueError: several devices share the round.
+
+        Example:
+          >>> state, infos = fa.train(round_fn, state, keys)
+          >>> idle = 1 - infos.num_steps.sum() / round_fn.executed_steps(infos)
+        """
+        check.kinds("round_fn.executed_steps(info)", info=(info, Info))
+        if self.num_devices > 1:
+            raise SettingError(
+                f"executed_steps counts the steps of one device, but {self.num_devices} "
+                "share this round; give Plan(devices=1)."
+            )
+        steps = np.atleast_2d(info.num_steps)
+        if steps.ndim > 2:
+            raise SettingError(
+                f"info.num_steps is {list(steps.shape)}; give the Info of one run, as "
+                "jax.tree.map(lambda leaf: leaf[0], infos)."
+            )
+        there = np.atleast_2d(info.cohort) < self.data.num_clients
+        return executed_steps(steps, there, self.num_lanes, self.step.pace)
 
     def for_rounds(self, done: Array, more: int) -> "Round":
         """The round in a run of `done + more` rounds, where the plan does not say.

@@ -91,8 +91,7 @@ def repeat(
 
     block = lambda progress, first, size: take(masked, draw, progress, first, size)
     if pace.known is not None and not ends_exactly:
-        num_blocks = max(-(-pace.known // DRAWN), 1)
-        size = -(-pace.known // num_blocks)
+        num_blocks, size = known_blocks(pace.known)
         if num_blocks == 1:
             return block(progress, jnp.zeros((), jnp.int32), size)
         next_one = lambda i, progress: block(progress, i * size, size)
@@ -103,6 +102,12 @@ def repeat(
     more = lambda state: (state[0] + size, block(state[1], state[0], size))
     first = jnp.zeros((), jnp.int32)
     return jax.lax.while_loop(go_on, more, (first, progress))[1]
+
+
+def known_blocks(num_steps: int) -> tuple[int, int]:
+    """How many blocks a known number of steps is taken in, and the steps of each."""
+    num_blocks = max(-(-num_steps // DRAWN), 1)
+    return num_blocks, -(-num_steps // num_blocks)
 
 
 def take(

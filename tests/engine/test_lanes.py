@@ -10,6 +10,7 @@ from helpers import make_data
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedgsnr, scaffold
+from fedjax_adapt.core import task_loss
 from fedjax_adapt.engine import build, lanes, memory, step_time
 from fedjax_adapt.engine.build import num_lanes_of
 from fedjax_adapt.engine.step_time import Work
@@ -145,6 +146,69 @@ def test_a_round_that_is_traced_has_the_lanes_of_one_that_is_not(task, large):
     jax.vmap(lambda num, lr: traced(num, lr, data))(jnp.ones(2), jnp.ones(2))
     jax.eval_shape(traced, 2.0, 0.1, data)  # data, too
     assert seen == [2, 5, 2, 5, 5, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backend, num_lanes, policy, who",
+    [
+        ("cpu", 1, fa.epochs(1), None),
+        ("cpu", 3, fa.epochs(1), None),
+        ("cpu", 5, fa.epochs(1), fa.bernoulli(0.4)),
+        ("cpu", 3, fa.constant_steps(70), fa.bernoulli(0.4)),
+        ("gpu", 1, fa.epochs(1), fa.bernoulli(0.4)),
+        ("gpu", 3, fa.epochs(1), None),
+        ("gpu", 5, fa.epochs(1), None),
+        ("gpu", 3, fa.constant_steps(70), fa.bernoulli(0.4)),
+    ],
+)
+def test_executed_steps_are_those_that_the_lanes_take(
+    backend, num_lanes, policy, who, task, monkeypatch
+):
+    """Each lane reports each of its steps, those of an idle one too."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    taken = []
+
+    def objective(params, view, key):
+        loss = task_loss(params, view, key)
+        jax.debug.callback(lambda loss: taken.append(loss), loss)
+        return loss
+
+    local = fa.LocalRule(objective=objective)
+    algorithm = fa.with_steps(fa.Algorithm(local=local), policy)
+    size = 5 if who is None else None
+    plan = fa.Plan(
+        cohort_size=size, participation=who, batch_size=2, lanes=num_lanes, devices=1
+    )
+    data = make_data((4, 6, 20, 4, 2, 8, 4))
+    round_fn = fa.make_round(algorithm, task, data, plan)
+    state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
+    keys = jax.random.split(jax.random.key(2), 3)
+    infos = fa.train(round_fn, state, keys)[1]
+    jax.effects_barrier()
+    assert round_fn.executed_steps(infos) == len(taken)
+    assert len(taken) >= infos.num_steps.sum()
+    each = [jax.tree.map(lambda leaf, i=i: leaf[i], infos) for i in range(3)]
+    assert sum(map(round_fn.executed_steps, each)) == len(taken)
+
+
+def test_executed_steps_of_several_devices_or_runs_are_refused(task):
+    data = make_data(UNEQUAL)
+    plan = fa.Plan(cohort_size=4, batch_size=2, devices=2)
+    round_fn = fa.make_round(fedavg(), task, data, plan)
+    zeros = jnp.zeros((2, 3, 4))
+    info = fa.Info(zeros, zeros, (), (), (), ())
+    with pytest.raises(ValueError, match="2 share this round; give Plan.devices=1."):
+        round_fn.executed_steps(info)
+    round_fn = fa.make_round(fedavg(), task, data, replace(plan, devices=1))
+    with pytest.raises(
+        ValueError, match=r"num_steps is \[2, 3, 4\]; give the Info of one"
+    ):
+        round_fn.executed_steps(info)
+    with pytest.raises(
+        ValueError, match="executed_steps got .* for info; write round_fn"
+    ):
+        round_fn.executed_steps(info.num_steps)
 
 
 def test_cohorts_are_drawn_as_rounds_draw_them():
