@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import identity
@@ -140,3 +141,9 @@ def test_an_item_runs_on_tiny_data(name, shared):
     path = shared / f"{name}.png"
     drawn = picture(path, item.title, runs, found, item.draw, item.against)
     assert drawn == path or item.draw  # of what the other methods show
+
+
+def test_a_dry_run_says_that_data_are_missing(capsys, tmp_path):
+    words = ["fedssg-table4", "--folder", str(tmp_path), "--data-dir", "nowhere"]
+    assert main(["reproduce", *words, "--dry-run"]) == 2
+    assert "data_dir=nowhere does not exist" in capsys.readouterr().err

@@ -115,7 +115,7 @@ def _to_target(own: Reached, target: float) -> tuple[dict[str, str], dict[str, A
     for name in TAKEN:
         over = sample(at[name] for at in own.values())
         lost = "not reached" if name == "rounds" else "-"
-        cells[_column(name, target)] = over.text(short) if over.values else lost
+        cells[_column(name, target)] = over.text() if over.values else lost
         numbers |= {
             f"{name}_to.{target:g}": over.mean,
             f"{name}_to.{target:g}.std": over.std,

@@ -13,7 +13,7 @@ import numpy as np
 from ..experiment.records import read_run
 from ..experiment.store import ACCURACY, COSTS, figures_of, read_summary
 from .plots import AGAINST, draw_mean, saved
-from .seeds import Sample, at_target, difference_text, sample, short, speed_ups
+from .seeds import Sample, at_target, difference_text, sample, speed_ups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -162,7 +162,7 @@ def _texts(cell: Measured) -> tuple[str, str, str]:
     """Published, measured and the difference, as they are shown."""
     paper = "" if cell.published is None else cell.published
     share = _unit(cell.figure) != cell.figure
-    digits = (lambda value: f"{value:.2f}") if share else short
+    digits = (lambda value: f"{value:.2f}") if share else cell.digits
     published = paper if isinstance(paper, str) else digits(paper)
     text = cell.text(digits)
     if cell.difference is None:

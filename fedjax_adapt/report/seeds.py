@@ -111,8 +111,13 @@ class Sample:
         n = len(self.values)
         return float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * self.std / np.sqrt(n))
 
-    def text(self, digits: Callable[[float], str]) -> str:
+    def digits(self, value: float) -> str:
+        """The mean, its deviation or interval, rounded alike."""
+        return short(value, of=self.mean)
+
+    def text(self, digits: Callable[[float], str] | None = None) -> str:
         """Mean ± deviation; or how many of the seeds have a value, where not all do."""
+        digits = self.digits if digits is None else digits
         if self.mean is None:
             some = f"{len(self.values)} of {self.seeds} seeds"
             return some if self.values else "no seed"
@@ -171,6 +176,11 @@ def difference_text(
     return f"none ({text})" if abs(difference) <= interval else text
 
 
-def short(value: float) -> str:
-    """A number with two digits after the point, four below 1, without zeros at the end."""
-    return f"{value:.{2 if abs(value) >= 1 else 4}f}".rstrip("0").rstrip(".")
+def short(value: float, of: float | None = None) -> str:
+    """A number with two digits after the point, four below 1, without zeros at the end.
+
+    A deviation has as many as the mean that it is `of`, but four below 0.1.
+    """
+    large = abs(value) >= 1 if of is None else abs(of) >= 1 and abs(value) >= 0.1
+    digits = 2 if large else 4
+    return f"{value:.{digits}f}".rstrip("0").rstrip(".")
