@@ -167,9 +167,6 @@ class Round:
         Raises:
           ValueError: several devices share the round.
 
-        Example:
-          >>> state, infos = fa.train(round_fn, state, keys)
-          >>> idle = 1 - infos.num_steps.sum() / round_fn.executed_steps(infos)
         """
         check.kinds("round_fn.executed_steps(info)", info=(info, Info))
         if self.num_devices > 1:

@@ -152,6 +152,7 @@ class Saver:
         if self._writer is not None:
             with suppress(Exception):
                 self._writer.close()
+            _withdraw(self._folder)  # threads may write on after the first has failed
 
 
 @contextmanager

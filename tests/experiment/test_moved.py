@@ -82,6 +82,25 @@ def test_a_state_that_is_being_written_makes_no_deleted_folder_anew(tmp_path):
     assert not place.exists() and tmp_path.exists()
 
 
+def test_what_is_written_after_a_write_has_failed_is_removed_too(tmp_path):
+    """As Orbax's threads do: the first error does not end the others."""
+    place = tmp_path / "run"
+    place.mkdir()
+
+    class Writer:
+        def wait_until_finished(self):
+            raise FileNotFoundError(str(place))
+
+        def close(self):
+            (place / "checkpoints" / "late").mkdir(parents=True)
+
+    with pytest.raises(RunError, match=GONE):
+        with locked(place), saver(place / "checkpoints") as writes:
+            writes._writer = Writer()
+            deleted(place)
+    assert not place.exists() and tmp_path.exists()
+
+
 @pytest.mark.slow
 def test_a_sweep_whose_folder_is_deleted_ends_and_makes_nothing_anew(tmp_path):
     place = tmp_path / "sweep"
