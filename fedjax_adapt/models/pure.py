@@ -89,6 +89,11 @@ def _as_functions(model: Any, example: jax.ShapeDtypeStruct) -> Model:
         return _from_haiku(model, example)
     if library == "equinox" or (callable(model) and _takes_key(model)):
         return _from_equinox(model, example)
+    if isinstance(model, type) and issubclass(model, linen.Module):
+        name = model.__name__
+        raise SettingError(
+            f"model={name} is the class of a linen module; give a module, as in {name}()."
+        )
     if isinstance(model, linen.Module):
         return from_linen(model, example)
     if isinstance(model, nnx.Module) or callable(model):

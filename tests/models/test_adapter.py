@@ -346,11 +346,27 @@ def test_running_statistics_are_refused(model):
         fa.classification(model, (4,))
 
 
+class LinenWide(linen.Module):
+    width: int = 5
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(self.width)(x)
+
+
 @pytest.mark.parametrize(
     "model, message",
     [
         (3, "model=3 is no flax module"),
         (lambda rngs: 3, "factory returned int, not an nnx.Module"),
+        (
+            LinenParts,
+            r"model=LinenParts is the class .* give a module, as in LinenParts\(\)",
+        ),
+        (
+            LinenWide,
+            r"model=LinenWide is the class .* give a module, as in LinenWide\(\)",
+        ),
         (
             (lambda key: (), lambda params, x: x.sum()),
             r"returned shape \[\] for a batch of 2",
