@@ -296,9 +296,12 @@ def with_article(name: str) -> str:
 def same_kind(part: str, what: str, new: Any, old: Any, given_by: str) -> None:
     """Raises ValueError unless `new` has the structure, shapes and dtypes of `old`."""
     if jax.tree.structure(new) != jax.tree.structure(old):
+        write = "return the same structure"
+        if isinstance(old, tuple) and len(old) == 0:
+            write = f"return (), or have {given_by} make the first one"
         raise SettingError(
             f"{part} returned {shown(new)} for {what} where {given_by} gave {shown(old)}; "
-            "return the same structure."
+            f"{write}."
         )
     pairs = zip(jax.tree.leaves_with_path(new), jax.tree.leaves(old), strict=True)
     for (path, own), given in pairs:

@@ -72,6 +72,11 @@ BROKEN = {
         local(finish=lambda run: fa.Upload(delta(run))),
         r"LocalRule.finish .* returned an Upload; return \(Upload\(delta\), client state\)",
     ),
+    "None for no client state": (
+        local(finish=lambda run: (fa.Upload(delta(run)), None)),
+        r"LocalRule.finish .* returned None for the client's state where LocalRule.init "
+        r"gave nothing; return \(\), or have LocalRule.init make the first one.",
+    ),
     "a delta of another structure": (
         local(finish=lambda run: (fa.Upload(delta(run)["w"]), ())),
         r"LocalRule.finish .* returned float32\[4, 3\] for Upload.delta where Task.init",
