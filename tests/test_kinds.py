@@ -139,6 +139,12 @@ def test_a_mistaken_call_is_one_sentence_that_names_the_call(name):
             "with_steps got 5 for policy; write epochs(5) or constant_steps(20).",
         ),
         (
+            lambda: fa.with_steps(fedavg(), fa.gsnr_steps),
+            "with_steps got the function gsnr_steps for policy; call it, as in "
+            "gsnr_steps(20), or give a function of your own as StepPolicy(steps), where "
+            "steps(state, cohort, measurement) returns the local steps of each client.",
+        ),
+        (
             lambda: fa.afl_best(STATE),
             "afl_best got a State that is no state of afl; write afl_best(state) with what "
             "train returned for afl(budget=15.0) or so.",

@@ -163,7 +163,9 @@ def with_steps(algorithm: Algorithm, policy: StepPolicy) -> Algorithm:
         raise SettingError(
             f"with_steps got {check.kind_of(policy)} for policy; "
             + (
-                "call it, as in gsnr_steps(20)."
+                "call it, as in gsnr_steps(20), or give a function of your own as "
+                "StepPolicy(steps), where steps(state, cohort, measurement) returns the "
+                "local steps of each client."
                 if callable(policy)
                 else "write epochs(5) or constant_steps(20)."
             )
