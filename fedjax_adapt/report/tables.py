@@ -136,8 +136,8 @@ def _last(figures: Mapping[str, Any]) -> str:
 
 def _costs(summary: dict[str, Any], of: str) -> dict[str, str]:
     """What clients did and moved."""
-    down, up = (summary[f"bytes_{way}"] / 1e6 for way in ("down", "up"))
-    rows = {"traffic": f"{down:,.4g} MB to the clients, {up:,.4g} MB from them"}
+    down, up = (summary[f"bytes_{way}"] / 2**20 for way in ("down", "up"))
+    rows = {"traffic": f"{down:,.4g} MiB to the clients, {up:,.4g} MiB from them"}
     found = figures_of(summary)
     per = {"kappa": "simulated second", "rho": "MiB of traffic"}
     known = [f"{found[k]:.4g} per {per[k]} ({k})" for k in per if found.get(k)]
@@ -147,9 +147,9 @@ def _costs(summary: dict[str, Any], of: str) -> dict[str, str]:
     if summary.get("public_steps"):
         rows["local steps"] += f", and {summary['public_steps']:,} on the public set"
     if summary.get("wasted_steps"):
-        lost, moved = summary["wasted_steps"], summary["wasted_bytes"] / 1e6
+        lost, moved = summary["wasted_steps"], summary["wasted_bytes"] / 2**20
         rows["not waited for"] = (
-            f"{lost:,} more local steps and {moved:,.4g} MB of clients that were too late"
+            f"{lost:,} more local steps and {moved:,.4g} MiB of clients that were too late"
         )
     if summary.get("left_out"):
         rows["left out"] = (

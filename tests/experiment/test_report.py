@@ -110,7 +110,7 @@ def test_a_finished_run_has_a_table(tiny):
     assert f"{100 * result.accuracy:.2f} % after 1 rounds, on 360 examples" in text
     assert "1 %: 1, 100 %: not reached" in text
     assert "6 with 239 to 240 of 1437 examples" in text
-    assert f"{result.bytes_up / 1e6:,.4g} MB from them" in text
+    assert f"{result.bytes_up / 2**20:,.4g} MiB from them" in text
     assert "simulated time" not in text
     assert "last round" not in text  # this method shows nothing of its own
 

@@ -193,9 +193,9 @@ def test_figures_are_those_of_the_rows(name, place, shown):
     goals = ", ".join(f"{100 * g:g} %: {first(at)}" for g, at in reached.items())
     assert own[f"{of}rounds to"] == goals
     assert own["local steps"] == f"{column['local_steps'][-1]:,} of all clients"
-    down, up = (column[f"bytes_{way}"][-1] / 1e6 for way in ("down", "up"))
-    assert own["traffic"] == f"{down:,.4g} MB to the clients, {up:,.4g} MB from them"
-    rho = 1e4 * share[-1] / ((down + up) * 1e6 / 2**20)
+    down, up = (column[f"bytes_{way}"][-1] / 2**20 for way in ("down", "up"))
+    assert own["traffic"] == f"{down:,.4g} MiB to the clients, {up:,.4g} MiB from them"
+    rho = 1e4 * share[-1] / (down + up)
     score = f"10,000 x {'training ' if which else ''}accuracy"
     assert own[score].endswith(f"{rho:.4g} per MiB of traffic (rho)")
     by_class = column[f"class_{named}"][-1]
