@@ -100,7 +100,9 @@ def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
     )
     gibibytes = lambda size: f"{size / 2**30:.2f} GiB"
     if state := summary.get("client_state_bytes", 0):
-        rows["client state"] = f"{gibibytes(state)} of memory"
+        small = state < 2**30 / 10
+        shown = f"{state / 2**20:.2f} MiB" if small else gibibytes(state)
+        rows["client state"] = f"{shown} of memory"
     held = summary.get("memory", {})
     if held.get("peak") is not None:
         expected = gibibytes(held["predicted_peak"])

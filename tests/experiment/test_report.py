@@ -130,6 +130,9 @@ def test_the_table_has_what_a_method_shows_of_the_last_round(tmp_path):
     assert line.split("│")[2].strip() == said
     summary = read_run(config.folder).summary
     assert summary["reported"] == {name: last[name] for name in own}
+    for size, said in ((6_000_000, "5.72 MiB"), (3 * 2**30, "3.00 GiB")):
+        rows = tables.summary_rows(summary | {"client_state_bytes": size})
+        assert rows["client state"] == f"{said} of memory"
     summary["reported"]["tau"] = None  # it was no finite number
     assert ", tau -, " in tables.summary_rows(summary)["last round"]
     for seconds, said in (
