@@ -409,7 +409,7 @@ def test_smoke_is_beside_nothing_published(papers, tmp_path, capsys):
     told = ["reproduce", "some-table1", "--folder", str(tmp_path), "--scale", "smoke"]
     assert main([*told, "--methods", "central"]) == 0
     shown = capsys.readouterr().out
-    assert "2 runs, of which 0 are there; about" in shown
+    assert "2 runs, of which 0 are there; less than" in shown
     assert "compare with nothing" in shown and ">100" not in shown
 
 
@@ -419,7 +419,7 @@ def test_what_lacks_is_counted_where_the_steps_of_others_are_there(made, capsys)
     assert main([*told, "--methods", "fedveca", "--seeds", "4"]) == 0
     assert main([*told, "--methods", "fedavg", "--seeds", "2"]) == 0
     shown = capsys.readouterr().out
-    assert "4 runs, of which 3 are there; about <0.01 core-hours" in shown
+    assert "4 runs, of which 3 are there; less than 0.01 core-hours" in shown
 
 
 def test_a_dry_run_says_which_runs_there_are(made, capsys, unchanging):
@@ -428,7 +428,7 @@ def test_a_dry_run_says_which_runs_there_are(made, capsys, unchanging):
     assert main(["reproduce", *words, "--dry-run"]) == 0
     out, cells = capsys.readouterr().out, iid(made, seeds=9)
     there = [len(runs_of(cell)) for cell in cells]  # by other tests, some more
-    assert out.startswith(f"27 runs, of which {sum(there)} are there; about ")
+    assert out.startswith(f"27 runs, of which {sum(there)} are there; less than ")
     for cell, number in zip(cells, there, strict=True):
         said = f"9 runs, of which {number} there; {cell.folder}\n"
         assert 0 < number < 9 and f"iid, {cell.method}: {said}" in out
