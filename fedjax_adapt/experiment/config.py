@@ -2,12 +2,12 @@
 
 They are the fields of `Config` besides the options of the chosen algorithm, model,
 partition and data set, by their full names, as in `dataset.alpha`. How else a user may
-write them is in spelling.py.
+write them is in spelling.py. At the end: in which of them runs differ.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,14 @@ from ..errors import SettingError
 from . import toml
 from .objects import KINDS, registry
 from .options import Option, suggestion
-from .schema import CLIENTS, Config, common_options, kind_options, settings_that_are
+from .schema import (
+    CLIENTS,
+    Config,
+    common_options,
+    kind_options,
+    settings,
+    settings_that_are,
+)
 from .spelling import canonical, choices_in, flat_name, nested, spellings, writable
 from .user_functions import revised
 
@@ -157,3 +164,64 @@ def config_hash(config: Config) -> str:
     """Eight hexadecimal digits of the `identity`."""
     text = json.dumps(hashed(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def first_difference(
+    then: Mapping[str, Any], now: Mapping[str, Any], but: Iterable[str] = ()
+) -> tuple[str, Any, Any] | None:
+    """The first setting in which two runs differ: its name, then, now; None: in none."""
+    for name in {**now, **then}:
+        if name not in but and then.get(name) != now.get(name):
+            return name, then.get(name), now.get(name)
+    return None
+
+
+def differing(
+    configs: Sequence[Mapping[str, Any]], *besides: str
+) -> list[dict[str, Any]]:
+    """The settings of each run, by full names, that differ between them.
+
+    Not method, seed and incidental ones, but for those of them that are named `besides`.
+    """
+    shown = {"algorithm", "seed", *settings_that_are("incidental")}.difference(besides)
+    names = dict.fromkeys(name for config in configs for name in config)
+    names = [n for n in names if n not in shown and not n.startswith("algorithm.")]
+    options, unset = common_options(), object()  # unset: an option of another choice
+
+    def of(config: Mapping[str, Any], name: str) -> Any:
+        known = name in config or name in options
+        return setting_of(config, name) if known else unset
+
+    found = [{n: of(config, n) for n in names} for config in configs]
+    written = lambda n: {json.dumps(own[n]) for own in found if own[n] is not unset}
+    differ = [name for name in names if len(written(name)) > 1]
+    return [{n: own[n] for n in differ if own[n] is not unset} for own in found]
+
+
+def unlearned() -> list[str]:
+    """The settings that change nothing that is learned: incidental, or of records."""
+    record = [name for name, setting in settings().items() if setting.group == "record"]
+    return [*settings_that_are("incidental"), *record]
+
+
+def setting_of(config: Mapping[str, Any], name: str) -> Any:
+    """A setting of a run, by full names; one that is not written has its default."""
+    options = common_options()
+    default = options[name].default if name in options else None
+    value = config.get(name, default)
+    return None if value == "none" else value
+
+
+def learned_from(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings that decide what a run learns, those that are not written too."""
+    names = {*config, *common_options()}.difference(unlearned())
+    return {name: setting_of(config, name) for name in sorted(names)}
+
+
+def is_chosen(name: str) -> bool:
+    """Whether a setting is chosen for a method; others say what it is to learn."""
+    if name.partition(".")[0] == "algorithm":
+        return name not in ("algorithm", "algorithm.base")
+    setting = settings().get(name)
+    # what a run and the one that it matches have in common is no choice of either
+    return setting is not None and setting.group == "training" and not setting.matched

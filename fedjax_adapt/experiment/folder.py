@@ -20,13 +20,20 @@ from ..engine.initial import init_state
 from ..errors import SettingError
 from . import checkpoint, files, objects, records, store
 from .build import build
-from .config import Config, config_hash, from_settings, to_settings, to_toml
+from .config import (
+    Config,
+    config_hash,
+    first_difference,
+    from_settings,
+    to_settings,
+    to_toml,
+)
 from .federation import Federation
 from .files import LOCK, locked
 from .program import abstract_state, run_keys
 from .reading import read_settings
 from .records import read_run
-from .schema import first_difference, settings_that_are
+from .schema import settings_that_are
 from .user_functions import REVISED, label, origins
 
 if TYPE_CHECKING:

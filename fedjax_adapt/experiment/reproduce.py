@@ -15,12 +15,11 @@ from .. import check
 from ..algorithms.afl.estimates import CONSTANTS, means_of_trial
 from ..errors import SettingError
 from . import records, store
-from .config import Config, from_settings, identity, read_config
+from .config import Config, first_difference, from_settings, identity, read_config
 from .items import TAKEN, Item, Scale, read_item
 from .objects import KINDS
 from .reading import check_settings
 from .run import Report, silent
-from .schema import first_difference
 from .spelling import canonical, flattened
 from .sweeps.grid import Sweep, Trial, read_sweep
 from .sweeps.sweep import sweep

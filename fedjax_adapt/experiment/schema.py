@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -445,16 +445,6 @@ def settings() -> Mapping[str, Setting]:
 def settings_that_are(trait: str) -> list[str]:
     """The settings of which a flag of `Setting` holds, such as "incidental"."""
     return [name for name, setting in settings().items() if getattr(setting, trait)]
-
-
-def first_difference(
-    then: Mapping[str, Any], now: Mapping[str, Any], but: Iterable[str] = ()
-) -> tuple[str, Any, Any] | None:
-    """The first setting in which two runs differ: its name, then, now; None: in none."""
-    for name in {**now, **then}:
-        if name not in but and then.get(name) != now.get(name):
-            return name, then.get(name), now.get(name)
-    return None
 
 
 def kind_options(kind: str, name: str) -> dict[str, Option]:

@@ -9,7 +9,8 @@ from shlex import quote
 from typing import Any
 
 from ..errors import SettingError
-from ..experiment.records import runs_in, setting_of, unlearned
+from ..experiment.config import setting_of, unlearned
+from ..experiment.records import runs_in
 from ..experiment.store import ACCURACY
 from .groups import Group
 from .plots import FOLLOWS, method_of

@@ -18,9 +18,9 @@ from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 from ..errors import SettingError
+from ..experiment.config import differing
 from ..experiment.files import damaged
 from ..experiment.records import (
-    differing,
     parts_below,
     read_run,
     read_swept,

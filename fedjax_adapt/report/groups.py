@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import SettingError
-from ..experiment.records import differing, is_chosen, read_finished, runs_in
+from ..experiment.config import differing, is_chosen
+from ..experiment.records import read_finished, runs_in
 from ..experiment.store import (
     ACCURACIES,
     ACCURACY,

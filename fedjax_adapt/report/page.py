@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import check
-from ..experiment.records import Record, differing, setting_of
+from ..experiment.config import differing, setting_of
+from ..experiment.records import Record
 from ..experiment.store import (
     CONFIG,
     PARTITION,

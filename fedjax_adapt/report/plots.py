@@ -10,8 +10,9 @@ import numpy as np
 
 from .. import check
 from ..errors import SettingError
+from ..experiment.config import differing
 from ..experiment.files import replacing
-from ..experiment.records import Record, differing, read_run, runs_in
+from ..experiment.records import Record, read_run, runs_in
 from ..experiment.store import TRAINED, TRIALS, shown_accuracy, shown_loss
 from .seeds import by_seed
 from .tables import shortened, shown_setting

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..experiment.records import Record, learned_from
+from ..experiment.config import learned_from
+from ..experiment.records import Record
 from ..experiment.store import COSTS, figures_of, first_reaching
 
 CONFIDENCE = 0.95

@@ -13,7 +13,7 @@ from rich.console import Console
 from fedjax_adapt.cli import finished as cli_finished
 from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
-from fedjax_adapt.experiment import files, records, store, toml
+from fedjax_adapt.experiment import config, files, records, store, toml
 from fedjax_adapt.report.compare import groups, share_text, sheets
 from fedjax_adapt.report.forms import as_text, comparison_tables
 from fedjax_adapt.report.seeds import difference_text, sample
@@ -170,7 +170,7 @@ def test_methods_and_seeds_are_not_among_the_settings_that_differ():
         "lr": 0.2,
         **shared,
     }
-    assert records.differing([one, other | {"lanes": 1}]) == [{"lr": 0.1}, {"lr": 0.2}]
+    assert config.differing([one, other | {"lanes": 1}]) == [{"lr": 0.1}, {"lr": 0.2}]
 
 
 def test_only_what_was_tested_on_the_same_examples_is_ranked_together(finished):
@@ -938,7 +938,7 @@ def test_what_a_program_reads_names_the_settings_in_which_lines_differ(finished)
 
 def test_a_setting_that_a_run_does_not_have_is_compared_by_its_default():
     default = {"algorithm": "fedavg", "lr": 0.1, "partition": "iid"}
-    differ = lambda **changes: records.differing([default, default | changes])
+    differ = lambda **changes: config.differing([default, default | changes])
     assert differ(num_steps=5) == [{"num_steps": None}, {"num_steps": 5}]
     assert differ(num_steps=None) == [{}, {}]
     # an option of another choice is none of the first run's

@@ -13,7 +13,7 @@ from fedjax_adapt import Algorithm, Traffic, Upload, check
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.algorithms.afl import afl_fixed
 from fedjax_adapt.core import traffic_for
-from fedjax_adapt.experiment import schema
+from fedjax_adapt.experiment import config, schema
 from fedjax_adapt.experiment.build import build_algorithm, build_plan
 from fedjax_adapt.experiment.config import (
     Config,
@@ -584,8 +584,8 @@ def test_a_name_is_guessed_only_where_it_is_near(written, meant):
 
 def test_the_first_setting_in_which_two_runs_differ_is_found_on_both_sides():
     then = {"lr": 0.1, "seed": 1, "gone": 2}
-    assert schema.first_difference(then, {"lr": 0.1, "seed": 1}) == ("gone", 2, None)
+    assert config.first_difference(then, {"lr": 0.1, "seed": 1}) == ("gone", 2, None)
     now = {"new": 3, "lr": 0.2, "seed": 0, "gone": 2}
-    assert schema.first_difference(then, now) == ("new", None, 3)
-    assert schema.first_difference(then, now, ["new"]) == ("lr", 0.1, 0.2)
-    assert schema.first_difference(then, now, ["new", "lr", "seed"]) is None
+    assert config.first_difference(then, now) == ("new", None, 3)
+    assert config.first_difference(then, now, ["new"]) == ("lr", 0.1, 0.2)
+    assert config.first_difference(then, now, ["new", "lr", "seed"]) is None

@@ -40,6 +40,7 @@ from ..config import (
     all_options,
     choices_of,
     config_hash,
+    first_difference,
     hashed,
     identity,
     method_of,
@@ -51,7 +52,6 @@ from ..folder import check_may_begin, check_origins, holds_finished
 from ..options import check_path
 from ..rows import COLUMNS, ENDS
 from ..run import labels_by_client, summarise
-from ..schema import first_difference
 from ..spelling import flat_name, nested
 from ..summary import FIGURES, TEST, Summary, known_shares, results, spread_over_clients
 from ..user_functions import origins

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from ... import check
 from ...errors import SettingError
 from .. import config, toml
-from ..records import setting_of
 from ..schema import settings_that_are
 from ..spelling import flat_name, flattened, nested
 from .grid import Sweep, read_sweep
@@ -46,7 +45,7 @@ class Search(NamedTuple):
     @property
     def rounds(self) -> int:
         """The rounds of a trial that is not pruned."""
-        return setting_of(self.run, "rounds")
+        return config.setting_of(self.run, "rounds")
 
 
 OPTIONS = ("trials", "at_once", "halve", "seed")  # of a search

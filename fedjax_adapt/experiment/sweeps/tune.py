@@ -31,7 +31,6 @@ from ..files import locked
 from ..folder import check_can_write, create, holds
 from ..options import check_path
 from ..run import Progress, Report, silent
-from ..schema import first_difference
 from .grid import Sweep
 from .results import is_finished, setting_columns, table_of
 from .space import Search, identity, read_search, rungs, sweep_of, to_toml
@@ -140,7 +139,7 @@ def check_folder(folder: Path, search: Search, resume: bool) -> None:
     if not holds(folder, TUNE, "search"):
         return
     begun = read_search(folder / TUNE)
-    if change := first_difference(identity(begun), identity(search)):
+    if change := config.first_difference(identity(begun), identity(search)):
         name, then, now = change
         raise SettingError(
             f"folder={folder} holds a search with {name}={then}, here {name}={now}; write "
