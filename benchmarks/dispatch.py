@@ -15,8 +15,8 @@ import optax
 from readings import Case, Ready, scratch
 
 import fedjax_adapt as fa
+from fedjax_adapt.experiment.build import Federation
 from fedjax_adapt.experiment.config import from_settings
-from fedjax_adapt.experiment.federation import Federation
 from fedjax_adapt.experiment.loop import train
 from fedjax_adapt.experiment.program import compile_program
 from fedjax_adapt.experiment.rows import Log

@@ -30,7 +30,7 @@ from fedjax_adapt.core import precise
 from fedjax_adapt.engine import lanes, memory, mesh, processes
 from fedjax_adapt.engine.client_store import store_of
 from fedjax_adapt.experiment import program
-from fedjax_adapt.experiment.sweeps import trials
+from fedjax_adapt.experiment.sweeps import compiled_group
 from fedjax_adapt.generators import latent_generator
 
 W1, W2 = WORKLOADS["w1"], WORKLOADS["w2"]
@@ -239,7 +239,9 @@ def _sweep(algorithm, task, data, plan, score: Callable) -> Callable:
         round_fn = replace(round_fn, data=shared)
         return program.rounds(NUM_ROUNDS, state, round_fn, measured, key)
 
-    every = trials.over(trial, trials.Layout(num_devices=1, each=NUM_TRIALS))
+    every = compiled_group.over(
+        trial, compiled_group.Layout(num_devices=1, each=NUM_TRIALS)
+    )
     return lambda states, shared, lrs, keys: every(shared, lrs, keys, states)
 
 

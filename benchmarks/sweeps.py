@@ -31,9 +31,8 @@ from readings import (
 )
 
 import fedjax_adapt as fa
-from fedjax_adapt.experiment.build import build_algorithm, build_plan
+from fedjax_adapt.experiment.build import Federation, build_algorithm, build_plan
 from fedjax_adapt.experiment.config import Config, from_settings
-from fedjax_adapt.experiment.federation import Federation
 from fedjax_adapt.experiment.program import compile_program
 from fedjax_adapt.experiment.sweeps.compiled_group import compile_group, layout_of
 from fedjax_adapt.models import MODELS

@@ -14,7 +14,7 @@ from helpers import relist
 from fedjax_adapt.cli import main
 from fedjax_adapt.engine import step_time
 from fedjax_adapt.errors import SettingError
-from fedjax_adapt.experiment import Config, estimate, items, reproduce
+from fedjax_adapt.experiment import Config, items, preview, reproduce
 from fedjax_adapt.experiment.items import read_item
 from fedjax_adapt.experiment.records import read_run
 from fedjax_adapt.experiment.reproduce import (
@@ -630,20 +630,20 @@ def test_costs_are_of_three_passes_over_the_examples(papers, tmp_path):
     # 8 x 8 pixels, 8 hidden, 10 labels: 2 operations a weight, as far as XLA counts
     weights = 64 * 8 + 8 * 10
     steps, batch, cohort = 2 * 2, 20, 4  # two rounds of the first two steps
-    least = 3 * 2 * weights * steps * batch * cohort / estimate.CORE / 3600
-    floor = steps * estimate.STEP / 3600
-    assert estimate.cost([cell]).core_hours == pytest.approx(max(least, floor), rel=0.2)
+    least = 3 * 2 * weights * steps * batch * cohort / preview.CORE / 3600
+    floor = steps * preview.STEP / 3600
+    assert preview.cost([cell]).core_hours == pytest.approx(max(least, floor), rel=0.2)
     moving = 6 * 4 * (weights + 8 + 10) * cohort * steps / step_time.BANDWIDTH
     minutes = (steps * step_time.STEP + moving) / 60
-    assert estimate.cost([cell]).gpu_minutes == pytest.approx(minutes)
+    assert preview.cost([cell]).gpu_minutes == pytest.approx(minutes)
     config = replace(cell.configs[0], ideal_steps=1000)
     passes = 2 * 1000 * 200  # two rounds, 200 examples
-    more = estimate.cost([cell._replace(configs={0: config})]).core_hours
-    expected = 3 * 2 * weights * passes / estimate.CORE / 3600
+    more = preview.cost([cell._replace(configs={0: config})]).core_hours
+    expected = 3 * 2 * weights * passes / preview.CORE / 3600
     assert more == pytest.approx(expected, rel=0.2)
     twice = cells_of(item, tmp_path, rows=["iid"], methods=["fedveca"], seeds=2)
-    one = estimate.cost([cell]).core_hours
-    assert estimate.cost(twice).core_hours == pytest.approx(2 * one)
+    one = preview.cost([cell]).core_hours
+    assert preview.cost(twice).core_hours == pytest.approx(2 * one)
 
 
 @pytest.mark.parametrize(

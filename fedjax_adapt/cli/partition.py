@@ -10,9 +10,8 @@ from rich.console import Console
 from .. import check
 from ..data import Skew, skew
 from ..errors import SettingError
-from ..experiment.build import load_source, split_source
+from ..experiment.build import load_source, split_source, with_public
 from ..experiment.config import Config, common_options, from_settings, kind_options
-from ..experiment.federation import with_public
 from ..experiment.folder import dataset_label
 from ..experiment.objects import KINDS, registry
 from ..experiment.schema import settings_that_are

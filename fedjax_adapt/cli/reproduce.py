@@ -14,10 +14,10 @@ from .. import __version__, check
 from ..errors import SettingError
 from ..experiment.build import load_source
 from ..experiment.config import common_options, identity
-from ..experiment.estimate import cost
 from ..experiment.files import write_text
 from ..experiment.items import Item, Scale, names, read_item
 from ..experiment.options import Option
+from ..experiment.preview import cost
 from ..experiment.reproduce import Cell, Made, cells_of, made_below, make_runs, runs_of
 from ..experiment.store import read_summary
 from ..report.reproduce import (

@@ -16,9 +16,13 @@ from ..experiment.folder import is_finished, run_folder
 from ..experiment.loop import Stopped
 from ..experiment.options import Option
 from ..experiment.preview import preview
-from ..experiment.process_group import process_group
+from ..experiment.process_group import (
+    OPTIONS,
+    ProcessGroup,
+    process_group,
+    process_group_of,
+)
 from ..experiment.reading import read_settings
-from ..experiment.rendezvous import OPTIONS, ProcessGroup, process_group_of
 from ..experiment.run import run as train
 from ..experiment.schema import settings
 from ..experiment.store import read_summary

@@ -9,9 +9,9 @@ grid = {"lr": [0.1, 0.03], "seed": [0, 1, 2]}
 sweep({"run": {"algorithm": "fedavg", "partition_seed": 0}, "grid": grid}).results
 """
 
+from .build import Federation as Federation
 from .build import build as build
 from .config import Config as Config
-from .federation import Federation as Federation
 from .folder import Loaded as Loaded
 from .folder import load_run as load_run
 from .records import Record as Record

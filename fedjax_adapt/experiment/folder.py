@@ -19,7 +19,7 @@ from ..engine import processes
 from ..engine.initial import init_state
 from ..errors import SettingError
 from . import checkpoint, files, objects, records, store
-from .build import build
+from .build import Federation, build
 from .config import (
     Config,
     config_hash,
@@ -28,7 +28,6 @@ from .config import (
     to_settings,
     to_toml,
 )
-from .federation import Federation
 from .files import LOCK, locked
 from .program import abstract_state, run_keys
 from .reading import read_settings

@@ -14,8 +14,8 @@ from ..engine.train import Callback
 from ..engine.xla import wait_for_shared_cpu_state
 from ..errors import SettingError
 from . import checkpoint, files, store
+from .build import Federation, accuracy_name, broadcast_bytes, broadcast_seconds
 from .config import Config
-from .federation import Federation, accuracy_name, broadcast_bytes, broadcast_seconds
 from .program import Program
 from .rows import Log
 from .tracking import trackers

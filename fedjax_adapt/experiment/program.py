@@ -23,8 +23,8 @@ from ..engine.memory import check_room
 from ..engine.round import Round
 from ..engine.train import train_and_evaluate
 from ..engine.xla import arrays_of, compiler_options
+from .build import Federation
 from .config import Config
-from .federation import Federation
 from .rows import Measured, check_columns
 
 Group = Callable[[State], tuple[State, Any, Any]]

@@ -27,9 +27,15 @@ from ..engine.personal import client_examples, evaluate_clients, evaluate_person
 from ..engine.train import Callback, check_callback
 from ..engine.xla import keeps_memory
 from . import checkpoint, objects, store, summary, tuning, user_functions
-from .build import build, build_plan
+from .build import (
+    Federation,
+    auxiliary,
+    build,
+    build_plan,
+    public_summary,
+    without_effect,
+)
 from .config import Config, config_hash, method_of, partition_seed
-from .federation import Federation, auxiliary, public_summary, without_effect
 from .folder import AUTO, as_begun, check_folder, create, locked_folder, run_folder
 from .loop import new_log, newest_state, train_in
 from .process_group import check_same_run

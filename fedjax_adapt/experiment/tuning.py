@@ -33,9 +33,8 @@ from ..models.timing import fastest, milliseconds, ways_to_try
 from ..models.ways import Layer
 from ..plan import Plan
 from . import files, summary, user_functions
-from .build import AUTO, RULE, listed, trained_layers, with_told_ways
+from .build import AUTO, RULE, Federation, listed, trained_layers, with_told_ways
 from .config import Config, identity
-from .federation import Federation
 from .schema import settings_that_are
 
 TIMED = ("engine", "models")  # the folders of this package whose code is timed

@@ -24,9 +24,8 @@ from ..engine.xla import arrays_of, compiler_options, jit_newest
 from ..errors import SettingError
 from ..valuation import Value, cohort_weights, leave_one_out, shapley, show_deltas
 from . import checkpoint, store
-from .build import build
+from .build import Federation, build
 from .config import Config
-from .federation import Federation
 from .folder import config_of
 from .program import compile_program, run_keys
 from .rows import client_rows

@@ -6,9 +6,8 @@ import pytest
 
 import fedjax_adapt as fa
 from fedjax_adapt.data import load
-from fedjax_adapt.experiment.build import build, build_algorithm
+from fedjax_adapt.experiment.build import build, build_algorithm, validates
 from fedjax_adapt.experiment.config import from_settings
-from fedjax_adapt.experiment.federation import validates
 
 SMALL = {"num_clients": 5, "partition": "dirichlet", "model": "linear"}
 

@@ -10,9 +10,8 @@ from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.engine import calibrate
 from fedjax_adapt.engine.build import make_round
 from fedjax_adapt.experiment import read_run, run
-from fedjax_adapt.experiment.build import build
+from fedjax_adapt.experiment.build import build, uses_public
 from fedjax_adapt.experiment.config import from_settings
-from fedjax_adapt.experiment.federation import uses_public
 from fedjax_adapt.report.tables import summary_table
 
 SMALL = {

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fedjax_adapt.core import scheduled_steps
 from fedjax_adapt.experiment import Config, files, read_run, run, store
+from fedjax_adapt.experiment.algorithm import matching_steps, schedule
 from fedjax_adapt.experiment.build import build, build_algorithm
-from fedjax_adapt.experiment.match import matching_steps, schedule
 
 TRAIN = 1437  # examples of the digits
 

@@ -13,7 +13,8 @@ from helpers import QUICK_RUN, fedjax_adapt
 
 import fedjax_adapt as fa
 from fedjax_adapt.engine.mesh import num_cores
-from fedjax_adapt.experiment import build, checkpoint, estimate, run, sweep
+from fedjax_adapt.experiment import build, checkpoint, run, sweep
+from fedjax_adapt.experiment import preview as module
 from fedjax_adapt.experiment.config import from_settings, to_toml
 from fedjax_adapt.experiment.preview import preview, preview_sweep
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
@@ -120,12 +121,12 @@ def test_the_time_that_is_said_follows_from_what_is_computed(monkeypatch):
     seen = found.rounds.gradients * 20
     tested = len(build(config).data.test[1]) / config.evaluate_every
     work = (3 * seen + tested) * 2 * 640 * 10**6
-    rate = estimate.CORE * num_cores()
+    rate = module.CORE * num_cores()
     steps = 10**6 * 3 * math.ceil(6 / found.lanes)
-    expected = max(work / rate, steps * estimate.STEP)
+    expected = max(work / rate, steps * module.STEP)
     assert found.train_seconds == pytest.approx(expected, rel=0.05)
-    assert expected == steps * estimate.STEP  # the model is that small
-    monkeypatch.setattr(estimate, "STEP", 0)
+    assert expected == steps * module.STEP  # the model is that small
+    monkeypatch.setattr(module, "STEP", 0)
     assert preview(config).train_seconds == pytest.approx(work / rate, rel=0.05)
     with monkeypatch.context() as patched:  # three quarters are done
         patched.setattr(checkpoint, "rounds", lambda folder: [750_000])
@@ -153,12 +154,10 @@ def test_rounds_on_a_gpu_take_about_what_was_measured(
     data = fa.FederatedDataset.from_clients([examples], num_classes=10)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     given = task, data, fa.Plan(batch_size=batch)
-    found = estimate.train_seconds(*given, 10 * clients, 0, 10)
+    found = module.train_seconds(*given, 10 * clients, 0, 10)
     assert found == pytest.approx(took, rel=0.1)
     # as much for each gradient and each step
-    assert estimate.train_seconds(*given, 20 * clients, 0, 20) == pytest.approx(
-        2 * found
-    )
+    assert module.train_seconds(*given, 20 * clients, 0, 20) == pytest.approx(2 * found)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ from fedjax_adapt.algorithms import ALGORITHMS, fedavg
 from fedjax_adapt.cli.partition import preview
 from fedjax_adapt.data import load
 from fedjax_adapt.experiment import read_run, run
-from fedjax_adapt.experiment.build import build
-from fedjax_adapt.experiment.config import from_settings, to_toml
-from fedjax_adapt.experiment.federation import (
+from fedjax_adapt.experiment.build import (
     accuracy_name,
     auxiliary,
     broadcast_seconds,
+    build,
     uses_public,
 )
+from fedjax_adapt.experiment.config import from_settings, to_toml
 from fedjax_adapt.experiment.loop import new_log
 from fedjax_adapt.experiment.store import ACCURACY, TRAINED
 from fedjax_adapt.report.plots import learning_curve

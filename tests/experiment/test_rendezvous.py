@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fedjax_adapt.experiment import rendezvous
-from fedjax_adapt.experiment.rendezvous import ProcessGroup
+from fedjax_adapt.experiment import process_group
+from fedjax_adapt.experiment.process_group import ProcessGroup
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def address():
 def said(them):
     """The sentence with which a process ends; None: they have met."""
     try:
-        return rendezvous.wait_for_all(them)
+        return process_group.wait_for_all(them)
     except ValueError as error:
         return str(error)
 
@@ -113,7 +113,7 @@ def test_who_looks_at_the_port_does_not_disturb_the_rendezvous(address):
 
 
 def test_a_first_process_that_ends_early_is_noticed(address, monkeypatch):
-    monkeypatch.setattr(rendezvous, "_difference", lambda *_: 1 / 0)  # a bug of ours
+    monkeypatch.setattr(process_group, "_difference", lambda *_: 1 / 0)  # a bug of ours
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(said, ProcessGroup(address, 2, 0, 20))
         second = threads.submit(said, ProcessGroup(address, 2, 1, 20))

@@ -6,8 +6,8 @@ from helpers import same
 
 from fedjax_adapt.core import State
 from fedjax_adapt.engine import memory
-from fedjax_adapt.experiment.sweeps import trials
-from fedjax_adapt.experiment.sweeps.trials import Layout
+from fedjax_adapt.experiment.sweeps import compiled_group
+from fedjax_adapt.experiment.sweeps.compiled_group import Layout
 
 
 def one(shared, own, x):
@@ -20,12 +20,12 @@ def test_trials_beside_each_other_are_trials_alone(layout):
     own, x = jnp.arange(4) + 1, jnp.linspace(0.5, 2.0, 4)
     alone = [one(3.0, n, start) for n, start in zip(own, x, strict=True)]
     alone = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone)
-    placed = trials.placed((own, x), layout)
-    assert same(jax.jit(trials.over(one, layout))(3.0, *placed), alone)
+    placed = compiled_group.placed((own, x), layout)
+    assert same(jax.jit(compiled_group.over(one, layout))(3.0, *placed), alone)
 
 
 def test_one_trial_on_a_device_is_not_batched():
-    traced = jax.make_jaxpr(trials.over(lambda w, x: x @ w, Layout(1, 1)))
+    traced = jax.make_jaxpr(compiled_group.over(lambda w, x: x @ w, Layout(1, 1)))
     text = str(traced(jnp.ones((3, 3)), jnp.ones((1, 2, 3))))
     assert "dot_general" in text and "f32[2,3] = dot_general" in text
 
@@ -34,7 +34,7 @@ STATE = State({"w": jax.ShapeDtypeStruct((1000,), np.float32)}, (), (), (), ())
 
 
 def chosen(side_by_side, num_trials, devices=1, lanes=1, batch=(20, 4), state=STATE):
-    return trials.choose(
+    return compiled_group.choose_layout(
         side_by_side, num_trials, devices, lambda devices: lanes, state, batch
     )
 

@@ -13,9 +13,8 @@ from rich.console import Console
 import fedjax_adapt as fa
 from fedjax_adapt.data import load
 from fedjax_adapt.experiment import read_run, run, sweep
-from fedjax_adapt.experiment.build import build
+from fedjax_adapt.experiment.build import accuracy_name, build
 from fedjax_adapt.experiment.config import Config, from_settings
-from fedjax_adapt.experiment.federation import accuracy_name
 from fedjax_adapt.experiment.store import VALIDATED
 from fedjax_adapt.report.compare import sheets
 from fedjax_adapt.report.forms import comparison_tables

@@ -23,9 +23,8 @@ from ...data import FederatedDataset
 from ...data.rows import count_labels, table_of
 from ...engine.batches import batch_size
 from ...plan import SCALARS
-from ..build import build_algorithm, split_source
+from ..build import Federation, build_algorithm, split_source, uses_public
 from ..config import Config, partition_seed
-from ..federation import Federation, uses_public
 from ..objects import OBJECT
 from ..options import find
 from ..schema import kind_options

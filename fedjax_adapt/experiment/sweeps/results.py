@@ -34,7 +34,7 @@ from ...engine.personal import client_examples, evaluate_clients, evaluate_perso
 from ...errors import SettingError
 from .. import files, records, store, toml
 from ..algorithm import build_algorithm
-from ..build import completed
+from ..build import Federation, completed
 from ..config import (
     Config,
     all_options,
@@ -47,7 +47,6 @@ from ..config import (
     to_settings,
 )
 from ..config import to_toml as run_to_toml
-from ..federation import Federation
 from ..folder import check_may_begin, check_origins, holds_finished
 from ..options import check_path
 from ..rows import COLUMNS, ENDS

@@ -20,9 +20,8 @@ from ...engine import mesh, processes
 from ...engine.train import Callback, check_callback
 from ...errors import SettingError
 from .. import checkpoint, files, objects, records, store, summary, toml, user_functions
-from ..build import build, counted
+from ..build import Federation, auxiliary, build, counted
 from ..config import identity
-from ..federation import Federation, auxiliary
 from ..files import locked
 from ..folder import create
 from ..loop import new_log, newest_state, train_in
@@ -31,11 +30,10 @@ from ..run import Progress, Report, silent
 from ..tracking import check_tracker
 from ..user_functions import origins
 from . import results
-from .compiled_group import CompiledGroup, compile_group, layout_of
+from .compiled_group import CompiledGroup, Layout, compile_group, layout_of
 from .grid import Sweep, Trial, read_sweep, seed_hint
 from .groups import Group, groups_of
 from .results import client_figures, write_trials
-from .trials import Layout
 
 # settings that often vary, and that no number of owners hangs on
 TRAINING = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm", "epochs", "seed")
