@@ -19,10 +19,10 @@ from ..experiment.store import TRIALS
 from ..experiment.valuation import ORDERS, Reference, Value
 from ..report.clients import agreement, contributions_table, draw_contributions
 from ..report.clients import contributions as ranking
-from ..report.compare import Sheet, sheets
-from ..report.forms import Format, as_text, comparison_tables
+from ..report.compare import sheets
 from ..report.page import report_page
 from ..report.plots import Against, comparison_curves
+from ..report.tables import Format, Sheet, as_text, comparison_tables
 from . import process
 from .flags import optional, read_command, switch, words_of
 from .partition import output_path

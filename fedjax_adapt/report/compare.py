@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import SettingError
 from ..experiment.config import differing
@@ -39,8 +39,16 @@ from ..experiment.store import (
     read_summary,
     shown_accuracy,
 )
-from .bases import Bases, bases_of, lacking, on_bases, with_several_lines
-from .groups import Group, best_groups, groups
+from .groups import (
+    Bases,
+    Group,
+    bases_of,
+    best_groups,
+    groups,
+    lacking,
+    on_bases,
+    with_several_lines,
+)
 from .plots import method_of
 from .seeds import (
     Line,
@@ -53,7 +61,7 @@ from .seeds import (
     short,
     speed_ups,
 )
-from .tables import percent, shortened, shown_setting, some_of, together
+from .tables import Sheet, percent, shortened, shown_setting, some_of, together
 
 # what a target took, as in `TAKEN`, by seed
 Reached = dict[int, dict[str, float | None]]
@@ -136,17 +144,6 @@ def _speed_up(
     if theirs is own:
         return "base", numbers
     return gain.text("{:.2f}".format) if gain.values else "-", numbers
-
-
-class Sheet(NamedTuple):
-    """A table of lines: as it is shown, and its numbers."""
-
-    title: str
-    ranked: bool
-    head: list[str]
-    cells: list[list[str]]  # of each line
-    numbers: list[dict[str, Any]]  # of each line, by name
-    notes: list[str]  # below the table
 
 
 def sheets(

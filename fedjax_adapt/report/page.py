@@ -26,9 +26,9 @@ from ..experiment.store import (
 )
 from . import html
 from .clients import contributions
-from .compare import Sheet, sheets
+from .compare import sheets
 from .plots import AGAINST, FOLLOWS, drawable
-from .tables import CLIENTS, percent, shortened, summary_rows
+from .tables import CLIENTS, Sheet, percent, shortened, summary_rows
 
 AXES = {**AGAINST, "seconds": "measured time of training (s)"}
 HOW = {"simulated_seconds": "step_seconds turns on the simulated clock"}

@@ -19,9 +19,8 @@ from ..experiment.store import (
     accuracy_shown_as,
     shown_accuracy,
 )
-from .bases import CONTROLS, WEIGHTLESS
 from .compare import share_text
-from .groups import Tested
+from .groups import CONTROLS, WEIGHTLESS, Tested
 from .seeds import Sample, sample
 from .tables import Name
 

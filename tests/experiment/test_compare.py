@@ -15,9 +15,8 @@ from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import config, files, records, store, toml
 from fedjax_adapt.report.compare import groups, share_text, sheets
-from fedjax_adapt.report.forms import as_text, comparison_tables
 from fedjax_adapt.report.seeds import difference_text, sample
-from fedjax_adapt.report.tables import shortened
+from fedjax_adapt.report.tables import as_text, comparison_tables, shortened
 
 LABELS = ", labels=parity"
 

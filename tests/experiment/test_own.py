@@ -34,7 +34,7 @@ from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
 from fedjax_adapt.experiment.user_functions import origins
 from fedjax_adapt.report.compare import sheets
-from fedjax_adapt.report.forms import comparison_tables
+from fedjax_adapt.report.tables import comparison_tables
 
 
 @pytest.fixture(autouse=True)

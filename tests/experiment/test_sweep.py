@@ -53,10 +53,10 @@ from fedjax_adapt.experiment.sweeps.groups import groups_of
 from fedjax_adapt.experiment.sweeps.results import flat, table_of, to_toml
 from fedjax_adapt.report.clients import contributions, draw_contributions
 from fedjax_adapt.report.compare import groups, sheets
-from fedjax_adapt.report.forms import comparison_tables
 from fedjax_adapt.report.page import report_page
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
 from fedjax_adapt.report.sweep import natural_width, parts, sweep_tables
+from fedjax_adapt.report.tables import comparison_tables
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

@@ -17,12 +17,11 @@ from fedjax_adapt.experiment.build import accuracy_name, build
 from fedjax_adapt.experiment.config import Config, from_settings
 from fedjax_adapt.experiment.store import VALIDATED
 from fedjax_adapt.report.compare import sheets
-from fedjax_adapt.report.forms import comparison_tables
 from fedjax_adapt.report.page import report_page
 from fedjax_adapt.report.plots import comparison_curves, learning_curve
 from fedjax_adapt.report.progress import live
 from fedjax_adapt.report.sweep import parts
-from fedjax_adapt.report.tables import summary_table
+from fedjax_adapt.report.tables import comparison_tables, summary_table
 
 NAME = "validation accuracy"
 SMALL = {"algorithm": "fedavg", "num_clients": 5, "model": "linear"}
