@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from ..engine.footprint import readable
-from ..experiment.preview import Preview, Rounds, SearchPreview, SweepPreview
+from ..experiment.preview import (
+    Preview,
+    Rounds,
+    SearchPreview,
+    SweepPreview,
+    as_dict,
+)
 from .flags import Request
 from .output import console_of, print_json
 from .process import say
@@ -17,7 +23,7 @@ def print_preview(
 ) -> None:
     """Prints what a run, a sweep or a search would do."""
     if request.json:
-        print_json({"status": "dry run", **found.to_dict()})
+        print_json({"status": "dry run", **as_dict(found)})
     elif isinstance(found, Preview):
         _print_run(console_of(request), found)
     elif isinstance(found, SweepPreview):

@@ -42,7 +42,7 @@ LATER = {
 
 def all_options(choices: Mapping[str, str]) -> dict[str, Option]:
     """Every setting a run with these choices has, by its full name."""
-    options = common_options()
+    options = dict(common_options())
     for kind in KINDS:
         for short, option in kind_options(kind, choices[kind]).items():
             options[f"{kind}.{short}"] = option

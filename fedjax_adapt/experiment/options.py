@@ -92,13 +92,9 @@ def catalogue() -> dict[str, dict[str, str]]:
     }
 
 
-def options_of(kind: str, function: Callable) -> dict[str, Option]:
-    """The options of a function by name."""
-    return dict(_options_of(kind, function))
-
-
 @functools.lru_cache(1000)  # a sweep asks for every trial
-def _options_of(kind: str, function: Callable) -> Mapping[str, Option]:
+def options_of(kind: str, function: Callable) -> Mapping[str, Option]:
+    """The options of a function by name."""
     hints = typing.get_type_hints(function)
     helps = argument_help(inspect.getdoc(function) or "")
     options = {}

@@ -101,11 +101,6 @@ class Preview:
     train_seconds: float | None  # of the rounds left; None: their steps are not known
     notes: list[str]  # what a run would say besides
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        memory = self.memory._asdict() | {"peak": self.memory.peak}
-        return asdict(self) | {"memory": memory}
-
 
 def preview(config: Config, resume: bool = False) -> Preview:
     """What `run(config, resume)` would do or raise; data are loaded and programs traced."""
@@ -230,10 +225,6 @@ class SweepPreview:
     free: int | None  # bytes that are free now; None: that is not known
     note: str | None  # what the sweep would say besides
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class SearchPreview:
@@ -247,9 +238,13 @@ class SearchPreview:
     rungs: dict[int, int]
     first: SweepPreview  # what the first of them come to, by all rounds
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        return asdict(self)
+
+def as_dict(found: Preview | SweepPreview | SearchPreview) -> dict[str, Any]:
+    """All of it, for JSON."""
+    if not isinstance(found, Preview):
+        return asdict(found)
+    memory = found.memory._asdict() | {"peak": found.memory.peak}
+    return asdict(found) | {"memory": memory}
 
 
 def preview_search(search: Search, folder: Path, resume: bool = False) -> SearchPreview:

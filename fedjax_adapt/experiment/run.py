@@ -155,7 +155,10 @@ def _run(
     used = replace(config, devices=program.num_devices)
     with locked_folder(folder, used, resume) as writes:
         state = _train(config, federation, program, folder, progress, callback)
-        each = _client_accuracy(config, federation, program, state)
+        each = {}
+        if config.evaluate_clients:
+            devices, parts = program.num_devices, federation[:3]
+            each = accuracy_by_client(*parts, state, devices)
         sizes = client_examples(federation.data).size
         worth = {n: summary.spread_over_clients(v, sizes) for n, v in each.items()}
         accuracy = worth.get("client_accuracy", {}), worth.get("personal_accuracy", {})
@@ -274,23 +277,19 @@ def _warning(
     return None
 
 
-def _client_accuracy(
-    config: Config, federation: Federation, program: Program, state: State
+def accuracy_by_client(
+    algorithm: Algorithm, task: Task, data: FederatedDataset, state: State, devices: int
 ) -> dict[str, Any]:
     """The accuracy of the server's model on each client's examples, as `client_accuracy`.
 
-    And that of each client's own model as `personal_accuracy`, where clients have such;
-    nothing where it is not asked for.
+    And that of each client's own model as `personal_accuracy`, where clients have such.
     """
-    if not config.evaluate_clients:
-        return {}
-    algorithm, task, data = federation.algorithm, federation.task, federation.data
-    devices = program.num_devices
-    server = evaluate_clients(task, state.params, data, devices=devices).accuracy
-    if algorithm.local.personal is None:
-        return {"client_accuracy": server}
-    found = evaluate_personal(algorithm, task, state, data, devices=devices)
-    return {"client_accuracy": server, "personal_accuracy": found.accuracy}
+    server = evaluate_clients(task, state.params, data, devices=devices)
+    found = {"client_accuracy": server.accuracy}
+    if algorithm.local.personal is not None:
+        own = evaluate_personal(algorithm, task, state, data, devices=devices)
+        found["personal_accuracy"] = own.accuracy
+    return found
 
 
 def summarise(

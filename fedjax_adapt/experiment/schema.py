@@ -421,17 +421,12 @@ class Options(Mapping):
         return repr(self._given)
 
 
-def common_options() -> dict[str, Option]:
-    """The settings every run has."""
-    return dict(_common_options())
-
-
 @functools.cache
-def _common_options() -> Mapping[str, Option]:
+def common_options() -> Mapping[str, Option]:
+    """The settings every run has."""
     hints = get_type_hints(Config)
-    defaults = {f.name: f.default for f in fields(Config)}
     return {
-        name: Option(hints[name], defaults[name], setting.help)
+        name: Option(hints[name], getattr(Config, name), setting.help)
         for name, setting in settings().items()
     }
 

@@ -30,7 +30,7 @@ from ... import check
 from ...core import State
 from ...data import skew
 from ...engine import mesh
-from ...engine.personal import client_examples, evaluate_clients, evaluate_personal
+from ...engine.personal import client_examples
 from ...errors import SettingError
 from .. import files, records, store, toml
 from ..algorithm import build_algorithm
@@ -50,7 +50,7 @@ from ..config import to_toml as run_to_toml
 from ..folder import check_may_begin, check_origins, holds_finished
 from ..options import check_path
 from ..rows import COLUMNS, ENDS
-from ..run import labels_by_client, summarise
+from ..run import accuracy_by_client, labels_by_client, summarise
 from ..spelling import flat_name, nested
 from ..summary import FIGURES, TEST, Summary, known_shares, results, spread_over_clients
 from ..user_functions import origins
@@ -374,15 +374,14 @@ def client_figures(
     for trial, state, row in zip(trials, states, rows, strict=True):
         data = compiled.partitions.put_into(shared, row)
         sizes = client_examples(data).size
-        server = evaluate_clients(task, state.params, data, devices=devices)
-        figures = spread_over_clients(server.accuracy, sizes)
-        if federation.algorithm.local.personal is not None:
-            algorithm, mine = federation.algorithm, trial.config
-            # which may have other numbers than the federation's
-            if mine.algorithm_options != config.algorithm_options:
-                algorithm = completed(mine, build_algorithm(mine), federation)
-            own = evaluate_personal(algorithm, task, state, data, devices=devices)
-            spread = spread_over_clients(own.accuracy, sizes)
-            figures |= {f"{PERSONAL}{name}": share for name, share in spread.items()}
-        found.append(figures)
+        algorithm, mine = federation.algorithm, trial.config
+        # which may have other numbers than the federation's
+        others = mine.algorithm_options != config.algorithm_options
+        if others and algorithm.local.personal is not None:
+            algorithm = completed(mine, build_algorithm(mine), federation)
+        each = accuracy_by_client(algorithm, task, data, state, devices)
+        worth = {name: spread_over_clients(v, sizes) for name, v in each.items()}
+        own = worth.get("personal_accuracy", {})
+        personal = {f"{PERSONAL}{name}": share for name, share in own.items()}
+        found.append(worth["client_accuracy"] | personal)
     return found
