@@ -20,7 +20,7 @@ from helpers import QUICK_RUN, fedjax_adapt
 from fedjax_adapt import __version__, cli
 from fedjax_adapt.cli import process
 from fedjax_adapt.cli.flags import Request
-from fedjax_adapt.cli.output import console_of, print_json
+from fedjax_adapt.cli.output import print_json
 from fedjax_adapt.cli.process import nothing_to_resume, reporting
 from fedjax_adapt.cli.run import parse
 from fedjax_adapt.experiment import checkpoint, read_run
@@ -351,7 +351,7 @@ def test_a_quiet_run_prints_nothing_but_warnings(capsys, elsewhere):
     code, out, err = fedjax_adapt(capsys, f"{line} --resume --json")
     assert (code, len(json.loads(out)["results"]), err) == (0, 2, "")
 
-    with reporting(console_of(Request(quiet=True)), "nothing to resume") as report:
+    with reporting(Request(quiet=True).console(), "nothing to resume") as report:
         report(
             Progress(
                 1, 2, 0.5, 1.0, 9.0, warning="a gate may be unstable", note="a note"

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from typing import Annotated, Any
 
+from rich.console import Console
+
 from .. import check
 from ..errors import SettingError
 from ..experiment.config import choices_in, is_setting, kind_options
@@ -57,8 +59,12 @@ class Request:
 
     resume: bool = False
     dry_run: bool = False
-    json: bool = False  # as in `output.Shown`
-    quiet: bool = False
+    json: bool = False  # standard output is for one JSON object
+    quiet: bool = False  # nothing is for a person
+
+    def console(self, width: int | None = None) -> Console:
+        """Where a command prints for a person: not on standard output with --json."""
+        return Console(stderr=self.json, quiet=self.quiet, width=width)
 
 
 def shown_flags(request: Request) -> str:

@@ -9,12 +9,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from ..errors import SettingError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 NARROWEST = 40  # columns, below which a table has a letter a line
 # as wide as it is, where a space follows that may be left out
@@ -71,20 +68,6 @@ def steady_output() -> Iterator[Callable[[], str | None]]:
         sys.stdout, sys.stderr = before
         if columns:
             os.environ["COLUMNS"] = columns
-
-
-class Shown(Protocol):
-    """What a command line asks of what is printed."""
-
-    json: bool  # standard output is for one JSON object
-    quiet: bool  # nothing is for a person
-
-
-def console_of(request: Shown, width: int | None = None) -> "Console":
-    """Where a command prints for a person: not on standard output with --json."""
-    from rich.console import Console
-
-    return Console(stderr=request.json, quiet=request.quiet, width=width)
 
 
 def print_json(found: dict[str, Any]) -> None:

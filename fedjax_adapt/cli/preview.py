@@ -14,7 +14,7 @@ from ..experiment.preview import (
     as_dict,
 )
 from .flags import Request
-from .output import console_of, print_json
+from .output import print_json
 from .process import say
 
 
@@ -25,11 +25,11 @@ def print_preview(
     if request.json:
         print_json({"status": "dry run", **as_dict(found)})
     elif isinstance(found, Preview):
-        _print_run(console_of(request), found)
+        _print_run(request.console(), found)
     elif isinstance(found, SweepPreview):
-        _print_sweep(console_of(request), found)
+        _print_sweep(request.console(), found)
     else:
-        _print_search(console_of(request), found)
+        _print_search(request.console(), found)
 
 
 def _print_run(console: Console, found: Preview) -> None:

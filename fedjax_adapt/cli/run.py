@@ -44,7 +44,7 @@ from .flags import (
     without_name,
     words_of,
 )
-from .output import console_of, print_json, steady_output, unfinished_as_json
+from .output import print_json, steady_output, unfinished_as_json
 from .preview import print_preview
 from .process import (
     interrupted,
@@ -170,7 +170,10 @@ def run(arguments: list[str]) -> int:
         return _dry_run(configs, left, request, unsaved)
     for one in left:
         try:
-            _train(one, run_folder(one), request, unsaved)
+            unfinished_run = unfinished_as_json(run_folder(one), request.json)
+            with reporting(request.console(), unsaved) as report, unfinished_run:
+                train(one, request.resume, report)
+            _show(run_folder(one), request)
         except KeyboardInterrupt:
             again = _again(run_folder(config), config)
             again += " --controls" * request.controls + shown_flags(request)
@@ -193,7 +196,7 @@ def _dry_run(configs, left, request: RunRequest, unsaved: str | None) -> int:
     note(unsaved)
     for one in configs:
         if one not in left:
-            say(console_of(request), nothing_left(run_folder(one), "run"))
+            say(request.console(), nothing_left(run_folder(one), "run"))
     for one in found:
         print_preview(request, one)
     return 0
@@ -201,7 +204,7 @@ def _dry_run(configs, left, request: RunRequest, unsaved: str | None) -> int:
 
 def _nothing_left(folder: Path, request: Request) -> int:
     """Says that a run is finished; returns the exit code."""
-    say(console_of(request), nothing_left(folder, "run"))
+    say(request.console(), nothing_left(folder, "run"))
     if request.json:
         print_json(_result(folder))
     return 0
@@ -218,7 +221,7 @@ def _run_in_processes(config, request: RunRequest) -> int:
             if from_first(ended):
                 return _nothing_left(folder, request) if first else 0
             unfinished = unfinished_as_json(folder, first and request.json)
-            with reporting(console_of(request), unsaved) as report, unfinished:
+            with reporting(request.console(), unsaved) as report, unfinished:
                 train(config, request.resume, report)
     except Stopped:
         if not folder.exists():  # another machine's
@@ -242,16 +245,9 @@ def _flags(group) -> str:
     )
 
 
-def _train(config, folder: Path, request: Request, warning: str | None) -> None:
-    unfinished = unfinished_as_json(folder, request.json)
-    with reporting(console_of(request), warning) as report, unfinished:
-        train(config, request.resume, report)
-    _show(folder, request)
-
-
 def _show(folder: Path, request: Request) -> None:
     """Draws and prints what has come of a run."""
-    console = console_of(request)
+    console = request.console()
     picture = learning_curve(folder)
     console.print(summary_table(folder))
     say(console, f"run      {folder}")

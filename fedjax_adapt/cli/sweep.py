@@ -35,7 +35,7 @@ from .flags import (
     shown_flags,
     switch,
 )
-from .output import console_of, print_json, unfinished_as_json
+from .output import print_json, unfinished_as_json
 from .preview import print_preview
 from .process import (
     fail,
@@ -169,13 +169,17 @@ def sweep(arguments: list[str]) -> int:
             check_has_controls(folder, asked)
         process.take_devices(request.devices or asked.run.get("devices", "auto"))
         process.import_rest()
+    unsaved = nothing_to_resume(folder, request.resume, FIRST)
     if request.dry_run:
         found = preview_sweep(asked, folder, **request.how)
-        note(nothing_to_resume(folder, request.resume, FIRST))
+        note(unsaved)
         print_preview(request, found)
         return 0
+    unfinished = unfinished_as_json(folder, request.json)
     try:
-        return _sweep(asked, folder, request)
+        with reporting(request.console(), unsaved) as report, unfinished:
+            run_sweep(asked, folder, **request.how, progress=report)
+        return _show(folder, request)
     except KeyboardInterrupt:
         if not folder.exists():
             return interrupted(folder, "")
@@ -201,28 +205,20 @@ def _merge(folders: Sequence[str]) -> int:
     return _show(Path(folders[0]).expanduser(), Request())
 
 
-def _sweep(asked, folder: Path, request: SweepRequest) -> int:
-    unsaved = nothing_to_resume(folder, request.resume, FIRST)
-    unfinished = unfinished_as_json(folder, request.json)
-    with reporting(console_of(request), unsaved) as report, unfinished:
-        run_sweep(asked, folder, **request.how, progress=report)
-    return _show(folder, request)
-
-
 def _show(folder: Path, request: Request) -> int:
     """Prints the tables of a finished sweep; returns the exit code."""
-    console, found = console_of(request), read_swept(folder)
+    console, found = request.console(), read_swept(folder)
     for table in sweep_tables(folder, console.width if console.is_terminal else None):
         # what is no terminal has no end of a line
         long = None if console.is_terminal else natural_width(table)
-        console_of(request, width=long).print(table)
+        request.console(long).print(table)
     say(console, f"results  {folder / RESULTS}")
     return _end(found, request)
 
 
 def _nothing_left(folder: Path, what: str, request: Request) -> int:
     """Says that a sweep or a shard is finished; returns the exit code that it had."""
-    say(console_of(request), nothing_left(folder, what))
+    say(request.console(), nothing_left(folder, what))
     return _end(read_swept(folder), request)
 
 

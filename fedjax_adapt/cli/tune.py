@@ -26,7 +26,7 @@ from .flags import (
     shown_flags,
     switch,
 )
-from .output import console_of, print_json, unfinished_as_json
+from .output import print_json, unfinished_as_json
 from .preview import print_preview
 from .process import fail, interrupted, reporting, say, stopped
 
@@ -98,7 +98,7 @@ def tune(arguments: list[str]) -> int:
         return 0
     try:
         unfinished = unfinished_as_json(folder, request.json)
-        with reporting(console_of(request)) as report, unfinished:
+        with reporting(request.console()) as report, unfinished:
             found = run_tune(search, folder, request.resume, report)
     except KeyboardInterrupt:
         if not folder.exists():
@@ -118,7 +118,7 @@ def _show(found: Tuned, request: Request) -> int:
     if request.json:
         best = {"best": found.best, VALIDATED: found.accuracy, "trials": rows}
         print_json({"status": "finished", "folder": str(found.folder), **best})
-    console = console_of(request)
+    console = request.console()
     console.print(_table(rows))
     if found.best is None:
         return fail(
