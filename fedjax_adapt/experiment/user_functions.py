@@ -161,9 +161,8 @@ def called(what: str, function: Callable) -> Callable:
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)
             of_file = [f for f in frames if f.filename == function.__code__.co_filename]
-            place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}"
-            if of_file:
-                place = f" at {Path(of_file[-1].filename).name}:{of_file[-1].lineno}"
+            last = (of_file or frames)[-1]
+            place = f" at {Path(last.filename).name}:{last.lineno}"
             says = str(error).strip().partition("\n")[0].rstrip(".")
             raise SettingError(
                 f"{what} raised {type(error).__name__}{place}: {says}."
