@@ -114,11 +114,8 @@ def read_command(
 ) -> tuple[list[str], dict[str, Any]]:
     """The words before the first flag, which are paths, and the values of all flags.
 
-    A `kind` of path is asked for before the flags are read; see `check_paths`.
-
-    Raises:
-      ValueError: one sentence on the first mistake.
-      SystemExit: --help was asked for and has been printed.
+    A `kind` of path is asked for before the flags are read; see `check_paths`. Raises like
+    `read_flags`.
     """
     flags = (i for i, word in enumerate(arguments) if word.startswith("-"))
     count = next(flags, len(arguments))
@@ -197,11 +194,7 @@ def read_flags(
 def _as_shown(
     arguments: Sequence[str], names: Sequence[str], choices: Mapping[str, str]
 ) -> list[str]:
-    """The words, each flag as it is shown, however it is written.
-
-    Raises:
-      ValueError: a short name means several options, or one is written in two ways.
-    """
+    """The words, each flag as it is shown, however it is written."""
     means, shown, found = spellings(names), shortest(names), []
     written: dict[str, str] = {}
     for word in arguments:
@@ -286,11 +279,7 @@ def without_name(arguments: Sequence[str]) -> list[str]:
 
 
 def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
-    """The words after each flag, before anything is known of their types.
-
-    Raises:
-      ValueError: one of them is empty, as "$UNSET" is in a shell, or a flag comes twice.
-    """
+    """The words after each flag, before anything is known of their types."""
     words, name = {}, None
     for token in arguments:
         if token.startswith("--"):

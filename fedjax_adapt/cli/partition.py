@@ -116,11 +116,7 @@ def title_of(config: Config) -> str:
 def output_path(
     flag: str, given: str, overwrite: bool, formats: Sequence[str] = FORMATS
 ) -> Path:
-    """Where a file goes that was asked for by `flag`, a picture unless `formats` say so.
-
-    Raises:
-      ValueError: it cannot be written there, or something is there already.
-    """
+    """Where a file goes that was asked for by `flag`, a picture unless `formats` say so."""
     path = check.expanded(f"{flag} ", given)
     if path.suffix.lower() not in formats:
         raise SettingError(f"{flag} {path} must end in {', '.join(formats)}.")

@@ -96,13 +96,8 @@ def with_public(
 ) -> tuple[Source, PublicSet | None]:
     """What clients train on and what is tested on, and the public set besides it.
 
-    Args:
-      config: says which protocol; none: holdout if the algorithm needs a public set.
-      source: what there is.
-      algorithm: that is to be trained; None: only what the config says counts.
-
-    Raises:
-      ValueError: there are not so many examples, or nothing asks for a public set.
+    Without a protocol in the config it is held out where the algorithm needs one; without
+    an algorithm only what the config says counts.
     """
     needed = algorithm is not None and uses_public(algorithm)
     protocol = config.public or ("holdout" if needed else None)
@@ -379,12 +374,7 @@ def listed(ways: list[str]) -> str:
 def with_told_ways(
     convolutions: str, task: Task, data: FederatedDataset, plan: Plan
 ) -> Task:
-    """The task, its convolutions computed as the setting says.
-
-    Raises:
-      ValueError: it names more or fewer ways than there are kinds of layers, or one that
-        a layer cannot be computed in.
-    """
+    """The task, its convolutions computed as the setting says."""
     if convolutions in (AUTO, RULE):
         return task
     layers = trained_layers(task, data, plan)

@@ -246,17 +246,10 @@ def restore(
 ) -> tuple[PyTree, int] | None:
     """The newest state that can be read, and its round; None if none was saved.
 
-    Every process must call it.
-
-    Args:
-      folder: where `save` wrote.
-      abstract: `jax.eval_shape` of the state: structure, shapes and dtypes, and by their
-        shardings where the arrays go.
-      until: no state of a later round; None: of any. The first process says it.
-
-    Raises:
-      ValueError: there are checkpoints and none of them can be read, or none has the
-        arrays of `abstract`.
+    Every process must call it. `abstract` is `jax.eval_shape` of the state, and its
+    shardings say where the arrays go. `until`, a round, which the first process gives, no
+    later state counts. ValueError: there are checkpoints, but none that can be read with
+    the arrays of `abstract`.
     """
     if not processes.several():
         return _restored(folder, abstract, until)

@@ -50,9 +50,6 @@ def sweep_with_controls(asked: Sweep) -> Sweep:
 
     Trials that differ in nothing but options of fnr share their controls. A sweep that has
     its controls stays as it is.
-
-    Raises:
-      ValueError: no trial is of fnr, or two controls are the same run.
     """
     of_algorithm = lambda name: name.partition(".")[0] == "algorithm"
     default = {"algorithm": common_options()["algorithm"].default}
@@ -112,12 +109,7 @@ def _check_fnr(algorithm: str) -> None:
 
 
 def unfinished(configs: list[Config], resume: bool) -> list[Config]:
-    """Those that are still to be run, or to go on.
-
-    Raises:
-      ValueError: a folder holds another run, or a half-finished one that is not to be
-        resumed; nothing has been written.
-    """
+    """Those that are still to be run, or to go on."""
     left = []
     for config in configs:
         folder = run_folder(config)

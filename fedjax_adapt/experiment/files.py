@@ -37,11 +37,7 @@ BEFORE = ("*.toml", "*.json", "*.parquet", "*/part-*.parquet")
 
 @contextmanager
 def locked(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Holds a folder that is there for this process; the lock dies with the process.
-
-    Raises:
-      ValueError: another process holds it, and this one does not wait.
-    """
+    """Holds a folder that is there for this process; the lock dies with the process."""
     place, path = folder.absolute(), folder / LOCK
     try:
         file = open(path, "a", encoding="utf-8")
@@ -294,11 +290,7 @@ def check_all(folder: Path) -> None:
 
 
 def enter_lists(folder: Path, below: Iterable[Path]) -> None:
-    """Lists the lists of folders in which nothing is written from now on, in a sweep's.
-
-    Raises:
-      SettingError: one of them is missing, or is listed and was exchanged.
-    """
+    """Lists the lists of folders in which nothing is written from now on, in a sweep's."""
     known, new = listed(folder) or {}, {}
     for path in below:
         sums = path / SUMS

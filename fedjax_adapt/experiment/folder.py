@@ -125,11 +125,7 @@ def check_may_begin(
 
 
 def holds(folder: Path, file: str, kind: str) -> bool:
-    """Whether a run, a sweep or a search, whose settings `file` has, began in a folder.
-
-    Raises:
-      ValueError: other files lie there, but for what a kill leaves at the beginning.
-    """
+    """Whether a run, a sweep or a search, whose settings `file` has, began in a folder."""
     if not folder.exists():
         return False
     if (folder / file).exists():
@@ -235,9 +231,6 @@ def locked_folder(folder: Path, config: Config, resume: bool) -> Iterator[bool]:
     """The folder, its settings written, held for this process while the block runs.
 
     Of several processes the first holds it. Yields whether that is this one.
-
-    Raises:
-      ValueError: another run holds it, or has begun in it meanwhile.
     """
     with ExitStack() as stack:
         with processes.agreed():

@@ -32,9 +32,6 @@ def newest_state(folder: Path, abstract: State) -> tuple[State | None, int, str 
 
     The rows in the folder are cut back to that round; where some are damaged it is a round
     before them. Every process must call it.
-
-    Raises:
-      ValueError: no state can be read, or none from before the rows that are damaged.
     """
     checkpoints = folder / store.CHECKPOINTS
     until, damaged, why = None, [], ""
@@ -128,23 +125,14 @@ def train(
 ) -> State:
     """Goes on from `state`, after `done` rounds, to the last; returns the state then.
 
+    `state` gives up its memory. `save` writes down the rows so far and a state, with the
+    rounds done; it may still be at it when it returns, and says how many seconds it took
+    the last time. `report` is called about every second with the rounds done, the last
+    figures and the rounds per second.
+
     Where there is a callback it is called for each group before the next begins, and what
-    it raises is raised once the rounds so far are saved.
-
-    Args:
-      config: how many rounds there are, and how often to evaluate and to save.
-      program: what runs on the device.
-      state: it gives up its memory.
-      done: rounds done.
-      log: what takes down the results.
-      save: writes down the rows so far and a state, with the rounds done; it may still
-        be at it when it returns, and says how long it took the last time, in seconds.
-      report: called about every second with the rounds done, the last figures and the
-        rounds per second; if it raises KeyboardInterrupt the rounds so far are saved.
-
-    Raises:
-      Exception: what the callback raised.
-      Stopped: `report` or the callback raised KeyboardInterrupt, in any process.
+    it raises is raised once the rounds so far are saved. So is `Stopped`, where it or
+    `report` raises KeyboardInterrupt in any process.
     """
     schedule = Schedule(config, done)
     first, seconds, groups, ended = done, 0.0, 1, False

@@ -83,11 +83,7 @@ _given: ContextVar[Mapping[str, Any] | None] = ContextVar("objects", default=Non
 
 @contextmanager
 def given(algorithm: Any, task: Any, data: Any) -> Iterator[None]:
-    """While the block runs, "object" stands for these; None: there is none.
-
-    Raises:
-      ValueError: one is of another type, or the data cannot be those of a run.
-    """
+    """While the block runs, "object" stands for these; None: there is none."""
     values = {"algorithm": algorithm, "task": task, "data": data}
     for name, value in values.items():
         if value is not None and not isinstance(value, TYPES[name]):

@@ -33,9 +33,6 @@ def find(kind: str, name: str) -> Callable:
     """The function called `name`, or that of a file, "FILE.py:FUNCTION".
 
     Data sets may also be "tfds:NAME" or "FILE.npz".
-
-    Raises:
-      ValueError: there is none; the sentence gives the nearest name.
     """
     if user_functions.is_file(name):
         return user_functions.from_file(kind, name)

@@ -74,11 +74,7 @@ class ProcessGroup(NamedTuple):
 
 
 def process_group_of(values: Mapping[str, Any]) -> ProcessGroup | None:
-    """What the flags of a run say about other processes; None: there are none.
-
-    Raises:
-      ValueError: a flag is missing, or not as it must be.
-    """
+    """What the flags of a run say about other processes; None: there are none."""
     address, count, process_id, timeout = (values[name] for name in OPTIONS)
     check.at_least("initialization_timeout", timeout, 1, most=DAY)
     if address == AUTO:

@@ -170,11 +170,7 @@ def trials_of_group(folder: Path) -> list[int]:
 
 
 def trials_in(sweep: Path) -> dict[Path, bool]:
-    """The folders of the trials of a sweep that are done; False: it diverged.
-
-    Raises:
-      ValueError: one of them is missing or was exchanged, or there is one of another sweep.
-    """
+    """The folders of the trials of a sweep that are done; False: it diverged."""
     known, finished = files.listed(sweep) or {}, store.read_summary(sweep) is not None
     listed = _listed_trials(sweep, known)
     if not listed:  # of an earlier version, or none is done

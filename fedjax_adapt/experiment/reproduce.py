@@ -238,9 +238,6 @@ def runs_of(
 
     Those that were `made` for other items count, if they have the cell's settings; and with
     `any_seed` those of seeds that the cell was not asked for.
-
-    Raises:
-      SettingError: they are of another protocol.
     """
     found: dict[int, Path | None] = {}
     if made and cell.takes is None:

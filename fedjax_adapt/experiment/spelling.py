@@ -110,9 +110,6 @@ def canonical(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     A short name that several choices have is refused, unless the file says the others by
     the names that files had before there were full ones.
-
-    Raises:
-      ValueError: an option is given twice, or a short name means several.
     """
     flat = flattened(settings)
     choices = choices_in(flat)

@@ -165,9 +165,6 @@ def convert(annotation: Any, value: Any) -> Any:
 
     An integer passes for a float, a list for a tuple, "none" for None; where a number or
     a text may stand, "0.5" is the number.
-
-    Raises:
-      TypeError: it is of another type.
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal and value in arguments:

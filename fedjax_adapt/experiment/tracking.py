@@ -185,9 +185,6 @@ def trackers(folder: Path, configs: Mapping[int | None, Config], done: int) -> T
     """The trackers that configs ask for: a run's under None, or trials' by their numbers.
 
     They lie in the folder of the run or the sweep, and `done` rounds have been logged.
-
-    Raises:
-      SettingError: a tracker cannot be begun, or the package of one is not installed.
     """
     found: dict[int | None, Tracker] = {}
     for trial, config in configs.items():

@@ -116,16 +116,9 @@ def choose_layout(
     would be clients side by side if they were all of one run, see `engine.lanes`. Trials
     are then divided evenly: 12 where 10 would fit are 2 times 6.
 
-    Args:
-      side_by_side: trials on a device, or "auto".
-      num_trials: how many there are.
-      devices: how many may share them, or "auto".
-      num_lanes: how many clients of one trial run side by side, by how many devices.
-      state: of one trial; shapes are enough.
-      batch: the examples of a local step, and the bytes of one as a number.
-
-    Raises:
-      ValueError: JAX has fewer devices.
+    `num_lanes` says how many clients of one trial run side by side on so many devices.
+    `state` is that of one trial, in shapes, and `batch` the examples of a local step and
+    the bytes of one as a number. ValueError: JAX has fewer devices.
     """
     num_devices = mesh.count(devices, num_trials)
     there = -(-num_trials // num_devices)
@@ -317,9 +310,6 @@ def compile_group(
     Trials differ in the numbers `names`, which are traced, in seeds and in who holds which
     examples; the federation is that of the first. A single one is compiled as a run is, and
     its clients share the devices. Nothing but the layout will do if it is `fixed`.
-
-    Raises:
-      ValueError: not even one trial fits into memory.
     """
     if len(configs) == 1:
         program = compile_program(configs[0], federation, tell=tell)

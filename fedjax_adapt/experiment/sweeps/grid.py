@@ -84,13 +84,9 @@ def read_sweep(
 ) -> Sweep:
     """A sweep, every trial of it checked as a run is before its data are read.
 
-    Args:
-      source: a TOML file, or what one would hold: a dict of folder, run and grid;
-        or a sweep that was read.
-      remedy: what to do about an option that not all trials have.
-
-    Raises:
-      ValueError: one sentence on the first mistake, with its line.
+    `source` is a TOML file, or what one would hold, or a sweep that was read; `remedy` says
+    what to do about an option that not all trials have. A ValueError is one sentence on the
+    first mistake, with its line.
     """
     if isinstance(source, Sweep):
         return source
@@ -190,11 +186,7 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
 def _named(
     run: dict[str, Any], grids: list[dict[str, list]], old: bool, where: _Source
 ) -> tuple[dict[str, Any], list[dict[str, list]]]:
-    """[run] and the grids by full names; what no trial knows stays as it is.
-
-    Raises:
-      ValueError: a short name means other settings in other trials, or two are one.
-    """
+    """[run] and the grids by full names; what no trial knows stays as it is."""
     means: list[dict[str, list[str]]] = []
     usual = spelling.choices_in(run)
     for grid in grids:

@@ -37,9 +37,6 @@ def part_of(asked: Sweep, number: int, count: int) -> Sweep:
 
     Neighbours share a program more often than trials far apart. Shards differ by one trial
     at most.
-
-    Raises:
-      SettingError: there are more shards than trials.
     """
     total = len(asked.trials)
     mine = asked.trials[(number - 1) * total // count : number * total // count]
@@ -99,9 +96,6 @@ def merge(folder: str | Path) -> records.Swept:
     Trials are moved, not copied, and keep their numbers, which are those of the whole
     sweep. What is left of the shards goes when all else is written. A merge that was
     killed goes on when it is called again.
-
-    Raises:
-      SettingError: a shard lacks or is not finished, or the folder holds none.
     """
     folder = check.expanded("", folder)
     sweeps = records.shards_in(folder)
@@ -188,10 +182,6 @@ def _moves(
     """Where the trials or the groups of a shard lie, and where each will.
 
     Those that a merge that was killed has moved are there already.
-
-    Raises:
-      SettingError: one of them is missing, was exchanged, is of another sweep, or would
-        lie where something is.
     """
     known = files.listed(shard) or {}
     listed = [(shard / name).parent for name in known if name.startswith(f"{kind}/")]

@@ -265,12 +265,8 @@ def rungs(rounds: int, trials: int, halve: int | None) -> list[int]:
 
     Each rung has 1/halve of the rounds of the next, which the best 1/halve reach. Every one
     is trained from the start: a trial that is left out of a compiled program would be
-    computed all the same, and schedules depend on the number of rounds.
-
-    Args:
-      rounds: of the last.
-      trials: in the first; there is no rung of less than one trial or one round.
-      halve: None: there is one rung.
+    computed all the same, and schedules depend on the number of rounds. The first has so
+    many trials; no rung has less than one trial or one round.
     """
     found = [rounds]
     while halve and trials >= halve ** len(found) and rounds >= halve ** len(found):
