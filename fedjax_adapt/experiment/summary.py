@@ -1,7 +1,6 @@
 """What came out of a run, and on what: the evidence next to every number."""
 
 import math
-import os
 import platform
 import subprocess
 from dataclasses import asdict, dataclass
@@ -9,9 +8,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from ..costs import kappa, rho
+from ..engine.mesh import num_cores
 from .rows import MODELS, OF_ALL, TOTALS
 from .store import (
     ACCURACY,
@@ -218,16 +219,12 @@ def results(metrics: "pyarrow.Table", targets: tuple[float, ...]) -> dict[str, A
 
 def hardware() -> dict[str, Any]:
     """The accelerator, and the processor it hangs on."""
-    import jax
-
     device = jax.devices()[0]
     return {
         "platform": device.platform,
         "device": device.device_kind,
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": num_cores(),
     }
 
 
