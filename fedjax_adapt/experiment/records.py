@@ -424,18 +424,18 @@ class Swept(NamedTuple):
         before its name.
         """
         import pyarrow as pa
+        import pyarrow.compute as pc
 
-        at = {trial: i for i, trial in enumerate(self.results["trial"].to_pylist())}
         tables = []
         for group in dict.fromkeys(self.results["group"].to_pylist()):
             place = self.folder / store.GROUPS / group
             files.check(self.folder, place / files.SUMS)
             rows = store.read_table(place, "metrics")
-            own = [at[trial] for trial in rows["trial"].to_pylist()]
+            own = pc.index_in(rows["trial"], value_set=self.results["trial"])
             columns: dict[str, Any] = {"trial": rows["trial"]}
             for name in self.settings:
                 column = f"algorithm_{name}" if name in rows.column_names else name
-                columns[column] = self.results[name].take(pa.array(own))
+                columns[column] = self.results[name].take(own)
             others = {n: rows[n] for n in rows.column_names if n != "trial"}
             tables.append(pa.table(columns | others))
         joined = pa.concat_tables(tables, promote_options="default")
