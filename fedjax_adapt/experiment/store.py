@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingError
 from . import files
-from .files import LOCK, check_held
+from .files import LOCK
 
 if TYPE_CHECKING:
     import pyarrow
@@ -189,8 +189,7 @@ def append(folder: Path, name: str, rows: Mapping[str, Any], last_round: int) ->
     import pyarrow as pa
 
     path = _part(folder, name, last_round)
-    check_held(path)
-    path.parent.mkdir(exist_ok=True)
+    files.make(path.parent)
     write_table(folder, path, pa.table(dict(rows)))
 
 
