@@ -103,6 +103,7 @@ def check_state(
             init_refinement(algorithm, task, data, plan, params, key),
         )
 
+    check_round(state.round)
     names = {
         "params": "the model",
         "clients": "the clients' states",
@@ -144,6 +145,19 @@ def check_state(
                     f"state is another algorithm's: its {field} state is that of {came} "
                     f"but the round's is that of {wanted}; {write}"
                 )
+
+
+def check_round(done: Any) -> None:
+    """Raises ValueError unless it is a number of rounds, as `State.round` has it."""
+    number = done if check.array(done) else np.asarray(done)
+    whole = number.shape == () and jnp.issubdtype(number.dtype, jnp.integer)
+    if whole and (check.is_tracer(done) or number >= 0):
+        return
+    came = check.leaf(done) if check.is_tracer(done) else repr(done)
+    raise SettingError(
+        f"state.round is {came} but counts the rounds before this one; write an integer "
+        "of at least 0, as in state._replace(round=100)."
+    )
 
 
 def check_rule(

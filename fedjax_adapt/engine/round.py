@@ -59,7 +59,13 @@ from .cohort import (
     setting_of,
     with_num_steps,
 )
-from .initial import check_rule, check_state, scalars_of, strongly_typed
+from .initial import (
+    check_round,
+    check_rule,
+    check_state,
+    scalars_of,
+    strongly_typed,
+)
 from .lanes import executed_steps, pace_of
 from .local import Broadcast, Setup, train_loss
 from .refine import (
@@ -187,8 +193,10 @@ class Round:
         """The round in a run of `done + more` rounds, where the plan does not say.
 
         Raises:
-          ValueError: the plan, or the algorithm itself, says another number.
+          ValueError: the plan, or the algorithm itself, says another number; or `done` is
+            none.
         """
+        check_round(done)
         algorithm, plan = self.step.algorithm, self.step.plan
         if plan.rounds is None:
             if algorithm.local.check is not None and not check.is_tracer(done):

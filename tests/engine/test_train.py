@@ -127,6 +127,21 @@ def test_the_state_of_another_algorithm_is_one_sentence(ready, task, data):
         fa.train(start(fedavgm(), task, data)[0], plain, keys(2))
 
 
+@pytest.mark.parametrize("done", [None, 3.7, -1, True, np.array([6]), jnp.float32(3)])
+def test_a_state_counts_its_rounds(ready, done):
+    """Half a round was rounded away, and None ended in an error of Python's."""
+    round_fn, state = ready
+    odd = state._replace(round=done)
+    says = "state.round is .* counts the rounds before this one; write an integer"
+    with pytest.raises(ValueError, match=says):
+        fa.train(round_fn, odd, keys(1))
+    with pytest.raises(ValueError, match=says):
+        jax.eval_shape(lambda key: round_fn(odd, key), keys(1)[0])
+    if isinstance(done, jax.Array):
+        with pytest.raises(ValueError, match=says):
+            jax.eval_shape(round_fn, odd, keys(1)[0])
+
+
 def test_any_function_of_state_and_key_can_be_trained():
     def round_fn(state, key):
         return state + 1, jax.random.uniform(key)
