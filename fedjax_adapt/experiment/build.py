@@ -25,6 +25,7 @@ from ..core import (
     Refinement,
     Task,
     as_refinement,
+    logits_of,
     with_precision,
     with_steps,
 )
@@ -44,6 +45,7 @@ from ..data import (
 from ..data.source import default_size
 from ..diagnostics import show_distance, show_parameters
 from ..engine.batches import batch_size
+from ..engine.contract import guarded_task
 from ..errors import SettingError
 from ..models import AUGMENTS, OF_PIXELS, classification, projected
 from ..models.ways import Layer, can, layers_of, with_ways
@@ -232,8 +234,28 @@ def build(config: Config) -> Federation:
         seen = public if uses_public(algorithm) else None
         data = skewed(config, source, source.federated(rows, seen, test_rows))
     task = with_told_ways(config.convolutions, build_task(config, source), data, plan)
+    if config.model == OBJECT:
+        _check_accuracy(task, source)
     found = Federation(algorithm, task, data, plan, source, measured, public, labels)
     return found._replace(algorithm=completed(config, algorithm, found))
+
+
+def _check_accuracy(task: Task, source: Source) -> None:
+    """Raises ValueError if no accuracy of the task is known, by which runs compare."""
+    if task.accuracy is not None:
+        return
+    x, y = source.x_test[:1], source.y_test[:1]
+    guarded = guarded_task(task)
+    of = lambda key: logits_of(guarded.apply(guarded.init(key), x))
+    logits = jax.eval_shape(of, jax.random.key(0))
+    if logits.shape[:-1] == y.shape and logits.shape[-1] > 1:
+        return
+    raise SettingError(
+        f"task has logits {list(logits.shape)} for labels {list(y.shape)}, of which no "
+        "accuracy is known; write task._replace(accuracy=f) with f(logits, y) -> [batch], "
+        "such as lambda logits, y: (logits[:, 0] > 0) == y.",
+        setting="task",
+    )
 
 
 def completed(

@@ -181,6 +181,16 @@ def test_a_setting_beside_an_object_is_refused(tmp_path, trio, config, given, sa
     assert not (tmp_path / "run").exists()
 
 
+def test_a_task_of_which_no_accuracy_is_known_is_refused(tmp_path, trio):
+    """A single logit, as of a logistic regression: its accuracy was NaN all the way."""
+    task = trio["task"]
+    one = lambda params, x: fa.Outputs(task.apply(params, x).logits[:, :1])
+    single = task._replace(apply=one, loss=lambda logits, y: (logits[:, 0] - y) ** 2)
+    with pytest.raises(ValueError, match=r"task has logits \[1, 1\] for labels \[1\]"):
+        run(short(tmp_path / "run"), **{**trio, "task": single})
+    assert not (tmp_path / "run").exists()
+
+
 def test_data_that_no_run_can_be_evaluated_on_are_refused(tmp_path):
     bare = fa.FederatedDataset.from_clients(make_clients())
     with pytest.raises(
