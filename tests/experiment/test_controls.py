@@ -14,6 +14,7 @@ from fedjax_adapt.experiment.controls import (
     unfinished,
     with_controls,
 )
+from fedjax_adapt.experiment.folder import run_folder
 from fedjax_adapt.experiment.sweeps import results
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 
@@ -56,7 +57,8 @@ def trained(monkeypatch):
     """The folders of the runs that would have been trained, which look finished."""
     folders = []
 
-    def train(config, folder, resume, *_):
+    def train(config, resume, report):
+        folder = run_folder(config)
         assert resume or not folder.exists()
         folder.mkdir(exist_ok=True)
         files.write_text(folder / store.CONFIG, to_toml(config))
@@ -68,7 +70,8 @@ def trained(monkeypatch):
         files.write_text(folder / store.SUMMARY, json.dumps(summary))
         folders.append(folder.name)
 
-    monkeypatch.setattr(RUNNING, "_train", train)
+    monkeypatch.setattr(RUNNING, "train", train)
+    monkeypatch.setattr(RUNNING, "_show", lambda *_: None)
     return folders
 
 
@@ -148,12 +151,13 @@ def test_a_folder_that_is_taken_is_said_before_anything_is_run(tiny, elsewhere):
 def test_who_is_interrupted_in_a_control_is_told_to_go_on_with_all(
     capsys, monkeypatch, elsewhere
 ):
-    def train(config, folder, resume, *_):
-        folder.mkdir()
-        if "pubft" in folder.name:
+    def train(config, resume, report):
+        run_folder(config).mkdir()
+        if "pubft" in config.folder:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(RUNNING, "_train", train)
+    monkeypatch.setattr(RUNNING, "train", train)
+    monkeypatch.setattr(RUNNING, "_show", lambda *_: None)
     code, _, err = fedjax_adapt(capsys, f"{LINE} --controls")
     assert code == 130
     assert "write fedjax-adapt run --folder mine --resume --controls to begin" in err

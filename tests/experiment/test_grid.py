@@ -282,7 +282,10 @@ def test_a_short_name_that_is_another_setting_in_another_trial_is_refused(tmp_pa
 
 def test_more_than_a_thousand_trials_need_a_yes(tmp_path, monkeypatch, capsys):
     ran = []
-    monkeypatch.setattr(cli_sweep, "_sweep", lambda asked, *_: ran.append(asked) or 0)
+    monkeypatch.setattr(
+        cli_sweep, "run_sweep", lambda asked, *_, **__: ran.append(asked)
+    )
+    monkeypatch.setattr(cli_sweep, "_show", lambda *_: 0)
     file = tmp_path / "sweep.toml"
     told = ["sweep", str(file), "--folder", str(tmp_path / "runs")]
     assert cli_sweep.ASKS == 1000
