@@ -46,6 +46,7 @@ from .data import FederatedDataset
 from .engine.build import make_round
 from .engine.evaluate import class_accuracy
 from .engine.initial import init_state
+from .engine.processes import put
 from .engine.train import named
 from .errors import SettingError
 from .plan import Plan
@@ -95,7 +96,18 @@ def distance(params: Params, other: Params) -> Array:
             f"distance got models {check.shown(params)} and {check.shown(other)}; give two "
             "of the same parameters."
         )
-    return optax.tree.norm(optax.tree.sub(params, other))
+    return optax.tree.norm(optax.tree.sub(params, _beside(params, other)))
+
+
+def _beside(params: Params, other: Params) -> Params:
+    """`other` on the devices of `params`, which may be those of another plan."""
+    if any(map(check.is_tracer, jax.tree.leaves((params, other)))):
+        return other
+
+    def bring(leaf, to):
+        return put(leaf, to.sharding) if isinstance(to, jax.Array) else leaf
+
+    return jax.tree.map(bring, other, params)
 
 
 class Shown(NamedTuple):

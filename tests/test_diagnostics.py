@@ -8,6 +8,7 @@ from helpers import linear_task, make_data, quadratic_task, start
 
 import fedjax_adapt as fa
 from fedjax_adapt import diagnostics
+from fedjax_adapt.engine.mesh import sharding
 from fedjax_adapt.errors import SettingError
 
 
@@ -37,6 +38,14 @@ def test_distance_is_euclidean():
 def test_there_is_no_distance_to_a_model_of_another_shape(shape):
     with pytest.raises(SettingError, match="give two of the same parameters"):
         diagnostics.distance({"w": jnp.ones(2)}, {"w": jnp.ones(shape)})
+
+
+def test_models_of_plans_on_other_devices_have_a_distance():
+    model = {"w": jnp.arange(3.0), "b": jnp.ones(())}
+    one, four = (jax.device_put(model, sharding(n)) for n in (1, 4))
+    assert diagnostics.distance(one, four) == 0
+    assert diagnostics.distance(four, one) == 0
+    assert jax.jit(diagnostics.distance)(four, four) == 0
 
 
 def test_consistency_is_of_each_layer():
