@@ -151,7 +151,8 @@ def check_round(done: Any) -> None:
     """Raises ValueError unless it is a number of rounds, as `State.round` has it."""
     number = done if check.array(done) else np.asarray(done)
     whole = number.shape == () and jnp.issubdtype(number.dtype, jnp.integer)
-    if whole and (check.is_tracer(done) or number >= 0):
+    # int, as a comparison of an array is traced inside a jitted function
+    if whole and (check.is_tracer(done) or int(number) >= 0):
         return
     came = check.leaf(done) if check.is_tracer(done) else repr(done)
     raise SettingError(

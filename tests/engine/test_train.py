@@ -142,6 +142,14 @@ def test_a_state_counts_its_rounds(ready, done):
             jax.eval_shape(round_fn, odd, keys(1)[0])
 
 
+def test_a_state_may_be_a_constant_of_a_jitted_function(ready):
+    round_fn, state = ready
+    for done in (2, np.int32(2), jnp.int32(2)):
+        later = state._replace(round=done)
+        new, _ = jax.eval_shape(lambda key, s=later: round_fn(s, key), keys(1)[0])
+        assert new.round.shape == ()
+
+
 def test_any_function_of_state_and_key_can_be_trained():
     def round_fn(state, key):
         return state + 1, jax.random.uniform(key)
