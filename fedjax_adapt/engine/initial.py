@@ -239,7 +239,7 @@ def check_kinds(
 
 def strongly_typed(new, old) -> Array:
     """`new` in the dtype of `old`, which gives way to no other, so that rounds scan."""
-    return jax.lax.convert_element_type(new, old.dtype)
+    return jax.lax.convert_element_type(new, jnp.result_type(old))
 
 
 def scalars_of(plan: Plan) -> dict[str, Any]:
