@@ -96,18 +96,15 @@ def distance(params: Params, other: Params) -> Array:
             f"distance got models {check.shown(params)} and {check.shown(other)}; give two "
             "of the same parameters."
         )
-    return optax.tree.norm(optax.tree.sub(params, _beside(params, other)))
+    return optax.tree.norm(optax.tree.sub(params, _moved(other, params)))
 
 
-def _beside(params: Params, other: Params) -> Params:
-    """`other` on the devices of `params`, which may be those of another plan."""
-    if any(map(check.is_tracer, jax.tree.leaves((params, other)))):
-        return other
-
-    def bring(leaf, to):
-        return put(leaf, to.sharding) if isinstance(to, jax.Array) else leaf
-
-    return jax.tree.map(bring, other, params)
+def _moved(params: Params, to: Params) -> Params:
+    """`params` on the devices of `to`, which may be those of another plan."""
+    if any(map(check.is_tracer, jax.tree.leaves((params, to)))):
+        return params  # a traced model lies on no device yet
+    move = lambda leaf, at: put(leaf, at.sharding) if isinstance(at, jax.Array) else leaf
+    return jax.tree.map(move, params, to)
 
 
 class Shown(NamedTuple):

@@ -227,7 +227,8 @@ def _plan(cells: Sequence[Cell], runs_of: Callable[[Cell], Mapping[int, Any]]) -
     about = cost(cells, lambda cell: lack[cell.folder])
     text = f"{count} runs, of which {count - sum(lack.values())} are there"
     if any(lack.values()) and about is not None:
-        rough = f"about {_number(about.core_hours)}".replace("about <", "less than ")
+        hours = about.core_hours
+        rough = "less than 0.01" if hours < 0.01 else f"about {_number(hours)}"
         text += f"; {rough} core-hours for the others"
     return text + "."
 
