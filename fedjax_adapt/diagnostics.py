@@ -103,7 +103,9 @@ def _moved(params: Params, to: Params) -> Params:
     """`params` on the devices of `to`, which may be those of another plan."""
     if any(map(check.is_tracer, jax.tree.leaves((params, to)))):
         return params  # a traced model lies on no device yet
-    move = lambda leaf, at: put(leaf, at.sharding) if isinstance(at, jax.Array) else leaf
+    move = lambda leaf, at: (
+        put(leaf, at.sharding) if isinstance(at, jax.Array) else leaf
+    )
     return jax.tree.map(move, params, to)
 
 

@@ -172,7 +172,6 @@ class Round:
 
         Raises:
           ValueError: several devices share the round.
-
         """
         check.kinds("round_fn.executed_steps(info)", info=(info, Info))
         if self.num_devices > 1:
@@ -194,7 +193,7 @@ class Round:
 
         Raises:
           ValueError: the plan, or the algorithm itself, says another number; or `done` is
-            none.
+            no number of rounds.
         """
         check_round(done)
         algorithm, plan = self.step.algorithm, self.step.plan
