@@ -331,11 +331,12 @@ class _Bare(str):
 
 
 def _rounds(new: Any, old: Any) -> bool:
-    """Whether they differ in precision alone, and one of them is in half precision."""
+    """Whether they differ in precision alone, and one has less than JAX's own floats."""
     dtypes = jnp.result_type(new), jnp.result_type(old)
     floating = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
-    half = any(dtype in (jnp.bfloat16, jnp.float16) for dtype in dtypes)
-    return jnp.shape(new) == jnp.shape(old) and floating and half
+    widest = jnp.finfo(jnp.result_type(float)).bits  # 64 under jax_enable_x64, else 32
+    less = floating and min(jnp.finfo(dtype).bits for dtype in dtypes) < widest
+    return jnp.shape(new) == jnp.shape(old) and less
 
 
 def leaf(value: Any) -> str:

@@ -217,6 +217,17 @@ def test_a_round_keeps_structure_shapes_dtypes_and_strong_types(case):
         assert not new.weak_type and not old.weak_type
 
 
+@pytest.mark.slow
+@for_various
+def test_double_precision_elsewhere_changes_no_round(case):
+    expected, _ = case.after(1)
+    with jax.enable_x64(True):
+        round_fn, state = start(case.algorithm, case.task, case.data, case.plan)
+        assert same(state.params, case.state.params)
+        found, _ = jax.jit(round_fn)(state, keys(1)[0])
+    close(found.params, expected.params, rtol=1e-5)
+
+
 def test_nothing_that_a_method_shows_has_the_name_of_a_column_of_every_run(case):
     _, info = case.shapes
     of_rounds = lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype)

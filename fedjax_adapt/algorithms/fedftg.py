@@ -170,6 +170,7 @@ def fedftg(
             updates, optimizer = adam.update(grads, optimizer)
             moved = optax.tree.add_scale(made.weights, -generator_lr * fade, updates)
             new = (Made(moved, statistics), optimizer)
+            new = optax.tree.cast_like(new, learning)
             choose = lambda new, old: jnp.where(cohort.active[slot], new, old)
             return jax.tree.map(choose, new, learning), choose(loss, 0)
 
@@ -177,7 +178,8 @@ def fedftg(
             objective = lambda student: student_loss(logits(student, x), target)
             loss, grads = jax.value_and_grad(objective)(student)
             grads = optax.tree.add_scale(grads, student_decay, student)
-            return optax.tree.add_scale(student, -student_lr * fade, grads), loss
+            moved = optax.tree.add_scale(student, -student_lr * fade, grads)
+            return optax.tree.cast_like(moved, student), loss
 
         def iterate(carry, drawn):
             student, learning = carry

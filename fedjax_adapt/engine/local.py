@@ -135,7 +135,7 @@ def advance(setup: Setup, progress: Progress, view: LocalView, key: Key) -> Prog
     )
     return Progress(
         params=moved,
-        optimizer=state,
+        optimizer=optax.tree.cast_like(state, progress.optimizer),
         probe=probe,
         loss=progress.loss + loss.astype(progress.loss.dtype),
         clipped=progress.clipped + clipped.astype(progress.clipped.dtype),

@@ -641,15 +641,34 @@ def test_partials_and_objects_are_under_the_same_contract(wrap, task, data):
 CLOCKED = fa.Plan(cohort_size=3, batch_size=4, clock=fa.Clock(0.1))
 
 
-@pytest.mark.parametrize("name", [n for n in ALGORITHMS if n != "fedftg"])
-def test_every_method_keeps_parameters_of_half_precision(name):
-    """FedFTG's generator here is in float32, which its task is not."""
-    task, data = make_task(jnp.bfloat16), make_data()
-    round_fn, state = start(constructed(name), task, data, CLOCKED)
-    after, _ = jax.eval_shape(round_fn, state, keys(1)[0])
+NARROW = {"bfloat16": False, "float32": True}  # whether JAX has float64 beside it
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_keeps_parameters_of_less_precision_than_jax_s_numbers(
+    name, dtype
+):
+    """Learning rates and shares are such numbers."""
+    with jax.enable_x64(NARROW[dtype]):
+        task, data = make_task(dtype), make_data()
+        round_fn, state = start(constructed(name), task, data, CLOCKED)
+        after, _ = jax.eval_shape(round_fn, state, keys(1)[0])
     for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
         assert (new.shape, new.dtype) == (old.shape, old.dtype)
-    assert after.params["w"].dtype == jnp.bfloat16
+    assert after.params["w"].dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_momentum_keeps_the_precision_of_the_parameters(dtype):
+    """A correction has the precision of what weighs it."""
+    with jax.enable_x64(NARROW[dtype]):
+        plan = replace(CLOCKED, momentum=0.5)
+        round_fn, state = start(
+            constructed("scaffold"), make_task(dtype), make_data(), plan
+        )
+        after, _ = jax.eval_shape(round_fn, state, keys(1)[0])
+    assert after.params["w"].dtype == dtype
 
 
 def measured_sums():
