@@ -1,17 +1,20 @@
 """A model in float32, TF32 or bfloat16; all else in float32."""
 
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from helpers import keys, make_data, same, start
+from helpers import WIDTH, keys, linear_task, make_data, same, start
 from jax.extend import core
 
 import fedjax_adapt as fa
 from fedjax_adapt.core.precision import products
+from fedjax_adapt.engine.local import Client, Setup, full_loss_and_gradient, train_loss
 from fedjax_adapt.experiment import Config, run
 from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
@@ -21,6 +24,14 @@ from fedjax_adapt.models.layers import Conv, GroupNorm
 
 PLAN = fa.Plan(cohort_size=3, batch_size=4, lr=0.05)
 SHAPE = (8, 8, 1)
+
+
+class Many(NamedTuple):
+    """A task and many clients of one example each."""
+
+    task: fa.Task
+    data: fa.FederatedDataset
+    plan: fa.Plan
 
 
 def mlp():
@@ -186,6 +197,46 @@ def test_gradients_that_are_sums_over_pixels_are_summed_in_float32(layer):
     rounded, right = (gradient(dtype) for dtype in (jnp.bfloat16, jnp.float32))
     for a, b in zip(jax.tree.leaves(rounded), jax.tree.leaves(right), strict=True):
         np.testing.assert_allclose(a, b, atol=0.02 * abs(b).max())
+
+
+def sums_of_a_round(many):
+    """The mean that a server adds to a model of zeros."""
+    round_fn, state = start(fa.algorithms.fedavg(), many.task, many.data, many.plan)
+    state = state._replace(params=jnp.zeros_like(state.params))
+    return -jax.jit(round_fn)(state, jax.random.key(0))[0].params
+
+
+def sums_over_batches(many):
+    """The gradient of a client that has as many batches as there are clients."""
+    setup = Setup(fa.algorithms.fedavg(), many.task, many.data.pooled(), many.plan)
+    client = Client(jnp.int32(0), (), jnp.int32(1), jax.random.key(0))
+    gradient = full_loss_and_gradient(setup, client, 0.0)[1]
+    return jax.jit(gradient)(jnp.zeros(WIDTH, jnp.bfloat16))
+
+
+def sums_over_clients(many):
+    """The gradient of the loss over all clients' examples."""
+    setup = Setup(fa.algorithms.fedavg(), many.task, many.data, many.plan)
+    loss = partial(train_loss, setup)
+    return jax.jit(jax.grad(loss))(jnp.zeros(WIDTH, jnp.bfloat16))
+
+
+@pytest.mark.parametrize(
+    "sums",
+    [
+        pytest.param(sums_of_a_round, marks=pytest.mark.slow),
+        sums_over_batches,
+        sums_over_clients,
+    ],
+)
+def test_sums_of_a_model_in_half_precision_are_in_float32(sums):
+    """In bfloat16 a sum no longer grows by what is 1 / 512 of it."""
+    x = np.random.default_rng(0).uniform(0.5, 1.5, (600, 1, WIDTH)).astype(np.float32)
+    data = fa.FederatedDataset.from_clients([(one, np.zeros(1, int)) for one in x])
+    plan = fa.Plan(batch_size=1, lr=1.0, lanes=1, shuffle="none")
+    found = sums(Many(linear_task(jnp.bfloat16), data, plan))
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(found.astype(float), x.mean((0, 1)), rtol=0.01)
 
 
 def test_a_precision_that_is_none_is_one_sentence():

@@ -38,7 +38,7 @@ from ..core import (
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import Rows, batch_at, batch_of, batch_size, epoch_steps, rows_at
-from .steps import Pace, Parts, repeat
+from .steps import Pace, Parts, repeat, sum_of_none
 
 # what a client's key is folded in by for `LocalRun.key`: no part of the split key
 AFTERWARDS = np.uint32(2**32 - 1)
@@ -272,8 +272,9 @@ def full_loss_and_gradient(
 
     def gradient(params):
         of_batch = partial(jax.grad(batch_loss), params)
-        total = added_up(of_batch, optax.tree.zeros_like(params))
-        return optax.tree.add_scale(total, weight_decay, params)
+        total = added_up(of_batch, sum_of_none(params))
+        total = optax.tree.add_scale(total, weight_decay, params)
+        return optax.tree.cast_like(total, params)
 
     return loss, gradient
 
@@ -300,8 +301,9 @@ def train_loss(setup: Setup, params: Params) -> Array:
         def add(total, id):
             return optax.tree.add_scale(total, size[id], of(id)[1](params)), ()
 
-        total, _ = jax.lax.scan(add, optax.tree.zeros_like(params), ids)
-        return (optax.tree.scale(cotangent / size.sum(), total),)
+        total, _ = jax.lax.scan(add, sum_of_none(params), ids)
+        total = optax.tree.scale(cotangent / size.sum(), total)
+        return (optax.tree.cast_like(total, params),)
 
     loss.defvjp(lambda params: (loss(params), params), backward)
     return loss(params)

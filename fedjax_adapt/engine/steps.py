@@ -130,6 +130,15 @@ def chosen(here: Array, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(by_row(here, a), a, b), new, old)
 
 
+def sum_of_none(like: PyTree) -> PyTree:
+    """Zeros to add many trees up to: in float32 where those are in half precision.
+
+    A sum in half precision does not grow by what is small beside it.
+    """
+    wide = lambda leaf: jnp.promote_types(leaf.dtype, jnp.float32)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, wide(leaf)), like)
+
+
 def side_by_side(function: Callable, num_lanes: int) -> Callable:
     """`function` of one client as a function of several, [lanes, ...]."""
     if num_lanes > 1:
