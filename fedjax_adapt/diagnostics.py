@@ -134,7 +134,8 @@ def show_distance(algorithm: Algorithm, num_steps: int) -> Algorithm:
         gradient = jax.grad(cohort.train_loss)
 
         def descend(_, params):
-            return optax.tree.add_scale(params, -outcome.setting.lr, gradient(params))
+            moved = optax.tree.add_scale(params, -outcome.setting.lr, gradient(params))
+            return optax.tree.cast_like(moved, params)
 
         ideal = jax.lax.fori_loop(0, num_steps, descend, outcome.anchor)
         return {"ideal_distance": distance(outcome.params, ideal)}

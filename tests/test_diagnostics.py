@@ -160,6 +160,13 @@ def test_the_distance_to_gradient_descent_on_all_data_is_shown(base, x64):
         assert set(info.policy) == {*own.policy, "ideal_distance"}
 
 
+def test_the_distance_of_a_model_in_half_precision_is_shown(data):
+    algorithm = diagnostics.show_distance(fa.algorithms.fedavg(), 3)
+    round_fn, state = start(algorithm, linear_task(jnp.bfloat16), data)
+    _, info = jax.eval_shape(round_fn, state, jax.random.key(1))
+    assert info.policy["ideal_distance"].shape == ()
+
+
 def test_gradient_descent_on_the_data_of_one_client_that_holds_all_is_the_ideal(x64):
     """Full batches of the pooled data are what the distance is to."""
     data, task = make_data(dtype=np.float64).pooled(), quadratic_task(jnp.float64)
