@@ -110,6 +110,12 @@ def test_c_of_positive_and_negative_parts_scaled_and_bias_corrected_is_c(x64):
     close(4 * last.size["u"], b, atol=1e-12)
 
 
+def test_c_of_a_model_in_half_precision_falls_by_little():
+    signed = jnp.ones(2000, jnp.bfloat16)
+    c = [consistency(signed.at[:n].set(0), jnp.ones_like(signed)) for n in range(5)]
+    np.testing.assert_allclose(c, 1 - np.arange(5) / 2000, rtol=1e-6)
+
+
 @pytest.mark.parametrize("num_clients", [10, 40])
 def test_noise_alone_gives_the_floor_of_the_formula(num_clients):
     theta, rounds = 0.9, 40
