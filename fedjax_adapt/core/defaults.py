@@ -157,8 +157,8 @@ def weighted_sums(weights: Upload, active: Array, uploads: Upload) -> Upload:
 
 def weighted_sum(weights: Array, active: Array, leaf: Array) -> Array:
     """Sums weights [cohort] x leaf [cohort, ...] over the active clients."""
-    # an idle slot may hold NaN, and 0 x NaN is NaN
-    leaf = jnp.where(by_row(active, leaf), leaf, 0)
+    # an idle slot may hold NaN, as may its weight, and 0 x NaN is NaN
+    weights, leaf = (jnp.where(by_row(active, a), a, 0) for a in (weights, leaf))
     return (by_row(weights, leaf).astype(leaf.dtype) * leaf).sum(0)
 
 
@@ -167,7 +167,10 @@ def mean(
     extra: Callable[[Cohort], Array] | None = None,
 ) -> Mean:
     """Averages uploads: `Upload.delta` with `weights(cohort)`, `Upload.extra` with
-    `extra(cohort)` or, by default, the same. See `by_examples` and `uniformly`."""
+    `extra(cohort)` or, by default, the same. See `by_examples` and `uniformly`.
+
+    They count as they are: those of a mean sum to 1, and one below 0 takes a client away.
+    """
     for name, given in (("weights", weights), ("extra", extra)):
         if not (callable(given) or (name == "extra" and given is None)):
             raise SettingError(

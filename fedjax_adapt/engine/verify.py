@@ -186,13 +186,21 @@ def _once(
 def _combined(server: ServerRule, uploads: Upload, cohort: Any) -> Upload:
     """The upload of a cohort; the weights of a mean are one for each client."""
     if hasattr(server.combine, "weights"):
-        size = cohort.ids.shape
-        for leaf in jax.tree.leaves(server.combine.weights(cohort)):
+        size, weights = cohort.ids.shape, server.combine.weights(cohort)
+        for leaf in jax.tree.leaves(weights):
             if jnp.shape(leaf) != size:
                 raise SettingError(
                     "the weights of ServerRule.combine=mean(...) are "
                     f"{check.leaf(leaf)} for a cohort of {size[0]}; return one weight "
                     f"for each, {list(size)}."
+                )
+        for leaf in jax.tree.leaves(weights.delta):
+            floats = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+            if server.update is None and not floats:
+                raise SettingError(
+                    "the weights of ServerRule.combine=mean(...) are "
+                    f"{check.leaf(leaf)}, but the mean is added to the model and they are "
+                    "not divided by their sum; return shares, such as by_examples(cohort)."
                 )
     combine = guarded("ServerRule.combine", server.combine, returned.one_upload)
     combined = combine(uploads, cohort)

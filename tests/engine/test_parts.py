@@ -126,6 +126,10 @@ BROKEN = {
         server(combine=fa.mean(lambda cohort: jnp.ones(5) / 5)),
         r"weights of ServerRule.combine=mean\(...\) are float32\[5\] for a cohort of 3",
     ),
+    "weights that are counts": (
+        server(combine=fa.mean(lambda cohort: cohort.num_examples)),
+        r"are int32\[3\], but .* not divided by their sum; return shares, such as by_ex",
+    ),
     "a report that is no dict": (
         server(report=lambda extra, upload, cohort: 1.0),
         "ServerRule.report .* returned 1.0; return a dict",

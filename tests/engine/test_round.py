@@ -9,7 +9,14 @@ from helpers import SIZES, broken, close, keys, linear_task, make_data, same, st
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedadam, fedavg, scaffold
-from fedjax_adapt.core import Probe, Refinement, StepPolicy, send_delta, task_loss
+from fedjax_adapt.core import (
+    Probe,
+    Refinement,
+    StepPolicy,
+    send_delta,
+    task_loss,
+    weighted_sum,
+)
 
 FULL = fa.Plan(batch_size=4, lr=0.1)
 
@@ -350,6 +357,11 @@ def test_a_combine_rule_that_is_no_mean_sees_all_uploads(task, data):
         round_fn, state = start(algorithm, task, data, FULL)
         ends.append(jax.jit(round_fn)(state, keys(1)[0])[0].params)
     close(*ends)
+
+
+def test_neither_upload_nor_weight_of_an_idle_slot_counts():
+    weights, active = jnp.array([0.25, jnp.nan, jnp.inf]), jnp.arange(3) < 1
+    assert weighted_sum(weights, active, jnp.array([[4.0], [1.0], [jnp.nan]])) == 1
 
 
 def test_the_learning_rate_decays_by_round(x64):
