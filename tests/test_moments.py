@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import close, fast
+from helpers import WIDTH, close, fast, make_task
 
 import fedjax_adapt as fa
 from fedjax_adapt import models
@@ -118,6 +118,16 @@ def test_the_generic_way_says_the_same(x64, micro_batch):
         task, params, batch, micro_batch, True
     )
     close(found, expected(task, params, batch), atol=1e-13, rtol=1e-10)
+
+
+def test_a_model_in_half_precision_has_moments_in_float32():
+    half, batch = make_task(jnp.bfloat16), batch_of((WIDTH,), np.float32)
+    params = half.init(jax.random.key(0))
+    of = jax.jit(lambda *given: gradient_moments(*given, 2, True), static_argnums=0)
+    found = of(half, params, batch)
+    exact = of(make_task(), optax.tree.cast(params, float), batch)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
+    close(found, exact, atol=0.01, rtol=0.01)
 
 
 @pytest.mark.slow

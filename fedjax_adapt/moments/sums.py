@@ -124,6 +124,9 @@ def accumulated(
     """
     batch = weight.shape[0]
     size = sum(leaf.size for leaf in like)
+    # moments of half precision are in float32, as their sums are
+    wide = lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+    of_one = lambda example: list(map(wide, gradient(example)))
     most = micro_batch or max(1, FLOATS // max(size, 1))
     on_cpu = jax.default_backend() == "cpu"
     if micro_batch is None and on_cpu and batch * size > CPU_SMALL:
@@ -132,7 +135,7 @@ def accumulated(
     width = -(-batch // parts)
 
     def alone(part):  # no vmap: a plain product beats a batched one of batch 1
-        g = gradient(jax.tree.map(lambda leaf: leaf[0], part[0]))
+        g = of_one(jax.tree.map(lambda leaf: leaf[0], part[0]))
         g = [jnp.where(part[1][0] > 0, leaf, 0) for leaf in g]
         return Moments(g, [jnp.zeros_like(leaf) for leaf in g], part[1][0])
 
@@ -149,7 +152,7 @@ def accumulated(
             off = along * jnp.square(g - mean[None])
             return mean, off.sum(0) / jnp.maximum(count, 1).astype(g.dtype)
 
-        pairs = [of(g) for g in jax.vmap(gradient)(examples)]
+        pairs = [of(g) for g in jax.vmap(of_one)(examples)]
         return Moments([p[0] for p in pairs], [p[1] for p in pairs], count)
 
     if parts == 1:
@@ -160,7 +163,7 @@ def accumulated(
     split = lambda a: fill(a).reshape(parts, width, *a.shape[1:])
     weight = jnp.concatenate([weight, jnp.zeros(missing, weight.dtype)])
     split_up = (jax.tree.map(split, examples), weight.reshape(parts, width))
-    zeros = [jnp.zeros_like(leaf) for leaf in like]
+    zeros = [wide(jnp.zeros_like(leaf)) for leaf in like]
     nothing = Moments(zeros, zeros, jnp.zeros((), weight.dtype))
     add = lambda sofar, part: (merge(sofar, moments(part)), None)
     return jax.lax.scan(add, nothing, split_up)[0]
