@@ -121,8 +121,8 @@ class Measure(NamedTuple):
 class StepPolicy(NamedTuple):
     """How many local steps each client takes, tau in papers. Leading axis: cohort.
 
-    `steps(state, cohort, measurement) -> [cohort] int`; 0 = this client sits the round
-    out and is not averaged. `mean_steps(epoch_steps)` answers the same question for a
+    `steps(state, cohort, measurement) -> [cohort] int`; 0, or less, = this client sits the
+    round out and is not averaged. `mean_steps(epoch_steps)` answers the same question for a
     client of average size (Kbar of SCAFFOLD's descendants); None: the cohort's mean.
 
     A policy that learns has `update(state, cohort, runs, outcome)`; None: its state stays

@@ -130,7 +130,9 @@ def steps(name: str, result: Any, state: PyTree, cohort: Any, *rest: Any) -> Non
         raise SettingError(
             f"{name} returned {check.shown(result)}; return integers {list(size)}."
         )
-    whole = jnp.issubdtype(jnp.result_type(result), jnp.integer)
+    dtype = jnp.result_type(result)
+    # the cap of a plan would wrap round in an int16
+    whole = jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4
     if jnp.shape(result) != size or not whole:
         raise SettingError(
             f"{name} returned {check.shown(result)} for a cohort of {size[0]}; return one "

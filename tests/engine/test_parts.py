@@ -107,6 +107,10 @@ BROKEN = {
         policy(lambda state, cohort, measured: cohort.epoch_steps * 0.5),
         r"StepPolicy.steps .* returned float32\[3\] for a cohort of 3; .* integer",
     ),
+    "steps that wrap round at a large cap": (
+        policy(lambda state, cohort, measured: cohort.epoch_steps.astype(jnp.int16)),
+        r"StepPolicy.steps .* returned int16\[3\] for a cohort of 3; .* int32\[3\]",
+    ),
     "one number of steps": (
         policy(lambda state, cohort, measured: 5),
         r"StepPolicy.steps .* returned int32\[\] for a cohort of 3",
