@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import check
 from ..experiment.config import differing, setting_of
-from ..experiment.records import Record
+from ..experiment.records import Record, sweep_of
 from ..experiment.store import (
     CONFIG,
     PARTITION,
@@ -31,7 +31,10 @@ from .plots import AGAINST, FOLLOWS, drawable
 from .tables import CLIENTS, Sheet, percent, shortened, summary_rows
 
 AXES = {**AGAINST, "seconds": "measured time of training (s)"}
-HOW = {"simulated_seconds": "step_seconds turns on the simulated clock"}
+HOW = {
+    "simulated_seconds": "step_seconds turns on the simulated clock",
+    "seconds": "trials of a sweep run side by side, and what one took is not known",
+}
 NONE = "there is none, or an earlier version made the run"
 MOST_NAMES = 5  # of runs below a drawing
 MOST_COLUMNS = 1000  # of the rounds in a map; where there are more they share columns
@@ -44,8 +47,15 @@ class Run(NamedTuple):
     record: Record
     summary: dict[str, Any]
 
+    @property
+    def is_trial(self) -> bool:
+        """Whether it ran side by side with others: its seconds are not its own."""
+        return sweep_of(self.record.folder) is not None
+
     def has(self, axis: str) -> bool:
         """Whether it counted what is on this axis."""
+        if axis == "seconds" and self.is_trial:
+            return False
         known = axis in self.record.metrics.column_names
         return known and bool(self.column(axis).any())
 
@@ -173,11 +183,16 @@ def _results(sheet: Sheet, of: Mapping[str, Run]) -> str:
         + html.details("curves in numbers", "".join(map(_numbers, runs)))
         + html.table("ranking", sheet.head, sheet.cells)
         + html.notes(sheet.notes)
-        + _by_run("figure", {run.name: summary_rows(run.summary) for run in runs}, True)
+        + _by_run("figure", {run.name: _figures(run) for run in runs}, True)
         + _lacking("by client", by_client, runs, how)
         + _clients(drawn)
         + _classes(runs, accuracy)
     )
+
+
+def _figures(run: Run) -> dict[str, str]:
+    rows = summary_rows(run.summary)
+    return {n: text for n, text in rows.items() if n != "time" or not run.is_trial}
 
 
 def _numbers(run: Run) -> str:

@@ -533,6 +533,22 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(there, capsys, line, s
     assert sorted(there.iterdir()) == before
 
 
+def test_seconds_of_training_are_shown_of_runs_and_not_of_trials(
+    place, shown, tmp_path
+):
+    trial = tmp_path / "sweep" / store.TRIALS / "0000"
+    shutil.copytree(place / "whole", trial)
+    (tmp_path / "sweep" / store.GROUPS).mkdir()
+    (tmp_path / "sweep" / store.SWEEP).touch()
+    alone = Page(report_page([trial]))
+    said = "measured time of training (s): not recorded; trials of a sweep run side by side"
+    assert said in alone.text
+    assert "measured time of training (s)" not in alone.tables["0000"][0][0]
+    assert "time" not in alone.table("figure by run")
+    assert "measured time of training (s)" in shown.tables["whole"][0][0]
+    assert "time" in shown.table("figure by run")
+
+
 @pytest.mark.slow
 def test_a_sweep_stands_for_its_trials(elsewhere):
     given = {**TINY, "rounds": 2}
