@@ -3,6 +3,7 @@
 import io
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -129,11 +130,16 @@ def comparison_curves(
     for line in sorted(lines):
         first, curves = records[line[0]], []
         for i in line:
-            named = [records[i].metrics[n] for n in (against, first.accuracy)]
-            curves.append((named[0].to_numpy(), 100 * named[1].to_numpy()))
+            names = ("round", against, first.accuracy)
+            rounds, at, share = (records[i].metrics[n].to_numpy() for n in names)
+            curves.append((rounds, at, 100 * share))
         others = settings[line[0]]
         if len(line) > 1:
-            others = {n: v for n, v in others.items() if n not in ("seed", FOLLOWS)}
+            others = {
+                n: v
+                for n, v in others.items()
+                if n != FOLLOWS and all(settings[i].get(n) == v for i in line)
+            }
         said = [f"{n}={shown_setting(v)}" for n, v in others.items()]
         full = "\n".join([method_of(first.config, first.summary), *said])
         drawn.append((full, line, curves))
@@ -155,12 +161,17 @@ def comparison_curves(
 
 
 def draw_mean(
-    axes: "Axes", curves: Sequence[tuple[np.ndarray, np.ndarray]], **line: Any
+    axes: "Axes",
+    curves: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    **line: Any,
 ) -> None:
-    """Draws the mean of curves, (at, values) of each, and a band from least to most."""
-    shortest = min(len(at) for at, _ in curves)  # a run that was stopped is shorter
-    at = np.mean([at[:shortest] for at, _ in curves], 0)
-    values = np.array([values[:shortest] for _, values in curves])
+    """Draws the mean of curves, and a band from least to most, in rounds that all have.
+
+    A curve is (rounds, at, values). One that was stopped, or tested less often, has fewer.
+    """
+    shared = reduce(np.intersect1d, (rounds for rounds, *_ in curves))
+    kept = lambda i: np.array([of[i][np.isin(of[0], shared)] for of in curves])
+    at, values = kept(1).mean(0), kept(2)
     (drawn,) = axes.plot(at, values.mean(0), **line)
     if len(values) > 1:
         color = drawn.get_color()

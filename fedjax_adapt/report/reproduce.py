@@ -286,7 +286,8 @@ def _curve(
             return  # a scalar that this method does not show
         share = 100 if column in SHARES else 1
         values = share * record.metrics[name].to_numpy()
-        curves.append((record.metrics[against].to_numpy(), values))
+        rounds, at = (record.metrics[n].to_numpy() for n in ("round", against))
+        curves.append((rounds, at, values))
     draw_mean(axes, curves, linewidth=1.2, label=method)
 
 

@@ -100,6 +100,34 @@ def test_seeds_of_a_setting_are_one_curve_in_a_band(whole, tmp_path, monkeypatch
     assert text.get_text().endswith("(n = 2)")
 
 
+def test_a_mean_is_of_rounds_in_which_all_seeds_were_tested(
+    whole, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(plots, "saved", lambda figure, path: figure)
+    other = tmp_path / "other"
+    shutil.copytree(whole.folder, other)
+    for name, old, new in [
+        ("config.toml", "seed = 0\n", "seed = 3\n"),
+        ("config.toml", "evaluate_every = 1\n", "evaluate_every = 3\n"),
+        ("summary.json", '"seed": 0', '"seed": 3'),
+    ]:
+        text = (other / name).read_text()
+        assert old in text
+        (other / name).write_text(text.replace(old, new, 1))
+    for part in (other / "metrics").iterdir():
+        rows = pq.read_table(part)
+        pq.write_table(rows.filter(np.isin(rows["round"], [3, 6, 7])), part)
+    relist(other)
+    for order in [whole.folder, other], [other, whole.folder]:
+        figure = comparison_curves(order, tmp_path / "both.png")
+        accuracy = read_run(whole.folder).metrics["accuracy"].to_numpy()
+        (line,) = figure.axes[0].lines
+        assert line.get_xdata().tolist() == [3, 6, 7]
+        np.testing.assert_allclose(line.get_ydata(), 100 * accuracy[[2, 5, 6]])
+        (text,) = figure.legends[0].get_texts()
+        assert text.get_text().endswith(" (n = 2)")  # no one of them has both settings
+
+
 @pytest.mark.slow
 def test_a_finished_run_has_a_table(tiny):
     config = tiny(rounds=1, targets=(0.01, 1.0))
