@@ -114,9 +114,12 @@ def curves(title: str, x: str, y: str, drawn: Sequence[Curve]) -> str:
     up = _axis(scale(min(low, ticks[0])), scale(max(high, ticks[-1])), BOTTOM, TOP)
     inside = ""
     for i, xs, ys in drawn:
-        pairs = zip(across(xs), up(scale(ys)), strict=True)
+        pairs = [*zip(across(xs), up(scale(ys)), strict=True)]
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in pairs)
         inside += f'<polyline points="{points}" {_look(i)}/>'
+        if len(pairs) == 1:  # a line of which nothing is seen
+            at = 'cx="{:.1f}" cy="{:.1f}"'.format(*pairs[0])
+            inside += f'<circle {at} r="3" fill="var(--c{i % COLORS})"/>'
     places = {v: across(v) for v in _ticks(0, last) if v <= last}
     return _drawing(title, x, y, inside, places, {v: up(scale(v)) for v in ticks})
 

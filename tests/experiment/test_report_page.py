@@ -255,6 +255,14 @@ def test_a_value_that_is_not_finite_is_left_out_and_decades_are_logarithmic():
     )
 
 
+def test_a_curve_of_one_value_is_a_point():
+    one, two = (0, np.array([1]), np.array([0.5])), (1, np.arange(2), np.arange(2.0))
+    drawn = html.curves("t", "x", "y", [one, two])
+    (point,) = re.findall(r'<circle cx="([^"]+)" cy="([^"]+)"', drawn)
+    lines = re.findall(r'<polyline points="([^"]+)"', drawn)
+    assert ",".join(point) == lines[0] and " " in lines[1]
+
+
 def affine(values, places, sign):
     slope, shift = np.polyfit(values, places, 1)
     return np.sign(slope) == sign and np.allclose(
