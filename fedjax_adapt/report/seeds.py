@@ -83,7 +83,7 @@ class Sample:
     """A figure of some seeds, and what follows from it."""
 
     values: Sequence[float]  # of the seeds that have one
-    lacking: int  # seeds that diverged, or did not reach the target
+    lacking: int  # seeds that diverged, have no number or did not reach the target
 
     @property
     def seeds(self) -> int:
@@ -127,9 +127,9 @@ class Sample:
 
 
 def sample(values: Iterable[float | None]) -> Sample:
-    """The figure of these seeds; None: one has none."""
+    """The figure of these seeds; None or NaN: one has none."""
     values = list(values)
-    known = [value for value in values if value is not None]
+    known = [value for value in values if value is not None and not np.isnan(value)]
     return Sample(known, len(values) - len(known))
 
 

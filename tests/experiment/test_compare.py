@@ -106,6 +106,23 @@ def test_training_accuracy_stands_below_all_others_without_a_rank(finished):
     assert re.search("a: leaks, seed 7 *\n", text) and "1.25" in honest
 
 
+def test_an_accuracy_that_is_not_a_number_ranks_below_all_others(finished):
+    odd, low = finished("odd", float("nan")), finished("low", 0.1)
+    half = [
+        finished("half", x, folder=f"half{x}", seed=i)
+        for i, x in enumerate([0.5, float("nan")])
+    ]
+    high = finished("high", 0.6, seed=1)
+    for folders in ([odd, low, *half, high], [high, *half, low, odd]):
+        (sheet,) = sheets(folders)
+        found = {line["method"]: line for line in sheet.numbers}
+        assert [*found][:2] == ["high", "low"]
+        assert found["odd"]["accuracy"] is found["half"]["accuracy"] is None
+        assert {cells[2] for cells in sheet.cells[2:]} == {"-"}
+        assert found["half"]["difference_points"] is None
+    assert "NaN" not in as_text([sheet], "json")
+
+
 def test_a_method_breaks_at_words_where_the_table_is_narrow(finished):
     names = ["fedgsnr(budget=raw) on scaffold", "fnr(variant=published, epochs=2)"]
     folders = [finished(name, 0.5, folder=name[:3]) for name in names]

@@ -44,6 +44,12 @@ def test_results_are_those_of_the_table():
     assert moved == (300, 150) and result["simulated_seconds"] == 1.5
 
 
+def test_the_best_is_of_the_evaluations_that_have_a_number():
+    result = summary.results(metrics([0.1, float("nan"), 0.5, 0.3]), (0.5,))
+    assert (result["best_accuracy"], result["best_round"]) == (0.5, 6)
+    assert result["rounds_to"] == {"0.5": 6}
+
+
 def test_other_models_have_figures_of_their_own():
     table = metrics([0.1, 0.9, 0.5, 0.9])
     for name, values in {"accuracy_sel": [0.2] * 4, "loss_sel": [2.0] * 4}.items():

@@ -531,6 +531,24 @@ def test_a_pruned_trial_is_never_the_best(tmp_path, monkeypatch):
     assert read_config(tmp_path / "search" / "best.toml").lr == 0.1
 
 
+def test_a_trial_whose_accuracy_is_not_a_number_is_never_the_best(
+    tmp_path, monkeypatch
+):
+    def results(asked, place, note, progress):
+        mine = [trial.config.lr for trial in asked.trials]
+        shares = [float("nan") if rate == 0.1 else rate for rate in mine]
+        lost = pa.nulls(len(mine), pa.int64())
+        return pa.table({"diverged_round": lost, "validation_accuracy": shares})
+
+    monkeypatch.setattr(module, "_swept", results)
+    points = [{"lr": rate} for rate in (0.1, 0.3, 0.2)]
+    monkeypatch.setattr(module, "proposals", lambda *_: points)
+    search = {"run": RUN, "space": {"lr": [0.1, 0.2, 0.3]}}
+    found = tune(search, tmp_path / "search", trials=3, at_once=3)
+    assert (found.best, found.accuracy) == ({"lr": 0.3}, 0.3)
+    assert found.trials["validation_accuracy"].to_pylist() == [None, 0.3, 0.2]
+
+
 @pytest.mark.parametrize(
     ("at_once", "halve", "went_on"),
     [(9, 3, [9, 3, 1]), (8, 2, [8, 4, 2, 1]), (8, 3, [8, 2])],

@@ -13,6 +13,7 @@ accuracies are in their sweeps. So a search that was killed goes on as it would 
 """
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -50,9 +51,9 @@ class Tuned(NamedTuple):
     """What a search has found.
 
     `trials` has one row per trial: trial, the settings that were chosen, rounds,
-    validation_accuracy (after these rounds; null where training diverged) and outcome:
-    "finished", "pruned" or "diverged". `best` are the settings of the best that finished,
-    by full names, and `accuracy` its accuracy; None: all diverged.
+    validation_accuracy (after these rounds; null where training diverged, or it is NaN) and
+    outcome: "finished", "pruned" or "diverged". `best` are the settings of the best that
+    finished, by full names, and `accuracy` its accuracy; None: no trial has one.
     """
 
     folder: Path
@@ -197,7 +198,8 @@ def _tune(search: Search, place: Path, progress: Report) -> Tuned:
     ]
     table = table_of(named, list(search.space))
     store.write_table(place, place / store.RESULTS, table)
-    whole = [row for row in rows if row.result["outcome"] == FINISHED]
+    is_whole = lambda of: of["outcome"] == FINISHED and of[store.VALIDATED] is not None
+    whole = [row for row in rows if is_whole(row.result)]
     if not whole:
         return Tuned(place, table, None, None)
     # of equals the first
@@ -328,9 +330,10 @@ def _train(
         found = _swept(asked, place, note, progress)
         for i, trial, row in zip(left, trials, found.to_pylist(), strict=True):
             diverged = row["diverged_round"] is not None
+            unknown = diverged or math.isnan(row[store.VALIDATED])  # as of an own task
             results[i] = {
                 "rounds": trial.config.rounds,
-                store.VALIDATED: None if diverged else row[store.VALIDATED],
+                store.VALIDATED: None if unknown else row[store.VALIDATED],
                 "outcome": DIVERGED if diverged else FINISHED if last else PRUNED,
             }
         if not last:
