@@ -25,6 +25,7 @@ from fedjax_adapt.experiment.reproduce import (
 )
 from fedjax_adapt.experiment.run import Progress
 from fedjax_adapt.experiment.store import read_summary
+from fedjax_adapt.experiment.sweeps.grid import seed_hint
 from fedjax_adapt.report.reproduce import (
     Measured,
     measured,
@@ -601,6 +602,14 @@ def test_progress_says_whose_rounds_it_counts(monkeypatch, tmp_path, seeds, whos
     monkeypatch.setattr(reproduce, "sweep", trained)
     reproduce._sweep(tmp_path, configs, 1, seen.append)
     assert seen == [now._replace(whose=whose)]
+
+
+def test_no_hint_says_to_write_what_an_item_has_said(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(reproduce, "sweep", lambda sweep, *_, **__: asked.append(sweep))
+    of = dict(public="holdout", algorithm="feddf", partition_seed=0)
+    reproduce._sweep(tmp_path, [Config(seed=seed, **of) for seed in (0, 1)], 1, print)
+    assert seed_hint(asked[0]) is None
 
 
 DIVERGES = TABLE.replace(

@@ -296,7 +296,9 @@ def _sweep(
 ) -> None:
     trials = [Trial(i, {"seed": c.seed}, c) for i, c in enumerate(configs)]
     grid = {"seed": [config.seed for config in configs]}
-    asked = Sweep(None, {}, [grid], trials)
+    # which an item has said, so that no hint says to write it
+    given = {"partition_seed": configs[0].partition_seed}
+    asked = Sweep(None, given, [grid], trials)
     whose = " of all seeds" if len(configs) > 1 else ""
     report = lambda now: progress(now._replace(whose=whose))
     sweep(asked, folder, resume=True, devices=devices, progress=report)
