@@ -12,6 +12,7 @@ import pytest
 from helpers import relist
 
 from fedjax_adapt.cli import main
+from fedjax_adapt.cli import reproduce as cli_reproduce
 from fedjax_adapt.engine import step_time
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import Config, items, preview, reproduce
@@ -478,6 +479,22 @@ def test_the_files_have_what_earlier_calls_made(made):
     assert float(line["mean"]) == pytest.approx(np.mean(values))
     if len(values) > 1:
         assert float(line["std"]) == pytest.approx(np.std(values, ddof=1))
+
+
+def test_a_title_says_how_many_seeds_methods_have(made, monkeypatch):
+    real, titles = cli_reproduce.runs_of, []
+
+    def runs_of(cell, made=None, any_seed=False):
+        found = real(cell, made, any_seed)
+        seeds = (0, 1) if cell.method == "central" and any_seed else (0,)
+        return {seed: found[0] for seed in seeds} if found else {}
+
+    monkeypatch.setattr(cli_reproduce, "runs_of", runs_of)
+    note = lambda path, title, *_: titles.append(title)
+    monkeypatch.setattr(cli_reproduce, "picture", note)
+    told = ["reproduce", "some-table1", "--folder", str(made), "--rows", "iid"]
+    assert main(told) == 0
+    assert titles == ["Table 1: Accuracy (scale full, n = 1 to 2)"]
 
 
 def test_every_seed_takes_the_steps_of_its_own(papers, tmp_path, monkeypatch):
