@@ -354,19 +354,24 @@ def _without_trials(folder: str | Path) -> list[str]:
     if (sweep := sweep_of_group(path)) is not None:
         done = trials_in(sweep)
         over = lambda number: done.get(sweep / trial_folder(number)) is False
-        lost = ", ".join(map(str, filter(over, trials_of_group(path))))
-        return [f"{path}: trial {lost} diverged and has no figures"] if lost else []
+        lost = list(filter(over, trials_of_group(path)))
+        return [_without_figures(path, lost)] if lost else []
     for place in dict.fromkeys(run.parents[1] for run in trials):
         finished = read_summary(place) is not None
         # which is written after the first trials of a sweep
         if finished or (place / RESULTS).is_file():
-            if lost := ", ".join(map(str, read_swept(place).diverged)):
-                found.append(f"{place}: trial {lost} diverged and has no figures")
+            if lost := read_swept(place).diverged:
+                found.append(_without_figures(place, lost))
         if damage := damaged(place, place / SUMMARY):
             found.append(f"{damage}; put it back as it was, or resume the sweep")
         elif not finished:
             found.append(f"{place}: not finished, and trials to come are not here")
     return found
+
+
+def _without_figures(folder: Path, lost: Sequence[int]) -> str:
+    which = f"trial{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
+    return f"{folder}: {which} diverged and {'have' if len(lost) > 1 else 'has'} no figures"
 
 
 def _without_parts(folder: str | Path) -> list[str]:

@@ -14,6 +14,7 @@ from fedjax_adapt.cli import finished as cli_finished
 from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import config, files, records, store, toml
+from fedjax_adapt.report import compare
 from fedjax_adapt.report.compare import groups, share_text, sheets
 from fedjax_adapt.report.seeds import difference_text, sample
 from fedjax_adapt.report.tables import as_text, comparison_tables, shortened
@@ -121,6 +122,12 @@ def test_an_accuracy_that_is_not_a_number_ranks_below_all_others(finished):
         assert {cells[2] for cells in sheet.cells[2:]} == {"-"}
         assert found["half"]["difference_points"] is None
     assert "NaN" not in as_text([sheet], "json")
+
+
+def test_trials_without_figures_are_one_sentence():
+    said = lambda *lost: compare._without_figures(Path("s"), lost)
+    assert said(3) == "s: trial 3 diverged and has no figures"
+    assert said(3, 4) == "s: trials 3, 4 diverged and have no figures"
 
 
 def test_a_method_breaks_at_words_where_the_table_is_narrow(finished):
