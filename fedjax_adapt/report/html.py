@@ -96,8 +96,10 @@ def _look(line: int) -> str:
     return f'stroke="var(--c{line % COLORS})" stroke-dasharray="{dash}"'
 
 
-def curves(title: str, x: str, y: str, drawn: Sequence[Curve]) -> str:
-    """Curves in one drawing; a positive y over more than a decade is logarithmic."""
+def curves(
+    title: str, x: str, y: str, drawn: Sequence[Curve], decades: bool = False
+) -> str:
+    """Curves in one drawing, with `decades` logarithmic where y spans more than one."""
     from matplotlib.ticker import LogLocator
 
     known = [np.isfinite(xs) & np.isfinite(ys) for _, xs, ys in drawn]
@@ -107,7 +109,7 @@ def curves(title: str, x: str, y: str, drawn: Sequence[Curve]) -> str:
         return f"<p>{text(title)}: nothing to draw.</p>"
     low, high, last, scale = ys.min(), ys.max(), xs.max(), np.asarray
     ticks = _ticks(low, high)
-    if 0 < 10 * low < high:
+    if decades and 0 < 10 * low < high:
         ticks, scale = LogLocator(subs=(1, 2, 5)).tick_values(low, high), np.log10
         ticks = [tick for tick in ticks if low / 2 < tick < 2 * high]
     across = _axis(0, last, LEFT, RIGHT)

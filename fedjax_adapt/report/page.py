@@ -165,7 +165,7 @@ def _results(sheet: Sheet, of: Mapping[str, Run]) -> str:
         panels += (
             f'<div class="figures by {axis}">'
             + html.curves(f"{accuracy}, {label}", label, f"{accuracy} (%)", shares)
-            + html.curves(f"{loss}, {label}", label, loss, losses)
+            + html.curves(f"{loss}, {label}", label, loss, losses, decades=True)
             + "</div>"
         )
     named, differ = [], differing([line[0].record.config for line in lines])

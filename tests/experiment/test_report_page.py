@@ -242,17 +242,37 @@ def test_curves_are_of_the_rows_against_what_is_chosen(place, source):
 
 def test_a_value_that_is_not_finite_is_left_out_and_decades_are_logarithmic():
     x, y = np.arange(4.0), np.array([1.0, np.nan, 0.1, 0.01])
-    drawn = html.curves("t", "x", "y", [(0, x, y)])
+    drawn = html.curves("t", "x", "y", [(0, x, y)], decades=True)
     (points,) = re.findall(r'points="([^"]+)"', drawn)
     places = np.array([at.split(",") for at in points.split()], float)
     assert affine(x[[0, 2, 3]], places[:, 0], 1)
     assert affine(np.log(y[[0, 2, 3]]), places[:, 1], -1)
     assert places[1, 1] - places[0, 1] == places[2, 1] - places[1, 1] > 50
-    drawn = html.curves("t", "x", "y", [(0, x, np.array([0.0, 1.0, 100.0, 1.0]))])
+    whole = (0, x, np.array([0.0, 1.0, 100.0, 1.0]))
+    drawn = html.curves("t", "x", "y", [whole], decades=True)
     assert ">60</text>" in drawn  # of an axis from 0
     assert "nothing to draw" in html.curves(
         "<t", "x", "y", [(0, x, np.full(4, np.nan))]
     )
+
+
+def test_accuracy_is_never_on_a_logarithmic_axis(place, monkeypatch):
+    drawn, curves = [], html.curves
+
+    def two_decades(title, x, y, _, **more):
+        line = [(0, np.arange(3.0), np.array([1.0, 50.0, 99.0]))]
+        (points,) = re.findall(r'points="([^"]+)"', curves(title, x, y, line, **more))
+        heights = [float(at.split(",")[1]) for at in points.split()]
+        drawn.append((y, affine(line[0][2], np.array(heights), -1)))
+        return ""
+
+    monkeypatch.setattr(html, "curves", two_decades)
+    report_page([place / "whole"])
+    assert set(drawn) == {
+        ("test accuracy (%)", True),
+        ("accuracy (%)", True),
+        ("test loss", False),
+    }
 
 
 def test_a_curve_of_one_value_is_a_point():
