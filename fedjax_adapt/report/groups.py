@@ -186,7 +186,7 @@ def _why(best: _Measured, settings: Mapping[str, Sequence[_Measured]]) -> str:
     tried, said = len(settings) - len(without), []
     if tried > 1:
         said.append(
-            f"of {tried} settings that with the best mean validation accuracy, "
+            f"the best of {tried} settings by mean validation accuracy, "
             f"{percent(_mean(best.line))}{_chosen(best, settings.values())}"
         )
     if without:

@@ -620,9 +620,9 @@ def test_the_best_settings_of_a_method_are_those_of_validation_never_of_test(
         ("fedprox", ["test-fedprox-0.7-5", "test-fedprox-0.7-6"]),
     ]
     assert lines_of(validation) == [("moon", ["moon-0.1-0", "moon-0.1-1"])]
-    why = "settings that with the best mean validation accuracy"
-    assert f"1: of 3 {why}, 80.50 %, lr=0.2" in test.notes
-    assert f"1: of 2 {why}, 72.50 %, lr=0.1" in validation.notes
+    why = "settings by mean validation accuracy"
+    assert f"1: the best of 3 {why}, 80.50 %, lr=0.2" in test.notes
+    assert f"1: the best of 2 {why}, 72.50 %, lr=0.1" in validation.notes
     assert sum(why in note for note in test.notes) == 1
     assert test.numbers[0]["is_base"] and test.numbers[1]["base"] == 1
     assert main(["compare", *map(str, folders), "--best", "--format", "csv"]) == 0
@@ -689,7 +689,7 @@ def test_settings_without_validation_accuracy_are_named_where_they_are_left_out(
     assert f"1: {without}" in sheet.notes  # and nothing of a choice
     (sheet,) = sheets([*folders, *chosen_from("fedavg", {0.4: 0.5})], best=True)
     assert [note for note in sheet.notes if "validation" in note] == [
-        "1: of 2 settings that with the best mean validation accuracy, 70.00 %, lr=0.1; "
+        "1: the best of 2 settings by mean validation accuracy, 70.00 %, lr=0.1; "
         + without
     ]
 
