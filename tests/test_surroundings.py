@@ -85,6 +85,21 @@ def test_each_character_has_something_to_be_written_as(
     assert (tmp_path / "out").read_bytes() == bytes
 
 
+def test_a_notebook_gets_what_is_printed(tmp_path, monkeypatch):
+    class Stream(
+        io.StringIO
+    ):  # as a kernel's: the file of its number is not the notebook
+        def fileno(self):
+            return file.fileno()
+
+    shown = Stream()
+    with open(tmp_path / "terminal", "w") as file, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", shown)
+        assert cli.main(["--version"]) == 0
+    assert "fedjax-adapt" in shown.getvalue()
+    assert not (tmp_path / "terminal").read_bytes()
+
+
 @pytest.mark.slow
 def test_a_reader_who_leaves_ends_no_run(elsewhere, monkeypatch, capfd):
     reads, writes = os.pipe()

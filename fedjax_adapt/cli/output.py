@@ -101,10 +101,12 @@ def unfinished_as_json(folder: Path, wanted: bool) -> Iterator[None]:
 
 def _steady(stream):
     """The same file; the stream itself where it is none of the system's, or closed."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream  # a notebook's has the number of a file that nobody sees
     try:
         descriptor = stream.fileno()
         stream.flush()
-    except (AttributeError, OSError, ValueError):
+    except (OSError, ValueError):
         return stream
     codecs.register_error(__name__, _as_ascii)
     return io.TextIOWrapper(
