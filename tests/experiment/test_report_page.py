@@ -275,6 +275,26 @@ def test_accuracy_is_never_on_a_logarithmic_axis(place, monkeypatch):
     }
 
 
+def test_a_key_has_the_settings_that_all_seeds_of_a_line_have(place, tmp_path):
+    changes = [("a", 0, 1, 0.1), ("b", 1, 3, 0.1), ("c", 0, 3, 0.2)]
+    for name, seed, every, lr in changes:
+        shutil.copytree(place / "whole", tmp_path / name)
+        for file, old, new in [
+            ("config.toml", "\nseed = 0\n", f"\nseed = {seed}\n"),
+            ("config.toml", "evaluate_every = 1\n", f"evaluate_every = {every}\n"),
+            ("config.toml", "lr = 0.1\n", f"lr = {lr}\n"),
+            ("summary.json", '"seed": 0', f'"seed": {seed}'),
+        ]:
+            text = (tmp_path / name / file).read_text()
+            assert old in text
+            (tmp_path / name / file).write_text(text.replace(old, new, 1))
+        relist(tmp_path / name)
+    shown = Page(report_page([tmp_path / name for name in "abc"]))
+    keys = [x for x in shown.words if re.match("[12]: scaffold", x)]
+    assert keys[0] == "1: scaffold, lr=0.1"
+    assert set(keys[1].split(", ")) == {"2: scaffold", "lr=0.2", "evaluate_every=3"}
+
+
 def test_a_curve_of_one_value_is_a_point():
     one, two = (0, np.array([1]), np.array([0.5])), (1, np.arange(2), np.arange(2.0))
     drawn = html.curves("t", "x", "y", [one, two])
