@@ -19,7 +19,6 @@ from helpers import (
     constructed,
     keys,
     make_data,
-    make_task,
     same,
     start,
 )
@@ -433,16 +432,6 @@ def test_a_client_whose_update_is_not_finite_is_as_if_it_had_not_trained(case):
     close(jnp.delete(info.loss, place), jnp.delete(other.loss, place))
     _, plain = case.step(before, key)
     assert plain.left_out == () and plain.num_left_out == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_model_in_half_precision_can_be_trained(name, data):
-    algorithm, task = constructed(name), make_task(jnp.bfloat16)
-    plan = clocked(algorithm, PLAN)
-    begin = partial(fa.init_state, algorithm, task, data, plan)
-    state, key = jax.eval_shape(begin, jax.random.key(0)), jax.random.key(1)
-    jax.eval_shape(fa.make_round(algorithm, task, data, plan), state, key)
 
 
 @pytest.mark.slow
