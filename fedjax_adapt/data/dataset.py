@@ -23,6 +23,7 @@ from .public import PublicSet, check_apart, public_set
 from .rows import (
     as_array,
     as_pairs,
+    check_columns,
     check_like,
     check_rows,
     check_values,
@@ -222,16 +223,22 @@ class FederatedDataset:
                 "from_clients got a dict for clients; give a list of one (x, y) per "
                 "client, such as list(clients.values())."
             )
-        clients = as_pairs("client {i}", clients)
+        tables = [*clients]
+        clients = as_pairs("client {i}", tables)
         if not clients:
             raise SettingError(
                 "from_clients got no clients; give one (x, y) per client."
             )
         for i, (x, y) in enumerate(clients):
             check_like(f"client {i}", x, y, clients[0])
+        named = {f"client {i}": table for i, table in enumerate(tables)}
+        named |= {"test": test, "public": public}
         own = client_tests
         if own is not None:
-            own = concatenated_tests(own, clients)
+            tests = [*own]
+            own = concatenated_tests(tests, clients)
+            named |= {f"the test of client {i}": table for i, table in enumerate(tests)}
+        check_columns(named)
         return cls.from_rows(*concatenated(clients), test, public, num_classes, own)
 
     @classmethod
@@ -305,6 +312,9 @@ class FederatedDataset:
             `public` or `client_tests` are not of the clients' kind, or `public` holds
             examples of a test.
         """
+        own = client_tests[:2] if isinstance(client_tests, tuple | list) else None
+        named = {"the training set": x, "test": test, "public": public}
+        check_columns(named | {"client_tests": own})
         x, y = as_array("x", x), as_array("y", y)
         check_like("the training set", x, y, (x, y))
         check.at_least("num_classes", num_classes, 0, none="the largest label plus 1")

@@ -335,10 +335,36 @@ def as_pairs(who: str, given: Iterable[Any]) -> list[tuple[np.ndarray, np.ndarra
                 )
         x, y = pair
         pairs.append((as_array(f"x of {named}", x), as_array(f"y of {named}", y)))
-    # of [] NumPy makes floats
-    kinds = [y.dtype for _, y in pairs if y.size]
-    as_others = lambda y: y if y.size or not kinds else y.astype(kinds[0])
-    return [(x, as_others(y)) for x, y in pairs]
+    # of [] NumPy makes floats without a shape
+    held = [(x[:0], y[:0]) for x, y in pairs if x.ndim and y.ndim and y.size]
+    if not held:
+        return pairs
+    no_x, no_y = held[0]
+    filled = lambda x, y: (no_x if x.shape == (0,) else x, y.astype(no_y.dtype))
+    return [(x, y) if y.size else filled(x, y) for x, y in pairs]
+
+
+def check_columns(given: dict[str, Any]) -> None:
+    """Raises ValueError if tables have other columns, or the same in another order.
+
+    Args:
+      given: (x, y) or x by whose they are. What has no names of columns is left out.
+    """
+    first, wanted = "", []
+    for who, pair in given.items():
+        names = _column_names(pair[0] if check.pair(pair) else pair)
+        if names and wanted and names != wanted:
+            raise SettingError(
+                f"{who} has the columns {', '.join(map(str, names))} but {first} has "
+                f"{', '.join(map(str, wanted))}; give all the same columns in one order."
+            )
+        if names and not wanted:
+            first, wanted = who, names
+
+
+def _column_names(x: Any) -> list[Any]:
+    """Those of a table of pandas, polars or pyarrow; none of an array."""
+    return [*getattr(x, "column_names", getattr(x, "columns", ()))]
 
 
 def check_like(

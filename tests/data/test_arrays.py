@@ -193,3 +193,38 @@ def test_labels_of_a_client_without_examples_are_of_the_others_kind():
     assert data.y.dtype == np.int32 and data.num_classes == 3
     assert list(data.size) == [6, 0]
     assert data.test[0].shape == (6, 2) and data.test[1].dtype == np.int32
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_client_without_examples_may_be_two_empty_lists(place):
+    pairs = [(X.tolist(), Y.tolist())] * 2
+    pairs.insert(place, ([], []))
+    data = FederatedDataset.from_clients(pairs)
+    assert data.size.tolist() == [6 * (i != place) for i in range(3)]
+    assert data.x.shape == (12, 2) and data.num_classes == 3
+
+
+def test_tables_whose_columns_are_in_another_order_are_refused():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(X, columns=["speed", "weight"])
+    turned = table[["weight", "speed"]]
+    clients, rows = [(table, Y), (X, Y)], [[0, 1]]
+    FederatedDataset.from_clients(
+        clients, (table, Y), client_tests=[(table, Y), ([], [])]
+    )
+    own = iter([(X, Y), (turned, Y)])
+    from_clients, from_rows = FederatedDataset.from_clients, FederatedDataset.from_rows
+    for who, make in {
+        "client 2": lambda: from_clients([*clients, (turned, Y)]),
+        "test": lambda: from_clients(clients, (turned, Y)),
+        "public": lambda: from_clients(clients, public=turned),
+        "the test of client 1": lambda: from_clients(clients, client_tests=own),
+        "test ": lambda: from_rows(table, Y, rows, (turned, Y)),
+        "public ": lambda: from_rows(table, Y, rows, public=(turned, Y)),
+        "client_tests": lambda: from_rows(
+            table, Y, rows, client_tests=(turned, Y, rows)
+        ),
+    }.items():
+        sentence = f"^{who.strip()} has the columns weight, speed but .* speed, weight;"
+        with pytest.raises(fa.SettingError, match=sentence):
+            make()
