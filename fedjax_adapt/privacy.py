@@ -202,11 +202,12 @@ def epsilon(
             "epsilon needs dp-accounting, which cannot be imported; write pip install "
             "'fedjax-adapt[privacy]'."
         ) from None
-    event = dp_accounting.GaussianDpEvent(noise_multiplier)
+    # it takes Python's own numbers alone
+    event = dp_accounting.GaussianDpEvent(float(noise_multiplier))
     if participation < 1:
-        event = dp_accounting.PoissonSampledDpEvent(participation, event)
-    accountant = dp_accounting.pld.PLDAccountant().compose(event, rounds)
-    return float(accountant.get_epsilon(delta))
+        event = dp_accounting.PoissonSampledDpEvent(float(participation), event)
+    accountant = dp_accounting.pld.PLDAccountant().compose(event, int(rounds))
+    return float(accountant.get_epsilon(float(delta)))
 
 
 def _check_parts(algorithm: Algorithm) -> None:

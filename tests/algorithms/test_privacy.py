@@ -190,6 +190,18 @@ def gaussian_delta(epsilon, z):
     return phi(a - b) - exp(epsilon) * phi(-a - b)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the package's own imports
+def test_epsilon_takes_numbers_of_numpy_and_jax():
+    pytest.importorskip("dp_accounting")
+    numbers = (
+        np.float32(8),
+        fa.bernoulli(jnp.float32(0.5)),
+        np.int64(2),
+        np.float64(0.1),
+    )
+    assert fa.epsilon(*numbers) == fa.epsilon(8.0, 0.5, 2, 0.1)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the package's own imports
 def test_epsilon_is_that_of_the_closed_form_and_moves_as_it_should():
