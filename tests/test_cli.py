@@ -721,3 +721,10 @@ def test_client_state_that_does_not_fit_is_one_sentence(capsys, monkeypatch, els
 def test_values_are_said_as_flags_have_them_and_calls_as_python_has_them():
     said = "devices=True or None; write --resume (run(config, resume=True) in Python)."
     assert process.as_written(said) == said.replace("=True or None", "=true or none")
+
+
+def test_words_may_be_numbers_and_paths(tmp_path, capsys):
+    assert cli.main(["compare", tmp_path]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+    assert cli.main(["run", "--rounds", 0]) == 2
+    assert "rounds=0 must be" in capsys.readouterr().err

@@ -7,6 +7,7 @@ is exit code 1; Ctrl-C is 130 and SIGTERM 143. JAX is imported only where it is 
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from ..errors import SettingError
 from . import process
@@ -126,9 +127,13 @@ def examples_of(command: str) -> str:
     return f"examples:\n{lines}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+def main(arguments: Sequence[Any] | None = None) -> int:
+    """Runs the command line; returns the exit code.
+
+    Args:
+      arguments: its words, numbers and paths; None: those of this process.
+    """
+    arguments = [*map(str, sys.argv[1:] if arguments is None else arguments)]
     with steady_output() as failure, process.ending():
         try:
             code = _main(arguments)
