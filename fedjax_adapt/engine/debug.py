@@ -190,8 +190,7 @@ def debug_round(
                 left_out[slot] = not all(np.isfinite(leaf).all() for leaf in leaves)
             if cohort.active[slot] and not left_out[slot]:
                 i = int(member.id)
-                put = lambda all_, one, i=i: all_.at[i].set(one)
-                table = jax.tree.map(put, table, row)
+                table = jax.tree.map(partial(_put, i), table, row)
             runs.append(run)
             uploads.append(upload)
             clipped.append(share)
@@ -316,7 +315,7 @@ def _refine(algorithm, view, table, key):
         row = algorithm.local.refined(
             jax.tree.map(lambda leaf, i=i: leaf[i], table), new
         )
-        table = jax.tree.map(lambda all_, one, i=i: all_.at[i].set(one), table, row)
+        table = jax.tree.map(partial(_put, i), table, row)
     steps = jnp.where(cohort.active, refined.steps, 0)
     runs = view.runs._replace(params=refined.params)
     return runs, table, shift, steps, dict(refined.report)
@@ -373,3 +372,9 @@ def _named(where: str) -> Iterator[None]:
 
 def _stack(trees):
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _put(i, all_, one):
+    """The table with the row of client i, rounded as the fast path rounds it."""
+    one = jnp.asarray(one)
+    return all_.at[i].set(one if one.dtype == all_.dtype else one.astype(all_.dtype))

@@ -104,3 +104,13 @@ def test_an_exception_beside_the_steps_names_the_client(task, data, part, where)
         RuntimeError, match=f"client 0, .*{where}: .*KeyError .*'memory'"
     ):
         round_fn(state, keys(1)[0])
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_model_in_float32_stays_so_beside_64_bits(task):
+    with jax.enable_x64():
+        data, plan = make_data(), fa.Plan(cohort_size=3, batch_size=4)
+        round_fn, state = start(scaffold(), task, data, plan)
+        expected, _ = fa.debug_round(scaffold(), task, data, plan)(state, keys(1)[0])
+        close(round_fn(state, keys(1)[0])[0], expected)
+        assert all(leaf.dtype != float for leaf in jax.tree.leaves(expected))
