@@ -376,5 +376,4 @@ def _stack(trees):
 
 def _put(i, all_, one):
     """The table with the row of client i, rounded as the fast path rounds it."""
-    one = jnp.asarray(one)
-    return all_.at[i].set(one if one.dtype == all_.dtype else one.astype(all_.dtype))
+    return all_.at[i].set(jnp.asarray(one, all_.dtype))
