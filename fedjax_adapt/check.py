@@ -331,12 +331,16 @@ class _Bare(str):
 
 
 def _rounds(new: Any, old: Any) -> bool:
-    """Whether they differ in precision alone, and one has less than JAX's own floats."""
+    """Whether they differ in precision alone, and `new` may be rounded to `old`.
+
+    It may where one is in half precision, or `old` in float32 under jax_enable_x64.
+    """
     dtypes = jnp.result_type(new), jnp.result_type(old)
     floating = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
-    widest = jnp.finfo(jnp.result_type(float)).bits  # 64 under jax_enable_x64, else 32
-    less = floating and min(jnp.finfo(dtype).bits for dtype in dtypes) < widest
-    return jnp.shape(new) == jnp.shape(old) and less
+    if jnp.shape(new) != jnp.shape(old) or not floating:
+        return False
+    bits, kept = (jnp.finfo(dtype).bits for dtype in dtypes)
+    return bits < 32 or kept < jnp.finfo(jnp.result_type(float)).bits
 
 
 def leaf(value: Any) -> str:

@@ -197,7 +197,8 @@ def _reproduce(
     for note in notes:
         say(console, f"- {note}")
     place.mkdir(parents=True, exist_ok=True)
-    counts = {len(of) for of in runs.values()}  # of seeds, which not all methods have
+    # of seeds, which not all methods have
+    counts = {len(of) for of in runs.values()} or {0}
     n = " to ".join(map(str, sorted({min(counts), max(counts)})))
     title = f"{item.place}: {item.title} (scale {given['scale']}, n = {n})"
     drawn = picture(place / "picture.png", title, runs, found, item.draw, item.against)

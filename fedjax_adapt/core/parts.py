@@ -121,7 +121,7 @@ class Measure(NamedTuple):
 class StepPolicy(NamedTuple):
     """How many local steps each client takes, tau in papers. Leading axis: cohort.
 
-    `steps(state, cohort, measurement) -> [cohort] int`; 0, or less, = this client sits the
+    `steps(state, cohort, measurement) -> [cohort] int`; 0 or less: this client sits the
     round out and is not averaged. `mean_steps(epoch_steps)` answers the same question for a
     client of average size (Kbar of SCAFFOLD's descendants); None: the cohort's mean.
 

@@ -4,9 +4,9 @@
 that raises, or returns something else than the engine can use, becomes one sentence that
 names it; `debug_round` runs the parts under the same checks.
 
-What is kept keeps its dtype. Only where parameters have less precision than JAX's own
-floats (half, or float32 under jax_enable_x64) a floating number may come in another and is
-rounded to what `init` gave, as a local step rounds its model.
+What is kept keeps its dtype. Only in half precision, or where `init` gave float32 under
+jax_enable_x64, a floating number may come in another and is rounded to what `init` gave, as
+a local step rounds its model.
 """
 
 import traceback

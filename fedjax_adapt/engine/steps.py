@@ -135,8 +135,13 @@ def sum_of_none(like: PyTree) -> PyTree:
 
     A sum in half precision does not grow by what is small beside it.
     """
-    wide = lambda leaf: jnp.promote_types(leaf.dtype, jnp.float32)
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, wide(leaf)), like)
+
+    def zeros(leaf):
+        floats = jnp.issubdtype(leaf.dtype, jnp.inexact)
+        wide = jnp.promote_types(leaf.dtype, jnp.float32) if floats else leaf.dtype
+        return jnp.zeros(leaf.shape, wide)
+
+    return jax.tree.map(zeros, like)
 
 
 def side_by_side(function: Callable, num_lanes: int) -> Callable:

@@ -277,7 +277,7 @@ def curve_figures(
 ) -> dict[str, Any]:
     """What a learning curve comes to; see `Summary` from `accuracy` on."""
     last = accuracy[-LAST:]
-    best = int(np.nan_to_num(accuracy, nan=-1).argmax())
+    best = int(np.nan_to_num(accuracy, nan=-np.inf).argmax())
     return {
         "accuracy": float(accuracy[-1]),
         "loss": float(loss[-1]),

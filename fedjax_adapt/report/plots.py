@@ -242,7 +242,7 @@ def _accuracy(axes, record: Record, against: str) -> None:
             other = 100 * record.metrics[f"{named}_{name}"].to_numpy()
             axes.plot(at, other, color=color, label=label, **_line(rounds))
     axes.plot(at, accuracy, color=BLUE, label="server", **_line(rounds))
-    best = int(np.nan_to_num(accuracy, nan=-1).argmax())
+    best = int(np.nan_to_num(accuracy, nan=-np.inf).argmax())
     axes.plot(at[best], accuracy[best], "o", color=BLUE, markersize=5)
     axes.annotate(
         f"best {accuracy[best]:.2f} %, round {rounds[best]}",

@@ -670,6 +670,16 @@ def test_every_method_keeps_parameters_of_less_precision_than_jax_s_numbers(
     assert after.params["w"].dtype == dtype
 
 
+def test_a_state_of_double_precision_is_not_taken_in_float32(x64):
+    """It would have the digits of float32 without a word."""
+    less = lambda run: (fa.Upload(delta(run)), run.client.astype(jnp.float32))
+    algorithm = local(init=lambda params: jnp.zeros(3), finish=less)
+    with pytest.raises(
+        ValueError, match=r"float32\[3\] .* LocalRule.init gave float64"
+    ):
+        start(algorithm, make_task("float64"), make_data(dtype=np.float64), PLAN)
+
+
 @pytest.mark.parametrize("dtype", NARROW)
 def test_momentum_keeps_the_precision_of_the_parameters(dtype):
     """A correction has the precision of what weighs it."""

@@ -48,6 +48,8 @@ def test_the_best_is_of_the_evaluations_that_have_a_number():
     result = summary.results(metrics([0.1, float("nan"), 0.5, 0.3]), (0.5,))
     assert (result["best_accuracy"], result["best_round"]) == (0.5, 6)
     assert result["rounds_to"] == {"0.5": 6}
+    below = summary.results(metrics([-3.0, float("nan"), -2.0]), (0.5,))
+    assert below["best_accuracy"] == -2.0  # of one's own, as minus an error
 
 
 def test_other_models_have_figures_of_their_own():

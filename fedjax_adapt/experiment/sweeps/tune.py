@@ -51,7 +51,7 @@ class Tuned(NamedTuple):
     """What a search has found.
 
     `trials` has one row per trial: trial, the settings that were chosen, rounds,
-    validation_accuracy (after these rounds; null where training diverged, or it is NaN) and
+    validation_accuracy (after these rounds; null where it is NaN or training diverged) and
     outcome: "finished", "pruned" or "diverged". `best` are the settings of the best that
     finished, by full names, and `accuracy` its accuracy; None: no trial has one.
     """
