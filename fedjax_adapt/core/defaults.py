@@ -158,8 +158,8 @@ def weighted_sums(weights: Upload, active: Array, uploads: Upload) -> Upload:
 def weighted_sum(weights: Array, active: Array, leaf: Array) -> Array:
     """Sums weights [cohort] x leaf [cohort, ...] over the active clients."""
     # an idle slot may hold NaN, as may its weight, and 0 x NaN is NaN
-    weights, leaf = (jnp.where(by_row(active, a), a, 0) for a in (weights, leaf))
-    return (by_row(weights, leaf).astype(leaf.dtype) * leaf).sum(0)
+    weighted = by_row(weights, leaf).astype(leaf.dtype) * leaf
+    return jnp.where(by_row(active, leaf), weighted, 0).sum(0)
 
 
 def mean(
