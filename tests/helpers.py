@@ -53,6 +53,14 @@ def unlist(folder: Path) -> None:
         path.unlink()
 
 
+def replace_in(folder: Path, *changes: tuple[str, str, str]) -> None:
+    """Replaces the first `old` of a file by `new`, for each (file, old, new)."""
+    for name, old, new in changes:
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new, 1))
+
+
 def relist(folder: Path) -> None:
     """Lists the files of a run or sweep folder as if they had been written as they are."""
     known = files.listed(Path(folder))

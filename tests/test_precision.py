@@ -15,7 +15,7 @@ from jax.extend import core
 import fedjax_adapt as fa
 from fedjax_adapt.core.precision import products
 from fedjax_adapt.engine.local import Client, Setup, full_loss_and_gradient, train_loss
-from fedjax_adapt.engine.steps import sum_of_none
+from fedjax_adapt.engine.steps import accumulator
 from fedjax_adapt.experiment import Config, run
 from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
@@ -241,7 +241,7 @@ def test_sums_of_a_model_in_half_precision_are_in_float32(sums):
 
 
 def test_a_sum_of_integers_is_one_of_integers():
-    found = sum_of_none({"count": jnp.int32(1), "move": jnp.ones(2, jnp.bfloat16)})
+    found = accumulator({"count": jnp.int32(1), "move": jnp.ones(2, jnp.bfloat16)})
     assert (found["count"].dtype, found["move"].dtype) == (jnp.int32, jnp.float32)
 
 

@@ -131,7 +131,7 @@ def main(arguments: Sequence[Any] | None = None) -> int:
     """Runs the command line; returns the exit code.
 
     Args:
-      arguments: its words, numbers and paths; None: those of this process.
+      arguments: words, numbers and paths; None: those of this process.
     """
     arguments = [*map(str, sys.argv[1:] if arguments is None else arguments)]
     with steady_output() as failure, process.ending():

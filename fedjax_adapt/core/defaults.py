@@ -169,7 +169,7 @@ def mean(
     """Averages uploads: `Upload.delta` with `weights(cohort)`, `Upload.extra` with
     `extra(cohort)` or, by default, the same. See `by_examples` and `uniformly`.
 
-    They are not divided by their sum: those of a mean must sum to 1.
+    The weights are not divided by their sum, so those of a mean must sum to 1.
     """
     for name, given in (("weights", weights), ("extra", extra)):
         if not (callable(given) or (name == "extra" and given is None)):

@@ -348,7 +348,7 @@ def check_columns(given: dict[str, Any]) -> None:
     """Raises ValueError if tables have other columns, or the same in another order.
 
     Args:
-      given: (x, y) or x by whose they are. What has no names of columns is left out.
+      given: owner -> (x, y), or x alone. Arrays without column names are not compared.
     """
     first, wanted = "", []
     for who, pair in given.items():

@@ -38,7 +38,7 @@ from ..core import (
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import Rows, batch_at, batch_of, batch_size, epoch_steps, rows_at
-from .steps import Pace, Parts, repeat, sum_of_none
+from .steps import Pace, Parts, accumulator, repeat
 
 # what a client's key is folded in by for `LocalRun.key`: no part of the split key
 AFTERWARDS = np.uint32(2**32 - 1)
@@ -272,7 +272,7 @@ def full_loss_and_gradient(
 
     def gradient(params):
         of_batch = partial(jax.grad(batch_loss), params)
-        total = added_up(of_batch, sum_of_none(params))
+        total = added_up(of_batch, accumulator(params))
         total = optax.tree.add_scale(total, weight_decay, params)
         return optax.tree.cast_like(total, params)
 
@@ -301,7 +301,7 @@ def train_loss(setup: Setup, params: Params) -> Array:
         def add(total, id):
             return optax.tree.add_scale(total, size[id], of(id)[1](params)), ()
 
-        total, _ = jax.lax.scan(add, sum_of_none(params), ids)
+        total, _ = jax.lax.scan(add, accumulator(params), ids)
         total = optax.tree.scale(cotangent / size.sum(), total)
         return (optax.tree.cast_like(total, params),)
 

@@ -130,10 +130,10 @@ def chosen(here: Array, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(by_row(here, a), a, b), new, old)
 
 
-def sum_of_none(like: PyTree) -> PyTree:
-    """Zeros to add many trees up to: in float32 where those are in half precision.
+def accumulator(like: PyTree) -> PyTree:
+    """Zeros to which trees like this one are added, in float32 for half precision.
 
-    A sum in half precision does not grow by what is small beside it.
+    There a sum would no longer grow by terms that are a 512th of it.
     """
 
     def zeros(leaf):

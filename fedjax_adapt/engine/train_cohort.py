@@ -53,7 +53,7 @@ from .client_store.exchange import (
 from .cohort import may_have_empty_slots, num_devices_of, without
 from .local import Broadcast, Client, Setup, parts_of, view_before, view_of
 from .packing import pack
-from .steps import in_groups, side_by_side, sum_of_none, train, zeros_if_empty
+from .steps import accumulator, in_groups, side_by_side, train, zeros_if_empty
 
 
 class Slot(NamedTuple):
@@ -162,7 +162,7 @@ def train_cohort(
         first = begin((None, tables), jax.tree.map(lambda leaf: leaf[:1], slots))
         left = lambda client: summed(parts.end(*parts.begin(client)))
         shapes = jax.eval_shape(left, jax.tree.map(lambda leaf: leaf[0], first))
-        carry = sum_of_none(shapes), tables
+        carry = accumulator(shapes), tables
         # no client waits for a lane, or for another client
         if num_lanes in (1, assignment.slots_per_device) or pace.known is not None:
             several = side_by_side(one, num_lanes)

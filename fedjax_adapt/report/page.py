@@ -171,11 +171,11 @@ def _results(sheet: Sheet, of: Mapping[str, Run]) -> str:
     named, differ = [], differing([line[0].record.config for line in lines])
     for line, own, (place, method, *_) in zip(lines, differ, sheet.cells, strict=True):
         alone = len(line) < 2
-        told = {n: [setting_of(run.record.config, n) for run in line] for n in own}
+        values = {n: [setting_of(run.record.config, n) for run in line] for n in own}
         said = [
             f"{n}={_said(v)}"
             for n, v in own.items()
-            if alone or (n != FOLLOWS and told[n].count(told[n][0]) == len(line))
+            if alone or (n != FOLLOWS and values[n].count(values[n][0]) == len(line))
         ]
         named.append(", ".join([f"{place}: {method}", *said]))
     short = shortened(named)

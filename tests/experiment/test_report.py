@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import relist
+from helpers import relist, replace_in
 from rich.console import Console
 from tiny_runs import TINY
 
@@ -70,17 +70,17 @@ def test_a_legend_names_the_settings_in_which_runs_differ(whole, tmp_path, monke
     ]
 
 
+SEED_3 = (
+    ("config.toml", "seed = 0\n", "seed = 3\n"),
+    ("summary.json", '"seed": 0', '"seed": 3'),
+)
+
+
 def test_seeds_of_a_setting_are_one_curve_in_a_band(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "saved", lambda figure, path: figure)
     other, lower = tmp_path / "other", 0.25
     shutil.copytree(whole.folder, other)
-    for name, old, new in [
-        ("config.toml", "seed = 0\n", "seed = 3\n"),
-        ("summary.json", '"seed": 0', '"seed": 3'),
-    ]:
-        text = (other / name).read_text()
-        assert old in text
-        (other / name).write_text(text.replace(old, new, 1))
+    replace_in(other, *SEED_3)
     for part in (other / "metrics").iterdir():
         rows = pq.read_table(part)
         at = rows.column_names.index("accuracy")
@@ -106,14 +106,8 @@ def test_a_mean_is_of_rounds_in_which_all_seeds_were_tested(
     monkeypatch.setattr(plots, "saved", lambda figure, path: figure)
     other = tmp_path / "other"
     shutil.copytree(whole.folder, other)
-    for name, old, new in [
-        ("config.toml", "seed = 0\n", "seed = 3\n"),
-        ("config.toml", "evaluate_every = 1\n", "evaluate_every = 3\n"),
-        ("summary.json", '"seed": 0', '"seed": 3'),
-    ]:
-        text = (other / name).read_text()
-        assert old in text
-        (other / name).write_text(text.replace(old, new, 1))
+    every_3 = ("config.toml", "evaluate_every = 1\n", "evaluate_every = 3\n")
+    replace_in(other, *SEED_3, every_3)
     for part in (other / "metrics").iterdir():
         rows = pq.read_table(part)
         pq.write_table(rows.filter(np.isin(rows["round"], [3, 6, 7])), part)

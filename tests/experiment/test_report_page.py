@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from browser import PROGRAM, WITHOUT, browser
-from helpers import fedjax_adapt, relist
+from helpers import fedjax_adapt, relist, replace_in
 from matplotlib.image import imread
 from tiny_runs import TINY
 
@@ -279,15 +279,13 @@ def test_a_key_has_the_settings_that_all_seeds_of_a_line_have(place, tmp_path):
     changes = [("a", 0, 1, 0.1), ("b", 1, 3, 0.1), ("c", 0, 3, 0.2)]
     for name, seed, every, lr in changes:
         shutil.copytree(place / "whole", tmp_path / name)
-        for file, old, new in [
+        replace_in(
+            tmp_path / name,
             ("config.toml", "\nseed = 0\n", f"\nseed = {seed}\n"),
             ("config.toml", "evaluate_every = 1\n", f"evaluate_every = {every}\n"),
             ("config.toml", "lr = 0.1\n", f"lr = {lr}\n"),
             ("summary.json", '"seed": 0', f'"seed": {seed}'),
-        ]:
-            text = (tmp_path / name / file).read_text()
-            assert old in text
-            (tmp_path / name / file).write_text(text.replace(old, new, 1))
+        )
         relist(tmp_path / name)
     shown = Page(report_page([tmp_path / name for name in "abc"]))
     keys = [x for x in shown.words if re.match("[12]: scaffold", x)]
