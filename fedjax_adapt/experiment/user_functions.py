@@ -2,7 +2,7 @@
 
 It is registered, or comes from a file, by FILE.py:FUNCTION. Its arguments are options. How
 to tell what is a user's own is recorded here, and what is ours but was another thing in an
-earlier version, by the same name.
+earlier version, by the same name, and a random generator that is not JAX's default.
 
 A file is loaded once, and anew when it has changed, but not while a run is under way: what
 a run takes from a file is what it held when the run began.
@@ -44,6 +44,11 @@ EXAMPLES = {
 }
 # what a run gives by name where a function takes it
 BY_NAME = {**FROM_RUN, "partition": {"seed", "clients"}}
+# by which the same seed draws other numbers: variables, and what they are by default
+GENERATOR = {
+    "JAX_DEFAULT_PRNG_IMPL": "threefry2x32",
+    "JAX_THREEFRY_PARTITIONABLE": "True",
+}
 
 
 def register(kind: str) -> Callable[[Callable], Callable]:
@@ -302,7 +307,7 @@ def origins(configs: Iterable[Any]) -> dict[str, str]:
     """Where what is not ours comes from: "KIND=NAME" -> how to tell it from another.
 
     Of a file it is the SHA-256 of all of it, of a registered function that of its source,
-    of an object its description. What is `REVISED` is there, too.
+    of an object its description. What is `REVISED` is there, too, and `GENERATOR`.
     """
     found: dict[str, str] = {}
     for config in configs:
@@ -313,6 +318,9 @@ def origins(configs: Iterable[Any]) -> dict[str, str]:
                 if f"{kind}={own}" not in found and is_own(kind, own):
                     found[f"{kind}={own}"] = _origin(kind, own)
         found |= revised(config)
+    for name, default in GENERATOR.items():
+        now = str(getattr(jax.config, name.lower(), default))
+        found |= {} if now == default else {name: now}
     return found
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -592,6 +593,26 @@ def test_what_was_another_thing_in_an_earlier_version_is_not_gone_on_with():
         load_run("runs/mine")
     own.write_text(written)
     assert run(config, resume=True).own[choice].startswith("AFL's ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_first", [True, False])
+def test_a_run_of_another_random_generator_is_not_gone_on_with(at_first):
+    brief = {"rounds": 3, "checkpoint_every": 1, "evaluate_clients": False}
+    config = from_settings({**TINY, **brief, "folder": "runs/mine"})
+    with jax.threefry_partitionable(at_first), pytest.raises(Stop):
+        run(config, progress=stop_after(2))
+    says = f"it was {at_first}, and is {not at_first} now; put it back as it was"
+    with jax.threefry_partitionable(not at_first):
+        with pytest.raises(ValueError, match=f"JAX_THREEFRY_PARTITIONABLE: {says}"):
+            run(config, resume=True)
+        with pytest.raises(ValueError, match=says):
+            load_run("runs/mine")
+    with jax.threefry_partitionable(at_first):
+        own = run(config, resume=True).own
+        assert own == ({} if at_first else {"JAX_THREEFRY_PARTITIONABLE": "False"})
+    with jax.default_prng_impl("rbg"):
+        assert origins([config]) == {"JAX_DEFAULT_PRNG_IMPL": "rbg"}
 
 
 def test_what_was_another_thing_in_an_earlier_version_has_another_hash():
