@@ -181,6 +181,12 @@ def test_a_mistake_is_one_sentence_exit_code_2_and_nothing_written(
     assert list(elsewhere.iterdir()) == []
 
 
+def test_a_line_in_one_text_is_no_list_of_words(capsys):
+    assert cli.main("run --rounds 3") == 2
+    says = "main got 'run --rounds 3'; give its words, main(['run', '--rounds', '3'])."
+    assert capsys.readouterr().err == f"fedjax-adapt: {says}\n"
+
+
 @pytest.mark.parametrize("command", ["compare", "contributions", "report", "sweep"])
 def test_a_path_that_is_empty_is_one_sentence(capsys, command):
     assert cli.main([command, "", "--devices", "1"]) == 2

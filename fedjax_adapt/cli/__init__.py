@@ -133,10 +133,14 @@ def main(arguments: Sequence[Any] | None = None) -> int:
     Args:
       arguments: words, numbers and paths; None: those of this process.
     """
-    arguments = [*map(str, sys.argv[1:] if arguments is None else arguments)]
+    given = sys.argv[1:] if arguments is None else arguments
     with steady_output() as failure, process.ending():
         try:
-            code = _main(arguments)
+            if isinstance(given, str):
+                raise SettingError(
+                    f"main got {given!r}; give its words, main({given.split()})."
+                )
+            code = _main([*map(str, given)])
         except BaseException as error:
             code = process.report_error(error)
             if code is None:
