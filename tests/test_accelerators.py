@@ -307,6 +307,7 @@ def test_what_is_named_is_compiled_and_nothing_else(accelerators):
     assert several == [("w2", "gift", "round"), ("w2", "gift", "chunk")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lanes, block, found", [(50, 18, 18), (50, 8, 24), (29, 4, 24), (29, 1, 20)]
 )

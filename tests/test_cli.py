@@ -231,6 +231,7 @@ def test_the_command_line_wins_over_the_file(elsewhere):
     assert namesake["algorithm.mu"] == 1  # its own
 
 
+@pytest.mark.slow
 def test_what_of_the_file_a_flag_leaves_without_an_owner_is_said(capsys, elsewhere):
     file = "algorithm = 'fedprox'\nmu = 0.5\nmodel = 'mlp'\nwidths = [9]\nlr = 0.2\n"
     (elsewhere / "a.toml").write_text(file)
@@ -254,6 +255,7 @@ def test_a_quantity_is_a_number_or_a_text():
     assert (read["step_seconds"], read["bandwidth"]) == ("lognormal(0.05,0.5)", 1e6)
 
 
+@pytest.mark.slow
 def test_a_file_may_set_what_a_flag_takes_back(elsewhere):
     (elsewhere / "a.toml").write_text("gate_alignment = true\nclip_norm = 'none'\n")
     assert settings("--config a.toml")["algorithm.gate_alignment"] is True

@@ -27,6 +27,7 @@ def elsewhere(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_partition_is_printed_and_drawn(capsys, elsewhere):
     code, out, err = fedjax_adapt(
         capsys, "partition --partition shards --num-clients 40 --seed 3"
@@ -201,6 +202,7 @@ def test_a_client_with_nothing_has_a_row_and_no_labels(elsewhere):
 # --- skews of a run ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_noise_and_corruption_reach_the_data_of_a_run():
     config = Config(
         num_clients=5,

@@ -19,6 +19,7 @@ def compiling(monkeypatch):
     return benchmark("compiling")
 
 
+@pytest.mark.slow
 def test_it_compiles_with_nothing_kept_and_with_what_that_left(compiling, monkeypatch):
     seen = []
 

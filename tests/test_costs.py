@@ -184,6 +184,7 @@ def test_times_are_steps_messages_and_delay(data, task):
     np.testing.assert_allclose(times, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_all_wait_for_the_last_who_measures_though_it_does_not_train(data, task):
     """FedGSNR by hand: the model comes in 0.5 s and goes in 1 s, tau comes in 1/30 s."""
     c = np.array([1, 2, 4, 8, 1, 1], np.float32)
@@ -310,6 +311,7 @@ def test_a_public_set_takes_the_slowest_download():
     assert broadcast_seconds(None, 3000, 3) == broadcast_seconds(clock, 0, 3) == 0
 
 
+@pytest.mark.slow
 def test_a_public_set_takes_what_the_slowest_model_takes_by_the_same_law(task, data):
     """Every client draws its bandwidth once, for all that it ever downloads."""
     clock = fa.Clock(
@@ -384,6 +386,7 @@ def test_an_upload_takes_what_gift_says(data, task, size, seconds):
     np.testing.assert_allclose(times, [0.5 + seconds, 5 + seconds], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_numbers_of_a_clock_may_be_traced(data, task):
     params, cohort = task.init(jax.random.key(0)), cohort_of(data, [0, 1], [1, 2])
     algorithm = told(fedavg(), task, data)

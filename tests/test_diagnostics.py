@@ -76,6 +76,7 @@ def test_consistency_of_a_round_is_what_gift_sees(task, data):
     np.testing.assert_allclose(after.policy.consistency, mean, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "steps, nats",
     [([5, 5, 5, 5], np.log(4)), ([7, 0, 0], 0), ([0, 0], 0), ([3, 1], 0.5623)],

@@ -16,6 +16,7 @@ from fedjax_adapt.errors import RunError, SettingError
 PACKAGE = Path(fa.__file__).parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ["ValueError", "RuntimeError", "AssertionError"])
 def test_the_package_raises_its_own_types(error):
     raised = [

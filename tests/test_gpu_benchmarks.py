@@ -93,6 +93,7 @@ def test_every_command_is_understood_by_its_script(modules, tmp_path, words):
                 parser.parse_args([*command.words, *limit])  # or it exits
 
 
+@pytest.mark.slow
 def test_a_command_that_outlasts_its_minutes_is_ended(
     modules, tmp_path, monkeypatch, capsys
 ):
@@ -189,6 +190,7 @@ def test_the_ways_of_convolutions_are_those_of_the_package(modules):
     assert modules.gpu.WAYS == WAYS
 
 
+@pytest.mark.slow
 def test_a_time_of_a_convolution_is_that_of_its_steps(modules, monkeypatch):
     convolutions, timing, counts = modules.convolutions, modules.convolutions.timing, []
     program = lambda count, x: counts.append((int(count), x))

@@ -52,6 +52,7 @@ def test_a_label_that_is_none_leaves_no_number(label):
     assert np.isnan([given["f1"], given["auc"]]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [500, 10])
 def test_labels(batch_size):
     logits = RNG.normal(size=(N, 4)).astype(np.float32)
@@ -101,6 +102,7 @@ def test_numbers(shape):
     assert np.isnan(given.accuracy)
 
 
+@pytest.mark.slow
 def test_tokens_weigh_the_same_where_they_count():
     batch, time, words, pad = 7, 5, 6, 0
     logits = RNG.normal(size=(batch, time, words)).astype(np.float32)
@@ -196,6 +198,7 @@ def test_metrics_that_are_no_mapping_are_refused(task, data):
         fa.evaluate(wrong, {}, data.test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [0.0, 0.1, 3.7])
 def test_r2_of_equal_targets_is_nan_however_they_are_rounded(target):
     task = fa.regression((lambda key: jnp.ones(()), lambda w, x: w * x), (1,))

@@ -100,6 +100,7 @@ TASKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make, shape", fast(TASKS, "dense", "convolution", "tied"))
 def test_moments_are_those_of_the_gradients(x64, make, shape):
     task, batch = make(), batch_of(shape)

@@ -113,6 +113,7 @@ def early(data, clock, rounds, fraction=0.5):
     return map(np.asarray, jax.jit(jax.vmap(one))(keys(rounds)))
 
 
+@pytest.mark.slow
 def test_with_like_clients_the_earliest_are_a_uniform_draw():
     """Spec E4; whatever the clients hold, and though all steps and messages are equal."""
     rounds, m, n = 6000, 3, 6

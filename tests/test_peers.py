@@ -119,6 +119,7 @@ def test_a_stopwatch_leaves_out_the_warm_up(peers):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs /proc")
 def test_what_children_do_is_not_done_elsewhere(peers):
     program = (
@@ -530,6 +531,7 @@ def run_main(peers, monkeypatch, *words):
     peers.run.main()
 
 
+@pytest.mark.slow
 def test_a_sitting_from_the_command_line(peers, monkeypatch, capsys, tmp_path):
     python = tmp_path / "torch" / "bin" / "python"
     python.parent.mkdir(parents=True)

@@ -164,6 +164,7 @@ def test_bf16_trains_with_states_in_float32(algorithm, lanes):
     jax.tree.map(near, (state.params, state.clients), (exact.params, exact.clients))
 
 
+@pytest.mark.slow
 def test_statistics_of_bfloat16_are_float32():
     norm = GroupNorm(4, 2)
     norm.scale, norm.bias = (nnx.Param(jnp.ones(4, jnp.bfloat16)) for _ in range(2))

@@ -365,6 +365,7 @@ def test_speed_up_is_the_first_methods_rounds_by_the_others(made, monkeypatch):
     assert measured(["speed_up.0.97"], {}, runs(iid(made)[1:]), over) == []
 
 
+@pytest.mark.slow
 def test_pictures_of_curves_of_clients_and_of_points(made):
     here = runs(iid(made))
     found = measured(["accuracy"], {}, here)

@@ -166,6 +166,7 @@ def test_the_whole_of_it_in_small_and_nothing_twice(
     assert len(path.read_text().splitlines()) == len(lines)
 
 
+@pytest.mark.slow
 def test_a_case_that_cannot_be_is_left_out_in_a_sentence(
     modules, tmp_path, monkeypatch, capsys
 ):

@@ -112,6 +112,7 @@ def test_a_reader_who_leaves_ends_no_run(elsewhere, monkeypatch, capfd):
     assert (elsewhere / "mine" / "learning_curve.png").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [f"{QUICK_RUN} --folder mine", "list", "run --help"])
 def test_where_output_cannot_be_written_that_is_said_at_the_end(
     line, elsewhere, monkeypatch, capfd

@@ -69,6 +69,7 @@ def test_labels_shift_around_the_end_whatever_their_dtype_holds(dtype, shift):
     np.testing.assert_array_equal(found.y, (np.arange(100) + shift) % 100)
 
 
+@pytest.mark.slow
 def test_a_share_of_the_labels_is_random():
     data = fa.FederatedDataset.from_rows(
         np.zeros((4000, 1), np.float32),

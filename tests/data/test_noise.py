@@ -47,6 +47,7 @@ def test_every_access_sees_other_noise_of_the_clients_deviation():
     np.testing.assert_array_equal(batches(0, steps)[7], first)
 
 
+@pytest.mark.slow
 def test_noise_takes_the_same_examples_and_turns_pixels_into_floats():
     data = make_data(dtype=np.uint8)
     quiet = replace(data, noise=ClientNoise(jnp.zeros(data.num_clients)))

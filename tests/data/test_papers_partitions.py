@@ -51,6 +51,7 @@ def test_every_client_holds_exactly_k_labels_whenever_that_can_be(
         assert share.max() - share.min() <= 1
 
 
+@pytest.mark.slow
 def test_client_i_holds_label_i_mod_K_and_others_at_random():
     draws = np.stack(
         [counts_of("labels_per_client", CIFAR10, 20, seed=s)[0] > 0 for s in range(40)]
@@ -61,6 +62,7 @@ def test_client_i_holds_label_i_mod_K_and_others_at_random():
     np.testing.assert_allclose(others, 0.2, atol=0.04)
 
 
+@pytest.mark.slow
 def test_mixed_gives_every_label_as_many_holders_and_unequal_shares():
     for seed in range(30):
         found, sizes = counts_of("label_quantity", CIFAR10, 10, seed=seed)
@@ -161,6 +163,7 @@ def test_pareto_gives_one_client_all_classes_and_most_of_them_one():
     assert (counts_of("pareto", CIFAR10, 20, shape=1e300)[0] > 0).all()
 
 
+@pytest.mark.slow
 def test_numbers_of_classes_are_rounded_ratios_of_the_pareto_law():
     """Of two clients the ratio x / max x of the smaller is U^(1/shape), U ~ U(0, 1)."""
     labels = np.repeat(np.arange(10), 10)

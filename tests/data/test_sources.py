@@ -86,6 +86,7 @@ def test_synthetic_clients_are_a_natural_partition():
     assert all((source.clients[r] == i).all() for i, r in enumerate(rows))
 
 
+@pytest.mark.slow
 def test_synthetic_data_that_no_machine_holds_are_not_begun():
     with pytest.raises(
         ValueError, match="num_clients=10000000 .* GiB to make and the ma"

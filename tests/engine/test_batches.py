@@ -19,6 +19,7 @@ PERMUTE = jax.jit(
 )
 
 
+@pytest.mark.slow
 @given(size=st.integers(1, 200), seed=st.integers(0, 2**31 - 1))
 @settings(deadline=None, max_examples=30)
 def test_a_shuffle_is_a_permutation_of_any_size(size, seed):
@@ -28,6 +29,7 @@ def test_a_shuffle_is_a_permutation_of_any_size(size, seed):
     assert sorted(order) == list(range(size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_all_orders_are_equally_likely(size):
     draws = 24_000

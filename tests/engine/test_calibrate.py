@@ -105,6 +105,7 @@ def test_where_real_rounds_have_no_room_all_take_as_many(task, monkeypatch):
     np.testing.assert_array_equal(found, [3, 0, 3])
 
 
+@pytest.mark.slow
 def test_as_many_slots_are_empty_as_in_the_mean(task, monkeypatch):
     seen = []
     monkeypatch.setattr(calibrate, "_seconds", lambda *work: seen.append(work) or 1)
@@ -170,6 +171,7 @@ def test_what_it_times_is_a_compiled_round(name, task, monkeypatch):
     assert 0 < found < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "participation", [fa.uniform(2), fa.bernoulli(0.4)], ids=["uniform", "bernoulli"]
 )

@@ -178,6 +178,7 @@ def test_of_tables_in_blocks_or_parts_of_rows(task, data):
     assert clients == {1: 6 * row, 3: 6 * row, 4: 6 * row + 3 * biases}
 
 
+@pytest.mark.slow
 def test_accelerators_hold_a_part_each_or_leave_it_to_the_host(task, data, monkeypatch):
     row = 4 * fa.num_parameters(task.init(jax.random.key(0)))
     for where, expected in (
@@ -245,12 +246,14 @@ def test_what_is_needed_is_said_in_words():
     )
 
 
+@pytest.mark.slow
 def test_a_longer_program_takes_more_to_compile(task, data):
     found = [traced(one, task, data, fa.Plan())[0] for one in (fedavg(), scaffold())]
     assert found[0].compiler < found[1].compiler < 2 * found[0].compiler
     assert found[0].peak - found[0].total > found[0].compiler
 
 
+@pytest.mark.slow
 def test_a_model_that_nobody_has_room_for_is_refused_not_counted_in_int32(
     data, monkeypatch
 ):

@@ -95,6 +95,7 @@ def test_without_client_state_there_is_nothing_to_keep(task, data):
     assert jax.jit(round_fn)(state, keys(1)[0])[0].clients == ()
 
 
+@pytest.mark.slow
 def test_rows_of_nobody_are_neither_read_nor_written():
     table = {"a": jnp.arange(12.0).reshape(6, 2), "b": jnp.arange(6)}
     lies = jax.sharding.NamedSharding(

@@ -68,6 +68,7 @@ def test_where_each_client_has_a_lane_no_room_is_made():
     assert (took, block) == (pytest.approx(10 * step + step_time.WAIT), 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["lax", "patches"])
 def test_a_client_adds_the_products_of_its_batch_or_moves_its_model(way):
     shape, size = (16, 16, 3), 4000

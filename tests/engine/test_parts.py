@@ -272,6 +272,7 @@ def test_a_wrapped_state_is_known_by_the_method_inside(around, task, data):
         jax.eval_shape(round_fn, state, keys(1)[0])
 
 
+@pytest.mark.slow
 def test_the_origin_of_a_state_is_no_obstacle_to_what_keeps_nothing(task, data):
     """FedProx goes on from FedAvg's state, and a jitted round from its own."""
     _, state = start(fedavg(), task, data, PLAN)

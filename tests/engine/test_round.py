@@ -364,6 +364,7 @@ def test_neither_upload_nor_weight_of_an_idle_slot_counts():
     assert weighted_sum(weights, active, jnp.array([[4.0], [1.0], [jnp.nan]])) == 1
 
 
+@pytest.mark.slow
 def test_the_learning_rate_decays_by_round(x64):
     data = make_data(dtype=np.float64, sizes=(8,))
     plan = fa.Plan(batch_size=None, lr=0.2, lr_decay=0.5)

@@ -197,6 +197,7 @@ def known(policy, task, data, **plan):
     return fixed_steps(fedavg()._replace(policy=policy), task, data, fa.Plan(**plan))
 
 
+@pytest.mark.slow
 def test_what_the_host_knows_of_the_steps(task):
     equal, unequal = make_data(EQUAL), make_data(UNEQUAL)
     assert known(fa.constant_steps(7), task, unequal) == 7

@@ -213,6 +213,7 @@ def test_a_callback_hears_every_round_and_changes_none(ready):
     assert heard[-1]["round"] == 7 and int(again.round) == 7
 
 
+@pytest.mark.slow
 def test_a_callback_stops_after_the_chunk_in_which_it_says_so(ready):
     """Early stopping, as a user would write it."""
     round_fn, state = ready

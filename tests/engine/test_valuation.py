@@ -29,6 +29,7 @@ def worth(members):
     ).mean()
 
 
+@pytest.mark.slow
 def test_leaving_one_out_is_what_it_says():
     found = fa.leave_one_out(linear_task(), jnp.zeros(4), deltas(), WEIGHTS, TEST)
     everyone = set(range(4))

@@ -23,6 +23,7 @@ def test_a_folder_of_files_that_no_one_reads_is_said():
         built(data_dir="/x")
 
 
+@pytest.mark.slow
 def test_parity_relabels_what_was_split_by_the_labels_themselves():
     own, parity = built(), built(labels="parity", model="svm")
     for part in ("x", "index", "size"):
@@ -37,6 +38,7 @@ def test_parity_relabels_what_was_split_by_the_labels_themselves():
     np.testing.assert_allclose(parity.task.loss(logits, np.array([0])), [1.5**2 / 2])
 
 
+@pytest.mark.slow
 def test_the_svm_is_given_pixels_from_0_to_1():
     x = np.arange(64.0).reshape(1, 8, 8, 1) % 17
     kernel = np.arange(64.0)[:, None]

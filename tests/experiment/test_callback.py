@@ -50,6 +50,7 @@ def test_rounds_between_evaluations_are_heard_without_accuracy(tiny, whole):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_run_stops_where_it_is_asked_to(tiny, whole):
     """Early stopping, as a user would write it."""
     rows = read_run(whole.folder).metrics.to_pylist()
@@ -159,6 +160,7 @@ def test_without_one_nothing_is_different(tiny, monkeypatch):
     assert without < 30 < 60 <= len(fetched) - without
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "callback, says",
     [

@@ -87,6 +87,7 @@ def test_no_law_draws_a_time_that_a_float32_cannot_hold(most):
         assert not law.positive or (drawn > 0).all()
 
 
+@pytest.mark.slow
 def test_without_a_clock_rows_count_bytes_and_no_seconds(whole, tmp_path):
     metrics = read_run(whole.folder).metrics.to_pydict()
     visits = np.cumsum(metrics["cohort"])

@@ -329,6 +329,7 @@ def resumed(config, folder):
     return [at.warning for at in said if at.warning]
 
 
+@pytest.mark.slow
 def test_damaged_rows_cost_the_rounds_since_the_state_before_them(
     stopped, whole, tmp_path
 ):
@@ -506,6 +507,7 @@ def test_every_file_that_is_read_again_is_listed(stopped):
     assert besides == {".lock", files.SUMS, *checkpoint.DATED}
 
 
+@pytest.mark.slow
 def test_a_folder_of_before_is_gone_on_with_and_listed(stopped, whole, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(stopped[0].folder, folder)

@@ -36,12 +36,12 @@ NEEDS = {
     "gift": {"algorithm.initial_steps": 2, "num_steps": None},
 }
 OF_PUBLIC = ("feddf", "fnr", "fedavg_pubft", "public_only")
-# that show more than the others; the others are a campaign
+# that show more than the others
 SHOWING = (*NEEDS, *OF_PUBLIC[1:], "ditto", "fedssg")
 
 
-def of_each():
-    marks = lambda name: () if name in SHOWING else pytest.mark.campaign
+def of_each(mark):
+    marks = lambda name: () if name in SHOWING else mark
     return [pytest.param(name, marks=marks(name)) for name in ALGORITHMS]
 
 
@@ -51,11 +51,8 @@ def config_of(name, **more):
     return from_settings({k: v for k, v in settings.items() if v is not None})
 
 
-@pytest.mark.parametrize(
-    "name, sampler",
-    [*((name, "uniform") for name in ALGORITHMS), ("fedssg", "bernoulli")],
-)
-def test_a_long_run_may_try_lanes(name, sampler, monkeypatch):
+@pytest.mark.parametrize("name", of_each(pytest.mark.slow))
+def test_a_long_run_may_try_lanes(name, monkeypatch):
     def seconds(algorithm, task, data, plan):  # traced, not timed
         make_round(algorithm, task, data, plan)
         return 1.0
@@ -63,12 +60,13 @@ def test_a_long_run_may_try_lanes(name, sampler, monkeypatch):
     alike = lambda algorithm, task, data, plan: np.ones(data.num_clients)
     monkeypatch.setattr(calibrate, "_seconds", seconds)
     monkeypatch.setattr(calibrate, "_steps_of_a_real_round", alike)
-    config = config_of(name, sampler=sampler, participation=0.5)
-    assert calibrate.fastest_lanes(*build(config)[:4]) in (1, 2, 3, 4)
+    for sampler in ("uniform", "bernoulli") if name == "fedssg" else ("uniform",):
+        config = config_of(name, sampler=sampler, participation=0.5)
+        assert calibrate.fastest_lanes(*build(config)[:4]) in (1, 2, 3, 4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", of_each())
+@pytest.mark.parametrize("name", of_each(pytest.mark.campaign))
 def test_a_run_ends_with_a_record_and_a_table(name, tmp_path):
     config = config_of(name, folder=str(tmp_path / "run"))
     assert uses_public(build(config).algorithm) == (name in OF_PUBLIC)

@@ -137,6 +137,7 @@ def test_what_cannot_be_matched_is_one_sentence(matched, whole, tmp_path):
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_run_whose_clients_hold_other_examples_is_not_matched(
     matched, whole, tmp_path
 ):

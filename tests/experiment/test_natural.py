@@ -243,6 +243,7 @@ def test_the_command_line_needs_no_number(mine, tmp_path, monkeypatch, capsys):
     )
 
 
+@pytest.mark.slow
 def test_trials_of_a_sweep_hold_what_their_runs_hold(mine):
     configs = [small(mine, num_clients=2, partition_seed=seed) for seed in range(4)]
     first = build(configs[0])

@@ -268,6 +268,7 @@ def test_a_run_is_loaded_evaluated_and_gone_on_with(tiny, whole):
     assert finished.clients.num_rows == read_run(whole.folder).clients.num_rows
 
 
+@pytest.mark.slow
 def test_a_run_of_more_devices_is_loaded_on_those_there_are(whole, tmp_path):
     folder = tmp_path / "moved"
     shutil.copytree(whole.folder, folder)
@@ -346,6 +347,7 @@ VALUES = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.fixed_dictionaries({}, optional=VALUES))
 def test_a_config_comes_back_from_toml_and_from_its_fields(values):

@@ -100,6 +100,7 @@ def measured(strength: float = 0.1, bend: float = 0.1) -> fa.Algorithm:
     return fa.algorithms.fedprox(mu=strength if float(bend) else 0.0)
 
 
+@pytest.mark.slow
 def test_a_number_that_an_own_algorithm_asks_python_for_is_not_traced():
     fa.register("algorithm")(measured)
     settings = {**TINY, "algorithm": "measured", "checkpoint_every": None}
@@ -304,6 +305,7 @@ def test_configs_of_ours_keep_their_hash(kind, name):
     assert config_hash(from_settings({kind: name})) == HASHES[kind, name]
 
 
+@pytest.mark.slow
 def test_two_options_of_one_name_are_told_apart_by_their_full_names():
     def split_by(labels, num_clients, *, seed, strength: float = 0.1): ...
 

@@ -94,6 +94,7 @@ def test_a_cohort_of_coins_is_expected_to_have_a_client_at_least():
     assert said.cohort > 1
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_what_would_be_run_and_writes_nothing(capsys, elsewhere):
     everyone = QUICK_RUN.replace("participation 0.5", "participation 1")
     line = f"{everyone} --evaluate-every 4 --folder mine --dry-run"
@@ -137,6 +138,7 @@ def test_the_time_that_is_said_follows_from_what_is_computed(monkeypatch):
     assert preview(config_of(algorithm="fedgsnr")).train_seconds is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape, model, clients, batch, took",
     [

@@ -69,6 +69,7 @@ def test_without_a_public_set_everything_is_as_it_was():
     np.testing.assert_array_equal(found.source.x_train, source.x_train)
 
 
+@pytest.mark.slow
 def test_clients_hold_what_the_public_set_leaves(nods):
     for algorithm in ("fedavg", "nodding"):
         found = built(algorithm=algorithm, public="holdout", validation_examples=20)
@@ -368,6 +369,7 @@ def test_the_first_round_waits_for_the_public_set(algorithm, each):
     assert broadcast_seconds(free, build(free)) == 0
 
 
+@pytest.mark.slow
 def test_each_trial_waits_for_the_public_set_as_long_as_its_run(tmp_path):
     """Whose clients' bandwidths are drawn by its own seed."""
     asked = {"algorithm": "fnr", "public_examples": 30, "step_seconds": 0.1}

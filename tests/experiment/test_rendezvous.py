@@ -37,6 +37,7 @@ def met(*processes):
         return [done.result() for done in reversed(running)]
 
 
+@pytest.mark.slow
 def test_processes_meet_in_any_order_and_leave_the_port(address):
     for count in (1, 2, 4):
         assert met(*(ProcessGroup(address, count, i, 20) for i in range(count))) == (

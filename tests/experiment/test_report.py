@@ -37,6 +37,7 @@ def test_a_folder_is_no_list_of_folders_and_a_picture_has_a_format(whole, tmp_pa
         learning_curve(whole.folder, tmp_path / "a.foo")
 
 
+@pytest.mark.slow
 def test_several_runs_make_one_picture(whole, tmp_path):
     path = tmp_path / "new" / "both.png"
     one, both = (
@@ -207,6 +208,7 @@ def test_a_run_without_rows_has_no_curve(tmp_path):
         learning_curve(tmp_path)
 
 
+@pytest.mark.slow
 def test_drawing_leaves_pyplot_alone(whole, tmp_path):
     import matplotlib.pyplot as plt
 

@@ -337,6 +337,7 @@ def test_maps_show_local_steps_and_labels_of_each_client(place, source, shown, w
     assert even.max() < image.max() and even.shape == image.shape
 
 
+@pytest.mark.slow
 def test_a_drawing_names_five_runs_and_counts_the_others(whole, tmp_path):
     for i in range(7):
         shutil.copytree(whole.folder, tmp_path / f"run{i}")
@@ -487,6 +488,7 @@ def test_names_and_settings_are_text(source, shown):
     assert html.text("a\udcff<") == "a?&lt;"  # a byte of a path that is no text
 
 
+@pytest.mark.slow
 def test_a_command_makes_the_run_again(place, shown, monkeypatch):
     monkeypatch.chdir(place)
     begin = "fedjax-adapt run --config "

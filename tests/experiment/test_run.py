@@ -277,6 +277,7 @@ def test_a_killed_run_resumes_to_the_bit_without_doubled_rows(tiny, whole):
     assert numbers(killed.folder) == numbers(whole.folder)
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_costs_rounds_and_not_the_run(tiny, whole):
     broken = tiny()
     with pytest.raises(Stop):
@@ -568,6 +569,7 @@ def test_resuming_where_nothing_lies_starts_afresh(tiny):
     assert run(tiny(rounds=1), resume=True).rounds == 1
 
 
+@pytest.mark.slow
 def test_a_folder_in_use_is_refused(half):
     with locked(Path(half.folder)), pytest.raises(ValueError, match="is in use"):
         run(half, resume=True)

@@ -136,6 +136,7 @@ def test_each_trial_has_the_folder_of_a_run(three, whole):
         assert record.summary[name] == theirs.summary[name], name
 
 
+@pytest.mark.slow
 def test_what_reads_runs_reads_the_trials_of_a_sweep(three, tmp_path):
     (table,) = comparison_tables(sheets([three.folder]))
     ranked = [three.folder / "trials" / f"000{trial}" for trial in range(3)]

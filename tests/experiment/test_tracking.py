@@ -85,6 +85,7 @@ def test_resuming_goes_on_after_the_checkpoint(tiny, fakes):
     assert first.rounds + second.rounds == [1, 2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.slow
 def test_one_that_fails_is_said_and_left_out(tiny, whole, fakes, monkeypatch, caplog):
     monkeypatch.setattr(Fake, "fails_at", 3)
     config = tiny(track="wandb", checkpoint_every=2)
@@ -159,6 +160,7 @@ def events(folder):
     return found
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_the_curves(tiny):
     pytest.importorskip("tensorboardX")
     config = tiny(track="tensorboard", checkpoint_every=2)

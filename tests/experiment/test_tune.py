@@ -472,6 +472,7 @@ def test_a_dry_run_says_how_many_are_tried_in_how_many_rounds(elsewhere, capsys)
     assert [path.name for path in elsewhere.iterdir()] == ["space.toml"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lr", "trials", "found"),
     [([0.1, 0.3], 9, {3: 2, 6: 1}), (RATE, 3, {3: 3, 6: 1}), (RATE, 1, {6: 1})],
@@ -486,6 +487,7 @@ def test_a_dry_run_counts_what_is_trained(tmp_path, lr, trials, found):
     assert len(group.trials) == max(found.values())
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_a_search_that_has_begun(halved, capsys):
     line = f"tune --folder {halved.folder} --resume --dry-run"
     code, out, err = fedjax_adapt(capsys, f"{line} --trials 9")

@@ -117,6 +117,7 @@ def test_two_dropout_layers_drop_different_units():
     assert 0.7 < dropped < 0.8  # 1 - 1/4; layers that agree would drop a half
 
 
+@pytest.mark.slow
 def test_dropout_under_vmap_and_grad_has_one_mask_per_client():
     task = fa.classification(Dropping, (4,))
     params = task.init(KEY)
@@ -270,6 +271,7 @@ def test_pixels_are_normalised_in_their_own_units():
     np.testing.assert_allclose(logits, expected.reshape(2, -1), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_double_precision_inputs_stay_double():
     with jax.enable_x64():
         half = jnp.bfloat16(0.5)
@@ -282,6 +284,7 @@ def test_double_precision_inputs_stay_double():
         np.testing.assert_allclose(logits, expected, rtol=1e-14)
 
 
+@pytest.mark.slow
 def test_the_loss_is_cross_entropy_of_each_example():
     task = fa.classification(linear((4,), 3), (4,))
     logits, y = X[:, :3], np.array([0, 1, 2, 0, 1])
@@ -289,6 +292,7 @@ def test_the_loss_is_cross_entropy_of_each_example():
     np.testing.assert_allclose(task.loss(logits, y), -np.log(p[range(5), y]), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int8])
 def test_the_fused_cross_entropy_is_optaxs_with_its_gradient(dtype):
     """Labels that no logit has, infinite logits and NaN included."""

@@ -48,6 +48,7 @@ def chosen(mode, batch):
     return np.argwhere(found)[:, 1:].T
 
 
+@pytest.mark.slow
 def test_flip_crop_draws_its_transforms_as_often_as_it_says():
     flipped, row, column = chosen("constant", 8000)
     unmoved = (row == PAD) & (column == PAD)
@@ -68,6 +69,7 @@ def test_reflect_crop_moves_every_image():
     assert abs(np.corrcoef([flipped, row, column]) - np.eye(3)).max() < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", AUGMENTS)
 def test_each_example_is_a_transform_of_itself_and_the_key_decides_which(mode):
     x, keys = images(40), jax.random.split(KEY)
@@ -91,6 +93,7 @@ class Dropping(nnx.Module):
         return jnp.concatenate([x, self.drop(jnp.ones_like(x))], axis=1)
 
 
+@pytest.mark.slow
 def test_training_augments_normalised_inputs_and_evaluation_does_not():
     x = images(6)
     shown = ((lambda key: ()), lambda params, x: x.reshape(len(x), -1))
@@ -108,6 +111,7 @@ def test_training_augments_normalised_inputs_and_evaluation_does_not():
     )
 
 
+@pytest.mark.slow
 def test_dropout_and_augmentation_draw_from_keys_of_their_own():
     x = images(6)
     size = x[0].size

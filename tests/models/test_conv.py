@@ -137,6 +137,7 @@ def test_the_gradient_of_kernels_side_by_side_is_one_of_all_of_them():
     np.testing.assert_allclose(shared[1], gradient(x[0, 0], kernels[0, 1]), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-12), ("bfloat16", 0.05)])
 def test_other_precisions(dtype, tolerance):
     with jax.enable_x64(dtype == "float64"):
@@ -177,6 +178,7 @@ def test_winograds_way_is_the_sum(dtype, tolerance, side, pixels, padding):
             assert jnp.abs(a - b).max() < tolerance * jnp.abs(b).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
 @pytest.mark.parametrize("channels, filters", [(4, 2), (16, 16)])
 def test_vmap_over_kernels_and_images_is_a_loop_over_them(strides, channels, filters):

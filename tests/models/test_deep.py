@@ -169,6 +169,7 @@ def test_both_hidden_layers_of_a_vgg_are_given_half_of_what_they_would_be(short)
     np.testing.assert_array_equal(jax.jit(task.apply)(params, x).features, 12)
 
 
+@pytest.mark.slow
 def test_the_stages_of_resnet18_halve_the_image_but_for_the_first():
     """A 3 x 3 stem at stride 1 without pooling, widths 64 to 512, strides 1, 2, 2, 2."""
     build = MODELS["resnet18"]((32, 32, 3), 10)

@@ -132,6 +132,7 @@ DROPPING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DROPPING)
 def test_dropout_runs_in_training_alone(name):
     task = fa.classification(DROPPING[name](), SHAPE)
@@ -340,6 +341,7 @@ class LinenEmbedded(linen.Module):
         return linen.Dense(CLASSES)(linen.Embed(50, 8)(x).mean(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [Embedded, LinenEmbedded()])
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8])
 def test_an_embedding_receives_integers(model, dtype):
@@ -361,6 +363,7 @@ def test_an_embedding_receives_integers(model, dtype):
     assert narrow.apply(params, x).logits.dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_whole_numbers_are_float32_to_a_model_that_takes_them():
     task = fa.classification(fa.models.mlp(SHAPE, CLASSES), SHAPE)
     params = task.init(KEY)

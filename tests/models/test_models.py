@@ -48,6 +48,7 @@ def test_number_of_parameters_is_the_papers(name, shape, options, expected):
     assert fa.num_parameters(jax.eval_shape(task.init, KEY)) == expected
 
 
+@pytest.mark.slow
 def test_cifar100_cnn_has_the_papers_size():
     task = task_of("cnn", (32, 32, 3), num_classes=100)
     assert fa.num_parameters(jax.eval_shape(task.init, KEY)) == 815_332
@@ -71,6 +72,7 @@ def test_weights_and_biases_start_within_one_over_root_fan_in(name):
             )  # and they fill the range
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["linear", "mlp", "cnn"])
 def test_features_are_what_the_last_layer_sees(name):
     shape = IMAGES

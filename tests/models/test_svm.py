@@ -51,6 +51,7 @@ def test_the_logits_tell_the_score_and_the_loss_has_the_norm_of_the_weights():
     np.testing.assert_allclose(found.loss, expected_loss(W, X, Y).mean(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_five_rounds_are_those_of_a_program_in_float64():
     data = fa.FederatedDataset.from_clients(
         [(X[:5], Y[:5]), (X[5:], Y[5:])], num_classes=2
