@@ -192,17 +192,17 @@ def _server(rule: ServerRule, keep: bool, from_broadcast: bool) -> ServerRule:
         cohort: Cohort,
         shift: Params | None = None,
     ) -> tuple[Params, ServerExtra]:
-        own, moved = upload.delta
+        delta, moved = upload.delta
         if keep and shift is not None:
             moved = optax.tree.add(moved, shift)
         sel = mean_of(params, moved) if keep else ()
-        upload = upload._replace(delta=own)
+        upload = upload._replace(delta=delta)
         params, extra = updated(rule, params, server.inner, upload, cohort, shift)
         return params, Averaged(extra, sel)
 
     def with_models(uploads: Upload, cohort: Cohort) -> Upload:
-        own, moved = uploads.delta
-        upload = rule.combine(uploads._replace(delta=own), cohort)
+        delta, moved = uploads.delta
+        upload = rule.combine(uploads._replace(delta=delta), cohort)
         weights = uniformly(cohort)
         moved = jax.tree.map(
             lambda leaf: weighted_sum(weights, cohort.active, leaf), moved

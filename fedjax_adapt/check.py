@@ -304,11 +304,11 @@ def same_kind(part: str, what: str, new: Any, old: Any, given_by: str) -> None:
             f"{write}."
         )
     pairs = zip(jax.tree.leaves_with_path(new), jax.tree.leaves(old), strict=True)
-    for (path, own), given in pairs:
-        if leaf(own) != leaf(given) and not _rounds(own, given):
+    for (path, got), given in pairs:
+        if leaf(got) != leaf(given) and not _rounds(got, given):
             where = jax.tree_util.keystr(path)
             raise SettingError(
-                f"{part} returned {leaf(own)} for {what}{where} where {given_by} gave "
+                f"{part} returned {leaf(got)} for {what}{where} where {given_by} gave "
                 f"{leaf(given)}; return the same shape and dtype."
             )
 

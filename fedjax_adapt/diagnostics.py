@@ -214,8 +214,10 @@ def _showing(
         return Shown(inner, show(cohort, outcome))
 
     def report(state, cohort, measured):
-        own = policy.report(state.inner, cohort, measured)
-        return merged_report(own, state.scalars, "StepPolicy.report", "the diagnostic")
+        shown = policy.report(state.inner, cohort, measured)
+        return merged_report(
+            shown, state.scalars, "StepPolicy.report", "the diagnostic"
+        )
 
     best = policy.best and (lambda state, best=policy.best: best(state.inner))
     changed = policy._replace(

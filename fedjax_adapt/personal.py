@@ -92,13 +92,13 @@ def _personal_part(is_personal: PyTree, params: Params) -> dict[str, Array]:
         jax.tree.leaves(params),
         strict=True,
     )
-    return {path: leaf for path, own, leaf in parts if own}
+    return {path: leaf for path, stays, leaf in parts if stays}
 
 
-def _with_personal_part(own: dict[str, Array], params: Params) -> Params:
+def _with_personal_part(part: dict[str, Array], params: Params) -> Params:
     """The parameters, those that are personal as the client has them."""
     pairs = zip(_paths(params), jax.tree.leaves(params), strict=True)
-    leaves = [own.get(path, leaf) for path, leaf in pairs]
+    leaves = [part.get(path, leaf) for path, leaf in pairs]
     return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
 
@@ -153,19 +153,19 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
     def shared(new: Params, old: Params) -> Params:
         """`new`, its personal parameters as in `old`."""
         return jax.tree.map(
-            lambda own, a, b: b if own else a, is_personal(old), new, old
+            lambda stays, a, b: b if stays else a, is_personal(old), new, old
         )
 
     def without_personal(sent: PyTree, params: Params) -> PyTree:
         """`sent`, with zeros for personal parameters wherever it is like a model."""
-        own, shapes = is_personal(params), _shapes(params)
+        stays, shapes = is_personal(params), _shapes(params)
         alike = lambda tree: _shapes(tree) == shapes
 
         def blank(tree):
             if not alike(tree):
                 return tree
-            zero = lambda own, leaf: jnp.zeros_like(leaf) if own else leaf
-            return jax.tree.map(zero, own, tree)
+            zero = lambda stays, leaf: jnp.zeros_like(leaf) if stays else leaf
+            return jax.tree.map(zero, stays, tree)
 
         return jax.tree.map(blank, sent, is_leaf=alike)
 
@@ -238,10 +238,10 @@ def _refining_shared(refine: Refinement | None, shared: Callable) -> Refinement 
     """A refinement that leaves the server's personal parameters as they are."""
     if refine is None or refine.server is None:
         return refine
-    own = refine.server
+    at_server = refine.server
 
     def server(params, state, view, key):
-        new, state, report = own(params, state, view, key)
+        new, state, report = at_server(params, state, view, key)
         return shared(new, params), state, report
 
     return refine._replace(server=server)

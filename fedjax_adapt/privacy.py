@@ -132,12 +132,12 @@ def with_privacy(
         return updated(rule, params, extra, noisy(upload, cohort), cohort)
 
     def report(extra: ServerExtra, upload: Upload, cohort: Cohort) -> dict[str, Array]:
-        own = rule.report(extra, noisy(upload, cohort), cohort)
+        shown = rule.report(extra, noisy(upload, cohort), cohort)
         more = {
             "clipped_fraction": upload.extra.clipped,
             "noise_std": noise_std(cohort),
         }
-        return merged_report(own, more, "ServerRule.report", "with_privacy")
+        return merged_report(shown, more, "ServerRule.report", "with_privacy")
 
     return algorithm._replace(
         local=local._replace(

@@ -239,6 +239,8 @@ def sent_part(tree: Params) -> tuple[PyTree, Callable[[PyTree], Params]]:
         left = iter(sent)
         zeros = map(jnp.zeros_like, leaves)
         pairs = zip(kept, zeros, strict=True)
-        return structure.unflatten([zero if own else next(left) for own, zero in pairs])
+        return structure.unflatten(
+            [zero if stays else next(left) for stays, zero in pairs]
+        )
 
-    return [leaf for leaf, own in zip(leaves, kept, strict=True) if not own], whole
+    return [leaf for leaf, stays in zip(leaves, kept, strict=True) if not stays], whole

@@ -64,18 +64,18 @@ def ditto(
     def trained(run):  # v_i
         setting, key = run.setting, jax.random.fold_in(run.key, OWN)
 
-        def loss(own, batch, step):
+        def loss(model, batch, step):
             here = jax.random.fold_in(key, step)
-            outputs = predict_train(run.task, own, batch.x, here)
+            outputs = predict_train(run.task, model, batch.x, here)
             return weighted_loss(run.task, outputs, batch)
 
-        def step(own, batch, i):
-            grads = jax.grad(loss)(own, batch, i)
-            grads = optax.tree.add_scale(grads, mu, optax.tree.sub(own, run.anchor))
+        def step(model, batch, i):
+            grads = jax.grad(loss)(model, batch, i)
+            grads = optax.tree.add_scale(grads, mu, optax.tree.sub(model, run.anchor))
             grads, _ = clip(grads, setting.clip_norm)
-            grads = optax.tree.add_scale(grads, setting.weight_decay, own)
+            grads = optax.tree.add_scale(grads, setting.weight_decay, model)
             moved = lambda p, g: (p - setting.lr * g).astype(p.dtype)
-            return jax.tree.map(moved, own, grads)
+            return jax.tree.map(moved, model, grads)
 
         return run.over_steps(step, run.client.own, steps)
 

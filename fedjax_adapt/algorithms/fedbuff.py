@@ -168,17 +168,17 @@ def _asynchronous(
 ) -> Algorithm:
     """The base, its server rule in either way: `mixes` says whether models are kept."""
     check.at_least("concurrency", concurrency, 1)
-    most, own = concurrency, as_base(base)
+    most, algorithm = concurrency, as_base(base)
     if base is None:
-        own = Algorithm(server=ServerRule(combine=mean(uniformly)))
-    rule = own.server
+        algorithm = Algorithm(server=ServerRule(combine=mean(uniformly)))
+    rule = algorithm.server
     if rule.busy is not None:
         raise SettingError(
             f"{name} got a base that is asynchronous itself; leave it out."
         )
 
     def init(params):
-        sent = _sent_by(name, own, params)
+        sent = _sent_by(name, algorithm, params)
         table = lambda tree: jax.tree.map(
             lambda leaf: jnp.zeros((most, *leaf.shape), leaf.dtype), tree
         )
@@ -214,7 +214,7 @@ def _asynchronous(
         weighted = lambda tree: _times(factor(stale), tree)
         sent, extra = take(state.delta), take(state.extra)
         if mixes:
-            apart = lambda model, own: model - own[None]
+            apart = lambda model, begin: model - begin[None]
             moved = weighted(jax.tree.map(apart, take(state.model), params))
         else:
             moved = weighted(sent)
@@ -254,9 +254,9 @@ def _asynchronous(
         update=around(update, rule.update),
         report=lambda state, upload, cohort: state.report,
         busy=lambda state: state.clients.ids,
-        given=own.server.given,
+        given=algorithm.server.given,
     )
-    return seeing(own, server=lambda state: state.inner)._replace(server=server)
+    return seeing(algorithm, server=lambda state: state.inner)._replace(server=server)
 
 
 def _sent_off(

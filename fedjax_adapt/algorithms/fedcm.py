@@ -53,8 +53,8 @@ def fedcm(
     check.one_of("weights", weights, WEIGHTS)
 
     def correct(grads, view):
-        own = optax.tree.scale(alpha, grads)
-        return optax.tree.add_scale(own, 1 - alpha, view.server)
+        scaled = optax.tree.scale(alpha, grads)
+        return optax.tree.add_scale(scaled, 1 - alpha, view.server)
 
     def update(params, direction, upload, cohort):
         del direction

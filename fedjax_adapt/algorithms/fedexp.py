@@ -81,16 +81,16 @@ def fedexp(epsilon: float = 1e-3, base: Algorithm | None = None) -> Algorithm:
         return optax.tree.add_scale(new, server_lr(upload) - 1, upload.delta), extra
 
     def report(extra, upload, cohort):
-        own = rule.report(extra, plain(upload), cohort)
+        shown = rule.report(extra, plain(upload), cohort)
         more = {"server_lr": server_lr(upload)}
-        return merged_report(own, more, "ServerRule.report of the base", "fedexp")
+        return merged_report(shown, more, "ServerRule.report of the base", "fedexp")
 
     def weights(cohort):
         return Sent(combine.extra(cohort), model_weights(rule, cohort))
 
     def traffic(params, upload):
-        own = traffic_for(base.local, params, plain(upload))
-        return own._replace(scalars_up=own.scalars_up + 1)  # ||D_i||^2
+        sent = traffic_for(base.local, params, plain(upload))
+        return sent._replace(scalars_up=sent.scalars_up + 1)  # ||D_i||^2
 
     return inner._replace(
         local=inner.local._replace(

@@ -211,21 +211,21 @@ def pool_cohort(cohort: Cohort, measured: Measured, weights: str = "data") -> Po
     )
 
 
-def ratios(all_: Pooled, own: Measured) -> Ratios:
+def ratios(all_: Pooled, client: Measured) -> Ratios:
     """n_k and r_k of one client."""
-    per = 1 / jnp.maximum(own.batch, 1)
+    per = 1 / jnp.maximum(client.batch, 1)
 
     def over(term) -> Array:  # all coordinates, of mu_k, sqrt(var_k) and the like of g
-        parts = map(moments_of, leaves_of(own.gradient))
+        parts = map(moments_of, leaves_of(client.gradient))
         given = zip(parts, all_.mean, all_.deviation, strict=True)
         return sum(
             total(term(part.mean, jnp.sqrt(part.var), *of_g)) for part, *of_g in given
         )
 
     a = over(lambda mu, sd, mu_g, sd_g: mu * mu_g + per * sd * sd_g)
-    b = own.mean_square + per * own.total_var
+    b = client.mean_square + per * client.total_var
     b_g = all_.mean_square + per * all_.total_var
-    usable = own.finite & jnp.isfinite(a) & jnp.isfinite(b) & jnp.isfinite(b_g)
+    usable = client.finite & jnp.isfinite(a) & jnp.isfinite(b) & jnp.isfinite(b_g)
     # b_k / b_g - (a_k / b_g)^2, in units of b_g, whose square no float32 may hold; where
     # R_k and R_g = R_k - D are alike, from D, which does not follow from a, b and b_g
     cosine = a / _or_one(b_g)
@@ -239,7 +239,7 @@ def ratios(all_: Pooled, own: Measured) -> Ratios:
     gsnr = jnp.where(sine > 0, cosine / jnp.sqrt(_or_one(sine)), LARGEST)
     gsnr = jnp.where(a > 0, gsnr, 0)
     bounded = lambda value: jnp.where(usable, jnp.clip(value, 0, LARGEST), 0)
-    return Ratios(bounded(optimal), bounded(gsnr), usable, own.draw)
+    return Ratios(bounded(optimal), bounded(gsnr), usable, client.draw)
 
 
 def fedgsnr(

@@ -51,7 +51,7 @@ def fedrep(
         first = most if head_steps is None else jnp.minimum(head_steps, most)
         of_head = view.step < first
         head = chosen(personal, view.params)
-        return jax.tree.map(lambda own: of_head if own else ~of_head, head)
+        return jax.tree.map(lambda is_head: of_head if is_head else ~of_head, head)
 
     def correct(grads, view):
         return jax.tree.map(

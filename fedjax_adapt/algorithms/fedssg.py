@@ -246,10 +246,10 @@ def fedssg(
         direction = optax.tree.scale(-1 / correction_scale(run), moved)
         if correction == "last_diff":
             return direction
-        own = optax.tree.add_scale(
+        corrected = optax.tree.add_scale(
             run.client.control, -1 / run.size_ratio, run.server.control
         )
-        return optax.tree.add(own, direction)
+        return optax.tree.add(corrected, direction)
 
     def finish(run):
         count = run.client.count + 1

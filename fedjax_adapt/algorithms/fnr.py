@@ -185,9 +185,9 @@ def fnr_refinement(
         rows = order[:most]
 
         def refine(client):
-            params, own, among, chosen, id = client
+            params, before, among, chosen, id = client
             passes = jnp.where(chosen, epochs, 0)
-            j = penalty(variant, num_classes, own, among, norms)
+            j = penalty(variant, num_classes, before, among, norms)
             key_client = jax.random.fold_in(key, id)
             return finetune(view, params, passes, key_client, sgd, j, weight)
 
@@ -280,28 +280,28 @@ def _reference(variant: str, delta_set: str, cohort: Cohort, refined: Array) -> 
 
 
 def penalty(
-    variant: str, num_classes: int, own: Array, among: Array, norms: Array
+    variant: str, num_classes: int, before: Array, among: Array, norms: Array
 ) -> Penalty:
     """J of one client.
 
     Args:
       variant: "sq", "literal" or "linear".
       num_classes: K.
-      own: its F_j [classes] before refinement.
+      before: its F_j [classes] before refinement.
       among: whose norms count, [cohort] bool.
       norms: F_m of all, [cohort, classes].
     """
     count = among.sum().astype(norms.dtype)
     known = jnp.where(among[:, None], norms, 0)  # others' may not be finite
     target = known.sum(0) / jnp.maximum(count, 1)
-    present = own > 0  # a norm is at least 1e-6
+    present = before > 0  # a norm is at least 1e-6
     square = jnp.square(target).sum() / jnp.maximum(present.sum(), 1)
 
     def j(outputs, batch):
         labels = jax.nn.one_hot(batch.y, num_classes) * batch.weight[:, None]
         rho = labels.sum(0) / batch.weight.sum()
         if variant == "literal":
-            return (rho * count * (target - own)).sum()
+            return (rho * count * (target - before)).sum()
         sums = (labels * feature_norms(outputs.features)[:, None]).sum(0)
         off = target - sums / jnp.maximum(labels.sum(0), 1)
         if variant == "linear":

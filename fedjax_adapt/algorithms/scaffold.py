@@ -72,8 +72,8 @@ def scaffold(
         return 1.0 if scale == "none" else view_or_run.size_ratio
 
     def prepare(view):  # c / w_i - c_i
-        own = optax.tree.scale(-1, view.client)
-        return optax.tree.add_scale(own, 1 / ratio(view), view.server)
+        correction = optax.tree.scale(-1, view.client)
+        return optax.tree.add_scale(correction, 1 / ratio(view), view.server)
 
     def correct(grads, view):
         return optax.tree.add(grads, view.prepared)
@@ -85,9 +85,9 @@ def scaffold(
         steps = run.setting.mean_steps if control_steps == "mean" else run.num_steps
         seen = 1.0 if scale == "legacy" else ratio(run)
         moved = optax.tree.sub(run.anchor, run.params)
-        own = optax.tree.add_scale(run.client, -1 / seen, run.server)
+        difference = optax.tree.add_scale(run.client, -1 / seen, run.server)
         passed = effective_steps(steps, run.setting.momentum) * lr
-        return optax.tree.add_scale(own, 1 / passed, moved)
+        return optax.tree.add_scale(difference, 1 / passed, moved)
 
     def finish(run):
         control = renewed(run)

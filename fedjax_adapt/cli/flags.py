@@ -209,8 +209,8 @@ def _as_shown(
             raise ambiguous(name.replace("_", "-"), full, choices, "--")
         if written.setdefault(full[0], name) != name:
             raise twice(_flag_of(written[full[0]]), _flag_of(name), full[0])
-        kind, dot, own = shown[full[0]].rpartition(".")
-        found.append(_flag_of(f"{kind}{dot}{negated}{own}") + equals + value)
+        kind, dot, rest = shown[full[0]].rpartition(".")
+        found.append(_flag_of(f"{kind}{dot}{negated}{rest}") + equals + value)
     return found
 
 
@@ -236,7 +236,7 @@ def _flag_of(name: str) -> str:
 
 def group_of(kind: str, name: str) -> dict[str, Option]:
     """The options of one choice by their full names."""
-    return {f"{kind}.{own}": o for own, o in kind_options(kind, name).items()}
+    return {f"{kind}.{option}": o for option, o in kind_options(kind, name).items()}
 
 
 def _arguments_class(

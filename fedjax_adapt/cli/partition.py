@@ -137,14 +137,14 @@ def output_path(
 def _names_of_runs() -> set[str]:
     """Every setting a run can have besides those of data sets and partitions."""
     training = [kind for kind in KINDS if kind not in DECIDE]
-    own = lambda kinds: [
+    options_of = lambda kinds: [
         f"{kind}.{option}"
         for kind in kinds
         for name in registry(kind)
         for option in kind_options(kind, name)
     ]
-    names = {*common_options(), "resume", *spellings(own(training))}
-    return names - {*map(flat_name, own(DECIDE))}
+    names = {*common_options(), "resume", *spellings(options_of(training))}
+    return names - {*map(flat_name, options_of(DECIDE))}
 
 
 def partition(arguments: list[str]) -> int:

@@ -234,15 +234,15 @@ def traffic_for(rule: LocalRule, params: Params, upload: Upload) -> Traffic:
 
 
 def traffic_within(
-    rule: LocalRule, own: Callable[[Upload], Upload]
+    rule: LocalRule, unwrap: Callable[[Upload], Upload]
 ) -> Callable[[Params, Upload], Traffic]:
     """`LocalRule.traffic` of a wrapper that sends no more than the rule it wraps.
 
     Args:
       rule: the rule inside.
-      own: the wrapper's upload -> that of the rule.
+      unwrap: the wrapper's upload -> that of the rule.
     """
-    return lambda params, upload: traffic_for(rule, params, own(upload))
+    return lambda params, upload: traffic_for(rule, params, unwrap(upload))
 
 
 def adds_mean(rule: ServerRule) -> bool:

@@ -128,11 +128,11 @@ def round_bytes(
         asked &= steps_follow_measurements(algorithm.policy) | (cohort.num_active > 0)
     count = lambda who: who.sum().astype(float)
     down, _ = messages(traffic_of(algorithm), params)
-    _, own = messages(_rule_traffic(algorithm), params)
+    _, trained = messages(_rule_traffic(algorithm), params)
     _, measured = messages(algorithm.policy.traffic, params)
     # in floating point: an int32 would overflow
     down = count(asked) * float(down)
-    up = count(cohort.active) * float(own) + count(asked) * float(measured)
+    up = count(cohort.active) * float(trained) + count(asked) * float(measured)
     if refined is None:
         return down, up
     more_down, more_up = messages(refined_traffic(algorithm), params)

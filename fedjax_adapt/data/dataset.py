@@ -143,10 +143,10 @@ class FederatedDataset:
 
     def _own_tests(self) -> tuple[Array, Array] | None:
         """(x, y) that only clients are tested on, or None."""
-        own = self.client_tests
-        if own is None or (self.test is not None and own.x is self.test[0]):
+        tests = self.client_tests
+        if tests is None or (self.test is not None and tests.x is self.test[0]):
             return None
-        return own.x, own.y
+        return tests.x, tests.y
 
     def pooled(self) -> "FederatedDataset":
         """One client that holds every row some client holds, once, without noise.
@@ -233,13 +233,13 @@ class FederatedDataset:
             check_like(f"client {i}", x, y, clients[0])
         named = {f"client {i}": table for i, table in enumerate(tables)}
         named |= {"test": test, "public": public}
-        own = client_tests
-        if own is not None:
-            tests = [*own]
-            own = concatenated_tests(tests, clients)
+        given = client_tests
+        if given is not None:
+            tests = [*given]
+            given = concatenated_tests(tests, clients)
             named |= {f"the test of client {i}": table for i, table in enumerate(tests)}
         check_columns(named)
-        return cls.from_rows(*concatenated(clients), test, public, num_classes, own)
+        return cls.from_rows(*concatenated(clients), test, public, num_classes, given)
 
     @classmethod
     def from_frame(
@@ -312,9 +312,9 @@ class FederatedDataset:
             `public` or `client_tests` are not of the clients' kind, or `public` holds
             examples of a test.
         """
-        own = client_tests[:2] if isinstance(client_tests, tuple | list) else None
+        columns = client_tests[:2] if isinstance(client_tests, tuple | list) else None
         named = {"the training set": x, "test": test, "public": public}
-        check_columns(named | {"client_tests": own})
+        check_columns(named | {"client_tests": columns})
         x, y = as_array("x", x), as_array("y", y)
         check_like("the training set", x, y, (x, y))
         check.at_least("num_classes", num_classes, 0, none="the largest label plus 1")

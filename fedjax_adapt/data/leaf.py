@@ -103,14 +103,14 @@ def _users(
                 if user in seen:
                     raise SettingError("is there twice")
                 seen.add(user)
-                own = content["user_data"].pop(user)
-                if len(own["x"]) != len(own["y"]):
+                data = content["user_data"].pop(user)
+                if len(data["x"]) != len(data["y"]):
                     raise SettingError(
-                        f"has {len(own['x'])} examples in x but {len(own['y'])} in y"
+                        f"has {len(data['x'])} examples in x but {len(data['y'])} in y"
                     )
-                if not own["y"]:
+                if not data["y"]:
                     continue
-                x, y = convert(own["x"], own["y"])
+                x, y = convert(data["x"], data["y"])
             except (KeyError, TypeError, AttributeError, ValueError) as error:
                 known = isinstance(error, ValueError)
                 said = error if known else "has no x and y in user_data"
@@ -182,11 +182,11 @@ def _places(texts: list[str]) -> np.ndarray:
     unknown = len(LETTERS)
     table = np.full(128, unknown, np.uint8)
     table[[ord(letter) for letter in LETTERS]] = np.arange(unknown)
-    joined = "".join(texts)
-    codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
+    text = "".join(texts)
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     places = np.where(codes < 128, table[np.minimum(codes, 127)], unknown)
     if (places == unknown).any():
-        letter = joined[int((places == unknown).argmax())]
+        letter = text[int((places == unknown).argmax())]
         raise SettingError(
             f"has the character {letter!r}, which is none of LEAF's {unknown}"
         )

@@ -238,6 +238,6 @@ def _round_robin(place: np.ndarray, num_places: int, num_clients: int) -> np.nda
     """
     owner = np.empty_like(place)
     for number in range(num_places):
-        own = place == number
-        owner[own] = np.resize(np.arange(number, num_clients, num_places), own.sum())
+        here = place == number
+        owner[here] = np.resize(np.arange(number, num_clients, num_places), here.sum())
     return owner

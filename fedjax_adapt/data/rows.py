@@ -301,16 +301,16 @@ def _check_numbers(example: str, x: np.ndarray, y: np.ndarray) -> None:
 
 def check_rows(rows: Sequence[Any], num_examples: int, given: str = "rows") -> None:
     """Raises ValueError unless `given` gives each client rows that there are."""
-    for i, own in enumerate(rows):
-        own = np.asarray(own)
-        if own.ndim != 1 or (own.size and not np.issubdtype(own.dtype, np.integer)):
-            hint = "np.flatnonzero of a mask" if own.dtype == bool else "such as [0, 3]"
+    for i, row in enumerate(rows):
+        row = np.asarray(row)
+        if row.ndim != 1 or (row.size and not np.issubdtype(row.dtype, np.integer)):
+            hint = "np.flatnonzero of a mask" if row.dtype == bool else "such as [0, 3]"
             raise SettingError(
-                f"{given} gives client {i} {own.dtype}{list(own.shape)}; give the numbers "
+                f"{given} gives client {i} {row.dtype}{list(row.shape)}; give the numbers "
                 f"of its rows, {hint}."
             )
-        if own.size and not 0 <= own.min() <= own.max() < num_examples:
-            bad = own.min() if own.min() < 0 else own.max()
+        if row.size and not 0 <= row.min() <= row.max() < num_examples:
+            bad = row.min() if row.min() < 0 else row.max()
             raise SettingError(
                 f"{given} gives client {i} row {bad}, but its x has rows 0 to "
                 f"{num_examples - 1}."

@@ -260,8 +260,8 @@ def guarded_algorithm(algorithm: Algorithm) -> Algorithm:
     if isinstance(steps.measure, Measure):
         steps = steps._replace(measure=_under(Measure, steps.measure, measure))
     elif steps.measure is not None:
-        own = guarded("StepPolicy.measure", steps.measure, returned.arrays)
-        steps = steps._replace(measure=own)
+        checked = guarded("StepPolicy.measure", steps.measure, returned.arrays)
+        steps = steps._replace(measure=checked)
     if steps.probe is not None:
         steps = steps._replace(probe=_under(Probe, steps.probe, probe))
     return Algorithm(

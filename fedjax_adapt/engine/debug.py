@@ -323,8 +323,10 @@ def _refine(algorithm, view, table, key):
 
 def _warn_of_a_model(upload, run):
     """A rule that sends its model where the server adds a difference."""
-    own, sent = jax.tree.leaves(run.params), jax.tree.leaves(upload.delta)
-    if len(own) == len(sent) and all(a is b for a, b in zip(own, sent, strict=True)):
+    params, sent = jax.tree.leaves(run.params), jax.tree.leaves(upload.delta)
+    if len(params) == len(sent) and all(
+        a is b for a, b in zip(params, sent, strict=True)
+    ):
         warnings.warn(
             "LocalRule.finish sends run.params, the model itself, as Upload.delta, which "
             "the server adds to its own; write Upload(optax.tree.sub(run.params, "

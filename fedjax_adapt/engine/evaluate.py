@@ -185,8 +185,8 @@ def by_class(scored: Scores, y: Array, num_classes: int) -> Array:
 @jax.jit
 def by_client(scored: Scores, index: Array, size: Array) -> Metrics:
     """Accuracy and mean loss of each client's examples, [clients]; 0 without any."""
-    own = jnp.arange(index.shape[1])[None] < size[:, None]
-    mean = lambda leaf: jnp.where(own, leaf[index], 0).sum(1) / jnp.maximum(size, 1)
+    real = jnp.arange(index.shape[1])[None] < size[:, None]
+    mean = lambda leaf: jnp.where(real, leaf[index], 0).sum(1) / jnp.maximum(size, 1)
     return Metrics(accuracy=mean(scored.right), loss=mean(scored.loss))
 
 
@@ -205,9 +205,9 @@ def named_metrics_by_client(
     """The task's metrics of each client's examples, [clients] by name; 0 without any."""
 
     def of_client(row, size):
-        own = jax.tree.map(lambda leaf: leaf[row], each)
+        of_rows = jax.tree.map(lambda leaf: leaf[row], each)
         weight = (jnp.arange(row.shape[0]) < size).astype(float)
-        named = final_of(task, own, weight)
+        named = final_of(task, of_rows, weight)
         return jax.tree.map(lambda value: jnp.where(size > 0, value, 0), named)
 
     # one client after another: a metric may need much of every example

@@ -57,8 +57,8 @@ def init_state(
         origin=origin_of(algorithm, params),
     )
     # a buffer of its own for every leaf, so that the state can be donated
-    own = lambda leaf: strongly_typed(jnp.array(leaf), jnp.asarray(leaf))
-    state = jax.tree.map(own, state)
+    copied = lambda leaf: strongly_typed(jnp.array(leaf), jnp.asarray(leaf))
+    state = jax.tree.map(copied, state)
     state = state._replace(clients=store.create(client, num_clients, num_devices))
     return store.place(state, num_devices)
 
@@ -117,15 +117,17 @@ def check_state(
         "write init_state(algorithm, task, data, plan, key) with the algorithm, model, "
         "data and plan of the round."
     )
-    for name, own, other in zip(names, expected, found, strict=True):
-        if name == "policy" and not jax.tree.leaves(own):
+    for name, part, other in zip(names, expected, found, strict=True):
+        if name == "policy" and not jax.tree.leaves(part):
             continue
-        if jax.tree.structure(own) != jax.tree.structure(other):
+        if jax.tree.structure(part) != jax.tree.structure(other):
             raise SettingError(
                 f"state is another algorithm's: state.{name}, {names[name]}, is not "
                 f"what this one keeps; {write}"
             )
-        pairs = zip(jax.tree.leaves_with_path(other), jax.tree.leaves(own), strict=True)
+        pairs = zip(
+            jax.tree.leaves_with_path(other), jax.tree.leaves(part), strict=True
+        )
         for (path, leaf), like in pairs:
             came, wanted = check.leaf(leaf), check.leaf(like)
             if came != wanted:
@@ -135,9 +137,9 @@ def check_state(
                     f"{write}"
                 )
     if isinstance(state.origin, Origin):
-        own = origin_of(algorithm, state.params)
+        origin = origin_of(algorithm, state.params)
         for field in Origin.__dataclass_fields__:
-            came, wanted = getattr(state.origin, field), getattr(own, field)
+            came, wanted = getattr(state.origin, field), getattr(origin, field)
             # whoever wraps a method may well go on from its state
             ours = all(name.startswith(ALGORITHMS) for name in (came, wanted))
             if ours and came != wanted:

@@ -96,14 +96,14 @@ def evaluate_clients(
         data=(data, FederatedDataset),
     )
     check.at_least("batch_size", batch_size, 1)
-    own = client_examples(data, on)
+    examples = client_examples(data, on)
     if one_for_each(task, params, data.num_clients):
-        return _of_own_models(task, _row, (), params, own, batch_size, devices)
-    scored = scores(task, params, (own.x, own.y), batch_size, devices)
-    metrics = by_client(scored, own.index, own.size)
+        return _model_metrics(task, _row, (), params, examples, batch_size, devices)
+    scored = scores(task, params, (examples.x, examples.y), batch_size, devices)
+    metrics = by_client(scored, examples.index, examples.size)
     if not task.metrics:
         return metrics
-    named = named_metrics_by_client(task, scored.each, own.index, own.size)
+    named = named_metrics_by_client(task, scored.each, examples.index, examples.size)
     return metrics._replace(named=named)
 
 
@@ -117,12 +117,12 @@ def evaluate_personal(
     on: Literal["test", "train"] | None = None,
 ) -> Metrics:
     """As `evaluate_clients` of `personal_models`, which are never there all at once."""
-    own, found = client_examples(data, on), []
+    examples, found = client_examples(data, on), []
     model_of, shared = algorithm.local.personal, state.params
     for ids, rows in blocks_of(algorithm, state):
-        block = own._replace(index=own.index[ids], size=own.size[ids])
+        block = examples._replace(index=examples.index[ids], size=examples.size[ids])
         found.append(
-            _of_own_models(task, model_of, shared, rows, block, batch_size, devices)
+            _model_metrics(task, model_of, shared, rows, block, batch_size, devices)
         )
         wait_for_shared_cpu_state(found[-1])
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
@@ -213,12 +213,12 @@ def one_for_each(task: Task, params: Params, num_clients: int) -> bool:
     )
 
 
-def _of_own_models(
+def _model_metrics(
     task: Task,
     model_of: Callable[[PyTree, PyTree], Params],
     shared: PyTree,
     table: PyTree,
-    own: ClientExamples,
+    examples: ClientExamples,
     batch_size: int,
     devices: int | str,
 ) -> Metrics:
@@ -229,30 +229,30 @@ def _of_own_models(
       model_of: (shared, row of `table`) -> a client's model.
       shared: the same for all clients.
       table: leading axis clients.
-      own: who holds which examples.
+      examples: who holds which examples.
       batch_size: examples at a time.
       devices: how many devices share the clients; "auto": all.
     """
-    num_clients, longest = own.index.shape
+    num_clients, longest = examples.index.shape
     num_devices = mesh.count(devices, num_clients)
     width = min(batch_size, longest)
     at_once = min(max(batch_size // width, 1), -(-num_clients // num_devices))
     if num_devices > 1:
         shared = mesh.everywhere(shared, num_devices)
-        own = mesh.to_read(own, num_devices)
+        examples = mesh.to_read(examples, num_devices)
         table = jax.tree.map(put, table, table_shardings(table, num_devices))
     sizes = width, at_once, num_devices
-    return _own_means(task, model_of, sizes, shared, table, own)
+    return _means_of_models(task, model_of, sizes, shared, table, examples)
 
 
 @jit_newest(static=3)
-def _own_means(task, model_of, sizes, shared, table, own):
+def _means_of_models(task, model_of, sizes, shared, table, examples):
     width, at_once, num_devices = sizes
-    num_clients = own.size.shape[0]
+    num_clients = examples.size.shape[0]
     each = -(-num_clients // num_devices)
     ids = jnp.minimum(jnp.arange(each * num_devices), num_clients - 1)
     fill = lambda leaf: leaf if len(ids) == num_clients else leaf[ids]
-    clients = jax.tree.map(fill, (table, own.index, own.size))
+    clients = jax.tree.map(fill, (table, examples.index, examples.size))
 
     def on_device(given, clients, nothing):
         shared, x, y = given
@@ -280,7 +280,7 @@ def _own_means(task, model_of, sizes, shared, table, own):
         found = jax.lax.map(mean, clients, batch_size=at_once)
         return (), found, nothing
 
-    given = shared, own.x, own.y
+    given = shared, examples.x, examples.y
     _, found, _ = mesh.run_on_devices(on_device, given, clients, (), num_devices)
     found = jax.tree.map(lambda leaf: leaf[:num_clients], found)
     found = mesh.everywhere(found, num_devices)

@@ -90,14 +90,14 @@ def agreed() -> Iterator[None]:
     if not several():
         yield
         return
-    own = None
+    mine = None
     try:
         yield
     except ValueError as error:
-        own = error
-    said = [sentence for sentence in of_all(own and str(own)) if sentence is not None]
+        mine = error
+    said = [sentence for sentence in of_all(mine and str(mine)) if sentence is not None]
     if said:
-        raise Refused(said[0]) from own
+        raise Refused(said[0]) from mine
 
 
 def check_same(values: Mapping[str, Any]) -> None:
@@ -178,13 +178,13 @@ def _bytes_of_all(data: bytes) -> list[bytes]:
     """The bytes that each process gives; they need not be as many."""
     sizes = _rows_of_all(np.array([len(data)], np.int32))[:, 0]
     longest = 2 ** int(sizes.max()).bit_length()  # or each length would be a program
-    own = np.zeros(longest, np.uint8)
-    own[: len(data)] = np.frombuffer(data, np.uint8)
-    rows = _rows_of_all(own)
+    padded = np.zeros(longest, np.uint8)
+    padded[: len(data)] = np.frombuffer(data, np.uint8)
+    rows = _rows_of_all(padded)
     return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
 
-def _rows_of_all(own: np.ndarray) -> np.ndarray:
+def _rows_of_all(row: np.ndarray) -> np.ndarray:
     """The array of each process, [processes, ...]; all of one shape and dtype.
 
     `multihost_utils.process_allgather` wants as many devices in every process, and puts a
@@ -192,8 +192,8 @@ def _rows_of_all(own: np.ndarray) -> np.ndarray:
     """
     firsts = devices()[: jax.process_count()]
     mesh = Mesh(np.array(firsts), ("processes",))
-    mine = jax.device_put(own[None], firsts[jax.process_index()])
-    shape = (len(firsts), *own.shape)
+    mine = jax.device_put(row[None], firsts[jax.process_index()])
+    shape = (len(firsts), *row.shape)
     lies = NamedSharding(mesh, PartitionSpec("processes"))
     rows = jax.make_array_from_single_device_arrays(shape, lies, [mine])
     return np.asarray(_everywhere(mesh)(rows))

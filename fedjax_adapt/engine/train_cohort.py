@@ -187,8 +187,8 @@ def train_cohort(
     if leaves_out:
         each = each._replace(left_out=each.left_out & cohort.active)
         cohort = without(cohort, each.left_out)
-        own, uniform = weights
-        upload = _scaled(own, cohort.active, upload)
+        weight, uniform = weights
+        upload = _scaled(weight, cohort.active, upload)
         sent = _scaled(uniform, cohort.active, sent)
     if not streams:
         upload = combine(each.upload._replace(info=()), cohort)

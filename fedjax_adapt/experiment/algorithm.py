@@ -50,12 +50,12 @@ def build_algorithm(config: Config) -> Algorithm:
     try:
         algorithm = _construct(config, config.algorithm, config.algorithm_options)
     except SettingError as error:
-        own, sentence = error.setting, str(error)
-        if own not in known:
+        option, sentence = error.setting, str(error)
+        if option not in known:
             raise
-        if own in common_options():  # which is another setting
+        if option in common_options():  # which is another setting
             sentence = f"algorithm.{sentence}"
-        raise SettingError(sentence, f"algorithm.{own}") from None
+        raise SettingError(sentence, f"algorithm.{option}") from None
     if algorithm.server.busy is not None:
         _check_asynchronous(config)
     if algorithm.policy is not Algorithm().policy:
@@ -113,9 +113,9 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
     constructor = find("algorithm", name)
     known = options_of("algorithm", constructor)
     of_run = {
-        own: getattr(config, ours)
-        for own, ours in DERIVED.items()
-        if own in known and _follows(name, own, known[own])
+        option: getattr(config, ours)
+        for option, ours in DERIVED.items()
+        if option in known and _follows(name, option, known[option])
     }
     if config.sampler == "earliest":
         of_run.pop("participation", None)  # the plan knows, of those that hold examples
@@ -123,13 +123,13 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
         clients = config.num_clients or CLIENTS
         of_run["participation"] = cohort_size(config) / clients
     # elsewhere None is the default, or what the run says
-    own_none = {n for n in known if n not in DERIVED and known[n].default is not None}
-    given = {n: v for n, v in options.items() if v is not None or n in own_none}
+    nullable = {n for n in known if n not in DERIVED and known[n].default is not None}
+    given = {n: v for n, v in options.items() if v is not None or n in nullable}
     if config.max_local_steps is not None and "max_steps" in known:
         # a policy that learns must know what its clients really take
-        for own in {"max_steps", "initial_steps"} & set(known):
+        for option in {"max_steps", "initial_steps"} & set(known):
             most = config.max_local_steps
-            of_run[own] = min(known[own].default or most, most)
+            of_run[option] = min(known[option].default or most, most)
         if (given.get("initial_steps") or 0) > config.max_local_steps:
             raise SettingError(
                 f"initial_steps={given['initial_steps']} is above max_local_steps="
@@ -171,14 +171,14 @@ def _made(name: str, constructor: Callable, options: dict[str, Any]) -> Algorith
     return algorithm
 
 
-def _follows(name: str, own: str, option: Option) -> bool:
+def _follows(name: str, argument: str, option: Option) -> bool:
     """Whether an argument is given what the run says, where no other is given.
 
     Of a user's own function only one that is None by default.
     """
     if is_own("algorithm", name):
         return option.default is None
-    return own != "lr" or option.default is not None
+    return argument != "lr" or option.default is not None
 
 
 def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
@@ -381,8 +381,8 @@ def _record(config: Config) -> records.Record:
     record, _ = records.read_finished(folder, f"match={config.match}")
     theirs = to_settings(read_config(folder / store.CONFIG))
     ours = to_settings(config)
-    own = [name for name in ours if name.startswith(("partition.", "dataset."))]
-    for name in (*settings_that_are("matched"), *own):
+    options = [name for name in ours if name.startswith(("partition.", "dataset."))]
+    for name in (*settings_that_are("matched"), *options):
         if ours[name] != theirs.get(name):
             raise SettingError(
                 f"match={config.match} holds a run with {name}={theirs.get(name)}, not "

@@ -233,7 +233,7 @@ def build(config: Config) -> Federation:
             source, public = source.parity(), public and public.parity()
         seen = public if uses_public(algorithm) else None
         data = skewed(config, source, source.federated(rows, seen, test_rows))
-    task = with_told_ways(config.convolutions, build_task(config, source), data, plan)
+    task = with_chosen_ways(config.convolutions, build_task(config, source), data, plan)
     if config.model == OBJECT:
         _check_accuracy(task, source)
     found = Federation(algorithm, task, data, plan, source, measured, public, labels)
@@ -293,8 +293,8 @@ def split_source(config: Config, source: Source) -> list[np.ndarray]:
     if not is_own("partition", config.partition):
         return split(config.partition, *of, **given, **options)
     function = find("partition", config.partition)
-    own = user_functions.called(f"partition={config.partition}", function)
-    rows = own(*of, **_accepted(function, given), **options)
+    partitioner = user_functions.called(f"partition={config.partition}", function)
+    rows = partitioner(*of, **_accepted(function, given), **options)
     return user_functions.checked_rows(config, rows, len(source.y_train))
 
 
@@ -359,8 +359,8 @@ def load_source(config: Config) -> Source:
     of_run = {"seed": partition_seed(config), "num_clients": config.num_clients}
     options = dict(config.dataset_options) | _accepted(loader, of_run)
     if is_own("dataset", config.dataset):
-        own = user_functions.called(f"dataset={config.dataset}", loader)
-        source = own(config.data_dir, **options)
+        reader = user_functions.called(f"dataset={config.dataset}", loader)
+        source = reader(config.data_dir, **options)
         user_functions.check_made(f"dataset={config.dataset}", source, Source)
     else:
         spec = SOURCES.get(config.dataset)
@@ -393,7 +393,7 @@ def listed(ways: list[str]) -> str:
     return ",".join(ways) if len(ways) > 1 else f"{ways[0]},"
 
 
-def with_told_ways(
+def with_chosen_ways(
     convolutions: str, task: Task, data: FederatedDataset, plan: Plan
 ) -> Task:
     """The task, its convolutions computed as the setting says."""

@@ -193,9 +193,9 @@ def differing(
         return setting_of(config, name) if known else unset
 
     found = [{n: of(config, n) for n in names} for config in configs]
-    written = lambda n: {json.dumps(own[n]) for own in found if own[n] is not unset}
+    written = lambda n: {json.dumps(one[n]) for one in found if one[n] is not unset}
     differ = [name for name in names if len(written(name)) > 1]
-    return [{n: own[n] for n in differ if own[n] is not unset} for own in found]
+    return [{n: one[n] for n in differ if one[n] is not unset} for one in found]
 
 
 def unlearned() -> list[str]:

@@ -93,9 +93,9 @@ def _control_grid(
     if fixed and 0 in grid.get("algorithm.weight", ()):
         return None
     known = options_of("algorithm", find("algorithm", algorithm))
-    own = {f"algorithm.{name}" for name in known}
+    accepted = {f"algorithm.{name}" for name in known}
     of_algorithm = lambda name: name.startswith("algorithm.")
-    kept = {n: v for n, v in grid.items() if n in own or not of_algorithm(n)}
+    kept = {n: v for n, v in grid.items() if n in accepted or not of_algorithm(n)}
     options = {f"algorithm.{name}": [value] for name, value in fixed.items()}
     return kept | {"algorithm": [algorithm]} | options
 

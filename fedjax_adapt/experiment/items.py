@@ -126,12 +126,12 @@ def read_item(name: str) -> Item:
         figures=raw.get("figures", [x for x in drawn if x in ("accuracy", "loss")]),
         draw=drawn,
         against=raw.get("against", "round"),
-        chosen=_sentences(path, raw.get("chosen", [])),
+        chosen=_reasons(path, raw.get("chosen", [])),
         published=raw.get("published", {}),
     )
 
 
-def _sentences(path: Path, chosen: Sequence[str]) -> list[str]:
+def _reasons(path: Path, chosen: Sequence[str]) -> list[str]:
     """What an item chose, where a word stands for a sentence of its paper."""
     file = path.with_name(CHOSEN)
     known = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
@@ -145,13 +145,13 @@ def _check_columns(path: Path, raw: Mapping[str, Any]) -> None:
     """Raises SettingError on a cost that no run has, of a target or as an axis."""
     for figure in raw.get("figures", ()):
         column, of_target, target = figure.partition("_to.")
-        own = column.removeprefix("models.all.").removeprefix("models.sel.")
+        short = column.removeprefix("models.all.").removeprefix("models.sel.")
         # a cost by the round that another model reached a target in is not worked out
-        known = ("rounds", *COSTS) if own == column else ("rounds",)
-        if of_target and own not in known:
+        known = ("rounds", *COSTS) if short == column else ("rounds",)
+        if of_target and short not in known:
             raise SettingError(
                 f"{path} has the figure {figure}, but {column!r} is nothing that a target "
-                f"takes; {check.nearest(own, known)}"
+                f"takes; {check.nearest(short, known)}"
             )
         if of_target and not target.replace(".", "", 1).isdecimal():
             raise SettingError(

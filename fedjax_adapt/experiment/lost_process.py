@@ -44,25 +44,25 @@ def filtered_stderr() -> Iterator[None]:
         yield
         return
     before.flush()
-    own = os.dup(2)
+    original = os.dup(2)
     # in a session of its own, for Ctrl-C would end it too
     reader = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=own,
+        stderr=original,
         start_new_session=True,
     )
     assert reader.stdin is not None
     os.dup2(reader.stdin.fileno(), 2)
     reader.stdin.close()
     encoding, errors = before.encoding, before.errors
-    sys.stderr = open(own, "w", buffering=1, encoding=encoding, errors=errors)
+    sys.stderr = open(original, "w", buffering=1, encoding=encoding, errors=errors)
     try:
         yield
     finally:
         ours, sys.stderr = sys.stderr, before
-        os.dup2(own, 2)  # the reader comes to the end of what it reads, and ends
+        os.dup2(original, 2)  # the reader comes to the end of what it reads, and ends
         ours.flush()
         # unless a program that was begun meanwhile still writes there
         with suppress(subprocess.TimeoutExpired):

@@ -345,9 +345,9 @@ def _keep_output() -> None:
     It stays open to Python, in the first process.
     """
     sys.stdout.flush()
-    own, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    original, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
-    output = own if processes.is_first() else nowhere
+    output = original if processes.is_first() else nowhere
     encoding, errors = sys.stdout.encoding, sys.stdout.errors
     sys.stdout = open(output, "w", buffering=1, encoding=encoding, errors=errors)
 

@@ -83,13 +83,13 @@ def _misplaced(
     key: str, known: Mapping[str, Any], choices: Mapping[str, str]
 ) -> str | None:
     """What to say of a setting in the table of a kind that it is not of; None: nothing."""
-    kind, dot, own = key.partition(".")
+    kind, dot, option = key.partition(".")
     if not dot:
         return None
-    begins = f"{own} is no option of {kind} {choices.get(kind, '')}".rstrip()
-    if own in known:
+    begins = f"{option} is no option of {kind} {choices.get(kind, '')}".rstrip()
+    if option in known:
         return f"{begins} but a setting of the run; write it above the tables."
     for other, name in choices.items():
-        if f"{other}.{own}" in known:
+        if f"{other}.{option}" in known:
             return f"{begins} but of {other} {name}; write it below [{other}]."
     return None

@@ -282,8 +282,8 @@ def _runs_in_group(sweep: Path, folder: Path) -> list[Path]:
         raise SettingError(f"{folder} is no group of the sweep {sweep}: {there}.")
     known = trials_in(sweep)
     numbers = trials_of_group(folder)
-    own = [sweep / trial_folder(number) for number in numbers]
-    if found := list(filter(known.get, own)):
+    folders = [sweep / trial_folder(number) for number in numbers]
+    if found := list(filter(known.get, folders)):
         return found
     why = "all of them diverged" if numbers else "resume the sweep first"
     raise SettingError(
@@ -431,15 +431,15 @@ class Swept(NamedTuple):
             place = self.folder / store.GROUPS / group
             files.check(self.folder, place / files.SUMS)
             rows = store.read_table(place, "metrics")
-            own = pc.index_in(rows["trial"], value_set=self.results["trial"])
+            at = pc.index_in(rows["trial"], value_set=self.results["trial"])
             columns: dict[str, Any] = {"trial": rows["trial"]}
             for name in self.settings:
                 column = f"algorithm_{name}" if name in rows.column_names else name
-                columns[column] = self.results[name].take(own)
+                columns[column] = self.results[name].take(at)
             others = {n: rows[n] for n in rows.column_names if n != "trial"}
             tables.append(pa.table(columns | others))
-        joined = pa.concat_tables(tables, promote_options="default")
-        return joined.sort_by([("trial", "ascending"), ("round", "ascending")])
+        table = pa.concat_tables(tables, promote_options="default")
+        return table.sort_by([("trial", "ascending"), ("round", "ascending")])
 
     @property
     def settings(self) -> list[str]:

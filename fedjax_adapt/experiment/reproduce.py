@@ -163,8 +163,8 @@ def _merged(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, A
 
 def _smoke(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings of the same code on tiny data, for seconds."""
-    own = ("dataset.", "model.")
-    small = {n: v for n, v in settings.items() if not n.startswith(own)} | SMOKE
+    kinds = ("dataset.", "model.")
+    small = {n: v for n, v in settings.items() if not n.startswith(kinds)} | SMOKE
     if settings.get("num_clients") == 1:  # that holds all data
         small["num_clients"] = 1
     if settings.get("labels") == "parity":  # two classes, of which the SVM knows

@@ -104,8 +104,8 @@ class Tally:
 
     def _named(self, column: str) -> str:
         """A column, by what the accuracy on the test set is to be called."""
-        own, _, _ = column.partition("_")
-        tested = own == store.ACCURACY or column == f"class_{store.ACCURACY}"
+        first, _, _ = column.partition("_")
+        tested = first == store.ACCURACY or column == f"class_{store.ACCURACY}"
         return column.replace(store.ACCURACY, self.accuracy) if tested else column
 
 

@@ -287,8 +287,8 @@ def accuracy_by_client(
     server = evaluate_clients(task, state.params, data, devices=devices)
     found = {"client_accuracy": server.accuracy}
     if algorithm.local.personal is not None:
-        own = evaluate_personal(algorithm, task, state, data, devices=devices)
-        found["personal_accuracy"] = own.accuracy
+        personal = evaluate_personal(algorithm, task, state, data, devices=devices)
+        found["personal_accuracy"] = personal.accuracy
     return found
 
 

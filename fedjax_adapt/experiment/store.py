@@ -174,10 +174,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise SettingError(f"{path} is broken ({files.first_line(error)}).") from None
 
 
-def write_origins(folder: Path, own: Mapping[str, str]) -> None:
+def write_origins(folder: Path, origins: Mapping[str, str]) -> None:
     """Writes that down where there is anything."""
-    if own:
-        files.write_listed(folder / OWN, json.dumps(own, indent=2) + "\n")
+    if origins:
+        files.write_listed(folder / OWN, json.dumps(origins, indent=2) + "\n")
 
 
 def append(folder: Path, name: str, rows: Mapping[str, Any], last_round: int) -> None:

@@ -173,15 +173,15 @@ class Summary:
         values = asdict(self)
         if self.accuracy_name == TEST:
             return values
-        own = {name: values.pop(name) for name in FIGURES}
-        return {accuracy_shown_as(self.accuracy_name): own} | values
+        figures = {name: values.pop(name) for name in FIGURES}
+        return {accuracy_shown_as(self.accuracy_name): figures} | values
 
 
 def reported(metrics: "pyarrow.Table", watched: int) -> dict[str, float | None]:
     """`Summary.reported` of the table `metrics`, without the parameters of `watch`."""
     known = OF_ALL | {f"parameter_{i}" for i in range(watched)}
-    own = [name for name in metrics.column_names if name not in known]
-    last = {name: metrics[name][-1].as_py() for name in own}
+    shown = [name for name in metrics.column_names if name not in known]
+    last = {name: metrics[name][-1].as_py() for name in shown}
     # a row has no value where a resumed run no longer shows what it did
     finite = lambda value: value is not None and math.isfinite(value)
     return {name: value if finite(value) else None for name, value in last.items()}

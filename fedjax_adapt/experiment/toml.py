@@ -78,8 +78,8 @@ def line_of(path: Path, key: str, after: int = 0) -> int:
     what is written in the table of its kind, below [run] or [grid], or, where that is
     nowhere, with an underscore or without the kind.
     """
-    kind, _, own = key.rpartition(".")
-    for spelling in (key, f"{key}.name", f"{kind}_{own}", own):
+    kind, _, option = key.rpartition(".")
+    for spelling in (key, f"{key}.name", f"{kind}_{option}", option):
         table: list[str] = []
         for number, line in enumerate(lines_of(path), 1):
             opened = re.match(r"\s*\[+([^\[\]=]+)\]", line)

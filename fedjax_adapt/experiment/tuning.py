@@ -33,7 +33,7 @@ from ..models.timing import fastest, milliseconds, ways_to_try
 from ..models.ways import Layer
 from ..plan import Plan
 from . import files, summary, user_functions
-from .build import AUTO, RULE, Federation, listed, trained_layers, with_told_ways
+from .build import AUTO, RULE, Federation, listed, trained_layers, with_chosen_ways
 from .config import Config, identity
 from .schema import settings_that_are
 
@@ -171,7 +171,7 @@ def settle_convolutions(
     ]
     show(doing="compiling")
     config = replace(config, convolutions=listed(ways))
-    return config, with_told_ways(config.convolutions, task, data, plan)
+    return config, with_chosen_ways(config.convolutions, task, data, plan)
 
 
 def times_of_ways(

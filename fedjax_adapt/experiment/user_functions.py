@@ -239,8 +239,8 @@ def from_file(kind: str, text: str) -> Callable:
     name, module = text.rpartition(":")[2], _loaded(kind, text).module
     if not hasattr(module, name):
         functions = filter(inspect.isfunction, vars(module).values())
-        own = [f.__name__ for f in functions if f.__module__ == module.__name__]
-        raise SettingError(f"{kind}={text} is unknown; {check.nearest(name, own)}")
+        names = [f.__name__ for f in functions if f.__module__ == module.__name__]
+        raise SettingError(f"{kind}={text} is unknown; {check.nearest(name, names)}")
     check_function(kind, getattr(module, name))
     return getattr(module, name)
 
@@ -314,9 +314,9 @@ def origins(configs: Iterable[Any]) -> dict[str, str]:
         for kind in KINDS:
             name = getattr(config, kind)
             base = str(config.algorithm_options.get("base") or "").partition("(")[0]
-            for own in (name, base) if kind == "algorithm" else (name,):
-                if f"{kind}={own}" not in found and is_own(kind, own):
-                    found[f"{kind}={own}"] = _origin(kind, own)
+            for choice in (name, base) if kind == "algorithm" else (name,):
+                if f"{kind}={choice}" not in found and is_own(kind, choice):
+                    found[f"{kind}={choice}"] = _origin(kind, choice)
         found |= revised(config)
     for name, default in GENERATOR.items():
         now = str(getattr(jax.config, name.lower(), default))

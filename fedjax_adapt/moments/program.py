@@ -127,11 +127,11 @@ def _find_taps(program: Program) -> None:
     program.fed = set(range(first, last))
     uses, found = Counter(), []
     for step in program.steps:
-        own = [program.reads[n] for n in step.takes if n in program.reads]
-        params = frozenset().union(*own)
+        reads = [program.reads[n] for n in step.takes if n in program.reads]
+        params = frozenset().union(*reads)
         if not program.fed.isdisjoint(step.takes):
             program.fed.update(step.gives)
-            for some in own:
+            for some in reads:
                 uses.update(some)
             if params:
                 found.append((params, step))

@@ -121,9 +121,9 @@ def contributions(folder: str | Path) -> list[Contribution]:
     clients, values = rows["client"].to_numpy(), rows["gsnr"].to_numpy()
     found = []
     for client in np.unique(clients):
-        own = values[clients == client]
-        mean, median = float(own.mean()), float(np.median(own))
-        found.append(Contribution(int(client), len(own), mean, median))
+        of_client = values[clients == client]
+        mean, median = float(of_client.mean()), float(np.median(of_client))
+        found.append(Contribution(int(client), len(of_client), mean, median))
     return sorted(found, key=lambda one: (-one.mean, one.client))
 
 
@@ -157,9 +157,9 @@ def contributions_table(
         table.add_column(name, justify="right")
     shown = lambda value: f"{value:.4g}" if math.isfinite(value) else "-"
 
-    def add(rank: str, client: int, rounds: int, *own: float):
+    def add(rank: str, client: int, rounds: int, *figures: float):
         more = (column.get(client, math.nan) for column in columns.values())
-        table.add_row(rank, str(client), str(rounds), *map(shown, (*own, *more)))
+        table.add_row(rank, str(client), str(rounds), *map(shown, (*figures, *more)))
 
     ranked = contributions(folder)
     for rank, one in enumerate(ranked, 1):

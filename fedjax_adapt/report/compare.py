@@ -98,9 +98,9 @@ def _paired(line: Line, base: Line | None) -> tuple[str, dict[str, Any]]:
     """The difference to the base in points, over the seeds of both: a cell, and numbers."""
     if base is None:
         return "-", {"is_base": False}
-    own, theirs = figures(line, "accuracy"), figures(base, "accuracy")
-    seeds = [seed for seed in own if seed in theirs]
-    found = sample([100 * (own[seed] - theirs[seed]) for seed in seeds])
+    ours, theirs = figures(line, "accuracy"), figures(base, "accuracy")
+    seeds = [seed for seed in ours if seed in theirs]
+    found = sample([100 * (ours[seed] - theirs[seed]) for seed in seeds])
     numbers = {
         "is_base": line is base,
         "difference_points": found.mean,
@@ -117,11 +117,11 @@ def _paired(line: Line, base: Line | None) -> tuple[str, dict[str, Any]]:
     return text, numbers
 
 
-def _to_target(own: Reached, target: float) -> tuple[dict[str, str], dict[str, Any]]:
+def _to_target(ours: Reached, target: float) -> tuple[dict[str, str], dict[str, Any]]:
     """What an accuracy took: cells, and numbers."""
     cells, numbers = {}, {}
     for name in TAKEN:
-        over = sample(at[name] for at in own.values())
+        over = sample(at[name] for at in ours.values())
         lost = "not reached" if name == "rounds" else "-"
         cells[_column(name, target)] = over.text() if over.values else lost
         numbers |= {
@@ -133,15 +133,15 @@ def _to_target(own: Reached, target: float) -> tuple[dict[str, str], dict[str, A
 
 
 def _speed_up(
-    own: Reached, theirs: Reached | None, target: float
+    ours: Reached, theirs: Reached | None, target: float
 ) -> tuple[str, dict[str, Any]]:
     """How many times fewer rounds than the base an accuracy took: a cell, and numbers."""
     rounds = lambda reached: {seed: at["rounds"] for seed, at in reached.items()}
     base = {} if theirs is None else rounds(theirs)
-    both = {seed: at for seed, at in rounds(own).items() if seed in base}
+    both = {seed: at for seed, at in rounds(ours).items() if seed in base}
     gain = sample(speed_ups(both, base))
     numbers = {f"speed_up.{target:g}": gain.mean, f"speed_up.{target:g}.std": gain.std}
-    if theirs is own:
+    if theirs is ours:
         return "base", numbers
     return gain.text("{:.2f}".format) if gain.values else "-", numbers
 
@@ -222,23 +222,25 @@ def _sheet(
             column = figure.replace("accuracy", group.accuracy)
             known |= {column: over.mean, f"{column}.std": over.std}
         if differs:
-            cells["to base"], own = _paired(line, bases[row])
-            known |= {"base": None if place is None else place + 1} | own
+            cells["to base"], more = _paired(line, bases[row])
+            known |= {"base": None if place is None else place + 1} | more
         for target, of in zip(targets, reached, strict=True):
-            texts, own = _to_target(of[row], target)
-            cells, known = cells | texts, known | own
+            texts, more = _to_target(of[row], target)
+            cells, known = cells | texts, known | more
             if differs:
                 theirs = None if place is None else of[place]
                 gain = f"speed-up to {target:g}"
-                cells[gain], own = _speed_up(of[row], theirs, target)
-                known |= own
+                cells[gain], more = _speed_up(of[row], theirs, target)
+                known |= more
         cells[best] = share_text(shares["best_accuracy"])
         cells["rounds"] = "-" if costs["rounds"] is None else short(costs["rounds"])
         cells |= {name: _number(costs[name]) for name in ("MiB", *SOME)}
-        own = settings[row]
-        single = {n: v if len(v) > 1 else v[0] for n, v in own.items()}
+        of_row = settings[row]
+        single = {n: v if len(v) > 1 else v[0] for n, v in of_row.items()}
         known |= {**costs, "also_given": _given(line), "settings": single}
-        texts = {n: [values[n][shown_setting(v)] for v in of] for n, of in own.items()}
+        texts = {
+            n: [values[n][shown_setting(v)] for v in of] for n, of in of_row.items()
+        }
         notes.append(f"{names[row]}: {_whose(line, texts)}")
         rows.append(cells)
         numbers.append(known)
@@ -298,8 +300,8 @@ def _index(lines: Sequence[Line], line: Line | None) -> int | None:
 def _of_line(settings: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     """The values that each setting has in the runs of a line, once."""
     found: dict[str, list[Any]] = {}
-    for own in settings:
-        for name, value in own.items():
+    for of_run in settings:
+        for name, value in of_run.items():
             values = found.setdefault(name, [])
             if shown_setting(value) not in map(shown_setting, values):
                 values.append(value)
@@ -315,8 +317,8 @@ def _given(line: Line) -> str:
 def _shortened_values(settings: Sequence[dict[str, list]]) -> dict[str, dict[str, str]]:
     """How each value of a setting is shown, by its name and by the value in full."""
     found: dict[str, list[str]] = {}
-    for own in settings:
-        for name, values in own.items():
+    for of_run in settings:
+        for name, values in of_run.items():
             found.setdefault(name, []).extend(map(shown_setting, values))
     return {name: shortened(values) for name, values in found.items()}
 

@@ -149,12 +149,12 @@ def best_groups(found: Sequence[Group]) -> list[Group]:
     """
     shown: list[tuple[Line, str]] = []  # and what its settings were chosen by
     lines = [_Measured(group.accuracy, line) for group in found for line in group.lines]
-    for own in _by_method(lines):
+    for of_method in _by_method(lines):
         settings: dict[str, list[_Measured]] = {}
-        for one in own:
+        for one in of_method:
             settings.setdefault(json.dumps(one.settings), []).append(one)
-        validated = [one for one in own if one.accuracy == VALIDATED]
-        config, summary = first_of(own[0].line)
+        validated = [one for one in of_method if one.accuracy == VALIDATED]
+        config, summary = first_of(of_method[0].line)
         if len(settings) > 1 and not validated:
             raise SettingError(
                 f"best=true cannot choose among {len(settings)} settings of "
@@ -167,22 +167,24 @@ def best_groups(found: Sequence[Group]) -> list[Group]:
             # of equals the first
             best = max(validated, key=lambda one: _mean(one.line))
             why = _why(best, settings)
-            own, validated = settings[json.dumps(best.settings)], [best]
-        tested = [one for one in own if one.accuracy == ACCURACY]
-        shown += [(one.line, why) for one in tested or validated or own]
+            of_method, validated = settings[json.dumps(best.settings)], [best]
+        tested = [one for one in of_method if one.accuracy == ACCURACY]
+        shown += [(one.line, why) for one in tested or validated or of_method]
     kept = []
     for group in found:
-        own = [(one, why) for line in group.lines for one, why in shown if one is line]
-        if own:
-            reasons = {i: why for i, (_, why) in enumerate(own) if why}
-            kept.append(group._replace(lines=[line for line, _ in own], why=reasons))
+        chosen = [
+            (one, why) for line in group.lines for one, why in shown if one is line
+        ]
+        if chosen:
+            reasons = {i: why for i, (_, why) in enumerate(chosen) if why}
+            kept.append(group._replace(lines=[line for line, _ in chosen], why=reasons))
     return kept
 
 
 def _why(best: _Measured, settings: Mapping[str, Sequence[_Measured]]) -> str:
     """What settings were chosen by, and the runs that have no validation accuracy."""
-    lacks = lambda own: all(one.accuracy != VALIDATED for one in own)
-    without = [own for own in settings.values() if lacks(own)]
+    lacks = lambda some: all(one.accuracy != VALIDATED for one in some)
+    without = [some for some in settings.values() if lacks(some)]
     tried, said = len(settings) - len(without), []
     if tried > 1:
         said.append(
@@ -190,7 +192,7 @@ def _why(best: _Measured, settings: Mapping[str, Sequence[_Measured]]) -> str:
             f"{percent(_mean(best.line))}{_chosen(best, settings.values())}"
         )
     if without:
-        runs = [[run for one in own for run in one.line.values()] for own in without]
+        runs = [[run for one in some for run in one.line.values()] for some in without]
         folders = [together([summary["folder"] for _, summary in x]) for x in runs]
         said.append(f"left out for want of validation accuracy: {', '.join(folders)}")
     return "; ".join(said)
@@ -200,9 +202,9 @@ def _chosen(best: _Measured, settings: Iterable[Sequence[_Measured]]) -> str:
     """Its settings that others do not have, but for the method's, which are in its name."""
     config = lambda one: first_of(one.line)[0]
     others = [config(some[0]) for some in settings]
-    own = differing([config(best), *others], "evaluate_on")[0]
-    own.pop("evaluate_on", None)
-    return "".join(f", {name}={value}" for name, value in own.items())
+    differences = differing([config(best), *others], "evaluate_on")[0]
+    differences.pop("evaluate_on", None)
+    return "".join(f", {name}={value}" for name, value in differences.items())
 
 
 def _by_method(lines: Sequence[_Measured]) -> list[list[_Measured]]:
@@ -320,8 +322,10 @@ def _base_of_each(lines: Sequence[Line], here: Sequence[Line], base: str) -> Bas
 def _is_alike(one: Line, other: Line) -> bool:
     """Whether two lines have all settings in common but for the method and its own."""
     of = lambda line: settings_but(first_of(line)[0], FOLLOWS).items()
-    own = lambda line: {n: v for n, v in of(line) if n.partition(".")[0] != "algorithm"}
-    return own(one) == own(other) and same_partitions(one, other)
+    shared = lambda line: {
+        n: v for n, v in of(line) if n.partition(".")[0] != "algorithm"
+    }
+    return shared(one) == shared(other) and same_partitions(one, other)
 
 
 def folder_of(line: Line) -> str:
@@ -425,11 +429,11 @@ def _apart(control: Run, method: Run) -> str:
 
 def _is_shared(name: str, control: str, method: dict[str, Any]) -> bool:
     """Whether a control has this setting as its method has it."""
-    kind, _, own = name.partition(".")
+    kind, _, option = name.partition(".")
     if name == "algorithm.base":
         return control != "public_only"  # whose clients do not train on any base
-    if own and kind == "algorithm":
+    if option and kind == "algorithm":
         if method["algorithm"] == "fnr":
-            return own not in PENALTY
+            return option not in PENALTY
         return name in WORK and name in method
     return name not in ("algorithm", "seed", "public", "public_examples", *unlearned())

@@ -82,9 +82,14 @@ def report_page(folders: Sequence[str | Path]) -> str:
     runs = list(of.values())
     having = {axis: [run for run in runs if run.has(axis)] for axis in AXES}
     results = [
-        html.switch("Curves against", {a: AXES[a] for a, own in having.items() if own}),
+        html.switch(
+            "Curves against", {a: AXES[a] for a, some in having.items() if some}
+        ),
         *(_results(sheet, of) for sheet in found),
-        *(_lacking(AXES[a], own, runs, HOW.get(a, NONE)) for a, own in having.items()),
+        *(
+            _lacking(AXES[a], some, runs, HOW.get(a, NONE))
+            for a, some in having.items()
+        ),
     ]
     environment = {run.name: _environment(run.summary) for run in runs}
     return html.document(
@@ -120,7 +125,7 @@ def _lacking(what: str, having: Sequence[Run], runs: Sequence[Run], how: str) ->
 def _by_run(what: str, columns: Mapping[str, Mapping], apart: bool = False) -> str:
     """A column for each run; unless `apart`, rows in which all agree are in one table."""
     names = dict.fromkeys(name for column in columns.values() for name in column)
-    rows = [[name, *(own.get(name, "-") for own in columns.values())] for name in names]
+    rows = [[name, *(of.get(name, "-") for of in columns.values())] for name in names]
     agree = lambda row: not apart and len(columns) > 1 and len({*row[1:]}) == 1
     differ = [row for row in rows if not agree(row)]
     shared = [row[:2] for row in rows if agree(row)]
@@ -159,9 +164,9 @@ def _results(sheet: Sheet, of: Mapping[str, Run]) -> str:
     drawn = [(i, run) for i, line in enumerate(lines) for run in line]
     percents = lambda run: 100 * run.column(run.record.accuracy)
     for axis, label in AXES.items():
-        own = [(i, run, run.column(axis)) for i, run in drawn if run.has(axis)]
-        shares = [(i, x, percents(run)) for i, run, x in own]
-        losses = [(i, x, run.column("loss")) for i, run, x in own]
+        curves = [(i, run, run.column(axis)) for i, run in drawn if run.has(axis)]
+        shares = [(i, x, percents(run)) for i, run, x in curves]
+        losses = [(i, x, run.column("loss")) for i, run, x in curves]
         panels += (
             f'<div class="figures by {axis}">'
             + html.curves(f"{accuracy}, {label}", label, f"{accuracy} (%)", shares)
@@ -169,12 +174,16 @@ def _results(sheet: Sheet, of: Mapping[str, Run]) -> str:
             + "</div>"
         )
     named, differ = [], differing([line[0].record.config for line in lines])
-    for line, own, (place, method, *_) in zip(lines, differ, sheet.cells, strict=True):
+    for line, settings, (place, method, *_) in zip(
+        lines, differ, sheet.cells, strict=True
+    ):
         alone = len(line) < 2
-        values = {n: [setting_of(run.record.config, n) for run in line] for n in own}
+        values = {
+            n: [setting_of(run.record.config, n) for run in line] for n in settings
+        }
         said = [
             f"{n}={_said(v)}"
-            for n, v in own.items()
+            for n, v in settings.items()
             if alone or (n != FOLLOWS and values[n].count(values[n][0]) == len(line))
         ]
         named.append(", ".join([f"{place}: {method}", *said]))
@@ -215,7 +224,7 @@ def _numbers(run: Run) -> str:
 def _classes(runs: Sequence[Run], accuracy: str) -> str:
     of = {run.name: figures_of(run.summary).get("class_accuracy") for run in runs}
     cell = lambda v: "-" if v is None else html.Bar(percent(v), v)
-    rows = [[name, *map(cell, own)] for name, own in of.items() if own]
+    rows = [[name, *map(cell, shares)] for name, shares in of.items() if shares]
     head = ["run", *range(max(map(len, rows), default=1) - 1)]
     what, having = f"{accuracy} on each class", [run for run in runs if of[run.name]]
     shown = html.table(what, head, rows) if rows else ""
@@ -276,8 +285,8 @@ def _steps(runs: Sequence[Run]) -> str:
         shares = total / np.maximum(times, 1) / max(most, 1)
         title = f"{run.name}: local steps in a round, full colour is {most}"
         maps.append(html.image(title, "communication round", "client", shares, 1, wide))
-        own = {k: steps[client == k] for k in np.unique(client)}
-        rows = [[k, len(v), v.sum(), v.min(), v.max()] for k, v in own.items()]
+        by_client = {k: steps[client == k] for k in np.unique(client)}
+        rows = [[k, len(v), v.sum(), v.min(), v.max()] for k, v in by_client.items()]
         head = ["client", "rounds", "local steps", "fewest in a round", "most"]
         tables += html.table(run.name, head, rows)
     return _maps(maps, tables) + _lacking("local steps", having, runs, NONE)
@@ -292,16 +301,16 @@ def _partitions(runs: Sequence[Run]) -> str:
             counts = rows["label_counts"].to_pylist()
             found.setdefault(json.dumps(counts), []).append(run)
     maps, tables = [], ""
-    for labels, own in found.items():
-        counts, names = np.array(json.loads(labels)), _names(own)
+    for labels, holders in found.items():
+        counts, names = np.array(json.loads(labels)), _names(holders)
         sizes = counts.sum(1, keepdims=True)
         shares = np.sqrt(counts / np.maximum(sizes, 1))  # as in `draw_partition`
         title = f"{names}: root of each label's share, full colour is all examples"
         maps.append(html.image(title, "label", "client", shares))
         head = ["client", "examples", *range(counts.shape[1])]
         rows = [[i, *row] for i, row in enumerate(np.hstack([sizes, counts]))]
-        tables += html.table(", ".join(run.name for run in own), head, rows)
-    having = [run for own in found.values() for run in own]
+        tables += html.table(", ".join(run.name for run in holders), head, rows)
+    having = [run for holders in found.values() for run in holders]
     how = "an earlier version made the run; fedjax-adapt partition --config draws them"
     return _maps(maps, tables) + _lacking("labels", having, runs, how)
 

@@ -74,8 +74,8 @@ def measured(
             if rounds == name:
                 values = list(_values(folders, name).values())
             elif base is not None and (row, base) in runs:
-                own, bases = _values(folders, rounds), _values(runs[row, base], rounds)
-                values = speed_ups(own, bases)
+                ours, bases = _values(folders, rounds), _values(runs[row, base], rounds)
+                values = speed_ups(ours, bases)
             else:
                 continue  # nothing to be faster than
             figure = sample(values)
@@ -295,8 +295,8 @@ def _client_lines(axes: "Axes", path: Path, column: str) -> None:
     table = read_run(path).clients
     rounds, clients, values = (table[n].to_numpy() for n in ("round", "client", column))
     for client in np.unique(clients):
-        own = clients == client
-        axes.plot(rounds[own], values[own], linewidth=0.8)
+        here = clients == client
+        axes.plot(rounds[here], values[here], linewidth=0.8)
     _name_axes(axes, "communication round", column)
 
 

@@ -134,11 +134,11 @@ def sample(values: Iterable[float | None]) -> Sample:
 
 
 def speed_ups(
-    own: Mapping[int, float | None], bases: Mapping[int, float | None]
+    ours: Mapping[int, float | None], bases: Mapping[int, float | None]
 ) -> list[float | None]:
     """The rounds of the base by one's own, for each seed; None: one of them has none."""
     ratio = lambda a, b: None if a is None or b is None else a / b
-    return [ratio(bases.get(seed), rounds) for seed, rounds in own.items()]
+    return [ratio(bases.get(seed), rounds) for seed, rounds in ours.items()]
 
 
 def at_target(record: Record, target: float) -> dict[str, float | None]:

@@ -83,8 +83,8 @@ def parts(folder: str | Path) -> list[Part]:
             line.diverged.append(row["trial"])
         else:
             before = "" if named == ACCURACY else f"{named}."
-            own = {name: row[before + column] for name, column in FIGURES.items()}
-            line.figures.append({ACCURACY: row[named]} | own)
+            figures = {name: row[before + column] for name, column in FIGURES.items()}
+            line.figures.append({ACCURACY: row[named]} | figures)
     result = []
     for (place, dataset, count), lines in sorted(sorted_rows.items()):
         listed = list(lines.values())

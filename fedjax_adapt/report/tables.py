@@ -81,19 +81,19 @@ def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
     rows[row("best")] = best
     rows[row("rounds to")] = _targets(found["rounds_to"])
     rows[shown_loss(named)] = f"{found['loss']:.4f}"
-    for name, own in found.get("models", {}).items():
+    for name, its in found.get("models", {}).items():
         rows[row(f"{name}: {MODELS[name]}")] = (
-            f"{percent(own['accuracy'])}, last {own['last_count']}: {_last(own)}\n"
-            f"rounds to {_targets(own['rounds_to'])}"
+            f"{percent(its['accuracy'])}, last {its['last_count']}: {_last(its)}\n"
+            f"rounds to {_targets(its['rounds_to'])}"
         )
     if "class_accuracy" in found:
         tested = [share for share in found["class_accuracy"] if share is not None]
         rows[row("by class")] = f"{percent(min(tested))} to {percent(max(tested))}"
     for name, what in CLIENTS.items():
-        if own := summary.get(name):
+        if its := summary.get(name):
             rows[what] = (
-                f"{percent(own['mean'])} ± {percent(own['std'])} on its own examples, "
-                f"{percent(own['worst_tenth'])} for the worst tenth"
+                f"{percent(its['mean'])} ± {percent(its['std'])} on its own examples, "
+                f"{percent(its['worst_tenth'])} for the worst tenth"
             )
     if given := summary.get("auxiliary"):
         rows["also given"] = ", ".join(given)

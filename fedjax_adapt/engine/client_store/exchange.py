@@ -207,7 +207,7 @@ def read(tables: DeviceRows, index: RowIndex) -> ClientState:
     if not jax.tree.leaves(tables.local):
         return tables.local
 
-    def own_rows():
+    def local_rows():
         return gather_rows(tables.local, index.local)
 
     def received():
@@ -216,20 +216,20 @@ def read(tables: DeviceRows, index: RowIndex) -> ClientState:
 
     if _on_cpu() and index.local.shape[0] == 1:  # it reads only where the row is
         found = jax.tree.map(_empty(1), tables.local)
-        found = xla.read_apart(_is_in(tables.local, index.local), own_rows, found)
+        found = xla.read_apart(_is_in(tables.local, index.local), local_rows, found)
         if tables.remote is None:
             return found
         return xla.read_apart(_is_in(tables.remote, index.remote), received, found)
 
-    def pick(own, other):
+    def pick(local, other):
         here = index.local < num_rows_of(tables.local)
-        return jnp.where(by_row(here, own), own, other)
+        return jnp.where(by_row(here, local), local, other)
 
     def rows():
-        own = own_rows()
+        local = local_rows()
         if tables.remote is None:
-            return own
-        return jax.tree.map(pick, own, received())
+            return local
+        return jax.tree.map(pick, local, received())
 
     if not _on_cpu():
         return rows()
@@ -242,12 +242,12 @@ def write(
     tables: DeviceRows, index: RowIndex, active: Array, rows: ClientState
 ) -> DeviceRows:
     """The tables with new rows of the slots that are active; others keep theirs."""
-    own = set_rows(tables.local, index.local, active, rows)
+    local = set_rows(tables.local, index.local, active, rows)
     if tables.remote is None:
-        return DeviceRows(own)
-    as_own = lambda new, leaf: new.astype(leaf.dtype)
-    new = rows if _on_cpu() else concat_by_dtype(jax.tree.map(as_own, rows, own))
-    return DeviceRows(own, set_rows(tables.remote, index.remote, active, new))
+        return DeviceRows(local)
+    as_local = lambda new, leaf: new.astype(leaf.dtype)
+    new = rows if _on_cpu() else concat_by_dtype(jax.tree.map(as_local, rows, local))
+    return DeviceRows(local, set_rows(tables.remote, index.remote, active, new))
 
 
 def set_rows(

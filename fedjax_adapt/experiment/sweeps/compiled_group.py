@@ -63,27 +63,27 @@ class Layout(NamedTuple):
 
 
 def over(one: Callable, layout: Layout) -> Callable:
-    """`one(shared, *own)` of a trial as a function of `layout.width`, stacked."""
+    """`one(shared, *trials)` of a trial as a function of `layout.width`, stacked."""
 
-    def some(shared, *own):
+    def some(shared, *trials):
         if layout.each > 1:
-            return jax.vmap(one, in_axes=(None, *(0 for _ in own)))(shared, *own)
+            return jax.vmap(one, in_axes=(None, *(0 for _ in trials)))(shared, *trials)
         # no vmap: a plain matmul beats a batched one of batch 1
-        result = one(shared, *jax.tree.map(lambda leaf: leaf[0], own))
+        result = one(shared, *jax.tree.map(lambda leaf: leaf[0], trials))
         return jax.tree.map(lambda leaf: leaf[None], result)
 
     if layout.num_devices == 1:
         return some
     every, cut = PartitionSpec(), PartitionSpec(mesh.AXIS)
 
-    def spread(shared, *own):
+    def spread(shared, *trials):
         return jax.shard_map(
             some,
             mesh=mesh.mesh_of(layout.num_devices),
-            in_specs=(every, *(cut for _ in own)),
+            in_specs=(every, *(cut for _ in trials)),
             out_specs=cut,
             check_vma=False,
-        )(shared, *own)
+        )(shared, *trials)
 
     return spread
 

@@ -191,8 +191,8 @@ def rows_of(
             of_classes = known_shares(by_class, said["test_counts"])
             figures = results(curve, trial.config.targets)
             # empty where it was stopped early
-            server, own = by_model(ended.get(trial.number, {}))
-            of_clients = {"client_accuracy": server, "personal_accuracy": own}
+            server, personal = by_model(ended.get(trial.number, {}))
+            of_clients = {"client_accuracy": server, "personal_accuracy": personal}
             row |= flat({"class_accuracy": of_classes} | figures | of_clients)
         found.append(row)
     return found
@@ -201,10 +201,10 @@ def rows_of(
 def by_model(row: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     """`client_accuracy` and `personal_accuracy` of a row of the table of trials."""
     known = {n: v for n, v in row.items() if n != "trial" and v is not None}
-    own = {n for n in known if n.startswith(PERSONAL)}
+    personal = {n for n in known if n.startswith(PERSONAL)}
     return (
-        {n: v for n, v in known.items() if n not in own},
-        {n.removeprefix(PERSONAL): known[n] for n in known if n in own},
+        {n: v for n, v in known.items() if n not in personal},
+        {n.removeprefix(PERSONAL): known[n] for n in known if n in personal},
     )
 
 
@@ -240,8 +240,8 @@ def _columns(name: str, value: Any) -> dict[str, Any]:
     if name == "models":
         return {
             f"{column}_{model}": v
-            for model, own in value.items()
-            for figure, inner in own.items()
+            for model, figures in value.items()
+            for figure, inner in figures.items()
             for column, v in _columns(figure, inner).items()
         }
     return {name: value}
@@ -381,7 +381,7 @@ def client_figures(
             algorithm = completed(mine, build_algorithm(mine), federation)
         each = accuracy_by_client(algorithm, task, data, state, devices)
         worth = {name: spread_over_clients(v, sizes) for name, v in each.items()}
-        own = worth.get("personal_accuracy", {})
-        personal = {f"{PERSONAL}{name}": share for name, share in own.items()}
+        shares = worth.get("personal_accuracy", {})
+        personal = {f"{PERSONAL}{name}": share for name, share in shares.items()}
         found.append(worth["client_accuracy"] | personal)
     return found

@@ -133,7 +133,7 @@ def _merge(folder: Path, shards: list[Path]) -> None:
     # a merge that was killed may have struck out the file of the shards
     known = store.SWEEP if (folder / store.SWEEP).exists() else WHOLE
     whole = read_sweep(folder / known)
-    rows, own, said, moves, done = [], {}, {}, [], {}
+    rows, found_origins, said, moves, done = [], {}, {}, [], {}
     for number, shard in enumerate(shards, 1):
         renamed = lambda group, shard=shard: f"{shard.name}-{group}"
         found = records.read_swept(shard)
@@ -148,20 +148,20 @@ def _merge(folder: Path, shards: list[Path]) -> None:
         moves += _moves(shard, store.TRIALS, folder, str)
         moves += _moves(shard, store.GROUPS, folder, renamed)
         said[shard.name] = store.read_summary(shard) or {}
-        own |= said[shard.name].get("own", {})
+        found_origins |= said[shard.name].get("own", {})
     for name in (store.TRIALS, store.GROUPS):  # all shards are as they were left
         (folder / name).mkdir(exist_ok=True)
     for path, place in moves:
         if path.exists():
             path.rename(place)
     rows.sort(key=lambda row: row["trial"])
-    store.write_origins(folder, own)
+    store.write_origins(folder, found_origins)
     table = results.table_of(rows, whole.names)
     store.write_table(folder, folder / store.RESULTS, table)
     files.enter_lists(folder, filter(Path.is_dir, done))  # some old ones have none
     files.write_listed(folder / store.SWEEP, results.to_toml(whole))
     files.strike(folder, [folder / WHOLE])
-    store.finish(folder, {"trials": len(rows), "own": own, "shards": said})
+    store.finish(folder, {"trials": len(rows), "own": found_origins, "shards": said})
 
 
 def _check_trials(shard: Path, found: records.Swept, part: Sweep) -> None:

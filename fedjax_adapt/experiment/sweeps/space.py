@@ -93,10 +93,10 @@ def _checked(tables: Mapping[str, Any], options: Mapping[str, Any]) -> Search:
             raise SettingError(
                 f"{name} is no table; write [{name}] above its settings."
             )
-    run, space, own = (dict(tables.get(name, {})) for name in TABLES[1:])
-    for name in own:
+    run, space, in_file = (dict(tables.get(name, {})) for name in TABLES[1:])
+    for name in in_file:
         check.one_of("the option", name, OPTIONS)
-    _check_options(own)
+    _check_options(in_file)
     if run.get("evaluate_on", "validation") != "validation":
         raise SettingError(
             f"evaluate_on={run['evaluate_on']} would choose settings by test accuracy, "
@@ -111,7 +111,7 @@ def _checked(tables: Mapping[str, Any], options: Mapping[str, Any]) -> Search:
         )
     for name, values in flat.items():
         _check_values(name, values)
-    chosen = {**own, **options}
+    chosen = {**in_file, **options}
     if "rounds" in flat and "halve" in chosen:
         raise SettingError(
             "halve is about the rounds of trials, so rounds is no setting to choose with "
@@ -131,7 +131,7 @@ def _checked(tables: Mapping[str, Any], options: Mapping[str, Any]) -> Search:
     space = dict(sorted(zip(sweep.names, values, strict=True)))
     settings = [config.to_settings(trial.config) for trial in sweep.trials]
     known = {
-        full: _distribution(full, values, [own[full] for own in settings])
+        full: _distribution(full, values, [one[full] for one in settings])
         for full, values in space.items()
     }
     found = Search(sweep.folder, sweep.run, known, space, sweep, **chosen)

@@ -114,9 +114,9 @@ def _run(
     """Runs group after group, and writes the folder of the sweep, which is held."""
     for group in groups:
         check_begun(place, group)
-    own = origins(trial.config for trial in asked.trials)
+    found_origins = origins(trial.config for trial in asked.trials)
     if not (place / store.SWEEP).exists():
-        store.write_origins(place, own)
+        store.write_origins(place, found_origins)
         files.write_listed(place / store.SWEEP, results.to_toml(asked))
     files.begin(place)
     total = sum(trial.config.rounds for trial in asked.trials)
@@ -136,7 +136,7 @@ def _run(
         rows.sort(key=lambda row: row["trial"])
         table = results.table_of(rows, asked.names)
         store.write_table(place, place / store.RESULTS, table)
-    written = {"trials": len(asked.trials), "groups": len(groups), "own": own}
+    written = {"trials": len(asked.trials), "groups": len(groups), "own": found_origins}
     store.finish(place, written | _evidence(commit))
 
 
@@ -311,8 +311,8 @@ class _Runner:
             self.progress(Progress(rounds, self.total, *figures, whose=WHOSE))
 
         def at_end(state: State, done: int) -> Callable[[], None]:
-            own = federation.algorithm.local.personal is not None
-            kept = state.clients if own else ()
+            has_personal = federation.algorithm.local.personal is not None
+            kept = state.clients if has_personal else ()
             # of a trial, what is not read is not copied to the host
             read = State(state.params, (), (), clients=kept, round=state.round)
             states = (compiled.of_trial(read, i) for i in range(len(rows)))
