@@ -19,7 +19,7 @@ from .clients import (
     hold_out,
 )
 from .frame import read_frame
-from .public import PublicSet, check_apart, public_set
+from .public import PublicSet, check_apart, public_set, tables_of
 from .rows import (
     as_array,
     as_pairs,
@@ -232,7 +232,7 @@ class FederatedDataset:
         for i, (x, y) in enumerate(clients):
             check_like(f"client {i}", x, y, clients[0])
         named = {f"client {i}": table for i, table in enumerate(tables)}
-        named |= {"test": test, "public": public}
+        named |= {"test": test, **tables_of(public)}
         given = client_tests
         if given is not None:
             tests = [*given]
@@ -312,9 +312,9 @@ class FederatedDataset:
             `public` or `client_tests` are not of the clients' kind, or `public` holds
             examples of a test.
         """
-        columns = client_tests[:2] if isinstance(client_tests, tuple | list) else None
-        named = {"the training set": x, "test": test, "public": public}
-        check_columns(named | {"client_tests": columns})
+        pair = client_tests[:2] if isinstance(client_tests, tuple | list) else None
+        named = {"the training set": (x, y), "test": test, "client_tests": pair}
+        check_columns(named | tables_of(public))
         x, y = as_array("x", x), as_array("y", y)
         check_like("the training set", x, y, (x, y))
         check.at_least("num_classes", num_classes, 0, none="the largest label plus 1")

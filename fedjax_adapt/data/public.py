@@ -104,6 +104,11 @@ def public_set(
     return jax.tree.map(jnp.asarray, public)
 
 
+def tables_of(public: Any) -> dict[str, tuple[Any, Any]]:
+    """(x, y) of whatever was given as a public set, and of what it validates by."""
+    return {} if public is None else _parts(_as_set(public))
+
+
 def check_apart(public: Any, test: tuple[Any, Any] | None) -> None:
     """Raises ValueError if more of a public set is in `test` than its protocol lets.
 

@@ -350,16 +350,19 @@ def check_columns(given: dict[str, Any]) -> None:
     Args:
       given: owner -> (x, y), or x alone. Arrays without column names are not compared.
     """
-    first, wanted = "", []
-    for who, pair in given.items():
-        names = _column_names(pair[0] if check.pair(pair) else pair)
-        if names and wanted and names != wanted:
-            raise SettingError(
-                f"{who} has the columns {', '.join(map(str, names))} but {first} has "
-                f"{', '.join(map(str, wanted))}; give all the same columns in one order."
-            )
-        if names and not wanted:
-            first, wanted = who, names
+    for place, what in enumerate(("columns", "label columns")):
+        first, wanted = "", []
+        for who, pair in given.items():
+            tables = pair if check.pair(pair) else (pair, None)
+            names = _column_names(tables[place])
+            if names and wanted and names != wanted:
+                raise SettingError(
+                    f"{who} has the {what} {', '.join(map(str, names))} but {first} has "
+                    f"{', '.join(map(str, wanted))}; give all the same columns in one "
+                    "order."
+                )
+            if names and not wanted:
+                first, wanted = who, names
 
 
 def _column_names(x: Any) -> list[Any]:

@@ -204,6 +204,26 @@ def test_a_client_without_examples_may_be_two_empty_lists(place):
     assert data.x.shape == (12, 2) and data.num_classes == 3
 
 
+def test_a_client_without_examples_has_inputs_of_the_others_shape():
+    with pytest.raises(fa.SettingError, match=r"client 1 has inputs float64\[3\]"):
+        FederatedDataset.from_clients([(X, Y), (np.zeros((0, 3)), [])])
+
+
+@pytest.mark.parametrize("kind", ["pyarrow", "polars"])
+def test_tables_of_other_kinds_have_an_order_of_columns_too(kind):
+    make = getattr(
+        pytest.importorskip(kind), {"pyarrow": "table"}.get(kind, "DataFrame")
+    )
+    table = make({"speed": X[:, 0], "weight": X[:, 1]})
+    data = FederatedDataset.from_clients([(table, Y)], (table, Y))
+    np.testing.assert_array_equal(data.test[0], X)
+    with pytest.raises(
+        fa.SettingError, match="^test has the columns weight, speed but"
+    ):
+        turned = table.select(["weight", "speed"])
+        FederatedDataset.from_clients([(table, Y)], (turned, Y))
+
+
 def test_tables_whose_columns_are_in_another_order_are_refused():
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame(X, columns=["speed", "weight"])
@@ -218,6 +238,10 @@ def test_tables_whose_columns_are_in_another_order_are_refused():
         "client 2": lambda: from_clients([*clients, (turned, Y)]),
         "test": lambda: from_clients(clients, (turned, Y)),
         "public": lambda: from_clients(clients, public=turned),
+        "public  ": lambda: from_rows(table, Y, rows, public=fa.PublicSet(turned)),
+        "validation": lambda: from_clients(
+            clients, public=fa.PublicSet(table, validation=(turned, Y))
+        ),
         "the test of client 1": lambda: from_clients(clients, client_tests=own),
         "test ": lambda: from_rows(table, Y, rows, (turned, Y)),
         "public ": lambda: from_rows(table, Y, rows, public=(turned, Y)),
@@ -226,5 +250,12 @@ def test_tables_whose_columns_are_in_another_order_are_refused():
         ),
     }.items():
         sentence = f"^{who.strip()} has the columns weight, speed but .* speed, weight;"
+        with pytest.raises(fa.SettingError, match=sentence):
+            make()
+    for who, make in {
+        "client 1": lambda: from_clients([(X, table), (X, turned)]),
+        "test": lambda: from_rows(X, table, rows, (X, turned)),
+    }.items():
+        sentence = f"^{who} has the label columns weight, speed but .* speed, weight;"
         with pytest.raises(fa.SettingError, match=sentence):
             make()
