@@ -128,11 +128,14 @@ def qsgd(levels: int) -> Compressor:
     bits = math.ceil(math.log2(2 * levels + 1))
 
     def one(x, key):
+        dtype = x.dtype
+        # chances of bfloat16 are 128ths, rounded up
+        x = x.astype(jnp.promote_types(dtype, jnp.float32))
         norm = jnp.sqrt((x**2).sum())
         exact = levels * jnp.abs(x) / jnp.where(norm > 0, norm, 1)
         down = jnp.floor(exact)
         up = jax.random.uniform(key, x.shape, x.dtype) < exact - down
-        return norm * jnp.sign(x) * (down + up) / levels
+        return (norm * jnp.sign(x) * (down + up) / levels).astype(dtype)
 
     def compress(tree, key):
         leaves, structure = jax.tree.flatten(tree)

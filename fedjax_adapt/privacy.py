@@ -120,8 +120,10 @@ def with_privacy(
         assert cohort.key is not None
         key = jax.random.fold_in(cohort.key, NOISE)
         leaves, structure = jax.tree.flatten(upload.delta)
+        # noise of bfloat16 has a mean that is not 0
+        wide = lambda leaf: jnp.promote_types(leaf.dtype, jnp.float32)
         noise = structure.unflatten(
-            jax.random.normal(jax.random.fold_in(key, i), leaf.shape, leaf.dtype)
+            jax.random.normal(jax.random.fold_in(key, i), leaf.shape, wide(leaf))
             for i, leaf in enumerate(leaves)
         )
         return Upload(optax.tree.add_scale(upload.delta, noise_std(cohort), noise))

@@ -187,8 +187,10 @@ class ClientNoise:
         """The inputs x [batch, ...] as `client` sees them; integers become float32."""
         if not jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(jnp.float32)
-        normal = jax.random.normal(key, x.shape, x.dtype)
-        noise = self.std[client].astype(x.dtype) * normal
+        # normal numbers of bfloat16 have a mean that is not 0
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        normal = jax.random.normal(key, x.shape, wide)
+        noise = (self.std[client].astype(wide) * normal).astype(x.dtype)
         if self.grid:
             noise = jnp.where(self._block(x.shape[1:], client)[None], noise, 0)
         return x + noise

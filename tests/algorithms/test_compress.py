@@ -119,6 +119,13 @@ def test_qsgd_is_its_numpy_twin_and_has_no_bias():
         np.testing.assert_allclose(got.var(0), up * (1 - up), atol=0.04)
 
 
+def test_qsgd_has_no_bias_in_half_precision():
+    x = {"w": jnp.ones(4000, jnp.bfloat16)}
+    sent = jax.vmap(lambda key: fa.qsgd(4).compress(x, key)["w"])(keys(50))
+    assert sent.dtype == jnp.bfloat16
+    np.testing.assert_allclose(sent.astype(float).mean(), 1, rtol=0.03)
+
+
 def after(algorithm, task, data, rounds=3, plan=None):
     round_fn, state = start(algorithm, task, data, plan)
     step, infos = jax.jit(round_fn), []

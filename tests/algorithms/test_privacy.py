@@ -94,6 +94,16 @@ def test_noise_is_normal_of_the_deviation_it_says(task, data):
         assert np.abs(apart).max() < 0.2  # numbers do not share their noise
 
 
+def test_noise_on_a_model_in_half_precision_is_normal_too(data):
+    wide = lambda key: make_task(jnp.bfloat16).init(key) | {"u": jnp.zeros(200_000)}
+    half = lambda key: jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), wide(key))
+    task = make_task()._replace(init=half)
+    algorithm = fa.with_privacy(fedavg(), 1.0, 3.0)  # of 3 clients
+    noise = after(algorithm, task, data, rounds=1)[0].params["u"].astype(float)
+    assert abs(noise.mean()) < 0.008 and np.abs(noise).max() > 4
+    np.testing.assert_allclose(noise.std(), 1, rtol=0.01)
+
+
 @pytest.mark.slow
 def test_the_slow_twin_draws_the_same_noise(task, data):
     algorithm = fa.with_privacy(fedprox(), 0.1, 0.5)

@@ -23,6 +23,15 @@ def test_noise_grows_from_a_clean_first_client_to_sigma_of_255_grey_levels():
     assert feature_noise(1, 0.5, PIXELS).std.tolist() == [0]
 
 
+def test_noise_on_inputs_in_half_precision_is_normal_too():
+    x = jnp.zeros((200_000, 1), jnp.bfloat16)
+    seen = ClientNoise(jnp.ones(1)).add(x, 0, jax.random.key(0))
+    assert seen.dtype == jnp.bfloat16
+    noise = seen.astype(float)
+    assert abs(noise.mean()) < 0.008 and np.abs(noise).max() > 4
+    np.testing.assert_allclose(noise.std(), 1, rtol=0.01)
+
+
 @pytest.mark.slow
 def test_every_access_sees_other_noise_of_the_clients_deviation():
     noise = ClientNoise(jnp.array([0.0, 2.0]))
