@@ -105,7 +105,7 @@ def with_privacy(
         leaves, whole = sent_part(upload.delta)  # what a client keeps has no part in it
         upload = upload._replace(delta=whole(leaves))
         # what is not finite has no norm to clip: it is left out, and counts as clipped
-        finite = jnp.isfinite(optax.tree.norm(upload.delta))
+        finite = jnp.isfinite(optax.tree.norm(optax.tree.cast(upload.delta, float)))
         delta = jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), upload.delta)
         delta, clipped = clipped_to(delta, clip)
         clipped = jnp.where(finite, clipped, 1)

@@ -234,8 +234,10 @@ def _only(deltas: Params, known: Array) -> Params:
 
 def _squares(deltas: Params) -> Array:
     """||D_i||^2, [cohort]."""
+    # of float16 the square of 256 is infinite
+    wide = jax.tree.map(lambda leaf: leaf.astype(float), deltas)
     each = [
-        (leaf**2).reshape(leaf.shape[0], -1).sum(1) for leaf in jax.tree.leaves(deltas)
+        (leaf**2).reshape(leaf.shape[0], -1).sum(1) for leaf in jax.tree.leaves(wide)
     ]
     return jnp.stack(each).sum(0)
 

@@ -13,6 +13,7 @@ from helpers import WIDTH, keys, linear_task, make_data, same, start
 from jax.extend import core
 
 import fedjax_adapt as fa
+from fedjax_adapt.core import clip
 from fedjax_adapt.core.precision import products
 from fedjax_adapt.engine.local import Client, Setup, full_loss_and_gradient, train_loss
 from fedjax_adapt.engine.steps import accumulator
@@ -239,6 +240,39 @@ def test_sums_of_a_model_in_half_precision_are_in_float32(sums):
     found = sums(Many(linear_task(jnp.bfloat16), data, plan))
     assert found.dtype == jnp.bfloat16
     np.testing.assert_allclose(found.astype(float), x.mean((0, 1)), rtol=0.01)
+
+
+LARGE = {
+    "as it is": (fa.algorithms.fedavg(), None, 600),
+    "clipped gradients": (fa.algorithms.fedavg(), 1.0, 1),
+    "private": (fa.with_privacy(fa.algorithms.fedavg(), 1.0, 0.0), None, 1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm, clip_norm, norm", LARGE.values(), ids=LARGE)
+def test_a_norm_of_float16_is_in_float32(algorithm, clip_norm, norm):
+    """The square of 256 is infinite there."""
+    x = np.full((4, WIDTH), 300, np.float32)
+    data = fa.FederatedDataset.from_clients([(x, np.zeros(4, int))] * 2)
+    plan = fa.Plan(batch_size=4, lr=1.0, clip_norm=clip_norm)
+    task, key = linear_task(jnp.float16), keys(1)[0]
+    round_fn, state = start(algorithm, task, data, plan)
+    slow_twin = fa.debug_round(algorithm, task, data, plan)
+    for one_round in (jax.jit(round_fn), slow_twin):
+        _, info = one_round(state, key)
+        np.testing.assert_allclose(info.delta_norm, norm, rtol=0.01)
+
+
+def test_a_clip_and_a_geometric_median_of_float16_know_large_norms():
+    large = jnp.full(100, 40, jnp.float16)
+    clipped, _ = clip(large, 1.0)
+    assert clipped.dtype == jnp.float16
+    np.testing.assert_allclose(clipped.astype(float), 0.1, rtol=0.01)
+    two = jnp.stack([large, large])
+    of = jax.jit(fa.geometric_median())
+    median = of(two, jnp.full(2, 0.5), jnp.ones(2, bool))
+    np.testing.assert_allclose(median.astype(float), 40, rtol=0.01)
 
 
 def test_a_sum_of_integers_is_one_of_integers():

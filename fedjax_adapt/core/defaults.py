@@ -83,11 +83,13 @@ def clip(grads: Params, norm_limit: float | Array | None) -> tuple[Params, Array
     """Scales `grads` to a global norm of at most `norm_limit`; says whether it did."""
     if norm_limit is None:
         return grads, jnp.zeros(())
+    wide = optax.tree.cast(grads, float)  # of float16 the square of 256 is infinite
     # a product of vectors: XLA's CPU backend is slow at sums of squares
-    norm = jnp.sqrt(optax.tree.vdot(grads, grads))
+    norm = jnp.sqrt(optax.tree.vdot(wide, wide))
     # 1e-6 as torch.nn.utils.clip_grad_norm_ has it, which the papers' codes call
     factor = jnp.minimum(1, norm_limit / (norm + 1e-6))
-    return optax.tree.scale(factor, grads), (factor < 1).astype(float)
+    clipped = optax.tree.cast_like(optax.tree.scale(factor, wide), grads)
+    return clipped, (factor < 1).astype(float)
 
 
 def send_delta(run: LocalRun) -> tuple[Upload, ClientState]:

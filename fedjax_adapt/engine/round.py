@@ -345,13 +345,14 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     lost = (), ()
     if asked.ids.shape != cohort.ids.shape:  # else two kernels would write zeros
         lost = wasted(algorithm, state.params, cohort, asked)
+    change = optax.tree.cast(optax.tree.sub(params, state.params), float)
     info = Info(
         cohort=cohort.ids,
         num_steps=cohort.num_steps,
         loss=trained.each.loss,
         clipped=trained.each.clipped,
         num_active=cohort.num_active,
-        delta_norm=optax.tree.norm(optax.tree.sub(params, state.params)),
+        delta_norm=optax.tree.norm(change),
         clients=masked(cohort.active, trained.each.upload.info),
         policy=masked(cohort.ids < cohort.num_clients, report),
         cut=cut,
