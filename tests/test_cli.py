@@ -731,6 +731,14 @@ def test_values_are_said_as_flags_have_them_and_calls_as_python_has_them():
     assert process.as_written(said) == said.replace("=True or None", "=true or none")
 
 
+def test_no_words_are_none_whatever_this_process_was_given(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["pytest", "--version"])
+    assert cli.main([]) == 0
+    assert "usage" in capsys.readouterr().out
+    assert cli.main() == 0
+    assert capsys.readouterr().out.startswith("fedjax-adapt ")
+
+
 def test_words_may_be_numbers_and_paths(tmp_path, capsys):
     assert cli.main(["compare", tmp_path]) == 2
     assert str(tmp_path) in capsys.readouterr().err

@@ -121,8 +121,10 @@ def test_the_generic_way_says_the_same(x64, micro_batch):
     close(found, expected(task, params, batch), atol=1e-13, rtol=1e-10)
 
 
-def test_a_model_in_half_precision_has_moments_in_float32():
+@pytest.mark.parametrize("size", [1, 6])
+def test_a_model_in_half_precision_has_moments_in_float32(size):
     half, batch = make_task(jnp.bfloat16), batch_of((WIDTH,), np.float32)
+    batch = jax.tree.map(lambda leaf: leaf[:size], batch)
     params = half.init(jax.random.key(0))
     of = jax.jit(lambda *given: gradient_moments(*given, 2, True), static_argnums=0)
     found = of(half, params, batch)

@@ -242,6 +242,14 @@ def test_sums_of_a_model_in_half_precision_are_in_float32(sums):
     np.testing.assert_allclose(found.astype(float), x.mean((0, 1)), rtol=0.01)
 
 
+def test_the_loss_of_all_clients_has_a_gradient_wherever_it_stands(x64):
+    data, plan = make_data(dtype=np.float64), fa.Plan(batch_size=4)
+    setup = Setup(fa.algorithms.fedavg(), linear_task(jnp.float64), data, plan)
+    doubled = jax.grad(lambda params: 2 * train_loss(setup, params))
+    mean = np.asarray(data.x).mean(0)
+    np.testing.assert_allclose(jax.jit(doubled)(jnp.zeros(WIDTH)), 2 * mean, rtol=1e-12)
+
+
 LARGE = {
     "as it is": (fa.algorithms.fedavg(), None, 600),
     "clipped gradients": (fa.algorithms.fedavg(), 1.0, 1),

@@ -321,6 +321,21 @@ def test_hyper_parameters_may_be_traced(task, data):
     jax.eval_shape(shapes, [jax.ShapeDtypeStruct((), jnp.float32)] * 5)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_generator_keeps_its_precision_among_wider_numbers(task, data, dtype):
+    wide = table_generator()
+
+    def init(*given):
+        made = wide.init(*given)
+        return made._replace(weights=made.weights.astype(dtype))
+
+    algorithm = fedftg(**FEW, generator=Generator(init, wide.apply))
+    with jax.enable_x64(dtype == "float32"):
+        round_fn, state = start(algorithm, task, data, PLAN)
+        after, _ = jax.eval_shape(round_fn, state, keys(1)[0])
+    assert after.refine.weights.dtype == dtype
+
+
 def test_what_it_lacks_is_one_sentence(task, data):
     says = r"height and width that 4 divides, but an input here has shape \[4\]; give"
     for build in (fa.make_round, fa.debug_round):

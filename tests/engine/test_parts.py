@@ -23,6 +23,7 @@ from helpers import (
 )
 
 import fedjax_adapt as fa
+from fedjax_adapt import check
 from fedjax_adapt.algorithms import ALGORITHMS, fedavg, feddyn, fedssg, scaffold
 
 PLAN = fa.Plan(cohort_size=3, batch_size=4)
@@ -669,6 +670,36 @@ def test_every_method_keeps_parameters_of_less_precision_than_jax_s_numbers(
     for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
         assert (new.shape, new.dtype) == (old.shape, old.dtype)
     assert after.params["w"].dtype == dtype
+
+
+ROUNDED = [
+    ("bfloat16", "float32", True),
+    ("float32", "bfloat16", True),
+    ("float16", "bfloat16", True),
+    ("bfloat16", "float64", True),
+    ("float64", "float32", True),
+    ("float32", "float64", False),
+    ("int32", "float32", False),
+    ("float32", "int32", False),
+]
+
+
+@pytest.mark.parametrize("new, kept, may", ROUNDED)
+def test_which_numbers_are_rounded_to_what_is_kept(x64, new, kept, may):
+    new, kept = jnp.zeros(3, new), jnp.zeros(3, kept)
+    same_kind = partial(check.same_kind, "part", "what", old=kept, given_by="init")
+    if may:
+        same_kind(new)
+    for other in [new[:2]] if may else [new]:
+        with pytest.raises(ValueError, match="return the same shape and dtype"):
+            same_kind(other)
+
+
+def test_counts_may_weigh_what_is_not_added_to_the_model(task, data):
+    counts, shares = (lambda cohort: cohort.num_examples), fa.by_examples
+    start(server(combine=fa.mean(shares, extra=counts)), task, data, PLAN)
+    update = lambda params, extra, upload, cohort: (params, extra)
+    start(server(combine=fa.mean(counts), update=update), task, data, PLAN)
 
 
 def test_a_state_of_double_precision_is_not_taken_in_float32(x64):

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers import relist, replace_in
+from matplotlib.figure import Figure
 from rich.console import Console
 from tiny_runs import TINY
 
@@ -18,7 +19,7 @@ from fedjax_adapt.experiment.config import from_settings
 from fedjax_adapt.experiment.run import Progress
 from fedjax_adapt.report import plots, progress, tables
 from fedjax_adapt.report.page import report_page
-from fedjax_adapt.report.plots import comparison_curves, learning_curve
+from fedjax_adapt.report.plots import comparison_curves, draw_mean, learning_curve
 from fedjax_adapt.report.progress import live
 from fedjax_adapt.report.tables import summary_table
 
@@ -121,6 +122,30 @@ def test_a_mean_is_of_rounds_in_which_all_seeds_were_tested(
         np.testing.assert_allclose(line.get_ydata(), 100 * accuracy[[2, 5, 6]])
         (text,) = figure.legends[0].get_texts()
         assert text.get_text().endswith(" (n = 2)")  # no one of them has both settings
+
+
+def test_a_mean_is_drawn_at_the_mean_of_what_it_is_drawn_against():
+    rounds, axes = np.array([1, 2]), Figure().subplots()
+    draw_mean(axes, [(rounds, scale * rounds, scale * rounds) for scale in (1, 3)])
+    (line,) = axes.lines
+    assert line.get_xdata().tolist() == line.get_ydata().tolist() == [2, 4]
+
+
+def test_the_best_point_is_of_the_tests_that_have_a_number(
+    whole, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(plots, "saved", lambda figure, path: figure)
+    other = tmp_path / "other"
+    shutil.copytree(whole.folder, other)
+    for part in (other / "metrics").iterdir():
+        rows = pq.read_table(part)
+        values = np.where(np.equal(rows["round"], 1), np.nan, rows["accuracy"])
+        at = rows.column_names.index("accuracy")
+        pq.write_table(rows.set_column(at, "accuracy", pa.array(values)), part)
+    relist(other)
+    most = np.nanmax(read_run(other).metrics["accuracy"])
+    said = learning_curve(other, tmp_path / "curve.png").axes[0].texts[0].get_text()
+    assert said.startswith(f"best {100 * most:.2f} %")
 
 
 @pytest.mark.slow
