@@ -204,6 +204,13 @@ def test_a_client_without_examples_may_be_two_empty_lists(place):
     assert data.x.shape == (12, 2) and data.num_classes == 3
 
 
+def test_a_client_of_empty_lists_has_targets_of_the_others_shape():
+    data = FederatedDataset.from_clients(
+        [([], []), (X, X)], client_tests=[(X, X), ([], [])]
+    )
+    assert data.y.shape == (6, 2) and data.size.tolist() == [0, 6]
+
+
 def test_a_client_without_examples_has_inputs_of_the_others_shape():
     with pytest.raises(fa.SettingError, match=r"client 1 has inputs float64\[3\]"):
         FederatedDataset.from_clients([(X, Y), (np.zeros((0, 3)), [])])
