@@ -236,6 +236,20 @@ def test_accuracy_is_not_made_up(task, data, params):
         fa.evaluate(mine._replace(accuracy=lambda logits, y: 1.0), params, data.test)
 
 
+def test_a_mean_of_numbers_in_half_precision_is_not_rounded_so():
+    said = lambda logits, y: logits[:, 0].astype(jnp.bfloat16)
+    task = fa.Task(
+        init=lambda key: jnp.zeros(1),
+        apply=lambda params, x: fa.Outputs(x + params[None]),
+        loss=said,
+        accuracy=said,
+        metrics={"own": said},
+    )
+    x, y = np.float32([[4], [4.03125]]), np.zeros(2, int)  # nothing is between them
+    found = fa.evaluate(task, jnp.zeros(1), (x, y))
+    assert found.accuracy == found.loss == found.named["own"] == 4.015625
+
+
 def test_several_labels_of_an_example_share_it():
     apply = lambda params, x: fa.Outputs(x)
     task = fa.Task(lambda key: {}, apply, lambda logits, y: logits.sum((1, 2)))
