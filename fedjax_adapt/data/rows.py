@@ -340,7 +340,7 @@ def as_pairs(who: str, given: Iterable[Any]) -> list[tuple[np.ndarray, np.ndarra
     if not held:
         return pairs
     no_x, no_y = held[0]
-    no_like = lambda own, like: like if own.shape == (0,) else own
+    no_like = lambda array, like: like if array.shape == (0,) else array
     filled = lambda x, y: (no_like(x, no_x), no_like(y, no_y).astype(no_y.dtype))
     return [(x, y) if y.size else filled(x, y) for x, y in pairs]
 
