@@ -38,6 +38,7 @@ from .core import (
     is_private,
     traffic_for,
     tree_bytes,
+    widened,
 )
 from .errors import SettingError
 from .wrap import around, seeing, sent_part
@@ -129,8 +130,7 @@ def qsgd(levels: int) -> Compressor:
 
     def one(x, key):
         dtype = x.dtype
-        # chances of bfloat16 are 128ths, rounded up
-        x = x.astype(jnp.promote_types(dtype, jnp.float32))
+        x = widened(x)  # chances of bfloat16 are 128ths, rounded up
         norm = jnp.sqrt((x**2).sum())
         exact = levels * jnp.abs(x) / jnp.where(norm > 0, norm, 1)
         down = jnp.floor(exact)

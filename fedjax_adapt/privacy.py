@@ -40,6 +40,8 @@ from .core import (
     traffic_within,
     uniformly,
     updated,
+    wide_dtype,
+    widened,
 )
 from .core import clip as clipped_to
 from .errors import SettingError
@@ -105,7 +107,7 @@ def with_privacy(
         leaves, whole = sent_part(upload.delta)  # what a client keeps has no part in it
         upload = upload._replace(delta=whole(leaves))
         # what is not finite has no norm to clip: it is left out, and counts as clipped
-        finite = jnp.isfinite(optax.tree.norm(optax.tree.cast(upload.delta, float)))
+        finite = jnp.isfinite(optax.tree.norm(widened(upload.delta)))
         delta = jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), upload.delta)
         delta, clipped = clipped_to(delta, clip)
         clipped = jnp.where(finite, clipped, 1)
@@ -120,8 +122,7 @@ def with_privacy(
         assert cohort.key is not None
         key = jax.random.fold_in(cohort.key, NOISE)
         leaves, structure = jax.tree.flatten(upload.delta)
-        # noise of bfloat16 has a mean that is not 0
-        wide = lambda leaf: jnp.promote_types(leaf.dtype, jnp.float32)
+        wide = lambda leaf: wide_dtype(leaf.dtype)
         noise = structure.unflatten(
             jax.random.normal(jax.random.fold_in(key, i), leaf.shape, wide(leaf))
             for i, leaf in enumerate(leaves)

@@ -37,6 +37,7 @@ from .core import (
     model_weights,
     weighted_sum,
     weighted_sums,
+    widened,
 )
 from .errors import SettingError
 
@@ -234,11 +235,8 @@ def _only(deltas: Params, known: Array) -> Params:
 
 def _squares(deltas: Params) -> Array:
     """||D_i||^2, [cohort]."""
-    # of float16 the square of 256 is infinite
-    wide = jax.tree.map(lambda leaf: leaf.astype(float), deltas)
-    each = [
-        (leaf**2).reshape(leaf.shape[0], -1).sum(1) for leaf in jax.tree.leaves(wide)
-    ]
+    leaves = jax.tree.leaves(widened(deltas))
+    each = [(leaf**2).reshape(leaf.shape[0], -1).sum(1) for leaf in leaves]
     return jnp.stack(each).sum(0)
 
 

@@ -57,6 +57,8 @@ from .parts import traffic_for as traffic_for
 from .parts import traffic_within as traffic_within
 from .parts import updated as updated
 from .precision import precise as precise
+from .precision import wide_dtype as wide_dtype
+from .precision import widened as widened
 from .precision import with_precision as with_precision
 from .rounds import Info as Info
 from .rounds import Metrics as Metrics

@@ -10,6 +10,7 @@ import optax
 
 from .. import check
 from ..errors import SettingError
+from .precision import widened
 from .scores import losses_of
 from .task import (
     Array,
@@ -83,7 +84,7 @@ def clip(grads: Params, norm_limit: float | Array | None) -> tuple[Params, Array
     """Scales `grads` to a global norm of at most `norm_limit`; says whether it did."""
     if norm_limit is None:
         return grads, jnp.zeros(())
-    wide = optax.tree.cast(grads, float)  # of float16 the square of 256 is infinite
+    wide = widened(grads)
     # a product of vectors: XLA's CPU backend is slow at sums of squares
     norm = jnp.sqrt(optax.tree.vdot(wide, wide))
     # 1e-6 as torch.nn.utils.clip_grad_norm_ has it, which the papers' codes call

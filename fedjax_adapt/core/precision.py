@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from .. import check
 from ..errors import SettingError
@@ -83,6 +84,21 @@ def products(precision: str, backend: str) -> str | None:
     if precision != "tf32":
         return "float32"
     return "default" if backend == "gpu" else "tensorfloat32"
+
+
+def wide_dtype(dtype: DTypeLike) -> DTypeLike:
+    """float32 for half precision, any other dtype as it is.
+
+    In half precision a sum no longer grows by terms that are a 512th of it, noise has a
+    mean that is not 0, and in float16 the square of 256 is infinite.
+    """
+    floats = jnp.issubdtype(dtype, jnp.inexact)
+    return jnp.promote_types(dtype, jnp.float32) if floats else dtype
+
+
+def widened(tree: PyTree) -> PyTree:
+    """`tree` in `wide_dtype`, for norms, sums and means."""
+    return jax.tree.map(lambda leaf: leaf.astype(wide_dtype(leaf.dtype)), tree)
 
 
 def _in_bfloat16(function: Callable) -> Callable:

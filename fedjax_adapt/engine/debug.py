@@ -33,6 +33,7 @@ from ..core import (
     uniformly,
     updated,
     weighted_sums,
+    widened,
 )
 from ..costs import (
     end_times,
@@ -254,9 +255,7 @@ def debug_round(
         of_kept = lambda leaf: leaf[jnp.array(kept)] if jnp.ndim(leaf) else leaf
         report = jax.tree.map(of_kept, report)
         moved = jax.tree.map(jnp.subtract, params, state.params)
-        squares = [
-            float((leaf.astype(float) ** 2).sum()) for leaf in jax.tree.leaves(moved)
-        ]
+        squares = [float((leaf**2).sum()) for leaf in jax.tree.leaves(widened(moved))]
         put = lambda all_, rows: all_.at[held.row].set(rows)
         table = jax.tree.map(put, held.table, table)
         with jax.disable_jit(False):

@@ -25,6 +25,7 @@ from ..core import (
     logits_of,
     losses_of,
     precise,
+    widened,
 )
 from ..errors import SettingError
 from . import mesh
@@ -219,17 +220,10 @@ def score(task: Task, params: Params, x: Array, y: Array) -> Scores:
     outputs = task.apply(params, x)
     logits = logits_of(outputs)
     return Scores(
-        right=_wide(accuracy_of(task, logits, y)),
-        loss=_wide(losses_of(task, outputs, y)),
-        each=jax.tree.map(_wide, each_of(task, logits, y)),
+        right=widened(accuracy_of(task, logits, y)),
+        loss=widened(losses_of(task, outputs, y)),
+        each=widened(each_of(task, logits, y)),
     )
-
-
-def _wide(values: Array) -> Array:
-    """Numbers in half precision as float32, in which their mean is not rounded so."""
-    if not jnp.issubdtype(values.dtype, jnp.floating):
-        return values
-    return values.astype(jnp.promote_types(values.dtype, jnp.float32))
 
 
 def _check_call(call: str, task: Task, params: Params, test: Any) -> None:

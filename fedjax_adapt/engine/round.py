@@ -30,6 +30,7 @@ from ..core import (
     merged_report,
     precise,
     updated,
+    widened,
 )
 from ..costs import (
     end_times,
@@ -345,7 +346,7 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     lost = (), ()
     if asked.ids.shape != cohort.ids.shape:  # else two kernels would write zeros
         lost = wasted(algorithm, state.params, cohort, asked)
-    change = optax.tree.cast(optax.tree.sub(params, state.params), float)
+    change = widened(optax.tree.sub(params, state.params))
     info = Info(
         cohort=cohort.ids,
         num_steps=cohort.num_steps,

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import Array, PyTree, by_row
+from ..core import Array, PyTree, by_row, wide_dtype
 from . import xla
 
 # steps between two waits of an accelerator's host, where nothing better is known
@@ -131,16 +131,8 @@ def chosen(here: Array, new: PyTree, old: PyTree) -> PyTree:
 
 
 def accumulator(like: PyTree) -> PyTree:
-    """Zeros to which trees like this one are added, in float32 for half precision.
-
-    There a sum would no longer grow by terms that are a 512th of it.
-    """
-
-    def zeros(leaf):
-        floats = jnp.issubdtype(leaf.dtype, jnp.inexact)
-        wide = jnp.promote_types(leaf.dtype, jnp.float32) if floats else leaf.dtype
-        return jnp.zeros(leaf.shape, wide)
-
+    """Zeros to which trees like this one are added, in their `wide_dtype`."""
+    zeros = lambda leaf: jnp.zeros(leaf.shape, wide_dtype(leaf.dtype))
     return jax.tree.map(zeros, like)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core import Array, Params, PyTree, by_row
+from ..core import Array, Params, PyTree, by_row, widened
 
 # Gradients held at once, as numbers. On a CPU plain products, one example at a time, are
 # faster than batched ones, but for what is small.
@@ -124,9 +124,7 @@ def accumulated(
     """
     batch = weight.shape[0]
     size = sum(leaf.size for leaf in like)
-    # moments of half precision are in float32, as their sums are
-    wide = lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
-    of_one = lambda example: list(map(wide, gradient(example)))
+    of_one = lambda example: widened(gradient(example))
     most = micro_batch or max(1, FLOATS // max(size, 1))
     on_cpu = jax.default_backend() == "cpu"
     if micro_batch is None and on_cpu and batch * size > CPU_SMALL:
@@ -163,7 +161,7 @@ def accumulated(
     split = lambda a: fill(a).reshape(parts, width, *a.shape[1:])
     weight = jnp.concatenate([weight, jnp.zeros(missing, weight.dtype)])
     split_up = (jax.tree.map(split, examples), weight.reshape(parts, width))
-    zeros = [wide(jnp.zeros_like(leaf)) for leaf in like]
+    zeros = [jnp.zeros_like(leaf) for leaf in widened(like)]
     nothing = Moments(zeros, zeros, jnp.zeros((), weight.dtype))
     add = lambda sofar, part: (merge(sofar, moments(part)), None)
     return jax.lax.scan(add, nothing, split_up)[0]
