@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import check
-from ..core import wide_dtype
 from ..errors import SettingError
 from .rows import (
     as_array,
@@ -188,7 +187,8 @@ class ClientNoise:
         """The inputs x [batch, ...] as `client` sees them; integers become float32."""
         if not jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(jnp.float32)
-        wide = wide_dtype(x.dtype)
+        # normal numbers of bfloat16 have a mean that is not 0
+        wide = jnp.promote_types(x.dtype, jnp.float32)
         normal = jax.random.normal(key, x.shape, wide)
         noise = (self.std[client].astype(wide) * normal).astype(x.dtype)
         if self.grid:
