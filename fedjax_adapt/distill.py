@@ -15,6 +15,7 @@ from .core import (
     RoundView,
     ServerRule,
     Task,
+    accuracy_of,
     as_base,
     by_row,
     mean,
@@ -65,16 +66,28 @@ def kl(log_p: Array, log_q: Array) -> Array:
 
 
 def accuracy(task: Task, params: Params, x: Array, y: Array, width: int = 256) -> Array:
-    """The share of examples whose largest logit is the label; `width` at a time."""
+    """The share of examples that a model is right about; `width` at a time."""
     num = len(y)
     rows = jnp.arange(num + -num % min(width, num)).reshape(-1, min(width, num))
 
     def right(rows):
         seen = jnp.minimum(rows, num - 1)
-        guess = task.apply(params, x[seen]).logits.argmax(-1)
-        return ((guess == y[seen]) & (rows < num)).sum()
+        right = accuracy_of(task, task.apply(params, x[seen]).logits, y[seen])
+        return jnp.where(rows < num, right, 0).sum()
 
     return jax.lax.map(right, rows).sum() / num
+
+
+def check_softmax(name: str, setup: RefineSetup) -> None:
+    """Raises ValueError unless there are logits whose softmax tells labels apart."""
+    shape, least = setup.outputs.logits.shape[1:], 2
+    if setup.labelled:
+        least = max(least, setup.num_classes)
+    if not shape or shape[-1] < least:
+        raise SettingError(
+            f"{name} takes the softmax of logits, {least} or more, but the model has "
+            f"{list(shape)}; give it a logit for each label, or take another algorithm."
+        )
 
 
 def check_labelled(name: str, setup: RefineSetup) -> None:

@@ -37,7 +37,7 @@ from ..core import (
     predict_train,
     with_refinement,
 )
-from ..distill import accuracy, averaged, kl, of_each, teachers
+from ..distill import accuracy, averaged, check_softmax, kl, of_each, teachers
 from ..errors import SettingError
 
 TEACHING = ("avg_logits", "avg_probs", "avg_losses")
@@ -113,6 +113,7 @@ def feddf(
 
     def verify(task, setup):
         del task
+        check_softmax("feddf", setup)
         if setup.public.validation is None and (validates or drop_worst):
             raise SettingError(
                 "feddf validates its students but the public set has no validation "

@@ -40,7 +40,15 @@ from ..core import (
     Refinement,
     with_refinement,
 )
-from ..distill import averaged, check_labelled, kl, label_counts, of_each, teachers
+from ..distill import (
+    averaged,
+    check_labelled,
+    check_softmax,
+    kl,
+    label_counts,
+    of_each,
+    teachers,
+)
 from ..errors import SettingError
 from ..generators import Generator, Made, image_generator
 from ..generators import diversity as spread
@@ -135,6 +143,7 @@ def fedftg(
     def verify(task, setup):
         jax.eval_shape(lambda: init(task, setup, jax.random.key(0)))
         check_labelled("fedftg", setup)
+        check_softmax("fedftg", setup)
 
     def server(params, made, view, key):
         task, cohort = view.task, view.cohort

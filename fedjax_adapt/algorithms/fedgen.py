@@ -44,7 +44,7 @@ from ..core import (
     predict_train,
     weighted_loss,
 )
-from ..distill import check_labelled, kl, teachers
+from ..distill import check_labelled, check_softmax, kl, teachers
 from ..errors import SettingError
 from ..generators import Made, diversity, latent_generator
 
@@ -171,6 +171,7 @@ def fedgen(
                 "head(features), or Task(..., head=...)."
             )
         check_labelled("fedgen", setup)
+        check_softmax("fedgen", setup)
 
     def init(task, setup, key):
         verify(task, setup)

@@ -55,6 +55,7 @@ from ..core import (
     RoundView,
     Task,
     Traffic,
+    accuracy_of,
     as_base,
     public_examples,
     with_refinement,
@@ -240,7 +241,7 @@ def measured(view: RoundView, params: Params, num_classes: int) -> tuple[Array, 
         real = rows < size
         rows = jnp.minimum(rows, size - 1)
         outputs = view.task.apply(params, x[rows])
-        right = real & (outputs.logits.argmax(-1) == y[rows])
+        right = jnp.where(real, accuracy_of(view.task, outputs.logits, y[rows]), 0)
         labels = jax.nn.one_hot(y[rows], num_classes, dtype=dtype) * real[:, None]
         norms = feature_norms(outputs.features).astype(dtype)
         grown = (labels * norms[:, None]).sum(0), labels.sum(0), right.sum(dtype=dtype)
@@ -327,6 +328,11 @@ def _check_features(task: Task, setup: RefineSetup) -> None:
     outputs = jax.eval_shape(
         lambda key, x: task.apply(task.init(key), x), jax.random.key(0), example
     )
+    if task.accuracy is None and outputs.logits.shape[-1] < 2:
+        raise SettingError(
+            "fnr refines the least accurate clients, but of a single logit no accuracy is "
+            "known; give Task(..., accuracy=...), or a logit for each label."
+        )
     if outputs.features is None:
         raise SettingError(
             "fnr compares features but the model has none; give a module with "

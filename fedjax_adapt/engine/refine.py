@@ -36,6 +36,7 @@ from ..plan import Plan
 from .batches import batch_size
 from .client_store.exchange import CohortRows, gather_rows, set_rows
 from .cohort import SECONDS, num_slots
+from .contract import guarded_task
 
 PUBLIC_STEPS = "public_steps"  # of a report, what `Info.public_steps` counts
 # as errors call them
@@ -66,7 +67,7 @@ def refine_setup(
         example=jax.ShapeDtypeStruct(data.x.shape[1:], data.x.dtype),
         batch_size=batch_size(data, plan),
         public=data.public,
-        outputs=jax.eval_shape(task.apply, params, data.x[:1]),
+        outputs=jax.eval_shape(guarded_task(task).apply, params, data.x[:1]),
         labelled=data.label_counts is not None,
     )
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import SIZES, close, fast, keys, same, start
+from helpers import SIZES, close, constructed, fast, keys, same, start
 
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import (
@@ -254,6 +254,48 @@ def test_a_refinement_without_a_public_set_is_one_sentence(task, data):
     algorithm = fa.with_refinement(fedavg(), BOTH._replace(check=refuse))
     with pytest.raises(ValueError, match="6 are too few"):
         fa.make_round(algorithm, task, data, PLAN)
+
+
+def single_logit(task, accuracy):
+    """A logistic regression by hand, of whether the label is above 0."""
+
+    def apply(params, x):
+        logits = task.apply(params, x).logits[:, :1]
+        return fa.Outputs(logits, logits)
+
+    loss = lambda logits, y: jax.nn.softplus(jnp.where(y > 0, -1, 1) * logits[:, 0])
+    return task._replace(apply=apply, loss=loss, accuracy=accuracy)
+
+
+@pytest.mark.parametrize("name", ["feddf", "fedgen", "fedftg", "fnr"])
+def test_what_a_single_logit_cannot_say_is_not_asked(name, task, data):
+    """Its softmax is 1 whatever it is, and the largest of one is the first."""
+    says = (
+        r"logits, \d or more, but the model has \[1\]|single logit no accuracy is known"
+    )
+    for build in (fa.make_round, fa.debug_round):
+        with pytest.raises(fa.SettingError, match=f"^{name} .*({says})"):
+            build(constructed(name), single_logit(task, None), data, PLAN)
+    with pytest.raises(fa.SettingError, match=r"Task.apply .* return fa.Outputs"):
+        no_outputs = task._replace(apply=lambda params, x: x)
+        fa.make_round(constructed(name), no_outputs, data, PLAN)
+
+
+def test_clients_are_refined_by_the_accuracy_of_the_task(task, data):
+    task = single_logit(task, lambda logits, y: (logits[:, 0] > 0) == (y > 0))
+    algorithm = fa.with_steps(fa.algorithms.fnr(weight=0.0), fa.constant_steps(3))
+    algorithm = fa.valuation.show_deltas(algorithm)
+    plan = fa.Plan(batch_size=4, lr=0.5)
+    round_fn, state = start(algorithm, task, data, plan)
+    _, info = jax.jit(round_fn)(state, keys(1)[0])
+    x, y = map(np.asarray, public_examples(data.public))
+    w, b = (
+        np.asarray(state.params[n])[None] + np.asarray(info.clients[n]) for n in "wb"
+    )
+    guess = x @ w[..., 0].T + b[:, 0][None] > 0
+    right = (guess == (y > 0)[:, None]).mean(0)
+    np.testing.assert_allclose(info.refine["public_accuracy"], right, rtol=1e-6)
+    assert len(set(right)) > 1
 
 
 @pytest.mark.parametrize(
