@@ -15,6 +15,7 @@ from helpers import (
     same,
     start,
 )
+from helpers import broken as broken_data
 
 from fedjax_adapt import (
     Clock,
@@ -331,6 +332,22 @@ def test_what_is_given_is_believed_and_the_budget_is_spent_by_the_clock(x64):
     assert infos.num_active[-1] == 0
     off = 2 * (B + C) + by_clock(1)[2]  # what the last rounds take, and more or less
     assert -off < spent[-1] - BUDGET < off
+
+
+@pytest.mark.parametrize("lost", [(1,), (0, 1, 2)])
+def test_seconds_of_those_who_are_left_out_are_spent(lost):
+    """The server has waited for them, and cannot know before whose numbers are none."""
+    data = broken_data(make_data(sizes=(4, 4, 4)), *lost)
+    clock = Clock(np.array([0.1, 0.4, 0.2]))
+    plan = Plan(batch_size=4, clock=clock, nonfinite_updates="leave_out")
+    round_fn, state = start(afl(budget=1e3), linear_task(), data, plan)
+    _, info = jax.jit(round_fn)(state, keys(1)[0])
+    assert np.flatnonzero(info.left_out).tolist() == list(lost)
+    found = {name: float(value) for name, value in info.policy.items()}
+    assert found["spent"] == pytest.approx(float(info.seconds)) and found["spent"] > 0.4
+    if len(lost) < 3:  # who learns nothing of a round estimates nothing
+        assert found["step_seconds"] == pytest.approx(0.4)
+        assert found["aggregation_seconds"] == pytest.approx(found["spent"] - 0.4)
 
 
 def test_a_budget_that_one_round_exceeds_is_refused_once_no_clock_is_known(task, data):

@@ -125,22 +125,21 @@ def afl_online(
         one = jnp.ones_like(rest)
         return jnp.stack([best.astype(rest.dtype), rest, one, 0 * one])[stage], stage
 
-    def costs(cohort, outcome):  # c, b and the seconds of a round
+    def costs(num_steps, outcome):  # c, b and the seconds of a round
         c, b = known
-        tau = cohort.num_steps.max()
+        tau = num_steps.max()
         if outcome.step_seconds is None:
             if not trial:
                 check_budget(budget, c, b)
             return c, b, c * tau + b
         if step_seconds is None:
-            slowest = jnp.where(cohort.active, outcome.step_seconds, 0).max()
+            slowest = jnp.where(num_steps > 0, outcome.step_seconds, 0).max()
             c = jnp.maximum(slowest, 1e-8)  # the authors' code has this floor, too
         if aggregation_seconds is None:
             b = jnp.maximum(outcome.seconds - c * tau, 0)
         return c, b, outcome.seconds
 
     def update(state, cohort, runs, outcome):
-        del runs
         seen = outcome.measured
         weights = by_examples(cohort)
         mean = lambda leaf: weighted_sum(weights, cohort.active, leaf)
@@ -158,7 +157,8 @@ def afl_online(
         beta, delta, rho = jax.tree.map(held, old, new)
         better = loss < state.best_loss
         best = lambda new, old: jnp.where(better, new, old)
-        c, b, took = costs(cohort, outcome)
+        # the server waits, too, for those whose uploads it then leaves out
+        c, b, took = costs(runs.num_steps, outcome)
         after = state._replace(
             beta=beta,
             delta=delta,
@@ -178,7 +178,8 @@ def afl_online(
             tau = jnp.where(free & ~measured, state.tau, tau)
             tau = jnp.where(free & ~aggregated, 1, tau)
         after = after._replace(tau=tau.astype(jnp.int32), stage=stage)
-        return optax.tree.where(cohort.num_active > 0, after, state)
+        waited = state._replace(spent=state.spent + took * (runs.num_steps.max() > 0))
+        return optax.tree.where(cohort.num_active > 0, after, waited)
 
     def report(state, cohort, measurement):
         del cohort, measurement
