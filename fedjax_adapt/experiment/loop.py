@@ -1,7 +1,10 @@
 """From the newest state of a folder to the last round, of a run or of trials at once."""
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,9 +101,10 @@ def train_in(
     """As `train`, saving rows and states in `folder`, the rows of a round before its state.
 
     `at_end` is called with the last state and its round before its rows are written, and
-    what it returns is called after.
+    what it returns is called after. Ctrl-C is raised between rounds.
     """
-    with log.trackers, checkpoint.saver(folder / store.CHECKPOINTS) as writes:
+    saver = checkpoint.saver(folder / store.CHECKPOINTS)
+    with _finishing() as stop_if_asked, log.trackers, saver as writes:
 
         def save(state: State, done: int) -> float:
             stopped = log.callback is not None and log.all_over
@@ -111,7 +115,41 @@ def train_in(
                 after_rows()
             return writes.save(state, log.base + done)
 
-        return train(config, program, state, done, log, save, report)
+        def report_or_stop(*figures) -> None:
+            report(*figures)
+            stop_if_asked()
+
+        return train(config, program, state, done, log, save, report_or_stop)
+
+
+@contextmanager
+def _finishing() -> Iterator[Callable[[], None]]:
+    """Ctrl-C waits for the rounds under way; a second one does not.
+
+    Yields a function to call between rounds, which raises KeyboardInterrupt when it was
+    asked for. The command line has a handler of its own, which stays.
+    """
+    asked = threading.Event()
+
+    def stop_if_asked() -> None:
+        if asked.is_set():
+            raise Stopped
+
+    def on_signal(*called) -> None:
+        if asked.is_set():
+            signal.default_int_handler(*called)
+        asked.set()
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield stop_if_asked
+        return
+    signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield stop_if_asked
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    stop_if_asked()  # where it came after the last round
 
 
 def train(

@@ -2,6 +2,7 @@ import dataclasses
 import gc
 import inspect
 import json
+import os
 import re
 import shutil
 import signal
@@ -33,6 +34,7 @@ from fedjax_adapt.experiment import (
     Config,
     Diverged,
     build,
+    loop,
     program,
     read_run,
     run,
@@ -175,6 +177,28 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tiny, whole, stop)
     run(broken, resume=True)
     assert same(final_state(broken), final_state(whole))
     assert numbers(broken.folder) == numbers(whole.folder)
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_python_keeps_every_finished_round(tiny, whole, monkeypatch):
+    """Where it comes in the middle of a round, as in a notebook."""
+    config, seen, dispatch = tiny(checkpoint_every=None), [], loop._dispatch
+
+    def interrupted(*args):
+        if len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return dispatch(*args)
+
+    note = lambda figures: seen.append(figures["round"])
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_dispatch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, callback=note)
+    assert seen == [1, 2, 3, 4]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    run(config, resume=True, callback=note)
+    assert seen == [*range(1, config.rounds + 1)]
+    assert numbers(config.folder)[1:] == numbers(whole.folder)[1:]
 
 
 @pytest.mark.slow
