@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
+from flax.errors import InvalidRngError
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..core import Array, Key, Outputs, Params
@@ -295,7 +296,12 @@ def from_linen(module: linen.Module, example: jax.ShapeDtypeStruct) -> Model:
         return module.apply({"params": params}, features, method="head")
 
     def called(params, x):
-        return outputs_of(module.apply({"params": params}, x, **mode(False)))
+        try:
+            return outputs_of(module.apply({"params": params}, x, **mode(False)))
+        except InvalidRngError:
+            raise SettingError(
+                f"{name} draws random numbers when it is evaluated, too; {SAY_MODE}."
+            ) from None
 
     def composed(params, x):
         features = module.apply({"params": params}, x, method="features")

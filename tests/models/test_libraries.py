@@ -241,6 +241,12 @@ def haiku_refused(part):
 
 REFUSED = {
     "argument": (lambda: Masked(), r"Masked.__call__\(x\) asks for mask as well"),
+    "dropout": (
+        lambda: linen.Sequential(
+            [linen.Dense(3), linen.Dropout(0.5, deterministic=False)]
+        ),
+        "Sequential draws random numbers when it is evaluated.*; give __call__ an argument",
+    ),
     "pair key": (
         lambda: (init_pair, lambda p, x, rng: apply_pair(p, x, rng)),
         r"has apply\(params, x, rng\), which cannot .*; write rng=None",
