@@ -19,6 +19,10 @@ from ..errors import SettingError
 from . import files
 
 MARK = "\ufeff"  # before a text, by some editors; TOML has no place for it
+TWICE = (
+    "; write each name once, and that of a choice with options in its table, as in "
+    'name = "fedprox" below [algorithm]'
+)
 # which their folders list
 OF_RUNS = ("config.toml", "sweep.toml", "group.toml", files.WHOLE, "tune.toml")
 
@@ -41,7 +45,10 @@ def read(path: Path, called: str = "config") -> dict[str, Any]:
             f"{path} is not valid TOML: it is not UTF-8 text; save it as UTF-8."
         ) from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, or too much
-        raise SettingError(f"{path} is not valid TOML: {error}.") from None
+        twice = "Cannot overwrite a value" in str(error)
+        raise SettingError(
+            f"{path} is not valid TOML: {error}{TWICE if twice else ''}."
+        ) from None
     except OSError as error:
         if of_run:
             raise files.unreadable(path, error) from None

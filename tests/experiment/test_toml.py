@@ -51,6 +51,10 @@ def test_the_line_of_a_key_is_found_however_it_is_written(tmp_path):
     [
         (b"a = 1\nb = \n", r"bad.toml is not valid TOML: .*line 2"),
         (b"a = 1\na = 2\n", r"bad.toml is not valid TOML: .*line 2"),
+        (
+            b"a = 1\n[a]\nb = 2\n",
+            r"Cannot overwrite .*; write each name once, .* name =",
+        ),
         (b"a = " + 5000 * b"9", r"bad.toml is not valid TOML: .*5000 digits"),
         (b"a = " + 5000 * b"[", r"bad.toml is not valid TOML: .*recursion"),
         (b"a = '\xff'\n", r"bad.toml is not valid TOML: it is not UTF-8 text"),
