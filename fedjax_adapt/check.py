@@ -404,5 +404,5 @@ def options(owner: str, function: Callable, given: Iterable[str]) -> None:
     known = option_names(function)
     for name in given:
         if name not in known:
-            hint = nearest(name, known) if known else "It takes none."
+            hint = nearest(name, known) if known else "it takes none."
             raise SettingError(f"{owner} takes no option {name!r}; {hint}")

@@ -590,6 +590,15 @@ def test_help_of_a_run_shows_defaults_and_the_options_of_the_choice(capsys):
     )
 
 
+@pytest.mark.parametrize(
+    "command", ["doctor", "partition", "reproduce", "run", "sweep", "tune"]
+)
+def test_no_sentence_of_a_help_text_is_broken(command):
+    """Lines are joined, but one that does not begin with a letter stands by itself."""
+    text = import_module(f"fedjax_adapt.cli.{command}").DESCRIPTION
+    assert all(line[:1].isalpha() for line in text.splitlines() if line)
+
+
 def test_help_and_version_answer_before_jax_is_imported():
     code = (
         "import sys; from fedjax_adapt.cli import main; "

@@ -40,8 +40,8 @@ DESCRIPTION = """\
 fedjax-adapt reproduce ITEM [OPTIONS] makes the runs of a published table or figure, and
 puts the paper's figures next to what came out; `fedjax-adapt reproduce list` shows items.
 
-A run that is there is not made again, and one that was interrupted goes on. The tables
-(table.md, table.csv), the picture and a record of commit and machine go to
+A run that is there is not made again, and one that was interrupted goes on. The files
+table.md and table.csv, the picture and a record of commit and machine go to
 FOLDER/ITEM/SCALE."""
 FLAGS = {
     "rows": Option(

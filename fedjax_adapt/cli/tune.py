@@ -33,14 +33,14 @@ from .process import fail, interrupted, reporting, say, stopped
 DESCRIPTION = """\
 fedjax-adapt tune SPACE.toml [OPTIONS] chooses settings by validation accuracy, with Optuna.
 
-The file has the settings of every run below [run], as in a run's config.toml, and below
-[space] what is to be chosen: a range, as in lr = { low = 0.001, high = 1, log = true }, or
+The file has the settings of every run below [run], as in a run's config.toml, and what is
+to be chosen below [space]: a range, as in lr = { low = 0.001, high = 1, log = true }, or
 a list of values. Settings are proposed --at-once, trained as one sweep, and the next ones
 follow from what came of them. They are tested on a tenth of the training set.
 
 With --halve 3 trials first have a part of the rounds, and the best third of them is trained
-again with three times as many, until they have all. A search that is finished goes on with
---resume and more --trials."""
+again with three times as many, until they have all. With --resume and more --trials
+a search that is finished goes on."""
 SHOWN = 10  # trials of a table
 FLAGS = {
     "folder": optional(

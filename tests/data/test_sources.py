@@ -136,7 +136,7 @@ def test_gaussian_images_take_sizes_that_are_no_multiple_of_four():
         (
             "digits",
             {"classes": 3},
-            "dataset=digits takes no option 'classes'; It|takes",
+            "dataset=digits takes no option 'classes'; it takes none.$",
         ),
         ("synthetic", {"alpa": 3}, "did you mean 'alpha'"),
         ("synthetic", {"alpha": -1}, "alpha=-1"),
