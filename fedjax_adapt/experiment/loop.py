@@ -23,6 +23,7 @@ from .program import Program
 from .rows import Log
 from .tracking import trackers
 
+SAVED = "the rounds so far are saved; resume=True goes on with them"  # after Ctrl-C
 UPDATE = 0.7  # seconds between two reports of progress, about
 
 
@@ -133,7 +134,7 @@ def _finishing() -> Iterator[Callable[[], None]]:
 
     def stop_if_asked() -> None:
         if asked.is_set():
-            raise Stopped
+            raise KeyboardInterrupt(SAVED)
 
     def on_signal(*called) -> None:
         if asked.is_set():
@@ -202,7 +203,7 @@ def train(
         groups, due, _, ended = votes[0]
         stopped = any(vote[2] for vote in votes)
         if stopped:  # nothing is under way, so nothing need be lost
-            raised = Stopped() if failed is None else failed
+            raised = Stopped(SAVED) if failed is None else failed
             with checkpoint.noted(raised):
                 save(state, done)
             raise raised

@@ -192,7 +192,7 @@ def test_ctrl_c_in_python_keeps_every_finished_round(tiny, whole, monkeypatch):
     note = lambda figures: seen.append(figures["round"])
     with monkeypatch.context() as patch:
         patch.setattr(loop, "_dispatch", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt, match="resume=True goes on with them"):
             run(config, callback=note)
     assert seen == [1, 2, 3, 4]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
