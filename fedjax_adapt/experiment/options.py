@@ -135,9 +135,12 @@ def suggestion(
         return f"it is an option of {' and of '.join(owners)}; {remedy}."
     parts = {plainly(name).rpartition(".")[2]: name for name in reversed(known)}
     close = check.closest(short, parts)
-    if close is None:
-        return f"fedjax-adapt {command} --help shows what there is."
-    return f"did you mean {parts[close]}?"
+    if close is not None:
+        return f"did you mean {parts[close]}?"
+    of_kind = [n.partition(".")[2] for n in known if n.startswith(f"{kind_given}.")]
+    if of_kind:
+        return f"write one of {', '.join(of_kind)}."
+    return f"fedjax-adapt {command} --help shows what there is."
 
 
 Check = Callable[[str, Any], None]  # (name, value); raises SettingError

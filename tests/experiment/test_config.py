@@ -152,6 +152,7 @@ def test_every_way_to_write_an_option_is_the_same_config(written, way):
         ),
         ("[algorithm]\nname = 'fedprox'\nmu = -1", "line 3: mu=-1.0 must be a finite"),
         ("[algorithm]\nname = 'fedprox'\nmuu = 1", "did you mean mu?"),
+        ("[algorithm]\nname = 'fedprox'\nzeal = 1", "write one of mu, weights, vari"),
         ("[algorithm]\nname = 'fedprocs'", "algorithm='fedprocs' is unknown"),
         ("seed = 1\nalgorithm.epochs = 1\nalgorithm.name = 'fnr'\nlr = 'x'", "line 4"),
     ],
