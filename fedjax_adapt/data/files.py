@@ -43,8 +43,8 @@ def folder_with(dataset: str, wanted: str, data_dir: str | Path | None) -> Path:
     root = data_folder(data_dir)
     if root is None:
         raise SettingError(
-            f"dataset={dataset} is read from files; write --data-dir FOLDER or set "
-            f"{DATA_VARIABLE}=FOLDER to the folder that holds {wanted}."
+            f"dataset={dataset} is read from files; write --data-dir FOLDER (in Python "
+            f"data_dir=FOLDER) or set {DATA_VARIABLE}=FOLDER, the folder with {wanted}."
         )
     return root
 
