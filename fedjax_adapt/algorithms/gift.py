@@ -42,7 +42,6 @@ from ..core import (
     all_finite,
     mean,
     uniformly,
-    widened,
     with_steps,
 )
 
@@ -269,7 +268,7 @@ def gift_steps(
 def consistency(signed: Params, size: Params, reduce: str = "mean_abs_ratio") -> Array:
     """C of A = `signed` and B = `size`, |A| <= B: a scalar, see `gift` for `reduce`."""
     # half precision cannot hold a smaller fall of C than by a 256th
-    signed, size = widened((signed, size))
+    signed, size = (optax.tree.cast(tree, float) for tree in (signed, size))
     over = lambda a, b: jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
     of = lambda f, *trees: jnp.stack(jax.tree.leaves(jax.tree.map(f, *trees)))
     if reduce == "per_layer_mean":
