@@ -1,4 +1,4 @@
-"""All notebooks but the quickstart are slow tests."""
+"""All notebooks are slow tests."""
 
 from pathlib import Path
 
@@ -10,5 +10,5 @@ def pytest_collection_modifyitems(items):
     """Marks them before `-m` selects."""
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents and not item.path.name.startswith("00_"):
+        if here in item.path.parents:
             item.add_marker("slow")

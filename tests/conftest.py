@@ -35,6 +35,9 @@ def pytest_configure(config):
             if not subprocess.run(begin, env=env, capture_output=True).returncode:
                 os.environ["XLA_FLAGS"] = flags
                 break
+    if getattr(config.option, "dist", None) == "load":  # what -n means by itself
+        # each worker begins with a half of its own: fixtures of a module are made once
+        config.option.dist = "worksteal"
     jax.config.update("jax_num_cpu_devices", 4)
     jax.config.update("jax_numpy_rank_promotion", "raise")
     # where in the code an operation comes from: a stack as deep as pytest's for each

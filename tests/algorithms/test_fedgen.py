@@ -330,6 +330,7 @@ def test_without_alpha_and_beta_it_is_fedavg_to_the_bit(data, plain):
     assert same(states[3].params, plain[0][3].params)
 
 
+@pytest.mark.slow
 def test_the_generator_learns_from_the_heads(trained):
     states, infos = trained
     moved = [

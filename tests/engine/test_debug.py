@@ -106,6 +106,7 @@ def test_an_exception_beside_the_steps_names_the_client(task, data, part, where)
         round_fn(state, keys(1)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_a_model_in_float32_stays_so_beside_64_bits(task):
     with jax.enable_x64():

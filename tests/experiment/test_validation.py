@@ -233,6 +233,7 @@ def test_a_callback_hears_of_validation_accuracy(tiny):
     assert VALIDATED in heard[-1] and "accuracy" not in heard[-1]
 
 
+@pytest.mark.slow
 def test_the_page_and_the_command_know_it(swept, capsys):
     page = report_page([swept.folder])
     assert f"{NAME} on 143 examples" in page and f"{NAME} on each class" in page
