@@ -482,7 +482,7 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(REGISTERED, "algorithm", {})
     (code,) = blocks("python")
-    (steps,) = blocks("python", "docs/guides/step-policies.md")
+    steps, policy = blocks("python", "docs/guides/step-policies.md")
     personal, around = blocks("python", "docs/guides/personal-and-private.md")
     (callback,) = blocks("python", "docs/guides/callbacks.md")
     own, with_state, of_server, runs = blocks("python", "docs/own-algorithm.md")
@@ -504,6 +504,12 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it(
         assert len(names["losses"]) == 3 and int(names["state"].round) == 63
         exec(compile(steps, "README.md", "exec"), names)
         assert isinstance(names["algorithm"], names["fa"].Algorithm)
+        exec(compile(policy, "README.md", "exec"), names)
+        parts = [names[n] for n in ("algorithm", "task", "data", "plan")]
+        begun = names["fa"].init_state(*parts, jax.random.key(0))
+        _, info = names["fa"].make_round(*parts)(begun, jax.random.key(1))
+        whole = -(-names["data"].size[info.cohort] // names["plan"].batch_size)
+        assert (info.num_steps == (whole + 1) // 2).all()
         trained = names["state"]
         exec(compile(personal, "README.md", "exec"), names)
         personal = names["own"].accuracy  # a head is good for its client's own labels
