@@ -62,10 +62,10 @@ def _number(name: str, value: Any, wanted: str) -> float | None:
 
 
 def expanded(called: str, path: str | Path) -> Path:
-    """The path, with a home folder in place of a ~ at its beginning.
+    """The path, with the folder of a user in place of a ~ at its beginning.
 
     Raises:
-      ValueError: there is no such user, the home folder is unknown, or the path has a
+      ValueError: there is no such user, the user's folder is unknown, or the path has a
         control character or is no text, which Arrow and orbax do not take; the sentence
         begins with what the user knows the path as, as in "match=".
     """
@@ -85,7 +85,7 @@ def expanded(called: str, path: str | Path) -> Path:
         ) from None
     except RuntimeError:
         raise SettingError(
-            f"{called}{path}: the home folder that {Path(path).parts[0]} stands for is not "
+            f"{called}{path}: the folder that {Path(path).parts[0]} stands for is not "
             "known; write the path without ~."
         ) from None
     return found

@@ -72,8 +72,8 @@ def accuracy(task: Task, params: Params, x: Array, y: Array, width: int = 256) -
 
     def right(rows):
         seen = jnp.minimum(rows, num - 1)
-        right = accuracy_of(task, task.apply(params, x[seen]).logits, y[seen])
-        return jnp.where(rows < num, right, 0).sum()
+        logits = task.apply(params, x[seen]).logits
+        return jnp.where(rows < num, accuracy_of(task, logits, y[seen]), 0).sum()
 
     return jax.lax.map(right, rows).sum() / num
 

@@ -17,6 +17,7 @@ PACKAGE = ROOT / "fedjax_adapt"
 ALLOWED = {
     "errors": set(),  # which any part may import
     "check": set(),
+    "interrupts": set(),
     "core": {"check"},
     "costs": {"check", "core"},
     "plan": {"check", "core", "costs"},
@@ -47,7 +48,7 @@ ALLOWED = {
     "report": {"check", "experiment"},  # what reads and writes files only, see below
     "experiment": {
         "check", "core", "data", "algorithms", "averaging", "diagnostics", "models",
-        "engine", "participation", "valuation", "wrap", "plan", "costs",
+        "engine", "interrupts", "participation", "valuation", "wrap", "plan", "costs",
     },
 }  # fmt: skip
 HEAVY = ("tensorflow_datasets", "sklearn", "matplotlib", "orbax", "pyarrow", "tyro")

@@ -8,7 +8,7 @@ from fedjax_adapt import cli, load_run
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import Config, run, sweep
 
-SAYS = "the home folder that ~nosuch stands for is not known; write the path without ~."
+SAYS = "the folder that ~nosuch stands for is not known; write the path without ~."
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def _asynchronous(
         weighted = lambda tree: _times(factor(stale), tree)
         sent, extra = take(state.delta), take(state.extra)
         if mixes:
-            apart = lambda model, begin: model - begin[None]
+            apart = lambda model, current: model - current[None]
             moved = weighted(jax.tree.map(apart, take(state.model), params))
         else:
             moved = weighted(sent)

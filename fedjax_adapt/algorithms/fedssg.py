@@ -246,10 +246,10 @@ def fedssg(
         direction = optax.tree.scale(-1 / correction_scale(run), moved)
         if correction == "last_diff":
             return direction
-        corrected = optax.tree.add_scale(
+        difference = optax.tree.add_scale(
             run.client.control, -1 / run.size_ratio, run.server.control
         )
-        return optax.tree.add(corrected, direction)
+        return optax.tree.add(difference, direction)
 
     def finish(run):
         count = run.client.count + 1

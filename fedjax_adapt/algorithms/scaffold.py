@@ -72,8 +72,8 @@ def scaffold(
         return 1.0 if scale == "none" else view_or_run.size_ratio
 
     def prepare(view):  # c / w_i - c_i
-        correction = optax.tree.scale(-1, view.client)
-        return optax.tree.add_scale(correction, 1 / ratio(view), view.server)
+        negated = optax.tree.scale(-1, view.client)
+        return optax.tree.add_scale(negated, 1 / ratio(view), view.server)
 
     def correct(grads, view):
         return optax.tree.add(grads, view.prepared)

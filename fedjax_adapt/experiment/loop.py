@@ -1,10 +1,9 @@
 """From the newest state of a folder to the last round, of a run or of trials at once."""
 
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from ..engine import processes
 from ..engine.train import Callback
 from ..engine.xla import wait_for_shared_cpu_state
 from ..errors import SettingError
+from ..interrupts import finishing
 from . import checkpoint, files, store
 from .build import Federation, accuracy_name, broadcast_bytes, broadcast_seconds
 from .config import Config
@@ -120,37 +120,16 @@ def train_in(
             report(*figures)
             stop_if_asked()
 
-        return train(config, program, state, done, log, save, report_or_stop)
-
-
-@contextmanager
-def _finishing() -> Iterator[Callable[[], None]]:
-    """Ctrl-C waits for the rounds under way; a second one does not.
-
-    Yields a function to call between rounds, which raises KeyboardInterrupt when it was
-    asked for. The command line has a handler of its own, which stays.
-    """
-    asked = threading.Event()
-
-    def stop_if_asked() -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt(SAVED)
-
-    def on_signal(*called) -> None:
-        if asked.is_set():
-            signal.default_int_handler(*called)
-        asked.set()
-
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield stop_if_asked
-        return
-    signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield stop_if_asked
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        state = train(config, program, state, done, log, save, report_or_stop)
     stop_if_asked()  # where it came after the last round
+    return state
+
+
+def _finishing() -> AbstractContextManager[Callable[[], None]]:
+    """`finishing`, where nobody handles Ctrl-C yet: the command line does so itself."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        return finishing()
+    return nullcontext(lambda: None)
 
 
 def train(

@@ -41,7 +41,7 @@ TIMED = ("engine", "models")  # the folders of this package whose code is timed
 
 
 def cache_folder() -> Path:
-    """Where what one run keeps for others lies; nowhere if no home folder is known."""
+    """Where what one run keeps for others lies; nowhere if the user's folder is unknown."""
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     except RuntimeError:
