@@ -86,7 +86,7 @@ _PUBLIC = {
         "with_aggregation",
     ),
     "valuation": ("leave_one_out", "shapley", "show_deltas"),
-    "wrap": ("with_server_optimizer",),
+    "wrap": ("with_local_optimizer", "with_server_optimizer"),
 }
 _MODULES = ("algorithms", "costs", "data", "diagnostics", "metrics", "models")
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}

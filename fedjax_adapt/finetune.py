@@ -104,6 +104,7 @@ def finetune(
     width = sgd.width(view.cohort.batch_size, size)
     lr = setting.lr if sgd.lr is None else sgd.lr
     momentum = setting.momentum if sgd.momentum is None else sgd.momentum
+    momentum = 0.0 if momentum is None else momentum  # the clients' is not SGD
     key_order, key_model = jax.random.split(key)
     dtype = jnp.result_type(float)
 

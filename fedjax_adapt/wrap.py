@@ -13,6 +13,7 @@ import optax
 from . import check
 from .core import (
     Algorithm,
+    Array,
     ClientState,
     Cohort,
     LocalRule,
@@ -113,6 +114,42 @@ def with_server_optimizer(
             given=rule.given,
         )
     )
+
+
+def with_local_optimizer(
+    algorithm: Algorithm, optimizer: Callable[[Array], optax.GradientTransformation]
+) -> Algorithm:
+    """The same algorithm, whose clients take their local steps with another optimizer.
+
+    With `optax.adam` it is Adam of the plan's learning rate of the round, with `optax.sgd`
+    what it was. Its memory begins anew in every round. It sees the gradient with the
+    algorithm's correction, clipped, and with the plan's weight decay, as torch's Adam does.
+
+    What a method does besides local steps remains SGD: Ditto's personal models, pFedMe's
+    inner steps, a refinement. Methods that take a client's move for a sum of its gradients
+    are for SGD and refuse another: SCAFFOLD, FedNova, FedCM, FedDC, FedSSG. So does FedRep,
+    which holds parameters still.
+
+    Args:
+      algorithm: any of the others.
+      optimizer: (learning rate) -> an optax transformation: `optax.adam`,
+        `partial(optax.adamw, weight_decay=0.01)`, or with a schedule over local steps
+        `lambda lr: optax.sgd(optax.cosine_decay_schedule(lr, 50))`.
+
+    Raises:
+      ValueError: `algorithm` is no Algorithm, or `optimizer` no such function.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise SettingError(
+            f"with_local_optimizer got {check.kind_of(algorithm)} for algorithm; call its "
+            "constructor, as in with_local_optimizer(fedavg(), optax.adam)."
+        )
+    if not callable(optimizer):
+        raise SettingError(
+            f"with_local_optimizer got {check.kind_of(optimizer)} for optimizer; write a "
+            "function of the learning rate, such as optax.adam."
+        )
+    return algorithm._replace(local=algorithm.local._replace(optimizer=optimizer))
 
 
 def same(value: Any) -> Any:

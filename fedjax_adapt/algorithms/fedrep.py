@@ -65,6 +65,11 @@ def fedrep(
         return jax.tree.map(back, trained(view), grads, view.params)
 
     def accepts(setting):
+        if setting.momentum is None:
+            raise SettingError(
+                "an optimizer with a memory would move a head and a body on that fedrep "
+                "holds still; leave out with_local_optimizer."
+            )
         if not check.is_tracer(setting.momentum) and setting.momentum:
             raise SettingError(
                 f"momentum={setting.momentum} would move a head and a body on that fedrep "

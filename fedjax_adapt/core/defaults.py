@@ -69,12 +69,20 @@ def task_loss(params: Params, view: LocalView, key: Key) -> Array:
     return weighted_loss(view.task, outputs, view.batch)
 
 
-def effective_steps(num_steps: Array, momentum: float | Array) -> Array:
+def effective_steps(num_steps: Array, momentum: float | Array | None) -> Array:
     """How far local steps go on a constant unit gradient, over lr; at least 1.
 
     (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho): tau without momentum. What control
     variates divide a displacement by to get a mean gradient (FedNova's a_i).
+
+    Raises:
+      SettingError: `momentum` is None, as the steps are not SGD's.
     """
+    if momentum is None:
+        raise SettingError(
+            "the algorithm takes a client's move for a sum of its gradients, as SGD makes "
+            "it; leave out with_local_optimizer, or take another algorithm."
+        )
     steps = jnp.maximum(num_steps, 1)
     past = momentum * (1 - momentum**steps) / (1 - momentum)
     return (steps - past) / (1 - momentum)

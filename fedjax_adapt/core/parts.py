@@ -65,6 +65,9 @@ class LocalRule(NamedTuple):
     `personal(params, client)` is the model a client uses itself, of the server's model and
     the client's state. None: the server's.
 
+    `optimizer(lr)` is the optax transformation that makes a local step of the gradient,
+    new in every round. None: SGD with the plan's momentum.
+
     `traffic(params, upload)`, or a `Traffic`, is all that a client which trains receives
     and sends in a round, the model included; of the parameters and of what `finish`
     uploads it sees shapes and dtypes. By default one model goes down and the upload up.
@@ -82,6 +85,7 @@ class LocalRule(NamedTuple):
     start: Callable[[LocalView], Params] | None = None
     check: Callable[[Setting], None] | None = None
     personal: Callable[[Params, ClientState], Params] | None = None
+    optimizer: Callable[[Array], optax.GradientTransformation] | None = None
 
 
 class Probe(NamedTuple):

@@ -28,7 +28,7 @@ class Setting(NamedTuple):
       lr: this round's local learning rate, `Plan.lr * Plan.lr_decay**round`.
       base_lr: the learning rate of round 0.
       weight_decay: of local SGD, added after clipping.
-      momentum: of local SGD.
+      momentum: of local SGD; None: the local rule has another optimizer.
       mean_steps: Kbar, the local steps of a client of average size.
       share: m / N, clients that train this round over all that hold examples.
       num_clients: all clients, a Python int.
@@ -45,7 +45,7 @@ class Setting(NamedTuple):
     lr: Array
     base_lr: Array
     weight_decay: Array
-    momentum: Array
+    momentum: Array | None
     mean_steps: Array
     share: Array
     num_clients: int

@@ -222,20 +222,23 @@ def expected_share(data: FederatedDataset, plan: Plan) -> float:
 
 
 def setting_of(
-    plan: Plan, policy: StepPolicy, cohort: Cohort, participation: float
+    plan: Plan, algorithm: Algorithm, cohort: Cohort, participation: float
 ) -> Setting:
     """What all clients of the round share; `participation` is `expected_share`."""
+    policy = algorithm.policy
     if policy.mean_steps is not None:
         mean_steps = policy.mean_steps(cohort.mean_epoch_steps)
         mean_steps = jnp.clip(mean_steps, 0, most_steps(plan, policy))
     else:
         mean_steps = cohort.num_steps.sum() / jnp.maximum(cohort.num_active, 1)
+    sgd = algorithm.local.optimizer is None
+    momentum = jnp.asarray(plan.momentum) if sgd else None
     return Setting(
         round=cohort.round,
         lr=plan.lr * plan.lr_decay**cohort.round,
         base_lr=jnp.asarray(plan.lr),
         weight_decay=jnp.asarray(plan.weight_decay),
-        momentum=jnp.asarray(plan.momentum),
+        momentum=momentum,
         mean_steps=mean_steps,
         share=cohort.share,
         num_clients=cohort.num_clients,

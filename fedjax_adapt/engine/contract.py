@@ -62,6 +62,7 @@ TAKES = {
     "LocalRule.finish": "(run) and returns (Upload(delta), client state)",
     "LocalRule.refined": "(client, params) and returns the client's state",
     "LocalRule.personal": "(params, client) and returns parameters like params",
+    "LocalRule.optimizer": "(lr) and returns an optax transformation, as optax.adam does",
     "StepPolicy.init": "(params, num_clients) and returns the policy's state",
     "StepPolicy.measure": "(view, key) and returns a measurement",
     "StepPolicy.steps": "(state, cohort, measurement) and returns integers [cohort]",
@@ -228,6 +229,7 @@ def guarded_algorithm(algorithm: Algorithm) -> Algorithm:
         ),
         "refined": returned.like_state("the client's state", "LocalRule.init"),
         "personal": returned.as_first("a client's own model", "Task.init"),
+        "optimizer": returned.transformation,
     }
     policy = {
         "init": returned.arrays,

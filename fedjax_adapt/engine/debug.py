@@ -130,7 +130,7 @@ def debug_round(
         cohort = cohort._replace(train_loss=partial(train_loss, setup))
         share = expected_share(data, plan)
         cohort = cohort._replace(key=jax.random.fold_in(key, SERVER))
-        cohort = cohort._replace(setting=setting_of(plan, policy, cohort, share))
+        cohort = cohort._replace(setting=setting_of(plan, algorithm, cohort, share))
         broadcast = Broadcast(state.params, state.server, cohort.setting, state.refine)
 
         def client(slot, key, num_steps):
@@ -171,7 +171,7 @@ def debug_round(
             else cohort.active
         )
         seconds = jnp.asarray(max([0.0, *(float(t) for t in times[awaited])]))
-        setting = setting_of(plan, policy, cohort, share)
+        setting = setting_of(plan, algorithm, cohort, share)
         cohort = cohort._replace(setting=setting, seconds=times)
         broadcast = broadcast._replace(setting=setting)
 

@@ -174,12 +174,19 @@ def check_rule(
       plan: of the run.
       done: rounds that it will at least have.
     """
+    sgd = algorithm.local.optimizer is None
+    if not sgd and not is_zero(plan.momentum):
+        raise SettingError(
+            f"momentum={plan.momentum} is of local SGD, but the clients have another "
+            "optimizer; write momentum=0, and give the optimizer its own.",
+            setting="momentum",
+        )
     setting = Setting(
         round=done,
         lr=plan.lr,
         base_lr=plan.lr,
         weight_decay=plan.weight_decay,
-        momentum=plan.momentum,
+        momentum=plan.momentum if sgd else None,
         mean_steps=None,
         share=None,
         num_clients=data.num_clients,

@@ -295,7 +295,7 @@ def _fixed_steps(
         cohort = gather_cohort(sized, ids, round, width)
         cohort = cohort._replace(num_examples=sizes, epoch_steps=epoch_steps)
         cohort = cohort._replace(active=active, key=key, train_loss=_loss_unknown)
-        setting = setting_of(plan, policy, cohort, expected_share(data, plan))
+        setting = setting_of(plan, algorithm, cohort, expected_share(data, plan))
         setting = setting._replace(rounds=rounds) if rounds_follow else setting
         steps = policy.steps(state, cohort._replace(setting=setting), ())
         return jnp.clip(steps, 0, most_steps(plan, policy))

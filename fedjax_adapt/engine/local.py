@@ -4,6 +4,7 @@
     G     <- G min(1, C / (||G|| + 1e-6))                 one norm over all tensors
     theta <- theta - lr (G + decay + weight_decay theta)
 
+or, for the last line, what an optimizer of the local rule makes of that sum.
 steps.py and packing.py have the loop over the steps: unequal step counts are exact.
 """
 
@@ -94,14 +95,19 @@ def is_zero(value) -> bool:
     return not isinstance(value, jax.Array) and value == 0
 
 
-def optimizer(plan: Plan) -> optax.GradientTransformation:
-    """Weight decay, then momentum: what comes after the clip (spec of torch's SGD)."""
-    parts = []
-    if not is_zero(plan.weight_decay):
-        parts.append(optax.add_decayed_weights(plan.weight_decay))
-    if not is_zero(plan.momentum):
-        parts.append(optax.trace(plan.momentum))
-    return optax.chain(*parts) if parts else optax.identity()
+def optimizer(setup: Setup, setting: Setting) -> optax.GradientTransformation:
+    """Weight decay, then SGD or the rule's optimizer: what comes after the clip.
+
+    The order is that of torch's SGD.
+    """
+    plan, of_rate = setup.plan, setup.algorithm.local.optimizer
+    if of_rate is None:
+        momentum = None if is_zero(plan.momentum) else plan.momentum
+        of_rate = partial(optax.sgd, momentum=momentum)
+    if is_zero(plan.weight_decay):
+        return of_rate(setting.lr)
+    decay = optax.add_decayed_weights(plan.weight_decay)
+    return optax.chain(decay, of_rate(setting.lr))
 
 
 def start(setup: Setup, before: LocalView) -> Progress:
@@ -110,7 +116,7 @@ def start(setup: Setup, before: LocalView) -> Progress:
     zero = jnp.zeros((), jnp.result_type(float))
     return Progress(
         params=params,
-        optimizer=optimizer(setup.plan).init(params),
+        optimizer=optimizer(setup, before.setting).init(params),
         probe=() if probe is None else probe.init(before),
         loss=zero,
         clipped=zero,
@@ -119,7 +125,7 @@ def start(setup: Setup, before: LocalView) -> Progress:
 
 def advance(setup: Setup, progress: Progress, view: LocalView, key: Key) -> Progress:
     """Takes one local step."""
-    algorithm, plan, params = setup.algorithm, setup.plan, progress.params
+    algorithm, params = setup.algorithm, progress.params
     loss, grads = jax.value_and_grad(algorithm.local.objective)(params, view, key)
     correct, decay = algorithm.local.correct, algorithm.local.decay
     decayed = lambda grads: grads if decay is None else decay(grads, view)
@@ -127,12 +133,11 @@ def advance(setup: Setup, progress: Progress, view: LocalView, key: Key) -> Prog
     probe = progress.probe
     if algorithm.policy.probe is not None:  # it sees gradients that are not clipped
         probe = algorithm.policy.probe.update(probe, decayed(grads), view)
-    grads, clipped = clip(grads, plan.clip_norm)
+    grads, clipped = clip(grads, setup.plan.clip_norm)
     grads = decayed(grads)
-    updates, state = optimizer(plan).update(grads, progress.optimizer, params)
-    moved = jax.tree.map(
-        lambda p, u: (p - view.setting.lr * u).astype(p.dtype), params, updates
-    )
+    by = optimizer(setup, view.setting)
+    moves, state = by.update(grads, progress.optimizer, params)
+    moved = jax.tree.map(lambda p, move: (p + move).astype(p.dtype), params, moves)
     return Progress(
         params=moved,
         optimizer=optax.tree.cast_like(state, progress.optimizer),

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from .. import check
 from ..core import PyTree, Refined, RoundView, Upload
@@ -66,6 +67,15 @@ def as_first(what: str, given_by: str) -> Callable[..., None]:
         check.same_kind(name, what, result, first, given_by)
 
     return accept
+
+
+def transformation(name: str, result: Any, *arguments: Any) -> None:
+    """Accepts what makes moves of gradients."""
+    if not isinstance(result, optax.GradientTransformation):
+        raise SettingError(
+            f"{name} returned {check.kind_of(result)}; return an optax transformation, as "
+            "optax.adam(lr) is."
+        )
 
 
 def _floats(new: Any, old: Any) -> bool:

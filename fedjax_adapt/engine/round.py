@@ -271,7 +271,7 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     cohort = cohort._replace(train_loss=partial(train_loss, setup))
     cohort = cohort._replace(key=jax.random.fold_in(key, SERVER))
     share = expected_share(data, plan)
-    setting = setting_of(plan, algorithm.policy, cohort, share)
+    setting = setting_of(plan, algorithm, cohort, share)
     cohort = cohort._replace(setting=setting)
     broadcast = Broadcast(state.params, state.server, setting, state.refine)
     store = store_of(plan)
@@ -287,7 +287,7 @@ def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
     pick = partial(jax.tree.map, lambda leaf: leaf[first])
     cut, times, measured = pick((cut, times, measured))
     rows = rows._replace(row=pick(rows.row))
-    setting = setting_of(plan, algorithm.policy, cohort, share)
+    setting = setting_of(plan, algorithm, cohort, share)
     cohort = cohort._replace(setting=setting, seconds=times)
 
     broadcast = broadcast._replace(setting=setting)

@@ -104,7 +104,7 @@ def _once(
     ids = _check_ids(data, plan, key, size, busy_of(algorithm, extra))
     cohort = gather_cohort(data, ids, jnp.int32(0), batch_size(data, plan))
     share = expected_share(data, plan)
-    setting = setting_of(plan, policy, cohort, share)
+    setting = setting_of(plan, algorithm, cohort, share)
     cohort = cohort._replace(
         key=key, setting=setting, train_loss=partial(train_loss, setup)
     )
@@ -133,7 +133,7 @@ def _once(
     asked, seen = cohort, measured
     cohort = rows_of(cohort, slice(size))._replace(seconds=jnp.zeros(size))
     measured = jax.tree.map(lambda leaf: leaf[:size], measured)
-    cohort = cohort._replace(setting=setting_of(plan, policy, cohort, share))
+    cohort = cohort._replace(setting=setting_of(plan, algorithm, cohort, share))
 
     progress = start(setup, before)
     progress = advance(setup, progress, *view(before.params, jnp.int32(0)))
