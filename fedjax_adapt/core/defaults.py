@@ -80,8 +80,8 @@ def effective_steps(num_steps: Array, momentum: float | Array | None) -> Array:
     """
     if momentum is None:
         raise SettingError(
-            "the algorithm takes a client's move for a sum of its gradients, as SGD makes "
-            "it; leave out with_local_optimizer, or take another algorithm."
+            "a client's move is taken for a sum of its gradients, which it is for SGD "
+            "alone; leave out with_local_optimizer."
         )
     steps = jnp.maximum(num_steps, 1)
     past = momentum * (1 - momentum**steps) / (1 - momentum)
