@@ -41,6 +41,7 @@ from .core import (
     constant_steps,
     effective_steps,
     merged_report,
+    widened,
 )
 from .data import FederatedDataset
 from .engine.build import make_round
@@ -96,7 +97,7 @@ def distance(params: Params, other: Params) -> Array:
             f"distance got models {check.shown(params)} and {check.shown(other)}; give two "
             "of the same parameters."
         )
-    return optax.tree.norm(optax.tree.sub(params, _moved(other, params)))
+    return optax.tree.norm(widened(optax.tree.sub(params, _moved(other, params))))
 
 
 def _moved(params: Params, to: Params) -> Params:

@@ -9,10 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from helpers import WIDTH, keys, linear_task, make_data, same, start
+from helpers import (
+    WIDTH,
+    close,
+    keys,
+    linear_task,
+    make_data,
+    quadratic_task,
+    same,
+    start,
+)
 from jax.extend import core
 
 import fedjax_adapt as fa
+from fedjax_adapt.algorithms.fnr import feature_norms
 from fedjax_adapt.core import clip
 from fedjax_adapt.core.precision import products
 from fedjax_adapt.engine.local import Client, Setup, full_loss_and_gradient, train_loss
@@ -281,6 +291,46 @@ def test_a_clip_and_a_geometric_median_of_float16_know_large_norms():
     of = jax.jit(fa.geometric_median())
     median = of(two, jnp.full(2, 0.5), jnp.ones(2, bool))
     np.testing.assert_allclose(median.astype(float), 40, rtol=0.01)
+
+
+def show_of_large_moves(algorithm, dtype):
+    """What is shown of rounds in which squares of norms are above float16's largest."""
+    x = np.full((2, WIDTH), 80, np.float32)
+    pairs = [(x, np.full(2, 4, np.float32)), (x / 2, np.ones(2, np.float32))]
+    data = fa.FederatedDataset.from_clients(pairs)
+    plan = fa.Plan(batch_size=1, lr=0.5)  # to the other side of the first one's optimum
+    round_fn, state = start(algorithm, quadratic_task(dtype), data, plan)
+    state = state._replace(params=jnp.zeros(WIDTH, dtype))
+    _, infos = fa.train(round_fn, state, keys(3))
+    return infos.clients, infos.policy, infos.server
+
+
+once = partial(fa.with_steps, policy=fa.constant_steps(1))
+SHOWING = {
+    "fedexp": once(fa.algorithms.fedexp()),
+    "compression": once(fa.with_compression(fa.algorithms.fedavg(), fa.top_k(0.5))),
+    "fedveca": fa.algorithms.fedveca(max_steps=2),
+    "afl": fa.algorithms.afl(budget=1e6, max_steps=2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", SHOWING.values(), ids=SHOWING)
+def test_what_a_method_makes_of_norms_is_right_in_float16(algorithm):
+    found, exact = (
+        show_of_large_moves(algorithm, dtype) for dtype in (jnp.float16, jnp.float32)
+    )
+    assert max(float(jnp.max(leaf)) for leaf in jax.tree.leaves(exact)) > 0
+    close(found, exact, rtol=0.02)
+
+
+def test_a_norm_of_features_without_any_is_above_0_in_float16():
+    """Such a label is there, and its gradient is a number."""
+    norm, slope = jax.value_and_grad(lambda x: feature_norms(x).sum())(
+        jnp.zeros((1, 2), jnp.float16)
+    )
+    assert norm > 0
+    assert np.isfinite(slope).all()
 
 
 def test_a_sum_of_integers_is_one_of_integers():

@@ -30,6 +30,7 @@ from ..core import (
     model_weights,
     traffic_for,
     updated,
+    widened,
 )
 from ..errors import SettingError
 from ..wrap import around, seeing
@@ -67,11 +68,13 @@ def fedexp(epsilon: float = 1e-3, base: Algorithm | None = None) -> Algorithm:
 
     def finish(run):
         upload, client = inner.local.finish(run)
-        square = optax.tree.vdot(upload.delta, upload.delta)
+        delta = widened(upload.delta)
+        square = optax.tree.vdot(delta, delta)
         return upload._replace(extra=Sent(upload.extra, square)), client
 
     def server_lr(upload):  # eta_g
-        square = optax.tree.vdot(upload.delta, upload.delta)
+        delta = widened(upload.delta)
+        square = optax.tree.vdot(delta, delta)
         apart = jnp.asarray(2 * (square + epsilon))
         # epsilon = 0 and no client moved
         return jnp.maximum(1, upload.extra.square / jnp.where(apart > 0, apart, 1))

@@ -58,6 +58,7 @@ from ..core import (
     accuracy_of,
     as_base,
     public_examples,
+    widened,
     with_refinement,
 )
 from ..errors import SettingError
@@ -256,7 +257,7 @@ def measured(view: RoundView, params: Params, num_classes: int) -> tuple[Array, 
 
 def feature_norms(features: Array) -> Array:
     """U, [batch]."""
-    return jnp.sqrt(jnp.square(features).sum(-1) + 1e-12)
+    return jnp.sqrt(jnp.square(widened(features)).sum(-1) + 1e-12)
 
 
 def worst(

@@ -21,6 +21,7 @@ from ...core import (
     all_finite,
     updated,
     weighted_loss,
+    widened,
 )
 from ...errors import SettingError
 from ...wrap import seeing
@@ -62,10 +63,10 @@ def estimate(view, key) -> Estimate:
     model = optax.tree.where(trained, view.client.model, view.params)
     loss, gradient = jax.value_and_grad(of)(view.params)
     last_loss, last_gradient = jax.value_and_grad(of)(model)
-    apart = optax.tree.norm(optax.tree.sub(model, view.params))
+    apart = optax.tree.norm(widened(optax.tree.sub(model, view.params)))
     far = ~(apart <= 1e-10)  # the paper's threshold; what is NaN is to be seen
     over = jnp.where(far, apart, 1)
-    turned = optax.tree.norm(optax.tree.sub(last_gradient, gradient))
+    turned = optax.tree.norm(widened(optax.tree.sub(last_gradient, gradient)))
     return Estimate(
         loss=loss,
         gradient=gradient,
@@ -93,7 +94,8 @@ def equal(one: Params, other: Params) -> Array:
 def divergences(gradients: Params, mean) -> Array:
     """||grad F_i - grad F||, [cohort], of gradients [cohort, ...]."""
     away = lambda leaf: ((leaf - mean(leaf)[None]) ** 2).reshape(len(leaf), -1).sum(1)
-    return jnp.sqrt(jnp.stack(jax.tree.leaves(jax.tree.map(away, gradients))).sum(0))
+    squares = jax.tree.leaves(jax.tree.map(away, widened(gradients)))
+    return jnp.sqrt(jnp.stack(squares).sum(0))
 
 
 def remembering(base: Algorithm) -> Algorithm:
