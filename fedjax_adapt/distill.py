@@ -90,6 +90,18 @@ def check_softmax(name: str, setup: RefineSetup) -> None:
         )
 
 
+def check_judged(name: str, task: Task, setup: RefineSetup) -> None:
+    """Raises ValueError unless the accuracy of validation examples is known."""
+    _, y = setup.public.validation
+    places = setup.outputs.logits.shape[1:-1]
+    labels = jnp.issubdtype(y.dtype, jnp.integer) and y.shape[1:] == places
+    if task.accuracy is None and not labels:
+        raise SettingError(
+            f"{name} validates by accuracy but of targets {check.leaf(y[0])} none is "
+            "known; give Task(..., accuracy=...), or integer labels."
+        )
+
+
 def check_labelled(name: str, setup: RefineSetup) -> None:
     """Raises ValueError unless every example has one integer label."""
     if not setup.labelled:

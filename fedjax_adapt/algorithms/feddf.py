@@ -33,11 +33,20 @@ from ..core import (
     Params,
     Refinement,
     Task,
+    by_row,
     predict_frozen,
     predict_train,
     with_refinement,
 )
-from ..distill import accuracy, averaged, check_softmax, kl, of_each, teachers
+from ..distill import (
+    accuracy,
+    averaged,
+    check_judged,
+    check_softmax,
+    kl,
+    of_each,
+    teachers,
+)
 from ..errors import SettingError
 
 TEACHING = ("avg_logits", "avg_probs", "avg_losses")
@@ -112,7 +121,6 @@ def feddf(
     oldest = distill_steps if patience is None else patience
 
     def verify(task, setup):
-        del task
         check_softmax("feddf", setup)
         if setup.public.validation is None and (validates or drop_worst):
             raise SettingError(
@@ -120,6 +128,8 @@ def feddf(
                 "examples; give it some, as --validation-examples 50 or PublicSet(x, "
                 "validation=(x, y)) do, or leave drop_worst out and write patience=None."
             )
+        if validates or drop_worst:
+            check_judged("feddf", task, setup)
 
     decay = lambda n: -distill_lr * (1 + jnp.cos(jnp.pi * n / distill_steps)) / 2
     clip = optax.identity()
@@ -205,23 +215,24 @@ def feddf(
 
 
 def distance(teaching: str, trusted: Array, theirs: Array, ours: Array) -> Array:
-    """How far a student is from its teachers, in nats, [batch].
+    """How far a student is from its teachers, in nats, [batch, ...].
 
     Args:
       teaching: see `feddf`.
       trusted: weights of the teachers, [cohort], of sum 1.
-      theirs: logits, [cohort, batch, classes].
-      ours: logits, [batch, classes].
+      theirs: logits, [cohort, batch, ..., classes].
+      ours: logits, [batch, ..., classes].
     """
     student = jax.nn.log_softmax(ours)
     trusted = trusted.astype(theirs.dtype)
     # a teacher of weight 0 may have logits that are not finite
-    theirs = jnp.where(trusted[:, None, None] > 0, theirs, 0)
+    trusted_rows = by_row(trusted, theirs)
+    theirs = jnp.where(trusted_rows > 0, theirs, 0)
     if teaching == "avg_logits":
         return kl(jax.nn.log_softmax(jnp.tensordot(trusted, theirs, 1)), student)
     each = jax.nn.log_softmax(theirs)
     if teaching == "avg_probs":
-        all_ = jax.nn.logsumexp(each, 0, b=trusted[:, None, None])
+        all_ = jax.nn.logsumexp(each, 0, b=trusted_rows)
         return kl(all_, student)
     return jnp.tensordot(trusted, kl(each, student[None]), 1)
 

@@ -81,6 +81,18 @@ def test_the_distance_and_its_gradient_are_those_of_the_paper(x64, teaching):
     np.testing.assert_allclose(gradient, (softmax(ours) - teacher) / 5, atol=1e-12)
 
 
+@pytest.mark.parametrize("teaching", TEACHING)
+def test_the_distance_of_a_sequence_is_that_of_each_place(x64, teaching):
+    """Though there are as many sequences as teachers, of which one is an empty slot."""
+    rng = np.random.default_rng(0)
+    theirs, ours = logits_like(rng, 4, 4, 2), logits_like(rng, 4, 2)
+    trusted, theirs[2] = np.array([0.25, 0.25, 0, 0.5]), np.nan
+    of = lambda *logits: distance(teaching, jnp.asarray(trusted), *logits)
+    found = of(jnp.asarray(theirs), ours)
+    places = [of(jnp.asarray(theirs[:, :, i]), ours[:, i]) for i in range(2)]
+    np.testing.assert_allclose(found, np.stack(places, 1), atol=1e-12)
+
+
 cases = arrays(np.float64, (3, 2, CLASSES), elements=st.floats(-8, 8))
 apart = jax.jit(distance, static_argnums=0)
 
@@ -339,6 +351,23 @@ def test_what_it_lacks_is_one_sentence(task, data, public_data):
     with pytest.raises(ValueError, match=says):
         fa.make_round(feddf(patience=None, drop_worst=True), task, unjudged, PLAN)
     fa.make_round(feddf(patience=None), task, unjudged, PLAN)
+
+
+def test_targets_without_an_accuracy_validate_nothing():
+    """No student would be better than another, and the mean would stay."""
+    task = fa.Task(
+        init=lambda key: jnp.zeros((WIDTH, 2)),
+        apply=lambda params, x: fa.Outputs(x @ params),
+        loss=lambda logits, y: ((logits - y) ** 2).mean(1),
+    )
+    pairs = [(x, np.float32(x[:, :2])) for x, _ in make_clients()]
+    public = fa.PublicSet(1 + pairs[0][0], validation=pairs[1])
+    data = fa.FederatedDataset.from_clients(pairs, public=public)
+    says = r"feddf validates by accuracy but of targets float32\[2\] none is known"
+    with pytest.raises(fa.SettingError, match=says):
+        fa.make_round(feddf(**FEW), task, data, PLAN)
+    judged = task._replace(accuracy=lambda logits, y: abs(logits - y).max(1) < 1)
+    fa.make_round(feddf(**FEW), judged, data, PLAN)
 
 
 @pytest.mark.parametrize(
