@@ -9,7 +9,7 @@
     checkpoints/<round>/      the last two states (orbax)
     summary.json              the result; a folder that has one is finished
     own.json                  what was a user's own or has been revised, and a random
-                              generator that is not JAX's default, if there was any
+                              generator or x64 mode that is not JAX's default
     files.sha256              the checksums of all these, see files.py
     learning_curve.png
 

@@ -2,7 +2,8 @@
 
 It is registered, or comes from a file, by FILE.py:FUNCTION. Its arguments are options. How
 to tell what is a user's own is recorded here, and what is ours but was another thing in an
-earlier version, by the same name, and a random generator that is not JAX's default.
+earlier version, by the same name, and a random generator or x64 mode that is not
+JAX's default.
 
 A file is loaded once, and anew when it has changed, but not while a run is under way: what
 a run takes from a file is what it held when the run began.
@@ -48,6 +49,7 @@ BY_NAME = {**FROM_RUN, "partition": {"seed", "clients"}}
 GENERATOR = {
     "JAX_DEFAULT_PRNG_IMPL": "threefry2x32",
     "JAX_THREEFRY_PARTITIONABLE": "True",
+    "JAX_ENABLE_X64": "False",  # rows of float64 do not lie in a table of float32, too
 }
 
 

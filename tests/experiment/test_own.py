@@ -610,6 +610,9 @@ def test_a_run_of_another_random_generator_is_not_gone_on_with(at_first):
             run(config, resume=True)
         with pytest.raises(ValueError, match=says):
             load_run("runs/mine")
+    with jax.threefry_partitionable(at_first), jax.enable_x64(True):
+        with pytest.raises(ValueError, match="X64: it was False, and is True now"):
+            run(config, resume=True)
     with jax.threefry_partitionable(at_first):
         own = run(config, resume=True).own
         assert own == ({} if at_first else {"JAX_THREEFRY_PARTITIONABLE": "False"})
