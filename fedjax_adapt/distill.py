@@ -19,6 +19,7 @@ from .core import (
     as_base,
     by_row,
     mean,
+    widened,
 )
 from .errors import SettingError
 
@@ -73,7 +74,8 @@ def accuracy(task: Task, params: Params, x: Array, y: Array, width: int = 256) -
     def right(rows):
         seen = jnp.minimum(rows, num - 1)
         logits = task.apply(params, x[seen]).logits
-        return jnp.where(rows < num, accuracy_of(task, logits, y[seen]), 0).sum()
+        shares = widened(accuracy_of(task, logits, y[seen]))
+        return jnp.where(rows < num, shares, 0).sum()
 
     return jax.lax.map(right, rows).sum() / num
 

@@ -301,6 +301,15 @@ def test_accuracy_a_few_at_a_time_is_accuracy(task, data, width):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+def test_accuracy_in_half_precision_is_not_rounded_so():
+    """Of 300 of 1000 in bfloat16 there were 299."""
+    right = lambda logits, y: (y < 301).astype(jnp.bfloat16)
+    task = make_task()._replace(accuracy=right)
+    x, y = jnp.zeros((1000, WIDTH)), jnp.arange(1000)
+    found = accuracy(task, task.init(jax.random.key(0)), x, y)
+    np.testing.assert_allclose(found, 0.301, rtol=1e-6)
+
+
 def test_public_inputs_come_in_shuffled_passes():
     rows = np.asarray(passes(jax.random.key(0), 10, 25))
     assert len(rows) == 25
