@@ -281,6 +281,21 @@ def test_what_a_single_logit_cannot_say_is_not_asked(name, task, data):
         fa.make_round(constructed(name), no_outputs, data, PLAN)
 
 
+@pytest.mark.parametrize("name", ["feddf", "fedgen", "fedftg"])
+def test_a_softmax_is_of_a_logit_for_each_label(name, task, data):
+    """A loss of one's own is not asked for one, as cross entropy is."""
+
+    def apply(params, x):
+        logits = task.apply(params, x).logits[:, :2]
+        return fa.Outputs(logits, logits)
+
+    loss = lambda logits, y: ((logits - y[:, None]) ** 2).mean(1)
+    fewer = task._replace(apply=apply, loss=loss)
+    says = rf"{name} takes the softmax of logits, 3 or more, but the model has \[2\]"
+    with pytest.raises(fa.SettingError, match=says):
+        fa.make_round(constructed(name), fewer, data, PLAN)
+
+
 def test_clients_are_refined_by_the_accuracy_of_the_task(task, data):
     task = single_logit(task, lambda logits, y: (logits[:, 0] > 0) == (y > 0))
     algorithm = fa.with_steps(fa.algorithms.fnr(weight=0.0), fa.constant_steps(3))
