@@ -681,6 +681,17 @@ def test_a_ctrl_c_that_is_lost_before_the_first_round_is_raised_in_it(monkeypatc
             stop_if_asked()
 
 
+def test_a_ctrl_c_waits_for_rounds_alone_and_a_second_one_for_nothing():
+    press = lambda: os.kill(os.getpid(), signal.SIGINT)
+    with process.finishing(), pytest.raises(KeyboardInterrupt):
+        press()  # while it compiles, say
+    with process.finishing() as stop_if_asked:
+        stop_if_asked()
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            press()
+
+
 def test_in_a_thread_signals_stay_as_they_are(monkeypatch):
     monkeypatch.setattr(process, "_terminated", threading.Event())
     process._terminated.set()  # in the main thread
