@@ -33,7 +33,7 @@ from .program import abstract_state, run_keys
 from .reading import read_settings
 from .records import read_run
 from .schema import settings_that_are
-from .user_functions import GENERATOR, REVISED, label, origins
+from .user_functions import JAX_DEFAULTS, REVISED, label, origins
 
 if TYPE_CHECKING:
     import pyarrow
@@ -156,8 +156,8 @@ def holds_finished(folder: Path, file: str) -> bool:
 
 def check_origins(folder: Path, configs: Iterable[Config]) -> None:
     """Raises ValueError if what `origins` tells is not what the folder was begun with."""
-    before = GENERATOR | store.read_origins(folder)
-    for choice, origin in (GENERATOR | origins(configs)).items():
+    before = JAX_DEFAULTS | store.read_origins(folder)
+    for choice, origin in (JAX_DEFAULTS | origins(configs)).items():
         then = before.get(choice, "not recorded")
         if then not in (origin, origin.partition(objects.CHECKED)[0]):
             ours = choice in REVISED

@@ -2,8 +2,8 @@
 
 It is registered, or comes from a file, by FILE.py:FUNCTION. Its arguments are options. How
 to tell what is a user's own is recorded here, and what is ours but was another thing in an
-earlier version, by the same name, and a random generator or x64 mode that is not
-JAX's default.
+earlier version, by the same name, and what is not JAX's default of the random generator
+and of x64.
 
 A file is loaded once, and anew when it has changed, but not while a run is under way: what
 a run takes from a file is what it held when the run began.
@@ -45,11 +45,11 @@ EXAMPLES = {
 }
 # what a run gives by name where a function takes it
 BY_NAME = {**FROM_RUN, "partition": {"seed", "clients"}}
-# by which the same seed draws other numbers: variables, and what they are by default
-GENERATOR = {
+# variables by which the same seed has other numbers, and what they are by default
+JAX_DEFAULTS = {
     "JAX_DEFAULT_PRNG_IMPL": "threefry2x32",
     "JAX_THREEFRY_PARTITIONABLE": "True",
-    "JAX_ENABLE_X64": "False",  # rows of float64 do not lie in a table of float32, too
+    "JAX_ENABLE_X64": "False",
 }
 
 
@@ -309,7 +309,7 @@ def origins(configs: Iterable[Any]) -> dict[str, str]:
     """Where what is not ours comes from: "KIND=NAME" -> how to tell it from another.
 
     Of a file it is the SHA-256 of all of it, of a registered function that of its source,
-    of an object its description. What is `REVISED` is there, too, and `GENERATOR`.
+    of an object its description. What is `REVISED` is there, too, and `JAX_DEFAULTS`.
     """
     found: dict[str, str] = {}
     for config in configs:
@@ -320,7 +320,7 @@ def origins(configs: Iterable[Any]) -> dict[str, str]:
                 if f"{kind}={choice}" not in found and is_own(kind, choice):
                     found[f"{kind}={choice}"] = _origin(kind, choice)
         found |= revised(config)
-    for name, default in GENERATOR.items():
+    for name, default in JAX_DEFAULTS.items():
         now = str(getattr(jax.config, name.lower(), default))
         found |= {} if now == default else {name: now}
     return found
