@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from .. import check
 from ..core import Algorithm
 from ..errors import SettingError
 from . import files
@@ -167,12 +168,24 @@ def plain(annotation: Any) -> Any:
     return None
 
 
+def python_values(value: Any) -> Any:
+    """Python's numbers and lists in place of NumPy's or JAX's, of ranges and tuples."""
+    if isinstance(value, Mapping):  # of one kind
+        return {name: python_values(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [python_values(item) for item in value]
+    if check.is_tracer(value) or not hasattr(value, "tolist"):
+        return value
+    return value.tolist()
+
+
 def convert(annotation: Any, value: Any) -> Any:
     """`value` as the plain type `annotation` asks for.
 
     An integer passes for a float, a list for a tuple, "none" for None; where a number or
-    a text may stand, "0.5" is the number.
+    a text may stand, "0.5" is the number. A number of NumPy or JAX is one of Python.
     """
+    value = python_values(value)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal and value in arguments:
         return value

@@ -516,6 +516,18 @@ def test_conversion_promotes_integers_and_lists_but_nothing_else():
             convert(annotation, value)
 
 
+def test_numbers_of_numpy_and_jax_are_those_of_python():
+    lr, seed, targets = np.float64(0.1), np.int64(3), np.array([0.5, 0.75])
+    given = {"algorithm": "fedprox", "algorithm_options": {"mu": np.float32(0.5)}}
+    found = Config(lr=lr, seed=seed, targets=targets, momentum=jnp.zeros(()), **given)
+    assert type(found.lr) is float and type(found.seed) is int
+    given["algorithm_options"] = {"mu": 0.5}
+    same = Config(lr=0.1, seed=3, targets=(0.5, 0.75), momentum=0.0, **given)
+    assert found == same and config_hash(found) == config_hash(same)
+    with pytest.raises(ValueError, match="; write an integer"):
+        Config(seed=np.float64(3))
+
+
 def test_what_to_write_is_said_in_words():
     assert wanted(float | None) == "a number or none"
     assert wanted(tuple[int, ...]) == "integers"

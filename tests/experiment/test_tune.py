@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -767,6 +768,18 @@ def test_what_came_of_earlier_trials_decides_the_next():
 
     rising = [0.1 + 0.05 * i for i in range(12)]
     assert proposed(rising) > proposed(rising[::-1])
+
+
+def test_a_space_of_numpy_is_that_of_its_file():
+    space = {
+        "lr": np.logspace(-2, -1, 2),
+        "momentum": {"low": np.float32(0), "high": 0.5},
+    }
+    space["num_steps"] = list(np.arange(1, 3))
+    tables = {"run": {"rounds": np.int64(2)}, "space": space}
+    search = read_search(tables, trials=np.int64(4))
+    assert "lr = [0.01, 0.1]" in to_toml(search)
+    assert read_search(tomllib.loads(to_toml(search))) == search
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ def read_sweep(
         )
     grids = _grids(tables, where)
     old = all(map(spelling.without_kinds, (run, *grids)))
-    run = spelling.flattened({name: _plain(value) for name, value in run.items()})
+    run = spelling.flattened(toml.python_values(run))
     run, grids = _named(run, [spelling.flattened(grid) for grid in grids], old, where)
     # with several grids it may be that of a grid that does not vary it
     for name in run:
@@ -157,7 +157,7 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
         )
     for number, grid in enumerate(grids):
         for name, values in spelling.flattened(grid).items():
-            values = _plain(values)
+            values = toml.python_values(values)
             at = where.at(name, number)
             if name == "match":
                 raise SettingError(
@@ -180,7 +180,7 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
                     f"{at}: {name}={values!r} {came}; write the values to try, as in "
                     f"{name} = [{example}]."
                 )
-    return [{name: _plain(values) for name, values in g.items()} for g in grids]
+    return toml.python_values(grids)
 
 
 def _named(
@@ -214,15 +214,6 @@ def _named(
         return found
 
     return full(run, "run"), [full(grid, i) for i, grid in enumerate(grids)]
-
-
-def _plain(value: Any) -> Any:
-    """Python's numbers and lists in place of NumPy's or JAX's, of ranges and tuples."""
-    if isinstance(value, Mapping):  # of one kind
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple | range):
-        return [_plain(item) for item in value]
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _trials(sweep: Sweep, where: _Source, remedy: str) -> list[Trial]:

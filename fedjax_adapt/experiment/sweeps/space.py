@@ -67,7 +67,7 @@ def read_search(
     Raises:
       ValueError: one sentence on the first mistake.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    given = toml.python_values({n: v for n, v in options.items() if v is not None})
     _check_options(given)
     if isinstance(source, Search):
         return source._replace(**given)
@@ -77,7 +77,7 @@ def read_search(
             "{'run': {'rounds': 40}, 'space': {'lr': {'low': 0.01, 'high': 1}}}."
         )
     path = None if isinstance(source, Mapping) else check.expanded("tune=", source)
-    tables = dict(source) if isinstance(source, Mapping) else toml.read(path, "tune")
+    tables = toml.read(path, "tune") if path else toml.python_values(source)
     try:
         return _checked(tables, given)
     except SettingError as error:
