@@ -160,6 +160,7 @@ def check_origins(folder: Path, configs: Iterable[Config]) -> None:
     for choice, origin in (JAX_DEFAULTS | origins(configs)).items():
         then = before.get(choice, "not recorded")
         if then not in (origin, origin.partition(objects.CHECKED)[0]):
+            files.check(folder, folder / store.OWN)  # it may be gone
             ours = choice in REVISED
             remedy = "go on in the version it was" if ours else "put it back as it was"
             raise SettingError(

@@ -19,7 +19,8 @@ import fedjax_adapt as fa
 from fedjax_adapt import cli
 from fedjax_adapt.cli.run import parse
 from fedjax_adapt.data import Source
-from fedjax_adapt.experiment import Config, build, load_run, read_run, run, sweep
+from fedjax_adapt.errors import SettingError
+from fedjax_adapt.experiment import Config, build, files, load_run, read_run, run, sweep
 from fedjax_adapt.experiment.algorithm import build_algorithm
 from fedjax_adapt.experiment.config import (
     config_hash,
@@ -28,6 +29,7 @@ from fedjax_adapt.experiment.config import (
     to_settings,
     to_toml,
 )
+from fedjax_adapt.experiment.folder import check_origins
 from fedjax_adapt.experiment.objects import KINDS, REGISTERED
 from fedjax_adapt.experiment.options import catalogue
 from fedjax_adapt.experiment.reading import read_settings
@@ -576,6 +578,17 @@ def test_what_was_another_thing_in_an_earlier_version_is_recorded():
         assert found[0] == choice and found[1].startswith("AFL's ")
 
 
+def test_a_list_of_ones_own_that_is_gone_is_said_to_be(tmp_path):
+    files.write_listed(tmp_path / "own.json", "{}")
+    (tmp_path / "own.json").unlink()
+    changes = REVISED["partition=fedveca_case"]
+    with pytest.raises(
+        SettingError, match=r"own\.json is missing \(.*; put it back as"
+    ):
+        check_origins(tmp_path, [from_settings({**TINY, **changes})])
+
+
+@pytest.mark.filterwarnings("ignore:runs/mine has no files.sha256")
 @pytest.mark.slow
 def test_what_was_another_thing_in_an_earlier_version_is_not_gone_on_with():
     brief = {"rounds": 3, "checkpoint_every": 1, "evaluate_clients": False}
@@ -583,9 +596,10 @@ def test_what_was_another_thing_in_an_earlier_version_is_not_gone_on_with():
     config = from_settings({**TINY, **brief, **REVISED[choice], "folder": "runs/mine"})
     with pytest.raises(Stop):
         run(config, progress=stop_after(2))
-    own = Path("runs/mine/own.json")
-    written = own.read_text()
-    own.unlink()  # an earlier version wrote none
+    own, sums = Path("runs/mine/own.json"), Path("runs/mine/files.sha256")
+    written, listed = own.read_text(), sums.read_text()
+    own.unlink()  # an earlier version wrote neither
+    sums.unlink()
     says = (
         f"begun with another {choice}: it was not recorded, and is AFL's .* now; go on"
     )
@@ -594,6 +608,7 @@ def test_what_was_another_thing_in_an_earlier_version_is_not_gone_on_with():
     with pytest.raises(ValueError, match=says):
         load_run("runs/mine")
     own.write_text(written)
+    sums.write_text(listed)
     assert run(config, resume=True).own[choice].startswith("AFL's ")
 
 
