@@ -75,11 +75,7 @@ def evaluate(
     if task.loss is cross_entropy:
         _check_from_0("evaluate", test[1])
     scored = scores(task, params, test, batch_size, devices)
-    metrics = overall(scored)
-    if not task.metrics:
-        return metrics
-    every = jnp.ones(scored.loss.shape)
-    return metrics._replace(named=named_metrics(task, scored.each, every))
+    return overall(scored)._replace(named=named_overall(task, scored))
 
 
 def class_accuracy(
@@ -173,6 +169,13 @@ def overall(scored: Scores) -> Metrics:
     """Accuracy and mean loss over all examples. Both scalars."""
     n = scored.right.shape[0]
     return Metrics(accuracy=scored.right.sum() / n, loss=scored.loss.sum() / n)
+
+
+def named_overall(task: Task, scored: Scores) -> dict[str, Array]:
+    """The task's metrics over all examples, scalars by name; {} if it has none."""
+    if not task.metrics:
+        return {}
+    return named_metrics(task, scored.each, jnp.ones(scored.loss.shape))
 
 
 @partial(jax.jit, static_argnums=2)

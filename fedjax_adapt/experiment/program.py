@@ -16,7 +16,7 @@ from ..engine import mesh
 from ..engine.build import make_round
 from ..engine.client_store import store_of
 from ..engine.cohort import most_steps, num_devices_of
-from ..engine.evaluate import by_class, overall, scores
+from ..engine.evaluate import by_class, named_overall, overall, scores
 from ..engine.footprint import Footprint, footprint, num_equations
 from ..engine.initial import init_state
 from ..engine.memory import check_room
@@ -172,7 +172,7 @@ def rounds(
     state, infos, measured = train_and_evaluate(
         round_fn, state, keys, measure, num_rounds, num_rounds
     )
-    check_columns(infos)
+    check_columns(infos, measured.named)
     return state, infos, measured
 
 
@@ -195,6 +195,7 @@ def measure(
             name: overall(score(params))
             for name, params in _others(algorithm, averaged, state).items()
         },
+        named=named_overall(task, scored),
     )
 
 

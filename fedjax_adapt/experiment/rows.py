@@ -4,7 +4,7 @@ A group is the rounds from one evaluation to the next: `infos` [rounds, cohort, 
 what was `Measured` after the last of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from ..engine.train import (
     named,
     reports,
 )
-from ..errors import RunError
+from ..errors import RunError, SettingError
 from . import store
 from .tracking import Trackers
 
@@ -54,6 +54,7 @@ class Measured(NamedTuple):
     server: Metrics  # of the server's model
     classes: Array  # [classes], its accuracy on the examples of each label
     also: dict[str, Metrics]  # of "sel", "all" and "result", where there are such
+    named: Mapping[str, Array] = {}  # the task's metrics, of the server's model
 
 
 class Diverged(RunError):
@@ -293,6 +294,7 @@ def metrics_row(
         "round": last_round,
         "accuracy": float(measured.server.accuracy),
         "loss": float(measured.server.loss),
+        **{name: float(value) for name, value in measured.named.items()},
         **{
             f"{field}_{name}": float(value)
             for name, metrics in measured.also.items()
@@ -303,11 +305,22 @@ def metrics_row(
     }
 
 
-def check_columns(infos: Info) -> None:
-    """Raises SettingError if what a part of the algorithm shows has a column's name."""
+def check_columns(infos: Info, metrics: Iterable[str] = ()) -> None:
+    """Raises SettingError if what is shown has a column's name.
+
+    Args:
+      infos: what the parts of the algorithm show.
+      metrics: names of the task's.
+    """
     taken = ("trial", "round", "client", "num_steps", "loss", "clipped", "left_out")
     # a callback of a sweep is given the settings of a trial as well
-    check_names(infos, OF_ALL | {"settings"}, taken)
+    of_all = OF_ALL | {"settings"}
+    for name in of_all.intersection(metrics):
+        raise SettingError(
+            f"Task.metrics has {name!r}, which is a column of every run's table; give the "
+            "metric another name."
+        )
+    check_names(infos, of_all.union(metrics), taken)
 
 
 def client_rows(infos: Info, first_round: int, num_clients: int) -> dict[str, Any]:

@@ -90,8 +90,8 @@ def run(
       algorithm: in place of the config's, which calls it "object"; with the step policy
         it brings, else the config's `num_steps` or `epochs`. What was given is described
         in the folder, and resuming takes it again.
-      task: likewise, in place of the model. Its `metrics` are not recorded: `evaluate` has
-        them, of the params of `load_run(folder, task=task, data=data).state`.
+      task: likewise, in place of the model. Its `metrics` are columns of the table
+        `metrics`, and in `Summary.reported`.
       data: likewise, in place of the data set, its partition and number of clients. Where
         a model goes by name, its inputs are standardised by the mean of all of `data.x`.
         Its test set, where it has none, is all the test examples of its clients.

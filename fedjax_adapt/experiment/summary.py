@@ -89,9 +89,9 @@ class Summary:
       left_out: client updates that were not finite and count for nothing
         (nonfinite_updates=leave_out).
       first_left_out_round: the first round that had one; None: no round.
-      reported: what the parts of the algorithm show of the last round, and
-        `ideal_distance` where that is asked for, by name; None where it is no finite
-        number.
+      reported: what the parts of the algorithm show of the last round, the task's
+        metrics, and `ideal_distance` where that is asked for, by name; None where it is no
+        finite number.
       seconds: of training and evaluation; compilation and files apart.
       compile_seconds: to compile the round.
       calibrate_seconds: to try how many lanes and which convolutions are fastest; next to

@@ -240,6 +240,41 @@ def test_a_sweep_over_seeds_and_rates_of_objects_is_one_program(tmp_path, trio):
         sweep({"grid": {"model": ["mlp"]}}, tmp_path / "third", task=trio["task"])
 
 
+@pytest.mark.slow
+def test_the_metrics_of_a_task_are_columns_of_runs_and_sweeps(tmp_path, trio):
+    metrics = {"f1": fa.metrics.f1, "second": fa.metrics.top(2)}
+    trio["task"] = trio["task"]._replace(metrics=metrics)
+    broken = short(tmp_path / "run", devices=1, evaluate_every=2)
+    with pytest.raises(Stop):
+        run(broken, progress=stop_after(1), **trio)
+    with pytest.raises(ValueError, match="begun with another model=object"):
+        other = {**trio, "task": trio["task"]._replace(metrics={})}
+        run(broken, resume=True, **other)
+    summary = run(broken, resume=True, **trio)
+    loaded = load_run(summary.folder, **trio)
+    named = fa.evaluate(trio["task"], loaded.state.params, trio["data"].test).named
+    assert set(named) == set(metrics)
+    rows = loaded.metrics.select(["round", *metrics]).to_pylist()
+    assert [row.pop("round") for row in rows] == [2, 4]
+    for found in (rows[-1], {name: summary.reported[name] for name in metrics}):
+        assert found == {name: pytest.approx(float(v)) for name, v in named.items()}
+    told = {k: v for k, v in SHORT.items() if k != "lr"}
+    told |= {"devices": 1, "evaluate_every": 2}
+    swept = sweep({"run": told, "grid": {"lr": [0.05, 0.1]}}, tmp_path / "two", **trio)
+    of_first = read_swept(swept.folder).metrics.to_pylist()[1]
+    assert of_first["f1"] == pytest.approx(rows[-1]["f1"], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["loss", "wasted_steps", "settings"])
+def test_a_metric_is_not_called_like_a_column(tmp_path, trio, name):
+    trio["task"] = trio["task"]._replace(metrics={name: fa.metrics.f1})
+    with pytest.raises(
+        ValueError, match=f"Task.metrics has '{name}', which is a column"
+    ):
+        run(short(tmp_path / "run"), **trio)
+    assert not (tmp_path / "run").exists()
+
+
 # --- what is loaded ------------------------------------------------------------------
 
 
