@@ -44,7 +44,8 @@ class Record(NamedTuple):
     (the mean of every client's last model); with AFL accuracy_result and loss_result
     (the model with the least estimated loss). Where they are asked for, ideal_distance
     (`ideal_steps`) and parameter_0 and so on (`watch`) are of the last round, and
-    `clients` has gradient_0 and so on. So is each of a task's `metrics`, by its name.
+    `clients` has gradient_0 and so on. Each of the `metrics` of a task that was given has
+    a column of its name.
     Where the run trained on its test set (public=published), every name has
     training_accuracy_on_the_public_set in place of accuracy, and loss is of that set; with
     evaluate_on=validation it is validation_accuracy.
