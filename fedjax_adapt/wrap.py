@@ -32,7 +32,6 @@ from .core import (
     measure_of,
     updated,
 )
-from .errors import SettingError
 
 # (function, what it is around or None): `State.origin` is whose function lies inside
 around = partial(update_wrapper, assigned=(), updated=())
@@ -63,16 +62,11 @@ def with_server_optimizer(
     Raises:
       ValueError: `algorithm` is no Algorithm, or `optimizer` no optax transformation.
     """
-    if not isinstance(algorithm, Algorithm):
-        raise SettingError(
-            f"with_server_optimizer got {check.kind_of(algorithm)} for algorithm; call its "
-            "constructor, as in with_server_optimizer(fedavg(), optax.adam(0.01))."
-        )
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise SettingError(
-            f"with_server_optimizer got {check.kind_of(optimizer)} for optimizer; write an "
-            "optax transformation, such as optax.adam(0.01)."
-        )
+    check.kinds(
+        "with_server_optimizer(fedavg(), optax.adam(0.01))",
+        algorithm=(algorithm, Algorithm),
+        optimizer=(optimizer, optax.GradientTransformation),
+    )
     rule = algorithm.server
 
     def init(params: Params) -> Optimized:
@@ -139,16 +133,11 @@ def with_local_optimizer(
     Raises:
       ValueError: `algorithm` is no Algorithm, or `optimizer` no such function.
     """
-    if not isinstance(algorithm, Algorithm):
-        raise SettingError(
-            f"with_local_optimizer got {check.kind_of(algorithm)} for algorithm; call its "
-            "constructor, as in with_local_optimizer(fedavg(), optax.adam)."
-        )
-    if not callable(optimizer):
-        raise SettingError(
-            f"with_local_optimizer got {check.kind_of(optimizer)} for optimizer; write a "
-            "function of the learning rate, such as optax.adam."
-        )
+    check.kinds(
+        "with_local_optimizer(fedavg(), optax.adam)",
+        algorithm=(algorithm, Algorithm),
+        optimizer=(optimizer, callable),
+    )
     return algorithm._replace(local=algorithm.local._replace(optimizer=optimizer))
 
 

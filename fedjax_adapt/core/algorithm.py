@@ -154,11 +154,7 @@ def with_steps(algorithm: Algorithm, policy: StepPolicy) -> Algorithm:
     Raises:
       ValueError: `algorithm` is no Algorithm or `policy` no StepPolicy.
     """
-    if not isinstance(algorithm, Algorithm):
-        raise SettingError(
-            f"with_steps got {check.kind_of(algorithm)} for algorithm; call its "
-            "constructor, as in with_steps(fedavg(), epochs(5))."
-        )
+    check.kinds("with_steps(fedavg(), epochs(5))", algorithm=(algorithm, Algorithm))
     if not isinstance(policy, StepPolicy):
         raise SettingError(
             f"with_steps got {check.kind_of(policy)} for policy; "
@@ -187,11 +183,9 @@ def with_refinement(
     Raises:
       ValueError: `algorithm` is no Algorithm or `refine` none of these.
     """
-    if not isinstance(algorithm, Algorithm):
-        raise SettingError(
-            f"with_refinement got {check.kind_of(algorithm)} for algorithm; call its "
-            "constructor, as in with_refinement(fedavg(), fnr_refinement())."
-        )
+    check.kinds(
+        "with_refinement(fedavg(), fnr_refinement())", algorithm=(algorithm, Algorithm)
+    )
     if isinstance(refine, Algorithm):
         refine = refine.refine
     if not (refine is None or isinstance(refine, Refinement) or callable(refine)):

@@ -98,10 +98,10 @@ def test_a_wrapper_does_not_make_the_engine_keep_models(task):
 
 def test_wrong_arguments_are_refused():
     with pytest.raises(
-        ValueError, match="got the function fedavg for algorithm; call its constr"
+        ValueError, match="got the function fedavg for algorithm; call it: "
     ):
         with_server_optimizer(fedavg, optax.sgd(1.0))
-    with pytest.raises(ValueError, match="got 0.1 for optimizer; write an optax"):
+    with pytest.raises(ValueError, match="got 0.1 for optimizer; write with_server"):
         with_server_optimizer(fedavg(), 0.1)
     with pytest.raises(ValueError, match="b2=1 must lie in"):
         fedyogi(b2=1)

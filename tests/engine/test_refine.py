@@ -316,7 +316,7 @@ def test_clients_are_refined_by_the_accuracy_of_the_task(task, data):
 @pytest.mark.parametrize(
     "wrong, sentence",
     [
-        (lambda: fa.with_refinement(fedavg, None), "call its constructor"),
+        (lambda: fa.with_refinement(fedavg, None), r"call it: algorithm=fedavg\(\)"),
         (
             lambda: fa.with_refinement(fedavg(), 0.5),
             "got 0.5 for refine; write a Refinement",

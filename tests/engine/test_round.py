@@ -514,7 +514,7 @@ def test_a_model_with_fewer_outputs_than_labels_is_refused(data):
     [
         (lambda: fa.Plan(participation=0.3), r"=0.3 is no rule; write bernoulli\(q\)"),
         (lambda: fa.with_steps(fedavg(), 5), r"got 5 for policy; write epochs\(5\) or"),
-        (lambda: fa.with_steps(fedavg, fa.epochs(5)), "call its constructor"),
+        (lambda: fa.with_steps(fedavg, fa.epochs(5)), r"call it: algorithm=fedavg\(\)"),
     ],
 )
 def test_a_part_that_is_none_is_one_sentence(wrong, sentence):
