@@ -35,6 +35,7 @@ from ..core import (
     Task,
     clip,
     weighted_loss,
+    widened,
 )
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
@@ -98,16 +99,26 @@ def is_zero(value) -> bool:
 def optimizer(setup: Setup, setting: Setting) -> optax.GradientTransformation:
     """Weight decay, then SGD or the rule's optimizer: what comes after the clip.
 
-    The order is that of torch's SGD.
+    The order is that of torch's SGD. In float16 Adam's epsilon is 0 and so are squares of
+    small gradients: another optimizer than SGD is given no half precision.
     """
     plan, of_rate = setup.plan, setup.algorithm.local.optimizer
     if of_rate is None:
         momentum = None if is_zero(plan.momentum) else plan.momentum
-        of_rate = partial(optax.sgd, momentum=momentum)
+        by = optax.sgd(setting.lr, momentum)
+    else:
+        by = _in_wide(of_rate(setting.lr))
     if is_zero(plan.weight_decay):
-        return of_rate(setting.lr)
-    decay = optax.add_decayed_weights(plan.weight_decay)
-    return optax.chain(decay, of_rate(setting.lr))
+        return by
+    return optax.chain(optax.add_decayed_weights(plan.weight_decay), by)
+
+
+def _in_wide(by: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`by`, to which parameters and gradients are `widened`."""
+    return optax.GradientTransformation(
+        lambda params: by.init(widened(params)),
+        lambda grads, state, params: by.update(widened(grads), state, widened(params)),
+    )
 
 
 def start(setup: Setup, before: LocalView) -> Progress:

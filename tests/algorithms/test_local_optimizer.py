@@ -1,18 +1,21 @@
 """Clients with another optimizer than SGD."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
 import pytest
 from comparison import PLAN, assert_follows, run
-from helpers import close, constructed, keys, start
+from helpers import close, constructed, keys, make_task, start
 
 import fedjax_adapt as fa
 from fedjax_adapt import with_local_optimizer
 from fedjax_adapt.algorithms import ALGORITHMS, fedavg, feddyn, fedprox, fedrep
+from fedjax_adapt.engine.local import Setup, optimizer
 
 B1, B2, EPS = 0.9, 0.999, 1e-8  # Kingma & Ba, "Adam", ICLR 2015, Algorithm 1
 # what they keep is a client's move, over what SGD would have gone on a unit gradient
@@ -95,6 +98,18 @@ def test_neither_lanes_nor_the_slow_twin_change_it(task, data):
     for key in keys(2):
         state, info = slow(state, key)
     close((state.params, state.clients, info.delta_norm), found, atol=2e-6, rtol=1e-5)
+
+
+def test_adam_does_not_divide_by_0_in_float16():
+    """Where its epsilon is 0, as is the square of a small gradient."""
+    algorithm = with_local_optimizer(fedavg(), optax.adam)
+    setup = Setup(algorithm, make_task(), None, fa.Plan())
+    by = optimizer(setup, SimpleNamespace(lr=0.1))
+    params, grads = jnp.zeros(2, jnp.float16), jnp.asarray([0, 1e-4], jnp.float16)
+    state = by.init(params)
+    for _ in range(2):
+        moves, state = by.update(grads, state, params)
+    np.testing.assert_allclose(moves, [0, -0.1], rtol=1e-3)
 
 
 @pytest.mark.slow
