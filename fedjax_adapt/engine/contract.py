@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import optax
 
 from .. import check
 from ..core import (
     Algorithm,
+    Array,
     LocalRule,
     Mean,
     Measure,
@@ -63,6 +65,9 @@ TAKES = {
     "LocalRule.refined": "(client, params) and returns the client's state",
     "LocalRule.personal": "(params, client) and returns parameters like params",
     "LocalRule.optimizer": "(lr) and returns an optax transformation, as optax.adam does",
+    "LocalRule.optimizer's init": "(params) and returns arrays",
+    "LocalRule.optimizer's update": "(gradient, state, params), and nothing else, and "
+    "returns moves and the state",
     "StepPolicy.init": "(params, num_clients) and returns the policy's state",
     "StepPolicy.measure": "(view, key) and returns a measurement",
     "StepPolicy.steps": "(state, cohort, measurement) and returns integers [cohort]",
@@ -267,7 +272,7 @@ def guarded_algorithm(algorithm: Algorithm) -> Algorithm:
     if steps.probe is not None:
         steps = steps._replace(probe=_under(Probe, steps.probe, probe))
     return Algorithm(
-        local=_under(LocalRule, algorithm.local, local),
+        local=_with_guarded_steps(_under(LocalRule, algorithm.local, local)),
         policy=steps,
         server=_under(ServerRule, algorithm.server, server),
         refine=None
@@ -295,6 +300,21 @@ def _under(kind: type, part: Any, accepts: dict[str, Callable]) -> Any:
             continue
         changed[field] = guarded(f"{kind.__name__}.{field}", function, accept)
     return part._replace(**changed) if changed else part
+
+
+def _with_guarded_steps(rule: LocalRule) -> LocalRule:
+    """The rule, what its optimizer returns under its contract as well."""
+    of_rate = rule.optimizer
+    if of_rate is None:
+        return rule
+
+    def optimizer(lr: Array) -> optax.GradientTransformation:
+        functions = of_rate(lr)._asdict()
+        part = "LocalRule.optimizer's"
+        guards = {n: guarded(f"{part} {n}", one) for n, one in functions.items()}
+        return optax.GradientTransformation(**guards)
+
+    return rule._replace(optimizer=optimizer)
 
 
 def guarded_task(task: Task) -> Task:

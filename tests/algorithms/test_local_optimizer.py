@@ -112,6 +112,21 @@ def test_adam_does_not_divide_by_0_in_float16():
     np.testing.assert_allclose(moves, [0, -0.1], rtol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "needing, says",
+    [
+        (optax.polyak_sgd, "TypeError .*: .* 'value'; it takes"),
+        (lambda lr: optax.lookahead(optax.sgd(lr), 5, 0.5), "AttributeError .* 'fast'"),
+    ],
+)
+def test_an_optimizer_that_needs_more_than_a_gradient_is_one_sentence(
+    needing, says, task, data
+):
+    algorithm = with_local_optimizer(fedavg(), needing)
+    with pytest.raises(fa.SettingError, match=f"optimizer's update .* raised {says}"):
+        fa.make_round(algorithm, task, data, PLAN)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_method_takes_one_or_says_that_it_is_for_sgd(name, task, data):
