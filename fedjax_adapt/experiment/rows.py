@@ -37,13 +37,19 @@ COLUMNS = (
 )
 MODELS = ("sel", "all", "result")  # measured besides the server's, see `Measured`
 TESTED = (*store.ACCURACIES, "loss")
+OF_CLASSES = tuple(f"class_{name}" for name in store.ACCURACIES)
+# what accuracies are called before they have the name of what is tested on
+OF_TEST = {
+    *(store.ACCURACY, f"class_{store.ACCURACY}"),
+    *(f"{store.ACCURACY}_{model}" for model in MODELS),
+}
 # the columns of `metrics` that are not an algorithm's own
 OF_ALL = frozenset(
     (
         *COLUMNS,
         *TESTED,
         *(f"{name}_{model}" for name in TESTED for model in MODELS),
-        *(f"class_{name}" for name in store.ACCURACIES),
+        *OF_CLASSES,
     )
 )
 
@@ -105,8 +111,7 @@ class Tally:
 
     def _named(self, column: str) -> str:
         """A column, by what the accuracy on the test set is to be called."""
-        first, _, _ = column.partition("_")
-        tested = first == store.ACCURACY or column == f"class_{store.ACCURACY}"
+        tested = column in OF_TEST
         return column.replace(store.ACCURACY, self.accuracy) if tested else column
 
 
@@ -277,7 +282,7 @@ def of_rounds(
     `before` are the `TOTALS` before it, and `row` is its row in `metrics`.
     """
     found = list(each_round(infos._replace(clients=()), done, before))
-    shown = lambda name: name not in OF_TRIALS and not name.startswith("class_")
+    shown = lambda name: name not in {*OF_TRIALS, *OF_CLASSES}
     measured = {name: value for name, value in row.items() if shown(name)}
     found[-1] = measured | found[-1]
     return found

@@ -53,6 +53,16 @@ def test_a_metrics_row_counts_only_clients_that_trained():
     }
 
 
+def test_a_metric_is_called_by_its_name_wherever_it_is_measured():
+    named = {"accuracy_of_5": np.float32(0.9), "class_f1": np.float32(0.8)}
+    measured = MEASURED._replace(named=named, also={"sel": METRICS})
+    row = rows.Tally(BEFORE, store.VALIDATED).row(10, INFOS, measured, 1.0)
+    assert (row["accuracy_of_5"], row["class_f1"]) == tuple(named.values())
+    assert row["validation_accuracy_sel"] == 0.75 and "accuracy_sel" not in row
+    figures = rows.of_rounds(10, INFOS, BEFORE, row)[-1]
+    assert set(named) < set(figures) and "class_validation_accuracy" not in figures
+
+
 OUT = np.array([[False, True, False], [False, False, True]])
 WITHOUT = INFOS._replace(
     left_out=OUT, loss=np.where(OUT, np.nan, INFOS.loss).astype(np.float32)
