@@ -70,11 +70,9 @@ def fednova(
         return optax.tree.add_scale(grads, mu, drift)
 
     def normaliser(run):  # a_i
+        effective = effective_steps(run.num_steps, run.setting.momentum)
         if not check.is_tracer(mu) and mu == 0:  # a sum, which needs no loop
-            momentum = run.setting.momentum
-            return jnp.where(
-                run.num_steps > 0, effective_steps(run.num_steps, momentum), 0
-            ).astype(run.lr.dtype)
+            return jnp.where(run.num_steps > 0, effective, 0).astype(run.lr.dtype)
 
         def step(state, *_):
             distance, velocity = state

@@ -14,7 +14,7 @@ from helpers import close, constructed, keys, make_task, start
 
 import fedjax_adapt as fa
 from fedjax_adapt import with_local_optimizer
-from fedjax_adapt.algorithms import ALGORITHMS, fedavg, feddyn, fedprox, fedrep
+from fedjax_adapt.algorithms import ALGORITHMS, fedavg, feddyn, fednova, fedprox, fedrep
 from fedjax_adapt.engine.local import Setup, optimizer
 
 B1, B2, EPS = 0.9, 0.999, 1e-8  # Kingma & Ba, "Adam", ICLR 2015, Algorithm 1
@@ -158,6 +158,9 @@ def test_mistakes_are_one_sentence(task, data):
     plan = fa.Plan(momentum=0.9)
     with pytest.raises(fa.SettingError, match=r"momentum=0\.9 is of local SGD"):
         fa.make_round(algorithm, task, data, plan)
+    proximal = with_local_optimizer(fednova(mu=0.1), optax.adam)
+    with pytest.raises(fa.SettingError, match="a sum of its gradients"):
+        fa.make_round(proximal, task, data, PLAN)
     algorithm = with_local_optimizer(fedrep(personal="b"), optax.adam)
     with pytest.raises(fa.SettingError, match="fedrep holds still"):
         fa.make_round(algorithm, task, data, PLAN)
