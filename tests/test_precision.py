@@ -324,6 +324,12 @@ def test_what_a_method_makes_of_norms_is_right_in_float16(algorithm):
     close(found, exact, rtol=0.02)
 
 
+def test_a_distance_of_float16_is_known_where_its_square_is_not():
+    far = {"w": jnp.full(WIDTH, 300, jnp.float16)}
+    found = fa.diagnostics.distance(far, jax.tree.map(jnp.zeros_like, far))
+    np.testing.assert_allclose(found, 300 * WIDTH**0.5, rtol=1e-6)
+
+
 def test_a_norm_of_features_without_any_is_above_0_in_float16():
     """Such a label is there, and its gradient is a number."""
     norm, slope = jax.value_and_grad(lambda x: feature_norms(x).sum())(
