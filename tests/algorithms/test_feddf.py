@@ -375,6 +375,11 @@ def test_targets_without_an_accuracy_validate_nothing():
     says = r"feddf validates by accuracy but of targets float32\[2\] none is known"
     with pytest.raises(fa.SettingError, match=says):
         fa.make_round(feddf(**FEW), task, data, PLAN)
+    pairs = [(x, np.int32(y > 0)) for x, y in pairs]  # several an example
+    public = fa.PublicSet(1 + pairs[0][0], validation=pairs[1])
+    several = fa.FederatedDataset.from_clients(pairs, public=public)
+    with pytest.raises(fa.SettingError, match=r"of targets int32\[2\] none is known"):
+        fa.make_round(feddf(**FEW), task, several, PLAN)
     judged = task._replace(accuracy=lambda logits, y: abs(logits - y).max(1) < 1)
     fa.make_round(feddf(**FEW), judged, data, PLAN)
 
