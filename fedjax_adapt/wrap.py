@@ -118,6 +118,8 @@ def with_local_optimizer(
     With `optax.adam` it is Adam of the plan's learning rate of the round, with `optax.sgd`
     what it was. Its memory begins anew in every round. It sees the gradient with the
     algorithm's correction, clipped, and with the plan's weight decay, as torch's Adam does.
+    What an optimizer draws, as `optax.noisy_sgd` does, is the same for all clients and
+    rounds.
 
     What a method does besides local steps remains SGD: Ditto's personal models, pFedMe's
     inner steps, a refinement. Methods that take a client's move for a sum of its gradients
