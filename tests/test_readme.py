@@ -255,7 +255,7 @@ def test_a_model_of_your_own_trains(capsys):
 def test_every_page_with_a_snippet_is_executed():
     executed = {"README.md", "data.md", "own-algorithm.md", "performance.md"}
     executed |= {"step-policies.md", "personal-and-private.md", "callbacks.md"}
-    executed |= {"peers.md", "own-data.md", "own-model.md"}
+    executed |= {"peers.md", "own-data.md", "own-model.md", "methods.md"}
     # in test_shards.py and test_validation.py
     executed |= {"machines.md", "choosing-settings.md"}
     with_code = {
@@ -487,6 +487,7 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it(
     (callback,) = blocks("python", "docs/guides/callbacks.md")
     own, with_state, of_server, runs = blocks("python", "docs/own-algorithm.md")
     (memory,) = blocks("python", "docs/performance.md")
+    (local,) = blocks("python", "docs/methods.md")
     (skews,) = blocks("python", "docs/data.md")
     printed = blocks("")[0]
     assert len([line for line in code.splitlines() if line]) == 15
@@ -522,6 +523,8 @@ def test_the_example_prints_its_number_and_the_others_go_on_from_it(
             fa.make_round(names[name], task, data, names["plan"])  # traces every part
         exec(compile(own, "README.md", "exec"), names)
         assert isinstance(names["leash"](), names["fa"].Algorithm)
+        exec(compile(local, "README.md", "exec"), names)
+        fa.make_round(names["local_adam"](), task, data, names["plan"])
         exec(compile(with_state, "README.md", "exec"), names)
         round_fn = fa.make_round(names["inertia"](), task, data, names["plan"])
         keys = jax.random.split(jax.random.key(1), 2)
