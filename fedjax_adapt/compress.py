@@ -36,6 +36,7 @@ from .core import (
     Traffic,
     Upload,
     is_private,
+    norm_of,
     traffic_for,
     tree_bytes,
     widened,
@@ -247,8 +248,8 @@ def with_compression(
         wanted = whole(leaves)
         sent = whole(compressor.compress(leaves, key))
         lost = optax.tree.sub(wanted, sent)
-        norm = optax.tree.norm(widened(wanted))
-        error = optax.tree.norm(widened(lost)) / jnp.where(norm > 0, norm, 1)
+        norm = norm_of(wanted)
+        error = norm_of(lost) / jnp.where(norm > 0, norm, 1)
         info = upload.info if isinstance(upload.info, dict) else {"inner": upload.info}
         upload = Upload(sent, upload.extra, info | {"compression_error": error})
         return upload, Compressed(client, lost if error_feedback else ())

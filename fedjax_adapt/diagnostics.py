@@ -41,7 +41,7 @@ from .core import (
     constant_steps,
     effective_steps,
     merged_report,
-    widened,
+    norm_of,
 )
 from .data import FederatedDataset
 from .engine.build import make_round
@@ -97,7 +97,7 @@ def distance(params: Params, other: Params) -> Array:
             f"distance got models {check.shown(params)} and {check.shown(other)}; give two "
             "of the same parameters."
         )
-    return optax.tree.norm(widened(optax.tree.sub(params, _moved(other, params))))
+    return norm_of(optax.tree.sub(params, _moved(other, params)))
 
 
 def _moved(params: Params, to: Params) -> Params:

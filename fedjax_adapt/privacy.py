@@ -37,11 +37,11 @@ from .core import (
     check_private,
     expected_cohort_size,
     merged_report,
+    norm_of,
     traffic_within,
     uniformly,
     updated,
     wide_dtype,
-    widened,
 )
 from .core import clip as clipped_to
 from .errors import SettingError
@@ -107,7 +107,7 @@ def with_privacy(
         leaves, whole = sent_part(upload.delta)  # what a client keeps has no part in it
         upload = upload._replace(delta=whole(leaves))
         # what is not finite has no norm to clip: it is left out, and counts as clipped
-        finite = jnp.isfinite(optax.tree.norm(widened(upload.delta)))
+        finite = jnp.isfinite(norm_of(upload.delta))
         delta = jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), upload.delta)
         delta, clipped = clipped_to(delta, clip)
         clipped = jnp.where(finite, clipped, 1)

@@ -47,9 +47,9 @@ from ..core import (
     Upload,
     by_examples,
     mean,
+    norm_of,
     task_loss,
     weighted_loss,
-    widened,
     with_steps,
 )
 from ..errors import SettingError
@@ -144,10 +144,10 @@ def veca_steps(
         if not full_gradient:
             first = optax.tree.where(later, first, grads)
         total = optax.tree.add(probe.total, grads)
-        change = optax.tree.norm(widened(optax.tree.sub(first, grads)))
-        moved = optax.tree.norm(widened(optax.tree.sub(view.anchor, view.params)))
+        change = norm_of(optax.tree.sub(first, grads))
+        moved = norm_of(optax.tree.sub(view.anchor, view.params))
         beta = jnp.where(moved == 0, 0, change / jnp.where(moved == 0, 1, moved))
-        delta = optax.tree.norm(widened(total), squared=True) / (view.step + 1)
+        delta = norm_of(total, squared=True) / (view.step + 1)
         longest = lambda most, new: jnp.where(later, jnp.maximum(most, new), most)
         return VecaProbe(
             first, total, longest(probe.beta, beta), longest(probe.delta, delta)
@@ -162,7 +162,7 @@ def veca_steps(
 
     def update(state, cohort, runs, outcome):
         beta, numerator = runs.probe.beta, runs.probe.delta
-        delta = numerator / optax.tree.norm(widened(state.gradient), squared=True)
+        delta = numerator / norm_of(state.gradient, squared=True)
         delta = jnp.where(state.known, delta, 0)
         A = outcome.setting.lr * beta**2 * delta
         measured = cohort.active & (cohort.num_steps > 1)
@@ -177,9 +177,7 @@ def veca_steps(
 
         weight, gradient = outcome.sent
         gradient = optax.tree.scale(1 / jnp.where(weight > 0, weight, 1), gradient)
-        usable = (cohort.num_active > 0) & jnp.isfinite(
-            optax.tree.norm(widened(gradient))
-        )
+        usable = (cohort.num_active > 0) & jnp.isfinite(norm_of(gradient))
         lipschitz = _lipschitz(state, outcome.anchor, gradient)
         tau_bar = (by_examples(cohort) * cohort.num_steps).sum()
         moved = _differ(outcome.params, outcome.anchor)
@@ -302,7 +300,7 @@ def fedveca(
     def update(params, best, upload, cohort):
         tau_bar, local_loss = upload.extra
         proposed = optax.tree.add_scale(params, tau_bar, upload.delta)
-        finite = jnp.isfinite(optax.tree.norm(widened(proposed)))
+        finite = jnp.isfinite(norm_of(proposed))
         if accept == "off":
             return optax.tree.where(finite, proposed, params), best
         loss = local_loss if accept == "local" else cohort.train_loss(proposed)
@@ -335,8 +333,8 @@ def _next_tau(A: Array, valid: Array, alpha: float, max_steps: int) -> Array:
 
 def _lipschitz(state: VecaState, params: Params, gradient: Params) -> Array:
     """L with one more pair of models. The first is compared with zeros, as in line 17."""
-    change = optax.tree.norm(widened(optax.tree.sub(gradient, state.gradient)))
-    moved = optax.tree.norm(widened(optax.tree.sub(params, state.params)))
+    change = norm_of(optax.tree.sub(gradient, state.gradient))
+    moved = norm_of(optax.tree.sub(params, state.params))
     ratio = change / jnp.where(moved > 0, moved, jnp.inf)
     return jnp.where(
         jnp.isfinite(ratio), jnp.maximum(state.lipschitz, ratio), state.lipschitz

@@ -56,6 +56,7 @@ from .parts import sent_by as sent_by
 from .parts import traffic_for as traffic_for
 from .parts import traffic_within as traffic_within
 from .parts import updated as updated
+from .precision import norm_of as norm_of
 from .precision import precise as precise
 from .precision import wide_dtype as wide_dtype
 from .precision import widened as widened

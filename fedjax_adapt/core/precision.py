@@ -17,11 +17,12 @@ from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.typing import DTypeLike
 
 from .. import check
 from ..errors import SettingError
-from .task import PyTree, Task, wrapped
+from .task import Array, PyTree, Task, wrapped
 
 PRECISIONS = ("float32", "tf32", "bf16")
 
@@ -99,6 +100,11 @@ def wide_dtype(dtype: DTypeLike) -> DTypeLike:
 def widened(tree: PyTree) -> PyTree:
     """`tree` in `wide_dtype`, for norms, sums and means."""
     return jax.tree.map(lambda leaf: leaf.astype(wide_dtype(leaf.dtype)), tree)
+
+
+def norm_of(tree: PyTree, squared: bool = False) -> Array:
+    """The norm over all tensors of `tree`, or its square, added up in `wide_dtype`."""
+    return optax.tree.norm(widened(tree), squared=squared)
 
 
 def _in_bfloat16(function: Callable) -> Callable:

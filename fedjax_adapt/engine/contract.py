@@ -272,7 +272,7 @@ def guarded_algorithm(algorithm: Algorithm) -> Algorithm:
     if steps.probe is not None:
         steps = steps._replace(probe=_under(Probe, steps.probe, probe))
     return Algorithm(
-        local=_with_guarded_steps(_under(LocalRule, algorithm.local, local)),
+        local=_with_guarded_optimizer(_under(LocalRule, algorithm.local, local)),
         policy=steps,
         server=_under(ServerRule, algorithm.server, server),
         refine=None
@@ -302,14 +302,14 @@ def _under(kind: type, part: Any, accepts: dict[str, Callable]) -> Any:
     return part._replace(**changed) if changed else part
 
 
-def _with_guarded_steps(rule: LocalRule) -> LocalRule:
+def _with_guarded_optimizer(rule: LocalRule) -> LocalRule:
     """The rule, what its optimizer returns under its contract as well."""
-    of_rate = rule.optimizer
-    if of_rate is None:
+    of_lr = rule.optimizer
+    if of_lr is None:
         return rule
 
     def optimizer(lr: Array) -> optax.GradientTransformation:
-        functions = of_rate(lr)._asdict()
+        functions = of_lr(lr)._asdict()
         part = "LocalRule.optimizer's"
         guards = {n: guarded(f"{part} {n}", one) for n, one in functions.items()}
         return optax.GradientTransformation(**guards)

@@ -97,27 +97,30 @@ def is_zero(value) -> bool:
 
 
 def optimizer(setup: Setup, setting: Setting) -> optax.GradientTransformation:
-    """Weight decay, then SGD or the rule's optimizer: what comes after the clip.
+    """What makes a move of a clipped gradient: weight decay, then SGD or the rule's own.
 
     The order is that of torch's SGD. In float16 Adam's epsilon is 0 and so are squares of
     small gradients: another optimizer than SGD is given no half precision.
     """
-    plan, of_rate = setup.plan, setup.algorithm.local.optimizer
-    if of_rate is None:
+    plan, of_lr = setup.plan, setup.algorithm.local.optimizer
+    if of_lr is None:
         momentum = None if is_zero(plan.momentum) else plan.momentum
-        by = optax.sgd(setting.lr, momentum)
+        inner = optax.sgd(setting.lr, momentum)
     else:
-        by = _in_wide(of_rate(setting.lr))
+        inner = _of_widened(of_lr(setting.lr))
     if is_zero(plan.weight_decay):
-        return by
-    return optax.chain(optax.add_decayed_weights(plan.weight_decay), by)
+        return inner
+    return optax.chain(optax.add_decayed_weights(plan.weight_decay), inner)
 
 
-def _in_wide(by: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`by`, to which parameters and gradients are `widened`."""
+def _of_widened(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same optimizer, given parameters and gradients that are `widened`."""
+
+    def update(grads, state, params):
+        return inner.update(widened(grads), state, widened(params))
+
     return optax.GradientTransformation(
-        lambda params: by.init(widened(params)),
-        lambda grads, state, params: by.update(widened(grads), state, widened(params)),
+        lambda params: inner.init(widened(params)), update
     )
 
 
@@ -146,8 +149,8 @@ def advance(setup: Setup, progress: Progress, view: LocalView, key: Key) -> Prog
         probe = algorithm.policy.probe.update(probe, decayed(grads), view)
     grads, clipped = clip(grads, setup.plan.clip_norm)
     grads = decayed(grads)
-    by = optimizer(setup, view.setting)
-    moves, state = by.update(grads, progress.optimizer, params)
+    transform = optimizer(setup, view.setting)
+    moves, state = transform.update(grads, progress.optimizer, params)
     moved = jax.tree.map(lambda p, move: (p + move).astype(p.dtype), params, moves)
     return Progress(
         params=moved,

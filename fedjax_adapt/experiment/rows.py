@@ -38,7 +38,7 @@ COLUMNS = (
 MODELS = ("sel", "all", "result")  # measured besides the server's, see `Measured`
 TESTED = (*store.ACCURACIES, "loss")
 OF_CLASSES = tuple(f"class_{name}" for name in store.ACCURACIES)
-# what accuracies are called before they have the name of what is tested on
+# renamed where another set than the test set is evaluated on, see `Tally._named`
 OF_TEST = {
     *(store.ACCURACY, f"class_{store.ACCURACY}"),
     *(f"{store.ACCURACY}_{model}" for model in MODELS),
@@ -111,8 +111,9 @@ class Tally:
 
     def _named(self, column: str) -> str:
         """A column, by what the accuracy on the test set is to be called."""
-        tested = column in OF_TEST
-        return column.replace(store.ACCURACY, self.accuracy) if tested else column
+        if column not in OF_TEST:
+            return column
+        return column.replace(store.ACCURACY, self.accuracy)
 
 
 @dataclass

@@ -19,6 +19,7 @@ from ...core import (
     Params,
     adds_mean,
     all_finite,
+    norm_of,
     updated,
     weighted_loss,
     widened,
@@ -63,10 +64,10 @@ def estimate(view, key) -> Estimate:
     model = optax.tree.where(trained, view.client.model, view.params)
     loss, gradient = jax.value_and_grad(of)(view.params)
     last_loss, last_gradient = jax.value_and_grad(of)(model)
-    apart = optax.tree.norm(widened(optax.tree.sub(model, view.params)))
+    apart = norm_of(optax.tree.sub(model, view.params))
     far = ~(apart <= 1e-10)  # the paper's threshold; what is NaN is to be seen
     over = jnp.where(far, apart, 1)
-    turned = optax.tree.norm(widened(optax.tree.sub(last_gradient, gradient)))
+    turned = norm_of(optax.tree.sub(last_gradient, gradient))
     return Estimate(
         loss=loss,
         gradient=gradient,
