@@ -652,8 +652,12 @@ def test_what_diverges_has_no_figures_and_the_rest_goes_on(papers, tmp_path, cap
         (papers / "some" / "table7.toml").unlink()
 
 
-def test_costs_are_of_three_passes_over_the_examples(papers, tmp_path):
+def test_costs_are_of_three_passes_over_the_examples_and_of_tests(
+    papers, tmp_path, monkeypatch
+):
     (cell, *_), item = iid(tmp_path), read_item("some-table1")
+    untested = replace(cell.configs[0], evaluate_every=10**9)
+    tested, cell = cell, cell._replace(configs={0: untested})
     # 8 x 8 pixels, 8 hidden, 10 labels: 2 operations a weight, as far as XLA counts
     weights = 64 * 8 + 8 * 10
     steps, batch, cohort = 2 * 2, 20, 4  # two rounds of the first two steps
@@ -663,14 +667,20 @@ def test_costs_are_of_three_passes_over_the_examples(papers, tmp_path):
     moving = 6 * 4 * (weights + 8 + 10) * cohort * steps / step_time.BANDWIDTH
     minutes = (steps * step_time.STEP + moving) / 60
     assert preview.cost([cell]).gpu_minutes == pytest.approx(minutes)
-    config = replace(cell.configs[0], ideal_steps=1000)
+    config = replace(untested, ideal_steps=1000)
     passes = 2 * 1000 * 200  # two rounds, 200 examples
     more = preview.cost([cell._replace(configs={0: config})]).core_hours
     expected = 3 * 2 * weights * passes / preview.CORE / 3600
     assert more == pytest.approx(expected, rel=0.2)
     twice = cells_of(item, tmp_path, rows=["iid"], methods=["fedveca"], seeds=2)
-    one = preview.cost([cell]).core_hours
+    one = preview.cost([tested]).core_hours
     assert preview.cost(twice).core_hours == pytest.approx(2 * one)
+    monkeypatch.setattr(preview, "STEP", 0)
+    # the server's model and another see all 360 examples in both rounds
+    often = replace(untested, evaluate_every=1, evaluate_also=("all",))
+    more = preview.cost([cell._replace(configs={0: often})]).core_hours
+    least += 2 * weights * 2 * 360 * 2 / preview.CORE / 3600
+    assert more == pytest.approx(least, rel=0.2)
 
 
 @pytest.mark.parametrize(

@@ -157,10 +157,16 @@ def seconds_of(
     task, data, plan = federation[1:4]
     left = rounds.rounds - done
     gradients = float(left * rounds.gradients)
-    tested = 0 if data.test is None else len(data.test[1])
-    evaluated = left / config.evaluate_every * tested
+    tests = 0 if data.test is None else len(data.test[1])
+    evaluated = tested_examples(replace(config, rounds=left), tests)
     after = left * math.ceil(rounds.cohort / at_once) * rounds.most_steps
     return train_seconds(task, data, plan, gradients, evaluated, after)
+
+
+def tested_examples(config: Config, tests: int) -> float:
+    """The examples that all tests of a run see, each of so many, once for each model."""
+    models = 1 + len(config.evaluate_also)
+    return config.rounds / config.evaluate_every * models * tests
 
 
 def rounds_of(config: Config, federation: Federation, algorithm: Algorithm) -> Rounds:
@@ -307,15 +313,15 @@ def _preview(
     )
 
 
-DATA = {  # inputs, training examples, classes
-    "digits": ((8, 8, 1), 1437, 10),
-    "mnist": ((28, 28, 1), 60_000, 10),
-    "emnist_letters": ((28, 28, 1), 48_000, 10),
-    "fashion_mnist": ((28, 28, 1), 60_000, 10),
-    "cifar10": ((32, 32, 3), 50_000, 10),
-    "cifar100": ((32, 32, 3), 50_000, 100),
-    "speech_commands": ((49, 40), 30_769, 10),
-    "gaussian_images": ((4, 4, 1), 50_000, 2),  # as GIFT's Fig. 2 has them
+DATA = {  # inputs, training and test examples, classes
+    "digits": ((8, 8, 1), 1437, 360, 10),
+    "mnist": ((28, 28, 1), 60_000, 10_000, 10),
+    "emnist_letters": ((28, 28, 1), 48_000, 8_000, 10),
+    "fashion_mnist": ((28, 28, 1), 60_000, 10_000, 10),
+    "cifar10": ((32, 32, 3), 50_000, 10_000, 10),
+    "cifar100": ((32, 32, 3), 50_000, 10_000, 100),
+    "speech_commands": ((49, 40), 30_769, 4_074, 10),
+    "gaussian_images": ((4, 4, 1), 50_000, 10_000, 2),  # as GIFT's Fig. 2 has them
 }
 # operations a second of a core: the rounds of benchmarks/rounds.py on two cores of an AMD
 # EPYC without AVX-512, commit 0928c17, 2026-11-23, n = 1 (W1 75e9, W2 55e9)
@@ -336,7 +342,7 @@ class Cost(NamedTuple):
 def cost(
     cells: Sequence[Cell], runs: Callable[[Cell], int] = lambda cell: len(cell.configs)
 ) -> Cost | None:
-    """An estimate from the operations of the local steps; None: the data are not known.
+    """An estimate from the operations of steps and tests; None: the data are not known.
 
     Methods that choose their steps count as if they stayed at the first number. The cells
     of an item come with those whose steps others take; `runs` is how many of one count.
@@ -347,7 +353,7 @@ def cost(
         config = cell.config
         if config.dataset not in DATA or config.num_clients is None:
             return None
-        shape, examples, classes = DATA[config.dataset]
+        shape, examples, tests, classes = DATA[config.dataset]
         examples = min(config.train_examples or examples, examples)
         mine = examples / config.num_clients
         batch = min(config.batch_size or mine, mine)
@@ -363,7 +369,8 @@ def cost(
         ideal = config.rounds * (config.ideal_steps or 0) * examples
         seen = steps * cohort * batch + ideal
         forward, size = _sizes(*model)
-        work = 3 * seen * forward  # forward, twice back
+        # a step goes forward once and back twice
+        work = (3 * seen + tested_examples(config, tests)) * forward
         core += runs(cell) * max(work / CORE, steps * STEP) / 3600
         gpu += runs(cell) * _gpu_seconds(work, steps * cohort * size, steps) / 60
     return Cost(core, gpu)
@@ -406,8 +413,8 @@ def train_seconds(
 ) -> float:
     """About how long rounds take on the devices here, once they are compiled.
 
-    `gradients` are those of all clients, each on a batch, `evaluated` the examples that the
-    server's model is evaluated on, and `steps` the local ones that follow one another.
+    `gradients` are those of all clients, each on a batch, `evaluated` the examples that
+    models are evaluated on, and `steps` the local ones that follow one another.
     """
     x = jax.ShapeDtypeStruct((1, *data.x.shape[1:]), data.x.dtype)
     forward, size = _sizes_of(task, x)
