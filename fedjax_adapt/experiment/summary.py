@@ -300,8 +300,8 @@ def area_under_curve(rounds: np.ndarray, accuracy: np.ndarray) -> float:
 
 def known_shares(accuracy: Any, counts: Any) -> list[float | None]:
     """The accuracy on each class or client, None for one of which there is no example."""
-    pairs = zip(accuracy, counts, strict=True)
-    return [float(share) if count else None for share, count in pairs]
+    pairs = zip(np.asarray(accuracy).tolist(), np.asarray(counts).tolist(), strict=True)
+    return [share if count else None for share, count in pairs]
 
 
 def spread_over_clients(accuracy: Any, sizes: Any) -> dict[str, float]:

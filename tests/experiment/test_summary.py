@@ -1,3 +1,5 @@
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -82,8 +84,13 @@ def test_clients_without_examples_are_in_no_mean():
     assert spread["std"] == pytest.approx(np.std([0.5, *[1.0] * 10]))
 
 
-def test_a_class_that_is_never_tested_has_no_accuracy():
+def test_a_class_that_is_never_tested_has_no_accuracy(caplog):
     assert summary.known_shares([1.0, 0.0, 0.0], [2, 0, 1]) == [1.0, None, 0.0]
+    # JAX compiles a program to take the elements of its array one by one
+    fetched = jnp.array([0.5, 0.25])
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        assert summary.known_shares(fetched, np.array([2, 0])) == [0.5, None]
+    assert not caplog.records
 
 
 def test_the_mean_at_the_end_is_over_the_last_fifty():
