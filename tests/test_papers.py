@@ -97,16 +97,21 @@ def split_alike(config):
 def first_of(alike):
     """The cells of each item that are like those of no item before."""
     seen, found = set(), {}
-    for name in names():
-        item = read_item(name)
-        for cell in cells_of(item, Path("nowhere"), "smoke"):
+    for name, cells in CELLS.items():
+        for cell in cells:
             kind = alike(cell.configs[0])
-            if item.origin == name and kind not in seen:
+            if kind not in seen:
                 seen.add(kind)
                 found.setdefault(name, []).append(cell)
     return found
 
 
+ITEMS = {name: read_item(name) for name in names()}
+CELLS = {  # of those that do not draw another's runs
+    name: cells_of(item, Path("nowhere"), "smoke")
+    for name, item in ITEMS.items()
+    if item.origin == name
+}
 RUN = {n: [cell.method for cell in own] for n, own in first_of(trained_alike).items()}
 SPLIT = first_of(split_alike)
 

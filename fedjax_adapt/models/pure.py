@@ -33,6 +33,7 @@ from .modules import (
     parameters,
     split_outputs,
 )
+from .ways import choosing
 
 
 def read_model(
@@ -45,10 +46,11 @@ def read_model(
     """
 
     def read(dtype):
-        made = _as_functions(model, jax.ShapeDtypeStruct(input_shape, dtype))
         batch = jax.ShapeDtypeStruct((2, *input_shape), dtype)
         once = lambda key, x: made.apply(made.init(key), x)
-        jax.eval_shape(once, jax.random.key(0), batch)
+        with choosing(lambda layer: "lax"):  # which is traced in the least time
+            made = _as_functions(model, jax.ShapeDtypeStruct(input_shape, dtype))
+            jax.eval_shape(once, jax.random.key(0), batch)
         return made, dtype
 
     unfit = (ValueError, TypeError, FlaxError)

@@ -117,7 +117,7 @@ def with_ways(task: Task, ways: str | Mapping[Layer, str]) -> Task:
 
     def around(function: Callable) -> Callable:
         def with_given_ways(*arguments):
-            with _choosing(choose):
+            with choosing(choose):
                 return function(*arguments)
 
         return with_given_ways
@@ -139,13 +139,14 @@ def layers_of(task: Task, x: Array | jax.ShapeDtypeStruct) -> list[Layer]:
             return task.apply_train(params, x, key)
         return task.apply(params, x)
 
-    with _choosing(note):
+    with choosing(note):
         jax.eval_shape(forward, jax.random.key(0), x)
     return [*found]
 
 
 @contextmanager
-def _choosing(choose: Callable[[Layer], str | None]) -> Iterator[None]:
+def choosing(choose: Callable[[Layer], str | None]) -> Iterator[None]:
+    """Within it `choose` says how a layer is computed; None: by the rule."""
     token = _CHOOSE.set(choose)
     try:
         yield
