@@ -30,6 +30,7 @@ from .core import (
     Upload,
     as_refinement,
     measure_of,
+    of_widened,
     updated,
 )
 
@@ -67,7 +68,7 @@ def with_server_optimizer(
         algorithm=(algorithm, Algorithm),
         optimizer=(optimizer, optax.GradientTransformation),
     )
-    rule = algorithm.server
+    rule, optimizer = algorithm.server, of_widened(optimizer)
 
     def init(params: Params) -> Optimized:
         return Optimized(rule.init(params), optimizer.init(params))

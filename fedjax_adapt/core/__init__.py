@@ -57,6 +57,7 @@ from .parts import traffic_for as traffic_for
 from .parts import traffic_within as traffic_within
 from .parts import updated as updated
 from .precision import norm_of as norm_of
+from .precision import of_widened as of_widened
 from .precision import precise as precise
 from .precision import wide_dtype as wide_dtype
 from .precision import widened as widened

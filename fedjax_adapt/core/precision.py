@@ -107,6 +107,20 @@ def norm_of(tree: PyTree, squared: bool = False) -> Array:
     return optax.tree.norm(widened(tree), squared=squared)
 
 
+def of_widened(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same optimizer, given parameters and gradients that are `widened`.
+
+    In float16 Adam's epsilon is 0 and so are squares of small gradients.
+    """
+
+    def update(grads, state, params):
+        return optimizer.update(widened(grads), state, widened(params))
+
+    return optax.GradientTransformation(
+        lambda params: optimizer.init(widened(params)), update
+    )
+
+
 def _in_bfloat16(function: Callable) -> Callable:
     """A function of parameters and other arguments, computed in bfloat16."""
 

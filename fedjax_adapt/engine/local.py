@@ -34,8 +34,8 @@ from ..core import (
     Setting,
     Task,
     clip,
+    of_widened,
     weighted_loss,
-    widened,
 )
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
@@ -99,29 +99,17 @@ def is_zero(value) -> bool:
 def optimizer(setup: Setup, setting: Setting) -> optax.GradientTransformation:
     """What makes a move of a clipped gradient: weight decay, then SGD or the rule's own.
 
-    The order is that of torch's SGD. In float16 Adam's epsilon is 0 and so are squares of
-    small gradients: another optimizer than SGD is given no half precision.
+    The order is that of torch's SGD. Another optimizer than SGD is given no half precision.
     """
     plan, of_lr = setup.plan, setup.algorithm.local.optimizer
     if of_lr is None:
         momentum = None if is_zero(plan.momentum) else plan.momentum
         inner = optax.sgd(setting.lr, momentum)
     else:
-        inner = _of_widened(of_lr(setting.lr))
+        inner = of_widened(of_lr(setting.lr))
     if is_zero(plan.weight_decay):
         return inner
     return optax.chain(optax.add_decayed_weights(plan.weight_decay), inner)
-
-
-def _of_widened(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The same optimizer, given parameters and gradients that are `widened`."""
-
-    def update(grads, state, params):
-        return inner.update(widened(grads), state, widened(params))
-
-    return optax.GradientTransformation(
-        lambda params: inner.init(widened(params)), update
-    )
 
 
 def start(setup: Setup, before: LocalView) -> Progress:

@@ -1,4 +1,5 @@
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
@@ -17,6 +18,7 @@ from fedjax_adapt.algorithms import (
     fedyogi,
     scaffold,
 )
+from fedjax_adapt.core import Upload
 
 LR, B1, B2, TAU = 0.2, 0.8, 0.9, 0.01
 BASES = {f.__name__: f for f in (fedavg, scaffold, feddc)}
@@ -64,6 +66,18 @@ def test_fedavgm_follows_the_numpy_oracle(x64, nesterov):
         return theta
 
     assert_follows(history, follow)
+
+
+def test_adam_of_the_server_does_not_divide_by_0_in_float16():
+    """Where its epsilon is 0, as is the square of a small move."""
+    server = with_server_optimizer(fedavg(), optax.adam(0.1)).server
+    params = jnp.zeros(2, jnp.float16)
+    upload = Upload(jnp.asarray([0, 1e-4], jnp.float16))
+    new, extra = params, server.init(params)
+    for _ in range(2):
+        new, extra = server.update(new, extra, upload, None)
+    np.testing.assert_allclose(new, [0, 0.2], rtol=1e-2)
+    assert new.dtype == jnp.float16
 
 
 def ends(algorithms, task, data, rounds=3):
