@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from .. import check
-from ..core import Array, Info, Key, Mean, Params, State, Task
+from ..core import Algorithm, Array, Info, Key, Mean, Params, State, Task
 from ..engine import processes
 from ..engine.build import make_round
 from ..engine.xla import arrays_of, compiler_options, jit_newest
@@ -148,8 +148,8 @@ class Replayed(NamedTuple):
     """A round, on the host."""
 
     number: int  # as the run's tables count: 1 is the first
-    params: Params  # that its clients started from
-    info: Info  # `clients` are their displacements, [cohort, ...]
+    params: Params  # of the server, before it
+    info: Info  # `clients` are their displacements from that, [cohort, ...]
     rows: dict[str, Any]  # of the table `clients`, as the run would write them
 
 
@@ -182,13 +182,36 @@ def replay(folder: Path, config: Config, federation: Federation) -> Replayed:
 
 
 def _shown(config: Config, federation: Federation, state: State) -> Info:
-    """The round after `state`, its clients' displacements in `Info.clients`."""
+    """The round after `state`, its clients' displacements in `Info.clients`.
+
+    They are from the server's model, also where a rule has its clients start elsewhere.
+    """
     algorithm, task, data, plan = federation[:4]
-    round_fn = make_round(show_deltas(algorithm), task, data, plan)
+    elsewhere = algorithm.local.start is not None
+    shown = _show_models(algorithm) if elsewhere else show_deltas(algorithm)
+    round_fn = make_round(shown, task, data, plan)
     options = compiler_options(round_fn.num_lanes)
     _, key_train = run_keys(config.seed)
     key = jax.random.fold_in(key_train, state.round)
     # a Round's data and numbers are arguments of the program, not constants in it
     arrays, rebuild = arrays_of(round_fn)
-    only_info = lambda arrays, state, key: rebuild(arrays)(state, key)[1]
+
+    def only_info(arrays, state, key):
+        info = rebuild(arrays)(state, key)[1]
+        if not elsewhere:
+            return info
+        apart = lambda models, params: models - params[None]
+        return info._replace(clients=jax.tree.map(apart, info.clients, state.params))
+
     return jax.jit(only_info, compiler_options=options)(arrays, state, key)
+
+
+def _show_models(algorithm: Algorithm) -> Algorithm:
+    """The same algorithm, with every client's model in `Info.clients`."""
+    finish = algorithm.local.finish
+
+    def shown(run):
+        upload, client = finish(run)
+        return upload._replace(info=run.params), client
+
+    return algorithm._replace(local=algorithm.local._replace(finish=shown))

@@ -3,10 +3,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
-from helpers import fast
+from helpers import close, fast, linear_task
 
-from fedjax_adapt.algorithms import ALGORITHMS
+import fedjax_adapt as fa
+from fedjax_adapt.algorithms import ALGORITHMS, fedacg
 from fedjax_adapt.cli import main
 from fedjax_adapt.core import Info
 from fedjax_adapt.experiment import Config, files, read_run, run, store, value_cohort
@@ -104,6 +106,17 @@ def test_other_rounds_run_again_are_the_runs_own_too(tmp_path, changes):
     config = Config(folder=str(tmp_path / "run"), **{**GSNR, **changes})
     interrupted(config, config.evaluate_every)
     check_against_the_run(config, value_cohort(config.folder, "shapley", orders=3))
+
+
+def test_all_together_have_the_servers_model_where_clients_start_elsewhere(data):
+    plan = fa.Plan(batch_size=None, shuffle="none", lanes=1)
+    federation = algorithm, task, data, plan = fedacg(), linear_task(), data, plan
+    state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
+    state = state._replace(server=optax.tree.scale(0.3, state.params))
+    info = module._shown(Config(), federation, state)
+    after, _ = fa.make_round(algorithm, task, data, plan)(state, jax.random.key(0))
+    together = jax.tree.map(lambda leaf: leaf.mean(0), info.clients)
+    close(together, optax.tree.sub(after.params, state.params), atol=1e-5)
 
 
 @pytest.mark.slow
