@@ -345,6 +345,8 @@ def test_a_difference_inside_its_interval_is_none():
 
 
 def test_a_target_that_not_all_seeds_reach_has_no_mean():
+    loss = Measured([1.769828], 0, "row", "method", "loss", 1.6032)
+    assert tables([loss])["row"][0][2:5] == ("1.6032", "1.77", "+0.17")
     some = Measured([10.0], 1, "row", "method", "rounds_to.0.97", ">300")
     assert some.mean is None and some.difference is None
     assert tables([some])["row"][0][2:] == (">300", "1 of 2 seeds", "", "2")

@@ -159,11 +159,16 @@ def _unit(figure: str) -> str:
 
 
 def _texts(cell: Measured) -> tuple[str, str, str]:
-    """Published, measured and the difference, as they are shown."""
+    """Published, measured and the difference, as they are shown.
+
+    What is published is not rounded.
+    """
     paper = "" if cell.published is None else cell.published
     share = _unit(cell.figure) != cell.figure
-    digits = (lambda value: f"{value:.2f}") if share else cell.digits
-    published = paper if isinstance(paper, str) else digits(paper)
+    percent = lambda value: f"{value:.2f}"
+    digits = percent if share else cell.digits
+    as_printed = percent if share else lambda value: f"{value:.10g}"
+    published = paper if isinstance(paper, str) else as_printed(paper)
     text = cell.text(digits)
     if cell.difference is None:
         return published, text, ""
