@@ -6,7 +6,7 @@ is imported here. What a Hugging Face data set holds encoded, such as images, it
 itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,9 +29,9 @@ class Table(NamedTuple):
 
     def column(self, name: str, role: str) -> Any:
         """A column without gaps; `role` is the argument that asks for it."""
-        if name not in self.columns:
+        if not isinstance(name, str) or name not in self.columns:
             raise SettingError(
-                f"{role}={name!r} is no column of {self.what}; "
+                f"{role}={check.kind_of(name)} is no column of {self.what}; "
                 f"{check.nearest(str(name), self.names)}"
             )
         column = self.columns[name]
@@ -78,15 +78,16 @@ def _features(
     table: Table, client: str, label: str, features: str | Sequence[str] | None
 ) -> list[str]:
     """The columns that are inputs: those named, or all but the client and the label."""
+    table.column(label, "label")
     if client == label:
         raise SettingError(
             f"client={client!r} and label={label!r} are one column; name two."
         )
     if features is None:
-        table.column(label, "label")
         named = [name for name in table.names if name not in (client, label)]
     else:
-        named = [features] if isinstance(features, str) else list(features)
+        several = isinstance(features, Iterable) and not isinstance(features, str)
+        named = list(features) if several else [features]
     if not named:
         raise SettingError(
             f"{table.what} has no features besides {client!r} and {label!r}; give it a "

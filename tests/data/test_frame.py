@@ -205,6 +205,10 @@ def test_columns_that_do_not_serve_are_named():
     assert "'kind' is the label" in refused(features=["age", "kind"])
     assert "'age' is there twice" in refused(features=["age", "age"])
     assert "client='height' is a column of double" in refused(client="height")
+    for label in (["kind", "age"], np.array(["kind", "age"])):
+        assert "label=a" in refused(label=label, features="age")
+    assert "client=0 is no column of frame" in refused(client=0)
+    assert "features=7 is no column of frame" in refused(features=7)
     text = {"city": list("abcde")}
     assert "feature 'city' is a column of string, no numbers" in refused(text)
 
