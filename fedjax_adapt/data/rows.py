@@ -229,18 +229,23 @@ def _num_classes_of(y: np.ndarray, num_classes: int | None, example: str) -> int
     if num_classes is None:
         num_classes = high + 1
     if low < 0:
-        row = int(np.argmax(y.reshape(-1) == low))
+        row = _holder(y, low)
         raise SettingError(
             f"label {low} ({example} {row}) is negative; write labels from 0 on, and a "
             "token of the vocabulary where a sequence is padded."
         )
     if high >= num_classes:
-        row = int(np.argmax(y.reshape(-1) == high))
+        row = _holder(y, high)
         raise SettingError(
             f"label {high} ({example} {row}) is out of range: num_classes={num_classes} "
             f"allows 0 to {num_classes - 1}."
         )
     return num_classes
+
+
+def _holder(y: np.ndarray, label: int) -> int:
+    """The first example that has the label, or one of its labels."""
+    return int((y.reshape(len(y), -1) == label).any(1).argmax())
 
 
 def largest_pixel(x: np.ndarray) -> float:
@@ -292,7 +297,7 @@ def _check_numbers(example: str, x: np.ndarray, y: np.ndarray) -> None:
         limits, values = np.iinfo(dtype), values.reshape(len(values), -1)
         for bound in (values.min(), values.max()):
             if not limits.min <= bound <= limits.max:
-                row = int(np.argmax((values == bound).any(1)))
+                row = _holder(values, bound)
                 raise SettingError(
                     f"{example} {row} has {bound} among its {what}, more than {dtype} "
                     f"holds, {limits.min} to {limits.max}; write smaller integers."

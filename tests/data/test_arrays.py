@@ -166,6 +166,16 @@ def test_every_client_is_a_pair_of_arrays_of_one_kind():
         FederatedDataset.from_clients([(X, Y)] * 2, client_tests=[(X, Y), None])
 
 
+def test_of_several_labels_an_example_the_example_is_named():
+    pairs = np.stack([Y, Y], 1)
+    pairs[4, 1] = -1
+    with pytest.raises(fa.SettingError, match=r"^label -1 \(training example 4\)"):
+        FederatedDataset.from_rows(X, pairs, [[0]])
+    large = np.where(pairs < 0, 7, pairs)
+    with pytest.raises(fa.SettingError, match=r"^label 7 \(test example 4\)"):
+        FederatedDataset.from_rows(X, abs(pairs), [[0]], test=(X, large))
+
+
 @pytest.mark.parametrize("number", ["3", 3.5, -1, True])
 def test_a_number_of_classes_is_a_whole_number(number):
     with pytest.raises(fa.SettingError, match="num_classes="):
