@@ -196,6 +196,7 @@ def check_sizes(
 
 Array = jax.Array
 
+MOST_CLASSES = 1_000_000  # of fewer examples; every client has a count of each
 BLOCK = 4096  # examples looked at together, so that copies stay small
 
 
@@ -228,6 +229,13 @@ def _num_classes_of(y: np.ndarray, num_classes: int | None, example: str) -> int
     low, high = int(y.min()), int(y.max())
     if num_classes is None:
         num_classes = high + 1
+        if high >= max(len(y), MOST_CLASSES):
+            row = _holder(y, high)
+            raise SettingError(
+                f"label {high} ({example} {row}) would make {high + 1} classes of "
+                f"{len(y)} examples; write labels from 0 on, as np.unique(y, "
+                "return_inverse=True)[1], or floats to regress on."
+            )
     if low < 0:
         row = _holder(y, low)
         raise SettingError(

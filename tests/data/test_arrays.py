@@ -176,6 +176,16 @@ def test_of_several_labels_an_example_the_example_is_named():
         FederatedDataset.from_rows(X, abs(pairs), [[0]], test=(X, large))
 
 
+def test_labels_that_number_no_classes_are_refused():
+    dates = Y + 20240101  # each client would have a count of every one
+    with pytest.raises(
+        fa.SettingError, match="^label 20240103 .* 20240104 classes of 6"
+    ):
+        FederatedDataset.from_clients([(X, dates)])
+    given = FederatedDataset.from_rows(X, Y + 999_997, [[0]])
+    assert given.num_classes == 1_000_000
+
+
 @pytest.mark.parametrize("number", ["3", 3.5, -1, True])
 def test_a_number_of_classes_is_a_whole_number(number):
     with pytest.raises(fa.SettingError, match="num_classes="):
