@@ -17,6 +17,7 @@ from flax import linen, nnx
 from flax.errors import InvalidRngError
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from .. import check
 from ..core import Array, Key, Outputs, Params
 from ..errors import SettingError
 
@@ -81,6 +82,30 @@ def modes_of(
                 f"default, or name it {MODE_NAMES} if it says whether the model is trained."
             )
     return lambda train: {name: on == train for name, on in known.items()}
+
+
+def check_factory(
+    factory: Any, constructor: Callable, *given: Any, **named: Any
+) -> None:
+    """Raises ValueError unless a factory of modules takes what it is called with.
+
+    Args:
+      factory: a class or a function of `rngs` or `key`.
+      constructor: it, or where a class hides what it takes, its __init__.
+      given: what `constructor` gets by position.
+      named: what it gets by name.
+    """
+    takes = "key" if "key" in named else "rngs"
+    try:
+        inspect.signature(constructor).bind(*given, **named)
+    except TypeError as error:
+        raise SettingError(
+            f"model is {check.kind_of(factory)}, which cannot be called with {takes} "
+            f"alone ({error}); give what it returns, or a function of {takes} that "
+            "returns a module."
+        ) from None
+    except ValueError:  # Python cannot say what it takes
+        pass
 
 
 def outputs_of(result: Any) -> Outputs:
@@ -173,6 +198,12 @@ def from_nnx(model: nnx.Module | Callable, example: jax.ShapeDtypeStruct) -> Mod
     is_class = isinstance(made_by, type) and issubclass(made_by, nnx.Module)
     named = parameters(made_by.__init__ if is_class else factory).get("rngs")
     by_name = named is not None and named.kind is named.KEYWORD_ONLY
+    if not isinstance(factory, partial):
+        given, options = ((), {"rngs": None}) if by_name else ((None,), {})
+        if is_class:
+            check_factory(made_by, made_by.__init__, None, *given, **options)
+        else:
+            check_factory(made_by, made_by, *given, **options)
 
     def build(key):
         rngs = nnx.Rngs(key)

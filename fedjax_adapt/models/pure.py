@@ -21,6 +21,7 @@ from .modules import (
     KEYS,
     NO_STATE,
     Model,
+    check_factory,
     from_linen,
     from_nnx,
     is_composed,
@@ -217,6 +218,8 @@ def _from_equinox(model: Any, example: jax.ShapeDtypeStruct) -> Model:
     """
     import equinox as eqx  # pyright: ignore[reportMissingImports]
 
+    if not isinstance(model, eqx.Module):
+        check_factory(model, model, key=None)
     build = lambda key: model if isinstance(model, eqx.Module) else model(key=key)
     made = build(jax.random.key(0))
     if not isinstance(made, eqx.Module):

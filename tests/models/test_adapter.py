@@ -358,10 +358,18 @@ class LinenWide(linen.Module):
         return linen.Dense(self.width)(x)
 
 
+class Sized(nnx.Module):
+    def __init__(self, width, rngs):
+        self.out = nnx.Linear(width, 3, rngs=rngs)
+
+
 @pytest.mark.parametrize(
     "model, message",
     [
         (3, "model=3 is no flax module"),
+        (Sized, r"^model is the class Sized, .* with rngs alone \(missing .*'rngs'\)"),
+        (fa.models.mlp, "^model is the function mlp, .* give what it returns"),
+        (lambda: Sized(4, nnx.Rngs(0)), "<lambda>, .*rngs alone .too many positional"),
         (lambda rngs: 3, "factory returned int, not an nnx.Module"),
         (
             LinenParts,

@@ -279,6 +279,10 @@ REFUSED = {
         lambda: equinox(lambda eqx: lambda key: 3),
         "factory returned int, not an eqx.Module",
     ),
+    "equinox class": (
+        lambda: equinox(lambda eqx: eqx.nn.MLP),
+        r"^model is the class MLP, .* with key alone \(missing .* function of key",
+    ),
     "haiku state": (
         lambda: haiku_refused(lambda hk: hk.transform_with_state(lambda x: x)),
         "hk.transform_with_state holds what hk.get_state makes",
