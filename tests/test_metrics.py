@@ -196,6 +196,10 @@ def test_metrics_that_are_no_mapping_are_refused(task, data):
     wrong = task._replace(metrics=(fa.metrics.f1,))
     with pytest.raises(ValueError, match="Task.metrics is a tuple; write a dict by"):
         fa.evaluate(wrong, {}, data.test)
+    for name in (3, ""):
+        wrong = task._replace(metrics={name: fa.metrics.f1})
+        with pytest.raises(ValueError, match="Task.metrics has a metric named"):
+            fa.evaluate(wrong, {}, data.test)
 
 
 @pytest.mark.slow

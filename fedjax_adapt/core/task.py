@@ -99,13 +99,19 @@ class Task(NamedTuple):
         """That of the functions: programs are kept by task, and a dict has none.
 
         Raises:
-          ValueError: `metrics` is no mapping; every program asks here first.
+          ValueError: `metrics` is no mapping of names; every program asks here first.
         """
         if not isinstance(self.metrics, Mapping):
             raise SettingError(
                 f"Task.metrics is {check.kind_of(self.metrics)}; write a dict by name, "
                 'such as metrics={"f1": fa.metrics.f1}.'
             )
+        for name in self.metrics:
+            if not isinstance(name, str) or not name:
+                raise SettingError(
+                    f"Task.metrics has a metric named {name!r}; write a name in quotes, "
+                    'such as metrics={"f1": fa.metrics.f1}.'
+                )
         return hash((*self[:-1], frozenset(self.metrics.items())))
 
 
