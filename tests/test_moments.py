@@ -168,6 +168,13 @@ def test_a_mistake_is_one_sentence(task, changes, options, says):
         gradient_moments(task, task.init(jax.random.key(0)), batch, **options)
 
 
+def test_a_pair_is_no_batch(task):
+    with pytest.raises(
+        ValueError, match=r"got a tuple for batch; write .*Batch\(x, y, w"
+    ):
+        gradient_moments(task, task.init(jax.random.key(0)), (1, 2))
+
+
 @pytest.mark.slow
 def test_a_mask_says_which_examples_count(task):
     batch, params = batch_of((4,), np.float32), task.init(jax.random.key(0))

@@ -84,7 +84,7 @@ def gradient_moments(
         many examples, or a weight is neither 0 nor 1.
     """
     check.kinds(
-        "gradient_moments(task, params, batch)",
+        "gradient_moments(task, params, Batch(x, y, weight)), with weights of 1",
         task=(task, Task),
         params=(params, check.tree),
         batch=(batch, Batch),
