@@ -74,7 +74,8 @@ def read_model(
     if not same_units:
         raise SettingError(
             f"{call} got mean and std for a model that takes integers, which are not "
-            "normalised; leave them out."
+            "normalised; leave them out, and let a data set be a Source of int32 inputs "
+            "with mean=0.0 and std=1.0."
         )
     return found
 

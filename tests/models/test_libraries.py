@@ -367,7 +367,10 @@ def test_an_embedding_receives_integers(model, dtype):
     np.testing.assert_allclose(task.apply(params, x).logits, expected, rtol=1e-5)
     with pytest.raises(ValueError, match="takes integers but got inputs float32"):
         task.apply(params, x.astype(np.float32))
-    with pytest.raises(ValueError, match="got mean and std for a model that takes int"):
+    said = (
+        "got mean and std for a model that takes integers, .* a Source of int32 inputs"
+    )
+    with pytest.raises(ValueError, match=said):
         fa.classification(model, (6,), mean=2.0)
     narrow = fa.with_precision(task, "bf16")
     assert narrow.apply(params, x).logits.dtype == jnp.float32
