@@ -327,6 +327,10 @@ def build_task(config: Config, source: Source) -> Task:
     if config.projection is not None:
         builder = projected(builder, config.projection)
     model = builder(source.shape, source.num_classes, **config.model_options)
+    if model is None:  # of a function without return
+        raise SettingError(
+            f"model={config.model} returned None; its function must return a model."
+        )
     moments = {"mean": source.mean, "std": source.std}
     augmented = None if augment is None else augment()
     task = classification(model, source.shape, **moments, augment=augmented)

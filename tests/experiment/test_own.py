@@ -351,6 +351,7 @@ def test_two_options_of_one_name_are_told_apart_by_their_full_names():
             [1],
             "dataset=wrong returned a list; its function must return a So",
         ),
+        ("model", None, "^model=wrong returned None; its function must return a model"),
         (
             "partition",
             [[0]],
@@ -372,6 +373,7 @@ def test_what_own_functions_return_is_looked_at(kind, made, says):
     given = {
         "algorithm": lambda: made,
         "dataset": lambda data_dir: made,
+        "model": lambda input_shape, num_classes: made,
         "partition": lambda labels, num_clients, *, seed: made,
     }
     fa.register(kind)(same_name(given[kind], "wrong"))
