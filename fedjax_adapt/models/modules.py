@@ -97,7 +97,8 @@ def check_factory(
     """
     takes = "key" if "key" in named else "rngs"
     try:
-        inspect.signature(constructor).bind(*given, **named)
+        # a decorator may give what the function that it names asks for
+        inspect.signature(constructor, follow_wrapped=False).bind(*given, **named)
     except TypeError as error:
         raise SettingError(
             f"model is {check.kind_of(factory)}, which cannot be called with {takes} "

@@ -1,6 +1,6 @@
 """Any model becomes a task: nnx, linen or a pair of functions."""
 
-from functools import partial
+from functools import partial, wraps
 
 import jax
 import jax.numpy as jnp
@@ -388,6 +388,14 @@ class Sized(nnx.Module):
 def test_what_is_no_classifier_is_refused(model, message):
     with pytest.raises(ValueError, match=message):
         fa.classification(model, (4,))
+
+
+def test_a_decorator_may_give_what_a_factory_asks_for():
+    def narrow(factory):
+        return wraps(factory)(lambda rngs: factory(4, rngs))
+
+    factory = narrow(lambda width, rngs: nnx.Linear(width, 3, rngs=rngs))
+    assert fa.classification(factory, (4,)).init(jax.random.key(0))
 
 
 def test_a_standard_deviation_of_zero_is_refused():
