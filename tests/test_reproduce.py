@@ -344,9 +344,15 @@ def test_a_difference_inside_its_interval_is_none():
     assert tables([one])["row"][0][3:] == ("89.00", "-1.00", "1")
 
 
-def test_a_target_that_not_all_seeds_reach_has_no_mean():
+def test_a_published_figure_is_not_rounded_and_a_share_has_two_digits():
     loss = Measured([1.769828], 0, "row", "method", "loss", 1.6032)
-    assert tables([loss])["row"][0][2:5] == ("1.6032", "1.77", "+0.17")
+    share = Measured([97.123], 0, "row", "method", "accuracy", 97.5)
+    (of_loss, of_share) = tables([loss, share])["row"]
+    assert of_loss[2:5] == ("1.6032", "1.77", "+0.17")
+    assert of_share[2:5] == ("97.50", "97.12", "-0.38")
+
+
+def test_a_target_that_not_all_seeds_reach_has_no_mean():
     some = Measured([10.0], 1, "row", "method", "rounds_to.0.97", ">300")
     assert some.mean is None and some.difference is None
     assert tables([some])["row"][0][2:] == (">300", "1 of 2 seeds", "", "2")

@@ -161,7 +161,7 @@ def _unit(figure: str) -> str:
 def _texts(cell: Measured) -> tuple[str, str, str]:
     """Published, measured and the difference, as they are shown.
 
-    What is published is not rounded.
+    What is published is not rounded, but a share has two digits.
     """
     paper = "" if cell.published is None else cell.published
     share = _unit(cell.figure) != cell.figure
