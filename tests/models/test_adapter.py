@@ -1,6 +1,6 @@
 """Any model becomes a task: nnx, linen or a pair of functions."""
 
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
 
 import jax
 import jax.numpy as jnp
@@ -390,12 +390,21 @@ def test_what_is_no_classifier_is_refused(model, message):
         fa.classification(model, (4,))
 
 
-def test_a_decorator_may_give_what_a_factory_asks_for():
-    def narrow(factory):
-        return wraps(factory)(lambda rngs: factory(4, rngs))
+def of_width(width, rngs):
+    return nnx.Linear(width, 3, rngs=rngs)
 
-    factory = narrow(lambda width, rngs: nnx.Linear(width, 3, rngs=rngs))
-    assert fa.classification(factory, (4,)).init(jax.random.key(0))
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        wraps(of_width)(lambda rngs: of_width(4, rngs)),
+        partial(of_width, 4),
+        lambda *, rngs, width=4: of_width(width, rngs),
+        lru_cache(lambda rngs: of_width(4, rngs)),  # of which Python knows no arguments
+    ],
+)
+def test_a_factory_is_taken_that_can_be_called_with_rngs_alone(factory):
+    assert fa.classification(factory, (4,)).init(KEY)
 
 
 def test_a_standard_deviation_of_zero_is_refused():

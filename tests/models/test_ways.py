@@ -9,7 +9,8 @@ import pytest
 
 import fedjax_adapt as fa
 from fedjax_adapt.models import timing, with_ways
-from fedjax_adapt.models.ways import Layer, by_rule, can, layers_of
+from fedjax_adapt.models.pure import read_model
+from fedjax_adapt.models.ways import Layer, by_rule, can, chosen, layers_of
 
 LAYER = Layer((14, 14), 64, 50, (5, 5), 64, (1, 1), "float32")
 SMALL = Layer((5, 5), 2, 2, (3, 3), 2, (1, 1), "float32")
@@ -19,6 +20,15 @@ SHAPE = (8, 8, 1)
 @pytest.fixture(scope="module")
 def network():
     return fa.classification(fa.models.fedveca_cnn(SHAPE, 10), SHAPE)
+
+
+def test_a_model_that_is_only_looked_at_is_traced_with_xlas_convolutions():
+    ways = []
+    apply = lambda params, x: (ways.append(chosen(LAYER)), x)[1]
+    made, _ = read_model("classification", (lambda key: {}, apply), (3,), True)
+    assert {*ways} == {"lax"}
+    made.apply({}, jnp.zeros((2, 3)))
+    assert ways[-1] == by_rule(LAYER) != "lax"
 
 
 def batch(size=4):
