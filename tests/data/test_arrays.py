@@ -186,6 +186,14 @@ def test_labels_that_number_no_classes_are_refused():
     assert given.num_classes == 1_000_000
 
 
+def test_there_may_be_as_many_classes_as_examples(monkeypatch):
+    monkeypatch.setattr("fedjax_adapt.data.rows.MOST_CLASSES", 3)
+    own = np.arange(6)
+    assert FederatedDataset.from_rows(X, own, [[0]]).num_classes == 6
+    with pytest.raises(fa.SettingError, match="^label 6 .* 7 classes of 6 examples"):
+        FederatedDataset.from_rows(X, own + 1, [[0]])
+
+
 @pytest.mark.parametrize("number", ["3", 3.5, -1, True])
 def test_a_number_of_classes_is_a_whole_number(number):
     with pytest.raises(fa.SettingError, match="num_classes="):
