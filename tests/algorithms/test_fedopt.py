@@ -80,6 +80,15 @@ def test_adam_of_the_server_does_not_divide_by_0_in_float16():
     assert new.dtype == jnp.float16
 
 
+def test_an_optimizer_of_the_server_is_given_a_model_that_is_widened():
+    """The trust ratio of LARS is by the model's norm, infinite in float16 above 256."""
+    ratio = with_server_optimizer(fedavg(), optax.scale_by_trust_ratio()).server
+    params = jnp.full(4, 512, jnp.float16)
+    upload = Upload(jnp.full(4, -1, jnp.float16))
+    new, _ = ratio.update(params, ratio.init(params), upload, None)
+    np.testing.assert_array_equal(new, 1024)
+
+
 def ends(algorithms, task, data, rounds=3):
     for algorithm in algorithms:
         round_fn, state = start(algorithm, task, data)
