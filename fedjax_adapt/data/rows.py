@@ -196,7 +196,7 @@ def check_sizes(
 
 Array = jax.Array
 
-MOST_CLASSES = 1_000_000  # of fewer examples; every client has a count of each
+MOST_CLASSES = 1_000_000  # where examples are fewer; every client counts each class
 BLOCK = 4096  # examples looked at together, so that copies stay small
 
 
