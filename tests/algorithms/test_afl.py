@@ -198,6 +198,7 @@ def test_a_state_of_an_earlier_version_goes_on_as_it_would_have(x64, tmp_path):
     assert int(resumed.policy.nonfinite) == 1
 
 
+@pytest.mark.slow
 def test_who_never_trained_is_told_from_who_diverged(x64):
     """Nothing is computed of a model that is not there; one that overflowed is seen."""
     data, _ = quadratics()
@@ -334,6 +335,7 @@ def test_what_is_given_is_believed_and_the_budget_is_spent_by_the_clock(x64):
     assert -off < spent[-1] - BUDGET < off
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [(1,), (0, 1, 2)])
 def test_seconds_of_those_who_are_left_out_are_spent(lost):
     """The server has waited for them, and cannot know before whose numbers are none."""

@@ -70,6 +70,7 @@ def test_a_schedule_over_local_steps_follows_the_numpy_oracle(x64):
     assert_follows(history, follow, atol=1e-7)  # optax counts steps in float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [partial(fedprox, 0.1), feddyn])
 def test_sgd_is_the_algorithm_itself(base, task, data):
     plan = fa.Plan(cohort_size=4, batch_size=3, weight_decay=0.1, lanes=2)
@@ -88,6 +89,7 @@ def _rounds(algorithm, task, data, plan):
     return state.params, state.clients, info.delta_norm
 
 
+@pytest.mark.slow
 def test_neither_lanes_nor_the_slow_twin_change_it(task, data):
     algorithm = fa.with_steps(with_local_optimizer(fedprox(), optax.adam), fa.epochs(2))
     alone = fa.Plan(cohort_size=5, batch_size=3, lr=0.01, lanes=1)

@@ -94,6 +94,7 @@ def test_noise_is_normal_of_the_deviation_it_says(task, data):
         assert np.abs(apart).max() < 0.2  # numbers do not share their noise
 
 
+@pytest.mark.slow
 def test_noise_on_a_model_in_half_precision_is_normal_too(data):
     wide = lambda key: make_task(jnp.bfloat16).init(key) | {"u": jnp.zeros(200_000)}
     half = lambda key: jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), wide(key))

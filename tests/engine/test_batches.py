@@ -140,6 +140,7 @@ def equations(jaxpr):
             yield from equations(getattr(inner, "jaxpr", inner))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_no_loop_of_a_tpu_reads_examples_that_are_no_rows(images, platform):
     data, on = images

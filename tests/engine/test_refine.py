@@ -296,6 +296,7 @@ def test_a_softmax_is_of_a_logit_for_each_label(name, task, data):
         fa.make_round(constructed(name), fewer, data, PLAN)
 
 
+@pytest.mark.slow
 def test_clients_are_refined_by_the_accuracy_of_the_task(task, data):
     task = single_logit(task, lambda logits, y: (logits[:, 0] > 0) == (y > 0))
     algorithm = fa.with_steps(fa.algorithms.fnr(weight=0.0), fa.constant_steps(3))

@@ -253,6 +253,7 @@ def test_without_a_callback_nothing_is_fetched_and_with_one_nothing_is_compiled(
     assert len(traced) == before and len(fetched) == 2
 
 
+@pytest.mark.slow
 def test_what_a_callback_raises_leaves_the_state_before_as_it_was(ready):
     round_fn, state = ready
     kept = jax.tree.map(np.array, state)

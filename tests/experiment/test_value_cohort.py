@@ -108,6 +108,7 @@ def test_other_rounds_run_again_are_the_runs_own_too(tmp_path, changes):
     check_against_the_run(config, value_cohort(config.folder, "shapley", orders=3))
 
 
+@pytest.mark.slow
 def test_all_together_have_the_servers_model_where_clients_start_elsewhere(data):
     plan = fa.Plan(batch_size=None, shuffle="none", lanes=1)
     federation = algorithm, task, data, plan = fedacg(), linear_task(), data, plan
