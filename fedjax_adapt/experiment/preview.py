@@ -158,15 +158,15 @@ def seconds_of(
     left = rounds.rounds - done
     gradients = float(left * rounds.gradients)
     tests = 0 if data.test is None else len(data.test[1])
-    evaluated = tested_examples(replace(config, rounds=left), tests)
+    evaluated = tested_examples(config, left, tests)
     after = left * math.ceil(rounds.cohort / at_once) * rounds.most_steps
     return train_seconds(task, data, plan, gradients, evaluated, after)
 
 
-def tested_examples(config: Config, tests: int) -> float:
-    """The examples that all tests of a run see, each of so many, once for each model."""
+def tested_examples(config: Config, rounds: int, tests: int) -> float:
+    """The examples that the tests of so many rounds see, once for each model."""
     models = 1 + len(config.evaluate_also)
-    return config.rounds / config.evaluate_every * models * tests
+    return rounds / config.evaluate_every * models * tests
 
 
 def rounds_of(config: Config, federation: Federation, algorithm: Algorithm) -> Rounds:
@@ -370,7 +370,7 @@ def cost(
         seen = steps * cohort * batch + ideal
         forward, size = _sizes(*model)
         # a step goes forward once and back twice
-        work = (3 * seen + tested_examples(config, tests)) * forward
+        work = (3 * seen + tested_examples(config, config.rounds, tests)) * forward
         core += runs(cell) * max(work / CORE, steps * STEP) / 3600
         gpu += runs(cell) * _gpu_seconds(work, steps * cohort * size, steps) / 60
     return Cost(core, gpu)
