@@ -8,7 +8,7 @@ from fedjax_adapt.experiment.items import names, read_item
 from fedjax_adapt.experiment.reproduce import cells_of
 
 PAPER = ["fedveca", "fedavg", "fednova", "fedprox", "scaffold", "central"]
-CONTROLS = ["fedveca-local", "fedveca-global"]
+CONTROLS = ["central-6", "fedveca-local", "fedveca-global"]
 CONTROLS += ["fedveca-all-data", "fedveca-all-data-local"]
 CLIENTS = ["fedveca-5", "fedveca-30", "fedveca-50", "fednova-50", "fedavg-50"]
 SVM = "mnist-svm-case3"
@@ -64,7 +64,7 @@ def test_training_is_that_of_the_paper(name):
         assert config.dataset == data
         assert config.model == ("svm" if model == "svm" else "fedveca_cnn")
         assert config.labels == ("parity" if model == "svm" else "own")
-        if method == "central":
+        if method.startswith("central"):
             assert (config.num_clients, config.partition) == (1, "iid")
             continue
         clients = int(method.split("-")[1]) if name == "fig10" else 5
@@ -86,6 +86,9 @@ def test_fedveca_has_its_alpha_and_others_have_its_steps(name):
             if "all-data" in method:
                 told = {"full_gradient": True} | (told if "local" in method else {})
             assert options == told
+        elif method == "central-6":
+            assert (config.algorithm, config.num_steps, options) == ("fedavg", 6, {})
+            assert "steps_of" not in item.methods[method]
         else:
             first = "fedveca-50" if name == "fig10" else "fedveca"
             assert item.methods[method]["steps_of"] == first
