@@ -27,7 +27,8 @@ PUBLISHED = {
     "fedvra": dict(variant="paper", gamma=0.1, d=None),
     "feddisco": dict(a=0.5, b=0.1, distance="kl", normalise=True, legacy_reshape=False),
     # drift.md 1.9, public-set.md B
-    "moon": dict(temperature=0.5, first="none", weights="data"),
+    # mu is that of CIFAR-100 and Tiny-ImageNet; CIFAR-10's is 5
+    "moon": dict(mu=1.0, temperature=0.5, first="none", weights="data"),
     # drift.md 1.10; alpha is that of CIFAR-10 @100
     "fedssg": dict(
         alpha=0.05,

@@ -18,9 +18,13 @@ from helpers import (
 from helpers import broken as broken_data
 
 from fedjax_adapt import (
+    Batch,
     Clock,
     FederatedDataset,
+    LocalView,
+    Outputs,
     Plan,
+    Task,
     Upload,
     afl_best,
     afl_constants,
@@ -33,6 +37,7 @@ from fedjax_adapt import (
 )
 from fedjax_adapt.algorithms import afl, scaffold
 from fedjax_adapt.algorithms.afl.bound import bounds, drifts
+from fedjax_adapt.algorithms.afl.estimates import Remembered, estimate
 from fedjax_adapt.experiment import checkpoint
 
 C, B = 0.5, 2.0  # seconds of a step and of an aggregation
@@ -489,3 +494,33 @@ def test_constants_come_together_and_are_not_measured_again(options):
         afl(budget=9.0, **options)
     fixed = afl(budget=9.0, beta=1.0, delta=1.0, rho=1.0, base=scaffold())
     assert fixed.policy.measure is None and fixed.local.init is scaffold().local.init
+
+
+def view_of_a_square(params, last, train_factor=1):
+    """A client with the loss w^2, which sees `train_factor` w where it trains."""
+    outputs = lambda w, x: Outputs(w[None] * jnp.ones((len(x), 1)))
+    task = Task(lambda key: jnp.zeros(1), outputs, lambda out, y: out[:, 0] ** 2)
+    seen = lambda w, x, key: outputs(train_factor * w, x)
+    return LocalView(
+        task=task._replace(apply_train=seen),
+        params=jnp.full(1, params),
+        anchor=jnp.full(1, params),
+        client=Remembered((), jnp.full(1, last)),
+        server=(),
+        batch=Batch(jnp.zeros((2, 1)), jnp.zeros(2, int), jnp.ones(2)),
+        step=0,
+        size_ratio=1.0,
+        setting=None,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("apart, beta", [(3e-10, 2), (3e-11, 0)])
+def test_models_less_than_1e_10_apart_are_not_compared(x64, apart, beta):
+    found = estimate(view_of_a_square(0.0, apart), None)
+    np.testing.assert_allclose(found.beta, beta, rtol=1e-6)
+
+
+def test_estimates_are_measured_in_evaluation_mode(x64):
+    found = estimate(view_of_a_square(1.0, 2.0, train_factor=3), None)
+    assert (found.loss, found.beta) == (1, 2)

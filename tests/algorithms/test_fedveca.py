@@ -487,3 +487,20 @@ def test_wrong_options_are_refused_in_one_sentence():
         veca_steps(max_steps=5, initial_steps=9)
     with pytest.raises(ValueError, match="accept='locl' is unknown; did you mean"):
         fedveca(accept="locl")
+
+
+@pytest.mark.slow
+def test_L_is_the_largest_ratio_of_later_rounds_too(x64):
+    target, curvature = np.resize([1.0, 2, -1, 3], WIDTH), 1.5
+    client = np.tile(target, (4, 1)), np.full(4, curvature)
+    data = FederatedDataset.from_clients([client] * 2)
+    plan = Plan(batch_size=None, lr=0.1)
+    round_fn, state = start(fedveca(), quadratic_task(jnp.float64), data, plan)
+    begin = jax.tree.map(lambda _: jnp.asarray(0.9 * target), state.params)
+    state, shown = state._replace(params=begin), []
+    for key in keys(4):
+        state, info = jax.jit(round_fn)(state, key)
+        shown.append(float(info.policy["L"]))
+    # a round late; the first model, 0.9 target, is nine times as far from 0 as from it
+    expected = [0, curvature / 9, curvature, curvature]
+    np.testing.assert_allclose(shown, expected, rtol=1e-6)

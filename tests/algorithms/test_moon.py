@@ -195,3 +195,31 @@ def test_clients_remember_their_own_end_point(data):
     np.testing.assert_array_equal(moved.max((1, 2)) > 0, visited)
     n = np.asarray(data.size) * visited
     close(jnp.average(after.clients.previous["u"], 0, n), after.params["u"], atol=1e-5)
+
+
+def test_both_references_are_in_evaluation_mode():
+    model, anchor, last = np.random.default_rng(0).normal(size=(3, 4))
+    features = lambda f, x: Outputs(jnp.zeros((len(x), 2)), f[None])
+    task = Task(lambda key: model, features, lambda outputs, y: jnp.zeros(len(y)))
+    task = task._replace(apply_train=lambda params, x, key: features(params + 1, x))
+    view = LocalView(
+        task=task,
+        params=jnp.asarray(model),
+        anchor=jnp.asarray(anchor),
+        client=MoonClient(jnp.asarray(last), jnp.asarray(True)),
+        server=(),
+        batch=Batch(jnp.zeros((1, 1)), jnp.zeros(1, int), jnp.ones(1)),
+        step=0,
+        size_ratio=1.0,
+        setting=None,
+    )
+    cos = lambda u, v: u @ v / np.linalg.norm(u) / np.linalg.norm(v)
+    apart = cos(model + 1, last) - cos(model + 1, anchor)
+    found = moon(1.0, T).local.objective(view.params, view, jax.random.key(0))
+    np.testing.assert_allclose(found, np.log1p(np.exp(apart / T)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("length, expected", [(1e-7, 1), (1e-9, 0.1)])
+def test_a_norm_below_1e_8_counts_as_1e_8(length, expected):
+    e = jnp.array([[1.0, 0, 0]])
+    np.testing.assert_allclose(cosine(length * e, e), expected, rtol=1e-5)

@@ -285,3 +285,12 @@ def test_of_an_odd_number_of_labels_the_middle_one_is_in_the_second_half():
     # h = 2; below (5 - 1) / 2: labels 0 and 1; the others by 2 + label mod 2
     held = [sorted(set(labels[own].tolist())) for own in rows]
     assert held == [[0, 1], [0, 1], [2, 4], [3]]
+
+
+@pytest.mark.slow
+def test_two_holders_share_a_label_by_a_dirichlet_of_one_half():
+    labels, shares = np.repeat(np.arange(10), 500), []
+    for seed in range(60):
+        found, _ = counts_of("label_quantity", labels, 10, seed=seed, min_size=0)
+        shares += [held[held > 0][0] / 500 for held in found.T]
+    assert np.var(shares) == pytest.approx(1 / 8, rel=0.15)  # 1 / (4 (2 * 0.5 + 1))

@@ -303,3 +303,10 @@ def test_every_partition_takes_labels_clients_and_a_seed():
         )
         rows = function(labels, 5, seed=1, **kwargs)
         assert len(rows) == 5 and all(r.dtype == np.int64 for r in rows)
+
+
+@pytest.mark.parametrize("clients", [100, 500])
+def test_stratified_clients_hold_as_many_rows_of_each_label(clients):
+    labels = np.repeat(np.arange(100), 500)
+    rows = split("iid", labels, clients, stratified=True)
+    assert (skew(rows, labels, 100).label_counts == 500 // clients).all()

@@ -6,8 +6,9 @@ import pytest
 
 import fedjax_adapt as fa
 from fedjax_adapt.data import load
-from fedjax_adapt.experiment.build import build, build_algorithm, validates
+from fedjax_adapt.experiment.build import build, build_algorithm, scaled, validates
 from fedjax_adapt.experiment.config import from_settings
+from fedjax_adapt.models import MODELS
 
 SMALL = {"num_clients": 5, "partition": "dirichlet", "model": "linear"}
 
@@ -46,6 +47,17 @@ def test_the_svm_is_given_pixels_from_0_to_1():
     logits = task.apply({"out": {"kernel": kernel}}, x).logits
     score = (x.reshape(-1) / 16) @ kernel[:, 0]  # the digits' pixels end at 16
     np.testing.assert_allclose(logits[0, 0] - logits[0, 1], score, rtol=1e-5)
+
+
+def test_models_of_afl_are_given_pixels_and_others_standardised_inputs():
+    source = load("digits")
+    for model in MODELS:
+        config = from_settings(SMALL | {"model": model})
+        moments = scaled(config, source).mean, scaled(config, source).std
+        pixels = model in ("svm", "fedveca_cnn")
+        expected = (0, 16) if pixels else (source.mean, source.std)
+        for found, wanted in zip(moments, expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
 
 
 def test_only_the_first_examples_may_be_learned_from():

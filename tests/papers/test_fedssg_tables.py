@@ -270,3 +270,26 @@ def test_what_a_cpu_runs_is_the_protocol_on_mnist_and_less_of_it_on_cifar():
     assert [(c.row, c.configs[0].rounds) for c in cells] == [
         ("cifar10-2-did1", 500)
     ] * 4
+
+
+def added(values):
+    """The sum of a table's column; of ">600" it takes 600."""
+    return round(sum(float(str(value).lstrip(">")) for value in values), 2)
+
+
+@pytest.mark.parametrize(
+    "name, first, second",
+    [
+        ("table1", 5882.36, 12.67),
+        ("table2", 859.22, 3.12),
+        ("table3", 55987, 245.08),
+        ("table4", 11517.39, 6.09),
+        ("table5", 10746, 204.08),
+        ("table6", 220.38, 0.92),
+    ],
+)
+def test_published_cells_add_up_to_those_of_the_paper(name, first, second):
+    published = read_item(f"fedssg-{name}").published.values()
+    cells = [figures.values() for of in published for figures in of.values()]
+    means, others = zip(*cells, strict=True)  # deviations or speed-ups
+    assert (added(means), added(others)) == (first, second)

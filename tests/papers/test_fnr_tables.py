@@ -219,3 +219,9 @@ def test_scale_cpu_is_small_and_honest(name):
         assert (config.model, config.epochs) == ("fedveca_cnn", 2)
         assert (config.train_examples, config.public) == (5000, "holdout")
     assert not {method for _, method in found} & set(NOT_IN_THE_CODE)
+
+
+def test_fedavg_takes_the_seconds_of_table_3():
+    seconds = read_item("fnr-table2").run["step_seconds"]
+    batches = -(-5000 // 64)  # of a tenth of CIFAR-10
+    assert 10 * 10 * batches * seconds == pytest.approx(6840, rel=5e-4)
