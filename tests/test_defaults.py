@@ -80,6 +80,7 @@ PUBLISHED = {
         trigger="tau_not_smaller",
         gamma=0.5,
         every_rounds=10,
+        start="first_round",  # the specification's option; F at w_0 is "global"
         lr_coupling="off",
         max_steps=None,
     ),
