@@ -294,7 +294,7 @@ def test_on_noise_a_reset_makes_the_literal_rule_cascade_and_patience_wait():
 @pytest.mark.slow
 def test_the_toy_of_fig_1_stops_where_its_closed_form_says(x64):
     """L1 = (w + 2)^2 and L2 = (w - 10)^2 / 5, one client each, from w = -100."""
-    lr, taus = 0.1, np.array([1, 2, 5, 10, 50])
+    lr, taus = 0.1, np.array([1, 2, 5, 10, 50, 500])
     one = lambda x, curvature: (np.full((1, 4), float(x)), np.array([curvature]))
     data = FederatedDataset.from_clients([one(-2, 2.0), one(10, 0.4)])
     plan, task = Plan(batch_size=None, lr=lr), quadratic_task(jnp.float64)
@@ -312,7 +312,7 @@ def test_the_toy_of_fig_1_stops_where_its_closed_form_says(x64):
     state, c = jax.jit(jax.vmap(rounds))(jnp.asarray(taus))
     a, b = (1 - 2 * lr) ** taus, (1 - 0.4 * lr) ** taus
     fixed = (8 + 2 * a - 10 * b) / (2 - a - b)
-    np.testing.assert_allclose(fixed[[0, 2, 4]], [0, 0.5854, 3.583], atol=1e-3)
+    np.testing.assert_allclose(fixed[[0, 2, 4, 5]], [0, 0.5854, 3.583, 4], atol=1e-3)
     np.testing.assert_allclose(state.params, np.tile(fixed, (4, 1)).T, atol=1e-4)
     np.testing.assert_array_equal(c[:, 0], 1)
     assert (c[:, -1] < 1e-3).all()
