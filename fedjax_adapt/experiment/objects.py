@@ -7,7 +7,7 @@ object again.
 
 import functools
 import hashlib
-import inspect
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +23,7 @@ from .. import check
 from ..core import Algorithm, Task
 from ..data import FederatedDataset, Source
 from ..errors import SettingError
+from .fingerprint import enclosed_by, fingerprint
 
 KINDS = ("algorithm", "model", "partition", "dataset")
 
@@ -63,7 +64,7 @@ def built_in(kind: str) -> Mapping[str, Callable]:
 
 # the argument that stands for a choice
 ARGUMENTS = dict(algorithm="algorithm", model="task", partition="data", dataset="data")
-# between a description of data and their checksum, which earlier versions lacked
+# between a description and its checksum, which earlier versions lacked
 CHECKED = ", SHA-256 "
 _sums: weakref.WeakKeyDictionary[FederatedDataset, str] = weakref.WeakKeyDictionary()
 TYPES = {"algorithm": Algorithm, "task": Task, "data": FederatedDataset}
@@ -201,11 +202,15 @@ def described(kind: str) -> str:
     """A description of the object given for a choice, the same in every process.
 
     Numbers, texts and shapes of arrays, the names of functions and what they enclose, and
-    of data a checksum; two objects with one description may differ, data may not.
+    a checksum: of data of all they hold, of others their `fingerprint`, with the Python
+    version that it is of.
     """
     value = of(ARGUMENTS[kind])
-    about = _described(value, DEPTH)
-    return f"{about}{CHECKED}{_sha256(value)}" if ARGUMENTS[kind] == "data" else about
+    about = f"{_described(value, DEPTH)}{CHECKED}"
+    if ARGUMENTS[kind] == "data":
+        return f"{about}{_sha256(value)}"
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return f"{about}{fingerprint(value)} under Python {python}"
 
 
 def _sha256(data: FederatedDataset) -> str:
@@ -235,9 +240,8 @@ def _described(value: Any, depth: int) -> str:
         inner = [value.func, *value.args, *value.keywords.values()]
         return f"{name}({', '.join(map(within, inner))})"
     if isinstance(value, types.FunctionType):
-        enclosed = inspect.getclosurevars(value).nonlocals.values()
-        enclosed = f"({', '.join(map(within, enclosed))})" if enclosed else ""
-        return value.__qualname__ + enclosed
+        enclosed = ", ".join(map(within, enclosed_by(value)))
+        return value.__qualname__ + (f"({enclosed})" if enclosed else "")
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         usual = getattr(value, "_field_defaults", {})
         pairs = [
