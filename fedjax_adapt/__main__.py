@@ -1,7 +1,5 @@
 """`python -m fedjax_adapt` is `fedjax-adapt`."""
 
-import sys
+from .cli import run_process
 
-from .cli import main
-
-sys.exit(main())
+run_process()

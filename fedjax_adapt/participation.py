@@ -59,13 +59,24 @@ def bernoulli(probability: float) -> Participation:
     The cohort has the distribution of independent coins given that they are not all
     tails (FedDyn, FedDC and FedSSG draw until that holds). It is drawn without drawing
     again: the first participant J has P(J = j) = q (1-q)^j / (1 - (1-q)^N), the clients
-    after it toss their own coins.
+    after it toss their own coins. A client takes part with q / (1 - (1-q)^N), which is q
+    but where few are drawn: `Participation.rate(N)`, which FedSSG's gate and `with_privacy`
+    go by.
 
     Raises:
-      ValueError: `probability` is outside (0, 1].
+      ValueError: `probability` is outside (0, 1], or traced: slots follow from it.
     """
+    if check.is_tracer(probability):
+        raise SettingError(
+            "participation is traced, but a cohort has a fixed number of slots; write a "
+            "number, or build the plan outside jit and vmap."
+        )
     check.between("participation", probability, 0, 1, closed="right")
     q = float(probability)
+
+    def rate(num_clients):
+        # expm1 and log1p: q may be tiny
+        return q / -math.expm1(num_clients * math.log1p(-q)) if q < 1 else 1.0
 
     def slots(num_clients):
         return _binomial_quantile(num_clients, q, OVERFLOW)
@@ -76,7 +87,7 @@ def bernoulli(probability: float) -> Participation:
         coins = jax.random.uniform(key_coins, (num_clients,)) < q
         if q < 1:
             # the inverse distribution function of J, in logarithms: q may be tiny
-            some = -math.expm1(num_clients * math.log1p(-q))
+            some = q / rate(num_clients)
             u = jax.random.uniform(key_first)
             first = jnp.floor(jnp.log1p(-u * some) / math.log1p(-q)).astype(jnp.int32)
             first = jnp.clip(first, 0, num_clients - 1)
@@ -86,7 +97,7 @@ def bernoulli(probability: float) -> Participation:
         chosen = jnp.nonzero(taken, size=slots(num_clients), fill_value=num_clients)[0]
         return chosen.astype(jnp.int32)
 
-    return Participation(slots, sample, among_holders=True, rate=lambda num_clients: q)
+    return Participation(slots, sample, among_holders=True, rate=rate)
 
 
 def earliest(fraction: float = 0.4) -> Participation:

@@ -35,7 +35,7 @@ from .core import (
 )
 from .data.dataset import FederatedDataset
 from .engine.batches import batch_size
-from .engine.cohort import gather_cohort, without
+from .engine.cohort import expected_share, gather_cohort, setting_of, without
 from .engine.evaluate import evaluate
 from .errors import SettingError
 from .plan import Plan
@@ -46,7 +46,9 @@ Value = Literal["accuracy", "loss"]
 def show_deltas(algorithm: Algorithm) -> Algorithm:
     """The same algorithm, with every client's displacement in `Info.clients`.
 
-    They are stacked, [cohort, ...], and 0 for a client that took no step.
+    They are stacked, [cohort, ...], and 0 for a client that took no step; they take the
+    place of what the algorithm shows there. `with_privacy` has not clipped them yet, nor
+    has `with_compression` compressed them.
     """
     check.kinds("show_deltas(algorithm)", algorithm=(algorithm, Algorithm))
     finish = algorithm.local.finish
@@ -77,7 +79,8 @@ def cohort_weights(
     cohort = cohort._replace(num_steps=steps, active=steps > 0)
     if not isinstance(info.left_out, tuple):
         cohort = without(cohort, jnp.asarray(info.left_out))
-    return model_weights(algorithm.server, cohort)
+    setting = setting_of(plan, algorithm, cohort, expected_share(data, plan))
+    return model_weights(algorithm.server, cohort._replace(setting=setting))
 
 
 def leave_one_out(

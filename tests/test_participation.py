@@ -59,6 +59,7 @@ def test_bernoulli_is_the_conditional_distribution(num_clients, q):
     some = 1 - (1 - q) ** num_clients
     counts = np.bincount(cohorts.ravel(), minlength=num_clients + 1)[:num_clients]
     expected = q / some
+    assert fa.bernoulli(q).rate(num_clients) == pytest.approx(expected, rel=1e-9)
     margin = 5 * np.sqrt(rounds * expected * (1 - expected))
     np.testing.assert_allclose(counts, rounds * expected, atol=margin)
     sizes = np.bincount((cohorts < num_clients).sum(1), minlength=num_clients + 1)
@@ -73,6 +74,10 @@ def test_a_tiny_probability_still_ends_and_is_fair():
     assert ((cohorts < 8).sum(1) == 1).all()
     counts = np.bincount(cohorts[:, 0], minlength=8)
     np.testing.assert_allclose(counts, 1000, atol=5 * np.sqrt(1000))
+    assert fa.bernoulli(1e-12).rate(8) == pytest.approx(1 / 8)
+    assert fa.bernoulli(1.0).rate(8) == 1
+    with pytest.raises(ValueError, match="participation is traced, but a cohort has a"):
+        jax.vmap(lambda q: fa.bernoulli(q).rate(8))(jnp.ones(2))
 
 
 def test_slots_suffice_but_do_not_waste():

@@ -6,6 +6,7 @@ import pwd
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -186,6 +187,31 @@ def test_sigterm_keeps_every_finished_round(capsys, monkeypatch):
     )
     assert checkpoint.rounds(Path("mine/checkpoints")) == [1]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_a_program_is_compiled_has_its_exit_code(tmp_path, sent, code):
+    """On one core, where XLA still compiles in its thread when Python ends."""
+    line = (
+        f"-m fedjax_adapt run --rounds 200 --num-clients 10 --folder {tmp_path / 'run'}"
+    )
+    core = {min(os.sched_getaffinity(0))}
+    with subprocess.Popen(
+        [sys.executable, *line.split(), "--algorithm", "fedavg"],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},  # nothing is compiled yet
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as running:
+        os.sched_setaffinity(running.pid, core)
+        assert running.stdout is not None and running.stderr is not None
+        while "trying lanes" not in (shown := running.stdout.readline()):
+            assert shown, running.stderr.read()
+        time.sleep(0.8)
+        running.send_signal(sent)
+        assert running.wait(60) == code
+        assert "interrupted before the first round" in running.stderr.read()
 
 
 def test_a_second_sigterm_waits_for_the_rounds_under_way_too():

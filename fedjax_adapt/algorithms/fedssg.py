@@ -9,8 +9,8 @@ r"""FedSSG: gate a drift memory by how often a client was seen, against how ofte
     s_g  <- s_g + 1/N sum_{i in S} w_i (s_i' - s_i)
     w    <- mean_{i in S} theta_i + 1/N sum_{all j} h_j
 
-T rounds in all, q the probability to take part, w_i = N n_i / n, Kbar the local steps of a
-client of mean size, lr_0 the learning rate of round 0.
+T rounds in all, q the probability that a client is in a round's cohort, w_i = N n_i / n,
+Kbar the local steps of a client of mean size, lr_0 the learning rate of round 0.
 
 References:
   "FedSSG: Expectation-Gated and History-Aware Drift Alignment for Federated Learning".
@@ -44,6 +44,7 @@ from ..core import (
     uniformly,
 )
 from ..errors import SettingError
+from ..participation import bernoulli
 
 
 class FedSSGClient(NamedTuple):
@@ -175,8 +176,10 @@ def fedssg(
         expected = q * setting.num_holders
         # a cohort is a whole number of clients, of all or of those that hold examples
         off = [
-            abs(participation * number - expected)
+            abs(share * number - expected)
             for number in (setting.num_holders, setting.num_clients)
+            # of coins, too, which are thrown again when nobody takes part
+            for share in (participation, bernoulli(participation).rate(number))
         ]
         if min(off) > 0.5 + 1e-6:
             raise SettingError(

@@ -4,10 +4,12 @@ A mistake of the user is one sentence on stderr and exit code 2; training that d
 is exit code 1; Ctrl-C is 130 and SIGTERM 143. JAX is imported only where it is needed.
 """
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import SettingError
 from . import process
@@ -149,6 +151,20 @@ def main(arguments: Sequence[Any] | None = None) -> int:
         if (why := failure()) is None:
             return code
         return process.fail(f"standard output could not be written ({why}).", code or 1)
+
+
+def run_process() -> NoReturn:
+    """Runs the command line of this process and ends it with the exit code.
+
+    After a signal XLA may still be compiling in a thread of its own, under which the end
+    of Python takes away what it needs: then the process ends without it.
+    """
+    code = main()
+    if code in process.SIGNALLED:
+        with suppress(OSError):  # a reader has left
+            sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _main(arguments: list[str]) -> int:

@@ -74,12 +74,13 @@ def fail(sentence: str, code: int) -> int:
     return code
 
 
+SIGNALLED = (130, 143)  # exit codes after Ctrl-C and SIGTERM
 _terminated = threading.Event()  # by SIGTERM
 
 
 def stopped(sentence: str) -> int:
     """Prints what a signal has ended; returns 130 after Ctrl-C, 143 after SIGTERM."""
-    return fail(sentence, 143 if _terminated.is_set() else 130)
+    return fail(sentence, SIGNALLED[_terminated.is_set()])
 
 
 @contextmanager

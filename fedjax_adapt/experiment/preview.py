@@ -174,8 +174,6 @@ def rounds_of(config: Config, federation: Federation, algorithm: Algorithm) -> R
     task, data, plan = federation[1:4]
     ids, who = np.asarray(eligible_clients(data, plan)), participation_of(plan)
     share = expected_share(data, plan)
-    if who.rate is not None:  # given that at least one client comes
-        share /= -math.expm1(len(ids) * math.log1p(-share)) if share < 1 else 1
     batch = batch_size(data, plan)
     everyone = gather_cohort(data, jnp.asarray(ids), jnp.int32(0), batch)
     steps = client_steps(algorithm.policy, task, data, plan)

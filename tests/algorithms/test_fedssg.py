@@ -138,6 +138,20 @@ def trained(task, data):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("given", [None, 0.01, 0.01 / (1 - 0.99**6)])
+def test_few_coins_are_thrown_again_so_that_a_client_is_expected_more_often(
+    task, data, given
+):
+    """cnt_i / (T q): q is 0.17 of 6 clients, one of whom always comes, and not 0.01."""
+    plan = Plan(participation=bernoulli(0.01), batch_size=4, rounds=4)
+    round_fn, state = start(fedssg(participation=given), task, data, plan)
+    _, info = jax.jit(round_fn)(state, keys(1)[0])
+    q = given or 0.01 / (1 - 0.99**6)
+    seen = np.asarray(info.num_steps) > 0
+    np.testing.assert_allclose(info.clients["gate"][seen], 1 / (4 * q) + 1, rtol=1e-5)
+
+
+@pytest.mark.slow
 def test_server_memory_and_control_are_means_over_all_clients(trained):
     data, history = trained
     ratio = np.asarray(data.size) / 8

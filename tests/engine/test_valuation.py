@@ -132,6 +132,19 @@ def test_a_round_shows_the_deltas_its_server_averages(task, data, make):
     close(jax.tree.map(jnp.add, state.params, mean), after.params)
 
 
+@pytest.mark.slow
+def test_the_weights_of_a_private_mean_are_of_the_clients_that_are_expected(task, data):
+    algorithm = fa.with_privacy(fedavg(), 1e6, 0.0)  # clips nothing
+    plan = fa.Plan(participation=fa.bernoulli(0.2), batch_size=4)
+    round_fn, state = start(fa.show_deltas(algorithm), task, data, plan)
+    after, info = jax.jit(round_fn)(state, keys(1)[0])
+    weights = cohort_weights(algorithm, data, plan, info, 0)
+    come = 0.2 * 6 / (1 - 0.8**6)
+    np.testing.assert_allclose(weights, (info.num_steps > 0) / come, rtol=1e-6)
+    moved = jax.tree.map(lambda leaf: np.tensordot(weights, leaf, 1), info.clients)
+    close(jax.tree.map(jnp.add, state.params, moved), after.params)
+
+
 def test_a_cohort_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="there are 3 weights but deltas of 4 clients"):
         fa.leave_one_out(linear_task(), jnp.zeros(4), deltas(), WEIGHTS[:3], TEST)

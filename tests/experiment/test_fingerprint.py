@@ -198,14 +198,14 @@ def test_another_process_has_the_same_fingerprints():
 @pytest.mark.slow
 def test_runs_of_other_objects_are_no_seeds_of_one(tmp_path):
     own = {"task": make_task(), "data": make_data()}
-    steps = lambda n: fa.StepPolicy(
-        lambda state, cohort, measured: 0 * cohort.epoch_steps + n
+    policy = lambda n: fa.StepPolicy(
+        lambda _, cohort, measured: 0 * cohort.epoch_steps + n
     )
 
     def of(folder, n, seed, **more):
         given = {"rounds": 2, "batch_size": 4, "lr": 0.05, "checkpoint_every": 1}
         config = Config(folder=str(tmp_path / folder), seed=seed, **given)
-        return run(config, algorithm=fa.with_steps(fedavg(), steps(n)), **own, **more)
+        return run(config, algorithm=fa.with_steps(fedavg(), policy(n)), **own, **more)
 
     of("one", 1, 0)
     of("two", 1, 1)
