@@ -294,6 +294,11 @@ def test_a_run_writes_a_folder_and_prints_where_it_lies(capsys, elsewhere):
     said = "twin holds this run, finished; nothing is left to run.\n"
     for line in (f"{again} --resume", "run --folder twin --resume"):
         assert fedjax_adapt(capsys, line) == (0, said, "")
+    note = (
+        "fedjax-adapt: --targets came after the end of the run and changed nothing; "
+        "compare twin --target tells of other accuracies.\n"
+    )
+    assert fedjax_adapt(capsys, f"{line} --targets 0.5") == (0, said, note)
     code, _, err = fedjax_adapt(capsys, f"{again} --resume --lr 0.3")
     assert code == 2 and "folder=twin holds a run with lr=0.1, not lr=0.3" in err
     assert {p: p.stat().st_mtime_ns for p in written} == written

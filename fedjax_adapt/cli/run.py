@@ -10,9 +10,9 @@ from typing import Any
 from .. import check
 from ..engine.processes import agreed, from_first
 from ..errors import SettingError
-from ..experiment.config import Config, common_options, from_settings
+from ..experiment.config import Config, common_options, from_settings, to_settings
 from ..experiment.controls import unfinished, with_controls
-from ..experiment.folder import is_finished, run_folder
+from ..experiment.folder import is_finished, run_folder, stored_settings
 from ..experiment.loop import Stopped
 from ..experiment.options import Option
 from ..experiment.preview import preview
@@ -146,6 +146,7 @@ def _groups(choices: Mapping[str, str]) -> dict[str, dict[str, Option]]:
     return groups
 
 
+AT_ITS_END = ("targets", "evaluate_clients", "track")  # what its summary is made by
 FIRST = "the run begins at round 1"  # where nothing is resumed
 
 
@@ -160,7 +161,7 @@ def run(arguments: list[str]) -> int:
         others = request.processes
         if request.resume and not others and not request.controls:
             if is_finished(run_folder(config), config):
-                return _nothing_left(run_folder(config), request)
+                return _nothing_left(run_folder(config), config, request)
         process.take_devices(others.share(config.devices) if others else config.devices)
         process.import_rest()
     if others:
@@ -202,9 +203,17 @@ def _dry_run(configs, left, request: RunRequest, unsaved: str | None) -> int:
     return 0
 
 
-def _nothing_left(folder: Path, request: Request) -> int:
+def _nothing_left(folder: Path, config: Config, request: Request) -> int:
     """Says that a run is finished; returns the exit code."""
     say(request.console(), nothing_left(folder, "run"))
+    asked, has = to_settings(config), stored_settings(folder)
+    late = [name for name in AT_ITS_END if name in has and asked[name] != has[name]]
+    if late:
+        which = ", ".join(f"--{name.replace('_', '-')}" for name in late)
+        hint = ""
+        if "targets" in late:
+            hint = f"; compare {quote(str(folder))} --target tells of other accuracies"
+        note(f"{which} came after the end of the run and changed nothing{hint}.")
     if request.json:
         print_json(_result(folder))
     return 0
@@ -219,7 +228,7 @@ def _run_in_processes(config, request: RunRequest) -> int:
             with agreed():
                 ended = first and request.resume and is_finished(folder, config)
             if from_first(ended):
-                return _nothing_left(folder, request) if first else 0
+                return _nothing_left(folder, config, request) if first else 0
             unfinished = unfinished_as_json(folder, first and request.json)
             with reporting(request.console(), unsaved) as report, unfinished:
                 train(config, request.resume, report)

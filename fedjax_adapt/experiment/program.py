@@ -46,6 +46,7 @@ class Program(NamedTuple):
     init: Callable[[], State]
     abstract: State  # shapes, dtypes and where they lie
     num_devices: int
+    num_lanes: int  # clients side by side on a device, of a run or of one trial
     max_steps: int | None  # of a client in a round
     group: Group | None
     last: Group | None
@@ -135,6 +136,7 @@ def compile_program(
         lambda: begin(key),  # another seed is no other program
         abstract,
         round_fn.num_devices,
+        round_fn.num_lanes,
         most_steps(plan, algorithm.policy),
         programs.get(config.evaluate_every),
         programs.get(config.rounds % config.evaluate_every),

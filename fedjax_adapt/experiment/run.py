@@ -35,8 +35,16 @@ from .build import (
     public_summary,
     without_effect,
 )
-from .config import Config, config_hash, method_of, partition_seed
-from .folder import AUTO, as_begun, check_folder, create, locked_folder, run_folder
+from .config import Config, config_hash, method_of, partition_seed, to_settings
+from .folder import (
+    AUTO,
+    as_begun,
+    check_folder,
+    create,
+    locked_folder,
+    run_folder,
+    stored_settings,
+)
 from .loop import new_log, newest_state, train_in
 from .process_group import check_same_run
 from .program import Program, compile_program
@@ -63,6 +71,7 @@ class Progress(NamedTuple):
 
 
 Report = Callable[[Progress], None]
+ROUNDED = ("lanes", "devices", "convolutions")  # of which sums and their order depend
 
 
 def silent(progress: Progress) -> None:
@@ -226,7 +235,12 @@ def _train(
     log = new_log(folder, federation, {None: config}, callback, done=done)
     shown = log.accuracy.replace("_", " ")
     given = set()
-    warnings = [*([aside] if aside else []), *without_effect(config, federation)]
+    rounded = None
+    if done and processes.is_first():
+        used = to_settings(replace(config, devices=program.num_devices))
+        rounded = _rounded_otherwise(stored_settings(folder), used)
+    warnings = [w for w in (aside, rounded) if w]
+    warnings += without_effect(config, federation)
     for warning in warnings or [None]:
         progress(Progress(done, config.rounds, warning=warning, accuracy_name=shown))
 
@@ -235,6 +249,21 @@ def _train(
         progress(Progress(done, config.rounds, *latest, rate, warning, shown))
 
     return train_in(folder, config, program, state, done, log, report)
+
+
+def _rounded_otherwise(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """What to say of a run that goes on otherwise than it was begun; None: it does not."""
+    fixed = [name for name in ROUNDED if then.get(name) not in (None, "auto")]
+    changed = [name for name in fixed if then[name] != now[name]]
+    if not changed:
+        return None
+    was, goes_on = (
+        ", ".join(f"{name}={of[name]}" for name in changed) for of in (then, now)
+    )
+    return (
+        f"the run was begun with {was} and goes on with {goes_on}; its numbers differ by "
+        "rounding from those of a run that never stopped."
+    )
 
 
 def _warning(
@@ -321,6 +350,7 @@ def summarise(
         left_out = clients.filter(clients["left_out"])["round"].to_pylist()
     used = {
         "devices": program.num_devices,
+        "lanes": program.num_lanes,
         "keeps_memory": keeps_memory(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "xla_options": program.xla_options or {},

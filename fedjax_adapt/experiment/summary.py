@@ -102,8 +102,9 @@ class Summary:
         alike; config.toml has how.
       seeds: of training and of the partition.
       data: the data set, and what the partition made of it.
-      hardware: what it ran on, and how: devices, whether freed memory was kept, XLA_FLAGS
-        of the environment, and the options that the program was compiled with.
+      hardware: what its last rounds ran on, and how: devices, lanes, whether freed memory
+        was kept, XLA_FLAGS of the environment, and the options that the program was
+        compiled with.
       versions: of Python and of the packages that decide the numbers.
       commit: of the git checkout the package was run from; None if it was installed.
       own: what was a user's own, "KIND=NAME", and how to tell it: the SHA-256 of a file or

@@ -595,6 +595,20 @@ def test_a_run_may_be_resumed_with_other_targets_and_checkpoints(half):
     assert list(run(other, resume=True).rounds_to) == ["0.5"]
 
 
+def test_a_run_that_goes_on_with_other_lanes_says_so(half):
+    begun = read_run(half.folder).config["lanes"]
+    said = []
+    other = dataclasses.replace(half, lanes=begun % 3 + 1)
+    summary = run(other, resume=True, progress=lambda now: said.append(now.warning))
+    (warning,) = filter(None, said)
+    assert warning == (
+        f"the run was begun with lanes={begun} and goes on with lanes={other.lanes}; its "
+        "numbers differ by rounding from those of a run that never stopped."
+    )
+    assert summary.hardware["lanes"] == other.lanes
+    assert read_run(half.folder).config["lanes"] == begun
+
+
 @pytest.mark.slow
 def test_resuming_where_nothing_lies_starts_afresh(tiny):
     assert run(tiny(rounds=1), resume=True).rounds == 1

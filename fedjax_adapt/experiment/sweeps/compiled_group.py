@@ -375,6 +375,7 @@ def compile_group(
             init=lambda: begin(shared, inputs),
             abstract=abstract,
             num_devices=layout.num_devices,
+            num_lanes=lanes,
             max_steps=most,
             group=on(group),
             last=on(last),
