@@ -38,6 +38,43 @@ def printed(elsewhere, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "variable, flags, code, says",
+    [
+        (
+            "JAX_PLATFORMS=cuda",
+            "",
+            2,
+            "JAX_PLATFORMS=cuda but JAX finds no such device",
+        ),
+        ("JAX_PLATFORMS=wrong", "", 2, "JAX_PLATFORMS=wrong but JAX finds no such de"),
+        ("JAX_DISABLE_JIT=1", "", 2, "JAX_DISABLE_JIT is set, and a run is a compiled"),
+        (
+            "JAX_DEBUG_NANS=1",
+            "--lr 1e30",
+            1,
+            "a number is NaN or infinite, where JAX_D",
+        ),
+    ],
+)
+def test_a_variable_of_jax_that_ends_a_run_is_one_sentence(
+    tmp_path, variable, flags, code, says
+):
+    name, _, value = variable.partition("=")
+    tiny = "run --rounds 3 --model linear --num-clients 6 --num-steps 5 --folder a"
+    done = subprocess.run(
+        [sys.executable, "-m", "fedjax_adapt", *tiny.split(), *flags.split()],
+        cwd=tmp_path,
+        env=os.environ | {name: value},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code
+    assert done.stderr.startswith(f"fedjax-adapt: {says}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
 def test_a_warning_is_one_sentence(tmp_path):
     """Of a folder of an earlier version, which lists no checksums."""
     program = [sys.executable, "-m", "fedjax_adapt"]

@@ -11,6 +11,8 @@ A round is one update. It begins when the update before it was made: K clients t
 under way are drawn, begin at the model that there is, and take `Cohort.seconds` by the
 plan's clock; it ends when all but M - K of those under way have ended. So the first rounds
 only send clients off, until more than M - K are under way, and leave the model as it is.
+Steps and bytes of a client, its upload as well, count in the round in which it begins: at
+the end of a run those of up to M - K clients are counted whose uploads have not arrived.
 
 References:
   Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022,

@@ -15,6 +15,7 @@ from ..data import SOURCES, load, split
 from ..data.files import DATA_VARIABLE, data_folder
 from ..engine.build import make_round
 from ..engine.initial import init_state
+from ..engine.mesh import check_environment
 from ..errors import RunError, SettingError
 from ..experiment.schema import common_options
 from ..experiment.summary import hardware, versions
@@ -45,6 +46,7 @@ def doctor(arguments: Sequence[str]) -> int:
     """`fedjax-adapt doctor`: prints what is here; returns the exit code."""
     folder, console = parse(arguments), Console()
     take_devices("auto")  # as a run does
+    check_environment()
     here = hardware()
     say(console, f"versions  {', '.join(f'{n} {v}' for n, v in versions().items())}")
     say(console, f"devices   {len(jax.devices())} x {here['device']}")

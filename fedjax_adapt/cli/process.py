@@ -24,6 +24,12 @@ def report_error(error: BaseException) -> int | None:
             return fail(" ".join([str(error), *getattr(error, "__notes__", ())]), 1)
         case KeyboardInterrupt():
             return stopped("interrupted.")
+        case Exception() if type(error).__name__ in NANS and _ends_at_nan():
+            return fail(
+                "a number is NaN or infinite, where JAX_DEBUG_NANS or JAX_DEBUG_INFS ends "
+                "a run; unset it, and the run says in which round it diverged, if it did.",
+                1,
+            )
         case RuntimeError() if _is_exhausted(error):
             return fail(
                 "the device has no memory left, though the run was expected to fit; write "
@@ -51,6 +57,12 @@ def as_written(sentence: str) -> str:
     return re.sub(values, as_flag, sentence)
 
 
+def _ends_at_nan() -> bool:
+    import jax
+
+    return jax.config.jax_debug_nans or jax.config.jax_debug_infs
+
+
 def _is_exhausted(error: RuntimeError) -> bool:
     from ..engine.memory import is_exhausted  # which imports JAX
 
@@ -63,6 +75,7 @@ def note(sentence: str | None) -> None:
         fail(sentence, 0)
 
 
+NANS = ("FloatingPointError", "InternalFloatingPointError")  # as JAX raises them
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 

@@ -80,6 +80,23 @@ def cores_as_devices(cores: int | None = None) -> None:
             ) from None
 
 
+def check_environment() -> None:
+    """Raises ValueError where variables leave JAX without a device or a compiler."""
+    if jax.config.jax_disable_jit:
+        raise SettingError(
+            "JAX_DISABLE_JIT is set, and a run is a compiled program; unset it, or call "
+            "make_round(...) yourself to look into a round."
+        )
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError):  # the first where nothing is found, unsaid
+        platforms = jax.config.jax_platforms
+        raise SettingError(
+            f"JAX_PLATFORMS={platforms} but JAX finds no such device here; unset it, write "
+            "JAX_PLATFORMS=cpu, or install JAX for the accelerator."
+        ) from None
+
+
 def num_cores() -> int:
     """The cores that this process may use."""
     known = hasattr(os, "sched_getaffinity")

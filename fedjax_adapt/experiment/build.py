@@ -46,6 +46,7 @@ from ..data.source import default_size
 from ..diagnostics import show_distance, show_parameters
 from ..engine.batches import batch_size
 from ..engine.contract import guarded_task
+from ..engine.mesh import check_environment
 from ..errors import SettingError
 from ..models import AUGMENTS, OF_PIXELS, classification, projected
 from ..models.ways import Layer, can, layers_of, with_ways
@@ -215,6 +216,7 @@ def build(config: Config) -> Federation:
       ValueError: one sentence on what does not fit: a missing or damaged file, more
         clients than examples, an option out of range.
     """
+    check_environment()
     algorithm, plan = build_algorithm(config), build_plan(config)
     if config.dataset == OBJECT:  # clients are as they are
         data = objects.of("data")
