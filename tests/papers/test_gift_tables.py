@@ -11,7 +11,7 @@ from fedjax_adapt.experiment.reproduce import cells_of
 ITEMS = {
     "table2": (3, 2),
     "fig4": (3, 2),
-    "fig5": (2, 9),
+    "fig5": (2, 10),
     "adacomm": (2, 4),
     "fig6": (4, 2),
     "fig7": (2, 2),
@@ -73,6 +73,10 @@ METHODS = {
         f"adacomm-{tau}": ("adacomm", ADACOMM | {"initial_steps": tau})
         for tau in (10, 20, 50, 100)
     },
+    "adacomm-loss": (
+        "adacomm",
+        ADACOMM | {"initial_steps": 100, "trigger": "loss_not_decreasing"},
+    ),
     "adacomm-no-fix": ("adacomm", ADACOMM | {"initial_steps": 100, "fix": False}),
     "afl-trial": ("afl", ADACOMM | {"trial_steps": 10}),
 }
