@@ -192,18 +192,27 @@ class Skew(NamedTuple):
     label_distance: np.ndarray
     num_unheld: int = 0
 
+    @property
+    def mean_entropy(self) -> float:
+        """The mean entropy of labels, over the clients that hold examples."""
+        return float(self.label_entropy[self.sizes > 0].mean())
+
     def summary(self) -> str:
-        """Two lines for a person: sizes, then labels; a third where rows are left over."""
-        unheld = self.num_unheld
-        sizes, labels = self.sizes, (self.label_counts > 0).sum(axis=1)
+        """Two lines for a person: sizes, then labels; a third where rows are left over.
+
+        What it says of labels is of the clients that hold examples.
+        """
+        unheld, sizes, held = self.num_unheld, self.sizes, self.sizes > 0
+        labels = (self.label_counts[held] > 0).sum(axis=1)
         whole = _entropy(self.label_counts.sum(axis=0))
+        who = "client" if held.all() else f"client of the {held.sum()} with examples"
         return (
             f"{len(sizes)} clients with {sizes.min()} to {sizes.max()} examples "
             f"(mean {sizes.mean():.1f}, std {sizes.std():.1f}, {sizes.sum()} in all)\n"
-            f"labels per client {labels.min()} to {labels.max()} of "
+            f"labels per {who} {labels.min()} to {labels.max()} of "
             f"{self.label_counts.shape[1]} (mean {labels.mean():.1f}), label entropy "
-            f"{self.label_entropy.mean():.2f} of {whole:.2f} nats, distance from the "
-            f"whole {self.label_distance.mean():.2f}"
+            f"{self.mean_entropy:.2f} of {whole:.2f} nats, distance from the "
+            f"whole {self.label_distance[held].mean():.2f}"
             + (f"\n{unheld} training examples belong to no client" if unheld else "")
         )
 

@@ -372,7 +372,8 @@ def summarise(
             "clients": len(sizes),
             "smallest_client": int(sizes.min()),
             "largest_client": int(sizes.max()),
-            "label_entropy": float(federation.skew.label_entropy.mean()),
+            "label_entropy": federation.skew.mean_entropy,
+            "client_tests": _num_tests(federation.data),
         },
         hardware=summary.hardware() | used,
         versions=summary.versions(),
@@ -390,6 +391,11 @@ def summarise(
         first_left_out_round=min(left_out, default=None),
         **found,
     )
+
+
+def _num_tests(data: FederatedDataset) -> int:
+    """How many test examples the clients have of their own; 0: they have no such sets."""
+    return 0 if data.client_tests is None else int(data.client_tests.size.sum())
 
 
 def _memory(program: Program) -> dict[str, int | None]:

@@ -101,7 +101,9 @@ class Summary:
         on as many lanes and devices of the same kind, with their convolutions computed
         alike; config.toml has how.
       seeds: of training and of the partition.
-      data: the data set, and what the partition made of it.
+      data: the data set, and what the partition made of it; `client_tests` are the test
+        examples that clients have of their own, 0 where they are tested on what they
+        train on.
       hardware: what its last rounds ran on, and how: devices, lanes, whether freed memory
         was kept, XLA_FLAGS of the environment, and the options that the program was
         compiled with.

@@ -52,6 +52,7 @@ from .groups import (
 from .plots import method_of
 from .seeds import (
     Line,
+    Run,
     Sample,
     at_target,
     difference_text,
@@ -61,12 +62,21 @@ from .seeds import (
     short,
     speed_ups,
 )
-from .tables import Sheet, percent, shortened, shown_setting, some_of, together
+from .tables import (
+    Sheet,
+    client_examples_of,
+    percent,
+    shortened,
+    shown_setting,
+    some_of,
+    together,
+)
 
 # what a target took, as in `TAKEN`, by seed
 Reached = dict[int, dict[str, float | None]]
 SOME = ("kappa", "rho")  # which not all runs have
 SHARES = ("accuracy", "best_accuracy")  # of a summary
+BY_CLIENT = "by client"  # where clients use models of their own
 # to a target; "seconds" are simulated
 TAKEN = ("rounds", "steps", "MiB", "seconds", "measured_seconds")
 
@@ -204,6 +214,9 @@ def _sheet(
     places = [_index(group.lines, base) for base in bases]  # of the bases
     called_by = lambda row: str(row + 1) if group.ranked else ascii_lowercase[row % 26]
     names = [called_by(row) for row in range(len(group.lines))]
+    own_models = [
+        x for x, line in zip(names, group.lines, strict=True) if _is_own(line)
+    ]
     for row, (line, place) in enumerate(zip(group.lines, places, strict=True)):
         shares, costs = {n: over_seeds(line, n) for n in SHARES}, _costs(line)
         cells = {
@@ -233,6 +246,10 @@ def _sheet(
                 cells[gain], more = _speed_up(of[row], theirs, target)
                 known |= more
         cells[best] = share_text(shares["best_accuracy"])
+        if own_models:
+            each = sample(map(_of_clients, line.values()))
+            cells[BY_CLIENT] = share_text(each)
+            known |= {"by_client": each.mean, "by_client.std": each.std}
         cells["rounds"] = "-" if costs["rounds"] is None else short(costs["rounds"])
         cells |= {name: _number(costs[name]) for name in ("MiB", *SOME)}
         of_row = settings[row]
@@ -257,6 +274,15 @@ def _sheet(
             f"no difference: {', '.join(several)} {'have' if len(several) > 1 else 'has'} "
             "several lines, and the best by test accuracy is no base; name one with --base"
         )
+    if own_models:
+        which = sorted({client_examples_of(summary) for _, summary in group.runs})
+        others = ", else of the server's" if len(own_models) < len(names) else ""
+        ranked = "the rank is" if group.ranked else "other figures are"
+        notes.append(
+            f"{BY_CLIENT}: the mean over clients, on their own {' or '.join(which)}, "
+            f"of the client's own model in {', '.join(own_models)}{others}; {ranked} of "
+            "the server's model, which those clients do not use"
+        )
     notes += lacking(group.runs)
     if targets:
         notes += _on_seconds(group, names)
@@ -264,6 +290,18 @@ def _sheet(
     head = [x for x in rows[0] if x not in some or {row[x] for row in rows} != {"-"}]
     shown = [[row[name] for name in head] for row in rows]
     return Sheet(group.title, group.ranked, head, shown, numbers, notes)
+
+
+def _of_clients(run: Run) -> float | None:
+    """The mean accuracy, over clients, of the model that each of them uses."""
+    summary = run[1]
+    found = summary.get("personal_accuracy") or summary.get("client_accuracy") or {}
+    return found.get("mean")
+
+
+def _is_own(line: Line) -> bool:
+    """Whether clients use models of their own."""
+    return any(summary.get("personal_accuracy") for _, summary in line.values())
 
 
 def _column(taken: str, target: float) -> str:

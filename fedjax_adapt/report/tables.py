@@ -92,7 +92,8 @@ def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
     for name, what in CLIENTS.items():
         if its := summary.get(name):
             rows[what] = (
-                f"{percent(its['mean'])} ± {percent(its['std'])} on its own examples, "
+                f"{percent(its['mean'])} ± {percent(its['std'])} on its own "
+                f"{client_examples_of(summary)}, "
                 f"{percent(its['worst_tenth'])} for the worst tenth"
             )
     if given := summary.get("auxiliary"):
@@ -133,6 +134,14 @@ def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
         given = [f"{name}={value}" for name, value in options.items()]
         rows["on"] += f", XLA with {', '.join(given)}"
     return rows
+
+
+def client_examples_of(summary: Mapping[str, Any]) -> str:
+    """Which of the clients' own examples a run was tested on, in words."""
+    tests = summary["data"].get("client_tests")  # a run of an earlier version has none
+    return (
+        "examples" if tests is None else f"{'test' if tests else 'training'} examples"
+    )
 
 
 def _last(figures: Mapping[str, Any]) -> str:

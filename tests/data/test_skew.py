@@ -16,6 +16,11 @@ def test_skew_counts_what_clients_hold():
         found.label_entropy, [np.log(3), 0, 0, np.log(2)], atol=1e-12
     )
     np.testing.assert_allclose(found.label_distance, [0, 2 / 3, 0, 1 / 3], atol=1e-12)
+    assert found.mean_entropy == pytest.approx((np.log(3) + np.log(2)) / 3)
+    assert found.summary().split("\n")[1] == (
+        "labels per client of the 3 with examples 1 to 3 of 4 (mean 2.0), label entropy "
+        "0.60 of 1.10 nats, distance from the whole 0.33"
+    )
 
 
 def test_the_summary_is_two_lines_with_the_numbers():

@@ -15,7 +15,8 @@ from fedjax_adapt.experiment import build, checkpoint, read_run, run, sweep
 from fedjax_adapt.experiment.program import run_keys
 from fedjax_adapt.experiment.store import read_table
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
-from fedjax_adapt.report.tables import summary_table
+from fedjax_adapt.report.compare import sheets
+from fedjax_adapt.report.tables import percent, summary_table
 
 
 def spread(accuracy):
@@ -59,6 +60,32 @@ def test_the_end_of_a_run_tells_own_models_from_the_servers(tiny, memory):
         share = 100 * end[f"{name}_accuracy"]["mean"]
         line = next(x for x in console.file.getvalue().splitlines() if row in x)
         assert f"{share:.2f} %" in line
+
+
+@pytest.mark.slow
+def test_a_table_shows_own_models_beside_the_servers_by_which_it_ranks(tiny):
+    configs = [
+        tiny(algorithm="fedper", algorithm_options={"personal": "bias"}, rounds=2),
+        tiny(algorithm="fedavg", rounds=2),
+    ]
+    configs[1] = replace(configs[1], folder=f"{configs[0].folder}-plain")
+    personal, plain = (run(config) for config in configs)
+    (sheet,) = sheets([config.folder for config in configs])
+    at = sheet.head.index("by client")
+    shown = {row[1].partition("(")[0]: row[at] for row in sheet.cells}
+    assert shown == {
+        "fedper": percent(personal.personal_accuracy["mean"]),
+        "fedavg": percent(plain.client_accuracy["mean"]),
+    }
+    line = str([row[1].partition("(")[0] for row in sheet.cells].index("fedper") + 1)
+    assert (
+        "by client: the mean over clients, on their own training examples, of the client's "
+        f"own model in {line}, else of the server's; the rank is of the server's model, "
+        "which those clients do not use"
+    ) in sheet.notes
+    (sheet,) = sheets([configs[1].folder])
+    assert "by client" not in sheet.head
+    assert not [note for note in sheet.notes if note.startswith("by client")]
 
 
 def test_a_run_whose_clients_use_the_servers_model_has_no_such_figures(whole):

@@ -207,8 +207,8 @@ def test_figures_are_those_of_the_rows(name, place, shown):
     else:
         mean, std, worst = (100 * between[n] for n in ("mean", "std", "worst_tenth"))
         assert own["by client"] == (
-            f"{percent(mean)} ± {percent(std)} on its own examples, {percent(worst)} for "
-            "the worst tenth"
+            f"{percent(mean)} ± {percent(std)} on its own training examples, "
+            f"{percent(worst)} for the worst tenth"
         )
     each = shown.table(f"{tested} on each class")[name]
     assert [*each.values()] == [percent(100 * value) for value in by_class]
