@@ -256,7 +256,8 @@ def runs_in(folder: str | Path) -> list[Path]:
                 f"{folder} holds shards of a sweep, none of which is finished; run or "
                 "resume them first."
             )
-        return [run for path in below for run in runs_in(path)] or [folder]
+        done = [path for path in below if not _is_unfinished(path)]
+        return [run for path in done or below for run in runs_in(path)] or [folder]
     found = [trial for trial, finished in trials_in(folder).items() if finished]
     if not found and not (folder / store.SUMMARY).is_file():
         raise SettingError(
@@ -345,6 +346,21 @@ def _is_pruned(path: Path) -> bool:
             "away if it is of no search."
         )
     return path.name != f"rounds-{setting_of(run, 'rounds')}"
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Whether a run has no summary, and none was lost: it goes on, or diverged."""
+    if not _holds_run(path) or (path / store.SUMMARY).is_file():
+        return False
+    return not files.damaged(path, path / store.SUMMARY)
+
+
+def unfinished_below(folder: str | Path) -> list[Path]:
+    """The runs below a folder, which is none itself, that are not finished or diverged."""
+    folder = check.expanded("", folder)
+    if _holds_run(folder) or _holds_sweep(folder):
+        return []
+    return list(filter(_is_unfinished, _runs_below(folder)))
 
 
 class Shards(NamedTuple):

@@ -30,6 +30,7 @@ from ..experiment.records import (
     trial_folder,
     trials_in,
     trials_of_group,
+    unfinished_below,
 )
 from ..experiment.store import (
     NOTHING,
@@ -415,10 +416,13 @@ def _without_figures(folder: Path, lost: Sequence[int]) -> str:
 
 
 def _without_parts(folder: str | Path) -> list[str]:
-    """What to say of shards and of searches whose trials are not ranked."""
+    """What to say of runs, shards and searches below a folder that are not ranked."""
     shards, pruned = parts_below(folder)
     whose = lambda sweep: "its" if len(sweep.left) == 1 else "their"
     return [
+        f"{path}: not finished, or it diverged, and not here"
+        for path in unfinished_below(folder)
+    ] + [
         f"{sweep.folder}: {sweep.lacking()}, and {whose(sweep)} trials are not here"
         for sweep in shards
         if sweep.left
