@@ -41,6 +41,7 @@ from .folder import (
     as_begun,
     check_folder,
     create,
+    is_finished,
     locked_folder,
     run_folder,
     stored_settings,
@@ -93,7 +94,8 @@ def run(
 
     Args:
       config: every setting.
-      resume: go on with the run that lies in the folder, if there is one.
+      resume: go on with the run that lies in the folder, if there is one. Of one that is
+        finished it returns what summary.json holds, and runs nothing.
       progress: called about every second, between rounds, and while numbers of lanes are
         tried; if it raises KeyboardInterrupt the rounds so far are saved.
       algorithm: in place of the config's, which calls it "object"; with the step policy
@@ -138,12 +140,17 @@ def _run(
 ) -> Summary:
     commit = summary.commit()  # now: the checkout may move on while the run goes on
     folder = run_folder(config)
-    begun = config
+    begun, over = config, None
     with processes.agreed():
         if processes.is_first():
             check_tracker(config.track)
-            check_folder(folder, config, resume)
+            if resume and is_finished(folder, config):
+                over = summary.from_dict(store.read_summary(folder) or {})
+            if over is None:
+                check_folder(folder, config, resume)
             begun = as_begun(folder, config)
+    if ended := processes.from_first(asdict(over) if over else None):
+        return Summary(**ended)
     auto = {name: getattr(begun, name) for name in AUTO}
     config = replace(config, **processes.from_first(auto))
     with processes.agreed():

@@ -3,6 +3,7 @@
 import math
 import platform
 import subprocess
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -178,6 +179,15 @@ class Summary:
             return values
         figures = {name: values.pop(name) for name in FIGURES}
         return {accuracy_shown_as(self.accuracy_name): figures} | values
+
+
+def from_dict(values: Mapping[str, Any]) -> Summary | None:
+    """The summary that `Summary.to_dict` gave; None: one of an earlier version."""
+    name = values.get("accuracy_name", TEST)
+    figures = values if name == TEST else values.get(accuracy_shown_as(name), {})
+    names = Summary.__dataclass_fields__
+    found = {n: v for n, v in {**values, **figures}.items() if n in names}
+    return Summary(**found) if len(found) == len(names) else None
 
 
 def reported(metrics: "pyarrow.Table", watched: int) -> dict[str, float | None]:

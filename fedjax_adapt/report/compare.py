@@ -419,16 +419,15 @@ def _without_parts(folder: str | Path) -> list[str]:
     """What to say of runs, shards and searches below a folder that are not ranked."""
     shards, pruned = parts_below(folder)
     whose = lambda sweep: "its" if len(sweep.left) == 1 else "their"
+    some = "its trials are not here, they have only some of the rounds of the search"
     return [
-        f"{path}: not finished, or it diverged, and not here"
-        for path in unfinished_below(folder)
-    ] + [
-        f"{sweep.folder}: {sweep.lacking()}, and {whose(sweep)} trials are not here"
-        for sweep in shards
-        if sweep.left
-    ] + [
-        f"{path}: its trials are not here, they have only some of the rounds of the search"
-        for path in pruned
+        *(f"{path}: not finished, or it diverged" for path in unfinished_below(folder)),
+        *(
+            f"{sweep.folder}: {sweep.lacking()}, and {whose(sweep)} trials are not here"
+            for sweep in shards
+            if sweep.left
+        ),
+        *(f"{path}: {some}" for path in pruned),
     ]
 
 

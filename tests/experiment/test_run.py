@@ -48,6 +48,7 @@ from fedjax_adapt.experiment.folder import first_change, run_folder
 from fedjax_adapt.experiment.objects import KINDS
 from fedjax_adapt.experiment.program import compile_program, compiling, run_keys
 from fedjax_adapt.experiment.spelling import flat_name
+from fedjax_adapt.experiment.summary import TEST, from_dict
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -519,10 +520,27 @@ def test_a_run_shows_what_it_is_asked_for_and_is_the_same(tiny):
 
 def test_a_finished_run_is_never_overwritten(whole):
     before = files(whole.folder)
-    for resume in (False, True):
-        with pytest.raises(ValueError, match="finished; a finished run is never over"):
-            run(whole, resume=resume)
+    with pytest.raises(ValueError, match="finished; a finished run is never over"):
+        run(whole)
     assert files(whole.folder) == before
+
+
+def test_a_finished_run_that_is_resumed_has_its_summary(whole):
+    before = {path: path.stat().st_mtime_ns for path in Path(whole.folder).rglob("*")}
+    summary = run(whole, resume=True)
+    assert summary.to_dict() == read_run(whole.folder).summary
+    with pytest.raises(ValueError, match="holds a run with lr=0.1, not lr=0.2"):
+        run(dataclasses.replace(whole, lr=0.2), resume=True)
+    assert {p: p.stat().st_mtime_ns for p in Path(whole.folder).rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", [TEST, "validation accuracy"])
+def test_a_summary_comes_back_from_what_is_written(whole, name):
+    written = read_run(whole.folder).summary
+    given = dataclasses.replace(from_dict(written), accuracy_name=name)
+    assert from_dict(given.to_dict()) == given
+    del written["memory"]
+    assert from_dict(written) is None  # of an earlier version
 
 
 @pytest.fixture(scope="module")

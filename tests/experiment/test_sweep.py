@@ -690,7 +690,10 @@ def test_a_folder_belongs_to_one_sweep(tmp_path, three):
     with pytest.raises(
         ValueError, match="holds this sweep, finished; a finished sweep"
     ):
-        sweep(THREE, three.folder, resume=True)
+        sweep(THREE, three.folder)
+    before = {path: path.stat().st_mtime_ns for path in three.folder.rglob("*")}
+    assert sweep(THREE, three.folder, resume=True).results == three.results
+    assert {p: p.stat().st_mtime_ns for p in three.folder.rglob("*")} == before
     other = {**THREE, "run": {**RUN, "momentum": 0.5}}
     with pytest.raises(
         ValueError, match="another sweep .its trial 0 has momentum=0.0,"

@@ -60,7 +60,8 @@ def sweep(
       source: a TOML file, or what one would hold, as in
         {"run": {"algorithm": "fedavg"}, "grid": {"lr": [0.1, 0.03], "seed": [0, 1]}}.
       folder: where it goes; None: as `source` says, else runs/sweep-HASH.
-      resume: go on with the sweep that lies in the folder, if there is one.
+      resume: go on with the sweep that lies in the folder, if there is one; of one that
+        is finished it returns the results, and runs nothing.
       devices: that share the trials, each trial on one of them; a trial that is alone in
         its group has them all; None: as `source` says, else "auto".
       side_by_side: trials at once on a device, fewer where the program does not fit into
@@ -94,6 +95,8 @@ def sweep(
     with objects.given(algorithm, task, data):
         asked, commit = read_sweep(source), summary.commit()
         place = results.sweep_folder(asked, folder)
+        if resume and results.is_finished(place, asked):
+            return records.read_swept(place)
         groups = groups_in(place, asked, resume, devices, side_by_side)
         create(place)
         with locked(place):
