@@ -80,7 +80,8 @@ class Clock:
 
     Raises:
       ValueError: a number is negative, not finite or above 1e15, or a bandwidth 0;
-        `delay_persists` is neither True nor False, or `seed` no integer of at least 0.
+        `delay_persists` is neither True nor False, or True where `delay` is no law, or
+        `seed` no integer of at least 0.
     """
 
     step_seconds: Quantity
@@ -117,6 +118,12 @@ class Clock:
             raise SettingError(
                 f"delay_persists={self.delay_persists!r} is neither True nor False; write "
                 "one of them.",
+                setting="delay_persists",
+            )
+        if self.delay_persists and not isinstance(self.delay, Law):
+            raise SettingError(
+                f"delay_persists=True but delay={self.delay} is the same in every round; "
+                "leave it out, or write delay as a law, as in exponential(1.0).",
                 setting="delay_persists",
             )
         check.at_least("seed", self.seed, 0, most=math.inf)

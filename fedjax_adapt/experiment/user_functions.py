@@ -126,6 +126,11 @@ def check_function(kind: str, function: Any) -> None:
                 f"{begins}: {name} is given by name; write * before it, as in "
                 f"def {function.__name__}{EXAMPLES[kind]}."
             )
+        if kind == "algorithm" and name == "base" and parameter.default is not None:
+            raise SettingError(
+                f"{begins}: a run gives base as an Algorithm; write base: fa.Algorithm | "
+                "None = None, or give what is none another name."
+            )
         if name not in by_run:
             _check_option(f"{begins}: argument {name}", parameter, hints.get(name))
 
