@@ -184,7 +184,7 @@ def _run(
             result = summarise(
                 config, federation, program, folder, commit, accuracy, calibrated
             )
-            rows = labels_by_client(federation.skew)
+            rows = labels_by_client(federation.skew, federation.data)
             for name, values in each.items():
                 rows[name] = summary.known_shares(values, sizes)
             store.append(folder, store.PARTITION, rows, 0)
@@ -222,10 +222,13 @@ def _compiled(
         federation = federation._replace(plan=build_plan(config))
 
 
-def labels_by_client(skew: Skew) -> dict[str, Any]:
-    """The rows of the table `store.PARTITION`."""
+def labels_by_client(skew: Skew, data: FederatedDataset) -> dict[str, Any]:
+    """The rows of the table `store.PARTITION`; `name` where clients have names."""
     counts = list(skew.label_counts)
-    return {"client": list(range(len(counts))), "label_counts": counts}
+    rows = {"client": list(range(len(counts))), "label_counts": counts}
+    if data.client_names is not None:
+        rows["name"] = list(map(str, data.client_names))
+    return rows
 
 
 def _train(

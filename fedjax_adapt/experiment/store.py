@@ -4,6 +4,7 @@
     metrics/part-*.parquet    one row per evaluation
     clients/part-*.parquet    one row per client that took part in a round
     partition/part-*.parquet  one row per client: label_counts, examples of each label;
+                              its name, where `FederatedDataset.from_frame` has one;
                               and what `client_accuracy` of the summary is the mean of,
                               likewise `personal_accuracy`, but for trials of a sweep
     checkpoints/<round>/      the last two states (orbax)
@@ -107,7 +108,8 @@ def read_table(folder: Path, name: str) -> "pyarrow.Table":
         files.check(folder, part, known)
         table = read_parquet(part)
         for field in table.schema:
-            if not _holds_numbers(field.type):
+            is_name = name == PARTITION and field.name == "name"
+            if not is_name and not _holds_numbers(field.type):
                 raise SettingError(
                     f"{part} is broken (its column {field.name} is of {field.type}, no "
                     "numbers)."

@@ -209,6 +209,22 @@ def test_the_tests_of_clients_are_the_test_set_of_data_without_one(tmp_path, tri
     own = own.split_clients(0.3)
     summary = run(short(tmp_path / "run"), **{**trio, "data": own})
     assert summary.data["test"] == int(own.client_tests.size.sum())
+    assert summary.data["client_tests"] == summary.data["test"]
+
+
+@pytest.mark.slow
+def test_a_run_keeps_the_names_of_clients(tmp_path, trio):
+    names = ("b", "a", "e", "d", "c", "f")
+    data = dataclasses.replace(trio["data"], client_names=names)
+    summary = run(short(tmp_path / "run"), **{**trio, "data": data})
+    rows = store.read_table(tmp_path / "run", store.PARTITION)
+    assert rows["name"].to_pylist() == list(names)
+    assert rows["client"].to_pylist() == list(range(6))
+    assert summary.data["client_tests"] == 0
+    source = {"run": {**SHORT, "rounds": 2}, "grid": {"seed": [0, 1]}}
+    sweep(source, tmp_path / "sweep", **{**trio, "data": data})
+    rows = store.read_table(tmp_path / "sweep/trials/0001", store.PARTITION)
+    assert rows["name"].to_pylist() == list(names)
 
 
 @pytest.mark.slow

@@ -348,7 +348,8 @@ def write_trials(
             with_skew = federation._replace(skew=known[which])
             about = config, with_skew, program, path, commit, accuracy
             summary = summarise(*about, trials=compiled.width)
-            store.append(path, store.PARTITION, labels_by_client(known[which]), 0)
+            held = labels_by_client(known[which], federation.data)
+            store.append(path, store.PARTITION, held, 0)
             store.finish(path, summary.to_dict())
 
 
