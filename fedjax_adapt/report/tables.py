@@ -70,10 +70,11 @@ def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
     of = {TRAINED: "training accuracy", VALIDATED: "validation accuracy"}.get(named, "")
     row = lambda name: f"{of}, {name}" if of else name
     data, hardware = summary["data"], summary["hardware"]
+    rounds = f"{summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
     stopped = ", where a callback ended it" if summary.get("stopped_round") else ""
     rows: dict[str, str] = {}
     rows[shown_accuracy(named)] = (
-        f"{percent(found['accuracy'])} after {summary['rounds']} rounds{stopped}, on "
+        f"{percent(found['accuracy'])} after {rounds}{stopped}, on "
         f"{data['test']} examples"
     )
     rows[row(f"last {found['last_count']} evaluations")] = _last(found)
