@@ -6,12 +6,13 @@ A draw falls only on clients that hold examples.
 """
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from . import check
-from .core import Participation
+from .core import Participation, nonempty_rate
 from .errors import SettingError
 
 # A Bernoulli cohort larger than its slots would be cut; slots are chosen so that this
@@ -74,9 +75,7 @@ def bernoulli(probability: float) -> Participation:
     check.between("participation", probability, 0, 1, closed="right")
     q = float(probability)
 
-    def rate(num_clients):
-        # expm1 and log1p: q may be tiny
-        return q / -math.expm1(num_clients * math.log1p(-q)) if q < 1 else 1.0
+    rate = partial(nonempty_rate, q)
 
     def slots(num_clients):
         return _binomial_quantile(num_clients, q, OVERFLOW)

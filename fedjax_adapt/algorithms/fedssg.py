@@ -41,10 +41,10 @@ from ..core import (
     Upload,
     effective_steps,
     mean,
+    nonempty_rate,
     uniformly,
 )
 from ..errors import SettingError
-from ..participation import bernoulli
 
 
 class FedSSGClient(NamedTuple):
@@ -179,7 +179,7 @@ def fedssg(
             abs(share * number - expected)
             for number in (setting.num_holders, setting.num_clients)
             # of coins, too, which are thrown again when nobody takes part
-            for share in (participation, bernoulli(participation).rate(number))
+            for share in (participation, nonempty_rate(participation, number))
         ]
         if min(off) > 0.5 + 1e-6:
             raise SettingError(

@@ -68,6 +68,7 @@ from .rounds import Origin as Origin
 from .rounds import Participation as Participation
 from .rounds import RoundFn as RoundFn
 from .rounds import State as State
+from .rounds import nonempty_rate as nonempty_rate
 from .rounds import num_parameters as num_parameters
 from .scores import accuracy_of as accuracy_of
 from .scores import cross_entropy as cross_entropy

@@ -42,6 +42,14 @@ class Participation(NamedTuple):
     order: Callable[[Key, int], Array] | None = None
 
 
+def nonempty_rate(probability: float, num_clients: int | float) -> float:
+    """q / (1 - (1-q)^N): the share of clients in a round of coins that are not all tails."""
+    if probability == 1:
+        return 1.0
+    # q may be tiny
+    return probability / -math.expm1(num_clients * math.log1p(-probability))
+
+
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Origin:
