@@ -43,7 +43,7 @@ class Participation(NamedTuple):
 
 
 def nonempty_rate(probability: float, num_clients: int | float) -> float:
-    """q / (1 - (1-q)^N): the share of clients in a round of coins that are not all tails."""
+    """q / (1 - (1-q)^N): the share of clients in a round, unless all coins were tails."""
     if probability == 1:
         return 1.0
     # q may be tiny

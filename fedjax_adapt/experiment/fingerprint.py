@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 PLAIN = bool | int | float | complex | str | bytes | types.NoneType | types.EllipsisType
@@ -161,7 +162,7 @@ def _array(value: jax.Array | np.ndarray) -> Iterator[str | bytes]:
     if isinstance(value, jax.Array):
         if not value.is_fully_addressable:  # its shape is all that one process knows
             return
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = jax.random.key_data(value)
     value = np.asarray(value)
     yield repr(value.tolist()) if value.dtype.hasobject else value.tobytes()
