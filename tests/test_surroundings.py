@@ -231,7 +231,7 @@ def test_sigterm_keeps_every_finished_round(capsys, monkeypatch):
 def test_a_signal_while_a_program_is_compiled_has_its_exit_code(tmp_path, sent, code):
     """On one core, where XLA still compiles in its thread when Python ends."""
     line = (
-        f"-m fedjax_adapt run --rounds 200 --num-clients 10 --folder {tmp_path / 'run'}"
+        f"-m fedjax_adapt run --rounds 99999 --num-clients 10 --folder {tmp_path}/run"
     )
     core = {min(os.sched_getaffinity(0))}
     with subprocess.Popen(

@@ -163,7 +163,7 @@ def _run(
         by_rule = config.lanes == "auto"
         config = replace(config, lanes=lanes_for(config, federation, show))
         federation = federation._replace(plan=build_plan(config))
-        config, task = tuning.settle_convolutions(config, *federation[1:4], show)
+        config, task = tuning.settle_convolutions(config, federation, show)
         calibrated = time.perf_counter() - began
         federation = federation._replace(task=task)
         config, federation, program = _compiled(config, federation, by_rule, show)

@@ -295,16 +295,17 @@ class Config:
     lanes: int | Literal["auto"] = training(
         "auto",
         "clients trained side by side on a device, cut to the most it has in a round; "
-        "auto: in a run of 100 rounds or more what is fastest, tried out and kept for "
-        "later runs, else by a rule; on an accelerator no more than fit into its memory",
+        "auto: in a run of 100 rounds or more, expected to take 30 s or more, what is "
+        "fastest, tried out and kept for later runs, else by a rule; on an accelerator no "
+        "more than fit into its memory",
         incidental=True,
     )
     convolutions: str = training(
         "auto",
         "how they are computed: winograd, shifts, patches or lax for all that can; or, in "
-        "local training, each kind of layer, as in patches,winograd; auto: in a run of "
-        "100 rounds or more what is fastest, timed and kept for later runs, else by a "
-        "rule, as with rule",
+        "local training, each kind of layer, as in patches,winograd; auto: in a run as "
+        "long as for lanes what is fastest, timed and kept for later runs, else by a rule, "
+        "as with rule",
         check_ways,
         incidental=True,
     )

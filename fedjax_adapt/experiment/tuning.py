@@ -21,20 +21,20 @@ from typing import Any
 
 import jax
 
-from ..core import Algorithm, Task, precise
-from ..data import FederatedDataset
+from ..core import Task, precise
 from ..engine import processes
 from ..engine.build import num_lanes_of
 from ..engine.calibrate import fastest_lanes
 from ..engine.cohort import num_devices_of
 from ..engine.memory import too_large
+from ..engine.round import checked
 from ..engine.xla import compiler_options
 from ..models.timing import fastest, milliseconds, ways_to_try
 from ..models.ways import Layer
-from ..plan import Plan
 from . import files, summary, user_functions
 from .build import AUTO, RULE, Federation, listed, trained_layers, with_chosen_ways
 from .config import Config, identity
+from .estimates import rounds_of, seconds_of
 from .schema import settings_that_are
 
 TIMED = ("engine", "models")  # the folders of this package whose code is timed
@@ -78,7 +78,9 @@ def hash_of_code() -> str:
     return hashlib.sha256(content).hexdigest()[:12]
 
 
-LONG = 100  # rounds
+# rounds, and seconds of training by the estimate: in less, what is fastest is not tried,
+# which takes some seconds itself
+LONG, LONG_SECONDS = 100, 30
 
 
 def lanes_for(
@@ -88,7 +90,7 @@ def lanes_for(
 ) -> int:
     """The lanes of a run, as its config says or "auto" finds; shows what is tried."""
     algorithm, task, data, plan = federation[:4]
-    if not tries_lanes(config, algorithm) or processes.several():
+    if not tries_lanes(config, federation):
         fewer = lambda text: show(doing="compiling", note=text)
         return num_lanes_of(algorithm, task, data, plan, fewer)
     file, work = cache_folder() / "lanes.json", _work(config, federation)
@@ -109,10 +111,20 @@ def lanes_for(
     return found
 
 
-def tries_lanes(config: Config, algorithm: Algorithm) -> bool:
-    """Whether a run in one process tries what number of lanes is fastest."""
-    long = config.rounds >= LONG
-    return config.lanes == "auto" and long and algorithm.refine is None
+def tries_lanes(config: Config, federation: Federation) -> bool:
+    """Whether a run tries what number of lanes is fastest."""
+    fixed = config.lanes != "auto" or federation.algorithm.refine is not None
+    return not fixed and _is_long(config, federation)
+
+
+def _is_long(config: Config, federation: Federation) -> bool:
+    """Whether a run in one process is so long that trying what is fastest pays."""
+    if config.rounds < LONG or processes.several():
+        return False
+    rounds = rounds_of(config, federation, checked(*federation[:4]))
+    all_at_once = federation.data.num_clients
+    seconds = seconds_of(config, federation, rounds, all_at_once)
+    return seconds is None or seconds >= LONG_SECONDS
 
 
 def _work(config: Config, federation: Federation) -> str:
@@ -148,19 +160,17 @@ TABLE = "conv.json"
 
 def settle_convolutions(
     config: Config,
-    task: Task,
-    data: FederatedDataset,
-    plan: Plan,
+    federation: Federation,
     show: Callable[..., None] = lambda **said: None,
 ) -> tuple[Config, Task]:
     """The config and the task with ways in place of "auto"; as they are otherwise.
 
     The lanes of the plan are a number, those of the run.
     """
+    task, data, plan = federation[1:4]
     if config.convolutions != AUTO:
         return config, task
-    short = config.rounds < LONG or processes.several()
-    layers = [] if short else trained_layers(task, data, plan)
+    layers = trained_layers(task, data, plan) if _is_long(config, federation) else []
     if not layers:
         return replace(config, convolutions=RULE), task
     lanes, devices = int(plan.lanes), num_devices_of(data, plan)

@@ -22,6 +22,7 @@ def timed(monkeypatch, tmp_path):
     """What was timed, in a home of its own; XLA's own convolution is always fastest."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tuning, "LONG", 4)
+    monkeypatch.setattr(tuning, "LONG_SECONDS", 0)
     monkeypatch.setattr(tuning, "fastest_lanes", lambda *given: 1)
     asked = []
 
@@ -45,8 +46,8 @@ def images(tiny):
 
 
 def settled(config, parts=None):
-    parts = parts or build(config)[1:4]
-    return tuning.settle_convolutions(config, *parts)[0].convolutions
+    parts = parts or build(config)
+    return tuning.settle_convolutions(config, parts)[0].convolutions
 
 
 def table():
@@ -88,7 +89,7 @@ def test_what_is_told_or_short_or_has_no_layers_is_not_timed(images, timed):
 @pytest.mark.slow
 def test_a_damaged_table_is_no_obstacle(images, timed):
     config = images(rounds=4)
-    parts = build(config)[1:4]
+    parts = build(config)
     settled(config, parts)
     key = table().read_text().split('"')[1]
     ways = json.dumps(dict.fromkeys(WAYS, -1.0))

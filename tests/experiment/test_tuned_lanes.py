@@ -10,13 +10,15 @@ from rich.console import Console
 from fedjax_adapt.algorithms import fedavgm, fedprox
 from fedjax_adapt.cli.process import reporting
 from fedjax_adapt.engine import processes
-from fedjax_adapt.experiment import objects, read_run, run, tuning
+from fedjax_adapt.engine.round import checked
+from fedjax_adapt.experiment import estimates, objects, read_run, run, tuning
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import from_settings
 from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.run import Progress
 
 module = import_module("fedjax_adapt.experiment.run")
+LONG_SECONDS = tuning.LONG_SECONDS  # before a fixture changes it
 
 
 @pytest.fixture
@@ -24,6 +26,7 @@ def tried(monkeypatch, tmp_path):
     """What was tried, in a home of its own; the answer is always 3."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tuning, "LONG", 4)
+    monkeypatch.setattr(tuning, "LONG_SECONDS", 0)
     asked = []
     monkeypatch.setattr(
         tuning, "fastest_lanes", lambda *given: asked.append(given) or 3
@@ -119,6 +122,28 @@ def test_what_is_told_or_short_or_refines_is_not_tried(tiny, tried):
     public = tiny("public", rounds=4, algorithm="fnr", public_examples=30)
     assert lanes_of(public) >= 1
     assert not tried
+
+
+@pytest.mark.parametrize("seconds, tries", [(29.9, 0), (30.0, 1), (None, 1)])
+def test_what_is_expected_to_end_soon_is_not_tried(
+    tiny, tried, monkeypatch, seconds, tries
+):
+    monkeypatch.setattr(tuning, "LONG_SECONDS", LONG_SECONDS)
+    monkeypatch.setattr(tuning, "seconds_of", lambda *given: seconds)
+    assert lanes_of(tiny(rounds=4)) >= 1
+    assert len(tried) == tries
+
+
+def test_the_seconds_that_are_expected_grow_with_the_rounds(tiny):
+    def expected(rounds):
+        config = tiny(str(rounds), rounds=rounds)
+        federation = build(config)
+        begin = federation, checked(*federation[:4])
+        found = estimates.rounds_of(config, *begin)
+        return estimates.seconds_of(config, federation, found, 6)
+
+    assert expected(400) == pytest.approx(4 * expected(100))
+    assert 0 < expected(100) < LONG_SECONDS < expected(10**7)
 
 
 def exhausted(most):
