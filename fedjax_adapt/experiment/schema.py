@@ -192,14 +192,14 @@ class Config:
     )
     match: str | None = training(
         None,
-        "folder of a finished run, in place of epochs: take as many local steps in all, "
-        "those on a public set apart",
+        "folder of a finished run, in place of epochs: take about as many local steps in "
+        "all, those on a public set apart",
         check_path,
     )
     match_by: Literal["epochs", "steps"] = training(
         "epochs",
-        "epochs gives each client steps by its size, steps all clients of a round the "
-        "same, from round to round the mean rounded down or up",
+        "epochs gives each client steps by its size, rounded down, steps all clients of a "
+        "round the same, from round to round the mean rounded down or up",
         needs="match, the folder of the run to be matched",
     )
     batch_size: int | None = training(
