@@ -50,6 +50,7 @@ from .errors import SettingError
 from .wrap import around, sent_part
 
 NOISE = 0x6470  # what `Cohort.key` is folded in by
+MANY = 10**15  # clients, of whom some come anyway: their share is the coin's q
 LOSS_STEP = 1e-4  # between the privacy losses that are told apart, dp-accounting's own
 LOSSES = 1e7  # that a distribution has at most, about: little noise has wide ones
 
@@ -200,7 +201,7 @@ def epsilon(
                 "participation is of a cohort of fixed size, where epsilon is for coins "
                 "of every client alone; write bernoulli(q) in the plan and here."
             )
-        participation = participation.rate(math.inf)  # of whom some come anyway: q
+        participation = participation.rate(MANY)
     check.between("participation", participation, 0, 1, closed="right")
     try:
         import dp_accounting  # pyright: ignore[reportMissingImports]
@@ -217,7 +218,14 @@ def epsilon(
     accountant = dp_accounting.pld.PLDAccountant(
         value_discretization_interval=max(LOSS_STEP, _loss_span(z, q, rounds) / LOSSES)
     )
-    return float(accountant.compose(event, rounds).get_epsilon(float(delta)))
+    try:
+        return float(accountant.compose(event, rounds).get_epsilon(float(delta)))
+    except OverflowError:
+        raise SettingError(
+            f"noise_multiplier={noise_multiplier} is so small that there is no privacy, "
+            "and dp-accounting has no number for it; write 0.001 or more.",
+            setting="noise_multiplier",
+        ) from None
 
 
 def _loss_span(z: float, q: float, rounds: int) -> float:

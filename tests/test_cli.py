@@ -1,3 +1,4 @@
+import io
 import json
 import math
 import os
@@ -299,6 +300,9 @@ def test_a_run_writes_a_folder_and_prints_where_it_lies(capsys, elsewhere):
         "compare twin --target tells of other accuracies.\n"
     )
     assert fedjax_adapt(capsys, f"{line} --targets 0.5") == (0, said, note)
+    note = "fedjax-adapt: --evaluate-clients came after the end of the run and changed noth"
+    err = fedjax_adapt(capsys, f"{line} --no-evaluate-clients")[2]
+    assert err.startswith(note) and "compare" not in err
     code, _, err = fedjax_adapt(capsys, f"{again} --resume --lr 0.3")
     assert code == 2 and "folder=twin holds a run with lr=0.1, not lr=0.3" in err
     assert {p: p.stat().st_mtime_ns for p in written} == written
@@ -651,6 +655,38 @@ def test_ctrl_c_keeps_every_finished_round(capsys, monkeypatch):
         {"status": "interrupted", "folder": "mine2"},
     )
     assert "--folder mine2 --resume --json to go on" in err
+
+
+@pytest.mark.parametrize("code", [0, 2, 130, 143])
+@pytest.mark.parametrize("stdout", ["open", "closed", None])
+def test_a_process_ends_at_once_after_a_signal_alone(monkeypatch, code, stdout):
+    class Left(BaseException): ...
+
+    class Out(io.StringIO):
+        flushed = 0
+
+        def flush(self):
+            super().flush()
+            self.flushed += 1
+
+    def leave(code):
+        left.append(code)
+        raise Left
+
+    out, left = Out() if stdout else None, []
+    if stdout == "closed":
+        out.close()
+    before = 0 if out is None else out.flushed
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(cli, "main", lambda: code)
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises((SystemExit, Left)) as ended:
+        cli.run_process()
+    if code in (130, 143):
+        assert left == [code]
+        assert stdout != "open" or out.flushed > before
+    else:
+        assert ended.value.code == code and not left
 
 
 @pytest.mark.parametrize("flag", ["--json", "--quiet", "--data-dir 'my data'"])

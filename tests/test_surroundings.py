@@ -45,9 +45,14 @@ def printed(elsewhere, monkeypatch):
             "JAX_PLATFORMS=cuda",
             "",
             2,
-            "JAX_PLATFORMS=cuda but JAX finds no such device",
+            "JAX finds no device here under JAX_PLATFORMS=cuda; wri",
         ),
-        ("JAX_PLATFORMS=wrong", "", 2, "JAX_PLATFORMS=wrong but JAX finds no such de"),
+        (
+            "JAX_PLATFORMS=wrong",
+            "",
+            2,
+            "JAX finds no device here under JAX_PLATFORMS=wr",
+        ),
         ("JAX_DISABLE_JIT=1", "", 2, "JAX_DISABLE_JIT is set, and a run is a compiled"),
         (
             "JAX_DEBUG_NANS=1",

@@ -86,8 +86,8 @@ def fedssg(
       alpha: strength of the alignment, and of the gate under `gate_map="alpha_logistic"`.
       total_rounds: T, the rounds the run will have; none: those of `Plan.rounds` or of
         `fa.train`, and the paper's 300, with a warning, where neither says.
-      participation: q, the probability that a client takes part in a round; none: what
-        the plan's participation expects.
+      participation: q, taken as it is given; none: what the plan's participation
+        expects, in which no cohort of coins is empty.
       beta: added to the gate; 1 in the code, 0 in the text.
       gate: expected visits after all T rounds ("total": code, Algorithm 1) or after the
         rounds so far ("current": eq. 5, with epsilon = 1e-6); "none": p_i = 1, whatever

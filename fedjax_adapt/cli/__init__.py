@@ -7,7 +7,6 @@ is exit code 1; Ctrl-C is 130 and SIGTERM 143. JAX is imported only where it is 
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -161,9 +160,13 @@ def run_process() -> NoReturn:
     """
     code = main()
     if code in process.SIGNALLED:
-        with suppress(OSError):  # a reader has left
-            sys.stdout.flush()
-        os._exit(code)
+        try:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except (OSError, ValueError):  # a reader has left, or it is closed
+            pass
+        finally:
+            os._exit(code)
     sys.exit(code)
 
 

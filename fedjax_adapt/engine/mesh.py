@@ -89,10 +89,11 @@ def check_environment() -> None:
         )
     try:
         jax.devices()
-    except (AssertionError, RuntimeError):  # the first where nothing is found, unsaid
-        platforms = jax.config.jax_platforms
+    except (AssertionError, RuntimeError) as error:  # the first says nothing
+        platforms, why = jax.config.jax_platforms, str(error).partition("\n")[0]
+        given = "" if platforms is None else f" under JAX_PLATFORMS={platforms}"
         raise SettingError(
-            f"JAX_PLATFORMS={platforms} but JAX finds no such device here; unset it, write "
+            f"JAX finds no device here{given}{f' ({why})' if why else ''}; write "
             "JAX_PLATFORMS=cpu, or install JAX for the accelerator."
         ) from None
 

@@ -117,8 +117,10 @@ def _construct(config: Config, name: str, options: Mapping[str, Any]) -> Algorit
         for option, ours in DERIVED.items()
         if option in known and _follows(name, option, known[option])
     }
-    if config.sampler == "earliest":
-        of_run.pop("participation", None)  # the plan knows, of those that hold examples
+    coins = config.sampler == "bernoulli" and not is_own("algorithm", name)
+    if coins or config.sampler == "earliest":
+        # the plan knows, of those that hold examples and of coins that are thrown again
+        of_run.pop("participation", None)
     if "participation" in of_run and config.sampler != "bernoulli":
         clients = config.num_clients or CLIENTS
         of_run["participation"] = cohort_size(config) / clients

@@ -3,12 +3,15 @@
 Of functions it has the bytecode, the defaults, what they enclose and the globals they
 name; of classes their functions; of other objects what `pickle` would store. What can be
 imported from an installed library, the standard one or this package is known by its name.
-Bytecode is that of one Python version.
+Bytecode is that of one Python version. What cannot be looked into is known by its type.
 """
 
+import copyreg
 import dataclasses
+import enum
 import functools
 import hashlib
+import inspect
 import sys
 import sysconfig
 import types
@@ -20,14 +23,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import check
+
 PLAIN = bool | int | float | complex | str | bytes | types.NoneType | types.EllipsisType
 _LIBRARY = tuple(
-    {
-        Path(sysconfig.get_path(name)).resolve()
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    }
+    {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
     | {Path(__file__).resolve().parents[1]}
 )
+_INSTALLED = {"site-packages", "dist-packages"}  # folders of other libraries
 
 
 def fingerprint(value: Any) -> str:
@@ -49,13 +52,13 @@ def enclosed_by(function: types.FunctionType) -> list[Any]:
 class _Walk:
     """One pass over an object and all that it holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_: Iterable[int] = ()) -> None:
         self.known: dict[int, str] = {}
         self.kept: list[Any] = []  # else an id may be used again
-        self.open: set[int] = set()
+        self.open = set(open_)
 
     def of(self, value: Any) -> str:
-        """The checksum of an object; one that holds itself is known there by its type."""
+        """The checksum of an object; one that holds itself is known there by its name."""
         if isinstance(value, PLAIN):
             return f"{type(value).__name__} {value!r}"
         key = id(value)
@@ -64,13 +67,11 @@ class _Walk:
         if key not in self.known:
             self.kept.append(value)
             self.open.add(key)
-            found = hashlib.sha256()
-            for part in self.parts(value):
-                part = part if isinstance(part, bytes) else part.encode()
-                found.update(len(part).to_bytes(8))
-                found.update(part)
+            try:
+                self.known[key] = _digest(self.parts(value))
+            except Exception:  # a proxy of nothing, or one of everything
+                self.known[key] = _digest(["unknown", type(value).__qualname__])
             self.open.remove(key)
-            self.known[key] = found.hexdigest()
         return self.known[key]
 
     def all(self, values: Iterable[Any]) -> Iterator[str]:
@@ -85,13 +86,15 @@ class _Walk:
         elif _is_imported(value):
             yield f"{value.__module__}.{_name_of(value)}"
         elif isinstance(value, jax.Array | np.ndarray):
-            yield from _array(value)
+            yield from self.array(value)
         elif isinstance(value, types.CodeType):
             yield from self.code(value)
         elif isinstance(value, types.FunctionType):
             yield from self.function(value)
         elif isinstance(value, type):
             yield from self.own_class(value)
+        elif isinstance(value, enum.Enum):
+            yield from (self.of(kind), value.name)
         elif isinstance(value, types.MethodType):
             yield from self.all([value.__func__, value.__self__])
         elif isinstance(value, staticmethod | classmethod):
@@ -100,12 +103,16 @@ class _Walk:
             yield from self.all([value.fget, value.fset, value.fdel])
         elif isinstance(value, functools.partial):
             yield from self.all([value.func, value.args, value.keywords])
-        elif callable(wrapped := getattr(value, "__wrapped__", None)):  # as by jit
-            yield self.of(wrapped)
-        elif isinstance(value, dict):
+        elif callable(wrapped := inspect.getattr_static(value, "__wrapped__", None)):
+            # as by jit, or by custom_vjp, which has the rules besides
+            more = getattr(value, "__dict__", {})
+            more = {name: more[name] for name in more if not _is_dunder(name)}
+            yield from self.all([wrapped, more])
+        elif isinstance(value, dict | types.MappingProxyType):
             yield from self.all(item for pair in value.items() for item in pair)
         elif isinstance(value, set | frozenset):
-            yield from sorted(self.all(value))
+            # each by itself, as their order is not that of another process
+            yield from sorted(_Walk(self.open).of(item) for item in value)
         elif isinstance(value, list | tuple):
             yield self.of(kind) if kind not in (list, tuple) else ""
             yield from self.all(value)
@@ -116,11 +123,27 @@ class _Walk:
         else:
             yield from self.stored(value)
 
+    def array(self, value: jax.Array | np.ndarray) -> Iterator[str | bytes]:
+        yield f"{value.dtype}{value.shape}"
+        if isinstance(value, jax.Array):
+            gone = check.is_tracer(value) or value.is_deleted()
+            if (
+                gone or not value.is_fully_addressable
+            ):  # no numbers, or only a part here
+                return
+            if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+                value = jax.random.key_data(value)
+        value = np.asarray(value)
+        if value.dtype.hasobject:
+            yield from self.all(value.ravel().tolist())
+        else:
+            yield value.tobytes()
+
     def function(self, function: types.FunctionType) -> Iterator[str]:
         yield function.__qualname__
         enclosed = enclosed_by(function)
         yield from self.all([function.__defaults__, function.__kwdefaults__])
-        yield from self.all(enclosed)
+        yield from self.all([*enclosed, vars(function)])
         if _is_of_library(function.__code__.co_filename):
             yield function.__module__
             return
@@ -128,26 +151,37 @@ class _Walk:
         names, known = sorted(_names_in(function.__code__)), function.__globals__
         read = {name: known[name] for name in names if name in known}
         yield self.of(read)
-        for module in filter(_is_own_module, (*read.values(), *enclosed)):
-            yield self.of({n: vars(module)[n] for n in names if n in vars(module)})
+        # and what it reads of modules, also of those that it imports itself
+        modules = [*read.values(), *enclosed, *map(sys.modules.get, names)]
+        seen = set()
+        while modules:
+            module = modules.pop()
+            if _is_own_module(module) and id(module) not in seen:
+                seen.add(id(module))
+                read = {n: vars(module)[n] for n in names if n in vars(module)}
+                yield self.of(read)
+                modules.extend(read.values())
 
     def code(self, code: types.CodeType) -> Iterator[str | bytes]:
         yield code.co_code
+        counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
+        yield f"{counts} {code.co_flags}"
         yield from (*code.co_names, *code.co_varnames, *code.co_freevars)
         yield from self.all(code.co_consts)
 
     def own_class(self, kind: type) -> Iterator[str]:
         yield kind.__qualname__
-        yield from self.all(kind.__bases__)
+        yield from self.all([*kind.__bases__, type(kind)])
         for name, value in sorted(vars(kind).items()):
-            hidden = name.startswith("__") and name.endswith("__")
-            if not hidden or isinstance(value, types.FunctionType):
+            is_method = callable(value) or isinstance(value, classmethod)
+            if is_method or not _is_dunder(name):
                 yield from (name, self.of(value))
 
     def stored(self, value: Any) -> Iterator[str]:
         yield self.of(type(value))
+        reduce = copyreg.dispatch_table.get(type(value))
         try:
-            state = value.__reduce_ex__(2)
+            state = value.__reduce_ex__(2) if reduce is None else reduce(value)
         except Exception:  # as of locks and files: the type is all there is to tell
             return
         if isinstance(state, str):
@@ -157,21 +191,23 @@ class _Walk:
             yield self.of(list(part) if isinstance(part, Iterator) else part)
 
 
-def _array(value: jax.Array | np.ndarray) -> Iterator[str | bytes]:
-    yield f"{value.dtype}{value.shape}"
-    if isinstance(value, jax.Array):
-        if not value.is_fully_addressable:  # its shape is all that one process knows
-            return
-        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            value = jax.random.key_data(value)
-    value = np.asarray(value)
-    yield repr(value.tolist()) if value.dtype.hasobject else value.tobytes()
+def _digest(parts: Iterable[str | bytes]) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        part = part if isinstance(part, bytes) else part.encode()
+        found.update(len(part).to_bytes(8))
+        found.update(part)
+    return found.hexdigest()
 
 
 def _names_in(code: types.CodeType) -> set[str]:
     """The names that code and the functions in it look up."""
     inner = (x for x in code.co_consts if isinstance(x, types.CodeType))
     return set(code.co_names).union(*map(_names_in, inner))
+
+
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
 
 
 def _name_of(value: Any) -> str | None:
@@ -202,6 +238,7 @@ def _is_own_module(value: Any) -> bool:
 
 @functools.cache
 def _is_of_library(file: str) -> bool:
-    if file.startswith("<frozen "):
+    path = Path(file).resolve()
+    if file.startswith("<frozen ") or _INSTALLED & set(path.parts):
         return True
-    return any(Path(file).resolve().is_relative_to(place) for place in _LIBRARY)
+    return any(path.is_relative_to(place) for place in _LIBRARY)

@@ -80,6 +80,8 @@ SAYS = {
 DEPTH = 6  # of a description
 
 _given: ContextVar[Mapping[str, Any] | None] = ContextVar("objects", default=None)
+# of each, taken before JAX traces it: what it keeps for itself meanwhile is no part of it
+_about: ContextVar[Mapping[str, str] | None] = ContextVar("descriptions", default=None)
 
 
 @contextmanager
@@ -93,11 +95,14 @@ def given(algorithm: Any, task: Any, data: Any) -> Iterator[None]:
             )
     if data is not None:
         values["data"] = _tested(data)
-    token = _given.set({name: v for name, v in values.items() if v is not None})
+    found = {name: v for name, v in values.items() if v is not None}
+    token = _given.set(found)
+    described = _about.set({name: _description(name, v) for name, v in found.items()})
     try:
         yield
     finally:
         _given.reset(token)
+        _about.reset(described)
 
 
 def under_way() -> bool:
@@ -205,9 +210,13 @@ def described(kind: str) -> str:
     a checksum: of data of all they hold, of others their `fingerprint`, with the Python
     version that it is of.
     """
-    value = of(ARGUMENTS[kind])
+    function_of(kind)  # raises if none was given
+    return (_about.get() or {})[ARGUMENTS[kind]]
+
+
+def _description(argument: str, value: Any) -> str:
     about = f"{_described(value, DEPTH)}{CHECKED}"
-    if ARGUMENTS[kind] == "data":
+    if argument == "data":
         return f"{about}{_sha256(value)}"
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return f"{about}{fingerprint(value)} under Python {python}"

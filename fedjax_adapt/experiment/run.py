@@ -23,6 +23,7 @@ from .. import check
 from ..core import Algorithm, State, Task, tree_bytes
 from ..data import FederatedDataset, Skew
 from ..engine import memory, processes
+from ..engine.cohort import slots_per_device
 from ..engine.personal import client_examples, evaluate_clients, evaluate_personal
 from ..engine.train import Callback, check_callback
 from ..engine.xla import keeps_memory
@@ -247,8 +248,11 @@ def _train(
     given = set()
     rounded = None
     if done and processes.is_first():
-        used = to_settings(replace(config, devices=program.num_devices))
-        rounded = _rounded_otherwise(stored_settings(folder), used)
+        begun, most = stored_settings(folder), slots_per_device(*federation[2:4])
+        if isinstance(begun.get("lanes"), int):  # what is above is cut off
+            begun["lanes"] = min(begun["lanes"], most)
+        used = {"devices": program.num_devices, "lanes": program.num_lanes}
+        rounded = _rounded_otherwise(begun, to_settings(config) | used)
     warnings = [w for w in (aside, rounded) if w]
     warnings += without_effect(config, federation)
     for warning in warnings or [None]:

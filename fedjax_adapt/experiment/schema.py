@@ -303,9 +303,9 @@ class Config:
     convolutions: str = training(
         "auto",
         "how they are computed: winograd, shifts, patches or lax for all that can; or, in "
-        "local training, each kind of layer, as in patches,winograd; auto: in a run as "
-        "long as for lanes what is fastest, timed and kept for later runs, else by a rule, "
-        "as with rule",
+        "local training, each kind of layer, as in patches,winograd; auto: in a run "
+        "of 100 rounds or more, expected to take 30 s or more, what is fastest, timed and "
+        "kept for later runs, else by a rule, as with rule",
         check_ways,
         incidental=True,
     )

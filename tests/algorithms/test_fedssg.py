@@ -10,6 +10,8 @@ from helpers import close, fast, keys, linear_task, make_data, same, start
 
 from fedjax_adapt import Plan, bernoulli, constant_steps, train, with_steps
 from fedjax_adapt.algorithms import fedavg, feddc, fedssg, scaffold
+from fedjax_adapt.experiment import Config, read_run
+from fedjax_adapt.experiment import run as run_config
 
 ALPHA, T, Q = 0.4, 10, 0.5
 
@@ -149,6 +151,16 @@ def test_few_coins_are_thrown_again_so_that_a_client_is_expected_more_often(
     q = given or 0.01 / (1 - 0.99**6)
     seen = np.asarray(info.num_steps) > 0
     np.testing.assert_allclose(info.clients["gate"][seen], 1 / (4 * q) + 1, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_by_name_goes_by_who_takes_part_too(tmp_path):
+    few = {"num_clients": 10, "participation": 0.01, "rounds": 3, "model": "linear"}
+    config = Config(algorithm="fedssg", folder=str(tmp_path / "run"), **few)
+    run_config(config)
+    gate = read_run(tmp_path / "run").clients["gate"].to_numpy()
+    q = 0.01 / (1 - 0.99**10)
+    np.testing.assert_allclose(gate.min(), 1 / (3 * q) + 1, rtol=1e-5)
 
 
 @pytest.mark.slow

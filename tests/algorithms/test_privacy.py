@@ -229,7 +229,12 @@ def test_epsilon_is_that_of_the_closed_form_and_moves_as_it_should():
     )
     least = fa.epsilon(0.01, 0.9, 1000, 1e-5)
     assert fa.epsilon(0.01, 0.5, 1000, 1e-5) < least < fa.epsilon(0.01, 1.0, 1000, 1e-5)
+    with pytest.raises(
+        ValueError, match="noise_multiplier=1e-06 is so small that there"
+    ):
+        fa.epsilon(1e-6, 0.5, 10, 1e-5)
     usual = fa.epsilon(1.0, fa.bernoulli(0.05), 50, 1e-5)
+    assert usual == pytest.approx(2.6704, abs=2e-4)  # of steps of 1e-4
     assert usual == fa.epsilon(1.0, 0.05, 50, 1e-5)
     assert fa.epsilon(2.0, 0.05, 50, 1e-5) < usual < fa.epsilon(1.0, 0.1, 50, 1e-5)
     assert usual < fa.epsilon(1.0, 0.05, 100, 1e-5)

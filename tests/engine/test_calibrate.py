@@ -187,7 +187,9 @@ def test_options_that_describe_the_federation_are_checked_against_it(
     plan = fa.Plan(participation=participation, batch_size=2, rounds=9)
     right = fedssg(participation=0.4, total_rounds=9)
     assert calibrate.fastest_lanes(right, task, data, plan) >= 1
-    with pytest.raises(ValueError, match=r"participation=0\.9 but 0\.4\d* of the clients"):
+    with pytest.raises(
+        ValueError, match=r"participation=0\.9 but 0\.4\d* of the clients"
+    ):
         calibrate.fastest_lanes(fedssg(participation=0.9), task, data, plan)
 
 

@@ -78,4 +78,4 @@ def test_a_run_ends_with_a_record_and_a_table(name, tmp_path):
     assert result.local_steps > 0 or name == "public_only"
     console = Console(file=io.StringIO(), width=120)
     console.print(summary_table(config.folder))
-    assert f"{100 * result.accuracy:.2f} % after 1 rounds" in console.file.getvalue()
+    assert f"{100 * result.accuracy:.2f} % after 1 round" in console.file.getvalue()

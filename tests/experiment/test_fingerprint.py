@@ -1,12 +1,17 @@
 """Objects that do the same have one fingerprint, in every process; others have others."""
 
 import dataclasses
+import enum
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
+import threading
+import weakref
 from functools import partial
+from unittest import mock
 
 import flax.linen as nn
 import jax
@@ -20,7 +25,7 @@ from test_run import Stop, stop_after
 import fedjax_adapt as fa
 from fedjax_adapt.algorithms import fedavg, fedprox
 from fedjax_adapt.experiment import Config, read_run, run
-from fedjax_adapt.experiment.fingerprint import fingerprint
+from fedjax_adapt.experiment.fingerprint import _is_of_library, fingerprint
 from fedjax_adapt.report.groups import groups
 
 STEPS = 3
@@ -81,6 +86,45 @@ PAIRS = {
         "class A: __slots__ = 'n',\nf = A()\nf.n = 1",
         "class A: __slots__ = 'n',\nf = A()\nf.n = 2",
     ),
+    "arguments": ("def f(*a): return a", "def f(a): return a"),
+    "attribute of a function": (
+        "def f(): ...\nf.n = 1",
+        "def f(): ...\nf.n = 2",
+    ),
+    "compiled method": (
+        "import jax\nclass A:\n  @jax.jit\n  def __call__(self): return 1\nf = A()",
+        "import jax\nclass A:\n  @jax.jit\n  def __call__(self): return 2\nf = A()",
+    ),
+    "backward rule": (
+        """
+        import jax
+        f = jax.custom_vjp(lambda x: x)
+        f.defvjp(lambda x: (x, 0), lambda kept, g: (g,))
+        """,
+        """
+        import jax
+        f = jax.custom_vjp(lambda x: x)
+        f.defvjp(lambda x: (x, 0), lambda kept, g: (-g,))
+        """,
+    ),
+    "member of a set": (
+        """
+        import enum
+        class E(enum.Enum):
+            P, Q = "p", "q"
+            def g(self): return T
+        T = {E.P, E.Q}
+        f = lambda: T
+        """,
+        """
+        import enum
+        class E(enum.Enum):
+            P, Q = "p", "q"
+            def g(self): return T
+        T = {E.P}
+        f = lambda: T
+        """,
+    ),
     "recursive": (
         "def f(n): return n if n < 1 else f(n - 1)",
         "def f(n): return n if n < 1 else f(n - 2)",
@@ -93,6 +137,20 @@ def test_code_of_ones_own_is_told_apart(what):
     one, other = PAIRS[what]
     first, again, second = (fingerprint(defined(x)) for x in (one, one, other))
     assert first == again != second
+
+
+@dataclasses.dataclass
+class Node:
+    value: int
+    next: object = None
+
+    def moved(self, x):
+        return x + self.value
+
+
+class E(enum.Enum):
+    A = 1
+    B = 2
 
 
 def arrays():
@@ -118,6 +176,9 @@ def others():
     yield from (net(3), net(4), fa.classification(net(3), (4,), 3))
     yield from (optax.sgd(0.1), optax.sgd(0.2), optax.adam(0.1))
     yield from (partial(closing_over, 1), partial(closing_over, 2))
+    yield from (partial(closing_over, value=1), partial(closing_over, value=2))
+    yield from (Node(1).moved, Node(2).moved, re.compile("a"), re.compile("b"))
+    yield from (["ab", "c"], ["a", "bc"], np.array(["a", 1], object), E.A, E.B)
     yield from (jax.jit(closing_over(1)), jax.jit(closing_over(2)))
     yield from (jnp.add, jnp.subtract, jnp.exp, np.add, len, max, nn.Dense, nn.Conv)
     yield from (np.random.default_rng(0), np.random.default_rng(1))
@@ -158,23 +219,85 @@ def test_an_object_that_holds_itself_has_a_fingerprint():
     other.append(other)
     assert fingerprint(one) != fingerprint(other)
 
-    @dataclasses.dataclass
-    class Node:
-        value: int
-        next: object = None
-
     first, second = Node(1), Node(1)
     first.next, second.next = first, Node(2)
     assert fingerprint(first) != fingerprint(second)
 
 
+class Strange:
+    """A proxy that has everything and lets nobody see it."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+def strange():
+    def leaks(x):
+        seen.append(x)
+        return x
+
+    seen, gone = [], jnp.ones(3)
+    jax.jit(leaks)(1.0)  # a tracer is left
+    gone.delete()
+    yield from (leaks, gone, mock.call, Strange(), threading.Lock(), (i for i in ()))
+    yield from (
+        weakref.ref(Node),
+        open(os.devnull),
+        memoryview(b"a"),
+        np.random.RandomState(),
+    )
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestWarning")
+def test_what_cannot_be_looked_into_is_known_by_its_type():
+    for value in strange():
+        assert len(fingerprint(closing_over(value))) == 64
+
+
+def test_an_id_that_is_used_again_is_no_known_object():
+    class Fresh:
+        def __reduce__(self):
+            return list, (), None, iter([object(), [1]]), iter([([2], [3])])
+
+    assert fingerprint(Fresh()) == fingerprint(Fresh())
+
+
+def test_modules_below_modules_and_what_a_function_imports_count(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package/__init__.py").touch()
+    (tmp_path / "my_package/inner.py").write_text("def h(x): return x + 1\n")
+    import my_package.inner
+
+    def f(x):
+        return my_package.inner.h(x)
+
+    def g(x):
+        import my_package.inner as inner
+
+        return inner.h(x)
+
+    before = fingerprint(f), fingerprint(g)
+    monkeypatch.setattr(my_package.inner, "h", lambda x: x + 2)
+    after = fingerprint(f), fingerprint(g)
+    assert before[0] != after[0] and before[1] != after[1]
+
+
+def test_libraries_are_known_by_where_they_are_installed():
+    for place in ("/usr/lib/python3/dist-packages/flax/a.py", "/o/site-packages/b.py"):
+        assert _is_of_library(place)
+    assert _is_of_library(os.__file__) and _is_of_library(fa.__file__)
+    assert not _is_of_library("/home/me/project/steps.py")
+
+
 def test_another_process_has_the_same_fingerprints():
     code = """
         import test_fingerprint as t
-        from fedjax_adapt.experiment.fingerprint import fingerprint
+        from fedjax_adapt.experiment.fingerprint import _is_of_library, fingerprint
         for make in (t.arrays, t.algorithms, t.others):
             print(*map(fingerprint, make()))
-        print(fingerprint(t.defined(t.PAIRS["method"][0])), fingerprint(t.make_task()))
+        print(*(fingerprint(t.defined(pair[0])) for pair in t.PAIRS.values()))
+        print(fingerprint(t.make_task()))
     """
     printed = [
         subprocess.run(
@@ -193,6 +316,26 @@ def test_another_process_has_the_same_fingerprints():
     lines = printed[0].decode().splitlines()
     assert lines[0] == " ".join(map(fingerprint, arrays()))
     assert lines[1] == " ".join(map(fingerprint, algorithms()))
+
+
+@pytest.mark.slow
+def test_what_a_function_notes_while_it_is_traced_is_no_other_object(tmp_path):
+    noted = []
+
+    def steps(state, cohort, measured):
+        noted.append(len(noted))
+        return 0 * cohort.epoch_steps + 1
+
+    own = {"task": make_task(), "data": make_data()}
+    given = {"rounds": 2, "batch_size": 4, "lr": 0.05, "checkpoint_every": 1}
+    config = Config(folder=str(tmp_path / "run"), **given)
+    policy = lambda: fa.with_steps(fedavg(), fa.StepPolicy(steps))
+    with pytest.raises(Stop):
+        run(config, algorithm=policy(), progress=stop_after(1), **own)
+    assert noted
+    noted.clear()  # as in a new process
+    summary = run(config, algorithm=policy(), resume=True, **own)
+    assert summary.own == json.loads((tmp_path / "run/own.json").read_text())
 
 
 @pytest.mark.slow

@@ -155,7 +155,7 @@ def test_a_finished_run_has_a_table(tiny):
     console = Console(file=io.StringIO(), width=100)
     console.print(summary_table(config.folder))
     text = console.file.getvalue()
-    assert f"{100 * result.accuracy:.2f} % after 1 rounds, on 360 examples" in text
+    assert f"{100 * result.accuracy:.2f} % after 1 round, on 360 examples" in text
     assert "1 %: 1, 100 %: not reached" in text
     assert "6 with 239 to 240 of 1437 examples" in text
     assert f"{result.bytes_up / 2**20:,.4g} MiB from them" in text

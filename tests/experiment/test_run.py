@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from helpers import same, unlist
+from helpers import relist, same, unlist
 from tiny_runs import MADE
 
 from fedjax_adapt import (
@@ -613,6 +613,16 @@ def test_a_run_may_be_resumed_with_other_targets_and_checkpoints(half):
     assert list(run(other, resume=True).rounds_to) == ["0.5"]
 
 
+def test_lanes_that_are_cut_off_are_no_change(half):
+    config = Path(half.folder) / "config.toml"
+    begun = read_run(half.folder).config["lanes"]
+    config.write_text(config.read_text().replace(f"lanes = {begun}", "lanes = 99"))
+    relist(half.folder)
+    said, other = [], dataclasses.replace(half, lanes=77)
+    summary = run(other, resume=True, progress=lambda now: said.append(now.warning))
+    assert summary.hardware["lanes"] <= 6 and not list(filter(None, said))
+
+
 def test_a_run_that_goes_on_with_other_lanes_says_so(half):
     begun = read_run(half.folder).config["lanes"]
     said = []
@@ -623,7 +633,7 @@ def test_a_run_that_goes_on_with_other_lanes_says_so(half):
         f"the run was begun with lanes={begun} and goes on with lanes={other.lanes}; its "
         "numbers differ by rounding from those of a run that never stopped."
     )
-    assert summary.hardware["lanes"] == other.lanes
+    assert summary.hardware["lanes"] == other.lanes < 6
     assert read_run(half.folder).config["lanes"] == begun
 
 
