@@ -179,6 +179,7 @@ def others():
     yield from (partial(closing_over, value=1), partial(closing_over, value=2))
     yield from (Node(1).moved, Node(2).moved, re.compile("a"), re.compile("b"))
     yield from (["ab", "c"], ["a", "bc"], np.array(["a", 1], object), E.A, E.B)
+    yield set(map(str, range(9)))  # whose order is of the process
     yield from (jax.jit(closing_over(1)), jax.jit(closing_over(2)))
     yield from (jnp.add, jnp.subtract, jnp.exp, np.add, len, max, nn.Dense, nn.Conv)
     yield from (np.random.default_rng(0), np.random.default_rng(1))
