@@ -331,7 +331,7 @@ def test_a_wrong_setting_is_one_sentence(changes, says):
     assert "\n" not in str(error.value)
 
 
-def test_fedssg_is_told_the_rounds_and_the_participation(monkeypatch):
+def test_fedssg_is_told_the_rounds_and_the_share_of_a_uniform_cohort(monkeypatch):
     told = {}
 
     def fake(total_rounds: int = 300, participation: float = 0.15, mu: float = 0.0):
@@ -339,11 +339,20 @@ def test_fedssg_is_told_the_rounds_and_the_participation(monkeypatch):
         return ALGORITHMS["fedavg"]()
 
     monkeypatch.setitem(ALGORITHMS, "fedssg", fake)
-    build_algorithm(Config(rounds=12, participation=0.25))
-    assert told == {"total_rounds": 12, "participation": 0.25, "mu": 0.0}
+    uniform = {
+        "rounds": 12,
+        "participation": 0.4,
+        "num_clients": 10,
+        "sampler": "uniform",
+    }
+    build_algorithm(Config(**uniform))
+    assert told == {"total_rounds": 12, "participation": 0.4, "mu": 0.0}
     options = {"total_rounds": 99, "mu": 1.0}
-    build_algorithm(Config(rounds=12, participation=0.25, algorithm_options=options))
-    assert told == {"total_rounds": 99, "participation": 0.25, "mu": 1.0}
+    build_algorithm(Config(**uniform, algorithm_options=options))
+    assert told == {"total_rounds": 99, "participation": 0.4, "mu": 1.0}
+    # of coins the plan knows what is expected, as no cohort is empty
+    build_algorithm(Config(rounds=12, participation=0.4))
+    assert told == {"total_rounds": 12, "participation": 0.15, "mu": 0.0}
 
 
 @pytest.mark.parametrize(
