@@ -149,7 +149,7 @@ def representable(name: str, value: Any) -> None:
 def between(
     name: str, value: Any, low: float, high: float, closed: str = "both"
 ) -> None:
-    """Raises ValueError unless `value` is there; `closed`: both, none, left or right."""
+    """Raises ValueError outside of low to high; `closed`: both, none, left or right."""
     brackets = {"both": "[]", "none": "()", "left": "[)", "right": "(]"}[closed]
     span = f"{brackets[0]}{low}, {high}{brackets[1]}"
     number = _number(name, value, f"a number in {span}")

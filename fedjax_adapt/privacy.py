@@ -51,8 +51,8 @@ from .wrap import around, sent_part
 
 NOISE = 0x6470  # what `Cohort.key` is folded in by
 MANY = 10**15  # clients, of whom some come anyway: their share is the coin's q
-LOSS_STEP = 1e-4  # between the privacy losses that are told apart, dp-accounting's own
-LOSSES = 1e7  # that a distribution has at most, about: little noise has wide ones
+LOSS_STEP = 1e-4  # of the grid of privacy losses, dp-accounting's own default
+LOSSES = 1e7  # points of the grid at most, about: with little noise losses are wide
 
 
 class Shown(NamedTuple):
@@ -172,8 +172,8 @@ def epsilon(
 
     For the removal or addition of one client, of `with_privacy` under Poisson sampling,
     where every client tosses a coin of its own, by the privacy loss distribution of
-    dp-accounting, told apart in steps of 1e-4 or, with little noise, of a ten millionth of
-    what they span. `bernoulli(q)` is Poisson sampling but for never being empty, which
+    dp-accounting, on a grid of step 1e-4 or, with little noise, of a ten millionth of what
+    they span. `bernoulli(q)` is Poisson sampling but for never being empty, which
     differs with probability (1 - q)^N: negligible where q N is 20 or more. At q = 1 it is
     the Gaussian mechanism. Cohorts of a fixed size, `uniform(m)` and `cohort_size=m`, have
     another epsilon, for which this says nothing.

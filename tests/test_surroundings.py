@@ -247,7 +247,6 @@ def test_a_signal_while_a_program_is_compiled_has_its_exit_code(tmp_path, sent, 
         text=True,
     ) as running:
         os.sched_setaffinity(running.pid, core)
-        assert running.stdout is not None and running.stderr is not None
         while "trying lanes" not in (shown := running.stdout.readline()):
             assert shown, running.stderr.read()
         time.sleep(0.8)

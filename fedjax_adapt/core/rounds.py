@@ -43,7 +43,7 @@ class Participation(NamedTuple):
 
 
 def nonempty_rate(probability: float, num_clients: int | float) -> float:
-    """q / (1 - (1-q)^N): the share of clients in a round, unless all coins were tails."""
+    """q / (1 - (1-q)^N): the share of clients expected in a cohort that is never empty."""
     if probability == 1:
         return 1.0
     # q may be tiny

@@ -1,4 +1,4 @@
-"""A checksum of a Python object, by which two of a user's own are told apart.
+"""A checksum of a Python object, which differs between two that do something else.
 
 Of functions it has the bytecode, the defaults, what they enclose and the globals they
 name; of classes their functions; of other objects what `pickle` would store. What can be
