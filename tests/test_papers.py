@@ -13,7 +13,7 @@ from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import identity
 from fedjax_adapt.experiment.items import CHOSEN, PAPERS, SCALES, names, read_item
-from fedjax_adapt.experiment.reproduce import cells_of, make_runs, runs_of
+from fedjax_adapt.experiment.reproduce import cells_of, configs_of, make_runs, runs_of
 from fedjax_adapt.report.reproduce import measured, picture
 
 
@@ -29,7 +29,13 @@ def test_every_run_of_an_item_has_settings(name, tmp_path):
             assert scale == "cpu" and "write --scale full" in str(error)
             assert item.origin != item.name
             continue
-        assert cells
+        assert cells or not item.methods
+        assert (
+            list(configs_of(item, scale))
+            == list(dict.fromkeys(cell.row for cell in cells) if cells else item.rows)[
+                : 1 if scale == "smoke" else None
+            ]
+        )
         for cell in cells:
             assert cell.takes is None or cell.takes[1] in item.methods
 

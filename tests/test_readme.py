@@ -252,10 +252,27 @@ def test_a_model_of_your_own_trains(capsys):
     assert names["task"].apply_train is not None  # dropout
 
 
+@pytest.mark.slow
+def test_gifts_first_figure_stops_where_the_page_says(capsys):
+    """The closed form: sum of a_i x_i / sum of a_i, a_i = 1 - (1 - lr L_i)^steps."""
+    (code,) = blocks("python", "docs/reproductions.md")
+    with jax.numpy_rank_promotion("allow"):  # as a user has it
+        exec(compile(code, "reproductions.md", "exec"), {})
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    steps = np.array([int(steps) for steps, _ in shown])
+    one, other = 1 - 0.8**steps, 1 - 0.96**steps
+    stops = (10 * other - 2 * one) / (one + other)
+    np.testing.assert_allclose([float(at) for _, at in shown], stops, atol=1e-3)
+    said = (ROOT / "docs/reproductions.md").read_text()
+    first, *middle, last = [at for _, at in shown]
+    assert f"prints {', '.join([first, *middle])} and {last}." in said
+
+
 def test_every_page_with_a_snippet_is_executed():
     executed = {"README.md", "data.md", "own-algorithm.md", "performance.md"}
     executed |= {"step-policies.md", "personal-and-private.md", "callbacks.md"}
     executed |= {"peers.md", "own-data.md", "own-model.md", "methods.md"}
+    executed |= {"reproductions.md"}
     # in test_shards.py and test_validation.py
     executed |= {"machines.md", "choosing-settings.md"}
     with_code = {

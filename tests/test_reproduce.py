@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,6 +30,7 @@ from fedjax_adapt.experiment.store import read_summary
 from fedjax_adapt.experiment.sweeps.grid import seed_hint
 from fedjax_adapt.report.reproduce import (
     Measured,
+    changes,
     measured,
     of_summary,
     picture,
@@ -781,14 +783,14 @@ def test_curves_and_points_are_in_percent(made):
 
     folder = runs_of(iid(made)[0])[0]
     axes = Figure().subplots()
-    report._curve(axes, "fedveca", [folder], "accuracy", "round")
+    report._curves({"fedveca": {0: folder}}, "accuracy", "round", axes)
     rows = read_run(folder).metrics
     np.testing.assert_allclose(
         axes.lines[0].get_ydata(), 100 * rows["accuracy"].to_numpy()
     )
     axes = Figure().subplots()
     some = Measured([89.0, 90.0, 92.0], 0, "row", "method", "accuracy", 90.0)
-    report._dots(axes, [some])
+    report._dots([some], axes)
     (bars,) = axes.collections
     low, high = bars.get_segments()[0][:, 0]
     np.testing.assert_allclose((high - low) / 2, some.interval)
@@ -820,14 +822,204 @@ def test_classes_are_drawn_by_label_after_the_last_round(made):
 
     axes = Figure().subplots()
     folders = {
-        cell.method: [path for path in runs_of(cell).values() if path is not None]
+        cell.method: {s: p for s, p in runs_of(cell).items() if p is not None}
         for cell in iid(made)[:2]
     }
-    report._classes(axes, folders)
+    report._classes(folders, 1, axes)
+    assert axes.get_xlabel() == "label; after round 2"
     for line, paths in zip(axes.lines, folders.values(), strict=True):
-        shares = [read_summary(path)["class_accuracy"] for path in paths]
+        shares = [read_summary(path)["class_accuracy"] for path in paths.values()]
         np.testing.assert_allclose(
             line.get_ydata(), 100 * np.mean(np.array(shares, float), 0)
         )
     drawn = picture(made / "c.png", "title", runs(iid(made)), [], ["class_accuracy"])
     assert drawn == made / "c.png"
+
+
+@pytest.mark.parametrize(("share", "after"), [(0.05, 1), (0.5, 1), (0.51, 2), (1, 2)])
+def test_classes_may_be_those_of_an_earlier_round(made, share, after):
+    from matplotlib.figure import Figure
+
+    from fedjax_adapt.report import reproduce as report
+
+    axes, (path,) = Figure().subplots(), runs_of(iid(made)[0], any_seed=False).values()
+    report._drawing(
+        f"class_accuracy@{share}", {"m": {0: path}}, "round", lambda _: None
+    )(axes)
+    assert axes.get_xlabel() == f"label; after round {after}"
+    row = read_run(path).metrics.to_pylist()[after - 1]
+    wanted = 100 * np.array(row["class_accuracy"], float)
+    np.testing.assert_array_equal(axes.lines[0].get_ydata(), wanted)
+
+
+def record_of(**tables):
+    """What `read_run` returns, of tables of numbers."""
+    empty = {"metrics": pa.table({"round": [1]}), "clients": pa.table({"client": [0]})}
+    tables = {name: pa.table(columns) for name, columns in tables.items()}
+    return SimpleNamespace(**(empty | tables))
+
+
+def test_changes_are_from_one_round_of_a_client_to_its_next():
+    """By hand: client 3 goes 5, 4, 2, 1; client 7 has two rounds, client 9 one."""
+    record = record_of(
+        clients={
+            "round": [1, 1, 2, 3, 3, 4, 4],
+            "client": [3, 7, 3, 3, 9, 7, 3],
+            "loss": [5.0, 9.0, 4.0, 2.0, 8.0, 3.0, 1.0],
+        },
+        metrics={"round": [1, 2, 3, 4], "loss": [2.0, 1.0, 3.0, 3.5]},
+    )
+    assert changes(record, "clients.loss").tolist() == [[-1, -2], [-2, -1]]
+    assert changes(record, "loss").tolist() == [[-1, 2], [2, 0.5]]
+    short = record_of(metrics={"round": [1], "loss": [2.0]})
+    assert changes(short, "loss").shape == (0, 2)
+
+
+def test_changes_and_columns_of_a_client_are_figures(tmp_path, monkeypatch):
+    from fedjax_adapt.report import reproduce as report
+
+    record = record_of(
+        clients={"client": [0, 1, 0, 1], "A": [1.0, 10.0, 3.0, 20.0]},
+        metrics={"round": [1, 2, 3], "loss": [2.0, 1.0, 3.0]},
+    )
+    monkeypatch.setattr(report, "read_run", lambda path: record)
+    here = {("iid", "fedveca"): {0: tmp_path, 1: None}}
+    names = ["clients.A.0", "clients.A.1", "clients.A.2", "clients.B.0"]
+    found = measured([*names, "changes.loss", "changes.clients.A"], {}, here)
+    values = {cell.figure: cell.values for cell in found}
+    assert values == {
+        "clients.A.0": [2.0],
+        "clients.A.1": [15.0],
+        "clients.A.2": [],
+        "clients.B.0": [],
+        "changes.loss": [pytest.approx(np.sqrt((1 + 4) / 2))],
+        "changes.clients.A": [],  # nobody has three rounds
+    }
+
+
+def test_gaps_are_of_the_same_seed_and_round(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    from fedjax_adapt.report import reproduce as report
+
+    losses = {"base-1": [5.0, 4.0], "other-0": [9.0, 9.0], "other-1": [1.0, 2.0]}
+    read = lambda path: record_of(
+        metrics={"round": [1, 2], "loss": losses[Path(path).name]}
+    )
+    monkeypatch.setattr(report, "read_run", read)
+    methods = {
+        "base": {1: tmp_path / "base-1"},
+        "other": {seed: tmp_path / f"other-{seed}" for seed in (0, 1)},
+    }
+    axes, drawn = Figure().subplots(), []
+    monkeypatch.setattr(axes, "boxplot", lambda boxes, **_: drawn.extend(boxes))
+    report._drawing("gaps.loss", methods, "round", lambda method: "base")(axes)
+    assert [gaps.tolist() for gaps in drawn] == [[4.0, 2.0]]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["base - other"]
+    drawn.clear()
+    report._drawing("gaps.loss", methods, "round", lambda method: None)(axes)
+    assert drawn == []
+
+
+HELD = """
+title = "Labels"
+place = "Fig. 8"
+draw = ["partition", "inputs"]
+chosen = ["no data are stated"]
+[run]
+dataset = "digits"
+num_clients = 4
+partition_seed = 0
+feature_noise = 0.3
+[rows.iid]
+partition = "iid"
+[rows.skewed]
+partition = "dirichlet"
+concentration = 0.3
+"""
+
+
+@pytest.fixture
+def held(papers):
+    path = papers / "some" / "fig8.toml"
+    path.write_text(HELD)
+    yield "some-fig8"
+    path.unlink()
+    for known in (read_item, reproduce._settings):
+        known.cache_clear()
+
+
+def test_an_item_without_methods_draws_data(held, tmp_path, capsys, monkeypatch):
+    from fedjax_adapt.report import reproduce as report
+
+    told, drawn = ["reproduce", held, "--folder", str(tmp_path)], {}
+    real = cli_reproduce.picture
+    monkeypatch.setattr(
+        cli_reproduce,
+        "picture",
+        lambda path, title, *rest, data: (
+            drawn.update(data) or real(path, title, *rest, data=data)
+        ),
+    )
+    assert main([*told, "--dry-run"]) == 0
+    assert "iid: a picture, no run" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+    assert main(told) == 0
+    place = tmp_path / held / "full"
+    assert {path.name for path in place.iterdir()} == {"picture.png", "record.json"}
+    record = json.loads((place / "record.json").read_text())
+    assert record["rows"] == ["iid", "skewed"] and record["chosen"]
+    assert "Chosen here: no data are stated" in capsys.readouterr().out
+    skews = drawn["partition"]
+    assert list(skews) == ["iid", "skewed"]
+    assert skews["iid"].sizes.sum() == skews["skewed"].sizes.sum() == 1437
+    assert skews["iid"].label_entropy.mean() > skews["skewed"].label_entropy.mean()
+    seen = drawn["inputs"]["iid"]
+    assert seen.shape == (4, 8, 8, 3) and seen.min() >= 0 and seen.max() <= 1
+    # client 0 is clean, and noise grows
+    away = np.abs(seen - seen[0]).mean((1, 2, 3))
+    assert away[0] == 0 and (np.diff(away) > 0).all()
+    assert main(["reproduce", "list", "--folder", str(tmp_path)]) == 0
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if held in x)
+    assert "drawn" in line
+    assert main([*told, "--rows", "skewed", "--scale", "smoke"]) == 0
+    assert list(drawn["partition"]) == ["skewed"]
+    assert report.picture(place / "none.png", "", {}, [], ["partition"]) is None
+
+
+@pytest.mark.parametrize("flag", ["methods", "seeds"])
+def test_flags_of_runs_are_refused_where_nothing_is_trained(
+    held, tmp_path, capsys, flag
+):
+    told = ["reproduce", held, "--folder", str(tmp_path / "none"), f"--{flag}", "3"]
+    assert main(told) == 2
+    said = f"{held} draws data and trains nothing; leave --{flag} out."
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "draw", ['draw = ["partition", "accuracy"]', "draw = []", "figures = []"]
+)
+def test_an_item_without_methods_can_draw_data_alone(papers, draw):
+    path = papers / "some" / "fig9.toml"
+    path.write_text(HELD.replace('draw = ["partition", "inputs"]', draw))
+    try:
+        with pytest.raises(SettingError, match="can draw partition and inputs alone"):
+            read_item("some-fig9")
+    finally:
+        path.unlink()
+
+
+def test_a_picture_of_runs_has_the_labels_of_its_rows(made, monkeypatch):
+    from fedjax_adapt.report import reproduce as report
+
+    monkeypatch.setattr(report, "saved", lambda figure, path: figure)
+    skew = SimpleNamespace(label_counts=np.array([[3, 0], [1, 7]]))
+    data = {"partition": {"iid": skew}}
+    draw = ["accuracy", "partition"]
+    shown = picture(made / "p.png", "title", runs(iid(made)), [], draw, data=data)
+    curves, labels = shown.axes[:2]
+    assert len(curves.lines) == 3
+    np.testing.assert_array_equal(labels.images[0].get_array(), skew.label_counts)
+    assert labels.get_xlabel() == "label; the darkest is 7 examples"

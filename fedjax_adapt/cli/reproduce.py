@@ -12,14 +12,23 @@ from rich.table import Table
 
 from .. import __version__, check
 from ..errors import SettingError
-from ..experiment.build import load_source
-from ..experiment.config import common_options, identity
+from ..experiment.build import load_source, seen_by_clients
+from ..experiment.config import Config, common_options, identity
 from ..experiment.files import write_text
-from ..experiment.items import Item, Scale, names, read_item
+from ..experiment.items import DATA, Item, Scale, names, read_item
 from ..experiment.options import Option
 from ..experiment.preview import cost
-from ..experiment.reproduce import Cell, Made, cells_of, made_below, make_runs, runs_of
+from ..experiment.reproduce import (
+    Cell,
+    Made,
+    cells_of,
+    configs_of,
+    made_below,
+    make_runs,
+    runs_of,
+)
 from ..experiment.store import read_summary
+from ..experiment.summary import commit
 from ..report.reproduce import (
     HEAD,
     Runs,
@@ -32,9 +41,11 @@ from ..report.reproduce import (
 )
 from . import process
 from .flags import OUTPUT, optional, read_command, switch
+from .partition import preview
 from .process import fail, reporting, say, stopped
 
 RANKED: tuple[Scale, ...] = ("full", "cpu")  # what list shows, the first that has runs
+RECORD, PICTURE = "record.json", "picture.png"
 INSTALLED = f"installed, fedjax-adapt {__version__}"  # in place of a commit
 DESCRIPTION = """\
 fedjax-adapt reproduce ITEM [OPTIONS] makes the runs of a published table or figure, and
@@ -84,11 +95,15 @@ def reproduce(arguments: Sequence[str]) -> int:
                     )
             return list_items(folder)
         item = read_item(found[0])
+        if not item.methods:
+            _check_untrained(item, given)
         names = ("scale", "rows", "methods", "seeds", "data_dir")
         cells = cells_of(item, folder, **{name: given[name] for name in names})
         process.take_devices(given["devices"])
         process.import_rest()
     try:
+        if not item.methods:
+            return _draw(item, folder, given)
         return _reproduce(item, cells, folder, given)
     except KeyboardInterrupt:
         return stopped("interrupted; write the same command again to go on.")
@@ -138,6 +153,8 @@ def _number(value: float) -> str:
 def _state(item: Item, folder: Path, made: Mapping[Scale, Made]) -> str:
     """What of an item has been run: at full scale, else on a CPU."""
     for scale in RANKED:
+        if not item.methods and (folder / item.name / scale / RECORD).exists():
+            return "drawn"
         if not made[scale]:
             continue
         try:
@@ -151,6 +168,54 @@ def _state(item: Item, folder: Path, made: Mapping[Scale, Made]) -> str:
             kind = "" if scale == "full" else f" ({scale})"
             return ("done" if ended == count else f"{ended} of {count}") + kind
     return "never run"
+
+
+def _check_untrained(item: Item, given: Mapping[str, Any]) -> None:
+    """Raises SettingError on a flag of runs."""
+    for name in ("methods", "seeds"):
+        if given[name] != FLAGS[name].default:
+            raise SettingError(
+                f"{item.name} draws data and trains nothing; leave --{name} out.",
+                setting=name,
+            )
+
+
+def _draw(item: Item, folder: Path, given: dict[str, Any]) -> int:
+    """Draws data, of an item that has no runs."""
+    console, place = Console(quiet=given["quiet"]), folder / item.name / given["scale"]
+    configs = configs_of(item, *(given[n] for n in ("scale", "rows", "data_dir")))
+    if given["dry_run"]:
+        for row, config in configs.items():
+            load_source(config)  # or it is said what is wrong with it
+            say(console, f"{row}: a picture, no run")
+        return 0
+    title = f"{item.place}: {item.title} (scale {given['scale']})"
+    data = _data(item, configs)
+    drawn = picture(place / PICTURE, title, {}, [], item.draw, data=data)
+    record = {
+        "item": item.name,
+        "place": item.place,
+        "scale": given["scale"],
+        "rows": list(configs),
+        "commits": [commit() or INSTALLED],
+        "chosen": item.chosen,
+    }
+    write_text(place / RECORD, json.dumps(record, indent=2) + "\n")
+    for said in item.chosen:
+        say(console, f"- Chosen here: {said}")
+    for path in (place / RECORD, drawn):
+        say(console, f"written  {path}")
+    return 0
+
+
+def _data(item: Item, configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
+    """What an item draws of its data, by what and row."""
+    made = {"partition": preview, "inputs": seen_by_clients}
+    return {
+        what: {row: made[what](config) for row, config in configs.items()}
+        for what in item.draw
+        if what in DATA
+    }
 
 
 def _reproduce(
@@ -201,14 +266,17 @@ def _reproduce(
     counts = {len(of) for of in runs.values()} or {0}
     n = " to ".join(map(str, sorted({min(counts), max(counts)})))
     title = f"{item.place}: {item.title} (scale {given['scale']}, n = {n})"
-    drawn = picture(place / "picture.png", title, runs, found, item.draw, item.against)
+    rows = list(dict.fromkeys(row for row, _ in runs))
+    data = _data(item, configs_of(item, given["scale"], rows, given["data_dir"]))
+    about = item.draw, item.against, data, item.base_of
+    drawn = picture(place / PICTURE, title, runs, found, *about)
     write_text(place / "table.md", markdown(title, found, notes))
     write_text(place / "table.csv", as_csv(found))
-    write_text(place / "record.json", json.dumps(record, indent=2) + "\n")
+    write_text(place / RECORD, json.dumps(record, indent=2) + "\n")
     say(console, f"runs     {cells[0].folder.parents[1]}/ROW/METHOD")
     for other in _others(cells, asked):
         say(console, f"         and of {other}, which has the same runs")
-    files = [place / name for name in ("table.md", "table.csv", "record.json")]
+    files = [place / name for name in ("table.md", "table.csv", RECORD)]
     for path in files if drawn is None else [*files, drawn]:
         say(console, f"written  {path}")
     return _report_diverged(cells, asked)

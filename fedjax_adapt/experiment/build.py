@@ -42,6 +42,7 @@ from ..data import (
     skew,
     split,
 )
+from ..data.rows import largest_pixel
 from ..data.source import default_size
 from ..diagnostics import show_distance, show_parameters
 from ..engine.batches import batch_size
@@ -317,6 +318,31 @@ def skewed(config: Config, source: Source, data: FederatedDataset) -> FederatedD
     level, mask = config.feature_noise, config.feature_noise_mask
     noise = feature_noise(data.num_clients, level, source.x_train, mask)
     return replace(data, noise=noise)
+
+
+def seen_by_clients(config: Config) -> np.ndarray:
+    """The first training picture as each client sees it, [clients, height, width, 3].
+
+    Pixels are in [0, 1], cut off there.
+
+    Raises:
+      ValueError: as `build`, or inputs are no pictures.
+    """
+    source, _ = with_public(config, load_source(config))
+    rows = split_source(config, source)
+    data = skewed(config, source, source.federated(rows))
+    x = source.x_train[:1]
+    if x.ndim != 4 or x.shape[-1] not in (1, 3):
+        raise SettingError(
+            f"inputs of dataset={config.dataset} are {list(x.shape[1:])}, which are no "
+            "pictures; write one of pictures, as dataset=cifar10.",
+            setting="dataset",
+        )
+    key = jax.random.key(partition_seed(config))
+    seen = lambda k: x if data.noise is None else data.noise.add(x, k, key)
+    shown = np.stack([np.asarray(seen(k))[0] for k in range(len(rows))])
+    shown = shown.astype(np.float32) / largest_pixel(source.x_train)
+    return np.broadcast_to(shown.clip(0, 1), (*shown.shape[:-1], 3))
 
 
 def build_task(config: Config, source: Source) -> Task:

@@ -8,12 +8,14 @@
     only = {rows = [...], methods = [...]}               some of these
     figures = ["last_mean"]      of a run's summary, or the last of a column of its metrics:
                                  the columns; else those that it draws
-    draw = ["accuracy"]          columns of its metrics, or clients.COLUMN: the picture
+    draw = ["accuracy"]          columns of its metrics, or what else report/reproduce.py's
+                                 `picture` knows: the picture
     against = "round"
     chosen = ["..."]             what the paper does not state; a word of the paper's
                                  chosen.toml stands for the sentence there
     [run]                        settings of every run
-    [rows.ROW], [methods.METHOD], [cells.ROW.METHOD]     settings of some of them
+    [rows.ROW], [methods.METHOD], [cells.ROW.METHOD]     settings of some of them; an item
+                                 without methods draws data, and trains nothing
     [scales.cpu]                 rows, methods, seeds and [scales.cpu.run] of that scale
     [published.ROW.METHOD]       the paper's figures
 
@@ -39,6 +41,7 @@ CHOSEN = "chosen.toml"
 Scale = Literal["smoke", "cpu", "full"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 SHARED = ("run", "rows", "methods", "cells", "scales")  # what `of` brings
+DATA = ("partition", "inputs")  # what is drawn without a run
 TAKEN = ("steps_of", "constants_of")  # from a run that has to be there first
 KEYS = (
     *("title", "place", "of", "figures", "draw", "against", "chosen"),
@@ -97,7 +100,7 @@ def read_item(name: str) -> Item:
     if "of" in raw:
         other = read_item(f"{paper}-{raw['of']}")
         shared, origin = other._asdict(), other.name
-    rows, methods = dict(shared["rows"]), dict(shared["methods"])
+    rows, methods = dict(shared["rows"]), dict(shared.get("methods", {}))
     for method, given in methods.items():
         for key in (*TAKEN, "over"):
             if given.get(key, method) not in methods:
@@ -106,6 +109,10 @@ def read_item(name: str) -> Item:
                 )
     _check_columns(path, raw)
     only, drawn = raw.get("only", {}), raw.get("draw", [])
+    if not methods and not (drawn and {*drawn} <= {*DATA}):
+        raise SettingError(
+            f"{path} has no methods, so it can draw {' and '.join(DATA)} alone."
+        )
     for table in (shared.get("cells", {}), raw.get("published", {})):
         for row, of in table.items():
             lost = [row] if row not in rows else [m for m in of if m not in methods]

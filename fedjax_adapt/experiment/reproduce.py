@@ -111,6 +111,20 @@ def cells_of(
     return cells
 
 
+def configs_of(
+    item: Item, scale: Scale, rows: Sequence[str] = (), data_dir: str | None = None
+) -> dict[str, Config]:
+    """What its rows have without a method, which says whose data those are, by row.
+
+    Arguments and errors are those of `cells_of`.
+    """
+    rows = _chosen(item, scale, "rows", rows)
+    rows = rows[:1] if scale == "smoke" else rows
+    settings = {row: _settings(item.origin, scale, row, None) for row in rows}
+    given = {"data_dir": data_dir}
+    return {row: from_settings({**of, **given}) for row, of in settings.items()}
+
+
 def _taken(item: Item, method: str) -> list[str]:
     """The keys of a method that say whose run it needs."""
     return [key for key in TAKEN if key in item.methods[method]]
@@ -125,7 +139,7 @@ def _chosen(
         check.one_of(name, one, known)
     wanted = given or item.scales.get(scale, {}).get(name, known)
     found = [one for one in known if one in wanted]
-    if not found:
+    if known and not found:
         raise SettingError(
             f"scale={scale} has none of the {name} of {item.name}; give some of "
             f"{', '.join(known)} by --{name}, or write --scale full.",
@@ -135,15 +149,18 @@ def _chosen(
 
 
 @cache
-def _settings(name: str, scale: Scale, row: str, method: str) -> Mapping[str, Any]:
+def _settings(
+    name: str, scale: Scale, row: str, method: str | None
+) -> Mapping[str, Any]:
     """The settings of the runs of a cell of the item of this name, but for their seed."""
     item = read_item(name)
+    of_method = {} if method is None else item.methods[method]
     at = lambda key: f"{item.name}, {row}, {method}: {key}"
     settings: dict[str, Any] = {}
     for table in (
         item.run,
         item.rows[row],
-        {n: v for n, v in item.methods[method].items() if n not in (*TAKEN, "over")},
+        {n: v for n, v in of_method.items() if n not in (*TAKEN, "over")},
         item.cells.get(row, {}).get(method, {}),
         item.scales.get(scale, {}).get("run", {}),
     ):

@@ -20,6 +20,7 @@ from ..experiment.records import read_run
 from .plots import BLUE, INK, ORANGE, dress, saved
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from rich.table import Table
 
 MOST_ROWS = 30  # of the table; the picture shows every client
@@ -57,12 +58,9 @@ def draw_partition(skew: Any, title: str, path: str | Path) -> Path:
 
     `skew` is as in `clients_table`; a file at the path, which it returns, is replaced.
     """
-    from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
-    num_clients, num_labels = skew.label_counts.shape
-    share = skew.label_counts / np.maximum(skew.sizes, 1)[:, None]
+    num_clients = len(skew.sizes)
     height = min(max(2.6 + 0.16 * num_clients, 4.0), 11.0)
     figure = Figure(figsize=(9, height), dpi=150, layout="constrained")
     widths = {"width_ratios": [3, 1], "wspace": 0.02}
@@ -70,18 +68,8 @@ def draw_partition(skew: Any, title: str, path: str | Path) -> Path:
     heading = f"{title}: {num_clients} clients, mean {skew.sizes.mean():.4g} (dotted)"
     figure.suptitle(heading, fontsize=11, color=INK)
 
-    # one scale for all pictures; the root tells a tenth from nothing
-    image = mix.imshow(
-        share,
-        aspect="auto",
-        cmap="Blues",
-        norm=PowerNorm(0.5, 0, 1),
-        extent=(-0.5, num_labels - 0.5, num_clients - 0.5, -0.5),
-    )
-    mix.set_xlabel("label")
-    mix.set_ylabel("client")
-    for axis in (mix.xaxis, mix.yaxis):
-        axis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+    share = skew.label_counts / np.maximum(skew.sizes, 1)[:, None]
+    image = draw_labels(share, 1, mix)  # one scale for all pictures
     bar = figure.colorbar(image, ax=mix, location="left", shrink=0.6, pad=0.02)
     bar.set_label("share of the client's examples", fontsize=8)
 
@@ -92,6 +80,29 @@ def draw_partition(skew: Any, title: str, path: str | Path) -> Path:
     dress(sizes, "examples", "x")
     sizes.tick_params(labelleft=False)
     return saved(figure, Path(path))
+
+
+def draw_labels(values: np.ndarray, most: float, axes: "Axes") -> Any:
+    """Draws what each client has of each label, [clients, labels]; returns the image.
+
+    The darkest colour is `most`.
+    """
+    from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import MaxNLocator
+
+    num_clients, num_labels = values.shape
+    image = axes.imshow(
+        values,
+        aspect="auto",
+        cmap="Blues",
+        norm=PowerNorm(0.5, 0, most),  # the root tells a tenth from nothing
+        extent=(-0.5, num_labels - 0.5, num_clients - 0.5, -0.5),
+    )
+    axes.set_xlabel("label")
+    axes.set_ylabel("client")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+    return image
 
 
 class Contribution(NamedTuple):

@@ -5,20 +5,27 @@ import io
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..experiment.records import read_run
+from ..experiment.records import Record, read_run
 from ..experiment.store import ACCURACY, COSTS, figures_of, read_summary
+from .clients import draw_labels
 from .plots import AGAINST, draw_mean, saved
 from .seeds import Sample, at_target, difference_text, sample, speed_ups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-CLASSES = "class_accuracy"  # drawn by label, after the last round
+CLASSES = "class_accuracy"  # drawn by label
+CLIENTS, CHANGES, GAPS = (
+    "clients.",
+    "changes.",
+    "gaps.",
+)  # before a column, see `picture`
 SHARES = (  # shown in %
     *("accuracy", "accuracy_all", "accuracy_sel", "best_accuracy", "last_mean"),
     *("last_std", "area_under_curve", "client_accuracy", "personal_accuracy", CLASSES),
@@ -26,6 +33,7 @@ SHARES = (  # shown in %
 
 # the runs of rows and methods: the folder of each by its seed; None: it diverged
 Runs = Mapping[tuple[str, str], Mapping[int, Path | None]]
+Methods = Mapping[str, Mapping[int, Path]]  # those of a row that did not diverge
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,10 @@ def measured(
     Args:
       figures: by the names of a summary, as in rounds_to.0.97; or simulated_seconds_to.0.97
         and the like, a column of the metrics in that round; speed_up.0.97, the rounds of
-        the base by those of this method, seed by seed; traffic_mib, of both ways. With
-        models.all. before it a figure is of that model in place of the server's.
+        the base by those of this method, seed by seed; traffic_mib, of both ways;
+        clients.A.3, the mean of client 3's column A over its rounds; changes.loss, the
+        root mean square of what `changes` finds. With models.all. before it a figure is
+        of that model in place of the server's.
       published: by row, method and figure.
       runs: that are over.
       base_of: the method that a method's speed-up is over; None: it has none.
@@ -107,6 +117,16 @@ def _value(path: Path, name: str) -> float | None:
     column, _, target = name.partition("_to.")
     if target and column in COSTS:
         return at_target(read_run(path), float(target))[column]
+    if name.startswith(CLIENTS):
+        column, client = name.removeprefix(CLIENTS).split(".")
+        table = read_run(path).clients
+        if column not in table.column_names:
+            return None
+        of_client = table[column].to_numpy()[table["client"].to_numpy() == int(client)]
+        return float(of_client.mean()) if len(of_client) else None
+    if name.startswith(CHANGES):
+        found = changes(read_run(path), name.removeprefix(CHANGES))
+        return float(np.sqrt(np.square(found).mean())) if len(found) else None
     found = of_summary(read_summary(path) or {}, name)
     if found is not None or "." in name:
         return found
@@ -134,6 +154,24 @@ def of_summary(summary: Mapping[str, Any], name: str) -> float | None:
     if not isinstance(value, int | float):
         return None
     return 100.0 * value if {first, last} & set(SHARES) else float(value)
+
+
+def changes(record: Record, column: str) -> np.ndarray:
+    """By how much a column changed twice in a row, [n, 2]: the time before, and this time.
+
+    The times are tests of the server's model; or, of clients.COLUMN, the rounds that a
+    client took part in, client by client.
+    """
+    if not column.startswith(CLIENTS):
+        values = record.metrics[column].to_numpy()
+        return np.stack([np.diff(values)[:-1], np.diff(values)[1:]], 1)
+    column = column.removeprefix(CLIENTS)
+    rows = {name: record.clients[name].to_numpy() for name in ("client", column)}
+    of_clients = [rows[column][rows["client"] == k] for k in np.unique(rows["client"])]
+    found = [
+        np.stack([np.diff(x)[:-1], np.diff(x)[1:]], 1) for x in of_clients if len(x)
+    ]
+    return np.concatenate([*found, np.zeros((0, 2))])
 
 
 HEAD = ("figure", "method", "published", "measured", "difference", "n")
@@ -216,6 +254,8 @@ def picture(
     found: Sequence[Measured],
     draw: Sequence[str] = (),
     against: str = "round",
+    data: Mapping[str, Mapping[str, Any]] | None = None,
+    base_of: Callable[[str], str | None] = lambda method: None,
 ) -> Path | None:
     """Draws runs into panels; returns the path, None: nothing is there to draw.
 
@@ -224,27 +264,51 @@ def picture(
       title: above it.
       runs: that are over.
       found: their figures.
-      draw: columns of the table metrics, a panel for each and each row, with the mean over
-        seeds between their least and most; "clients.COLUMN" has a panel for each method,
-        too, with a line for each client of one run, and "class_accuracy" is by label, not
-        by round. Empty: the first figure of each row, published and measured.
+      draw: what, a panel for each and each row. Empty: the first figure of each row,
+        published and measured. Else
+
+          COLUMN            of the table metrics: the mean over seeds between their least
+                            and most
+          class_accuracy    by label, after the last round; class_accuracy@0.1: after the
+                            first test that comes after a tenth of the rounds
+          clients.COLUMN    a panel for each method, a line for each client of one run
+          changes.COLUMN    as `changes`: a dot for each, of one run
+          gaps.COLUMN       a method's base less the method, in all tests of all runs
+          partition         how many examples of each label a client holds
+          inputs            an example as each client sees it
+
       against: the horizontal axis of curves, a column likewise.
+      data: what partition (a `Skew`) and inputs (pictures [clients, height, width, 3] in
+        [0, 1]) draw, by what and row.
+      base_of: the method that a method is compared with in gaps; None: with none.
     """
     from matplotlib.figure import Figure
 
-    folders = {at: [p for p in of.values() if p is not None] for at, of in runs.items()}
-    folders = {at: paths for at, paths in folders.items() if paths}
-    panels: list[tuple[str, str, str | None]] = []  # column, row and method
+    of_data = [row for of in (data or {}).values() for row in of]
+    rows: dict[str, dict[str, dict[int, Path]]] = {row: {} for row in of_data}
+    for (row, method), of in runs.items():
+        if paths := {seed: path for seed, path in of.items() if path is not None}:
+            rows.setdefault(row, {})[method] = paths
+    panels: list[tuple[str, Callable[[Axes], None]]] = []
     for column in draw or [""]:
-        of_clients = column.startswith("clients.")
-        at = [
-            (row, method if of_clients else None)
-            for (row, method), paths in folders.items()
-            if not of_clients
-            or column.removeprefix("clients.")
-            in read_run(paths[0]).clients.column_names
-        ]
-        panels += [(column, *panel) for panel in dict.fromkeys(at)]
+        for row, methods in rows.items():
+            if data and column in data:
+                shown = _labels if column == "partition" else _inputs
+                if row in data[column]:
+                    panels.append((row, partial(shown, data[column][row])))
+            elif column.startswith(CLIENTS):
+                name = column.removeprefix(CLIENTS)
+                for method, paths in methods.items():
+                    first = _first(paths)
+                    if name in read_run(first).clients.column_names:
+                        lines = partial(_client_lines, first, name)
+                        panels.append((f"{row}, {method}", lines))
+            elif methods and not column:
+                here = [cell for cell in found if cell.row == row]
+                panels.append((row, partial(_dots, here)))
+            elif methods:
+                drawn = _drawing(column, methods, against, base_of)
+                panels.append((row, drawn))
     if not panels:
         return None
     columns = min(len(panels), 3)
@@ -254,23 +318,34 @@ def picture(
     grid = figure.subplots(lines, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.axis("off")
-    for axes, (column, row, method) in zip(grid.flat, panels, strict=False):
-        axes.set_title(row if method is None else f"{row}, {method}", fontsize=9)
-        if not column:
-            _dots(axes, [cell for cell in found if cell.row == row])
-        elif method is not None:
-            first = folders[row, method][0]
-            _client_lines(axes, first, column.removeprefix("clients."))
-        elif column == CLASSES:
-            _classes(axes, {m: paths for (r, m), paths in folders.items() if r == row})
-        else:
-            for at, paths in folders.items():
-                if at[0] == row:
-                    _curve(axes, at[1], paths, column, against)
-            _name_axes(axes, AGAINST.get(against, against), _unit(column))
+    for axes, (name, fill) in zip(grid.flat, panels, strict=False):
+        axes.set_title(name, fontsize=9)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.25)
+        fill(axes)
     return saved(figure, path)
+
+
+def _first(paths: Mapping[int, Path]) -> Path:
+    """The run of the first seed."""
+    return next(iter(paths.values()))
+
+
+def _drawing(
+    column: str,
+    methods: Methods,
+    against: str,
+    base_of: Callable[[str], str | None],
+) -> "Callable[[Axes], None]":
+    """What fills the panel of a column that all methods of a row share."""
+    if column.startswith(CHANGES):
+        return partial(_changes, methods, column.removeprefix(CHANGES))
+    if column.startswith(GAPS):
+        return partial(_gaps, methods, column.removeprefix(GAPS), base_of)
+    name, _, share = column.partition("@")
+    if name == CLASSES:
+        return partial(_classes, methods, float(share or 1))
+    return partial(_curves, methods, column, against)
 
 
 def _name_axes(axes: "Axes", across: str, up: str) -> None:
@@ -280,23 +355,25 @@ def _name_axes(axes: "Axes", across: str, up: str) -> None:
         axes.legend(frameon=False, fontsize=7)
 
 
-def _curve(
-    axes: "Axes", method: str, paths: Sequence[Path], column: str, against: str
-) -> None:
-    curves = []
-    for path in paths:
-        record = read_run(path)
-        name = record.accuracy if column == ACCURACY else column
-        if name not in record.metrics.column_names:
-            return  # a scalar that this method does not show
+def _curves(methods: Methods, column: str, against: str, axes: "Axes") -> None:
+    for method, paths in methods.items():
+        records = [read_run(path) for path in paths.values()]
+        names = [
+            record.accuracy if column == ACCURACY else column for record in records
+        ]
+        shown = zip(records, names, strict=True)
+        if not all(name in record.metrics.column_names for record, name in shown):
+            continue  # a scalar that this method does not show
         share = 100 if column in SHARES else 1
-        values = share * record.metrics[name].to_numpy()
-        rounds, at = (record.metrics[n].to_numpy() for n in ("round", against))
-        curves.append((rounds, at, values))
-    draw_mean(axes, curves, linewidth=1.2, label=method)
+        curves = []
+        for record, name in zip(records, names, strict=True):
+            across = (record.metrics[n].to_numpy() for n in ("round", against))
+            curves.append((*across, share * record.metrics[name].to_numpy()))
+        draw_mean(axes, curves, linewidth=1.2, label=method)
+    _name_axes(axes, AGAINST.get(against, against), _unit(column))
 
 
-def _client_lines(axes: "Axes", path: Path, column: str) -> None:
+def _client_lines(path: Path, column: str, axes: "Axes") -> None:
     table = read_run(path).clients
     rounds, clients, values = (table[n].to_numpy() for n in ("round", "client", column))
     for client in np.unique(clients):
@@ -305,16 +382,69 @@ def _client_lines(axes: "Axes", path: Path, column: str) -> None:
     _name_axes(axes, "communication round", column)
 
 
-def _classes(axes: "Axes", methods: Mapping[str, Sequence[Path]]) -> None:
+def _classes(methods: Methods, share: float, axes: "Axes") -> None:
+    rounds = set()
     for method, paths in methods.items():
-        summaries = [read_summary(path) or {} for path in paths]
-        shares = [figures_of(summary)[CLASSES] for summary in summaries]
-        mean = 100 * np.mean(np.array(shares, float), 0)
+        values = []
+        for path in paths.values():
+            metrics = read_run(path).metrics
+            tested = metrics["round"].to_numpy()
+            at = int(np.argmax(tested >= share * tested[-1]))
+            rounds.add(int(tested[at]))
+            (name,) = (n for n in metrics.column_names if n.startswith("class_"))
+            values.append(metrics[name][at].as_py())
+        mean = 100 * np.mean(np.array(values, float), 0)
         axes.plot(mean, "o-", markersize=4, linewidth=0.8, label=method)
-    _name_axes(axes, "label", _unit(CLASSES))
+    when = " to ".join(map(str, sorted({min(rounds), max(rounds)})))
+    _name_axes(axes, f"label; after round {when}", _unit(CLASSES))
 
 
-def _dots(axes: "Axes", found: Sequence[Measured]) -> None:
+def _changes(methods: Methods, column: str, axes: "Axes") -> None:
+    for method, paths in methods.items():
+        before, now = changes(read_run(_first(paths)), column).T
+        axes.plot(before, now, ".", markersize=2, alpha=0.4, label=method)
+    what = column.removeprefix(CLIENTS)
+    _name_axes(axes, f"change of {what} the time before", f"change of {what}")
+
+
+def _gaps(
+    methods: Methods,
+    column: str,
+    base_of: Callable[[str], str | None],
+    axes: "Axes",
+) -> None:
+    values = lambda path: read_run(path).metrics[column].to_numpy()
+    boxes = {}
+    for method, paths in methods.items():
+        bases = methods.get(base_of(method) or method, {})
+        seeds = [seed for seed in paths if seed in bases]
+        if seeds and bases is not paths:
+            gaps = [values(bases[seed]) - values(paths[seed]) for seed in seeds]
+            boxes[f"{base_of(method)} - {method}"] = np.concatenate(gaps)
+    if boxes:
+        axes.boxplot(list(boxes.values()), showfliers=False)
+        axes.set_xticks(range(1, len(boxes) + 1), list(boxes), fontsize=7)
+    axes.axhline(0, color="#222222", linewidth=0.6)
+    _name_axes(axes, "", f"difference of {column}")
+
+
+def _labels(skew: Any, axes: "Axes") -> None:
+    most = int(skew.label_counts.max())
+    draw_labels(skew.label_counts, most, axes)
+    axes.grid(visible=False)
+    _name_axes(axes, f"label; the darkest is {most:,} examples", "client")
+
+
+def _inputs(pictures: np.ndarray, axes: "Axes") -> None:
+    count, height, width = pictures.shape[:3]
+    axes.imshow(np.concatenate(list(pictures), 1))
+    axes.set_xticks((np.arange(count) + 0.5) * width, [str(k) for k in range(count)])
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    _name_axes(axes, "client", "")
+
+
+def _dots(found: Sequence[Measured], axes: "Axes") -> None:
     if not found:
         return
     found = [cell for cell in found if cell.figure == found[0].figure]

@@ -199,3 +199,11 @@ def test_published_figures():
             if found["rounds_to.0.5"] != "-":
                 speed_up = COHORTS[row][0] / found["rounds_to.0.5"]
                 assert found["speed_up.0.5"] == pytest.approx(speed_up, abs=0.06)
+
+
+def test_figures_with_more_than_curves():
+    """Fig. 5(d): FedNova's loss less the others'; Fig. 11(b): labels below the GSNR."""
+    item = read_item("fedgsnr-fig5")
+    assert item.draw == ["loss", "gaps.loss"]
+    assert {item.base_of(method) for method in item.methods} == {"fednova"}
+    assert read_item("fedgsnr-fig11").draw == ["accuracy", "clients.gsnr", "partition"]

@@ -50,6 +50,12 @@ def test_what_figures_draw():
         assert (item.origin, item.draw) == (f"fedveca-{of}", columns)
 
 
+def test_the_figure_of_one_run_has_the_a_of_each_of_five_clients():
+    """Sec. V-B4: those of nodes 4 and 5 are apart from those of the other three."""
+    figures = read_item("fedveca-fig8").figures
+    assert figures[:5] == [f"clients.A.{client}" for client in range(5)]
+
+
 @pytest.mark.parametrize("name", ITEMS)
 def test_training_is_that_of_the_paper(name):
     cells = cells_of(read_item(f"fedveca-{name}"), Path("runs"))

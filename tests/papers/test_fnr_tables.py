@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fedjax_adapt.data import feature_noise
 from fedjax_adapt.experiment.items import names, read_item
-from fedjax_adapt.experiment.reproduce import cells_of
+from fedjax_adapt.experiment.reproduce import cells_of, configs_of
 
 FNR = ["fnr", "fnr-literal", "fnr-weight-0"]
 BASES = ["fedavg", "fedprox", "scaffold", "moon", "fednova"]
@@ -78,7 +80,25 @@ def configs(name, scale="full", **chosen):
 
 
 def test_there_is_an_item_for_each_table_and_for_the_curves():
-    assert {n for n in names() if n.startswith("fnr-")} == {f"fnr-{n}" for n in ITEMS}
+    found = {name for name in names() if name.startswith("fnr-")}
+    assert found == {f"fnr-{name}" for name in [*ITEMS, "fig1", "fig2"]}
+
+
+def test_the_figures_of_data_are_of_the_papers_skews():
+    """Sec. 3: deviations of 0 to 0.5 in steps of 0.1; 10 participants, alpha 0.5."""
+    (noisy,) = configs_of(read_item("fnr-fig1"), "full").values()
+    assert (noisy.dataset, noisy.feature_noise) == ("cifar10", 0.5)
+    x = np.full((1, 32, 32, 3), 255, np.uint8)
+    level = feature_noise(noisy.num_clients, noisy.feature_noise, x).std / 255
+    np.testing.assert_allclose(level, [0, 0.1, 0.2, 0.3, 0.4, 0.5], rtol=1e-6)
+    item = read_item("fnr-fig2")
+    assert (item.draw, read_item("fnr-fig1").draw) == (["partition"], ["inputs"])
+    rows = configs_of(item, "full")
+    assert list(rows) == ["cifar10-label", "cifar10-quantity"]
+    for row, config in rows.items():
+        assert (config.dataset, config.num_clients) == ("cifar10", 10)
+        found = (config.partition, dict(config.partition_options))
+        assert found == SPLITS[row.removeprefix("cifar10-")]
 
 
 @pytest.mark.parametrize("name", ITEMS)
