@@ -192,14 +192,8 @@ def _draw(item: Item, folder: Path, given: dict[str, Any]) -> int:
     title = f"{item.place}: {item.title} (scale {given['scale']})"
     data = _data(item, configs)
     drawn = picture(place / PICTURE, title, {}, [], item.draw, data=data)
-    record = {
-        "item": item.name,
-        "place": item.place,
-        "scale": given["scale"],
-        "rows": list(configs),
-        "commits": [commit() or INSTALLED],
-        "chosen": item.chosen,
-    }
+    about = {"rows": list(configs), "commits": [commit() or INSTALLED]}
+    record = _record(item, given, {}) | about | {"chosen": item.chosen}
     write_text(place / RECORD, json.dumps(record, indent=2) + "\n")
     for said in item.chosen:
         say(console, f"- Chosen here: {said}")

@@ -21,11 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CLASSES = "class_accuracy"  # drawn by label
-CLIENTS, CHANGES, GAPS = (
-    "clients.",
-    "changes.",
-    "gaps.",
-)  # before a column, see `picture`
+# before a column, see `picture`
+CLIENTS, CHANGES, GAPS = "clients.", "changes.", "gaps."
 SHARES = (  # shown in %
     *("accuracy", "accuracy_all", "accuracy_sel", "best_accuracy", "last_mean"),
     *("last_std", "area_under_curve", "client_accuracy", "personal_accuracy", CLASSES),
