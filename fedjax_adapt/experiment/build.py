@@ -331,7 +331,7 @@ def seen_by_clients(config: Config) -> np.ndarray:
     source, _ = with_public(config, load_source(config))
     rows = split_source(config, source)
     data = skewed(config, source, source.federated(rows))
-    x = source.x_train[:1]
+    x = jax.numpy.asarray(source.x_train[:1])
     if x.ndim != 4 or x.shape[-1] not in (1, 3):
         raise SettingError(
             f"inputs of dataset={config.dataset} are {list(x.shape[1:])}, which are no "

@@ -154,14 +154,17 @@ def _settings(
 ) -> Mapping[str, Any]:
     """The settings of the runs of a cell of the item of this name, but for their seed."""
     item = read_item(name)
-    of_method = {} if method is None else item.methods[method]
+    of_method, of_cell = {}, {}
+    if method is not None:
+        of_method = item.methods[method]
+        of_cell = item.cells.get(row, {}).get(method, {})
     at = lambda key: f"{item.name}, {row}, {method}: {key}"
     settings: dict[str, Any] = {}
     for table in (
         item.run,
         item.rows[row],
         {n: v for n, v in of_method.items() if n not in (*TAKEN, "over")},
-        item.cells.get(row, {}).get(method, {}),
+        of_cell,
         item.scales.get(scale, {}).get("run", {}),
     ):
         settings = _merged(settings, flattened(table))
