@@ -892,7 +892,7 @@ def test_changes_and_columns_of_a_client_are_figures(tmp_path, monkeypatch):
         "clients.A.1": [15.0],
         "clients.A.2": [],
         "clients.B.0": [],
-        "changes.loss": [pytest.approx(np.sqrt((1 + 4) / 2))],
+        "changes.loss": [pytest.approx(np.sqrt(1 + 4))],
         "changes.clients.A": [],  # nobody has three rounds
     }
 

@@ -63,7 +63,7 @@ def measured(
         and the like, a column of the metrics in that round; speed_up.0.97, the rounds of
         the base by those of this method, seed by seed; traffic_mib, of both ways;
         clients.A.3, the mean of client 3's column A over its rounds; changes.loss, the
-        root mean square of what `changes` finds. With models.all. before it a figure is
+        median distance from (0, 0) of what `changes` finds. With models.all. before it a figure is
         of that model in place of the server's.
       published: by row, method and figure.
       runs: that are over.
@@ -123,7 +123,7 @@ def _value(path: Path, name: str) -> float | None:
         return float(of_client.mean()) if len(of_client) else None
     if name.startswith(CHANGES):
         found = changes(read_run(path), name.removeprefix(CHANGES))
-        return float(np.sqrt(np.square(found).mean())) if len(found) else None
+        return float(np.median(np.hypot(*found.T))) if len(found) else None
     found = of_summary(read_summary(path) or {}, name)
     if found is not None or "." in name:
         return found
@@ -400,7 +400,8 @@ def _changes(methods: Methods, column: str, axes: "Axes") -> None:
     for method, paths in methods.items():
         before, now = changes(read_run(_first(paths)), column).T
         axes.plot(before, now, ".", markersize=2, alpha=0.4, label=method)
-    what = column.removeprefix(CLIENTS)
+    of_clients, what = column.startswith(CLIENTS), column.removeprefix(CLIENTS)
+    what = f"a client's {what}" if of_clients else what
     _name_axes(axes, f"change of {what} the time before", f"change of {what}")
 
 
