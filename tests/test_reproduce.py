@@ -880,7 +880,8 @@ def test_changes_and_columns_of_a_client_are_figures(tmp_path, monkeypatch):
 
     record = record_of(
         clients={"client": [0, 1, 0, 1], "A": [1.0, 10.0, 3.0, 20.0]},
-        metrics={"round": [1, 2, 3], "loss": [2.0, 1.0, 3.0]},
+        # (-1, 2), (2, 0) and (0, 9)
+        metrics={"round": [1, 2, 3, 4, 5], "loss": [2.0, 1.0, 3.0, 3.0, 12.0]},
     )
     monkeypatch.setattr(report, "read_run", lambda path: record)
     here = {("iid", "fedveca"): {0: tmp_path, 1: None}}

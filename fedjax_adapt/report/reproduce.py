@@ -63,8 +63,8 @@ def measured(
         and the like, a column of the metrics in that round; speed_up.0.97, the rounds of
         the base by those of this method, seed by seed; traffic_mib, of both ways;
         clients.A.3, the mean of client 3's column A over its rounds; changes.loss, the
-        median distance from (0, 0) of what `changes` finds. With models.all. before it a figure is
-        of that model in place of the server's.
+        median distance from (0, 0) of what `changes` finds. With models.all. before it a
+        figure is of that model in place of the server's.
       published: by row, method and figure.
       runs: that are over.
       base_of: the method that a method's speed-up is over; None: it has none.
