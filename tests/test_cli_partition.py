@@ -13,6 +13,7 @@ from fedjax_adapt.cli.partition import parse, preview, title_of
 from fedjax_adapt.data import Skew, skew
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import Config
+from fedjax_adapt.report import clients
 from fedjax_adapt.report.clients import clients_table, draw_partition
 
 PNG = b"\x89PNG"
@@ -68,6 +69,15 @@ def test_a_picture_is_replaced_only_when_asked_to(capsys, elsewhere):
 def test_a_path_is_printed_as_it_is(capsys, elsewhere):
     code, out, _ = fedjax_adapt(capsys, "partition --num-clients 3 --output a[red].png")
     assert code == 0 and out.endswith("picture  a[red].png\n")
+
+
+def test_shares_are_drawn_on_one_scale(elsewhere, monkeypatch):
+    drawn = some(5, 4)
+    monkeypatch.setattr(clients, "saved", lambda figure, path: figure)
+    (image,) = draw_partition(drawn, "any", "p.png").axes[0].images
+    shares = drawn.label_counts / drawn.sizes[:, None]
+    np.testing.assert_allclose(image.get_array(), shares)
+    assert (image.norm.vmin, image.norm.vmax) == (0, 1)
 
 
 def test_a_picture_for_which_there_is_no_room_leaves_the_old_one(

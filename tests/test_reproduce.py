@@ -4,7 +4,6 @@ import csv
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +16,8 @@ from fedjax_adapt.cli import reproduce as cli_reproduce
 from fedjax_adapt.engine import step_time
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import Config, items, preview, reproduce
+from fedjax_adapt.experiment.build import build, load_source, seen_by_clients
+from fedjax_adapt.experiment.config import read_config
 from fedjax_adapt.experiment.items import read_item
 from fedjax_adapt.experiment.records import read_run
 from fedjax_adapt.experiment.reproduce import (
@@ -27,6 +28,7 @@ from fedjax_adapt.experiment.reproduce import (
 )
 from fedjax_adapt.experiment.run import Progress
 from fedjax_adapt.experiment.store import read_summary
+from fedjax_adapt.experiment.summary import commit
 from fedjax_adapt.experiment.sweeps.grid import seed_hint
 from fedjax_adapt.report.reproduce import (
     Measured,
@@ -607,7 +609,7 @@ def test_a_run_that_another_item_has_made_is_not_made_again(
         told = ["reproduce", "some-table9", "--folder", str(made), "--rows", "iid"]
         assert main([*told, "--methods", "fedveca"]) == 0
         said = capsys.readouterr().out
-        assert "1 runs, of which 1 are there" in said
+        assert "1 run, of which 1 is there" in said
         assert "and of some-table1, which has the same runs" in said
         assert main(["reproduce", "list", "--folder", str(made)]) == 0
         (line,) = (x for x in capsys.readouterr().out.splitlines() if "table9" in x)
@@ -671,6 +673,7 @@ def test_costs_are_of_three_passes_over_the_examples_and_of_tests(
     # 8 x 8 pixels, 8 hidden, 10 labels: 2 operations a weight, as far as XLA counts
     weights = 64 * 8 + 8 * 10
     steps, batch, cohort = 2 * 2, 20, 4  # two rounds of the first two steps
+    monkeypatch.setattr(preview, "START", 0)
     least = 3 * 2 * weights * steps * batch * cohort / preview.CORE / 3600
     floor = steps * preview.STEP / 3600
     assert preview.cost([cell]).core_hours == pytest.approx(max(least, floor), rel=0.2)
@@ -685,6 +688,11 @@ def test_costs_are_of_three_passes_over_the_examples_and_of_tests(
     twice = cells_of(item, tmp_path, rows=["iid"], methods=["fedveca"], seeds=2)
     one = preview.cost([tested]).core_hours
     assert preview.cost(twice).core_hours == pytest.approx(2 * one)
+    with monkeypatch.context() as patch:  # and what a program takes to be compiled
+        patch.setattr(preview, "START", 36.0)
+        assert preview.cost([tested]).core_hours == pytest.approx(one + 0.01)
+        assert preview.cost(twice).core_hours == pytest.approx(2 * one + 0.01)
+        assert preview.cost(twice, lambda cell: 0).core_hours == 0
     monkeypatch.setattr(preview, "STEP", 0)
     # the server's model and another see all 360 examples in both rounds
     often = replace(untested, evaluate_every=1, evaluate_also=("all",))
@@ -697,6 +705,11 @@ def test_costs_are_of_three_passes_over_the_examples_and_of_tests(
     "old, new, said",
     [
         ("seeds = 2", "seed = 2", "cpu.seed, which means nothing"),
+        (
+            'methods = ["fedveca"]',
+            'methods = ["veca"]',
+            "'veca' among the methods of scales.cpu, which is none of its methods",
+        ),
         ("[cells.skewed.fedveca]", "[cells.skewed.fedvecca]", "something of fedvecca"),
         ("[published.iid]", "[published.idi]", "something of idi"),
         ("batches of 20", "batches-of-20", "'batches-of-20' chosen, which is not in"),
@@ -724,6 +737,17 @@ def test_costs_are_of_three_passes_over_the_examples_and_of_tests(
             "figures = [",
             'against = "bytes"\nfigures = [',
             "against='bytes', which is no axis; did you mean 'bytes_up'",
+        ),
+        ('"rounds_to.1.0"]', '"clients.A"]', "the figure clients.A without a client"),
+        (
+            "figures = [",
+            'draw = ["class_accuracy@2"]\nfigures = [',
+            r"draws class_accuracy@2, but .* in \(0, 1\]",
+        ),
+        (
+            "figures = [",
+            'draw = ["loss@0.5"]\nfigures = [',
+            "draws loss@0.5, but only class_accuracy has a share",
         ),
         ('shuffle = "replacement"', 'over = "moon"', "over='moon', which is none of"),
     ],
@@ -856,7 +880,7 @@ def record_of(**tables):
     """What `read_run` returns, of tables of numbers."""
     empty = {"metrics": pa.table({"round": [1]}), "clients": pa.table({"client": [0]})}
     tables = {name: pa.table(columns) for name, columns in tables.items()}
-    return SimpleNamespace(**(empty | tables))
+    return SimpleNamespace(accuracy="accuracy", **(empty | tables))
 
 
 def test_changes_are_from_one_round_of_a_client_to_its_next():
@@ -871,6 +895,9 @@ def test_changes_are_from_one_round_of_a_client_to_its_next():
     )
     assert changes(record, "clients.loss").tolist() == [[-1, -2], [-2, -1]]
     assert changes(record, "loss").tolist() == [[-1, 2], [2, 0.5]]
+    assert (
+        changes(record, "losses").shape == changes(record, "clients.x").shape == (0, 2)
+    )
     short = record_of(metrics={"round": [1], "loss": [2.0]})
     assert changes(short, "loss").shape == (0, 2)
 
@@ -879,7 +906,11 @@ def test_changes_and_columns_of_a_client_are_figures(tmp_path, monkeypatch):
     from fedjax_adapt.report import reproduce as report
 
     record = record_of(
-        clients={"client": [0, 1, 0, 1], "A": [1.0, 10.0, 3.0, 20.0]},
+        clients={
+            "client": [0, 1, 0, 1, 0],
+            "A": [1.0, 10.0, 3.0, 20.0, 40.0],
+            "clipped": [0.1, 0.2, 0.3, 0.4, 0.5],
+        },
         # (-1, 2), (2, 0) and (0, 9)
         metrics={"round": [1, 2, 3, 4, 5], "loss": [2.0, 1.0, 3.0, 3.0, 12.0]},
     )
@@ -889,13 +920,40 @@ def test_changes_and_columns_of_a_client_are_figures(tmp_path, monkeypatch):
     found = measured([*names, "changes.loss", "changes.clients.A"], {}, here)
     values = {cell.figure: cell.values for cell in found}
     assert values == {
-        "clients.A.0": [2.0],
+        "clients.A.0": [3.0],
         "clients.A.1": [15.0],
         "clients.A.2": [],
         "clients.B.0": [],
         "changes.loss": [pytest.approx(np.sqrt(1 + 4))],
-        "changes.clients.A": [],  # nobody has three rounds
+        "changes.clients.A": [pytest.approx(np.hypot(2, 37))],  # of client 0
     }
+
+
+def test_changes_are_drawn_with_the_one_before_across(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    from fedjax_adapt.report import reproduce as report
+
+    records = {
+        "fedavg-0": record_of(
+            metrics={"round": [1, 2, 3], "accuracy": [0.1, 0.2, 0.5]}
+        ),
+        "fedavg-1": record_of(
+            metrics={"round": [1, 2, 3], "accuracy": [0.9, 0.2, 0.5]}
+        ),
+    }
+    monkeypatch.setattr(report, "read_run", lambda path: records[path.name])
+    methods = {"fedavg": {seed: tmp_path / f"fedavg-{seed}" for seed in (0, 1)}}
+    axes = Figure().subplots()
+    report._drawing("changes.accuracy", methods, "round", lambda _: None)(axes)
+    (dots,) = axes.lines  # of the first seed, in %
+    np.testing.assert_allclose(dots.get_xydata(), [[10, 30]])
+    assert axes.get_ylabel() == "change of the server model's accuracy (%)"
+    assert axes.get_xlim()[1] > 30
+    axes = Figure().subplots()
+    report._drawing("changes.clients.loss", methods, "round", lambda _: None)(axes)
+    assert axes.get_ylabel() == "change of a client's loss"
+    assert "no dot" in axes.texts[0].get_text()
 
 
 def test_gaps_are_of_the_same_seed_and_round(tmp_path, monkeypatch):
@@ -903,23 +961,71 @@ def test_gaps_are_of_the_same_seed_and_round(tmp_path, monkeypatch):
 
     from fedjax_adapt.report import reproduce as report
 
-    losses = {"base-1": [5.0, 4.0], "other-0": [9.0, 9.0], "other-1": [1.0, 2.0]}
-    read = lambda path: record_of(
-        metrics={"round": [1, 2], "loss": losses[Path(path).name]}
-    )
+    losses = {
+        **{"base-1": [5.0, 4.0], "base-2": [50.0, 40.0], "base-3": [7.0, 7.0]},
+        **{"other-0": [9.0, 9.0], "other-1": [1.0, 2.0], "other-2": [20.0, 30.0]},
+    }
+    read = lambda path: record_of(metrics={"round": [1, 2], "loss": losses[path.name]})
     monkeypatch.setattr(report, "read_run", read)
     methods = {
-        "base": {1: tmp_path / "base-1"},
-        "other": {seed: tmp_path / f"other-{seed}" for seed in (0, 1)},
+        "base": {seed: tmp_path / f"base-{seed}" for seed in (1, 2, 3)},
+        "other": {seed: tmp_path / f"other-{seed}" for seed in (0, 1, 2)},
     }
     axes, drawn = Figure().subplots(), []
     monkeypatch.setattr(axes, "boxplot", lambda boxes, **_: drawn.extend(boxes))
     report._drawing("gaps.loss", methods, "round", lambda method: "base")(axes)
-    assert [gaps.tolist() for gaps in drawn] == [[4.0, 2.0]]
+    assert [gaps.tolist() for gaps in drawn] == [[4.0, 2.0, 30.0, 10.0]]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["base - other"]
     drawn.clear()
-    report._drawing("gaps.loss", methods, "round", lambda method: None)(axes)
-    assert drawn == []
+    for column, base in [("loss", None), ("loss", "none"), ("losses", "base")]:
+        report._drawing(f"gaps.{column}", methods, "round", lambda _, b=base: b)(axes)
+        assert drawn == []
+
+
+def test_curves_and_classes_are_of_all_seeds_and_lines_of_the_first(
+    tmp_path, monkeypatch
+):
+
+    from fedjax_adapt.report import reproduce as report
+
+    of = lambda seed: record_of(
+        metrics={
+            "round": [1, 2],
+            "premise": [1.0 + seed, 2.0 + seed],
+            "class_accuracy": [[0.1, 0.2], [0.2 + 0.2 * seed, 0.4]],
+        },
+        clients={"round": [1, 1, 2], "client": [3, 4, 3], "A": [1.0 + seed, 2.0, 3.0]},
+    )
+    monkeypatch.setattr(report, "read_run", lambda path: of(int(path.name)))
+    monkeypatch.setattr(report, "saved", lambda figure, path: figure)
+    here = {("iid", "fedveca"): {seed: tmp_path / str(seed) for seed in (0, 1)}}
+    columns = ["premise", "class_accuracy", "clients.A"]
+    shown = report.picture(tmp_path / "a.png", "title", here, [], columns)
+    curve, classes, lines = shown.axes
+    np.testing.assert_allclose(curve.lines[0].get_ydata(), [1.5, 2.5])
+    bound = curve.lines[1].get_ydata()  # of Theorem 1
+    assert list(bound) == [1, 1]
+    np.testing.assert_allclose(classes.lines[0].get_ydata(), [30, 40])
+    assert [line.get_xydata().tolist() for line in lines.lines] == [
+        [[1, 1], [2, 3]],
+        [[1, 2]],
+    ]
+    assert [line.get_label() for line in lines.lines] == ["client 3", "client 4"]
+
+
+def test_points_have_room_where_one_interval_is_wide():
+    from matplotlib.figure import Figure
+
+    from fedjax_adapt.report import reproduce as report
+
+    axes = Figure().subplots()
+    cells = [
+        Measured(values, 0, "row", str(at), "accuracy", 90.0)
+        for at, values in enumerate([[89, 90.5], [88, 90.5], [10, 99]])
+    ]
+    report._dots(cells, axes)
+    low, high = axes.get_xlim()
+    assert low < 54.5 and 90 < high < 250
 
 
 HELD = """
@@ -930,7 +1036,7 @@ chosen = ["no data are stated"]
 [run]
 dataset = "digits"
 num_clients = 4
-partition_seed = 0
+partition_seed = 5
 feature_noise = 0.3
 [rows.iid]
 partition = "iid"
@@ -951,17 +1057,16 @@ def held(papers):
 
 
 def test_an_item_without_methods_draws_data(held, tmp_path, capsys, monkeypatch):
-    from fedjax_adapt.report import reproduce as report
 
     told, drawn = ["reproduce", held, "--folder", str(tmp_path)], {}
     real = cli_reproduce.picture
-    monkeypatch.setattr(
-        cli_reproduce,
-        "picture",
-        lambda path, title, *rest, data: (
-            drawn.update(data) or real(path, title, *rest, data=data)
-        ),
-    )
+
+    def note(path, *rest, data):
+        drawn.clear()
+        drawn.update(data)
+        return real(path, *rest, data=data)
+
+    monkeypatch.setattr(cli_reproduce, "picture", note)
     assert main([*told, "--dry-run"]) == 0
     assert "iid: a picture, no run" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
@@ -969,26 +1074,82 @@ def test_an_item_without_methods_draws_data(held, tmp_path, capsys, monkeypatch)
     place = tmp_path / held / "full"
     assert {path.name for path in place.iterdir()} == {"picture.png", "record.json"}
     record = json.loads((place / "record.json").read_text())
-    assert record["rows"] == ["iid", "skewed"] and record["chosen"]
+    assert record["rows"] == ["iid", "skewed"] and record["scale"] == "full"
+    assert record["datasets"] == ["digits"] * 2 and record["partition_seeds"] == [5] * 2
+    assert record["hardware"] and record["versions"][0]["numpy"] == np.__version__
+    assert record["commits"] == [commit() or cli_reproduce.INSTALLED]
+    assert record["notes"] == ["Chosen here: no data are stated"]
     assert "Chosen here: no data are stated" in capsys.readouterr().out
-    skews = drawn["partition"]
-    assert list(skews) == ["iid", "skewed"]
-    assert skews["iid"].sizes.sum() == skews["skewed"].sizes.sum() == 1437
-    assert skews["iid"].label_entropy.mean() > skews["skewed"].label_entropy.mean()
-    seen = drawn["inputs"]["iid"]
+    counts = drawn["partition"]
+    assert list(counts) == ["iid", "skewed"]
+    config = Config(num_clients=4, partition_seed=5, partition="iid")
+    assert counts["iid"].tolist() == build(config).skew.label_counts.tolist()
+    assert counts["iid"].sum() == counts["skewed"].sum() == 1437
+    assert counts["skewed"].std() > 2 * counts["iid"].std()
+    seen, noise = drawn["inputs"]["iid"]
     assert seen.shape == (4, 8, 8, 3) and seen.min() >= 0 and seen.max() <= 1
-    # client 0 is clean, and noise grows
+    # client 0 is clean, pixels reach to 16, and noise grows
+    first = load_source(config).x_train[0].reshape(8, 8) / 16
+    np.testing.assert_allclose(seen[0], np.repeat(first[..., None], 3, 2), rtol=1e-6)
+    np.testing.assert_allclose(noise, [0, 0.1, 0.2, 0.3], rtol=1e-6)
     away = np.abs(seen - seen[0]).mean((1, 2, 3))
     assert away[0] == 0 and (np.diff(away) > 0).all()
+    other = seen_by_clients(replace(config, partition_seed=6, feature_noise=0.3))[0]
+    assert not np.array_equal(seen[1:], other[1:])
     assert main(["reproduce", "list", "--folder", str(tmp_path)]) == 0
     (line,) = (x for x in capsys.readouterr().out.splitlines() if held in x)
     assert "drawn" in line
-    assert main([*told, "--rows", "skewed", "--scale", "smoke"]) == 0
-    assert list(drawn["partition"]) == ["skewed"]
-    assert report.picture(place / "none.png", "", {}, [], ["partition"]) is None
+    assert main([*told, "--scale", "smoke"]) == 0
+    assert list(drawn["partition"]) == ["iid"]
+    assert "compare with nothing" in capsys.readouterr().out
+    assert (tmp_path / held / "smoke" / "picture.png").exists()
 
 
-@pytest.mark.parametrize("flag", ["methods", "seeds"])
+def test_a_dry_run_of_drawn_data_loads_them(held, tmp_path, capsys, papers):
+    path = papers / "some" / "fig8.toml"
+    path.write_text(HELD.replace('"digits"', '"mnist"'))
+    told = ["reproduce", held, "--folder", str(tmp_path), "--data-dir", "nowhere"]
+    for more in ([], ["--dry-run"]):
+        assert main([*told, *more]) == 2
+        assert "data_dir=nowhere does not exist" in capsys.readouterr().err
+
+
+def test_a_picture_that_is_no_items_is_kept(held, tmp_path, capsys):
+    mine = tmp_path / held / "full" / "picture.png"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    assert main(["reproduce", held, "--folder", str(tmp_path)]) == 2
+    assert f"{mine} is there, which {held} has not drawn" in capsys.readouterr().err
+    assert mine.read_text() == "mine"
+
+
+def test_data_are_not_drawn_into_a_file(held, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["reproduce", held, "--folder", str(tmp_path / "file")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_inputs_that_are_no_pictures_are_refused():
+    config = Config(dataset="synthetic", num_clients=4, partition="natural")
+    with pytest.raises(SettingError, match="are no pictures; write dataset=cifar10"):
+        seen_by_clients(config)
+
+
+def test_pictures_of_clients_stand_in_order():
+    from matplotlib.figure import Figure
+
+    from fedjax_adapt.report import reproduce as report
+
+    axes, shades = Figure().subplots(), np.array([0, 0.5])
+    pictures = np.broadcast_to(shades[:, None, None, None], (2, 3, 4, 3))
+    report._inputs((pictures, np.array([0, 0.25])), axes)
+    (image,) = axes.images
+    assert image.get_array()[1, [1, 7], 0].tolist() == [0, 0.5]
+    labels = [text.get_text() for text in axes.get_xticklabels()]
+    assert labels == ["0\n0", "1\n0.25"]
+
+
+@pytest.mark.parametrize("flag", ["rows", "methods", "seeds", "devices"])
 def test_flags_of_runs_are_refused_where_nothing_is_trained(
     held, tmp_path, capsys, flag
 ):
@@ -1012,15 +1173,26 @@ def test_an_item_without_methods_can_draw_data_alone(papers, draw):
         path.unlink()
 
 
-def test_a_picture_of_runs_has_the_labels_of_its_rows(made, monkeypatch):
+def test_a_picture_of_runs_has_the_labels_of_their_clients(made, monkeypatch):
     from fedjax_adapt.report import reproduce as report
 
     monkeypatch.setattr(report, "saved", lambda figure, path: figure)
-    skew = SimpleNamespace(label_counts=np.array([[3, 0], [1, 7]]))
-    data = {"partition": {"iid": skew}}
+    here = runs(iid(made))
     draw = ["accuracy", "partition"]
-    shown = picture(made / "p.png", "title", runs(iid(made)), [], draw, data=data)
-    curves, labels = shown.axes[:2]
+    curves, labels = picture(made / "p.png", "title", here, [], draw).axes[:2]
     assert len(curves.lines) == 3
-    np.testing.assert_array_equal(labels.images[0].get_array(), skew.label_counts)
-    assert labels.get_xlabel() == "label; the darkest is 7 examples"
+    config = read_config(here["iid", "fedveca"][0] / "config.toml")
+    counts = build(config).skew.label_counts
+    (image,) = labels.images
+    np.testing.assert_array_equal(image.get_array(), counts)
+    assert image.norm.vmax == counts.max()
+    assert labels.get_xlabel() == f"label; the darkest is {counts.max()} examples"
+
+
+def test_files_of_earlier_calls_are_counted(made, capsys):
+    told = ["reproduce", "some-table1", "--folder", str(made), "--rows", "iid"]
+    assert main(told) == 0 and "more runs" not in capsys.readouterr().out
+    assert main([*told, "--methods", "fedveca"]) == 0
+    assert (
+        "the files below have 2 more runs, of earlier calls" in capsys.readouterr().out
+    )

@@ -13,9 +13,9 @@ from rich.table import Table
 from .. import __version__, check
 from ..errors import SettingError
 from ..experiment.build import load_source, seen_by_clients
-from ..experiment.config import Config, common_options, identity
+from ..experiment.config import common_options, identity, partition_seed
 from ..experiment.files import write_text
-from ..experiment.items import DATA, Item, Scale, names, read_item
+from ..experiment.items import Item, Scale, names, read_item
 from ..experiment.options import Option
 from ..experiment.preview import cost
 from ..experiment.reproduce import (
@@ -28,7 +28,7 @@ from ..experiment.reproduce import (
     runs_of,
 )
 from ..experiment.store import read_summary
-from ..experiment.summary import commit
+from ..experiment.summary import commit, hardware, versions
 from ..report.reproduce import (
     HEAD,
     Runs,
@@ -69,7 +69,7 @@ FLAGS = {
         Scale,
         "full",
         "full is the paper's protocol; cpu what two cores can do in hours; smoke two "
-        "rounds of the first row on the digits, to try it out",
+        "rounds of some methods of the first row on the digits, to try it out",
     ),
     "folder": Option(str, "runs/reproduce", "where all reproductions go"),
     "data_dir": common_options()["data_dir"],
@@ -118,7 +118,7 @@ def list_items(folder: Path) -> int:
     for name in names():
         item = read_item(name)
         cells = cells_of(item, folder, seeds=1)
-        about = cost(cells)
+        about = cost(cells) if cells else None
         costs = ["", ""] if about is None else [*map(_number, about)]
         shown = [item.name, str(len(cells)), _state(item, folder, made), *costs]
         lines.append([*shown, f"{item.place}: {item.title}"])
@@ -153,8 +153,9 @@ def _number(value: float) -> str:
 def _state(item: Item, folder: Path, made: Mapping[Scale, Made]) -> str:
     """What of an item has been run: at full scale, else on a CPU."""
     for scale in RANKED:
+        kind = "" if scale == "full" else f" ({scale})"
         if not item.methods and (folder / item.name / scale / RECORD).exists():
-            return "drawn"
+            return f"drawn{kind}"
         if not made[scale]:
             continue
         try:
@@ -165,14 +166,13 @@ def _state(item: Item, folder: Path, made: Mapping[Scale, Made]) -> str:
         paths = [x for cell in cells for x in runs_of(cell, made[scale]).values()]
         ended = sum(path is not None for path in paths)
         if ended:
-            kind = "" if scale == "full" else f" ({scale})"
             return ("done" if ended == count else f"{ended} of {count}") + kind
     return "never run"
 
 
 def _check_untrained(item: Item, given: Mapping[str, Any]) -> None:
     """Raises SettingError on a flag of runs."""
-    for name in ("methods", "seeds"):
+    for name in ("rows", "methods", "seeds", "devices"):
         if given[name] != FLAGS[name].default:
             raise SettingError(
                 f"{item.name} draws data and trains nothing; leave --{name} out.",
@@ -182,34 +182,66 @@ def _check_untrained(item: Item, given: Mapping[str, Any]) -> None:
 
 def _draw(item: Item, folder: Path, given: dict[str, Any]) -> int:
     """Draws data, of an item that has no runs."""
-    console, place = Console(quiet=given["quiet"]), folder / item.name / given["scale"]
-    configs = configs_of(item, *(given[n] for n in ("scale", "rows", "data_dir")))
+    console, scale = Console(quiet=given["quiet"]), given["scale"]
+    place = folder / item.name / scale
+    configs = configs_of(item, scale, given["data_dir"])
+    for config in configs.values() if given["dry_run"] else ():
+        load_source(config)  # or it is said what is wrong with it
     if given["dry_run"]:
-        for row, config in configs.items():
-            load_source(config)  # or it is said what is wrong with it
+        for row in configs:
             say(console, f"{row}: a picture, no run")
         return 0
-    title = f"{item.place}: {item.title} (scale {given['scale']})"
-    data = _data(item, configs)
-    drawn = picture(place / PICTURE, title, {}, [], item.draw, data=data)
-    about = {"rows": list(configs), "commits": [commit() or INSTALLED]}
-    record = _record(item, given, {}) | about | {"chosen": item.chosen}
+    if (place / PICTURE).exists() and not (place / RECORD).exists():
+        raise SettingError(
+            f"{place / PICTURE} is there, which {item.name} has not drawn; give another "
+            "--folder.",
+            setting="folder",
+        )
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(
+            f"folder={folder} cannot be written ({error.strerror}); give another "
+            "--folder.",
+            setting="folder",
+        ) from None
+    made = {"inputs": seen_by_clients, "partition": lambda c: preview(c).label_counts}
+    data = {
+        kind: {row: made[kind](config) for row, config in configs.items()}
+        for kind in item.draw
+    }
+    drawn = picture(place / PICTURE, _title(item, scale), {}, [], data=data)
+    here = {"commit": commit(), "hardware": hardware(), "versions": versions()}
+    notes = [*_about_scale(scale), *(f"Chosen here: {said}" for said in item.chosen)]
+    record = _record(item, scale, {}, [here]) | {
+        "rows": list(configs),
+        "datasets": [config.dataset for config in configs.values()],
+        "partition_seeds": [partition_seed(config) for config in configs.values()],
+        "notes": notes,
+    }
     write_text(place / RECORD, json.dumps(record, indent=2) + "\n")
-    for said in item.chosen:
-        say(console, f"- Chosen here: {said}")
+    for note in notes:
+        say(console, f"- {note}")
     for path in (place / RECORD, drawn):
         say(console, f"written  {path}")
     return 0
 
 
-def _data(item: Item, configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
-    """What an item draws of its data, by what and row."""
-    made = {"partition": preview, "inputs": seen_by_clients}
-    return {
-        what: {row: made[what](config) for row, config in configs.items()}
-        for what in item.draw
-        if what in DATA
-    }
+def _title(item: Item, scale: Scale, seeds: str | None = None) -> str:
+    """What stands above a picture; `seeds` is their number, None: it has no runs."""
+    about = "smoke, of the digits" if scale == "smoke" else scale
+    about += "" if seeds is None else f", n = {seeds}"
+    return f"{item.place}: {item.title} (scale {about})"
+
+
+def _about_scale(scale: Scale) -> list[str]:
+    """What is to be said of the figures and pictures of scale smoke."""
+    if scale != "smoke":
+        return []
+    return [
+        "Scale smoke is two rounds of some methods of the first row on scikit-learn's "
+        "digits, whatever titles say: its figures compare with nothing."
+    ]
 
 
 def _reproduce(
@@ -251,7 +283,11 @@ def _reproduce(
     whole = cells_of(item, folder, given["scale"], **wanted)
     runs = {(cell.row, cell.method): found_of(cell, any_seed=True) for cell in whole}
     runs = {at: of for at, of in runs.items() if of}
-    record, found = _record(item, given, runs), figures(runs)
+    paths = [path for of in runs.values() for path in of.values() if path is not None]
+    summaries = [said for path in paths if (said := read_summary(path)) is not None]
+    if (others := len(paths) - sum(len(of) for of in asked.values())) > 0:
+        say(console, f"the files below have {others} more runs, of earlier calls")
+    record, found = _record(item, given["scale"], runs, summaries), figures(runs)
     notes = _notes(item, whole, record)
     for note in notes:
         say(console, f"- {note}")
@@ -259,10 +295,8 @@ def _reproduce(
     # of seeds, which not all methods have
     counts = {len(of) for of in runs.values()} or {0}
     n = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    title = f"{item.place}: {item.title} (scale {given['scale']}, n = {n})"
-    rows = list(dict.fromkeys(row for row, _ in runs))
-    data = _data(item, configs_of(item, given["scale"], rows, given["data_dir"]))
-    about = item.draw, item.against, data, item.base_of
+    title = _title(item, given["scale"], n)
+    about = item.draw, item.against, None, item.base_of
     drawn = picture(place / PICTURE, title, runs, found, *about)
     write_text(place / "table.md", markdown(title, found, notes))
     write_text(place / "table.csv", as_csv(found))
@@ -289,7 +323,9 @@ def _plan(cells: Sequence[Cell], runs_of: Callable[[Cell], Mapping[int, Any]]) -
     count = sum(len(cell.configs) for cell in cells)
     lack = {c.folder: len(c.configs) - len(runs_of(c)) for c in cells}
     about = cost(cells, lambda cell: lack[cell.folder])
-    text = f"{count} runs, of which {count - sum(lack.values())} are there"
+    there = count - sum(lack.values())
+    runs, verb = "run" if count == 1 else "runs", "is" if there == 1 else "are"
+    text = f"{count} {runs}, of which {there} {verb} there"
     if any(lack.values()) and about is not None:
         hours = about.core_hours
         rough = "less than 0.01" if hours < 0.01 else f"about {_number(hours)}"
@@ -322,12 +358,10 @@ def _notes(item: Item, cells: Sequence[Cell], record: dict[str, Any]) -> list[st
     rows, methods = every(lambda cell: cell.row), every(lambda cell: cell.method)
     full = cells_of(item, cells[0].folder, "full", rows, methods, 1)
     whole = {(cell.row, cell.method): identity(cell.config) for cell in full}
-    if scale == "smoke":
-        notes.append(
-            "Scale smoke is two rounds of the first row on scikit-learn's digits: its "
-            "figures compare with nothing."
-        )
-    elif any(identity(cell.config) != whole[cell.row, cell.method] for cell in cells):
+    notes += _about_scale(scale)
+    if scale != "smoke" and any(
+        identity(cell.config) != whole[cell.row, cell.method] for cell in cells
+    ):
         notes.append(
             f"The settings of scale {scale} are not all the paper's, so its figures need "
             "not agree with the published ones."
@@ -345,16 +379,16 @@ def _notes(item: Item, cells: Sequence[Cell], record: dict[str, Any]) -> list[st
     return [*notes, *(f"Chosen here: {said}" for said in item.chosen), *evidence]
 
 
-def _record(item: Item, given: dict[str, Any], runs: Runs) -> dict[str, Any]:
-    """The evidence of an item's runs."""
-    folders = [path for of in runs.values() for path in of.values() if path is not None]
-    summaries = [said for path in folders if (said := read_summary(path)) is not None]
+def _record(
+    item: Item, scale: Scale, runs: Runs, summaries: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The evidence of an item's runs; `summaries` say on what they were made."""
     every = lambda values: sorted({str(value) for value in values})
     machine = lambda said: f"{said['hardware']['cpu']}, {said['hardware']['device']}"
     return {
         "item": item.name,
         "place": item.place,
-        "scale": given["scale"],
+        "scale": scale,
         "rows": list(dict.fromkeys(row for row, _ in runs)),
         "methods": list(dict.fromkeys(method for _, method in runs)),
         "seeds": sorted({seed for of in runs.values() for seed in of}),

@@ -320,29 +320,31 @@ def skewed(config: Config, source: Source, data: FederatedDataset) -> FederatedD
     return replace(data, noise=noise)
 
 
-def seen_by_clients(config: Config) -> np.ndarray:
-    """The first training picture as each client sees it, [clients, height, width, 3].
+def seen_by_clients(config: Config) -> tuple[np.ndarray, np.ndarray]:
+    """The first training picture as each client sees it, and the noise of each.
 
-    Pixels are in [0, 1], cut off there.
+    Pictures are [clients, height, width, 3], in [0, 1] and cut off there; the deviations
+    of the noise are [clients], in the same units.
 
     Raises:
       ValueError: as `build`, or inputs are no pictures.
     """
     source, _ = with_public(config, load_source(config))
     rows = split_source(config, source)
-    data = skewed(config, source, source.federated(rows))
+    noise = skewed(config, source, source.federated(rows)).noise
     x = jax.numpy.asarray(source.x_train[:1])
     if x.ndim != 4 or x.shape[-1] not in (1, 3):
         raise SettingError(
-            f"inputs of dataset={config.dataset} are {list(x.shape[1:])}, which are no "
-            "pictures; write one of pictures, as dataset=cifar10.",
+            f"dataset={config.dataset} has inputs {list(x.shape[1:])}, which are no "
+            "pictures; write dataset=cifar10 or another one of pictures.",
             setting="dataset",
         )
-    key = jax.random.key(partition_seed(config))
-    seen = lambda k: x if data.noise is None else data.noise.add(x, k, key)
-    shown = np.stack([np.asarray(seen(k))[0] for k in range(len(rows))])
-    shown = shown.astype(np.float32) / largest_pixel(source.x_train)
-    return np.broadcast_to(shown.clip(0, 1), (*shown.shape[:-1], 3))
+    most, key = largest_pixel(source.x_train), jax.random.key(partition_seed(config))
+    seen = lambda k: x if noise is None else noise.add(x, k, key)
+    shown = np.stack([np.asarray(seen(k))[0] for k in range(len(rows))]) / most
+    shown = np.broadcast_to(shown.clip(0, 1), (*shown.shape[:-1], 3))
+    std = np.zeros(len(rows)) if noise is None else np.asarray(noise.std) / most
+    return shown, std
 
 
 def build_task(config: Config, source: Source) -> Task:

@@ -26,6 +26,7 @@ What a method takes from the run of another, of the same row and seed:
     over = "METHOD"              the rounds that its speed-up is over; else the first's
 """
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -107,6 +108,13 @@ def read_item(name: str) -> Item:
                 raise SettingError(
                     f"{path} has {key}={given[key]!r}, which is none of its methods."
                 )
+    for scale, of_scale in raw.get("scales", {}).items():
+        for kind, known in {"rows": rows, "methods": methods}.items():
+            for lost in set(of_scale.get(kind, ())) - set(known):
+                raise SettingError(
+                    f"{path} has {lost!r} among the {kind} of scales.{scale}, which is "
+                    f"none of its {kind}."
+                )
     _check_columns(path, raw)
     only, drawn = raw.get("only", {}), raw.get("draw", [])
     if not methods and not (drawn and {*drawn} <= {*DATA}):
@@ -149,7 +157,20 @@ def _reasons(path: Path, chosen: Sequence[str]) -> list[str]:
 
 
 def _check_columns(path: Path, raw: Mapping[str, Any]) -> None:
-    """Raises SettingError on a cost that no run has, of a target or as an axis."""
+    """Raises SettingError on a figure or a drawing that means nothing."""
+    for figure in raw.get("figures", ()):
+        if figure.startswith("clients.") and not figure.rpartition(".")[2].isdecimal():
+            raise SettingError(
+                f"{path} has the figure {figure} without a client; write one, as in "
+                "clients.A.3."
+            )
+    for drawn in raw.get("draw", ()):
+        share = drawn.partition("@")[2]
+        if share and not re.fullmatch(r"class_accuracy@(0?\.\d+|1)", drawn):
+            raise SettingError(
+                f"{path} draws {drawn}, but only class_accuracy has a share of the rounds; "
+                "write one in (0, 1], as in class_accuracy@0.1."
+            )
     for figure in raw.get("figures", ()):
         column, of_target, target = figure.partition("_to.")
         short = column.removeprefix("models.all.").removeprefix("models.sel.")

@@ -77,8 +77,8 @@ def cells_of(
     Args:
       item: the table or figure.
       folder: of all reproductions.
-      scale: "full" is the paper's; "cpu" what the item's file says of one; "smoke" the
-        first row on the digits, two rounds, to try it out.
+      scale: "full" is the paper's; "cpu" what the item's file says of one; "smoke" some
+        methods of the first row on the digits, two rounds, to try it out.
       rows: of the item; empty: those of the scale.
       methods: likewise. A method whose run another needs comes with it, and so do those
         that speed-ups are over where the item shows any.
@@ -112,15 +112,11 @@ def cells_of(
 
 
 def configs_of(
-    item: Item, scale: Scale, rows: Sequence[str] = (), data_dir: str | None = None
+    item: Item, scale: Scale, data_dir: str | None = None
 ) -> dict[str, Config]:
-    """What its rows have without a method, which says whose data those are, by row.
-
-    Arguments and errors are those of `cells_of`.
-    """
-    rows = _chosen(item, scale, "rows", rows)
-    rows = rows[:1] if scale == "smoke" else rows
-    settings = {row: _settings(item.origin, scale, row, None) for row in rows}
+    """The settings of each row of an item that has no methods; at "smoke" of the first."""
+    rows = list(item.rows)[: 1 if scale == "smoke" else None]
+    settings = {row: _settings(item.origin, scale, row) for row in rows}
     given = {"data_dir": data_dir}
     return {row: from_settings({**of, **given}) for row, of in settings.items()}
 
@@ -149,22 +145,17 @@ def _chosen(
 
 
 @cache
-def _settings(
-    name: str, scale: Scale, row: str, method: str | None
-) -> Mapping[str, Any]:
+def _settings(name: str, scale: Scale, row: str, method: str = "") -> Mapping[str, Any]:
     """The settings of the runs of a cell of the item of this name, but for their seed."""
     item = read_item(name)
-    of_method, of_cell = {}, {}
-    if method is not None:
-        of_method = item.methods[method]
-        of_cell = item.cells.get(row, {}).get(method, {})
-    at = lambda key: f"{item.name}, {row}, {method}: {key}"
+    at = lambda key: f"{', '.join(filter(None, (item.name, row, method)))}: {key}"
+    of_method = item.methods.get(method, {})
     settings: dict[str, Any] = {}
     for table in (
         item.run,
         item.rows[row],
         {n: v for n, v in of_method.items() if n not in (*TAKEN, "over")},
-        of_cell,
+        item.cells.get(row, {}).get(method, {}),
         item.scales.get(scale, {}).get("run", {}),
     ):
         settings = _merged(settings, flattened(table))

@@ -70,6 +70,8 @@ def draw_partition(skew: Any, title: str, path: str | Path) -> Path:
 
     share = skew.label_counts / np.maximum(skew.sizes, 1)[:, None]
     image = draw_labels(share, 1, mix)  # one scale for all pictures
+    mix.set_xlabel("label")
+    mix.set_ylabel("client")
     bar = figure.colorbar(image, ax=mix, location="left", shrink=0.6, pad=0.02)
     bar.set_label("share of the client's examples", fontsize=8)
 
@@ -98,8 +100,6 @@ def draw_labels(values: np.ndarray, most: float, axes: "Axes") -> Any:
         norm=PowerNorm(0.5, 0, most),  # the root tells a tenth from nothing
         extent=(-0.5, num_labels - 0.5, num_clients - 0.5, -0.5),
     )
-    axes.set_xlabel("label")
-    axes.set_ylabel("client")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(nbins=12, integer=True))
     return image

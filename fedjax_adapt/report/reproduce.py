@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..experiment.records import Record, read_run
-from ..experiment.store import ACCURACY, COSTS, figures_of, read_summary
+from ..experiment.store import (
+    ACCURACY,
+    COSTS,
+    PARTITION,
+    figures_of,
+    read_summary,
+    read_table,
+)
 from .clients import draw_labels
 from .plots import AGAINST, draw_mean, saved
 from .seeds import Sample, at_target, difference_text, sample, speed_ups
@@ -21,7 +28,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CLASSES = "class_accuracy"  # drawn by label
-# before a column, see `picture`
+LEAST = {"premise": 1}  # what a theorem wants a column to be at least
+MOST_NAMED = 10  # clients in a legend
+# what stands before a column in a figure or in what is drawn, see `measured` and `picture`
 CLIENTS, CHANGES, GAPS = "clients.", "changes.", "gaps."
 SHARES = (  # shown in %
     *("accuracy", "accuracy_all", "accuracy_sel", "best_accuracy", "last_mean"),
@@ -62,7 +71,7 @@ def measured(
       figures: by the names of a summary, as in rounds_to.0.97; or simulated_seconds_to.0.97
         and the like, a column of the metrics in that round; speed_up.0.97, the rounds of
         the base by those of this method, seed by seed; traffic_mib, of both ways;
-        clients.A.3, the mean of client 3's column A over its rounds; changes.loss, the
+        clients.A.3, the median of client 3's column A over its rounds; changes.loss, the
         median distance from (0, 0) of what `changes` finds. With models.all. before it a
         figure is of that model in place of the server's.
       published: by row, method and figure.
@@ -114,16 +123,13 @@ def _value(path: Path, name: str) -> float | None:
     column, _, target = name.partition("_to.")
     if target and column in COSTS:
         return at_target(read_run(path), float(target))[column]
-    if name.startswith(CLIENTS):
-        column, client = name.removeprefix(CLIENTS).split(".")
-        table = read_run(path).clients
-        if column not in table.column_names:
-            return None
-        of_client = table[column].to_numpy()[table["client"].to_numpy() == int(client)]
-        return float(of_client.mean()) if len(of_client) else None
     if name.startswith(CHANGES):
         found = changes(read_run(path), name.removeprefix(CHANGES))
         return float(np.median(np.hypot(*found.T))) if len(found) else None
+    if name.startswith(CLIENTS):
+        column, client = name.removeprefix(CLIENTS).rsplit(".", 1)
+        values = _by_client(read_run(path), column).get(int(client))
+        return None if values is None else float(np.median(values))
     found = of_summary(read_summary(path) or {}, name)
     if found is not None or "." in name:
         return found
@@ -154,21 +160,37 @@ def of_summary(summary: Mapping[str, Any], name: str) -> float | None:
 
 
 def changes(record: Record, column: str) -> np.ndarray:
-    """By how much a column changed twice in a row, [n, 2]: the time before, and this time.
+    """The changes of a column beside the changes before them, [n, 2], the earlier first.
 
-    The times are tests of the server's model; or, of clients.COLUMN, the rounds that a
-    client took part in, client by client.
+    Of a column of metrics they are from test to test; of clients.COLUMN from one round of
+    a client to its next. There are none if the run has no such column. Shares are in %.
     """
-    if not column.startswith(CLIENTS):
-        values = record.metrics[column].to_numpy()
-        return np.stack([np.diff(values)[:-1], np.diff(values)[1:]], 1)
-    column = column.removeprefix(CLIENTS)
-    rows = {name: record.clients[name].to_numpy() for name in ("client", column)}
-    of_clients = [rows[column][rows["client"] == k] for k in np.unique(rows["client"])]
-    found = [
-        np.stack([np.diff(x)[:-1], np.diff(x)[1:]], 1) for x in of_clients if len(x)
-    ]
-    return np.concatenate([*found, np.zeros((0, 2))])
+    if column.startswith(CLIENTS):
+        series = _by_client(record, column.removeprefix(CLIENTS)).values()
+    else:
+        values = _column(record, column)
+        series = [] if values is None else [values]
+    steps = [np.diff(values) for values in series]
+    return np.concatenate(
+        [np.stack([x[:-1], x[1:]], 1) for x in steps if len(x)] + [np.zeros((0, 2))]
+    )
+
+
+def _column(record: Record, name: str) -> np.ndarray | None:
+    """A column of the metrics, shares in %; None: the run has none."""
+    at = record.accuracy if name == ACCURACY else name
+    if at not in record.metrics.column_names:
+        return None
+    return (100 if name in SHARES else 1) * record.metrics[at].to_numpy()
+
+
+def _by_client(record: Record, column: str) -> dict[int, np.ndarray]:
+    """A column of the clients, client by client, in the order of their rounds."""
+    if column not in record.clients.column_names:
+        return {}
+    clients, values = (record.clients[n].to_numpy() for n in ("client", column))
+    share = 100 if column in SHARES else 1
+    return {int(k): share * values[clients == k] for k in np.unique(clients)}
 
 
 HEAD = ("figure", "method", "published", "measured", "difference", "n")
@@ -269,41 +291,39 @@ def picture(
           class_accuracy    by label, after the last round; class_accuracy@0.1: after the
                             first test that comes after a tenth of the rounds
           clients.COLUMN    a panel for each method, a line for each client of one run
-          changes.COLUMN    as `changes`: a dot for each, of one run
-          gaps.COLUMN       a method's base less the method, in all tests of all runs
-          partition         how many examples of each label a client holds
+          changes.COLUMN    as `changes` finds them in one run, a dot for each
+          gaps.COLUMN       a method's base less the method, in all tests of all runs; the
+                            boxes are without outliers
+          partition         how many examples of each label a client holds, in one run
           inputs            an example as each client sees it
 
       against: the horizontal axis of curves, a column likewise.
-      data: what partition (a `Skew`) and inputs (pictures [clients, height, width, 3] in
-        [0, 1]) draw, by what and row.
+      data: what is drawn without a run, by kind and row: of partition the counts [clients,
+        labels], of inputs what `_inputs` takes.
       base_of: the method that a method is compared with in gaps; None: with none.
     """
     from matplotlib.figure import Figure
 
-    of_data = [row for of in (data or {}).values() for row in of]
-    rows: dict[str, dict[str, dict[int, Path]]] = {row: {} for row in of_data}
+    rows: dict[str, dict[str, dict[int, Path]]] = {}
     for (row, method), of in runs.items():
         if paths := {seed: path for seed, path in of.items() if path is not None}:
             rows.setdefault(row, {})[method] = paths
     panels: list[tuple[str, Callable[[Axes], None]]] = []
+    for kind, of_rows in (data or {}).items():
+        shown = _labels if kind == "partition" else _inputs
+        panels += [(row, partial(shown, drawn)) for row, drawn in of_rows.items()]
     for column in draw or [""]:
         for row, methods in rows.items():
-            if data and column in data:
-                shown = _labels if column == "partition" else _inputs
-                if row in data[column]:
-                    panels.append((row, partial(shown, data[column][row])))
-            elif column.startswith(CLIENTS):
+            if column.startswith(CLIENTS):
                 name = column.removeprefix(CLIENTS)
                 for method, paths in methods.items():
-                    first = _first(paths)
-                    if name in read_run(first).clients.column_names:
-                        lines = partial(_client_lines, first, name)
-                        panels.append((f"{row}, {method}", lines))
-            elif methods and not column:
+                    if lines := _by_client(read_run(_first(paths)), name):
+                        shown = partial(_client_lines, _first(paths), name, lines)
+                        panels.append((f"{row}, {method}", shown))
+            elif not column:
                 here = [cell for cell in found if cell.row == row]
                 panels.append((row, partial(_dots, here)))
-            elif methods:
+            else:
                 drawn = _drawing(column, methods, against, base_of)
                 panels.append((row, drawn))
     if not panels:
@@ -335,6 +355,9 @@ def _drawing(
     base_of: Callable[[str], str | None],
 ) -> "Callable[[Axes], None]":
     """What fills the panel of a column that all methods of a row share."""
+    if column == "partition":
+        table = read_table(_first(next(iter(methods.values()))), PARTITION)
+        return partial(_labels, np.array(table["label_counts"].to_pylist()))
     if column.startswith(CHANGES):
         return partial(_changes, methods, column.removeprefix(CHANGES))
     if column.startswith(GAPS):
@@ -355,28 +378,27 @@ def _name_axes(axes: "Axes", across: str, up: str) -> None:
 def _curves(methods: Methods, column: str, against: str, axes: "Axes") -> None:
     for method, paths in methods.items():
         records = [read_run(path) for path in paths.values()]
-        names = [
-            record.accuracy if column == ACCURACY else column for record in records
-        ]
-        shown = zip(records, names, strict=True)
-        if not all(name in record.metrics.column_names for record, name in shown):
-            continue  # a scalar that this method does not show
-        share = 100 if column in SHARES else 1
         curves = []
-        for record, name in zip(records, names, strict=True):
-            across = (record.metrics[n].to_numpy() for n in ("round", against))
-            curves.append((*across, share * record.metrics[name].to_numpy()))
-        draw_mean(axes, curves, linewidth=1.2, label=method)
+        for record in records:
+            values = _column(record, column)
+            if values is not None:  # or this method does not show it
+                across = (record.metrics[n].to_numpy() for n in ("round", against))
+                curves.append((*across, values))
+        if curves:
+            draw_mean(axes, curves, linewidth=1.2, label=method)
+    if column in LEAST:
+        axes.axhline(LEAST[column], color="#222222", linewidth=0.8, linestyle=":")
     _name_axes(axes, AGAINST.get(against, against), _unit(column))
 
 
-def _client_lines(path: Path, column: str, axes: "Axes") -> None:
-    table = read_run(path).clients
-    rounds, clients, values = (table[n].to_numpy() for n in ("round", "client", column))
-    for client in np.unique(clients):
-        here = clients == client
-        axes.plot(rounds[here], values[here], linewidth=0.8)
-    _name_axes(axes, "communication round", column)
+def _client_lines(
+    path: Path, column: str, lines: Mapping[int, np.ndarray], axes: "Axes"
+) -> None:
+    rounds = _by_client(read_run(path), "round")
+    for client, values in lines.items():
+        label = f"client {client}" if len(lines) <= MOST_NAMED else None
+        axes.plot(rounds[client], values, linewidth=0.8, label=label)
+    _name_axes(axes, "communication round", _unit(column))
 
 
 def _classes(methods: Methods, share: float, axes: "Axes") -> None:
@@ -397,12 +419,20 @@ def _classes(methods: Methods, share: float, axes: "Axes") -> None:
 
 
 def _changes(methods: Methods, column: str, axes: "Axes") -> None:
-    for method, paths in methods.items():
-        before, now = changes(read_run(_first(paths)), column).T
-        axes.plot(before, now, ".", markersize=2, alpha=0.4, label=method)
-    of_clients, what = column.startswith(CLIENTS), column.removeprefix(CLIENTS)
-    what = f"a client's {what}" if of_clients else what
-    _name_axes(axes, f"change of {what} the time before", f"change of {what}")
+    """Draws changes; axes reach to 98 % of them, as the first ones are far away."""
+    found = {m: changes(read_run(_first(of)), column) for m, of in methods.items()}
+    for method, dots in found.items():
+        axes.plot(*dots.T, ".", markersize=2, alpha=0.4, label=method)
+    whose = "a client's" if column.startswith(CLIENTS) else "the server model's"
+    what = f"change of {whose} {_unit(column.removeprefix(CLIENTS))}"
+    sizes = np.abs(np.concatenate(list(found.values())))
+    if len(sizes):
+        most = 1.05 * np.quantile(sizes.max(1), 0.98) or 1
+        axes.set_xlim(-most, most)
+        axes.set_ylim(-most, most)
+    else:
+        axes.text(0.5, 0.5, "no dot: it takes three times", ha="center", fontsize=8)
+    _name_axes(axes, "the change before", what)
 
 
 def _gaps(
@@ -411,35 +441,45 @@ def _gaps(
     base_of: Callable[[str], str | None],
     axes: "Axes",
 ) -> None:
-    values = lambda path: read_run(path).metrics[column].to_numpy()
     boxes = {}
     for method, paths in methods.items():
-        bases = methods.get(base_of(method) or method, {})
-        seeds = [seed for seed in paths if seed in bases]
-        if seeds and bases is not paths:
-            gaps = [values(bases[seed]) - values(paths[seed]) for seed in seeds]
-            boxes[f"{base_of(method)} - {method}"] = np.concatenate(gaps)
+        base = base_of(method)
+        if base is None or base == method or base not in methods:
+            continue
+        gaps = []
+        for seed, path in paths.items():
+            if seed in methods[base]:
+                pair = (read_run(at) for at in (methods[base][seed], path))
+                one, other = (_column(record, column) for record in pair)
+                if one is not None and other is not None:
+                    gaps.append(one - other)
+        if gaps:
+            boxes[f"{base} - {method}"] = np.concatenate(gaps)
     if boxes:
         axes.boxplot(list(boxes.values()), showfliers=False)
         axes.set_xticks(range(1, len(boxes) + 1), list(boxes), fontsize=7)
     axes.axhline(0, color="#222222", linewidth=0.6)
-    _name_axes(axes, "", f"difference of {column}")
+    _name_axes(axes, "", f"difference of {_unit(column)}")
 
 
-def _labels(skew: Any, axes: "Axes") -> None:
-    most = int(skew.label_counts.max())
-    draw_labels(skew.label_counts, most, axes)
+def _labels(counts: np.ndarray, axes: "Axes") -> None:
+    most = int(counts.max())
+    draw_labels(counts, most, axes)
     axes.grid(visible=False)
     _name_axes(axes, f"label; the darkest is {most:,} examples", "client")
 
 
-def _inputs(pictures: np.ndarray, axes: "Axes") -> None:
-    count, height, width = pictures.shape[:3]
-    axes.imshow(np.concatenate(list(pictures), 1))
-    axes.set_xticks((np.arange(count) + 0.5) * width, [str(k) for k in range(count)])
+def _inputs(seen: tuple[np.ndarray, np.ndarray], axes: "Axes") -> None:
+    """Draws pictures [clients, height, width, 3] in [0, 1], and their noise [clients]."""
+    pictures, noise = seen
+    width = pictures.shape[2] + 2
+    gap = [(0, 0), (0, 0), (1, 1), (0, 0)]
+    axes.imshow(np.concatenate(list(np.pad(pictures, gap, constant_values=1)), 1))
+    names = [f"{k}\n{deviation:.2g}" for k, deviation in enumerate(noise)]
+    axes.set_xticks((np.arange(len(pictures)) + 0.5) * width, names)
     axes.set_yticks([])
     axes.grid(visible=False)
-    _name_axes(axes, "client", "")
+    _name_axes(axes, "client, and the deviation of its noise", "")
 
 
 def _dots(found: Sequence[Measured], axes: "Axes") -> None:
@@ -457,4 +497,8 @@ def _dots(found: Sequence[Measured], axes: "Axes") -> None:
     axes.errorbar(ours, at, xerr=spread, fmt="o", markersize=4, label=label)
     axes.set_yticks(at, names)
     axes.invert_yaxis()
+    # a method that fails on some seeds has an interval that leaves no room for the others
+    if known := [value for value in (*paper, *ours) if np.isfinite(value)]:
+        room = 0.15 * (max(known) - min(known)) + np.median(spread)
+        axes.set_xlim(min(known) - (room or 1), max(known) + (room or 1))
     _name_axes(axes, _unit(found[0].figure), "")

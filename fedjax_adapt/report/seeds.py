@@ -4,13 +4,14 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..experiment.config import learned_from
+from ..experiment.config import identity, learned_from, read_config
 from ..experiment.records import Record
-from ..experiment.store import COSTS, figures_of, first_reaching
+from ..experiment.store import CONFIG, COSTS, figures_of, first_reaching
 
 CONFIDENCE = 0.95
 Run = tuple[dict[str, Any], dict[str, Any]]  # (config, summary)
@@ -41,8 +42,21 @@ def _besides_seed(run: Run, *others: str) -> str:
     config, summary = run
     public = summary.get("public", {})
     settings = settings_but(config, *others)
+    if matched := settings.get("match"):  # runs of several seeds match one each
+        settings["match"] = _settings_of(Path(matched), *others)
     made_of = [summary.get("own"), *(public.get(what) for what in PUBLIC)]
     return json.dumps([settings, made_of], default=str)
+
+
+def _settings_of(folder: Path, *others: str) -> Any:
+    """What decides the numbers of a run, but for its seed and other settings.
+
+    It is the folder where the run is there no more.
+    """
+    if not (folder / CONFIG).exists():
+        return str(folder)
+    settings = identity(read_config(folder / CONFIG))
+    return {n: v for n, v in settings.items() if n not in ("seed", *others)}
 
 
 def settings_but(config: dict[str, Any], *others: str) -> dict[str, Any]:

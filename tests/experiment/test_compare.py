@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -742,6 +743,32 @@ def test_a_partition_that_follows_the_seed_is_no_difference(finished, first):
     (group,) = groups([*follows, *fixed])
     folders = [[Path(run[1]["folder"]).name for run in x.values()] for x in group.lines]
     assert sorted(folders) == [["f1", "f2"], [f"p{n}" for n in (*first, 1, 2)]]
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_seeds_that_match_a_run_each_are_one_line(finished, fixed):
+    """Of runs that differ in the seed alone; what matches another one has its own."""
+    make = lambda folder, algorithm, n, **settings: finished(
+        algorithm,
+        0.5,
+        folder=f"{folder}-{n}",
+        seed=n,
+        partition_seed=0 if fixed else n,
+        **settings,
+    )
+    first = [make("first", "fedveca", n, lr=0.1) for n in (1, 2)]
+    other = [make("other", "fedveca", n, lr=0.2) for n in (1, 2)]
+    of = lambda name, folders: [
+        make(name, "fedavg", n, match=str(at.absolute()))
+        for n, at in zip((1, 2), folders, strict=True)
+    ]
+    matched = [*of("a", first), *of("b", other)]
+    (group,) = groups([*first, *matched])
+    folders = [[Path(run[1]["folder"]).name for run in x.values()] for x in group.lines]
+    assert sorted(folders) == [["a-1", "a-2"], ["b-1", "b-2"], ["first-1", "first-2"]]
+    shutil.rmtree(first[0])  # what is there no more is told by its folder
+    (group,) = groups(matched)
+    assert sorted(len(line) for line in group.lines) == [1, 1, 2]
 
 
 def test_rounds_to_a_target_and_the_speed_up_seed_by_seed(finished):

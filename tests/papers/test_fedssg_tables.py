@@ -177,7 +177,8 @@ def test_figures_of_consistency_labels_and_phases(number):
             kind, concentration = SPLITS[row]
             assert config.partition == kind
             assert config.partition_options.get("concentration") == concentration
-            assert (config.dataset, config.num_clients) == ("mnist", 100)
+            found = (config.dataset, config.num_clients, config.partition_seed)
+            assert found == ("mnist", 100, 20)
         assert list(item.rows) == list(SPLITS)
     else:
         assert list(item.rows) == ["mnist-15-did1", "emnist-15-did1"]

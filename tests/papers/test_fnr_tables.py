@@ -85,7 +85,7 @@ def test_there_is_an_item_for_each_table_and_for_the_curves():
 
 
 def test_the_figures_of_data_are_of_the_papers_skews():
-    """Sec. 3: deviations of 0 to 0.5 in steps of 0.1; 10 participants, alpha 0.5."""
+    """Sec. 4.1: deviations of 0 to 0.5 by 0.1; Sec. 4.2: 10 participants, alpha 0.5."""
     (noisy,) = configs_of(read_item("fnr-fig1"), "full").values()
     assert (noisy.dataset, noisy.feature_noise) == ("cifar10", 0.5)
     x = np.full((1, 32, 32, 3), 255, np.uint8)
