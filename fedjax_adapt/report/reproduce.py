@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CLASSES = "class_accuracy"  # drawn by label
-LEAST = {"premise": 1}  # what a theorem wants a column to be at least
+LEAST = {"premise": ("lr tau L", 1)}  # what a theorem wants to be at least so much
 MOST_NAMED = 10  # clients in a legend
 # what stands before a column in a figure or in what is drawn, see `measured` and `picture`
 CLIENTS, CHANGES, GAPS = "clients.", "changes.", "gaps."
@@ -386,9 +386,11 @@ def _curves(methods: Methods, column: str, against: str, axes: "Axes") -> None:
                 curves.append((*across, values))
         if curves:
             draw_mean(axes, curves, linewidth=1.2, label=method)
+    name = _unit(column)
     if column in LEAST:
-        axes.axhline(LEAST[column], color="#222222", linewidth=0.8, linestyle=":")
-    _name_axes(axes, AGAINST.get(against, against), _unit(column))
+        name, least = LEAST[column]
+        axes.axhline(least, color="#222222", linewidth=0.8, linestyle=":")
+    _name_axes(axes, AGAINST.get(against, against), name)
 
 
 def _client_lines(
