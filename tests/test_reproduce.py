@@ -503,11 +503,17 @@ def test_a_title_says_how_many_seeds_methods_have(made, monkeypatch):
         return {seed: found[0] for seed in seeds} if found else {}
 
     monkeypatch.setattr(cli_reproduce, "runs_of", runs_of)
-    note = lambda path, title, *_: titles.append(title)
+    bases = []
+
+    def note(path, title, *others):
+        titles.append(title)
+        bases.append(others[-1]("fedavg"))  # that gaps are of
+
     monkeypatch.setattr(cli_reproduce, "picture", note)
     told = ["reproduce", "some-table1", "--folder", str(made), "--rows", "iid"]
     assert main(told) == 0
     assert titles == ["Table 1: Accuracy (scale full, n = 1 to 2)"]
+    assert bases == ["fedveca"]
 
 
 def test_every_seed_takes_the_steps_of_its_own(papers, tmp_path, monkeypatch):
