@@ -8,7 +8,7 @@ from textwrap import shorten
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from .. import __version__, check
 from ..errors import SettingError
@@ -274,7 +274,8 @@ def _reproduce(
         make_runs(cells, given["devices"], report, done, made)
     asked = {(cell.row, cell.method): found_of(cell) for cell in cells}
     for row, lines in tables(figures(asked)).items():
-        table = Table(*HEAD, title=f"{item.place}, {row}")
+        heads = (Column(name, no_wrap=name == "method") for name in HEAD)
+        table = Table(*heads, title=f"{item.place}, {row}")
         for line in lines:
             table.add_row(*line)
         console.print(table)
