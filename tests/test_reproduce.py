@@ -505,9 +505,9 @@ def test_a_title_says_how_many_seeds_methods_have(made, monkeypatch):
     monkeypatch.setattr(cli_reproduce, "runs_of", runs_of)
     bases = []
 
-    def note(path, title, *others):
+    def note(path, title, *_, base_of, **__):
         titles.append(title)
-        bases.append(others[-1]("fedavg"))  # that gaps are of
+        bases.append(base_of("fedavg"))  # that gaps are of
 
     monkeypatch.setattr(cli_reproduce, "picture", note)
     told = ["reproduce", "some-table1", "--folder", str(made), "--rows", "iid"]
@@ -716,6 +716,11 @@ def test_costs_are_of_three_passes_over_the_examples_and_of_tests(
             'methods = ["veca"]',
             "'veca' among the methods of scales.cpu, which is none of its methods",
         ),
+        (
+            'rows = ["skewed"]',
+            'rows = ["skew"]',
+            "'skew' among the rows of scales.cpu, which is none of its rows",
+        ),
         ("[cells.skewed.fedveca]", "[cells.skewed.fedvecca]", "something of fedvecca"),
         ("[published.iid]", "[published.idi]", "something of idi"),
         ("batches of 20", "batches-of-20", "'batches-of-20' chosen, which is not in"),
@@ -750,6 +755,12 @@ def test_costs_are_of_three_passes_over_the_examples_and_of_tests(
             'draw = ["class_accuracy@2"]\nfigures = [',
             r"draws class_accuracy@2, but .* in \(0, 1\]",
         ),
+        (
+            "figures = [",
+            'draw = ["class_accuracy@0.0"]\nfigures = [',
+            "draws class_acc",
+        ),
+        ("figures = [", 'draw = ["class_accuracy@"]\nfigures = [', "draws class_accur"),
         (
             "figures = [",
             'draw = ["loss@0.5"]\nfigures = [',
@@ -956,6 +967,13 @@ def test_changes_are_drawn_with_the_one_before_across(tmp_path, monkeypatch):
     np.testing.assert_allclose(dots.get_xydata(), [[10, 30]])
     assert axes.get_ylabel() == "change of the server model's accuracy (%)"
     assert axes.get_xlim()[1] > 30
+    # axes reach to 98 % of the dots, of those that are finite
+    walk = np.cumsum([*([0, 1] * 50), 1000, np.inf])
+    records["fedavg-0"] = record_of(metrics={"round": range(102), "loss": walk})
+    axes = Figure().subplots()
+    with np.errstate(invalid="ignore"):
+        report._drawing("changes.loss", methods, "round", lambda _: None)(axes)
+    assert axes.get_xlim() == axes.get_ylim() == pytest.approx((-1.05, 1.05), rel=0.1)
     axes = Figure().subplots()
     report._drawing("changes.clients.loss", methods, "round", lambda _: None)(axes)
     assert axes.get_ylabel() == "change of a client's loss"
@@ -971,7 +989,12 @@ def test_gaps_are_of_the_same_seed_and_round(tmp_path, monkeypatch):
         **{"base-1": [5.0, 4.0], "base-2": [50.0, 40.0], "base-3": [7.0, 7.0]},
         **{"other-0": [9.0, 9.0], "other-1": [1.0, 2.0], "other-2": [20.0, 30.0]},
     }
-    read = lambda path: record_of(metrics={"round": [1, 2], "loss": losses[path.name]})
+    read = lambda path: record_of(
+        metrics={
+            "round": [1, 2][: len(losses[path.name])],
+            "loss": losses[path.name],
+        }
+    )
     monkeypatch.setattr(report, "read_run", read)
     methods = {
         "base": {seed: tmp_path / f"base-{seed}" for seed in (1, 2, 3)},
@@ -981,6 +1004,10 @@ def test_gaps_are_of_the_same_seed_and_round(tmp_path, monkeypatch):
     monkeypatch.setattr(axes, "boxplot", lambda boxes, **_: drawn.extend(boxes))
     report._drawing("gaps.loss", methods, "round", lambda method: "base")(axes)
     assert [gaps.tolist() for gaps in drawn] == [[4.0, 2.0, 30.0, 10.0]]
+    losses["other-1"] = [1.0]  # of the first round alone
+    drawn.clear()
+    report._drawing("gaps.loss", methods, "round", lambda method: "base")(axes)
+    assert [gaps.tolist() for gaps in drawn] == [[4.0, 30.0, 10.0]]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["base - other"]
     drawn.clear()
     for column, base in [("loss", None), ("loss", "none"), ("losses", "base")]:
@@ -1017,6 +1044,13 @@ def test_curves_and_classes_are_of_all_seeds_and_lines_of_the_first(
         [[1, 2]],
     ]
     assert [line.get_label() for line in lines.lines] == ["client 3", "client 4"]
+    monkeypatch.setattr(report, "MOST_NAMED", 1)
+    lines = report.picture(tmp_path / "a.png", "title", here, [], columns).axes[2]
+    assert lines.get_legend() is None
+    # a method that does not show a column has no curve
+    names = ["premise", "loss"]
+    shown = report.picture(tmp_path / "a.png", "title", here, [], names)
+    assert [len(axes.lines) for axes in shown.axes] == [2, 0]
 
 
 def test_points_have_room_where_one_interval_is_wide():
@@ -1032,6 +1066,12 @@ def test_points_have_room_where_one_interval_is_wide():
     report._dots(cells, axes)
     low, high = axes.get_xlim()
     assert low < 54.5 and 90 < high < 250
+    (_, label) = (text.get_text() for text in axes.get_legend().get_texts())
+    assert label == "measured, 95 %, some cut off"
+    axes = Figure().subplots()
+    report._dots(cells[:1], axes)
+    (_, label) = (text.get_text() for text in axes.get_legend().get_texts())
+    assert label == "measured, 95 %"
 
 
 HELD = """
@@ -1104,7 +1144,14 @@ def test_an_item_without_methods_draws_data(held, tmp_path, capsys, monkeypatch)
     assert not np.array_equal(seen[1:], other[1:])
     assert main(["reproduce", "list", "--folder", str(tmp_path)]) == 0
     (line,) = (x for x in capsys.readouterr().out.splitlines() if held in x)
-    assert "drawn" in line
+    assert "drawn" in line and "cpu" not in line
+    assert main(told) == 0  # again, over its own
+    shutil.rmtree(place)
+    assert main([*told, "--scale", "cpu"]) == 0
+    capsys.readouterr()
+    assert main(["reproduce", "list", "--folder", str(tmp_path)]) == 0
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if held in x)
+    assert "drawn (cpu)" in line
     assert main([*told, "--scale", "smoke"]) == 0
     assert list(drawn["partition"]) == ["iid"]
     assert "compare with nothing" in capsys.readouterr().out
@@ -1118,6 +1165,7 @@ def test_a_dry_run_of_drawn_data_loads_them(held, tmp_path, capsys, papers):
     for more in ([], ["--dry-run"]):
         assert main([*told, *more]) == 2
         assert "data_dir=nowhere does not exist" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_picture_that_is_no_items_is_kept(held, tmp_path, capsys):

@@ -185,10 +185,9 @@ def _draw(item: Item, folder: Path, given: dict[str, Any]) -> int:
     console, scale = Console(quiet=given["quiet"]), given["scale"]
     place = folder / item.name / scale
     configs = configs_of(item, scale, given["data_dir"])
-    for config in configs.values() if given["dry_run"] else ():
-        load_source(config)  # or it is said what is wrong with it
     if given["dry_run"]:
-        for row in configs:
+        for row, config in configs.items():
+            load_source(config)  # or it is said what is wrong with it
             say(console, f"{row}: a picture, no run")
         return 0
     if (place / PICTURE).exists() and not (place / RECORD).exists():
@@ -197,6 +196,11 @@ def _draw(item: Item, folder: Path, given: dict[str, Any]) -> int:
             "--folder.",
             setting="folder",
         )
+    made = {"inputs": seen_by_clients, "partition": lambda c: preview(c).label_counts}
+    data = {
+        kind: {row: made[kind](config) for row, config in configs.items()}
+        for kind in item.draw
+    }
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -205,11 +209,6 @@ def _draw(item: Item, folder: Path, given: dict[str, Any]) -> int:
             "--folder.",
             setting="folder",
         ) from None
-    made = {"inputs": seen_by_clients, "partition": lambda c: preview(c).label_counts}
-    data = {
-        kind: {row: made[kind](config) for row, config in configs.items()}
-        for kind in item.draw
-    }
     drawn = picture(place / PICTURE, _title(item, scale), {}, [], data=data)
     here = {"commit": commit(), "hardware": hardware(), "versions": versions()}
     notes = [*_about_scale(scale), *(f"Chosen here: {said}" for said in item.chosen)]
@@ -286,8 +285,9 @@ def _reproduce(
     runs = {at: of for at, of in runs.items() if of}
     paths = [path for of in runs.values() for path in of.values() if path is not None]
     summaries = [said for path in paths if (said := read_summary(path)) is not None]
-    if (others := len(paths) - sum(len(of) for of in asked.values())) > 0:
-        say(console, f"the files below have {others} more runs, of earlier calls")
+    if others := sum(map(len, runs.values())) - sum(map(len, asked.values())):
+        what = "1 more run" if others == 1 else f"{others} more runs"
+        say(console, f"the files below have {what}, of earlier calls")
     record, found = _record(item, given["scale"], runs, summaries), figures(runs)
     notes = _notes(item, whole, record)
     for note in notes:
@@ -297,8 +297,15 @@ def _reproduce(
     counts = {len(of) for of in runs.values()} or {0}
     n = " to ".join(map(str, sorted({min(counts), max(counts)})))
     title = _title(item, given["scale"], n)
-    about = item.draw, item.against, None, item.base_of
-    drawn = picture(place / PICTURE, title, runs, found, *about)
+    drawn = picture(
+        place / PICTURE,
+        title,
+        runs,
+        found,
+        draw=item.draw,
+        against=item.against,
+        base_of=item.base_of,
+    )
     write_text(place / "table.md", markdown(title, found, notes))
     write_text(place / "table.csv", as_csv(found))
     write_text(place / RECORD, json.dumps(record, indent=2) + "\n")

@@ -165,8 +165,9 @@ def _check_columns(path: Path, raw: Mapping[str, Any]) -> None:
                 "clients.A.3."
             )
     for drawn in raw.get("draw", ()):
-        share = drawn.partition("@")[2]
-        if share and not re.fullmatch(r"class_accuracy@(0?\.\d+|1)", drawn):
+        name, at, share = drawn.partition("@")
+        known = name == "class_accuracy" and re.fullmatch(r"\d*\.?\d+", share)
+        if at and not (known and 0 < float(share) <= 1):
             raise SettingError(
                 f"{path} draws {drawn}, but only class_accuracy has a share of the rounds; "
                 "write one in (0, 1], as in class_accuracy@0.1."

@@ -213,8 +213,8 @@ def _preview(
     )
 
 
-# seconds until the first round of a run: a program is traced and compiled (scale smoke of
-# 13 items on a core of an AMD EPYC, commit 4c2b1a0, took 3 s and 6 to 10 s a program)
+# seconds that a method of a row takes on a core to be traced and compiled, for all seeds:
+# scale smoke of 36 items, whose rounds take none, took 6 to 10 s a method on an AMD EPYC
 START = 7.0
 DATA = {  # inputs, training and test examples, classes
     "digits": ((8, 8, 1), 1437, 360, 10),

@@ -427,13 +427,14 @@ def _changes(methods: Methods, column: str, axes: "Axes") -> None:
         axes.plot(*dots.T, ".", markersize=2, alpha=0.4, label=method)
     whose = "a client's" if column.startswith(CLIENTS) else "the server model's"
     what = f"change of {whose} {_unit(column.removeprefix(CLIENTS))}"
-    sizes = np.abs(np.concatenate(list(found.values())))
+    dots = np.concatenate(list(found.values()))
+    sizes = np.abs(dots[np.isfinite(dots).all(1)]).max(1)
     if len(sizes):
-        most = 1.05 * np.quantile(sizes.max(1), 0.98) or 1
+        most = 1.05 * np.quantile(sizes, 0.98) or 1
         axes.set_xlim(-most, most)
         axes.set_ylim(-most, most)
     else:
-        axes.text(0.5, 0.5, "no dot: it takes three times", ha="center", fontsize=8)
+        axes.text(0.5, 0.5, "no dot: it takes three values", ha="center", fontsize=8)
     _name_axes(axes, "the change before", what)
 
 
@@ -450,11 +451,14 @@ def _gaps(
             continue
         gaps = []
         for seed, path in paths.items():
-            if seed in methods[base]:
-                pair = (read_run(at) for at in (methods[base][seed], path))
-                one, other = (_column(record, column) for record in pair)
-                if one is not None and other is not None:
-                    gaps.append(one - other)
+            pair = [read_run(at) for at in (methods[base].get(seed), path) if at]
+            values = [
+                of for record in pair if (of := _column(record, column)) is not None
+            ]
+            if len(values) == 2:
+                rounds = (record.metrics["round"].to_numpy() for record in pair)
+                _, one, other = np.intersect1d(*rounds, return_indices=True)
+                gaps.append(values[0][one] - values[1][other])
         if gaps:
             boxes[f"{base} - {method}"] = np.concatenate(gaps)
     if boxes:
@@ -496,11 +500,16 @@ def _dots(found: Sequence[Measured], axes: "Axes") -> None:
     spread = [cell.interval or 0 for cell in found]
     axes.plot(paper, at, "x", color="#222222", label="published")
     label = "measured, 95 %" if any(spread) else "measured"
-    axes.errorbar(ours, at, xerr=spread, fmt="o", markersize=4, label=label)
+    bars = axes.errorbar(ours, at, xerr=spread, fmt="o", markersize=4)
     axes.set_yticks(at, names)
     axes.invert_yaxis()
     # a method that fails on some seeds has an interval that leaves no room for the others
     if known := [value for value in (*paper, *ours) if np.isfinite(value)]:
         room = 0.15 * (max(known) - min(known)) + np.median(spread)
-        axes.set_xlim(min(known) - (room or 1), max(known) + (room or 1))
+        low, high = min(known) - (room or 1), max(known) + (room or 1)
+        axes.set_xlim(low, high)
+        ends = np.concatenate([np.subtract(ours, spread), np.add(ours, spread)])
+        if np.nanmin(ends) < low or np.nanmax(ends) > high:
+            label += ", some cut off"
+    bars.set_label(label)
     _name_axes(axes, _unit(found[0].figure), "")

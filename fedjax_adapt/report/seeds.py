@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import SettingError
 from ..experiment.config import identity, learned_from, read_config
 from ..experiment.records import Record
 from ..experiment.store import CONFIG, COSTS, figures_of, first_reaching
@@ -42,20 +43,23 @@ def _besides_seed(run: Run, *others: str) -> str:
     config, summary = run
     public = summary.get("public", {})
     settings = settings_but(config, *others)
-    if matched := settings.get("match"):  # runs of several seeds match one each
-        settings["match"] = _settings_of(Path(matched), *others)
+    settings["match"] = _matched(settings.get("match"), *others)
     made_of = [summary.get("own"), *(public.get(what) for what in PUBLIC)]
     return json.dumps([settings, made_of], default=str)
 
 
-def _settings_of(folder: Path, *others: str) -> Any:
-    """What decides the numbers of a run, but for its seed and other settings.
+def _matched(folder: str | None, *others: str) -> Any:
+    """What decides the numbers of a matched run, but for its seed and other settings.
 
-    It is the folder where the run is there no more.
+    It is the folder where no run can be read.
     """
-    if not (folder / CONFIG).exists():
-        return str(folder)
-    settings = identity(read_config(folder / CONFIG))
+    if folder is None:
+        return None
+    try:
+        settings = identity(read_config(Path(folder).expanduser() / CONFIG))
+    except (OSError, RuntimeError, SettingError):
+        return folder
+    settings["match"] = _matched(settings.get("match"), *others)
     return {n: v for n, v in settings.items() if n not in ("seed", *others)}
 
 

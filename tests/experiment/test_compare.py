@@ -766,9 +766,26 @@ def test_seeds_that_match_a_run_each_are_one_line(finished, fixed):
     (group,) = groups([*first, *matched])
     folders = [[Path(run[1]["folder"]).name for run in x.values()] for x in group.lines]
     assert sorted(folders) == [["a-1", "a-2"], ["b-1", "b-2"], ["first-1", "first-2"]]
-    shutil.rmtree(first[0])  # what is there no more is told by its folder
+    broken = Path(first[1], store.CONFIG)
+    broken.write_text(broken.read_text() + "nothing = 1\n")
+    shutil.rmtree(first[0])
+    shutil.rmtree(other[0])
+    # what cannot be read, or is there no more, is told by its folder
     (group,) = groups(matched)
-    assert sorted(len(line) for line in group.lines) == [1, 1, 2]
+    assert [len(line) for line in group.lines] == [1, 1, 1, 1]
+
+
+def test_what_matches_a_run_that_matches_another_is_one_line_too(finished, monkeypatch):
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    make = lambda name, n, **settings: finished(
+        "fedavg", 0.5, folder=f"{name}-{n}", seed=n, partition_seed=n, **settings
+    )
+    for n in (1, 2):
+        make("first", n)
+    middle = [make("middle", n, match=f"~/first-{n}") for n in (1, 2)]
+    last = [make("last", n, match=str(Path(f"middle-{n}").absolute())) for n in (1, 2)]
+    (group,) = groups([*middle, *last])
+    assert [len(line) for line in group.lines] == [2, 2]
 
 
 def test_rounds_to_a_target_and_the_speed_up_seed_by_seed(finished):
