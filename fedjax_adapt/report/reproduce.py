@@ -160,7 +160,7 @@ def of_summary(summary: Mapping[str, Any], name: str) -> float | None:
 
 
 def changes(record: Record, column: str) -> np.ndarray:
-    """The changes of a column beside the changes before them, [n, 2], the earlier first.
+    """The changes of a column, each with the change before it, [n, 2], the earlier first.
 
     Of a column of metrics they are from test to test; of clients.COLUMN from one round of
     a client to its next. There are none if the run has no such column. Shares are in %.
@@ -289,7 +289,7 @@ def picture(
           COLUMN            of the table metrics: the mean over seeds between their least
                             and most
           class_accuracy    by label, after the last round; class_accuracy@0.1: after the
-                            first test that comes after a tenth of the rounds
+                            first test at or after a tenth of the rounds
           clients.COLUMN    a panel for each method, a line for each client of one run
           changes.COLUMN    as `changes` finds them in one run, a dot for each
           gaps.COLUMN       a method's base less the method, in all tests of all runs; the
