@@ -95,13 +95,15 @@ class Plan:
         check.one_of("nonfinite_updates", updates, get_args(NonfiniteUpdates))
         if not isinstance(self.participation, Participation | None):
             raise SettingError(
-                f"participation={self.participation!r} is no rule; write bernoulli(q) for "
-                "a coin per client, uniform(m) or everyone().",
+                f"participation must be a Participation, got "
+                f"{check.kind_of(self.participation)}; write bernoulli(q) for a coin per "
+                "client, uniform(m) or everyone().",
                 setting="participation",
             )
         if not isinstance(self.clock, Clock | None):
             raise SettingError(
-                f"clock={self.clock!r} is none; write Clock(step_seconds=0.05).",
+                f"clock must be a Clock, got {check.kind_of(self.clock)}; write "
+                "Clock(step_seconds=0.05).",
                 setting="clock",
             )
         waits = self.participation is not None and self.participation.first_to_end

@@ -1,6 +1,7 @@
 """Who may import whom, and that what the project names exists."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -96,6 +97,17 @@ def test_imports_follow_the_layers(path):
             files = ("config", "files", "records", "store")
             known = ("check", *(f"experiment.{name}" for name in files))
             assert module in known, f"{path.name} imports {module}"
+
+
+def test_contributing_shows_who_is_above_whom():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    lines = text.split("```text\n")[1].split("```")[0].splitlines()
+    floors = [re.split("  +", line)[0].split(", ") for line in lines]
+    floor = {part: i for i, parts in enumerate(floors) for part in parts}
+    known = {part_of(path) for path in FILES} - {"__init__", "__main__"} | {"papers"}
+    assert len(lines) == 10 and floor.keys() == known
+    for part, others in ALLOWED.items():
+        assert all(floor[other] <= floor[part] for other in others), part
 
 
 @pytest.mark.parametrize("library", ["rich", "tyro", "matplotlib"])

@@ -492,7 +492,7 @@ def test_matched_steps_give_the_total_they_were_made_for(data):
         ),
         (lambda: fa.costs.exponential(0), "mean=0 must be a finite number above 0"),
         (lambda: fa.matched_steps(0), "average_epochs=0 must be a finite number abo"),
-        (lambda: fa.Plan(clock=3), r"clock=3 is none; write Clock\(step_seconds"),
+        (lambda: fa.Plan(clock=3), r"clock must be a Clock, got 3; write Clock\(s"),
         (
             lambda: fa.Plan(participation=fa.earliest()),
             r"participation=earliest\(...\) needs to know who ends first; give a clock",

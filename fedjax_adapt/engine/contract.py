@@ -2,7 +2,8 @@
 
 `make_round` traces every part once on abstract values, before anything is compiled. A part
 that raises, or returns something else than the engine can use, becomes one sentence that
-names it; `debug_round` runs the parts under the same checks.
+names it; but what a part of a method of this package raises is a bug, and stays what it is.
+`debug_round` runs the parts under the same checks.
 
 What is kept keeps its dtype. Only in half precision, or where `init` gave float32 under
 jax_enable_x64, a floating number may come in another and is rounded to what `init` gave, as
@@ -104,7 +105,9 @@ TAKES = {
 def guarded(
     part: str, function: Callable, accept: Callable[..., None] | None = None
 ) -> Callable:
-    """`function`, which raises ValueError where it raises, or returns what is no use.
+    """`function`, which raises SettingError where it raises, or returns what is no use.
+
+    What a part of a method of this package raises is raised as it is, with a note.
 
     Args:
       part: its name in `TAKES`.
@@ -116,7 +119,12 @@ def guarded(
     def call(*arguments: Any) -> Any:
         try:
             result = function(*arguments)
+        except SettingError:
+            raise
         except Exception as error:
+            if _is_ours(part, function):
+                error.add_note(f"{name} takes {TAKES[part]}.")
+                raise
             raise _raised(part, name, function, error) from error
         if accept is not None:
             accept(name, result, *arguments)
@@ -132,10 +140,15 @@ def name_of(function: Callable) -> str:
     return name.replace(".<locals>", "")
 
 
+def _is_ours(part: str, function: Callable) -> bool:
+    """Whether it is a part of a method of this package, and so has nothing of a user's."""
+    module = getattr(getattr(function, "func", function), "__module__", None) or ""
+    ours = module.split(".")[0] == __package__.split(".")[0]
+    return ours and part.split(".")[0] not in ("Task", "Participation")
+
+
 def _raised(part: str, name: str, function: Callable, error: Exception) -> Exception:
-    """What to raise in place of what a part raised; ours as it is."""
-    if isinstance(error, SettingError):
-        return error
+    """What to raise in place of what a part raised."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     code = getattr(getattr(function, "func", function), "__code__", None)
     lines = [f.lineno for f in frames if code and f.filename == code.co_filename]

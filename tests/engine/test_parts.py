@@ -1,6 +1,7 @@
 """What a part returns that the engine cannot use is one sentence, before any round runs."""
 
 import inspect
+import re
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -168,6 +169,19 @@ def test_a_part_that_breaks_its_contract_is_named(algorithm, sentence, task, dat
     with pytest.raises(ValueError, match=sentence) as caught:
         fa.make_round(algorithm, task, data, PLAN)
     assert "\n" not in str(caught.value).split("\n----")[0]
+
+
+def test_what_a_part_of_the_package_raises_is_a_bug(task, data):
+    """It shows its traceback, and the note says where."""
+
+    def broken(grads, view):
+        return view.nothing
+
+    broken.__module__ = "fedjax_adapt.algorithms.fedprox"
+    with pytest.raises(AttributeError, match="nothing") as caught:
+        fa.make_round(local(correct=broken), task, data, PLAN)
+    note = r"LocalRule.correct \(.*broken\) takes \(grads, view\) and returns"
+    assert re.match(note, caught.value.__notes__[0])
 
 
 @pytest.mark.parametrize(

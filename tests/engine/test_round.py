@@ -512,7 +512,10 @@ def test_a_model_with_fewer_outputs_than_labels_is_refused(data):
 @pytest.mark.parametrize(
     "wrong, sentence",
     [
-        (lambda: fa.Plan(participation=0.3), r"=0.3 is no rule; write bernoulli\(q\)"),
+        (
+            lambda: fa.Plan(participation=0.3),
+            "must be a Participation, got 0.3; write",
+        ),
         (lambda: fa.with_steps(fedavg(), 5), r"got 5 for policy; write epochs\(5\) or"),
         (lambda: fa.with_steps(fedavg, fa.epochs(5)), r"call it: algorithm=fedavg\(\)"),
     ],

@@ -22,9 +22,11 @@ from fedjax_adapt.experiment.config import (
     from_settings,
     kind_options,
     method_of,
+    registry,
     to_settings,
     to_toml,
 )
+from fedjax_adapt.experiment.objects import KINDS
 from fedjax_adapt.experiment.options import argument_help, catalogue
 from fedjax_adapt.experiment.reading import read_settings
 from fedjax_adapt.experiment.toml import convert, plain, wanted
@@ -184,6 +186,22 @@ def test_a_new_algorithm_renames_nothing(monkeypatch):
     assert config_hash(both) != config_hash(other)
     with pytest.raises(ValueError, match="concentration is an option of algorithm new"):
         from_settings({"concentration": 0.7, **own})
+
+
+def test_a_new_setting_has_the_name_of_no_option():
+    """Files of before would be read otherwise, and the hashes of their runs change."""
+    short = {
+        f"{kind}.{option}"
+        for kind in KINDS
+        for choice in registry(kind)
+        for option in kind_options(kind, choice)
+        if option in common_options()
+    }
+    both = (
+        *("participation", "batch_size", "shuffle", "epochs", "momentum", "num_steps"),
+        *("lr", "step_seconds", "augment"),
+    )
+    assert short == {f"algorithm.{name}" for name in both}
 
 
 def test_the_hash_sees_numbers_and_not_places():

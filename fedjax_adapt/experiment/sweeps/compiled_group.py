@@ -380,6 +380,7 @@ def compile_group(
             group=on(group),
             last=on(last),
             seconds=seconds,
+            xla_options=options,
         )
 
     def of_trial(tree: PyTree, i: int) -> PyTree:
