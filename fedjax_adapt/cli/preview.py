@@ -92,7 +92,7 @@ def _print_groups(console: Console, found: SweepPreview) -> None:
             "memory": f"{readable(group.memory)} besides the data, a guess",
             "time": _time(None, group.train_seconds),
         }
-        _print(console, lines)
+        _print(console, lines, group.notes)
 
 
 def _print(

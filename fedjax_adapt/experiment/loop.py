@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +20,11 @@ from . import checkpoint, files, store
 from .build import Federation, accuracy_name, broadcast_bytes, broadcast_seconds
 from .config import Config
 from .program import Program
-from .rows import Log
+from .rows import Log, Tally
 from .tracking import trackers
 
 SAVED = "the rounds so far are saved; resume=True goes on with them"  # after Ctrl-C
+SHOWN = 3  # trials that a warning names
 UPDATE = 0.7  # seconds between two reports of progress, about
 
 
@@ -87,6 +88,87 @@ def new_log(
         trackers=trackers(place or folder, configs if first else {}, done),
         advice=f"lower lr or {'' if clips else 'set '}clip_norm",
     )
+
+
+def new_warning(
+    configs: Mapping[int | None, Config],
+    max_steps: int | None,
+    log: Log,
+    done: int,
+    given: set[str],
+    shown: Callable[[Any], Any] = str,
+) -> str | None:
+    """The next warning after `done` rounds of a run or of trials; None: there is none.
+
+    Args:
+      configs: as `new_log` takes them.
+      max_steps: of a client in a round, by the program.
+      log: what the rounds so far came to.
+      done: how many there were.
+      given: the kinds of warnings that were given; that of this one is added.
+      shown: what a trial is called.
+    """
+    found: dict[str, dict[str, list[int | None]]] = {}
+    for trial, config in configs.items():
+        tally = log.tallies[trial]
+        for kind, text in _warnings(config, max_steps, tally, done).items():
+            found.setdefault(kind, {}).setdefault(text, []).append(trial)
+    kind = next((kind for kind in found if kind not in given), None)
+    if kind is None:
+        return None
+    given.add(kind)
+    (text, first), *others = found[kind].items()
+    also = sum((trials for _, trials in others), [])
+    return text if None in first else of_trials(text, map(shown, first), len(also))
+
+
+def of_trials(text: str, trials: Iterable[Any], also: int = 0) -> str:
+    """A warning of trials of a sweep, which are named; `also` of so many that are not."""
+    names = list(map(str, trials))
+    if len(names) > SHOWN:
+        names, also = names[:SHOWN], also + len(names) - SHOWN
+    more = [f"{also} more"] * (also > 0)
+    *before, last = names + more
+    listed = f"{', '.join(before)} and {last}" if before else last
+    return f"trial{'s' * (len(names) + also > 1)} {listed}: {text}"
+
+
+def _warnings(
+    config: Config, max_steps: int | None, tally: Tally, done: int
+) -> dict[str, str]:
+    """What a user should know of a run after `done` rounds, by kind."""
+    found = {}
+    if tally.broken:
+        found["broken"] = (
+            f"a client's loss was not finite in the rounds up to {tally.broken}, and the "
+            "server refused what came of it; lower lr if that is not what you wanted."
+        )
+    if tally.left_out:
+        round, clients = tally.left_out
+        who = f"{len(clients)} clients" if len(clients) > 1 else f"client {clients[0]}"
+        found["left_out"] = (
+            f"what {who} sent in round {round} was not finite, and was left out; the "
+            "column left_out of the metrics counts on, and that of the clients says who."
+        )
+    if tally.idle:
+        found["idle"] = (
+            f"nobody trained in round {tally.idle}: {config.algorithm} gave every client 0 "
+            "local steps, and the model stayed as it was; give more budget if it has one."
+        )
+    if tally.broadcast and done == config.rounds and not tally.totals["public_steps"]:
+        found["broadcast"] = (
+            f"{config.algorithm} trained no client on the public set in any round; give a "
+            "larger fraction of the cohort, or more rounds."
+        )
+    if tally.cut:
+        ours = config.max_local_steps == max_steps
+        name = "max_local_steps" if ours else "max_steps"
+        found["cut"] = (
+            f"{name}={max_steps} cut {tally.cut} of {tally.asked} local steps that "
+            f"{config.algorithm} asked for up to round {done}; the column cut of the "
+            "metrics counts on."
+        )
+    return found
 
 
 def train_in(

@@ -43,7 +43,7 @@ from .sweeps.compiled_group import guessed_memory, layout_of
 from .sweeps.grid import Sweep, seed_hint
 from .sweeps.groups import Group
 from .sweeps.space import Search, rungs, sweep_of
-from .sweeps.sweep import check_begun, group_folder, groups_in
+from .sweeps.sweep import check_begun, group_folder, groups_in, notes_of
 from .sweeps.tune import check_folder as check_search
 from .sweeps.tune import distinct, num_proposed, proposals
 from .tracking import check_tracker
@@ -120,6 +120,7 @@ class GroupPreview:
     memory: int  # bytes besides the data, a guess where trials run side by side
     programs: list[int]  # the rounds of each that would be compiled
     train_seconds: float | None  # of all, about; None: their steps are not known
+    notes: list[str]  # what a sweep would say of them besides
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,7 @@ def _preview(
         memory=needed,
         programs=group_sizes(config),
         train_seconds=None if seconds is None else count * seconds,
+        notes=notes_of(group, federation),
     )
 
 

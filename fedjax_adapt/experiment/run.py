@@ -47,10 +47,9 @@ from .folder import (
     run_folder,
     stored_settings,
 )
-from .loop import new_log, newest_state, train_in
+from .loop import new_log, new_warning, newest_state, train_in
 from .process_group import check_same_run
 from .program import Program, compile_program
-from .rows import Tally
 from .summary import Summary
 from .tracking import check_tracker
 from .tuning import lanes_for
@@ -245,7 +244,7 @@ def _train(
     state = program.init() if state is None else state
     log = new_log(folder, federation, {None: config}, callback, done=done)
     shown = log.accuracy.replace("_", " ")
-    given = set()
+    given: set[str] = set()
     rounded = None
     if done and processes.is_first():
         begun, most = stored_settings(folder), slots_per_device(*federation[2:4])
@@ -259,7 +258,7 @@ def _train(
         progress(Progress(done, config.rounds, warning=warning, accuracy_name=shown))
 
     def report(done: int, latest: tuple[float, float], rate: float) -> None:
-        warning = _warning(config, program, log.tally, done, given)
+        warning = new_warning({None: config}, program.max_steps, log, done, given)
         progress(Progress(done, config.rounds, *latest, rate, warning, shown))
 
     return train_in(folder, config, program, state, done, log, report)
@@ -278,47 +277,6 @@ def _rounded_otherwise(then: Mapping[str, Any], now: Mapping[str, Any]) -> str |
         f"the run was begun with {was} and goes on with {goes_on}; its numbers differ by "
         "rounding from those of a run that never stopped."
     )
-
-
-def _warning(
-    config: Config, program: Program, tally: Tally, done: int, given: set[str]
-) -> str | None:
-    """A warning that was not given before; None: there is none."""
-    if tally.broken and "broken" not in given:
-        given.add("broken")
-        return (
-            f"a client's loss was not finite in the rounds up to {tally.broken}, and the "
-            "server refused what came of it; lower lr if that is not what you wanted."
-        )
-    if tally.left_out and "left_out" not in given:
-        given.add("left_out")
-        round, clients = tally.left_out
-        who = f"{len(clients)} clients" if len(clients) > 1 else f"client {clients[0]}"
-        return (
-            f"what {who} sent in round {round} was not finite, and was left out; the "
-            "column left_out of the metrics counts on, and that of the clients says who."
-        )
-    if tally.idle and "idle" not in given:
-        given.add("idle")
-        return (
-            f"nobody trained in round {tally.idle}: {config.algorithm} gave every client 0 "
-            "local steps, and the model stayed as it was; give more budget if it has one."
-        )
-    if tally.broadcast and done == config.rounds and not tally.totals["public_steps"]:
-        return (
-            f"{config.algorithm} trained no client on the public set in any round; give a "
-            "larger fraction of the cohort, or more rounds."
-        )
-    if tally.cut and "cut" not in given:
-        given.add("cut")
-        ours = config.max_local_steps == program.max_steps
-        name = "max_local_steps" if ours else "max_steps"
-        return (
-            f"{name}={program.max_steps} cut {tally.cut} of {tally.asked} local steps that "
-            f"{config.algorithm} asked for up to round {done}; the column cut of the "
-            "metrics counts on."
-        )
-    return None
 
 
 def accuracy_by_client(

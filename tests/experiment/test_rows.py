@@ -4,7 +4,8 @@ import pytest
 
 from fedjax_adapt.core import Info, Metrics
 from fedjax_adapt.errors import SettingError
-from fedjax_adapt.experiment import rows, store
+from fedjax_adapt.experiment import Config, rows, store
+from fedjax_adapt.experiment.loop import new_warning, of_trials
 
 # two rounds, three slots, five clients: round 1 has an empty slot, in round 2 client 4
 # sits out
@@ -239,6 +240,35 @@ def test_a_diverged_group_leaves_the_rows_before_it(tmp_path):
     again = rows.Log(tmp_path, num_clients=5)
     assert (again.tally.totals["local_steps"], again.seconds) == (10, 1.0)
     assert again.tally.totals["simulated_seconds"] == 1.75
+
+
+def test_each_kind_of_warning_is_given_once_with_the_trials_it_is_of():
+    configs = dict.fromkeys(range(6), Config(max_local_steps=3))
+    log = rows.Log(None, num_clients=5, trials=dict.fromkeys(configs, {}))
+    for trial in (1, 2, 4, 5):
+        log.tallies[trial].cut, log.tallies[trial].asked = 2, 9
+    log.tallies[4].cut = 4
+    log.tallies[3].idle = log.tallies[5].broken = 8
+    given = set()
+    say = lambda done: new_warning(configs, 3, log, done, given, lambda i: i + 10)
+    cut = (
+        "max_local_steps=3 cut 2 of 9 local steps that fedssg asked for up to round 8; "
+    )
+    assert say(8).startswith(f"trials 11, 12, 15 and 1 more: {cut}")
+    assert say(8).startswith("trial 13: nobody trained in round 8: fedssg gave every")
+    assert say(8).startswith(
+        "trial 15: a client's loss was not finite in the rounds up"
+    )
+    assert say(9) is None and given == {"cut", "idle", "broken"}
+
+
+def test_a_warning_names_up_to_three_trials():
+    listed = lambda *trials, also=0: of_trials("x.", trials, also)
+    assert listed(0) == "trial 0: x."
+    assert listed(0, 7) == "trials 0 and 7: x."
+    assert listed(0, 7, also=2) == "trials 0, 7 and 2 more: x."
+    assert listed(1, 2, 3) == "trials 1, 2 and 3: x."
+    assert listed(1, 2, 3, 4, 5, also=1) == "trials 1, 2, 3 and 3 more: x."
 
 
 def test_a_tally_begins_with_the_broadcast_and_goes_on_from_its_last_row():

@@ -41,6 +41,7 @@ from fedjax_adapt.experiment import (
 )
 from fedjax_adapt.experiment.checkpoint import rounds
 from fedjax_adapt.experiment.config import from_settings
+from fedjax_adapt.experiment.preview import preview_sweep
 from fedjax_adapt.experiment.store import read_table
 from fedjax_adapt.experiment.sweeps import compiled_group
 from fedjax_adapt.experiment.sweeps.differences import (
@@ -578,6 +579,25 @@ def test_the_state_of_a_trial_comes_to_the_host_without_the_others():
         assert same(
             group.of_trial(guarded, i), jax.tree.map(lambda x, i=i: x[i], state)
         )
+
+
+@pytest.mark.slow
+def test_a_sweep_gives_the_warnings_of_its_runs(tmp_path):
+    given = RUN | {"algorithm": "gift", "initial_steps": 2, "warmup": 50}
+    del given["epochs"]
+    asked = {"run": given, "grid": {"seed": [0, 1, 2]}}
+    said = []
+    sweep(asked, tmp_path / "gift", progress=lambda now: said.append(now.warning))
+    (text,) = [text for text in said if text and "warmup" in text]
+    assert text.startswith("trials 0, 1 and 2: with warmup=50 gift changes no local")
+    (group,) = preview_sweep(read_sweep(asked), tmp_path / "other").groups
+    assert group.notes == [text]
+    given = RUN | {"algorithm": "fedavg", "epochs": 3.0, "max_local_steps": 1}
+    asked = {"run": given, "grid": {"lr": [0.1, 0.2]}}
+    hear = lambda now: said.append(now.warning)
+    sweep(asked, tmp_path / "cut", side_by_side=2, progress=hear)
+    (text,) = [text for text in said if text and "cut" in text]
+    assert text.startswith("trials 0 and 1: max_local_steps=1 cut ")
 
 
 def no_warning(now):

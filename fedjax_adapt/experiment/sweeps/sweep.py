@@ -20,11 +20,11 @@ from ...engine import mesh, processes
 from ...engine.train import Callback, check_callback
 from ...errors import SettingError
 from .. import checkpoint, files, objects, records, store, summary, toml, user_functions
-from ..build import Federation, auxiliary, build, counted
+from ..build import Federation, auxiliary, build, counted, without_effect
 from ..config import identity
 from ..files import locked
 from ..folder import create
-from ..loop import new_log, newest_state, train_in
+from ..loop import new_log, new_warning, newest_state, of_trials, train_in
 from ..records import Swept
 from ..run import Progress, Report, silent
 from ..tracking import check_tracker
@@ -162,6 +162,15 @@ def groups_in(
     return groups_of(trials, side_by_side)
 
 
+def notes_of(group: Group, federation: Federation) -> list[str]:
+    """What to say of settings that do nothing in trials of a group."""
+    found: dict[str, list[int]] = {}
+    for trial in group.trials:
+        for text in without_effect(trial.config, federation):
+            found.setdefault(text, []).append(trial.shown)
+    return [of_trials(text, trials) for text, trials in found.items()]
+
+
 def group_folder(folder: Path, group: Group) -> Path:
     """Where a group lies in the folder of its sweep."""
     return folder / store.GROUPS / group.name
@@ -234,6 +243,8 @@ class _Runner:
         rounds = configs[0].rounds
         state, done, aside = newest_state(self.path, compiled.abstract)
         self.warn(aside)
+        for text in notes_of(self.group, federation):
+            self.warn(text)
         width = compiled.width
         for first in range(done // rounds * width, len(configs), width):
             rows = range(first, min(first + width, len(configs)))
@@ -298,6 +309,8 @@ class _Runner:
         members = [self.group.trials[row] for row in rows]
         trials = {trial.number: trial.point for trial in members}
         configs = {trial.number: trial.config for trial in members}
+        names = {trial.number: trial.shown for trial in members}
+        given: set[str] = set()  # the kinds of warnings
         log = new_log(
             *(self.path, federation, configs, self.callback),
             *(trials, base, place, done - base),
@@ -310,7 +323,9 @@ class _Runner:
         def report(done: int, latest: tuple[float, float], rate: float) -> None:
             rounds = self.before + rows.start * config.rounds + done * len(rows)
             rate *= len(rows)
-            figures = (*latest, rate, None, shown)
+            most = program.max_steps, log, done, given
+            warning = new_warning(configs, *most, names.__getitem__)
+            figures = (*latest, rate, warning, shown)
             self.progress(Progress(rounds, self.total, *figures, whose=WHOSE))
 
         def at_end(state: State, done: int) -> Callable[[], None]:
