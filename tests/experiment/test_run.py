@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import weakref
+import zipfile
 from pathlib import Path
 
 import jax
@@ -42,7 +43,7 @@ from fedjax_adapt.experiment import (
     toml,
 )
 from fedjax_adapt.experiment import checkpoint as checkpoints
-from fedjax_adapt.experiment.config import config_hash
+from fedjax_adapt.experiment.config import config_hash, read_config
 from fedjax_adapt.experiment.files import locked
 from fedjax_adapt.experiment.folder import first_change, run_folder
 from fedjax_adapt.experiment.objects import KINDS
@@ -580,6 +581,31 @@ def test_a_folder_of_flat_settings_is_read_and_resumed(half, tmp_path):
     assert first_change(folder, config) is None
     ended = run(config, resume=True)
     assert ended.config_hash == config_hash(half)
+
+
+@pytest.mark.slow
+def test_a_run_of_commit_af9c830_goes_on_as_it_went_on_there(tmp_path):
+    """That commit made `run`, stopped after round 4, and `metrics` of one never stopped.
+
+    With jax 0.10.2 on an AMD EPYC, where all columns but train_loss and seconds came
+    equal to the bit.
+    """
+    with zipfile.ZipFile(Path(__file__).with_name("af9c830.zip")) as written:
+        written.extractall(tmp_path)
+    folder = tmp_path / "run"
+    saved = folder / store.CHECKPOINTS
+    config = read_config(folder / "config.toml")
+    config = dataclasses.replace(config, folder=str(folder))
+    assert checkpoints.rounds(saved) == [4]
+    ended = run(config, resume=True)
+    told = json.loads((tmp_path / "summary.json").read_text())
+    assert ended.config_hash == told["config_hash"]
+    now = store.read_table(folder, "metrics").to_pydict()
+    then = store.read_table(tmp_path, "metrics").to_pydict()
+    assert now.keys() >= then.keys() and now["round"] == [1, 2, 3, 4, 5, 6]
+    for name in then.keys() - {"seconds"}:
+        np.testing.assert_allclose(now[name], then[name], rtol=1e-5, err_msg=name)
+    assert now["local_steps"] == then["local_steps"]
 
 
 def test_a_folder_with_a_half_finished_run_asks_for_resume(half):
