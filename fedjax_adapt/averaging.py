@@ -104,7 +104,7 @@ def averages(
       data: who holds how many examples. Clients without any are not averaged.
 
     Raises:
-      ValueError: the state is not that of an algorithm from `with_averages`, or its client
+      SettingError: the state is of no algorithm from `with_averages`, or its client
         store keeps models in another form.
     """
     check.kinds(

@@ -65,7 +65,7 @@ def expanded(called: str, path: str | Path) -> Path:
     """The path, with the folder of a user in place of a ~ at its beginning.
 
     Raises:
-      ValueError: there is no such user, the user's folder is unknown, or the path has a
+      SettingError: there is no such user, the user's folder is unknown, or the path has a
         control character or is no text, which Arrow and orbax do not take; the sentence
         begins with what the user knows the path as, as in "match=".
     """
@@ -92,7 +92,7 @@ def expanded(called: str, path: str | Path) -> Path:
 
 
 def scalar(name: str, value: Any) -> None:
-    """Raises ValueError if `value` is several numbers, or one with an axis."""
+    """Raises SettingError if `value` is several numbers, or one with an axis."""
     try:
         shape = np.shape(value)
     except ValueError:  # of a tuple of several kinds, as an Algorithm is
@@ -107,7 +107,7 @@ def scalar(name: str, value: Any) -> None:
 
 
 def nonnegative(name: str, value: Any, any_size: bool = False) -> None:
-    """Raises ValueError unless `value` is a finite number >= 0.
+    """Raises SettingError unless `value` is a finite number >= 0.
 
     Of `any_size`: NumPy draws by it, or closer bounds follow, so JAX need not hold it.
     """
@@ -121,7 +121,7 @@ def nonnegative(name: str, value: Any, any_size: bool = False) -> None:
 
 
 def positive(name: str, value: Any, any_size: bool = False) -> None:
-    """Raises ValueError unless `value` is a finite number > 0; see `nonnegative`."""
+    """Raises SettingError unless `value` is a finite number > 0; see `nonnegative`."""
     number = _number(name, value, "a number above 0")
     if number is not None and not 0 < number < math.inf:
         raise SettingError(
@@ -132,7 +132,7 @@ def positive(name: str, value: Any, any_size: bool = False) -> None:
 
 
 def representable(name: str, value: Any) -> None:
-    """Raises ValueError where JAX would make infinity or 0 of another number."""
+    """Raises SettingError where JAX would make infinity or 0 of another number."""
     dtype, number = jnp.result_type(float), _number(name, value, "a number")
     if number is not None and 0 < abs(number) < float(jnp.finfo(dtype).tiny):
         raise SettingError(
@@ -149,7 +149,7 @@ def representable(name: str, value: Any) -> None:
 def between(
     name: str, value: Any, low: float, high: float, closed: str = "both"
 ) -> None:
-    """Raises ValueError outside of low to high; `closed`: both, none, left or right."""
+    """Raises SettingError outside of low to high; `closed`: both, none, left or right."""
     brackets = {"both": "[]", "none": "()", "left": "[)", "right": "(]"}[closed]
     span = f"{brackets[0]}{low}, {high}{brackets[1]}"
     number = _number(name, value, f"a number in {span}")
@@ -169,7 +169,7 @@ def at_least(
     most: float = MOST,
     auto: bool = False,
 ) -> None:
-    """Raises ValueError unless `value` is an integer >= low and <= most.
+    """Raises SettingError unless `value` is an integer >= low and <= most.
 
     `none` says what None means to this argument; without it None is refused. With `auto`
     "auto" passes, too.
@@ -196,7 +196,7 @@ def at_least(
 
 
 def kinds(call: str, **arguments: tuple[Any, Any]) -> None:
-    """Raises ValueError unless every argument is of its kind.
+    """Raises SettingError unless every argument is of its kind.
 
     Args:
       call: what to write, such as "evaluate(task, params, test)".
@@ -294,7 +294,7 @@ def with_article(name: str) -> str:
 
 
 def same_kind(part: str, what: str, new: Any, old: Any, given_by: str) -> None:
-    """Raises ValueError unless `new` has the structure, shapes and dtypes of `old`."""
+    """Raises SettingError unless `new` has the structure, shapes and dtypes of `old`."""
     if jax.tree.structure(new) != jax.tree.structure(old):
         write = "return the same structure"
         if isinstance(old, tuple) and len(old) == 0:
@@ -382,7 +382,7 @@ def nearest(value: str, known: Iterable[str]) -> str:
 
 
 def one_of(name: str, value: Any, known: Iterable[str]) -> None:
-    """Raises ValueError unless `value` is one of `known`; names the nearest."""
+    """Raises SettingError unless `value` is one of `known`; names the nearest."""
     known = list(known)
     if value not in known:
         raise SettingError(
@@ -397,7 +397,7 @@ def option_names(function: Callable) -> list[str]:
 
 
 def options(owner: str, function: Callable, given: Iterable[str]) -> None:
-    """Raises ValueError on an option that `function` does not take; names the nearest.
+    """Raises SettingError on an option that `function` does not take; names the nearest.
 
     `owner` is whose options they are, as the sentence says it: "dataset=digits".
     """

@@ -78,7 +78,7 @@ def top_k(fraction: float) -> Compressor:
     indices of 4 bytes, or the whole model where that is less.
 
     Raises:
-      ValueError: `fraction` is outside (0, 1], or is traced: it makes shapes.
+      SettingError: `fraction` is outside (0, 1], or is traced: it makes shapes.
 
     Example:
       >>> params = {"weight": jnp.array([3.0, -0.1, 0.2, -4.0])}
@@ -123,7 +123,7 @@ def qsgd(levels: int) -> Compressor:
     `with_compression(..., error_feedback=False)`.
 
     Raises:
-      ValueError: `levels` is no positive integer, or is traced.
+      SettingError: `levels` is no positive integer, or is traced.
     """
     _check_static("qsgd(levels)", levels)
     check.at_least("levels", levels, 1)
@@ -191,7 +191,7 @@ def with_compression(
         client state shaped like the parameters.
 
     Raises:
-      ValueError: `algorithm` is no Algorithm, is private or sends no model, `compressor`
+      SettingError: `algorithm` is no Algorithm, is private or sends no model, `compressor`
         is no Compressor; later, where the error would grow with each round: see `qsgd`.
     """
     check.kinds(
@@ -276,7 +276,7 @@ def with_compression(
 
 
 def _check_sends(traffic: Traffic) -> None:
-    """Raises ValueError unless there is a model to compress."""
+    """Raises SettingError unless there is a model to compress."""
     if traffic.models_up < 1:
         raise SettingError(
             "with_compression got an algorithm whose clients send "

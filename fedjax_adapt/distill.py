@@ -32,7 +32,7 @@ def averaged(weights: str, base: Algorithm | None) -> Algorithm:
       base: another algorithm in FedAvg's place, which averages by a rule of its own.
 
     Raises:
-      ValueError: `weights` is unknown, or both are given; or `base` is no Algorithm.
+      SettingError: `weights` is unknown, or both are given; or `base` is no Algorithm.
     """
     check.one_of("weights", weights, WEIGHTS)
     if base is None:
@@ -81,7 +81,7 @@ def accuracy(task: Task, params: Params, x: Array, y: Array, width: int = 256) -
 
 
 def check_softmax(name: str, setup: RefineSetup) -> None:
-    """Raises ValueError unless there are logits whose softmax tells labels apart."""
+    """Raises SettingError unless there are logits whose softmax tells labels apart."""
     shape, least = setup.outputs.logits.shape[1:], 2
     if setup.labelled:
         least = max(least, setup.num_classes)
@@ -93,7 +93,7 @@ def check_softmax(name: str, setup: RefineSetup) -> None:
 
 
 def check_judged(name: str, task: Task, setup: RefineSetup) -> None:
-    """Raises ValueError unless the accuracy of validation examples is known."""
+    """Raises SettingError unless the accuracy of validation examples is known."""
     _, y = setup.public.validation
     places = setup.outputs.logits.shape[1:-1]
     labels = jnp.issubdtype(y.dtype, jnp.integer) and y.shape[1:] == places
@@ -105,7 +105,7 @@ def check_judged(name: str, task: Task, setup: RefineSetup) -> None:
 
 
 def check_labelled(name: str, setup: RefineSetup) -> None:
-    """Raises ValueError unless every example has one integer label."""
+    """Raises SettingError unless every example has one integer label."""
     if not setup.labelled:
         raise SettingError(
             f"{name} counts the labels of clients but the data have no integer labels, "

@@ -48,7 +48,7 @@ class SGD(NamedTuple):
         """Itself.
 
         Raises:
-          ValueError: a number is out of its range.
+          SettingError: a number is out of its range.
         """
         if self.lr is not None:
             check.positive("lr", self.lr)
@@ -157,7 +157,7 @@ def num_selected(fraction: float | Array, num_clients: int | Array) -> Any:
 
 
 def check_labelled(name: str, task: Task, setup: RefineSetup) -> None:
-    """Raises ValueError unless the public set has labels and inputs as the clients'."""
+    """Raises SettingError unless the public set has labels and inputs as the clients'."""
     del task
     x, y = public_examples(setup.public)
     shape, dtype = tuple(setup.example.shape), setup.example.dtype
@@ -186,7 +186,7 @@ def check_labelled(name: str, task: Task, setup: RefineSetup) -> None:
 
 
 def check_selects(fraction: float | Array, setup: RefineSetup) -> None:
-    """Raises ValueError if no cohort is large enough that the fraction is anybody."""
+    """Raises SettingError if no cohort is large enough that the fraction is anybody."""
     size = setup.cohort_size
     if not check.is_tracer(fraction) and num_selected(fraction, size) == 0:
         raise SettingError(

@@ -31,7 +31,7 @@ def predicted(logits: Array, y: Array) -> Array:
     """What a regression predicts, in the shape of its targets y [batch] or [batch, k].
 
     Raises:
-      ValueError: there are not as many predictions as targets.
+      SettingError: there are not as many predictions as targets.
     """
     if logits.shape == y.shape:
         return logits
@@ -55,7 +55,7 @@ def tokens(logits: Array, y: Array, pad: int | None) -> tuple[Array, Array]:
     The loss is NaN where a token that counts is below 0: as an index it would mean another.
 
     Raises:
-      ValueError: there is not one integer token to each row of logits.
+      SettingError: there is not one integer token to each row of logits.
     """
     if y.ndim != 2 or y.shape != logits.shape[:-1] or not _whole(y):
         raise SettingError(
@@ -72,7 +72,7 @@ def top(k: int) -> Callable[[Array, Array], Array]:
     """The share of examples whose label is among the k largest logits.
 
     Raises:
-      ValueError: k is no integer of at least 1, or there are fewer logits.
+      SettingError: k is no integer of at least 1, or there are fewer logits.
 
     Example:
       >>> logits = jnp.array([[0.1, 0.7, 0.2], [0.1, 0.7, 0.2]])

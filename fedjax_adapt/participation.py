@@ -32,7 +32,7 @@ def uniform(cohort_size: int) -> Participation:
     """`cohort_size` clients, drawn uniformly without replacement.
 
     Raises:
-      ValueError: `cohort_size` is no positive integer or exceeds the number of clients
+      SettingError: `cohort_size` is no positive integer or exceeds the number of clients
         that hold examples.
     """
     check.at_least("cohort_size", cohort_size, 1)
@@ -65,7 +65,7 @@ def bernoulli(probability: float) -> Participation:
     go by.
 
     Raises:
-      ValueError: `probability` is outside (0, 1], or traced: slots follow from it.
+      SettingError: `probability` is outside (0, 1], or traced: slots follow from it.
     """
     if check.is_tracer(probability):
         raise SettingError(
@@ -109,7 +109,7 @@ def earliest(fraction: float = 0.4) -> Participation:
     averaged. GIFT keeps 40 of 100.
 
     Raises:
-      ValueError: `fraction` is outside (0, 1].
+      SettingError: `fraction` is outside (0, 1].
     """
     check.between("participation", fraction, 0, 1, closed="right")
     # 0.07 x 100 is a little more than 7

@@ -37,7 +37,7 @@ def chosen(personal: Personal, params: Params) -> PyTree:
     """Whether each parameter is personal, a tree of bools; see `with_personal`.
 
     Raises:
-      ValueError: a part of `personal` is true of none, or all of it of all.
+      SettingError: a part of `personal` is true of none, or all of it of all.
     """
     wanted, paths = _choices(personal), _paths(params)
     found = [[_is_true(which, path) for path in paths] for which in wanted]
@@ -61,7 +61,7 @@ def _choices(personal: Personal) -> tuple[Which, ...]:
     """The parts of a choice, any of which may be true.
 
     Raises:
-      ValueError: it is no choice.
+      SettingError: it is no choice.
     """
     parts = tuple(personal) if isinstance(personal, tuple | list) else (personal,)
     if not parts or not all(isinstance(part, str) or callable(part) for part in parts):
@@ -133,7 +133,7 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
         of such, any of which may be true.
 
     Raises:
-      ValueError: an argument is not of its kind; and, once there is a model: a part of
+      SettingError: an argument is not of its kind; and, once there is a model: a part of
         `personal` is true of no parameter, or all of it of every parameter.
     """
     check.kinds(

@@ -87,7 +87,7 @@ def with_privacy(
       noise_multiplier: z, the noise's standard deviation over C; 0: none.
 
     Raises:
-      ValueError: `algorithm` is no Algorithm, or its clients send something besides the
+      SettingError: `algorithm` is no Algorithm, or its clients send something besides the
         displacement (SCAFFOLD, FedNova, FedSSG), its policy learns from what clients
         measure or send (`gsnr_steps`), its refinement sees their models (FNR-FL), or its
         server takes no plain mean (FedDisco, `with_aggregation`).
@@ -185,7 +185,7 @@ def epsilon(
       delta: in (0, 1), below 1 / N if it is to mean anything.
 
     Raises:
-      ValueError: a number is out of range, or `participation` is another sampler's, or
+      SettingError: a number is out of range, or `participation` is another sampler's, or
         dp-accounting is missing.
 
     Example:
@@ -237,7 +237,7 @@ def _loss_span(z: float, q: float, rounds: int) -> float:
 
 
 def _check_parts(algorithm: Algorithm) -> None:
-    """Raises ValueError where a part gets round the clip."""
+    """Raises SettingError where a part gets round the clip."""
     combine = algorithm.server.combine
     if not isinstance(combine, Mean) or combine.delta not in (by_examples, uniformly):
         raise SettingError(

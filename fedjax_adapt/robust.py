@@ -102,7 +102,7 @@ def krum(num_byzantine: int, num_selected: int = 1) -> Aggregation:
       num_selected: how many are averaged; 1 is Krum. Fewer where fewer trained.
 
     Raises:
-      ValueError: an argument is no such integer; later, where a cohort has fewer slots than
+      SettingError: an argument is no such integer; later, a cohort has fewer slots than
         2 f + 3, or than num_selected + f.
     """
     check.at_least("num_byzantine", num_byzantine, 0)
@@ -186,7 +186,7 @@ def with_aggregation(algorithm: Algorithm, rule: Aggregation) -> Algorithm:
         not active holds anything.
 
     Raises:
-      ValueError: `algorithm` is no Algorithm or private, its server takes no mean, or
+      SettingError: `algorithm` is no Algorithm or private, its server takes no mean, or
         `rule` is no function.
     """
     wanted = "with_aggregation(algorithm, median())"

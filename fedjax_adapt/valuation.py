@@ -102,7 +102,7 @@ def leave_one_out(
       value: of a model, "accuracy" or "loss" (its negative, so that more is better).
 
     Raises:
-      ValueError: `value` is unknown, a weight is below 0 or NaN, or weights, deltas and
+      SettingError: `value` is unknown, a weight is below 0 or NaN, or weights, deltas and
         params are not of one cohort and model.
     """
     call = "leave_one_out(task, params, deltas, weights, test)"
@@ -140,7 +140,7 @@ def shapley(
       value: as for `leave_one_out`.
 
     Raises:
-      ValueError: an argument is out of its range.
+      SettingError: an argument is out of its range.
     """
     check.at_least("num_orders", num_orders, 1)
     check.nonnegative("tolerance", tolerance)

@@ -61,7 +61,7 @@ def with_server_optimizer(
       optimizer: any optax transformation, learning rate included: `optax.adam(0.01)`.
 
     Raises:
-      ValueError: `algorithm` is no Algorithm, or `optimizer` no optax transformation.
+      SettingError: `algorithm` is no Algorithm, or `optimizer` no optax transformation.
     """
     check.kinds(
         "with_server_optimizer(fedavg(), optax.adam(0.01))",
@@ -134,7 +134,7 @@ def with_local_optimizer(
         `lambda lr: optax.sgd(optax.cosine_decay_schedule(lr, 50))`.
 
     Raises:
-      ValueError: `algorithm` is no Algorithm, or `optimizer` no such function.
+      SettingError: `algorithm` is no Algorithm, or `optimizer` no such function.
     """
     check.kinds(
         "with_local_optimizer(fedavg(), optax.adam)",

@@ -114,7 +114,7 @@ def gsnr_steps(
     for products of matrices under a base that adds nothing to gradients.
 
     Raises:
-      ValueError: an argument is out of its range.
+      SettingError: an argument is out of its range.
     """
     check.at_least("num_steps", num_steps, 1)
     check.one_of("budget", budget, ("matched", "raw"))

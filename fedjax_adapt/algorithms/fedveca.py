@@ -254,7 +254,7 @@ def fedveca(
         none: FedNova's rule, which the paper has.
 
     Raises:
-      ValueError: an argument is out of its range; or `accept` is given with a base, or
+      SettingError: an argument is out of its range; or `accept` is given with a base, or
         `full_gradient` with one that adds to the loss.
     """
     check.one_of("accept", accept, ACCEPT)

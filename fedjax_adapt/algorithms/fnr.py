@@ -115,7 +115,7 @@ def fnr(
       augment: P in training mode, augmented and with dropout; the code does not augment.
 
     Raises:
-      ValueError: an argument is out of its range, or the base refines already.
+      SettingError: an argument is out of its range, or the base refines already.
     """
     base = as_base(base)
     if base.refine is not None:

@@ -67,7 +67,7 @@ def fedavg_pubft(
       augment: the model in training mode, on augmented inputs and with dropout.
 
     Raises:
-      ValueError: an argument is out of its range, or the base refines already.
+      SettingError: an argument is out of its range, or the base refines already.
     """
     base = as_base(base)
     if base.refine is not None:

@@ -155,7 +155,7 @@ def read_flags(
     A flag is shown by its short name, or by the full one where that means several.
 
     Raises:
-      ValueError: one sentence on the first mistake.
+      SettingError: one sentence on the first mistake.
       SystemExit: --help was asked for and has been printed.
     """
     import tyro

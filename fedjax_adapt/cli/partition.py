@@ -99,7 +99,7 @@ def preview(config: Config) -> Skew:
     """Loads the data, splits it as a run would and measures the split.
 
     Raises:
-      ValueError: one sentence, as `build`.
+      SettingError: one sentence, as `build`.
     """
     source, _ = with_public(config, load_source(config))
     return skew(split_source(config, source), source.y_train, source.num_classes)

@@ -143,7 +143,7 @@ def take_devices(devices: int | str) -> None:
     from ..engine.mesh import cores_as_devices, num_cores
 
     # where JAX has begun already, "auto" takes the devices there are
-    with suppress(ValueError):
+    with suppress(SettingError):
         most = max(num_cores(), MANY)
         cores_as_devices(None if devices == "auto" else min(devices, most))
 

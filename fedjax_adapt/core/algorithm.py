@@ -38,7 +38,7 @@ def epochs(num_epochs: float = 1) -> StepPolicy:
     That is ceil(num_epochs * ceil(n_i / B)) local steps: the last partial batch counts.
 
     Raises:
-      ValueError: `num_epochs` is below 1/1000, which rounding could make no step at all.
+      SettingError: `num_epochs` is below 1/1000, which rounding could make no step at all.
 
     Example:
       >>> policy = fa.epochs(0.5)  # of clients whose epochs have 4 and 7 steps
@@ -118,7 +118,7 @@ def is_private(algorithm: Algorithm) -> bool:
 
 
 def check_private(algorithm: Algorithm) -> None:
-    """Raises ValueError where the server gets more from clients than clipped uploads."""
+    """Raises SettingError where the server gets more from clients than clipped uploads."""
     if learns(algorithm.policy):
         raise SettingError(
             "with_privacy clips what local rules send, but the step policy learns from "
@@ -135,7 +135,7 @@ def as_base(base: Algorithm | None) -> Algorithm:
     """The algorithm that another stands on; None: FedAvg.
 
     Raises:
-      ValueError: it is no Algorithm.
+      SettingError: it is no Algorithm.
     """
     if base is None:
         return Algorithm()
@@ -152,7 +152,7 @@ def with_steps(algorithm: Algorithm, policy: StepPolicy) -> Algorithm:
     """The same algorithm, with another answer to "how many local steps?".
 
     Raises:
-      ValueError: `algorithm` is no Algorithm or `policy` no StepPolicy.
+      SettingError: `algorithm` is no Algorithm or `policy` no StepPolicy.
     """
     check.kinds("with_steps(fedavg(), epochs(5))", algorithm=(algorithm, Algorithm))
     if not isinstance(policy, StepPolicy):
@@ -181,7 +181,7 @@ def with_refinement(
         server's model; None: nothing.
 
     Raises:
-      ValueError: `algorithm` is no Algorithm or `refine` none of these.
+      SettingError: `algorithm` is no Algorithm or `refine` none of these.
     """
     check.kinds(
         "with_refinement(fedavg(), fnr_refinement())", algorithm=(algorithm, Algorithm)

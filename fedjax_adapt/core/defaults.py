@@ -43,7 +43,7 @@ def weighted_loss(task: Task, outputs: Outputs, batch: Batch) -> Array:
     """Mean loss over the examples of a batch; padding does not count. A scalar.
 
     Raises:
-      ValueError: the task's loss is not one number per example; see `losses_of`.
+      SettingError: the task's loss is not one number per example; see `losses_of`.
     """
     losses = losses_of(task, outputs, batch.y)
     return (losses * batch.weight).sum() / batch.weight.sum()

@@ -58,7 +58,7 @@ class LocalRule(NamedTuple):
     personal parameters come in here. It becomes `anchor` of the client's views and run.
     None: the broadcast.
 
-    `check(setting)` raises a ValueError where the rule contradicts the run. It is asked
+    `check(setting)` raises a SettingError where the rule contradicts the run. It is asked
     before the first round, with the plan's numbers, and by `fa.train`, with `round` the
     rounds that will have been run then. None: any run will do.
 
@@ -303,7 +303,7 @@ class Refinement(NamedTuple):
 
     `send(run)` is what a client sends for it besides its upload, `view.sent`.
 
-    `check(task, setup)` raises a ValueError where the run cannot be refined. `traffic`
+    `check(task, setup)` raises a SettingError where the run cannot be refined. `traffic`
     is what it adds for every client that trains, `traffic_refined` for each of those whose
     models are refined as well. Where `uploads_late`, `traffic` goes up alone, and all send
     their models only when the server has said who refines. `given` says in words what it

@@ -39,7 +39,7 @@ def with_precision(task: Task, precision: str) -> Task:
       precision: "float32", "tf32" or "bf16".
 
     Raises:
-      ValueError: there is no such precision, or the task is in bf16 already.
+      SettingError: there is no such precision, or the task is in bf16 already.
     """
     check.kinds(
         "with_precision(task, precision)",

@@ -47,7 +47,7 @@ def logits_of(outputs: Any) -> Array:
     """The logits of what `Task.apply` or `Task.apply_train` returned, [batch, ...].
 
     Raises:
-      ValueError: it is no Outputs, or its logits are no array.
+      SettingError: it is no Outputs, or its logits are no array.
     """
     if not hasattr(outputs, "logits"):
         raise SettingError(
@@ -67,7 +67,7 @@ def losses_of(task: Task, outputs: Any, y: Array) -> Array:
     """The loss of each example, [batch].
 
     Raises:
-      ValueError: the outputs are no Outputs, the labels no integers where these are
+      SettingError: the outputs are no Outputs, the labels no integers where these are
         needed, or the loss is not one number per example.
     """
     logits, loss = logits_of(outputs), task.loss
@@ -87,7 +87,7 @@ def losses_of(task: Task, outputs: Any, y: Array) -> Array:
 
 
 def _check_labels(logits: Array, y: Array) -> None:
-    """Raises ValueError unless there is one integer label to each row of logits."""
+    """Raises SettingError unless there is one integer label to each row of logits."""
     if jnp.issubdtype(y.dtype, jnp.integer) and y.shape == logits.shape[:-1]:
         return
     hint = "y.argmax(-1)" if y.shape == logits.shape else "y.astype(int)"
@@ -107,7 +107,7 @@ def accuracy_of(task: Task, logits: Array, y: Array) -> Array:
     predicted there is no accuracy.
 
     Raises:
-      ValueError: `Task.accuracy` does not return one number per example.
+      SettingError: `Task.accuracy` does not return one number per example.
     """
     if task.accuracy is not None:
         return _one_each("Task.accuracy", task.accuracy(logits, y), y)
@@ -147,7 +147,7 @@ def each_of(task: Task, logits: Array, y: Array) -> dict[str, PyTree]:
     """What `Task.metrics` need of each example, trees of [batch, ...] by name.
 
     Raises:
-      ValueError: a metric is none, or does not return one number per example.
+      SettingError: a metric is none, or does not return one number per example.
     """
     each = {}
     for name, metric in task.metrics.items():

@@ -99,7 +99,7 @@ class Task(NamedTuple):
         """That of the functions: programs are kept by task, and a dict has none.
 
         Raises:
-          ValueError: `metrics` is no mapping of names; every program asks here first.
+          SettingError: `metrics` is no mapping of names; every program asks here first.
         """
         if not isinstance(self.metrics, Mapping):
             raise SettingError(

@@ -79,7 +79,7 @@ class Clock:
       seed: of what clients draw once.
 
     Raises:
-      ValueError: a number is negative, not finite or above 1e15, or a bandwidth 0;
+      SettingError: a number is negative, not finite or above 1e15, or a bandwidth 0;
         `delay_persists` is neither True nor False, or True where `delay` is no law, or
         `seed` no integer of at least 0.
     """

@@ -33,7 +33,7 @@ def traffic_of(algorithm: Algorithm) -> Traffic:
     """What a client that trains exchanges, of all parts of its algorithm.
 
     Raises:
-      ValueError: the traffic of the local rule or the refinement follows from model and
+      SettingError: the traffic of the local rule or the refinement follows from model and
         data.
     """
     return _sum(_rule_traffic(algorithm), algorithm.policy.traffic)

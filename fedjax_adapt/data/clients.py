@@ -224,7 +224,7 @@ def feature_noise(
       mask: the second form; `x` must be images [n, height, width, channels].
 
     Raises:
-      ValueError: sigma is negative, or there is nothing to cut into so many blocks.
+      SettingError: sigma is negative, or there is nothing to cut into so many blocks.
     """
     check.nonnegative("feature_noise", sigma)
     x = np.asarray(x)

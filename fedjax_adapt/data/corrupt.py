@@ -143,7 +143,7 @@ def corrupt(
       seed: of what is random.
 
     Raises:
-      ValueError: an unknown name, a client that does not exist, a strength out of range.
+      SettingError: an unknown name, a client that does not exist, a strength out of range.
     """
     check.one_of("corrupt", corruption, CORRUPTIONS)
     function = CORRUPTIONS[corruption]

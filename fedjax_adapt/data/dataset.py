@@ -116,7 +116,7 @@ class FederatedDataset:
         The tests stay as they are, those of clients too.
 
         Raises:
-          ValueError: there are tests of another number of clients.
+          SettingError: there are tests of another number of clients.
         """
         data = replace(self, **changes)
         tests = data.client_tests
@@ -134,7 +134,7 @@ class FederatedDataset:
         )
 
     def check_public(self) -> None:
-        """Raises ValueError if the public set holds test examples and does not say so.
+        """Raises SettingError if the public set holds test examples and does not say so.
 
         `from_clients` and `from_rows` have looked already, `dataclasses.replace` has not.
         """
@@ -177,7 +177,7 @@ class FederatedDataset:
         if the tests are to be clean.
 
         Raises:
-          ValueError: clients have tests already or share examples, `test_share` does not
+          SettingError: clients have tests already or share examples, `test_share` does not
             lie in [0, 1), or is so small that nothing is held out.
         """
         if self.client_tests is not None:
@@ -209,7 +209,7 @@ class FederatedDataset:
             itself; m_i may be 0. `test` does not follow from it.
 
         Raises:
-          ValueError: a client's x and y differ in length, the clients' shapes differ, or
+          SettingError: a client's x and y differ in length, the clients' shapes differ, or
             a label lies outside [0, num_classes); or as `from_rows`.
 
         Example:
@@ -275,7 +275,7 @@ class FederatedDataset:
             `frame` plus 1.
 
         Raises:
-          ValueError: no such table or column, a value is missing or no number, a label is
+          SettingError: no such table or column, a value is missing or no number, a label is
             out of range; or as `from_rows`.
         """
         given, names = read_frame(frame, client, label, features, test, num_classes)
@@ -306,7 +306,7 @@ class FederatedDataset:
             it is tested on by itself. Those of `test` lie on the device once.
 
         Raises:
-          ValueError: no client holds a row, or one holds a row that is none; an input has
+          SettingError: no client holds a row, or one holds a row that is none; an input has
             no label; a label lies outside [0, num_classes); an input or a target is no
             number, NaN, infinite, or an integer that the device cannot hold; or `test`,
             `public` or `client_tests` are not of the clients' kind, or `public` holds

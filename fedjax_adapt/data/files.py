@@ -1,7 +1,7 @@
 """Data sets read from published files: MNIST and its kin, CIFAR.
 
 Every loader takes the folder of the data (None: the environment variable
-FEDJAX_ADAPT_DATA) and options by keyword. A ValueError is one sentence about the file.
+FEDJAX_ADAPT_DATA) and options by keyword. A SettingError is one sentence about the file.
 """
 
 import gzip
@@ -23,7 +23,7 @@ DATA_VARIABLE = "FEDJAX_ADAPT_DATA"
 def data_folder(data_dir: str | Path | None) -> Path | None:
     """`data_dir`, or what the environment variable FEDJAX_ADAPT_DATA says, or None.
 
-    Raises ValueError if that is not a folder.
+    Raises SettingError if that is not a folder.
     """
     given = data_dir or os.environ.get(DATA_VARIABLE)
     if not given:
@@ -39,7 +39,7 @@ def data_folder(data_dir: str | Path | None) -> Path | None:
 
 
 def folder_with(dataset: str, wanted: str, data_dir: str | Path | None) -> Path:
-    """The `data_folder`; raises ValueError where none is given for what is `wanted`."""
+    """The `data_folder`; raises SettingError where none is given for what is `wanted`."""
     root = data_folder(data_dir)
     if root is None:
         raise SettingError(

@@ -29,7 +29,7 @@ LETTERS = (
 )
 
 Examples = tuple[np.ndarray, np.ndarray]
-# raises ValueError with the middle of a sentence
+# raises SettingError with the middle of a sentence
 Convert = Callable[[list, list], Examples]
 
 

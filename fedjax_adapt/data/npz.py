@@ -41,7 +41,7 @@ def npz(
       A source whose mean and deviation are those of x_train.
 
     Raises:
-      ValueError: one sentence that names the file and the array: it is missing or
+      SettingError: one sentence that names the file and the array: it is missing or
         damaged, shapes do not fit, a label is out of range, an input is not finite.
     """
     check.at_least("num_classes", num_classes, 2, none="the largest label plus 1")

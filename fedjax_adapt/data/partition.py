@@ -162,7 +162,7 @@ def split(
       For each client the rows it holds.
 
     Raises:
-      ValueError: one sentence: an unknown name or option (with the nearest), a value
+      SettingError: one sentence: an unknown name or option (with the nearest), a value
         out of range, or too few rows for so many clients.
     """
     check.one_of("partition", partition, PARTITIONS)

@@ -79,7 +79,7 @@ def public_set(
       num_classes: number of labels.
 
     Raises:
-      ValueError: its examples are not like the clients', or as `check_apart`.
+      SettingError: its examples are not like the clients', or as `check_apart`.
     """
     if public is None:
         return None
@@ -110,7 +110,7 @@ def tables_of(public: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def check_apart(public: Any, test: tuple[Any, Any] | None) -> None:
-    """Raises ValueError if more of a public set is in `test` than its protocol lets.
+    """Raises SettingError if more of a public set is in `test` than its protocol lets.
 
     None of those given may be, a tenth of those drawn, and all of those published. What JAX
     is tracing passes.

@@ -20,7 +20,7 @@ def begin_split(
     """The labels as an array, and the generator of the split.
 
     Raises:
-      ValueError: they do not serve so many clients, or the seed is none.
+      SettingError: they do not serve so many clients, or the seed is none.
     """
     labels = check_ids("labels", labels)
     check.at_least("num_clients", num_clients, 1)
@@ -46,7 +46,7 @@ def as_array(name: str, values: Any) -> np.ndarray:
     """`values` as an array in this machine's byte order; their numbers stay as they are.
 
     Raises:
-      ValueError: they are lists of different lengths, or a mask hides some.
+      SettingError: they are lists of different lengths, or a mask hides some.
     """
     if np.ma.is_masked(values):
         raise SettingError(
@@ -64,7 +64,7 @@ def as_array(name: str, values: Any) -> np.ndarray:
 
 
 def check_ids(name: str, ids) -> np.ndarray:
-    """`ids` as an array; raises ValueError unless they are integers >= 0, [n]."""
+    """`ids` as an array; raises SettingError unless they are integers >= 0, [n]."""
     ids = np.asarray(ids)
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
         raise SettingError(
@@ -78,7 +78,7 @@ def check_ids(name: str, ids) -> np.ndarray:
 
 
 def generator(seed: int | list[int]) -> np.random.Generator:
-    """PCG64, whatever numpy's default becomes; raises ValueError for what is no seed."""
+    """PCG64, whatever numpy's default becomes; raises SettingError for what is no seed."""
     for part in seed if isinstance(seed, list) else [seed]:
         check.at_least("seed", part, 0, most=math.inf)
     return np.random.Generator(np.random.PCG64(seed))
@@ -183,7 +183,7 @@ def join(rng: np.random.Generator, parts: list[Rows]) -> Rows:
 def check_sizes(
     rows: Rows, min_size: int, hint: str = "write a smaller min_size, or fewer clients"
 ) -> Rows:
-    """`rows`; raises ValueError if a client holds fewer than `min_size`."""
+    """`rows`; raises SettingError if a client holds fewer than `min_size`."""
     sizes = np.array([len(r) for r in rows])
     if sizes.min() < min_size:
         poor = int(sizes.argmin())
@@ -212,7 +212,7 @@ def check_values(example: str, x: Any, y: Any, num_classes: int | None) -> int:
     """Checks inputs and labels that are to lie on the device; returns how many classes.
 
     Raises:
-      ValueError: one is no number, NaN, infinite or an integer that is too large there, or
+      SettingError: one is no number, NaN, infinite or an integer too large for that, or
         a label is out of range; the sentence calls it as in "test example 3".
     """
     x, y = np.asarray(x), np.asarray(y)
@@ -265,7 +265,7 @@ def largest_pixel(x: np.ndarray) -> float:
 
 
 def _check_finite(x: np.ndarray, y: np.ndarray, example: str) -> None:
-    """Raises ValueError on the first example with a NaN or infinite number in it."""
+    """Raises SettingError on the first example with a NaN or infinite number in it."""
     for what, values in (("input", x), ("target", y)):
         if not jnp.issubdtype(values.dtype, jnp.floating) or not values.size:
             continue  # integers always are
@@ -285,7 +285,7 @@ def _check_finite(x: np.ndarray, y: np.ndarray, example: str) -> None:
 
 
 def _check_numbers(example: str, x: np.ndarray, y: np.ndarray) -> None:
-    """Raises ValueError unless they are real numbers that the device can hold as they are.
+    """Raises SettingError unless they are real numbers that the device holds as they are.
 
     A float64 may lose digits there; an integer that lost some would be another label or
     token.
@@ -313,7 +313,7 @@ def _check_numbers(example: str, x: np.ndarray, y: np.ndarray) -> None:
 
 
 def check_rows(rows: Sequence[Any], num_examples: int, given: str = "rows") -> None:
-    """Raises ValueError unless `given` gives each client rows that there are."""
+    """Raises SettingError unless `given` gives each client rows that there are."""
     for i, row in enumerate(rows):
         row = np.asarray(row)
         if row.ndim != 1 or (row.size and not np.issubdtype(row.dtype, np.integer)):
@@ -359,7 +359,7 @@ def as_pairs(who: str, given: Iterable[Any]) -> list[tuple[np.ndarray, np.ndarra
 
 
 def check_columns(given: dict[str, Any]) -> None:
-    """Raises ValueError if tables have other columns, or the same in another order.
+    """Raises SettingError if tables have other columns, or the same in another order.
 
     Args:
       given: owner -> (x, y), or x alone. Arrays without column names are not compared.
@@ -392,7 +392,7 @@ def check_like(
     others: str = "client 0 has",
     on_device: bool = False,
 ) -> None:
-    """Raises ValueError unless `who` has one label per input, both of the kind of `like`.
+    """Raises SettingError unless `who` has one label per input, both of the kind of `like`.
 
     Args:
       who: whose examples they are, as the sentence begins: "client 3".
@@ -446,7 +446,7 @@ def table_of(rows: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     """`index` and `size` of clients that hold these rows, on the host.
 
     Raises:
-      ValueError: no client holds a row.
+      SettingError: no client holds a row.
     """
     size = np.array([len(r) for r in rows], np.int32)
     if not len(size) or size.max() == 0:

@@ -8,7 +8,7 @@ A protocol takes the public set out of a source:
                  accuracy is TRAINING accuracy, and compares with no test accuracy
 
 Each takes the number of public examples, that of further examples of the training set to
-choose a model by, and a seed; and raises ValueError where there are not as many. All draws
+choose a model by, and a seed; it raises SettingError where there are not so many. All draws
 are stratified: every label keeps its share, give or take one example.
 
 References:
@@ -216,7 +216,7 @@ def source_of(
 def check_labels(
     path: Path | str, y: np.ndarray, num_classes: int, lowest: int = 0
 ) -> None:
-    """Raises ValueError unless lowest <= y < lowest + num_classes; names the first."""
+    """Raises SettingError unless lowest <= y < lowest + num_classes; names the first."""
     bad = np.flatnonzero((y < lowest) | (y >= lowest + num_classes))
     if len(bad):
         raise SettingError(

@@ -148,7 +148,7 @@ def gaussian_images(
 
 
 def _check_memory(num_clients: int, numbers: int) -> None:
-    """Raises ValueError if the machine could never hold so many numbers, twice."""
+    """Raises SettingError if the machine could never hold so many numbers, twice."""
     needed = 2 * numbers * np.dtype(float).itemsize
     try:
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -215,7 +215,7 @@ def load(name: str, data_dir: str | Path | None = None, **options: Any) -> Sourc
       **options: keyword options of the loader, e.g. classes=26 for emnist_letters.
 
     Raises:
-      ValueError: one sentence: an unknown name or option (with the nearest), or what is
+      SettingError: one sentence: an unknown name or option (with the nearest), or what is
         wrong with which file.
     """
     text = str(name)

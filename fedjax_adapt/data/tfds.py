@@ -47,7 +47,7 @@ def tfds(
       "label"; mean and deviation are those of the training inputs.
 
     Raises:
-      ValueError: one sentence: not prepared here, in another format, or not a set of
+      SettingError: one sentence: not prepared here, in another format, or not a set of
         equal images with one label each.
     """
     builder = prepared(name, data_dir)

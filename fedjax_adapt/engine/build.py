@@ -36,7 +36,7 @@ def make_round(
     other, which is slow.
 
     Raises:
-      ValueError: the plan asks for more clients than the data set has, or for more
+      SettingError: the plan asks for more clients than the data set has, or for more
         devices than there are, or the model has fewer outputs than there are labels; or
         a refinement finds no public set, or nothing to refine; or an argument is not of
         its kind; or a part of the algorithm does not return what it must.
@@ -92,7 +92,7 @@ def memory_needed(
       plan: how clients train.
 
     Raises:
-      ValueError: as `make_round`.
+      SettingError: as `make_round`.
     """
     call = "memory_needed(algorithm, task, data, plan)"
     check_kinds(call, algorithm, task, data, plan)

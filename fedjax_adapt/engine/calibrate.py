@@ -21,6 +21,7 @@ import numpy as np
 
 from ..core import Algorithm, Info, Task, as_refinement, no_report
 from ..data.dataset import FederatedDataset
+from ..errors import SettingError
 from ..plan import Plan
 from . import lanes, memory, mesh, xla
 from .batches import batch_size
@@ -61,7 +62,7 @@ def fastest_lanes(
         infinitely many where there is no room.
 
     Raises:
-      ValueError: as `init_state` and `make_round` do.
+      SettingError: as `init_state` and `make_round` do.
     """
     call = "fastest_lanes(algorithm, task, data, plan)"
     check_kinds(call, algorithm, task, data, plan)
@@ -227,7 +228,7 @@ def _compiled(
     devices = num_devices_of(data, plan)
     try:
         memory.check_room(footprint(traced.jaxpr.jaxpr, state, round_fn.data, devices))
-    except ValueError:
+    except SettingError:
         return None
     program = traced.lower().compile(options)
 

@@ -43,7 +43,7 @@ def num_slots(data: FederatedDataset, plan: Plan) -> int:
     """The static size of a cohort.
 
     Raises:
-      ValueError: the plan asks for more clients than there are to draw from.
+      SettingError: the plan asks for more clients than there are to draw from.
     """
     eligible = len(eligible_clients(data, plan))
     slots = participation_of(plan).slots(eligible)
@@ -120,7 +120,7 @@ def seconds_by(cohort: Cohort, said: dict[str, Array], seconds: Array) -> Array:
     """`seconds` of a round, or what the server rule's report says of them. A scalar.
 
     Raises:
-      ValueError: it says more than one number.
+      SettingError: it says more than one number.
     """
     if SECONDS not in said:
         return seconds

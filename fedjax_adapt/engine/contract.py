@@ -112,7 +112,7 @@ def guarded(
     Args:
       part: its name in `TAKES`.
       function: what it is.
-      accept: (name, result, *arguments) -> None; raises ValueError.
+      accept: (name, result, *arguments) -> None; raises SettingError.
     """
     name = f"{part} ({name_of(function)})"
 
@@ -163,7 +163,7 @@ def _raised(part: str, name: str, function: Callable, error: Exception) -> Excep
 
 
 def check_parts(algorithm: Algorithm) -> None:
-    """Raises ValueError unless every part, and every field of it, is of its kind."""
+    """Raises SettingError unless every part, and every field of it, is of its kind."""
     kinds = {"local": LocalRule, "policy": StepPolicy, "server": ServerRule}
     for name, kind in kinds.items():
         part = getattr(algorithm, name)
@@ -227,7 +227,7 @@ def _check_fields(part: Any) -> None:
 
 
 def check_traffic(where: str, traffic: Traffic) -> None:
-    """Raises ValueError where something negative is sent."""
+    """Raises SettingError where something negative is sent."""
     for name, number in traffic._asdict().items():
         check.nonnegative(f"{name} of {where}", number)
 

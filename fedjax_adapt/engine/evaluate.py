@@ -66,7 +66,7 @@ def evaluate(
       devices: how many devices share the examples; "auto": all.
 
     Raises:
-      ValueError: there are no test examples, or fewer than `devices` devices, or an
+      SettingError: there are no test examples, or fewer than `devices` devices, or an
         argument is not of its kind; or a label of a classification is below 0, or the
         task's loss, its accuracy or a metric does not return one number per example.
     """
@@ -99,7 +99,7 @@ def class_accuracy(
       devices: how many devices share the examples; "auto": all.
 
     Raises:
-      ValueError: there are no test examples, they have not one integer label each, one
+      SettingError: there are no test examples, they have not one integer label each, one
         is below 0 or `num_classes` or more, or there are fewer than `devices` devices.
     """
     check.at_least("batch_size", batch_size, 1)
@@ -230,7 +230,7 @@ def score(task: Task, params: Params, x: Array, y: Array) -> Scores:
 
 
 def _check_call(call: str, task: Task, params: Params, test: Any) -> None:
-    """Raises ValueError unless a model can be evaluated so."""
+    """Raises SettingError unless a model can be evaluated so."""
     check.kinds(call, task=(task, Task), params=(params, check.tree))
     caller = call.partition("(")[0]
     if test is None or (check.pair(test) and np.shape(test[1]) == (0,)):
@@ -251,7 +251,7 @@ def _check_call(call: str, task: Task, params: Params, test: Any) -> None:
 
 
 def _check_from_0(caller: str, labels: Any) -> None:
-    """Raises ValueError if a label is below 0: it would count as one of the last class."""
+    """Raises SettingError if a label is below 0: it would count as the last class."""
     if check.is_tracer(labels):
         return
     labels = np.asarray(labels)
@@ -263,7 +263,7 @@ def _check_from_0(caller: str, labels: Any) -> None:
 
 
 def _check_examples(caller: str, name: str, part: Any) -> None:
-    """Raises ValueError unless it is an array of numbers, or becomes one."""
+    """Raises SettingError unless it is an array of numbers, or becomes one."""
     if isinstance(part, dict):
         raise SettingError(
             f"{caller} got a dict for {name} of test=(x, y); give one array, such as its "
@@ -290,7 +290,7 @@ def shapes_of(task: Task) -> tuple[Any, list[tuple[int, ...]]]:
 
 
 def check_model(caller: str, task: Task, params: Params) -> None:
-    """Raises ValueError unless these are parameters of the task's model."""
+    """Raises SettingError unless these are parameters of the task's model."""
     found = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
     if (jax.tree.structure(params), found) != shapes_of(task):
         made = jax.eval_shape(task.init, jax.random.key(0))

@@ -30,7 +30,7 @@ def init_state(
     up among the devices of the plan where their number divides `num_clients`.
 
     Raises:
-      ValueError: the client table does not fit into memory, or an argument is not of its
+      SettingError: the client table does not fit into memory, or an argument is not of its
         kind.
     """
     call = "init_state(algorithm, task, data, plan, jax.random.key(0))"
@@ -85,7 +85,7 @@ def origin_of(algorithm: Algorithm, params: Params) -> Origin:
 def check_state(
     algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan, state: State
 ) -> None:
-    """Raises ValueError if it is the state of another algorithm, model or data set.
+    """Raises SettingError if it is the state of another algorithm, model or data set.
 
     A step policy that keeps nothing may follow any other: it leaves alone what that one
     kept. What two methods keep alike is known by `State.origin`, for those that come with
@@ -150,7 +150,7 @@ def check_state(
 
 
 def check_round(done: Any) -> None:
-    """Raises ValueError unless it is a number of rounds, as `State.round` has it."""
+    """Raises SettingError unless it is a number of rounds, as `State.round` has it."""
     number = done if check.array(done) else np.asarray(done)
     whole = number.shape == () and jnp.issubdtype(number.dtype, jnp.integer)
     # int, as a comparison of an array is traced inside a jitted function
@@ -166,7 +166,7 @@ def check_round(done: Any) -> None:
 def check_rule(
     algorithm: Algorithm, data: FederatedDataset, plan: Plan, done: int = 0
 ) -> None:
-    """Raises ValueError where the local or the server rule contradicts the run.
+    """Raises SettingError where the local or the server rule contradicts the run.
 
     Args:
       algorithm: of the run.
@@ -203,7 +203,7 @@ def check_rule(
 
 
 def _check_under_way(algorithm: Algorithm, plan: Plan) -> None:
-    """Raises ValueError unless clients may be under way when a round begins."""
+    """Raises SettingError unless clients may be under way when a round begins."""
     if plan.clock is None:
         raise SettingError(
             "the server rule goes by who ends first, but the plan has no clock; write "
@@ -232,7 +232,7 @@ def check_kinds(
     """`check.kinds` of what a round is made from, and of others.
 
     Raises:
-      ValueError: one of them is of another kind, or a part of the algorithm is.
+      SettingError: one of them is of another kind, or a part of the algorithm is.
     """
     if isinstance(algorithm, Algorithm):
         check_parts(algorithm)

@@ -22,7 +22,7 @@ ACTIVATIONS = 16
 
 
 def check_copy(state: PyTree) -> None:
-    """Raises ValueError unless there is room for another such state besides it."""
+    """Raises SettingError unless there is room for another such state besides it."""
     arrays = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
     if any(map(check.is_tracer, arrays)):
         return
@@ -49,7 +49,7 @@ def is_exhausted(error: Exception) -> bool:
 
 
 def check_room(needed: Footprint) -> None:
-    """Raises ValueError unless there is room for a program, its data being there."""
+    """Raises SettingError unless there is room for a program, its data being there."""
     free, wanted = free_memory(), needed.total - needed.data
     if free is None or wanted <= free:
         return

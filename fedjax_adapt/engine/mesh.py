@@ -59,7 +59,7 @@ def cores_as_devices(cores: int | None = None) -> None:
       cores: how many; None: all that this process may use.
 
     Raises:
-      ValueError: `cores` is no positive integer, or JAX has begun to run.
+      SettingError: `cores` is no positive integer, or JAX has begun to run.
     """
     check.at_least("cores", cores, 1, none="all")
     cores = num_cores() if cores is None else cores
@@ -81,7 +81,7 @@ def cores_as_devices(cores: int | None = None) -> None:
 
 
 def check_environment() -> None:
-    """Raises ValueError where variables leave JAX without a device or a compiler."""
+    """Raises SettingError where variables leave JAX without a device or a compiler."""
     if jax.config.jax_disable_jit:
         raise SettingError(
             "JAX_DISABLE_JIT is set, and a run is a compiled program; unset it, or call "
@@ -108,7 +108,7 @@ def count(devices: int | str, cohort_size: int) -> int:
     """How many devices serve a cohort: at most `devices`, with none left over.
 
     Raises:
-      ValueError: JAX has fewer than `devices`, or a process would have none of them.
+      SettingError: JAX has fewer than `devices`, or a process would have none of them.
     """
     present = len(jax.devices())
     if devices != "auto" and int(devices) > present:

@@ -49,7 +49,7 @@ def personal_models(algorithm: Algorithm, state: State) -> Params:
       state: a state of its rounds.
 
     Raises:
-      ValueError: its clients use the server's model, or the state is another algorithm's.
+      SettingError: its clients use the server's model, or the state is another algorithm's.
     """
     blocks = list(blocks_of(algorithm, state))
     stacked = [
@@ -86,7 +86,7 @@ def evaluate_clients(
         their test sets where the data have them, else what they train on.
 
     Raises:
-      ValueError: there are fewer than `devices` devices, or no test sets of clients, or
+      SettingError: there are fewer than `devices` devices, or no test sets of clients, or
         `params` are neither of one model nor of one for each client.
     """
     check.kinds(
@@ -143,7 +143,7 @@ def blocks_of(algorithm: Algorithm, state: State) -> Iterator[tuple[slice, PyTre
     """(ids, states) of some clients at a time, where a device can read them.
 
     Raises:
-      ValueError: as `personal_models`.
+      SettingError: as `personal_models`.
     """
     check.kinds(
         "personal_models(algorithm, state)",
@@ -180,7 +180,7 @@ def client_examples(
     """The clients' test sets, or what they train on; None: test sets where there are some.
 
     Raises:
-      ValueError: the data have no test sets of clients, or `on` is neither.
+      SettingError: the data have no test sets of clients, or `on` is neither.
     """
     if on is not None:
         check.one_of("on", on, ("test", "train"))
@@ -198,7 +198,7 @@ def one_for_each(task: Task, params: Params, num_clients: int) -> bool:
     """Whether these are parameters of `num_clients` models, not of one.
 
     Raises:
-      ValueError: they are neither.
+      SettingError: they are neither.
     """
     structure, shapes = shapes_of(task)
     found = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]

@@ -40,7 +40,7 @@ def is_first() -> bool:
 
 
 def check_alone(what: str) -> None:
-    """Raises ValueError if this process trains together with others."""
+    """Raises SettingError if this process trains together with others."""
     if several():
         raise SettingError(
             f"{what} is made by one process, but jax.distributed has joined "
@@ -84,8 +84,8 @@ def agreed() -> Iterator[None]:
     """Ends well in every process or in none.
 
     Raises:
-      Refused: with the sentence of the first process whose block raised a ValueError. A
-        process that is alone raises its own.
+      Refused: with the sentence of the first process whose block raised. A process that
+        is alone raises its own, and so does one that met a bug.
     """
     if not several():
         yield
@@ -93,9 +93,11 @@ def agreed() -> Iterator[None]:
     mine = None
     try:
         yield
-    except ValueError as error:
+    except Exception as error:
         mine = error
     said = [sentence for sentence in of_all(mine and str(mine)) if sentence is not None]
+    if mine is not None and not isinstance(mine, SettingError):
+        raise mine
     if said:
         raise Refused(said[0]) from mine
 

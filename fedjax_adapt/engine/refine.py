@@ -78,7 +78,7 @@ def settled(
     """The algorithm, the traffic of its refinement as numbers.
 
     Raises:
-      ValueError: there is no public set, or something else the refinement needs; or the
+      SettingError: there is no public set, or something else the refinement needs; or the
         public set holds test examples.
     """
     refine = as_refinement(algorithm.refine)

@@ -1,6 +1,6 @@
 """What each part of a method must return: one function of its result for each kind.
 
-Each is called with the part's name, its result and its arguments, and raises a ValueError
+Each is called with the part's name, its result and its arguments, and raises a SettingError
 of one sentence.
 """
 
@@ -17,7 +17,7 @@ from ..errors import SettingError
 
 
 def arrays(name: str, result: PyTree, *arguments: Any) -> None:
-    """Raises ValueError unless a part returned a tree of arrays."""
+    """Raises SettingError unless a part returned a tree of arrays."""
     number = lambda leaf: hasattr(leaf, "shape") or isinstance(leaf, int | float)
     if not all(map(number, jax.tree.leaves(result))):
         raise SettingError(
@@ -26,7 +26,7 @@ def arrays(name: str, result: PyTree, *arguments: Any) -> None:
 
 
 def scalar(name: str, result: Any, *arguments: Any) -> None:
-    """Raises ValueError unless a part returned a floating scalar."""
+    """Raises SettingError unless a part returned a floating scalar."""
     floats = check.array(result) and jnp.issubdtype(result.dtype, jnp.floating)
     if not floats or result.shape != ():
         raise SettingError(
@@ -36,7 +36,7 @@ def scalar(name: str, result: Any, *arguments: Any) -> None:
 
 
 def one_number(name: str, result: Any, *arguments: Any) -> None:
-    """Raises ValueError unless a part returned one number."""
+    """Raises SettingError unless a part returned one number."""
     if not (hasattr(result, "shape") or isinstance(result, int | float)) or jnp.ndim(
         result
     ):
@@ -44,7 +44,7 @@ def one_number(name: str, result: Any, *arguments: Any) -> None:
 
 
 def parameters(name: str, result: PyTree, *arguments: Any) -> None:
-    """Raises ValueError unless a part returned floating parameters."""
+    """Raises SettingError unless a part returned floating parameters."""
     arrays(name, result)
     for path, leaf in jax.tree.leaves_with_path(result):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
@@ -84,7 +84,7 @@ def _floats(new: Any, old: Any) -> bool:
 
 
 def _averaged(name: str, what: str, sent: PyTree) -> None:
-    """Raises ValueError unless a mean of these says something."""
+    """Raises SettingError unless a mean of these says something."""
     for path, leaf in jax.tree.leaves_with_path(sent):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             raise SettingError(
@@ -94,13 +94,13 @@ def _averaged(name: str, what: str, sent: PyTree) -> None:
 
 
 def sent(name: str, result: PyTree, *arguments: Any) -> None:
-    """Raises ValueError unless a part returned what may be averaged."""
+    """Raises SettingError unless a part returned what may be averaged."""
     arrays(name, result)
     _averaged(name, "what is averaged", result)
 
 
 def upload_and_state(averages: bool, name: str, result: Any, run: Any) -> None:
-    """Raises ValueError unless a part returned (Upload, client state), the state alike."""
+    """Raises SettingError unless a part gave (Upload, client state), the state alike."""
     if not (
         isinstance(result, tuple)
         and len(result) == 2
@@ -134,7 +134,7 @@ def like_state(what: str, given_by: str) -> Callable[..., None]:
 
 
 def steps(name: str, result: Any, state: PyTree, cohort: Any, *rest: Any) -> None:
-    """Raises ValueError unless a part returned an integer for each of the cohort."""
+    """Raises SettingError unless a part returned an integer for each of the cohort."""
     size = cohort.ids.shape
     if not hasattr(result, "shape") and not isinstance(result, bool | int | float):
         raise SettingError(
@@ -151,7 +151,7 @@ def steps(name: str, result: Any, state: PyTree, cohort: Any, *rest: Any) -> Non
 
 
 def per_client(name: str, result: Any, cohort: Any) -> None:
-    """Raises ValueError unless a part returned a number for each of the cohort."""
+    """Raises SettingError unless a part returned a number for each of the cohort."""
     if not check.array(result) or result.shape != cohort.ids.shape:
         raise SettingError(
             f"{name} returned {check.shown(result)} for a cohort of "
@@ -160,7 +160,7 @@ def per_client(name: str, result: Any, cohort: Any) -> None:
 
 
 def one_upload(name: str, result: Any, *arguments: Any) -> None:
-    """Raises ValueError unless a `ServerRule.combine` returned an Upload."""
+    """Raises SettingError unless a `ServerRule.combine` returned an Upload."""
     if not isinstance(result, Upload):
         raise SettingError(
             f"{name} returned {check.kind_of(result)}; return one Upload, such as "
@@ -171,7 +171,7 @@ def one_upload(name: str, result: Any, *arguments: Any) -> None:
 def params_and_extra(
     name: str, result: Any, params: PyTree, extra: PyTree, *rest: Any
 ) -> None:
-    """Raises ValueError unless a `ServerRule.update` returned what it was given, alike."""
+    """Raises SettingError unless `ServerRule.update` returned what it was given, alike."""
     if not (type(result) is tuple and len(result) == 2):
         raise SettingError(f"{name} returned {_kind(result)}; return (params, extra).")
     check.same_kind(name, "the model", result[0], params, "Task.init")
@@ -179,7 +179,7 @@ def params_and_extra(
 
 
 def ids(name: str, result: Any, *arguments: Any) -> None:
-    """Raises ValueError unless a part returned a vector of client ids."""
+    """Raises SettingError unless a part returned a vector of client ids."""
     whole = jnp.issubdtype(jnp.result_type(result), jnp.integer)
     if jnp.ndim(result) != 1 or not whole:
         raise SettingError(
@@ -209,7 +209,7 @@ def report_of(which: int) -> Callable[..., None]:
 
 
 def refined(name: str, result: Any, view: RoundView, *rest: Any) -> None:
-    """Raises ValueError unless a part returned Refined, the models alike."""
+    """Raises SettingError unless a part returned Refined, the models alike."""
     if not isinstance(result, Refined):
         raise SettingError(
             f"{name} returned {_kind(result)}; return Refined(params, steps, report)."
@@ -219,7 +219,7 @@ def refined(name: str, result: Any, view: RoundView, *rest: Any) -> None:
 
 
 def refined_server(name: str, result: Any, params: PyTree, state: PyTree, *rest: Any):
-    """Raises ValueError unless a part returned (params, state, report), alike."""
+    """Raises SettingError unless a part returned (params, state, report), alike."""
     if not (type(result) is tuple and len(result) == 3):
         raise SettingError(
             f"{name} returned {_kind(result)}; return (params, state, report), or give "

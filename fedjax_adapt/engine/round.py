@@ -172,7 +172,7 @@ class Round:
           info: of this round, or of rounds as `train` returns it.
 
         Raises:
-          ValueError: several devices share the round.
+          SettingError: several devices share the round.
         """
         check.kinds("round_fn.executed_steps(info)", info=(info, Info))
         if self.num_devices > 1:
@@ -193,7 +193,7 @@ class Round:
         """The round in a run of `done + more` rounds, where the plan does not say.
 
         Raises:
-          ValueError: the plan, or the algorithm itself, says another number; or `done` is
+          SettingError: the plan, or the algorithm itself, says another number; or `done` is
             no number of rounds.
         """
         check_round(done)
@@ -218,7 +218,7 @@ def checked(
     """The algorithm as a round runs it.
 
     Raises:
-      ValueError: as `make_round`, but for the number of lanes.
+      SettingError: as `make_round`, but for the number of lanes.
     """
     algorithm = settled(algorithm, task, data, plan)
     check_rule(algorithm, data, plan)

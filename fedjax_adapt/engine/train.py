@@ -69,7 +69,7 @@ def train(
       The state after the last round, and the infos of all rounds, [rounds, ...].
 
     Raises:
-      ValueError: an argument is not of its kind, there is no key, the plan or the
+      SettingError: an argument is not of its kind, there is no key, the plan or the
         algorithm says another number of rounds, or a callback has no figures to be called
         with: the infos are not those of `make_round`, two figures have one name, or
         JAX is tracing.
@@ -111,7 +111,7 @@ def train_and_evaluate(
       The last state, infos [rounds, ...] and measures [rounds / every, ...].
 
     Raises:
-      ValueError: the number of keys is no multiple of `every`, or an argument is not of
+      SettingError: the number of keys is no multiple of `every`, or an argument is not of
         its kind.
     """
     check.kinds(
@@ -203,7 +203,7 @@ class _Reporter:
 
 
 def _refuse_traced(traced: bool) -> None:
-    """Raises ValueError if JAX is tracing train as a whole."""
+    """Raises SettingError if JAX is tracing train as a whole."""
     if traced:
         raise SettingError(
             "callback is called between chunks, but JAX is tracing train as a whole; "
@@ -331,7 +331,7 @@ def each_round(
 
 
 def check_callback(call: str, callback: Any) -> None:
-    """Raises ValueError if it can be no callback; `call`: what to write."""
+    """Raises SettingError if it can be no callback; `call`: what to write."""
     check.kinds(call, callback=(callback, lambda c: c is None or callable(c)))
 
 
@@ -339,7 +339,7 @@ def asks_to_stop(callback: Callback, figures: dict[str, Any]) -> bool:
     """Calls it.
 
     Raises:
-      ValueError: it returned neither True nor False nor None.
+      SettingError: it returned neither True nor False nor None.
     """
     answer = callback(figures)
     if answer is None or isinstance(answer, bool | np.bool_):

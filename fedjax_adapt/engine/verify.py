@@ -62,7 +62,7 @@ def verify(
     The traffic of its local rule are numbers then.
 
     Raises:
-      ValueError: a part raises, or returns what the engine cannot use; the sentence says
+      SettingError: a part raises, or returns what the engine cannot use; the sentence says
         which, what it returned and what was expected.
     """
     size = num_slots(data, plan)
@@ -214,7 +214,7 @@ def _combined(server: ServerRule, uploads: Upload, cohort: Any) -> Upload:
 def _check_ids(
     data: FederatedDataset, plan: Plan, key: Any, size: int, busy: Any
 ) -> Any:
-    """Who starts a round; raises ValueError unless the plan's participation says so."""
+    """Who starts a round; raises SettingError unless the plan's participation says so."""
 
     def accept(name: str, ids: Any) -> None:
         enough = jnp.ndim(ids) == 1 and jnp.shape(ids)[0] >= size

@@ -92,7 +92,7 @@ def build_algorithm(config: Config) -> Algorithm:
 
 
 def _check_asynchronous(config: Config) -> None:
-    """Raises ValueError unless the run tells a server that does not wait what it needs."""
+    """Raises SettingError unless a server that does not wait is given what it needs."""
     needed = {
         "step_seconds (the simulated seconds of a local step, as in 0.05)": (
             config.step_seconds is not None
@@ -272,7 +272,7 @@ def quantity(name: str, value: float | str | None) -> float | Law | None:
         ) from None
     try:
         return law(*arguments, **options)
-    except ValueError as error:  # out of range
+    except SettingError as error:  # out of range
         raise SettingError(f"{name}={value!r}: {error}", setting=name) from None
 
 
@@ -293,7 +293,7 @@ def matching_steps(
     of which the public set is no part.
 
     Raises:
-      ValueError: there is no finished run of the same federation and rounds.
+      SettingError: there is no finished run of the same federation and rounds.
     """
     record = _record(config)
     _check_examples(config, record, num_train, public)
@@ -336,7 +336,7 @@ def schedule(total: int, cohorts: np.ndarray) -> np.ndarray:
 def _check_examples(
     config: Config, record: records.Record, num_train: int, public: PublicSet | None
 ) -> None:
-    """Raises ValueError unless the clients of both runs hold as many examples in all."""
+    """Raises SettingError unless the clients of both runs hold as many examples in all."""
     assert record.summary is not None
     theirs = record.summary["data"]["train"]
     if theirs == num_train:

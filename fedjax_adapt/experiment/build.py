@@ -214,7 +214,7 @@ def build(config: Config) -> Federation:
     """Loads the data, splits it among the clients and builds the rest.
 
     Raises:
-      ValueError: one sentence on what does not fit: a missing or damaged file, more
+      SettingError: one sentence on what does not fit: a missing or damaged file, more
         clients than examples, an option out of range.
     """
     check_environment()
@@ -244,7 +244,7 @@ def build(config: Config) -> Federation:
 
 
 def _check_accuracy(task: Task, source: Source) -> None:
-    """Raises ValueError if no accuracy of the task is known, by which runs compare."""
+    """Raises SettingError if no accuracy of the task is known, by which runs compare."""
     if task.accuracy is not None:
         return
     x, y = source.x_test[:1], source.y_test[:1]
@@ -327,7 +327,7 @@ def seen_by_clients(config: Config) -> tuple[np.ndarray, np.ndarray]:
     of the noise are [clients], in the same units.
 
     Raises:
-      ValueError: as `build`, or inputs are no pictures.
+      SettingError: as `build`, or inputs are no pictures.
     """
     source, _ = with_public(config, load_source(config))
     rows = split_source(config, source)
@@ -453,7 +453,7 @@ def with_chosen_ways(
         )
     try:
         return with_ways(task, dict(zip(layers, ways, strict=True)))
-    except ValueError as error:
+    except SettingError as error:
         raise SettingError(
             f"convolutions={convolutions}: {error}", setting="convolutions"
         ) from None

@@ -248,7 +248,7 @@ def restore(
 
     Every process must call it. `abstract` is `jax.eval_shape` of the state, and its
     shardings say where the arrays go. `until`, a round, which the first process gives, no
-    later state counts. ValueError: there are checkpoints, but none that can be read with
+    later state counts. SettingError: there are checkpoints, but none that can be read with
     the arrays of `abstract`.
     """
     if not processes.several():

@@ -66,7 +66,7 @@ def choices_of(config: Config) -> dict[str, str]:
 
 
 def from_settings(settings: Mapping[str, Any]) -> Config:
-    """The config with these settings, flat, else defaults; ValueError for a wrong one."""
+    """The config with these settings, flat, else defaults; SettingError for a wrong one."""
     settings = canonical(settings)
     known = all_options(choices_in(settings))
     given: dict[str, Any] = {f"{kind}_options": {} for kind in KINDS}

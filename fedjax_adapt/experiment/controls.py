@@ -28,7 +28,7 @@ CONTROLS = {
 
 
 def with_controls(config: Config) -> list[Config]:
-    """A run and its controls, each with its folder; ValueError unless it is of fnr."""
+    """A run and its controls, each with its folder; SettingError unless it is of fnr."""
     _check_fnr(config.algorithm)
     given = config.algorithm_options
     folder = run_folder(config)
@@ -67,7 +67,7 @@ def sweep_with_controls(asked: Sweep) -> Sweep:
 
 
 def check_has_controls(folder: Path, asked: Sweep) -> None:
-    """Raises ValueError if the sweep in `folder` is this one, but with its controls."""
+    """Raises SettingError if the sweep in `folder` is this one, but with its controls."""
     file = folder / store.SWEEP
     if not file.is_file():
         return

@@ -59,7 +59,7 @@ def dataset_label(config: Config) -> str:
 
 
 def check_folder(folder: Path, config: Config, resume: bool) -> None:
-    """Raises ValueError unless this run may start, or go on, in `folder`."""
+    """Raises SettingError unless this run may start, or go on, in `folder`."""
 
     def changed() -> str | None:
         change = first_change(folder, config)
@@ -97,7 +97,7 @@ def check_may_begin(
     configs: Iterable[Config],
     resume: bool,
 ) -> None:
-    """Raises ValueError unless a run or a sweep may start, or go on, in `folder`.
+    """Raises SettingError unless a run or a sweep may start, or go on, in `folder`.
 
     Its file is `store.CONFIG` or `store.SWEEP`, `configs` are those of its runs, and
     `changed` says what the folder holds instead; None: the same.
@@ -141,7 +141,7 @@ def holds(folder: Path, file: str, kind: str) -> bool:
 
 
 def is_finished(folder: Path, config: Config) -> bool:
-    """Whether `folder` holds this run, finished; ValueError if a file is damaged."""
+    """Whether `folder` holds this run, finished; SettingError if a file is damaged."""
     if not holds_finished(folder, store.CONFIG) or first_change(folder, config):
         return False
     check_origins(folder, [config])
@@ -155,7 +155,7 @@ def holds_finished(folder: Path, file: str) -> bool:
 
 
 def check_origins(folder: Path, configs: Iterable[Config]) -> None:
-    """Raises ValueError if what `origins` tells is not what the folder was begun with."""
+    """Raises SettingError if what `origins` tells is not what the folder was begun with."""
     before = JAX_DEFAULTS | store.read_origins(folder)
     for choice, origin in (JAX_DEFAULTS | origins(configs)).items():
         then = before.get(choice, "not recorded")
@@ -170,7 +170,7 @@ def check_origins(folder: Path, configs: Iterable[Config]) -> None:
 
 
 def check_can_write(folder: Path) -> None:
-    """Raises ValueError if the folder cannot be made, or nothing be written there."""
+    """Raises SettingError if the folder cannot be made, or nothing be written there."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         what = "is a file" if there == folder else f"lies below {there}, a file"
@@ -215,7 +215,7 @@ def as_begun(folder: Path, config: Config) -> Config:
 
 
 def create(folder: Path) -> None:
-    """Makes the folder, or raises a ValueError that says why it cannot be written."""
+    """Makes the folder, or raises a SettingError that says why it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.path.lexists(folder / LOCK):
@@ -308,7 +308,7 @@ def load_run(
       data: see there.
 
     Raises:
-      ValueError: the folder holds no run or no checkpoint, the run's data, devices or
+      SettingError: the folder holds no run or no checkpoint, the run's data, devices or
         file of a user's own are not there, or an object was given to the run.
     """
     check.kinds('load_run("runs/mine")', folder=(folder, check.path))
@@ -332,7 +332,7 @@ def config_of(
     data_dir: str | Path | None = None,
     devices: int | Literal["auto"] | None = None,
 ) -> Config:
-    """The settings of a run that was saved, with what may differ here; else ValueError."""
+    """The settings of a saved run, with what may differ here; else SettingError."""
     if not (folder / store.CONFIG).is_file():
         raise SettingError(f"{folder} holds no run: it has no {store.CONFIG}.")
     if not checkpoint.rounds(folder / store.CHECKPOINTS):

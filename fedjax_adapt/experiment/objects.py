@@ -116,7 +116,7 @@ def of(argument: str) -> Any:
 
 
 def function_of(kind: str) -> Callable:
-    """What stands in for the function of an object; ValueError if none was given."""
+    """What stands in for the function of an object; SettingError if none was given."""
     argument = ARGUMENTS[kind]
     if of(argument) is None:
         raise SettingError(
@@ -143,7 +143,7 @@ def settings() -> dict[str, Any]:
 
 
 def settled(config: Any) -> Any:
-    """The `Config` with objects in place of names; ValueError if it chooses such itself."""
+    """The `Config` with objects in place of names; SettingError if it names such itself."""
     found = settings()
     for name, value in found.items():
         if config.is_set(name) and getattr(config, name) != value:
@@ -158,7 +158,7 @@ def settled(config: Any) -> Any:
 
 
 def check_settings_free(names: Mapping[str, Any]) -> None:
-    """Raises ValueError if settings say what an object says."""
+    """Raises SettingError if settings say what an object says."""
     says = [name for a, s in SAYS.items() if of(a) is not None for name in s]
     for name in (*settings(), *says):
         if name in names and names[name] != settings().get(name):

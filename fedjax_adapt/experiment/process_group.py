@@ -62,7 +62,7 @@ class ProcessGroup(NamedTuple):
     initialization_timeout: int = 300  # seconds
 
     def share(self, devices: int | Literal["auto"]) -> int | Literal["auto"]:
-        """How many of so many devices each process should have; ValueError: none."""
+        """How many of so many devices each process should have; SettingError: none."""
         if devices == "auto" or self.num_processes is None:
             return "auto"
         if devices < self.num_processes:
@@ -119,7 +119,7 @@ def wait_for_all(group: ProcessGroup) -> None:
     """Returns when all processes have come and mean the same number of group.
 
     Raises:
-      ValueError: the port cannot be listened to, another program has it, processes do not
+      SettingError: the port cannot be listened to, another program has it, processes do not
         come in time, or they differ in their number or share an id.
     """
     until = time.monotonic() + group.initialization_timeout
@@ -328,7 +328,7 @@ def _give_up(sentence: str) -> None:
 
 
 def _check_host(address: str) -> None:
-    """Raises ValueError if the name of the host is unknown: JAX would wait for it."""
+    """Raises SettingError if the name of the host is unknown: JAX would wait for it."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         socket.getaddrinfo(host, None)
@@ -370,7 +370,7 @@ def _end(
 
 
 def check_same_run(config: Config, source: Source) -> None:
-    """Raises ValueError, in every process, unless all have these settings and data."""
+    """Raises SettingError, in every process, unless all have these settings and data."""
     if not processes.several():
         return
     settings = to_settings(config)

@@ -19,7 +19,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """The settings a TOML file gives, checked.
 
     Raises:
-      ValueError: no TOML, an unknown key or a value of the wrong type; the sentence
+      SettingError: no TOML, an unknown key or a value of the wrong type; the sentence
         names the file and the line.
     """
     settings = toml.read(path)
@@ -54,7 +54,7 @@ def check_settings(
     for kind in KINDS:
         try:
             find(kind, checked(f"{kind}={choices[kind]!r}", str, choices[kind]))
-        except ValueError as error:
+        except SettingError as error:
             raise SettingError(f"{at(kind)}: {error}") from None
     known = all_options(choices)
     short = spelling.shortest(known)

@@ -77,7 +77,7 @@ def read_run(folder: str | Path) -> Record:
     """Reads a run folder, finished or not, at any moment of the run.
 
     Raises:
-      ValueError: the folder holds no run, or a file in it is broken.
+      SettingError: the folder holds no run, or a file in it is broken.
     """
     check.kinds('read_run("runs/mine")', folder=(folder, check.path))
     folder = check.expanded("", folder)
@@ -120,7 +120,7 @@ def read_finished(folder: str | Path, where: str = "") -> tuple[Record, dict[str
     """Reads the folder of a finished run; returns it and its summary.
 
     Raises:
-      ValueError: as `read_run`, or the run is not finished; the sentence begins with
+      SettingError: as `read_run`, or the run is not finished; the sentence begins with
         `where` it is, in place of the folder.
     """
     record = read_run(folder)
@@ -195,14 +195,14 @@ def trials_in(sweep: Path) -> dict[Path, bool]:
 
 
 def check_no_others(sweep: Path, trials: Collection[Path]) -> None:
-    """Raises ValueError if something lies among the trials of a sweep that is none."""
+    """Raises SettingError if something lies among the trials of a sweep that is none."""
     for path in store.contents(sweep / store.TRIALS):
         if path not in trials and not path.name.startswith("."):
             raise _no_trial(sweep, path)
 
 
 def _check_trial(sweep: Path, path: Path) -> None:
-    """Raises ValueError unless a trial is as a sweep has left it, or not done."""
+    """Raises SettingError unless a trial is as a sweep has left it, or not done."""
     known = files.listed(sweep) or {}
     files.check(sweep, path / files.SUMS, known)
     numbers = [trial.parent.name for trial in _listed_trials(sweep, known)]
@@ -230,7 +230,7 @@ def runs_in(folder: str | Path) -> list[Path]:
     of the runs, sweeps and finished shards below it; of a search its trials of all rounds.
 
     Raises:
-      ValueError: none of a sweep's trials is to be had, or one is not as it was left.
+      SettingError: none of a sweep's trials is to be had, or one is not as it was left.
     """
     folder = check.expanded("", folder)
     if _holds_run(folder):
@@ -475,7 +475,7 @@ def read_swept(folder: str | Path) -> Swept:
     """Reads a sweep folder, as soon as a group of it is done.
 
     Raises:
-      ValueError: the folder holds no sweep, none of whose results are there, or a file in
+      SettingError: the folder holds no sweep, none of whose results are there, or a file in
         it is broken.
     """
     check.kinds('read_swept("runs/mine")', folder=(folder, check.path))

@@ -67,7 +67,7 @@ def replay_round(
       data: see there.
 
     Raises:
-      ValueError: the folder holds no run, the run has no such round, or what `run` raises.
+      SettingError: the folder holds no run, or no such round; or what `run` raises.
     """
     folder = check.expanded("", folder)
     record = records.read_run(folder)

@@ -121,7 +121,7 @@ def run(
       What summary.json holds.
 
     Raises:
-      ValueError: a setting, a data file or the folder is not as it must be, or not the
+      SettingError: a setting, a data file or the folder is not as it must be, or not the
         same in every process; nothing has been written.
       Diverged: the server's model is no longer finite, or its loss; the rows so far are
         written.

@@ -366,7 +366,7 @@ class Config:
     dataset_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
-        """Checks every setting; ValueError on the first that is not as it must be."""
+        """Checks every setting; SettingError on the first that is not as it must be."""
         put = lambda name, value: object.__setattr__(self, name, value)
         for name, option in common_options().items():
             value = getattr(self, name)
@@ -460,7 +460,7 @@ def kind_options(kind: str, name: str) -> dict[str, Option]:
 
 
 def _check_together(config: Config) -> None:
-    """Raises ValueError if two settings contradict each other."""
+    """Raises SettingError if two settings contradict each other."""
     if config.num_steps is not None and config.is_set("epochs"):
         raise SettingError(
             f"epochs={config.epochs:g} and num_steps={config.num_steps} both say how long "

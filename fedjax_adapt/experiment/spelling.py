@@ -67,7 +67,7 @@ def _options(kind: str, name: Any) -> Iterable[str] | None:
     """The options of a choice; None: there is none, as who needs them will say."""
     try:
         return kind_options(kind, name) if isinstance(name, str) else None
-    except ValueError:
+    except SettingError:
         return None
 
 

@@ -205,7 +205,7 @@ def write_table(folder: Path, path: Path, table: "pyarrow.Table") -> None:
 
 
 def begin_list(folder: Path, of: str | None = None) -> str:
-    """As `files.begin`, of a folder for checkpoints; ValueError if its list is lost."""
+    """As `files.begin`, of a folder for checkpoints; SettingError if its list is lost."""
     saved = folder / CHECKPOINTS
     if files.listed(folder) is None and files.listed(saved) is not None:
         raise SettingError(
@@ -273,7 +273,7 @@ def _parts(
 
 
 def contents(folder: Path) -> list[Path]:
-    """What lies in a folder, if there is one; ValueError where that cannot be read."""
+    """What lies in a folder, if there is one; SettingError where that cannot be read."""
     try:
         return list(folder.iterdir())
     except FileNotFoundError as error:

@@ -32,7 +32,7 @@ def read(path: Path, called: str = "config") -> dict[str, Any]:
     """The keys and values of a TOML file, which the user knows as `called`.
 
     Raises:
-      ValueError: the file is missing, unreadable, not TOML, or of a run and damaged; the
+      SettingError: the file is missing, unreadable, not TOML, or of a run and damaged; the
         sentence names it.
     """
     of_run = path.name in OF_RUNS and os.path.lexists(path)
@@ -231,7 +231,7 @@ def wanted(annotation: Any) -> str:
 
 
 def checked(sentence: str, annotation: Any, value: Any) -> Any:
-    """`convert`, with a ValueError that begins with `sentence`."""
+    """`convert`, with a SettingError that begins with `sentence`."""
     try:
         return convert(annotation, value)
     except TypeError:

@@ -70,7 +70,7 @@ def register(kind: str) -> Callable[[Callable], Callable]:
         (data_dir, *, ...) -> a `data.Source`.
 
     Raises:
-      ValueError: there is no such kind, the name is taken, or an argument cannot be an
+      SettingError: there is no such kind, the name is taken, or an argument cannot be an
         option: it has no default, or no annotation.
     """
     check.one_of("kind", kind, KINDS)
@@ -92,7 +92,7 @@ def register(kind: str) -> Callable[[Callable], Callable]:
 
 
 def check_function(kind: str, function: Any) -> None:
-    """Raises ValueError unless a run can call it, and tell its options by its signature."""
+    """Raises SettingError unless a run can call it and its signature says its options."""
     if not inspect.isfunction(function):
         raise SettingError(
             f"{kind} got {check.kind_of(function)}; give a function, "
@@ -184,7 +184,7 @@ def called(what: str, function: Callable) -> Callable:
 
 
 def check_made(what: str, made: Any, kind: type) -> None:
-    """Raises ValueError if a user's function returned something else than it should."""
+    """Raises SettingError if a user's function returned something else than it should."""
     if not isinstance(made, kind):
         raise SettingError(
             f"{what} returned {check.kind_of(made)}; its function must return "
@@ -193,7 +193,7 @@ def check_made(what: str, made: Any, kind: type) -> None:
 
 
 def checked_rows(config: Any, rows: Any, num_examples: int) -> list[np.ndarray]:
-    """The rows of each client, as a user's partition returned them; else ValueError."""
+    """The rows of each client, as a user's partition returned them; else SettingError."""
     what = f"partition={config.partition} returned"
     if not isinstance(rows, list | tuple) or len(rows) != config.num_clients:
         came = f"{len(rows)} clients" if hasattr(rows, "__len__") else "no list"
@@ -242,7 +242,7 @@ def label(name: str) -> str:
 
 
 def from_file(kind: str, text: str) -> Callable:
-    """The function of FILE.py:FUNCTION, seen from the working folder; else ValueError."""
+    """The function of FILE.py:FUNCTION, seen from the working folder; else SettingError."""
     name, module = text.rpartition(":")[2], _loaded(kind, text).module
     if not hasattr(module, name):
         functions = filter(inspect.isfunction, vars(module).values())

@@ -72,7 +72,7 @@ def value_cohort(
       for a run that does not measure it.
 
     Raises:
-      ValueError: the folder has no run or no checkpoint, the run's data are not there or
+      SettingError: the folder has no run or no checkpoint, the run's data are not there or
         its devices too few, its method has no weights, fewer than two clients trained, a
         number is not finite, or an argument is not as it must be.
     """
@@ -161,7 +161,7 @@ def replay(folder: Path, config: Config, federation: Federation) -> Replayed:
     Nothing is written.
 
     Raises:
-      ValueError: no checkpoint can be read, or there are not as many devices.
+      SettingError: no checkpoint can be read, or there are not as many devices.
     """
     saved = folder / store.CHECKPOINTS
     left = config.rounds - checkpoint.rounds(saved)[-1]

@@ -2,7 +2,7 @@
 
 A builder takes (input_shape, num_classes, **options), the shape of one example and how many
 labels there are, and returns a factory that draws the weights of a flax nnx module from its
-random streams. It raises ValueError where the model cannot take such examples.
+random streams. It raises SettingError where the model cannot take such examples.
 """
 
 from .adapter import classification

@@ -62,7 +62,7 @@ def classification(
       `apply_frozen` where nothing is augmented.
 
     Raises:
-      ValueError: the model keeps state besides parameters (BatchNorm), returns no
+      SettingError: the model keeps state besides parameters (BatchNorm), returns no
         logits of shape [batch, classes], asks for an argument that nothing gives,
         `augment` does not take such inputs, or `model`, `mean` or `std` are none of the
         above.
@@ -92,7 +92,7 @@ def regression(
       augment: as of `classification`.
 
     Raises:
-      ValueError: as `classification`.
+      SettingError: as `classification`.
     """
 
     def loss(logits, y):
@@ -122,7 +122,7 @@ def language_model(model: Any, length: int, pad: int | None = None) -> Task:
       pad: a target that does not count; None: all do.
 
     Raises:
-      ValueError: as `classification`; targets are no integers [batch, length].
+      SettingError: as `classification`; targets are no integers [batch, length].
     """
     call = "language_model(model, length)"
     check.at_least("length", length, 1)
@@ -243,7 +243,7 @@ def _training(model: Model, prepare: Callable, augment: Augment | None):
 
 
 def _check_augment(augment: Augment, x: jax.ShapeDtypeStruct) -> None:
-    """Raises ValueError unless it is a function (key, x) -> the like of x."""
+    """Raises SettingError unless it is a function (key, x) -> the like of x."""
     wanted = "write a function (key, x) -> x, such as fa.models.flip_crop()."
     try:
         inspect.signature(augment).bind(jax.random.key(0), x)

@@ -70,7 +70,7 @@ def conv(
       in reverse mode.
 
     Raises:
-      ValueError: `x` and `kernel` do not fit each other, or an argument is unknown, or
+      SettingError: `x` and `kernel` do not fit each other, or an argument is unknown, or
         `strides` are not two integers of at least 1.
     """
     check.one_of("layout", layout, ("NHWC", "CHWN"))

@@ -221,7 +221,7 @@ def projected(builder: Callable[..., Builder], width: int = 256) -> Callable:
 
     Args:
       builder: of modules without a loss of their own that have `features(x)` and an affine
-        last layer `out` (nnx.Linear) that reads them; or what it builds raises ValueError.
+        last layer `out` (nnx.Linear) that reads them; else what it builds is refused.
       width: of the projection, and so of the features.
     """
     check.at_least("projection", width, 1, none="none at all")

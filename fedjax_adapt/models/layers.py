@@ -127,7 +127,7 @@ def flatten_batch_last(x: jax.Array) -> jax.Array:
 
 
 def check_image(name: str, input_shape: Shape, pixels: int) -> None:
-    """Raises ValueError unless the inputs are images of `pixels` x `pixels` or more."""
+    """Raises SettingError unless the inputs are images of `pixels` x `pixels` or more."""
     if len(input_shape) != 3 or min(input_shape[:2]) < pixels:
         raise SettingError(
             f"{name} got input_shape={tuple(input_shape)} but needs (height, width, "

@@ -87,7 +87,7 @@ def modes_of(
 def check_factory(
     factory: Any, constructor: Callable, *given: Any, **named: Any
 ) -> None:
-    """Raises ValueError unless a factory of modules takes what it is called with.
+    """Raises SettingError unless a factory of modules takes what it is called with.
 
     Args:
       factory: a class or a function of `rngs` or `key`.

@@ -5,7 +5,6 @@ Equinox and Haiku need not be installed: they are imported where a module of the
 
 import inspect
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +42,7 @@ def read_model(
     """The model as pure functions, and the dtype it takes: float32, or else int32.
 
     Raises:
-      ValueError: it takes no inputs of this shape.
+      SettingError: it takes no inputs of this shape.
     """
 
     def read(dtype):
@@ -63,7 +62,7 @@ def read_model(
         found = read(jnp.int32)
     except unfit as second:
         for error in (first, second):
-            if _is_ours(error):  # about the model, not its inputs
+            if isinstance(error, SettingError):  # about the model, not its inputs
                 raise error from None
         said = [str(error).partition("\n")[0] for error in (first, second)]
         said = " nor int32: ".join(dict.fromkeys(said))  # the same is said once
@@ -78,12 +77,6 @@ def read_model(
             "with mean=0.0 and std=1.0."
         )
     return found
-
-
-def _is_ours(error: Exception) -> bool:
-    """Whether it was raised by this package, in a sentence that says what to do."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_globals["__name__"].startswith(__package__)
 
 
 def _as_functions(model: Any, example: jax.ShapeDtypeStruct) -> Model:

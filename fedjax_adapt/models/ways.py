@@ -99,7 +99,7 @@ def with_ways(task: Task, ways: str | Mapping[Layer, str]) -> Task:
       ways: by layer, from `models.fastest_ways`; or one way for all layers that can.
 
     Raises:
-      ValueError: a way is unknown, or a layer cannot be computed so.
+      SettingError: a way is unknown, or a layer cannot be computed so.
     """
     if isinstance(ways, str):
         check.one_of("ways", ways, WAYS)

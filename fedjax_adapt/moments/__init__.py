@@ -80,7 +80,7 @@ def gradient_moments(
       generic: whether to take each example's gradient as it is, whatever the model.
 
     Raises:
-      ValueError: an argument is not of its kind, the parts of the batch are not of as
+      SettingError: an argument is not of its kind, the parts of the batch are not of as
         many examples, or a weight is neither 0 nor 1.
     """
     check.kinds(

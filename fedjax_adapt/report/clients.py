@@ -118,7 +118,7 @@ def contributions(folder: str | Path) -> list[Contribution]:
     """The clients of a run by the mean of their r_k, the best first.
 
     Raises:
-      ValueError: the folder holds no run, or one that did not measure r_k.
+      SettingError: the folder holds no run, or one that did not measure r_k.
     """
     rows = read_run(folder).clients
     if "gsnr" not in rows.column_names:

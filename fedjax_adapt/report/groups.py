@@ -94,7 +94,7 @@ def groups(folders: Sequence[str | Path]) -> list[Group]:
         did not diverge.
 
     Raises:
-      ValueError: a folder holds no run and no sweep, or a run that is not finished.
+      SettingError: a folder holds no run and no sweep, or a run that is not finished.
     """
     found: dict[Tested, list[Run]] = {}
     runs = [run for folder in folders for run in runs_in(folder)]
@@ -145,7 +145,7 @@ def best_groups(found: Sequence[Group]) -> list[Group]:
     """The groups with the lines to show alone, of which there may be none.
 
     Raises:
-      ValueError: a method has several settings, and validation accuracy of none.
+      SettingError: a method has several settings, and validation accuracy of none.
     """
     shown: list[tuple[Line, str]] = []  # and what its settings were chosen by
     lines = [_Measured(group.accuracy, line) for group in found for line in group.lines]
@@ -245,7 +245,7 @@ def bases_of(
       given: all groups, also what `--best` leaves out.
 
     Raises:
-      ValueError: `base` names none of the runs, or several lines of a group of which none
+      SettingError: `base` names none of the runs, or several lines of a group of which none
         or several have the settings of another line.
     """
     if base is None:

@@ -72,7 +72,7 @@ def report_page(folders: Sequence[str | Path]) -> str:
         have such below them.
 
     Raises:
-      ValueError: a folder holds no run and no sweep, or a run that is not finished or has
+      SettingError: a folder holds no run and no sweep, or a run that is not finished or has
         no evaluation; or `folders` is no list.
     """
     call = 'report_page(["runs/mine", "runs/other"])'

@@ -58,7 +58,7 @@ def learning_curve(
       The path of the picture.
 
     Raises:
-      ValueError: the folder holds no run, or no row yet, or not what to draw against.
+      SettingError: the folder holds no run, or no row yet, or not what to draw against.
     """
     from matplotlib.figure import Figure
 
@@ -93,7 +93,7 @@ def comparison_curves(
       against: the horizontal axis.
 
     Raises:
-      ValueError: as there; or a run trained on its test set, whose accuracy compares with
+      SettingError: as there; or a run trained on its test set, whose accuracy compares with
         no other's; or one is of test and one of validation accuracy.
     """
     from matplotlib.figure import Figure
@@ -190,7 +190,7 @@ def drawable(folder: str | Path, against: str) -> Record:
     """A run that has what to draw, and something to draw it against.
 
     Raises:
-      ValueError: see `learning_curve`.
+      SettingError: see `learning_curve`.
     """
     record = read_run(folder)
     if not len(record.metrics):
@@ -218,7 +218,7 @@ def saved(figure: "Figure", path: Path) -> Path:
 
     Raises:
       OSError: it cannot be written; the error names it.
-      ValueError: nothing is drawn in a format of this name.
+      SettingError: nothing is drawn in a format of this name.
     """
     kind = path.suffix.removeprefix(".") or "png"
     if kind.lower() not in figure.canvas.get_supported_filetypes():

@@ -61,7 +61,7 @@ def parts(folder: str | Path) -> list[Part]:
     """The trials of a sweep by what they were tested on: the test set first.
 
     Raises:
-      ValueError: the folder holds no results of a sweep.
+      SettingError: the folder holds no results of a sweep.
     """
     found = read_swept(folder)
     names = [name for name in found.settings if name != SEED]

@@ -42,7 +42,7 @@ def summary_table(folder: str | Path) -> "Table":
     """The result of a finished run, and on what it was measured.
 
     Raises:
-      ValueError: the folder holds no run, or one that is not finished.
+      SettingError: the folder holds no run, or one that is not finished.
     """
     from rich.table import Table
 

@@ -78,7 +78,7 @@ def afl(
       base: any algorithm; none: FedAvg.
 
     Raises:
-      ValueError: an argument is out of its range, the budget is missing, or beta, delta
+      SettingError: an argument is out of its range, the budget is missing, or beta, delta
         and rho are not given together.
     """
     if any(constant is not None for constant in (beta, delta, rho)):

@@ -69,7 +69,7 @@ def bounds(beta, delta, rho, lr, phi, costs, most: int) -> Array:
 
 
 def check_costs(phi, c, b, max_steps) -> None:
-    """Raises ValueError unless G can be found for them."""
+    """Raises SettingError unless G can be found for them."""
     check.positive("phi", phi, any_size=True)
     check.positive("step_seconds", c, any_size=True)
     check.nonnegative("aggregation_seconds", b)
@@ -80,7 +80,7 @@ def check_costs(phi, c, b, max_steps) -> None:
 
 
 def check_budget(budget, c, b) -> None:
-    """Raises ValueError unless there are seconds for a first round."""
+    """Raises SettingError unless there are seconds for a first round."""
     if budget is None:
         raise SettingError(
             "AFL chooses tau for a budget but budget is missing; write the seconds that "

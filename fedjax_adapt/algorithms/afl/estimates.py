@@ -141,7 +141,7 @@ def afl_constants(infos: Info) -> dict[str, Array]:
         not finite.
 
     Raises:
-      ValueError: infos are of something else, or no round gave an estimate.
+      SettingError: infos are of something else, or no round gave an estimate.
     """
     policy = infos.policy if isinstance(infos, Info) else None
     if not isinstance(policy, dict) or not {"estimates", *CONSTANTS} <= set(policy):

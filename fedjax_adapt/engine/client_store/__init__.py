@@ -29,9 +29,9 @@ class ClientStore(NamedTuple):
         number of devices or another memory to where `place` has it.
       gather: (table, ids) -> where the rows of a cohort are, in a table of states.
       scatter: (table, ids, that table of states after the round) -> the new table.
-      check_room: (state of one client, num_clients, slots of a cohort) raises ValueError
+      check_room: (state of one client, num_clients, slots of a cohort) raises SettingError
         unless the table fits.
-      check_devices: (num_clients) raises ValueError unless so many devices can share it.
+      check_devices: (num_clients) raises SettingError unless so many devices can share it.
       any_devices: whether the devices need not divide the clients.
     """
 

@@ -109,7 +109,7 @@ def create(client: ClientState, num_clients: int, num_devices: int) -> ClientSta
 def check_room(
     client: ClientState, num_clients: int, num_slots: int, num_devices: int
 ) -> None:
-    """Raises ValueError unless a client table fits into memory.
+    """Raises SettingError unless a client table fits into memory.
 
     Args:
       client: the state of one client; shapes are enough.

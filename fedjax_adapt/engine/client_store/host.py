@@ -33,7 +33,7 @@ EVERY, CUT = PartitionSpec(), PartitionSpec(mesh.AXIS)
 
 
 def check_cut(num_clients: int, num_devices: int) -> None:
-    """Raises ValueError unless the rows divide evenly among the devices of one process."""
+    """Raises SettingError unless rows divide evenly among the devices of one process."""
     if processes.several():
         raise SettingError(
             "client_memory=host keeps the state of all clients next to one process, and "

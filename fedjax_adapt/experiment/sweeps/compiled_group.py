@@ -118,7 +118,7 @@ def choose_layout(
 
     `num_lanes` says how many clients of one trial run side by side on so many devices.
     `state` is that of one trial, in shapes, and `batch` the examples of a local step and
-    the bytes of one as a number. ValueError: JAX has fewer devices.
+    the bytes of one as a number. SettingError: JAX has fewer devices.
     """
     num_devices = mesh.count(devices, num_trials)
     there = -(-num_trials // num_devices)
@@ -204,7 +204,7 @@ def trial_functions(
 
 
 def check_numbers(config: Config, federation: Federation) -> None:
-    """Raises ValueError as a run would that knows its numbers, traced or not."""
+    """Raises SettingError as a run would that knows its numbers, traced or not."""
     # one lane: no rule needs to look at cohorts for what is not run
     data, plan = federation.data, replace(build_plan(config), devices=1, lanes=1)
     algorithm = completed(config, build_algorithm(config), federation)
@@ -215,7 +215,7 @@ NEEDED = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)  # numbers, not tra
 
 
 def can_trace(config: Config, federation: Federation, names: Sequence[str]) -> bool:
-    """Whether a program can be built without these numbers; ValueError: nor with them."""
+    """Whether a program can be built without these numbers; SettingError: nor with them."""
     inputs = stack_inputs([config], names)
     inputs = jax.tree.map(lambda leaf: leaf[0], inputs)
     init, some_rounds = trial_functions(replace(config, devices=1, lanes=1), federation)
@@ -259,7 +259,7 @@ def layout_of(
     """How the trials of a group are laid out; `config.devices` may share them.
 
     Raises:
-      ValueError: JAX has fewer devices, or the clients' states do not fit into memory.
+      SettingError: JAX has fewer devices, or the clients' states do not fit into memory.
     """
     data, plan = federation.data, federation.plan
     if plan.client_memory == "host" and num_trials > 1:

@@ -131,7 +131,7 @@ def partition_tables(config: Config, federation: Federation) -> PartitionTables:
     """Who holds which examples in a run, by a federation that differs in `settings_of`.
 
     Raises:
-      ValueError: the examples cannot be split so.
+      SettingError: the examples cannot be split so.
     """
     source = federation.source
     assert federation.labels is not None

@@ -85,7 +85,7 @@ def read_sweep(
     """A sweep, every trial of it checked as a run is before its data are read.
 
     `source` is a TOML file, or what one would hold, or a sweep that was read; `remedy` says
-    what to do about an option that not all trials have. A ValueError is one sentence on the
+    what to do about an option that not all trials have. A SettingError is a sentence on the
     first mistake, with its line.
     """
     if isinstance(source, Sweep):

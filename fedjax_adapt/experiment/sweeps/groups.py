@@ -42,7 +42,7 @@ def groups_of(trials: Sequence[Trial], side_by_side: int | str = "auto") -> list
     partitions of data that a seed generates or corrupts: those of the first seed alone.
 
     Raises:
-      ValueError: as building a run; the sentence names the trial.
+      SettingError: as building a run; the sentence names the trial.
     """
     alike: dict[str, list[Trial]] = {}
     for trial in trials:
@@ -121,6 +121,6 @@ def _about(trial: Trial) -> Iterator[None]:
     """Errors say which trial they are about."""
     try:
         yield
-    except ValueError as error:
+    except SettingError as error:
         about = f"trial {trial.shown} ({described(trial)})"
         raise SettingError(f"{about}: {error}") from None

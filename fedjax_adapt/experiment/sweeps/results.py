@@ -84,7 +84,7 @@ def sweep_folder(sweep: Sweep, folder: str | Path | None = None) -> Path:
 
 
 def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
-    """Raises ValueError unless this sweep may start, or go on, in `folder`."""
+    """Raises SettingError unless this sweep may start, or go on, in `folder`."""
     if not (folder / store.SWEEP).exists():
         check_holds_no_shards(folder)
 
@@ -97,7 +97,7 @@ def check_folder(folder: Path, sweep: Sweep, resume: bool) -> None:
 
 
 def check_holds_no_shards(folder: Path) -> None:
-    """Raises ValueError if the folder holds shards, which says how to go on with them."""
+    """Raises SettingError if the folder holds shards, which says how to go on with them."""
     for sweep in records.shards_in(folder):
         if sweep.left:
             goes_on = f"{sweep.lacking()}; write --shard {sweep.left[0]}/{sweep.count}."
@@ -111,7 +111,7 @@ def check_holds_no_shards(folder: Path) -> None:
 
 
 def is_finished(folder: Path, sweep: Sweep) -> bool:
-    """Whether `folder` holds this sweep, finished; ValueError if a file is damaged."""
+    """Whether `folder` holds this sweep, finished; SettingError if a file is damaged."""
     if not holds_finished(folder, store.SWEEP):
         return False
     if first_change(read_sweep(folder / store.SWEEP), sweep) is not None:

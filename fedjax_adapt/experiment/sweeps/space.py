@@ -65,7 +65,7 @@ def read_search(
       **options: trials, at_once, halve and seed, likewise.
 
     Raises:
-      ValueError: one sentence on the first mistake.
+      SettingError: one sentence on the first mistake.
     """
     given = toml.python_values({n: v for n, v in options.items() if v is not None})
     _check_options(given)

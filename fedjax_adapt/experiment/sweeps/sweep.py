@@ -84,7 +84,7 @@ def sweep(
       What results.parquet holds; trials that diverged are named there.
 
     Raises:
-      ValueError: a setting, a data file or the folder is not as it must be; nothing has
+      SettingError: a setting, a data file or the folder is not as it must be; nothing has
         been written.
     """
     processes.check_alone("a sweep")
@@ -177,7 +177,7 @@ def group_folder(folder: Path, group: Group) -> Path:
 
 
 def check_begun(folder: Path, group: Group) -> None:
-    """Raises ValueError if the group was begun with other trials."""
+    """Raises SettingError if the group was begun with other trials."""
     begun = group_folder(folder, group) / GROUP
     numbers = [trial.number for trial in group.trials]
     mine, its = files.listed(folder), files.listed(begun.parent)

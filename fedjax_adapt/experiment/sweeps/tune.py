@@ -101,7 +101,7 @@ def tune(
       The trials, and the best.
 
     Raises:
-      ValueError: a setting, an option or the folder is not as it must be.
+      SettingError: a setting, an option or the folder is not as it must be.
     """
     call = "tune(source, folder, resume=True, progress=progress)"
     check.kinds(call, resume=(resume, bool), progress=(progress, callable))
