@@ -43,7 +43,7 @@ from .core import (
     traffic_within,
     uniformly,
     updated,
-    weighted_sum,
+    weighted_sums,
 )
 from .data.dataset import FederatedDataset
 from .errors import SettingError
@@ -80,7 +80,9 @@ def with_averages(
     )
     return inner._replace(
         local=_local(inner.local, cohort, clients),
-        server=_server(algorithm.server, cohort, algorithm.local.start is None),
+        server=_server(
+            algorithm.server, inner.server, cohort, algorithm.local.start is None
+        ),
     )
 
 
@@ -136,9 +138,7 @@ def averages(
         holds = data.size > 0
         share = jnp.where(holds, data.size if sized else 1, 0)
         weights = share / share.sum()
-        models["all"] = jax.tree.map(
-            lambda leaf: weighted_sum(weights, holds, leaf), state.clients.model
-        )
+        models["all"] = weighted_sums(weights, holds, state.clients.model)
     return models
 
 
@@ -156,9 +156,8 @@ def _local(rule: LocalRule, cohort: bool, clients: bool) -> LocalRule:
         return upload, Averaged(client, run.params if clients else ())
 
     def refined(client: ClientState, params: Params) -> ClientState:
-        inner = client.inner
-        inner = inner if rule.refined is None else rule.refined(inner, params)
-        return Averaged(inner, params if clients else ())
+        client = client if rule.refined is None else rule.refined(client, params)
+        return client._replace(model=params if clients else ())
 
     kept = clients or rule.refined is not None
     return rule._replace(
@@ -178,9 +177,10 @@ def _moved(rule: LocalRule, run: LocalRun) -> Params:
     return run.params
 
 
-def _server(rule: ServerRule, keep: bool, from_broadcast: bool) -> ServerRule:
-    def mean_of(params: Params, moved: Params) -> Params:
-        return optax.tree.add(params, moved) if from_broadcast else moved
+def _server(
+    rule: ServerRule, shown: ServerRule, keep: bool, from_broadcast: bool
+) -> ServerRule:
+    """`shown` is `rule`, shown its own state."""
 
     def init(params: Params) -> ServerExtra:
         return Averaged(rule.init(params), params if keep else ())
@@ -195,7 +195,8 @@ def _server(rule: ServerRule, keep: bool, from_broadcast: bool) -> ServerRule:
         delta, moved = upload.delta
         if keep and shift is not None:
             moved = optax.tree.add(moved, shift)
-        sel = mean_of(params, moved) if keep else ()
+        # where clients began elsewhere they sent their models
+        sel = optax.tree.add(params, moved) if keep and from_broadcast else moved
         upload = upload._replace(delta=delta)
         params, extra = updated(rule, params, server.inner, upload, cohort, shift)
         return params, Averaged(extra, sel)
@@ -203,10 +204,7 @@ def _server(rule: ServerRule, keep: bool, from_broadcast: bool) -> ServerRule:
     def with_models(uploads: Upload, cohort: Cohort) -> Upload:
         delta, moved = uploads.delta
         upload = rule.combine(uploads._replace(delta=delta), cohort)
-        weights = uniformly(cohort)
-        moved = jax.tree.map(
-            lambda leaf: weighted_sum(weights, cohort.active, leaf), moved
-        )
+        moved = weighted_sums(uniformly(cohort), cohort.active, moved)
         return upload._replace(delta=Averaged(upload.delta, moved))
 
     if isinstance(rule.combine, Mean):  # it stays one, which the engine can stream
@@ -214,19 +212,12 @@ def _server(rule: ServerRule, keep: bool, from_broadcast: bool) -> ServerRule:
     else:
         combine = with_models
 
-    def report(server: ServerExtra, upload: Upload, cohort: Cohort):
-        upload = upload._replace(delta=upload.delta.inner)
-        return rule.report(server.inner, upload, cohort)
-
-    busy = rule.busy and (lambda extra, busy=rule.busy: busy(extra.inner))
-    return ServerRule(
-        around(init, rule.init),
-        combine,
-        around(update, rule.update),
+    return shown._replace(
+        init=around(init, rule.init),
+        combine=combine,
+        update=around(update, rule.update),
         refined=update,
-        report=report,
-        busy=busy,
-        given=rule.given,
+        adds_mean=False,
     )
 
 

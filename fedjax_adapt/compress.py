@@ -32,11 +32,11 @@ from .core import (
     Key,
     LocalRun,
     Params,
-    PyTree,
     Traffic,
     Upload,
     is_private,
     norm_of,
+    shapes_of,
     traffic_for,
     tree_bytes,
     widened,
@@ -93,19 +93,23 @@ def top_k(fraction: float) -> Compressor:
     num_sent = lambda size: max(math.ceil(round(fraction * size, 9)), 1)
 
     def compress(tree, key):
-        del key
         flat, restore = ravel_pytree(tree)
         _, rows = jax.lax.top_k(jnp.abs(flat), num_sent(flat.size))
         return restore(jnp.zeros_like(flat).at[rows].set(flat[rows]))
 
+    def variance(params):
+        size = optax.tree.size(params)
+        return 1 - num_sent(size) / size
+
     def num_bytes(params):
         leaves = jax.tree.leaves(params)
-        k, width = num_sent(_size(params)), max(leaf.dtype.itemsize for leaf in leaves)
+        k, width = (
+            num_sent(optax.tree.size(params)),
+            max(leaf.dtype.itemsize for leaf in leaves),
+        )
         return min(k * (width + ADDRESS), tree_bytes(params))
 
-    return Compressor(
-        compress, num_bytes, lambda params: 1 - num_sent(_size(params)) / _size(params)
-    )
+    return Compressor(compress, num_bytes, variance)
 
 
 def qsgd(levels: int) -> Compressor:
@@ -236,7 +240,7 @@ def with_compression(
     def finish(run: LocalRun) -> tuple[Upload, Compressed]:
         upload, client = inner.local.finish(run)
         wanted = upload.delta
-        if not _alike(wanted, run.params):
+        if shapes_of(wanted) != shapes_of(run.params):
             raise SettingError(
                 f"with_compression got {check.shown(wanted)} for Upload.delta of a model "
                 f"{check.shown(run.params)}; write it around the algorithm inside."
@@ -254,10 +258,6 @@ def with_compression(
         upload = Upload(sent, upload.extra, info | {"compression_error": error})
         return upload, Compressed(client, lost if error_feedback else ())
 
-    def refined(client: Compressed, params: Params) -> Compressed:
-        assert rule.refined is not None
-        return client._replace(inner=rule.refined(client.inner, params))
-
     def traffic(params: Params, upload: Upload) -> Traffic:
         whole = traffic_for(rule, params, upload)
         _check_sends(whole)
@@ -270,7 +270,6 @@ def with_compression(
             init=around(init, rule.init),
             finish=around(finish, rule.finish),
             traffic=traffic,
-            refined=rule.refined and refined,
         )
     )
 
@@ -283,17 +282,6 @@ def _check_sends(traffic: Traffic) -> None:
             f"{traffic.models_up:.3g} models, where there is none to compress; write it "
             "around another, and once."
         )
-
-
-def _alike(tree: PyTree, other: PyTree) -> bool:
-    return jax.tree.structure(tree) == jax.tree.structure(other) and all(
-        a.shape == b.shape
-        for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
-    )
-
-
-def _size(params: Params) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def _bytes_of(params: Params, bits: int) -> int:

@@ -42,6 +42,7 @@ from .core import (
     effective_steps,
     merged_report,
     norm_of,
+    shapes_of,
 )
 from .data import FederatedDataset
 from .engine.build import make_round
@@ -90,9 +91,7 @@ def distance(params: Params, other: Params) -> Array:
     Raises:
       SettingError: they are not of one kind, as one model and a stack of those of clients.
     """
-    shapes = lambda tree: [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
-    kind, wanted = ((jax.tree.structure(m), shapes(m)) for m in (params, other))
-    if kind != wanted:
+    if shapes_of(params) != shapes_of(other):
         raise SettingError(
             f"distance got models {check.shown(params)} and {check.shown(other)}; give two "
             "of the same parameters."

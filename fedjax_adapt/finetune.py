@@ -25,7 +25,6 @@ from .core import (
     Params,
     RefineSetup,
     RoundView,
-    Task,
     clip,
     predict_train,
     public_examples,
@@ -40,9 +39,9 @@ class SGD(NamedTuple):
     lr: float | Array | None = None
     momentum: float | Array | None = None
     batch_size: int | None = None
+    batch_loss: str = "mean"  # or "sum" of the losses of a batch
     shuffle: bool = True
     augment: bool = False  # and dropout: the model in training mode
-    sums: bool = False  # the losses of a batch are added up, not averaged
 
     def checked(self) -> "SGD":
         """Itself.
@@ -50,6 +49,7 @@ class SGD(NamedTuple):
         Raises:
           SettingError: a number is out of its range.
         """
+        check.one_of("batch_loss", self.batch_loss, ("mean", "sum"))
         if self.lr is not None:
             check.positive("lr", self.lr)
         if self.momentum is not None:
@@ -68,7 +68,6 @@ Penalty = Callable[[Outputs, Batch], Array]
 
 def no_penalty(outputs: Outputs, batch: Batch) -> Array:
     """Nothing besides the loss."""
-    del batch
     return jnp.zeros((), outputs.logits.dtype)
 
 
@@ -114,7 +113,7 @@ def finetune(
         else:
             outputs = task.apply(params, batch.x)
         j = penalty(outputs, batch)
-        size = batch.weight.sum() if sgd.sums else 1
+        size = batch.weight.sum() if sgd.batch_loss == "sum" else 1
         return size * weighted_loss(task, outputs, batch) + weight * j, j
 
     def step(carry, taken):
@@ -156,9 +155,8 @@ def num_selected(fraction: float | Array, num_clients: int | Array) -> Any:
     return jnp.floor(share * (1 + 1e-6)).astype(jnp.int32)
 
 
-def check_labelled(name: str, task: Task, setup: RefineSetup) -> None:
+def check_labelled(name: str, setup: RefineSetup) -> None:
     """Raises SettingError unless the public set has labels and inputs as the clients'."""
-    del task
     x, y = public_examples(setup.public)
     shape, dtype = tuple(setup.example.shape), setup.example.dtype
     if tuple(x.shape[1:]) != shape or x.dtype != dtype:

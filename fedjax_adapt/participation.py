@@ -10,6 +10,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from . import check
 from .core import Participation, nonempty_rate
@@ -120,17 +121,6 @@ def earliest(fraction: float = 0.4) -> Participation:
 
 def _binomial_quantile(n: int, q: float, tail: float) -> int:
     """The smallest c >= 1 with P(Binomial(n, q) > c) < tail."""
-    if q == 1:
-        return n
+    from scipy.special import bdtrc  # slow to import, and only needed here
 
-    def log_pmf(k):
-        choose = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-        return choose + k * math.log(q) + (n - k) * math.log1p(-q)
-
-    above, c = 0.0, n
-    while c > 1:
-        above += math.exp(log_pmf(c))
-        if above >= tail:
-            break
-        c -= 1
-    return c
+    return 1 + int((bdtrc(np.arange(1, n), n, q) >= tail).sum())

@@ -1,7 +1,7 @@
 """Parameters that stay at their clients: whatever the base, only the rest is averaged."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from .core import (
     Upload,
     adds_mean,
     as_refinement,
+    shapes_of,
     traffic_for,
     tree_bytes,
     updated,
@@ -102,11 +103,6 @@ def _with_personal_part(part: dict[str, Array], params: Params) -> Params:
     return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
 
-def _shapes(tree: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
-    """The structure of a tree and the shapes of its leaves."""
-    return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
-
-
 class PersonalState(NamedTuple):
     """The client state of `with_personal`."""
 
@@ -158,8 +154,8 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
 
     def without_personal(sent: PyTree, params: Params) -> PyTree:
         """`sent`, with zeros for personal parameters wherever it is like a model."""
-        stays, shapes = is_personal(params), _shapes(params)
-        alike = lambda tree: _shapes(tree) == shapes
+        stays, shapes = is_personal(params), shapes_of(params)
+        alike = lambda tree: shapes_of(tree) == shapes
 
         def blank(tree):
             if not alike(tree):

@@ -72,19 +72,15 @@ class Plan:
     nonfinite_updates: str = "stop"
 
     def __post_init__(self):
-        for name in SCALARS:
-            check.scalar(name, getattr(self, name))
         check.at_least("cohort_size", self.cohort_size, 1, none="everyone")
         check.at_least("batch_size", self.batch_size, 1, none="full-batch steps")
         check.positive("lr", self.lr)
         check.positive("lr_decay", self.lr_decay)
         check.between("momentum", self.momentum, 0, 1, closed="left")
+        check.representable("momentum", self.momentum)
         check.nonnegative("weight_decay", self.weight_decay)
         if self.clip_norm is not None:
             check.positive("clip_norm", self.clip_norm)
-        for name in SCALARS:
-            if getattr(self, name) is not None:
-                check.representable(name, getattr(self, name))
         check.at_least("max_steps", self.max_steps, 1, none="no cap")
         check.at_least("rounds", self.rounds, 1, none="those of train", most=math.inf)
         check.at_least("lanes", self.lanes, 1, auto=True)

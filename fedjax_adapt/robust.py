@@ -52,7 +52,6 @@ def median() -> Aggregation:
     """
 
     def aggregate(deltas: Params, weights: Array, active: Array) -> Params:
-        del weights
         count = active.sum()
 
         def of(leaf):
@@ -76,7 +75,6 @@ def trimmed_mean(fraction: float) -> Aggregation:
     check.between("fraction", fraction, 0, 0.5, closed="left")
 
     def aggregate(deltas: Params, weights: Array, active: Array) -> Params:
-        del weights
         count = jnp.maximum(active.sum(), 1)
         # 0.29 x 100 is a little less than 29 in float32
         out = jnp.floor(fraction * count + 1e-4).astype(jnp.int32)
@@ -109,7 +107,6 @@ def krum(num_byzantine: int, num_selected: int = 1) -> Aggregation:
     check.at_least("num_selected", num_selected, 1)
 
     def aggregate(deltas: Params, weights: Array, active: Array) -> Params:
-        del weights
         slots = active.shape[0]
         least = max(2 * num_byzantine + 3, num_byzantine + num_selected)
         if slots < least:
@@ -129,7 +126,7 @@ def krum(num_byzantine: int, num_selected: int = 1) -> Aggregation:
         count = jnp.minimum(num_selected, known.sum())
         chosen = jnp.zeros(slots, bool).at[order].set(jnp.arange(slots) < count)
         share = chosen / jnp.maximum(count, 1)
-        return jax.tree.map(lambda leaf: weighted_sum(share, chosen, leaf), deltas)
+        return weighted_sums(share, chosen, deltas)
 
     return aggregate
 
@@ -163,7 +160,7 @@ def geometric_median(iterations: int = 8, smoothing: float = 1e-6) -> Aggregatio
             share = pull / jnp.where(total > 0, total, 1)
             # at a distance whose square is no number there is no pull, and 0 x inf
             pulls = known & (share > 0)
-            return jax.tree.map(lambda leaf: weighted_sum(share, pulls, leaf), deltas)
+            return weighted_sums(share, pulls, deltas)
 
         centre = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), deltas)
         return jax.lax.fori_loop(0, iterations, closer, centre)

@@ -25,7 +25,6 @@ from .core import (
     PyTree,
     Refinement,
     ServerExtra,
-    ServerRule,
     StepPolicy,
     Upload,
     as_refinement,
@@ -93,20 +92,12 @@ def with_server_optimizer(
         return new, Optimized(inner, state)
 
     inner = seeing(algorithm, server=lambda extra: extra.inner)
-
-    def report(extra: Optimized, upload: Upload, cohort: Cohort):
-        return rule.report(extra.inner, upload, cohort)
-
-    busy = rule.busy and (lambda extra, busy=rule.busy: busy(extra.inner))
     return inner._replace(
-        server=ServerRule(
-            around(init, rule.init),
-            rule.combine,
-            around(update, rule.update),
+        server=inner.server._replace(
+            init=around(init, rule.init),
+            update=around(update, rule.update),
             refined=update,
-            report=report,
-            busy=busy,
-            given=rule.given,
+            adds_mean=False,
         )
     )
 
@@ -158,9 +149,10 @@ def seeing(
     """The same algorithm inside a wrapper that keeps states of its own.
 
     Whatever is handed a server extra, a client state or a combined upload is handed
-    `server(extra)`, `client(state)` and `upload(combined)` instead. What makes them,
-    `LocalRule.init` and `refined`, the results of `LocalRule.finish` and the whole server
-    rule, is the wrapper's to replace.
+    `server(extra)`, `client(state)` and `upload(combined)` instead; `LocalRule.refined`
+    renews what lies in the wrapper's `state.inner`. What makes them, `LocalRule.init`, the
+    results of `LocalRule.finish` and the server's `init`, `combine` and `update`, is the
+    wrapper's to replace.
     """
 
     def inner(argument):
@@ -175,7 +167,8 @@ def seeing(
             return None
         return around(lambda *arguments: function(*map(inner, arguments)), function)
 
-    local, personal = algorithm.local, algorithm.local.personal
+    local, rule = algorithm.local, algorithm.server
+    personal, renew = local.personal, local.refined
     # defaults but `finish`, which hands the state on, look at none
     wrapped = {
         name: shown(function)
@@ -185,7 +178,8 @@ def seeing(
     wrapped |= {
         "init": local.init,
         "traffic": local.traffic,
-        "refined": local.refined,
+        "refined": renew
+        and (lambda state, params: state._replace(inner=renew(client(state), params))),
         "check": local.check,
         "personal": personal
         and (lambda params, state: personal(params, client(state))),
@@ -195,7 +189,12 @@ def seeing(
     return Algorithm(
         local=local._replace(**wrapped),
         policy=_policy(algorithm.policy, shown, server, upload),
-        server=algorithm.server,
+        server=rule._replace(
+            report=lambda extra, sent, cohort: rule.report(
+                server(extra), upload(sent), cohort
+            ),
+            busy=rule.busy and (lambda extra, busy=rule.busy: busy(server(extra))),
+        ),
         refine=None if refine is None else _refinement(refine, inner),
     )
 

@@ -124,7 +124,6 @@ def adacomm_steps(
     interval = every_rounds if every_seconds is None else every_seconds
 
     def init(params, num_clients):
-        del params, num_clients
         return AdaCommState(
             tau=jnp.asarray(initial_steps, jnp.int32),
             first_loss=jnp.zeros(()),
@@ -135,7 +134,6 @@ def adacomm_steps(
         )
 
     def steps(state, cohort, measurement):
-        del measurement
         return jnp.broadcast_to(state.tau, cohort.ids.shape)
 
     def send(run):
@@ -159,7 +157,6 @@ def adacomm_steps(
         return jnp.where(usable, nu, state.tau).astype(jnp.int32), usable
 
     def update(state, cohort, runs, outcome):
-        del runs
         if every_seconds is not None and outcome.step_seconds is None:
             raise SettingError(
                 f"every_seconds={every_seconds} never pass without a clock; write "
@@ -192,7 +189,6 @@ def adacomm_steps(
         return optax.tree.where(trained & usable, seen, kept)
 
     def report(state, cohort, measurement):
-        del cohort, measurement
         return {
             "tau": capped(state.tau),
             "interval_loss": state.last_loss,

@@ -83,17 +83,10 @@ def ditto(
         upload, state = inner.local.finish(run)
         return upload, DittoClient(state, trained(run))
 
-    renew = base.local.refined
-
-    def refined(client, params):
-        assert renew is not None
-        return client._replace(inner=renew(client.inner, params))
-
     return inner._replace(
         local=inner.local._replace(
             init=around(init, base.local.init),
             finish=around(finish, base.local.finish),
-            refined=renew and refined,
             personal=lambda params, client: client.own,
         )
     )

@@ -47,7 +47,6 @@ def fedacg(
         return optax.tree.add_scale(grads, beta, drift)
 
     def update(params, momentum, upload, cohort):
-        del cohort
         momentum = optax.tree.add_scale(upload.delta, lam, momentum)
         return optax.tree.add(params, momentum), momentum
 

@@ -57,7 +57,6 @@ def fedcm(
         return optax.tree.add_scale(scaled, 1 - alpha, view.server)
 
     def update(params, direction, upload, cohort):
-        del direction
         setting, p = cohort.setting, WEIGHTS[weights](cohort)
         steps = (p * effective_steps(cohort.num_steps, setting.momentum)).sum()
         passed = setting.lr * jnp.maximum(steps, 1)  # without training there is no mean

@@ -105,21 +105,15 @@ def fedftg(
         the paper's.
     """
     check.at_least("iterations", iterations, 0)
-    for name, value in (
-        ("student_steps", student_steps),
-        ("generated_batch", generated_batch),
-        ("noise_size", noise_size),
-        ("channels", channels),
-    ):
-        check.at_least(name, value, 1)
+    check.at_least("student_steps", student_steps, 1)
+    check.at_least("generated_batch", generated_batch, 1)
+    check.at_least("noise_size", noise_size, 1)
+    check.at_least("channels", channels, 1)
     check.positive("generator_lr", generator_lr)
     check.positive("student_lr", student_lr)
-    for name, value in (
-        ("student_decay", student_decay),
-        ("classifying", classifying),
-        ("diversity", diversity),
-    ):
-        check.nonnegative(name, value)
+    check.nonnegative("student_decay", student_decay)
+    check.nonnegative("classifying", classifying)
+    check.nonnegative("diversity", diversity)
     check.between("decay", decay, 0, 1, closed="right")
     check.one_of("hardness", hardness, get_args(Hardness))
     check.one_of("class_weight", class_weight, get_args(ClassWeight))
@@ -135,7 +129,6 @@ def fedftg(
     adam = optax.scale_by_adam()
 
     def init(task, setup, key):
-        del task
         return generator.init(
             key, noise_size, setup.num_classes, tuple(setup.example.shape)
         )

@@ -96,24 +96,18 @@ def fedgen(
       diversity_weight: eta.
       weights: p_i, "data" or "uniform".
     """
-    for name, value in (
-        ("alpha", alpha),
-        ("beta", beta),
-        ("generator_decay", generator_decay),
-        ("teacher_weight", teacher_weight),
-        ("student_weight", student_weight),
-        ("diversity_weight", diversity_weight),
-    ):
-        check.nonnegative(name, value)
+    check.nonnegative("alpha", alpha)
+    check.nonnegative("beta", beta)
+    check.nonnegative("generator_decay", generator_decay)
+    check.nonnegative("teacher_weight", teacher_weight)
+    check.nonnegative("student_weight", student_weight)
+    check.nonnegative("diversity_weight", diversity_weight)
     check.between("decay", decay, 0, 1, closed="right")
     check.at_least("regular_steps", regular_steps, 0, none="all steps")
-    for name, value in (
-        ("generated_batch", generated_batch),
-        ("noise_size", noise_size),
-        ("hidden", hidden),
-        ("generator_batch", generator_batch),
-    ):
-        check.at_least(name, value, 1)
+    check.at_least("generated_batch", generated_batch, 1)
+    check.at_least("noise_size", noise_size, 1)
+    check.at_least("hidden", hidden, 1)
+    check.at_least("generator_batch", generator_batch, 1)
     check.at_least("generator_steps", generator_steps, 0)
     check.positive("generator_lr", generator_lr)
     check.one_of("weights", weights, WEIGHTS)
@@ -157,7 +151,6 @@ def fedgen(
         outputs = jax.eval_shape(run.task.apply, run.params, examples).logits.shape[-1]
 
         def add(counts, batch, step):
-            del step
             seen = jax.nn.one_hot(batch.y, outputs) * batch.weight[:, None]
             return counts + seen.sum(0)
 

@@ -50,9 +50,9 @@ from ..core import (
     as_base,
     with_steps,
 )
-from ..moments import (
+from ..moments import gradient_parts
+from ..moments.sums import (
     Parts,
-    gradient_parts,
     leaves_of,
     merge_parts,
     moments_of,
@@ -150,7 +150,6 @@ def gsnr_steps(
         )
 
     def steps(state, cohort, found):
-        del state
         present, found = _of_those_present(cohort, found)
         n, members = found.optimal, found.usable.sum()
         scale = members / _or_one(n.sum()) if budget == "matched" else 1
@@ -163,7 +162,6 @@ def gsnr_steps(
         return jnp.where(wanted > 0, whole, 0)
 
     def update(state, cohort, runs, outcome):
-        del runs
         present, found = _of_those_present(cohort, outcome.measured)
         return state + (present & ~found.usable).sum(dtype=jnp.int32)
 

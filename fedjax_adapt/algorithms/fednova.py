@@ -95,7 +95,6 @@ def fednova(
         return () if server_momentum is None else optax.tree.zeros_like(params)
 
     def update(params, velocity, upload, cohort):
-        del cohort
         effective, lr = upload.extra
         if server_momentum is None:
             return optax.tree.add_scale(params, effective, upload.delta), velocity

@@ -105,7 +105,6 @@ def _adaptive(server_lr, b1, tau, base: Algorithm | None, second: Callable):
         return Moments(optax.tree.zeros_like(params), jax.tree.map(begin, params))
 
     def update(gradient, moments, params=None):  # gradient = -D
-        del params
         first = optax.tree.add_scale(
             optax.tree.scale(b1, moments.first), 1 - b1, gradient
         )

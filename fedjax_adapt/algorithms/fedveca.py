@@ -154,7 +154,6 @@ def veca_steps(
         )
 
     def steps(state, cohort, measured):
-        del measured
         return state.tau[jnp.minimum(cohort.ids, cohort.num_clients - 1)]
 
     def send(run):  # a ratio of means over clients is a mean weighted by data
@@ -189,11 +188,9 @@ def veca_steps(
             lipschitz=jnp.where(usable, lipschitz, state.lipschitz),
             accepted_rounds=state.accepted_rounds + moved,
             nonfinite=state.nonfinite + (measured & ~finite).sum(dtype=jnp.int32),
-            clients={
-                "beta": put(state.clients["beta"], beta),
-                "delta": put(state.clients["delta"], delta),
-                "A": put(state.clients["A"], A),
-            },
+            clients=jax.tree.map(
+                put, state.clients, {"beta": beta, "delta": delta, "A": A}
+            ),
             shown={
                 "tau_bar": tau_bar,
                 "L": state.lipschitz,
@@ -202,7 +199,6 @@ def veca_steps(
         )
 
     def report(state, cohort, measured):
-        del measured
         tau = jnp.minimum(state.tau, max_steps)
         of_clients = {"tau": tau, **state.clients}
         ids = jnp.minimum(cohort.ids, cohort.num_clients - 1)
@@ -294,7 +290,6 @@ def fedveca(
         return Upload(direction, (tau, loss(run))), run.client
 
     def init(params):
-        del params
         return () if accept == "off" else jnp.asarray(jnp.inf)
 
     def update(params, best, upload, cohort):

@@ -166,15 +166,7 @@ def fnr_refinement(
     check.nonnegative("weight", weight)
     check.one_of("delta_set", delta_set, ("paper", "code"))
     check.one_of("upload", upload, ("delayed", "twice"))
-    check.one_of("batch_loss", batch_loss, ("mean", "sum"))
-    sgd = SGD(
-        lr=lr,
-        momentum=momentum,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        augment=augment,
-        sums=batch_loss == "sum",
-    ).checked()
+    sgd = SGD(lr, momentum, batch_size, batch_loss, shuffle, augment).checked()
 
     def clients(view, key):
         cohort, models = view.cohort, view.runs.params
@@ -209,7 +201,7 @@ def fnr_refinement(
         )
 
     def verify(task, setup):
-        check_labelled("fnr", task, setup)
+        check_labelled("fnr", setup)
         check_selects(fraction, setup)
         _check_features(task, setup)
 
@@ -325,16 +317,12 @@ def _over(view: RoundView, function: Callable, models: PyTree) -> PyTree:
 
 
 def _check_features(task: Task, setup: RefineSetup) -> None:
-    example = jax.ShapeDtypeStruct((1, *setup.example.shape), setup.example.dtype)
-    outputs = jax.eval_shape(
-        lambda key, x: task.apply(task.init(key), x), jax.random.key(0), example
-    )
-    if task.accuracy is None and outputs.logits.shape[-1] < 2:
+    if task.accuracy is None and setup.outputs.logits.shape[-1] < 2:
         raise SettingError(
             "fnr refines the least accurate clients, but of a single logit no accuracy is "
             "known; give Task(..., accuracy=...), or a logit for each label."
         )
-    if outputs.features is None:
+    if setup.outputs.features is None:
         raise SettingError(
             "fnr compares features but the model has none; give a module with "
             "features(x) and head(features), or return Outputs(logits, features)."

@@ -173,7 +173,6 @@ def gift_steps(
     resets = patient if reset_ema is None else reset_ema
 
     def init(params, num_clients):
-        del num_clients
         zeros, count = optax.tree.zeros_like(params), jnp.zeros((), jnp.int32)
         return GiftState(
             signed=zeros,
@@ -190,7 +189,6 @@ def gift_steps(
         )
 
     def steps(state, cohort, measurement):
-        del measurement
         return jnp.broadcast_to(state.tau, cohort.ids.shape)
 
     def send(run):
@@ -233,7 +231,6 @@ def gift_steps(
         )
 
     def update(state, cohort, runs, outcome):
-        del runs
         average = lambda old, new: theta * old + (1 - theta) * new
         signed, size = jax.tree.map(average, (state.signed, state.size), outcome.sent)
         seen = detect(
@@ -250,7 +247,6 @@ def gift_steps(
         return optax.tree.where(trained & finite, seen, kept)
 
     def report(state, cohort, measurement):
-        del cohort, measurement
         shown = {name: getattr(state, name) for name in SHOWN}
         return shown | {"tau": capped(state.tau)}
 

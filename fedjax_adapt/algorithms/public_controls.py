@@ -75,14 +75,7 @@ def fedavg_pubft(
             "fedavg_pubft refines the server's model but its base already has a "
             "refinement; give a base without one."
         )
-    sgd = SGD(
-        lr=lr,
-        momentum=momentum,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        augment=augment,
-        sums=_sums(batch_loss),
-    )
+    sgd = SGD(lr, momentum, batch_size, batch_loss, shuffle, augment)
     return with_refinement(base, _at_the_server("fedavg_pubft", fraction, epochs, sgd))
 
 
@@ -118,27 +111,14 @@ def public_only(
         return Upload(optax.tree.zeros_like(run.anchor)), run.client
 
     def update(params, extra, upload, cohort):
-        del upload, cohort
         return params, extra
 
-    sgd = SGD(
-        lr=lr,
-        momentum=momentum,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        augment=augment,
-        sums=_sums(batch_loss),
-    )
+    sgd = SGD(lr, momentum, batch_size, batch_loss, shuffle, augment)
     return Algorithm(
         local=LocalRule(objective=objective, finish=finish, traffic=Traffic()),
         server=ServerRule(update=update),
         refine=_at_the_server("public_only", fraction, epochs, sgd),
     )
-
-
-def _sums(batch_loss: str) -> bool:
-    check.one_of("batch_loss", batch_loss, ("mean", "sum"))
-    return batch_loss == "sum"
 
 
 def _at_the_server(name: str, fraction: float, epochs: int, sgd: SGD) -> Refinement:
@@ -153,7 +133,7 @@ def _at_the_server(name: str, fraction: float, epochs: int, sgd: SGD) -> Refinem
         return finetune(view, params, passes, key, sgd)[0], state, report
 
     def verify(task, setup):
-        check_labelled(name, task, setup)
+        check_labelled(name, setup)
         check_selects(fraction, setup)
 
     given = "labelled public examples, at the server alone"

@@ -30,6 +30,7 @@ from .defaults import effective_steps as effective_steps
 from .defaults import expected_cohort_size as expected_cohort_size
 from .defaults import mean as mean
 from .defaults import no_report as no_report
+from .defaults import no_state as no_state
 from .defaults import predict_frozen as predict_frozen
 from .defaults import predict_train as predict_train
 from .defaults import send_delta as send_delta
@@ -93,6 +94,7 @@ from .task import Task as Task
 from .task import all_finite as all_finite
 from .task import by_row as by_row
 from .task import rows_are_like as rows_are_like
+from .task import shapes_of as shapes_of
 from .task import tree_bytes as tree_bytes
 from .task import wrapped as wrapped
 from .views import Cohort as Cohort

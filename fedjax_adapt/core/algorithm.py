@@ -1,5 +1,6 @@
 """Four parts as one algorithm, and the step policies that learn nothing."""
 
+import inspect
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -24,7 +25,6 @@ def constant_steps(num_steps: int) -> StepPolicy:
     check.at_least("num_steps", num_steps, 1)
 
     def steps(state, cohort, measurement):
-        del state, measurement
         return jnp.full(cohort.ids.shape, num_steps, jnp.int32)
 
     return StepPolicy(
@@ -58,7 +58,6 @@ def epochs(num_epochs: float = 1) -> StepPolicy:
         return jnp.ceil(num_epochs * epoch_steps - 1e-4).astype(jnp.int32)
 
     def steps(state, cohort, measurement):
-        del state, measurement
         return of(cohort.epoch_steps)
 
     return StepPolicy(steps, mean_steps=of)
@@ -76,7 +75,6 @@ def matched_steps(average_epochs: float) -> StepPolicy:
     check.positive("average_epochs", average_epochs)
 
     def steps(state, cohort, measurement):
-        del state, measurement
         # in float32 the product may fall short of the whole number it is
         wanted = average_epochs * cohort.num_examples / cohort.batch_size + 1e-4
         return jnp.maximum(jnp.floor(wanted), 1).astype(jnp.int32)
@@ -89,7 +87,6 @@ def scheduled_steps(num_steps: np.ndarray) -> StepPolicy:
     table = jnp.asarray(num_steps)
 
     def steps(state, cohort, measurement):
-        del state, measurement
         now = table[jnp.minimum(cohort.round, len(table) - 1)]
         return jnp.broadcast_to(now, cohort.ids.shape)
 
@@ -110,11 +107,8 @@ def is_private(algorithm: Algorithm) -> bool:
     combine = algorithm.server.combine
     if not isinstance(combine, Mean):
         return False
-    weights = combine.delta
     # `with_averages` wraps the weights, which `evaluate_also` puts around any algorithm
-    while hasattr(weights, "__wrapped__"):
-        weights = weights.__wrapped__
-    return weights is by_expected
+    return inspect.unwrap(combine.delta) is by_expected
 
 
 def check_private(algorithm: Algorithm) -> None:

@@ -29,13 +29,11 @@ from .views import SCALAR, Cohort, LocalRun, LocalView, Traffic, Upload
 
 def no_state(*given: Any) -> tuple[()]:
     """(), whatever is given: nothing is kept or prepared."""
-    del given
     return ()
 
 
 def no_report(*given: Any) -> dict[str, Array]:
     """{}, whatever is given: nothing is shown."""
-    del given
     return {}
 
 

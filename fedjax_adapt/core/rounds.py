@@ -188,7 +188,6 @@ class Metrics(_Scores):
     @classmethod
     def tree_unflatten(cls, aux: None, children: Iterable) -> "Metrics":
         """For JAX: from the three, whatever stands for them."""
-        del aux
         accuracy, loss, named = children
         self = cls(accuracy, loss)
         self.named = named

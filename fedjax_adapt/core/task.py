@@ -129,6 +129,11 @@ def tree_bytes(tree: PyTree) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
+def shapes_of(tree: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
+    """The structure of a tree and the shapes of its leaves."""
+    return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
+
+
 def rows_are_like(table: PyTree, row: PyTree) -> bool:
     """Whether every row of a table has the structure, shapes and dtypes of `row`."""
     kinds = lambda tree, axis: [

@@ -25,6 +25,7 @@ from ..core import (
     logits_of,
     losses_of,
     precise,
+    shapes_of,
     widened,
 )
 from ..errors import SettingError
@@ -175,7 +176,7 @@ def named_overall(task: Task, scored: Scores) -> dict[str, Array]:
     """The task's metrics over all examples, scalars by name; {} if it has none."""
     if not task.metrics:
         return {}
-    return named_metrics(task, scored.each, jnp.ones(scored.loss.shape))
+    return _final(task, scored.each, jnp.ones(scored.loss.shape))
 
 
 @partial(jax.jit, static_argnums=2)
@@ -194,12 +195,7 @@ def by_client(scored: Scores, index: Array, size: Array) -> Metrics:
     return Metrics(accuracy=mean(scored.right), loss=mean(scored.loss))
 
 
-@jit_newest(static=1)
-def named_metrics(
-    task: Task, each: dict[str, PyTree], weight: Array
-) -> dict[str, Array]:
-    """The task's metrics of the examples whose weight [n] is 1, scalars by name."""
-    return final_of(task, each, weight)
+_final = jit_newest(static=1)(final_of)
 
 
 @jit_newest(static=1)
@@ -283,16 +279,14 @@ def _check_examples(caller: str, name: str, part: Any) -> None:
 
 
 @lru_cache(32)
-def shapes_of(task: Task) -> tuple[Any, list[tuple[int, ...]]]:
+def shapes_made(task: Task) -> tuple[Any, list[tuple[int, ...]]]:
     """Structure and shapes of the parameters of a task."""
-    params = jax.eval_shape(task.init, jax.random.key(0))
-    return jax.tree.structure(params), [leaf.shape for leaf in jax.tree.leaves(params)]
+    return shapes_of(jax.eval_shape(task.init, jax.random.key(0)))
 
 
 def check_model(caller: str, task: Task, params: Params) -> None:
     """Raises SettingError unless these are parameters of the task's model."""
-    found = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
-    if (jax.tree.structure(params), found) != shapes_of(task):
+    if shapes_of(params) != shapes_made(task):
         made = jax.eval_shape(task.init, jax.random.key(0))
         raise SettingError(
             f"{caller} got params {check.shown(params)} for a task whose parameters are "

@@ -1,5 +1,7 @@
 """The state before round 0, and what it and a round are made from."""
 
+import inspect
+from functools import partial
 from typing import Any
 
 import jax
@@ -65,11 +67,7 @@ def init_state(
 
 def origin_of(algorithm: Algorithm, params: Params) -> Origin:
     """Whose functions keep the clients' states and the server's, inside all wrappers."""
-
-    def inmost(function: Any) -> Any:
-        while getattr(function, "__wrapped__", None) is not None:
-            function = function.__wrapped__
-        return function
+    inmost = partial(inspect.unwrap, stop=lambda outer: outer.__wrapped__ is None)
 
     def name(function: Any, init: Any) -> str:
         if not jax.tree.leaves(jax.eval_shape(inmost(init), params)):

@@ -345,5 +345,4 @@ def _size_of_all(
 
 
 def _loss_unknown(params: Params) -> NoReturn:
-    del params
     raise _LossUnknown

@@ -265,12 +265,15 @@ def run_on_devices(
         sums, per_client, table = function(structure.unflatten(filled), slots, table)
         return jax.lax.psum(sums, AXIS), per_client, table
 
-    every, cut = PartitionSpec(), PartitionSpec(AXIS)
+    parts = PartitionSpec(), PartitionSpec(AXIS), PartitionSpec(AXIS)
     arrays = [leaf for leaf, varies in zip(leaves, is_array, strict=True) if varies]
-    return jax.shard_map(
-        block,
-        mesh=mesh_of(num_devices),
-        in_specs=(every, cut, cut),
-        out_specs=(every, cut, cut),
-        check_vma=False,  # a loop's sums begin at a zero that is alike everywhere
-    )(arrays, slots, table)
+    return by_device(block, num_devices, parts, parts)(arrays, slots, table)
+
+
+def by_device(
+    function: Callable, num_devices: int, takes: PyTree, gives: PyTree
+) -> Callable:
+    """`jax.shard_map` over the devices of a round."""
+    # unchecked: a loop's sums begin at a zero that is alike everywhere
+    specs = {"in_specs": takes, "out_specs": gives, "check_vma": False}
+    return jax.shard_map(function, mesh=mesh_of(num_devices), **specs)

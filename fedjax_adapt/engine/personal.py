@@ -17,13 +17,14 @@ from ..core import (
     Task,
     precise,
     rows_are_like,
+    shapes_of,
 )
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
 from . import mesh
 from .client_store import host
 from .client_store.device import table_shardings
-from .evaluate import by_client, named_metrics_by_client, score, scores, shapes_of
+from .evaluate import by_client, named_metrics_by_client, score, scores, shapes_made
 from .processes import put
 from .xla import jit_newest, wait_for_shared_cpu_state
 
@@ -130,7 +131,6 @@ def evaluate_personal(
 
 def _row(shared: tuple[()], row: Params) -> Params:
     """A client's model, of a stack of models."""
-    del shared
     return row
 
 
@@ -200,13 +200,12 @@ def one_for_each(task: Task, params: Params, num_clients: int) -> bool:
     Raises:
       SettingError: they are neither.
     """
-    structure, shapes = shapes_of(task)
-    found = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
-    if jax.tree.structure(params) == structure:
-        if found == shapes:
-            return False
-        if found == [(num_clients, *shape) for shape in shapes]:
-            return True
+    structure, shapes = shapes_made(task)
+    found = shapes_of(params)
+    if found == (structure, shapes):
+        return False
+    if found == (structure, [(num_clients, *shape) for shape in shapes]):
+        return True
     raise SettingError(
         f"params are {check.shown(params)}, neither a model of the task nor one for each "
         f"of {num_clients} clients; give state.params or personal_models(algorithm, state)."
@@ -270,10 +269,7 @@ def _means_of_models(task, model_of, sizes, shared, table, examples):
                 return jax.tree.map(lambda leaf: real(leaf).astype(float), found)
 
             add = lambda step, total: jax.tree.map(jnp.add, total, scores(step))
-            zeros = jax.tree.map(
-                lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-                jax.eval_shape(scores, 0),
-            )
+            zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(scores, 0))
             total = jax.lax.fori_loop(0, -(-size // width), add, zeros)
             return jax.tree.map(lambda leaf: leaf / jnp.maximum(size, 1), total)
 

@@ -150,9 +150,7 @@ def side_by_side(function: Callable, num_lanes: int) -> Callable:
 
 def zeros_if_empty(there: Array, make: Callable[[], PyTree]) -> PyTree:
     """`make()`, or zeros of its shapes, without calling it, if all slots are empty."""
-    zeros = lambda: jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(make)
-    )
+    zeros = lambda: jax.tree.map(jnp.zeros_like, jax.eval_shape(make))
     occupied = xla.largest(there.any().astype(jnp.int32)) > 0
     return jax.lax.cond(occupied, make, zeros)
 

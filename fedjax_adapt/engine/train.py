@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import check
-from ..core import Info, Key, PyTree, RoundFn, State
+from ..core import Info, Key, PyTree, RoundFn, State, no_state
 from ..errors import SettingError
 from . import memory
 from .round import Round
@@ -28,12 +28,6 @@ TOTALS |= {"left_out": int}
 FIGURES = ("round", "train_loss", "cohort", *TOTALS, "clipped", "cut", "delta_norm")
 
 Callback = Callable[[dict[str, Any]], bool | None]  # True: stop
-
-
-def no_measure(state: State) -> tuple[()]:
-    """Measures nothing."""
-    del state
-    return ()
 
 
 def train(
@@ -81,7 +75,7 @@ def train(
         keys=(keys, check.array),
     )
     state, infos, _ = train_and_evaluate(
-        round_fn, state, keys, no_measure, 1, chunk_size, callback
+        round_fn, state, keys, no_state, 1, chunk_size, callback
     )
     return state, infos
 

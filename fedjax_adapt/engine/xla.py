@@ -151,7 +151,6 @@ def largest(number: Array) -> Array:
 
 @largest.def_vmap
 def _largest(axis_size: int, batched: list[bool], number: Array) -> tuple[Array, bool]:
-    del axis_size, batched
     return largest(number), False
 
 

@@ -77,7 +77,6 @@ ROUNDED = ("lanes", "devices", "convolutions")  # of which sums and their order 
 
 def silent(progress: Progress) -> None:
     """Reports nothing."""
-    del progress
 
 
 def run(

@@ -38,7 +38,6 @@ def uniform_fan_in(fan_in: int) -> Callable:
     bound = 1 / math.sqrt(fan_in)
 
     def init(key, shape, dtype, out_sharding=None):
-        del out_sharding  # flax passes it; a simulated model has none
         return jax.random.uniform(key, shape, dtype, -bound, bound)
 
     return init

@@ -30,34 +30,7 @@ from .. import check
 from ..core import Array, Batch, Params, Task, losses_of
 from ..errors import SettingError
 from .program import Program, Tap, taps_of, trace
-from .sums import (
-    Moments,
-    Parts,
-    Products,
-    accumulated,
-    leaves_of,
-    merge,
-    merge_parts,
-    moments_of,
-    pooled,
-    second_moments,
-    total,
-)
-
-__all__ = [
-    "Moments",
-    "Parts",
-    "Products",
-    "gradient_moments",
-    "gradient_parts",
-    "merge_parts",
-    "leaves_of",
-    "merge",
-    "moments_of",
-    "pooled",
-    "second_moments",
-    "total",
-]
+from .sums import Moments, Parts, Products, accumulated, leaves_of, moments_of
 
 
 def gradient_moments(

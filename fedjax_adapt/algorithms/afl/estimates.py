@@ -49,7 +49,6 @@ class Estimate(NamedTuple):
 
 def estimate(view, key) -> Estimate:
     """On one minibatch, at the broadcast model and at the client's last one."""
-    del key
     if not isinstance(view.client, Remembered):
         raise SettingError(
             "afl_online needs clients that keep their last model; write "
@@ -110,23 +109,14 @@ def remembering(base: Algorithm) -> Algorithm:
         upload, state = inner.local.finish(run)
         return upload, Remembered(state, run.params)
 
-    renew = base.local.refined
-
-    def refined_client(state, params):  # what AFL compares with is the local model
-        assert renew is not None
-        return state._replace(inner=renew(state.inner, params))
-
     def update(params, extra, upload, cohort, shift=None):
         new = updated(base.server, params, extra, upload, cohort, shift)
         return optax.tree.where(all_finite((upload, shift)), new, (params, extra))
 
     adds = adds_mean(base.server)
     return inner._replace(
-        local=inner.local._replace(
-            init=init,
-            finish=finish,
-            refined=renew and refined_client,
-        ),
+        # what AFL compares with is the local model, whatever it is refined to
+        local=inner.local._replace(init=init, finish=finish),
         server=base.server._replace(update=update, adds_mean=adds, refined=update),
     )
 

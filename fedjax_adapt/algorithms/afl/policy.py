@@ -82,7 +82,6 @@ def afl_online(
         check.between("trial_steps", trial_steps, 1, max_steps)
 
     def init(params, num_clients):
-        del num_clients
         zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
         return AflState(
             tau=jnp.asarray(trial_steps if trial else 1, jnp.int32),
@@ -101,7 +100,6 @@ def afl_online(
         )
 
     def steps(state, cohort, measurement):
-        del measurement
         return jnp.broadcast_to(state.tau, cohort.ids.shape)
 
     def capped(tau):
@@ -182,7 +180,6 @@ def afl_online(
         return optax.tree.where(cohort.num_active > 0, after, waited)
 
     def report(state, cohort, measurement):
-        del cohort, measurement
         return {name: getattr(state, name) for name in SHOWN} | {
             "tau": capped(state.tau)
         }

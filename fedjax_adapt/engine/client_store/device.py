@@ -20,6 +20,7 @@ from ..footprint import num_bytes, readable
 from ..mesh import (
     AXIS,
     HOST_MEMORY,
+    by_device,
     everywhere,
     mesh_of,
     serving,
@@ -176,13 +177,9 @@ def gather(table: ClientState, ids: Array, num_devices: int) -> CohortRows:
         return list(map(rows, axes))
 
     leaves, structure = jax.tree.flatten(table)
-    rows = jax.shard_map(
-        of_device,
-        mesh=mesh_of(num_devices),
-        in_specs=(_specs(axes), PartitionSpec()),
-        out_specs=PartitionSpec(AXIS),
-        check_vma=False,
-    )(leaves, evenly(ids, num_devices))
+    takes, gives = (_specs(axes), PartitionSpec()), PartitionSpec(AXIS)
+    gathered = by_device(of_device, num_devices, takes, gives)
+    rows = gathered(leaves, evenly(ids, num_devices))
     slots = jnp.arange(ids.shape[0], dtype=ids.dtype)
     return CohortRows(jax.tree.unflatten(structure, rows), slots)
 
@@ -216,13 +213,9 @@ def scatter(
         return list(map(put, table, new))
 
     leaves, structure = jax.tree.flatten(table)
-    new = jax.shard_map(
-        of_device,
-        mesh=mesh_of(num_devices),
-        in_specs=(_specs(axes), PartitionSpec(), PartitionSpec(AXIS)),
-        out_specs=_specs(axes),
-        check_vma=False,
-    )(leaves, evenly(ids, num_devices), jax.tree.leaves(rows))
+    takes = _specs(axes), PartitionSpec(), PartitionSpec(AXIS)
+    put_back = by_device(of_device, num_devices, takes, _specs(axes))
+    new = put_back(leaves, evenly(ids, num_devices), jax.tree.leaves(rows))
     return jax.tree.unflatten(structure, new)
 
 

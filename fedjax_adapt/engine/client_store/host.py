@@ -21,7 +21,7 @@ from jax.experimental.compute_on import compute_on
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ... import check
-from ...core import Array, ClientState, PyTree, State, by_row
+from ...core import Array, ClientState, State, by_row
 from ...errors import SettingError
 from .. import memory, mesh, processes
 from ..footprint import num_bytes, readable
@@ -50,7 +50,6 @@ def check_room(
     client: ClientState, num_clients: int, num_slots: int, num_devices: int
 ) -> None:
     """As `device.check_room`, where the host keeps the table."""
-    del num_slots, num_devices
     leaves = jax.tree.leaves(jax.eval_shape(lambda client: client, client))
     needed, free = num_clients * sum(map(num_bytes, leaves)), memory.free_host_memory()
     if free is not None and needed > free:
@@ -68,7 +67,7 @@ def create(client: ClientState, num_clients: int, num_devices: int) -> ClientSta
     build = lambda client: repeat(jax.device_put(client, HOST))
     if not any(map(check.is_tracer, jax.tree.leaves(client))):
         client = jax.device_put(client, NamedSharding(mesh.mesh_of(num_devices), EVERY))
-    return jax.jit(_by_device(build, num_devices, (EVERY,), CUT))(client)
+    return jax.jit(mesh.by_device(build, num_devices, (EVERY,), CUT))(client)
 
 
 def place(state: State, num_devices: int) -> State:
@@ -124,7 +123,7 @@ def rows_of(table: ClientState, ids: Array, num_devices: int) -> ClientState:
 
     if not jax.tree.leaves(table):
         return table
-    return _by_device(of_device, num_devices, (CUT, EVERY), EVERY)(table, ids)
+    return mesh.by_device(of_device, num_devices, (CUT, EVERY), EVERY)(table, ids)
 
 
 @partial(jax.jit, static_argnames="num_devices")
@@ -150,7 +149,7 @@ def scatter(
 
     if not jax.tree.leaves(table):
         return table
-    put_back = _by_device(of_device, num_devices, (CUT, EVERY, EVERY), CUT)
+    put_back = mesh.by_device(of_device, num_devices, (CUT, EVERY, EVERY), CUT)
     return put_back(table, evenly(ids, num_devices), rows)
 
 
@@ -175,18 +174,6 @@ def _row_here(table: ClientState, ids: Array) -> Array:
     each = num_rows_of(table)
     row = ids - jax.lax.axis_index(mesh.AXIS) * each
     return jnp.where((row >= 0) & (row < each), row, each)
-
-
-def _by_device(
-    function: Callable, num_devices: int, takes: PyTree, gives: PyTree
-) -> Callable:
-    return jax.shard_map(
-        function,
-        mesh=mesh.mesh_of(num_devices),
-        in_specs=takes,
-        out_specs=gives,
-        check_vma=False,
-    )
 
 
 def _on_host(function: Callable) -> Callable:

@@ -27,6 +27,7 @@ from ...engine.cohort import most_steps, num_slots
 from ...engine.initial import init_state
 from ...engine.lanes import choose as choose_lanes
 from ...engine.lanes import cohort_steps
+from ...engine.steps import side_by_side
 from ...engine.xla import compiler_options
 from ...errors import SettingError
 from ..algorithm import clock_seed
@@ -66,24 +67,15 @@ def over(one: Callable, layout: Layout) -> Callable:
     """`one(shared, *trials)` of a trial as a function of `layout.width`, stacked."""
 
     def some(shared, *trials):
-        if layout.each > 1:
-            return jax.vmap(one, in_axes=(None, *(0 for _ in trials)))(shared, *trials)
-        # no vmap: a plain matmul beats a batched one of batch 1
-        result = one(shared, *jax.tree.map(lambda leaf: leaf[0], trials))
-        return jax.tree.map(lambda leaf: leaf[None], result)
+        return side_by_side(partial(one, shared), layout.each)(*trials)
 
     if layout.num_devices == 1:
         return some
     every, cut = PartitionSpec(), PartitionSpec(mesh.AXIS)
 
     def spread(shared, *trials):
-        return jax.shard_map(
-            some,
-            mesh=mesh.mesh_of(layout.num_devices),
-            in_specs=(every, *(cut for _ in trials)),
-            out_specs=cut,
-            check_vma=False,
-        )(shared, *trials)
+        takes = every, *(cut for _ in trials)
+        return mesh.by_device(some, layout.num_devices, takes, cut)(shared, *trials)
 
     return spread
 
