@@ -51,7 +51,7 @@ from .wrap import around, seeing
 
 
 class Averaged(NamedTuple):
-    """What the algorithm keeps or sends, and what is kept or sent besides it."""
+    """The algorithm's state or upload, and the model kept or sent besides it."""
 
     inner: PyTree
     model: Params | tuple[()]  # or a displacement; () where it is not asked for
@@ -171,7 +171,7 @@ def _local(rule: LocalRule, cohort: bool, clients: bool) -> LocalRule:
 
 
 def _moved(rule: LocalRule, run: LocalRun) -> Params:
-    """How far a client went from the broadcast; its model where it began elsewhere."""
+    """A client's displacement from the broadcast; its model where it began elsewhere."""
     if rule.start is None:
         return optax.tree.sub(run.params, run.anchor)
     return run.params

@@ -279,7 +279,7 @@ def _is_ours(value: Any) -> bool:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in words: "a Plan", "5", "the function fedavg"."""
+    """The kind of a value, in words: "a Plan", "5", "the function fedavg"."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     name = getattr(value, "__name__", None)
@@ -314,7 +314,7 @@ def same_kind(part: str, what: str, new: Any, old: Any, given_by: str) -> None:
 
 
 def shown(tree: Any) -> str:
-    """What a tree holds, in short: "{'b': float32[3], 'w': float32[4, 3]}"."""
+    """The leaves of a tree, in short: "{'b': float32[3], 'w': float32[4, 3]}"."""
     structure = jax.tree.structure(tree)
     if structure.num_leaves == 0 and not isinstance(tree, tuple | list | dict):
         return kind_of(tree)

@@ -49,7 +49,7 @@ ADDRESS = SCALE = 4  # bytes of an index, and of a norm
 
 
 class Compressor(NamedTuple):
-    """How one client's displacement is sent.
+    """The compression of one client's displacement.
 
     Attributes:
       compress: (tree, key) -> the tree as the server decodes it, alike: the model, or

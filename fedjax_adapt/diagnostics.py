@@ -1,4 +1,4 @@
-"""What figures of papers show of a round and its metrics do not, for any method.
+"""The diagnostics of a round that papers draw and metrics lack, for any method.
 
 `show_distance` and `show_parameters` put it into every round's `Info`, and so into the
 tables of a run (settings `ideal_steps` and `watch`).
@@ -227,7 +227,7 @@ def _showing(
 
 
 def consistency_by_layer(deltas: Params) -> dict[str, Array]:
-    """How far the clients' moves agree in each array of the model, from 0 to 1.
+    """The agreement of clients' moves in each array of the model, from 0 to 1.
 
     The mean over its entries of |sum of the moves| by the sum of |moves|, 0 where none
     moved: 1 where all go one way, about 0 where they cancel. This is GIFT's gradient

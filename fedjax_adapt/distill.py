@@ -1,4 +1,4 @@
-"""What methods share that teach the server's model with those of its clients."""
+"""The parts of methods that distil clients' models into the server's."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ from .errors import SettingError
 
 
 def averaged(weights: str, base: Algorithm | None) -> Algorithm:
-    """What a method's clients and its server do before it teaches the mean.
+    """The base of a distilling method: its clients and the server's mean.
 
     Args:
       weights: of FedAvg's mean, "data" or "uniform".

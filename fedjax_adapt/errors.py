@@ -15,9 +15,9 @@ class SettingError(ValueError):
 
 
 class RunError(RuntimeError):
-    """What ended a run that had begun: one sentence."""
+    """The end of a run that had begun: one sentence."""
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, for the middle of a sentence."""
+    """The text of an error, for the middle of a sentence."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__

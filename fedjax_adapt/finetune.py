@@ -34,7 +34,7 @@ from .errors import SettingError
 
 
 class SGD(NamedTuple):
-    """How a public set is passed. None: as clients train in this round."""
+    """The SGD on a public set. None: as clients train in this round."""
 
     lr: float | Array | None = None
     momentum: float | Array | None = None
@@ -44,7 +44,7 @@ class SGD(NamedTuple):
     augment: bool = False  # and dropout: the model in training mode
 
     def checked(self) -> "SGD":
-        """Itself.
+        """The same settings, checked.
 
         Raises:
           SettingError: a number is out of its range.

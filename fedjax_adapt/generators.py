@@ -22,7 +22,7 @@ SLOPE = 0.2  # of leaky ReLUs, FedFTG's
 
 
 class Made(NamedTuple):
-    """What a generator is made of, a pytree."""
+    """The parameters of a generator, a pytree."""
 
     weights: Any  # what is trained
     statistics: Any  # of its batch normalisation
@@ -181,12 +181,12 @@ def block_up(x: Array) -> Array:
 
 
 def identity(width: int) -> dict[str, Array]:
-    """What scales and shifts behind a normalisation, at first not at all."""
+    """The scale and shift behind a normalisation: 1 and 0 at first."""
     return {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
 
 
 def standard(width: int) -> Statistics:
-    """Before anything was seen."""
+    """The running statistics before any batch: mean 0, variance 1."""
     return Statistics(jnp.zeros(width), jnp.ones(width))
 
 

@@ -28,7 +28,7 @@ from .errors import SettingError
 
 
 def predicted(logits: Array, y: Array) -> Array:
-    """What a regression predicts, in the shape of its targets y [batch] or [batch, k].
+    """The predictions of a regression, in the shape of its targets y [batch] or [batch, k].
 
     Raises:
       SettingError: there are not as many predictions as targets.

@@ -1,4 +1,4 @@
-"""Who takes part in a round: everyone, a uniform draw, a coin each, or who is early.
+"""Participation rules: everyone, a uniform draw, a coin for each, or the earliest.
 
 A cohort has a static number of slots so that a round compiles once. A Bernoulli cohort
 varies in size: its empty slots hold the id `num_clients`, and the engine passes over them.

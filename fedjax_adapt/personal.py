@@ -80,7 +80,7 @@ def _is_true(which: Which, path: str) -> bool:
 
 
 def _paths(params: Params) -> list[str]:
-    """Of every parameter, as "hidden/0/kernel"."""
+    """The path of every parameter, as "hidden/0/kernel"."""
     name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
     return [name(path) for path, _ in jax.tree.leaves_with_path(params)]
 
@@ -172,7 +172,7 @@ def with_personal(algorithm: Algorithm, personal: Personal) -> Algorithm:
         return _with_personal_part(view.client.own, view.params)
 
     def added(change: Callable | None) -> Callable | None:
-        """What a rule adds to gradients, to those of shared parameters alone."""
+        """A rule's correction of gradients, of those of shared parameters alone."""
         if change is None:
             return None
         return lambda grads, view: shared(change(grads, view), grads)

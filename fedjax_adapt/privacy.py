@@ -56,7 +56,7 @@ LOSSES = 1e7  # points of the grid at most, about: with little noise losses are 
 
 
 class Shown(NamedTuple):
-    """What a client's upload carries for the report alone; it is not sent."""
+    """The part of a client's upload for the report alone; it is not sent."""
 
     clipped: Array  # whether it was, 0 or 1
 

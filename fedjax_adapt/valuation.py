@@ -1,4 +1,4 @@
-r"""What each client's update is worth to the test set, by leaving clients out.
+r"""The value of each client's update to the test set, by leaving clients out.
 
     v(S)     = value of  w + sum_{k in S} p_k delta_k / sum_{k in S} p_k,   v({}) of w
     loo_k    = v(all) - v(all without k)

@@ -136,7 +136,7 @@ def with_local_optimizer(
 
 
 def same(value: Any) -> Any:
-    """What it is given."""
+    """The identity."""
     return value
 
 
@@ -247,7 +247,7 @@ _KEPT: ContextVar[Callable[[Params], PyTree] | None] = ContextVar(
 
 @contextmanager
 def keeping(which: Callable[[Params], PyTree]) -> Iterator[None]:
-    """What is traced in the block sends no parameters for which `which` is true."""
+    """A context in which no parameters are sent for which `which` is true."""
     token = _KEPT.set(which)
     try:
         yield
@@ -256,7 +256,7 @@ def keeping(which: Callable[[Params], PyTree]) -> Iterator[None]:
 
 
 def sent_part(tree: Params) -> tuple[PyTree, Callable[[PyTree], Params]]:
-    """What is sent of a tree like the model, and the tree of that, 0 where it is kept."""
+    """The sent leaves of a tree like the model, and a function that restores it with 0s."""
     which = _KEPT.get()
     if which is None:
         return tree, lambda sent: sent

@@ -39,7 +39,7 @@ EXPONENTS = {"off": 0.0, "practical": 0.5, "exact": 1.5}
 
 
 class AdaCommState(NamedTuple):
-    """What AdaComm's server keeps: scalars."""
+    """The state of AdaComm's server: scalars."""
 
     tau: Array  # int32, the local steps of the next round, before the cap
     first_loss: Array  # F_0

@@ -33,7 +33,7 @@ OWN = 0x6474  # what `LocalRun.key` is folded in by
 
 
 class DittoClient(NamedTuple):
-    """What a client remembers."""
+    """The state of a client."""
 
     inner: Any  # of the base
     own: Any  # v_i

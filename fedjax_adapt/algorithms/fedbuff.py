@@ -72,7 +72,7 @@ class Clients(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """What the server keeps. Leading axis of all that clients have sent: M."""
+    """The state of the server. Leading axis of all that clients have sent: M."""
 
     inner: ServerExtra  # of the base
     clients: Clients

@@ -40,7 +40,7 @@ from ..core import (
 
 
 class FedDCState(NamedTuple):
-    """What a client remembers, and what the server does of all of them."""
+    """The state of a client, and the server's mean of all of them."""
 
     memory: Any  # h_i; at the server 1/N sum_j h_j, or () for aggregate="cohort"
     control: Any  # s_i; at the server s_g; () without correction

@@ -215,7 +215,7 @@ def feddf(
 
 
 def distance(teaching: str, trusted: Array, theirs: Array, ours: Array) -> Array:
-    """How far a student is from its teachers, in nats, [batch, ...].
+    """The divergence of a student from its teachers, in nats, [batch, ...].
 
     Args:
       teaching: see `feddf`.

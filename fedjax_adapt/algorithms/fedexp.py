@@ -37,7 +37,7 @@ from ..wrap import around, seeing
 
 
 class Sent(NamedTuple):
-    """What a client sends besides its displacement."""
+    """The part of a client's upload besides its displacement."""
 
     inner: Any  # what the base sends
     square: Any  # ||D_i||^2

@@ -58,7 +58,7 @@ ClassWeight = Literal["batch", "example"]
 
 
 class Weighing(NamedTuple):
-    """How the parts of the generator's loss are put together."""
+    """The weights of the parts of the generator's loss."""
 
     hardness: Hardness = "l1"
     class_weight: ClassWeight = "batch"
@@ -244,7 +244,7 @@ def labels_in_shares(key: Key, counts: Array, num: int) -> Array:
 def generator_loss(
     theirs: Array, ours: Array, labels: Array, trust: Array, weighing: Weighing
 ) -> Array:
-    """What a generator minimises against one client, but for D. A scalar.
+    """The loss of a generator against one client, without D. A scalar.
 
     Args:
       theirs: logits of the client's model, [batch, outputs].

@@ -52,7 +52,7 @@ FLOOR = 1e-4  # of alpha_t and beta_t, the code's
 
 
 class FedGenState(NamedTuple):
-    """What the server keeps and sends."""
+    """The state of the server, part of which it sends."""
 
     made: Made  # the generator
     optimizer: optax.OptState
@@ -252,7 +252,7 @@ def generator_loss(
     teacher_weight: float = 1.0,
     student_weight: float = 0.0,
 ) -> Array:
-    """What heads make of generated features: the generator's loss without D. A scalar.
+    """The loss of heads on generated features: the generator's loss without D. A scalar.
 
     Args:
       theirs: logits of the clients' heads, [cohort, batch, outputs].

@@ -65,7 +65,7 @@ LARGEST = 1e6  # of n_k and r_k
 
 
 class Measured(NamedTuple):
-    """What a client measures; zeros where that is not finite."""
+    """The measurements of a client; zeros where one is not finite."""
 
     gradient: Parts  # mu_k and var_k, or what they follow from
     mean_square: Array  # ||mu_k||^2
@@ -76,7 +76,7 @@ class Measured(NamedTuple):
 
 
 class Pooled(NamedTuple):
-    """What the server makes of all measurements."""
+    """The server's sums of all measurements."""
 
     mean: list[Array]  # mu_g, per parameter
     deviation: list[Array]  # sqrt(var_g)
@@ -85,7 +85,7 @@ class Pooled(NamedTuple):
 
 
 class Ratios(NamedTuple):
-    """What follows for a client; 0 where a number was not finite. Leading axis: cohort."""
+    """The ratios of clients; 0 where a number was not finite. Leading axis: cohort."""
 
     optimal: Array  # n_k
     gsnr: Array  # r_k

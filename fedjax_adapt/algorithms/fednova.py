@@ -42,7 +42,7 @@ from ..core import (
 
 
 class NovaScale(NamedTuple):
-    """What a client sends besides its direction; the mean of both is the server's."""
+    """The part of an upload besides the direction; the server takes the mean of both."""
 
     effective: jax.Array  # a_i, or tau_i with prox
     lr: jax.Array  # of the round, the same for all

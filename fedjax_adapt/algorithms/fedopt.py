@@ -29,7 +29,7 @@ from ..wrap import with_server_optimizer
 
 
 class Moments(NamedTuple):
-    """What the server remembers of the moves."""
+    """The server's state: moments of the moves."""
 
     first: Any  # m
     second: Any  # v

@@ -48,7 +48,7 @@ from ..errors import SettingError
 
 
 class FedSSGClient(NamedTuple):
-    """What a client remembers. Its two tables are each as large as the model."""
+    """The state of a client. Its two trees are each as large as the model."""
 
     memory: Any  # h_i
     control: Any  # s_i; () without correction
@@ -56,7 +56,7 @@ class FedSSGClient(NamedTuple):
 
 
 class FedSSGServer(NamedTuple):
-    """What the server remembers."""
+    """The state of the server."""
 
     memory: Any  # 1/N sum_j h_j
     control: Any  # s_g; () without correction

@@ -58,7 +58,7 @@ ACCEPT = ("off", "local", "global")
 
 
 class VecaProbe(NamedTuple):
-    """What a client measures along its local steps."""
+    """The measurements of a client along its local steps."""
 
     first: Params  # gradient at the broadcast model
     total: Params  # sum of the gradients so far
@@ -67,7 +67,7 @@ class VecaProbe(NamedTuple):
 
 
 class VecaState(NamedTuple):
-    """What the step policy keeps."""
+    """The state of the step policy."""
 
     tau: Array  # [num_clients] int32, local steps next time, before the cap
     params: Params  # w', zeros before the first round

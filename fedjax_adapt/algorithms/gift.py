@@ -56,7 +56,7 @@ Rounding = Literal["ceil", "floor"]
 
 
 class GiftState(NamedTuple):
-    """What GIFT's server keeps: two averages of the model's size, and scalars."""
+    """The state of GIFT's server: two averages of the model's size, and scalars."""
 
     signed: Params  # A
     size: Params  # B

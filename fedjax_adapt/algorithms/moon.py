@@ -42,7 +42,7 @@ from ..errors import SettingError
 
 
 class MoonClient(NamedTuple):
-    """What a client remembers."""
+    """The state of a client."""
 
     previous: Any  # its last end point
     visited: jax.Array  # bool

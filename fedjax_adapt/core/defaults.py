@@ -68,7 +68,7 @@ def task_loss(params: Params, view: LocalView, key: Key) -> Array:
 
 
 def effective_steps(num_steps: Array, momentum: float | Array | None) -> Array:
-    """How far local steps go on a constant unit gradient, over lr; at least 1.
+    """The distance of local steps on a constant unit gradient, over lr; at least 1.
 
     (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho): tau without momentum. What control
     variates divide a displacement by to get a mean gradient (FedNova's a_i).
@@ -131,7 +131,7 @@ WEIGHTS = {"data": by_examples, "uniform": uniformly}
 
 
 def as_uploaded(params: Params, upload: Upload, models_down: float = 1) -> Traffic:
-    """What goes down, and up all that `LocalRule.finish` uploads to be averaged."""
+    """The traffic of a client: the model down, and up what `LocalRule.finish` uploads."""
     sent = tree_bytes((upload.delta, upload.extra))
     models, rest = divmod(sent, tree_bytes(params))
     return Traffic(models_down, models, scalars_up=rest / SCALAR, round_trips=1)

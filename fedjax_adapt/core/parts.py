@@ -44,7 +44,7 @@ from .views import (
 
 
 class LocalRule(NamedTuple):
-    """What one client minimises, adds to its gradient, remembers and sends.
+    """The local part of a method: objective, corrections, client state and upload.
 
     `prepare(view)` runs once before the first step; the steps find its result in
     `view.prepared`. A correction that is constant over the round belongs there: one
@@ -102,7 +102,7 @@ class Probe(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """What clients measure for a step policy. Leading axis of `measured`: cohort.
+    """Measurements of clients for a step policy. Leading axis of `measured`: cohort.
 
     `client(view, key)` is what one client measures at the model it would train from,
     before anybody trains. None: nothing, but for what a probe measures along the steps.
@@ -123,7 +123,7 @@ class Measure(NamedTuple):
 
 
 class StepPolicy(NamedTuple):
-    """How many local steps each client takes, tau in papers. Leading axis: cohort.
+    """The number of local steps of each client, tau in papers. Leading axis: cohort.
 
     `steps(state, cohort, measurement) -> [cohort] int`; 0 or less: this client sits the
     round out and is not averaged. `mean_steps(epoch_steps)` answers the same question for a
@@ -162,7 +162,7 @@ class StepPolicy(NamedTuple):
 
 
 def measure_of(policy: StepPolicy) -> Measure:
-    """What a policy has clients measure; an empty `Measure` if nothing."""
+    """The measurement that a policy asks for; an empty `Measure` if none."""
     if isinstance(policy.measure, Measure):
         return policy.measure
     return Measure(policy.measure)
@@ -178,7 +178,7 @@ LABEL_COUNTS = "label counts of every client"  # as `given` says it
 
 
 class ServerRule(NamedTuple):
-    """How uploads become the next global model. `combine` sees the cohort axis.
+    """The server's part: uploads to the next model. `combine` sees the cohort axis.
 
     `extra` is what the server keeps besides the model, at first `init(params)`; a client
     sees it as `view.server`. What clients send besides a displacement is `Upload.extra`.
@@ -227,7 +227,7 @@ class ServerRule(NamedTuple):
 
 
 def traffic_for(rule: LocalRule, params: Params, upload: Upload) -> Traffic:
-    """What a client that trains exchanges, of its rule alone.
+    """The traffic of a client that trains, of its local rule alone.
 
     Args:
       rule: its rule.
@@ -276,7 +276,7 @@ def updated(
 
 
 def sent_by(part: "StepPolicy | Refinement", run: LocalRun) -> PyTree:
-    """What a client sends for a part besides its upload."""
+    """The arrays that a client sends for a part besides its upload."""
     return () if part.send is None else part.send(run)
 
 
@@ -289,7 +289,7 @@ def model_weights(rule: ServerRule, cohort: Cohort) -> Array:
 
 
 class Refinement(NamedTuple):
-    """What happens on a public set before a round ends.
+    """The training on a public set before a round ends.
 
     `clients(view, key)` refines the models of some clients, which then count in place of
     those that they had sent: w + sum_i p_i (refined_i - theta_i) more, p_i the server's
@@ -353,7 +353,7 @@ def as_refinement(refine: Refinement | Refine | None) -> Refinement | None:
 def merged_report(
     first: dict[str, Array], second: dict[str, Array], of_first: str, of_second: str
 ) -> dict[str, Array]:
-    """What two parts show as one report, each part under a name for the error.
+    """The reports of two parts as one; the error names the parts.
 
     Raises:
       SettingError: both show something of the same name.

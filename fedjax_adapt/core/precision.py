@@ -61,7 +61,7 @@ def with_precision(task: Task, precision: str) -> Task:
 
 @contextmanager
 def precise(task: Task) -> Iterator[None]:
-    """What is traced in the block multiplies as the task's precision says.
+    """A context in which matrix products have the precision of the task.
 
     The block is around whole rounds, since a gradient that is written by hand is traced
     after what it is the gradient of.

@@ -1,4 +1,4 @@
-"""What a round begins with and leaves behind."""
+"""The state and the infos of rounds, and who takes part."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +21,7 @@ from .task import (
 
 
 class Participation(NamedTuple):
-    """Who takes part in a round.
+    """The rule that draws the cohort of a round.
 
     `slots(num_clients)` is the static size of a cohort; `sample(key, num_clients)` fills
     it with client ids [slots] int32, each at most once, empty slots = num_clients.
@@ -64,7 +64,7 @@ class Origin:
 
 
 class State(NamedTuple):
-    """What the next round needs.
+    """The state between two rounds: all that the next one needs.
 
     Attributes:
       params: the server's model.
@@ -86,7 +86,7 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a person wants to see of a round. Slots without a client hold zeros.
+    """The figures of a round, for people. Slots without a client hold zeros.
 
     Attributes:
       cohort: client ids, [cohort] int32; an empty slot holds num_clients.
@@ -134,7 +134,7 @@ class Info(NamedTuple):
 
     @property
     def num_left_out(self) -> Array | int:
-        """How many clients of each round were left out."""
+        """The number of clients of each round that were left out."""
         return 0 if isinstance(self.left_out, tuple) else self.left_out.sum(-1)
 
 
@@ -148,7 +148,7 @@ class _Scores(NamedTuple):
 
 @jax.tree_util.register_pytree_with_keys_class
 class Metrics(_Scores):
-    """What a model is worth on a data set: (accuracy, loss), and `named` besides them.
+    """The metrics of a model on a data set: (accuracy, loss), and `named` besides them.
 
     All are scalars, or [clients] from `evaluate_clients`.
 

@@ -144,7 +144,7 @@ def _larger(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple:
 
 
 def each_of(task: Task, logits: Array, y: Array) -> dict[str, PyTree]:
-    """What `Task.metrics` need of each example, trees of [batch, ...] by name.
+    """The inputs of `Task.metrics` for each example, trees of [batch, ...] by name.
 
     Raises:
       SettingError: a metric is none, or does not return one number per example.

@@ -21,7 +21,7 @@ RefineState = PyTree  # kept by a refinement between rounds
 
 
 class Outputs(NamedTuple):
-    """What a model says about a batch.
+    """The outputs of a model for a batch.
 
     Attributes:
       logits: [batch, classes]; numbers that are predicted, [batch, outputs], in a
@@ -61,7 +61,7 @@ class Metric(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What is being learnt: a model and a loss, as pure functions.
+    """A learning task: a model and a loss, as pure functions.
 
     Attributes:
       init: key -> parameters, a tree of float arrays.

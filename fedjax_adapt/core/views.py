@@ -1,4 +1,4 @@
-"""What the parts of an algorithm are shown."""
+"""The arguments of the parts of an algorithm."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from .task import (
 
 
 class Setting(NamedTuple):
-    """What is the same for every client of a round. Scalars.
+    """The values that all clients of a round share. Scalars.
 
     Attributes:
       round: int32, zero based.
@@ -100,7 +100,7 @@ class LocalView(NamedTuple):
 
 
 class LocalRun(NamedTuple):
-    """What one client did this round. No client axis in `LocalRule.finish`.
+    """The local training of one client in a round. No client axis in `LocalRule.finish`.
 
     Attributes:
       params: its parameters after the last local step.
@@ -150,7 +150,7 @@ class LocalRun(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a client sends.
+    """The upload of a client.
 
     Attributes:
       delta: its displacement, `run.params - run.anchor`, or what its rule sends in its
@@ -222,7 +222,7 @@ class Cohort(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the server made of a round, for policies that learn from it.
+    """The result of a round at the server, for policies that learn from it.
 
     Attributes:
       anchor: the server's model before the round.
@@ -276,7 +276,7 @@ class RoundView(NamedTuple):
 
 
 class RefineSetup(NamedTuple):
-    """What a refinement may know before round 0.
+    """The task and sizes that a refinement may know before round 0.
 
     Attributes:
       params: of one model; perhaps shapes alone.
@@ -302,7 +302,7 @@ class RefineSetup(NamedTuple):
 
 
 class Refined(NamedTuple):
-    """What a refinement made of the clients' models. Leading axis: cohort.
+    """The clients' models after a refinement. Leading axis: cohort.
 
     Attributes:
       params: the models, those not refined as they were.
@@ -319,7 +319,7 @@ SCALAR = 4  # bytes
 
 
 class Traffic(NamedTuple):
-    """What one client and the server exchange in a round.
+    """The traffic between one client and the server in a round.
 
     Messages that a run needs once, such as label counts, are not counted.
 

@@ -1,4 +1,4 @@
-"""What a method costs: bytes a round moves, and seconds on a simulated clock.
+"""The costs of a method: bytes a round moves, and seconds on a simulated clock.
 
 References:
   GIFT's defaults: 5 Mbit/s for the upload, the broadcast free, no time for the server.

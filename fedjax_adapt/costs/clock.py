@@ -1,4 +1,4 @@
-"""How long clients take, and the laws by which their seconds and bandwidths are drawn."""
+"""The simulated clock of clients, and the laws of their seconds and bandwidths."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ WIDEST = 10  # sigma; a client in a million is e^50 times the median then
 
 
 class Law(NamedTuple):
-    """How a quantity is drawn: `sample(key)` is a scalar of at least 0."""
+    """The law of a quantity: `sample(key)` is a scalar of at least 0."""
 
     sample: Callable[[Key], Array]
     positive: bool = False  # and never 0, nor next to it
@@ -159,7 +159,7 @@ def _check(wanted: Callable[..., None], name: str, value: Quantity | None) -> No
 
 
 def keys(clock: Clock) -> Array:
-    """Of what clients draw for good: steps, upload, download, delay. [4]
+    """The keys of what clients draw once: steps, upload, download, delay. [4]
 
     A round's own key is for the delays alone.
     """

@@ -109,7 +109,7 @@ def refine_seconds(
     cohort: Cohort,
     steps: Array | None,
 ) -> Array:
-    """What a round takes more until the last client has refined its model. A scalar.
+    """The added seconds of a round until the last client has refined. A scalar.
 
     Those who refine begin when the server has all uploads; where a refinement uploads late,
     when it has what all have measured, and then the others send their models too, asked by

@@ -1,4 +1,4 @@
-"""What an algorithm sends, the bytes that a round moves, and what accuracy costs.
+"""The traffic of an algorithm, the bytes of a round, and the cost of accuracy.
 
 They follow from the `traffic` of its parts, and from the model's size.
 """
@@ -30,7 +30,7 @@ def messages(traffic: Traffic, params: Params) -> tuple[int, int]:
 
 
 def traffic_of(algorithm: Algorithm) -> Traffic:
-    """What a client that trains exchanges, of all parts of its algorithm.
+    """The traffic of a client that trains, of all parts of its algorithm.
 
     Raises:
       SettingError: the traffic of the local rule or the refinement follows from model and
@@ -57,14 +57,14 @@ def _rule_traffic(algorithm: Algorithm) -> Traffic:
 
 
 def refined_traffic(algorithm: Algorithm) -> Traffic:
-    """What a client exchanges more that refines its model."""
+    """The added traffic of a client that refines its model."""
     refine = as_refinement(algorithm.refine)
     assert refine is not None and isinstance(refine.traffic_refined, Traffic)
     return refine.traffic_refined
 
 
 def late_upload(algorithm: Algorithm) -> Traffic:
-    """What all clients that train send only when they know who refines."""
+    """The part of a client's traffic that waits until it is known who refines."""
     refine, rule = as_refinement(algorithm.refine), algorithm.local.traffic
     if refine is None or not refine.uploads_late:
         return Traffic()

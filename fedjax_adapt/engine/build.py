@@ -61,7 +61,7 @@ def num_lanes_of(
     plan: Plan,
     tell: Callable[[str], object] = warnings.warn,
 ) -> int:
-    """How many clients of a round run side by side on one device.
+    """The number of lanes of a round on one device.
 
     `tell` is called with a sentence where "auto" finds no room for as many as would be
     fastest.
@@ -83,7 +83,7 @@ def num_lanes_of(
 def memory_needed(
     algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
 ) -> Footprint:
-    """What a round holds in memory, from its trace: nothing is compiled or allocated.
+    """The memory of a round, from its trace: nothing is compiled or allocated.
 
     Args:
       algorithm: as for `make_round`, like the rest.
@@ -115,7 +115,7 @@ def lanes_that_fit(
     most: int,
     tell: Callable[[str], object] = warnings.warn,
 ) -> int:
-    """As many lanes, at most `most`, as the memory of an accelerator has room for.
+    """The most lanes, up to `most`, that the memory of an accelerator has room for.
 
     A round is traced for each number that is tried: for `most`, and for one or two more
     where that is too many. Clients that take turns are given out evenly: 500 where 212
@@ -161,7 +161,7 @@ def lanes_that_fit(
 def _at_most(
     algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan, lanes: int
 ) -> int:
-    """What a round takes at most besides the data, by a guess."""
+    """The most memory that a round takes besides the data, by a guess."""
     init = partial(init_state, algorithm, task, data, plan)
     state = jax.eval_shape(init, jax.random.key(0))
     batch = batch_size(data, plan), 4 * math.prod(data.x.shape[1:])

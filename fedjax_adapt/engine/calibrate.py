@@ -1,4 +1,4 @@
-"""How many clients side by side are fastest here, by trying.
+"""The fastest number of lanes on this machine, by trying.
 
 A few steps of a round are timed, of as many clients as a real round has in the mean, the
 longest of them as many times longer as there: side by side they wait for it, packed they
@@ -180,7 +180,7 @@ def _few_steps(
 def _steps_of_a_real_round(
     algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
 ) -> np.ndarray:
-    """What clients take when the policy has seen some rounds, [clients]; else all alike."""
+    """The clients' steps after some rounds of the policy, [clients]; else all alike."""
     steps = np.ones(data.num_clients)
     try:
         again = _compiled(algorithm, task, data, plan)

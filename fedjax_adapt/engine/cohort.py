@@ -1,4 +1,4 @@
-"""Who trains this round, for how long, and what all of them share."""
+"""The cohort of a round, its step counts, and the values that all clients share."""
 
 from functools import reduce
 
@@ -33,7 +33,7 @@ SECONDS = "simulated_seconds"  # of a server rule's report, what `Info.seconds` 
 
 
 def participation_of(plan: Plan) -> Participation:
-    """Who takes part under this plan."""
+    """The participation rule of this plan."""
     if plan.participation is not None:
         return plan.participation
     return everyone() if plan.cohort_size is None else uniform(plan.cohort_size)
@@ -56,7 +56,7 @@ def num_slots(data: FederatedDataset, plan: Plan) -> int:
 
 
 def num_devices_of(data: FederatedDataset, plan: Plan) -> int:
-    """How many devices serve a round.
+    """The number of devices that serve a round.
 
     Tables in the host's memory are cut into equal parts: "auto" takes a number that does.
     """
@@ -79,7 +79,7 @@ def may_have_empty_slots(data: FederatedDataset, plan: Plan) -> bool:
 
 
 def slots_per_device(data: FederatedDataset, plan: Plan) -> int:
-    """How many slots of a round each device serves."""
+    """The number of slots of a round on each device."""
     return -(-num_slots(data, plan) // num_devices_of(data, plan))
 
 
@@ -142,7 +142,7 @@ def eligible_clients(data: FederatedDataset, plan: Plan) -> Array:
 def gather_cohort(
     data: FederatedDataset, ids: Array, round: Array, width: int
 ) -> Cohort:
-    """What the server knows of the clients `ids`, before the policy has spoken."""
+    """The cohort of the clients `ids`, before the policy has chosen steps."""
     present = ids < data.num_clients
     num_examples = jnp.where(
         present, data.size[jnp.minimum(ids, data.num_clients - 1)], 0
@@ -224,7 +224,7 @@ def expected_share(data: FederatedDataset, plan: Plan) -> float:
 def setting_of(
     plan: Plan, algorithm: Algorithm, cohort: Cohort, participation: float
 ) -> Setting:
-    """What all clients of the round share; `participation` is `expected_share`."""
+    """The `Setting` of a round; `participation` is `expected_share`."""
     policy = algorithm.policy
     if policy.mean_steps is not None:
         mean_steps = policy.mean_steps(cohort.mean_epoch_steps)

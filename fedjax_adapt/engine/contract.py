@@ -134,7 +134,7 @@ def guarded(
 
 
 def name_of(function: Callable) -> str:
-    """What a function is called where it was written: "fedexp.update"."""
+    """The name of a function where it was written: "fedexp.update"."""
     function = getattr(function, "func", function)
     name = getattr(function, "__qualname__", type(function).__name__)
     return name.replace(".<locals>", "")
@@ -148,7 +148,7 @@ def _is_ours(part: str, function: Callable) -> bool:
 
 
 def _raised(part: str, name: str, function: Callable, error: Exception) -> Exception:
-    """What to raise in place of what a part raised."""
+    """The error to raise in place of what a part raised."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     code = getattr(getattr(function, "func", function), "__code__", None)
     lines = [f.lineno for f in frames if code and f.filename == code.co_filename]

@@ -1,4 +1,4 @@
-"""What a model is worth: on a test set, on each of its classes, and to each client.
+"""The metrics of a model on a test set, on each of its classes, and for each client.
 
 All three count the same: whether the model is right about each example, its loss, and
 what the task's metrics need of it, found in one pass in evaluation mode.
@@ -35,7 +35,7 @@ from .xla import jit_newest
 
 
 class Scores(NamedTuple):
-    """What a model makes of each example.
+    """The scores of a model for each example.
 
     Attributes:
       right: [n] bool, or a share in [0, 1]; NaN where there is no label.
@@ -131,7 +131,7 @@ def scores(
     batch_size: int = 500,
     devices: int | str = 1,
 ) -> Scores:
-    """What a model makes of each of the examples (x [n, ...], y [n])."""
+    """The scores of a model for the examples (x [n, ...], y [n])."""
     n = len(examples[1])
     num_devices = mesh.count(devices, n)
     width = min(batch_size, -(-n // num_devices))
@@ -215,7 +215,7 @@ def named_metrics_by_client(
 
 
 def score(task: Task, params: Params, x: Array, y: Array) -> Scores:
-    """What a model makes of each of the examples x [n, ...], y [n]."""
+    """The scores of a model for the examples x [n, ...], y [n]."""
     outputs = task.apply(params, x)
     logits = logits_of(outputs)
     return Scores(

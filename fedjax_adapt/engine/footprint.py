@@ -1,4 +1,4 @@
-"""What a run holds in memory, known before anything is compiled or allocated.
+"""The memory of a run, known before anything is compiled or allocated.
 
 The equations of a jaxpr are gone through in order: what an equation makes is held until
 its last use. XLA fuses elementwise work into what reads it, so a value that only such
@@ -65,7 +65,7 @@ class Footprint(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Of the device."""
+        """The bytes on the device."""
         return self.data + self.clients + self.models + self.work
 
     @property
@@ -84,7 +84,7 @@ class Footprint(NamedTuple):
 
     @property
     def parts(self) -> str:
-        """What there is of each."""
+        """The bytes of each kind, in words."""
         names = "data", "client state", "models", "work", "in the host's memory"
         sizes = zip(names, self[:5], strict=True)
         return ", ".join(f"{name} {readable(size)}" for name, size in sizes if size)
@@ -93,7 +93,7 @@ class Footprint(NamedTuple):
 def footprint(
     jaxpr: Jaxpr, state: State, others: PyTree, num_devices: int
 ) -> Footprint:
-    """What a program of rounds holds.
+    """The memory of a program of rounds.
 
     Args:
       jaxpr: of the program, which takes and returns a state, and gives up its memory.
@@ -138,13 +138,13 @@ def readable(size: int) -> str:
 
 @dataclass(eq=False)
 class _Value:
-    """What an equation makes, or a function is given."""
+    """A value that an equation makes, or that a function is given."""
 
     aval: Any  # its shape and dtype
     devices: int = 1  # that hold a part of it each
 
     def num_bytes(self, parts: int) -> int:
-        """What it takes of a memory that so many devices share."""
+        """The bytes in a memory that so many devices share."""
         return num_bytes(self.aval) // max(self.devices // parts, 1)
 
 
@@ -236,7 +236,7 @@ def _flattened(
 
 
 def _devices_of(equation: Any) -> list[int]:
-    """How many devices hold a part of each value that an equation makes."""
+    """The number of devices that hold a part of each value of an equation."""
     if equation.primitive.name != "shard_map":
         return [1] * len(equation.outvars)
     size, specs = equation.params["mesh"].size, equation.params["out_specs"]
@@ -250,7 +250,7 @@ def _like(value: _Value, others: list[_Value]) -> _Value | None:
 
 
 def num_bytes(aval: Any) -> int:
-    """What an array of this shape and dtype takes; a key as the numbers it is made of."""
+    """The bytes of an array of this shape and dtype; of a key, of its numbers."""
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return aval.size * 8
     return aval.size * np.dtype(aval.dtype).itemsize
@@ -259,7 +259,7 @@ def num_bytes(aval: Any) -> int:
 def _lives(
     works: list[_Work], returned: list[_Value]
 ) -> tuple[set[_Value], dict[_Value, int]]:
-    """What is written to memory, and the last equation that reads each value."""
+    """The values that are written to memory, each with the last equation that reads it."""
     stored = _stored(works, returned)
     made = {value for work in works for value in work.makes}
     last = {value: len(works) for value in returned}  # held to the end
@@ -281,7 +281,7 @@ def _sum(values: Iterable[_Value]) -> int:
 
 
 def _stored(works: list[_Work], returned: list[_Value]) -> set[_Value]:
-    """What XLA cannot make where it is read."""
+    """The values that XLA must write to memory, not make where they are read."""
     fused = FUSED if jax.default_backend() == "cpu" else FUSED | MOVES
     read = {*returned}
     for work in works:

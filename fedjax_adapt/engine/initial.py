@@ -250,7 +250,7 @@ def strongly_typed(new, old) -> Array:
 
 
 def scalars_of(plan: Plan) -> dict[str, Any]:
-    """What the plan holds of `SCALARS`, but for those that leave a term out, and rounds.
+    """The plan's `SCALARS`, but for those that leave a term out, and rounds.
 
     As host scalars, which go to whatever devices a program runs on.
     """

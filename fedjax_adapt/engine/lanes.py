@@ -1,4 +1,4 @@
-"""How many clients run side by side, and for how long, as far as the host knows.
+"""The number of lanes of a round, and its step counts as far as the host knows.
 
 Who takes part is drawn as rounds draw it, with keys of its own. How many local steps each
 client takes a policy can say before anybody has trained, unless it goes by what clients
@@ -199,7 +199,7 @@ def block_of(
 def pace_of(
     algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
 ) -> Pace:
-    """What is known of the steps of rounds; `plan.lanes` is a number."""
+    """The known step counts of rounds; `plan.lanes` is a number."""
     known = fixed_steps(algorithm, task, data, plan)
     if known is not None or jax.default_backend() == "cpu":
         return Pace(known)
@@ -209,7 +209,7 @@ def pace_of(
 
 
 def cohorts(data: FederatedDataset, plan: Plan) -> np.ndarray:
-    """Who takes part in some rounds: ids, [DRAWS, slots]; an empty slot holds num_clients.
+    """The cohorts of some rounds: ids, [DRAWS, slots]; an empty slot holds num_clients.
 
     Where the first to end make the cohort, any of those that start may be among them.
     """

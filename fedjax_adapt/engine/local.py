@@ -47,7 +47,7 @@ AFTERWARDS = np.uint32(2**32 - 1)
 
 
 class Setup(NamedTuple):
-    """What is fixed for a whole run."""
+    """The parts, task, data and plan of a run."""
 
     algorithm: Algorithm
     task: Task
@@ -57,7 +57,7 @@ class Setup(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """What every client of a round receives."""
+    """The broadcast of a round, the same for every client."""
 
     params: Params
     server: ServerExtra
@@ -66,7 +66,7 @@ class Broadcast(NamedTuple):
 
 
 class Client(NamedTuple):
-    """What one client brings to a round. No client axis anywhere."""
+    """The inputs of one client for a round. No client axis anywhere."""
 
     id: Array
     state: ClientState
@@ -75,14 +75,14 @@ class Client(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """What a client has before its first local step, and until its last."""
+    """The values of a client that its local steps do not change."""
 
     client: Client
     prepared: PyTree
 
 
 class Progress(NamedTuple):
-    """What a client carries from one local step to the next."""
+    """The carry of a client's local steps."""
 
     params: Params
     optimizer: PyTree
@@ -97,7 +97,7 @@ def is_zero(value) -> bool:
 
 
 def optimizer(setup: Setup, setting: Setting) -> optax.GradientTransformation:
-    """What makes a move of a clipped gradient: weight decay, then SGD or the rule's own.
+    """The optax chain behind clipping: weight decay, then SGD or the rule's optimizer.
 
     The order is that of torch's SGD. Another optimizer than SGD is given no half precision.
     """
@@ -152,7 +152,7 @@ def advance(setup: Setup, progress: Progress, view: LocalView, key: Key) -> Prog
 def view_before(
     setup: Setup, broadcast: Broadcast, client: Client, prepared: PyTree = None
 ) -> LocalView:
-    """What a client sees before its first step. `prepared`: by its rule; None: now."""
+    """The view of a client before its first step. `prepared`: by its rule; None: now."""
     weight_decay = broadcast.setting.weight_decay
     _, full_gradient = full_loss_and_gradient(setup, client, weight_decay)
     before = LocalView(
@@ -319,7 +319,7 @@ def train_loss(setup: Setup, params: Params) -> Array:
 def finished(
     setup: Setup, broadcast: Broadcast, client: Client, progress: Progress
 ) -> LocalRun:
-    """What `LocalRule.finish` and the policies see of a client's round."""
+    """The `LocalRun` of a client, for `LocalRule.finish` and the policies."""
     weight_decay = broadcast.setting.weight_decay
     full_loss, full_gradient = full_loss_and_gradient(setup, client, weight_decay)
     taken = jnp.maximum(client.num_steps, 1)  # an idle client's mean loss is 0, not NaN

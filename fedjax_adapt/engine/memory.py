@@ -71,7 +71,7 @@ def too_large(program: Any, num_devices: int) -> bool:
 
 
 def guessed_bytes(state: State, num_lanes: int, batch: tuple[int, int]) -> int:
-    """What a run takes on its device, about: two states, and its lanes at work.
+    """The rough memory of a run on its device: two states, and its lanes at work.
 
     Args:
       state: shapes are enough.
@@ -133,7 +133,7 @@ V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def _left_by_cgroups(root: Path) -> list[int]:
-    """What each limited control group around this process leaves, in bytes."""
+    """The bytes that each limited control group around this process leaves."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -152,7 +152,7 @@ def _left_by_cgroups(root: Path) -> list[int]:
 
 
 def _left_by(group: Path, limit: str, usage: str, cached: str) -> int | None:
-    """What one control group leaves; None if it has no limit or is not to be seen."""
+    """The bytes that one control group leaves; None without a limit that can be read."""
     try:
         most = int((group / limit).read_text())  # v2 writes "max" for none
         used = int((group / usage).read_text())

@@ -105,7 +105,7 @@ def num_cores() -> int:
 
 
 def count(devices: int | str, cohort_size: int) -> int:
-    """How many devices serve a cohort: at most `devices`, with none left over.
+    """The number of devices that serve a cohort: at most `devices`, none left over.
 
     Raises:
       SettingError: JAX has fewer than `devices`, or a process would have none of them.
@@ -134,7 +134,7 @@ def count(devices: int | str, cohort_size: int) -> int:
 
 
 def serving(most: int, cohort_size: int) -> int:
-    """How many of at most so many devices serve a cohort, with none left over."""
+    """The most of so many devices that serve a cohort with none left over."""
     each = -(-cohort_size // min(most, cohort_size))
     return -(-cohort_size // each)  # 10 clients on 8 devices are 5 x 2
 
@@ -146,7 +146,7 @@ def mesh_of(num_devices: int) -> Mesh:
 
 
 def sharing_memory(num_devices: int) -> int:
-    """How many of so many devices share one memory: a process's, where they are cores."""
+    """The number of devices that share one memory: a process's, where they are cores."""
     if num_devices == 1 or jax.default_backend() != "cpu":
         return 1
     return len(mesh_of(num_devices).local_devices)

@@ -30,7 +30,7 @@ from .steps import Parts, chosen, take
 
 
 class Lanes(NamedTuple):
-    """Who runs where. Leading axis: lanes."""
+    """The clients of the lanes. Leading axis: lanes."""
 
     ready: PyTree
     progress: PyTree
@@ -88,7 +88,7 @@ def pack(
         return _with(lanes, lane, entering), turn + free.sum(dtype=turn.dtype)
 
     def leave(lanes: Lanes, lane: Array | None, carry, per_client):
-        """What the clients leave that have ended, each in its place; their lanes free."""
+        """The results with those of clients that have ended; their lanes are free."""
         here = _at(lanes, lane)
         ended = _ended(here, size)
         slots = jnp.minimum(here.slot, size - 1)

@@ -1,4 +1,4 @@
-"""What models are worth to each client, and the models that clients have of their own."""
+"""The metrics of models for each client, and the clients' personal models."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
@@ -221,7 +221,7 @@ def _model_metrics(
     batch_size: int,
     devices: int | str,
 ) -> Metrics:
-    """What each client's own model is worth on its own examples, [clients].
+    """The metrics of each client's personal model on its examples, [clients].
 
     Args:
       task: the task.

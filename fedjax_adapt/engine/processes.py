@@ -49,7 +49,7 @@ def check_alone(what: str) -> None:
 
 
 def of_all(value: Any) -> list[Any]:
-    """What each process gives, in every process; values that JSON can hold."""
+    """The value of each process, in every process; values that JSON can hold."""
     if not several():
         return [value]
     texts = _bytes_of_all(json.dumps(value).encode())
@@ -57,7 +57,7 @@ def of_all(value: Any) -> list[Any]:
 
 
 def from_first(value: Any) -> Any:
-    """What the first process gives, in every process; a value that JSON can hold."""
+    """The first process's value, in every process; a value that JSON can hold."""
     return of_all(value if is_first() else None)[0]
 
 

@@ -44,7 +44,7 @@ REFINEMENT_PARTS = ("Refinement.clients", "Refinement.server")
 
 
 class Shifted(NamedTuple):
-    """What refined clients leave behind."""
+    """The results of clients that were refined."""
 
     shift: Params | None  # sum_i p_i (refined_i - theta_i); None: no client refines
     runs: LocalRun  # with the refined models
@@ -56,7 +56,7 @@ class Shifted(NamedTuple):
 def refine_setup(
     task: Task, data: FederatedDataset, plan: Plan, params: Params | None = None
 ) -> RefineSetup:
-    """What a refinement may know before round 0. `params` None: shapes alone."""
+    """The `RefineSetup` of a run. `params` None: shapes alone."""
     if params is None:
         params = jax.eval_shape(task.init, jax.random.key(0))
     return RefineSetup(
@@ -109,7 +109,7 @@ def init_refinement(
     params: Params,
     key: Key,
 ) -> RefineState:
-    """What the refinement keeps before round 0."""
+    """The state of the refinement before round 0."""
     refine = as_refinement(algorithm.refine)
     if refine is None:
         return ()
@@ -160,7 +160,7 @@ def public_steps(cohort: Cohort, steps: Array | None, report: dict) -> Array:
 
 
 def masked_report(cohort: Cohort, report: dict[str, Array]) -> PyTree:
-    """What a report shows; zeros where a client did not train, and where none did."""
+    """The report with zeros where a client did not train, and where none did."""
     trained = cohort.num_active > 0
 
     def mask(leaf):

@@ -1,4 +1,4 @@
-"""What each part of a method must return: one function of its result for each kind.
+"""The checks of what parts return: one function for each kind of result.
 
 Each is called with the part's name, its result and its arguments, and raises a SettingError
 of one sentence.

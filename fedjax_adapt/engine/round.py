@@ -83,7 +83,7 @@ from .verify import verify
 
 
 class Step:
-    """What a round does, to whatever data and whatever scalars of the plan.
+    """The computation of a round, of any data and any scalars of the plan.
 
     Equal to another of the very same parts, so that a jitted function that takes a `Round`
     knows its program again when the round was made anew for another learning rate.
@@ -116,12 +116,12 @@ class Step:
         return isinstance(other, Step) and self._parts == other._parts
 
     def __hash__(self) -> int:
-        """Of its parts."""
+        """The hash of its parts."""
         return self._hash
 
 
 def _identity(part: Any) -> tuple[type, Any]:
-    """What two parts share that are the same: a value if plain, else where it lies."""
+    """The value that equal parts share: itself if plain, else its address."""
     plain = isinstance(part, bool | int | float | str)
     return type(part), part if plain else id(part)
 

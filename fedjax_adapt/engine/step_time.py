@@ -1,4 +1,4 @@
-"""What a local step takes an accelerator, by a rule: nothing is compiled or run.
+"""The time of a local step on an accelerator, by a rule: nothing is compiled or run.
 
     a step of L clients        STEP + L work.step
     making room for the next   ROOM + L work.room

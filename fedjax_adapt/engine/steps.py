@@ -24,14 +24,14 @@ DRAWN = 64  # steps whose rows are worked out at once
 
 
 class Pace(NamedTuple):
-    """What is known of the local steps of rounds before one is traced."""
+    """The step counts that are known before a round is traced."""
 
     known: int | None = None  # steps that every client takes which trains at all
     block: int = BLOCK  # steps between two looks at who is done, on an accelerator
 
 
 class Parts(NamedTuple):
-    """What is done with one client, which has no axis of its own here.
+    """The functions of one client's local training, without a client axis.
 
     `ready` is what stays until its last step, `progress` what a step changes, `rows` what
     a step reads that hangs on neither.
@@ -46,7 +46,7 @@ class Parts(NamedTuple):
 def train(
     parts: Parts, client: PyTree, num_steps: Array, alone: bool, pace: Pace
 ) -> PyTree:
-    """What a client leaves behind after all its local steps.
+    """The result of a client after all its local steps.
 
     Args:
       parts: of its round.
@@ -105,7 +105,7 @@ def repeat(
 
 
 def known_blocks(num_steps: int) -> tuple[int, int]:
-    """How many blocks a known number of steps is taken in, and the steps of each."""
+    """The number of blocks of a known number of steps, and the steps of each."""
     num_blocks = max(-(-num_steps // DRAWN), 1)
     return num_blocks, -(-num_steps // num_blocks)
 

@@ -262,7 +262,7 @@ def counted(infos: Info, before: Mapping[str, float]) -> dict[str, Any]:
 
 
 def reports(infos: Info) -> list[tuple[str, Any]]:
-    """What step policy, refinement and server rule show, with the names of columns."""
+    """The reports of step policy, refinement and server rule, by column."""
     return [*named(infos.policy), *named(infos.refine), *named(infos.server)]
 
 

@@ -76,7 +76,7 @@ class Assignment(NamedTuple):
 
     @property
     def slots_per_device(self) -> int:
-        """How many slots a device serves."""
+        """The number of slots that a device serves."""
         return self.slots.client.id.shape[0] // self.num_devices
 
     def in_order(self, per_slot: PyTree) -> PyTree:
@@ -88,7 +88,7 @@ class Assignment(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What one client leaves behind, or each of a cohort, [cohort, ...]."""
+    """The results of one client, or of each of a cohort, [cohort, ...]."""
 
     upload: Upload
     state: ClientState
@@ -101,7 +101,7 @@ class Result(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What a cohort leaves behind."""
+    """The results of a cohort."""
 
     cohort: Cohort  # without who was left out
     upload: Upload  # combined
@@ -310,7 +310,7 @@ def per_client_run(run: LocalRun) -> LocalRun:
 def measure_cohort(
     setup: Setup, broadcast: Broadcast, cohort: Cohort, rows: CohortRows, key: Key
 ) -> PyTree:
-    """What each client measures at the broadcast model, [cohort, ...]."""
+    """The measurements of all clients at the broadcast model, [cohort, ...]."""
     measure = measure_of(setup.algorithm.policy).client
     if measure is None:
         return ()
@@ -339,7 +339,7 @@ def measure_cohort(
 
 
 def digest_cohort(setup: Setup, cohort: Cohort, measured: PyTree) -> PyTree:
-    """What each client's measurement says besides the cohort's, [cohort, ...]."""
+    """The part of each measurement that differs by client, [cohort, ...]."""
     measure, size = measure_of(setup.algorithm.policy), cohort.ids.shape[0]
     if measure.digest is None:
         return measured

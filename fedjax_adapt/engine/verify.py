@@ -214,7 +214,7 @@ def _combined(server: ServerRule, uploads: Upload, cohort: Any) -> Upload:
 def _check_ids(
     data: FederatedDataset, plan: Plan, key: Any, size: int, busy: Any
 ) -> Any:
-    """Who starts a round; raises SettingError unless the plan's participation says so."""
+    """The cohort that starts a round; SettingError unless the plan's rule draws it."""
 
     def accept(name: str, ids: Any) -> None:
         enough = jnp.ndim(ids) == 1 and jnp.shape(ids)[0] >= size

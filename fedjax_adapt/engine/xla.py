@@ -1,4 +1,4 @@
-"""What is done only for XLA's sake, each with its reason.
+"""The functions that only XLA needs, each with its reason.
 
 Nothing here changes a number. `test_accelerators.py` and `test_efficiency.py` count the
 kernels, copies and bytes that it saves.

@@ -94,7 +94,7 @@ def gradient_parts(
     micro_batch: int | None = None,
     generic: bool = False,
 ) -> Parts:
-    """What the moments follow from: per parameter `Products`, or its `Moments`.
+    """The factors of the moments: per parameter `Products`, or its `Moments`.
 
     Products are as small as the batch, and those of many clients can be had at once; see
     `gradient_moments` for the arguments.
@@ -154,7 +154,7 @@ def _seen(program: Program, taps: list[Tap], leaves, x, y):
 def _tap_parts(
     tap: Tap, leaves, values, gradients, weight: Array, micro_batch: int | None
 ) -> dict[int, Products | Moments]:
-    """What the moments by the parameters of one operation follow from."""
+    """The factors of the moments of the parameters of one operation."""
     if tap.is_product:
         (x,), (d,) = values, gradients
         return {tap.params[0]: Products(x, d, weight)}

@@ -1,4 +1,4 @@
-"""What a traced function does with its parameters, operation by operation.
+"""The operations of a traced function on its parameters, one by one.
 
 The losses of a batch are traced twice, for the whole batch and for a batch of one. In
 both, an operation that reads a parameter and something computed from the examples is
@@ -30,7 +30,7 @@ class Step(NamedTuple):
     gives: tuple[int, ...]
 
     def __call__(self, *values: Array) -> list[Array]:
-        """What it gives for the values it takes."""
+        """The results of the operation for the values it takes."""
         return list(eval_jaxpr(self.alone, (), *values))
 
     @property

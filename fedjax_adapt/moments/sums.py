@@ -20,7 +20,7 @@ CPU_SMALL = 2**16
 
 
 class Moments(NamedTuple):
-    """Of the gradients of some examples, coordinate by coordinate."""
+    """The moments of the gradients of some examples, coordinate by coordinate."""
 
     mean: Params
     var: Params  # with 1/B, not 1/(B - 1)
@@ -60,7 +60,7 @@ def weighted_products(part: Products) -> tuple[Array, Array, Array]:
 
 
 def outer_moments(part: Products) -> Moments:
-    """To the precision of the deviations, however small they are."""
+    """The moments of outer products, exact to the deviations, however small they are."""
     x, d, share = weighted_products(part)
     x_mean, d_mean = exactly(share, x)[:, None], exactly(share, d)[None]
     x_off, d_off = x - x_mean.T, d - d_mean
@@ -75,7 +75,7 @@ def outer_moments(part: Products) -> Moments:
 
 
 def quick_moments(part: Products) -> Moments:
-    """In less time; each variance is off by the rounding error of the mean square.
+    """As `outer_moments`, faster; each variance is off by rounding of the mean square.
 
     So they are taken only where the variances are no small part of the whole.
     """
@@ -203,7 +203,7 @@ def second_moments(part: Products | Moments) -> tuple[Array, Array]:
 
 
 def pooled(part: Products | Moments, p: Array) -> Moments:
-    """Of the examples of all clients, each client's together weighing p.
+    """The moments over all clients' examples, each client's together weighing p.
 
     Args:
       part: leading axis cohort.

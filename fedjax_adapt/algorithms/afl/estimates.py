@@ -1,4 +1,4 @@
-"""What AFL measures: smoothness, divergence and a Lipschitz constant, by its clients.
+"""The estimates of AFL: smoothness, divergence and a Lipschitz constant, by its clients.
 
 See `__init__.py` for the symbols.
 """
@@ -31,14 +31,14 @@ CONSTANTS = ("beta", "delta", "rho")
 
 
 class Remembered(NamedTuple):
-    """What a client keeps: the base's own state, and the model it ended with."""
+    """The state of a client: the base's, and the model it ended with."""
 
     inner: ClientState
     model: Params  # `no_model` until it has trained
 
 
 class Estimate(NamedTuple):
-    """What a client measures at w before it trains."""
+    """The measurements of a client at w before it trains."""
 
     loss: Array
     gradient: Params
@@ -77,7 +77,7 @@ def estimate(view, key) -> Estimate:
 
 
 def no_model(params: Params) -> Params:
-    """What stands for the last model of a client that has never trained.
+    """The stand-in for the last model of a client that has never trained.
 
     The largest finite numbers: a model that diverges may be NaN or infinite, but not these.
     """

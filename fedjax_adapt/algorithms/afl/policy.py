@@ -33,7 +33,7 @@ SHOWN = (
 
 
 class AflState(NamedTuple):
-    """What AFL's server keeps: one model and scalars."""
+    """The state of AFL's server: one model and scalars."""
 
     tau: Array  # int32, the local steps of the next round, before the cap
     beta: Array  # smoothness

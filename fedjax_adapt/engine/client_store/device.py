@@ -268,6 +268,6 @@ def _axes(table: ClientState, num_devices: int) -> list[int | None]:
 
 
 def _specs(axes: list[int | None]) -> list[PartitionSpec]:
-    """Of leaves that are divided along these axes."""
+    """The `PartitionSpec` of leaves that are divided along these axes."""
     every = PartitionSpec()
     return [every if i is None else PartitionSpec(*[None] * i, AXIS) for i in axes]

@@ -48,14 +48,14 @@ class Exchange(NamedTuple):
 
 
 class DeviceRows(NamedTuple):
-    """What a device reads rows from and writes them to."""
+    """The rows that a device reads and writes."""
 
     local: ClientState  # its part of the table, [rows, ...]
     remote: PyTree = None  # [slots of the device, ...]; concatenated on an accelerator
 
 
 def num_rows_of(table: ClientState) -> int:
-    """How many rows a table, or a device's part of it, has; 0 without any leaf."""
+    """The number of rows of a table, or of a device's part of it; 0 without any leaf."""
     leaves = jax.tree.leaves(table)
     return leaves[0].shape[0] if leaves else 0
 
@@ -105,7 +105,7 @@ def plan_exchange(
 
 
 def _most_passed(each: int, at_one_owner: int, swaps: int) -> int:
-    """How many rows one device passes to another at most, whatever the cohort.
+    """The most rows that one device passes to another, whatever the cohort.
 
     An owner of more clients than a device serves passes on the rest, a swap one more.
     """
@@ -113,7 +113,7 @@ def _most_passed(each: int, at_one_owner: int, swaps: int) -> int:
 
 
 def _block_size(most: int, num_rows: int, num_devices: int) -> int:
-    """How many rows pass at once, so that all take the memory of `num_rows` at most."""
+    """The rows that pass at once, so that all take the memory of `num_rows` at most."""
     return 1 if _on_cpu() else min(most, max(1, num_rows // num_devices))
 
 
@@ -157,7 +157,7 @@ def send_back(tables: DeviceRows, exchange: Exchange | None) -> ClientState:
 
 
 def _num_blocks(exchange: Exchange) -> Array | int:
-    """How many blocks are passed: all on an accelerator, whose host need not wait."""
+    """The number of blocks to pass: all on an accelerator, whose host need not wait."""
     return exchange.blocks if _on_cpu() else exchange.row.shape[2]
 
 
@@ -188,7 +188,7 @@ def concat_by_dtype(rows: PyTree) -> list[Array]:
 
 
 def split_by_dtype(arrays: list[Array], like: ClientState) -> ClientState:
-    """What `concat_by_dtype` was given, in the structure and row shapes of `like`."""
+    """The inverse of `concat_by_dtype`, in the structure and row shapes of `like`."""
     leaves, structure = jax.tree.flatten(like)
     rest = dict(zip(dict.fromkeys(leaf.dtype for leaf in leaves), arrays, strict=True))
     parts = []

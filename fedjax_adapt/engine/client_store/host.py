@@ -162,7 +162,7 @@ def _bits(leaf: Array) -> Array:
 
 
 def _from_bits(bits: Array, like: Array) -> Array:
-    """What was made `_bits`, in the dtype of `like`."""
+    """The inverse of `_bits`, in the dtype of `like`."""
     if like.dtype == bool:
         return bits.astype(bool)
     bits = bits.astype(f"uint{8 * like.dtype.itemsize}")
