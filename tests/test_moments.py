@@ -9,11 +9,10 @@ from helpers import WIDTH, close, fast, make_task
 
 import fedjax_adapt as fa
 from fedjax_adapt import models
-from fedjax_adapt.moments import (
+from fedjax_adapt.moments import gradient_moments, gradient_parts
+from fedjax_adapt.moments.sums import (
     Moments,
     Products,
-    gradient_moments,
-    gradient_parts,
     leaves_of,
     merge,
     merge_parts,

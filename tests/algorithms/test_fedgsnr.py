@@ -14,7 +14,7 @@ from fedjax_adapt import models
 from fedjax_adapt.algorithms import fedavg, fedgsnr, fedprox, scaffold
 from fedjax_adapt.algorithms.fedgsnr import LARGEST, Measured
 from fedjax_adapt.engine.cohort import with_num_steps
-from fedjax_adapt.moments import Moments, Products, second_moments
+from fedjax_adapt.moments.sums import Moments, Products, second_moments
 
 PLAN = fa.Plan(cohort_size=4, batch_size=4, lr=0.2, lr_decay=0.9, shuffle="none")
 
