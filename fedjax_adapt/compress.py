@@ -98,15 +98,11 @@ def top_k(fraction: float) -> Compressor:
         return restore(jnp.zeros_like(flat).at[rows].set(flat[rows]))
 
     def variance(params):
-        size = optax.tree.size(params)
-        return 1 - num_sent(size) / size
+        return 1 - num_sent(_size(params)) / _size(params)
 
     def num_bytes(params):
         leaves = jax.tree.leaves(params)
-        k, width = (
-            num_sent(optax.tree.size(params)),
-            max(leaf.dtype.itemsize for leaf in leaves),
-        )
+        k, width = num_sent(_size(params)), max(leaf.dtype.itemsize for leaf in leaves)
         return min(k * (width + ADDRESS), tree_bytes(params))
 
     return Compressor(compress, num_bytes, variance)
@@ -294,3 +290,7 @@ def _check_static(call: str, value: object) -> None:
         raise SettingError(
             f"{call} is traced but makes shapes and bytes; write a plain number."
         )
+
+
+def _size(params: Params) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))  # of shapes, too

@@ -1,6 +1,7 @@
 """The four parts of an algorithm: local rule, step policy, server rule, refinement."""
 
 from collections.abc import Callable
+from functools import wraps
 from typing import NamedTuple
 
 import jax
@@ -344,6 +345,7 @@ def as_refinement(refine: Refinement | Refine | None) -> Refinement | None:
     if refine is None or isinstance(refine, Refinement):
         return refine
 
+    @wraps(refine)
     def server(params, state, view, key):
         return refine(params, view, key), state, {}
 

@@ -10,6 +10,7 @@ jax_enable_x64, a floating number may come in another and is rounded to what `in
 a local step rounds its model.
 """
 
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
@@ -43,6 +44,11 @@ from ..errors import SettingError
 from . import returned
 
 MOST = 160  # characters of what another error says
+# where this package, other libraries and Python lie; anything else is a user's
+INSTALLED = (
+    str(Path(__file__).parents[1]),
+    *(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")),
+)
 
 # part -> (what it is given, what it returns)
 TAKES = {
@@ -122,7 +128,7 @@ def guarded(
         except SettingError:
             raise
         except Exception as error:
-            if _is_ours(part, function):
+            if _is_ours(part, function, error):
                 error.add_note(f"{name} takes {TAKES[part]}.")
                 raise
             raise _raised(part, name, function, error) from error
@@ -140,11 +146,14 @@ def name_of(function: Callable) -> str:
     return name.replace(".<locals>", "")
 
 
-def _is_ours(part: str, function: Callable) -> bool:
-    """Whether it is a part of a method of this package, and so has nothing of a user's."""
+def _is_ours(part: str, function: Callable, error: Exception) -> bool:
+    """Whether a part of a method of this package raised, and called nothing of a user's."""
     module = getattr(getattr(function, "func", function), "__module__", None) or ""
     ours = module.split(".")[0] == __package__.split(".")[0]
-    return ours and part.split(".")[0] not in ("Task", "Participation")
+    if not ours or part.split(".")[0] in ("Task", "Participation"):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return all(frame.filename.startswith(INSTALLED) for frame in frames)
 
 
 def _raised(part: str, name: str, function: Callable, error: Exception) -> Exception:

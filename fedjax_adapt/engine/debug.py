@@ -369,9 +369,6 @@ def _named(where: str) -> Iterator[None]:
     """Says in every exception where it arose."""
     try:
         yield
-    except SettingError as error:
-        error.add_note(where)
-        raise
     except Exception as error:
         raise RuntimeError(f"{where}: {error}") from error
 

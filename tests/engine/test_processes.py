@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_adapt.engine import mesh, processes
+from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment.sweeps.sweep import sweep
 from fedjax_adapt.experiment.valuation import value_cohort
 
@@ -58,8 +59,16 @@ def test_what_one_process_refuses_all_refuse(votes):
         with processes.agreed():
             pass
     with pytest.raises(processes.Refused, match="own") as error, processes.agreed():
-        raise ValueError("own")
-    assert isinstance(error.value.__cause__, ValueError)
+        raise SettingError("own")
+    assert isinstance(error.value.__cause__, SettingError)
+
+
+def test_a_bug_in_one_process_ends_the_others_in_a_sentence(votes):
+    votes += [None, "a bug"]
+    with pytest.raises(KeyError, match="mine"), processes.agreed():
+        raise KeyError("mine")
+    with pytest.raises(processes.Refused, match="a bug"), processes.agreed():
+        pass
 
 
 def test_what_differs_is_named(votes):

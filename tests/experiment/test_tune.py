@@ -199,7 +199,7 @@ def test_trials_have_the_numbers_of_the_search(tmp_path, monkeypatch):
     trial = Trial(0, {"lr": 0.1}, Config(), in_search=5)
     with pytest.raises(SettingError, match=r"^trial 5 \(lr=0.1\): no$"):
         with groups._about(trial):
-            raise ValueError("no")
+            raise SettingError("no")
 
 
 @pytest.mark.slow
