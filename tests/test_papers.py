@@ -1,20 +1,122 @@
 """The files of the papers' tables and figures: each can be run, at every scale."""
 
 import json
+import re
 import tomllib
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from test_reproduce import HELD, TABLE
 
 from fedjax_adapt.cli import main
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment.build import build
 from fedjax_adapt.experiment.config import identity
-from fedjax_adapt.experiment.items import CHOSEN, PAPERS, SCALES, names, read_item
+from fedjax_adapt.experiment.items import (
+    CHOSEN,
+    PAPERS,
+    SCALES,
+    TAKEN,
+    names,
+    read_item,
+)
 from fedjax_adapt.experiment.reproduce import cells_of, configs_of, make_runs, runs_of
+from fedjax_adapt.experiment.store import COSTS
 from fedjax_adapt.report.reproduce import measured, picture
+
+SHARED = {"run", "rows", "methods", "cells", "scales"}  # what `of` brings
+KEYS = {
+    *("title", "place", "of", "figures", "draw", "against", "chosen"),
+    *("only", "published", *SHARED),
+}
+FILES = [path for path in PAPERS.glob("*/*.toml") if path.name != CHOSEN]
+
+
+def check_file(path):
+    """Fails on what means nothing in the file of an item."""
+    raw, chosen = (
+        tomllib.loads(file.read_text()) for file in (path, path.with_name(CHOSEN))
+    )
+    shared = raw
+    if "of" in raw:
+        assert not SHARED & raw.keys()
+        shared = tomllib.loads(path.with_stem(raw["of"]).read_text())
+    rows, methods = shared["rows"], shared.get("methods", {})
+    assert raw.keys() <= KEYS
+    assert raw.get("only", {}).keys() <= {"rows", "methods"}
+    assert raw.get("scales", {}).keys() <= {*SCALES}
+    for scale in raw.get("scales", {}).values():
+        assert scale.keys() <= {"rows", "methods", "seeds", "run"}
+        assert {*scale.get("rows", ())} <= rows.keys()
+        assert {*scale.get("methods", ())} <= methods.keys()
+    for given in methods.values():
+        assert {given[x] for x in (*TAKEN, "over") if x in given} <= methods.keys()
+    for table in (shared.get("cells", {}), raw.get("published", {})):
+        assert table.keys() <= rows.keys()
+        assert all(row.keys() <= methods.keys() for row in table.values())
+    for figure in raw.get("figures", ()):
+        assert not figure.startswith("clients.") or figure.split(".")[-1].isdecimal()
+        column, of_target, target = figure.partition("_to.")
+        short = column.removeprefix("models.all.").removeprefix("models.sel.")
+        # a cost by the round that another model reached a target in is not worked out
+        known = ("rounds", *COSTS) if short == column else ("rounds",)
+        assert not of_target or short in known
+        assert not of_target or re.fullmatch(r"\d*\.?\d+", target)
+    draw = raw.get("draw", [])
+    for name, at, share in (drawn.partition("@") for drawn in draw):
+        assert not at or (name == "class_accuracy" and 0 < float(share or 0) <= 1)
+    assert methods or (draw and {*draw} <= {"partition", "inputs"})
+    assert raw.get("against", "round") in ("round", *COSTS)
+    assert all(" " in said or said in chosen for said in raw.get("chosen", ()))
+
+
+@pytest.mark.parametrize(
+    "path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_all_that_an_items_file_says_means_something(path):
+    check_file(path)
+
+
+@pytest.mark.parametrize(
+    "text, old, new",
+    [
+        (TABLE, 'place = "Table 1"', 'place = "Table 1"\nplaces = 1'),
+        (TABLE, 'place = "Table 1"', 'place = "Table 1"\nof = "table1"'),
+        (TABLE, "[scales.cpu]", "[scales.gpu]"),
+        (TABLE, "seeds = 2", "seed = 2"),
+        (TABLE, 'methods = ["fedveca"]', 'methods = ["veca"]'),
+        (TABLE, 'rows = ["skewed"]', 'rows = ["skew"]'),
+        (TABLE, "[cells.skewed.fedveca]", "[cells.skewed.fedvecca]"),
+        (TABLE, "[published.iid]", "[published.idi]"),
+        (TABLE, "batches of 20", "batches-of-20"),
+        (TABLE, 'steps_of = "fedveca"', 'steps_of = "veca"'),
+        (TABLE, 'shuffle = "replacement"', 'over = "moon"'),
+        (TABLE, '"rounds_to.1.0"]', '"simulated_second_to.1.0"]'),
+        (TABLE, '"rounds_to.1.0"]', '"round_to.1.0"]'),
+        (TABLE, '"rounds_to.1.0"]', '"models.all.round_to.1.0"]'),
+        (TABLE, '"rounds_to.1.0"]', '"models.sel.simulated_seconds_to.1.0"]'),
+        (TABLE, '"rounds_to.1.0"]', '"rounds_to.O.9"]'),
+        (TABLE, '"rounds_to.1.0"]', '"clients.A"]'),
+        (TABLE, "figures = [", 'against = "bytes"\nfigures = ['),
+        (TABLE, "figures = [", 'draw = ["class_accuracy@2"]\nfigures = ['),
+        (TABLE, "figures = [", 'draw = ["class_accuracy@0.0"]\nfigures = ['),
+        (TABLE, "figures = [", 'draw = ["class_accuracy@"]\nfigures = ['),
+        (TABLE, "figures = [", 'draw = ["loss@0.5"]\nfigures = ['),
+        (HELD, 'draw = ["partition", "inputs"]', 'draw = ["partition", "accuracy"]'),
+        (HELD, 'draw = ["partition", "inputs"]', "draw = []"),
+        (HELD, 'draw = ["partition", "inputs"]', "figures = []"),
+    ],
+)
+def test_a_mistake_in_an_items_file_is_seen(tmp_path, text, old, new):
+    path = tmp_path / "table1.toml"
+    (tmp_path / CHOSEN).touch()
+    path.write_text(text)
+    check_file(path)
+    path.write_text(text.replace(old, new))
+    with pytest.raises(AssertionError):
+        check_file(path)
 
 
 @pytest.mark.parametrize("name", names())

@@ -97,6 +97,7 @@ def papers(tmp_path_factory):
     (place / "some").mkdir()
     (place / "some" / "table1.toml").write_text(TABLE)
     (place / "some" / "fig1.toml").write_text(CURVES)
+    (place / "some" / items.CHOSEN).touch()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(items, "PAPERS", place)
         yield place
@@ -707,89 +708,6 @@ def test_costs_are_of_three_passes_over_the_examples_and_of_tests(
     assert more == pytest.approx(least, rel=0.2)
 
 
-@pytest.mark.parametrize(
-    "old, new, said",
-    [
-        ("seeds = 2", "seed = 2", "cpu.seed, which means nothing"),
-        (
-            'methods = ["fedveca"]',
-            'methods = ["veca"]',
-            "'veca' among the methods of scales.cpu, which is none of its methods",
-        ),
-        (
-            'rows = ["skewed"]',
-            'rows = ["skew"]',
-            "'skew' among the rows of scales.cpu, which is none of its rows",
-        ),
-        ("[cells.skewed.fedveca]", "[cells.skewed.fedvecca]", "something of fedvecca"),
-        ("[published.iid]", "[published.idi]", "something of idi"),
-        ("batches of 20", "batches-of-20", "'batches-of-20' chosen, which is not in"),
-        ('steps_of = "fedveca"', 'steps_of = "veca"', "steps_of='veca', which is none"),
-        (
-            '"rounds_to.1.0"]',
-            '"simulated_second_to.1.0"]',
-            "some/table8.toml has the figure simulated_second_to.1.0, but "
-            "'simulated_second' is nothing that a target takes; did you mean "
-            "'simulated_seconds'",
-        ),
-        ('"rounds_to.1.0"]', '"round_to.1.0"]', "takes; did you mean 'rounds'"),
-        (
-            '"rounds_to.1.0"]',
-            '"models.all.round_to.1.0"]',
-            "takes; did you mean 'rounds'",
-        ),
-        (
-            '"rounds_to.1.0"]',
-            '"models.sel.simulated_seconds_to.1.0"]',
-            "'models.sel.simulated_seconds' is nothing that a target takes",
-        ),
-        ('"rounds_to.1.0"]', '"rounds_to.O.9"]', "whose target 'O.9' is no accuracy"),
-        (
-            "figures = [",
-            'against = "bytes"\nfigures = [',
-            "against='bytes', which is no axis; did you mean 'bytes_up'",
-        ),
-        ('"rounds_to.1.0"]', '"clients.A"]', "the figure clients.A without a client"),
-        (
-            "figures = [",
-            'draw = ["class_accuracy@2"]\nfigures = [',
-            r"draws class_accuracy@2, but .* in \(0, 1\]",
-        ),
-        (
-            "figures = [",
-            'draw = ["class_accuracy@0.0"]\nfigures = [',
-            "draws class_acc",
-        ),
-        ("figures = [", 'draw = ["class_accuracy@"]\nfigures = [', "draws class_accur"),
-        (
-            "figures = [",
-            'draw = ["loss@0.5"]\nfigures = [',
-            "draws loss@0.5, but only class_accuracy has a share",
-        ),
-        ('shuffle = "replacement"', 'over = "moon"', "over='moon', which is none of"),
-    ],
-)
-def test_mistakes_in_an_items_file_are_told(papers, old, new, said):
-    path = papers / "some" / "table8.toml"
-    path.write_text(TABLE.replace(old, new))
-    try:
-        with pytest.raises(SettingError, match=said):
-            read_item("some-table8")
-    finally:
-        path.unlink()
-
-
-@pytest.mark.parametrize("model", ["all", "sel"])
-def test_a_target_may_be_one_of_another_model(model, papers):
-    path = papers / "some" / f"{model}.toml"
-    path.write_text(TABLE.replace('"rounds_to.1', f'"models.{model}.rounds_to.1'))
-    try:
-        figures = read_item(f"some-{model}").figures
-        assert figures[-1] == f"models.{model}.rounds_to.1.0"
-    finally:
-        path.unlink()
-
-
 def test_items_are_in_the_order_of_the_paper(papers):
     for name in ("table10", "table2", "fig10", "fig2"):
         (papers / "some" / f"{name}.toml").write_text(TABLE)
@@ -1213,19 +1131,6 @@ def test_flags_of_runs_are_refused_where_nothing_is_trained(
     said = f"{held} draws data and trains nothing; leave --{flag} out."
     assert said in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.parametrize(
-    "draw", ['draw = ["partition", "accuracy"]', "draw = []", "figures = []"]
-)
-def test_an_item_without_methods_can_draw_data_alone(papers, draw):
-    path = papers / "some" / "fig9.toml"
-    path.write_text(HELD.replace('draw = ["partition", "inputs"]', draw))
-    try:
-        with pytest.raises(SettingError, match="can draw partition and inputs alone"):
-            read_item("some-fig9")
-    finally:
-        path.unlink()
 
 
 def test_a_picture_of_runs_has_the_labels_of_their_clients(made, monkeypatch):

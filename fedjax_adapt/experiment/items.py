@@ -26,28 +26,20 @@ What a method takes from the run of another, of the same row and seed:
     over = "METHOD"              the rounds that its speed-up is over; else the first's
 """
 
-import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from .. import check
 from ..errors import SettingError
-from .store import COSTS
 
 PAPERS = Path(__file__).parents[1] / "papers"
 CHOSEN = "chosen.toml"
 Scale = Literal["smoke", "cpu", "full"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
-SHARED = ("run", "rows", "methods", "cells", "scales")  # what `of` brings
-DATA = ("partition", "inputs")  # what is drawn without a run
 TAKEN = ("steps_of", "constants_of")  # from a run that has to be there first
-KEYS = (
-    *("title", "place", "of", "figures", "draw", "against", "chosen"),
-    *("only", "published", *SHARED),
-)
 
 
 class Item(NamedTuple):
@@ -87,47 +79,26 @@ def _order(stem: str) -> tuple[str, int]:
 
 @cache
 def read_item(name: str) -> Item:
-    """An item by its name, as in fedssg-table1; SettingError if there is none."""
+    """An item by its name, as in fedssg-table1; SettingError if there is none.
+
+    The files ship with the package: tests/test_papers.py checks all that they say.
+    """
     if name not in names():
         raise SettingError(
             f"item {name!r} is unknown; {check.nearest(name, names())}", setting="item"
         )
     paper, _, stem = name.partition("-")
-    path = PAPERS / paper / f"{stem}.toml"
-    raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    _check_keys(path, raw)
+    raw, sentences = (
+        tomllib.loads((PAPERS / paper / file).read_text(encoding="utf-8"))
+        for file in (f"{stem}.toml", CHOSEN)
+    )
     shared: Mapping[str, Any] = raw
     origin = name
     if "of" in raw:
         other = read_item(f"{paper}-{raw['of']}")
         shared, origin = other._asdict(), other.name
-    rows, methods = dict(shared["rows"]), dict(shared.get("methods", {}))
-    for method, given in methods.items():
-        for key in (*TAKEN, "over"):
-            if given.get(key, method) not in methods:
-                raise SettingError(
-                    f"{path} has {key}={given[key]!r}, which is none of its methods."
-                )
-    for scale, of_scale in raw.get("scales", {}).items():
-        for kind, known in {"rows": rows, "methods": methods}.items():
-            for lost in set(of_scale.get(kind, ())) - set(known):
-                raise SettingError(
-                    f"{path} has {lost!r} among the {kind} of scales.{scale}, which is "
-                    f"none of its {kind}."
-                )
-    _check_columns(path, raw)
+    rows, methods = shared["rows"], shared.get("methods", {})
     only, drawn = raw.get("only", {}), raw.get("draw", [])
-    if not methods and not (drawn and {*drawn} <= {*DATA}):
-        raise SettingError(
-            f"{path} has no methods, so it can draw {' and '.join(DATA)} alone."
-        )
-    for table in (shared.get("cells", {}), raw.get("published", {})):
-        for row, of in table.items():
-            lost = [row] if row not in rows else [m for m in of if m not in methods]
-            if lost:
-                raise SettingError(
-                    f"{path} says something of {lost[0]}, which it has not."
-                )
     return Item(
         name=name,
         title=raw["title"],
@@ -141,74 +112,6 @@ def read_item(name: str) -> Item:
         figures=raw.get("figures", [x for x in drawn if x in ("accuracy", "loss")]),
         draw=drawn,
         against=raw.get("against", "round"),
-        chosen=_reasons(path, raw.get("chosen", [])),
+        chosen=[sentences.get(said, said) for said in raw.get("chosen", [])],
         published=raw.get("published", {}),
     )
-
-
-def _reasons(path: Path, chosen: Sequence[str]) -> list[str]:
-    """What an item chose, where a word stands for a sentence of its paper."""
-    file = path.with_name(CHOSEN)
-    known = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    for name in chosen:
-        if " " not in name and name not in known:
-            raise SettingError(f"{path} has {name!r} chosen, which is not in {file}.")
-    return [known.get(name, name) for name in chosen]
-
-
-def _check_columns(path: Path, raw: Mapping[str, Any]) -> None:
-    """Raises SettingError on a figure or a drawing that means nothing."""
-    for figure in raw.get("figures", ()):
-        if figure.startswith("clients.") and not figure.rpartition(".")[2].isdecimal():
-            raise SettingError(
-                f"{path} has the figure {figure} without a client; write one, as in "
-                "clients.A.3."
-            )
-    for drawn in raw.get("draw", ()):
-        name, at, share = drawn.partition("@")
-        known = name == "class_accuracy" and re.fullmatch(r"\d*\.?\d+", share)
-        if at and not (known and 0 < float(share) <= 1):
-            raise SettingError(
-                f"{path} draws {drawn}, but only class_accuracy has a share of the rounds; "
-                "write one in (0, 1], as in class_accuracy@0.1."
-            )
-    for figure in raw.get("figures", ()):
-        column, of_target, target = figure.partition("_to.")
-        short = column.removeprefix("models.all.").removeprefix("models.sel.")
-        # a cost by the round that another model reached a target in is not worked out
-        known = ("rounds", *COSTS) if short == column else ("rounds",)
-        if of_target and short not in known:
-            raise SettingError(
-                f"{path} has the figure {figure}, but {column!r} is nothing that a target "
-                f"takes; {check.nearest(short, known)}"
-            )
-        if of_target and not target.replace(".", "", 1).isdecimal():
-            raise SettingError(
-                f"{path} has the figure {figure}, whose target {target!r} is no accuracy; "
-                f"write one, as in {column}_to.0.9."
-            )
-    if raw.get("against", "round") not in (known := ("round", *COSTS)):
-        raise SettingError(
-            f"{path} has against={raw['against']!r}, which is no axis; "
-            f"{check.nearest(raw['against'], known)}"
-        )
-
-
-def _check_keys(path: Path, raw: Mapping[str, Any]) -> None:
-    """Raises SettingError on a key that means nothing in the file of an item."""
-    unknown = [key for key in raw if key not in KEYS]
-    if unknown:
-        raise SettingError(f"{path.name} has {unknown[0]}, which is no part of an item")
-    tables = {"only": raw.get("only", {}), **raw.get("scales", {})}
-    keys = {"only": ("rows", "methods")}
-    for table, given in tables.items():
-        wrong = set(given) - {*keys.get(table, ("rows", "methods", "seeds", "run"))}
-        if wrong or table not in ("only", *SCALES):
-            raise SettingError(
-                f"{path} has {table}.{min(wrong, default='')}, which means "
-                "nothing; see experiment/items.py for what does."
-            )
-    if "of" in raw and any(key in raw for key in SHARED):
-        raise SettingError(
-            f"{path} has settings of runs, which are those of {raw['of']}."
-        )
