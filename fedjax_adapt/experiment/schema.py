@@ -2,33 +2,124 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 from .. import check
 from ..errors import SettingError
 from ..plan import ClientMemory, NonfiniteUpdates
 from .objects import KINDS
-from .options import (
-    Check,
-    Option,
-    Setting,
-    at_least,
-    between,
-    check_later_steps,
-    check_path,
-    check_seed,
-    check_ways,
-    find,
-    options_of,
-)
+from .options import Option, find, options_of
 from .toml import checked, convert
 from .user_functions import is_own
 
 CLIENTS = 30  # unless a number is given or the data have one
 CLOCK = "step_seconds, the simulated seconds of a local step"
+
+Check = Callable[[str, Any], None]  # (name, value); raises SettingError
+
+
+class Setting(NamedTuple):
+    """What a setting of `Config` is for, as metadata of its field.
+
+    Attributes:
+      help: what it means, as `--help` says it.
+      group: the heading in `--help` that it stands below.
+      check: refuses values out of range.
+      needs: "NAME, what that is": another setting without which this one means nothing.
+      incidental: changes no number of a run beyond rounding, so it is no part of its
+        hash; a run resumes with another.
+      untimed: changes neither a shape nor how long a round takes, so lanes and
+        convolutions that were timed with another value are kept.
+      splits: decides who holds which examples, so `fedjax-adapt partition` has it.
+      matched: the same in a run and in the one that `match` names, as which it takes as
+        many local steps.
+    """
+
+    help: str
+    group: str
+    check: Check | None = None
+    needs: str = ""
+    incidental: bool = False
+    untimed: bool = False
+    splits: bool = False
+    matched: bool = False
+
+
+def at_least(low: int, none: str | None = None) -> Check:
+    """A check for integers from `low` on; `none` says what None means."""
+    return lambda name, value: check.at_least(name, value, low, none=none)
+
+
+def between(low: float, high: float, closed: str = "both") -> Check:
+    """A check for numbers in a range, or for several of them."""
+
+    def in_range(name: str, value: Any) -> None:
+        for one in value if isinstance(value, Iterable) else (value,):
+            check.between(name, one, low, high, closed)
+
+    return in_range
+
+
+def check_seed(name: str, value: int | None) -> None:
+    """Raises SettingError unless `value` is a seed, or None."""
+    check.between(name, value or 0, 0, 2**32 - 1)
+
+
+def check_path(name: str, value: object) -> None:
+    """Raises SettingError if a path is empty, which would be the working folder."""
+    if value == "":
+        raise SettingError(
+            f"{name}='' is empty; write the path of a folder, or leave {name} out.",
+            setting=name,
+        )
+
+
+def check_later_steps(name: str, value: Sequence[int]) -> None:
+    """Raises SettingError unless `value` is pairs of rounds, in order, and steps."""
+    said, before = f"{name}={tuple(value)}", 0
+    if len(value) % 2:
+        raise SettingError(
+            f"{said} says no local steps after round {value[-1]}; write pairs of a round "
+            "and local steps, as in 20 1.",
+            setting=name,
+        )
+    for done, steps in zip(value[::2], value[1::2], strict=True):
+        wrong = ""
+        if done < 1:
+            wrong = (
+                f"begins after round {done}; write a round from 1 on, since num_steps says "
+                "the local steps before it."
+            )
+        elif done <= before:
+            wrong = (
+                f"has round {done} after round {before}; write each round once, in their "
+                "order."
+            )
+        elif not 1 <= steps <= check.MOST:
+            wrong = (
+                f"has {steps} local steps after round {done}; write an integer from 1 to "
+                f"{check.MOST}."
+            )
+        if wrong:
+            raise SettingError(f"{said} {wrong}", setting=name)
+        before = done
+
+
+def check_ways(name: str, value: str) -> None:
+    """Raises SettingError unless `value` names ways to compute convolutions."""
+    if value in ("auto", "rule"):
+        return
+    from ..models.ways import WAYS  # and flax, which takes its time
+
+    if "," not in value:
+        check.one_of(name, value, ("auto", "rule", *WAYS))
+        return
+    for way in value.removesuffix(",").split(","):
+        check.one_of(name, way.strip(), WAYS)
+
 
 Corruption = Literal[
     "label_shift", "random_labels", "random_inputs", "noisy_inputs", "duplicated"

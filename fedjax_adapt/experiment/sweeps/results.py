@@ -48,9 +48,9 @@ from ..config import (
 )
 from ..config import to_toml as run_to_toml
 from ..folder import check_may_begin, check_origins, holds_finished
-from ..options import check_path
 from ..rows import COLUMNS, ENDS
 from ..run import accuracy_by_client, labels_by_client, summarise
+from ..schema import check_path
 from ..spelling import flat_name, nested
 from ..summary import FIGURES, TEST, Summary, known_shares, results, spread_over_clients
 from ..user_functions import origins

@@ -30,8 +30,8 @@ from ...errors import SettingError
 from .. import config, files, objects, records, store
 from ..files import locked
 from ..folder import check_can_write, create, holds
-from ..options import check_path
 from ..run import Progress, Report, silent
+from ..schema import check_path
 from .grid import Sweep
 from .results import is_finished, setting_columns, table_of
 from .space import Search, identity, read_search, rungs, sweep_of, to_toml
