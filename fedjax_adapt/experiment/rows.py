@@ -38,11 +38,6 @@ COLUMNS = (
 MODELS = ("sel", "all", "result")  # measured besides the server's, see `Measured`
 TESTED = (*store.ACCURACIES, "loss")
 OF_CLASSES = tuple(f"class_{name}" for name in store.ACCURACIES)
-# renamed where another set than the test set is evaluated on, see `Tally._named`
-OF_TEST = {
-    *(store.ACCURACY, f"class_{store.ACCURACY}"),
-    *(f"{store.ACCURACY}_{model}" for model in MODELS),
-}
 # the columns of `metrics` that are not an algorithm's own
 OF_ALL = frozenset(
     (
@@ -100,20 +95,13 @@ class Tally:
         if self.left_out is None and not isinstance(infos.left_out, tuple):
             self.left_out = first_of(infos.left_out, infos, done + 1)
         done += len(infos.delta_norm)
-        row = metrics_row(infos, measured, done, self.totals)
+        row = metrics_row(infos, measured, done, self.totals, self.accuracy)
         self.cut += row["cut"]
         if row["cohort"] and not np.isfinite(row["train_loss"]):
             self.broken = done
         self.asked += row["local_steps"] - self.totals["local_steps"] + row["cut"]
         self.totals = {name: row[name] for name in TOTALS}
-        row = {**row, "seconds": seconds}
-        return {self._named(name): value for name, value in row.items()}
-
-    def _named(self, column: str) -> str:
-        """A column, by what the accuracy on the test set is to be called."""
-        if column not in OF_TEST:
-            return column
-        return column.replace(store.ACCURACY, self.accuracy)
+        return {**row, "seconds": seconds}
 
 
 @dataclass
@@ -290,24 +278,29 @@ def of_rounds(
 
 
 def metrics_row(
-    infos: Info, measured: Measured, last_round: int, before: Mapping[str, float]
+    infos: Info,
+    measured: Measured,
+    last_round: int,
+    before: Mapping[str, float],
+    accuracy: str = store.ACCURACY,
 ) -> dict[str, Any]:
     """The row of a group in `metrics`, without its seconds; see `records.Record`.
 
-    `before` are the `TOTALS` before the group, `last_round` the rounds done after it.
+    `before` are the `TOTALS` before the group, `last_round` the rounds done after it, and
+    `accuracy` is what accuracies are called.
     """
     return {
         "round": last_round,
-        "accuracy": float(measured.server.accuracy),
+        accuracy: float(measured.server.accuracy),
         "loss": float(measured.server.loss),
         **{name: float(value) for name, value in measured.named.items()},
         **{
-            f"{field}_{name}": float(value)
-            for name, metrics in measured.also.items()
-            for field, value in metrics._asdict().items()
+            f"{figure}_{name}": float(value)
+            for name, of in measured.also.items()
+            for figure, value in ((accuracy, of.accuracy), ("loss", of.loss))
         },
         **counted(infos, before),
-        "class_accuracy": [np.asarray(measured.classes)],  # a list per row
+        f"class_{accuracy}": [np.asarray(measured.classes)],  # a list per row
     }
 
 
