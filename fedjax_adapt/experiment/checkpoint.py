@@ -115,7 +115,12 @@ class Saver:
             return spent
         solid = _solid(state)
         with _as_os_error(self._folder):
-            _check_space(self._folder, solid)
+            files.make(self._folder)
+            # of a disk that is too full tensorstore says too much
+            if shutil.disk_usage(self._folder).free < tree_bytes(solid):
+                raise OSError(
+                    errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder)
+                )
             self._began, self._round = time.perf_counter(), round
             # a checkpoint of the same round is one that could not be read back
             self._writer.save(_path(self._folder, round), solid, force=True)
@@ -204,13 +209,6 @@ def has_room(size: int) -> bool:
     return size <= SMALL or free is None or COPIES * size <= SHARE * free
 
 
-def _check_space(folder: Path, state: PyTree) -> None:
-    """Raises OSError where a disk is too full, of which tensorstore says too much."""
-    files.make(folder)
-    if shutil.disk_usage(folder).free < tree_bytes(state):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-
-
 def _withdraw(folder: Path) -> None:
     """Removes what a write under way has made where the folder of its run has gone."""
     place = held(folder)
@@ -273,20 +271,24 @@ def restore(
 def _restored(
     folder: Path, abstract: PyTree, until: int | None
 ) -> tuple[PyTree, int] | None:
-    saved, expected = rounds(folder), _arrays(_solid(abstract))
+    saved, solid = rounds(folder), _solid(abstract)
+    expected, others = _arrays(solid), set()
     if saved:
         _one_failure_is_enough()
     for round in reversed(saved):
         if until is not None and round > until:
             continue
-        if not _is_whole(folder, _path(folder, round)):
+        path = _path(folder, round)
+        if not _is_whole(folder, path):
             continue
         # A damaged file may surface as almost any exception of orbax or tensorstore.
         try:
             with _reader() as checkpointer:
-                if _saved(checkpointer, _path(folder, round)) != expected:
+                found = _arrays(checkpointer.metadata(path).item_metadata.tree)
+                if off := expected.items() ^ found.items():
+                    others = others or off
                     continue  # orbax would cast to the types it is asked for
-                state = checkpointer.restore(_path(folder, round), _solid(abstract))
+                state = checkpointer.restore(path, solid)
         except Exception:
             continue
         return _filled(abstract, state), round
@@ -294,34 +296,15 @@ def _restored(
         return None
     listed = ", ".join(map(str, saved))
     none = f"no checkpoint in {folder} can be read (rounds {listed})"
-    others = _kept_otherwise(folder, abstract)
     if others:
+        parts = sorted({name.partition(".")[0] for name, _ in others})
+        named = " and ".join(PARTS.get(part, part) for part in parts)
         raise SettingError(
-            f"{none}: they have other arrays or types in the {' and '.join(others)}, as "
-            "an earlier version or another algorithm keeps; go on with what wrote it, or "
-            "give another folder."
+            f"{none}: they have other arrays or types in the {named}, as an earlier "
+            "version or another algorithm keeps; go on with what wrote it, or give another "
+            "folder."
         )
     raise SettingError(f"{none}; delete the run folder and start again.")
-
-
-def _kept_otherwise(folder: Path, abstract: PyTree) -> list[str]:
-    """The parts of the newest state that can be read in which it has other arrays."""
-    expected = _arrays(_solid(abstract))
-    for round in reversed(rounds(folder)):
-        try:  # as in `_restored`
-            with _reader() as checkpointer:
-                found = _saved(checkpointer, _path(folder, round))
-        except Exception:
-            continue
-        off = sorted({path for path, _ in expected.items() ^ found.items()})
-        parts = dict.fromkeys(path.partition(".")[0] for path in off)
-        return [PARTS.get(part, part) for part in parts]
-    return []
-
-
-def _saved(checkpointer: Any, path: Path) -> dict[str, tuple[Any, ...]]:
-    """The `_arrays` of a checkpoint."""
-    return _arrays(checkpointer.metadata(path).item_metadata.tree)
 
 
 def _arrays(tree: PyTree) -> dict[str, tuple[Any, ...]]:
@@ -402,12 +385,11 @@ def _as_os_error(folder: Path) -> Iterator[None]:
 
 
 def _alone() -> Any:
-    """Options of orbax under which it does not wait for other processes."""
+    """Options of orbax with which it does not wait for other processes."""
     import orbax.checkpoint as ocp
 
-    if processes.several():
-        return ocp.options.MultiprocessingOptions(active_processes={0})
-    return ocp.options.MultiprocessingOptions()
+    active = {0} if processes.several() else None
+    return ocp.options.MultiprocessingOptions(active_processes=active)
 
 
 @contextmanager
