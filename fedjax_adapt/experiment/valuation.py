@@ -17,12 +17,12 @@ import jax
 import numpy as np
 
 from .. import check
-from ..core import Algorithm, Array, Info, Key, Mean, Params, State, Task
+from ..core import Array, Info, Key, Mean, Params, State, Task
 from ..engine import processes
 from ..engine.build import make_round
 from ..engine.xla import arrays_of, compiler_options, jit_newest
 from ..errors import SettingError
-from ..valuation import Value, cohort_weights, leave_one_out, shapley, show_deltas
+from ..valuation import Value, cohort_weights, leave_one_out, shapley
 from . import checkpoint, store
 from .build import Federation, build
 from .config import Config
@@ -144,21 +144,19 @@ def _gsnr_of(clients: np.ndarray, rows: dict[str, Any]) -> np.ndarray | None:
     return np.array([gsnr[client] for client in clients])
 
 
-class Replayed(NamedTuple):
-    """A round, on the host."""
-
-    number: int  # as the run's tables count: 1 is the first
-    params: Params  # of the server, before it
-    info: Info  # `clients` are their displacements from that, [cohort, ...]
-    rows: dict[str, Any]  # of the table `clients`, as the run would write them
-
-
-def replay(folder: Path, config: Config, federation: Federation) -> Replayed:
-    """Runs the next round of the run in `folder`, whose settings are `config`.
+def replay(
+    folder: Path, config: Config, federation: Federation
+) -> tuple[int, Params, Info, dict[str, Any]]:
+    """The next round of the run in `folder`, whose settings are `config`, on the host.
 
     It runs twice: as part of the very program of the run, whose figures are to the bit
     those the run would write, and in one that also shows the clients' displacements.
     Nothing is written.
+
+    Returns:
+      The number of the round, as the run's tables count (1 is the first), the server's
+      model before it, what it shows, `clients` being their displacements from that model
+      [cohort, ...], and its rows of the table `clients`, as the run would write them.
 
     Raises:
       SettingError: no checkpoint can be read, or there are not as many devices.
@@ -178,7 +176,7 @@ def replay(folder: Path, config: Config, federation: Federation) -> Replayed:
     infos = jax.device_get(run(state)[1])  # last: it gives up the memory of the state
     first = jax.tree.map(lambda leaf: leaf[:1], infos)
     rows = client_rows(first, done + 1, federation.data.num_clients)
-    return Replayed(done + 1, params, info, rows)
+    return done + 1, params, info, rows
 
 
 def _shown(config: Config, federation: Federation, state: State) -> Info:
@@ -187,8 +185,13 @@ def _shown(config: Config, federation: Federation, state: State) -> Info:
     They are from the server's model, also where a rule has its clients start elsewhere.
     """
     algorithm, task, data, plan = federation[:4]
-    elsewhere = algorithm.local.start is not None
-    shown = _show_models(algorithm) if elsewhere else show_deltas(algorithm)
+    finish = algorithm.local.finish
+
+    def with_model(run):
+        upload, client = finish(run)
+        return upload._replace(info=run.params), client
+
+    shown = algorithm._replace(local=algorithm.local._replace(finish=with_model))
     round_fn = make_round(shown, task, data, plan)
     options = compiler_options(round_fn.num_lanes)
     _, key_train = run_keys(config.seed)
@@ -198,20 +201,7 @@ def _shown(config: Config, federation: Federation, state: State) -> Info:
 
     def only_info(arrays, state, key):
         info = rebuild(arrays)(state, key)[1]
-        if not elsewhere:
-            return info
         apart = lambda models, params: models - params[None]
         return info._replace(clients=jax.tree.map(apart, info.clients, state.params))
 
     return jax.jit(only_info, compiler_options=options)(arrays, state, key)
-
-
-def _show_models(algorithm: Algorithm) -> Algorithm:
-    """The same algorithm, with every client's model in `Info.clients`."""
-    finish = algorithm.local.finish
-
-    def shown(run):
-        upload, client = finish(run)
-        return upload._replace(info=run.params), client
-
-    return algorithm._replace(local=algorithm.local._replace(finish=shown))

@@ -236,7 +236,7 @@ def test_values_that_say_nothing_are_refused(half, monkeypatch, num_steps, delta
         cohort, steps = np.array([0, 4, 6]), np.array(num_steps)
         deltas = jax.tree.map(fill, params)
         info = Info(cohort, steps, nothing, nothing, steps.max(), nothing[0], deltas)
-        return module.Replayed(2, params, info, {"client": np.array([0, 4])})
+        return 2, params, info, {"client": np.array([0, 4])}
 
     monkeypatch.setattr(module, "replay", replay)
     with pytest.raises(ValueError, match=says):
