@@ -355,14 +355,6 @@ def _is_unfinished(path: Path) -> bool:
     return not files.damaged(path, path / store.SUMMARY)
 
 
-def unfinished_below(folder: str | Path) -> list[Path]:
-    """The runs below a folder, which is none itself, that are not finished or diverged."""
-    folder = check.expanded("", folder)
-    if _holds_run(folder) or _holds_sweep(folder):
-        return []
-    return list(filter(_is_unfinished, _runs_below(folder)))
-
-
 class Shards(NamedTuple):
     """A sweep that lies in shards in its folder."""
 
@@ -392,18 +384,21 @@ def shards_in(folder: Path) -> list[Shards]:
     ]
 
 
-def parts_below(folder: str | Path) -> tuple[list[Shards], list[Path]]:
-    """What lies in a folder, or below it, in parts.
+def parts_below(
+    folder: str | Path,
+) -> tuple[list[Path], list[Shards], list[Path]]:
+    """What is not whole below a folder, which is neither a run's nor a sweep's itself.
 
-    The sweeps in shards; and those of searches whose trials have only some of the rounds.
+    The runs that are not finished, or diverged; the sweeps in shards; and those sweeps of
+    searches whose trials have only some of the rounds.
     """
     folder = check.expanded("", folder)
     if _holds_run(folder) or _holds_sweep(folder):
-        return [], []
+        return [], [], []
     below = _runs_below(folder)
     places = dict.fromkeys(path.parent for path in below if path.match(SHARDS))
     shards = [sweep for place in places for sweep in shards_in(place)]
-    return shards, list(filter(_is_pruned, below))
+    return [*filter(_is_unfinished, below)], shards, [*filter(_is_pruned, below)]
 
 
 class Swept(NamedTuple):

@@ -30,7 +30,6 @@ from ..experiment.records import (
     trial_folder,
     trials_in,
     trials_of_group,
-    unfinished_below,
 )
 from ..experiment.store import (
     NOTHING,
@@ -417,11 +416,11 @@ def _without_figures(folder: Path, lost: Sequence[int]) -> str:
 
 def _without_parts(folder: str | Path) -> list[str]:
     """What to say of runs, shards and searches below a folder that are not ranked."""
-    shards, pruned = parts_below(folder)
+    unfinished, shards, pruned = parts_below(folder)
     whose = lambda sweep: "its" if len(sweep.left) == 1 else "their"
     some = "its trials are not here, they have only some of the rounds of the search"
     return [
-        *(f"{path}: not finished, or it diverged" for path in unfinished_below(folder)),
+        *(f"{path}: not finished, or it diverged" for path in unfinished),
         *(
             f"{sweep.folder}: {sweep.lacking()}, and {whose(sweep)} trials are not here"
             for sweep in shards

@@ -926,7 +926,7 @@ def test_a_file_of_that_name_alone_makes_no_sweep_and_no_run(finished, capsys, n
         for own in (store.SWEEP, files.SUMS):
             files.write_text(path / own, "")
     files.write_text(Path(store.TUNE), "[run]\nrounds = 8\n")
-    shards, pruned = records.parts_below(".")
+    _, shards, pruned = records.parts_below(".")
     assert pruned == [below[1]] and [sweep.left for sweep in shards] == [[1, 2]]
     lacks = "no config" if name == store.SWEEP else "nothing of one but its config"
     for command in ("compare", "report"):

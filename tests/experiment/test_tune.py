@@ -724,7 +724,7 @@ def test_rounds_that_are_not_written_are_those_of_any_run(tmp_path):
         (place / "groups").mkdir(parents=True)
         (place / "sweep.toml").touch()
     (tmp_path / "tune.toml").write_text("[run]\n[space]\nlr = [0.1, 0.3]\n")
-    assert records.parts_below(tmp_path)[1] == [tmp_path / "trials-0000" / "rounds-2"]
+    assert records.parts_below(tmp_path)[2] == [tmp_path / "trials-0000" / "rounds-2"]
 
 
 def test_a_batch_that_is_gone_is_said(tmp_path, halved, capsys):
