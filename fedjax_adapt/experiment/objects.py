@@ -21,7 +21,8 @@ import numpy as np
 
 from .. import check
 from ..core import Algorithm, Task
-from ..data import FederatedDataset, Source
+from ..data import PARTITIONS, SOURCES, FederatedDataset, Source
+from ..data.source import moments
 from ..errors import SettingError
 from .fingerprint import enclosed_by, fingerprint
 
@@ -44,7 +45,7 @@ def registry(kind: str) -> Mapping[str, Callable]:
 
 
 def built_in(kind: str) -> Mapping[str, Callable]:
-    """Those of them that come with this package."""
+    """The functions of one kind that come with this package, by name."""
     if kind == "algorithm":
         from ..algorithms import ALGORITHMS
 
@@ -54,11 +55,7 @@ def built_in(kind: str) -> Mapping[str, Callable]:
 
         return MODELS
     if kind == "partition":
-        from ..data import PARTITIONS
-
         return PARTITIONS
-    from ..data import SOURCES
-
     return {name: spec.load for name, spec in SOURCES.items()}
 
 
@@ -79,9 +76,11 @@ SAYS = {
 }
 DEPTH = 6  # of a description
 
-_given: ContextVar[Mapping[str, Any] | None] = ContextVar("objects", default=None)
-# of each, taken before JAX traces it: what it keeps for itself meanwhile is no part of it
-_about: ContextVar[Mapping[str, str] | None] = ContextVar("descriptions", default=None)
+# each with its description, taken before JAX traces it: what it keeps for itself meanwhile
+# is no part of that
+_given: ContextVar[Mapping[str, tuple[Any, str]] | None] = ContextVar(
+    "objects", default=None
+)
 
 
 @contextmanager
@@ -95,14 +94,12 @@ def given(algorithm: Any, task: Any, data: Any) -> Iterator[None]:
             )
     if data is not None:
         values["data"] = _tested(data)
-    found = {name: v for name, v in values.items() if v is not None}
+    found = {n: (v, _description(n, v)) for n, v in values.items() if v is not None}
     token = _given.set(found)
-    described = _about.set({name: _description(name, v) for name, v in found.items()})
     try:
         yield
     finally:
         _given.reset(token)
-        _about.reset(described)
 
 
 def under_way() -> bool:
@@ -112,7 +109,7 @@ def under_way() -> bool:
 
 def of(argument: str) -> Any:
     """The object given for "algorithm", "task" or "data"; None: there is none."""
-    return (_given.get() or {}).get(argument)
+    return (_given.get() or {}).get(argument, (None, ""))[0]
 
 
 def function_of(kind: str) -> Callable:
@@ -196,8 +193,6 @@ def _tested(data: FederatedDataset) -> FederatedDataset:
 
 def source_of(data: FederatedDataset) -> Source:
     """The examples of a data set, on the host."""
-    from ..data.source import moments
-
     assert data.test is not None  # or `given` has refused it
     x, y, x_test, y_test = map(np.asarray, (data.x, data.y, *data.test))
     return Source(OBJECT, x, y, x_test, y_test, data.num_classes, *moments(x))
@@ -211,7 +206,7 @@ def described(kind: str) -> str:
     version that it is of.
     """
     function_of(kind)  # raises if none was given
-    return (_about.get() or {})[ARGUMENTS[kind]]
+    return (_given.get() or {})[ARGUMENTS[kind]][1]
 
 
 def _description(argument: str, value: Any) -> str:

@@ -15,6 +15,7 @@ import docstring_parser
 
 from .. import check
 from ..core import Algorithm
+from ..data import SOURCES
 from ..errors import SettingError
 from . import objects, user_functions
 from .objects import FROM_RUN, KINDS, OBJECT, REGISTERED, built_in, registry
@@ -66,8 +67,6 @@ def summary(documented: Any) -> str:
 
 def catalogue() -> dict[str, dict[str, str]]:
     """What can be chosen, with one line each: title -> name -> line."""
-    from ..data import SOURCES
-
     modules = {name: inspect.getmodule(f) for name, f in built_in("algorithm").items()}
     files = list(modules.values())  # which may have several algorithms
     several = [file for file in files if files.count(file) > 1]
