@@ -119,8 +119,9 @@ def wait_for_all(group: ProcessGroup) -> None:
     """Returns when all processes have come and mean the same number of group.
 
     Raises:
-      SettingError: the port cannot be listened to, another program has it, processes do not
-        come in time, or they differ in their number or share an id.
+      SettingError: the host is not known, the port cannot be listened to, another program
+        has it, processes do not come in time, or they differ in their number or share an
+        id.
     """
     until = time.monotonic() + group.initialization_timeout
     if group.process_id == 0:
@@ -207,6 +208,13 @@ def _connected(group: ProcessGroup, until: float) -> socket.socket:
     """A connection to the address, as soon as a process listens there."""
     host, _, port = group.coordinator_address.rpartition(":")
     there = host.strip("[]"), int(port)
+    try:
+        socket.getaddrinfo(*there)
+    except OSError as error:
+        raise SettingError(
+            f"coordinator_address={group.coordinator_address} names a host that is not "
+            f"known ({error.strerror}); write HOST:PORT of process 0."
+        ) from None
     while (left := until - time.monotonic()) > 0:
         try:
             line = socket.create_connection(there, min(WORD, left))
@@ -293,8 +301,6 @@ def _join(group: ProcessGroup) -> None:
     jax.config.update("jax_enable_preemption_service", False)
     address = group.coordinator_address
     if address != AUTO:
-        if group.process_id:
-            _check_host(address)
         wait_for_all(group)
     alarm = threading.Timer(
         group.initialization_timeout, _give_up, [timeout_message(group)]
@@ -325,18 +331,6 @@ def _join(group: ProcessGroup) -> None:
 def _give_up(sentence: str) -> None:
     print(f"fedjax-adapt: {sentence}", file=sys.stderr, flush=True)
     os._exit(2)
-
-
-def _check_host(address: str) -> None:
-    """Raises SettingError if the name of the host is unknown: JAX would wait for it."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError as error:
-        raise SettingError(
-            f"coordinator_address={address} names a host that is not known "
-            f"({error.strerror}); write HOST:PORT of process 0."
-        ) from None
 
 
 def _keep_output() -> None:
