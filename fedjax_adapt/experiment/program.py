@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -81,8 +81,12 @@ def trace_program(config: Config, federation: Federation) -> Traced:
     measured = jax.tree_util.Partial(value, test, averaged)
     arrays, rebuild = arrays_of((round_fn, measured, key_train))
     held, groups, others = [], {}, jax.eval_shape(lambda: arrays)
+
+    def some_rounds(num_rounds: int, state: State, arrays: list[Array]) -> tuple:
+        return rounds(num_rounds, state, *rebuild(arrays))
+
     for num_rounds in group_sizes(config):
-        group = jax.jit(partial(_rounds, num_rounds, rebuild), donate_argnums=0)
+        group = jax.jit(partial(some_rounds, num_rounds), donate_argnums=0)
         traced = groups[num_rounds] = group.trace(abstract, arrays)
         held.append(footprint(traced.jaxpr.jaxpr, abstract, others, num_devices))
         check_room(held[-1])
@@ -114,6 +118,22 @@ def compiling(traced: Iterable[Any]) -> str:
     return f"compiling{about}"
 
 
+def compiled_groups(
+    config: Config,
+    traced: Mapping[int, Any],
+    options: dict[str, str] | None,
+    tell: Callable[[str], None],
+) -> tuple[Any, Any]:
+    """The program up to an evaluation and that of the rounds left over; None: no such.
+
+    `traced` has them by their rounds, as JAX traces them; `tell` hears how long it takes.
+    """
+    tell(compiling(traced.values()))
+    done = {number: one.lower().compile(options) for number, one in traced.items()}
+    every = config.evaluate_every
+    return done.get(every), done.get(config.rounds % every)
+
+
 def compile_program(
     config: Config,
     federation: Federation,
@@ -124,13 +144,8 @@ def compile_program(
     began = time.perf_counter()
     round_fn, abstract, key, arrays, groups, held = trace_program(config, federation)
     options = compiler_options(round_fn.num_lanes)
-    tell(compiling(groups.values()))
-
-    def compiled(group: Any) -> Group:
-        program = group.lower().compile(options)
-        return lambda state: program(state, arrays)
-
-    programs = {number: compiled(groups[number]) for number in groups}
+    on = lambda program: program and (lambda state: program(state, arrays))
+    group, last = map(on, compiled_groups(config, groups, options, tell))
     begin = jax.jit(partial(init_state, algorithm, task, data, plan))
     return Program(
         lambda: begin(key),  # another seed is no other program
@@ -138,8 +153,8 @@ def compile_program(
         round_fn.num_devices,
         round_fn.num_lanes,
         most_steps(plan, algorithm.policy),
-        programs.get(config.evaluate_every),
-        programs.get(config.rounds % config.evaluate_every),
+        group,
+        last,
         seconds=time.perf_counter() - began,
         footprint=held,
         xla_options=options,
@@ -156,13 +171,6 @@ def run_keys(seed: int) -> tuple[Key, Key]:
     """The keys of the initial model and of the rounds; round t folds in t."""
     key = jax.random.key(seed)
     return jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
-
-
-def _rounds(
-    num_rounds: int, rebuild: Callable, state: State, arrays: list[Array]
-) -> tuple[State, Any, Any]:
-    """As `rounds`, whose other arguments `rebuild` makes of their arrays."""
-    return rounds(num_rounds, state, *rebuild(arrays))
 
 
 def rounds(

@@ -36,7 +36,7 @@ from ..config import Config
 from ..program import (
     Program,
     compile_program,
-    compiling,
+    compiled_groups,
     group_sizes,
     measure,
     rounds,
@@ -323,10 +323,7 @@ def compile_group(
         inputs = jax.tree.map(lambda leaf: leaf[rows], all_inputs)
         return inputs._replace(tables=partitions.of(rows))
 
-    plain = trial_functions(replace(config, devices=1), federation)[0]
-    first = jax.tree.map(lambda leaf: leaf[0], inputs_of(np.array([0])))
-    state = jax.eval_shape(plain, shared, first)
-    lanes = lanes_of(config, federation, state, layout)
+    lanes = lanes_of(config, federation, _state_of_trial(config, federation), layout)
     lean = replace(config, devices=1, lanes=lanes)
     init, some_rounds = trial_functions(lean, federation)
     options = compiler_options(lanes * layout.each)
@@ -344,10 +341,7 @@ def compile_group(
         many = over(partial(some_rounds, num_rounds), layout)
         program = jax.jit(many, donate_argnums=2)
         traced[num_rounds] = program.trace(shared, placed_inputs([0]), abstract)
-    tell(compiling(traced.values()))
-    programs = {number: one.lower().compile(options) for number, one in traced.items()}
-    group = programs.get(config.evaluate_every)
-    last = programs.get(config.rounds % config.evaluate_every)
+    group, last = compiled_groups(config, traced, options, tell)
     # one that is resumed fitted before
     if not fixed and memory.too_large(group or last, layout.num_devices):
         if layout.width > 1:
