@@ -28,7 +28,7 @@ from ..experiment.reproduce import (
     runs_of,
 )
 from ..experiment.store import read_summary
-from ..experiment.summary import commit, hardware, versions
+from ..experiment.summary import commit, evidence
 from ..report.reproduce import (
     HEAD,
     Runs,
@@ -210,9 +210,8 @@ def _draw(item: Item, folder: Path, given: dict[str, Any]) -> int:
             setting="folder",
         ) from None
     drawn = picture(place / PICTURE, _title(item, scale), {}, [], data=data)
-    here = {"commit": commit(), "hardware": hardware(), "versions": versions()}
     notes = [*_about_scale(scale), *(f"Chosen here: {said}" for said in item.chosen)]
-    record = _record(item, scale, {}, [here]) | {
+    record = _record(item, scale, {}, [evidence(commit())]) | {
         "rows": list(configs),
         "datasets": [config.dataset for config in configs.values()],
         "partition_seeds": [partition_seed(config) for config in configs.values()],

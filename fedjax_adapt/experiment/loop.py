@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,7 +187,10 @@ def train_in(
     what it returns is called after. Ctrl-C is raised between rounds.
     """
     saver = checkpoint.saver(folder / store.CHECKPOINTS)
-    with _finishing() as stop_if_asked, log.trackers, saver as writes:
+    # the command line handles Ctrl-C itself
+    unhandled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    interrupts = finishing() if unhandled else nullcontext(lambda: None)
+    with interrupts as stop_if_asked, log.trackers, saver as writes:
 
         def save(state: State, done: int) -> float:
             stopped = log.callback is not None and log.all_over
@@ -205,13 +208,6 @@ def train_in(
         state = train(config, program, state, done, log, save, report_or_stop)
     stop_if_asked()  # where it came after the last round
     return state
-
-
-def _finishing() -> AbstractContextManager[Callable[[], None]]:
-    """`finishing`, where nobody handles Ctrl-C yet: the command line does so itself."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        return finishing()
-    return nullcontext(lambda: None)
 
 
 def train(

@@ -310,6 +310,7 @@ def summarise(
     `calibrated` are the seconds that trying lanes and convolutions took.
     """
     source, sizes = federation.source, federation.skew.sizes
+    tests = federation.data.client_tests
     metrics = store.read_table(folder, "metrics")
     named = store.accuracy_in(metrics.column_names)
     by_class = metrics[f"class_{named}"][-1].as_py()
@@ -344,7 +345,7 @@ def summarise(
             "smallest_client": int(sizes.min()),
             "largest_client": int(sizes.max()),
             "label_entropy": federation.skew.mean_entropy,
-            "client_tests": _num_tests(federation.data),
+            "client_tests": 0 if tests is None else int(tests.size.sum()),
         },
         hardware=summary.hardware() | used,
         versions=summary.versions(),
@@ -362,11 +363,6 @@ def summarise(
         first_left_out_round=min(left_out, default=None),
         **found,
     )
-
-
-def _num_tests(data: FederatedDataset) -> int:
-    """How many test examples the clients have of their own; 0: they have no such sets."""
-    return 0 if data.client_tests is None else int(data.client_tests.size.sum())
 
 
 def _memory(program: Program) -> dict[str, int | None]:

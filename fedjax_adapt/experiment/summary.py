@@ -19,6 +19,7 @@ from .store import (
     ACCURACY,
     accuracy_in,
     accuracy_shown_as,
+    figures_of,
     first_reaching,
     shown_accuracy,
 )
@@ -183,10 +184,8 @@ class Summary:
 
 def from_dict(values: Mapping[str, Any]) -> Summary | None:
     """The summary that `Summary.to_dict` gave; None: one of an earlier version."""
-    name = values.get("accuracy_name", TEST)
-    figures = values if name == TEST else values.get(accuracy_shown_as(name), {})
     names = Summary.__dataclass_fields__
-    found = {n: v for n, v in {**values, **figures}.items() if n in names}
+    found = {n: v for n, v in {**values, **figures_of(values)}.items() if n in names}
     return Summary(**found) if len(found) == len(names) else None
 
 
@@ -266,6 +265,11 @@ def commit() -> str | None:
         return git("rev-parse", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def evidence(commit: str | None) -> dict[str, Any]:
+    """The machine, the versions and the commit that results come from, for their file."""
+    return {"hardware": hardware(), "versions": versions(), "commit": commit}
 
 
 def _cpu_model() -> str:

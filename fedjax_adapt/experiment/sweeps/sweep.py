@@ -140,7 +140,7 @@ def _run(
         table = results.table_of(rows, asked.names)
         store.write_table(place, place / store.RESULTS, table)
     written = {"trials": len(asked.trials), "groups": len(groups), "own": found_origins}
-    store.finish(place, written | _evidence(commit))
+    store.finish(place, written | summary.evidence(commit))
 
 
 def groups_in(
@@ -259,7 +259,7 @@ class _Runner:
             "seconds": store.read_table(self.path, "metrics")["seconds"][-1].as_py(),
             "compile_seconds": compiled.program_of([0]).seconds,
         }
-        store.finish(self.path, written | _evidence(commit))
+        store.finish(self.path, written | summary.evidence(commit))
 
     def warn(self, text: str | None) -> None:
         """Says something once; None: nothing."""
@@ -359,11 +359,3 @@ def _shown(trials: Sequence[Trial]) -> str:
         return f"trial {trials[0].shown}:"
     inner = "" if len(trials) == 2 else "... "
     return f"trials {trials[0].shown}, {inner}{trials[-1].shown}: mean"
-
-
-def _evidence(commit: str | None) -> dict[str, Any]:
-    return {
-        "hardware": summary.hardware(),
-        "versions": summary.versions(),
-        "commit": commit,
-    }
