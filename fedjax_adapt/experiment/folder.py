@@ -29,7 +29,7 @@ from .config import (
     to_toml,
 )
 from .files import LOCK, locked
-from .program import abstract_state, run_keys
+from .program import abstract_state, round_keys, run_keys
 from .reading import read_settings
 from .records import read_run
 from .schema import settings_that_are
@@ -273,9 +273,8 @@ class Loaded(NamedTuple):
     def keys(self, num_rounds: int) -> jax.Array:
         """The keys of the next rounds, as the run would have them, [num_rounds]."""
         check.at_least("num_rounds", num_rounds, 1)
-        numbers = self.state.round + jax.numpy.arange(num_rounds)
         _, key_train = run_keys(self.config.seed)
-        return jax.vmap(partial(jax.random.fold_in, key_train))(numbers)
+        return round_keys(key_train, self.state.round, num_rounds)
 
 
 def load_run(

@@ -173,12 +173,17 @@ def run_keys(seed: int) -> tuple[Key, Key]:
     return jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
 
 
+def round_keys(key_train: Key, done: Array | int, num_rounds: int) -> Array:
+    """The keys of the rounds after `done` rounds, [num_rounds]."""
+    numbers = done + jnp.arange(num_rounds)
+    return jax.vmap(partial(jax.random.fold_in, key_train))(numbers)
+
+
 def rounds(
     num_rounds: int, state: State, round_fn: RoundFn, measure: Callable, key_train: Key
 ) -> tuple[State, Any, Any]:
     """As many rounds, and what `measure` says of the state after them, [1, ...]."""
-    numbers = state.round + jnp.arange(num_rounds)
-    keys = jax.vmap(partial(jax.random.fold_in, key_train))(numbers)
+    keys = round_keys(key_train, state.round, num_rounds)
     state, infos, measured = train_and_evaluate(
         round_fn, state, keys, measure, num_rounds, num_rounds
     )
