@@ -11,9 +11,9 @@ from .. import check
 from ..data import Skew, skew
 from ..errors import SettingError
 from ..experiment.build import load_source, split_source, with_public
-from ..experiment.config import Config, common_options, from_settings, kind_options
+from ..experiment.config import Config, common_options, every_option, from_settings
 from ..experiment.folder import dataset_label
-from ..experiment.objects import KINDS, registry
+from ..experiment.objects import KINDS
 from ..experiment.schema import settings_that_are
 from ..experiment.spelling import flat_name, spellings
 from ..experiment.user_functions import label
@@ -137,14 +137,8 @@ def output_path(
 def _names_of_runs() -> set[str]:
     """Every setting a run can have besides those of data sets and partitions."""
     training = [kind for kind in KINDS if kind not in DECIDE]
-    options_of = lambda kinds: [
-        f"{kind}.{option}"
-        for kind in kinds
-        for name in registry(kind)
-        for option in kind_options(kind, name)
-    ]
-    names = {*common_options(), "resume", *spellings(options_of(training))}
-    return names - {*map(flat_name, options_of(DECIDE))}
+    names = {*common_options(), "resume", *spellings(every_option(training))}
+    return names - {*map(flat_name, every_option(DECIDE))}
 
 
 def partition(arguments: list[str]) -> int:

@@ -7,7 +7,7 @@ write them is in spelling.py. At the end: in which of them runs differ.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,14 @@ def all_options(choices: Mapping[str, str]) -> dict[str, Option]:
 
 def is_setting(name: str) -> bool:
     """Whether it is a setting of any run, however it is written."""
-    options = (
-        f"{kind}.{short}"
-        for kind in KINDS
-        for choice in registry(kind)
-        for short in kind_options(kind, choice)
-    )
-    return name in spellings([*common_options(), *options])
+    return name in spellings([*common_options(), *every_option(KINDS)])
+
+
+def every_option(kinds: Iterable[str]) -> Iterator[str]:
+    """The options of every choice of some kinds, by their full names."""
+    for kind in kinds:
+        for choice in registry(kind):
+            yield from (f"{kind}.{short}" for short in kind_options(kind, choice))
 
 
 def choices_of(config: Config) -> dict[str, str]:
