@@ -61,16 +61,17 @@ class _WandB:
     def __init__(self, folder: Path, name: str, config: Config, done: int):
         import wandb  # pyright: ignore[reportMissingImports]
 
+        file, known = _identity(folder, "wandb")
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             dir=folder,
-            id=_identity(folder, "wandb"),
+            id=known,
             resume="allow",
             reinit="create_new",  # trials of a sweep are runs at once
             name=name,
             config=to_settings(config),
         )
-        files.write_text(_identity_file(folder, "wandb"), self.run.id)
+        files.write_text(file, self.run.id)
         # steps of wandb never go back, as rounds do that are made again
         self.run.define_metric("*", step_metric="round")
 
@@ -86,13 +87,14 @@ class _MLflow:
         from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
         from mlflow.entities import Param  # pyright: ignore[reportMissingImports]
 
-        self.client, known = MlflowClient(), _identity(folder, "mlflow")
+        self.client = MlflowClient()
+        file, known = _identity(folder, "mlflow")
         if known is None:
             run = self.client.create_run(self._experiment(), run_name=name)
             known = run.info.run_id
             given = [Param(k, str(v)) for k, v in to_settings(config).items()]
             self.client.log_batch(known, params=given)
-            files.write_text(_identity_file(folder, "mlflow"), known)
+            files.write_text(file, known)
         else:
             self.client.update_run(known, status="RUNNING")
         self.run_id = known
@@ -116,14 +118,10 @@ class _MLflow:
 TRACKERS = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow}
 
 
-def _identity_file(folder: Path, tracker: str) -> Path:
-    return folder / f"{tracker}.id"
-
-
-def _identity(folder: Path, tracker: str) -> str | None:
-    """What the tracker calls the run that lies here, once it has begun; else None."""
-    path = _identity_file(folder, tracker)
-    return path.read_text().strip() if path.is_file() else None
+def _identity(folder: Path, tracker: str) -> tuple[Path, str | None]:
+    """The file that has what a tracker calls the run here, and what it has, or None."""
+    path = folder / f"{tracker}.id"
+    return path, path.read_text().strip() if path.is_file() else None
 
 
 def check_tracker(name: str | None) -> None:
@@ -190,7 +188,6 @@ def trackers(folder: Path, configs: Mapping[int | None, Config], done: int) -> T
     for trial, config in configs.items():
         if config.track is None:
             continue
-        check_tracker(config.track)
         place, name = folder / FOLDER, folder.absolute().name
         if trial is not None:
             place, name = place / f"{trial:04d}", f"{name}/{trial:04d}"
