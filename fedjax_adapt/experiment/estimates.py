@@ -12,7 +12,6 @@ import numpy as np
 
 from ..core import Algorithm, Task, Traffic, as_refinement, tree_bytes
 from ..costs import messages, refined_traffic, round_bytes
-from ..data import FederatedDataset
 from ..engine import step_time
 from ..engine.batches import batch_size
 from ..engine.cohort import (
@@ -26,7 +25,6 @@ from ..engine.cohort import (
 )
 from ..engine.lanes import client_steps
 from ..engine.mesh import num_cores
-from ..plan import Plan
 from .build import Federation, broadcast_bytes
 from .config import Config
 
@@ -64,20 +62,26 @@ class Rounds:
 def seconds_of(
     config: Config, federation: Federation, rounds: Rounds, at_once: int, done: int = 0
 ) -> float | None:
-    """About how long the rounds after `done` take; None: their steps are not known.
+    """About how long the rounds after `done` take here; None: their steps are not known.
 
-    So many clients train at once. Steps on a public set, and what a method computes
-    besides gradients on batches, are in no estimate.
+    So many clients train at once. Compiling, steps on a public set, and what a method
+    computes besides gradients on batches, are in no estimate.
     """
     if rounds.gradients is None or rounds.most_steps is None:
         return None
     task, data, plan = federation[1:4]
     left = rounds.rounds - done
-    gradients = float(left * rounds.gradients)
+    gradients = float(left * rounds.gradients)  # of all clients, each on a batch
     tests = 0 if data.test is None else len(data.test[1])
     evaluated = tested_examples(config, left, tests)
-    after = left * math.ceil(rounds.cohort / at_once) * rounds.most_steps
-    return train_seconds(task, data, plan, gradients, evaluated, after)
+    # that follow one another
+    steps = left * math.ceil(rounds.cohort / at_once) * rounds.most_steps
+    x = jax.ShapeDtypeStruct((1, *data.x.shape[1:]), data.x.dtype)
+    forward, size = sizes_of(task, x)
+    work = (3 * gradients * batch_size(data, plan) + evaluated) * forward
+    if jax.default_backend() == "cpu":
+        return max(work / (CORE * num_cores()), steps * STEP)
+    return gpu_seconds(work, gradients * size, steps)
 
 
 def tested_examples(config: Config, rounds: int, tests: int) -> float:
@@ -138,24 +142,3 @@ def sizes_of(task: Task, x: jax.ShapeDtypeStruct) -> tuple[float, int]:
     params = jax.eval_shape(task.init, jax.random.key(0))
     forward = step_time.operations(jax.make_jaxpr(task.apply)(params, x).jaxpr)
     return forward, tree_bytes(params)
-
-
-def train_seconds(
-    task: Task,
-    data: FederatedDataset,
-    plan: Plan,
-    gradients: float,
-    evaluated: float,
-    steps: float,
-) -> float:
-    """About how long rounds take on the devices here, once they are compiled.
-
-    `gradients` are those of all clients, each on a batch, `evaluated` the examples that
-    models are evaluated on, and `steps` the local ones that follow one another.
-    """
-    x = jax.ShapeDtypeStruct((1, *data.x.shape[1:]), data.x.dtype)
-    forward, size = sizes_of(task, x)
-    work = (3 * gradients * batch_size(data, plan) + evaluated) * forward
-    if jax.default_backend() == "cpu":
-        return max(work / (CORE * num_cores()), steps * STEP)
-    return gpu_seconds(work, gradients * size, steps)

@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -161,13 +162,16 @@ def test_rounds_on_a_gpu_take_about_what_was_measured(
     examples = np.zeros((batch, *shape), np.float32), np.zeros(batch, int)
     data = fa.FederatedDataset.from_clients([examples], num_classes=10)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    given = task, data, fa.Plan(batch_size=batch)
-    found = estimates.train_seconds(*given, 10 * clients, 0, 10)
-    assert found == pytest.approx(took, rel=0.1)
+    federation = None, task, data, fa.Plan(batch_size=batch)
+
+    def seconds(steps):
+        of_all = {"cohort": clients, "gradients": steps * clients}
+        rounds = SimpleNamespace(rounds=1, most_steps=steps, **of_all)
+        return estimates.seconds_of(config_of(), federation, rounds, clients)
+
+    assert seconds(10) == pytest.approx(took, rel=0.1)
     # as much for each gradient and each step
-    assert estimates.train_seconds(*given, 20 * clients, 0, 20) == pytest.approx(
-        2 * found
-    )
+    assert seconds(20) == pytest.approx(2 * seconds(10))
 
 
 @pytest.mark.parametrize(
