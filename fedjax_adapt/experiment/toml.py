@@ -106,7 +106,7 @@ def _path(text: str) -> list[str]:
 
 
 def dumps(values: Mapping[str, Any], above: str = "") -> str:
-    """`values` as TOML, one line each; None has no spelling in TOML and is left out.
+    """`values` as TOML, one line each; None is left out, but "none" in a sequence.
 
     Args:
       values: strings, booleans, numbers and flat sequences of them; and tables of such
@@ -141,6 +141,8 @@ def spelled(value: Any) -> str:
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", r"\u007F")
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(spelled, value)) + "]"
+    if value is None:
+        return '"none"'  # as `convert` reads it: TOML has no word of its own
     raise TypeError(f"{value!r} has no place in a TOML file")
 
 

@@ -152,13 +152,10 @@ def to_toml(sweep: Sweep) -> str:
     for name, value in resolved.items():
         if value is None and name in known and known[name].default is not None:
             resolved[name] = "none"
-    none = lambda value: "none" if value is None else value
-    written = lambda values: [none(value) for value in values]
-    # full names in quotes, for tables would change the order of trials
-    grids = [{name: written(v) for name, v in grid.items()} for grid in sweep.grids]
     first = sweep.trials[0].number
     given = {FIRST: first} if first else {}
-    return toml.dumps({**given, "run": nested(resolved), "grid": grids})
+    # full names in quotes, for tables would change the order of trials
+    return toml.dumps({**given, "run": nested(resolved), "grid": sweep.grids})
 
 
 def rows_of(
