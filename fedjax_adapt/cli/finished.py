@@ -26,7 +26,6 @@ from ..report.tables import Format, Sheet, as_text, comparison_tables
 from . import process
 from .flags import optional, read_command, switch, words_of
 from .partition import output_path
-from .process import reporting, say, take_devices
 
 DEVICES = int | Literal["auto"]
 CONTRIBUTIONS = {
@@ -134,8 +133,8 @@ def contributions(arguments: list[str]) -> int:
     console = Console()
     console.print(contributions_table(folder, columns))
     for line in lines:
-        say(console, line)
-    say(console, f"picture  {draw_contributions(folder)}")
+        process.say(console, line)
+    process.say(console, f"picture  {draw_contributions(folder)}")
     return 0
 
 
@@ -182,9 +181,9 @@ def compare(arguments: list[str]) -> int:
         print(as_text(found, values["format"]), end="")
         if values["format"] == "csv":  # which has no place for them
             for line in (line for sheet in found for line in sheet.notes):
-                say(Console(stderr=True), line)
+                process.say(Console(stderr=True), line)
     if path is not None:  # not among what another program reads
-        say(Console(stderr=values["format"] != "table"), f"picture  {path}")
+        process.say(Console(stderr=values["format"] != "table"), f"picture  {path}")
     return 0
 
 
@@ -202,7 +201,7 @@ def report(arguments: list[str]) -> int:
     folders, values = _read(arguments, "report", {"page": REPORT}, "folders")
     path = output_path("--out", values["out"], values["overwrite"], [".html"])
     write_text(path, report_page(folders))
-    say(Console(), f"page  {path}")
+    process.say(Console(), f"page  {path}")
     return 0
 
 
@@ -216,24 +215,25 @@ def replay(arguments: list[str]) -> int:
     """`fedjax-adapt replay RUN`: 0 if the round has the same numbers, 1 if it has not."""
     folder, values = parse_replay(arguments)
     read_run(folder)  # or it is refused
-    take_devices(values["devices"] or devices_of(folder))
+    process.take_devices(values["devices"] or devices_of(folder))
     console = Console()
-    with reporting(console) as report:
+    with process.reporting(console) as report:
         found = replay_round(folder, progress=report, **values)
     began = (
         f"from the state after round {found.start}" if found.start else "from the start"
     )
-    say(console, f"round {found.round} of {folder}, made again {began}")
+    process.say(console, f"round {found.round} of {folder}, made again {began}")
     for name, (then, now) in found.changed.items():
-        say(console, f"{name}: {then} then, {now} now")
+        process.say(console, f"{name}: {then} then, {now} now")
     other = {name: value for name, value in found.differences.items() if value != 0}
     for name, value in other.items():
-        say(console, f"{name}: differs by up to {value:.3g}")
+        process.say(console, f"{name}: differs by up to {value:.3g}")
     count = len(found.differences)
     if not other:
-        say(console, f"all {count} columns have the same bits")
+        process.say(console, f"all {count} columns have the same bits")
         return 0
-    say(console, f"{len(other)} of {count} columns have other bits")
+    process.say(console, f"{len(other)} of {count} columns have other bits")
     if Path(folder).absolute().parent.name == TRIALS:
-        say(console, "a trial was trained next to others, so it may differ by rounding")
+        why = "a trial was trained next to others, so it may differ by rounding"
+        process.say(console, why)
     return 1

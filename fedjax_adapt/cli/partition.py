@@ -29,7 +29,6 @@ from .flags import (
     without_name,
     words_of,
 )
-from .process import note, say
 
 PROGRAM = "fedjax-adapt partition"
 DESCRIPTION = """\
@@ -145,7 +144,7 @@ def partition(arguments: list[str]) -> int:
     """`fedjax-adapt partition`: prints and draws who would hold what."""
     with process.importing():
         request = parse(arguments)
-    note(request.note)
+    process.note(request.note)
     skew = preview(request.config)
     console = Console()
     console.print(clients_table(skew))
@@ -155,5 +154,5 @@ def partition(arguments: list[str]) -> int:
         )
     print(skew.summary())
     picture = draw_partition(skew, title_of(request.config), request.picture)
-    say(console, f"picture  {picture}")
+    process.say(console, f"picture  {picture}")
     return 0

@@ -42,7 +42,6 @@ from ..report.reproduce import (
 from . import process
 from .flags import OUTPUT, optional, read_command, switch
 from .partition import preview
-from .process import fail, reporting, say, stopped
 
 RANKED: tuple[Scale, ...] = ("full", "cpu")  # what list shows, the first that has runs
 RECORD, PICTURE = "record.json", "picture.png"
@@ -106,7 +105,7 @@ def reproduce(arguments: Sequence[str]) -> int:
             return _draw(item, folder, given)
         return _reproduce(item, cells, folder, given)
     except KeyboardInterrupt:
-        return stopped("interrupted; write the same command again to go on.")
+        return process.stopped("interrupted; write the same command again to go on.")
 
 
 def list_items(folder: Path) -> int:
@@ -188,7 +187,7 @@ def _draw(item: Item, folder: Path, given: dict[str, Any]) -> int:
     if given["dry_run"]:
         for row, config in configs.items():
             load_source(config)  # or it is said what is wrong with it
-            say(console, f"{row}: a picture, no run")
+            process.say(console, f"{row}: a picture, no run")
         return 0
     if (place / PICTURE).exists() and not (place / RECORD).exists():
         raise SettingError(
@@ -219,9 +218,9 @@ def _draw(item: Item, folder: Path, given: dict[str, Any]) -> int:
     }
     write_text(place / RECORD, json.dumps(record, indent=2) + "\n")
     for note in notes:
-        say(console, f"- {note}")
+        process.say(console, f"- {note}")
     for path in (place / RECORD, drawn):
-        say(console, f"written  {path}")
+        process.say(console, f"written  {path}")
     return 0
 
 
@@ -250,7 +249,7 @@ def _reproduce(
     figures = lambda runs: measured(item.figures, published, runs, item.base_of)
     made = made_below(folder, given["scale"])
     found_of = partial(runs_of, made=made)
-    say(console, _plan(cells, found_of))
+    process.say(console, _plan(cells, found_of))
     if given["dry_run"]:
         lacking = (c for c in cells if len(found_of(c)) < len(c.configs))
         of_data = lambda c: (c.dataset, *sorted(c.dataset_options.items()))
@@ -259,16 +258,16 @@ def _reproduce(
         for cell in cells:
             runs, there = len(cell.configs), len(found_of(cell))
             said = f"{runs} run{'s' * (runs > 1)}, of which {there} there"
-            say(console, f"{cell.row}, {cell.method}: {said}; {cell.folder}")
+            process.say(console, f"{cell.row}, {cell.method}: {said}; {cell.folder}")
         return 0
 
     def done(cell: Cell) -> None:
         found = figures({(cell.row, cell.method): found_of(cell)})
         shown = [f"{x.figure} {in_words(x)}" for x in found]
         said = f"{cell.row}, {cell.method}: {'; '.join(shown) or 'done'}"
-        say(console, said)
+        process.say(console, said)
 
-    with reporting(console) as report:
+    with process.reporting(console) as report:
         make_runs(cells, given["devices"], report, done, made)
     asked = {(cell.row, cell.method): found_of(cell) for cell in cells}
     for row, lines in tables(figures(asked)).items():
@@ -286,11 +285,11 @@ def _reproduce(
     summaries = [said for path in paths if (said := read_summary(path)) is not None]
     if others := sum(map(len, runs.values())) - sum(map(len, asked.values())):
         what = "1 more run" if others == 1 else f"{others} more runs"
-        say(console, f"the files below have {what}, of earlier calls")
+        process.say(console, f"the files below have {what}, of earlier calls")
     record, found = _record(item, given["scale"], runs, summaries), figures(runs)
     notes = _notes(item, whole, record)
     for note in notes:
-        say(console, f"- {note}")
+        process.say(console, f"- {note}")
     place.mkdir(parents=True, exist_ok=True)
     # of seeds, which not all methods have
     counts = {len(of) for of in runs.values()} or {0}
@@ -308,12 +307,12 @@ def _reproduce(
     write_text(place / "table.md", markdown(title, found, notes))
     write_text(place / "table.csv", as_csv(found))
     write_text(place / RECORD, json.dumps(record, indent=2) + "\n")
-    say(console, f"runs     {cells[0].folder.parents[1]}/ROW/METHOD")
+    process.say(console, f"runs     {cells[0].folder.parents[1]}/ROW/METHOD")
     for other in _others(cells, asked):
-        say(console, f"         and of {other}, which has the same runs")
+        process.say(console, f"         and of {other}, which has the same runs")
     files = [place / name for name in ("table.md", "table.csv", RECORD)]
     for path in files if drawn is None else [*files, drawn]:
-        say(console, f"written  {path}")
+        process.say(console, f"written  {path}")
     return _report_diverged(cells, asked)
 
 
@@ -350,7 +349,7 @@ def _report_diverged(cells: Sequence[Cell], runs: Runs) -> int:
     if less:
         lost = "; ".join(f"{cell.row}, {cell.method}" for cell in less)
         text += f"; those of {lost} had no run to take settings from"
-    return fail(f"{text}.", 1)
+    return process.fail(f"{text}.", 1)
 
 
 def _notes(item: Item, cells: Sequence[Cell], record: dict[str, Any]) -> list[str]:

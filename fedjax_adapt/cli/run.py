@@ -46,15 +46,6 @@ from .flags import (
 )
 from .output import print_json, steady_output, unfinished_as_json
 from .preview import print_preview
-from .process import (
-    interrupted,
-    note,
-    nothing_left,
-    nothing_to_resume,
-    report_error,
-    reporting,
-    say,
-)
 
 PROGRAM = "fedjax-adapt run"
 DESCRIPTION = """\
@@ -154,7 +145,7 @@ def run(arguments: list[str]) -> int:
     """`fedjax-adapt run`: trains, draws the curve, prints a table."""
     with process.importing():
         request = parse(arguments)
-        note(request.note)
+        process.note(request.note)
         config = from_settings(request.settings)
         configs = with_controls(config) if request.controls else [config]
         left = unfinished(configs, request.resume) if request.controls else configs
@@ -166,19 +157,19 @@ def run(arguments: list[str]) -> int:
         process.import_rest()
     if others:
         return _run_in_processes(config, request)
-    unsaved = nothing_to_resume(run_folder(config), request.resume, FIRST)
+    unsaved = process.nothing_to_resume(run_folder(config), request.resume, FIRST)
     if request.dry_run:
         return _dry_run(configs, left, request, unsaved)
     for one in left:
         try:
-            unfinished_run = unfinished_as_json(run_folder(one), request.json)
-            with reporting(request.console(), unsaved) as report, unfinished_run:
+            as_json = unfinished_as_json(run_folder(one), request.json)
+            with process.reporting(request.console(), unsaved) as report, as_json:
                 train(one, request.resume, report)
             _show(run_folder(one), request)
         except KeyboardInterrupt:
             again = _again(run_folder(config), config)
             again += " --controls" * request.controls + shown_flags(request)
-            return interrupted(run_folder(one), again)
+            return process.interrupted(run_folder(one), again)
         unsaved = None  # controls that have not begun are no surprise
     if request.controls and not request.quiet:
         print_comparison(sheets([run_folder(one) for one in configs]))
@@ -194,10 +185,10 @@ def _again(folder: Path, config: Config) -> str:
 def _dry_run(configs, left, request: RunRequest, unsaved: str | None) -> int:
     """Says what would be run of a run and its controls, of which some may be finished."""
     found = [preview(one, request.resume) for one in left]
-    note(unsaved)
+    process.note(unsaved)
     for one in configs:
         if one not in left:
-            say(request.console(), nothing_left(run_folder(one), "run"))
+            process.say(request.console(), process.nothing_left(run_folder(one), "run"))
     for one in found:
         print_preview(request, one)
     return 0
@@ -205,7 +196,7 @@ def _dry_run(configs, left, request: RunRequest, unsaved: str | None) -> int:
 
 def _nothing_left(folder: Path, config: Config, request: Request) -> int:
     """Says that a run is finished; returns the exit code."""
-    say(request.console(), nothing_left(folder, "run"))
+    process.say(request.console(), process.nothing_left(folder, "run"))
     asked, has = to_settings(config), stored_settings(folder)
     late = [name for name in AT_ITS_END if name in has and asked[name] != has[name]]
     if late:
@@ -213,7 +204,9 @@ def _nothing_left(folder: Path, config: Config, request: Request) -> int:
         hint = ""
         if "targets" in late:
             hint = f"; compare {quote(str(folder))} --target tells of other accuracies"
-        note(f"{which} came after the end of the run and changed nothing{hint}.")
+        process.note(
+            f"{which} came after the end of the run and changed nothing{hint}."
+        )
     if request.json:
         print_json(_result(folder))
     return 0
@@ -222,21 +215,22 @@ def _nothing_left(folder: Path, config: Config, request: Request) -> int:
 def _run_in_processes(config, request: RunRequest) -> int:
     """`run` as one of several processes, of which the first prints and draws."""
     folder = run_folder(config)
-    unsaved = nothing_to_resume(folder, request.resume, FIRST)
+    unsaved = process.nothing_to_resume(folder, request.resume, FIRST)
     try:
-        with process_group(request.processes, report_error) as first, steady_output():
+        group = process_group(request.processes, process.report_error)
+        with group as first, steady_output():
             with agreed():
                 ended = first and request.resume and is_finished(folder, config)
             if from_first(ended):
                 return _nothing_left(folder, config, request) if first else 0
             unfinished = unfinished_as_json(folder, first and request.json)
-            with reporting(request.console(), unsaved) as report, unfinished:
+            with process.reporting(request.console(), unsaved) as report, unfinished:
                 train(config, request.resume, report)
     except Stopped:
         if not folder.exists():  # another machine's
             return 130
         again = _again(folder, config) + shown_flags(request)
-        return interrupted(folder, f"{again} {_flags(request.processes)}")
+        return process.interrupted(folder, f"{again} {_flags(request.processes)}")
     with steady_output():
         if first:
             _show(folder, request)
@@ -259,8 +253,8 @@ def _show(folder: Path, request: Request) -> None:
     console = request.console()
     picture = learning_curve(folder)
     console.print(summary_table(folder))
-    say(console, f"run      {folder}")
-    say(console, f"picture  {picture}")
+    process.say(console, f"run      {folder}")
+    process.say(console, f"picture  {picture}")
     if request.json:
         print_json(_result(folder))
 

@@ -37,16 +37,6 @@ from .flags import (
 )
 from .output import print_json, unfinished_as_json
 from .preview import print_preview
-from .process import (
-    fail,
-    interrupted,
-    note,
-    nothing_left,
-    nothing_to_resume,
-    reporting,
-    say,
-    stopped,
-)
 
 DESCRIPTION = """\
 fedjax-adapt sweep SWEEP.toml [OPTIONS] runs a grid of settings and leaves a folder behind.
@@ -169,26 +159,26 @@ def sweep(arguments: list[str]) -> int:
             check_has_controls(folder, asked)
         process.take_devices(request.devices or asked.run.get("devices", "auto"))
         process.import_rest()
-    unsaved = nothing_to_resume(folder, request.resume, FIRST)
+    unsaved = process.nothing_to_resume(folder, request.resume, FIRST)
     if request.dry_run:
         found = preview_sweep(asked, folder, **request.how)
-        note(unsaved)
+        process.note(unsaved)
         print_preview(request, found)
         return 0
     unfinished = unfinished_as_json(folder, request.json)
     try:
-        with reporting(request.console(), unsaved) as report, unfinished:
+        with process.reporting(request.console(), unsaved) as report, unfinished:
             run_sweep(asked, folder, **request.how, progress=report)
         return _show(folder, request)
     except KeyboardInterrupt:
         if not folder.exists():
-            return interrupted(folder, "")
+            return process.interrupted(folder, "")
         place = folder if request.shard is None else folder.parent
         file, place = quote(str(request.file)), quote(str(place))
         again = f"fedjax-adapt sweep {file} --folder {place} --resume"
         again += "" if request.shard is None else f" --shard {request.shard}"
         again += " --controls" * request.controls + shown_flags(request)
-        return stopped(f"interrupted; write {again} to go on.")
+        return process.stopped(f"interrupted; write {again} to go on.")
 
 
 def _merge(folders: Sequence[str]) -> int:
@@ -212,13 +202,13 @@ def _show(folder: Path, request: Request) -> int:
         # what is no terminal has no end of a line
         long = None if console.is_terminal else natural_width(table)
         request.console(long).print(table)
-    say(console, f"results  {folder / RESULTS}")
+    process.say(console, f"results  {folder / RESULTS}")
     return _end(found, request)
 
 
 def _nothing_left(folder: Path, what: str, request: Request) -> int:
     """Says that a sweep or a shard is finished; returns the exit code that it had."""
-    say(request.console(), nothing_left(folder, what))
+    process.say(request.console(), process.nothing_left(folder, what))
     return _end(read_swept(folder), request)
 
 
@@ -230,7 +220,7 @@ def _end(found: Swept, request: Request) -> int:
     if not found.diverged:
         return 0
     trials = ", ".join(map(str, found.diverged))
-    return fail(
+    return process.fail(
         f"{len(found.diverged)} of {len(found.results)} trials diverged (trial {trials}, "
         f"see diverged_round in {found.folder / RESULTS}); lower lr or clip_norm there.",
         1,

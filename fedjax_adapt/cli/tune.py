@@ -28,7 +28,6 @@ from .flags import (
 )
 from .output import print_json, unfinished_as_json
 from .preview import print_preview
-from .process import fail, interrupted, reporting, say, stopped
 
 DESCRIPTION = """\
 fedjax-adapt tune SPACE.toml [OPTIONS] chooses settings by validation accuracy, with Optuna.
@@ -98,17 +97,17 @@ def tune(arguments: list[str]) -> int:
         return 0
     try:
         unfinished = unfinished_as_json(folder, request.json)
-        with reporting(request.console()) as report, unfinished:
+        with process.reporting(request.console()) as report, unfinished:
             found = run_tune(search, folder, request.resume, report)
     except KeyboardInterrupt:
         if not folder.exists():
-            return interrupted(folder, "")
+            return process.interrupted(folder, "")
         file, place = quote(str(request.file)), quote(str(folder))
         again = f"fedjax-adapt tune {file} --folder {place} --resume"
         for name, value in request.options.items():
             again += "" if value is None else f" --{name.replace('_', '-')} {value}"
         again += shown_flags(request)
-        return stopped(f"interrupted; write {again} to go on.")
+        return process.stopped(f"interrupted; write {again} to go on.")
     return _show(found, request)
 
 
@@ -121,15 +120,15 @@ def _show(found: Tuned, request: Request) -> int:
     console = request.console()
     console.print(_table(rows))
     if found.best is None:
-        return fail(
+        return process.fail(
             f"all {len(rows)} trials diverged; write lower numbers for lr below [space], "
             "or a clip_norm below [run].",
             1,
         )
     file = found.folder / BEST
     again = f"fedjax-adapt run --config {quote(str(file))} --seed 1 --folder NEW"
-    say(console, f"settings  {file}")
-    say(console, f"to test them, {again}")
+    process.say(console, f"settings  {file}")
+    process.say(console, f"to test them, {again}")
     return 0
 
 
