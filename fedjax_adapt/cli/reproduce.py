@@ -1,7 +1,7 @@
 """`fedjax-adapt reproduce`."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
@@ -86,16 +86,13 @@ def reproduce(arguments: Sequence[str]) -> int:
         )
         folder = check.expanded("--folder ", given["folder"])
         if found[0] == "list":
-            for name, option in FLAGS.items():
-                if name != "folder" and given[name] != option.default:
-                    flag = f"--{name.replace('_', '-')}"
-                    raise SettingError(
-                        f"reproduce list takes --folder alone; leave {flag} out."
-                    )
+            others = [name for name in FLAGS if name != "folder"]
+            _check_left_out(others, given, "reproduce list takes --folder alone")
             return list_items(folder)
         item = read_item(found[0])
         if not item.methods:
-            _check_untrained(item, given)
+            why = f"{item.name} draws data and trains nothing"
+            _check_left_out(("rows", "methods", "seeds", "devices"), given, why)
         names = ("scale", "rows", "methods", "seeds", "data_dir")
         cells = cells_of(item, folder, **{name: given[name] for name in names})
         process.take_devices(given["devices"])
@@ -169,14 +166,11 @@ def _state(item: Item, folder: Path, made: Mapping[Scale, Made]) -> str:
     return "never run"
 
 
-def _check_untrained(item: Item, given: Mapping[str, Any]) -> None:
-    """Raises SettingError on a flag of runs."""
-    for name in ("rows", "methods", "seeds", "devices"):
+def _check_left_out(names: Iterable[str], given: Mapping[str, Any], why: str) -> None:
+    """Raises SettingError where one of these flags is given, which `why` excludes."""
+    for name in names:
         if given[name] != FLAGS[name].default:
-            raise SettingError(
-                f"{item.name} draws data and trains nothing; leave --{name} out.",
-                setting=name,
-            )
+            raise SettingError(f"{why}; leave --{name.replace('_', '-')} out.")
 
 
 def _draw(item: Item, folder: Path, given: dict[str, Any]) -> int:
