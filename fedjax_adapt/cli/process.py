@@ -235,6 +235,13 @@ def nothing_left(folder: Path, what: str) -> str:
     return f"{folder} holds this {what}, finished; nothing is left to run."
 
 
+def interrupted_trials(folder: Path, again: str) -> int:
+    """The exit code of trials that a signal ended; prints the command that goes on."""
+    if not folder.exists():
+        return interrupted(folder, "")
+    return stopped(f"interrupted; write fedjax-adapt {again} to go on.")
+
+
 def interrupted(folder: Path, again: str) -> int:
     """Says how far a run has come, and the command `again` that goes on."""
     from ..experiment.checkpoint import rounds

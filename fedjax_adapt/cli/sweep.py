@@ -171,14 +171,12 @@ def sweep(arguments: list[str]) -> int:
             run_sweep(asked, folder, **request.how, progress=report)
         return _show(folder, request)
     except KeyboardInterrupt:
-        if not folder.exists():
-            return process.interrupted(folder, "")
         place = folder if request.shard is None else folder.parent
         file, place = quote(str(request.file)), quote(str(place))
-        again = f"fedjax-adapt sweep {file} --folder {place} --resume"
+        again = f"sweep {file} --folder {place} --resume"
         again += "" if request.shard is None else f" --shard {request.shard}"
         again += " --controls" * request.controls + shown_flags(request)
-        return process.stopped(f"interrupted; write {again} to go on.")
+        return process.interrupted_trials(folder, again)
 
 
 def _merge(folders: Sequence[str]) -> int:

@@ -100,14 +100,11 @@ def tune(arguments: list[str]) -> int:
         with process.reporting(request.console()) as report, unfinished:
             found = run_tune(search, folder, request.resume, report)
     except KeyboardInterrupt:
-        if not folder.exists():
-            return process.interrupted(folder, "")
         file, place = quote(str(request.file)), quote(str(folder))
-        again = f"fedjax-adapt tune {file} --folder {place} --resume"
+        again = f"tune {file} --folder {place} --resume"
         for name, value in request.options.items():
             again += "" if value is None else f" --{name.replace('_', '-')} {value}"
-        again += shown_flags(request)
-        return process.stopped(f"interrupted; write {again} to go on.")
+        return process.interrupted_trials(folder, again + shown_flags(request))
     return _show(found, request)
 
 
