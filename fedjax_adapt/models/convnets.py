@@ -33,11 +33,12 @@ from .layers import (
     flatten_batch_last,
     local_response,
     max_pool,
-    normal_fan_out,
     standardised,
 )
 
 KERNEL = 5
+# N(0, 2 / (size^2 filters)), for what leaves a layer
+KAIMING = nnx.initializers.variance_scaling(2, "fan_out", "normal")
 
 
 class CNN(Classifier):
@@ -188,9 +189,7 @@ class VGG(Classifier):
 
 
 def _vgg_conv(channels: int, filters: int, rngs: nnx.Rngs) -> Conv:
-    init = dict(
-        kernel_init=normal_fan_out(3, filters), bias_init=nnx.initializers.zeros
-    )
+    init = dict(kernel_init=KAIMING, bias_init=nnx.initializers.zeros)
     return Conv(channels, filters, 3, rngs, pad=1, **init)
 
 
@@ -236,7 +235,7 @@ class NormedConv(nnx.Module):
         self, channels: int, filters: int, size: int, stride: int, groups: int, rngs
     ):
         """Draws the kernel."""
-        init = dict(kernel_init=normal_fan_out(size, filters), use_bias=False)
+        init = dict(kernel_init=KAIMING, use_bias=False)
         where = dict(stride=stride, pad=size // 2)
         self.conv = Conv(channels, filters, size, rngs, **where, **init)
         self.norm = GroupNorm(filters, groups)

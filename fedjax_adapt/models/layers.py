@@ -18,11 +18,6 @@ from .conv import conv
 from .dense import Shape, plus, uniform_fan_in
 
 
-def normal_fan_out(size: int, filters: int) -> Callable:
-    """Initial weights N(0, 2 / (size^2 filters)), Kaiming's for what leaves a layer."""
-    return nnx.initializers.normal((2 / (size * size * filters)) ** 0.5)
-
-
 class Conv(nnx.Module):
     """A convolution by size x size kernels, with a bias by default."""
 
