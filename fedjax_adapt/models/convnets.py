@@ -42,7 +42,7 @@ KAIMING = nnx.initializers.variance_scaling(2, "fan_out", "normal")
 
 
 class CNN(Classifier):
-    """Two pooled convolutions of given widths, then hidden layers and a head."""
+    """Two pooled convolutions, then two hidden layers and a head, of given widths."""
 
     def __init__(
         self,
@@ -51,25 +51,24 @@ class CNN(Classifier):
         rngs: nnx.Rngs,
         *,
         filters: tuple[int, int],
-        widths: tuple[int, ...],
+        widths: tuple[int, int],
     ):
         """Draws the weights, uniform as PyTorch's."""
         height, width, channels = input_shape
         self.conv1 = Conv(channels, filters[0], KERNEL, rngs)
         self.conv2 = Conv(filters[0], filters[1], KERNEL, rngs)
         pixels = _pooled(_pooled(height)) * _pooled(_pooled(width))
-        sizes = (pixels * filters[1], *widths)
-        self.fc1 = dense(sizes[0], sizes[1], rngs)
-        self.fc2 = dense(sizes[1], sizes[2], rngs) if len(widths) > 1 else None
-        self.out = dense(sizes[-1], num_classes, rngs)
+        self.fc1 = dense(pixels * filters[1], widths[0], rngs)
+        self.fc2 = dense(*widths, rngs)
+        self.out = dense(widths[1], num_classes, rngs)
 
     def features(self, x: jax.Array) -> jax.Array:
-        """The last hidden layer, [batch, widths[-1]]."""
+        """The last hidden layer, [batch, widths[1]]."""
         x = batch_last(x)
         for layer in (self.conv1, self.conv2):
             x = max_pool(jax.nn.relu(layer(x)))
         x = jax.nn.relu(self.fc1(flatten_batch_last(x)))
-        return x if self.fc2 is None else jax.nn.relu(self.fc2(x))
+        return jax.nn.relu(self.fc2(x))
 
 
 def _pooled(pixels: int) -> int:
