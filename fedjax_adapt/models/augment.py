@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from .. import check
+from ..core import Array
 from ..errors import SettingError
 
-Array = jax.Array
 Augment = Callable[[Array, Array], Array]  # (key, x [batch, ...]) -> the like of x
 
 

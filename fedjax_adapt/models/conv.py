@@ -35,17 +35,14 @@ import numpy as np
 from jax import lax
 
 from .. import check
+from ..core import Array
 from ..errors import SettingError
 from .ways import Layer, chosen
 from .winograd import TILE, winograd
-from .xla import apart, lax_conv, spread, window
-
-Array = jax.Array
-Pair = tuple[int, int]
-Pads = tuple[Pair, Pair]
+from .xla import Pads, Pair, apart, lax_conv, spread, window
 
 UNPADDED = ((0, 0), (0, 0))
-HEIGHT, WIDTH = 1, 2  # axes of [channels, height, width, batch]
+HEIGHT, WIDTH = 1, 2  # axes of [channels, height, width, batch], and of NHWC as well
 
 
 def conv(

@@ -13,8 +13,9 @@ from flax import nnx
 from jax import lax
 
 from .. import check
+from ..core import Array
 from ..errors import SettingError
-from .conv import conv
+from .conv import HEIGHT, WIDTH, conv
 from .dense import Shape, plus, uniform_fan_in
 
 
@@ -46,7 +47,7 @@ class Conv(nnx.Module):
         biases = lambda: (bias_init or uniform)(rngs.params(), (filters,), float)
         self.bias = nnx.Param(biases()) if use_bias else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """[channels, height, width, batch] to [filters, height', width', batch]."""
         margin = (self.pad, self.pad)
         strides = (self.stride, self.stride)
@@ -70,7 +71,7 @@ class GroupNorm(nnx.Module):
         self.scale = nnx.Param(jnp.ones(channels))
         self.bias = nnx.Param(jnp.zeros(channels))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         """[channels, height, width, batch], kept."""
         # the statistics, and the sums over pixels that gradients are, of bfloat16
         exact = jnp.promote_types(x.dtype, jnp.float32)
@@ -82,7 +83,7 @@ class GroupNorm(nnx.Module):
         return y.astype(x.dtype)
 
 
-def standardised(x: jax.Array) -> jax.Array:
+def standardised(x: Array) -> Array:
     """Each image less its mean, over its deviation, [batch, height, width, channels].
 
     The deviation is at least 1 / (255 sqrt(n)) of n numbers, that of a constant image.
@@ -94,7 +95,7 @@ def standardised(x: jax.Array) -> jax.Array:
     return (exact * lax.rsqrt(jnp.maximum(variance, least))).astype(x.dtype)
 
 
-def local_response(x: jax.Array) -> jax.Array:
+def local_response(x: Array) -> Array:
     """Local response normalisation across channels, [channels, height, width, batch].
 
         x_c / (1 + alpha sum_{|j - c| <= 4} x_j^2)^(3/4),   alpha = 0.001 / 9
@@ -111,12 +112,12 @@ def local_response(x: jax.Array) -> jax.Array:
     return (exact * root * jnp.sqrt(root)).astype(x.dtype)
 
 
-def batch_last(x: jax.Array) -> jax.Array:
+def batch_last(x: Array) -> Array:
     """[batch, height, width, channels] to [channels, height, width, batch]."""
     return x.transpose(3, 1, 2, 0)
 
 
-def flatten_batch_last(x: jax.Array) -> jax.Array:
+def flatten_batch_last(x: Array) -> Array:
     """[channels, height, width, batch] to [batch, (channel, height, width)]."""
     return x.reshape(-1, x.shape[3]).T
 
@@ -128,11 +129,6 @@ def check_image(name: str, input_shape: Shape, pixels: int) -> None:
             f"{name} got input_shape={tuple(input_shape)} but needs (height, width, "
             f"channels) of at least {pixels} x {pixels} pixels; use mlp or linear instead."
         )
-
-
-Array = jax.Array
-
-HEIGHT, WIDTH = 1, 2  # axes of [channels, height, width, batch], and of NHWC as well
 
 
 def max_pool(x: Array, window: int = 2) -> Array:

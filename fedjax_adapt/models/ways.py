@@ -27,8 +27,7 @@ from .. import check
 from ..core import Array, Task, wrapped
 from ..errors import SettingError
 from .winograd import POINTS
-
-Pair = tuple[int, int]
+from .xla import Pair
 
 WAYS = ("winograd", "shifts", "patches", "lax")
 FEW_CHANNELS = 16  # below, the products of Winograd's way are too thin

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..core import Array
 from .xla import apart, spread, window
 
-Array = jax.Array
 Places = list[list[Array]]  # [place][place], matrices of their own
 
 TILE = 2  # results a side

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-Array = jax.Array
+from ..core import Array
+
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]
 
