@@ -114,21 +114,20 @@ def outputs_of(result: Any) -> Outputs:
     return result if isinstance(result, Outputs) else Outputs(result)
 
 
-def is_split(kind: type) -> bool:
-    """Whether modules of a kind say by methods what goes into their last layer.
-
-    A submodule of such a name is no method: what lies between the two is in __call__.
-    """
-    return all(callable(getattr(kind, name, None)) for name in ("features", "head"))
-
-
-def is_composed(
+def is_split(
+    kind: type,
     init: Callable[[Key], Params],
     called: Callable[[Params, Array], Outputs],
     composed: Callable[[Params, Array], Outputs],
     example: jax.ShapeDtypeStruct,
 ) -> bool:
-    """Whether __call__ does what head(features(x)) does, operation by operation."""
+    """Whether modules of a kind say by methods what goes into their last layer.
+
+    Their __call__ then does what head(features(x)) does, operation by operation. A
+    submodule of such a name is no method: what lies between the two is in __call__.
+    """
+    if not all(callable(getattr(kind, name, None)) for name in ("features", "head")):
+        return False
     x = jax.ShapeDtypeStruct((2, *example.shape), example.dtype)
 
     def operations(function):
@@ -252,8 +251,7 @@ def from_nnx(model: nnx.Module | Callable, example: jax.ShapeDtypeStruct) -> Mod
     evaluated = lambda params: merged(graph, params, _streams(random))
     called = lambda params, x: outputs_of(evaluated(params)(x, **mode(False)))
     composed = lambda params, x: split_outputs(evaluated(params), x)
-    split = is_split(type(module)) and not mode(False)
-    split = split and is_composed(init, called, composed, example)
+    split = not mode(False) and is_split(type(module), init, called, composed, example)
 
     def apply_train(params, x, key):
         module = merged(graph_train, params, _streams(random, key))
@@ -345,8 +343,7 @@ def from_linen(module: linen.Module, example: jax.ShapeDtypeStruct) -> Model:
         return outputs_of(module.apply({"params": params}, x, **mode(True), rngs=rngs))
 
     init = lambda key: variables(key)["params"]
-    split = is_split(type(module)) and not mode(False)
-    split = split and is_composed(init, called, composed, example)
+    split = not mode(False) and is_split(type(module), init, called, composed, example)
     return Model(
         init=init,
         apply=composed if split else called,

@@ -23,7 +23,6 @@ from .modules import (
     check_factory,
     from_linen,
     from_nnx,
-    is_composed,
     is_split,
     linen_drops,
     modes_of,
@@ -105,11 +104,8 @@ def _as_functions(model: Any, example: jax.ShapeDtypeStruct) -> Model:
 
 def _library(model: Any) -> str | None:
     """Of "equinox" and "haiku" the one whose module it is; neither is imported here."""
-    for kind in type(model).__mro__:
-        name = kind.__module__.partition(".")[0]
-        if name in ("equinox", "haiku"):
-            return name
-    return None
+    names = (kind.__module__.partition(".")[0] for kind in type(model).__mro__)
+    return next((name for name in names if name in ("equinox", "haiku")), None)
 
 
 def _takes_key(factory: Callable) -> bool:
@@ -255,8 +251,8 @@ def _from_equinox(model: Any, example: jax.ShapeDtypeStruct) -> Model:
         whole = module(params, evaluated)
         return jax.vmap(lambda x: split_outputs(whole, x))(x)
 
-    split = is_split(type(made)) and not asked and not mode(False)
-    split = split and is_composed(init, called, composed, example)
+    plain = not asked and not mode(False)
+    split = plain and is_split(type(made), init, called, composed, example)
 
     def apply_train(params: Params, x: Array, key: Key) -> Outputs:
         whole = module(params, trained)
