@@ -90,12 +90,7 @@ class Source(NamedTuple):
                 f"train_examples={num_examples} is more than the {len(self.y_train)} "
                 f"training examples of {self.name}; write fewer, or none for all."
             )
-        clients = None if self.clients is None else self.clients[:num_examples]
-        return self._replace(
-            x_train=self.x_train[:num_examples],
-            y_train=self.y_train[:num_examples],
-            clients=clients,
-        )
+        return _training(self, slice(num_examples))
 
     def validating(self) -> "Source":
         """The source with a tenth of its training set, 5000 at most, as its test set.
@@ -336,7 +331,7 @@ def _draw(labels: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.nda
     return np.setdiff1d(np.arange(len(labels)), taken), taken
 
 
-def _training(source: Source, rows: np.ndarray) -> Source:
+def _training(source: Source, rows: np.ndarray | slice) -> Source:
     """The source with these rows of its training set alone."""
     clients = None if source.clients is None else source.clients[rows]
     return source._replace(
