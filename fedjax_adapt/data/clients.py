@@ -11,6 +11,7 @@ import numpy as np
 from .. import check
 from ..errors import SettingError
 from .rows import (
+    Array,
     as_array,
     as_pairs,
     check_like,
@@ -23,7 +24,6 @@ from .rows import (
     table_of,
 )
 
-Array = jax.Array
 Pair = tuple[np.ndarray, np.ndarray]
 
 

@@ -21,6 +21,7 @@ from .clients import (
 from .frame import read_frame
 from .public import PublicSet, check_apart, public_set, tables_of
 from .rows import (
+    Array,
     as_array,
     as_pairs,
     check_columns,
@@ -32,8 +33,6 @@ from .rows import (
     rows_in,
     table_of,
 )
-
-Array = jax.Array
 
 
 @partial(

@@ -11,6 +11,7 @@ import numpy as np
 from .. import check
 from ..errors import SettingError
 
+Array = jax.Array
 Rows = list[np.ndarray]  # for each client the rows it holds, int64
 
 
@@ -193,8 +194,6 @@ def check_sizes(
         )
     return rows
 
-
-Array = jax.Array
 
 MOST_CLASSES = 1_000_000  # where examples are fewer; every client counts each class
 BLOCK = 4096  # examples looked at together, so that copies stay small
