@@ -131,7 +131,7 @@ def shards(
             f"{count} shards of {len(labels)} examples; write shards_per_client="
             f"{len(labels) // num_clients} or less."
         )
-    pieces = np.array_split(np.concatenate(by_label(rng, labels)[1]), count)
+    pieces = np.array_split(np.concatenate(by_label(rng, labels)), count)
     drawn = rng.permutation(count).reshape(num_clients, shards_per_client)
     rows = join(rng, [[pieces[shard] for shard in chosen] for chosen in drawn])
     least = shards_per_client * (len(labels) // count)
@@ -142,7 +142,7 @@ def _begin(labels, num_clients: int, num_labels: int, seed: int, min_size: int):
     """The shuffled rows of each label that occurs, and a generator; checks arguments."""
     check.at_least("num_labels", num_labels, 1)
     labels, rng = begin_split(labels, num_clients, seed, min_size)
-    rows = by_label(rng, labels)[1]
+    rows = by_label(rng, labels)
     if num_labels > len(rows):
         raise SettingError(
             f"num_labels={num_labels} but the training set has {len(rows)} labels; "

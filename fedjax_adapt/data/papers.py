@@ -88,7 +88,7 @@ def _spread(
     rng, labels: np.ndarray, seen: np.ndarray, allow_reuse: bool, min_size: int
 ) -> Rows:
     """n // N rows for every client, evenly from seen[i] random classes."""
-    rows = by_label(rng, labels)[1]
+    rows = by_label(rng, labels)
     quota, K = len(labels) // len(seen), len(rows)
     asked = np.zeros((len(seen), K), np.int64)
     for i, count in enumerate(seen):
@@ -142,7 +142,7 @@ def gift_mix(
         )
     check.positive("concentration", concentration, any_size=True)
     labels, rng = begin_split(labels, num_clients, seed, min_size)
-    rows = by_label(rng, labels)[1]
+    rows = by_label(rng, labels)
     counts = np.array([len(r) for r in rows])
     turns = np.zeros(len(labels) // num_clients, np.int64)
     parts = []

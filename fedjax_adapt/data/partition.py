@@ -24,7 +24,17 @@ from .dirichlet import (
 )
 from .labels import label_quantity, labels_per_client, shards
 from .papers import copies, fedveca_case, gift_mix, nonbalance, pareto
-from .rows import Rows, begin_split, by_label, check_ids, cut, generator, group, join
+from .rows import (
+    Rows,
+    begin_split,
+    by_label,
+    check_ids,
+    cut,
+    generator,
+    group,
+    join,
+    label_table,
+)
 
 
 def iid(
@@ -60,7 +70,7 @@ def iid(
                 "stratified=True makes equal sizes; leave size_sigma and "
                 "legacy_float_sizes out."
             )
-        rows = np.concatenate(by_label(rng, labels)[1])
+        rows = np.concatenate(by_label(rng, labels))
         return join(rng, [[rows[i::num_clients]] for i in range(num_clients)])
     rows = rng.permutation(len(labels))
     sizes = legacy_sizes if legacy_float_sizes else client_sizes
@@ -226,13 +236,8 @@ def skew(rows: Sequence[np.ndarray], labels: np.ndarray, num_classes: int) -> Sk
       num_classes: number of labels.
     """
     sizes = np.array([len(r) for r in rows])
-    owner = np.repeat(np.arange(len(rows)), sizes)
-    every = np.concatenate([np.asarray(r, int) for r in rows])
-    held_labels = np.asarray(labels)[every]
-    counts = np.bincount(
-        owner * num_classes + held_labels, minlength=len(rows) * num_classes
-    )
-    counts = counts.reshape(len(rows), num_classes)
+    held = np.unique(np.concatenate([np.asarray(r, int) for r in rows]))
+    counts = label_table(np.asarray(labels), rows, num_classes)
     share = counts / np.maximum(sizes, 1)[:, None]
     whole = counts.sum(axis=0) / max(sizes.sum(), 1)
     distance = np.abs(share - whole).sum(axis=1) / 2
@@ -241,7 +246,7 @@ def skew(rows: Sequence[np.ndarray], labels: np.ndarray, num_classes: int) -> Sk
         label_counts=counts,
         label_entropy=_entropy(counts),
         label_distance=np.where(sizes > 0, distance, 0.0),
-        num_unheld=len(labels) - len(np.unique(every)),
+        num_unheld=len(labels) - len(held),
     )
 
 

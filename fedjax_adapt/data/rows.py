@@ -168,11 +168,11 @@ def cut(rows: np.ndarray, sizes: np.ndarray) -> Rows:
     return np.split(rows[: ends[-1]], ends[:-1])
 
 
-def by_label(rng: np.random.Generator, labels: np.ndarray) -> tuple[np.ndarray, Rows]:
-    """The labels that occur, and the shuffled rows of each."""
-    names, label, counts = np.unique(labels, return_inverse=True, return_counts=True)
+def by_label(rng: np.random.Generator, labels: np.ndarray) -> Rows:
+    """The shuffled rows of each label that occurs, in the order of the labels."""
+    _, label, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = rng.permutation(len(labels))
-    return names, cut(order[np.argsort(label[order], kind="stable")], counts)
+    return cut(order[np.argsort(label[order], kind="stable")], counts)
 
 
 def join(rng: np.random.Generator, parts: list[Rows]) -> Rows:
@@ -203,8 +203,13 @@ def count_labels(y: np.ndarray, rows: Sequence, num_classes: int) -> Array | Non
     """[clients, classes] int32, or None where labels are not integers."""
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         return None
+    return jnp.asarray(label_table(y, rows, num_classes), jnp.int32)
+
+
+def label_table(y: np.ndarray, rows: Sequence, num_classes: int) -> np.ndarray:
+    """How many examples of each label a client holds, [clients, classes] int64."""
     counts = [np.bincount(y[np.asarray(r, int)], minlength=num_classes) for r in rows]
-    return jnp.asarray(np.stack(counts), jnp.int32)
+    return np.stack(counts)
 
 
 def check_values(example: str, x: Any, y: Any, num_classes: int | None) -> int:

@@ -324,7 +324,7 @@ def _check(name: str, count: int, there: int, kind: str, least: int = 0) -> None
 def _draw(labels: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """All rows in two stratified parts: the rest in order, and `count` in random order."""
     rng = generator([STREAM, seed])
-    rows = by_label(rng, np.asarray(labels))[1]
+    rows = by_label(rng, np.asarray(labels))
     sizes = apportion(count, np.array([len(r) for r in rows]))
     taken = [r[:size] for r, size in zip(rows, sizes, strict=True)]
     taken = rng.permutation(np.concatenate(taken))
