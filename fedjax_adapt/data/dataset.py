@@ -341,9 +341,9 @@ class FederatedDataset:
             holders=jnp.asarray(np.flatnonzero(size), jnp.int32),
             label_counts=count_labels(y, rows, num_classes),
             test=tested,
-            public=public_set(public, x, test, num_classes),
+            public=public_set(public, x, num_classes),
             client_tests=tests,
             num_classes=num_classes,
         )
-        check_apart(data.public, data._own_tests())
+        data.check_public()
         return data

@@ -67,19 +67,16 @@ class PublicSet:
         )
 
 
-def public_set(
-    public: Any, x: np.ndarray, test: tuple[Any, Any] | None, num_classes: int
-) -> PublicSet | None:
+def public_set(public: Any, x: np.ndarray, num_classes: int) -> PublicSet | None:
     """Whatever was given as a public set, as one on the device.
 
     Args:
       public: None, a `PublicSet`, (x, y), or x alone: unlabelled.
       x: inputs of the clients, [examples, ...].
-      test: what is tested on.
       num_classes: number of labels.
 
     Raises:
-      SettingError: its examples are not like the clients', or as `check_apart`.
+      SettingError: its examples are not like the clients'.
     """
     if public is None:
         return None
@@ -100,7 +97,6 @@ def public_set(
         check_values(f"{name} example", inputs, known, num_classes)
     inputs, labels = arrays["public"]
     public = replace(public, x=inputs, y=labels, validation=arrays.get("validation"))
-    check_apart(public, test)
     return jax.tree.map(jnp.asarray, public)
 
 
