@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import SettingError, one_line
-from .files import DATA_VARIABLE, folder_with
+from .files import DATA_VARIABLE, folder_with, read_bytes
 from .source import Source, check_labels, source_of
 
 PIXELS = 28 * 28
@@ -124,10 +124,9 @@ def _users(
 
 def _content(path: Path) -> dict[str, Any]:
     """What a file holds, whole."""
+    text = read_bytes(path)
     try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise SettingError(f"{path} cannot be read: {error.strerror}.") from None
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
         raise SettingError(
             f"{path} is no JSON, or it is truncated ({one_line(error)}); write it again "

@@ -170,38 +170,42 @@ class SourceSpec(NamedTuple):
     from_files: bool = True
 
 
-_SPECS = {
-    "digits": (digits, "1,797 handwritten digits, 8 x 8, from scikit-learn", False),
-    "synthetic": (synthetic, "FedProx's Synthetic(alpha, beta), 30 clients", False),
-    "gaussian_images": (gaussian_images, "noise around one picture per class", False),
-    "mnist": (files.mnist, "70,000 digits, 28 x 28; idx files"),
-    "emnist_letters": (
-        files.emnist_letters,
-        "56,000 letters A to J (or all 26), 28 x 28; idx files",
+SOURCES = {
+    "digits": SourceSpec(
+        digits, "1,797 handwritten digits, 8 x 8, from scikit-learn", False
     ),
-    "fashion_mnist": (files.fashion_mnist, "70,000 garments, 28 x 28; idx files"),
-    "cifar10": (
-        files.cifar10,
-        "60,000 photographs in 10 classes, 32 x 32 x 3; binary version",
+    "synthetic": SourceSpec(
+        synthetic, "FedProx's Synthetic(alpha, beta), 30 clients", False
     ),
-    "cifar100": (
-        files.cifar100,
-        "60,000 photographs in 100 classes, 32 x 32 x 3; binary version",
+    "gaussian_images": SourceSpec(
+        gaussian_images, "noise around one picture per class", False
     ),
-    "speech_commands": (
+    "mnist": SourceSpec(files.mnist, "70,000 digits, 28 x 28; idx files"),
+    "emnist_letters": SourceSpec(
+        files.emnist_letters, "56,000 letters A to J (or all 26), 28 x 28; idx files"
+    ),
+    "fashion_mnist": SourceSpec(
+        files.fashion_mnist, "70,000 garments, 28 x 28; idx files"
+    ),
+    "cifar10": SourceSpec(
+        files.cifar10, "60,000 photographs in 10 classes, 32 x 32 x 3; binary version"
+    ),
+    "cifar100": SourceSpec(
+        files.cifar100, "60,000 photographs in 100 classes, 32 x 32 x 3; binary version"
+    ),
+    "speech_commands": SourceSpec(
         speech_commands,
         "Speech Commands' ten key words, 49 x 40 coefficients; prepared by TFDS",
     ),
-    "leaf_femnist": (
+    "leaf_femnist": SourceSpec(
         leaf.leaf_femnist,
         "LEAF's characters by writers, 62 classes, 28 x 28; JSON files; partition natural",
     ),
-    "leaf_shakespeare": (
+    "leaf_shakespeare": SourceSpec(
         leaf.leaf_shakespeare,
         "LEAF's next characters by speaking roles, of 80; JSON files; partition natural",
     ),
 }
-SOURCES = {name: SourceSpec(*spec) for name, spec in _SPECS.items()}
 
 
 def load(name: str, data_dir: str | Path | None = None, **options: Any) -> Source:
