@@ -31,7 +31,7 @@ def clients_table(skew: Any) -> "Table":
 
     Args:
       skew: `sizes` [clients], `label_counts` [clients, labels], `label_entropy` in nats
-        and `label_distance`, as `data.measure.Skew` has them.
+        and `label_distance`, as `data.Skew` has them.
     """
     from rich.table import Table
 

@@ -202,7 +202,7 @@ def _chosen(best: _Measured, settings: Iterable[Sequence[_Measured]]) -> str:
     """Its settings that others do not have, but for the method's, which are in its name."""
     config = lambda one: first_of(one.line)[0]
     others = [config(some[0]) for some in settings]
-    differences = differing([config(best), *others], "evaluate_on")[0]
+    differences = differing([config(best), *others])[0]
     differences.pop("evaluate_on", None)
     return "".join(f", {name}={value}" for name, value in differences.items())
 

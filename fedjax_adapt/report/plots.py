@@ -197,10 +197,7 @@ def drawable(folder: str | Path, against: str) -> Record:
         raise SettingError(
             f"{folder} has no evaluation yet, so there is no curve to draw."
         )
-    if against not in AGAINST:
-        raise SettingError(
-            f"against={against!r} is unknown; write one of {', '.join(AGAINST)}."
-        )
+    check.one_of("against", against, AGAINST)
     if against not in record.metrics.column_names:
         raise SettingError(
             f"{folder} does not say its {against}; draw it against local_steps."

@@ -62,7 +62,7 @@ def live(console: "Console") -> Iterator[Show]:
         with _bar(console) as show:
             yield show
     else:
-        yield _Lines(console).show
+        yield _lines(console)
 
 
 @contextmanager
@@ -86,36 +86,33 @@ def _bar(console: "Console") -> Iterator[Show]:
         yield show
 
 
-class _Lines:
-    """Prints a line every few seconds or every tenth of the rounds."""
+def _lines(console: "Console") -> Show:
+    """A function that prints a line every few seconds or every tenth of the rounds.
 
-    def __init__(self, console: "Console"):
-        self.console, self.last_round, self.last_time = console, 0, time.monotonic()
-        self.doing: str | None = None
+    Of what is done before the first round it prints the kind alone: after "trying lanes"
+    no line says "trying lanes: 5 96 ms".
+    """
+    last_round, last_time, doing = 0, time.monotonic(), None
 
-    def show(self, now) -> None:
-        """Prints, or keeps still; of what is done before the first round the kind alone.
-
-        After "trying lanes" no line says "trying lanes: 5 96 ms".
-        """
+    def show(now) -> None:
+        nonlocal last_round, last_time, doing
         if now.doing is not None:
-            if now.doing != self.doing and not now.doing.startswith(f"{self.doing}:"):
-                self.doing = now.doing
-                self.console.print(now.doing, highlight=False)
+            if now.doing != doing and not now.doing.startswith(f"{doing}:"):
+                doing = now.doing
+                console.print(doing, highlight=False)
             return
-        waited = time.monotonic() - self.last_time >= QUIET
-        passed = (now.round - self.last_round) * PARTS >= now.rounds
+        waited = time.monotonic() - last_time >= QUIET
+        passed = (now.round - last_round) * PARTS >= now.rounds
         if now.rounds_per_second is None or not (
             waited or passed or now.round == now.rounds
         ):
             return
-        self.last_round, self.last_time = now.round, time.monotonic()
+        last_round, last_time = now.round, time.monotonic()
         # a line each, however long, for whoever reads the log by program
-        self.console.print(
-            f"round {now.round}/{now.rounds}{now.whose}  {_text(now)}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        line = f"round {now.round}/{now.rounds}{now.whose}  {_text(now)}"
+        console.print(line, highlight=False, soft_wrap=True)
+
+    return show
 
 
 def _text(now) -> str:

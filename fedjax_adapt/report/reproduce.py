@@ -21,7 +21,7 @@ from ..experiment.store import (
     read_table,
 )
 from .clients import draw_labels
-from .plots import AGAINST, draw_mean, saved
+from .plots import AGAINST, INK, draw_mean, saved
 from .seeds import Sample, at_target, difference_text, sample, speed_ups
 
 if TYPE_CHECKING:
@@ -389,7 +389,7 @@ def _curves(methods: Methods, column: str, against: str, axes: "Axes") -> None:
     name = _unit(column)
     if column in LEAST:
         name, least = LEAST[column]
-        axes.axhline(least, color="#222222", linewidth=0.8, linestyle=":")
+        axes.axhline(least, color=INK, linewidth=0.8, linestyle=":")
     _name_axes(axes, AGAINST.get(against, against), name)
 
 
@@ -464,7 +464,7 @@ def _gaps(
     if boxes:
         axes.boxplot(list(boxes.values()), showfliers=False)
         axes.set_xticks(range(1, len(boxes) + 1), list(boxes), fontsize=7)
-    axes.axhline(0, color="#222222", linewidth=0.6)
+    axes.axhline(0, color=INK, linewidth=0.6)
     _name_axes(axes, "", f"difference of {_unit(column)}")
 
 
@@ -498,7 +498,7 @@ def _dots(found: Sequence[Measured], axes: "Axes") -> None:
     paper = [number(cell.published) for cell in found]
     ours = [number(cell.mean) for cell in found]
     spread = [cell.interval or 0 for cell in found]
-    axes.plot(paper, at, "x", color="#222222", label="published")
+    axes.plot(paper, at, "x", color=INK, label="published")
     label = "measured, 95 %" if any(spread) else "measured"
     bars = axes.errorbar(ours, at, xerr=spread, fmt="o", markersize=4)
     axes.set_yticks(at, names)
