@@ -24,8 +24,9 @@ from ..experiment.store import (
     accuracy_in,
     shown_accuracy,
 )
-from .plots import FOLLOWS, method_of
+from .plots import method_of
 from .seeds import (
+    FOLLOWS,
     PUBLIC,
     Line,
     Run,

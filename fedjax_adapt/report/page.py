@@ -27,7 +27,8 @@ from ..experiment.store import (
 from . import html
 from .clients import contributions
 from .compare import sheets
-from .plots import AGAINST, FOLLOWS, drawable
+from .plots import AGAINST, drawable
+from .seeds import shared_settings
 from .tables import CLIENTS, Sheet, percent, shortened, summary_rows
 
 AXES = {**AGAINST, "seconds": "measured time of training (s)"}
@@ -174,18 +175,10 @@ def _results(sheet: Sheet, of: Mapping[str, Run]) -> str:
             + "</div>"
         )
     named, differ = [], differing([line[0].record.config for line in lines])
-    for line, settings, (place, method, *_) in zip(
-        lines, differ, sheet.cells, strict=True
-    ):
-        alone = len(line) < 2
-        values = {
-            n: [setting_of(run.record.config, n) for run in line] for n in settings
-        }
-        said = [
-            f"{n}={_said(v)}"
-            for n, v in settings.items()
-            if alone or (n != FOLLOWS and values[n].count(values[n][0]) == len(line))
-        ]
+    for line, own, (place, method, *_) in zip(lines, differ, sheet.cells, strict=True):
+        configs = [run.record.config for run in line]
+        shared = shared_settings([{n: setting_of(c, n) for n in own} for c in configs])
+        said = [f"{n}={_said(v)}" for n, v in shared.items()]
         named.append(", ".join([f"{place}: {method}", *said]))
     short = shortened(named)
     keys = [short[name] for name in named]

@@ -15,7 +15,7 @@ from ..experiment.config import differing
 from ..experiment.files import replacing
 from ..experiment.records import Record, read_run, runs_in
 from ..experiment.store import TRAINED, TRIALS, shown_accuracy, shown_loss
-from .seeds import by_seed
+from .seeds import by_seed, shared_settings
 from .tables import shortened, shown_setting
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ OTHERS = {
     "all": ("all: every client", PURPLE),
     "result": ("result: least estimated loss", ORANGE),
 }
-FOLLOWS = "partition_seed"  # the seed, where runs have one each
 DENSE = 80  # evaluations above which single points are no longer marked
 
 
@@ -133,14 +132,8 @@ def comparison_curves(
             names = ("round", against, first.accuracy)
             rounds, at, share = (records[i].metrics[n].to_numpy() for n in names)
             curves.append((rounds, at, 100 * share))
-        others = settings[line[0]]
-        if len(line) > 1:
-            others = {
-                n: v
-                for n, v in others.items()
-                if n != FOLLOWS and all(settings[i].get(n) == v for i in line)
-            }
-        said = [f"{n}={shown_setting(v)}" for n, v in others.items()]
+        shared = shared_settings([settings[i] for i in line])
+        said = [f"{n}={shown_setting(v)}" for n, v in shared.items()]
         full = "\n".join([method_of(first.config, first.summary), *said])
         drawn.append((full, line, curves))
     short = shortened(full for full, *_ in drawn)

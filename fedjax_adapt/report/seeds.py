@@ -17,6 +17,7 @@ from ..experiment.store import CONFIG, COSTS, figures_of, first_reaching
 CONFIDENCE = 0.95
 Run = tuple[dict[str, Any], dict[str, Any]]  # (config, summary)
 Line = dict[int, Run]  # runs that differ in the seed alone, by it
+FOLLOWS = "partition_seed"  # the seed, where runs have one each
 PUBLIC = ("protocol", "examples")  # of a summary, which says how many there were
 
 
@@ -67,6 +68,16 @@ def settings_but(config: dict[str, Any], *others: str) -> dict[str, Any]:
     """All that decides what a run learns, but for its seed and other settings."""
     apart = {"seed", *others}
     return {n: v for n, v in learned_from(config).items() if n not in apart}
+
+
+def shared_settings(of_runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The settings that all runs of a line have alike; of one run all that are given.
+
+    `of_runs` has for each run the settings by which lines are told apart.
+    """
+    first, *others = of_runs
+    alike = lambda n: n != FOLLOWS and all(of.get(n) == first[n] for of in others)
+    return {n: v for n, v in first.items() if not others or alike(n)}
 
 
 def first_of(line: Line) -> Run:
