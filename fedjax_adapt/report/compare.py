@@ -104,25 +104,27 @@ def _reached(line: Line, target: float) -> Reached:
     return found
 
 
-def _paired(line: Line, base: Line | None) -> tuple[str, dict[str, Any]]:
+def _paired(
+    lines: Sequence[Line], row: int, base: int | None
+) -> tuple[str, dict[str, Any]]:
     """The difference to the base in points, over the seeds of both: a cell, and numbers."""
     if base is None:
         return "-", {"is_base": False}
-    ours, theirs = figures(line, "accuracy"), figures(base, "accuracy")
+    ours, theirs = (figures(lines[place], "accuracy") for place in (row, base))
     seeds = [seed for seed in ours if seed in theirs]
     found = sample([100 * (ours[seed] - theirs[seed]) for seed in seeds])
     numbers = {
-        "is_base": line is base,
+        "is_base": row == base,
         "difference_points": found.mean,
         "half_interval_95": found.interval,
         "seeds_of_both": seeds,
     }
-    if line is base:
+    if row == base:
         return "base", numbers
     if found.mean is None:
         return "no seed in common with the base", numbers
     text = difference_text(found.mean, found.interval, "{:.2f}".format)
-    if len(seeds) == 1 or len(seeds) < len(line):
+    if len(seeds) == 1 or len(seeds) < len(ours):
         text += f" (n = {len(seeds)})"
     return text, numbers
 
@@ -197,7 +199,8 @@ def sheets(
 def _sheet(
     group: Group, bases: Bases, called: str | None, targets: Sequence[float]
 ) -> Sheet:
-    differs = any(bases) and (len(group.lines) > 1 or called is not None)
+    has_base = any(place is not None for place in bases)
+    differs = has_base and (len(group.lines) > 1 or called is not None)
     accuracy = shown_accuracy(group.accuracy) if group.ranked else "training accuracy"
     best = "best" if group.ranked else "best training accuracy"
     reached = [[_reached(line, target) for line in group.lines] for target in targets]
@@ -211,13 +214,12 @@ def _sheet(
         for line in group.lines
     ]
     methods, values = shortened(named), _shortened_values(settings)
-    places = [_index(group.lines, base) for base in bases]  # of the bases
     called_by = lambda row: str(row + 1) if group.ranked else ascii_lowercase[row % 26]
     names = [called_by(row) for row in range(len(group.lines))]
     own_models = [
         x for x, line in zip(names, group.lines, strict=True) if _is_own(line)
     ]
-    for row, (line, place) in enumerate(zip(group.lines, places, strict=True)):
+    for row, (line, place) in enumerate(zip(group.lines, bases, strict=True)):
         shares, costs = {n: over_seeds(line, n) for n in SHARES}, _costs(line)
         cells = {
             "rank" if group.ranked else "": names[row],
@@ -235,7 +237,7 @@ def _sheet(
             column = figure.replace("accuracy", group.accuracy)
             known |= {column: over.mean, f"{column}.std": over.std}
         if differs:
-            cells["to base"], more = _paired(line, bases[row])
+            cells["to base"], more = _paired(group.lines, row, place)
             known |= {"base": None if place is None else place + 1} | more
         for target, of in zip(targets, reached, strict=True):
             texts, more = _to_target(of[row], target)
@@ -266,7 +268,7 @@ def _sheet(
         notes.append("mean over n seeds, ± their standard deviation")
     if differs:
         shown = [methods[method] for method in named]
-        notes += on_bases(group.lines, shown, places, called)
+        notes += on_bases(group.lines, shown, bases, called)
     elif group.ranked and called is not None:
         notes.append(f"no difference: {called} was not tested on these examples")
     elif called is None and (several := with_several_lines(group)):
@@ -328,11 +330,6 @@ def _on_seconds(group: Group, names: Sequence[str]) -> list[str]:
             "side, and what one of them took is not known"
         )
     return said
-
-
-def _index(lines: Sequence[Line], line: Line | None) -> int | None:
-    """Where a line stands; two lines may be equal, as of a run that was made twice."""
-    return next((i for i, one in enumerate(lines) if one is line), None)
 
 
 def _of_line(settings: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:

@@ -223,7 +223,8 @@ def _by_method(lines: Sequence[_Measured]) -> list[list[_Measured]]:
     return found
 
 
-Bases = list[Line | None]  # of each line of a table; None: it has no difference
+# for each line of a table the place of the line that it differs from; None: of none
+Bases = list[int | None]
 WEIGHTLESS = "fnr(weight=0)"  # for FNR-FL alone: others have no such part to switch off
 CONTROLS = (WEIGHTLESS, "fedavg_pubft", "public_only")
 # of a control: as much as its method's
@@ -250,13 +251,13 @@ def bases_of(
         or several have the settings of another line.
     """
     if base is None:
-        best = lambda x: x.lines[0] if x.ranked and not with_several_lines(x) else None
+        best = lambda x: 0 if x.ranked and not with_several_lines(x) else None
         return [[best(group)] * len(group.lines) for group in found]
     paths, bases = {path.resolve() for path in runs_in(base)}, []
     for group in found:
         here, none = _meant(group, base, paths), [None] * len(group.lines)
         bases.append(_base_of_each(group.lines, here, base) if group.ranked else none)
-    if not any(line for of in bases for line in of):
+    if all(place is None for of in bases for place in of):
         ranked = [run for group in found if group.ranked for run in group.runs]
         names = dict.fromkeys(method_of(*run) for run in ranked)
         known = f"write one of {', '.join(names)}, or" if names else "write"
@@ -272,8 +273,8 @@ def bases_of(
     return bases
 
 
-def _meant(group: Group, base: str, paths: set[Path]) -> list[Line]:
-    """The lines of a group that `base` names, by the nearest sense that names any.
+def _meant(group: Group, base: str, paths: set[Path]) -> list[int]:
+    """The places of the lines that `base` names, by the nearest sense that names any.
 
     Args:
       group: of the lines.
@@ -283,9 +284,11 @@ def _meant(group: Group, base: str, paths: set[Path]) -> list[Line]:
     in_folders = lambda run: Path(run[1]["folder"]).resolve() in paths
     has_method = lambda run: method_of(*run) == base
     has_algorithm = lambda run: run[0]["algorithm"] == base
-    here: list[Line] = []
+    here: list[int] = []
     for means in (in_folders, has_method, has_algorithm):
-        here = here or [x for x in group.lines if any(map(means, x.values()))]
+        here = here or [
+            i for i, x in enumerate(group.lines) if any(map(means, x.values()))
+        ]
     return here
 
 
@@ -296,26 +299,32 @@ def with_several_lines(group: Group) -> list[str]:
     return [x for x in dict.fromkeys(names) if tested and names.count(x) > 1]
 
 
-def _base_of_each(lines: Sequence[Line], here: Sequence[Line], base: str) -> Bases:
-    """The one line that `base` means, or of several that with the settings of a line."""
+def _base_of_each(lines: Sequence[Line], here: Sequence[int], base: str) -> Bases:
+    """The place of the one line that `base` means, or of several that with the settings.
+
+    Args:
+      lines: of a table.
+      here: the places of those that `base` means.
+      base: as it was given.
+    """
     if len(here) < 2:
         return [here[0] if here else None] * len(lines)
     found: Bases = []
-    for line in lines:
-        is_base = any(line is one for one in here)
-        alike = [line] if is_base else [one for one in here if _is_alike(line, one)]
+    for row, line in enumerate(lines):
+        alike = [place for place in here if _is_alike(line, lines[place])]
+        alike = [row] if row in here else alike
         if len(alike) > 1:
             raise SettingError(
                 f"base={base} means {len(alike)} lines with the settings of "
                 f"{folder_of(line)}; write the folder of a run of the one that is meant, "
-                f"as in --base {quote(folder_of(alike[0]))}."
+                f"as in --base {quote(folder_of(lines[alike[0]]))}."
             )
         found.append(alike[0] if alike else None)
-    if all(of is None or of is line for line, of in zip(lines, found, strict=True)):
+    if all(place in (None, row) for row, place in enumerate(found)):
         raise SettingError(
             f"base={base} means {len(here)} lines of a table, and no other line has the "
             "settings of one of them; write the folder of a run of the one that is meant, "
-            f"as in --base {quote(folder_of(here[0]))}."
+            f"as in --base {quote(folder_of(lines[here[0]]))}."
         )
     return found
 
@@ -337,26 +346,25 @@ def folder_of(line: Line) -> str:
 def on_bases(
     lines: Sequence[Line],
     methods: Sequence[str],
-    places: Sequence[int | None],
+    bases: Bases,
     called: str | None,
 ) -> list[str]:
     """What the lines of a table differ from, and which of them have no difference."""
-    several = len({place for place in places if place is not None}) > 1
-    if several:
+    place, *others = {place for place in bases if place is not None}
+    if others:
         pairs = [
             f"{row + 1} to {place + 1}"
-            for row, place in enumerate(places)
-            if place is not None and place != row
+            for row, place in enumerate(bases)
+            if place not in (None, row)
         ]
         base = f"the line of {called} with the same settings ({', '.join(pairs)})"
     else:
-        place = next(place for place in places if place is not None)
         base = f"{methods[place]} of {folder_of(lines[place])}"
     said = [
         f"to base: difference to {base}, in points of accuracy, over the seeds of both, ± "
         "half the 95 % interval by Student's t; none: the interval covers 0"
     ]
-    without = [str(row + 1) for row, place in enumerate(places) if place is None]
+    without = [str(row + 1) for row, place in enumerate(bases) if place is None]
     if without:
         said.append(
             f"no difference of {', '.join(without)}: no line of {called} has the same "
