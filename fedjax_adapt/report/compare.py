@@ -39,16 +39,9 @@ from ..experiment.store import (
     read_summary,
     shown_accuracy,
 )
-from .groups import (
-    Bases,
-    Group,
-    bases_of,
-    best_groups,
-    groups,
-    lacking,
-    on_bases,
-    with_several_lines,
-)
+from .bases import Bases, bases_of, on_bases, with_several_lines
+from .controls import lacking
+from .groups import Group, best_groups, groups
 from .plots import method_of
 from .seeds import (
     Line,

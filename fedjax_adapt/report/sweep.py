@@ -20,7 +20,8 @@ from ..experiment.store import (
     shown_accuracy,
 )
 from .compare import share_text
-from .groups import CONTROLS, WEIGHTLESS, Tested
+from .controls import CONTROLS, WEIGHTLESS
+from .groups import Tested
 from .seeds import Sample, sample
 from .tables import Name
 
