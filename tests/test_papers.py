@@ -24,7 +24,8 @@ from fedjax_adapt.experiment.items import (
 )
 from fedjax_adapt.experiment.reproduce import cells_of, configs_of, make_runs, runs_of
 from fedjax_adapt.experiment.store import COSTS
-from fedjax_adapt.report.reproduce import measured, picture
+from fedjax_adapt.report.panels import picture
+from fedjax_adapt.report.reproduce import measured
 
 SHARED = {"run", "rows", "methods", "cells", "scales"}  # what `of` brings
 KEYS = {

@@ -30,12 +30,13 @@ from fedjax_adapt.experiment.run import Progress
 from fedjax_adapt.experiment.store import read_summary
 from fedjax_adapt.experiment.summary import commit
 from fedjax_adapt.experiment.sweeps.grid import seed_hint
+from fedjax_adapt.report import panels
+from fedjax_adapt.report.panels import picture
 from fedjax_adapt.report.reproduce import (
     Measured,
     changes,
     measured,
     of_summary,
-    picture,
     tables,
 )
 
@@ -738,18 +739,16 @@ def test_only_who_takes_steps_of_others_may_have_other_steps(made, tmp_path):
 def test_curves_and_points_are_in_percent(made):
     from matplotlib.figure import Figure
 
-    from fedjax_adapt.report import reproduce as report
-
     folder = runs_of(iid(made)[0])[0]
     axes = Figure().subplots()
-    report._curves({"fedveca": {0: folder}}, "accuracy", "round", axes)
+    panels._curves({"fedveca": {0: folder}}, "accuracy", "round", axes)
     rows = read_run(folder).metrics
     np.testing.assert_allclose(
         axes.lines[0].get_ydata(), 100 * rows["accuracy"].to_numpy()
     )
     axes = Figure().subplots()
     some = Measured([89.0, 90.0, 92.0], 0, "row", "method", "accuracy", 90.0)
-    report._dots([some], axes)
+    panels._dots([some], axes)
     (bars,) = axes.collections
     low, high = bars.get_segments()[0][:, 0]
     np.testing.assert_allclose((high - low) / 2, some.interval)
@@ -758,15 +757,13 @@ def test_curves_and_points_are_in_percent(made):
 def test_curves_of_other_models_are_in_percent_too(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
-    from fedjax_adapt.report import reproduce as report
-
     columns = ["accuracy_all", "accuracy_sel", "loss_all"]
     metrics = pa.table({"round": [1, 2]} | {name: [0.25, 0.5] for name in columns})
     record = SimpleNamespace(metrics=metrics)
-    monkeypatch.setattr(report, "read_run", lambda path: record)
-    monkeypatch.setattr(report, "saved", lambda figure, path: figure)
+    monkeypatch.setattr(panels, "read_run", lambda path: record)
+    monkeypatch.setattr(panels, "saved", lambda figure, path: figure)
     here = {("iid", "fedavg"): {0: tmp_path}}
-    shown = report.picture(tmp_path / "a.png", "title", here, [], columns)
+    shown = panels.picture(tmp_path / "a.png", "title", here, [], columns)
     assert isinstance(shown, Figure)
     labels = ["accuracy_all (%)", "accuracy_sel (%)", "loss_all"]
     assert [axes.get_ylabel() for axes in shown.axes] == labels
@@ -777,14 +774,12 @@ def test_curves_of_other_models_are_in_percent_too(tmp_path, monkeypatch):
 def test_classes_are_drawn_by_label_after_the_last_round(made):
     from matplotlib.figure import Figure
 
-    from fedjax_adapt.report import reproduce as report
-
     axes = Figure().subplots()
     folders = {
         cell.method: {s: p for s, p in runs_of(cell).items() if p is not None}
         for cell in iid(made)[:2]
     }
-    report._classes(folders, 1, axes)
+    panels._classes(folders, 1, axes)
     assert axes.get_xlabel() == "label; after round 2"
     for line, paths in zip(axes.lines, folders.values(), strict=True):
         shares = [read_summary(path)["class_accuracy"] for path in paths.values()]
@@ -799,10 +794,8 @@ def test_classes_are_drawn_by_label_after_the_last_round(made):
 def test_classes_may_be_those_of_an_earlier_round(made, share, after):
     from matplotlib.figure import Figure
 
-    from fedjax_adapt.report import reproduce as report
-
     axes, (path,) = Figure().subplots(), runs_of(iid(made)[0], any_seed=False).values()
-    report._drawing(
+    panels._drawing(
         f"class_accuracy@{share}", {"m": {0: path}}, "round", lambda _: None
     )(axes)
     assert axes.get_xlabel() == f"label; after round {after}"
@@ -867,8 +860,6 @@ def test_changes_and_columns_of_a_client_are_figures(tmp_path, monkeypatch):
 def test_changes_are_drawn_with_the_one_before_across(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
-    from fedjax_adapt.report import reproduce as report
-
     records = {
         "fedavg-0": record_of(
             metrics={"round": [1, 2, 3], "accuracy": [0.1, 0.2, 0.5]}
@@ -877,10 +868,10 @@ def test_changes_are_drawn_with_the_one_before_across(tmp_path, monkeypatch):
             metrics={"round": [1, 2, 3], "accuracy": [0.9, 0.2, 0.5]}
         ),
     }
-    monkeypatch.setattr(report, "read_run", lambda path: records[path.name])
+    monkeypatch.setattr(panels, "read_run", lambda path: records[path.name])
     methods = {"fedavg": {seed: tmp_path / f"fedavg-{seed}" for seed in (0, 1)}}
     axes = Figure().subplots()
-    report._drawing("changes.accuracy", methods, "round", lambda _: None)(axes)
+    panels._drawing("changes.accuracy", methods, "round", lambda _: None)(axes)
     (dots,) = axes.lines  # of the first seed, in %
     np.testing.assert_allclose(dots.get_xydata(), [[10, 30]])
     assert axes.get_ylabel() == "change of the server model's accuracy (%)"
@@ -891,18 +882,16 @@ def test_changes_are_drawn_with_the_one_before_across(tmp_path, monkeypatch):
     records["fedavg-0"] = record_of(metrics=metrics)
     axes = Figure().subplots()
     with np.errstate(invalid="ignore"):
-        report._drawing("changes.loss", methods, "round", lambda _: None)(axes)
+        panels._drawing("changes.loss", methods, "round", lambda _: None)(axes)
     assert axes.get_xlim() == axes.get_ylim() == pytest.approx((-3.15, 3.15))
     axes = Figure().subplots()
-    report._drawing("changes.clients.loss", methods, "round", lambda _: None)(axes)
+    panels._drawing("changes.clients.loss", methods, "round", lambda _: None)(axes)
     assert axes.get_ylabel() == "change of a client's loss"
     assert "no dot" in axes.texts[0].get_text()
 
 
 def test_gaps_are_of_the_same_seed_and_round(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
-
-    from fedjax_adapt.report import reproduce as report
 
     losses = {
         **{"base-1": [5.0, 4.0], "base-2": [50.0, 40.0], "base-3": [7.0, 7.0]},
@@ -914,32 +903,29 @@ def test_gaps_are_of_the_same_seed_and_round(tmp_path, monkeypatch):
             "loss": losses[path.name],
         }
     )
-    monkeypatch.setattr(report, "read_run", read)
+    monkeypatch.setattr(panels, "read_run", read)
     methods = {
         "base": {seed: tmp_path / f"base-{seed}" for seed in (1, 2, 3)},
         "other": {seed: tmp_path / f"other-{seed}" for seed in (0, 1, 2)},
     }
     axes, drawn = Figure().subplots(), []
     monkeypatch.setattr(axes, "boxplot", lambda boxes, **_: drawn.extend(boxes))
-    report._drawing("gaps.loss", methods, "round", lambda method: "base")(axes)
+    panels._drawing("gaps.loss", methods, "round", lambda method: "base")(axes)
     assert [gaps.tolist() for gaps in drawn] == [[4.0, 2.0, 30.0, 10.0]]
     losses["other-1"] = [1.0]  # of the first round alone
     drawn.clear()
-    report._drawing("gaps.loss", methods, "round", lambda method: "base")(axes)
+    panels._drawing("gaps.loss", methods, "round", lambda method: "base")(axes)
     assert [gaps.tolist() for gaps in drawn] == [[4.0, 30.0, 10.0]]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["base - other"]
     drawn.clear()
     for column, base in [("loss", None), ("loss", "none"), ("losses", "base")]:
-        report._drawing(f"gaps.{column}", methods, "round", lambda _, b=base: b)(axes)
+        panels._drawing(f"gaps.{column}", methods, "round", lambda _, b=base: b)(axes)
         assert drawn == []
 
 
 def test_curves_and_classes_are_of_all_seeds_and_lines_of_the_first(
     tmp_path, monkeypatch
 ):
-
-    from fedjax_adapt.report import reproduce as report
-
     of = lambda seed: record_of(
         metrics={
             "round": [1, 2],
@@ -948,11 +934,11 @@ def test_curves_and_classes_are_of_all_seeds_and_lines_of_the_first(
         },
         clients={"round": [1, 1, 2], "client": [3, 4, 3], "A": [1.0 + seed, 2.0, 3.0]},
     )
-    monkeypatch.setattr(report, "read_run", lambda path: of(int(path.name)))
-    monkeypatch.setattr(report, "saved", lambda figure, path: figure)
+    monkeypatch.setattr(panels, "read_run", lambda path: of(int(path.name)))
+    monkeypatch.setattr(panels, "saved", lambda figure, path: figure)
     here = {("iid", "fedveca"): {seed: tmp_path / str(seed) for seed in (0, 1)}}
     columns = ["premise", "class_accuracy", "clients.A"]
-    shown = report.picture(tmp_path / "a.png", "title", here, [], columns)
+    shown = panels.picture(tmp_path / "a.png", "title", here, [], columns)
     curve, classes, lines = shown.axes
     np.testing.assert_allclose(curve.lines[0].get_ydata(), [1.5, 2.5])
     bound = curve.lines[1].get_ydata()  # of Theorem 1
@@ -963,32 +949,30 @@ def test_curves_and_classes_are_of_all_seeds_and_lines_of_the_first(
         [[1, 2]],
     ]
     assert [line.get_label() for line in lines.lines] == ["client 3", "client 4"]
-    monkeypatch.setattr(report, "MOST_NAMED", 1)
-    lines = report.picture(tmp_path / "a.png", "title", here, [], columns).axes[2]
+    monkeypatch.setattr(panels, "MOST_NAMED", 1)
+    lines = panels.picture(tmp_path / "a.png", "title", here, [], columns).axes[2]
     assert lines.get_legend() is None
     # a method that does not show a column has no curve
     names = ["premise", "loss"]
-    shown = report.picture(tmp_path / "a.png", "title", here, [], names)
+    shown = panels.picture(tmp_path / "a.png", "title", here, [], names)
     assert [len(axes.lines) for axes in shown.axes] == [2, 0]
 
 
 def test_points_have_room_where_one_interval_is_wide():
     from matplotlib.figure import Figure
 
-    from fedjax_adapt.report import reproduce as report
-
     axes = Figure().subplots()
     cells = [
         Measured(values, 0, "row", str(at), "accuracy", 90.0)
         for at, values in enumerate([[89, 90.5], [88, 90.5], [10, 99]])
     ]
-    report._dots(cells, axes)
+    panels._dots(cells, axes)
     low, high = axes.get_xlim()
     assert low < 54.5 and 90 < high < 250
     (_, label) = (text.get_text() for text in axes.get_legend().get_texts())
     assert label == "measured, 95 %, some cut off"
     axes = Figure().subplots()
-    report._dots(cells[:1], axes)
+    panels._dots(cells[:1], axes)
     (_, label) = (text.get_text() for text in axes.get_legend().get_texts())
     assert label == "measured, 95 %"
 
@@ -1111,11 +1095,9 @@ def test_inputs_that_are_no_pictures_are_refused():
 def test_pictures_of_clients_stand_in_order():
     from matplotlib.figure import Figure
 
-    from fedjax_adapt.report import reproduce as report
-
     axes, shades = Figure().subplots(), np.array([0, 0.5])
     pictures = np.broadcast_to(shades[:, None, None, None], (2, 3, 4, 3))
-    report._inputs((pictures, np.array([0, 0.25])), axes)
+    panels._inputs((pictures, np.array([0, 0.25])), axes)
     (image,) = axes.images
     assert image.get_array()[1, [1, 7], 0].tolist() == [0, 0.5]
     labels = [text.get_text() for text in axes.get_xticklabels()]
@@ -1134,9 +1116,7 @@ def test_flags_of_runs_are_refused_where_nothing_is_trained(
 
 
 def test_a_picture_of_runs_has_the_labels_of_their_clients(made, monkeypatch):
-    from fedjax_adapt.report import reproduce as report
-
-    monkeypatch.setattr(report, "saved", lambda figure, path: figure)
+    monkeypatch.setattr(panels, "saved", lambda figure, path: figure)
     here = runs(iid(made))
     draw = ["accuracy", "partition"]
     curves, labels = picture(made / "p.png", "title", here, [], draw).axes[:2]

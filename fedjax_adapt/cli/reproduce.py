@@ -29,6 +29,7 @@ from ..experiment.reproduce import (
 )
 from ..experiment.store import read_summary
 from ..experiment.summary import commit, evidence
+from ..report.panels import picture
 from ..report.reproduce import (
     HEAD,
     Runs,
@@ -36,7 +37,6 @@ from ..report.reproduce import (
     in_words,
     markdown,
     measured,
-    picture,
     tables,
 )
 from . import process

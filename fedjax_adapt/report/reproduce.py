@@ -1,37 +1,21 @@
-"""Published and measured figures of an item: tables, a CSV file and a picture."""
+"""Published and measured figures of an item: tables and a CSV file."""
 
 import csv
 import io
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..experiment.records import Record, read_run
-from ..experiment.store import (
-    ACCURACY,
-    COSTS,
-    PARTITION,
-    figures_of,
-    read_summary,
-    read_table,
-)
-from .clients import draw_labels
-from .plots import AGAINST, INK, draw_mean, saved
+from ..experiment.store import ACCURACY, COSTS, figures_of, read_summary
 from .seeds import Sample, at_target, difference_text, sample, speed_ups
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-CLASSES = "class_accuracy"  # drawn by label
-LEAST = {"premise": ("lr tau L", 1)}  # what a theorem wants to be at least so much
-MOST_NAMED = 10  # clients in a legend
-# what stands before a column in a figure or in what is drawn, see `measured` and `picture`
-CLIENTS, CHANGES, GAPS = "clients.", "changes.", "gaps."
+CLASSES = "class_accuracy"  # by label
+# what stands before a column in a figure or in what is drawn, see `measured` and panels.py
+CLIENTS, CHANGES = "clients.", "changes."
 SHARES = (  # shown in %
     *("accuracy", "accuracy_all", "accuracy_sel", "best_accuracy", "last_mean"),
     *("last_std", "area_under_curve", "client_accuracy", "personal_accuracy", CLASSES),
@@ -39,7 +23,6 @@ SHARES = (  # shown in %
 
 # the runs of rows and methods: the folder of each by its seed; None: it diverged
 Runs = Mapping[tuple[str, str], Mapping[int, Path | None]]
-Methods = Mapping[str, Mapping[int, Path]]  # those of a row that did not diverge
 
 
 @dataclass(frozen=True)
@@ -128,7 +111,7 @@ def _value(path: Path, name: str) -> float | None:
         return float(np.median(np.hypot(*found.T))) if len(found) else None
     if name.startswith(CLIENTS):
         column, client = name.removeprefix(CLIENTS).rsplit(".", 1)
-        values = _by_client(read_run(path), column).get(int(client))
+        values = by_client(read_run(path), column).get(int(client))
         return None if values is None else float(np.median(values))
     found = of_summary(read_summary(path) or {}, name)
     if found is not None or "." in name:
@@ -166,9 +149,9 @@ def changes(record: Record, column: str) -> np.ndarray:
     a client to its next. There are none if the run has no such column. Shares are in %.
     """
     if column.startswith(CLIENTS):
-        series = _by_client(record, column.removeprefix(CLIENTS)).values()
+        series = by_client(record, column.removeprefix(CLIENTS)).values()
     else:
-        values = _column(record, column)
+        values = column_of(record, column)
         series = [] if values is None else [values]
     steps = [np.diff(values) for values in series]
     return np.concatenate(
@@ -176,7 +159,7 @@ def changes(record: Record, column: str) -> np.ndarray:
     )
 
 
-def _column(record: Record, name: str) -> np.ndarray | None:
+def column_of(record: Record, name: str) -> np.ndarray | None:
     """A column of the metrics, shares in %; None: the run has none."""
     at = record.accuracy if name == ACCURACY else name
     if at not in record.metrics.column_names:
@@ -184,7 +167,7 @@ def _column(record: Record, name: str) -> np.ndarray | None:
     return (100 if name in SHARES else 1) * record.metrics[at].to_numpy()
 
 
-def _by_client(record: Record, column: str) -> dict[int, np.ndarray]:
+def by_client(record: Record, column: str) -> dict[int, np.ndarray]:
     """A column of the clients, client by client, in the order of their rounds."""
     if column not in record.clients.column_names:
         return {}
@@ -202,7 +185,7 @@ def tables(found: Sequence[Measured]) -> dict[str, list[tuple[str, ...]]]:
     for row in dict.fromkeys(cell.row for cell in found):
         here = [cell for cell in found if cell.row == row]
         made[row] = [
-            (_unit(cell.figure), cell.method, *_texts(cell), str(cell.seeds))
+            (with_unit(cell.figure), cell.method, *_texts(cell), str(cell.seeds))
             for figure in dict.fromkeys(cell.figure for cell in here)
             for cell in here
             if cell.figure == figure
@@ -210,7 +193,7 @@ def tables(found: Sequence[Measured]) -> dict[str, list[tuple[str, ...]]]:
     return made
 
 
-def _unit(figure: str) -> str:
+def with_unit(figure: str) -> str:
     """A figure's name with its unit, where it has one."""
     return f"{figure} (%)" if {*figure.split(".")} & {*SHARES} else figure
 
@@ -221,7 +204,7 @@ def _texts(cell: Measured) -> tuple[str, str, str]:
     What is published is not rounded, but a share has two digits.
     """
     paper = "" if cell.published is None else cell.published
-    share = _unit(cell.figure) != cell.figure
+    share = with_unit(cell.figure) != cell.figure
     percent = lambda value: f"{value:.2f}"
     digits = percent if share else cell.digits
     as_printed = percent if share else lambda value: f"{value:.10g}"
@@ -260,256 +243,7 @@ def as_csv(found: Sequence[Measured]) -> str:
     )
     for cell in found:
         numbers = (cell.mean, cell.std, cell.interval, cell.difference)
-        place = (cell.row, cell.method, _unit(cell.figure), cell.published)
+        place = (cell.row, cell.method, with_unit(cell.figure), cell.published)
         values = " ".join(map(repr, cell.values))
         writer.writerow([*place, *numbers, cell.seeds, cell.lacking, values])
     return text.getvalue()
-
-
-def picture(
-    path: Path,
-    title: str,
-    runs: Runs,
-    found: Sequence[Measured],
-    draw: Sequence[str] = (),
-    against: str = "round",
-    data: Mapping[str, Mapping[str, Any]] | None = None,
-    base_of: Callable[[str], str | None] = lambda method: None,
-) -> Path | None:
-    """Draws runs into panels; returns the path, None: nothing is there to draw.
-
-    Args:
-      path: where the picture goes.
-      title: above it.
-      runs: that are over.
-      found: their figures.
-      draw: what, a panel for each and each row. Empty: the first figure of each row,
-        published and measured. Else
-
-          COLUMN            of the table metrics: the mean over seeds between their least
-                            and most
-          class_accuracy    by label, after the last round; class_accuracy@0.1: after the
-                            first test at or after a tenth of the rounds
-          clients.COLUMN    a panel for each method, a line for each client of one run
-          changes.COLUMN    as `changes` finds them in one run, a dot for each
-          gaps.COLUMN       a method's base less the method, in all tests of all runs; the
-                            boxes are without outliers
-          partition         how many examples of each label a client holds, in one run
-          inputs            an example as each client sees it
-
-      against: the horizontal axis of curves, a column likewise.
-      data: what is drawn without a run, by kind and row: of partition the counts [clients,
-        labels], of inputs what `_inputs` takes.
-      base_of: the method that a method is compared with in gaps; None: with none.
-    """
-    from matplotlib.figure import Figure
-
-    rows: dict[str, dict[str, dict[int, Path]]] = {}
-    for (row, method), of in runs.items():
-        if paths := {seed: path for seed, path in of.items() if path is not None}:
-            rows.setdefault(row, {})[method] = paths
-    panels: list[tuple[str, Callable[[Axes], None]]] = []
-    for kind, of_rows in (data or {}).items():
-        shown = _labels if kind == "partition" else _inputs
-        panels += [(row, partial(shown, drawn)) for row, drawn in of_rows.items()]
-    for column in draw or [""]:
-        for row, methods in rows.items():
-            if column.startswith(CLIENTS):
-                name = column.removeprefix(CLIENTS)
-                for method, paths in methods.items():
-                    if lines := _by_client(read_run(_first(paths)), name):
-                        shown = partial(_client_lines, _first(paths), name, lines)
-                        panels.append((f"{row}, {method}", shown))
-            elif not column:
-                here = [cell for cell in found if cell.row == row]
-                panels.append((row, partial(_dots, here)))
-            else:
-                drawn = _drawing(column, methods, against, base_of)
-                panels.append((row, drawn))
-    if not panels:
-        return None
-    columns = min(len(panels), 3)
-    lines = -(-len(panels) // columns)
-    figure = Figure((4.2 * columns, 3.2 * lines), dpi=150, layout="constrained")
-    figure.suptitle(textwrap.fill(title, 45 * columns), fontsize=11)
-    grid = figure.subplots(lines, columns, squeeze=False)
-    for axes in grid.flat[len(panels) :]:
-        axes.axis("off")
-    for axes, (name, fill) in zip(grid.flat, panels, strict=False):
-        axes.set_title(name, fontsize=9)
-        axes.tick_params(labelsize=8)
-        axes.grid(alpha=0.25)
-        fill(axes)
-    return saved(figure, path)
-
-
-def _first(paths: Mapping[int, Path]) -> Path:
-    """The run of the first seed."""
-    return next(iter(paths.values()))
-
-
-def _drawing(
-    column: str,
-    methods: Methods,
-    against: str,
-    base_of: Callable[[str], str | None],
-) -> "Callable[[Axes], None]":
-    """What fills the panel of a column that all methods of a row share."""
-    if column == "partition":
-        table = read_table(_first(next(iter(methods.values()))), PARTITION)
-        return partial(_labels, np.array(table["label_counts"].to_pylist()))
-    if column.startswith(CHANGES):
-        return partial(_changes, methods, column.removeprefix(CHANGES))
-    if column.startswith(GAPS):
-        return partial(_gaps, methods, column.removeprefix(GAPS), base_of)
-    name, _, share = column.partition("@")
-    if name == CLASSES:
-        return partial(_classes, methods, float(share or 1))
-    return partial(_curves, methods, column, against)
-
-
-def _name_axes(axes: "Axes", across: str, up: str) -> None:
-    axes.set_xlabel(across, fontsize=8)
-    axes.set_ylabel(up, fontsize=8)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=7)
-
-
-def _curves(methods: Methods, column: str, against: str, axes: "Axes") -> None:
-    for method, paths in methods.items():
-        records = [read_run(path) for path in paths.values()]
-        curves = []
-        for record in records:
-            values = _column(record, column)
-            if values is not None:  # or this method does not show it
-                across = (record.metrics[n].to_numpy() for n in ("round", against))
-                curves.append((*across, values))
-        if curves:
-            draw_mean(axes, curves, linewidth=1.2, label=method)
-    name = _unit(column)
-    if column in LEAST:
-        name, least = LEAST[column]
-        axes.axhline(least, color=INK, linewidth=0.8, linestyle=":")
-    _name_axes(axes, AGAINST.get(against, against), name)
-
-
-def _client_lines(
-    path: Path, column: str, lines: Mapping[int, np.ndarray], axes: "Axes"
-) -> None:
-    rounds = _by_client(read_run(path), "round")
-    for client, values in lines.items():
-        label = f"client {client}" if len(lines) <= MOST_NAMED else None
-        axes.plot(rounds[client], values, linewidth=0.8, label=label)
-    _name_axes(axes, "communication round", _unit(column))
-
-
-def _classes(methods: Methods, share: float, axes: "Axes") -> None:
-    rounds = set()
-    for method, paths in methods.items():
-        values = []
-        for path in paths.values():
-            metrics = read_run(path).metrics
-            tested = metrics["round"].to_numpy()
-            at = int(np.argmax(tested >= share * tested[-1]))
-            rounds.add(int(tested[at]))
-            (name,) = (n for n in metrics.column_names if n.startswith("class_"))
-            values.append(metrics[name][at].as_py())
-        mean = 100 * np.mean(np.array(values, float), 0)
-        axes.plot(mean, "o-", markersize=4, linewidth=0.8, label=method)
-    when = " to ".join(map(str, sorted({min(rounds), max(rounds)})))
-    _name_axes(axes, f"label; after round {when}", _unit(CLASSES))
-
-
-def _changes(methods: Methods, column: str, axes: "Axes") -> None:
-    """Draws changes; axes reach to 98 % of them, as the first ones are far away."""
-    found = {m: changes(read_run(_first(of)), column) for m, of in methods.items()}
-    for method, dots in found.items():
-        axes.plot(*dots.T, ".", markersize=2, alpha=0.4, label=method)
-    whose = "a client's" if column.startswith(CLIENTS) else "the server model's"
-    what = f"change of {whose} {_unit(column.removeprefix(CLIENTS))}"
-    dots = np.concatenate(list(found.values()))
-    sizes = np.abs(dots[np.isfinite(dots).all(1)]).max(1)
-    if len(sizes):
-        most = 1.05 * np.quantile(sizes, 0.98) or 1
-        axes.set_xlim(-most, most)
-        axes.set_ylim(-most, most)
-    else:
-        axes.text(0.5, 0.5, "no dot: it takes three values", ha="center", fontsize=8)
-    _name_axes(axes, "the change before", what)
-
-
-def _gaps(
-    methods: Methods,
-    column: str,
-    base_of: Callable[[str], str | None],
-    axes: "Axes",
-) -> None:
-    boxes = {}
-    for method, paths in methods.items():
-        base = base_of(method)
-        if base is None or base == method or base not in methods:
-            continue
-        gaps = []
-        for seed, path in paths.items():
-            pair = [read_run(at) for at in (methods[base].get(seed), path) if at]
-            values = [
-                of for record in pair if (of := _column(record, column)) is not None
-            ]
-            if len(values) == 2:
-                rounds = (record.metrics["round"].to_numpy() for record in pair)
-                _, one, other = np.intersect1d(*rounds, return_indices=True)
-                gaps.append(values[0][one] - values[1][other])
-        if gaps:
-            boxes[f"{base} - {method}"] = np.concatenate(gaps)
-    if boxes:
-        axes.boxplot(list(boxes.values()), showfliers=False)
-        axes.set_xticks(range(1, len(boxes) + 1), list(boxes), fontsize=7)
-    axes.axhline(0, color=INK, linewidth=0.6)
-    _name_axes(axes, "", f"difference of {_unit(column)}")
-
-
-def _labels(counts: np.ndarray, axes: "Axes") -> None:
-    most = int(counts.max())
-    draw_labels(counts, most, axes)
-    axes.grid(visible=False)
-    _name_axes(axes, f"label; the darkest is {most:,} examples", "client")
-
-
-def _inputs(seen: tuple[np.ndarray, np.ndarray], axes: "Axes") -> None:
-    """Draws pictures [clients, height, width, 3] in [0, 1], and their noise [clients]."""
-    pictures, noise = seen
-    width = pictures.shape[2] + 2
-    gap = [(0, 0), (0, 0), (1, 1), (0, 0)]
-    axes.imshow(np.concatenate(list(np.pad(pictures, gap, constant_values=1)), 1))
-    names = [f"{k}\n{deviation:.2g}" for k, deviation in enumerate(noise)]
-    axes.set_xticks((np.arange(len(pictures)) + 0.5) * width, names)
-    axes.set_yticks([])
-    axes.grid(visible=False)
-    _name_axes(axes, "client, and the deviation of its noise", "")
-
-
-def _dots(found: Sequence[Measured], axes: "Axes") -> None:
-    if not found:
-        return
-    found = [cell for cell in found if cell.figure == found[0].figure]
-    names = [cell.method for cell in found]
-    at = np.arange(len(names))
-    number = lambda value: value if isinstance(value, int | float) else np.nan
-    paper = [number(cell.published) for cell in found]
-    ours = [number(cell.mean) for cell in found]
-    spread = [cell.interval or 0 for cell in found]
-    axes.plot(paper, at, "x", color=INK, label="published")
-    label = "measured, 95 %" if any(spread) else "measured"
-    bars = axes.errorbar(ours, at, xerr=spread, fmt="o", markersize=4)
-    axes.set_yticks(at, names)
-    axes.invert_yaxis()
-    # a method that fails on some seeds has an interval that leaves no room for the others
-    if known := [value for value in (*paper, *ours) if np.isfinite(value)]:
-        room = 0.15 * (max(known) - min(known)) + np.median(spread)
-        low, high = min(known) - (room or 1), max(known) + (room or 1)
-        axes.set_xlim(low, high)
-        ends = np.concatenate([np.subtract(ours, spread), np.add(ours, spread)])
-        if np.nanmin(ends) < low or np.nanmax(ends) > high:
-            label += ", some cut off"
-    bars.set_label(label)
-    _name_axes(axes, _unit(found[0].figure), "")
