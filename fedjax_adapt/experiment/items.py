@@ -8,7 +8,7 @@
     only = {rows = [...], methods = [...]}               some of these
     figures = ["last_mean"]      of a run's summary, or the last of a column of its metrics:
                                  the columns; else those that it draws
-    draw = ["accuracy"]          columns of its metrics, or what else report/reproduce.py's
+    draw = ["accuracy"]          columns of its metrics, or what else report/panels.py's
                                  `picture` knows: the picture
     against = "round"
     chosen = ["..."]             what the paper does not state; a word of the paper's
