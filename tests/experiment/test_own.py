@@ -108,7 +108,7 @@ def test_a_number_that_an_own_algorithm_asks_python_for_is_not_traced():
     settings = {**TINY, "algorithm": "measured", "checkpoint_every": None}
     grid = {"strength": [0.1, 1], "bend": [0.1, 1]}
     groups = groups_of(read_sweep({"run": settings, "grid": grid}).trials)
-    assert [(len(g.trials), g.numbers) for g in groups] == [
+    assert [(len(g.trials), g.traced) for g in groups] == [
         (2, ["algorithm.strength"])
     ] * 2
 
@@ -191,7 +191,7 @@ def test_numbers_of_an_own_constructor_are_one_program():
     settings = {**TINY, "algorithm": "leash", "checkpoint_every": None}
     grid = {"strength": [0, 0.1, 1], "grows": [False, True]}
     groups = groups_of(read_sweep({"run": settings, "grid": grid}).trials)
-    assert [(len(g.trials), g.numbers) for g in groups] == [
+    assert [(len(g.trials), g.traced) for g in groups] == [
         (3, ["algorithm.strength"])
     ] * 2
 
@@ -461,7 +461,7 @@ def groups_of_picky(constructor="", hook=""):
     grid = {"strength": [0.1, 0.5], "length": [0.2, 0.4]}
     asked = read_sweep({"run": {**TINY, "algorithm": "mine.py:fedexp"}, "grid": grid})
     return [
-        (len(group.trials), [name.partition(".")[2] for name in group.numbers])
+        (len(group.trials), [name.partition(".")[2] for name in group.traced])
         for group in groups_of(asked.trials)
     ]
 

@@ -45,9 +45,9 @@ from fedjax_adapt.experiment.preview import preview_sweep
 from fedjax_adapt.experiment.store import read_table
 from fedjax_adapt.experiment.sweeps import compiled_group
 from fedjax_adapt.experiment.sweeps.differences import (
-    number,
-    number_names,
-    with_numbers,
+    traced_names,
+    value_of,
+    with_traced,
 )
 from fedjax_adapt.experiment.sweeps.grid import read_sweep
 from fedjax_adapt.experiment.sweeps.groups import groups_of
@@ -749,7 +749,7 @@ def test_what_does_not_fit_is_found_before_anything_is_written(tmp_path):
 def grouped(run, grid):
     run = {name: value for name, value in {**TINY, **run}.items() if name not in grid}
     groups = groups_of(read_sweep({"run": run, "grid": grid}).trials)
-    return [([t.number for t in group.trials], group.numbers) for group in groups]
+    return [([t.number for t in group.trials], group.traced) for group in groups]
 
 
 @pytest.mark.slow
@@ -791,13 +791,13 @@ def test_options_that_cannot_be_traced_are_looped(monkeypatch):
 def test_numbers_of_a_config_are_read_and_set():
     options = {"mu": 0.3}
     config = Config(algorithm="fedprox", algorithm_options=options, clip_norm=None)
-    assert number_names(config) == ["lr", "lr_decay", "momentum", "weight_decay"] + [
+    assert traced_names(config) == ["lr", "lr_decay", "momentum", "weight_decay"] + [
         "algorithm.mu"
     ]
-    changed = with_numbers(config, {"algorithm.mu": 0.7, "lr": "traced"})
-    assert (number(changed, "algorithm.mu"), changed.lr) == (0.7, "traced")
-    assert (number(config, "algorithm.mu"), config.lr) == (0.3, 0.1)
-    assert "clip_norm" in number_names(Config(algorithm="fedprox"))
+    changed = with_traced(config, {"algorithm.mu": 0.7, "lr": "traced"})
+    assert (value_of(changed, "algorithm.mu"), changed.lr) == (0.7, "traced")
+    assert (value_of(config, "algorithm.mu"), config.lr) == (0.3, 0.1)
+    assert "clip_norm" in traced_names(Config(algorithm="fedprox"))
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ SHARED = [  # what takes long, where it is called
     ("run", "compile_program"),
     ("sweeps.sweep", "compile_group"),
     ("sweeps.groups", "can_trace"),
-    ("sweeps.groups", "check_numbers"),
+    ("sweeps.groups", "check_values"),
 ]
 
 

@@ -45,9 +45,9 @@ from ..program import (
 from .differences import (
     PartitionTables,
     TrialPartitions,
-    number,
     trial_partitions,
-    with_numbers,
+    value_of,
+    with_traced,
 )
 
 
@@ -147,7 +147,7 @@ def _fitting(
 class TrialInputs(NamedTuple):
     """What differs between trials; in a program with a leading axis [trials]."""
 
-    numbers: dict[str, Array]
+    traced: dict[str, Array]
     key_init: Key
     key_train: Key
     clock_seed: Array
@@ -156,13 +156,13 @@ class TrialInputs(NamedTuple):
 
 def stack_inputs(configs: Sequence[Config], names: Sequence[str]) -> TrialInputs:
     """What trials have of their inputs, but for who holds what, [trials, ...]."""
-    numbers = {
-        name: jnp.array([number(c, name) for c in configs], jnp.result_type(float))
+    traced = {
+        name: jnp.array([value_of(c, name) for c in configs], jnp.result_type(float))
         for name in names
     }
     key_init, key_train = zip(*(run_keys(c.seed) for c in configs), strict=True)
     clocks = jnp.array([clock_seed(config) for config in configs], jnp.uint32)
-    return TrialInputs(numbers, jnp.stack(key_init), jnp.stack(key_train), clocks)
+    return TrialInputs(traced, jnp.stack(key_init), jnp.stack(key_train), clocks)
 
 
 def trial_functions(
@@ -172,7 +172,7 @@ def trial_functions(
     task, data = federation.task, federation.data
 
     def parts(shared, inputs: TrialInputs):
-        mine = with_numbers(config, inputs.numbers)
+        mine = with_traced(config, inputs.traced)
         algorithm, plan = build_algorithm(mine), build_plan(mine)
         if plan.clock is not None:
             plan = replace(plan, clock=replace(plan.clock, seed=inputs.clock_seed))
@@ -195,19 +195,20 @@ def trial_functions(
     return init, some_rounds
 
 
-def check_numbers(config: Config, federation: Federation) -> None:
-    """Raises SettingError as a run would that knows its numbers, traced or not."""
+def check_values(config: Config, federation: Federation) -> None:
+    """Raises SettingError as a run would that knows the values of traced settings."""
     # one lane: no rule needs to look at cohorts for what is not run
     data, plan = federation.data, replace(build_plan(config), devices=1, lanes=1)
     algorithm = completed(config, build_algorithm(config), federation)
     make_round(algorithm, federation.task, data, plan)
 
 
-NEEDED = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)  # numbers, not tracers
+# a part needs values, not tracers
+VALUES_NEEDED = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 
 
 def can_trace(config: Config, federation: Federation, names: Sequence[str]) -> bool:
-    """Whether a program can be built without these numbers; SettingError: nor with them."""
+    """Whether a program can trace these settings; SettingError: none can be built."""
     inputs = stack_inputs([config], names)
     inputs = jax.tree.map(lambda leaf: leaf[0], inputs)
     init, some_rounds = trial_functions(replace(config, devices=1, lanes=1), federation)
@@ -223,7 +224,7 @@ def can_trace(config: Config, federation: Federation, names: Sequence[str]) -> b
             raise
         return False
     except SettingError as error:  # in a part of the user's
-        if names and isinstance(error.__cause__, NEEDED):
+        if names and isinstance(error.__cause__, VALUES_NEEDED):
             return False
         raise
     return True
@@ -299,7 +300,7 @@ def compile_group(
 ) -> CompiledGroup:
     """Traces and compiles; fewer trials side by side where the program is too large.
 
-    Trials differ in the numbers `names`, which are traced, in seeds and in who holds which
+    Trials differ in the settings `names`, which are traced, in seeds and in who holds which
     examples; the federation is that of the first. A single one is compiled as a run is, and
     its clients share the devices. Nothing but the layout will do if it is `fixed`.
     """

@@ -30,8 +30,8 @@ from ..options import find
 from ..schema import kind_options
 
 
-def number_names(config: Config) -> list[str]:
-    """The settings of a trial that may be traced: numbers, and none of them None."""
+def traced_names(config: Config) -> list[str]:
+    """The settings of a trial that may be traced: numbers, none of them None."""
     given = [name for name in SCALARS if getattr(config, name) is not None]
     return [*given, *_numeric_options(config)]
 
@@ -43,17 +43,17 @@ def _numeric_options(config: Config) -> dict[str, float]:
     return {f"algorithm.{n}": v for n, v in values.items() if isinstance(v, float)}
 
 
-def number(config: Config, name: str) -> float:
-    """A setting that `number_names` names."""
+def value_of(config: Config, name: str) -> float:
+    """The value of a setting that may be traced."""
     return getattr(config, name) if name in SCALARS else _numeric_options(config)[name]
 
 
-def with_numbers(config: Config, numbers: Mapping[str, Any]) -> Config:
-    """`config` with some numbers that JAX may be tracing, which cannot be checked."""
+def with_traced(config: Config, traced: Mapping[str, Any]) -> Config:
+    """The config with values that JAX may be tracing, which cannot be checked."""
     changed = copy.copy(config)
     put = partial(object.__setattr__, changed)
     options = dict(config.algorithm_options)
-    for name, value in numbers.items():
+    for name, value in traced.items():
         if name in SCALARS:
             put(name, value)
         else:

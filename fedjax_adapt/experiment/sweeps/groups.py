@@ -13,14 +13,14 @@ from ...errors import SettingError
 from ..build import build
 from ..config import identity
 from ..user_functions import label
-from .compiled_group import can_trace, check_numbers, layout_of
+from .compiled_group import can_trace, check_values, layout_of
 from .differences import (
-    number,
-    number_names,
     partition_of,
     partition_tables,
     settings_of,
     shape_of,
+    traced_names,
+    value_of,
 )
 from .grid import Trial, described
 
@@ -32,7 +32,7 @@ class Group(NamedTuple):
 
     name: str
     trials: list[Trial]
-    numbers: list[str]  # that are traced
+    traced: list[str]  # settings
 
 
 def groups_of(trials: Sequence[Trial], side_by_side: int | str = "auto") -> list[Group]:
@@ -46,7 +46,7 @@ def groups_of(trials: Sequence[Trial], side_by_side: int | str = "auto") -> list
     """
     alike: dict[str, list[Trial]] = {}
     for trial in trials:
-        alike.setdefault(_key(trial, number_names(trial.config)), []).append(trial)
+        alike.setdefault(_key(trial, traced_names(trial.config)), []).append(trial)
     known: dict[str, list[str]] = {}
     shapes: dict[int, Any] = {}
     groups: list[list[Trial]] = []
@@ -54,7 +54,7 @@ def groups_of(trials: Sequence[Trial], side_by_side: int | str = "auto") -> list
     for members in alike.values():
         names = _varying(members)
         # another seed of the data changes nothing of what may be traced
-        kind = _key(members[0], number_names(members[0].config), ["partition_seed"])
+        kind = _key(members[0], traced_names(members[0].config), ["partition_seed"])
         kind += json.dumps(names)
         if kind not in known:
             known[kind], found = _examined(members, names, side_by_side)
@@ -72,17 +72,17 @@ def groups_of(trials: Sequence[Trial], side_by_side: int | str = "auto") -> list
     ]
 
 
-def _key(trial: Trial, numbers: Sequence[str], but: Sequence[str] = ()) -> str:
-    """What trials of one program agree in: all but seeds, partitions and some numbers."""
-    settings = identity(trial.config) | dict.fromkeys(numbers, "a number")
+def _key(trial: Trial, traced: Sequence[str], but: Sequence[str] = ()) -> str:
+    """The settings that trials of one program share: not seeds, partitions, traced ones."""
+    settings = identity(trial.config) | dict.fromkeys(traced, "a number")
     left_out = {*SEEDS, *settings_of(trial.config), *but}
     shared = {name: v for name, v in settings.items() if name not in left_out}
     return json.dumps(shared, sort_keys=True)
 
 
 def _varying(trials: Sequence[Trial]) -> list[str]:
-    values = lambda name: {number(trial.config, name) for trial in trials}
-    return [n for n in number_names(trials[0].config) if len(values(n)) > 1]
+    values = lambda name: {value_of(trial.config, name) for trial in trials}
+    return [n for n in traced_names(trials[0].config) if len(values(n)) > 1]
 
 
 def _examined(
@@ -91,8 +91,8 @@ def _examined(
     """Looks at all trials of a program.
 
     Returns:
-      Those of the numbers that it can be built without, and the `shape_of` of each
-      trial's partition.
+      Those of the settings that it can trace, and the `shape_of` of each trial's
+      partition.
     """
     config = trials[0].config
     with _about(trials[0]):
@@ -107,7 +107,7 @@ def _examined(
                 tables = partition_tables(trial.config, federation)
                 datasets[text] = tables.put_into(federation.data)
             federation_of_trial = federation._replace(data=datasets[text])
-            check_numbers(trial.config, federation_of_trial)
+            check_values(trial.config, federation_of_trial)
             shapes[trial.number] = shape_of(federation_of_trial)
     if traces:
         return names, shapes

@@ -232,7 +232,7 @@ class _Runner:
             self.progress(Progress(self.before, self.total, doing=doing))
 
         tell("tracing")
-        traced = self.group.numbers
+        traced = self.group.traced
         compiled = compile_group(configs, federation, traced, layout, fixed, tell=tell)
         files.make(self.path)
         store.begin_list(self.path, files.begin(place))
