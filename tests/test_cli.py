@@ -36,9 +36,9 @@ QUICK = f"{QUICK_RUN} --checkpoint-every 2"
 @pytest.mark.parametrize(
     "line, says",
     [
-        ("rn", "'rn' is no command; did you mean 'run'?"),
+        ("rn", "'rn' is not a command; did you mean 'run'?"),
         ("list all", "list takes no arguments, so leave 'all' out."),
-        ("run --num-cliens 3", "--num-cliens is no flag of this run; did you mean"),
+        ("run --num-cliens 3", "--num-cliens is not a flag of this run; did you mean"),
         ("run --num-clients x", "--num-clients x: write an integer or none."),
         ("run --rounds 1e3", "--rounds 1e3: write an integer."),
         (
@@ -50,19 +50,28 @@ QUICK = f"{QUICK_RUN} --checkpoint-every 2"
         ("run --widths 3 x", "--widths 3 x: write integers."),
         ("run --clip-norm off", "--clip-norm off: write a number or none."),
         ("run --resume 3", "--resume 3: it takes no value, so leave '3' out."),
-        ("nonsense", "'nonsense' is no command; write one of run, sweep,"),
-        ("run digits", "digits is no flag; flags begin with --; fedjax-adapt run --h"),
-        ("run 5", "5 is no flag; flags begin with --; fedjax-adapt run --help shows"),
-        ("run lr 3", "lr is no flag; did you mean --lr?"),
+        ("nonsense", "'nonsense' is not a command; write one of run, sweep,"),
+        (
+            "run digits",
+            "digits is not a flag; flags begin with --; fedjax-adapt run --h",
+        ),
+        (
+            "run 5",
+            "5 is not a flag; flags begin with --; fedjax-adapt run --help shows",
+        ),
+        ("run lr 3", "lr is not a flag; did you mean --lr?"),
         ("run --lr 3 --lr=3", "--lr is given twice; write it once."),
         ("run --lr=3 --lr 3", "--lr is given twice; write it once."),
         (
             "run --evaluate-clients --no-evaluate-clients",
             "--evaluate-clients and --no-evaluate-clients are the same setting; write",
         ),
-        ("run -lr 3", "-lr is no flag; did you mean --lr?"),
-        ("run --lrate 3", "--lrate is no flag of this run; did you mean --lr?"),
-        ("run --num-processs 2", "--num-processs is no flag of this run; did you mean"),
+        ("run -lr 3", "-lr is not a flag; did you mean --lr?"),
+        ("run --lrate 3", "--lrate is not a flag of this run; did you mean --lr?"),
+        (
+            "run --num-processs 2",
+            "--num-processs is not a flag of this run; did you mean",
+        ),
         (
             "compare a --lr 1",
             "--lr is a setting of runs, not of compare; leave it out.",
@@ -80,7 +89,7 @@ QUICK = f"{QUICK_RUN} --checkpoint-every 2"
         ("run --epochs 1e12", "epochs=1000000000000.0 must lie in (0, 1000000]."),
         (
             "run --algorithm fedavg --alpha 1",
-            "--alpha is no flag of this run; it is an option of algorithm fedasync, ",
+            "--alpha is not a flag of this run; it is an option of algorithm fedasync, ",
         ),
         ("run --algorithm", "--algorithm: it needs a value"),
         (
@@ -575,7 +584,7 @@ def test_every_flag_that_a_shell_completes_is_one(capsys, monkeypatch):
     for command, flag in completed:
         code, _, said = fedjax_adapt(capsys, f"{command} {flag} --nope")
         # of an algorithm that is not chosen here, or its value is missing, or --nope
-        others = f"{flag} is no flag" in said and "; it is an option of" not in said
+        others = f"{flag} is not a flag" in said and "; it is an option of" not in said
         assert code == 2 and not others, said
 
 

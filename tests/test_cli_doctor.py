@@ -75,7 +75,7 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path):
     [
         (["x"], "doctor takes flags alone, so leave 'x' out."),
         (["--data-dir", "/nowhere/at/all"], "data_dir=/nowhere/at/all does not exist"),
-        (["--datadir", "x"], "--datadir is no flag of this doctor; did you mean"),
+        (["--datadir", "x"], "--datadir is not a flag of this doctor; did you mean"),
     ],
 )
 def test_mistakes_are_one_sentence(words, said, capsys):

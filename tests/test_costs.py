@@ -485,7 +485,10 @@ def test_matched_steps_give_the_total_they_were_made_for(data):
         (lambda: fa.Clock(1.0, seed=1.5), "seed=1.5 must be an integer >= 0"),
         (lambda: fa.Clock(1.0, delay_persists="no"), "delay_persists='no' is neither"),
         (lambda: fa.Clock(1.0, delay_persists=True), "=True but delay=0.0 is the same"),
-        (lambda: fa.Clock(1.0, latency=np.ones(6)), "is no single number; write secon"),
+        (
+            lambda: fa.Clock(1.0, latency=np.ones(6)),
+            "is not a single number; write secon",
+        ),
         (
             lambda: fa.Clock(1.0, bandwidth=fa.costs.normal(5e6, 5e6)),
             "bandwidth may be 0 under this law",

@@ -146,7 +146,8 @@ def test_a_mistaken_call_is_one_sentence_that_names_the_call(name):
         ),
         (
             lambda: fa.afl_best(STATE),
-            "afl_best got a State that is no state of afl; write afl_best(state) with what "
+            "afl_best got a State that is not a state of afl; write "
+            "afl_best(state) with what "
             "train returned for afl(budget=15.0) or so.",
         ),
         (

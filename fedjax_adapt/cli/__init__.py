@@ -186,7 +186,7 @@ def _main(arguments: list[str]) -> int:
         from .. import check
 
         known = check.nearest(command, [*COMMANDS, "list"])
-        raise SettingError(f"{command!r} is no command; {known}")
+        raise SettingError(f"{command!r} is not a command; {known}")
     with process.importing():
         process.prepare_jax()
         module = import_module(f".{COMMANDS[command]}", __package__)

@@ -311,9 +311,10 @@ def explain(
         if not token.startswith("--"):
             meant = check.closest(token.lstrip("-").replace("-", "_"), options)
             if meant is not None:
-                return f"{token} is no flag; did you mean {_flag_of(meant)}?"
+                return f"{token} is not a flag; did you mean {_flag_of(meant)}?"
             return (
-                f"{token} is no flag; flags begin with --; fedjax-adapt {command} --help "
+                f"{token} is not a flag; flags begin with --; fedjax-adapt "
+                f"{command} --help "
                 "shows them."
             )
     for name, words in words_of(arguments).items():
@@ -333,9 +334,7 @@ def explain(
 def _whose(name: str, flags: Sequence[str], command: str) -> str:
     """The end of a sentence about a flag that a command does not have."""
     if command in ("run", "partition") or not is_setting(name):
-        return (
-            f"is no flag of this {command}; {suggestion(f'--{name}', flags, command)}"
-        )
+        return f"is not a flag of this {command}; {suggestion(f'--{name}', flags, command)}"
     if command == "sweep":
         fixed = (*settings_that_are("incidental"), "match")  # what no grid may vary
         vary = "" if name in fixed else ", or a list of values below [grid]"

@@ -136,7 +136,8 @@ def as_base(base: Algorithm | None) -> Algorithm:
     if not isinstance(base, Algorithm):
         name = base if isinstance(base, str) else getattr(base, "__name__", "scaffold")
         raise SettingError(
-            f"base={name!r} is no algorithm; call its constructor, as in base={name}().",
+            f"base={name!r} is not an algorithm; call its constructor, as in "
+            f"base={name}().",
             setting="base",
         )
     return base

@@ -95,7 +95,7 @@ class Clock:
     def __post_init__(self):
         if jnp.ndim(self.latency) > 0 or isinstance(self.latency, Law):
             raise SettingError(
-                f"latency={self.latency!r} is no single number; write seconds per round "
+                f"latency={self.latency!r} is not a single number; write seconds per round "
                 "trip, and what differs between clients as delay.",
                 setting="latency",
             )

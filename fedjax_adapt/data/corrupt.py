@@ -216,7 +216,7 @@ def client_ids(data: FederatedDataset, clients: Clients) -> np.ndarray:
     """The ids without repetition, in order, checked."""
     if not np.iterable(clients):
         raise SettingError(
-            f"clients={clients!r} is no list of ids; write [{clients!r}]."
+            f"clients={clients!r} is not a list of ids; write [{clients!r}]."
         )
     ids = np.unique(np.asarray(list(clients)))
     if not len(ids):

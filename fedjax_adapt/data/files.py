@@ -95,7 +95,7 @@ def read_bytes(path: Path) -> bytes:
             return data
         if data[:2] != b"\x1f\x8b":
             raise SettingError(
-                f"{path} is no gzip file: it begins with "
+                f"{path} is not a gzip file: it begins with "
                 f"{data[:2].hex(' ') or 'nothing'}, not 1f 8b; fetch it again, "
                 "or drop .gz from its name if it is unpacked."
             )

@@ -31,7 +31,7 @@ class Table(NamedTuple):
         """A column without gaps; `role` is the argument that asks for it."""
         if not isinstance(name, str) or name not in self.columns:
             raise SettingError(
-                f"{role}={check.kind_of(name)} is no column of {self.what}; "
+                f"{role}={check.kind_of(name)} is not a column of {self.what}; "
                 f"{check.nearest(str(name), self.names)}"
             )
         column = self.columns[name]

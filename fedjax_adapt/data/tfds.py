@@ -73,7 +73,8 @@ def tfds(
         if client_feature not in features or client_feature in keys:
             others = sorted(key for key in features if key not in keys)
             raise SettingError(
-                f"client_feature={client_feature} is no feature of tfds:{name} besides its "
+                f"client_feature={client_feature} is not a feature of "
+                f"tfds:{name} besides its "
                 f"input and label; {check.nearest(client_feature, others)}"
             )
         keys = (*keys, client_feature)

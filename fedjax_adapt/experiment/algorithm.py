@@ -193,7 +193,8 @@ def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
             raise TypeError("no name, or options without theirs")
     except UNREADABLE:
         raise SettingError(
-            f"base={text!r} is no algorithm; write its name, or its name and options as "
+            f"base={text!r} is not an algorithm; write its name, or its name "
+            "and options as "
             "in feddyn(alpha=0.1).",
             setting="base",
         ) from None
@@ -201,7 +202,8 @@ def _parse_base(text: str) -> tuple[str, dict[str, Any]]:
         values = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
     except UNREADABLE:
         raise SettingError(
-            f"base={text!r} has an option that is no value; write a number, True, False or "
+            f"base={text!r} has an option that is not a value; write a number, "
+            "True, False or "
             "text in quotes, as in feddyn(alpha=0.1).",
             setting="base",
         ) from None

@@ -86,7 +86,7 @@ def _misplaced(
     kind, dot, option = key.partition(".")
     if not dot:
         return None
-    begins = f"{option} is no option of {kind} {choices.get(kind, '')}".rstrip()
+    begins = f"{option} is not an option of {kind} {choices.get(kind, '')}".rstrip()
     if option in known:
         return f"{begins} but a setting of the run; write it above the tables."
     for other, name in choices.items():

@@ -219,7 +219,8 @@ def _listed_trials(sweep: Path, known: Mapping[str, str]) -> list[Path]:
 def _no_trial(sweep: Path, path: Path) -> SettingError:
     remedy = "move it away" if os.path.lexists(path) else "write one that is"
     return SettingError(
-        f"{path} is not in {sweep / files.SUMS}, so it is no trial of this sweep; {remedy}."
+        f"{path} is not in {sweep / files.SUMS}, so it is not a trial of this "
+        f"sweep; {remedy}."
     )
 
 
@@ -281,7 +282,7 @@ def _runs_in_group(sweep: Path, folder: Path) -> list[Path]:
         groups = filter(Path.is_dir, store.contents(sweep / store.GROUPS))
         names = sorted(path.name for path in groups)
         there = f"its groups are {', '.join(names)}" if names else "it has none yet"
-        raise SettingError(f"{folder} is no group of the sweep {sweep}: {there}.")
+        raise SettingError(f"{folder} is not a group of the sweep {sweep}: {there}.")
     known = trials_in(sweep)
     numbers = trials_of_group(folder)
     folders = [sweep / trial_folder(number) for number in numbers]

@@ -596,7 +596,7 @@ def _checked_options(config: Config, kind: str) -> Mapping[str, Any]:
     options = getattr(config, f"{kind}_options")
     if not isinstance(options, Mapping):
         raise SettingError(
-            f"{kind}_options={options!r} is no dict; write one of options and their "
+            f"{kind}_options={options!r} is not a dict; write one of options and their "
             "values, {} for none."
         )
     given = dict(options)

@@ -104,7 +104,9 @@ def check_function(kind: str, function: Any) -> None:
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError) as error:
-        raise SettingError(f"{begins}: an annotation is no type ({error}).") from None
+        raise SettingError(
+            f"{begins}: an annotation is not a type ({error})."
+        ) from None
     parameters = list(inspect.signature(function).parameters.values())
     first = parameters[: len(given)]
     variable = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)

@@ -164,7 +164,7 @@ def _task_of(
         is_number = any(jnp.issubdtype(moment.dtype, kind) for kind in kinds)
         if not is_number or not np.isfinite(moment).all():
             raise SettingError(
-                f"{name}={moment.tolist()!r} is no finite number; write one, or one per "
+                f"{name}={moment.tolist()!r} is not a finite number; write one, or one per "
                 "channel."
             )
         if moment.ndim > len(input_shape) or any(

@@ -109,7 +109,7 @@ def with_ways(task: Task, ways: str | Mapping[Layer, str]) -> Task:
             check.one_of(f"the way of {layer}", way, WAYS)
             if not can(way, layer):
                 raise SettingError(
-                    f"{way} is no way to compute {layer}: it takes float32 kernels of "
+                    f"{way} is not a way to compute {layer}: it takes float32 kernels of "
                     "3 x 3 or 5 x 5 moved by one pixel; write shifts, patches or lax."
                 )
         choose = known.get

@@ -48,7 +48,8 @@ def bases_of(
                 "that it shows, or leave out --best."
             )
         raise SettingError(
-            f"base={base} is no ranked run of those that are compared; {known} the folder "
+            f"base={base} is not a ranked run of those that are compared; "
+            f"{known} the folder "
             "of a run that did not train on its test set."
         )
     return bases

@@ -171,7 +171,8 @@ def sheets(
     for target in targets:
         if not 0 < target < 1:
             raise SettingError(
-                f"target={target:g} is no accuracy to reach; write a number between 0 and "
+                f"target={target:g} is not an accuracy to reach; write a number "
+                "between 0 and "
                 "1, as in --target 0.9."
             )
     notes = [  # before the trials of a sweep that goes on are looked for
@@ -267,7 +268,8 @@ def _sheet(
     elif called is None and (several := with_several_lines(group)):
         notes.append(
             f"no difference: {', '.join(several)} {'have' if len(several) > 1 else 'has'} "
-            "several lines, and the best by test accuracy is no base; name one with --base"
+            "several lines, and the best by test accuracy is not a base; name "
+            "one with --base"
         )
     if own_models:
         which = sorted({client_examples_of(summary) for _, summary in group.runs})

@@ -48,7 +48,7 @@ def lacking(runs: Sequence[Run]) -> list[str]:
         for lacks, methods in without.items()
         if lacks
     ] + [
-        f"{which} is no control of {', '.join(folders)}: it has {differs}."
+        f"{which} is not a control of {', '.join(folders)}: it has {differs}."
         for (which, differs), folders in others.items()
     ]
 

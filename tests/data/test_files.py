@@ -157,8 +157,8 @@ def one_sentence(error) -> str:
 
 
 BROKEN = [
-    (TRAIN_IMAGES, b"", "no gzip file: it begins with nothing"),
-    (TRAIN_IMAGES, b"\0\0\x08\x03", "no gzip file: it begins with 00 00, not 1f"),
+    (TRAIN_IMAGES, b"", "not a gzip file: it begins with nothing"),
+    (TRAIN_IMAGES, b"\0\0\x08\x03", "not a gzip file: it begins with 00 00, not 1f"),
     (TRAIN_IMAGES, gzip.compress(idx(np.ones((12, 5, 4))))[:-9], "be unpacked"),
     (TRAIN_IMAGES, gzip.compress(b""), "begins with nothing"),
     (TRAIN_IMAGES, gzip.compress(b"\0\0\x08\x03\0"), "inside its header of 16"),

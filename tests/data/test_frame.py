@@ -196,19 +196,19 @@ def refused(columns=(), **arguments):
 
 
 def test_columns_that_do_not_serve_are_named():
-    assert "client='usr' is no column of frame; did you mean 'user'?" in refused(
+    assert "client='usr' is not a column of frame; did you mean 'user'?" in refused(
         client="usr"
     )
-    assert "label='kinds' is no column of frame" in refused(label="kinds")
-    assert "features='weight' is no column" in refused(features=["age", "weight"])
+    assert "label='kinds' is not a column of frame" in refused(label="kinds")
+    assert "features='weight' is not a column" in refused(features=["age", "weight"])
     assert "are one column" in refused(client="kind")
     assert "'kind' is the label" in refused(features=["age", "kind"])
     assert "'age' is there twice" in refused(features=["age", "age"])
     assert "client='height' is a column of double" in refused(client="height")
     for label in (["kind", "age"], np.array(["kind", "age"])):
         assert "label=a" in refused(label=label, features="age")
-    assert "client=0 is no column of frame" in refused(client=0)
-    assert "features=7 is no column of frame" in refused(features=7)
+    assert "client=0 is not a column of frame" in refused(client=0)
+    assert "features=7 is not a column of frame" in refused(features=7)
     text = {"city": list("abcde")}
     assert "feature 'city' is a column of string, no numbers" in refused(text)
 
@@ -273,5 +273,5 @@ def test_a_test_table_must_be_like_the_frame():
     assert "label='kind' is a column of string in frame and of int64" in sentence(
         kind=[0, 1, 2, 0]
     )
-    assert "features='age' is no column of test" in sentence(age=None)
+    assert "features='age' is not a column of test" in sentence(age=None)
     assert "column 'age' of test lacks 1 values" in sentence(age=[1, 2, None, 3])

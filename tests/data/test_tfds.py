@@ -205,7 +205,7 @@ def test_a_feature_says_who_owns_a_row(tmp_path):
     assert sorted(numbered.clients.tolist()) == [0, 1, 2, 3, 4]
     for name, sentence in (
         ("writers", "did you mean 'writer'"),
-        ("label", "no feature of tfds:written besides its input and label"),
+        ("label", "not a feature of tfds:written besides its input and label"),
         ("weight", "weight is .*, not text or an integer"),
     ):
         with pytest.raises(ValueError, match=sentence):

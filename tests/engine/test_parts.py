@@ -136,7 +136,7 @@ BROKEN = {
         server(combine=fa.mean(lambda cohort: cohort.num_examples)),
         r"are int32\[3\], but .* not divided by their sum; return shares, such as by_ex",
     ),
-    "a report that is no dict": (
+    "a report that is not a dict": (
         server(report=lambda extra, upload, cohort: 1.0),
         "ServerRule.report .* returned 1.0; return a dict",
     ),

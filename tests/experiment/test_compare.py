@@ -309,7 +309,7 @@ def test_a_control_with_another_setting_is_none_and_the_setting_is_named(
     assert f"fnr stands here without its controls {lacks}:" in text
     for name in own:
         shown = {"fnr": "fnr(weight=0)"}.get(name, name)
-        said = f"control-{name}, {shown}, is no control of fnr: it has {says}."
+        said = f"control-{name}, {shown}, is not a control of fnr: it has {says}."
         assert said in text
     also = finished("fnr", 0.4, folder="also", weight=1.0, variant="linear", **run)
     files.write_listed(
@@ -337,7 +337,7 @@ def test_controls_of_an_earlier_version_averaged_over_a_public_batch(finished):
         finished("public_only", 0.6, **old),
     ]
     text = " ".join(printed([run, *controls]).split())
-    says = "is no control of run: it has algorithm.batch_loss=mean, not sum."
+    says = "is not a control of run: it has algorithm.batch_loss=mean, not sum."
     assert text.count(says) == 3
     assert "control" not in printed([alike, *controls])
 
@@ -496,13 +496,15 @@ def test_no_difference_is_taken_where_accuracy_is_of_other_examples(seeds, finis
     text = printed(folders, base="fedavg")
     assert text.count("no difference: fedavg was not tested on these examples") == 1
     assert text.count("to base") == 2  # one head and the note below that table
-    with pytest.raises(SettingError, match="base=leaks-fedavg is no ranked run"):
+    with pytest.raises(SettingError, match="base=leaks-fedavg is not a ranked run"):
         printed(folders, base="leaks-fedavg")
 
 
 def test_a_base_that_is_not_there_or_means_several_lines_is_refused(seeds, finished):
     folders = [*seeds["fedavg"], *seeds["moon"]]
-    known = "base=fedprx is no ranked run .*; write one of moon, fedavg, or the folder"
+    known = (
+        "base=fedprx is not a ranked run .*; write one of moon, fedavg, or the folder"
+    )
     with pytest.raises(SettingError, match=known):
         printed(folders, base="fedprx")
     other = finished("fedavg", 0.51, folder="other", lr=0.2)
@@ -661,7 +663,7 @@ def test_nothing_is_chosen_by_test(finished, capsys):
     (sheet,) = sheets(folders)  # nor is a base
     assert "to base" not in sheet.head and "base" not in sheet.numbers[0]
     assert sheet.notes[-1] == (
-        "no difference: fedprox has several lines, and the best by test accuracy is no "
+        "no difference: fedprox has several lines, and the best by test accuracy is not a "
         "base; name one with --base"
     )
     assert "to base" in sheets(folders, base="fedavg")[0].head
@@ -815,7 +817,7 @@ def test_rounds_to_a_target_and_the_speed_up_seed_by_seed(finished):
     with pytest.raises(SettingError, match="fednova has no evaluation in its metrics"):
         printed([*folders, bare], targets=(0.9,))
     for wrong in (0.0, 1.0, 90.0, float("nan")):
-        with pytest.raises(SettingError, match="target=.* is no accuracy to reach"):
+        with pytest.raises(SettingError, match="target=.* is not an accuracy to reach"):
             printed(folders, targets=(0.9, wrong))
 
 
@@ -942,9 +944,9 @@ def test_the_command_takes_a_base_and_targets(seeds, capsys):
     for wrong, sentence in [
         (
             ["--base", "nowhere", "--plot", str(picture)],
-            "base=nowhere is no ranked run",
+            "base=nowhere is not a ranked run",
         ),
-        (["--target", "0.5", "90"], "target=90 is no accuracy to reach"),
+        (["--target", "0.5", "90"], "target=90 is not an accuracy to reach"),
     ]:
         assert main(["compare", *folders, *wrong]) == 2
         assert sentence in capsys.readouterr().err

@@ -114,12 +114,13 @@ BOTH = {  # ways to write two options of one name, beside one that is alone in i
         ),
         (
             '[algorithm]\nname = "fedprox"\nlr = 0.05',
-            "line 3: lr is no option of algorithm fedprox but a setting of the run; write "
+            "line 3: lr is not an option of algorithm fedprox but a setting of "
+            "the run; write "
             "it above the tables",
         ),
         (
             '[algorithm]\nname = "fedprox"\nconcentration = 0.1',
-            "line 3: concentration is no option of algorithm fedprox but of partition "
+            "line 3: concentration is not an option of algorithm fedprox but of partition "
             r"dirichlet; write it below \[partition\]",
         ),
     ],
@@ -383,7 +384,7 @@ def test_fedssg_is_told_the_rounds_and_the_share_of_a_uniform_cohort(monkeypatch
         ),
         (
             {"algorithm_options": [1]},
-            "algorithm_options=[1] is no dict; write one of opt",
+            "algorithm_options=[1] is not a dict; write one of opt",
         ),
     ],
 )
@@ -412,12 +413,12 @@ def test_every_algorithm_takes_the_local_steps_it_is_told_or_refuses(name):
     "base, says",
     [
         ("fedyn", "base='fedyn' is unknown; did you mean 'feddyn'"),
-        ("feddyn(", r"base='feddyn\(' is no algorithm; write its name, or"),
-        ("feddyn(0.1)", "is no algorithm; write its name"),
-        ("feddyn(alpha=hello)", "has an option that is no value; write a number"),
-        ("feddyn(**{})", "is no algorithm; write its name"),
+        ("feddyn(", r"base='feddyn\(' is not an algorithm; write its name, or"),
+        ("feddyn(0.1)", "is not an algorithm; write its name"),
+        ("feddyn(alpha=hello)", "has an option that is not a value; write a number"),
+        ("feddyn(**{})", "is not an algorithm; write its name"),
         ("public_only(epochs=1)", "^base=public_only trains no client, so that"),
-        ("-" * 5000 + "1", "is no algorithm; write its name"),
+        ("-" * 5000 + "1", "is not an algorithm; write its name"),
         (
             "feddyn(alpa=1)",
             r"^base=feddyn\(alpa=1\) has no option alpa; did you mean 'alpha'\?",

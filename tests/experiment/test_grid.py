@@ -89,7 +89,10 @@ def test_the_resolved_sweep_is_the_sweep(tmp_path, sweep):
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("x = 1", "line 1: x is no part of a sweep; write one of folder, run, grid."),
+        (
+            "x = 1",
+            "line 1: x is not a part of a sweep; write one of folder, run, grid.",
+        ),
         ("rounds = 1", "line 1: rounds is a setting of runs; write it below [run], or"),
         ("folder = 3", "line 1: folder=3; write a text."),
         (
@@ -106,7 +109,10 @@ def test_the_resolved_sweep_is_the_sweep(tmp_path, sweep):
         ("grid = 3", " has no grid; write [grid] and below it what varies"),
         ("[run]\nfolder = 'x'\n[grid]\nlr = [1]", "line 2: folder is that of the swee"),
         ("[grid]\nlr = []", "line 2: lr=[] is empty; write the values to try, as in"),
-        ("[grid]\nlr = 0.3", "line 2: lr=0.3 is no list; write the values to try, as "),
+        (
+            "[grid]\nlr = 0.3",
+            "line 2: lr=0.3 is not a list; write the values to try, as ",
+        ),
         ("[grid]\nlrr = [1]", "line 2: lrr is unknown; did you mean lr?"),
         ("[run]\nseed = 1\n[grid]\nlr = ['x']", "line 4: lr='x'; write a number."),
         (
@@ -179,15 +185,27 @@ def test_arrays_and_ranges_are_lists():
 @pytest.mark.parametrize(
     "source, says",
     [
-        ([1], r"sweep=\[1\] is no sweep; write the path of a TOML file, or a dict as"),
+        (
+            [1],
+            r"sweep=\[1\] is not a sweep; write the path of a TOML file, or a dict as",
+        ),
         (
             None,
-            "sweep=None is no sweep; write the path of a TOML file, or a dict as in",
+            "sweep=None is not a sweep; write the path of a TOML file, or a dict as in",
         ),
-        ({"grid": {"lr": np.array(0.1)}}, r"sweep: lr=0.1 is no list; .* lr = \[0.1\]"),
+        (
+            {"grid": {"lr": np.array(0.1)}},
+            r"sweep: lr=0.1 is not a list; .* lr = \[0.1\]",
+        ),
         ({"grid": {"lr": np.array([])}}, r"sweep: lr=\[\] is empty; write the values"),
-        ({"grid": {"lr": None}}, r"sweep: lr=None is no list; write .* lr = \[1, 2\]"),
-        ({"grid": {"lr": {0.1}}}, r"sweep: lr=\{0.1\} is no list; write the values to"),
+        (
+            {"grid": {"lr": None}},
+            r"sweep: lr=None is not a list; write .* lr = \[1, 2\]",
+        ),
+        (
+            {"grid": {"lr": {0.1}}},
+            r"sweep: lr=\{0.1\} is not a list; write the values to",
+        ),
         ({"grid": {"lr": np.ones((2, 2))}}, r"sweep: lr=\[1.0, 1.0\]; write a number"),
     ],
 )

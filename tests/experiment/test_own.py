@@ -256,7 +256,7 @@ def no_star(data_dir, size: int = 3): ...
         (
             "algorithm",
             unknown,
-            "an annotation is no type (name 'Number' is not defined",
+            "an annotation is not a type (name 'Number' is not defined",
         ),
         (
             "model",

@@ -263,7 +263,7 @@ def test_more_shards_than_trials_are_refused():
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/2", "1/b", "-1/2", "1/2/3", ""])
 def test_what_is_no_shard_is_told(text):
-    with pytest.raises(SettingError, match="is no shard; write which of how many"):
+    with pytest.raises(SettingError, match="is not a shard; write which of how many"):
         shard_of(text)
 
 
@@ -277,7 +277,7 @@ def test_a_shard_is_resumed_and_others_are_refused(copied, file, capsys, tmp_pat
         ),
         ([*told, "--shard", "1/3"], "holds"),  # finished: not overwritten
         (told, "holds a sweep in 3 shards, and all are finished; write fedjax-adapt"),
-        ([*told, "--shard", "4/3"], "shard='4/3' is no shard"),
+        ([*told, "--shard", "4/3"], "shard='4/3' is not a shard"),
         (["sweep", "merge"], "sweep merge got nothing; give the one folder"),
         (
             ["sweep", "merge", str(tmp_path)],
@@ -351,7 +351,7 @@ def no_groups(shard):
     [
         (gone, "trials/0001/files.sha256 is missing"),
         (no_summary, "trials/0001/summary.json is missing"),
-        (one_more, "trials/0009 is not in .*, so it is no trial of this sweep"),
+        (one_more, "trials/0009 is not in .*, so it is not a trial of this sweep"),
         (of_another, "trials/0001/files.sha256 is not as it was written"),
         (no_groups, "files.sha256 is missing"),
     ],

@@ -423,7 +423,7 @@ OTHERS = {  # what was done to the trials, and what is said of it
     "linked": (linked, "trials/0001/files.sha256 is missing"),
     "copied": (
         lambda trials: shutil.copytree(trials / "0001", trials / "0003"),
-        "trials/0003 is not in .*files.sha256, so it is no trial of this sweep",
+        "trials/0003 is not in .*files.sha256, so it is not a trial of this sweep",
     ),
 }
 
@@ -685,8 +685,10 @@ def test_a_group_stands_for_its_trials(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "sweep/trials/0000" in of("sweep/groups/" + first.name)
     for wrong, says in {
-        "groups/000-fedag": "is no group .*: its groups are 000-scaffold, 001-scaffold[.]",
-        "trials/0099": "is not in .*, so it is no trial of this sweep; write one that is",
+        "groups/000-fedag": "is not a group .*: its groups are 000-scaffold, "
+        "001-scaffold[.]",
+        "trials/0099": "is not in .*, so it is not a trial of this sweep; write "
+        "one that is",
     }.items():
         with pytest.raises(ValueError, match=says):
             sheets([f"sweep/{wrong}"])
@@ -919,7 +921,7 @@ def test_a_trial_that_diverges_stops_no_other_and_is_exit_code_1(
         ),
         (
             "sweep a.toml --xyz",
-            "--xyz is no flag of this sweep; fedjax-adapt sweep --help shows what there",
+            "--xyz is not a flag of this sweep; fedjax-adapt sweep --help shows what there",
         ),
     ],
 )

@@ -262,7 +262,7 @@ BAD = [  # what is in the file in place of the space, and what is said of it
     ),
     ({"space": {"lr": [0.1]}}, "lr=[0.1] is nothing to choose from"),
     ({"space": {"lr": [0.1, 0.1]}}, "is nothing to choose from"),
-    ({"space": {"lr": {"low": 0.1}}}, "is no range; write two numbers, as in lr ="),
+    ({"space": {"lr": {"low": 0.1}}}, "is not a range; write two numbers, as in lr ="),
     ({"space": {"lr": {"low": 1, "high": 0.1}}}, "lr: low=1 must be below high=0.1."),
     ({"space": {"lr": {**RATE, "low": 0}}}, "lr: log is of numbers above 0"),
     ({"space": {"lr": {**RATE, "step": 0.1}}}, "lr: log is of numbers above 0 without"),
@@ -275,7 +275,7 @@ BAD = [  # what is in the file in place of the space, and what is said of it
     ({"space": {"model": RATE}, "run": {}}, "model=0.001"),
     (
         {"space": {"seed": [0, 1]}},
-        "seed is no setting to choose, as the best would be luck",
+        "seed is not a setting to choose, as the best would be luck",
     ),
     (
         {"space": {"mu": [0, 1], "algorithm": ["fedprox", "fedavg"]}, "run": {}},
@@ -304,7 +304,7 @@ BAD = [  # what is in the file in place of the space, and what is said of it
         {"space": {"rounds": [1, 2]}, "run": {}, "tune": {"halve": 2}},
         "halve is about the",
     ),
-    ({"space": [1]}, "space is no table; write [space]"),
+    ({"space": [1]}, "space is not a table; write [space]"),
     (
         {"space": {"lr": RATE}, "tune": {"trials": 10**8}},
         "trials=100000000 must be at most",
@@ -321,7 +321,7 @@ BAD = [  # what is in the file in place of the space, and what is said of it
     ),
     (
         {"space": {"evaluate_on": ["test", "validation"]}},
-        "evaluate_on is no setting to",
+        "evaluate_on is not a setting to",
     ),
     ({"space": {"lr": RATE}, "folder": 3}, "folder=3; write a text."),
     (

@@ -410,7 +410,7 @@ def test_a_factory_is_taken_that_can_be_called_with_rngs_alone(factory):
 def test_a_standard_deviation_of_zero_is_refused():
     for name, moment in (("mean", np.nan), ("mean", "1"), ("std", [1, np.inf, 1, 1])):
         with pytest.raises(
-            ValueError, match=f"^{name}=.* is no finite number; write one"
+            ValueError, match=f"^{name}=.* is not a finite number; write one"
         ):
             fa.classification(Plain, (4,), **{name: moment})
     with pytest.raises(ValueError, match="std=0.0 must be above 0"):

@@ -98,7 +98,7 @@ def test_a_way_that_cannot_be_is_one_sentence(network):
     with pytest.raises(ValueError, match="is unknown; did you mean 'patches'"):
         with_ways(network, {LAYER: "patch"})
     strided = LAYER._replace(strides=(2, 2))
-    with pytest.raises(ValueError, match="winograd is no way to compute 50 x 14"):
+    with pytest.raises(ValueError, match="winograd is not a way to compute 50 x 14"):
         with_ways(network, {strided: "winograd"})
 
 

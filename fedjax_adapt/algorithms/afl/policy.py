@@ -202,7 +202,7 @@ def afl_best(state: State) -> Params:
     """The w with the least estimated loss of a run with `afl`, its result."""
     if not isinstance(state, State) or not isinstance(state.policy, AflState):
         raise SettingError(
-            f"afl_best got {check.kind_of(state)} that is no state of afl; write "
+            f"afl_best got {check.kind_of(state)} that is not a state of afl; write "
             "afl_best(state) with what train returned for afl(budget=15.0) or so."
         )
     return state.policy.best

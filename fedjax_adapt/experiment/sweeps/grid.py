@@ -92,7 +92,8 @@ def read_sweep(
         return source
     if not isinstance(source, str | Path | Mapping):
         raise SettingError(
-            f"sweep={source!r} is no sweep; write the path of a TOML file, or a dict as in "
+            f"sweep={source!r} is not a sweep; write the path of a TOML file, "
+            "or a dict as in "
             "{'run': {'algorithm': 'fedavg'}, 'grid': {'lr': [0.1, 0.03]}}."
         )
     path = None if isinstance(source, Mapping) else check.expanded("sweep=", source)
@@ -141,7 +142,7 @@ def read_sweep(
 def _misplaced(key: str) -> str:
     if key in common_options():
         return "is a setting of runs; write it below [run], or a list of them below [grid]."
-    return f"is no part of a sweep; {check.nearest(key, KEYS)}"
+    return f"is not a part of a sweep; {check.nearest(key, KEYS)}"
 
 
 def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
@@ -173,7 +174,7 @@ def _grids(tables: Mapping[str, Any], where: _Source) -> list[dict[str, list]]:
                     f"{at}: {name} changes no number of a run, so nothing varies; {rest}"
                 )
             if not isinstance(values, list) or not values:
-                came = "is empty" if values == [] else "is no list"
+                came = "is empty" if values == [] else "is not a list"
                 written = isinstance(values, bool | int | float | str)
                 example = toml.spelled(values) if written else "1, 2"
                 raise SettingError(

@@ -27,7 +27,7 @@ def shard_of(text: str) -> tuple[int, int]:
     if number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count):
         return int(number), int(count)
     raise SettingError(
-        f"shard={text!r} is no shard; write which of how many, as in 2/8.",
+        f"shard={text!r} is not a shard; write which of how many, as in 2/8.",
         setting="shard",
     )
 

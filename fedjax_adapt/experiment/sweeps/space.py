@@ -73,7 +73,8 @@ def read_search(
         return source._replace(**given)
     if not isinstance(source, str | Path | Mapping):
         raise SettingError(
-            f"tune={source!r} is no search; write the path of a TOML file, or a dict as in "
+            f"tune={source!r} is not a search; write the path of a TOML file, "
+            "or a dict as in "
             "{'run': {'rounds': 40}, 'space': {'lr': {'low': 0.01, 'high': 1}}}."
         )
     path = None if isinstance(source, Mapping) else check.expanded("tune=", source)
@@ -91,7 +92,7 @@ def _checked(tables: Mapping[str, Any], options: Mapping[str, Any]) -> Search:
     for name in TABLES[1:]:
         if not isinstance(tables.get(name, {}), Mapping):
             raise SettingError(
-                f"{name} is no table; write [{name}] above its settings."
+                f"{name} is not a table; write [{name}] above its settings."
             )
     run, space, in_file = (dict(tables.get(name, {})) for name in TABLES[1:])
     for name in in_file:
@@ -114,7 +115,8 @@ def _checked(tables: Mapping[str, Any], options: Mapping[str, Any]) -> Search:
     chosen = {**in_file, **options}
     if "rounds" in flat and "halve" in chosen:
         raise SettingError(
-            "halve is about the rounds of trials, so rounds is no setting to choose with "
+            "halve is about the rounds of trials, so rounds is not a setting to "
+            "choose with "
             "it; write rounds below [run]."
         )
     # all values, or the ends of a range
@@ -169,12 +171,12 @@ def _check_values(name: str, values: Any) -> None:
     """Raises SettingError unless these are a range or a list of values."""
     if name == "evaluate_on":
         raise SettingError(
-            "evaluate_on is no setting to choose; leave it out, as a search is on "
+            "evaluate_on is not a setting to choose; leave it out, as a search is on "
             "validation examples."
         )
     if name in LUCK:
         raise SettingError(
-            f"{name} is no setting to choose, as the best would be luck; write it below "
+            f"{name} is not a setting to choose, as the best would be luck; write it below "
             "[run]."
         )
     if isinstance(values, Mapping):
@@ -183,7 +185,7 @@ def _check_values(name: str, values: Any) -> None:
         numbers = [values.get(key) for key in ("low", "high")]
         if any(isinstance(n, bool) or not isinstance(n, int | float) for n in numbers):
             raise SettingError(
-                f"{name}={dict(values)} is no range; write two numbers, as in "
+                f"{name}={dict(values)} is not a range; write two numbers, as in "
                 f"{name} = {{ low = 1, high = 10 }}."
             )
         low, high = values["low"], values["high"]
@@ -233,7 +235,8 @@ def _distribution(name: str, values: Any, settings: Sequence[Any]) -> Any:
         return distributions.FloatDistribution(low, high, log=log, step=step)
     if type(low) is not int or step not in (None, int(step or 1)):
         raise SettingError(
-            f"{flat_name(name)}={dict(values)} is no range of whole numbers; write one, or "
+            f"{flat_name(name)}={dict(values)} is not a range of whole numbers; "
+            "write one, or "
             "a list of values."
         )
     return distributions.IntDistribution(low, high, log=log, step=int(step or 1))
