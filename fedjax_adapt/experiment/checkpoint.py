@@ -1,8 +1,8 @@
 """State to folder and back, whole or not at all: orbax, the last two kept.
 
 Of several processes the first writes and reads; the others are given their parts of the
-state, so they need not see the folder. Orbax's `CheckpointManager` was measured: it takes
-as long as its `StandardCheckpointer`, and has another layout than folders written so far.
+state, so they need not see the folder. Orbax's `CheckpointManager` would write another
+layout than that of all folders so far, so the two that are kept are counted here.
 """
 
 import errno
