@@ -17,6 +17,7 @@ import pytest
 from helpers import benchmark, constructed
 from matplotlib.figure import Figure
 
+import fedjax_adapt as fa
 from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.cli import (
     COMMANDS,
@@ -76,6 +77,19 @@ def test_the_readme_is_short():
 
 
 PAGES = [ROOT / "README.md", *DOCS, *sorted((ROOT / "benchmarks").glob("*.md"))]
+
+
+def test_the_guide_of_step_policies_has_all():
+    made = [getattr(fa, name) for name in fa.__all__]
+    found = [
+        one.__name__
+        for one in made
+        if inspect.isfunction(one)
+        and inspect.signature(one).return_annotation in (fa.StepPolicy, "StepPolicy")
+    ]
+    text = (ROOT / "docs/guides/step-policies.md").read_text()
+    assert len(found) > 5
+    assert [n for n in found if not re.search(rf"fa\.{n}\b", text)] == []
 
 
 def anchors(page):

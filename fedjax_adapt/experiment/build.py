@@ -12,7 +12,7 @@ it is written or shown, so that nothing that looks for a test accuracy finds it.
 import inspect
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -55,7 +55,7 @@ from ..participation import bernoulli, earliest, uniform
 from ..plan import Plan
 from . import objects, user_functions
 from .algorithm import build_algorithm, build_clock, cohort_size, matching_steps
-from .config import Config, partition_seed, to_settings
+from .config import Config, common_options, partition_seed, to_settings
 from .objects import OBJECT
 from .options import find
 from .store import ACCURACY, TRAINED, VALIDATED
@@ -377,10 +377,9 @@ def build_plan(config: Config) -> Plan:
         participation = earliest(config.participation)
     else:
         participation = uniform(cohort_size(config))
-    same = ("batch_size", "lr", "lr_decay", "momentum", "weight_decay", "clip_norm")
-    same += ("shuffle", "lanes", "devices", "client_memory", "nonfinite_updates")
+    same = {field.name for field in fields(Plan)} & common_options().keys()
     return Plan(
-        **{name: getattr(config, name) for name in same},
+        **{name: getattr(config, name) for name in same - {"participation", "rounds"}},
         max_steps=config.max_local_steps,
         participation=participation,
         clock=build_clock(config),

@@ -178,7 +178,7 @@ def test_a_new_algorithm_renames_nothing(monkeypatch):
 
     monkeypatch.setitem(ALGORITHMS, "newest", newest)
     assert (to_settings(before), to_toml(before)) == (settings, text)
-    assert config_hash(before) == "c237ea68"
+    assert config_hash(before) == "c237ea68", "is a new setting not in config.LATER?"
     assert hashes == [config_hash(from_settings({"dataset": "synthetic"}))]
     own = {"algorithm": "newest", "algorithm.concentration": 3.0}
     both = from_settings({**own, "partition.concentration": 0.7})
@@ -187,6 +187,17 @@ def test_a_new_algorithm_renames_nothing(monkeypatch):
     assert config_hash(both) != config_hash(other)
     with pytest.raises(ValueError, match="concentration is an option of algorithm new"):
         from_settings({"concentration": 0.7, **own})
+
+
+def test_every_setting_that_a_plan_has_arrives_in_it():
+    other = {"batch_size": 7, "lr": 0.3, "lr_decay": 0.9, "momentum": 0.5}
+    other |= {"weight_decay": 0.1, "clip_norm": 3.0, "shuffle": "none", "lanes": 2}
+    other |= {"devices": 2, "client_memory": "host", "nonfinite_updates": "leave_out"}
+    plan = build_plan(Config(**other, max_local_steps=5))
+    assert {name: getattr(plan, name) for name in other} == other
+    both = {field.name for field in dataclasses.fields(plan)} & {*common_options()}
+    assert other.keys() == both - {"participation", "rounds"} and plan.max_steps == 5
+    assert plan.participation is not None and plan.rounds is None
 
 
 def test_a_new_setting_has_the_name_of_no_option():

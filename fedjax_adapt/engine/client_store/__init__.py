@@ -27,7 +27,8 @@ class ClientStore(NamedTuple):
         it. Works under `jax.jit` and on shapes.
       move: (a state of another plan, or of a checkpoint) -> the same, brought from another
         number of devices or another memory to where `place` has it.
-      gather: (table, ids) -> where the rows of a cohort are, in a table of states.
+      gather: (table, ids) -> where the rows of a cohort are, one for each id, in a table
+        of states, which may have more.
       scatter: (table, ids, that table of states after the round) -> the new table.
       check_room: (state of one client, num_clients, slots of a cohort) raises SettingError
         unless the table fits.

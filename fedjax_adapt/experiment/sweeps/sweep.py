@@ -19,6 +19,7 @@ from ...data import FederatedDataset
 from ...engine import mesh, processes
 from ...engine.train import Callback, check_callback
 from ...errors import SettingError
+from ...plan import SCALARS
 from .. import checkpoint, files, objects, records, store, summary, toml, user_functions
 from ..build import Federation, auxiliary, build, counted, without_effect
 from ..config import identity
@@ -35,8 +36,8 @@ from .grid import Sweep, Trial, read_sweep, seed_hint
 from .groups import Group, groups_of
 from .results import client_figures, write_trials
 
-# settings that often vary, and that no number of owners hangs on
-TRAINING = ("lr", "lr_decay", "momentum", "weight_decay", "clip_norm", "epochs", "seed")
+# settings that often vary, and that do not decide how many clients there are
+TRAINING = (*SCALARS, "epochs", "seed")
 GROUP = "group.toml"  # of a group
 WHOSE = " of all trials"  # are the rounds of `Progress`
 
