@@ -162,6 +162,9 @@ def seeing(
             server=server(argument.server), client=client(argument.client)
         )
 
+    def renewed(state, params):
+        return state._replace(inner=renew(client(state), params))
+
     def shown(function):
         if function is None:
             return None
@@ -178,23 +181,22 @@ def seeing(
     wrapped |= {
         "init": local.init,
         "traffic": local.traffic,
-        "refined": renew
-        and (lambda state, params: state._replace(inner=renew(client(state), params))),
+        "refined": renew if renew is None or client is same else renewed,
         "check": local.check,
         "personal": personal
         and (lambda params, state: personal(params, client(state))),
     }
     refine = as_refinement(algorithm.refine)
 
+    def report(extra, sent, cohort):
+        return rule.report(server(extra), upload(sent), cohort)
+
+    busy = rule.busy and (lambda extra, busy=rule.busy: busy(server(extra)))
+    keeps = server is same and upload is same
     return Algorithm(
         local=local._replace(**wrapped),
         policy=_policy(algorithm.policy, shown, server, upload),
-        server=rule._replace(
-            report=lambda extra, sent, cohort: rule.report(
-                server(extra), upload(sent), cohort
-            ),
-            busy=rule.busy and (lambda extra, busy=rule.busy: busy(server(extra))),
-        ),
+        server=rule if keeps else rule._replace(report=report, busy=busy),
         refine=None if refine is None else _refinement(refine, inner),
     )
 

@@ -2,11 +2,13 @@
 
 import jax
 import numpy as np
+import optax
 import pytest
-from helpers import close, constructed, keys, start
+from helpers import close, constructed, keys, same, start
 
 import fedjax_adapt as fa
 from fedjax_adapt import diagnostics
+from fedjax_adapt.algorithms import ALGORITHMS
 
 WRAPPERS = {
     "top_k": lambda base: fa.with_compression(base, fa.top_k(0.2)),
@@ -108,3 +110,34 @@ def test_what_two_parts_show_under_one_name_is_refused(
     says = f"{whose} shows '{name}', which is the name of what {of} shows; give it"
     with pytest.raises(ValueError, match=says):
         start(made(fa.algorithms.fedavg()), task, data)
+
+
+AROUND = {  # a method whose clients keep something, moon
+    "compression": WRAPPERS["top_k"],
+    "server optimizer": lambda base: fa.with_server_optimizer(base, optax.adam(0.1)),
+    "averages": lambda base: fa.with_averages(base, clients=True),
+    "the cohort's average": fa.with_averages,
+    "personal parameters": lambda base: fa.with_personal(base, "b"),
+    "ditto": lambda base: ALGORITHMS["ditto"](base=base),
+    "fedbuff": lambda base: ALGORITHMS["fedbuff"](base=base, concurrency=9),
+}
+
+
+def inmost(state):
+    return inmost(state.inner) if hasattr(state, "inner") else state
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"), [(o, i) for o in AROUND for i in AROUND if o != i]
+)
+def test_a_refined_client_renews_the_state_inside_of_wrappers(outer, inner, task):
+    moon, params = constructed("moon"), task.init(jax.random.key(0))
+    try:
+        local = AROUND[outer](AROUND[inner](moon)).local
+    except fa.SettingError:
+        pytest.skip("refused, as one in the other")
+    new, state = jax.tree.map(lambda leaf: leaf + 1, params), local.init(params)
+    found = local.refined(state, new)
+    assert jax.tree.structure(found) == jax.tree.structure(state)
+    expected = moon.local.refined(moon.local.init(params), new)
+    assert same(inmost(found), expected) and inmost(state).previous is not new
