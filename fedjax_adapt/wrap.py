@@ -163,6 +163,7 @@ def seeing(
         )
 
     def renewed(state, params):
+        assert renew is not None
         return state._replace(inner=renew(client(state), params))
 
     def shown(function):
