@@ -9,6 +9,7 @@ from helpers import close, constructed, keys, same, start
 import fedjax_adapt as fa
 from fedjax_adapt import diagnostics
 from fedjax_adapt.algorithms import ALGORITHMS
+from fedjax_adapt.averaging import Averaged
 
 WRAPPERS = {
     "top_k": lambda base: fa.with_compression(base, fa.top_k(0.2)),
@@ -141,3 +142,11 @@ def test_a_refined_client_renews_the_state_inside_of_wrappers(outer, inner, task
     assert jax.tree.structure(found) == jax.tree.structure(state)
     expected = moon.local.refined(moon.local.init(params), new)
     assert same(inmost(found), expected) and inmost(state).previous is not new
+
+
+def test_a_report_is_shown_the_upload_of_the_method_inside():
+    report = lambda extra, upload, cohort: {"seen": upload.delta}
+    base = fa.Algorithm(server=fa.ServerRule(report=report))
+    upload = fa.Upload(Averaged(1.0, 2.0))
+    averaged = fa.with_averages(base).server
+    assert averaged.report(Averaged((), ()), upload, None) == {"seen": 1.0}

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -6,6 +8,9 @@ from fedjax_adapt.core import Info, Metrics
 from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import Config, rows, store
 from fedjax_adapt.experiment.loop import new_warning, of_trials
+from fedjax_adapt.experiment.sweeps.grid import Trial
+from fedjax_adapt.experiment.sweeps.groups import Group
+from fedjax_adapt.experiment.sweeps.sweep import notes_of
 
 # two rounds, three slots, five clients: round 1 has an empty slot, in round 2 client 4
 # sits out
@@ -260,6 +265,20 @@ def test_each_kind_of_warning_is_given_once_with_the_trials_it_is_of():
         "trial 15: a client's loss was not finite in the rounds up"
     )
     assert say(9) is None and given == {"cut", "idle", "broken"}
+
+
+def test_a_public_set_that_nobody_used_is_said_at_the_end():
+    log, config = rows.Log(None, num_clients=5, broadcast=9), Config(rounds=8)
+    say = lambda done: new_warning({None: config}, None, log, done, set())
+    assert say(4) is None
+    assert say(8).startswith("fedssg trained no client on the public set in any round;")
+
+
+def test_trials_of_a_search_are_called_by_their_numbers_there():
+    config = Config(algorithm="gift", algorithm_options={"initial_steps": 2}, rounds=9)
+    group = Group("000-gift", [Trial(0, {}, config, in_search=5)], [])
+    (note,) = notes_of(group, SimpleNamespace(public=None))
+    assert note.startswith("trial 5: with warmup=50 gift changes no local steps in 9")
 
 
 def test_a_warning_names_up_to_three_trials():
