@@ -2,15 +2,13 @@
 
 `make_round` traces every part once on abstract values, before anything is compiled. A part
 that raises, or returns something else than the engine can use, becomes one sentence that
-names it; but what a part of a method of this package raises is a bug, and stays what it is.
-`debug_round` runs the parts under the same checks.
+names it; `debug_round` runs the parts under the same checks.
 
 What is kept keeps its dtype. Only in half precision, or where `init` gave float32 under
 jax_enable_x64, a floating number may come in another and is rounded to what `init` gave, as
 a local step rounds its model.
 """
 
-import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
@@ -44,11 +42,6 @@ from ..errors import SettingError
 from . import returned
 
 MOST = 160  # characters of what another error says
-# where this package, other libraries and Python lie; anything else is a user's
-INSTALLED = (
-    str(Path(__file__).parents[1]),
-    *(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")),
-)
 
 # part -> (what it is given, what it returns)
 TAKES = {
@@ -113,7 +106,6 @@ def guarded(
 ) -> Callable:
     """`function`, which raises SettingError where it raises, or returns what is no use.
 
-    What a part of a method of this package raises is raised as it is, with a note.
 
     Args:
       part: its name in `TAKES`.
@@ -128,9 +120,6 @@ def guarded(
         except SettingError:
             raise
         except Exception as error:
-            if _is_ours(part, function, error):
-                error.add_note(f"{name} takes {TAKES[part]}.")
-                raise
             raise _raised(part, name, function, error) from error
         if accept is not None:
             accept(name, result, *arguments)
@@ -144,16 +133,6 @@ def name_of(function: Callable) -> str:
     function = getattr(function, "func", function)
     name = getattr(function, "__qualname__", type(function).__name__)
     return name.replace(".<locals>", "")
-
-
-def _is_ours(part: str, function: Callable, error: Exception) -> bool:
-    """Whether a part of a method of this package raised, and called nothing of a user's."""
-    module = getattr(getattr(function, "func", function), "__module__", None) or ""
-    ours = module.split(".")[0] == __package__.split(".")[0]
-    if not ours or part.split(".")[0] in ("Task", "Participation"):
-        return False
-    frames = traceback.extract_tb(error.__traceback__)
-    return all(frame.filename.startswith(INSTALLED) for frame in frames)
 
 
 def _raised(part: str, name: str, function: Callable, error: Exception) -> Exception:

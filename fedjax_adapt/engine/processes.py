@@ -84,8 +84,8 @@ def agreed() -> Iterator[None]:
     """Ends well in every process or in none.
 
     Raises:
-      Refused: with the sentence of the first process whose block raised. A process that
-        is alone raises its own, and so does one that met a bug.
+      Refused: with the sentence of the first process whose block raised a ValueError. A
+        process that is alone raises its own.
     """
     if not several():
         yield
@@ -93,11 +93,9 @@ def agreed() -> Iterator[None]:
     mine = None
     try:
         yield
-    except Exception as error:
+    except ValueError as error:
         mine = error
     said = [sentence for sentence in of_all(mine and str(mine)) if sentence is not None]
-    if mine is not None and not isinstance(mine, SettingError):
-        raise mine
     if said:
         raise Refused(said[0]) from mine
 

@@ -110,6 +110,8 @@ def new_warning(
     """
     found: dict[str, dict[str, list[int | None]]] = {}
     for trial, config in configs.items():
+        if trial in log.over:  # diverged, which its results say
+            continue
         tally = log.tallies[trial]
         for kind, text in _warnings(config, max_steps, tally, done).items():
             found.setdefault(kind, {}).setdefault(text, []).append(trial)

@@ -1,7 +1,6 @@
 """What a part returns that the engine cannot use is one sentence, before any round runs."""
 
 import inspect
-import sys
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -169,17 +168,6 @@ def test_a_part_that_breaks_its_contract_is_named(algorithm, sentence, task, dat
     with pytest.raises(ValueError, match=sentence) as caught:
         fa.make_round(algorithm, task, data, PLAN)
     assert "\n" not in str(caught.value).split("\n----")[0]
-
-
-def test_what_a_part_of_the_package_raises_is_a_bug(task, data, monkeypatch):
-    """It shows its traceback, and the note says where."""
-    algorithm = ALGORITHMS["fedprox"](mu=0.1)
-    module = sys.modules[ALGORITHMS["fedprox"].__module__]
-    monkeypatch.setattr(module, "optax", None)
-    with pytest.raises(AttributeError, match="no attribute 'tree'") as caught:
-        fa.make_round(algorithm, task, data, PLAN)
-    note = "LocalRule.correct (fedprox.correct) takes (grads, view) and returns a"
-    assert caught.value.__notes__[0].startswith(note)
 
 
 def test_what_a_user_wrote_is_named_inside_a_wrapper(task, data):

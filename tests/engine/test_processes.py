@@ -63,14 +63,6 @@ def test_what_one_process_refuses_all_refuse(votes):
     assert isinstance(error.value.__cause__, SettingError)
 
 
-def test_a_bug_in_one_process_ends_the_others_in_a_sentence(votes):
-    votes += [None, "a bug"]
-    with pytest.raises(KeyError, match="mine"), processes.agreed():
-        raise KeyError("mine")
-    with pytest.raises(processes.Refused, match="a bug"), processes.agreed():
-        pass
-
-
 def test_what_differs_is_named(votes):
     votes += [{"lr": 0.1, "seed": 0}, {"lr": 0.1, "seed": 1}]
     processes.check_same({"lr": 0.1, "seed": 0})

@@ -253,6 +253,8 @@ def test_each_kind_of_warning_is_given_once_with_the_trials_it_is_of():
     for trial in (1, 2, 4, 5):
         log.tallies[trial].cut, log.tallies[trial].asked = 2, 9
     log.tallies[4].cut = 4
+    log.tallies[0].broken = 8
+    log.over.add(0)  # it diverged, and nothing was refused
     log.tallies[3].idle = log.tallies[5].broken = 8
     given = set()
     say = lambda done: new_warning(configs, 3, log, done, given, lambda i: i + 10)
