@@ -82,7 +82,7 @@ def with_several_lines(group: Group) -> list[str]:
 
 
 def _base_of_each(lines: Sequence[Line], here: Sequence[int], base: str) -> Bases:
-    """The place of the one line that `base` means, or of several that with the settings.
+    """For each line the place of its base: the line meant, or that with its settings.
 
     Args:
       lines: of a table.
