@@ -149,8 +149,8 @@ def seeing(
     """The same algorithm inside a wrapper that keeps states of its own.
 
     Whatever is handed a server extra, a client state or a combined upload is handed
-    `server(extra)`, `client(state)` and `upload(combined)` instead; `LocalRule.refined`
-    renews what lies in the wrapper's `state.inner`. What makes them, `LocalRule.init`, the
+    `server(extra)`, `client(state)` and `upload(combined)` instead; with `client`,
+    `LocalRule.refined` renews the `inner` of the wrapper's state. What makes them, `LocalRule.init`, the
     results of `LocalRule.finish` and the server's `init`, `combine` and `update`, is the
     wrapper's to replace.
     """

@@ -106,7 +106,6 @@ def guarded(
 ) -> Callable:
     """`function`, which raises SettingError where it raises, or returns what is no use.
 
-
     Args:
       part: its name in `TAKES`.
       function: what it is.

@@ -35,7 +35,7 @@ _INSTALLED = {"site-packages", "dist-packages"}  # folders of other libraries
 
 def fingerprint(value: Any) -> str:
     """The SHA-256 of an object, in hexadecimal; the same in every process of one Python."""
-    return _Walk().of(value)
+    return _Traversal().of(value)
 
 
 def enclosed_by(function: types.FunctionType) -> list[Any]:
@@ -49,7 +49,7 @@ def enclosed_by(function: types.FunctionType) -> list[Any]:
     return found
 
 
-class _Walk:
+class _Traversal:
     """One pass over an object and all that it holds."""
 
     def __init__(self, open_: Iterable[int] = ()) -> None:
@@ -112,7 +112,7 @@ class _Walk:
             yield from self.all(item for pair in value.items() for item in pair)
         elif isinstance(value, set | frozenset):
             # each by itself, as their order is not that of another process
-            yield from sorted(_Walk(self.open).of(item) for item in value)
+            yield from sorted(_Traversal(self.open).of(item) for item in value)
         elif isinstance(value, list | tuple):
             yield self.of(kind) if kind not in (list, tuple) else ""
             yield from self.all(value)

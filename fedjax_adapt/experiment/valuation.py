@@ -155,8 +155,9 @@ def replay(
 
     Returns:
       The number of the round, as the run's tables count (1 is the first), the server's
-      model before it, what it shows, `clients` being their displacements from that model
-      [cohort, ...], and its rows of the table `clients`, as the run would write them.
+      model before it, what it shows, and its rows of the table `clients`, as the run would
+      write them. `clients` of what it shows are the displacements from that model of those
+      who trained, [cohort, ...]; others have no meaning.
 
     Raises:
       SettingError: no checkpoint can be read, or there are not as many devices.

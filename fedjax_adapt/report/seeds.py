@@ -73,7 +73,7 @@ def settings_but(config: dict[str, Any], *others: str) -> dict[str, Any]:
 def shared_settings(of_runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The settings that all runs of a line have alike; of one run all that are given.
 
-    `of_runs` has for each run the settings by which lines are told apart.
+    `of_runs` has for each run the settings that distinguish lines.
     """
     first, *others = of_runs
     alike = lambda n: n != FOLLOWS and all(of.get(n) == first[n] for of in others)

@@ -324,8 +324,8 @@ class _Runner:
         def report(done: int, latest: tuple[float, float], rate: float) -> None:
             rounds = self.before + rows.start * config.rounds + done * len(rows)
             rate *= len(rows)
-            most = program.max_steps, log, done, given
-            warning = new_warning(configs, *most, names.__getitem__)
+            so_far = program.max_steps, log, done, given
+            warning = new_warning(configs, *so_far, names.__getitem__)
             figures = (*latest, rate, warning, shown)
             self.progress(Progress(rounds, self.total, *figures, whose=WHOSE))
 
