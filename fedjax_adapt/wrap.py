@@ -150,9 +150,9 @@ def seeing(
 
     Whatever is handed a server extra, a client state or a combined upload is handed
     `server(extra)`, `client(state)` and `upload(combined)` instead; with `client`,
-    `LocalRule.refined` renews the `inner` of the wrapper's state. What makes them, `LocalRule.init`, the
-    results of `LocalRule.finish` and the server's `init`, `combine` and `update`, is the
-    wrapper's to replace.
+    `LocalRule.refined` renews the `inner` of the wrapper's state. What makes them,
+    `LocalRule.init`, the results of `LocalRule.finish` and the server's `init`, `combine`
+    and `update`, is the wrapper's to replace.
     """
 
     def inner(argument):
