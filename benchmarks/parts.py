@@ -24,6 +24,7 @@ from fedjax_adapt.engine import mesh, steps, xla
 from fedjax_adapt.engine.batches import batch_at
 from fedjax_adapt.engine.build import num_lanes_of
 from fedjax_adapt.engine.cohort import num_devices_of, sample_cohort
+from fedjax_adapt.engine.setup import Setup
 from fedjax_adapt.experiment import checkpoint
 from fedjax_adapt.experiment.program import measure
 from fedjax_adapt.experiment.rows import Log
@@ -48,7 +49,8 @@ class Work(NamedTuple):
     @property
     def num_lanes(self) -> int:
         """Clients side by side on each."""
-        return num_lanes_of(fa.algorithms.fedavg(), self.task, self.data, self.plan)
+        algorithm = fa.algorithms.fedavg()
+        return num_lanes_of(Setup(algorithm, self.task, self.data, self.plan))
 
 
 def send_nothing(run: fa.LocalRun) -> tuple[fa.Upload, Any]:

@@ -29,6 +29,7 @@ from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.core import precise
 from fedjax_adapt.engine import lanes, memory, mesh, processes
 from fedjax_adapt.engine.client_store import store_of
+from fedjax_adapt.engine.setup import Setup
 from fedjax_adapt.experiment import program
 from fedjax_adapt.experiment.sweeps import compiled_group
 from fedjax_adapt.generators import latent_generator
@@ -174,7 +175,8 @@ def build(setting: dict[str, Any]) -> Built:
         with platform_is(platform, devices):
             state = store_of(plan).place(state, num_devices)
     with platform_is(platform):
-        turns = steps_of_busiest(algorithm, task, data, plan, round_fn.step.pace)
+        setup = Setup(algorithm, task, data, plan, round_fn.step.pace)
+        turns = steps_of_busiest(setup)
     groups = -(-work.cohort // (round_fn.num_lanes * num_devices))
     built = partial(
         Built,
@@ -197,12 +199,12 @@ def build(setting: dict[str, Any]) -> Built:
     return built(function, (state, round_fn, measured, key), NUM_ROUNDS, state=state)
 
 
-def steps_of_busiest(algorithm, task, data, plan, pace) -> int | None:
+def steps_of_busiest(setup: Setup) -> int | None:
     """Steps of the lane that ends last, whole blocks, in the mean of some rounds.
 
     None: all clients take as many, or a policy cannot say.
     """
-    found = lanes.cohort_steps(algorithm.policy, task, data, plan)
+    found, plan, pace = lanes.cohort_steps(setup), setup.plan, setup.pace
     if pace.known is not None or found is None:
         return None
     together = plan.lanes * plan.devices

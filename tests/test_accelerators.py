@@ -15,6 +15,7 @@ import pytest
 from helpers import skip_without_cuda_compiler
 
 import fedjax_adapt as fa
+from fedjax_adapt.engine.setup import Setup
 from fedjax_adapt.engine.steps import Pace
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -318,10 +319,10 @@ def test_packed_steps_are_those_of_the_busiest_lane(accelerators, lanes, block, 
     data, longest = programs._data_of(kind)
     task = programs.rounds.task_of(kind.work)
     plan = programs.rounds.plan_of(kind.work, lanes=lanes)
-    given = fa.Algorithm(), task, data, plan
+    setup = Setup(fa.Algorithm(), task, data, plan, Pace(block=block))
     assert longest == 180
-    assert programs.steps_of_busiest(*given, Pace(block=block)) == found
-    assert programs.steps_of_busiest(*given, Pace(known=10)) is None
+    assert programs.steps_of_busiest(setup) == found
+    assert programs.steps_of_busiest(setup._replace(pace=Pace(known=10))) is None
 
 
 def test_a_line_that_is_there_is_not_made_again(

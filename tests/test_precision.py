@@ -25,7 +25,8 @@ import fedjax_adapt as fa
 from fedjax_adapt.algorithms.fnr import feature_norms
 from fedjax_adapt.core import clip
 from fedjax_adapt.core.precision import products
-from fedjax_adapt.engine.local import Client, Setup, full_loss_and_gradient, train_loss
+from fedjax_adapt.engine.local import Client, full_loss_and_gradient, train_loss
+from fedjax_adapt.engine.setup import Setup
 from fedjax_adapt.engine.steps import accumulator
 from fedjax_adapt.experiment import Config, run
 from fedjax_adapt.experiment.reading import read_settings

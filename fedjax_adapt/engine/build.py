@@ -16,9 +16,10 @@ from .batches import batch_size
 from .client_store import store_of
 from .cohort import num_devices_of, slots_per_device
 from .footprint import Footprint, footprint, readable
-from .initial import check_kinds, init_state
+from .initial import init_state
 from .lanes import choose, cohort_steps
 from .round import Round, checked, round_of
+from .setup import Setup, check_kinds
 from .step_time import work_of
 from .xla import arrays_of
 
@@ -42,42 +43,33 @@ def make_round(
         its kind; or a part of the algorithm does not return what it must.
     """
     call = "make_round(algorithm, task, data, plan)"
-    check_kinds(call, algorithm, task, data, plan)
+    check_kinds(call, Setup(algorithm, task, data, plan))
     algorithm = checked(algorithm, task, data, plan)
-    return round_of(algorithm, task, data, with_lanes(algorithm, task, data, plan))
+    return round_of(with_lanes(Setup(algorithm, task, data, plan)))
 
 
-def with_lanes(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> Plan:
-    """The plan with a number of lanes, for a round that is traced, where no policy says."""
-    return replace(plan, lanes=num_lanes_of(algorithm, task, data, plan))
+def with_lanes(setup: Setup) -> Setup:
+    """The setup, the lanes of its plan as a number, of an algorithm that is `checked`."""
+    return setup._replace(plan=replace(setup.plan, lanes=num_lanes_of(setup)))
 
 
-def num_lanes_of(
-    algorithm: Algorithm,
-    task: Task,
-    data: FederatedDataset,
-    plan: Plan,
-    tell: Callable[[str], object] = warnings.warn,
-) -> int:
+def num_lanes_of(setup: Setup, tell: Callable[[str], object] = warnings.warn) -> int:
     """The number of lanes of a round on one device.
 
     `tell` is called with a sentence where "auto" finds no room for as many as would be
     fastest.
     """
+    task, data, plan = setup[1:4]
     fastest = choose(
         plan.lanes,
         slots_per_device(data, plan),
         jax.eval_shape(task.init, jax.random.key(0)),
         batch_size(data, plan),
         num_devices_of(data, plan),
-        partial(cohort_steps, algorithm.policy, task, data, plan),
-        partial(work_of, task, data, plan),
+        partial(cohort_steps, setup),
+        partial(work_of, setup),
     )
-    if plan.lanes != "auto":
-        return fastest
-    return lanes_that_fit(algorithm, task, data, plan, fastest, tell)
+    return fastest if plan.lanes != "auto" else lanes_that_fit(setup, fastest, tell)
 
 
 def memory_needed(
@@ -95,7 +87,7 @@ def memory_needed(
       SettingError: as `make_round`.
     """
     call = "memory_needed(algorithm, task, data, plan)"
-    check_kinds(call, algorithm, task, data, plan)
+    check_kinds(call, Setup(algorithm, task, data, plan))
     round_fn = make_round(algorithm, task, data, plan)
     init = partial(init_state, algorithm, task, data, plan)
     key = jax.random.key(0)
@@ -108,12 +100,7 @@ def memory_needed(
 
 
 def lanes_that_fit(
-    algorithm: Algorithm,
-    task: Task,
-    data: FederatedDataset,
-    plan: Plan,
-    most: int,
-    tell: Callable[[str], object] = warnings.warn,
+    setup: Setup, most: int, tell: Callable[[str], object] = warnings.warn
 ) -> int:
     """The most lanes, up to `most`, that the memory of an accelerator has room for.
 
@@ -122,10 +109,7 @@ def lanes_that_fit(
     fit are three times 167.
 
     Args:
-      algorithm: as for `make_round`, like the next three.
-      task: what is learnt.
-      data: the federation, on the device already.
-      plan: how clients train; `plan.lanes` does not matter.
+      setup: its data on the device already; `plan.lanes` does not matter.
       most: lanes that are fastest where there is room.
       tell: called with a sentence where fewer are taken.
     """
@@ -137,8 +121,9 @@ def lanes_that_fit(
         return most
     free = min(frees)
     room = int(memory.SHARE * free)
-    if _at_most(algorithm, task, data, plan, most) <= room:
+    if _at_most(setup, most) <= room:
         return most
+    algorithm, task, data, plan = setup[:4]
     lanes, asked = most, ""
     while lanes > 1:
         needed = memory_needed(algorithm, task, data, replace(plan, lanes=lanes))
@@ -158,10 +143,9 @@ def lanes_that_fit(
     return lanes
 
 
-def _at_most(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan, lanes: int
-) -> int:
+def _at_most(setup: Setup, lanes: int) -> int:
     """The most memory that a round takes besides the data, by a guess."""
+    algorithm, task, data, plan = setup[:4]
     init = partial(init_state, algorithm, task, data, plan)
     state = jax.eval_shape(init, jax.random.key(0))
     batch = batch_size(data, plan), 4 * math.prod(data.x.shape[1:])

@@ -28,8 +28,9 @@ from .batches import batch_size
 from .build import lanes_that_fit, make_round
 from .cohort import num_devices_of, slots_per_device
 from .footprint import footprint
-from .initial import check_kinds, check_rule, init_state
+from .initial import init_state
 from .lanes import client_steps, cohorts
+from .setup import Setup, check_kinds, check_rule
 from .step_time import work_of
 
 CANDIDATES = (1, 5, 25, 100, 500)  # each is a program to compile
@@ -65,8 +66,8 @@ def fastest_lanes(
       SettingError: as `init_state` and `make_round` do.
     """
     call = "fastest_lanes(algorithm, task, data, plan)"
-    check_kinds(call, algorithm, task, data, plan)
-    check_rule(algorithm, data, plan)
+    check_kinds(call, Setup(algorithm, task, data, plan))
+    check_rule(Setup(algorithm, task, data, plan))
     # options that describe the federation do not hold of the few clients that are timed
     algorithm = algorithm._replace(local=algorithm.local._replace(check=None))
     data, plan = _usual_cohort(data, replace(plan, lanes="auto"))
@@ -78,11 +79,12 @@ def fastest_lanes(
         stay = lambda params, extra, upload, cohort: (params, extra)
         server = server._replace(busy=None, update=stay, report=no_report)
     algorithm = algorithm._replace(refine=refine, server=server)
-    steps = _few_steps(algorithm, task, data, plan)
+    steps = _few_steps(Setup(algorithm, task, data, plan))
     policy = algorithm.policy._replace(steps=lambda *_: jnp.asarray(steps))
     # caps were on the real number of steps
     algorithm = algorithm._replace(policy=policy._replace(max_steps=None))
     plan = replace(plan, max_steps=None)
+    setup = Setup(algorithm, task, data, plan)
     each = slots_per_device(data, plan)
     first = lanes.choose(
         "auto",
@@ -91,12 +93,12 @@ def fastest_lanes(
         batch_size(data, plan),
         num_devices_of(data, plan),
         lambda: steps[None],
-        partial(work_of, task, data, plan),
+        partial(work_of, setup),
     )
-    first = lanes_that_fit(algorithm, task, data, plan, first, lambda text: None)
+    first = lanes_that_fit(setup, first, lambda text: None)
 
     def seconds(number: int) -> float:
-        found = _seconds(algorithm, task, data, replace(plan, lanes=number))
+        found = _seconds(setup._replace(plan=replace(plan, lanes=number)))
         tell(number, found)
         return found
 
@@ -162,28 +164,24 @@ def _usual_cohort(data: FederatedDataset, plan: Plan) -> tuple[FederatedDataset,
     return data, replace(plan, devices=mesh.serving(num_devices, len(ids)))
 
 
-def _few_steps(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> np.ndarray:
+def _few_steps(setup: Setup) -> np.ndarray:
     """Fewer local steps for each client, in the proportions of the policy, [clients]."""
     steps = None
-    if algorithm.policy.update is None:  # else later rounds may have other steps
-        steps = client_steps(algorithm.policy, task, data, plan)
+    if setup.algorithm.policy.update is None:  # else later rounds may have other steps
+        steps = client_steps(setup)
     if steps is None:
-        steps = _steps_of_a_real_round(algorithm, task, data, plan)
-    holds = np.asarray(data.size) > 0
+        steps = _steps_of_a_real_round(setup)
+    holds = np.asarray(setup.data.size) > 0
     # who sits a round out takes part in others
     steps = np.where(holds, np.maximum(steps, 1), 0)
     return np.ceil(STEPS * steps / steps[holds].mean()).astype(np.int32)
 
 
-def _steps_of_a_real_round(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> np.ndarray:
+def _steps_of_a_real_round(setup: Setup) -> np.ndarray:
     """The clients' steps after some rounds of the policy, [clients]; else all alike."""
-    steps = np.ones(data.num_clients)
+    steps = np.ones(setup.data.num_clients)
     try:
-        again = _compiled(algorithm, task, data, plan)
+        again = _compiled(setup)
         if again is not None:
             for _ in range(REAL):
                 steps = np.asarray(again().num_steps)
@@ -193,13 +191,11 @@ def _steps_of_a_real_round(
     return steps
 
 
-def _seconds(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> float:
+def _seconds(setup: Setup) -> float:
     """The fastest of some rounds; infinite where they do not fit into memory."""
     taken: list[float] = []
     try:
-        again = _compiled(algorithm, task, data, plan)
+        again = _compiled(setup)
         if again is None:
             return math.inf
         again()
@@ -214,10 +210,9 @@ def _seconds(
     return min(taken)
 
 
-def _compiled(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> Callable[[], Info] | None:
+def _compiled(setup: Setup) -> Callable[[], Info] | None:
     """A function that runs the next round, from the first on; None: there is no room."""
+    algorithm, task, data, plan = setup[:4]
     state = init_state(algorithm, task, data, plan, jax.random.key(0))
     round_fn = make_round(algorithm, task, data, plan)
     arrays, rebuild = xla.arrays_of(round_fn)

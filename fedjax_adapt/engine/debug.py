@@ -64,11 +64,10 @@ from .cohort import (
     with_num_steps,
 )
 from .contract import guarded_algorithm, guarded_task
-from .initial import check_kinds, check_rule, check_state, strongly_typed
+from .initial import check_state, strongly_typed
 from .local import (
     Broadcast,
     Client,
-    Setup,
     advance,
     finished,
     start,
@@ -77,6 +76,7 @@ from .local import (
     view_of,
 )
 from .refine import REFINEMENT_PARTS, masked_report, public_steps, settled
+from .setup import Setup, check_kinds, check_rule
 from .train_cohort import per_client_run
 from .verify import verify
 
@@ -93,18 +93,20 @@ def debug_round(
       RuntimeError: the task or algorithm raised; names the client and where it stood.
     """
     call = "debug_round(algorithm, task, data, plan)"
-    check_kinds(call, algorithm, task, data, plan)
-    algorithm = settled(algorithm, task, data, plan)
-    check_rule(algorithm, data, plan)
+    setup = Setup(algorithm, task, data, plan)
+    check_kinds(call, setup)
+    setup = settled(setup)
+    check_rule(setup)
     try:
-        algorithm = verify(algorithm, task, data, plan)
+        setup = verify(setup)
     except SettingError:
         # the round raises it with client and step; what cannot be traced alone, such as
         # float(loss), runs in it, and is counted as a model each way
         one = Traffic(models_down=1, models_up=1, round_trips=1)
-        algorithm = algorithm._replace(local=algorithm.local._replace(traffic=one))
-    plan = with_lanes(algorithm, task, data, plan)
-    algorithm = guarded_algorithm(algorithm)
+        local = setup.algorithm.local._replace(traffic=one)
+        setup = setup._replace(algorithm=setup.algorithm._replace(local=local))
+    plan = with_lanes(setup).plan
+    algorithm = guarded_algorithm(setup.algorithm)
     task = guarded_task(task)
     setup = Setup(algorithm, task, data, plan)
     policy, server_rule = algorithm.policy, algorithm.server
@@ -115,7 +117,7 @@ def debug_round(
             return slow_round(state, key)
 
     def slow_round(state, key):
-        check_state(algorithm, task, data, plan, state)
+        check_state(setup, state)
         with jax.disable_jit(False):  # what a store does to a table may need programs
             state = store.move(state, 1)
             held = store.gather(state.clients, all_ids, 1)

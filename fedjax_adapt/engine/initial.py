@@ -1,4 +1,4 @@
-"""The state before round 0, and what it and a round are made from."""
+"""The state before round 0, and whether a state is a round's."""
 
 import inspect
 from functools import partial
@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import check
-from ..core import Algorithm, Array, Key, Origin, Params, Setting, State, Task
+from ..core import Algorithm, Array, Key, Origin, Params, State, Task
 from ..data.dataset import FederatedDataset
 from ..errors import SettingError
-from ..plan import SCALARS, Plan
+from ..plan import Plan
 from .client_store import store_of
-from .cohort import expected_share, num_devices_of, num_slots, participation_of
-from .contract import check_parts, guarded_algorithm, guarded_task
-from .local import is_zero
+from .cohort import num_devices_of, num_slots
+from .contract import guarded_algorithm, guarded_task
 from .refine import init_refinement
+from .setup import Setup, check_kinds
 
 ALGORITHMS = f"{__name__.partition('.')[0]}.algorithms."
 REFINEMENT = 1  # what the first key is folded in by, besides the model's own
@@ -36,7 +36,8 @@ def init_state(
         kind.
     """
     call = "init_state(algorithm, task, data, plan, jax.random.key(0))"
-    check_kinds(call, algorithm, task, data, plan, key=(key, check.key))
+    setup = Setup(algorithm, task, data, plan)
+    check_kinds(call, setup, key=(key, check.key))
     algorithm = guarded_algorithm(algorithm)
     params = guarded_task(task).init(key)
     client = algorithm.local.init(params)
@@ -53,9 +54,7 @@ def init_state(
         policy=algorithm.policy.init(params, num_clients),
         clients=(),
         round=jnp.zeros((), jnp.int32),
-        refine=init_refinement(
-            algorithm, task, data, plan, params, jax.random.fold_in(key, REFINEMENT)
-        ),
+        refine=init_refinement(setup, params, jax.random.fold_in(key, REFINEMENT)),
         origin=origin_of(algorithm, params),
     )
     # a buffer of its own for every leaf, so that the state can be donated
@@ -80,15 +79,14 @@ def origin_of(algorithm: Algorithm, params: Params) -> Origin:
     return Origin(name(local.finish, local.init), name(server.update, server.init))
 
 
-def check_state(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan, state: State
-) -> None:
+def check_state(setup: Setup, state: State) -> None:
     """Raises SettingError if it is the state of another algorithm, model or data set.
 
     A step policy that keeps nothing may follow any other: it leaves alone what that one
     kept. What two methods keep alike is known by `State.origin`, for those that come with
     this package.
     """
+    algorithm, task, data, plan = setup[:4]
 
     def made(key):
         params = task.init(key)
@@ -98,7 +96,7 @@ def check_state(
             store_of(plan).create(algorithm.local.init(params), data.num_clients, 1),
             algorithm.server.init(params),
             algorithm.policy.init(params, data.num_clients),
-            init_refinement(algorithm, task, data, plan, params, key),
+            init_refinement(setup, params, key),
         )
 
     check_round(state.round)
@@ -161,118 +159,6 @@ def check_round(done: Any) -> None:
     )
 
 
-def check_rule(
-    algorithm: Algorithm, data: FederatedDataset, plan: Plan, done: int = 0
-) -> None:
-    """Raises SettingError where the local or the server rule contradicts the run.
-
-    Args:
-      algorithm: of the run.
-      data: who takes part.
-      plan: of the run.
-      done: rounds that it will at least have.
-    """
-    sgd = algorithm.local.optimizer is None
-    if not sgd and not is_zero(plan.momentum):
-        raise SettingError(
-            f"momentum={plan.momentum} is of local SGD, but the clients have another "
-            "optimizer; write momentum=0, and give the optimizer its own.",
-            setting="momentum",
-        )
-    setting = Setting(
-        round=done,
-        lr=plan.lr,
-        base_lr=plan.lr,
-        weight_decay=plan.weight_decay,
-        momentum=plan.momentum if sgd else None,
-        mean_steps=None,
-        share=None,
-        num_clients=data.num_clients,
-        clip_norm=plan.clip_norm,
-        rounds=plan.rounds,
-        participation=expected_share(data, plan),
-        num_holders=data.num_holders,
-        lr_decay=plan.lr_decay,
-    )
-    if algorithm.local.check is not None:
-        algorithm.local.check(setting)
-    if algorithm.server.busy is not None:
-        _check_under_way(algorithm, plan)
-
-
-def _check_under_way(algorithm: Algorithm, plan: Plan) -> None:
-    """Raises SettingError unless clients may be under way when a round begins."""
-    if plan.clock is None:
-        raise SettingError(
-            "the server rule goes by who ends first, but the plan has no clock; write "
-            "Plan(clock=Clock(step_seconds=0.05))."
-        )
-    if participation_of(plan).order is None:
-        raise SettingError(
-            "the server rule passes over clients that are still under way, but the plan's "
-            "participation cannot; write Plan(cohort_size=10) for ten clients a round."
-        )
-    if algorithm.refine is not None:
-        raise SettingError(
-            "the algorithm refines models on a public set, for which a round's clients "
-            "must have ended, but its server rule does not wait for them; leave one out."
-        )
-
-
-def check_kinds(
-    call: str,
-    algorithm: Algorithm,
-    task: Task,
-    data: FederatedDataset,
-    plan: Plan,
-    **others: tuple[Any, Any],
-) -> None:
-    """`check.kinds` of what a round is made from, and of others.
-
-    Raises:
-      SettingError: one of them is of another kind, or a part of the algorithm is.
-    """
-    if isinstance(algorithm, Algorithm):
-        check_parts(algorithm)
-    check.kinds(
-        call,
-        algorithm=(algorithm, Algorithm),
-        task=(task, Task),
-        data=(data, FederatedDataset),
-        plan=(plan, Plan),
-        **others,
-    )
-
-
 def strongly_typed(new, old) -> Array:
     """`new` in the dtype of `old`, which gives way to no other, so that rounds scan."""
     return jax.lax.convert_element_type(new, jnp.result_type(old))
-
-
-def scalars_of(plan: Plan) -> dict[str, Any]:
-    """The plan's `SCALARS`, but for those that leave a term out, and rounds.
-
-    As host scalars, which go to whatever devices a program runs on.
-    """
-    given = {name: getattr(plan, name) for name in SCALARS}
-    found = {
-        name: _host_scalar(number)
-        for name, number in given.items()
-        if number is not None and not is_zero(number)
-    }
-    rounds = plan.rounds  # an integer to `Plan`, which a round makes again
-    if rounds is not None:
-        found["rounds"] = rounds if check.is_tracer(rounds) else int(rounds)
-    return found
-
-
-def _host_scalar(number: Any) -> Any:
-    """The same number, whose dtype gives way to others, but for an array of JAX's own."""
-    if check.is_tracer(number):
-        return number
-    if isinstance(number, jax.Array) and not number.weak_type:
-        return np.asarray(number)[()]
-    # 1 and np.float32(0.5) are no other program than 0.5
-    if isinstance(number, jax.Array | np.generic | np.ndarray | int):
-        return float(number)
-    return number

@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from .. import check
-from ..core import Algorithm, Params, StepPolicy, Task, measure_of, tree_bytes
+from ..core import Algorithm, Params, measure_of, tree_bytes
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import batch_size
@@ -33,6 +33,7 @@ from .cohort import (
     slots_per_device,
     with_num_steps,
 )
+from .setup import Setup
 from .step_time import ROOM, STEP, WAIT, Work, work_of
 from .steps import BLOCK, Pace, known_blocks
 
@@ -196,16 +197,13 @@ def block_of(
     return paced(steps, num_lanes, cohort_size, work)[1]
 
 
-def pace_of(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> Pace:
+def pace_of(setup: Setup) -> Pace:
     """The known step counts of rounds; `plan.lanes` is a number."""
-    known = fixed_steps(algorithm, task, data, plan)
+    known = fixed_steps(setup)
     if known is not None or jax.default_backend() == "cpu":
         return Pace(known)
-    steps = cohort_steps(algorithm.policy, task, data, plan)
-    of_client, size = work_of(task, data, plan), slots_per_device(data, plan)
-    return Pace(block=block_of(steps, int(plan.lanes), size, of_client))
+    lanes, size = int(setup.plan.lanes), slots_per_device(setup.data, setup.plan)
+    return Pace(block=block_of(cohort_steps(setup), lanes, size, work_of(setup)))
 
 
 def cohorts(data: FederatedDataset, plan: Plan) -> np.ndarray:
@@ -223,13 +221,13 @@ def cohorts(data: FederatedDataset, plan: Plan) -> np.ndarray:
     return np.sort(ids, axis=1)
 
 
-def client_steps(
-    policy: StepPolicy, task: Task, data: FederatedDataset, plan: Plan
-) -> np.ndarray | None:
+def client_steps(setup: Setup) -> np.ndarray | None:
     """Local steps of every client in the first round, [num_clients].
 
     None: they follow from what clients measure, or from a loss, or from what is traced.
     """
+    algorithm, task, data, plan = setup[:4]
+    policy = algorithm.policy
     if measure_of(policy).client is not None:
         return None
     params = jax.eval_shape(task.init, jax.random.key(0))
@@ -247,46 +245,37 @@ def client_steps(
         return None
 
 
-def cohort_steps(
-    policy: StepPolicy, task: Task, data: FederatedDataset, plan: Plan
-) -> np.ndarray | None:
+def cohort_steps(setup: Setup) -> np.ndarray | None:
     """Local steps of the clients of some rounds, [DRAWS, slots]; 0 in empty slots.
 
     None: as for `client_steps`.
     """
-    steps = client_steps(policy, task, data, plan)
+    steps, data, plan = client_steps(setup), setup.data, setup.plan
     try:
         return None if steps is None else np.append(steps, 0)[cohorts(data, plan)]
     except jax.errors.TracerArrayConversionError:  # who takes part is traced
         return None
 
 
-def fixed_steps(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> int | None:
+def fixed_steps(setup: Setup) -> int | None:
     """Local steps that every client takes which trains, in all rounds; None: they differ.
 
     The policy is traced to see what its answer hangs on. It is None as well where that is
     traced, or is who is there and slots may be empty.
     """
-    if measure_of(algorithm.policy).client is not None:
+    if measure_of(setup.algorithm.policy).client is not None:
         return None
-    steps = _fixed_steps(algorithm, task, data, plan)
-    if steps is None or plan.rounds is not None:
+    steps = _fixed_steps(setup)
+    if steps is None or setup.plan.rounds is not None:
         return steps
     # `train` says how many rounds there are; a round that is called by itself does not
-    other = _fixed_steps(algorithm, task, data, plan, rounds_follow=True)
+    other = _fixed_steps(setup, rounds_follow=True)
     return steps if steps == other else None
 
 
-def _fixed_steps(
-    algorithm: Algorithm,
-    task: Task,
-    data: FederatedDataset,
-    plan: Plan,
-    rounds_follow: bool = False,
-) -> int | None:
+def _fixed_steps(setup: Setup, rounds_follow: bool = False) -> int | None:
     """As `fixed_steps`; `rounds_follow`: the rounds of the run are an argument."""
+    algorithm, task, data, plan = setup[:4]
     policy = algorithm.policy
     width = batch_size(data, plan)
     sized = replace(data, size=jnp.asarray(data.size))  # NumPy takes no traced index

@@ -19,7 +19,6 @@ import optax
 
 from .. import check
 from ..core import (
-    Algorithm,
     Array,
     Batch,
     ClientState,
@@ -32,7 +31,6 @@ from ..core import (
     RefineState,
     ServerExtra,
     Setting,
-    Task,
     clip,
     of_widened,
     weighted_loss,
@@ -40,20 +38,11 @@ from ..core import (
 from ..data.dataset import FederatedDataset
 from ..plan import Plan
 from .batches import Rows, batch_at, batch_of, batch_size, epoch_steps, rows_at
+from .setup import Setup, is_zero
 from .steps import Pace, Parts, accumulator, repeat
 
 # what a client's key is folded in by for `LocalRun.key`: no part of the split key
 AFTERWARDS = np.uint32(2**32 - 1)
-
-
-class Setup(NamedTuple):
-    """The parts, task, data and plan of a run."""
-
-    algorithm: Algorithm
-    task: Task
-    data: FederatedDataset
-    plan: Plan
-    pace: Pace = Pace()
 
 
 class Broadcast(NamedTuple):
@@ -89,11 +78,6 @@ class Progress(NamedTuple):
     probe: PyTree
     loss: Array  # sums over the steps taken
     clipped: Array
-
-
-def is_zero(value) -> bool:
-    """Whether a number is known to be 0 now, so that its term can be left out."""
-    return not isinstance(value, jax.Array) and value == 0
 
 
 def optimizer(setup: Setup, setting: Setting) -> optax.GradientTransformation:

@@ -24,19 +24,17 @@ from ..core import (
     RefineSetup,
     RefineState,
     RoundView,
-    Task,
     as_refinement,
     by_row,
     model_weights,
     weighted_sum,
 )
-from ..data.dataset import FederatedDataset
 from ..errors import SettingError
-from ..plan import Plan
 from .batches import batch_size
 from .client_store.exchange import CohortRows, gather_rows, set_rows
 from .cohort import SECONDS, num_slots
 from .contract import guarded_task
+from .setup import Setup
 
 PUBLIC_STEPS = "public_steps"  # of a report, what `Info.public_steps` counts
 # as errors call them
@@ -53,10 +51,9 @@ class Shifted(NamedTuple):
     report: dict[str, Array]
 
 
-def refine_setup(
-    task: Task, data: FederatedDataset, plan: Plan, params: Params | None = None
-) -> RefineSetup:
+def refine_setup(setup: Setup, params: Params | None = None) -> RefineSetup:
     """The `RefineSetup` of a run. `params` None: shapes alone."""
+    task, data, plan = setup[1:4]
     if params is None:
         params = jax.eval_shape(task.init, jax.random.key(0))
     return RefineSetup(
@@ -72,48 +69,40 @@ def refine_setup(
     )
 
 
-def settled(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> Algorithm:
-    """The algorithm, the traffic of its refinement as numbers.
+def settled(setup: Setup) -> Setup:
+    """The setup, the traffic of its algorithm's refinement as numbers.
 
     Raises:
       SettingError: there is no public set, or something else the refinement needs; or the
         public set holds test examples.
     """
+    algorithm, task, data = setup[:3]
     refine = as_refinement(algorithm.refine)
     if refine is None:
-        return algorithm
+        return setup
     if refine.needs_public and data.public is None:
         raise SettingError(
             "the algorithm refines models on a public set but the data have none; give "
             "public=(x, y) to from_clients, or take another algorithm."
         )
-    setup = refine_setup(task, data, plan)
+    known = refine_setup(setup)
     if refine.check is not None:
-        refine.check(task, setup)
+        refine.check(task, known)
     if refine.needs_public:
         data.check_public()
-    number = lambda traffic: traffic(setup) if callable(traffic) else traffic
+    number = lambda traffic: traffic(known) if callable(traffic) else traffic
     refine = refine._replace(
         traffic=number(refine.traffic), traffic_refined=number(refine.traffic_refined)
     )
-    return algorithm._replace(refine=refine)
+    return setup._replace(algorithm=algorithm._replace(refine=refine))
 
 
-def init_refinement(
-    algorithm: Algorithm,
-    task: Task,
-    data: FederatedDataset,
-    plan: Plan,
-    params: Params,
-    key: Key,
-) -> RefineState:
+def init_refinement(setup: Setup, params: Params, key: Key) -> RefineState:
     """The state of the refinement before round 0."""
-    refine = as_refinement(algorithm.refine)
+    refine = as_refinement(setup.algorithm.refine)
     if refine is None:
         return ()
-    return refine.init(task, refine_setup(task, data, plan, params), key)
+    return refine.init(setup.task, refine_setup(setup, params), key)
 
 
 def refine_clients(

@@ -60,15 +60,9 @@ from .cohort import (
     setting_of,
     with_num_steps,
 )
-from .initial import (
-    check_round,
-    check_rule,
-    check_state,
-    scalars_of,
-    strongly_typed,
-)
+from .initial import check_round, check_state, strongly_typed
 from .lanes import executed_steps, pace_of
-from .local import Broadcast, Setup, train_loss
+from .local import Broadcast, train_loss
 from .refine import (
     REFINEMENT_PARTS,
     masked_report,
@@ -77,6 +71,7 @@ from .refine import (
     refine_server,
     settled,
 )
+from .setup import Setup, check_rule, scalars_of
 from .steps import Pace
 from .train_cohort import digest_cohort, measure_cohort, train_cohort
 from .verify import verify
@@ -200,7 +195,8 @@ class Round:
         algorithm, plan = self.step.algorithm, self.step.plan
         if plan.rounds is None:
             if algorithm.local.check is not None and not check.is_tracer(done):
-                check_rule(algorithm, self.data, plan, int(done) + more)
+                setup = Setup(algorithm, self.step.task, self.data, plan)
+                check_rule(setup, int(done) + more)
             scalars = {**self.scalars, "rounds": done + more}
             return replace(self, scalars=scalars)
         known = not (check.is_tracer(done) or check.is_tracer(plan.rounds))
@@ -220,21 +216,19 @@ def checked(
     Raises:
       SettingError: as `make_round`, but for the number of lanes.
     """
-    algorithm = settled(algorithm, task, data, plan)
-    check_rule(algorithm, data, plan)
-    algorithm = verify(algorithm, task, data, plan)
+    setup = settled(Setup(algorithm, task, data, plan))
+    check_rule(setup)
+    setup = verify(setup)
     _check_outputs(task, data)
-    return algorithm
+    return setup.algorithm
 
 
-def round_of(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> Round:
+def round_of(setup: Setup) -> Round:
     """The round of an algorithm that is `checked`; `plan.lanes` is a number."""
+    algorithm, task, data, plan = setup[:4]
     num_devices = num_devices_of(data, plan)
-    pace = pace_of(algorithm, task, data, plan)
+    step, store = Step(algorithm, task, plan, pace_of(setup)), store_of(plan)
     data = mesh.to_read(data, num_devices)
-    step, store = Step(algorithm, task, plan, pace), store_of(plan)
     return Round(data, scalars_of(plan), step, num_devices, store, int(plan.lanes))
 
 
@@ -256,8 +250,8 @@ def _check_outputs(task: Task, data: FederatedDataset) -> None:
 
 
 def _round(setup: Setup, state: State, key: Key) -> tuple[State, Info]:
-    algorithm, task, data, plan, _ = setup
-    check_state(algorithm, task, data, plan, state)
+    algorithm, task, data, plan = setup[:4]
+    check_state(setup, state)
     key_cohort, key_local, key_refine = jax.random.split(key, 3)
     key_train, key_measure = jax.random.split(key_local)
     key_refine_clients, key_refine_server = jax.random.split(key_refine)

@@ -15,11 +15,10 @@ from typing import NamedTuple
 import jax
 from jax.extend.core import Jaxpr
 
-from ..core import Task, tree_bytes
-from ..data.dataset import FederatedDataset
-from ..plan import Plan
+from ..core import tree_bytes
 from .batches import batch_size
 from .footprint import inner_jaxprs
+from .setup import Setup
 
 LAUNCH = 3e-6  # seconds of a kernel whatever its size
 WAIT = 15e-6  # until the host knows whether any client goes on
@@ -36,11 +35,12 @@ class Work(NamedTuple):
     room: float = 0.0  # to making room
 
 
-def work_of(task: Task, data: FederatedDataset, plan: Plan) -> Work:
+def work_of(setup: Setup) -> Work:
     """The seconds that a client of such a model and batch adds, on an H100.
 
     The model's products are done forwards and for two gradients.
     """
+    task, data, plan = setup[1:4]
     params = jax.eval_shape(task.init, jax.random.key(0))
     shape = batch_size(data, plan), *data.x.shape[1:]
     batch = jax.ShapeDtypeStruct(shape, data.x.dtype)

@@ -51,8 +51,9 @@ from .client_store.exchange import (
     write,
 )
 from .cohort import may_have_empty_slots, num_devices_of, without
-from .local import Broadcast, Client, Setup, parts_of, view_before, view_of
+from .local import Broadcast, Client, parts_of, view_before, view_of
 from .packing import pack
+from .setup import Setup
 from .steps import accumulator, in_groups, side_by_side, train, zeros_if_empty
 
 

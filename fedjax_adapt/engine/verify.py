@@ -9,13 +9,11 @@ import jax.numpy as jnp
 
 from .. import check
 from ..core import (
-    Algorithm,
     Outcome,
     Params,
     Refinement,
     RoundView,
     ServerRule,
-    Task,
     Upload,
     as_refinement,
     measure_of,
@@ -42,7 +40,6 @@ from .contract import check_traffic, guarded, guarded_algorithm, guarded_task, n
 from .local import (
     Broadcast,
     Client,
-    Setup,
     advance,
     finished,
     start,
@@ -51,13 +48,12 @@ from .local import (
     view_of,
 )
 from .refine import init_refinement, refine_server
+from .setup import Setup
 from .train_cohort import per_client_run
 
 
-def verify(
-    algorithm: Algorithm, task: Task, data: FederatedDataset, plan: Plan
-) -> Algorithm:
-    """The algorithm, every part traced once on abstract values.
+def verify(setup: Setup) -> Setup:
+    """The setup, every part of its algorithm traced once on abstract values.
 
     The traffic of its local rule are numbers then.
 
@@ -65,7 +61,7 @@ def verify(
       SettingError: a part raises, or returns what the engine cannot use; the sentence says
         which, what it returned and what was expected.
     """
-    size = num_slots(data, plan)
+    algorithm, task, data, plan = setup[:4]
     if data.noise is not None and data.noise.std.shape != (data.num_clients,):
         raise SettingError(
             f"data.noise is of {data.noise.std.size} clients but the data have "
@@ -73,31 +69,30 @@ def verify(
         )
     if plan.rounds is None:
         plan = replace(plan, rounds=1)  # whatever `train` will say
-    parts = guarded_algorithm(algorithm), guarded_task(task), plan
+    parts = Setup(guarded_algorithm(algorithm), guarded_task(task), data, plan)
     with precise(task):
-        once = partial(_once, parts, size)
+        once = lambda data, key: _once(parts._replace(data=data), key)
         model, upload = jax.eval_shape(once, data, jax.random.key(0))
     traffic = traffic_for(algorithm.local, model, upload)
     check_traffic("LocalRule.traffic", traffic)
-    return algorithm._replace(local=algorithm.local._replace(traffic=traffic))
+    local = algorithm.local._replace(traffic=traffic)
+    return setup._replace(algorithm=algorithm._replace(local=local))
 
 
-def _once(
-    parts: tuple, size: int, data: FederatedDataset, key: Any
-) -> tuple[Params, Upload]:
+def _once(setup: Setup, key: Any) -> tuple[Params, Upload]:
     """One client's step and one round's end, as the engine has them.
 
     Returns:
       A model, and what a client uploads.
     """
-    algorithm, task, plan = parts
-    setup = Setup(algorithm, task, data, plan)
+    algorithm, task, data, plan = setup[:4]
+    size = num_slots(data, plan)
     local, policy, server = algorithm.local, algorithm.policy, algorithm.server
     params = jax.tree.map(jnp.asarray, task.init(key))
     client = jax.tree.map(jnp.asarray, local.init(params))
     extra = jax.tree.map(jnp.asarray, server.init(params))
     kept = jax.tree.map(jnp.asarray, policy.init(params, data.num_clients))
-    refine_state = init_refinement(algorithm, task, data, plan, params, key)
+    refine_state = init_refinement(setup, params, key)
     refine = as_refinement(algorithm.refine) or Refinement()
 
     # where the first to end are the cohort, more start

@@ -48,6 +48,7 @@ from ..diagnostics import show_distance, show_parameters
 from ..engine.batches import batch_size
 from ..engine.contract import guarded_task
 from ..engine.mesh import check_environment
+from ..engine.setup import Setup
 from ..errors import SettingError
 from ..models import AUGMENTS, OF_PIXELS, classification, projected
 from ..models.ways import Layer, can, layers_of, with_ways
@@ -73,6 +74,11 @@ class Federation(NamedTuple):
     skew: Skew
     public: PublicSet | None = None  # set apart; data.public if the algorithm uses it
     labels: np.ndarray | None = None  # that the training examples were split by
+
+    @property
+    def setup(self) -> Setup:
+        """What its rounds are made from."""
+        return Setup(*self[:4])
 
 
 ORIGIN = {

@@ -97,7 +97,7 @@ def rounds_of(config: Config, federation: Federation, algorithm: Algorithm) -> R
     share = expected_share(data, plan)
     batch = batch_size(data, plan)
     everyone = gather_cohort(data, jnp.asarray(ids), jnp.int32(0), batch)
-    steps = client_steps(algorithm.policy, task, data, plan)
+    steps = client_steps(federation.setup)
     if steps is not None:
         everyone = everyone._replace(active=jnp.asarray(steps[ids] > 0))
     holders = np.asarray(everyone.num_examples) > 0

@@ -82,7 +82,7 @@ def preview(config: Config, resume: bool = False) -> Preview:
         notes.append(f"measured on {count} validation examples, which no client holds.")
     if tries_lanes(config, federation):
         notes.append("lanes are by rule here, and a run tries out which are fastest.")
-    lanes = num_lanes_of(*federation[:4], notes.append)
+    lanes = num_lanes_of(federation.setup, notes.append)
     rule = RULE if config.convolutions == AUTO else config.convolutions
     config = replace(config, lanes=lanes, convolutions=rule)
     federation = federation._replace(plan=build_plan(config))

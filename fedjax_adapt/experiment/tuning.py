@@ -89,10 +89,9 @@ def lanes_for(
     show: Callable[..., None] = lambda **said: None,
 ) -> int:
     """The lanes of a run, as its config says or "auto" finds; shows what is tried."""
-    algorithm, task, data, plan = federation[:4]
     if not tries_lanes(config, federation):
         fewer = lambda text: show(doing="compiling", note=text)
-        return num_lanes_of(algorithm, task, data, plan, fewer)
+        return num_lanes_of(federation.setup, fewer)
     file, work = cache_folder() / "lanes.json", _work(config, federation)
     found = read_cache(file).get(work)
     if not isinstance(found, int) or found < 1:
@@ -104,7 +103,7 @@ def lanes_for(
             tried.append(f"{number} {took}")
             show(doing=f"trying lanes: {', '.join(tried)}")
 
-        found = fastest_lanes(algorithm, task, data, plan, tell)
+        found = fastest_lanes(*federation[:4], tell)
         took = f"lanes={found}, the fastest of those tried on a short round"
         show(doing="compiling", note=f"{took} ({', '.join(tried)})")
         add_to_cache(file, {work: found})

@@ -15,7 +15,8 @@ from helpers import close, constructed, keys, make_task, start
 import fedjax_adapt as fa
 from fedjax_adapt import with_local_optimizer
 from fedjax_adapt.algorithms import ALGORITHMS, fedavg, feddyn, fednova, fedprox, fedrep
-from fedjax_adapt.engine.local import Setup, optimizer
+from fedjax_adapt.engine.local import optimizer
+from fedjax_adapt.engine.setup import Setup
 
 B1, B2, EPS = 0.9, 0.999, 1e-8  # Kingma & Ba, "Adam", ICLR 2015, Algorithm 1
 # what they keep is a client's move, over what SGD would have gone on a unit gradient

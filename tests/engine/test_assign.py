@@ -15,7 +15,7 @@ import fedjax_adapt as fa
 from fedjax_adapt.algorithms import scaffold
 from fedjax_adapt.engine import cohort, lanes, mesh, train_cohort
 from fedjax_adapt.engine.client_store import exchange
-from fedjax_adapt.engine.local import Setup
+from fedjax_adapt.engine.setup import Setup
 
 
 @pytest.mark.slow
@@ -122,9 +122,9 @@ def test_devices_share_those_that_come_where_slots_are_empty():
     some = fa.bernoulli(0.4)
     plan = fa.Plan(participation=some, batch_size=2, lanes=1, devices=2)
     algorithm = fa.with_steps(fa.Algorithm(), fa.constant_steps(3))
-    pace = lanes.pace_of(algorithm, task, data, plan)
-    assert pace.known == 3
-    setup = Setup(algorithm, task, data, plan, pace)
+    setup = Setup(algorithm, task, data, plan)
+    setup = setup._replace(pace=lanes.pace_of(setup))
+    assert setup.pace.known == 3
     ids = cohort.sample_cohort(data, plan, jax.random.key(0))
     some = cohort.gather_cohort(data, ids, jnp.int32(0), 2)
     wanted = jnp.full_like(ids, 3)

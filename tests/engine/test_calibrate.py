@@ -20,6 +20,7 @@ from fedjax_adapt.costs import exponential
 from fedjax_adapt.engine import calibrate, memory
 from fedjax_adapt.engine.client_store import DEVICE, STORES
 from fedjax_adapt.engine.lanes import cohorts
+from fedjax_adapt.engine.setup import Setup
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,8 @@ def test_it_times_the_clients_of_a_round_for_a_few_steps(task, monkeypatch):
     sizes = (4, 0, 20, 4, 0, 2, 4)  # 2, 10, 2, 1 and 2 steps, 3.4 in the mean
     data, seen, told = make_data(sizes), [], []
 
-    def seconds(algorithm, task, data, plan):
+    def seconds(setup):
+        algorithm, task, data, plan = setup[:4]
         seen.append(plan.lanes)
         # the last makes them as many on either device
         np.testing.assert_array_equal(data.size, [4, 20, 4, 2, 4, 0])
@@ -88,7 +90,7 @@ def test_it_times_the_clients_of_a_round_for_a_few_steps(task, monkeypatch):
 )
 def test_what_is_measured_or_learnt_real_rounds_tell(algorithm, task):
     data, plan = make_data((9, 3, 4)), fa.Plan(batch_size=2)
-    found = calibrate._few_steps(algorithm, task, data, plan)
+    found = calibrate._few_steps(Setup(algorithm, task, data, plan))
     state = fa.init_state(algorithm, task, data, plan, jax.random.key(0))
     round_fn = jax.jit(fa.make_round(algorithm, task, data, plan))
     for _ in range(3):
@@ -101,18 +103,18 @@ def test_what_is_measured_or_learnt_real_rounds_tell(algorithm, task):
 def test_where_real_rounds_have_no_room_all_take_as_many(task, monkeypatch):
     monkeypatch.setattr(calibrate, "_compiled", lambda *_: None)
     data, plan = make_data((9, 0, 4)), fa.Plan(batch_size=2)
-    found = calibrate._few_steps(fedgsnr(), task, data, plan)
+    found = calibrate._few_steps(Setup(fedgsnr(), task, data, plan))
     np.testing.assert_array_equal(found, [3, 0, 3])
 
 
 @pytest.mark.slow
 def test_as_many_slots_are_empty_as_in_the_mean(task, monkeypatch):
     seen = []
-    monkeypatch.setattr(calibrate, "_seconds", lambda *work: seen.append(work) or 1)
+    monkeypatch.setattr(calibrate, "_seconds", lambda work: seen.append(work) or 1)
     plan = fa.Plan(participation=fa.bernoulli(0.5), batch_size=2, max_steps=3)
     all_ = make_data()
     calibrate.fastest_lanes(fedavg(), task, all_, plan)
-    algorithm, _, data, plan = seen[0]
+    algorithm, _, data, plan = seen[0][:4]
     assert data.num_clients == 6 and plan.participation is plan.max_steps is None
     drawn = cohorts(all_, fa.Plan(participation=fa.bernoulli(0.5)))
     mean = (drawn < 6).sum(1).mean()
@@ -178,8 +180,8 @@ def test_what_it_times_is_a_compiled_round(name, task, monkeypatch):
 def test_options_that_describe_the_federation_are_checked_against_it(
     participation, task, monkeypatch
 ):
-    def seconds(algorithm, task, data, plan):  # traced, not timed
-        fa.make_round(algorithm, task, data, plan)
+    def seconds(setup):  # traced, not timed
+        fa.make_round(*setup[:4])
         return 1.0
 
     monkeypatch.setattr(calibrate, "_seconds", seconds)
@@ -200,15 +202,17 @@ def test_where_xla_finds_no_memory_there_is_no_room(task, monkeypatch):
 
     monkeypatch.setattr(calibrate.jax, "block_until_ready", no_memory)
     plan = fa.Plan(batch_size=4, lanes=2, max_steps=1)
-    assert calibrate._seconds(scaffold(), task, make_data((4, 5)), plan) == math.inf
+    setup = Setup(scaffold(), task, make_data((4, 5)), plan)
+    assert calibrate._seconds(setup) == math.inf
 
 
 def test_what_has_no_room_is_not_tried(task, monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda: 1)
     plan = fa.Plan(batch_size=4, lanes=2, max_steps=1)
+    setup = Setup(scaffold(), task, make_data((4, 5)), plan)
     unchecked = DEVICE._replace(check_room=lambda *_: None)
     monkeypatch.setitem(STORES, "device", unchecked)
-    assert calibrate._seconds(scaffold(), task, make_data((4, 5)), plan) == math.inf
+    assert calibrate._seconds(setup) == math.inf
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -217,5 +221,5 @@ def test_every_algorithm_says_how_many_steps_to_try(name, task, monkeypatch):
     monkeypatch.setattr(calibrate, "_steps_of_a_real_round", real)
     plan = fa.Plan(batch_size=2)
     algorithm = constructed(name)._replace(refine=None)
-    steps = calibrate._few_steps(algorithm, task, make_data((9, 3, 4)), plan)
+    steps = calibrate._few_steps(Setup(algorithm, task, make_data((9, 3, 4)), plan))
     assert steps.shape == (3,) and (steps >= 1).all() and steps.max() <= 9

@@ -13,6 +13,7 @@ from fedjax_adapt.algorithms import fedavg, fedgsnr, scaffold
 from fedjax_adapt.core import task_loss
 from fedjax_adapt.engine import build, lanes, memory, step_time
 from fedjax_adapt.engine.build import num_lanes_of
+from fedjax_adapt.engine.setup import Setup
 from fedjax_adapt.engine.step_time import Work
 
 UNEQUAL = (4, 0, 20, 4, 0, 2, 4)  # by 2 an epoch: 2, 10, 2, 1 and 2 steps
@@ -82,10 +83,10 @@ def test_a_client_adds_the_products_of_its_batch_or_moves_its_model(way):
     of_all = jax.jit(task.apply).lower(params, x).cost_analysis()["flops"]
     assert 0.95 * of_all < found < of_all  # XLA counts sums and maxima as well
     moving = 6 * sum(4 * leaf.size for leaf in jax.tree.leaves(params)) / 3.35e12
-    few, many = (fa.Plan(batch_size=number) for number in (2, None))
-    assert step_time.work_of(task, data, few) == (pytest.approx(moving),) * 2
+    few = Setup(fedavg(), task, data, fa.Plan(batch_size=2))
+    assert step_time.work_of(few) == (pytest.approx(moving),) * 2
     products = 3 * found * size / 2 / 67e12
-    work = step_time.work_of(task, data, many)
+    work = step_time.work_of(few._replace(plan=fa.Plan(batch_size=None)))
     assert work == (pytest.approx(products), pytest.approx(moving))
 
 
@@ -123,7 +124,7 @@ def loss_steps(state, cohort, measurement):
 def test_on_an_accelerator_auto_asks_the_policy(policy, options, found, task, large):
     plan = fa.Plan(**{"cohort_size": 5, "batch_size": 2} | options)
     algorithm = fa.with_steps(fedavg(), policy)
-    assert num_lanes_of(algorithm, task, make_data(UNEQUAL), plan) == found
+    assert num_lanes_of(Setup(algorithm, task, make_data(UNEQUAL), plan)) == found
 
 
 def test_a_small_model_has_all_lanes_on_an_accelerator(task, monkeypatch):
@@ -269,7 +270,7 @@ def test_fewer_lanes_than_would_be_fastest_are_told(wide, monkeypatch):
     with pytest.warns(UserWarning, match=says):
         fa.make_round(fedavg(), *wide)
     seen = []
-    num_lanes_of(fedavg(), *wide, tell=seen.append)
+    num_lanes_of(Setup(fedavg(), *wide), tell=seen.append)
     assert len(seen) == 1 and seen[0].startswith("lanes=5, since 10")
     task, data, plan = wide
     fa.make_round(fedavg(), task, data, replace(plan, lanes=10))  # as was asked for
@@ -284,11 +285,11 @@ def test_unequal_clients_have_the_lanes_that_fit_of_those_kept_busy(
     algorithm = fa.with_steps(fedavg(), fa.epochs(1))
     given = algorithm, task, data, plan
     monkeypatch.setattr(memory, "free_memory", lambda: None)
-    assert num_lanes_of(*given) == 6  # 22 steps, 4 of the longest
+    assert num_lanes_of(Setup(*given)) == 6  # 22 steps, 4 of the longest
     seen = []
     for fits in (6, 4):
         room_for(*given, fits, monkeypatch)
-        assert num_lanes_of(*given, tell=seen.append) == fits
+        assert num_lanes_of(Setup(*given), tell=seen.append) == fits
     assert len(seen) == 1
 
 

@@ -25,6 +25,7 @@ from fedjax_adapt.engine import lanes, steps
 from fedjax_adapt.engine.footprint import inner_jaxprs
 from fedjax_adapt.engine.lanes import fixed_steps
 from fedjax_adapt.engine.local import correction
+from fedjax_adapt.engine.setup import Setup
 from fedjax_adapt.engine.step_time import Work
 
 EQUAL, UNEQUAL = (8,) * 6, (3, 9, 14, 6, 1, 12)
@@ -194,7 +195,8 @@ def test_trials_side_by_side_do_what_each_does_alone(backend, task, monkeypatch)
 
 
 def known(policy, task, data, **plan):
-    return fixed_steps(fedavg()._replace(policy=policy), task, data, fa.Plan(**plan))
+    algorithm = fedavg()._replace(policy=policy)
+    return fixed_steps(Setup(algorithm, task, data, fa.Plan(**plan)))
 
 
 @pytest.mark.slow

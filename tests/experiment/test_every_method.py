@@ -53,11 +53,11 @@ def config_of(name, **more):
 
 @pytest.mark.parametrize("name", of_each(pytest.mark.slow))
 def test_a_long_run_may_try_lanes(name, monkeypatch):
-    def seconds(algorithm, task, data, plan):  # traced, not timed
-        make_round(algorithm, task, data, plan)
+    def seconds(setup):  # traced, not timed
+        make_round(*setup[:4])
         return 1.0
 
-    alike = lambda algorithm, task, data, plan: np.ones(data.num_clients)
+    alike = lambda setup: np.ones(setup.data.num_clients)
     monkeypatch.setattr(calibrate, "_seconds", seconds)
     monkeypatch.setattr(calibrate, "_steps_of_a_real_round", alike)
     for sampler in ("uniform", "bernoulli") if name == "fedssg" else ("uniform",):

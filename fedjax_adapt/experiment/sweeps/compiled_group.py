@@ -386,12 +386,12 @@ def lanes_of(
     On a CPU "auto" has as many models side by side on a device as a run would: trials
     take the place of clients.
     """
-    algorithm, task, data, plan = federation[:4]
-    steps = partial(cohort_steps, algorithm.policy, task, data, plan)
-    work = num_slots(data, plan), state.params, batch_size(data, plan)
+    setup, plan = federation.setup, federation.plan
+    work = num_slots(setup.data, plan), state.params, batch_size(setup.data, plan)
+    steps = partial(cohort_steps, setup)
     lanes = choose_lanes(config.lanes, *work, layout.num_devices, steps)
     if config.lanes != "auto":
         return lanes
     if jax.default_backend() == "cpu":
         return max(1, lanes // layout.each)
-    return lanes_that_fit(algorithm, task, data, replace(plan, devices=1), lanes)
+    return lanes_that_fit(setup._replace(plan=replace(plan, devices=1)), lanes)
