@@ -175,8 +175,7 @@ def _run(
         if config.evaluate_clients:
             devices, parts = program.num_devices, federation[:3]
             each = accuracy_by_client(*parts, state, devices)
-        sizes = client_examples(federation.data).size
-        worth = {n: summary.spread_over_clients(v, sizes) for n, v in each.items()}
+        worth = {name: summary.spread_over_clients(v) for name, v in each.items()}
         accuracy = worth.get("client_accuracy", {}), worth.get("personal_accuracy", {})
         result = None
         if writes:
@@ -184,9 +183,7 @@ def _run(
                 config, federation, program, folder, commit, accuracy, calibrated
             )
             rows = labels_by_client(federation.skew, federation.data)
-            for name, values in each.items():
-                rows[name] = summary.known_shares(values, sizes)
-            store.append(folder, store.PARTITION, rows, 0)
+            store.append(folder, store.PARTITION, rows | each, 0)
             store.finish(folder, result.to_dict())
     return Summary(**processes.from_first(asdict(result) if result else None))
 
@@ -280,17 +277,19 @@ def _rounded_otherwise(then: Mapping[str, Any], now: Mapping[str, Any]) -> str |
 
 def accuracy_by_client(
     algorithm: Algorithm, task: Task, data: FederatedDataset, state: State, devices: int
-) -> dict[str, Any]:
+) -> dict[str, list[float | None]]:
     """The accuracy of the server's model on each client's examples, as `client_accuracy`.
 
     And that of each client's own model as `personal_accuracy`, where clients have such.
+    None for a client without examples.
     """
     server = evaluate_clients(task, state.params, data, devices=devices)
     found = {"client_accuracy": server.accuracy}
     if algorithm.local.personal is not None:
         personal = evaluate_personal(algorithm, task, state, data, devices=devices)
         found["personal_accuracy"] = personal.accuracy
-    return found
+    sizes = client_examples(data).size
+    return {name: summary.known_shares(v, sizes) for name, v in found.items()}
 
 
 def summarise(

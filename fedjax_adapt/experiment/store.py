@@ -6,7 +6,7 @@
     partition/part-*.parquet  one row per client: label_counts, examples of each label;
                               its name, where `FederatedDataset.from_frame` has one;
                               and what `client_accuracy` of the summary is the mean of,
-                              likewise `personal_accuracy`, but for trials of a sweep
+                              likewise `personal_accuracy`
     checkpoints/<round>/      the last two states (orbax)
     summary.json              the result; a folder that has one is finished
     own.json                  what was a user's own or has been revised, and a random

@@ -3,7 +3,7 @@
 import math
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -321,9 +321,9 @@ def known_shares(accuracy: Any, counts: Any) -> list[float | None]:
     return [share if count else None for share, count in pairs]
 
 
-def spread_over_clients(accuracy: Any, sizes: Any) -> dict[str, float]:
+def spread_over_clients(accuracy: Iterable[float | None]) -> dict[str, float]:
     """How the accuracy on their own examples differs between clients that have some."""
-    held = np.sort(np.asarray(accuracy, float)[np.asarray(sizes) > 0])
+    held = np.sort([share for share in accuracy if share is not None])
     worst = held[: math.ceil(WORST * len(held))]
     return {
         "mean": float(held.mean()),

@@ -249,7 +249,7 @@ def _clients(drawn: Sequence[tuple[int, Run]]) -> str:
             title = f"accuracy {what}, the least accurate first"
             figures += html.curves(title, "clients", "accuracy (%)", curves)
     asked = [run for _, run in drawn if run.summary.get("client_accuracy")]
-    how = "of trials and runs of earlier versions the mean alone is known"
+    how = "of runs and trials of earlier versions the mean alone is known"
     return _maps([figures] if figures else [], tables) + _lacking(
         "each client", having, asked, how
     )

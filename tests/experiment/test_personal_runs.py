@@ -104,7 +104,13 @@ def test_a_trial_tells_own_models_as_its_run_does(tmp_path, devices):
             asked.trials[number].config, folder=str(tmp_path / str(number))
         )
         expected = run(config).personal_accuracy
-        trial = read_run(tmp_path / "sweep" / "trials" / f"000{number}").summary
+        folder = tmp_path / "sweep" / "trials" / f"000{number}"
+        trial = read_run(folder).summary
+        ours, theirs = (
+            read_table(Path(place), "partition")["personal_accuracy"]
+            for place in (folder, config.folder)
+        )
+        np.testing.assert_allclose(ours.to_numpy(), theirs.to_numpy(), atol=1e-5)
         row = found.results.to_pylist()[number]
         assert expected and set(trial["personal_accuracy"]) == set(expected)
         for figure, value in expected.items():

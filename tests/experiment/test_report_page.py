@@ -374,7 +374,7 @@ def test_the_accuracy_of_each_client_is_drawn_from_the_least(
     relist(old)
     assert "each client: not recorded" not in shown.text
     assert (
-        "each client: not recorded; of trials and runs" in Page(report_page([old])).text
+        "each client: not recorded; of runs and trials" in Page(report_page([old])).text
     )
     # nobody asked a client without examples
     held = rows["client_accuracy"].to_pylist()

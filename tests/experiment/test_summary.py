@@ -77,8 +77,7 @@ def test_the_area_under_the_curve_is_a_mean_over_rounds():
 
 
 def test_clients_without_examples_are_in_no_mean():
-    accuracy = [0.5, 0.0, *[1.0] * 10]
-    spread = summary.spread_over_clients(accuracy, [3, 0, *[1] * 10])
+    spread = summary.spread_over_clients([0.5, None, *[1.0] * 10])
     assert spread["min"] == 0.5 and spread["mean"] == pytest.approx(10.5 / 11)
     assert spread["worst_tenth"] == pytest.approx(0.75)  # of the worst 2 of 11
     assert spread["std"] == pytest.approx(np.std([0.5, *[1.0] * 10]))

@@ -120,7 +120,8 @@ def test_a_trial_alone_is_its_run_to_the_bit(tmp_path, whole):
 
 def test_each_trial_has_the_folder_of_a_run(three, whole):
     """Tables, figures and evidence, but for its states."""
-    record, theirs = read_run(three.folder / "trials" / "0001"), read_run(whole.folder)
+    folders = three.folder / "trials" / "0001", whole.folder
+    record, theirs = map(read_run, folders)
     how = {"lanes": "auto", "convolutions": "auto", "devices": 1}  # as the sweep says
     assert record.config == theirs.config | how
     for ours, other in (
@@ -131,6 +132,10 @@ def test_each_trial_has_the_folder_of_a_run(three, whole):
         for name in set(ours.column_names) - {"seconds"}:
             values = (ours[name].to_pylist(), other[name].to_pylist())
             np.testing.assert_allclose(*values, rtol=1e-4, atol=1e-5)
+    ours, other = (read_table(Path(folder), "partition") for folder in folders)
+    assert ours.drop_columns("client_accuracy") == other.drop_columns("client_accuracy")
+    each = [table["client_accuracy"].to_numpy() for table in (ours, other)]
+    np.testing.assert_allclose(*each, atol=1e-5)
     assert set(record.summary) == set(theirs.summary)
     same = ("method", "config_hash", "seeds", "data", "public", "auxiliary", "bytes_up")
     for name in (*same, "client_state_bytes", "stopped_round", "own", "rounds"):
@@ -1147,6 +1152,12 @@ def test_clients_of_trials_are_measured_on_their_own_test_sets(tmp_path):
     found = sweep(grid, tmp_path / "sweep", **given).results.to_pylist()[0]
     for figure, value in alone.client_accuracy.items():
         assert found[f"client_accuracy_{figure}"] == pytest.approx(value, abs=1e-5)
+    ours = read_table(tmp_path / "sweep" / "trials" / "0000", "partition").to_pydict()
+    theirs = read_table(tmp_path / "run", "partition").to_pydict()
+    assert ours["client_accuracy"][1] is theirs["client_accuracy"][1] is None
+    assert [*filter(None, ours["client_accuracy"])] == pytest.approx(
+        [*filter(None, theirs["client_accuracy"])], abs=1e-5
+    )
 
 
 def test_a_folder_of_trials_next_to_a_file_of_a_sweep_is_no_sweep(tmp_path):

@@ -30,7 +30,6 @@ from ... import check
 from ...core import State
 from ...data import skew
 from ...engine import mesh
-from ...engine.personal import client_examples
 from ...errors import SettingError
 from .. import files, records, store, toml
 from ..algorithm import build_algorithm
@@ -62,8 +61,10 @@ if TYPE_CHECKING:
 
 # of a summary: what no single trial has, or what has a column of its own
 UNTOLD = ("seconds", "rounds_per_second", "accuracy_name")
-# what figures of clients' own models begin with in the table of trials
+# in the table of trials: what figures of clients' own models begin with
 PERSONAL = "personal_"
+# and the accuracies by client that they are of
+BY_CLIENT = ("client_accuracy", "personal_accuracy")
 # columns of integers or nothing
 WHOLE = (
     *("diverged_round", "stopped_round", "first_left_out_round"),
@@ -197,7 +198,8 @@ def rows_of(
 
 def by_model(row: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     """`client_accuracy` and `personal_accuracy` of a row of the table of trials."""
-    known = {n: v for n, v in row.items() if n != "trial" and v is not None}
+    figures = {n: v for n, v in row.items() if n not in ("trial", *BY_CLIENT)}
+    known = {n: v for n, v in figures.items() if v is not None}
     personal = {n for n in known if n.startswith(PERSONAL)}
     return (
         {n: v for n, v in known.items() if n not in personal},
@@ -341,12 +343,13 @@ def write_trials(
                     classes = federation.skew.label_counts.shape[1]
                     known[which] = skew(data.rows(), federation.labels, classes)
             ended = rows["trials"].to_pylist() if "trials" in rows else []
-            accuracy = by_model(ended[0] if ended else {})
+            worth = ended[0] if ended else {}
             with_skew = federation._replace(skew=known[which])
-            about = config, with_skew, program, path, commit, accuracy
+            about = config, with_skew, program, path, commit, by_model(worth)
             summary = summarise(*about, trials=compiled.width)
             held = labels_by_client(known[which], federation.data)
-            store.append(path, store.PARTITION, held, 0)
+            each = {name: worth[name] for name in BY_CLIENT if worth.get(name)}
+            store.append(path, store.PARTITION, held | each, 0)
             store.finish(path, summary.to_dict())
 
 
@@ -357,12 +360,13 @@ def client_figures(
     compiled: CompiledGroup,
     states: Iterable[State],
     rows: Sequence[int],
-) -> list[dict[str, float]]:
-    """`client_accuracy` of the summaries of some trials; empty: not asked for.
+) -> list[dict[str, Any]]:
+    """What models are worth to the clients of some trials; empty: not asked for.
 
-    And their `personal_accuracy`, by names that `by_model` knows, where clients have
-    models of their own. Config and federation are those of the first trial of the group, in
-    which these have the numbers `rows`; of a state the model and what clients keep is read.
+    The figures of `client_accuracy` and, where clients have models of their own, of
+    `personal_accuracy`, by names that `by_model` knows, and the accuracies that they are
+    of. Config and federation are those of the first trial of the group, in which these
+    have the numbers `rows`; of a state the model and what clients keep is read.
     """
     if not config.evaluate_clients:
         return [{} for _ in rows]
@@ -371,15 +375,15 @@ def client_figures(
     found = []
     for trial, state, row in zip(trials, states, rows, strict=True):
         data = compiled.partitions.put_into(shared, row)
-        sizes = client_examples(data).size
         algorithm, mine = federation.algorithm, trial.config
         # which may have other numbers than the federation's
         others = mine.algorithm_options != config.algorithm_options
         if others and algorithm.local.personal is not None:
             algorithm = completed(mine, build_algorithm(mine), federation)
         each = accuracy_by_client(algorithm, task, data, state, devices)
-        worth = {name: spread_over_clients(v, sizes) for name, v in each.items()}
+        worth = {name: spread_over_clients(v) for name, v in each.items()}
         shares = worth.get("personal_accuracy", {})
         personal = {f"{PERSONAL}{name}": share for name, share in shares.items()}
-        found.append(worth["client_accuracy"] | personal)
+        rows_of_each = {name: [values] for name, values in each.items()}
+        found.append(worth["client_accuracy"] | personal | rows_of_each)
     return found
