@@ -10,19 +10,15 @@ import numpy as np
 
 from .. import check
 from ..errors import SettingError
-from .rows import (
-    Array,
+from .examples import (
     as_array,
     as_pairs,
     check_like,
-    check_rows,
     check_values,
     concatenated,
-    generator,
     largest_pixel,
-    rows_in,
-    table_of,
 )
+from .rows import Array, check_rows, generator, rows_in, table_of
 
 Pair = tuple[np.ndarray, np.ndarray]
 

@@ -18,21 +18,17 @@ from .clients import (
     concatenated_tests,
     hold_out,
 )
-from .frame import read_frame
-from .public import PublicSet, check_apart, public_set, tables_of
-from .rows import (
-    Array,
+from .examples import (
     as_array,
     as_pairs,
     check_columns,
     check_like,
-    check_rows,
     check_values,
     concatenated,
-    count_labels,
-    rows_in,
-    table_of,
 )
+from .frame import read_frame
+from .public import PublicSet, check_apart, public_set, tables_of
+from .rows import Array, check_rows, count_labels, rows_in, table_of
 
 
 @partial(

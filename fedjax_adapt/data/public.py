@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import check
 from ..errors import SettingError
-from .rows import as_array, check_like, check_values
+from .examples import as_array, check_like, check_values
 
 Array = jax.Array | np.ndarray  # a protocol's are on the host, a data set's are not
 

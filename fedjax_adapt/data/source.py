@@ -27,8 +27,9 @@ import numpy as np
 from .. import check
 from ..errors import SettingError
 from .dataset import FederatedDataset
+from .examples import largest_pixel
 from .public import PublicSet
-from .rows import apportion, by_label, generator, largest_pixel, owners_of
+from .rows import apportion, by_label, generator, owners_of
 
 Moment = float | tuple[float, ...]
 

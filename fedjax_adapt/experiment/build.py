@@ -42,7 +42,7 @@ from ..data import (
     skew,
     split,
 )
-from ..data.rows import largest_pixel
+from ..data.examples import largest_pixel
 from ..data.source import default_size
 from ..diagnostics import show_distance, show_parameters
 from ..engine.batches import batch_size

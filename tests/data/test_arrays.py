@@ -187,7 +187,7 @@ def test_labels_that_number_no_classes_are_refused():
 
 
 def test_there_may_be_as_many_classes_as_examples(monkeypatch):
-    monkeypatch.setattr("fedjax_adapt.data.rows.MOST_CLASSES", 3)
+    monkeypatch.setattr("fedjax_adapt.data.examples.MOST_CLASSES", 3)
     own = np.arange(6)
     assert FederatedDataset.from_rows(X, own, [[0]]).num_classes == 6
     with pytest.raises(fa.SettingError, match="^label 6 .* 7 classes of 6 examples"):
