@@ -24,7 +24,7 @@ from ..experiment.process_group import (
 )
 from ..experiment.reading import read_settings
 from ..experiment.run import run as train
-from ..experiment.schema import settings
+from ..experiment.schema import settings, settings_that_are
 from ..experiment.store import read_summary
 from ..report.compare import sheets
 from ..report.plots import learning_curve
@@ -137,7 +137,6 @@ def _groups(choices: Mapping[str, str]) -> dict[str, dict[str, Option]]:
     return groups
 
 
-AT_ITS_END = ("targets", "evaluate_clients", "track")  # what its summary is made by
 FIRST = "the run begins at round 1"  # where nothing is resumed
 
 
@@ -198,7 +197,8 @@ def _nothing_left(folder: Path, config: Config, request: Request) -> int:
     """Says that a run is finished; returns the exit code."""
     process.say(request.console(), process.nothing_left(folder, "run"))
     asked, has = to_settings(config), stored_settings(folder)
-    late = [name for name in AT_ITS_END if name in has and asked[name] != has[name]]
+    ends = settings_that_are("at_end")
+    late = [name for name in ends if name in has and asked[name] != has[name]]
     if late:
         which = ", ".join(f"--{name.replace('_', '-')}" for name in late)
         hint = ""

@@ -26,17 +26,12 @@ from .schema import (
 from .spelling import canonical, choices_in, flat_name, nested, spellings, writable
 from .user_functions import revised
 
-# What settings that came later are in runs of before: at these values they are left out of
-# the hash, so that of those runs stays. A new setting has its line here.
-LATER = {
+# What options that came later are in runs of before: at these values they are left out of
+# the hash, as a setting is that is `later`.
+LATER_OPTIONS = {
     "dataset.client_feature": None,
     "algorithm.batch_loss": "mean",
     "algorithm.first_gradient": False,
-    "evaluate_on": "test",
-    "ideal_steps": None,
-    "later_steps": (),
-    "nonfinite_updates": "stop",
-    "watch": None,
 }
 
 
@@ -144,7 +139,9 @@ def identity(config: Config) -> dict[str, Any]:
     """
     settings = to_settings(config)
     settings["num_clients"] = settings["num_clients"] or CLIENTS
-    old = {name for name, value in LATER.items() if settings.get(name) == value}
+    defaults = {n: common_options()[n].default for n in settings_that_are("later")}
+    before = defaults | LATER_OPTIONS
+    old = {name for name, value in before.items() if settings.get(name) == value}
     left_out = {*settings_that_are("incidental"), *old}
     return {name: v for name, v in settings.items() if name not in left_out}
 

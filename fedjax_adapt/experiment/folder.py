@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 # whose public batches were the clients' before a default of 32 was written
 PUBLIC_BATCH = ("fnr", "fedavg_pubft", "public_only")
-AUTO = ("devices", "lanes", "convolutions", "num_clients")  # what may be left open
 
 
 def run_folder(config: Config) -> Path:
@@ -210,7 +209,8 @@ def as_begun(folder: Path, config: Config) -> Config:
     # a run of an earlier version had its convolutions by the rule
     before = {"convolutions": "rule"} | read_settings(folder / store.CONFIG)
     begun = from_settings(before)
-    left = [name for name in AUTO if getattr(config, name) in ("auto", None)]
+    may = settings_that_are("settled")
+    left = [name for name in may if getattr(config, name) in ("auto", None)]
     return replace(config, **{name: getattr(begun, name) for name in left})
 
 

@@ -38,7 +38,6 @@ from .build import (
 )
 from .config import Config, config_hash, method_of, partition_seed, to_settings
 from .folder import (
-    AUTO,
     as_begun,
     check_folder,
     create,
@@ -50,6 +49,7 @@ from .folder import (
 from .loop import new_log, new_warning, newest_state, train_in
 from .process_group import check_same_run
 from .program import Program, compile_program
+from .schema import settings_that_are
 from .summary import Summary
 from .tracking import check_tracker
 from .tuning import lanes_for
@@ -72,7 +72,6 @@ class Progress(NamedTuple):
 
 
 Report = Callable[[Progress], None]
-ROUNDED = ("lanes", "devices", "convolutions")  # of which sums and their order depend
 
 
 def silent(progress: Progress) -> None:
@@ -150,8 +149,8 @@ def _run(
             begun = as_begun(folder, config)
     if ended := processes.from_first(asdict(over) if over else None):
         return Summary(**ended)
-    auto = {name: getattr(begun, name) for name in AUTO}
-    config = replace(config, **processes.from_first(auto))
+    settled = {name: getattr(begun, name) for name in settings_that_are("settled")}
+    config = replace(config, **processes.from_first(settled))
     with processes.agreed():
         federation = build(config)
     config = replace(config, num_clients=federation.data.num_clients)
@@ -262,7 +261,8 @@ def _train(
 
 def _rounded_otherwise(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """What to say of a run that goes on otherwise than it was begun; None: it does not."""
-    fixed = [name for name in ROUNDED if then.get(name) not in (None, "auto")]
+    known = settings_that_are("settled")  # on which sums and their order depend
+    fixed = [name for name in known if then.get(name) not in (None, "auto")]
     changed = [name for name in fixed if then[name] != now[name]]
     if not changed:
         return None

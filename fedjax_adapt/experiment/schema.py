@@ -36,6 +36,10 @@ class Setting(NamedTuple):
       splits: decides who holds which examples, so `fedjax-adapt partition` has it.
       matched: the same in a run and in the one that `match` names, as which it takes as
         many local steps.
+      later: it came after the first version, so at its default it is no part of the hash,
+        and runs of before keep theirs.
+      settled: where it is "auto" or None the run finds a value, with which it resumes.
+      at_end: what a run writes at its end hangs on it, and nothing after that.
     """
 
     help: str
@@ -46,6 +50,9 @@ class Setting(NamedTuple):
     untimed: bool = False
     splits: bool = False
     matched: bool = False
+    later: bool = False
+    settled: bool = False
+    at_end: bool = False
 
 
 def at_least(low: int, none: str | None = None) -> Check:
@@ -189,6 +196,7 @@ class Config:
         "settings by",
         splits=True,
         matched=True,
+        later=True,
     )
     model: str = choice("mlp", "what learns")
     projection: int | None = choice(
@@ -215,6 +223,7 @@ class Config:
         at_least(1, none="30, or as many as own rows"),
         splits=True,
         matched=True,
+        settled=True,
     )
     participation: float = clients(
         0.3,
@@ -274,6 +283,7 @@ class Config:
         "in every round after the first 20",
         check_later_steps,
         needs="num_steps, the local steps until then",
+        later=True,
     )
     max_local_steps: int | None = training(
         None,
@@ -317,6 +327,7 @@ class Config:
         "what becomes of a client that sends a number which is not finite: stop, it "
         "counts as any other and the run stops; leave_out, it counts for nothing in that "
         "round, which is counted and said",
+        later=True,
     )
     step_seconds: float | str | None = clock(
         None,
@@ -350,7 +361,10 @@ class Config:
         1, "rounds between evaluations on the test set", at_least(1), untimed=True
     )
     evaluate_clients: bool = record(
-        True, "at the end, the accuracy on every client's own examples", incidental=True
+        True,
+        "at the end, the accuracy on every client's own examples",
+        incidental=True,
+        at_end=True,
     )
     evaluate_also: tuple[Literal["sel", "all"], ...] = record(
         (),
@@ -363,12 +377,14 @@ class Config:
         "of gradient descent on all clients' examples would have led, each a pass over "
         "them; none: not",
         at_least(1, none="no such distance"),
+        later=True,
     )
     watch: int | None = record(
         None,
         "show so many parameters, drawn once for all runs: parameter_0 and so on of the "
         "model, gradient_0 and so on the mean gradient of each client's steps; none: not",
         at_least(1, none="no parameter"),
+        later=True,
     )
     checkpoint_every: int | None = record(
         None,
@@ -382,6 +398,7 @@ class Config:
         "test accuracies whose first round the summary gives",
         between(0, 1),
         incidental=True,
+        at_end=True,
     )
     lanes: int | Literal["auto"] = training(
         "auto",
@@ -390,6 +407,7 @@ class Config:
         "fastest, tried out and kept for later runs, else by a rule; on an accelerator no "
         "more than fit into its memory",
         incidental=True,
+        settled=True,
     )
     convolutions: str = training(
         "auto",
@@ -399,6 +417,7 @@ class Config:
         "kept for later runs, else by a rule, as with rule",
         check_ways,
         incidental=True,
+        settled=True,
     )
     precision: Literal["float32", "tf32", "bf16"] = training(
         "float32",
@@ -410,6 +429,7 @@ class Config:
         "auto",
         "that share the clients of a round; auto: every accelerator, or every core",
         incidental=True,
+        settled=True,
     )
     client_memory: ClientMemory = training(
         "device",
@@ -450,6 +470,7 @@ class Config:
         "show the metrics there, too, after each checkpoint; its files are in the folder "
         "tracking of the run",
         incidental=True,
+        at_end=True,
     )
     algorithm_options: Mapping[str, Any] = field(default_factory=dict)
     model_options: Mapping[str, Any] = field(default_factory=dict)

@@ -76,6 +76,17 @@ def test_a_run_resumes_with_other_settings_that_change_no_number():
         *schema.settings_that_are("matched"),
         *schema.settings_that_are("untimed"),
     }
+    left_open = {"lanes", "devices", "convolutions"}
+    assert {*schema.settings_that_are("settled")} == left_open | {"num_clients"}
+    assert what >= {*schema.settings_that_are("at_end")} == what - {"checkpoint_every"}
+
+
+def test_runs_from_before_a_setting_have_its_default():
+    """Another default is another run, and would have the hash of the old ones."""
+    before = {"evaluate_on": "test", "nonfinite_updates": "stop", "later_steps": ()}
+    before |= {"ideal_steps": None, "watch": None}
+    later = schema.settings_that_are("later")
+    assert {name: common_options()[name].default for name in later} == before
 
 
 def test_a_number_that_means_nothing_alone_names_what_it_needs():
@@ -178,7 +189,7 @@ def test_a_new_algorithm_renames_nothing(monkeypatch):
 
     monkeypatch.setitem(ALGORITHMS, "newest", newest)
     assert (to_settings(before), to_toml(before)) == (settings, text)
-    assert config_hash(before) == "c237ea68", "is a new setting not in config.LATER?"
+    assert config_hash(before) == "c237ea68", "is a new setting not later?"
     assert hashes == [config_hash(from_settings({"dataset": "synthetic"}))]
     own = {"algorithm": "newest", "algorithm.concentration": 3.0}
     both = from_settings({**own, "partition.concentration": 0.7})
