@@ -116,6 +116,7 @@ def test_a_state_that_another_version_kept_otherwise_is_not_called_damaged(tmp_p
         rows | {"trained": jnp.ones(4, bool)},
         {"model": jnp.ones((4, 2))},
         rows | {"model": jnp.ones((4, 3), jnp.bfloat16)},
+        (),  # what was kept is more than is asked for
     ):
         with pytest.raises(ValueError, match="can be read") as raised:
             checkpoint.restore(tmp_path, jax.eval_shape(partial(kept, clients)))
