@@ -271,13 +271,12 @@ def restore(
 def _restored(
     folder: Path, abstract: PyTree, until: int | None
 ) -> tuple[PyTree, int] | None:
-    saved, solid = rounds(folder), _solid(abstract)
-    expected, others = _arrays(solid), set()
+    saved = [at for at in rounds(folder) if until is None or at <= until]
+    solid, others = _solid(abstract), {}
+    expected = _arrays(solid)
     if saved:
         _one_failure_is_enough()
     for round in reversed(saved):
-        if until is not None and round > until:
-            continue
         path = _path(folder, round)
         if not _is_whole(folder, path):
             continue
@@ -286,7 +285,7 @@ def _restored(
             with _reader() as checkpointer:
                 found = _arrays(checkpointer.metadata(path).item_metadata.tree)
                 if off := expected.items() ^ found.items():
-                    others = others or off
+                    others[round] = off
                     continue  # orbax would cast to the types it is asked for
                 state = checkpointer.restore(path, solid)
         except Exception:
@@ -294,13 +293,17 @@ def _restored(
         return _filled(abstract, state), round
     if not saved:
         return None
-    listed = ", ".join(map(str, saved))
-    none = f"no checkpoint in {folder} can be read (rounds {listed})"
+    listed = lambda some: ", ".join(map(str, some))
+    none = f"no checkpoint in {folder} can be read (rounds {listed(saved)})"
     if others:
-        parts = sorted({name.partition(".")[0] for name, _ in others})
+        newest = others[max(others)]
+        parts = sorted({name.partition(".")[0] for name, _ in newest})
         named = " and ".join(PARTS.get(part, part) for part in parts)
+        damaged = [round for round in saved if round not in others]
+        are = "is" if len(damaged) == 1 else "are"
+        who = f"{listed(damaged)} {are} damaged, and the rest" if damaged else "they"
         raise SettingError(
-            f"{none}: they have other arrays or types in the {named}, as an earlier "
+            f"{none}: {who} have other arrays or types in the {named}, as an earlier "
             "version or another algorithm keeps; go on with what wrote it, or give another "
             "folder."
         )
