@@ -76,8 +76,7 @@ def shared_settings(of_runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     `of_runs` has for each run the settings that distinguish lines.
     """
     first, *others = of_runs
-    alike = lambda n: n != FOLLOWS and all(of.get(n) == first[n] for of in others)
-    return {n: v for n, v in first.items() if not others or alike(n)}
+    return {n: v for n, v in first.items() if all(of.get(n) == v for of in others)}
 
 
 def first_of(line: Line) -> Run:

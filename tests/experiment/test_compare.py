@@ -17,7 +17,7 @@ from fedjax_adapt.errors import SettingError
 from fedjax_adapt.experiment import config, files, records, store, toml
 from fedjax_adapt.report import compare
 from fedjax_adapt.report.compare import groups, share_text, sheets
-from fedjax_adapt.report.seeds import difference_text, sample
+from fedjax_adapt.report.seeds import FOLLOWS, difference_text, sample, shared_settings
 from fedjax_adapt.report.tables import as_text, comparison_tables, shortened
 
 LABELS = ", labels=parity"
@@ -448,6 +448,14 @@ def test_many_seeds_are_one_note(finished):
     assert sheet.notes[0].startswith(
         f"1: {{all/00/run,{Path.cwd()}/all/01/run}}, seeds"
     )
+
+
+def test_a_line_is_named_by_the_partition_that_all_its_seeds_share():
+    """One that follows the seed is no name; without a fixed one lines would look alike."""
+    of = lambda *partitions: [{"lr": 0.1, FOLLOWS: split} for split in partitions]
+    assert shared_settings(of(0, 1, 2)) == {"lr": 0.1}
+    assert shared_settings(of(20, 20, 20)) == {"lr": 0.1, FOLLOWS: 20}
+    assert shared_settings(of(0)) == {"lr": 0.1, FOLLOWS: 0}
 
 
 def test_what_a_run_does_not_learn_from_parts_no_lines(finished):
