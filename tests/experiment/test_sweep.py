@@ -27,6 +27,7 @@ from fedjax_adapt.algorithms import ALGORITHMS
 from fedjax_adapt.cli.sweep import parse
 from fedjax_adapt.core import Algorithm, epochs
 from fedjax_adapt.engine import memory
+from fedjax_adapt.engine.xla import compiler_options
 from fedjax_adapt.experiment import (
     Config,
     build,
@@ -140,6 +141,9 @@ def test_each_trial_has_the_folder_of_a_run(three, whole):
     same = ("method", "config_hash", "seeds", "data", "public", "auxiliary", "bytes_up")
     for name in (*same, "client_state_bytes", "stopped_round", "own", "rounds"):
         assert record.summary[name] == theirs.summary[name], name
+    # more than one model side by side
+    options = record.summary["hardware"]["xla_options"]
+    assert options == (compiler_options(2) or {})
 
 
 @pytest.mark.slow
