@@ -1,3 +1,4 @@
+import sys
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ from fedjax_adapt.experiment.loop import new_warning, of_trials
 from fedjax_adapt.experiment.sweeps.grid import Trial
 from fedjax_adapt.experiment.sweeps.groups import Group
 from fedjax_adapt.experiment.sweeps.sweep import notes_of
+
+sweep_module = sys.modules["fedjax_adapt.experiment.sweeps.sweep"]  # not the function
 
 # two rounds, three slots, five clients: round 1 has an empty slot, in round 2 client 4
 # sits out
@@ -281,6 +284,22 @@ def test_trials_of_a_search_are_called_by_their_numbers_there():
     group = Group("000-gift", [Trial(0, {}, config, in_search=5)], [])
     (note,) = notes_of(group, SimpleNamespace(public=None))
     assert note.startswith("trial 5: with warmup=50 gift changes no local steps in 9")
+
+
+def test_so_they_are_in_the_warnings_of_their_rounds(tmp_path, monkeypatch):
+    config = Config(max_local_steps=3)
+    group = Group("000", [Trial(i, {}, config, in_search=i + 5) for i in (0, 1)], [])
+    log, said = rows.Log(None, num_clients=5, trials={0: {}, 1: {}}), []
+    for tally in log.tallies.values():
+        tally.cut, tally.asked = 2, 9
+    report = lambda *given: given[-2](8, (0.5, 0.5), 1.0)
+    monkeypatch.setattr(sweep_module, "new_log", lambda *_: log)
+    monkeypatch.setattr(sweep_module, "train_in", report)
+    program = SimpleNamespace(max_steps=3, init=lambda: None)
+    compiled = SimpleNamespace(width=2, program_of=lambda rows: program)
+    runner = sweep_module._Runner(tmp_path, group, 0, 16, said.append, None)
+    runner.run_at_once(tmp_path, None, compiled, range(2), None, 0)
+    assert said[0].warning.startswith("trials 5 and 6: max_local_steps=3 cut 2 of 9")
 
 
 def test_a_warning_names_up_to_three_trials():
