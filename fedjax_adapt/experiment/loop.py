@@ -95,7 +95,7 @@ def new_warning(
     max_steps: int | None,
     log: Log,
     done: int,
-    given: set[str],
+    given: set[tuple[str, int | None]],
     shown: Callable[[Any], Any] = str,
 ) -> str | None:
     """The next warning after `done` rounds of a run or of trials; None: there is none.
@@ -105,7 +105,8 @@ def new_warning(
       max_steps: of a client in a round, by the program.
       log: what the rounds so far came to.
       done: how many there were.
-      given: the kinds of warnings that were given; that of this one is added.
+      given: the kinds of warnings that were given, each with a trial it was of; those of
+        this one are added.
       shown: what a trial is called.
     """
     found: dict[str, dict[str, list[int | None]]] = {}
@@ -114,13 +115,14 @@ def new_warning(
             continue
         tally = log.tallies[trial]
         for kind, text in _warnings(config, max_steps, tally, done).items():
-            found.setdefault(kind, {}).setdefault(text, []).append(trial)
-    kind = next((kind for kind in found if kind not in given), None)
-    if kind is None:
+            if (kind, trial) not in given:
+                found.setdefault(kind, {}).setdefault(text, []).append(trial)
+    if not found:
         return None
-    given.add(kind)
-    (text, first), *others = found[kind].items()
+    kind, of_kind = next(iter(found.items()))
+    (text, first), *others = of_kind.items()
     also = sum((trials for _, trials in others), [])
+    given.update((kind, trial) for trial in first + also)
     return text if None in first else of_trials(text, map(shown, first), len(also))
 
 

@@ -239,7 +239,7 @@ def _train(
     state = program.init() if state is None else state
     log = new_log(folder, federation, {None: config}, callback, done=done)
     shown = log.accuracy.replace("_", " ")
-    given: set[str] = set()
+    given: set[tuple[str, int | None]] = set()
     rounded = None
     if done and processes.is_first():
         begun, most = stored_settings(folder), slots_per_device(*federation[2:4])

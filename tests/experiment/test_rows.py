@@ -250,7 +250,7 @@ def test_a_diverged_group_leaves_the_rows_before_it(tmp_path):
     assert again.tally.totals["simulated_seconds"] == 1.75
 
 
-def test_each_kind_of_warning_is_given_once_with_the_trials_it_is_of():
+def test_each_kind_of_warning_is_given_once_for_each_trial():
     configs = dict.fromkeys(range(6), Config(max_local_steps=3))
     log = rows.Log(None, num_clients=5, trials=dict.fromkeys(configs, {}))
     for trial in (1, 2, 4, 5):
@@ -269,7 +269,10 @@ def test_each_kind_of_warning_is_given_once_with_the_trials_it_is_of():
     assert say(8).startswith(
         "trial 15: a client's loss was not finite in the rounds up"
     )
-    assert say(9) is None and given == {"cut", "idle", "broken"}
+    assert say(9) is None and {kind for kind, _ in given} == {"cut", "idle", "broken"}
+    log.tallies[3].cut, log.tallies[3].asked = 1, 9  # which joins them later
+    assert say(9).startswith("trial 13: max_local_steps=3 cut 1 of 9 local steps")
+    assert say(9) is None
 
 
 def test_a_public_set_that_nobody_used_is_said_at_the_end():

@@ -311,7 +311,7 @@ class _Runner:
         trials = {trial.number: trial.point for trial in members}
         configs = {trial.number: trial.config for trial in members}
         names = {trial.number: trial.shown for trial in members}
-        given: set[str] = set()  # the kinds of warnings
+        given: set[tuple[str, int | None]] = set()  # kinds of warnings, of trials
         log = new_log(
             *(self.path, federation, configs, self.callback),
             *(trials, base, place, done - base),
