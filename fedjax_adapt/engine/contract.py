@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import jax
@@ -119,7 +120,7 @@ def guarded(
         except SettingError:
             raise
         except Exception as error:
-            raise _raised(part, name, function, error) from error
+            raise _raised(part, function, error) from error
         if accept is not None:
             accept(name, result, *arguments)
         return result
@@ -128,16 +129,40 @@ def guarded(
 
 
 def name_of(function: Callable) -> str:
-    """The name of a function where it was written: "fedexp.update"."""
-    function = getattr(function, "func", function)
+    """The name of a function where it was written, inside of wrappers: "fedexp.update"."""
+    return _name(_layers(function)[-1])
+
+
+def _name(function: Callable) -> str:
     name = getattr(function, "__qualname__", type(function).__name__)
     return name.replace(".<locals>", "")
 
 
-def _raised(part: str, name: str, function: Callable, error: Exception) -> Exception:
-    """The error to raise in place of what a part raised."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    code = getattr(getattr(function, "func", function), "__code__", None)
+def _layers(function: Callable) -> list[Callable]:
+    """A function and those that it is around, the innermost last."""
+    is_partial = isinstance(function, partial)
+    inner = function.func if is_partial else getattr(function, "__wrapped__", None)
+    return [function, *(_layers(inner) if callable(inner) else [])]
+
+
+def _code(function: Callable) -> CodeType | None:
+    own = getattr(function, "__code__", None)
+    return own or getattr(type(function).__call__, "__code__", None)
+
+
+def _raised(part: str, function: Callable, error: Exception) -> Exception:
+    """The error to raise in place of what a part raised.
+
+    It names the innermost function that was called, and where a layer around that could not
+    call it, that one.
+    """
+    layers, trace = _layers(function), error.__traceback__
+    entered = [frame.f_code for frame, _ in traceback.walk_tb(trace)][1:]
+    named = layers[-1]
+    if reached := [layer for layer in layers if _code(layer) in entered]:
+        named = named if _code(reached[-1]) is entered[-1] else reached[-1]
+    name = f"{part} ({_name(named)})"
+    code, frames = _code(layers[-1]), traceback.extract_tb(trace)[1:]
     lines = [f.lineno for f in frames if code and f.filename == code.co_filename]
     place = f" at {Path(code.co_filename).name}:{lines[-1]}" if code and lines else ""
     says = (str(error).strip().splitlines() or [""])[0][:MOST].rstrip(".")

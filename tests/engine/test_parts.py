@@ -170,10 +170,52 @@ def test_a_part_that_breaks_its_contract_is_named(algorithm, sentence, task, dat
     assert "\n" not in str(caught.value).split("\n----")[0]
 
 
-def test_what_a_user_wrote_is_named_inside_a_wrapper(task, data):
-    inside = fa.with_server_optimizer(server(update=raises), optax.sgd(1.0))
-    with pytest.raises(fa.SettingError, match="raised AttributeError.*nothing"):
-        fa.make_round(inside, task, data, PLAN)
+def inside(algorithm):
+    return fa.with_averages(fa.with_compression(algorithm, fa.top_k(0.5)), clients=True)
+
+
+LINE = inspect.getsourcelines(raises)[1] + 1
+INSIDE = {
+    "optimizer": (
+        fa.with_server_optimizer(server(update=raises), optax.sgd(1.0)),
+        "ServerRule.update (raises)",
+    ),
+    "correct": (inside(local(correct=raises)), "LocalRule.correct (raises)"),
+    "partial": (inside(local(correct=partial(raises))), "LocalRule.correct (raises)"),
+    "finish": (inside(local(finish=raises)), "LocalRule.finish (raises)"),
+    "policy": (inside(policy(update=raises)), "StepPolicy.update (raises)"),
+    "server": (inside(server(report=raises)), "ServerRule.report (raises)"),
+    "refine": (
+        inside(fa.Algorithm(refine=lambda *given: raises(*given))),
+        "Refinement.server (<lambda>)",
+    ),
+    "its own": (  # of the wrapper
+        fa.with_server_optimizer(
+            server(update=adds, init=lambda params: 0.5),
+            optax.GradientTransformation(raises, raises),
+        ),
+        "ServerRule.init (with_server_optimizer.init)",
+    ),
+}
+
+
+@pytest.mark.parametrize("algorithm, named", INSIDE.values(), ids=INSIDE)
+def test_what_a_user_wrote_is_named_inside_a_wrapper(algorithm, named, task, data):
+    with pytest.raises(fa.SettingError) as caught:
+        fa.make_round(algorithm, task, data, PLAN)
+    says = f"{named} raised AttributeError at test_parts.py:{LINE}: "
+    assert str(caught.value).startswith(says)
+
+
+def test_what_could_not_be_called_is_named_inside_a_wrapper(task, data):
+    takes_less, test = lambda one: one, "test_what_could_not_be_called_is"
+    for part, algorithm in (
+        ("LocalRule.correct", inside(local(correct=takes_less))),
+        ("Refinement.server", fa.Algorithm(refine=takes_less)),
+    ):
+        says = rf"^{part} .{test}\w+.<lambda>\) raised TypeError: "
+        with pytest.raises(fa.SettingError, match=says):
+            fa.make_round(algorithm, task, data, PLAN)
 
 
 @pytest.mark.parametrize(

@@ -352,7 +352,7 @@ WRONG = {
     ),
     "arguments": (
         lambda params, view: params,
-        r"raised TypeError .* by itself \(params, view, key\) and returns params.",
+        r"raised TypeError: .* by itself \(params, view, key\) and returns params.",
     ),
     "report": (
         fa.Refinement(server=lambda params, state, view, key: params),
