@@ -30,7 +30,7 @@ from fedjax_adapt.algorithms._template import template
 from fedjax_adapt.core import Participation
 from fedjax_adapt.engine.client_store import DEVICE, STORES, device, store_of
 from fedjax_adapt.engine.client_store.exchange import CohortRows, evenly
-from fedjax_adapt.experiment import checkpoint
+from fedjax_adapt.experiment import Config, checkpoint, run, sweep
 from fedjax_adapt.experiment.rows import check_columns
 
 CONSTRUCTORS = {**ALGORITHMS, "template": template}
@@ -507,3 +507,17 @@ def test_who_reads_client_states_without_their_store_refuses_another_form(
         other = state._replace(clients=jax.tree.map(form, state.clients))
         with pytest.raises(ValueError, match="in another form than the server's"):
             fa.averages(averaged, other, data)
+
+
+def test_a_run_refuses_such_a_store_where_its_clients_have_models_of_their_own(
+    task, data, tmp_path, monkeypatch
+):
+    """Before its first round, as it would evaluate them after the last."""
+    monkeypatch.setitem(STORES, "device", TWICE)
+    folder, own = tmp_path / "run", {"task": task, "data": data}
+    says = "client_memory=device keeps clients' states in a form of its own"
+    with pytest.raises(fa.SettingError, match=says):
+        run(Config(algorithm="ditto", folder=str(folder)), **own)
+    with pytest.raises(fa.SettingError, match=says):
+        sweep({"run": {"algorithm": "ditto"}, "grid": {"lr": [0.1]}}, folder, **own)
+    assert not folder.exists()
