@@ -1,6 +1,8 @@
 """Plants every mutation of mutations.toml by itself and says whether a test sees it.
 
-    python tests/mutate.py [--only N ...] [--from N]
+    python tests/mutate.py [--only WHICH ...] [--from N]
+
+WHICH is the number of a mutation, or a part of its file's path or of what its line says.
 
 A mutation replaces a text of one file in a copy of the package, which is put before the
 checkout; its tests must fail there, and pass without it. What was found is kept in
@@ -44,6 +46,21 @@ def mutations() -> list[Mutation]:
     """The list; its first is number 1."""
     text = Path(__file__).with_name("mutations.toml").read_text()
     return [Mutation(**line) for line in tomllib.loads(text)["mutations"]]
+
+
+def matching(every: dict[int, Mutation], which: list[str]) -> dict[int, Mutation]:
+    """Those with these numbers, files or texts; ValueError if one fits none."""
+    found = set()
+    says = {n: "\n".join([*line[:3], line.breaks]) for n, line in every.items()}
+    for one in which:
+        known = {int(one)} if one.isdecimal() else {n for n in says if one in says[n]}
+        if not known or not known <= every.keys():
+            raise ValueError(
+                f"{one} is no mutation; write a number of 1 to {len(every)}, or a part of "
+                "a file's path or of what a line says."
+            )
+        found |= known
+    return {n: every[n] for n in sorted(found)}
 
 
 def mutated(number: int, mutation: Mutation) -> str:
@@ -103,15 +120,13 @@ def run(chosen: dict[int, Mutation]) -> int:
 def main() -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--only", type=int, nargs="+", metavar="N")
+    parser.add_argument("--only", nargs="+", metavar="WHICH")
     parser.add_argument("--from", dest="first", type=int, default=1, metavar="N")
     given = parser.parse_args()
     try:
         every = dict(enumerate(mutations(), 1))
-        numbers = given.only or range(given.first, len(every) + 1)
-        if not numbers or not every.keys() >= set(numbers):
-            raise ValueError(f"write numbers of the mutations 1 to {len(every)}.")
-        return int(run({n: every[n] for n in numbers}) > MOST_SURVIVORS)
+        numbers = map(str, range(given.first, max(len(every), given.first) + 1))
+        return int(run(matching(every, given.only or [*numbers])) > MOST_SURVIVORS)
     except (ValueError, TypeError, OSError, subprocess.TimeoutExpired) as error:
         print(f"mutate.py: {error}", file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
 """The list of mutations is alive: its texts are in the package once, its tests exist."""
 
 import pytest
-from mutate import MOST_SURVIVORS, ROOT, Mutation, mutated, mutations
+from mutate import MOST_SURVIVORS, ROOT, Mutation, matching, mutated, mutations
 
 EVERY = mutations()
 
@@ -16,6 +16,18 @@ def test_a_mutation_fits_its_file_once_and_its_tests_are_there(number, mutation)
         file, _, name = test.partition("::")
         text = (ROOT / file).read_text()
         assert not name or f"\ndef {name}(" in text, test
+
+
+def test_some_are_chosen_by_number_file_or_text():
+    every = {n: Mutation(f"{n}.py", "a", f"b{n}", [], f"c{n}") for n in range(1, 4)}
+    choose = lambda *which: [*matching(every, list(which))]
+    assert choose("2.py", "1") == [1, 2] and choose("b3", "c1") == [1, 3]
+    assert choose("a") == [1, 2, 3]
+    for which in ("4", "0", "none.py"):
+        with pytest.raises(
+            ValueError, match=f"^{which} is no mutation; write a number"
+        ):
+            choose("1", which)
 
 
 def test_there_are_sixty_and_few_that_no_test_sees():
