@@ -46,6 +46,24 @@ def test_all_orders_are_equally_likely(size):
     assert chi2 < freedom + 5 * math.sqrt(2 * freedom)  # five standard deviations
 
 
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_a_shuffle_is_that_of_its_paper_in_plain_python(backend, monkeypatch):
+    """On an accelerator as well, where the swaps are no loop."""
+    size, key = 11, jax.random.key(9)
+    mirrors, salts = map(np.ndarray.tolist, np.asarray(jax.random.bits(key, (2, 32))))
+    places = []
+    for place in range(size):
+        for mirror, salt in zip(mirrors, salts, strict=True):
+            other = (mirror % size - place) % size
+            h = ((max(place, other) ^ salt) * 0x85EBCA6B) % 2**32
+            h = ((h ^ (h >> 13)) * 0xC2B2AE35) % 2**32
+            place = other if h >= 2**31 else place
+        places.append(place)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    found = permuted(key, jnp.arange(size), jnp.int32(size))
+    np.testing.assert_array_equal(found, places)
+
+
 def test_every_example_is_equally_likely_at_every_place():
     draws, size = 4000, 60
     keys = jax.random.split(jax.random.key(6), draws)
