@@ -25,7 +25,7 @@ import fedjax_adapt as fa
 from fedjax_adapt.algorithms.fnr import feature_norms
 from fedjax_adapt.core import clip
 from fedjax_adapt.core.precision import products
-from fedjax_adapt.engine.local import Client, full_loss_and_gradient, train_loss
+from fedjax_adapt.engine.local import client_of, full_loss_and_gradient, train_loss
 from fedjax_adapt.engine.setup import Setup
 from fedjax_adapt.engine.steps import accumulator
 from fedjax_adapt.experiment import Config, run
@@ -223,7 +223,7 @@ def sums_of_a_round(many):
 def sums_over_batches(many):
     """The gradient of a client that has as many batches as there are clients."""
     setup = Setup(fa.algorithms.fedavg(), many.task, many.data.pooled(), many.plan)
-    client = Client(jnp.int32(0), (), jnp.int32(1), jax.random.key(0))
+    client = client_of(jnp.int32(0), (), jnp.int32(1), jax.random.key(0))
     gradient = full_loss_and_gradient(setup, client, 0.0)[1]
     return jax.jit(gradient)(jnp.zeros(WIDTH, jnp.bfloat16))
 

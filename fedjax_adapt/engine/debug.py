@@ -67,8 +67,8 @@ from .contract import guarded_algorithm, guarded_task
 from .initial import check_state, strongly_typed
 from .local import (
     Broadcast,
-    Client,
     advance,
+    client_of,
     finished,
     start,
     train_loss,
@@ -140,7 +140,8 @@ def debug_round(
             row = jax.tree.map(
                 lambda leaf: leaf[min(i, data.num_clients - 1)], of_clients
             )
-            return Client(jnp.int32(i), row, num_steps, jax.random.fold_in(key, i))
+            key_client = jax.random.fold_in(key, i)
+            return client_of(jnp.int32(i), row, num_steps, key_client)
 
         slots = range(len(ids))
         measured = ()

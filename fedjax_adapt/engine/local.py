@@ -61,6 +61,13 @@ class Client(NamedTuple):
     state: ClientState
     num_steps: Array
     key: Key
+    key_batch: Key  # this and the next are split from `key`, once for all steps
+    key_objective: Key
+
+
+def client_of(id: Array, state: ClientState, num_steps: Array, key: Key) -> Client:
+    """A client, its key split by purpose."""
+    return Client(id, state, num_steps, key, *jax.random.split(key))
 
 
 class Ready(NamedTuple):
@@ -169,16 +176,15 @@ def view_of(setup: Setup, before: LocalView, client: Client):
     It takes the rows of the step's batch, too, where they are known.
     """
     batch_at, rule = batches_of(setup, client), setup.algorithm.local
-    key_batch, key_objective = jax.random.split(client.key)
 
     def view(params, step, rows=None):
         if rows is None:
             batch = batch_at(step)
         else:
-            batch = batch_of(setup.data, rows, client.id, key_batch, step)
+            batch = batch_of(setup.data, rows, client.id, client.key_batch, step)
         here = before._replace(params=params, batch=batch, step=step)
         here = here._replace(batch_at=batch_at, corrected=correction(rule, here))
-        return here, jax.random.fold_in(key_objective, step)
+        return here, jax.random.fold_in(client.key_objective, step)
 
     return view
 
@@ -199,8 +205,7 @@ def correction(rule: LocalRule, view: LocalView) -> Callable[[Params], Params] |
 
 def batches_of(setup: Setup, client: Client) -> Callable[[Array], Batch]:
     """A function step -> the client's batch of that local step."""
-    key_batch, _ = jax.random.split(client.key)
-    return lambda step: batch_at(setup.data, setup.plan, client.id, key_batch, step)
+    return partial(batch_at, setup.data, setup.plan, client.id, client.key_batch)
 
 
 def folded_over_steps(setup: Setup, client: Client) -> Callable[..., PyTree]:
@@ -208,8 +213,7 @@ def folded_over_steps(setup: Setup, client: Client) -> Callable[..., PyTree]:
 
     Where the number of steps is known when a round is traced, the trips of the loop are.
     """
-    key_batch, _ = jax.random.split(client.key)
-    draw = lambda step: rows_at(setup.data, setup.plan, client.id, key_batch, step)
+    draw = partial(rows_at, setup.data, setup.plan, client.id, client.key_batch)
 
     def fold(
         one: Callable[[PyTree, Batch, Array], PyTree],
@@ -217,7 +221,7 @@ def folded_over_steps(setup: Setup, client: Client) -> Callable[..., PyTree]:
         number: int | Array | None = None,
     ) -> PyTree:
         def of_batch(value: PyTree, step: Array, rows: Rows) -> PyTree:
-            batch = batch_of(setup.data, rows, client.id, key_batch, step)
+            batch = batch_of(setup.data, rows, client.id, client.key_batch, step)
             return one(value, batch, step)
 
         num_steps, pace = client.num_steps, setup.pace
@@ -278,7 +282,8 @@ def train_loss(setup: Setup, params: Params) -> Array:
     size = setup.data.size
 
     def of(id: Array) -> tuple[Callable[[Params], Array], Callable[[Params], Params]]:
-        client = Client(id, (), jnp.zeros((), jnp.int32), jax.random.key(0))
+        key = jax.random.key(0)
+        client = Client(id, (), jnp.zeros((), jnp.int32), key, key, key)
         return full_loss_and_gradient(setup, client, weight_decay=0)
 
     ids = jnp.arange(setup.data.num_clients)
@@ -351,8 +356,7 @@ def parts_of(
 
     def draw(ready: Ready, step: Array) -> Rows:
         client = ready.client
-        key_batch, _ = jax.random.split(client.key)
-        return rows_at(setup.data, setup.plan, client.id, key_batch, step)
+        return rows_at(setup.data, setup.plan, client.id, client.key_batch, step)
 
     def step(ready: Ready, progress: Progress, step: Array, rows: Rows) -> Progress:
         before = view_before(setup, broadcast, *ready)

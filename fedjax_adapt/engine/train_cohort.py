@@ -51,7 +51,7 @@ from .client_store.exchange import (
     write,
 )
 from .cohort import may_have_empty_slots, num_devices_of, without
-from .local import Broadcast, Client, parts_of, view_before, view_of
+from .local import Broadcast, Client, client_of, parts_of, view_before, view_of
 from .packing import pack
 from .setup import Setup
 from .steps import accumulator, in_groups, side_by_side, train, zeros_if_empty
@@ -282,13 +282,9 @@ def assign_slots(
     if num_rows:
         active = num_steps > 0
         index, exchange = plan_exchange(row, active, num_rows, num_devices, swaps)
-    client = Client(
-        id=ids,
-        state=(),
-        num_steps=num_steps,
-        # the same key whoever else is in the cohort, and wherever the client runs
-        key=jax.vmap(lambda i: jax.random.fold_in(key, i))(ids),
-    )
+    # the same key whoever else is in the cohort, and wherever the client runs
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(ids)
+    client = jax.vmap(client_of, (0, None, 0, 0))(ids, (), num_steps, keys)
     slots = Slot(client, weights, index)
     # XLA would share this arithmetic out, and have devices send each other its parts
     slots, exchange, back = mesh.everywhere((slots, exchange, back), num_devices)

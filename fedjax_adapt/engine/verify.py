@@ -39,8 +39,8 @@ from .cohort import (
 from .contract import check_traffic, guarded, guarded_algorithm, guarded_task, name_of
 from .local import (
     Broadcast,
-    Client,
     advance,
+    client_of,
     finished,
     start,
     train_loss,
@@ -104,7 +104,7 @@ def _once(setup: Setup, key: Any) -> tuple[Params, Upload]:
         key=key, setting=setting, train_loss=partial(train_loss, setup)
     )
     broadcast = Broadcast(params, extra, setting, refine_state)
-    one = Client(cohort.ids[0], client, jnp.int32(1), key)
+    one = client_of(cohort.ids[0], client, jnp.int32(1), key)
     before = view_before(setup, broadcast, one)
     view = view_of(setup, before, one)
 

@@ -299,14 +299,15 @@ def test_images_are_made_in_the_units_of_the_data():
         init=lambda *_: fa.generators.Made((), ()),
         apply=lambda made, noise, labels, train: (jnp.zeros((4, 4, 4, 1)), ()),
     )
-    looking = task._replace(
-        apply=lambda params, x: (seen.append(x), task.apply(params, x))[1]
-    )
+
+    def look(params, x):
+        jax.debug.callback(lambda x: seen.append(x), x)
+        return task.apply(params, x)
+
     algorithm = fedftg(**FEW, generator=generator)
-    round_fn, state = start(algorithm, looking, data, plan)
-    seen.clear()  # what the check of its parts has traced
-    with jax.disable_jit():
-        round_fn.step(data, state, keys(1)[0])
+    round_fn, state = start(algorithm, task._replace(apply=look), data, plan)
+    jax.block_until_ready(jax.jit(round_fn)(state, keys(1)[0]))
+    jax.effects_barrier()
     assert any(x.dtype == jnp.float32 and (x == 128).all() for x in seen)
 
 
