@@ -182,26 +182,22 @@ def seeing(
     wrapped |= {
         "init": local.init,
         "traffic": local.traffic,
-        "refined": renew if client is same else renew and around(renewed, renew),
+        "refined": renew if renew is None or client is same else renewed,
         "check": local.check,
         "personal": personal
-        and around(lambda params, state: personal(params, client(state)), personal),
+        and (lambda params, state: personal(params, client(state))),
     }
     refine = as_refinement(algorithm.refine)
 
     def report(extra, sent, cohort):
         return rule.report(server(extra), upload(sent), cohort)
 
-    busy = rule.busy
-    shows = rule._replace(
-        report=around(report, rule.report),
-        busy=busy and around(lambda extra: busy(server(extra)), busy),
-    )
+    busy = rule.busy and (lambda extra, busy=rule.busy: busy(server(extra)))
     keeps = server is same and upload is same
     return Algorithm(
         local=local._replace(**wrapped),
         policy=_policy(algorithm.policy, shown, server, upload),
-        server=rule if keeps else shows,
+        server=rule if keeps else rule._replace(report=report, busy=busy),
         refine=None if refine is None else _refinement(refine, inner),
     )
 
@@ -221,7 +217,7 @@ def _policy(policy: StepPolicy, shown: Callable, server, upload) -> StepPolicy:
         "measure": measure._replace(client=shown(measure.client)),
         "probe": policy.probe and Probe(*map(shown, policy.probe)),
         "send": shown(policy.send),
-        "update": policy_update and shown(around(update, policy_update)),
+        "update": policy_update and shown(update),
     }
     looks = lambda part: part is not None and part != Measure()
     shows = {name: part for name, part in shows.items() if looks(part)}
@@ -229,8 +225,6 @@ def _policy(policy: StepPolicy, shown: Callable, server, upload) -> StepPolicy:
 
 
 def _refinement(refine: Refinement, inner: Callable) -> Refinement:
-    send = refine.send
-
     def shown(function):
         if function is None:
             return None
@@ -240,12 +234,12 @@ def _refinement(refine: Refinement, inner: Callable) -> Refinement:
             *before, view, key = arguments
             return function(*before, view._replace(runs=inner(view.runs)), key)
 
-        return around(of_inner, function)
+        return of_inner
 
     return refine._replace(
         clients=shown(refine.clients),
         server=shown(refine.server),
-        send=send and around(lambda run: send(inner(run)), send),
+        send=refine.send and (lambda run, send=refine.send: send(inner(run))),
     )
 
 

@@ -30,8 +30,9 @@ from fedjax_adapt.algorithms._template import template
 from fedjax_adapt.core import Participation
 from fedjax_adapt.engine.client_store import DEVICE, STORES, device, store_of
 from fedjax_adapt.engine.client_store.exchange import CohortRows, evenly
-from fedjax_adapt.experiment import Config, checkpoint, run, sweep
+from fedjax_adapt.experiment import Config, build, checkpoint, objects, run, sweep
 from fedjax_adapt.experiment.rows import check_columns
+from fedjax_adapt.experiment.run import check_own_models
 
 CONSTRUCTORS = {**ALGORITHMS, "template": template}
 # and what weighs the parts of an upload by themselves
@@ -521,3 +522,16 @@ def test_a_run_refuses_such_a_store_where_its_clients_have_models_of_their_own(
     with pytest.raises(fa.SettingError, match=says):
         sweep({"run": {"algorithm": "ditto"}, "grid": {"lr": [0.1]}}, folder, **own)
     assert not folder.exists()
+    with objects.given(None, task, data):
+        config = objects.settled(Config(algorithm="ditto", evaluate_clients=False))
+        check_own_models(config, build(config))  # which nobody reads then
+
+
+def test_a_run_refuses_models_of_clients_that_keep_nothing(task, data, tmp_path):
+    of_server = fa.LocalRule(personal=lambda params, client: params)
+    own = {"algorithm": fa.Algorithm(local=of_server), "task": task, "data": data}
+    with pytest.raises(
+        fa.SettingError, match="clients keep no state, .* give LocalRule"
+    ):
+        run(Config(folder=str(tmp_path / "run")), **own)
+    assert not (tmp_path / "run").exists()

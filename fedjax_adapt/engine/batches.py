@@ -65,7 +65,7 @@ def permuted(key: Key, positions: Array, size: Array) -> Array:
       CRYPTO 2012, https://arxiv.org/abs/1208.1176. Figure 1.
     """
     # An accelerator has one kernel for all swaps. On a CPU a loop over four of them takes
-    # as long, and a round compiles in 86 % of the time.
+    # as long, and compiles sooner; see benchmarks/history.md.
     unroll = 4 if jax.default_backend() == "cpu" else SWAP_ROUNDS
     with jax.disable_jit(False):  # also in debug_round, which runs without jit
         return _permuted(key, positions, size, unroll)

@@ -43,9 +43,10 @@ def make_round(
         its kind; or a part of the algorithm does not return what it must.
     """
     call = "make_round(algorithm, task, data, plan)"
-    check_kinds(call, Setup(algorithm, task, data, plan))
-    algorithm = checked(algorithm, task, data, plan)
-    return round_of(with_lanes(Setup(algorithm, task, data, plan)))
+    setup = Setup(algorithm, task, data, plan)
+    check_kinds(call, setup)
+    setup = setup._replace(algorithm=checked(algorithm, task, data, plan))
+    return round_of(with_lanes(setup))
 
 
 def with_lanes(setup: Setup) -> Setup:

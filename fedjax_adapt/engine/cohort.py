@@ -100,7 +100,7 @@ def sample_cohort(
     if busy is None:
         drawn = who.sample(key, len(eligible))
     else:
-        assert who.order is not None  # see `initial.check_rule`
+        assert who.order is not None  # see `setup.check_rule`
         order = who.order(key, len(eligible))
         absent = data.num_clients
         away = jnp.zeros(absent, bool)

@@ -141,7 +141,8 @@ def _name(function: Callable) -> str:
 def _layers(function: Callable) -> list[Callable]:
     """A function and those that it is around, the innermost last."""
     is_partial = isinstance(function, partial)
-    inner = function.func if is_partial else getattr(function, "__wrapped__", None)
+    wrapped = getattr(function, "__dict__", {}).get("__wrapped__")
+    inner = function.func if is_partial else wrapped
     return [function, *(_layers(inner) if callable(inner) else [])]
 
 
@@ -153,18 +154,19 @@ def _code(function: Callable) -> CodeType | None:
 def _raised(part: str, function: Callable, error: Exception) -> Exception:
     """The error to raise in place of what a part raised.
 
-    It names the innermost function that was called, and where a layer around that could not
-    call it, that one.
+    It names the innermost function that was entered, with the line, or the innermost of
+    all where a function around it could not call it.
     """
     layers, trace = _layers(function), error.__traceback__
     entered = [frame.f_code for frame, _ in traceback.walk_tb(trace)][1:]
     named = layers[-1]
     if reached := [layer for layer in layers if _code(layer) in entered]:
-        named = named if _code(reached[-1]) is entered[-1] else reached[-1]
-    name = f"{part} ({_name(named)})"
-    code, frames = _code(layers[-1]), traceback.extract_tb(trace)[1:]
-    lines = [f.lineno for f in frames if code and f.filename == code.co_filename]
-    place = f" at {Path(code.co_filename).name}:{lines[-1]}" if code and lines else ""
+        is_call = isinstance(error, TypeError) and _code(reached[-1]) is entered[-1]
+        named = named if is_call else reached[-1]
+    name, code = f"{part} ({_name(named)})", _code(named)
+    lines = {f.filename: f.lineno for f in traceback.extract_tb(trace)[1:]}
+    line = code and lines.get(code.co_filename)
+    place = f" at {Path(code.co_filename).name}:{line}" if code and line else ""
     says = (str(error).strip().splitlines() or [""])[0][:MOST].rstrip(".")
     traced = isinstance(error, jax.errors.ConcretizationTypeError)
     hint = "write jnp.where(condition, a, b) for if, and " if traced else ""

@@ -16,7 +16,15 @@ from .steps import Pace
 
 
 class Setup(NamedTuple):
-    """What a round is made from."""
+    """What a round is made from.
+
+    Attributes:
+      algorithm: as for `make_round`, like the next three.
+      task: what is learnt.
+      data: the federation.
+      plan: how clients train.
+      pace: what is known of the clients' steps before a round is traced.
+    """
 
     algorithm: Algorithm
     task: Task

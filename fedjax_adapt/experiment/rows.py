@@ -236,7 +236,7 @@ class Log:
         """Whether every trial has diverged or been stopped."""
         return self.over >= set(self.tallies)
 
-    def end(self, done: int, clients: Sequence[Mapping[str, float]]) -> None:
+    def end(self, done: int, clients: Sequence[Mapping[str, Any]]) -> None:
         """Takes what the models after `done` rounds are worth to the clients of each trial.
 
         That of a trial that was over before is no longer there.

@@ -270,8 +270,9 @@ def _train(
 
 def _rounded_otherwise(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """What to say of a run that goes on otherwise than it was begun; None: it does not."""
-    known = settings_that_are("settled")  # on which sums and their order depend
-    fixed = [name for name in known if then.get(name) not in (None, "auto")]
+    # on which sums and their order depend, and nothing else
+    rounded = {*settings_that_are("settled")} & {*settings_that_are("incidental")}
+    fixed = [n for n in now if n in rounded and then.get(n) not in (None, "auto")]
     changed = [name for name in fixed if then[name] != now[name]]
     if not changed:
         return None
@@ -290,7 +291,13 @@ def check_own_models(config: Config, federation: Federation) -> None:
     if not config.evaluate_clients or algorithm.local.personal is None:
         return
     begin = partial(init_state, algorithm, *others)
-    if not keeps_models(algorithm, jax.eval_shape(begin, jax.random.key(0))):
+    state = jax.eval_shape(begin, jax.random.key(0))
+    if not jax.tree.leaves(jax.eval_shape(algorithm.local.init, state.params)):
+        raise SettingError(
+            "the algorithm's clients keep no state, of which LocalRule.personal could make "
+            "models of their own; give LocalRule.init, or write evaluate_clients=false."
+        )
+    if not keeps_models(algorithm, state):
         raise SettingError(
             f"client_memory={config.client_memory} keeps clients' states in a form of its "
             "own, from which their models cannot be read at the end; write "

@@ -39,7 +39,7 @@ class Setting(NamedTuple):
       later: it came after the first version, so at its default it is no part of the hash,
         and runs of before keep theirs.
       settled: where it is "auto" or None the run finds a value, with which it resumes.
-      at_end: what a run writes at its end hangs on it, and nothing after that.
+      at_end: given to a finished run it changes nothing, and the command line says so.
     """
 
     help: str

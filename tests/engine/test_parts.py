@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,14 @@ from helpers import (
 
 import fedjax_adapt as fa
 from fedjax_adapt import check
-from fedjax_adapt.algorithms import ALGORITHMS, fedavg, feddyn, fedssg, scaffold
+from fedjax_adapt.algorithms import (
+    ALGORITHMS,
+    fedavg,
+    fedavgm,
+    feddyn,
+    fedssg,
+    scaffold,
+)
 
 PLAN = fa.Plan(cohort_size=3, batch_size=4)
 
@@ -183,18 +190,13 @@ INSIDE = {
     "correct": (inside(local(correct=raises)), "LocalRule.correct (raises)"),
     "partial": (inside(local(correct=partial(raises))), "LocalRule.correct (raises)"),
     "finish": (inside(local(finish=raises)), "LocalRule.finish (raises)"),
-    "policy": (inside(policy(update=raises)), "StepPolicy.update (raises)"),
-    "server": (inside(server(report=raises)), "ServerRule.report (raises)"),
     "refine": (
-        inside(fa.Algorithm(refine=lambda *given: raises(*given))),
+        fa.Algorithm(refine=lambda *given: raises(*given)),
         "Refinement.server (<lambda>)",
     ),
-    "its own": (  # of the wrapper
-        fa.with_server_optimizer(
-            server(update=adds, init=lambda params: 0.5),
-            optax.GradientTransformation(raises, raises),
-        ),
-        "ServerRule.init (with_server_optimizer.init)",
+    "around a part of ours": (
+        server(update=wraps(fedavgm().server.update)(lambda *given: raises(*given))),
+        "ServerRule.update (with_server_optimizer.update)",
     ),
 }
 
@@ -205,6 +207,14 @@ def test_what_a_user_wrote_is_named_inside_a_wrapper(algorithm, named, task, dat
         fa.make_round(algorithm, task, data, PLAN)
     says = f"{named} raised AttributeError at test_parts.py:{LINE}: "
     assert str(caught.value).startswith(says)
+
+
+def test_what_a_wrapper_itself_calls_is_named_by_the_wrapper(task, data):
+    base = server(update=adds, init=lambda params: 0.5)
+    optimizer = optax.GradientTransformation(raises, raises)
+    says = r"^ServerRule.init \(with_server_optimizer.init\) raised .* at wrap.py:\d+: "
+    with pytest.raises(fa.SettingError, match=says):
+        fa.make_round(fa.with_server_optimizer(base, optimizer), task, data, PLAN)
 
 
 def test_what_could_not_be_called_is_named_inside_a_wrapper(task, data):

@@ -234,7 +234,7 @@ def flat(figures: Mapping[str, Any]) -> dict[str, Any]:
 def _columns(name: str, value: Any) -> dict[str, Any]:
     if name == "rounds_to":
         return {f"rounds_to_{target}": first for target, first in value.items()}
-    if name in ("client_accuracy", "personal_accuracy"):
+    if name in BY_CLIENT:
         return {f"{name}_{figure}": share for figure, share in value.items()}
     if name == "models":
         return {
@@ -364,9 +364,10 @@ def client_figures(
     """What models are worth to the clients of some trials; empty: not asked for.
 
     The figures of `client_accuracy` and, where clients have models of their own, of
-    `personal_accuracy`, by names that `by_model` knows, and the accuracies that they are
-    of. Config and federation are those of the first trial of the group, in which these
-    have the numbers `rows`; of a state the model and what clients keep is read.
+    `personal_accuracy`, by names that `by_model` knows, and each client's accuracy under
+    the names `BY_CLIENT`. Config and federation are those of the first trial of the
+    group, in which these have the numbers `rows`; of a state the model and what clients
+    keep is read.
     """
     if not config.evaluate_clients:
         return [{} for _ in rows]
