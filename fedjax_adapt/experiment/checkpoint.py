@@ -299,9 +299,8 @@ def _restored(
         newest = others[max(others)]
         parts = sorted({name.partition(".")[0] for name, _ in newest})
         named = " and ".join(PARTS.get(part, part) for part in parts)
-        damaged = [round for round in saved if round not in others]
-        are = "is" if len(damaged) == 1 else "are"
-        who = f"{listed(damaged)} {are} damaged, and the rest" if damaged else "they"
+        damaged = [round for round in saved if round not in others]  # one of the two
+        who = f"{listed(damaged)} is damaged, and the rest" if damaged else "they"
         raise SettingError(
             f"{none}: {who} have other arrays or types in the {named}, as an earlier "
             "version or another algorithm keeps; go on with what wrote it, or give another "

@@ -83,6 +83,14 @@ def test_the_last_two_are_kept_and_the_newest_is_read(tmp_path):
     assert checkpoint.restore(tmp_path, ABSTRACT)[1] == 10
 
 
+def test_a_state_after_the_round_that_is_asked_for_is_not_taken(tmp_path):
+    for number in (2, 3):
+        checkpoint.save(tmp_path, state(float(number)), number)
+    found, at = checkpoint.restore(tmp_path, ABSTRACT, 2)
+    assert at == 2 and same(found, state(2.0))
+    assert checkpoint.restore(tmp_path, ABSTRACT, 1) is None
+
+
 def test_no_checkpoint_is_none(tmp_path):
     assert checkpoint.restore(tmp_path / "nothing", ABSTRACT) is None
 
