@@ -66,8 +66,9 @@ def fastest_lanes(
       SettingError: as `init_state` and `make_round` do.
     """
     call = "fastest_lanes(algorithm, task, data, plan)"
-    check_kinds(call, Setup(algorithm, task, data, plan))
-    check_rule(Setup(algorithm, task, data, plan))
+    setup = Setup(algorithm, task, data, plan)
+    check_kinds(call, setup)
+    check_rule(setup)
     # options that describe the federation do not hold of the few clients that are timed
     algorithm = algorithm._replace(local=algorithm.local._replace(check=None))
     data, plan = _usual_cohort(data, replace(plan, lanes="auto"))
@@ -79,12 +80,13 @@ def fastest_lanes(
         stay = lambda params, extra, upload, cohort: (params, extra)
         server = server._replace(busy=None, update=stay, report=no_report)
     algorithm = algorithm._replace(refine=refine, server=server)
-    steps = _few_steps(Setup(algorithm, task, data, plan))
+    setup = Setup(algorithm, task, data, plan)
+    steps = _few_steps(setup)
     policy = algorithm.policy._replace(steps=lambda *_: jnp.asarray(steps))
     # caps were on the real number of steps
     algorithm = algorithm._replace(policy=policy._replace(max_steps=None))
     plan = replace(plan, max_steps=None)
-    setup = Setup(algorithm, task, data, plan)
+    setup = setup._replace(algorithm=algorithm, plan=plan)
     each = slots_per_device(data, plan)
     first = lanes.choose(
         "auto",

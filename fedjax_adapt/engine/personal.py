@@ -157,7 +157,8 @@ def blocks_of(algorithm: Algorithm, state: State) -> Iterator[tuple[slice, PyTre
             "state.params, or an algorithm such as ditto() or with_personal(fedavg())."
         )
     leaves = jax.tree.leaves(table)
-    if not keeps_models(algorithm, state):
+    kept = jax.eval_shape(local.init, state.params)
+    if not leaves or not rows_are_like(table, kept):
         raise SettingError(
             "personal_models got a state whose clients do not keep what this algorithm's "
             "keep; give a state of its own rounds, of a client_memory that keeps it as it "
@@ -171,12 +172,6 @@ def blocks_of(algorithm: Algorithm, state: State) -> Iterator[tuple[slice, PyTre
         ids = jnp.arange(begin, min(begin + BLOCK, leaves[0].shape[0]))
         rows = host.rows_of(table, ids, len(lies.device_set))
         yield slice(begin, begin + BLOCK), rows
-
-
-def keeps_models(algorithm: Algorithm, state: State) -> bool:
-    """Whether the state has clients' own states, as they are; shapes are enough."""
-    kept = jax.eval_shape(algorithm.local.init, state.params)
-    return bool(jax.tree.leaves(kept)) and rows_are_like(state.clients, kept)
 
 
 def client_examples(

@@ -13,6 +13,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +27,7 @@ from ..core import (
     Task,
     as_refinement,
     logits_of,
+    rows_are_like,
     with_precision,
     with_steps,
 )
@@ -47,6 +49,7 @@ from ..data.source import default_size
 from ..diagnostics import show_distance, show_parameters
 from ..engine.batches import batch_size
 from ..engine.contract import guarded_task
+from ..engine.initial import init_state
 from ..engine.mesh import check_environment
 from ..engine.setup import Setup
 from ..errors import SettingError
@@ -221,7 +224,8 @@ def build(config: Config) -> Federation:
 
     Raises:
       SettingError: one sentence on what does not fit: a missing or damaged file, more
-        clients than examples, an option out of range.
+        clients than examples, an option out of range, models of clients' own that could
+        not be read at the end.
     """
     check_environment()
     algorithm, plan = build_algorithm(config), build_plan(config)
@@ -246,7 +250,32 @@ def build(config: Config) -> Federation:
     if config.model == OBJECT:
         _check_accuracy(task, source)
     found = Federation(algorithm, task, data, plan, source, measured, public, labels)
-    return found._replace(algorithm=completed(config, algorithm, found))
+    found = found._replace(algorithm=completed(config, algorithm, found))
+    if config.evaluate_clients:
+        _check_own_models(found)
+    return found
+
+
+def _check_own_models(federation: Federation) -> None:
+    """Raises SettingError where clients' own models could not be read at the end."""
+    algorithm, task, data, plan = federation[:4]
+    local, one_device = algorithm.local, replace(plan, devices=1)
+    if local.personal is None:
+        return
+    init = partial(init_state, algorithm, task, data, one_device)
+    state = jax.eval_shape(init, jax.random.key(0))
+    kept = jax.eval_shape(local.init, state.params)
+    if not jax.tree.leaves(kept):
+        raise SettingError(
+            "the algorithm's clients keep no state, of which LocalRule.personal could make "
+            "models of their own; give LocalRule.init, or write evaluate_clients=false."
+        )
+    if not rows_are_like(state.clients, kept):
+        raise SettingError(
+            f"client_memory={plan.client_memory} keeps clients' states in a form of its "
+            "own, from which their models cannot be read at the end; write "
+            "client_memory=device, or evaluate_clients=false."
+        )
 
 
 def _check_accuracy(task: Task, source: Source) -> None:

@@ -39,7 +39,6 @@ from .estimates import (
 from .folder import as_begun, check_folder, run_folder
 from .program import compile_seconds, group_sizes, trace_program
 from .reproduce import Cell
-from .run import check_own_models
 from .sweeps.compiled_group import guessed_memory, layout_of
 from .sweeps.grid import Sweep, seed_hint
 from .sweeps.groups import Group
@@ -77,7 +76,6 @@ def preview(config: Config, resume: bool = False) -> Preview:
     check_folder(folder, config, resume)
     config = as_begun(folder, config)
     federation = build(config)
-    check_own_models(config, federation)
     notes = without_effect(config, federation)
     if federation.source.validates:
         count = len(federation.source.y_test)

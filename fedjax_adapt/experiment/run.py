@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,16 +24,9 @@ from ..core import Algorithm, State, Task, tree_bytes
 from ..data import FederatedDataset, Skew
 from ..engine import memory, processes
 from ..engine.cohort import slots_per_device
-from ..engine.initial import init_state
-from ..engine.personal import (
-    client_examples,
-    evaluate_clients,
-    evaluate_personal,
-    keeps_models,
-)
+from ..engine.personal import client_examples, evaluate_clients, evaluate_personal
 from ..engine.train import Callback, check_callback
 from ..engine.xla import keeps_memory
-from ..errors import SettingError
 from . import checkpoint, objects, store, summary, tuning, user_functions
 from .build import (
     Federation,
@@ -161,7 +153,6 @@ def _run(
     config = replace(config, **processes.from_first(settled))
     with processes.agreed():
         federation = build(config)
-        check_own_models(config, federation)
     config = replace(config, num_clients=federation.data.num_clients)
     check_same_run(config, federation.source)
     with processes.agreed():
@@ -283,26 +274,6 @@ def _rounded_otherwise(then: Mapping[str, Any], now: Mapping[str, Any]) -> str |
         f"the run was begun with {was} and goes on with {goes_on}; its numbers differ by "
         "rounding from those of a run that never stopped."
     )
-
-
-def check_own_models(config: Config, federation: Federation) -> None:
-    """Raises SettingError where clients' own models could not be read at the end."""
-    algorithm, *others = federation[:4]
-    if not config.evaluate_clients or algorithm.local.personal is None:
-        return
-    begin = partial(init_state, algorithm, *others)
-    state = jax.eval_shape(begin, jax.random.key(0))
-    if not jax.tree.leaves(jax.eval_shape(algorithm.local.init, state.params)):
-        raise SettingError(
-            "the algorithm's clients keep no state, of which LocalRule.personal could make "
-            "models of their own; give LocalRule.init, or write evaluate_clients=false."
-        )
-    if not keeps_models(algorithm, state):
-        raise SettingError(
-            f"client_memory={config.client_memory} keeps clients' states in a form of its "
-            "own, from which their models cannot be read at the end; write "
-            "client_memory=device, or evaluate_clients=false."
-        )
 
 
 def accuracy_by_client(

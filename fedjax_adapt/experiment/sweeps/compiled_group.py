@@ -42,7 +42,6 @@ from ..program import (
     rounds,
     run_keys,
 )
-from ..run import check_own_models
 from .differences import (
     PartitionTables,
     TrialPartitions,
@@ -253,8 +252,7 @@ def layout_of(
     """How the trials of a group are laid out; `config.devices` may share them.
 
     Raises:
-      SettingError: JAX has fewer devices, the clients' states do not fit into memory, or
-        their own models could not be read at the end.
+      SettingError: JAX has fewer devices, or the clients' states do not fit into memory.
     """
     data, plan = federation.data, federation.plan
     if plan.client_memory == "host" and num_trials > 1:
@@ -262,7 +260,6 @@ def layout_of(
             "client_memory=host is about one run at a time, but a sweep trains several at "
             "once; leave it out of the sweep."
         )
-    check_own_models(config, federation)
     state = _state_of_trial(config, federation)
     client = jax.eval_shape(federation.algorithm.local.init, state.params)
     slots = num_slots(data, plan)
